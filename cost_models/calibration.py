@@ -1,0 +1,138 @@
+"""The calibration of one GPU generation: what real kernels and links reach of their datasheet peaks.
+
+One readable YAML file per generation in data/calibration; every entry carries its value, its meaning, its source
+and the records it was fitted on. Nothing here knows a model, a data set, a strategy or a record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from cost_models.network_calibration import NetworkCalibration
+from cost_models.yaml_loader import load_yaml
+from hdpsim.errors import CatalogError
+
+__all__ = ["Calibration", "CalibrationEntry", "calibration", "calibration_names", "load_calibration"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationEntry:
+    """One constant and where it comes from."""
+
+    value: float
+    meaning: str
+    source: str
+    fitted_on: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Constants of one hardware generation with its software stack. Fractions are of datasheet peaks."""
+
+    name: str
+    gemm_efficiency: float
+    """Large dense BF16 GEMM, full waves: fraction of the peak tensor rate."""
+    gemm_half_k: float
+    """Contraction length at which a GEMM reaches half of that (prologue and epilogue of a tile)."""
+    grouped_gemm_efficiency: float
+    """Grouped (expert) GEMM relative to a dense one of the same shape."""
+    weight_gradient_efficiency: float
+    """Weight-gradient GEMM (fp32 accumulation into the gradient buffer) relative to the forward one."""
+    attention_forward_efficiency: float
+    """Flash attention forward on long sequences: fraction of the peak tensor rate (causal FLOP)."""
+    attention_backward_efficiency: float
+    """The same for the backward (2.5 times the forward's FLOP)."""
+    attention_half_tokens: float
+    """Sequence length at which attention reaches half of its long-sequence rate."""
+    attention_tile_tokens: float
+    """Rows a flash-attention tile covers: shorter pieces cost as much as one tile."""
+    hbm_efficiency: float
+    """Memory-bound kernels: fraction of the peak HBM rate."""
+    merge_bytes_per_element: float
+    """HBM traffic of merging one ring-attention step's output into the running one, per output element."""
+    small_kernel_passes: float
+    """HBM traffic of norms, rotary embedding, residuals and activation relative to the fully fused minimum."""
+    launch_s: float
+    """Host time per kernel launch: a layer cannot run faster than its launches."""
+    expert_imbalance: float
+    """Tokens of the busiest expert rank over the mean."""
+    gradient_overlap: float
+    """Share of the gradient reduce-scatter hidden behind the last backward."""
+    parameter_overlap: float
+    """Share of the parameter all-gather hidden behind the first forward."""
+    step_fixed_s: float
+    """Host work of a step that nothing hides: optimizer launch, gradient norm, bookkeeping."""
+    micro_batch_fixed_s: float
+    """Host work per micro-batch and pipeline stage, forward and backward together."""
+    metadata_bytes_per_s: float
+    """Rate at which the planner gathers sequence metadata from all loaders and scatters plans."""
+    loader_tokens_per_s: float
+    """Tokens one node's data loader reads and preprocesses per second."""
+    operation_jitter: float
+    """Coefficient of variation of an operation's duration across GPUs and repetitions."""
+    host_link_efficiency: float
+    """Activation offload: fraction of the measured host-link rate while training traffic is running."""
+    network: NetworkCalibration = field(default_factory=NetworkCalibration)
+    entries: tuple[tuple[str, CalibrationEntry], ...] = ()
+
+
+_SCALARS = tuple(f.name for f in fields(Calibration) if f.name not in {"name", "network", "entries"})
+_NETWORK = tuple(f.name for f in fields(NetworkCalibration))
+
+
+def _entry(data: object, where: str) -> CalibrationEntry:
+    if not isinstance(data, dict) or not {"value", "meaning", "source"} <= set(data):
+        raise CatalogError(f"{where}: an entry needs value, meaning and source")
+    value = data["value"]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise CatalogError(f"{where}.value: must be a number >= 0, got {value!r}")
+    return CalibrationEntry(
+        value=float(value),
+        meaning=str(data["meaning"]),
+        source=str(data["source"]),
+        fitted_on=str(data.get("fitted_on", "")),
+    )
+
+
+def load_calibration(path: str | Path) -> Calibration:
+    """Read a calibration file; every constant must be there, nothing else may be."""
+    data = load_yaml(Path(path))
+    where = str(path)
+    if not isinstance(data, dict) or set(data) - {"name", "constants", "network"} or "constants" not in data:
+        raise CatalogError(f"{where}: a calibration has the keys name, constants and network")
+    constants, network = data["constants"] or {}, data.get("network") or {}
+    missing = [key for key in _SCALARS if key not in constants]
+    unknown = [key for key in constants if key not in _SCALARS]
+    unknown += [f"network.{key}" for key in network if key not in _NETWORK]
+    if missing or unknown:
+        raise CatalogError(
+            f"{where}: missing constants: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}"
+        )
+    entries = {key: _entry(value, f"{where}: constants.{key}") for key, value in constants.items()}
+    links = {key: _entry(value, f"{where}: network.{key}") for key, value in network.items()}
+    return Calibration(
+        name=str(data.get("name", Path(path).stem)),
+        **{key: entry.value for key, entry in entries.items()},
+        network=NetworkCalibration(**{key: entry.value for key, entry in links.items()}),
+        entries=tuple(entries.items()) + tuple((f"network.{key}", entry) for key, entry in links.items()),
+    )
+
+
+def _folder() -> Path:
+    return Path(str(resources.files("cost_models") / "data" / "calibration"))
+
+
+def calibration_names() -> tuple[str, ...]:
+    """Names of the shipped calibrations."""
+    return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
+
+
+@cache
+def calibration(name: str) -> Calibration:
+    """A shipped calibration by name."""
+    if name not in calibration_names():
+        raise CatalogError(f"unknown calibration {name!r}; shipped: {', '.join(calibration_names())}")
+    return load_calibration(_folder() / f"{name}.yaml")

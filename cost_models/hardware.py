@@ -1,0 +1,102 @@
+"""What a cluster is made of: GPU, node, fabric, cluster.
+
+Frozen values in base units (seconds, bytes, FLOP). Bandwidths are per direction and are *peak* figures
+from datasheets; what a real transfer or kernel reaches of them is in the calibration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Cluster", "Fabric", "FabricKind", "Gpu", "Node"]
+
+FabricKind = Literal["rail-optimised", "fat-tree"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One accelerator, as its datasheet describes it (dense rates, no sparsity)."""
+
+    name: str
+    bf16_flop_per_s: float
+    fp8_flop_per_s: float | None
+    hbm_bytes: float
+    hbm_bytes_per_s: float
+    sm_count: int
+    nvlink_bytes_per_s: float
+    """NVLink per GPU, per direction."""
+    host_link_bytes_per_s: float
+    """PCIe or C2C between GPU and host memory, one direction at a time (measured where known)."""
+    host_link_duplex_bytes_per_s: float
+    """The same, each way while both directions are busy."""
+    tdp_w: float
+    calibration: str
+    """Name of the calibration of this GPU's hardware generation (cost_models/data/calibration)."""
+    usd_per_hour: float | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One server: the GPUs that share NVLink, their NICs and the host memory."""
+
+    name: str
+    gpu: Gpu
+    gpus: int
+    """GPUs of one NVLink domain: 8 in a DGX/HGX server, 72 in an NVL72 rack."""
+    nics: int
+    nic_bytes_per_s: float
+    """Line rate of one NIC, per direction."""
+    host_memory_bytes: float
+    nvlink_sharp: bool = False
+    """NVSwitch reduces in the network (NVLS), from Hopper on."""
+    source: str = ""
+
+    @property
+    def nic_bytes_per_s_per_gpu(self) -> float:
+        """Share of the node's NICs that one GPU gets when all GPUs send at once."""
+        return self.nics * self.nic_bytes_per_s / self.gpus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """The network between nodes: a leaf/spine/core Clos, rail-optimised or plain.
+
+    Attributes:
+        kind: rail-optimised (NIC i of every node of a block meets at leaf i) or fat-tree (a node's NICs
+            all go to the same leaf).
+        nodes_per_block: nodes below one set of leaves (a rail-connected block, "scalable unit").
+        blocks_per_pod: blocks below one set of spines.
+        leaf_oversubscription: down-link over up-link bandwidth at the leaf; 1 = non-blocking.
+        spine_oversubscription: the same between pods (spine to core).
+        hop_latency_s: one switch hop, cable included.
+    """
+
+    kind: FabricKind = "rail-optimised"
+    nodes_per_block: int = 32
+    blocks_per_pod: int = 16
+    leaf_oversubscription: float = 1.0
+    spine_oversubscription: float = 1.0
+    hop_latency_s: float = 0.5e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Identical nodes on one fabric."""
+
+    name: str
+    node: Node
+    nodes: int
+    fabric: Fabric = Fabric()
+    source: str = ""
+
+    @property
+    def gpus(self) -> int:
+        """All GPUs of the cluster."""
+        return self.nodes * self.node.gpus
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU every node carries."""
+        return self.node.gpu

@@ -1,0 +1,48 @@
+"""How a model is spread over GPUs: the parallel degrees and the switches of the training stack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hdpsim.errors import InfeasibleError
+
+__all__ = ["Layout", "Precision", "Recompute", "Schedule", "Sharding"]
+
+Schedule = Literal["1f1b", "interleaved"]
+Recompute = Literal["none", "selective", "full"]
+Precision = Literal["bf16", "fp8"]
+Sharding = Literal["none", "zero1", "zero2", "zero3"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Degrees and switches.
+
+    A *rank* is one model replica slice of tp x pp GPUs; there are gpus / (tp * pp) of them (d_hdp = d_dp x d_cp).
+    GPU numbering is Megatron's: tensor parallel innermost, then rank, then pipeline stage.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    vpp: int = 1
+    """Model chunks a pipeline stage holds (interleaving); 1 = plain 1F1B."""
+    cp: int | None = None
+    """Context-parallel degree of the static mesh; None = the smallest that supports the context."""
+    ep: int = 1
+    """Expert-parallel degree. Up to tp the experts live inside the rank's own TP group."""
+    sequence_parallel: bool = True
+    schedule: Schedule = "1f1b"
+    sharding: Sharding = "zero1"
+    recompute: Recompute = "none"
+    precision: Precision = "bf16"
+    rank_capacity_tokens: int | None = None
+    """Tokens one rank holds per micro-batch (C); None = what memory allows."""
+
+    def ranks(self, gpus: int) -> int:
+        """Number of ranks on *gpus* GPUs."""
+        if gpus % (self.tp * self.pp):
+            raise InfeasibleError(
+                f"{gpus} GPUs do not divide by tp x pp = {self.tp} x {self.pp} = {self.tp * self.pp}"
+            )
+        return gpus // (self.tp * self.pp)

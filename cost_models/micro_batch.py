@@ -1,0 +1,82 @@
+"""Types shared by the cost of a micro-batch and whoever plans or plays it: arrays in, arrays out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Epilogue", "MicroBatches", "StepCosts"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatches:
+    """Many micro-batches as arrays (CSR): segment i of micro-batch m is segment_tokens[offsets[m] + i].
+
+    A segment is one (piece of a) sequence; attention never crosses segments. A micro-batch is shared by
+    group_size ranks, each holding total tokens / group_size, split zig-zag.
+    """
+
+    segment_tokens: Ints
+    segment_offsets: Ints
+    group_size: Ints
+    tier: Ints
+    """Fabric tier of the slowest hop of the group's ring (0 = one rank or inside one node)."""
+    offload_ratio: Floats
+
+    @property
+    def count(self) -> int:
+        """Number of micro-batches."""
+        return len(self.group_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epilogue:
+    """What follows a stage's last backward, and what precedes its first forward. Arrays over stages."""
+
+    data_s: float
+    """Exposed time before the step's first forward: batch metadata, planning, loading (all ranks alike)."""
+    parameter_gather_s: Floats
+    """Exposed part of the parameter all-gather before the first forward of a stage."""
+    gradient_sync_s: Floats
+    """Exposed part of the gradient reduce-scatter after the last backward of a stage."""
+    optimizer_s: Floats
+    """Optimizer update (and gradient-norm) after the gradients of the whole model are there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCosts:
+    """Seconds of everything a plan executes. S stages, V chunks a stage, n micro-batches, T terms.
+
+    The virtual stage of (chunk v, stage s) is v * S + s; a forward visits them in that order.
+    """
+
+    stages: int
+    chunks: int
+    terms: tuple[str, ...]
+    """Names of the parts of a forward or backward, in the order of the breakdown arrays."""
+    forward_terms_s: Floats
+    """[T, K, n]: seconds of each term for each *kind* of virtual stage."""
+    backward_terms_s: Floats
+    """[T, K, n]"""
+    kind: Ints
+    """[S, V]: which kind (row K) of virtual stage sits on stage s as chunk v."""
+    transfer_s: Floats
+    """[n]: stage-to-stage transfer of the activations (forward) or their gradients (backward)."""
+    epilogue: Epilogue
+
+    @property
+    def forward_s(self) -> Floats:
+        """[K, n]: whole forward of a virtual stage of each kind."""
+        total: Floats = self.forward_terms_s.sum(axis=0)
+        return total
+
+    @property
+    def backward_s(self) -> Floats:
+        """[K, n]"""
+        total: Floats = self.backward_terms_s.sum(axis=0)
+        return total

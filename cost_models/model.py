@@ -1,0 +1,64 @@
+"""What is trained: the shape of a transformer. Counts only, no hardware."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["LatentAttention", "Model", "NormKind"]
+
+NormKind = Literal["rms", "layer"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2/V3): low-rank queries and keys/values."""
+
+    q_lora_rank: int
+    """0 = queries are projected directly."""
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A decoder-only transformer.
+
+    `ffn_hidden` is the width of one expert in mixture-of-experts layers. With `dense_layers` > 0 the first
+    that many layers are dense, of width `dense_ffn_hidden` (DeepSeek-V3: 3 of 61).
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn_hidden: int
+    vocab: int
+    gated_mlp: bool = True
+    """SwiGLU-like MLP of three matrices; False: two."""
+    tied_embeddings: bool = False
+    experts: int = 0
+    """Experts of an MoE layer; 0 = dense model."""
+    top_k: int = 0
+    shared_expert_ffn: int = 0
+    """Width of the always-active expert(s) beside the routed ones; 0 = none."""
+    dense_layers: int = 0
+    dense_ffn_hidden: int = 0
+    latent_attention: LatentAttention | None = None
+    sliding_window: int | None = None
+    """Attention reaches this many tokens back; None = all."""
+    parallel_block: bool = False
+    """Attention and MLP read the same normalised input (one norm, one TP all-gather/reduce-scatter pair)."""
+    norm: NormKind = "rms"
+    biases: bool = False
+    """Linear layers and norms carry biases (GPT family)."""
+    qkv_biases: bool = False
+    learned_positions: int = 0
+    """Rows of a learned position table; 0 = rotary."""
+    mtp_layers: int = 0
+    """Multi-token-prediction layers (DeepSeek-V3: 1); 0 = none."""
+    source: str = ""

@@ -1,0 +1,112 @@
+"""The errors hdpsim raises on purpose.
+
+    HdpSimError                 every error a user can meet and understand
+    +-- UserInputError          bad input: what, where, what is allowed           exit code 2
+    |   +-- TraceError          a trace file with an unusable row (path, row)
+    |   +-- ScenarioError       one or more problems in a scenario, each with its dotted key
+    |   +-- CatalogError        an unknown or malformed model, GPU, node or cluster
+    |   +-- QuantityError       a number whose unit is missing or unknown
+    +-- InfeasibleError         a legal request that cannot run (memory, degrees) exit code 3
+    |   +-- OutOfMemoryError    the reason is memory: needed and available bytes
+    +-- DeadlockError           a schedule in which operations wait for each other in a cycle
+
+Everything else that escapes is a bug and keeps its traceback (exit code 1).
+All of them pickle, because sweeps run in process pools.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CatalogError",
+    "DeadlockError",
+    "HdpSimError",
+    "InfeasibleError",
+    "OutOfMemoryError",
+    "QuantityError",
+    "ScenarioError",
+    "TraceError",
+    "UserInputError",
+]
+
+
+class HdpSimError(Exception):
+    """Base of every error hdpsim raises on purpose."""
+
+    exit_code = 2
+
+
+class UserInputError(HdpSimError):
+    """Input that is wrong; the message says what, where and what is allowed."""
+
+
+class TraceError(UserInputError):
+    """A trace that cannot be used.
+
+    Attributes:
+        path: the file (or the name of the trace when it came from memory).
+        row: 1-based number of the first bad row, or None when no row is to blame.
+    """
+
+    def __init__(self, message: str, path: str, row: int | None = None) -> None:
+        where = path if row is None else f"{path}, row {row}"
+        super().__init__(f"{where}: {message}")
+        self.message, self.path, self.row = message, path, row
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (TraceError, (self.message, self.path, self.row))
+
+
+class ScenarioError(UserInputError):
+    """One or more problems of a scenario, all reported at once.
+
+    Attributes:
+        problems: (dotted key, what is wrong and what is allowed) pairs.
+        source: the file or name the scenario came from.
+    """
+
+    def __init__(self, problems: tuple[tuple[str, str], ...], source: str = "scenario") -> None:
+        lines = [f"{source}: {len(problems)} problem{'s' if len(problems) != 1 else ''}"]
+        lines += [f"  {key}: {text}" if key else f"  {text}" for key, text in problems]
+        super().__init__("\n".join(lines))
+        self.problems, self.source = problems, source
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (ScenarioError, (self.problems, self.source))
+
+
+class CatalogError(UserInputError):
+    """A catalog entry that does not exist or is malformed."""
+
+
+class QuantityError(UserInputError, ValueError):
+    """A text that is not a quantity of the wanted dimension."""
+
+    def __init__(self, text: str, dimension: str, known: tuple[str, ...]) -> None:
+        super().__init__(f"{text!r} is not a {dimension}; write a number and one of {', '.join(known)}")
+        self.text, self.dimension, self.known = text, dimension, known
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (QuantityError, (self.text, self.dimension, self.known))
+
+
+class InfeasibleError(HdpSimError):
+    """A well-formed request that cannot run; the message is the reason."""
+
+    exit_code = 3
+
+
+class OutOfMemoryError(InfeasibleError):
+    """A layout whose GPUs need more memory than they have."""
+
+    def __init__(self, message: str, needed_bytes: float, available_bytes: float) -> None:
+        super().__init__(message)
+        self.message, self.needed_bytes, self.available_bytes = message, needed_bytes, available_bytes
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (OutOfMemoryError, (self.message, self.needed_bytes, self.available_bytes))
+
+
+class DeadlockError(HdpSimError):
+    """A schedule that can never finish; the message names the cycle of waits."""
+
+    exit_code = 3

@@ -1,0 +1,56 @@
+"""The Plan: who computes what, with whom, in which order. All an executor sees besides the costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["HOLE", "Plan"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+HOLE = -1
+"""A slot of a rank's order in which it has no micro-batch (only with a pipeline)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Micro-batches and per-rank orders as arrays (CSR).
+
+    Micro-batch m holds the segments segment_*[segment_offsets[m]:segment_offsets[m+1]] and is shared by the
+    ranks member_ranks[member_offsets[m]:member_offsets[m+1]] (ascending; its dynamic CP group). Rank r runs
+    order[order_offsets[r]:order_offsets[r+1]], micro-batch numbers or HOLE; the position in that list is the slot.
+    """
+
+    strategy: str
+    ranks: int
+    capacity_tokens: int
+    segment_tokens: Ints
+    segment_sequence: Ints
+    """Index of the sequence (in the batch) a segment belongs to."""
+    segment_start: Ints
+    """Offset of the segment inside its sequence (0 unless a packer splits sequences)."""
+    segment_offsets: Ints
+    member_ranks: Ints
+    member_offsets: Ints
+    offload_ratio: Floats
+    order: Ints
+    order_offsets: Ints
+    lower_bound_s: float = 0.0
+    """max(total work / ranks, longest unsplittable piece), forward + backward, pipeline bubbles apart."""
+    makespan_s: float = 0.0
+    """The planner's own estimate of the busiest rank's work, to be held against lower_bound_s."""
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def micro_batches(self) -> int:
+        """Number of micro-batches."""
+        return len(self.offload_ratio)
+
+    @property
+    def group_size(self) -> Ints:
+        """Ranks that share each micro-batch."""
+        return np.diff(self.member_offsets)

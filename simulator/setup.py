@@ -1,0 +1,66 @@
+"""Everything a simulated step depends on besides the batch: model, cluster, layout, strategy, execution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cost_models.calibration import Calibration
+from cost_models.hardware import Cluster
+from cost_models.layout import Layout
+from cost_models.model import Model
+
+__all__ = ["ExecutionOptions", "Packing", "Setup", "StrategyName", "StrategyOptions"]
+
+StrategyName = Literal["static", "hdp-naive", "hdp-balance"]
+Packing = Literal["in-order", "first-fit", "best-fit", "concatenate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyOptions:
+    """The strategy and its parts, each of which can be switched off on its own."""
+
+    name: StrategyName = "hdp-balance"
+    packing: Packing = "in-order"
+    """How the static mesh packs sequences up to the context length."""
+    dynamic_groups: bool = True
+    """HDP: communicate only where a sequence needs it. Off: every sequence uses the static CP group."""
+    selective_offloading: bool = True
+    """HDP: activations of long sequences may go to host memory, so that they need fewer ranks (Equation 3)."""
+    balancing: bool = True
+    """hdp-balance: equalise work over ranks (off = hdp-naive)."""
+    remote_data_loading: bool = True
+    """HDP: remote data loader with prefetch; off: loading and planning are exposed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionOptions:
+    """How the plan is played."""
+
+    executor: Literal["replay", "engine"] = "replay"
+    seed: int = 0
+    jitter: float = 0.0
+    """Coefficient of variation of every operation's duration (log-normal)."""
+    slow_node_share: float = 0.0
+    """Share of nodes that are slower by slow_node_factor."""
+    slow_node_factor: float = 1.1
+    spans: bool = False
+    """Record every operation for a timeline (engine only)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """One configuration, ready to simulate any batch."""
+
+    model: Model
+    cluster: Cluster
+    layout: Layout
+    calibration: Calibration
+    context_tokens: int
+    strategy: StrategyOptions = field(default_factory=StrategyOptions)
+    execution: ExecutionOptions = field(default_factory=ExecutionOptions)
+
+    @property
+    def ranks(self) -> int:
+        """HDP ranks (d_hdp = d_dp x d_cp)."""
+        return self.layout.ranks(self.cluster.gpus)
