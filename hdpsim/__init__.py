@@ -1,0 +1,77 @@
+"""hdpsim: how fast would this model train, on this cluster, with this data, under this strategy, and why?
+
+The public API in one import. Names are loaded on first use, so that `import hdpsim` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CatalogError",
+    "Cluster",
+    "DeadlockError",
+    "ExecutionOptions",
+    "HdpSimError",
+    "InfeasibleError",
+    "Layout",
+    "Model",
+    "OutOfMemoryError",
+    "Plan",
+    "QuantityError",
+    "ScenarioError",
+    "Setup",
+    "StrategyOptions",
+    "Trace",
+    "TraceError",
+    "UserInputError",
+    "__version__",
+    "read_trace",
+]
+
+if TYPE_CHECKING:
+    from cost_models.hardware import Cluster
+    from cost_models.layout import Layout
+    from cost_models.model import Model
+    from hdpsim.errors import (
+        CatalogError,
+        DeadlockError,
+        HdpSimError,
+        InfeasibleError,
+        OutOfMemoryError,
+        QuantityError,
+        ScenarioError,
+        TraceError,
+        UserInputError,
+    )
+    from simulator.plan import Plan
+    from simulator.setup import ExecutionOptions, Setup, StrategyOptions
+    from traces import Trace, read_trace
+
+_HOME = {
+    "Cluster": "cost_models.hardware",
+    "ExecutionOptions": "simulator.setup",
+    "Layout": "cost_models.layout",
+    "Model": "cost_models.model",
+    "Plan": "simulator.plan",
+    "Setup": "simulator.setup",
+    "StrategyOptions": "simulator.setup",
+    "Trace": "traces",
+    "read_trace": "traces",
+}
+"""The module each public name is loaded from; every other name of __all__ is an error of hdpsim.errors."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'hdpsim' has no attribute {name!r}; it has {', '.join(__all__)}")
+    value: object = getattr(import_module(_HOME.get(name, "hdpsim.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

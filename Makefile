@@ -1,0 +1,75 @@
+# Every target makes what it needs, starting from a bare Python 3.11 or newer. `make help` lists them.
+
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?=
+TEST_WORKERS ?= 2
+
+.PHONY: help venv demo test test-fast lint format types layers readme check clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+
+# A candidate counts when it runs (a pyenv shim may not), is new enough and can make virtual environments.
+$(VENV)/.python: Makefile
+	@found=""; \
+	for candidate in $(PYTHON) python3.13 python3.12 python3.11 python3; do \
+	  if "$$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    found="$$candidate"; break; \
+	  fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	  echo "hdpsim needs Python 3.11 or newer with the venv module, and found none on PATH." >&2; \
+	  echo "Install one (Debian/Ubuntu: apt install python3.11-venv) or say where: make PYTHON=/path/to/python3" >&2; \
+	  exit 1; \
+	fi; \
+	if [ -x $(BIN)/python ] && $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	  : "keep the environment that is there"; \
+	else \
+	  echo "Making $(VENV) with $$("$$found" --version)"; \
+	  "$$found" -m venv --clear $(VENV); \
+	fi
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+venv: $(VENV)/.installed-dev ## make .venv with hdpsim and all development tools
+
+demo: $(VENV)/.installed ## static mesh against HDP: Mistral-8x22B on 12,288 GPUs, results in runs/demo
+	$(BIN)/hdpsim compare demo-8x22b-12k --out runs/demo
+
+test: $(VENV)/.installed-dev ## all tests, slow ones included
+	$(BIN)/python -m pytest -q -n $(TEST_WORKERS)
+
+test-fast: $(VENV)/.installed-dev ## the tests that take no longer than about two seconds each
+	$(BIN)/python -m pytest -q -n $(TEST_WORKERS) -m "not slow"
+
+lint: $(VENV)/.installed-dev ## ruff: rules and formatting
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+format: $(VENV)/.installed-dev ## let ruff fix and format
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+types: $(VENV)/.installed-dev ## mypy --strict
+	$(BIN)/mypy
+
+layers: $(VENV)/.installed-dev ## who may import whom
+	$(BIN)/lint-imports
+
+readme: $(VENV)/.installed-dev ## run the commands of README.md
+	$(BIN)/python tools/check_readme.py README.md
+
+check: lint types layers test readme ## everything a change must pass
+
+clean: ## remove caches and build products (keeps .venv and runs)
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .grimp_cache build dist

@@ -1,0 +1,49 @@
+"""Who may import whom: the contracts of pyproject.toml, and that they notice a breach."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.skipif(not (ROOT / "pyproject.toml").exists(), reason="needs a source checkout")
+
+
+def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-c",
+        "from importlinter.cli import lint_imports_command as main; main()",
+        "--no-cache",
+    ]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_the_layers_hold() -> None:
+    done = lint_imports(ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 broken" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "blamed"),
+    [
+        ("cost_models/bad.py", "import simulator", "cost_models.bad -> simulator"),
+        ("cost_models/bad.py", "import pandas", "cost_models.bad -> pandas"),
+        ("traces/bad.py", "import cost_models", "traces.bad -> cost_models"),
+        ("simulator/bad.py", "import hdpsim", "simulator.bad -> hdpsim"),
+    ],
+)
+def test_a_breach_is_named(tmp_path: Path, module: str, line: str, blamed: str) -> None:
+    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    for package in ("hdpsim", "traces", "cost_models", "simulator", "experiments"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+    (tmp_path / "hdpsim" / "errors.py").touch()
+    (tmp_path / module).write_text(line + "\n")
+    done = lint_imports(tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert blamed in done.stdout

@@ -1,0 +1,111 @@
+"""The facade: what it offers, and that it loads nothing before it is asked."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+import hdpsim
+
+PUBLIC = {
+    "CatalogError",
+    "Cluster",
+    "DeadlockError",
+    "ExecutionOptions",
+    "HdpSimError",
+    "InfeasibleError",
+    "Layout",
+    "Model",
+    "OutOfMemoryError",
+    "Plan",
+    "QuantityError",
+    "ScenarioError",
+    "Setup",
+    "StrategyOptions",
+    "Trace",
+    "TraceError",
+    "UserInputError",
+    "__version__",
+    "read_trace",
+}
+HEAVY = ("numpy", "pandas", "matplotlib", "networkx", "simpy", "pyarrow", "scipy")
+
+
+def modules_after(code: str) -> set[str]:
+    """Return the top-level modules loaded after *code* ran in a fresh interpreter."""
+    report = (
+        "\nimport json, sys; print('MODULES' + json.dumps(sorted({m.split('.')[0] for m in sys.modules})))"
+    )
+    done = subprocess.run([sys.executable, "-c", code + report], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout.rpartition("MODULES")[2]))
+
+
+def test_the_public_names_are_these_and_no_others() -> None:
+    assert set(hdpsim.__all__) == PUBLIC
+    assert sorted(hdpsim.__all__) == hdpsim.__all__
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_every_public_name_loads(name: str) -> None:
+    assert getattr(hdpsim, name) is not None
+    assert name in dir(hdpsim)
+
+
+@pytest.mark.parametrize("package", ["traces", "cost_models", "simulator", "experiments", "hdpsim.errors"])
+def test_what_a_package_promises_exists(package: str) -> None:
+    module = import_module(package)
+    for name in getattr(module, "__all__", ()):
+        assert hasattr(module, name), f"{package}.__all__ names {name}, which does not exist"
+
+
+def test_an_unknown_name_is_an_attribute_error_that_lists_the_known_ones() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'simulat'.*HdpSimError"):
+        hdpsim.simulat  # noqa: B018 - the access is the test
+
+
+def test_errors_are_the_same_objects_as_in_their_module() -> None:
+    from hdpsim import errors
+
+    assert all(getattr(hdpsim, name) is getattr(errors, name) for name in errors.__all__)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        hdpsim.TraceError("length 0", "lengths.csv", 7),
+        hdpsim.ScenarioError((("layout.tp", "must divide 96"),), "demo.yaml"),
+        hdpsim.QuantityError("5", "bandwidth", ("Gbps",)),
+        hdpsim.OutOfMemoryError("needs 90 GiB", 90.0, 80.0),
+    ],
+)
+def test_errors_survive_a_process_pool(error: Exception) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)
+
+
+def test_importing_the_facade_loads_nothing_heavy() -> None:
+    assert not modules_after("import hdpsim, hdpsim.errors").intersection(HEAVY)
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; sys.argv = ['hdpsim', '--help']\n"
+        "from experiments.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass"
+    )
+    assert not modules_after(code).intersection(HEAVY)
+
+
+def test_python_m_hdpsim_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hdpsim", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "compare" in done.stdout
