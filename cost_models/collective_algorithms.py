@@ -1,0 +1,335 @@
+"""How long one collective takes with one algorithm: pure functions of bytes and wires.
+
+The model is NCCL's own: time = latency part + bytes / bandwidth, for each algorithm and each of its three wire
+protocols (LL and LL128 put flags into the data and save synchronisation at the price of bandwidth; Simple
+moves plain data and synchronises in memory). Every function takes bytes as a number or an array.
+
+`bytes_total` follows nccl-tests: the buffer of an all-reduce or broadcast, the gathered result of an
+all-gather, the input of a reduce-scatter, what one rank holds for all peers (itself included) of an all-to-all.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cost_models.network_calibration import NetworkCalibration
+
+__all__ = [
+    "LL",
+    "LL128",
+    "PROTOCOLS",
+    "SIMPLE",
+    "Protocol",
+    "Wires",
+    "all_to_all_s",
+    "nvls_all_reduce_s",
+    "nvls_tree_all_reduce_s",
+    "pat_s",
+    "ring_all_reduce_s",
+    "ring_broadcast_s",
+    "ring_half_s",
+    "tree_all_reduce_s",
+]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """One NCCL wire protocol. Source of all numbers: NVIDIA/nccl 2.30, src/graph/tuning.cc."""
+
+    name: str
+    ring_base_s: float
+    tree_base_s: float
+    ring_nvlink_step_s: float
+    tree_nvlink_step_s: float
+    ring_network_step_s: float
+    tree_network_step_s: float
+    overhead_factor: float
+    """Times the 1 us a network proxy adds to every step of a multi-node ring."""
+    wire_trips: int
+    """Times a network step pays the hardware latency: Simple flushes and pays twice."""
+
+
+LL = Protocol(
+    name="LL", ring_base_s=6.6e-6, tree_base_s=6.8e-6, ring_nvlink_step_s=0.6e-6, tree_nvlink_step_s=0.6e-6,
+    ring_network_step_s=2.7e-6, tree_network_step_s=5.0e-6, overhead_factor=1.0, wire_trips=1,
+)  # fmt: skip
+LL128 = Protocol(
+    name="LL128", ring_base_s=14e-6, tree_base_s=14e-6, ring_nvlink_step_s=1.9e-6, tree_nvlink_step_s=1.25e-6,
+    ring_network_step_s=4.0e-6, tree_network_step_s=8.5e-6, overhead_factor=1.0, wire_trips=1,
+)  # fmt: skip
+SIMPLE = Protocol(
+    name="Simple", ring_base_s=8.4e-6, tree_base_s=8.4e-6, ring_nvlink_step_s=3.4e-6, tree_nvlink_step_s=4.0e-6,
+    ring_network_step_s=14e-6, tree_network_step_s=14e-6, overhead_factor=3.0, wire_trips=2,
+)  # fmt: skip
+PROTOCOLS = (LL, LL128, SIMPLE)
+
+_NETWORK_OVERHEAD_S = 1e-6  # tuning.cc getNetOverhead, any CPU but AMD
+_LL_SHARE_OF_NVLINK = 0.38  # tuning.cc llMaxBws, one node: 87.7 of 240 (A100), 141 of 371 (H100), 282 of 722
+_LL_TWO_NODES_BYTES_PER_S = 39e9  # tuning.cc llMaxBws, two nodes
+_LL_MORE_NODES_BYTES_PER_S = 20.4e9  # tuning.cc llMaxBws, three and more nodes
+_RING_SIMPLE_LATENCY_FACTOR = 1.4  # tuning.cc: multi-node ring all-reduce with Simple, Ampere and later
+_TREE_SHARE = 0.92  # tuning.cc: tree all-reduce against ring bus bandwidth
+_TREE_LL_DIVISOR = 3.8  # tuning.cc
+_TREE_LL128_SHARE = (7 / 9, 120 / 128)  # tuning.cc: on one node, on several
+_NVLS_INTRA_S = 25e-6  # tuning.cc: NVLS step over NVLink
+_NVLS_TREE_NETWORK_S = 20.9e-6  # tuning.cc: NVLSTree step over the network
+_PAT_BASE_S = 8e-6  # tuning.cc
+_PAT_NETWORK_DIVISOR = 3.5  # tuning.cc: PAT pipelines its network steps
+_PAT_RANK_S = 2.8e-6  # tuning.cc: linear part, per rank
+_PAT_SHARE = 0.75  # tuning.cc
+_TREE_CORRECTION = {  # tuning.cc treeCorrectionFactor: tree bandwidth at 64 B x 2^i
+    "LL": (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1, 1),
+    "LL128": (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1, 1, 1),
+    "Simple": (0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7,
+               0.8, 0.9, 0.9, 0.9),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wires:
+    """What a group of ranks gets from the hardware.
+
+    Attributes:
+        ranks: GPUs of the group.
+        nodes: nodes they sit on.
+        ranks_per_node: of the group, on a (full) node.
+        nvlink_bytes_per_s: NVLink rate of a GPU that NCCL's rings reach.
+        p2p_nvlink_bytes_per_s: the same for plain send/recv.
+        nic_bytes_per_s: network rate of one rank, in a ring or tree (slowest network hop).
+        remote: (share of an all-to-all's bytes that cross, bytes/s of one rank there) for each network tier.
+        propagation_s: hardware latency of a network hop.
+    """
+
+    ranks: int
+    nodes: int
+    ranks_per_node: int
+    nvlink_bytes_per_s: float
+    p2p_nvlink_bytes_per_s: float
+    nic_bytes_per_s: float
+    remote: tuple[tuple[float, float], ...]
+    propagation_s: float
+    calibration: NetworkCalibration
+
+    @property
+    def ring_bytes_per_s(self) -> float:
+        """Bus bandwidth of rings: NVLink inside a node, and the NICs of the group's ranks between nodes."""
+        if self.nodes == 1:
+            return self.nvlink_bytes_per_s
+        network = self.ranks_per_node * self.nic_bytes_per_s
+        return network if self.ranks_per_node == 1 else min(network, self.nvlink_bytes_per_s)
+
+    @property
+    def ll_limit_bytes_per_s(self) -> float:
+        """What LL can reach at most (its 8-byte flags cost the cores more than the wire)."""
+        if self.nodes == 1:
+            return _LL_SHARE_OF_NVLINK * self.nvlink_bytes_per_s
+        return _LL_TWO_NODES_BYTES_PER_S if self.nodes == 2 else _LL_MORE_NODES_BYTES_PER_S
+
+    def fill_s(self, wire_bytes: Floats, bytes_per_s: float) -> Floats:
+        """Start-up and drain of a pipelined transfer of w bytes: t = w f / (w + f) / bandwidth.
+
+        A buffer's worth of bytes (f) for long transfers, all of the bytes for short ones.
+        """
+        fill_bytes = self.calibration.pipeline_fill_bytes
+        fill: Floats = wire_bytes * fill_bytes / np.maximum(wire_bytes + fill_bytes, 1.0) / bytes_per_s
+        return fill
+
+
+def ring_latency_s(wires: Wires, protocol: Protocol, rounds: int) -> float:
+    """Latency part of a ring of *rounds* x (n - 1) steps, of which rounds x (N - 1) go over the network.
+
+        t = base + (steps - network steps) max(NVLink step, overhead) + network steps x network step
+
+    Counted: one step per hop, the proxy's overhead on every step of a multi-node ring, wire latency (twice for
+        Simple, which flushes). With one rank per node the tree's network step applies, as in NCCL.
+    Ignored: variation from rank to rank.
+    Source: NCCL tuning.cc.
+    """
+    calibration = wires.calibration
+    network_steps = rounds * (wires.nodes - 1)
+    nvlink_steps = rounds * (wires.ranks - 1) - network_steps
+    nvlink_step_s = protocol.ring_nvlink_step_s * calibration.intra_latency_factor
+    if wires.nodes > 1:
+        nvlink_step_s = max(nvlink_step_s, protocol.overhead_factor * _NETWORK_OVERHEAD_S)
+    network_step_s = (
+        protocol.tree_network_step_s if wires.ranks_per_node == 1 else protocol.ring_network_step_s
+    )
+    network_s = network_step_s * calibration.inter_latency_factor + protocol.wire_trips * wires.propagation_s
+    base_s = protocol.ring_base_s * calibration.base_latency_factor
+    return base_s + nvlink_steps * nvlink_step_s + network_steps * network_s
+
+
+def ring_bytes_per_s(wires: Wires, protocol: Protocol) -> float:
+    """Bus bandwidth of a ring with a protocol: LL half of it and limited, LL128 0.92, Simple all."""
+    if protocol is LL:
+        return min(0.5 * wires.ring_bytes_per_s, wires.ll_limit_bytes_per_s)
+    return (0.92 if protocol is LL128 else 1.0) * wires.ring_bytes_per_s
+
+
+def ring_half_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) -> Floats:
+    """All-gather or reduce-scatter on a ring.
+
+        t = ring latency (n - 1 steps) + (n - 1)/n bytes / bus bandwidth + pipeline fill (Simple)
+
+    Counted: every rank sends n - 1 shards, all links busy at once.
+    Ignored: the reduction's arithmetic (hidden behind the wire), the copy of the own shard.
+    Source: Thakur et al., IJHPCA 19(1), 2005; NCCL tuning.cc.
+    """
+    wire_bytes = np.asarray(bytes_total, dtype=np.float64) * ((wires.ranks - 1) / wires.ranks)
+    return _ring_s(wire_bytes, wires, protocol, ring_latency_s(wires, protocol, rounds=1))
+
+
+def ring_all_reduce_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) -> Floats:
+    """All-reduce on a ring: a reduce-scatter and an all-gather in one pipeline.
+
+        t = ring latency (2 (n - 1) steps) + 2 (n - 1)/n bytes / bus bandwidth + pipeline fill (Simple)
+
+    Counted, Ignored: as ring_half_s; multi-node Simple pays 1.4 times the latency.
+    Source: Thakur et al. 2005; NCCL tuning.cc.
+    """
+    wire_bytes = np.asarray(bytes_total, dtype=np.float64) * (2 * (wires.ranks - 1) / wires.ranks)
+    latency_s = ring_latency_s(wires, protocol, rounds=2)
+    if protocol is SIMPLE and wires.nodes > 1:
+        latency_s *= _RING_SIMPLE_LATENCY_FACTOR
+    return _ring_s(wire_bytes, wires, protocol, latency_s)
+
+
+def _ring_s(wire_bytes: Floats, wires: Wires, protocol: Protocol, latency_s: float) -> Floats:
+    bytes_per_s = ring_bytes_per_s(wires, protocol)
+    time_s: Floats = latency_s + wire_bytes / bytes_per_s
+    return time_s + wires.fill_s(wire_bytes, bytes_per_s) if protocol is SIMPLE else time_s
+
+
+def tree_all_reduce_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) -> Floats:
+    """All-reduce up and down a double binary tree of nodes, chains inside a node.
+
+        t = base + 2 ((n/N - 1) NVLink step + floor(log2 N) network step) + 2 bytes / (bandwidth x correction)
+
+    Counted: NCCL's correction by size (trees are slow between 64 KiB and 4 MiB), interpolated in log2(bytes)
+        so that more bytes never take less time.
+    Ignored: per-channel limits that bind only with few channels.
+    Source: NCCL tuning.cc; Sanders, Speck, Traeff, Parallel Computing 35(12), 2009 (double binary trees).
+    """
+    calibration = wires.calibration
+    sizes = np.asarray(bytes_total, dtype=np.float64)
+    chain_s = protocol.tree_nvlink_step_s * calibration.intra_latency_factor
+    network_s = protocol.tree_network_step_s * calibration.inter_latency_factor
+    network_s += protocol.wire_trips * wires.propagation_s
+    depth = int(math.log2(wires.nodes))
+    latency_s = protocol.tree_base_s * calibration.base_latency_factor
+    latency_s += 2 * ((wires.ranks / wires.nodes - 1) * chain_s + depth * network_s)
+    bytes_per_s = _TREE_SHARE * wires.ring_bytes_per_s
+    if protocol is LL:
+        bytes_per_s = min(bytes_per_s / _TREE_LL_DIVISOR, wires.ll_limit_bytes_per_s)
+    elif protocol is LL128:
+        bytes_per_s *= _TREE_LL128_SHARE[wires.nodes > 1]
+    table = _TREE_CORRECTION[protocol.name]
+    correction = np.interp(np.log2(np.maximum(sizes, 1.0) / 64), np.arange(len(table)), table)
+    time_s: Floats = latency_s + 2 * sizes / (bytes_per_s * correction)
+    return time_s + wires.fill_s(2 * sizes, bytes_per_s) if protocol is SIMPLE else time_s
+
+
+def nvls_bytes_per_s(wires: Wires) -> float:
+    """Algorithm bandwidth of in-switch reduction: NVLink x efficiency x n / (n + 1).
+
+    A rank puts its whole buffer on the wire once (the switches fetch and add it) and the 1/n it reduced once
+    more (the switches multicast it).
+    """
+    local = wires.ranks_per_node
+    return wires.calibration.nvls_efficiency * wires.nvlink_bytes_per_s * local / (local + 1)
+
+
+def nvls_all_reduce_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
+    """All-reduce inside the NVSwitches of one node (NVLink SHARP).
+
+        t = 25 us + (1 + 1/n) bytes / (NVLink x NVLS efficiency) + pipeline fill
+
+    Counted: wire bytes of fetch-and-add and multicast.
+    Ignored: the SMs it leaves free for computing.
+    Source: NCCL tuning.cc; 5 to 8 H200s and B200s measured in stas00/ml-engineering fit n/(n + 1) to 1%.
+    """
+    sizes = np.asarray(bytes_total, dtype=np.float64)
+    bytes_per_s = nvls_bytes_per_s(wires)
+    latency_s = _NVLS_INTRA_S * wires.calibration.intra_latency_factor
+    time_s: Floats = latency_s + sizes / bytes_per_s + wires.fill_s(sizes, bytes_per_s)
+    return time_s
+
+
+def nvls_tree_all_reduce_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
+    """All-reduce with NVLS inside nodes and, between nodes, one tree per local rank on its own NIC.
+
+        t = 25 us + 2 floor(log2 N) network step + bytes / min(NVLS, NICs of the node / 2) + pipeline fill
+
+    Counted: every NIC carries its 1/r of the buffer up and down a double binary tree: 2 bytes / r each way.
+    Ignored: reduction in InfiniBand switches (SHARP).
+    Source: NCCL tuning.cc, NVLSTree.
+    """
+    sizes = np.asarray(bytes_total, dtype=np.float64)
+    calibration = wires.calibration
+    bytes_per_s = min(nvls_bytes_per_s(wires), wires.ranks_per_node * wires.nic_bytes_per_s / 2)
+    network_s = _NVLS_TREE_NETWORK_S * calibration.inter_latency_factor + 2 * wires.propagation_s
+    latency_s = _NVLS_INTRA_S * calibration.intra_latency_factor + 2 * int(math.log2(wires.nodes)) * network_s
+    time_s: Floats = latency_s + sizes / bytes_per_s + wires.fill_s(sizes, bytes_per_s)
+    return time_s
+
+
+def pat_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
+    """All-gather or reduce-scatter with parallel aggregated trees (one rank per node only).
+
+        t = base + floor(log2 N) x network step / 3.5 + 2.8 us x n + (n - 1)/n bytes / (0.75 NIC) + pipeline fill
+
+    Counted: the logarithmic network depth and the linear part of local scheduling.
+    Ignored: what aggregation of small messages saves beyond NCCL's own estimate.
+    Source: NCCL tuning.cc; Jeaugey, arXiv 2506.20252.
+    """
+    calibration = wires.calibration
+    wire_bytes = np.asarray(bytes_total, dtype=np.float64) * ((wires.ranks - 1) / wires.ranks)
+    step_s = SIMPLE.tree_network_step_s * calibration.inter_latency_factor + 2 * wires.propagation_s
+    latency_s = _PAT_BASE_S * calibration.base_latency_factor + _PAT_RANK_S * wires.ranks
+    latency_s += int(math.log2(wires.nodes)) * step_s / _PAT_NETWORK_DIVISOR
+    bytes_per_s = _PAT_SHARE * wires.ring_bytes_per_s
+    time_s: Floats = latency_s + wire_bytes / bytes_per_s + wires.fill_s(wire_bytes, bytes_per_s)
+    return time_s
+
+
+def ring_broadcast_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) -> Floats:
+    """Broadcast down a ring, pipelined.
+
+        t = ring latency (n - 1 steps) + bytes / bus bandwidth + pipeline fill (Simple)
+
+    Counted: the chain's latency, every link carries the buffer once.
+    Ignored: tree broadcasts of other libraries.
+    Source: NCCL tuning.cc (NCCL broadcasts on rings only).
+    """
+    sizes = np.asarray(bytes_total, dtype=np.float64)
+    return _ring_s(sizes, wires, protocol, ring_latency_s(wires, protocol, rounds=1))
+
+
+def all_to_all_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
+    """Every rank sends an equal part of *bytes_total* to every rank: grouped send/recv.
+
+        t = launch + peers x time per peer
+            + max(bytes to the own node / NVLink, bytes leaving node, block, pod / rate there) + pipeline fill
+
+    Counted: NVLink and NIC work at the same time; oversubscribed layers carry only what crosses them.
+    Ignored: imbalance between peers (multiply the bytes by max/mean), forwarding over NVLink (PXN), the copy of
+        the own part.
+    Source: NCCL's grouped send/recv; latencies from NetworkCalibration.
+    """
+    calibration, sizes = wires.calibration, np.asarray(bytes_total, dtype=np.float64)
+    local_peers = min(wires.ranks, wires.ranks_per_node) - 1
+    remote_peers = wires.ranks - 1 - local_peers
+    latency_s = calibration.p2p_intra_latency_s + local_peers * calibration.all_to_all_peer_latency_s
+    if remote_peers:
+        latency_s += calibration.p2p_inter_latency_s - calibration.p2p_intra_latency_s + wires.propagation_s
+        latency_s += remote_peers * calibration.all_to_all_remote_peer_latency_s
+    routes = ((local_peers / wires.ranks, wires.p2p_nvlink_bytes_per_s), *wires.remote)
+    share, bytes_per_s = max(((share, rate) for share, rate in routes), key=lambda route: route[0] / route[1])
+    time_s: Floats = latency_s + sizes * share / bytes_per_s + wires.fill_s(sizes * share, bytes_per_s)
+    return time_s

@@ -1,0 +1,263 @@
+"""Collectives on a fabric: who is in the group, what the wires give it, and the best algorithm for the size.
+
+    collectives = Collectives(FabricModel(cluster, calibration))
+    group = collectives.group(512, stride=2)          # every second GPU of the cluster
+    seconds = collectives.reduce_scatter_s(2.7e9, group)
+
+The choice is NCCL's tuner: the fastest of the algorithms and protocols that apply. Bytes may be arrays; the
+choice is made for each element. A group of one rank costs nothing, and so do zero bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cost_models.collective_algorithms import (
+    PROTOCOLS,
+    Wires,
+    all_to_all_s,
+    nvls_all_reduce_s,
+    nvls_tree_all_reduce_s,
+    pat_s,
+    ring_all_reduce_s,
+    ring_broadcast_s,
+    ring_half_s,
+    tree_all_reduce_s,
+)
+from cost_models.fabric import TIERS, FabricModel
+from hdpsim.errors import InfeasibleError
+
+__all__ = ["CollectiveKind", "Collectives", "GroupShape", "bus_bandwidth_factor"]
+
+Floats = NDArray[np.float64]
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
+
+
+def bus_bandwidth_factor(kind: CollectiveKind, ranks: int) -> float:
+    """Bus bandwidth over algorithm bandwidth (bytes / time).
+
+    Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md.
+    """
+    if kind == "broadcast":
+        return 1.0
+    return (2.0 if kind == "all_reduce" else 1.0) * (ranks - 1) / ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupShape:
+    """Where the ranks (GPUs) of a collective sit.
+
+    Attributes:
+        ranks: members.
+        ranks_per_node: members on a full node.
+        nodes: nodes the members sit on.
+        tier: fabric tier that spans them all (see cost_models.fabric).
+        nic_share: part of its members' NICs the group gets: 1 while every GPU is in one such group at a time,
+            1/2 when each GPU runs two collectives over the network at once. Groups that share a node through
+            different GPUs do not share NICs: each member brings its own.
+    """
+
+    ranks: int
+    ranks_per_node: int
+    nodes: int
+    tier: int
+    nic_share: float = 1.0
+
+    def __post_init__(self) -> None:
+        per_node, nodes = self.ranks_per_node, self.nodes
+        if not (1 <= nodes <= self.ranks <= per_node * nodes and per_node <= self.ranks):
+            raise ValueError(
+                f"{self.ranks} ranks do not sit on {self.nodes} nodes, {self.ranks_per_node} on a full one"
+            )
+        if not 0 <= self.tier < TIERS or (self.tier == 0) != (self.nodes == 1):
+            raise ValueError(
+                f"tier {self.tier} does not fit {self.nodes} nodes (0 = one node, up to {TIERS - 1})"
+            )
+        if not 0.0 < self.nic_share <= 1.0:
+            raise ValueError(f"nic_share must be in (0, 1], got {self.nic_share}")
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """Seconds of collectives among groups of GPUs on one fabric."""
+
+    fabric: FabricModel
+
+    def group(self, ranks: int, stride: int = 1, first_gpu: int = 0, nic_share: float = 1.0) -> GroupShape:
+        """Shape of the group first_gpu, first_gpu + stride, ... (*ranks* GPUs).
+
+        Tensor-parallel groups have stride 1, groups over ranks at one tensor-parallel index have stride tp.
+        """
+        cluster = self.fabric.cluster
+        last_gpu = first_gpu + (ranks - 1) * stride
+        if ranks < 1 or stride < 1 or first_gpu < 0 or last_gpu >= cluster.gpus:
+            raise InfeasibleError(
+                f"a group of {ranks} GPUs {stride} apart from GPU {first_gpu} on does not fit "
+                f"{cluster.name} with {cluster.gpus} GPUs"
+            )
+        members = first_gpu + stride * np.arange(ranks, dtype=np.int64)
+        _, counts = np.unique(members // cluster.node.gpus, return_counts=True)
+        return GroupShape(
+            ranks=ranks,
+            ranks_per_node=int(counts.max()),
+            nodes=len(counts),
+            tier=int(self.fabric.span_tier(first_gpu, last_gpu)),
+            nic_share=nic_share,
+        )
+
+    def wires(self, group: GroupShape) -> Wires:
+        """What the hardware gives *group*: rates, shares that cross each layer, latency."""
+        fabric, calibration = self.fabric, self.fabric.calibration
+        cluster = fabric.cluster
+        nvlink = cluster.gpu.nvlink_bytes_per_s
+        places = self._places(group)
+        # rings and trees follow the numbering: of a block's (pod's) flows between nodes one crosses its edge
+        rates = [
+            float(fabric.bytes_per_s(tier, 1.0 if tier == 1 else count / group.nodes)) * group.nic_share
+            for tier, count in places.items()
+        ]
+        remote = tuple(
+            (
+                1 - group.ranks_per_node / group.ranks if tier == 1 else 1 - 1 / count,
+                float(fabric.bytes_per_s(tier)) * group.nic_share,
+            )
+            for tier, count in places.items()
+        )
+        return Wires(
+            ranks=group.ranks,
+            nodes=group.nodes,
+            ranks_per_node=group.ranks_per_node,
+            nvlink_bytes_per_s=nvlink * calibration.nvlink_efficiency,
+            p2p_nvlink_bytes_per_s=nvlink * calibration.p2p_nvlink_efficiency,
+            nic_bytes_per_s=min(rates, default=math.inf),
+            remote=remote,
+            propagation_s=float(fabric.propagation_s(group.tier)),
+            calibration=calibration,
+        )
+
+    def _places(self, group: GroupShape) -> dict[int, int]:
+        """Nodes, blocks, pods the group spreads over, by the tier its traffic between them crosses."""
+        fabric = self.fabric.cluster.fabric
+        blocks = max(2, math.ceil(group.nodes / fabric.nodes_per_block))
+        pods = max(2, math.ceil(blocks / fabric.blocks_per_pod))
+        return dict(list({1: group.nodes, 2: blocks, 3: min(pods, blocks)}.items())[: group.tier])
+
+    def all_reduce_options(self, bytes_total: ArrayLike, group: GroupShape) -> dict[str, Floats]:
+        """Seconds of every algorithm and protocol that applies to an all-reduce."""
+        wires = self.wires(group)
+        options = _by_protocol("ring", ring_all_reduce_s, bytes_total, wires)
+        options |= _by_protocol("tree", tree_all_reduce_s, bytes_total, wires)
+        node = self.fabric.cluster.node
+        if node.nvlink_sharp and wires.calibration.nvls and group.ranks_per_node > 2:
+            if group.nodes == 1:
+                options["NVLS"] = nvls_all_reduce_s(bytes_total, wires)
+            else:
+                options["NVLS tree"] = nvls_tree_all_reduce_s(bytes_total, wires)
+        return options
+
+    def half_options(self, bytes_total: ArrayLike, group: GroupShape) -> dict[str, Floats]:
+        """The same for an all-gather or a reduce-scatter."""
+        wires = self.wires(group)
+        options = _by_protocol("ring", ring_half_s, bytes_total, wires)
+        if group.nodes > 1 and group.ranks_per_node == 1:
+            options["PAT"] = pat_s(bytes_total, wires)
+        return options
+
+    def all_reduce_s(self, bytes_total: ArrayLike, group: GroupShape) -> Floats:
+        """Every rank ends with the sum of all ranks' *bytes_total*."""
+        return _fastest(self.all_reduce_options(bytes_total, group), bytes_total, group)
+
+    def all_gather_s(self, bytes_total: ArrayLike, group: GroupShape) -> Floats:
+        """Every rank ends with *bytes_total*, of which it had 1/n."""
+        return _fastest(self.half_options(bytes_total, group), bytes_total, group)
+
+    def reduce_scatter_s(self, bytes_total: ArrayLike, group: GroupShape) -> Floats:
+        """Every rank ends with its 1/n of the sum of all ranks' *bytes_total*."""
+        return _fastest(self.half_options(bytes_total, group), bytes_total, group)
+
+    def all_to_all_s(self, bytes_total: ArrayLike, group: GroupShape) -> Floats:
+        """Every rank spreads its *bytes_total* evenly over all ranks (itself included)."""
+        return _fastest({"pairwise": all_to_all_s(bytes_total, self.wires(group))}, bytes_total, group)
+
+    def broadcast_s(self, bytes_total: ArrayLike, group: GroupShape) -> Floats:
+        """Every rank ends with the *bytes_total* of one of them."""
+        options = _by_protocol("ring", ring_broadcast_s, bytes_total, self.wires(group))
+        return _fastest(options, bytes_total, group)
+
+    def p2p_s(
+        self, message_bytes: ArrayLike, tier: ArrayLike, tp: int = 1, crossing_share: float = 1.0
+    ) -> Floats:
+        """One send/recv between ranks of *tp* GPUs that each send 1/tp of *message_bytes*.
+
+            t = latency of the tier + bytes / (tp x rate of the tier)
+
+        Counted: launch, wire, the NIC's share when all GPUs of the node send.
+        Ignored: start-up of the pipeline (messages are sent in small chunks).
+        Source: Hockney, Parallel Computing 20(3), 1994 (latency and bandwidth).
+        """
+        sizes = np.asarray(message_bytes, dtype=np.float64)
+        bytes_per_s, latency_s = self.fabric.rank_hop(tier, tp, crossing_share)
+        time_s: Floats = np.where(sizes > 0, latency_s + sizes / bytes_per_s, 0.0)
+        return time_s
+
+    def hierarchical_all_reduce_s(self, bytes_total: ArrayLike, group: GroupShape) -> Floats:
+        """Reduce-scatter inside nodes, all-reduce of the shards along rails, all-gather inside nodes.
+
+            t = RS(bytes, node) + AR(bytes / r, rail) + AG(bytes, node)        r = ranks per node
+
+        Counted: the three phases one after the other, r rails at once, each on the NICs of its own ranks.
+        Ignored: overlap of the phases. NCCL does not choose this by itself; HSDP and 2D schemes do.
+        Source: Ueno, Yokota, CCGrid 2019 (hierarchical ring all-reduce).
+        """
+        local, rail = self.split(group)
+        sizes = np.asarray(bytes_total, dtype=np.float64)
+        return (
+            self.reduce_scatter_s(sizes, local)
+            + self.all_reduce_s(sizes / local.ranks, rail)
+            + self.all_gather_s(sizes, local)
+        )
+
+    def hierarchical_all_gather_s(self, bytes_total: ArrayLike, group: GroupShape) -> Floats:
+        """All-gather along rails, then inside nodes; a reduce-scatter is the same backwards.
+
+            t = AG(bytes / r, rail) + AG(bytes, node)        r = ranks per node
+
+        Counted: r rails at once, each on the NICs of its own ranks.
+        Ignored: overlap of the phases.
+        Source: as hierarchical_all_reduce_s.
+        """
+        local, rail = self.split(group)
+        sizes = np.asarray(bytes_total, dtype=np.float64)
+        return self.all_gather_s(sizes / local.ranks, rail) + self.all_gather_s(sizes, local)
+
+    @staticmethod
+    def split(group: GroupShape) -> tuple[GroupShape, GroupShape]:
+        """The group's part inside a node, and one of its rails (one rank per node)."""
+        local = GroupShape(ranks=group.ranks_per_node, ranks_per_node=group.ranks_per_node, nodes=1, tier=0)
+        rail = GroupShape(
+            ranks=group.nodes, ranks_per_node=1, nodes=group.nodes, tier=group.tier, nic_share=group.nic_share
+        )
+        return local, rail
+
+
+def _by_protocol(
+    algorithm: str, formula: Callable[..., Floats], bytes_total: ArrayLike, wires: Wires
+) -> dict[str, Floats]:
+    return {f"{algorithm} {protocol.name}": formula(bytes_total, wires, protocol) for protocol in PROTOCOLS}
+
+
+def _fastest(options: dict[str, Floats], bytes_total: ArrayLike, group: GroupShape) -> Floats:
+    """The smallest of the options for each size; nothing to send or nobody to send to costs nothing."""
+    sizes = np.asarray(bytes_total, dtype=np.float64)
+    if not np.all(sizes >= 0):
+        raise ValueError("bytes_total must be >= 0")
+    if group.ranks == 1:
+        return np.zeros_like(sizes)
+    best: Floats = np.where(sizes > 0, np.min(np.stack(list(options.values())), axis=0), 0.0)
+    return best

@@ -1,0 +1,173 @@
+"""Where GPUs sit and what two of them, or a ring of them, get from the network.
+
+A cluster has four distances, called tiers:
+
+    0  inside a node, over NVLink
+    1  same block: one leaf switch away (rail-optimised: the leaf of the rail, reached over NVLink if needed)
+    2  same pod: leaf, spine, leaf
+    3  across pods: leaf, spine, core, spine, leaf
+
+GPUs are numbered node by node, nodes block by block, blocks pod by pod, so the tier of two GPUs follows from
+integer divisions and never needs a graph search. `fabric_graph` builds the same network as a graph; tests hold
+the two together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cost_models.hardware import Cluster
+from cost_models.network_calibration import NetworkCalibration
+from hdpsim.errors import CatalogError, InfeasibleError
+
+__all__ = ["SWITCHES_BY_TIER", "TIERS", "TIER_NAMES", "FabricModel", "check_fabric"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+TIERS = 4
+TIER_NAMES = ("node", "block", "pod", "cluster")
+SWITCHES_BY_TIER = (0, 1, 3, 5)
+"""Network switches a message passes: none, leaf, leaf-spine-leaf, leaf-spine-core-spine-leaf."""
+
+
+@dataclass(frozen=True, slots=True)
+class FabricModel:
+    """Bandwidth and latency by tier, and the tier of any GPUs.
+
+    Counted: NVLink and NIC rates with their efficiencies, NICs shared by the GPUs of a node, oversubscription
+        of leaves and spines, NIC and switch latencies.
+    Ignored: ECMP collisions, adaptive routing, congestion between unrelated jobs, cable lengths.
+    Source: NVIDIA DGX SuperPOD reference architectures (rail-optimised Clos); Llama 3 (arXiv 2407.21783),
+        section 3.3.1 (oversubscription above the pod).
+    """
+
+    cluster: Cluster
+    calibration: NetworkCalibration = field(default_factory=NetworkCalibration)
+
+    def __post_init__(self) -> None:
+        check_fabric(self.cluster)
+
+    def tier(self, gpu_a: ArrayLike, gpu_b: ArrayLike) -> Ints:
+        """Tier between GPUs, element by element (0 for a GPU and itself)."""
+        fabric, node_gpus = self.cluster.fabric, self.cluster.node.gpus
+        block_gpus = node_gpus * fabric.nodes_per_block
+        pod_gpus = block_gpus * fabric.blocks_per_pod
+        a, b = np.asarray(gpu_a, dtype=np.int64), np.asarray(gpu_b, dtype=np.int64)
+        tier: Ints = (
+            (a // node_gpus != b // node_gpus).astype(np.int64)
+            + (a // block_gpus != b // block_gpus)
+            + (a // pod_gpus != b // pod_gpus)
+        )
+        return tier
+
+    def span_tier(self, first_gpu: ArrayLike, last_gpu: ArrayLike) -> Ints:
+        """Tier of the widest hop among the GPUs first..last: with this numbering, that of the two ends."""
+        return self.tier(first_gpu, last_gpu)
+
+    def bytes_per_s(self, tier: ArrayLike, crossing_share: ArrayLike = 1.0) -> Floats:
+        """One GPU's share of the links of a tier while all GPUs send.
+
+            tier 0: NVLink x efficiency
+            tier 1: NICs per GPU x efficiency = nic
+            tier 2: min(nic, nic / (leaf oversubscription x crossing share))
+            tier 3: min(tier 2, nic / (leaf x spine oversubscription x crossing share))
+
+        Args:
+            tier: tier or array of tiers.
+            crossing_share: share of all flows that cross this tier at the same time. 1 is the worst case;
+                rings whose members follow the numbering cross a block's edge with one flow in many.
+        """
+        calibration, node, fabric = self.calibration, self.cluster.node, self.cluster.fabric
+        tiers = np.asarray(tier, dtype=np.int64)
+        nic = node.nic_bytes_per_s_per_gpu * calibration.nic_efficiency
+        nvlink = node.gpu.nvlink_bytes_per_s * calibration.p2p_nvlink_efficiency
+        leaf = fabric.leaf_oversubscription
+        by_tier = np.asarray([1.0, 1.0, leaf, leaf * fabric.spine_oversubscription])
+        slowdown = by_tier[tiers] * np.asarray(crossing_share, dtype=np.float64)
+        rate: Floats = np.where(tiers == 0, nvlink, nic / np.maximum(1.0, slowdown))
+        return rate
+
+    def propagation_s(self, tier: ArrayLike) -> Floats:
+        """Hardware latency of one message, GPU to GPU: NVSwitch, or two NICs and the switches between them."""
+        calibration, hop_s = self.calibration, self.cluster.fabric.hop_latency_s
+        by_tier = np.asarray(
+            [calibration.nvswitch_latency_s]
+            + [2 * calibration.nic_latency_s + switches * hop_s for switches in SWITCHES_BY_TIER[1:]]
+        )
+        latency: Floats = by_tier[np.asarray(tier, dtype=np.int64)]
+        return latency
+
+    def latency_s(self, tier: ArrayLike) -> Floats:
+        """Latency of one send/recv: software (launch, proxy) plus hardware."""
+        calibration = self.calibration
+        tiers = np.asarray(tier, dtype=np.int64)
+        software = np.where(tiers == 0, calibration.p2p_intra_latency_s, calibration.p2p_inter_latency_s)
+        latency: Floats = software + self.propagation_s(tiers)
+        return latency
+
+    def rank_hop(self, tier: ArrayLike, tp: int, crossing_share: ArrayLike = 1.0) -> tuple[Floats, Floats]:
+        """(bytes/s, latency s) of one hop between ranks of *tp* GPUs that each send their part in parallel."""
+        return tp * self.bytes_per_s(tier, crossing_share), self.latency_s(tier)
+
+    def ring_tiers(self, member_gpus: ArrayLike, offsets: ArrayLike) -> Ints:
+        """Tier of the slowest hop of many rings, wrap-around included.
+
+        Args:
+            member_gpus: the rings' GPUs one after the other, each ring in its own order (for ranks of several
+                GPUs: the first GPU of each).
+            offsets: ring i is member_gpus[offsets[i]:offsets[i + 1]]; no ring is empty.
+        """
+        members, starts = np.asarray(member_gpus, dtype=np.int64), np.asarray(offsets, dtype=np.int64)
+        if len(starts) < 2:
+            return np.zeros(0, dtype=np.int64)
+        if starts[0] != 0 or starts[-1] != len(members) or np.any(np.diff(starts) < 1):
+            raise ValueError("offsets must start at 0, end at len(member_gpus) and leave no ring empty")
+        successors = np.roll(members, -1)
+        successors[starts[1:] - 1] = members[starts[:-1]]
+        tiers: Ints = np.maximum.reduceat(self.tier(members, successors), starts[:-1])
+        return tiers
+
+    def ring_link(self, member_gpus: ArrayLike) -> tuple[float, float]:
+        """(bytes/s, latency s) of the slowest hop of one ring in the given order, wrap-around included.
+
+        All rings of the cluster are taken to look like this one, so the share of flows that cross a tier is
+        that of this ring's network hops.
+        """
+        members = np.asarray(member_gpus, dtype=np.int64)
+        if members.size == 0:
+            raise ValueError("a ring needs at least one member")
+        hops = self.tier(members, np.roll(members, -1))
+        network_hops = max(1, int(np.count_nonzero(hops)))
+        present = np.unique(hops)
+        crossing_share = np.asarray([np.count_nonzero(hops >= tier) / network_hops for tier in present])
+        return float(self.bytes_per_s(present, crossing_share).min()), float(self.latency_s(present).max())
+
+
+def check_fabric(cluster: Cluster) -> None:
+    """Refuse clusters whose fabric makes no sense, with the reason."""
+    node, fabric = cluster.node, cluster.fabric
+    if fabric.nodes_per_block < 1 or fabric.blocks_per_pod < 1:
+        raise CatalogError(
+            f"cluster {cluster.name}: fabric.nodes_per_block and blocks_per_pod must be at least 1, "
+            f"got {fabric.nodes_per_block} and {fabric.blocks_per_pod}"
+        )
+    for name in ("leaf_oversubscription", "spine_oversubscription"):
+        if not getattr(fabric, name) >= 1.0:
+            raise CatalogError(
+                f"cluster {cluster.name}: fabric.{name} is down-link over up-link bandwidth and must be at least 1, "
+                f"got {getattr(fabric, name)}"
+            )
+    if not fabric.hop_latency_s >= 0.0:
+        raise CatalogError(
+            f"cluster {cluster.name}: fabric.hop_latency_s must be >= 0, got {fabric.hop_latency_s}"
+        )
+    if cluster.nodes < 1 or node.gpus < 1:
+        raise CatalogError(f"cluster {cluster.name}: needs at least one node with one GPU")
+    if cluster.nodes > 1 and not node.nic_bytes_per_s_per_gpu > 0:
+        raise InfeasibleError(
+            f"cluster {cluster.name}: {cluster.nodes} nodes but node {node.name} has no NICs"
+        )
