@@ -1,0 +1,71 @@
+"""Why a program cannot go on: the cycle of processes that wait for each other."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.errors import DeadlockError
+from simulator.program import Program
+
+__all__ = ["deadlock_error"]
+
+_LINKS_SHOWN = 8  # longer cycles are cut: nobody reads on
+
+
+def deadlock_error(program: Program, finished: NDArray[np.bool_]) -> DeadlockError:
+    """Return the error that names the waits of a program which stopped after the *finished* operations."""
+    done = np.bincount(program.part_process, finished[program.part_operation], program.processes)
+    position = program.part_offsets[:-1] + done.astype(np.int64)
+    stuck = np.flatnonzero(position < program.part_offsets[1:])
+    process = int(stuck[0])
+    seen: dict[int, int] = {}
+    waits: list[str] = []
+    while process not in seen:
+        seen[process] = len(waits)
+        operation = int(program.part_operation[position[process]])
+        waits.append(f"{_process_name(program, process)} waits in {_operation_name(program, operation)}")
+        process = _blocker(program, finished, position, operation)
+        if position[process] == program.part_offsets[process + 1]:
+            return DeadlockError(
+                f"the plan cannot finish: {waits[-1]} for {_process_name(program, process)}, "
+                "whose order does not hold it any more"
+            )
+    cycle = waits[seen[process] :]
+    left_out = len(cycle) - _LINKS_SHOWN
+    if left_out > 0:
+        cycle = [*cycle[: _LINKS_SHOWN - 1], f"... {left_out} more ...", cycle[-1]]
+    text = " for the next one; ".join(cycle)
+    return DeadlockError(f"deadlock: {text} for {_process_name(program, process)} again")
+
+
+def _blocker(
+    program: Program, finished: NDArray[np.bool_], position: NDArray[np.int64], operation: int
+) -> int:
+    """Return the first process that has to act before *operation* can start."""
+    while True:
+        link, unit = divmod(operation, program.units)
+        members = program.member_ranks[program.member_offsets[unit] : program.member_offsets[unit + 1]]
+        processes = program.chain_stage[link] * program.ranks + members
+        for process in processes:
+            at = position[process]
+            if at == program.part_offsets[process + 1] or program.part_operation[at] != operation:
+                return int(process)
+        # All members are here: what is missing is their input.
+        operation -= program.units
+        assert operation >= 0, "an operation with all its parties did not start"
+        assert not finished[operation], "an operation whose input is there did not start"
+
+
+def _process_name(program: Program, process: int) -> str:
+    stage, rank = divmod(process, program.ranks)
+    return f"rank {rank}" if program.stages == 1 else f"rank {rank} stage {stage}"
+
+
+def _operation_name(program: Program, operation: int) -> str:
+    link, unit = divmod(operation, program.units)
+    last = program.virtual_stages - 1
+    op = "forward" if link <= last else "backward"
+    chunk = (last - abs(link - last)) // program.stages
+    where = f" (chunk {chunk})" if program.virtual_stages > program.stages else ""
+    return f"the {op} of micro-batch {unit}{where}"

@@ -1,0 +1,173 @@
+"""The discrete-event engine: plays a plan with SimPy.
+
+The semantics are those in replay.py. Processes are pipeline stages of ranks. An operation is one event, shared by the
+members of its group; it is scheduled once its last party is there, over its transfer and its duration at once, since
+both are known by then and nothing can observe the moment between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import numpy as np
+import simpy
+
+from cost_models.micro_batch import StepCosts
+from simulator.accounts import Timeline, account, make_spans
+from simulator.deadlock import deadlock_error
+from simulator.execution import Execution, Noise
+from simulator.plan import Plan
+from simulator.program import Program, compile_program
+
+__all__ = ["run_engine"]
+
+_Process = Generator[simpy.Event, None, None]
+
+
+def run_engine(plan: Plan, costs: StepCosts, noise: Noise | None = None, spans: bool = False) -> Execution:
+    """Play *plan* and return the step's time, where it went and, if asked for, all *spans*.
+
+    Raises:
+        DeadlockError: the orders of the ranks contradict each other.
+    """
+    program = compile_program(plan, costs, noise)
+    stage_engine = _Engine(program, costs)
+    timeline = stage_engine.run()
+    execution = account(program, costs, timeline)
+    return Execution(
+        step_s=execution.step_s,
+        accounts=execution.accounts,
+        account_s=execution.account_s,
+        spans=make_spans(program, costs, timeline) if spans else None,
+        events=stage_engine.events,
+    )
+
+
+class _Operation(simpy.Event):
+    """The end of an operation: everybody who takes part in it waits for this event."""
+
+    def __init__(self, env: simpy.Environment, number: int) -> None:
+        super().__init__(env)
+        self.number = number
+
+    def end_after(self, delay_s: float) -> None:
+        """Like succeed(), but *delay_s* from now; a Timeout would need the delay when it is made."""
+        self._ok = True
+        self._value = None
+        self.env.schedule(self, delay=delay_s)
+
+
+class _Barrier:
+    """Releases all parties once the last one has arrived."""
+
+    def __init__(self, env: simpy.Environment, parties: int) -> None:
+        self._missing, self.release = parties, env.event()
+
+    def arrive(self) -> simpy.Event:
+        """Return the event that fires when all are there."""
+        self._missing -= 1
+        if self._missing == 0:
+            self.release.succeed()
+        return self.release
+
+
+class _Engine:
+    """One run. Arrays are turned to lists: reading one element of an array costs ten times as much."""
+
+    def __init__(self, program: Program, costs: StepCosts) -> None:
+        self._program, self._epilogue = program, costs.epilogue
+        operations = len(program.operation_s)
+        self._units = program.units
+        self._duration_s: list[float] = program.operation_s.tolist()
+        self._transfer_s: list[float] = program.transfer_s.tolist()
+        self._missing: list[int] = program.parties.tolist()
+        self._input_s = [0.0] * operations
+        self._start_s = [0.0] * operations
+        self._end_s = [float("nan")] * operations  # NaN: not played
+        self._waiting: list[_Operation | None] = [None] * operations
+        self._on_end = self._operation_ended
+        self._env = simpy.Environment()
+        self._trained = [_Barrier(self._env, program.ranks) for _ in range(program.stages)]
+        self._summed = _Barrier(self._env, program.stages)
+        self._sync_start_s = [0.0] * program.stages
+        self._optimizer_start_s = 0.0
+        self._stages_left = program.stages
+        self.events = 0
+
+    def run(self) -> Timeline:
+        """Play the program to its end."""
+        program, env = self._program, self._env
+        part_operation: list[int] = program.part_operation.tolist()
+        offsets: list[int] = program.part_offsets.tolist()
+        for stage, opening_s in enumerate(program.opening_s.tolist()):
+            opening = env.timeout(opening_s)
+            env.process(self._end_of_stage(stage))
+            for process in range(stage * program.ranks, (stage + 1) * program.ranks):
+                operations = part_operation[offsets[process] : offsets[process + 1]]
+                env.process(self._stage_of_rank(stage, opening, operations))
+        env.run()
+        end_s = np.array(self._end_s)
+        if self._stages_left:
+            raise deadlock_error(program, ~np.isnan(end_s))
+        # Besides the operations: start and end of every process; opening, barrier and two timeouts of every stage;
+        # one barrier of all stages.
+        played = int(np.count_nonzero(~np.isnan(end_s)))
+        self.events = played + 2 * (program.processes + program.stages) + 4 * program.stages + 1
+        return Timeline(
+            start_s=np.array(self._start_s),
+            end_s=end_s,
+            sync_start_s=np.array(self._sync_start_s),
+            optimizer_start_s=self._optimizer_start_s,
+            step_s=env.now,
+        )
+
+    def _stage_of_rank(self, stage: int, opening: simpy.Event, operations: list[int]) -> _Process:
+        yield opening
+        arrive = self._arrive
+        for operation in operations:
+            yield arrive(operation)
+        self._trained[stage].arrive()
+
+    def _end_of_stage(self, stage: int) -> _Process:
+        """Gradients and optimizer, the same for all ranks of a stage."""
+        env = self._env
+        yield self._trained[stage].release
+        self._sync_start_s[stage] = env.now
+        yield env.timeout(float(self._epilogue.gradient_sync_s[stage]))
+        yield self._summed.arrive()
+        self._optimizer_start_s = env.now
+        yield env.timeout(float(self._epilogue.optimizer_s[stage]))
+        self._stages_left -= 1
+
+    def _arrive(self, number: int) -> _Operation:
+        """A member is ready for an operation; return the event of its end."""
+        operation = self._waiting[number]
+        if operation is None:
+            operation = self._waiting[number] = _Operation(self._env, number)
+            operation.callbacks.append(self._on_end)
+        missing = self._missing[number] = self._missing[number] - 1
+        if missing == 0:
+            self._start(operation)
+        return operation
+
+    def _start(self, operation: _Operation) -> None:
+        """All parties are there or, for the input, known to come."""
+        number, now_s = operation.number, self._env.now
+        start_s = max(now_s, self._input_s[number])
+        self._start_s[number] = start_s
+        operation.end_after(start_s - now_s + self._duration_s[number])
+
+    def _operation_ended(self, operation: simpy.Event) -> None:
+        """Send the result to the next operation of the chain."""
+        assert isinstance(operation, _Operation)
+        number = operation.number
+        now_s = self._end_s[number] = self._env.now
+        self._waiting[number] = None
+        following = number + self._units
+        if following < len(self._missing):
+            self._input_s[following] = now_s + self._transfer_s[number % self._units]
+            missing = self._missing[following] = self._missing[following] - 1
+            if missing == 0:
+                waiting = self._waiting[following]
+                assert waiting is not None, "all members have arrived, so the first of them made the event"
+                self._start(waiting)
