@@ -1,0 +1,35 @@
+"""Sequence lengths: read, check, summarise, synthesise, and cut into global batches. Knows no hardware and no time."""
+
+from __future__ import annotations
+
+from traces.batches import GlobalBatch, LongSequencePolicy, global_batches
+from traces.catalog import load_distribution, load_source, load_trace, shipped_distributions, shipped_traces
+from traces.distributions import Distribution, read_distribution, synthesize, synthesize_tokens
+from traces.files import iter_lengths, read_trace, write_trace
+from traces.lengths import LARGEST_LENGTH_TOKENS
+from traces.summary import LengthBucket, TraceStatistics, bucket_label, statistics
+from traces.trace import Trace
+
+__all__ = [
+    "LARGEST_LENGTH_TOKENS",
+    "Distribution",
+    "GlobalBatch",
+    "LengthBucket",
+    "LongSequencePolicy",
+    "Trace",
+    "TraceStatistics",
+    "bucket_label",
+    "global_batches",
+    "iter_lengths",
+    "load_distribution",
+    "load_source",
+    "load_trace",
+    "read_distribution",
+    "read_trace",
+    "shipped_distributions",
+    "shipped_traces",
+    "statistics",
+    "synthesize",
+    "synthesize_tokens",
+    "write_trace",
+]

@@ -1,0 +1,81 @@
+"""Lengths from binary files: parquet, npy, npz."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.errors import TraceError
+from traces.formats import choose_column
+from traces.lengths import BadValueError, lengths_from_array, lengths_from_arrow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["npy_lengths", "npz_lengths", "parquet_lengths"]
+
+Ints = NDArray[np.int64]
+
+
+def _unreadable(path: Path, kind: str, error: Exception) -> TraceError:
+    reason = str(error).strip().partition("\n")[0] or type(error).__name__
+    return TraceError(f"cannot be read as {kind} ({reason})", str(path))
+
+
+def parquet_lengths(path: Path, column: str | None, chunk_rows: int) -> Iterator[Ints]:
+    """Yield the lengths of one column of a parquet file, *chunk_rows* at a time."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = 0
+    try:
+        with pq.ParquetFile(path, memory_map=True) as file:
+            schema = file.schema_arrow
+            columns = {field.name: pa.types.is_integer(field.type) for field in schema}
+            chosen = choose_column(path, columns, column)
+            for batch in file.iter_batches(chunk_rows, columns=[chosen]):
+                lengths = lengths_from_arrow(batch.column(0))
+                yield lengths
+                rows += len(lengths)
+    except BadValueError as error:
+        raise TraceError(error.message, str(path), rows + error.index + 1) from None
+    except (pa.ArrowException, OSError, ValueError, IndexError) as error:
+        raise _unreadable(path, "parquet", error) from None
+
+
+def npy_lengths(path: Path, column: str | None, chunk_rows: int) -> Iterator[Ints]:
+    """Yield the lengths of a .npy file, *chunk_rows* at a time, without reading it whole."""
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # numpy evaluates the header: a damaged one may raise anything
+        raise _unreadable(path, "npy", error) from None
+    if column is not None:
+        raise TraceError(f"there is no column {column!r}: a .npy file holds one array", str(path))
+    yield from _array_lengths(path, array, "the array", chunk_rows)
+
+
+def npz_lengths(path: Path, column: str | None, chunk_rows: int) -> Iterator[Ints]:
+    """Yield the lengths of one array of a .npz file."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except Exception as error:  # a damaged archive or header may raise anything
+        raise _unreadable(path, "npz", error) from None
+    columns = {name: array.ndim == 1 and array.dtype.kind in "iu" for name, array in arrays.items()}
+    chosen = choose_column(path, columns, column)
+    yield from _array_lengths(path, arrays[chosen], f"array {chosen!r}", chunk_rows)
+
+
+def _array_lengths(path: Path, array: NDArray[Any], what: str, chunk_rows: int) -> Iterator[Ints]:
+    if array.ndim != 1:
+        raise TraceError(
+            f"{what} has {array.ndim} dimensions; expected one length after the other", str(path)
+        )
+    for start in range(0, len(array), chunk_rows):
+        try:
+            yield lengths_from_array(np.asarray(array[start : start + chunk_rows]))
+        except BadValueError as error:
+            raise TraceError(error.message, str(path), start + error.index + 1) from None

@@ -1,0 +1,225 @@
+"""Global batches: what one training step takes from a trace, a distribution or a stream of lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.errors import UserInputError
+from traces.distributions import Distribution
+from traces.lengths import lengths_from_array
+from traces.pieces import Block, cut_block
+from traces.trace import Trace
+
+__all__ = ["GlobalBatch", "LongSequencePolicy", "global_batches"]
+
+Ints = NDArray[np.int64]
+
+LongSequencePolicy = Literal["chunk", "truncate", "drop"]
+"""What becomes of sequences longer than the context; see `global_batches`."""
+
+_BLOCK_SEQUENCES = 2**15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GlobalBatch:
+    """The sequences of one training step, none longer than the context.
+
+    Every token of the source is in exactly one account of exactly one batch:
+    source tokens = tokens + dropped_tokens + truncated_tokens, summed over all batches.
+
+    Attributes:
+        index: number of the batch, from 0.
+        lengths: tokens of each sequence (or piece of one), in order; read-only int64.
+        dropped_tokens: tokens of the sequences left out because they exceed the context.
+        dropped_sequences: how many sequences that were.
+        truncated_tokens: tokens cut off the ends of sequences that exceed the context.
+        truncated_sequences: how many sequences that were.
+        chunked_sequences: sequences cut into pieces because they exceed the context.
+        split_tokens: tokens of the last sequence (or piece) that did not fit the budget and open the next batch.
+        complete: the batch reached its budget; False only for the last one of a source that ended.
+    """
+
+    index: int
+    lengths: Ints
+    dropped_tokens: int = 0
+    dropped_sequences: int = 0
+    truncated_tokens: int = 0
+    truncated_sequences: int = 0
+    chunked_sequences: int = 0
+    split_tokens: int = 0
+    complete: bool = True
+
+    @property
+    def tokens(self) -> int:
+        """Tokens to train on."""
+        return int(self.lengths.sum())
+
+
+def global_batches(
+    source: Trace | Distribution | Iterable[Ints],
+    *,
+    context_tokens: int,
+    policy: LongSequencePolicy = "chunk",
+    budget_tokens: int | None = None,
+    sequences: int | None = None,
+    seed: int | None = None,
+    wrap: bool = True,
+) -> Iterator[GlobalBatch]:
+    """Cut a source of sequence lengths into global batches.
+
+    A batch of *budget_tokens* holds exactly that many tokens: sequences are taken in order, the one that crosses the
+    budget is cut there and its rest opens the next batch. All batches are then equally large, so that steps compare,
+    and no token is lost. A batch of *sequences* holds that many sequences of the source, dropped ones not counted.
+
+    Args:
+        source: a trace; a distribution, drawn from without end; or an iterable of arrays (such as `iter_lengths`
+            gives), played once in its own order.
+        context_tokens: the longest sequence the model is trained on.
+        policy: what becomes of longer sequences. "chunk": cut into pieces of context_tokens and a rest, all
+            independent sequences. "truncate": only the first context_tokens stay. "drop": left out.
+        budget_tokens: tokens of a batch; give either this or sequences.
+        sequences: source sequences of a batch.
+        seed: shuffles a trace (anew each time round); None keeps the order of the file. Seeds a distribution, which
+            needs one.
+        wrap: start a trace again when it ends, without end. Otherwise the last batch may be incomplete.
+
+    Raises:
+        UserInputError: arguments that contradict each other, or no sequence fits the context.
+    """
+    if policy not in get_args(LongSequencePolicy):
+        raise UserInputError(
+            f"policy must be one of {', '.join(get_args(LongSequencePolicy))}, got {policy!r}"
+        )
+    if (budget_tokens is None) == (sequences is None):
+        raise UserInputError("give the size of a global batch either in tokens or in sequences")
+    for key, value in (
+        ("context_tokens", context_tokens),
+        ("budget_tokens", budget_tokens),
+        ("sequences", sequences),
+    ):
+        if value is not None and value < 1:
+            raise UserInputError(f"{key} must be at least 1, got {value}")
+    if isinstance(source, Distribution):
+        blocks, shortest = _distribution_blocks(source, seed), source.edges_tokens[0] + 1
+    elif isinstance(source, Trace):
+        blocks, shortest = _trace_blocks(source, seed, wrap), int(source.lengths.min())
+    elif seed is not None:
+        raise UserInputError("a stream of lengths keeps its own order: seed must be None")
+    else:
+        blocks, shortest = _small_blocks(source), 1
+    if policy == "drop" and shortest > context_tokens:
+        raise UserInputError(
+            f"no sequence fits the context of {context_tokens} tokens (the shortest has {shortest}) and policy drop "
+            "leaves out the others: use chunk or truncate, or a longer context"
+        )
+    return _batches(_Pieces(blocks, context_tokens, policy), budget_tokens, sequences)
+
+
+def _distribution_blocks(distribution: Distribution, seed: int | None) -> Iterator[Ints]:
+    if seed is None:
+        raise UserInputError(f"distribution {distribution.name} needs a seed to draw sequences")
+    return distribution.stream(seed)
+
+
+def _trace_blocks(trace: Trace, seed: int | None, wrap: bool) -> Iterator[Ints]:
+    rng = None if seed is None else np.random.default_rng(seed)
+    while True:
+        lengths = trace.lengths if rng is None else rng.permutation(trace.lengths)
+        yield from _small_blocks((lengths,))
+        if not wrap:
+            return
+
+
+def _small_blocks(arrays: Iterable[NDArray[np.integer]]) -> Iterator[Ints]:
+    """Yield checked int64 arrays small enough that running sums over them stay in the processor's cache."""
+    for array in arrays:
+        for start in range(0, len(array), _BLOCK_SEQUENCES):
+            yield lengths_from_array(np.asarray(array[start : start + _BLOCK_SEQUENCES]))
+
+
+class _Pieces:
+    """The source as a line of pieces, of which the head block is in memory.
+
+    Attributes:
+        block: the block at the head.
+        taken_tokens: tokens of the block that are in batches already.
+        counted: pieces of the block whose accounts are in batches already.
+        trailing_tokens, trailing_sequences: dropped after the last piece of the source; known once it has ended.
+    """
+
+    def __init__(self, blocks: Iterator[Ints], context_tokens: int, policy: str) -> None:
+        self._blocks, self._context_tokens, self._policy = blocks, context_tokens, policy
+        self.block = Block.empty()
+        self.taken_tokens = self.counted = 0
+        self.trailing_tokens = self.trailing_sequences = 0
+
+    def refill(self) -> bool:
+        """Make sure that a token waits at the head; False when the source has ended."""
+        while self.taken_tokens == self.block.tokens:
+            lengths = next(self._blocks, None)
+            if lengths is None:
+                return False
+            block = cut_block(
+                lengths, self._context_tokens, self._policy, self.trailing_tokens, self.trailing_sequences
+            )
+            self.trailing_tokens, self.trailing_sequences = block.trailing_tokens, block.trailing_sequences
+            self.block, self.taken_tokens, self.counted = block, 0, 0
+        return True
+
+    def take(self, end_token: int) -> tuple[Ints, NDArray[np.int64], int]:
+        """Take the tokens up to *end_token* of the block: lengths, accounts, and how much of the last piece stays."""
+        ends = self.block.ends
+        first = int(np.searchsorted(ends, self.taken_tokens, side="right"))
+        last = int(np.searchsorted(ends, end_token, side="left"))
+        inner_ends = np.minimum(ends[first : last + 1], end_token)
+        lengths = np.diff(inner_ends, prepend=self.taken_tokens)
+        accounts = self.block.accounts[:, last + 1] - self.block.accounts[:, self.counted]
+        self.taken_tokens, self.counted = end_token, last + 1
+        return lengths, accounts, int(ends[last]) - end_token
+
+
+def _batches(pieces: _Pieces, budget_tokens: int | None, sequences: int | None) -> Iterator[GlobalBatch]:
+    index = 0
+    while pieces.refill():
+        parts: list[Ints] = []
+        accounts = np.zeros(Block.ACCOUNTS, dtype=np.int64)
+        missing = budget_tokens if budget_tokens is not None else sequences or 0
+        split_tokens = 0
+        while missing and pieces.refill():
+            block = pieces.block
+            if budget_tokens is not None:
+                end_token = min(pieces.taken_tokens + missing, block.tokens)
+                missing -= end_token - pieces.taken_tokens
+            else:
+                done = int(np.searchsorted(block.sequence_ends, pieces.taken_tokens, side="right"))
+                taken = min(missing, len(block.sequence_ends) - done)
+                end_token = int(block.sequence_ends[done + taken - 1])
+                missing -= taken
+            lengths, counts, split_tokens = pieces.take(end_token)
+            parts.append(lengths)
+            accounts += counts
+        if not pieces.refill():
+            accounts[0] += pieces.trailing_tokens
+            accounts[1] += pieces.trailing_sequences
+        whole = np.concatenate(parts)
+        whole.flags.writeable = False
+        dropped_tokens, dropped, truncated_tokens, truncated, chunked = accounts.tolist()
+        yield GlobalBatch(
+            index=index,
+            lengths=whole,
+            dropped_tokens=dropped_tokens,
+            dropped_sequences=dropped,
+            truncated_tokens=truncated_tokens,
+            truncated_sequences=truncated,
+            chunked_sequences=chunked,
+            split_tokens=split_tokens,
+            complete=missing == 0,
+        )
+        index += 1
+    if index == 0:
+        raise UserInputError("the source holds no sequence that fits the context")

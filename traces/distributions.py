@@ -1,0 +1,174 @@
+"""Length distributions given as the share of tokens per length bucket, and traces drawn from them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.errors import TraceError
+from traces.lengths import LARGEST_LENGTH_TOKENS
+from traces.trace import Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Distribution", "read_distribution", "synthesize", "synthesize_tokens"]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_BLOCK_SEQUENCES = 2**15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """Share of all tokens that sequences of each length bucket hold; log-uniform inside a bucket.
+
+    Bucket i holds the lengths n with edges_tokens[i] < n <= edges_tokens[i + 1], and n is drawn there as
+    ceil(x), log x uniform: P(n) = ln(n / (n - 1)) / ln(upper / lower). Token shares are what counts for a simulation
+    (they decide the work); how many sequences that takes follows from the mean length inside each bucket:
+
+        sample_share[i] = (token_share[i] / mean[i]) / sum_j (token_share[j] / mean[j])
+
+    Attributes:
+        name: short name.
+        edges_tokens: increasing bucket edges, one more than there are buckets.
+        token_shares: share of tokens per bucket; divided by their sum, so percent will do.
+        source: where the shares were published.
+
+    Raises:
+        TraceError: edges that do not increase from at least 1, or shares that are negative or all zero.
+    """
+
+    name: str
+    edges_tokens: tuple[int, ...]
+    token_shares: tuple[float, ...]
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        edges, shares = self.edges_tokens, self.token_shares
+        if any(isinstance(edge, bool) or not isinstance(edge, int) for edge in edges):
+            raise TraceError(f"edges_tokens must be whole numbers, got {list(edges)}", self.name)
+        rising = all(low < high for low, high in pairwise(edges))
+        if len(edges) < 2 or not rising or edges[0] < 1 or edges[-1] > LARGEST_LENGTH_TOKENS:
+            raise TraceError(
+                f"edges_tokens must be two or more numbers that increase from at least 1 to at most "
+                f"{LARGEST_LENGTH_TOKENS}, got {list(edges)}",
+                self.name,
+            )
+        if len(shares) != len(edges) - 1:
+            raise TraceError(
+                f"{len(edges)} edges make {len(edges) - 1} buckets, but there are {len(shares)} token shares",
+                self.name,
+            )
+        total = math.fsum(shares)
+        if not all(share >= 0 for share in shares) or not 0 < total < math.inf:
+            raise TraceError(f"token shares must be 0 or more and not all 0, got {list(shares)}", self.name)
+        object.__setattr__(self, "token_shares", tuple(share / total for share in shares))
+
+    @property
+    def bucket_mean_tokens(self) -> Floats:
+        """Mean length inside each bucket.
+
+            mean = sum_{n=a+1..b} n ln(n / (n - 1)) / ln(b / a) = (b ln b - a ln a - ln((b-1)! / (a-1)!)) / ln(b / a)
+
+        by summation by parts; close to (b - a) / ln(b / a) + 1/2.
+        """
+        return np.array(
+            [
+                (high * math.log(high) - low * math.log(low) - math.lgamma(high) + math.lgamma(low))
+                / math.log(high / low)
+                for low, high in pairwise(self.edges_tokens)
+            ]
+        )
+
+    @property
+    def sample_shares(self) -> Floats:
+        """Share of all sequences that each bucket holds."""
+        sequences_per_token = np.array(self.token_shares) / self.bucket_mean_tokens
+        shares: Floats = sequences_per_token / sequences_per_token.sum()
+        return shares
+
+    @property
+    def mean_tokens(self) -> float:
+        """Mean length of a sequence."""
+        return float(1.0 / (np.array(self.token_shares) / self.bucket_mean_tokens).sum())
+
+    def sample(self, count: int, rng: np.random.Generator) -> Ints:
+        """Draw *count* independent lengths."""
+        edges = np.array(self.edges_tokens, dtype=np.float64)
+        upper_probability = np.cumsum(self.sample_shares)[:-1]
+        bucket = np.searchsorted(upper_probability, rng.random(count), side="right")
+        low, high = edges[bucket], edges[bucket + 1]
+        # 1 - random() lies in (0, 1], so that the lower edge itself is never drawn.
+        lengths = np.ceil(low * (high / low) ** (1.0 - rng.random(count)))
+        return np.clip(lengths, low + 1, high).astype(np.int64)
+
+    def stream(self, seed: int) -> Iterator[Ints]:
+        """Draw lengths without end, in blocks; the same seed gives the same stream."""
+        rng = np.random.default_rng(seed)
+        while True:
+            yield self.sample(_BLOCK_SEQUENCES, rng)
+
+
+def read_distribution(path: str | Path) -> Distribution:
+    """Read a distribution from a YAML file with the keys name, source, edges_tokens and token_percent."""
+    import yaml
+
+    where = str(path)
+    try:
+        content: Any = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TraceError(f"cannot be read ({error.strerror or error})", where) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise TraceError(f"is not YAML ({error})", where) from None
+    keys = {"name", "source", "edges_tokens", "token_percent"}
+    if not isinstance(content, dict) or not {"edges_tokens", "token_percent"} <= content.keys() <= keys:
+        found = ", ".join(map(str, content)) if isinstance(content, dict) else type(content).__name__
+        raise TraceError(
+            f"expected the keys edges_tokens and token_percent, and perhaps name and source; found {found}",
+            where,
+        )
+    edges, percents = content["edges_tokens"], content["token_percent"]
+    for key, values in (("edges_tokens", edges), ("token_percent", percents)):
+        numbers = isinstance(values, list) and all(
+            isinstance(value, int | float) and not isinstance(value, bool) for value in values
+        )
+        if not numbers:
+            raise TraceError(f"{key} must be a list of numbers, got {values!r}", where)
+    return Distribution(
+        name=str(content.get("name", Path(path).stem)),
+        edges_tokens=tuple(edges),
+        token_shares=tuple(map(float, percents)),
+        source=str(content.get("source", "")),
+    )
+
+
+def synthesize(distribution: Distribution, count: int, seed: int = 0) -> Trace:
+    """Draw a trace of *count* sequences."""
+    if count < 1:
+        raise TraceError(f"the number of sequences must be at least 1, got {count}", distribution.name)
+    lengths = distribution.sample(count, np.random.default_rng(seed))
+    return Trace(lengths, distribution.name, f"{count} lengths drawn with seed {seed}; {distribution.source}")
+
+
+def synthesize_tokens(distribution: Distribution, tokens: int, seed: int = 0) -> Trace:
+    """Draw a trace of exactly *tokens* tokens: sequences in turn, the last one cut to fit."""
+    if tokens < 1:
+        raise TraceError(f"the number of tokens must be at least 1, got {tokens}", distribution.name)
+    blocks, drawn = [], 0
+    for block in distribution.stream(seed):
+        ends = drawn + np.cumsum(block)
+        blocks.append(block[: int(np.searchsorted(ends, tokens)) + 1])
+        drawn = int(ends[-1])
+        if drawn >= tokens:
+            break
+    lengths = np.concatenate(blocks)
+    lengths[-1] -= int(lengths.sum()) - tokens
+    return Trace(lengths, distribution.name, f"{tokens} tokens drawn with seed {seed}; {distribution.source}")

@@ -1,0 +1,138 @@
+"""Traces from files and to files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.errors import TraceError
+from traces.array_formats import npy_lengths, npz_lengths, parquet_lengths
+from traces.formats import file_format, trace_name
+from traces.text_formats import csv_lengths, jsonl_lengths, txt_lengths
+from traces.trace import Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import BinaryIO
+
+__all__ = ["iter_lengths", "read_trace", "write_trace"]
+
+Ints = NDArray[np.int64]
+
+_CHUNK_ROWS = 2**20
+
+
+def iter_lengths(
+    path: str | Path, column: str | None = None, chunk_rows: int = _CHUNK_ROWS
+) -> Iterator[Ints]:
+    """Stream the lengths of a file as checked int64 arrays of at most *chunk_rows*, in bounded memory.
+
+    Bounded for every format but .npz, which is read whole. Arguments and errors are those of `read_trace`; what is
+    wrong with a row comes up when the stream gets there.
+    """
+    path = Path(path)
+    file_format(path)
+    if not os.path.exists(path):  # unlike Path.exists, False for names that no file can have
+        raise TraceError("there is no such file", str(path))
+    if path.is_dir():
+        raise TraceError("is a directory, not a trace file", str(path))
+    if chunk_rows < 1:
+        raise ValueError(f"chunk_rows must be at least 1, got {chunk_rows}")
+    return _stream(path, column, chunk_rows)
+
+
+def _stream(path: Path, column: str | None, chunk_rows: int) -> Iterator[Ints]:
+    rows = 0
+    for block in _blocks(path, column, chunk_rows):
+        for start in range(0, len(block), chunk_rows):
+            yield block[start : start + chunk_rows]
+        rows += len(block)
+    if rows == 0:
+        raise TraceError("holds no lengths", str(path))
+
+
+def _blocks(path: Path, column: str | None, chunk_rows: int) -> Iterator[Ints]:
+    form = file_format(path)
+    if form.kind == "csv":
+        return csv_lengths(path, form.gzipped, column)
+    if form.kind == "jsonl":
+        return jsonl_lengths(path, form.gzipped, column)
+    if form.kind == "parquet":
+        return parquet_lengths(path, column, chunk_rows)
+    if form.kind == "npy":
+        return npy_lengths(path, column, chunk_rows)
+    if form.kind == "npz":
+        return npz_lengths(path, column, chunk_rows)
+    if column is not None:
+        raise TraceError(f"there is no column {column!r}: a text file holds one length a line", str(path))
+    return txt_lengths(path, form.gzipped)
+
+
+def read_trace(path: str | Path, column: str | None = None, name: str | None = None) -> Trace:
+    """Read the sequence lengths of a file.
+
+    Args:
+        path: .csv, .tsv, .txt (one length a line, `#` starts a comment), .jsonl or .ndjson, each also with .gz
+            appended; .parquet, .npy or .npz.
+        column: the column (JSON key, array of an .npz) with the lengths. By default the first of tokens, length,
+            lengths, length_tokens, num_tokens, seq_len, n_tokens, else the only column of integers.
+        name: name of the trace; by default the file's name without its endings.
+
+    Raises:
+        TraceError: the file cannot be read or holds no lengths, or a value is not a whole number from 1 to 2**31. The
+            row counts data rows from 1 (no header, comments or empty lines); for text files the message also gives
+            the line where the two differ.
+    """
+    path = Path(path)
+    chunks = list(iter_lengths(path, column))
+    origin = f"read from {path.name}" + (f", column {column}" if column else "")
+    return Trace(np.concatenate(chunks), name or trace_name(path), origin)
+
+
+def write_trace(trace: Trace, path: str | Path) -> None:
+    """Write the lengths of *trace* in the format of the file's ending; the file appears whole or not at all.
+
+    Tables get one column `tokens`, an .npz one array `lengths`. The same trace gives the same bytes.
+    """
+    path = Path(path)
+    form = file_format(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with temporary.open("wb") as file:
+            if form.gzipped:
+                import gzip
+
+                with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as compressed:
+                    _write(trace.lengths, form.kind, compressed)
+            else:
+                _write(trace.lengths, form.kind, file)
+        temporary.replace(path)
+    except OSError as error:
+        raise TraceError(f"cannot be written ({error.strerror or error})", str(path)) from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def _write(lengths: NDArray[Any], kind: str, file: BinaryIO | Any) -> None:
+    if kind == "npy":
+        np.save(file, lengths)
+    elif kind == "npz":
+        np.savez_compressed(file, lengths=lengths)
+    elif kind == "parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.table({"tokens": lengths}), file)
+    else:
+        if kind == "csv":
+            file.write(b"tokens\n")
+        before, after = ('{"tokens": ', "}\n") if kind == "jsonl" else ("", "\n")
+        for start in range(0, len(lengths), _CHUNK_ROWS):
+            texts = map(str, lengths[start : start + _CHUNK_ROWS].tolist())
+            file.write((before + (after + before).join(texts) + after).encode())

@@ -1,0 +1,92 @@
+"""Which file formats a trace may have, told by the end of the file's name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hdpsim.errors import TraceError
+
+__all__ = ["DEFAULT_COLUMNS", "FORMATS", "FileFormat", "choose_column", "file_format", "trace_name"]
+
+FORMATS = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".txt": "txt",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".npy": "npy",
+    ".npz": "npz",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+}
+"""Format of each file ending; the text forms (csv, txt, jsonl) may also end in .gz."""
+
+DEFAULT_COLUMNS = ("tokens", "length", "lengths", "length_tokens", "num_tokens", "seq_len", "n_tokens")
+"""Names tried, in this order, when a file has several columns and none was asked for."""
+
+_GZIPPED = ("csv", "txt", "jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class FileFormat:
+    """The kind of a file ("csv", "npy", ...) and whether it is compressed with gzip."""
+
+    kind: str
+    gzipped: bool
+
+
+def file_format(path: Path) -> FileFormat:
+    """Return the format that the ending of *path* stands for; TraceError lists the endings when it is none."""
+    gzipped = path.suffix.lower() == ".gz"
+    suffix = Path(path.stem).suffix.lower() if gzipped else path.suffix.lower()
+    kind = FORMATS.get(suffix)
+    if kind is None or (gzipped and kind not in _GZIPPED):
+        endings = ", ".join(FORMATS)
+        text_endings = ", ".join(f"{ending}.gz" for ending, kind in FORMATS.items() if kind in _GZIPPED)
+        ending = "".join(path.suffixes[-2:] if gzipped else path.suffixes[-1:]) or "no ending"
+        raise TraceError(
+            f"unknown kind of trace file ({ending}); known are {endings}, {text_endings}", str(path)
+        )
+    return FileFormat(kind, gzipped)
+
+
+def trace_name(path: Path) -> str:
+    """Return the file's name without its endings."""
+    stem = path.name
+    for ending in (".gz", *FORMATS):
+        if stem.lower().endswith(ending):
+            stem = stem[: -len(ending)]
+    return stem or path.name
+
+
+def choose_column(path: Path, columns: dict[str, bool], wanted: str | None) -> str:
+    """Return the column that holds the lengths.
+
+    The wanted one; else the first of `DEFAULT_COLUMNS`, in any case; else the only column of integers.
+
+    Args:
+        path: the file, for the error.
+        columns: name of each column, and whether it holds integers.
+        wanted: name the user asked for.
+    """
+    listed = ", ".join(columns) if columns else "none"
+    if wanted is not None:
+        if wanted not in columns:
+            raise TraceError(f"there is no column {wanted!r}; the columns are: {listed}", str(path))
+        return wanted
+    by_lower = {name.lower(): name for name in reversed(columns)}
+    for default in DEFAULT_COLUMNS:
+        if default in by_lower:
+            return by_lower[default]
+    integers = [name for name, holds_integers in columns.items() if holds_integers]
+    if len(integers) == 1:
+        return integers[0]
+    if len(columns) == 1:
+        return next(iter(columns))  # its first bad row is the better message
+    found = "none holds" if not integers else f"{len(integers)} hold"
+    raise TraceError(
+        f"cannot tell which column holds the lengths: none is named {', '.join(DEFAULT_COLUMNS)}, and {found} "
+        f"integers only; name one of the columns: {listed}",
+        str(path),
+    )

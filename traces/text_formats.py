@@ -1,0 +1,238 @@
+"""Lengths from text files: csv, one length a line, JSON lines; plain or compressed with gzip."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.errors import TraceError
+from traces.formats import choose_column
+from traces.lengths import (
+    BadValueError,
+    length_from_text,
+    length_from_value,
+    lengths_from_arrow,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import BinaryIO
+
+__all__ = ["csv_lengths", "jsonl_lengths", "open_binary", "txt_lengths"]
+
+Ints = NDArray[np.int64]
+
+_BLOCK_BYTES = 2**24
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def open_binary(path: Path, gzipped: bool) -> BinaryIO:
+    """Open a plain or gzip-compressed file for reading."""
+    return cast("BinaryIO", gzip.open(path, "rb")) if gzipped else path.open("rb")
+
+
+def _line_blocks(path: Path, gzipped: bool) -> Iterator[tuple[int, bytes]]:
+    """Yield the file in blocks of whole lines, each with the number of lines before it."""
+    lines_before = 0
+    try:
+        with open_binary(path, gzipped) as file:
+            while block := file.read(_BLOCK_BYTES):
+                block += file.readline()
+                yield lines_before, block.removeprefix(_BYTE_ORDER_MARK) if lines_before == 0 else block
+                lines_before += block.count(b"\n")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TraceError(f"the gzip compression is damaged ({error})", str(path)) from None
+    except OSError as error:
+        raise TraceError(f"cannot be read ({error.strerror or error})", str(path)) from None
+
+
+def _refuse(path: Path, message: str, row: int, line: int) -> NoReturn:
+    raise TraceError(message if line == row else f"{message} (line {line} of the file)", str(path), row)
+
+
+def txt_lengths(path: Path, gzipped: bool) -> Iterator[Ints]:
+    """Yield the lengths of a file with one length a line; `#` starts a comment, empty lines do not count."""
+    import pyarrow as pa
+
+    rows = 0
+    for lines_before, block in _line_blocks(path, gzipped):
+        lines = block.splitlines()
+        try:
+            lengths = lengths_from_arrow(pa.array(lines, pa.binary()))
+        except BadValueError:
+            lengths = _commented_lengths(path, lines, rows, lines_before)
+        yield lengths
+        rows += len(lengths)
+
+
+def _commented_lengths(path: Path, lines: list[bytes], rows: int, lines_before: int) -> Ints:
+    """Parse line by line, skipping comments and empty lines."""
+    lengths: list[int] = []
+    for number, line in enumerate(lines, start=lines_before + 1):
+        text = line.partition(b"#")[0].strip()
+        if not text:
+            continue
+        try:
+            lengths.append(length_from_text(text.decode("utf-8", "replace")))
+        except ValueError as error:
+            _refuse(path, str(error), rows + len(lengths) + 1, number)
+    return np.array(lengths, dtype=np.int64)
+
+
+def jsonl_lengths(path: Path, gzipped: bool, column: str | None) -> Iterator[Ints]:
+    """Yield the lengths of a JSON-lines file: one object (with a key per column) or one bare number a line."""
+    first = _first_json(path, gzipped)
+    if not isinstance(first, dict):
+        if column is not None:
+            raise TraceError(f"there is no column {column!r}: the lines are not JSON objects", str(path))
+        yield from txt_lengths(path, gzipped)
+        return
+    integers = {key: isinstance(value, int) and not isinstance(value, bool) for key, value in first.items()}
+    column = choose_column(path, integers, column)
+    rows = 0
+    for lines_before, block in _line_blocks(path, gzipped):
+        lengths = _fast_jsonl(block, column)
+        if lengths is None:
+            lengths = _careful_jsonl(path, block, column, rows, lines_before)
+        yield lengths
+        rows += len(lengths)
+
+
+def _first_json(path: Path, gzipped: bool) -> object:
+    for lines_before, block in _line_blocks(path, gzipped):
+        for number, line in enumerate(block.splitlines(), start=lines_before + 1):
+            if line.strip():
+                return _parse_json(path, line, 1, number)
+    raise TraceError("holds no lengths", str(path))
+
+
+def _parse_json(path: Path, line: bytes, row: int, number: int) -> object:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        shown = line.strip()[:40].decode("utf-8", "replace")
+        _refuse(path, f"{shown!r} is not JSON", row, number)
+
+
+def _fast_jsonl(block: bytes, column: str) -> Ints | None:
+    """Parse a block with Arrow; None when anything in it needs a closer look."""
+    import pyarrow as pa
+    import pyarrow.json as pa_json
+
+    try:
+        table = pa_json.read_json(
+            pa.BufferReader(block),
+            pa_json.ReadOptions(use_threads=False, block_size=len(block) + 1),
+            pa_json.ParseOptions(
+                explicit_schema=pa.schema([(column, pa.int64())]), unexpected_field_behavior="ignore"
+            ),
+        )
+        lengths = lengths_from_arrow(table.column(column).combine_chunks())
+    except (pa.ArrowException, BadValueError):
+        return None
+    lines = block.count(b"\n") + (not block.endswith(b"\n"))
+    return lengths if len(lengths) == lines else None
+
+
+def _careful_jsonl(path: Path, block: bytes, column: str, rows: int, lines_before: int) -> Ints:
+    """Parse line by line, skipping empty lines; the first bad one is reported with its number."""
+    lengths: list[int] = []
+    for number, line in enumerate(block.splitlines(), start=lines_before + 1):
+        if not line.strip():
+            continue
+        row = rows + len(lengths) + 1
+        record = _parse_json(path, line, row, number)
+        if not isinstance(record, dict):
+            _refuse(path, f"the line holds no JSON object with the key {column!r}", row, number)
+        try:
+            lengths.append(length_from_value(record.get(column)))
+        except ValueError as error:
+            _refuse(path, str(error), row, number)
+    return np.array(lengths, dtype=np.int64)
+
+
+def csv_lengths(path: Path, gzipped: bool, column: str | None) -> Iterator[Ints]:
+    """Yield the lengths of one column of a csv file (separated by comma, semicolon or tab; header optional)."""
+    import pyarrow as pa
+    import pyarrow.csv as pa_csv
+
+    delimiter, header = _csv_dialect(path, gzipped)
+    broken: list[Any] = []
+
+    def remember(row: Any) -> str:
+        broken.append(row)
+        return "error"
+
+    parse = pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=remember)
+    read = pa_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, column_names=header)
+    rows = 0
+    try:
+        with open_binary(path, gzipped) as file, pa_csv.open_csv(file, read, parse) as probe:
+            columns = {field.name: pa.types.is_integer(field.type) for field in probe.schema}
+            repeated = len(columns) < len(probe.schema)
+        chosen = choose_column(path, columns, column)
+        if repeated and probe.schema.get_field_index(chosen) < 0:
+            raise TraceError(f"there are several columns {chosen!r}", str(path))
+        convert = pa_csv.ConvertOptions(column_types={chosen: pa.binary()}, include_columns=[chosen])
+        with open_binary(path, gzipped) as file, pa_csv.open_csv(file, read, parse, convert) as batches:
+            for batch in batches:
+                lengths = lengths_from_arrow(batch.column(0))
+                yield lengths
+                rows += len(lengths)
+    except BadValueError as error:
+        row = rows + error.index + 1
+        _refuse(path, error.message, row, _csv_line(path, gzipped, delimiter, row + (header is None)))
+    except pa.ArrowException as error:
+        if not broken:
+            reason = "holds no lengths" if "Empty CSV" in str(error) else f"cannot be read as csv ({error})"
+            raise TraceError(reason, str(path)) from None
+        bad = broken[0]
+        message = f"the row has {bad.actual_columns} columns where the header has {bad.expected_columns}"
+        row = bad.number - (header is None)
+        _refuse(path, message, row, _csv_line(path, gzipped, delimiter, bad.number))
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TraceError(f"the gzip compression is damaged ({error})", str(path)) from None
+    except OSError as error:
+        raise TraceError(f"cannot be read ({error.strerror or error})", str(path)) from None
+
+
+def _csv_dialect(path: Path, gzipped: bool) -> tuple[str, list[str] | None]:
+    """Return the delimiter, and made-up column names when the first row holds numbers instead of names."""
+    import csv
+
+    first = ""
+    for _, block in _line_blocks(path, gzipped):
+        lines = (line.decode("utf-8", "replace") for line in block.splitlines())
+        first = next((line for line in lines if line.strip()), "")
+        break
+    if not first:
+        raise TraceError("holds no lengths", str(path))
+    delimiter = max(",;\t", key=first.count)
+    fields = next(csv.reader([first], delimiter=delimiter))
+    try:
+        for field in fields:
+            float(field)
+    except ValueError:
+        return delimiter, None
+    return delimiter, [f"column_{number}" for number in range(1, len(fields) + 1)]
+
+
+def _csv_line(path: Path, gzipped: bool, delimiter: str, record: int) -> int:
+    """Return the line on which the *record*-th record (header included, empty lines not) ends."""
+    import csv
+    import io
+
+    with open_binary(path, gzipped) as file:
+        reader = csv.reader(io.TextIOWrapper(file, "utf-8", "replace", newline=""), delimiter=delimiter)
+        seen = 0
+        for fields in reader:
+            seen += bool(fields)
+            if seen == record:
+                break
+        return reader.line_num

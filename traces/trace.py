@@ -1,0 +1,55 @@
+"""A trace: the lengths of the sequences of a data set, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.errors import TraceError
+from traces.lengths import BadValueError, lengths_from_array
+
+__all__ = ["Trace"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """Sequence lengths with their origin.
+
+    Attributes:
+        lengths: tokens of each sequence, one-dimensional and read-only; int32 where all fit, else int64.
+        name: short name for tables and plots.
+        provenance: where the lengths come from, in a sentence.
+
+    Raises:
+        TraceError: there is no length, or one is not a whole number from 1 to 2**31.
+    """
+
+    lengths: NDArray[np.int32] | NDArray[np.int64]
+    name: str
+    provenance: str = ""
+
+    def __post_init__(self) -> None:
+        values: NDArray[Any] = np.asarray(self.lengths)
+        if values.ndim != 1:
+            raise TraceError(f"lengths must be one-dimensional, got {values.ndim} dimensions", self.name)
+        if values.size == 0:
+            raise TraceError("holds no lengths", self.name)
+        try:
+            lengths = lengths_from_array(values)
+        except BadValueError as error:
+            raise TraceError(error.message, self.name, error.index + 1) from None
+        small = lengths.max() <= np.iinfo(np.int32).max
+        stored = lengths.astype(np.int32) if small else lengths
+        stored.flags.writeable = False
+        object.__setattr__(self, "lengths", stored)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def tokens(self) -> int:
+        """Sum of all lengths."""
+        return int(self.lengths.sum(dtype=np.int64))
