@@ -1,0 +1,246 @@
+"""A run directory: everything one command produced, complete or not there at all, with a README of every file."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from hdpsim import __version__
+from hdpsim.errors import UserInputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+__all__ = ["MARKER", "SCHEMA_VERSION", "RunDirectory"]
+
+MARKER = ".hdpsim-run.json"
+"""The file that makes a directory one of ours; it lists the files hdpsim wrote."""
+
+SCHEMA_VERSION = 1
+"""Version of the JSON documents and tables; raised when a reader of the old ones would be misled."""
+
+_README = "README.md"
+
+
+class RunDirectory:
+    """Collects the files of a run in a hidden sibling, and gives it its name when the block ends well.
+
+        with RunDirectory("runs/demo", title="Static mesh against HDP", command="hdpsim compare demo") as run:
+            run.write_csv("steps", table, "One row per step and strategy.")
+
+    A failure or an interrupt inside the block leaves nothing behind. An existing directory is replaced only if
+    hdpsim made it and nobody added files to it.
+
+    Attributes:
+        path: the run directory.
+    """
+
+    def __init__(
+        self, path: str | Path, *, title: str = "An hdpsim run", command: str = "", notes: Sequence[str] = ()
+    ) -> None:
+        """Check that *path* may be written; *title*, *command* and *notes* open the README."""
+        self.path = Path(path).resolve()
+        self._title, self._command, self._notes = title, command, tuple(notes)
+        self._files: dict[str, str] = {}
+        self._work: Path | None = None
+        self._made_parents: list[Path] = []
+        _refuse_unless_ours(self.path)
+
+    def __enter__(self) -> Self:
+        with _writing(self.path):
+            missing = self.path.parent
+            while not missing.exists():
+                self._made_parents.append(missing)
+                missing = missing.parent
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._work = Path(tempfile.mkdtemp(dir=self.path.parent, prefix=f".{self.path.name}."))
+            mask = os.umask(0)
+            os.umask(mask)
+            self._work.chmod(0o777 & ~mask)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        except BaseException:
+            self._discard()
+            raise
+        else:
+            if kind is not None:
+                self._discard()
+        finally:
+            self._work = None
+
+    def file(self, name: str, description: str) -> Path:
+        """Return where to write a file called *name*, and list it in the README as *description*."""
+        if self._work is None:
+            raise RuntimeError("a run directory is written inside its `with` block")
+        parts = PurePosixPath(name)
+        if parts.is_absolute() or ".." in parts.parts or not parts.name or name in (MARKER, _README):
+            raise ValueError(f"{name!r} is not a file name inside a run directory")
+        if name in self._files:
+            raise ValueError(f"{name!r} is written twice")
+        self._files[name] = " ".join(description.split())
+        path = self._work / name
+        with _writing(self.path / name):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def write_text(self, name: str, text: str, description: str) -> Path:
+        """Write *text* as it is."""
+        path = self.file(name, description)
+        with _writing(self.path / name):
+            path.write_text(text, encoding="utf-8", newline="\n")
+        return path
+
+    def write_json(self, name: str, value: Mapping[str, Any], description: str) -> Path:
+        """Write one JSON object, with the version of its schema; NaN and infinity are refused.
+
+        numpy numbers and arrays, dataclasses, tuples and paths are written as what they hold.
+        """
+        document = {"schema_version": SCHEMA_VERSION, **value}
+        text = json.dumps(document, indent=2, allow_nan=False, default=_plain, ensure_ascii=False)
+        return self.write_text(_with_suffix(name, ".json"), text + "\n", description)
+
+    def write_csv(
+        self, name: str, table: pd.DataFrame | Sequence[Mapping[str, object]], description: str
+    ) -> Path:
+        """Write a data frame (without its index), or rows that all have the same keys."""
+        name = _with_suffix(name, ".csv")
+        if not isinstance(table, Sequence):
+            return self.write_text(name, table.to_csv(index=False, lineterminator="\n"), description)
+        columns = list(table[0]) if table else []
+        for number, row in enumerate(table, start=1):
+            if list(row) != columns:
+                raise ValueError(f"{name}: row {number} has columns {list(row)}, the first one {columns}")
+        path = self.file(name, description)
+        with _writing(self.path / name), path.open("w", encoding="utf-8", newline="") as out:
+            writer = csv.writer(out, lineterminator="\n")
+            writer.writerow(columns)
+            writer.writerows(list(row.values()) for row in table)
+        return path
+
+    def save_figure(self, name: str, figure: Figure, description: str) -> tuple[Path, Path]:
+        """Write *figure* as NAME.png and NAME.svg."""
+        from experiments.plot_style import save_figure
+
+        png = self.file(f"{name}.png", description)
+        self.file(f"{name}.svg", f"The same as {PurePosixPath(name).name}.png, as vectors.")
+        return save_figure(figure, png.with_suffix(""))
+
+    def _finish(self) -> None:
+        assert self._work is not None
+        with _writing(self.path):
+            missing = [name for name in self._files if not (self._work / name).exists()]
+            if missing:
+                raise RuntimeError(f"announced but never written: {', '.join(missing)}")
+            (self._work / _README).write_text(self._readme(), encoding="utf-8", newline="\n")
+            marker = {
+                "schema_version": SCHEMA_VERSION,
+                "hdpsim": __version__,
+                "files": [_README, *self._files],
+            }
+            (self._work / MARKER).write_text(json.dumps(marker, indent=2) + "\n", encoding="utf-8")
+            _refuse_unless_ours(self.path)  # again: it may have changed while the run was computing
+            if not self.path.exists():
+                self._work.rename(self.path)
+                return
+            old = Path(tempfile.mkdtemp(dir=self.path.parent, prefix=f".{self.path.name}.old."))
+            self.path.rename(old)
+            try:
+                self._work.rename(self.path)
+            except OSError:
+                old.rename(self.path)
+                raise
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _discard(self) -> None:
+        if self._work is not None:
+            shutil.rmtree(self._work, ignore_errors=True)
+        for parent in self._made_parents:
+            try:
+                parent.rmdir()
+            except OSError:  # somebody else uses it by now
+                return
+
+    def _readme(self) -> str:
+        lines = [f"# {self._title}", ""]
+        if self._command:
+            lines += ["Made by", "", f"    {self._command}", ""]
+        lines += [
+            f"with hdpsim {__version__}. Seconds, bytes, FLOP and tokens unless a name says otherwise.",
+            "",
+        ]
+        if self._notes:
+            lines += [*(f"- {note}" for note in self._notes), ""]
+        lines += ["| File | What it holds |", "|---|---|"]
+        lines += [f"| `{name}` | {text.replace('|', chr(92) + '|')} |" for name, text in self._files.items()]
+        return "\n".join(lines) + "\n"
+
+
+def _refuse_unless_ours(path: Path) -> None:
+    """Raise UserInputError unless *path* may become (or be replaced by) a run directory."""
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise UserInputError(f"{path}: is a file; give the name of a directory")
+    present = {item.relative_to(path).as_posix() for item in path.rglob("*") if not item.is_dir()}
+    if not present:
+        return
+    if MARKER not in present:
+        raise UserInputError(
+            f"{path}: exists and is not a run directory of hdpsim; give a new name, or remove it first"
+        )
+    try:
+        known = set(json.loads((path / MARKER).read_text(encoding="utf-8"))["files"]) | {MARKER}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserInputError(
+            f"{path / MARKER}: unreadable, so {path} will not be replaced ({error})"
+        ) from error
+    foreign = sorted(present - known)
+    if foreign:
+        shown = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
+        raise UserInputError(
+            f"{path}: holds files that hdpsim did not write ({shown}); move them, or give a new name"
+        )
+    if path == Path.cwd() or path in Path.cwd().parents:
+        raise UserInputError(f"{path}: is the current directory (or above it); change to another one first")
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn what the operating system refuses into a message about *path*."""
+    try:
+        yield
+    except OSError as error:
+        raise UserInputError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _with_suffix(name: str, suffix: str) -> str:
+    return name if name.endswith(suffix) else name + suffix
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON can hold of *value*."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "tolist"):  # numpy arrays and scalars
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
