@@ -1,0 +1,198 @@
+"""YAML as people mean it: the 1.2 core schema on PyYAML's parser, strict about what is ambiguous.
+
+PyYAML reads YAML 1.1, where `1e9` is a string, `on` and `no` are booleans, `12:30` is 750 and `010` is 8. Here
+1e9 and 5e-6 are numbers; on, off, yes, no, 12:30 and 010 are text; a key given twice is an error; tags such as
+`!!python/...` are refused. Every value knows its line.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hdpsim.errors import UserInputError
+
+__all__ = ["YamlDocument", "YamlError", "load_document", "load_yaml"]
+
+_MAX_BYTES = 8 * 2**20  # a scenario is a few KiB; anything near this is a data file given by mistake
+
+
+class YamlError(UserInputError):
+    """A YAML text that cannot be read.
+
+    Attributes:
+        source: the file, or the name of the text.
+        line: 1-based line of the fault, or None when no line is to blame.
+    """
+
+    def __init__(self, message: str, source: str, line: int | None = None) -> None:
+        where = source if line is None else f"{source}:{line}"
+        super().__init__(f"{where}: {message}")
+        self.message, self.source, self.line = message, source, line
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (YamlError, (self.message, self.source, self.line))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class YamlDocument:
+    """Plain data (dict, list, str, int, float, bool, None) and where it stood.
+
+    Attributes:
+        data: the value; the keys of every mapping are text.
+        source: the file, or the name of the text.
+        lines: dotted key ("cluster.nodes", "runs[2].name") to its 1-based line.
+    """
+
+    data: Any
+    source: str
+    lines: dict[str, int]
+
+    def where(self, key: str) -> str:
+        """`file:line` of a dotted key, or of its nearest ancestor that is there."""
+        while key and key not in self.lines:
+            key = re.sub(r"(\.[^.\[\]]*|\[\d+\]|^[^.\[\]]*)$", "", key)
+        return f"{self.source}:{self.lines[key]}" if key else self.source
+
+
+class _CoreLoader(yaml.SafeLoader):
+    """Parser with the scalar rules of the YAML 1.2 core schema (and no octal trap: 010 stays text)."""
+
+
+_CoreLoader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?(?:0|[1-9][0-9]*)|0x[0-9a-fA-F]+|0o[0-7]+", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        list("-+0123456789."),
+    ),
+):
+    _CoreLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), _first)
+
+
+def load_yaml(source: Path | str) -> Any:
+    """Return the data of a file (`Path`) or of a text (`str`); see load_document for the lines too."""
+    return load_document(source).data
+
+
+def load_document(source: Path | str, name: str = "<text>") -> YamlDocument:
+    """Read one YAML document from a file (`Path`) or from a text (`str`, called *name* in errors).
+
+    Raises:
+        YamlError: not readable, not UTF-8, not YAML, or ambiguous; with file and line.
+    """
+    text = source if isinstance(source, str) else _read(source)
+    name = name if isinstance(source, str) else str(source)
+    try:
+        node = yaml.compose(text, Loader=_CoreLoader)
+        builder = _Builder(name)
+        data = None if node is None else builder.build(node, "")
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        problem = ", ".join(part for part in (error.context, error.problem) if part)
+        raise YamlError(f"not valid YAML: {problem}", name, mark.line + 1 if mark else None) from error
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise YamlError(
+            f"not valid YAML: character #x{error.character:04x} is not allowed", name, line
+        ) from error
+    except RecursionError as error:
+        raise YamlError("nested too deeply to be a configuration", name) from error
+    return YamlDocument(data=data, source=name, lines=builder.lines)
+
+
+def _read(path: Path) -> str:
+    """The text of a file, or a YamlError that says why not."""
+    try:
+        if path.is_dir():
+            raise YamlError("is a directory, not a YAML file", str(path))
+        if path.stat().st_size > _MAX_BYTES:
+            raise YamlError(f"is larger than {_MAX_BYTES // 2**20} MiB; not a configuration file", str(path))
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise YamlError("no such file", str(path)) from None
+    except UnicodeDecodeError as error:
+        raise YamlError(f"is not UTF-8 text (byte {error.start})", str(path)) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise YamlError(f"cannot be read: {reason}", str(path)) from None
+
+
+class _Builder:
+    """Turns a node tree into plain data and remembers the line of every key."""
+
+    def __init__(self, source: str) -> None:
+        self.lines: dict[str, int] = {}
+        self._source = source
+        self._open: set[int] = set()
+        self._values = 0
+
+    def build(self, node: yaml.Node, key: str) -> Any:
+        """The data below *node*, which stands at the dotted *key*."""
+        line = node.start_mark.line + 1
+        self.lines.setdefault(key, line)
+        self._values += 1
+        if self._values > 1_000_000:  # an anchor that repeats anchors ("billion laughs")
+            raise YamlError("expands to more than a million values", self._source, line)
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node)
+        if id(node) in self._open:
+            raise YamlError("an anchor contains itself", self._source, line)
+        self._open.add(id(node))
+        try:
+            if isinstance(node, yaml.SequenceNode):
+                self._check_tag(node, "seq")
+                return [self.build(child, f"{key}[{i}]") for i, child in enumerate(node.value)]
+            self._check_tag(node, "map")
+            return self._mapping(node, key)
+        finally:
+            self._open.discard(id(node))
+
+    def _mapping(self, node: yaml.Node, key: str) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for name_node, value_node in node.value:
+            line = name_node.start_mark.line + 1
+            if not isinstance(name_node, yaml.ScalarNode):
+                raise YamlError("a key must be a word, not a list or mapping", self._source, line)
+            name = str(name_node.value)
+            dotted = f"{key}.{name}" if key else name
+            if name in result:
+                first = self.lines[dotted]
+                raise YamlError(f"{dotted!r} is given twice (first in line {first})", self._source, line)
+            self.lines[dotted] = line
+            result[name] = self.build(value_node, dotted)
+        return result
+
+    def _scalar(self, node: yaml.ScalarNode) -> Any:
+        text = str(node.value)
+        kind = str(node.tag).removeprefix("tag:yaml.org,2002:")
+        if kind == "str":
+            return text
+        try:
+            if kind == "int":
+                return int(text, 0) if text[:2] in ("0x", "0o") else int(text)
+            if kind == "float":
+                return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+        except ValueError:
+            line = node.start_mark.line + 1
+            raise YamlError(f"{text[:40]!r} is not a number of type {kind}", self._source, line) from None
+        if kind == "bool":
+            return text.lower() == "true"
+        if kind == "null":
+            return None
+        raise self._unknown_tag(node)
+
+    def _check_tag(self, node: yaml.Node, kind: str) -> None:
+        if node.tag != f"tag:yaml.org,2002:{kind}":
+            raise self._unknown_tag(node)
+
+    def _unknown_tag(self, node: yaml.Node) -> YamlError:
+        return YamlError(f"the tag {node.tag!r} is not allowed here", self._source, node.start_mark.line + 1)
