@@ -131,14 +131,19 @@ class Wires:
             return _LL_SHARE_OF_NVLINK * self.nvlink_bytes_per_s
         return _LL_TWO_NODES_BYTES_PER_S if self.nodes == 2 else _LL_MORE_NODES_BYTES_PER_S
 
-    def fill_s(self, wire_bytes: Floats, bytes_per_s: float) -> Floats:
-        """Start-up and drain of a pipelined transfer of w bytes: t = w f / (w + f) / bandwidth.
+    def copy_s(self, bytes_total: Floats) -> Floats:
+        """Copying the own shard of *bytes_total* into the result."""
+        copy: Floats = bytes_total / self.ranks / self.calibration.copy_bytes_per_s
+        return copy
 
-        A buffer's worth of bytes (f) for long transfers, all of the bytes for short ones.
-        """
-        fill_bytes = self.calibration.pipeline_fill_bytes
-        fill: Floats = wire_bytes * fill_bytes / np.maximum(wire_bytes + fill_bytes, 1.0) / bytes_per_s
-        return fill
+
+def fill_s(wire_s: Floats, limit_s: float) -> Floats:
+    """Start-up and drain of a pipelined transfer that takes *wire_s* on the wire: t = w f / (w + f).
+
+    The buffers' worth of time (f) for long transfers, all of the wire time again for short ones.
+    """
+    fill: Floats = wire_s * limit_s / np.maximum(wire_s + limit_s, 1e-12)
+    return fill
 
 
 def ring_latency_s(wires: Wires, protocol: Protocol, rounds: int) -> float:
@@ -172,17 +177,20 @@ def ring_bytes_per_s(wires: Wires, protocol: Protocol) -> float:
     return (0.92 if protocol is LL128 else 1.0) * wires.ring_bytes_per_s
 
 
-def ring_half_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) -> Floats:
+def ring_half_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol, in_place: bool = False) -> Floats:
     """All-gather or reduce-scatter on a ring.
 
         t = ring latency (n - 1 steps) + (n - 1)/n bytes / bus bandwidth + pipeline fill (Simple)
+            + bytes / n / copy rate (unless in place)
 
-    Counted: every rank sends n - 1 shards, all links busy at once.
-    Ignored: the reduction's arithmetic (hidden behind the wire), the copy of the own shard.
+    Counted: every rank sends n - 1 shards, all links busy at once; the copy of the own shard.
+    Ignored: the reduction's arithmetic (hidden behind the wire).
     Source: Thakur et al., IJHPCA 19(1), 2005; NCCL tuning.cc.
     """
-    wire_bytes = np.asarray(bytes_total, dtype=np.float64) * ((wires.ranks - 1) / wires.ranks)
-    return _ring_s(wire_bytes, wires, protocol, ring_latency_s(wires, protocol, rounds=1))
+    sizes = np.asarray(bytes_total, dtype=np.float64)
+    wire_bytes = sizes * ((wires.ranks - 1) / wires.ranks)
+    time_s = _ring_s(wire_bytes, wires, protocol, ring_latency_s(wires, protocol, rounds=1))
+    return time_s if in_place else time_s + wires.copy_s(sizes)
 
 
 def ring_all_reduce_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) -> Floats:
@@ -190,7 +198,7 @@ def ring_all_reduce_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) 
 
         t = ring latency (2 (n - 1) steps) + 2 (n - 1)/n bytes / bus bandwidth + pipeline fill (Simple)
 
-    Counted, Ignored: as ring_half_s; multi-node Simple pays 1.4 times the latency.
+    Counted, Ignored: as ring_half_s, but no copy; multi-node Simple pays 1.4 times the latency.
     Source: Thakur et al. 2005; NCCL tuning.cc.
     """
     wire_bytes = np.asarray(bytes_total, dtype=np.float64) * (2 * (wires.ranks - 1) / wires.ranks)
@@ -203,7 +211,11 @@ def ring_all_reduce_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) 
 def _ring_s(wire_bytes: Floats, wires: Wires, protocol: Protocol, latency_s: float) -> Floats:
     bytes_per_s = ring_bytes_per_s(wires, protocol)
     time_s: Floats = latency_s + wire_bytes / bytes_per_s
-    return time_s + wires.fill_s(wire_bytes, bytes_per_s) if protocol is SIMPLE else time_s
+    return (
+        time_s + fill_s(wire_bytes / bytes_per_s, wires.calibration.pipeline_fill_s)
+        if protocol is SIMPLE
+        else time_s
+    )
 
 
 def tree_all_reduce_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) -> Floats:
@@ -232,7 +244,11 @@ def tree_all_reduce_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) 
     table = _TREE_CORRECTION[protocol.name]
     correction = np.interp(np.log2(np.maximum(sizes, 1.0) / 64), np.arange(len(table)), table)
     time_s: Floats = latency_s + 2 * sizes / (bytes_per_s * correction)
-    return time_s + wires.fill_s(2 * sizes, bytes_per_s) if protocol is SIMPLE else time_s
+    return (
+        time_s + fill_s(2 * sizes / bytes_per_s, calibration.pipeline_fill_s)
+        if protocol is SIMPLE
+        else time_s
+    )
 
 
 def nvls_bytes_per_s(wires: Wires) -> float:
@@ -257,7 +273,9 @@ def nvls_all_reduce_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
     sizes = np.asarray(bytes_total, dtype=np.float64)
     bytes_per_s = nvls_bytes_per_s(wires)
     latency_s = _NVLS_INTRA_S * wires.calibration.intra_latency_factor
-    time_s: Floats = latency_s + sizes / bytes_per_s + wires.fill_s(sizes, bytes_per_s)
+    time_s: Floats = (
+        latency_s + sizes / bytes_per_s + fill_s(sizes / bytes_per_s, wires.calibration.nvls_fill_s)
+    )
     return time_s
 
 
@@ -275,27 +293,32 @@ def nvls_tree_all_reduce_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
     bytes_per_s = min(nvls_bytes_per_s(wires), wires.ranks_per_node * wires.nic_bytes_per_s / 2)
     network_s = _NVLS_TREE_NETWORK_S * calibration.inter_latency_factor + 2 * wires.propagation_s
     latency_s = _NVLS_INTRA_S * calibration.intra_latency_factor + 2 * int(math.log2(wires.nodes)) * network_s
-    time_s: Floats = latency_s + sizes / bytes_per_s + wires.fill_s(sizes, bytes_per_s)
+    time_s: Floats = (
+        latency_s + sizes / bytes_per_s + fill_s(sizes / bytes_per_s, wires.calibration.nvls_fill_s)
+    )
     return time_s
 
 
-def pat_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
+def pat_s(bytes_total: ArrayLike, wires: Wires, in_place: bool = False) -> Floats:
     """All-gather or reduce-scatter with parallel aggregated trees (one rank per node only).
 
         t = base + floor(log2 N) x network step / 3.5 + 2.8 us x n + (n - 1)/n bytes / (0.75 NIC) + pipeline fill
+            + bytes / n / copy rate (unless in place)
 
     Counted: the logarithmic network depth and the linear part of local scheduling.
     Ignored: what aggregation of small messages saves beyond NCCL's own estimate.
     Source: NCCL tuning.cc; Jeaugey, arXiv 2506.20252.
     """
     calibration = wires.calibration
-    wire_bytes = np.asarray(bytes_total, dtype=np.float64) * ((wires.ranks - 1) / wires.ranks)
+    sizes = np.asarray(bytes_total, dtype=np.float64)
+    wire_bytes = sizes * ((wires.ranks - 1) / wires.ranks)
     step_s = SIMPLE.tree_network_step_s * calibration.inter_latency_factor + 2 * wires.propagation_s
     latency_s = _PAT_BASE_S * calibration.base_latency_factor + _PAT_RANK_S * wires.ranks
     latency_s += int(math.log2(wires.nodes)) * step_s / _PAT_NETWORK_DIVISOR
     bytes_per_s = _PAT_SHARE * wires.ring_bytes_per_s
-    time_s: Floats = latency_s + wire_bytes / bytes_per_s + wires.fill_s(wire_bytes, bytes_per_s)
-    return time_s
+    time_s: Floats = latency_s + wire_bytes / bytes_per_s
+    time_s = time_s + fill_s(wire_bytes / bytes_per_s, calibration.pipeline_fill_s)
+    return time_s if in_place else time_s + wires.copy_s(sizes)
 
 
 def ring_broadcast_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) -> Floats:
@@ -316,10 +339,10 @@ def all_to_all_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
 
         t = launch + peers x time per peer
             + max(bytes to the own node / NVLink, bytes leaving node, block, pod / rate there) + pipeline fill
+            + bytes / n / copy rate
 
     Counted: NVLink and NIC work at the same time; oversubscribed layers carry only what crosses them.
-    Ignored: imbalance between peers (multiply the bytes by max/mean), forwarding over NVLink (PXN), the copy of
-        the own part.
+    Ignored: imbalance between peers (multiply the bytes by max/mean), forwarding over NVLink (PXN).
     Source: NCCL's grouped send/recv; latencies from NetworkCalibration.
     """
     calibration, sizes = wires.calibration, np.asarray(bytes_total, dtype=np.float64)
@@ -331,5 +354,6 @@ def all_to_all_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
         latency_s += remote_peers * calibration.all_to_all_remote_peer_latency_s
     routes = ((local_peers / wires.ranks, wires.p2p_nvlink_bytes_per_s), *wires.remote)
     share, bytes_per_s = max(((share, rate) for share, rate in routes), key=lambda route: route[0] / route[1])
-    time_s: Floats = latency_s + sizes * share / bytes_per_s + wires.fill_s(sizes * share, bytes_per_s)
+    wire_s = sizes * share / bytes_per_s
+    time_s: Floats = latency_s + wire_s + fill_s(wire_s, calibration.pipeline_fill_s) + wires.copy_s(sizes)
     return time_s

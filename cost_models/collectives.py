@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -161,25 +162,27 @@ class Collectives:
                 options["NVLS tree"] = nvls_tree_all_reduce_s(bytes_total, wires)
         return options
 
-    def half_options(self, bytes_total: ArrayLike, group: GroupShape) -> dict[str, Floats]:
+    def half_options(
+        self, bytes_total: ArrayLike, group: GroupShape, in_place: bool = False
+    ) -> dict[str, Floats]:
         """The same for an all-gather or a reduce-scatter."""
         wires = self.wires(group)
-        options = _by_protocol("ring", ring_half_s, bytes_total, wires)
+        options = _by_protocol("ring", partial(ring_half_s, in_place=in_place), bytes_total, wires)
         if group.nodes > 1 and group.ranks_per_node == 1:
-            options["PAT"] = pat_s(bytes_total, wires)
+            options["PAT"] = pat_s(bytes_total, wires, in_place)
         return options
 
     def all_reduce_s(self, bytes_total: ArrayLike, group: GroupShape) -> Floats:
         """Every rank ends with the sum of all ranks' *bytes_total*."""
         return _fastest(self.all_reduce_options(bytes_total, group), bytes_total, group)
 
-    def all_gather_s(self, bytes_total: ArrayLike, group: GroupShape) -> Floats:
-        """Every rank ends with *bytes_total*, of which it had 1/n."""
-        return _fastest(self.half_options(bytes_total, group), bytes_total, group)
+    def all_gather_s(self, bytes_total: ArrayLike, group: GroupShape, in_place: bool = False) -> Floats:
+        """Every rank ends with *bytes_total*, of which it had 1/n (already in the result's buffer: in place)."""
+        return _fastest(self.half_options(bytes_total, group, in_place), bytes_total, group)
 
-    def reduce_scatter_s(self, bytes_total: ArrayLike, group: GroupShape) -> Floats:
+    def reduce_scatter_s(self, bytes_total: ArrayLike, group: GroupShape, in_place: bool = False) -> Floats:
         """Every rank ends with its 1/n of the sum of all ranks' *bytes_total*."""
-        return _fastest(self.half_options(bytes_total, group), bytes_total, group)
+        return _fastest(self.half_options(bytes_total, group, in_place), bytes_total, group)
 
     def all_to_all_s(self, bytes_total: ArrayLike, group: GroupShape) -> Floats:
         """Every rank spreads its *bytes_total* evenly over all ranks (itself included)."""

@@ -6,11 +6,17 @@ a cluster whose network is slower gets a smaller `nic_efficiency` (the first A10
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from hdpsim.errors import CatalogError
 
-__all__ = ["AMPERE_NETWORK", "BLACKWELL_NETWORK", "HOPPER_NETWORK", "NetworkCalibration"]
+__all__ = [
+    "AMPERE_NETWORK",
+    "BLACKWELL_NETWORK",
+    "BLACKWELL_RACK_NETWORK",
+    "HOPPER_NETWORK",
+    "NetworkCalibration",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +34,12 @@ class NetworkCalibration:
     nic_efficiency: float = 0.97
     """Share of the NIC line rate that is payload. Source: SimAI, 48.5 of 50 GB/s (ConnectX-7);
     NVIDIA's guidance for NDR is 46-48 GB/s (nccl-tests issue 290)."""
-    base_latency_factor: float = 1.0
-    """Multiplies NCCL's fixed latency per collective (6.6 us for a ring with LL: kernel launch, set-up)."""
-    intra_latency_factor: float = 1.0
-    """Multiplies NCCL's latency per step over NVLink (0.6 / 1.9 / 3.4 us for LL / LL128 / Simple on a ring)."""
+    base_latency_factor: float = 0.7
+    """Multiplies NCCL's fixed latency per collective (6.6 us for a ring with LL: kernel launch, set-up).
+    Source: ring steps of 2, 4, 8 H100s at 512 B (aiconfigurator): 4.4 us + 0.85 us per step."""
+    intra_latency_factor: float = 1.35
+    """Multiplies NCCL's latency per step over NVLink (0.6 / 1.9 / 3.4 us for LL / LL128 / Simple on a ring).
+    Source: the same measurement."""
     inter_latency_factor: float = 1.0
     """Multiplies NCCL's latency per step over the network (2.7 / 4 / 14 us). Old A100 clouds need about 2:
     NDv4 all-reduces of 8-64 KiB take 1.8-2.8 times as long as with NCCL's own constants (Echo logs)."""
@@ -49,16 +57,25 @@ class NetworkCalibration:
     at 512 B (aiconfigurator, NCCL 2.29)."""
     all_to_all_remote_peer_latency_s: float = 1.0e-6
     """The same for each peer across the network. Source: NCCL's network overhead per message, 1 us."""
-    pipeline_fill_bytes: float = 48e6
-    """Data in flight on a ring's buffers: a long transfer pays for it once as start-up and drain.
-    Source: NCCL, 24 channels x one chunk of 4 x 512 KiB; 8 H100s gather 512 MiB at 336 GB/s, 8 GiB at 368."""
+    pipeline_fill_s: float = 30e-6
+    """Start-up and drain of a long transfer on a ring: what its buffers hold at the channel's speed.
+    Source: 2, 4, 8 H100s gather 64 MiB and more this much later than latency and rate explain (aiconfigurator)."""
+    nvls_fill_s: float = 100e-6
+    """The same for the in-switch reduction. Source: 8 H100s, 16 MiB to 1 GiB (dgxc-benchmarking)."""
+    copy_bytes_per_s: float = 1.06e12
+    """Rate at which a rank copies its own shard when the result is a new buffer (all-gather,
+    reduce-scatter, all-to-all). Source: 2, 4, 8 H100s between 256 and 512 MiB (aiconfigurator) solve to
+    368 GB/s on the wire and 1.06 TB/s for the copy."""
     nvls: bool = True
     """The in-switch reduction is used where the node has it (nodes without NVLink SHARP never do)."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name.endswith("_efficiency"):
+            if field.name == "copy_bytes_per_s":
+                if not 0.0 < value < float("inf"):
+                    raise CatalogError(f"network.copy_bytes_per_s must be a number > 0, got {value}")
+            elif field.name.endswith("_efficiency"):
                 if not 0.0 < value <= 1.0:
                     raise CatalogError(f"network.{field.name} must be in (0, 1], got {value}")
             elif not isinstance(value, bool) and not 0.0 <= value < float("inf"):
@@ -68,15 +85,29 @@ class NetworkCalibration:
 HOPPER_NETWORK = NetworkCalibration()
 
 AMPERE_NETWORK = NetworkCalibration(
-    nvlink_efficiency=0.80,  # NCCL topo.h: 20 of 25 GB/s per link, 240 of 300 GB/s
+    nvlink_efficiency=0.783,  # 8 A100s all-reduce at 235 of 300 GB/s (stas00); NCCL topo.h counts on 240
     p2p_nvlink_efficiency=0.86,  # vidur A100 send_recv, 258 of 300 GB/s
     nic_efficiency=0.94,  # SimAI: 23.5 of 25 GB/s (ConnectX-6)
+    base_latency_factor=1.2,  # 2, 4, 8 A100s at 512 B (aiconfigurator): 8.0 us + 0.95 us per step
+    intra_latency_factor=1.6,  # the same
     p2p_intra_latency_s=8e-6,  # vidur A100 send_recv at 2 KiB
+    pipeline_fill_s=60e-6,  # 8 A100s reduce-scatter, 256 and 512 MiB (aiconfigurator)
+    copy_bytes_per_s=0.58e12,  # the same
     nvls=False,  # third-generation NVSwitch (Hopper) introduced it
 )
 
 BLACKWELL_NETWORK = NetworkCalibration(
-    nvlink_efficiency=0.80,  # NCCL topo.h: 40.1 of 50 GB/s per link, 722 of 900 GB/s
-    nvls_efficiency=0.747,  # 8 B200s: 838 GB/s bus = 539 on the wire of 722 (stas00/ml-engineering); NCCL: 0.74
-    p2p_nvlink_efficiency=0.77,  # aiconfigurator B300 all-to-all, 8 GPUs, ramping to about 690 of 900 GB/s
+    nvlink_efficiency=0.767,  # 2 and 4 B300s gather at 690 of 900 GB/s (aiconfigurator); ring of 8 B200s 682 (stas00)
+    nvls_efficiency=0.78,  # 7 and 8 B200s: 811 and 838 GB/s bus = 540 on the wire of 690 (stas00)
+    p2p_nvlink_efficiency=0.72,  # all-to-all of 8 B300s, 256 to 512 MiB: 646 of 900 GB/s (aiconfigurator)
+    base_latency_factor=1.05,  # 2, 4, 8 B300s at 512 B (aiconfigurator): 7.0 us + 1.3 us per step
+    intra_latency_factor=2.15,  # the same
+    p2p_intra_latency_s=9e-6,  # 2 GB200s all-to-all at 512 B, 9.8 us (aiconfigurator)
+    pipeline_fill_s=10e-6,  # 2 and 4 B300s gather (aiconfigurator)
+    copy_bytes_per_s=1.42e12,  # the same, solved as for H100
+)
+
+BLACKWELL_RACK_NETWORK = replace(
+    BLACKWELL_NETWORK,
+    nvls_efficiency=0.625,  # 72 GB200s: 839 GB/s bus = 431 on the wire of 690 (coreweave/nccl-tests)
 )
