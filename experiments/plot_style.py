@@ -73,6 +73,9 @@ _RC: dict[str, Any] = {
     "ytick.labelsize": 9,
 }
 
+_GROUPS = {"ring_merge": "compute", "host": "overhead"}
+"""Accounts that the words below would put in the wrong place."""
+
 _WAITING = ("wait", "bubble", "idle")
 _OVERHEAD = ("data", "optimizer", "planning", "launch", "loading")
 _COMMUNICATION = (
@@ -186,13 +189,15 @@ def account_group(account: str) -> str:
     """Return which part of the step an account belongs to, for colours and order.
 
     >>> [account_group(name) for name in ("attention", "cp_ring", "optimizer", "wait_group")]
-    ['compute', 'communication', 'step overhead', 'waiting']
+    ['compute', 'communication', 'overhead', 'waiting']
     """
     name = account.lower()
+    if name in _GROUPS:
+        return _GROUPS[name]
     if name.startswith(_WAITING):
         return "waiting"
     if name.startswith(_OVERHEAD):
-        return "step overhead"
+        return "overhead"
     if any(word in name for word in _COMMUNICATION):
         return "communication"
     return "compute"

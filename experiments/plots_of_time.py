@@ -23,7 +23,7 @@ Seconds = Mapping[str, float]
 _SHADES = {
     "compute": ("#08457E", "#0072B2", "#3A94CC", "#7AB8E0", "#A9D3EE", "#D3E8F7"),
     "communication": ("#9A3F00", "#D55E00", "#EA8A2E", "#E69F00", "#F3BF55", "#F9DDA0"),
-    "step overhead": ("#00694C", "#009E73", "#4FBF9F", "#93D8C3", "#C5EADF", "#E0F4EE"),
+    "overhead": ("#00694C", "#009E73", "#4FBF9F", "#93D8C3", "#C5EADF", "#E0F4EE"),
     "waiting": ("#5E5E5E", "#7D7D7D", "#9B9B9B", "#B8B8B8", "#D2D2D2", "#E8E8E8"),
 }
 """Dark to light per part of the step; the parts themselves differ in hue."""

@@ -57,16 +57,12 @@ class RunDirectory:
         _refuse_unless_ours(self.path)
 
     def __enter__(self) -> Self:
-        with _writing(self.path):
-            missing = self.path.parent
-            while not missing.exists():
-                self._made_parents.append(missing)
-                missing = missing.parent
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._work = Path(tempfile.mkdtemp(dir=self.path.parent, prefix=f".{self.path.name}."))
-            mask = os.umask(0)
-            os.umask(mask)
-            self._work.chmod(0o777 & ~mask)
+        try:
+            with _writing(self.path):
+                self._make_work_directory()
+        except BaseException:
+            self._discard()
+            raise
         return self
 
     def __exit__(
@@ -141,6 +137,17 @@ class RunDirectory:
         self.file(f"{name}.svg", f"The same as {PurePosixPath(name).name}.png, as vectors.")
         return save_figure(figure, png.with_suffix(""))
 
+    def _make_work_directory(self) -> None:
+        missing = self.path.parent
+        while not missing.exists():
+            self._made_parents.append(missing)
+            missing = missing.parent
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._work = Path(tempfile.mkdtemp(dir=self.path.parent, prefix=f".{self.path.name}."))
+        mask = os.umask(0)
+        os.umask(mask)
+        self._work.chmod(0o777 & ~mask)
+
     def _finish(self) -> None:
         assert self._work is not None
         with _writing(self.path):
@@ -193,10 +200,13 @@ class RunDirectory:
 
 def _refuse_unless_ours(path: Path) -> None:
     """Raise UserInputError unless *path* may become (or be replaced by) a run directory."""
-    if not path.exists():
+    nearest = next(place for place in (path, *path.parents) if place.exists())
+    if not nearest.is_dir():
+        raise UserInputError(f"{path}: {nearest} is a file, not a directory")
+    if nearest != path:
         return
-    if not path.is_dir():
-        raise UserInputError(f"{path}: is a file; give the name of a directory")
+    if path == Path.cwd() or path in Path.cwd().parents:
+        raise UserInputError(f"{path}: is the current directory (or above it); give the name of a new one")
     present = {item.relative_to(path).as_posix() for item in path.rglob("*") if not item.is_dir()}
     if not present:
         return
@@ -216,8 +226,6 @@ def _refuse_unless_ours(path: Path) -> None:
         raise UserInputError(
             f"{path}: holds files that hdpsim did not write ({shown}); move them, or give a new name"
         )
-    if path == Path.cwd() or path in Path.cwd().parents:
-        raise UserInputError(f"{path}: is the current directory (or above it); change to another one first")
 
 
 @contextmanager

@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import IO
 
@@ -159,7 +160,7 @@ def check_timeline(path: str | Path) -> tuple[str, ...]:
         if lane not in named:
             problems.append(f"lane {lane} has no name")
         pieces.sort()
-        for (_, end_ns), (start_ns, _) in zip(pieces, pieces[1:], strict=False):
+        for (_, end_ns), (start_ns, _) in pairwise(pieces):
             if start_ns < end_ns:
                 problems.append(
                     f"lane {lane}: a slice starts at {start_ns} ns, before the last ends at {end_ns} ns"
