@@ -1,0 +1,153 @@
+"""FLOP of training: what a token and what a sequence costs, model FLOP and hardware FLOP.
+
+Conventions: one multiply-add is 2 FLOP. *Model* FLOP are forward + backward (3 x forward), no recomputation.
+*Hardware* FLOP add what activation recomputation repeats. *Causal* counts the half of the attention scores that a
+causal mask keeps (s^2 / 2 pairs per sequence); *full* counts all s^2, as most published MFU figures do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cost_models.layout import Recompute
+from cost_models.model import Model
+from cost_models.parameters import dense_layer_count, dense_width
+
+__all__ = [
+    "TokenFlop",
+    "attention_pairs",
+    "forward_flop",
+    "model_flop_per_token",
+    "sequence_flop",
+    "sequence_model_flop",
+]
+
+Floats = NDArray[np.float64]
+
+FLOP_PER_MULTIPLY_ADD = 2
+FORWARD_AND_BACKWARD = (
+    3  # the backward computes two products (input and weight gradient) for each of the forward
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenFlop:
+    """FLOP of one token by part.
+
+    Attributes:
+        linear: matrix products of the layers (and of multi-token prediction).
+        head: the output projection.
+        attention: attention scores and their product with the values.
+    """
+
+    linear: float
+    head: float
+    attention: float
+
+    @property
+    def total(self) -> float:
+        """All parts."""
+        return self.linear + self.head + self.attention
+
+
+def layer_linear_weights(model: Model, *, moe: bool) -> int:
+    """Weights of one layer that a token is multiplied with (biases and norms apart)."""
+    latent, hidden = model.latent_attention, model.hidden
+    if latent is None:
+        attention = hidden * (2 * model.heads + 2 * model.kv_heads) * model.head_dim
+    else:
+        query_dim = model.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
+        rank = latent.q_lora_rank
+        attention = rank * (hidden + query_dim) if rank else hidden * query_dim
+        attention += hidden * (latent.kv_lora_rank + latent.qk_rope_head_dim)
+        attention += latent.kv_lora_rank * model.heads * (latent.qk_nope_head_dim + latent.v_head_dim)
+        attention += model.heads * latent.v_head_dim * hidden
+    matrices = 3 if model.gated_mlp else 2
+    if not moe:
+        return attention + matrices * hidden * dense_width(model)
+    width = model.top_k * model.ffn_hidden + model.shared_expert_ffn
+    return attention + matrices * hidden * width + hidden * model.experts
+
+
+def forward_flop(model: Model) -> TokenFlop:
+    """Forward FLOP of one token; `attention` is per attended key, all layers together.
+
+        linear    = 2 x (weights of every matrix a token meets: top_k experts, the shared one, router)
+        head      = 2 h V                     (once more per multi-token-prediction layer)
+        attention = 2 a (d_qk + d_v) per layer and attended key
+
+    Counted: matrix products only.  Ignored: norms, activations, softmax, rotary embedding, embedding look-up, loss.
+    Source: arXiv 2205.05198 appendix A; arXiv 2204.02311 appendix B.
+    """
+    dense, mtp = dense_layer_count(model), model.mtp_layers
+    moe = model.layers - dense
+    weights = dense * layer_linear_weights(model, moe=False) if dense else 0
+    if moe:
+        weights += moe * layer_linear_weights(model, moe=True)
+    if mtp:
+        weights += mtp * (layer_linear_weights(model, moe=bool(model.experts)) + 2 * model.hidden**2)
+    latent = model.latent_attention
+    score_dim = latent.qk_nope_head_dim + latent.qk_rope_head_dim if latent else model.head_dim
+    value_dim = latent.v_head_dim if latent else model.head_dim
+    return TokenFlop(
+        linear=float(FLOP_PER_MULTIPLY_ADD * weights),
+        head=float(FLOP_PER_MULTIPLY_ADD * model.hidden * model.vocab * (1 + mtp)),
+        attention=float(FLOP_PER_MULTIPLY_ADD * model.heads * (score_dim + value_dim) * (model.layers + mtp)),
+    )
+
+
+def attention_pairs(lengths: ArrayLike, *, causal: bool = True, window: int | None = None) -> Floats:
+    """Query-key pairs of each sequence that are counted.
+
+        causal: s^2 / 2, and with a window w < s: s w - w^2 / 2
+        full:   s min(s, w)
+
+    Ignored: the diagonal (causal is s (s + 1) / 2 exactly; 0.02 % at 4K).
+    """
+    s = np.asarray(lengths, dtype=np.float64)
+    reach = s if window is None else np.minimum(s, float(window))
+    return s * reach - reach * reach / 2 if causal else s * reach
+
+
+def model_flop_per_token(
+    model: Model, length_tokens: float, *, causal: bool = True, recompute: Recompute = "none"
+) -> TokenFlop:
+    """Forward + backward FLOP of a token in a sequence of that length; hardware FLOP when *recompute* is given.
+
+        model:    3 x forward
+        full:     4 x forward for the layers (their forward runs twice), 3 x for the head
+        selective: 4 x forward for attention (scores and values are computed twice)
+
+    Counted and ignored as in forward_flop. Source: arXiv 2205.05198 section 5 and appendix A.
+    """
+    forward = forward_flop(model)
+    pairs = float(attention_pairs(length_tokens, causal=causal, window=model.sliding_window))
+    keys = pairs / length_tokens
+    linear_passes = FORWARD_AND_BACKWARD + (1 if recompute == "full" else 0)
+    attention_passes = FORWARD_AND_BACKWARD + (1 if recompute in ("full", "selective") else 0)
+    return TokenFlop(
+        linear=linear_passes * forward.linear,
+        head=FORWARD_AND_BACKWARD * forward.head,
+        attention=attention_passes * forward.attention * keys,
+    )
+
+
+def sequence_flop(model: Model, lengths: ArrayLike, *, causal: bool = True) -> Floats:
+    """Model FLOP (forward + backward) of each sequence.
+
+        3 x [ (linear + head) s + attention x pairs(s) ]  =  6 N s + 6 l a d s^2  (causal, plain attention)
+
+    Attention never crosses sequences, however they are packed. Counted and ignored as in forward_flop.
+    """
+    forward = forward_flop(model)
+    s = np.asarray(lengths, dtype=np.float64)
+    pairs = attention_pairs(s, causal=causal, window=model.sliding_window)
+    return FORWARD_AND_BACKWARD * ((forward.linear + forward.head) * s + forward.attention * pairs)
+
+
+def sequence_model_flop(model: Model, lengths: ArrayLike, causal: bool = True) -> float:
+    """Model FLOP of all the sequences together (see sequence_flop)."""
+    return float(sequence_flop(model, lengths, causal=causal).sum())

@@ -1,0 +1,340 @@
+"""Exact parameter counts: of a model, of a layer, and of one GPU's shard of a pipeline stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from cost_models.layout import Layout
+from cost_models.model import Model
+from hdpsim.errors import InfeasibleError
+
+__all__ = [
+    "LayerKind",
+    "ParameterCount",
+    "StageContents",
+    "StageParameters",
+    "active_parameters",
+    "check_layout",
+    "layer_parameters",
+    "mtp_parameters",
+    "parameters",
+    "parameters_per_gpu",
+    "stage_contents",
+    "stage_layers",
+]
+
+LayerKind = Literal["dense", "moe"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterCount:
+    """Parameters by what they do. `experts` are the routed ones, all of them; shared experts are in `mlp`."""
+
+    attention: int = 0
+    mlp: int = 0
+    experts: int = 0
+    router: int = 0
+    norms: int = 0
+    embedding: int = 0
+    positions: int = 0
+    head: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+    def __add__(self, other: ParameterCount) -> ParameterCount:
+        return ParameterCount(
+            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        )
+
+    def __mul__(self, times: int) -> ParameterCount:
+        return ParameterCount(**{f.name: getattr(self, f.name) * times for f in fields(self)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageContents:
+    """What one virtual pipeline stage (a chunk of a stage) holds."""
+
+    dense_layers: int
+    moe_layers: int
+    embedding: bool
+    head: bool
+    mtp_layers: int
+
+    @property
+    def layers(self) -> int:
+        """Transformer layers, without multi-token prediction."""
+        return self.dense_layers + self.moe_layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageParameters:
+    """Parameters on one GPU of a pipeline stage.
+
+    Attributes:
+        dense: everything replicated over all ranks.
+        experts: routed experts, replicated over fewer GPUs when expert parallelism spans ranks.
+        largest_unit: the biggest piece that sharded training (ZeRO-3) gathers at once, whole: a layer, or the
+            embedding or head.
+        matrices: the part of dense + experts that are weights of matrix products of layers.
+    """
+
+    dense: int
+    experts: int
+    largest_unit: int
+    matrices: int
+
+    @property
+    def total(self) -> int:
+        """All parameters on the GPU."""
+        return self.dense + self.experts
+
+
+def attention_parameters(model: Model) -> ParameterCount:
+    """One layer's attention.
+
+        grouped-query: h d (a + 2 g) + a d h        (a heads, g KV heads, d head_dim, h hidden)
+        latent:        queries h q + q a (n + r), or h a (n + r) without q; keys and values h (c + r)
+                       + c a (n + v); output a v h  (q, c ranks; n, r, v head dims: no-position, rotary, value)
+
+    Counted: biases where the model has them; the norms of latent attention (under norms).
+    Source: arXiv 1706.03762, 2305.13245 (grouped-query), 2405.04434 section 2.1 (latent).
+    """
+    hidden, heads = model.hidden, model.heads
+    latent = model.latent_attention
+    if latent is not None:
+        query_dim = heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
+        rank = latent.q_lora_rank
+        queries = hidden * rank + rank * query_dim if rank else hidden * query_dim
+        keys_values = hidden * (latent.kv_lora_rank + latent.qk_rope_head_dim)
+        keys_values += latent.kv_lora_rank * heads * (latent.qk_nope_head_dim + latent.v_head_dim)
+        output = heads * latent.v_head_dim * hidden
+        return ParameterCount(attention=queries + keys_values + output, norms=rank + latent.kv_lora_rank)
+    projected = (heads + 2 * model.kv_heads) * model.head_dim
+    matrices = hidden * projected + heads * model.head_dim * hidden
+    qkv_bias = projected if model.biases or model.qkv_biases else 0
+    return ParameterCount(attention=matrices + qkv_bias + (hidden if model.biases else 0))
+
+
+def mlp_parameters(model: Model, width: int) -> int:
+    """One MLP (or expert) of that width: 3 h f with a gate, 2 h f without, plus biases."""
+    matrices = 3 if model.gated_mlp else 2
+    return matrices * model.hidden * width + ((matrices - 1) * width + model.hidden if model.biases else 0)
+
+
+def layer_parameters(model: Model, kind: LayerKind) -> ParameterCount:
+    """One layer: attention, MLP or experts with their router and shared expert, and its norms.
+
+    Ignored: the per-expert bias that DeepSeek-V3 balances its router with (256 per layer), QK-norms.
+    """
+    norms = (1 if model.parallel_block else 2) * _norm(model)
+    result = attention_parameters(model) + ParameterCount(norms=norms)
+    if kind == "dense":
+        return result + ParameterCount(mlp=mlp_parameters(model, dense_width(model)))
+    if not model.experts:
+        raise InfeasibleError(f"{model.name} has no mixture-of-experts layers")
+    shared = mlp_parameters(model, model.shared_expert_ffn) if model.shared_expert_ffn else 0
+    return result + ParameterCount(
+        mlp=shared,
+        experts=model.experts * mlp_parameters(model, model.ffn_hidden),
+        router=model.hidden * model.experts,
+    )
+
+
+def mtp_parameters(model: Model) -> ParameterCount:
+    """The multi-token-prediction layers: each a layer like the last one, a 2h x h projection and three norms.
+
+    Counted: what is unique to them; embedding and head are shared with the model.
+    Source: arXiv 2412.19437 section 2.2; DeepSeek-V3's README_WEIGHTS (11.5B).
+    """
+    one = layer_parameters(model, "moe" if model.experts else "dense")
+    extra = ParameterCount(attention=2 * model.hidden**2, norms=3 * _norm(model))
+    return (one + extra) * model.mtp_layers
+
+
+def parameters(model: Model, *, with_mtp: bool = False) -> ParameterCount:
+    """All parameters of a model; multi-token-prediction layers only when asked (published totals leave them out).
+
+    layers + embedding V h (+ learned positions) + final norm + head V h unless tied
+    """
+    dense = dense_layer_count(model)
+    total = layer_parameters(model, "dense") * dense if dense else ParameterCount()
+    if dense < model.layers:
+        total = total + layer_parameters(model, "moe") * (model.layers - dense)
+    total = total + ParameterCount(
+        norms=_norm(model),
+        embedding=model.vocab * model.hidden,
+        positions=model.learned_positions * model.hidden,
+        head=0 if model.tied_embeddings else model.vocab * model.hidden,
+    )
+    return total + mtp_parameters(model) if with_mtp else total
+
+
+def active_parameters(model: Model) -> int:
+    """Parameters one token passes: all, with top_k of the routed experts; embedding table included."""
+    total = parameters(model)
+    idle = total.experts * (model.experts - model.top_k) // model.experts if model.experts else 0
+    return total.total - idle
+
+
+def dense_layer_count(model: Model) -> int:
+    """Layers without routed experts."""
+    return model.dense_layers if model.experts else model.layers
+
+
+def dense_width(model: Model) -> int:
+    """Width of the MLP of a dense layer."""
+    return model.dense_ffn_hidden if model.experts and model.dense_ffn_hidden else model.ffn_hidden
+
+
+def check_layout(model: Model, layout: Layout, ranks: int | None = None) -> None:
+    """Raise InfeasibleError, with every reason, when the model cannot be cut this way.
+
+    *ranks* (when known) is needed for expert parallelism across ranks.
+    """
+    tp, ep = layout.tp, layout.ep
+    problems = [
+        f"{name} {value} must be at least 1"
+        for name, value in (("tp", tp), ("pp", layout.pp), ("vpp", layout.vpp), ("ep", ep))
+        if value < 1
+    ]
+    if problems:
+        raise InfeasibleError(f"{model.name}: " + "; ".join(problems))
+    widths = {"heads": model.heads}
+    if dense_layer_count(model):
+        widths["MLP width"] = dense_width(model)
+    if model.shared_expert_ffn:
+        widths["shared expert width"] = model.shared_expert_ffn
+    problems += [f"{name} {n} do not divide by tp {tp}" for name, n in widths.items() if n % tp]
+    if model.kv_heads % tp and tp % model.kv_heads:
+        problems.append(f"{model.kv_heads} KV heads can neither be split over nor repeated on tp {tp}")
+    if model.layers < layout.pp * layout.vpp:
+        problems.append(f"{model.layers} layers are too few for pp {layout.pp} x vpp {layout.vpp} chunks")
+    if layout.vpp > 1 and layout.pp == 1:
+        problems.append(f"vpp {layout.vpp} needs a pipeline (pp > 1)")
+    problems += _expert_problems(model, layout, ranks)
+    if problems:
+        raise InfeasibleError(f"{model.name}: " + "; ".join(problems))
+
+
+def _expert_problems(model: Model, layout: Layout, ranks: int | None) -> list[str]:
+    """What is wrong with the expert-parallel degree."""
+    tp, ep = layout.tp, layout.ep
+    if not model.experts:
+        return [f"ep {ep} needs a mixture-of-experts model"] if ep > 1 else []
+    problems = []
+    if model.experts % ep:
+        problems.append(f"{model.experts} experts do not divide by ep {ep}")
+    if max(tp, ep) % min(tp, ep):
+        problems.append(f"of tp {tp} and ep {ep} one must divide the other")
+    elif ep < tp and model.ffn_hidden % (tp // ep):
+        problems.append(f"expert width {model.ffn_hidden} does not divide by tp / ep = {tp // ep}")
+    elif ep > tp and ranks is not None and ranks % (ep // tp):
+        problems.append(f"{ranks} ranks do not divide by ep / tp = {ep // tp}")
+    return problems
+
+
+def stage_layers(model: Model, layout: Layout) -> tuple[tuple[int, ...], ...]:
+    """Layers of every (stage, chunk): as even as possible, the extra ones on the stages in the middle.
+
+    The first stage also has the embedding and the last one the head, so those get an extra layer last (as Llama 3
+    405B was cut: 126 layers on 16 stages are 14 x 8 and 2 x 7). No layer is ever lost.
+    Layers fill virtual stages in the order a forward visits them (chunk 0 on all stages, then chunk 1, ...).
+    """
+    check_layout(model, layout)
+    base, extra = divmod(model.layers, layout.pp * layout.vpp)
+    middle = (layout.pp - 1) / 2
+    order = sorted(range(layout.pp), key=lambda stage: (abs(stage - middle), stage))
+    counts = [[base] * layout.vpp for _ in range(layout.pp)]
+    for place in range(extra):
+        chunk, position = divmod(place, layout.pp)
+        counts[order[position]][chunk] += 1
+    return tuple(tuple(chunks) for chunks in counts)
+
+
+def stage_contents(model: Model, layout: Layout) -> tuple[tuple[StageContents, ...], ...]:
+    """What every (stage, chunk) holds; the dense layers of a mixture-of-experts model come first."""
+    counts = stage_layers(model, layout)
+    contents: list[list[StageContents]] = [[] for _ in counts]
+    dense_left = dense_layer_count(model)
+    for chunk in range(layout.vpp):
+        for stage in range(layout.pp):
+            layers = counts[stage][chunk]
+            dense = min(layers, dense_left)
+            dense_left -= dense
+            last = stage == layout.pp - 1 and chunk == layout.vpp - 1
+            contents[stage].append(
+                StageContents(
+                    dense_layers=dense,
+                    moe_layers=layers - dense,
+                    embedding=stage == 0 and chunk == 0,
+                    head=last,
+                    mtp_layers=model.mtp_layers if last else 0,
+                )
+            )
+    return tuple(tuple(chunks) for chunks in contents)
+
+
+def parameters_per_gpu(model: Model, layout: Layout, stage: int) -> StageParameters:
+    """Parameters on each GPU of a pipeline stage, before any sharding over ranks (ZeRO).
+
+    Counted: tensor parallelism splits attention, MLP, embedding and head (vocabulary rounded up); KV heads fewer
+    than tp are repeated; the low-rank input projections of latent attention, norms, router and learned positions
+    are on every GPU; routed experts are spread over max(tp, ep) GPUs. A tied head is a second copy of the
+    embedding when it sits on another stage than the embedding. Multi-token prediction is on the last stage.
+    Source: arXiv 1909.08053 section 3; arXiv 2104.04473 (embedding copies); Megatron-Core (latent attention).
+    """
+    dense = experts = matrices = largest = 0
+    for part in stage_contents(model, layout)[stage]:
+        layers: tuple[tuple[LayerKind, int], ...] = (("dense", part.dense_layers), ("moe", part.moe_layers))
+        for kind, count in layers:
+            if count:
+                one_dense, one_experts, one_norms = _layer_shard(model, layout, kind)
+                dense, experts = dense + count * one_dense, experts + count * one_experts
+                matrices += count * (one_dense + one_experts - one_norms)
+                largest = max(largest, one_dense + one_experts)
+        vocabulary = -(-model.vocab // layout.tp) * model.hidden
+        if part.embedding:
+            dense += vocabulary + model.learned_positions * model.hidden
+        if part.head:
+            dense += _norm(model) + (0 if model.tied_embeddings and layout.pp == 1 else vocabulary)
+        if part.embedding or part.head:
+            largest = max(largest, vocabulary)
+        if part.mtp_layers:
+            one_dense, one_experts, _ = _layer_shard(model, layout, "moe" if model.experts else "dense")
+            projection = 2 * model.hidden**2 // layout.tp
+            dense += part.mtp_layers * (one_dense + projection + 3 * _norm(model))
+            experts += part.mtp_layers * one_experts
+            matrices += part.mtp_layers * (one_dense + one_experts + projection)
+            if layout.pp > 1:
+                dense += vocabulary  # the embedding it shares sits on another stage: a copy
+    return StageParameters(dense=dense, experts=experts, largest_unit=largest, matrices=matrices)
+
+
+def _layer_shard(model: Model, layout: Layout, kind: LayerKind) -> tuple[int, int, int]:
+    """(dense, expert, norm) parameters of one layer on one GPU."""
+    whole = layer_parameters(model, kind)
+    attention = _attention_shard(model, layout.tp)
+    mlp = -(-whole.mlp // layout.tp)
+    experts = -(-whole.experts // max(layout.tp, layout.ep))
+    return attention + mlp + whole.router + whole.norms, experts, whole.norms
+
+
+def _attention_shard(model: Model, tp: int) -> int:
+    """Attention parameters on one GPU of a tensor-parallel group."""
+    latent = model.latent_attention
+    whole = attention_parameters(model).attention
+    if latent is not None:
+        replicated = model.hidden * (latent.q_lora_rank + latent.kv_lora_rank + latent.qk_rope_head_dim)
+        return replicated + -(-(whole - replicated) // tp)
+    keys_values = 2 * model.kv_heads * model.head_dim * model.hidden
+    kv_shards = min(tp, model.kv_heads)
+    return -(-(whole - keys_values) // tp) + keys_values // kv_shards
+
+
+def _norm(model: Model) -> int:
+    """Parameters of one norm: a scale, and an offset in LayerNorm."""
+    return model.hidden * (2 if model.norm == "layer" else 1)
