@@ -94,8 +94,8 @@ def _waits(program: Program, timeline: Timeline) -> tuple[Floats, Floats, Floats
     if program.part_own_s is not None:
         group_s += program.operation_s[operation] - program.part_own_s
     process = program.part_process
-    wait_pipeline_s: Floats = np.bincount(process, pipeline_s, program.processes)
-    wait_group_s: Floats = np.bincount(process, group_s, program.processes)
+    wait_pipeline_s = np.bincount(process, pipeline_s, program.processes).astype(np.float64, copy=False)
+    wait_group_s = np.bincount(process, group_s, program.processes).astype(np.float64, copy=False)
     return done_s, wait_pipeline_s, wait_group_s
 
 
@@ -144,18 +144,14 @@ def make_spans(program: Program, costs: StepCosts, timeline: Timeline) -> Spans:
         np.concatenate(c) for c in zip(*columns, strict=True)
     )
     order = np.lexsort((end_s, start_s, stage, rank))
-    rank, stage, start_s, end_s = rank[order], stage[order], start_s[order], end_s[order]
-    # Sums in different orders differ in the last digit; a lane's spans must not overlap for that.
-    same_lane = (rank[1:] == rank[:-1]) & (stage[1:] == stage[:-1])
-    start_s[1:] = np.where(same_lane, np.maximum(start_s[1:], end_s[:-1]), start_s[1:])
     return Spans(
-        rank=rank,
-        stage=stage,
+        rank=rank[order],
+        stage=stage[order],
         chunk=chunk[order],
         op=op[order],
         micro_batch=micro_batch[order],
-        start_s=start_s,
-        end_s=np.maximum(end_s, start_s),
+        start_s=start_s[order],
+        end_s=end_s[order],
     )
 
 
@@ -169,7 +165,7 @@ def _operation_columns(program: Program, timeline: Timeline) -> list[_Columns]:
     chunk = (last - np.abs(link - last)) // program.stages
     start_s, end_s = timeline.start_s[program.part_operation], timeline.end_s[program.part_operation]
     turn = link == last
-    middle_s = start_s[turn] + program.forward_s[last, micro_batch[turn]]
+    middle_s = np.minimum(start_s[turn] + program.forward_s[last, micro_batch[turn]], end_s[turn])
     op = np.where(link <= last, FORWARD, BACKWARD)
     back = np.full(len(middle_s), BACKWARD)
     turn_end_s = end_s[turn]
@@ -182,20 +178,22 @@ def _operation_columns(program: Program, timeline: Timeline) -> list[_Columns]:
 
 def _unit_columns(program: Program, timeline: Timeline) -> list[_Columns]:
     """Without a pipeline: the micro-batches of a unit follow each other from the unit's start."""
-    entries = program.entries
+    entries, first = program.entries, program.unit_entries
     micro_batch = entries.micro_batch
-    forward_s, backward_s = program.forward_s[0, micro_batch], program.backward_s[0, micro_batch]
-    end_s = np.cumsum(forward_s + backward_s)
-    first = np.zeros(len(micro_batch), dtype=np.bool_)
-    units = program.unit_entries
-    first[units] = True
-    unit = np.cumsum(first) - 1
-    before_s = (end_s - forward_s - backward_s)[units]
-    end_s += (timeline.start_s[program.part_operation] - before_s)[unit]
-    middle_s = end_s - backward_s
+    # One row per entry, its forward and its backward; a unit's entries follow each other.
+    duration_s = np.stack([program.forward_s[0, micro_batch], program.backward_s[0, micro_batch]], axis=1)
+    until_s = np.concatenate([[0.0], np.cumsum(duration_s)])
+    unit = np.repeat(np.arange(len(first)), np.diff(first, append=len(micro_batch)))
+    operation = program.part_operation[unit]
+    # The same arithmetic for an end and the start after it, and never beyond the unit: spans must not overlap.
+    shift_s, limit_s = until_s[2 * first[unit]], timeline.end_s[operation]
+    start_s, middle_s, end_s = (
+        np.minimum(timeline.start_s[operation] + (until_s[i : i + 2 * len(unit) : 2] - shift_s), limit_s)
+        for i in range(3)
+    )
     zeros = np.zeros_like(micro_batch)
     return [
-        (entries.rank, zeros, zeros, zeros + FORWARD, micro_batch, middle_s - forward_s, middle_s),
+        (entries.rank, zeros, zeros, zeros + FORWARD, micro_batch, start_s, middle_s),
         (entries.rank, zeros, zeros, zeros + BACKWARD, micro_batch, middle_s, end_s),
     ]
 

@@ -19,24 +19,25 @@ def deadlock_error(program: Program, finished: NDArray[np.bool_]) -> DeadlockErr
     position = program.part_offsets[:-1] + done.astype(np.int64)
     stuck = np.flatnonzero(position < program.part_offsets[1:])
     process = int(stuck[0])
-    seen: dict[int, int] = {}
+    names: list[str] = []
     waits: list[str] = []
+    seen: dict[int, int] = {}
     while process not in seen:
-        seen[process] = len(waits)
+        seen[process] = len(names)
+        names.append(_process_name(program, process))
         operation = int(program.part_operation[position[process]])
-        waits.append(f"{_process_name(program, process)} waits in {_operation_name(program, operation)}")
         process = _blocker(program, finished, position, operation)
+        waits.append(f"waits in {_operation_name(program, operation)} for {_process_name(program, process)}")
         if position[process] == program.part_offsets[process + 1]:
             return DeadlockError(
-                f"the plan cannot finish: {waits[-1]} for {_process_name(program, process)}, "
-                "whose order does not hold it any more"
+                f"the plan cannot finish: {names[-1]} {waits[-1]}, whose order does not hold it any more"
             )
-    cycle = waits[seen[process] :]
+    first = seen[process]
+    cycle = waits[first:]
     left_out = len(cycle) - _LINKS_SHOWN
     if left_out > 0:
-        cycle = [*cycle[: _LINKS_SHOWN - 1], f"... {left_out} more ...", cycle[-1]]
-    text = " for the next one; ".join(cycle)
-    return DeadlockError(f"deadlock: {text} for {_process_name(program, process)} again")
+        cycle = [*cycle[: _LINKS_SHOWN - 1], f"leads through {left_out} more waits to {names[-1]}", cycle[-1]]
+    return DeadlockError(f"deadlock: {names[first]} {', which '.join(cycle)}")
 
 
 def _blocker(

@@ -1,0 +1,98 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.schedules import operation_order, warm_up_forwards
+
+
+def text(stages: int, chunks: int, stage: int, slots: int) -> str:
+    columns = (column.tolist() for column in operation_order(stages, chunks, stage, slots))
+    name = "{}{}" if chunks == 1 else "{}{}.{}"
+    return " ".join(
+        name.format("FB"[op], slot, chunk) if chunks > 1 else name.format("FB"[op], slot)
+        for op, chunk, slot in zip(*columns, strict=True)
+    )
+
+
+def test_one_stage_alternates():
+    assert text(1, 1, 0, 3) == "F0 B0 F1 B1 F2 B2"
+
+
+def test_1f1b_warms_up_and_cools_down():
+    assert text(3, 1, 0, 4) == "F0 F1 F2 B0 F3 B1 B2 B3"
+    assert text(3, 1, 1, 4) == "F0 F1 B0 F2 B1 F3 B2 B3"
+    assert text(3, 1, 2, 4) == "F0 B0 F1 B1 F2 B2 F3 B3"
+
+
+def test_1f1b_with_fewer_slots_than_stages():
+    assert text(4, 1, 0, 2) == "F0 F1 B0 B1"
+    assert text(4, 1, 3, 2) == "F0 B0 F1 B1"
+
+
+def test_interleaved_is_megatrons():
+    # Stage 0 of 2 with 2 chunks warms up with (2 - 1 - 0) * 2 + (2 - 1) * 2 = 4 forwards, stage 1 with 2.
+    assert text(2, 2, 0, 4) == (
+        "F0.0 F1.0 F0.1 F1.1 F2.0 B0.1 F3.0 B1.1 F2.1 B0.0 F3.1 B1.0 B2.1 B3.1 B2.0 B3.0"
+    )
+    assert text(2, 2, 1, 4) == (
+        "F0.0 F1.0 F0.1 B0.1 F1.1 B1.1 F2.0 B0.0 F3.0 B1.0 F2.1 B2.1 F3.1 B3.1 B2.0 B3.0"
+    )
+
+
+def test_interleaved_leaves_out_slots_beyond_the_last():
+    assert text(2, 2, 1, 3) == "F0.0 F1.0 F0.1 B0.1 F1.1 B1.1 F2.0 B0.0 B1.0 F2.1 B2.1 B2.0"
+
+
+def test_warm_up():
+    assert [warm_up_forwards(4, 1, stage) for stage in range(4)] == [3, 2, 1, 0]
+    # (4 - 1 - stage) * 2 + (3 - 1) * 4
+    assert [warm_up_forwards(4, 3, stage) for stage in range(4)] == [14, 12, 10, 8]
+
+
+shapes = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(0, 9))
+
+
+@given(shapes)
+def test_every_operation_once_and_forward_before_backward(shape: tuple[int, int, int]):
+    stages, chunks, slots = shape
+    for stage in range(stages):
+        order = list(zip(*(c.tolist() for c in operation_order(stages, chunks, stage, slots)), strict=True))
+        assert sorted(order) == sorted(itertools.product(range(2), range(chunks), range(slots)))
+        place = {operation: i for i, operation in enumerate(order)}
+        for chunk, slot in itertools.product(range(chunks), range(slots)):
+            assert place[0, chunk, slot] < place[1, chunk, slot]
+
+
+@given(shapes, st.integers(0, 20))
+def test_fewer_slots_keep_the_order_of_more(shape: tuple[int, int, int], more: int):
+    stages, chunks, slots = shape
+    for stage in range(stages):
+        few = np.stack(operation_order(stages, chunks, stage, slots))
+        many = np.stack(operation_order(stages, chunks, stage, slots + more))
+        np.testing.assert_array_equal(few, many[:, many[2] < slots])
+
+
+@given(shapes)
+def test_the_last_stage_turns_round_at_once(shape: tuple[int, int, int]):
+    stages, chunks, slots = shape
+    op, chunk, slot = operation_order(stages, chunks, stages - 1, slots)
+    turns = np.flatnonzero((op == 0) & (chunk == chunks - 1))
+    assert np.all(op[turns + 1] == 1)
+    assert np.all(chunk[turns + 1] == chunks - 1)
+    assert np.all(slot[turns + 1] == slot[turns])
+
+
+def test_tables_are_shared_and_read_only():
+    op, _, _ = operation_order(2, 1, 0, 3)
+    assert operation_order(2, 1, 0, 3)[0] is op
+    with pytest.raises(ValueError, match="read-only"):
+        op[0] = 1
+
+
+@pytest.mark.parametrize("shape", [(0, 1, 0, 1), (2, 0, 0, 1), (2, 1, 2, 1), (2, 1, -1, 1), (2, 1, 0, -1)])
+def test_impossible_shapes(shape: tuple[int, int, int, int]):
+    with pytest.raises(ValueError, match="no stage"):
+        operation_order(*shape)
