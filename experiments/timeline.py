@@ -34,10 +34,12 @@ __all__ = ["TimelineSummary", "check_timeline", "write_timeline"]
 Ints = NDArray[np.int64]
 
 DEFAULT_MAX_SLICES = 1_000_000
-"""About 100 MB of JSON (5 MB with gzip); viewers in a browser stay usable up to roughly this size."""
+"""About 140 MB of JSON (4 MB with gzip); viewers in a browser stay usable up to roughly this size."""
 
 _COUNTER_POINTS = 1_000
-_COMPRESS_LEVEL = 4  # measured on 1M slices: 9 takes three times as long for 10 % less
+_COMPRESS_LEVEL = (
+    6  # measured on 1M slices: 4 is 20 % faster and 70 % larger, 9 is 45 % slower and 20 % smaller
+)
 _NAMES = ("forward", "backward")
 _ENCODE = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
