@@ -49,7 +49,7 @@ def parquet_lengths(path: Path, column: str | None, chunk_rows: int) -> Iterator
 def npy_lengths(path: Path, column: str | None, chunk_rows: int) -> Iterator[Ints]:
     """Yield the lengths of a .npy file, *chunk_rows* at a time, without reading it whole."""
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.lib.format.open_memmap(path, mode="r")
     except Exception as error:  # numpy evaluates the header: a damaged one may raise anything
         raise _unreadable(path, "npy", error) from None
     if column is not None:
@@ -59,8 +59,12 @@ def npy_lengths(path: Path, column: str | None, chunk_rows: int) -> Iterator[Int
 
 def npz_lengths(path: Path, column: str | None, chunk_rows: int) -> Iterator[Ints]:
     """Yield the lengths of one array of a .npz file."""
+    import zipfile
+
+    if not zipfile.is_zipfile(path):
+        raise TraceError("is not an .npz archive, or a damaged one", str(path))
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except Exception as error:  # a damaged archive or header may raise anything
         raise _unreadable(path, "npz", error) from None

@@ -9,9 +9,9 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from hdpsim.errors import UserInputError
+from hdpsim.errors import TraceError, UserInputError
 from traces.distributions import Distribution
-from traces.lengths import lengths_from_array
+from traces.lengths import BadValueError, lengths_from_array
 from traces.pieces import Block, cut_block
 from traces.trace import Trace
 
@@ -137,9 +137,15 @@ def _trace_blocks(trace: Trace, seed: int | None, wrap: bool) -> Iterator[Ints]:
 
 def _small_blocks(arrays: Iterable[NDArray[np.integer]]) -> Iterator[Ints]:
     """Yield checked int64 arrays small enough that running sums over them stay in the processor's cache."""
+    rows = 0
     for array in arrays:
         for start in range(0, len(array), _BLOCK_SEQUENCES):
-            yield lengths_from_array(np.asarray(array[start : start + _BLOCK_SEQUENCES]))
+            block = np.asarray(array[start : start + _BLOCK_SEQUENCES])
+            try:
+                yield lengths_from_array(block)
+            except BadValueError as error:
+                raise TraceError(error.message, "stream of lengths", rows + error.index + 1) from None
+            rows += len(block)
 
 
 class _Pieces:

@@ -36,11 +36,11 @@ def iter_lengths(
     wrong with a row comes up when the stream gets there.
     """
     path = Path(path)
-    file_format(path)
     if not os.path.exists(path):  # unlike Path.exists, False for names that no file can have
         raise TraceError("there is no such file", str(path))
     if path.is_dir():
         raise TraceError("is a directory, not a trace file", str(path))
+    file_format(path)
     if chunk_rows < 1:
         raise ValueError(f"chunk_rows must be at least 1, got {chunk_rows}")
     return _stream(path, column, chunk_rows)
@@ -107,7 +107,9 @@ def write_trace(trace: Trace, path: str | Path) -> None:
             if form.gzipped:
                 import gzip
 
-                with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as compressed:
+                with gzip.GzipFile(
+                    filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0
+                ) as compressed:
                     _write(trace.lengths, form.kind, compressed)
             else:
                 _write(trace.lengths, form.kind, file)

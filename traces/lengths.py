@@ -57,6 +57,8 @@ def _complaint(value: object) -> str:
     if isinstance(value, int | float | np.integer | np.floating):
         if value != value:
             return f"the value is NaN; {_ALLOWED}"
+        if value in (np.inf, -np.inf):
+            return f"the value is infinite; {_ALLOWED}"
         if value == 0:
             return f"the length is zero; {_ALLOWED}"
         if value < 0:
@@ -97,6 +99,8 @@ def lengths_from_array(values: NDArray[Any]) -> Ints:
         return np.empty(0, dtype=np.int64)
     if values.dtype.kind not in "iuf":
         raise BadValueError(0, _complaint(values[0].item() if values.dtype.kind in "bUSO" else values[0]))
+    if values.dtype == np.float16:  # its largest value is below the largest length
+        values = values.astype(np.float64)
     good = (values >= 1) & (values <= LARGEST_LENGTH_TOKENS)
     if values.dtype.kind == "f":
         good &= values == np.floor(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import zlib
@@ -193,9 +194,11 @@ def csv_lengths(path: Path, gzipped: bool, column: str | None) -> Iterator[Ints]
             reason = "holds no lengths" if "Empty CSV" in str(error) else f"cannot be read as csv ({error})"
             raise TraceError(reason, str(path)) from None
         bad = broken[0]
-        message = f"the row has {bad.actual_columns} columns where the header has {bad.expected_columns}"
+        message = f"the row has {bad.actual_columns} columns where the first row has {bad.expected_columns}"
         row = bad.number - (header is None)
         _refuse(path, message, row, _csv_line(path, gzipped, delimiter, bad.number))
+    except UnicodeDecodeError:
+        raise TraceError("the names of the columns are not UTF-8 text", str(path)) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TraceError(f"the gzip compression is damaged ({error})", str(path)) from None
     except OSError as error:
@@ -214,7 +217,10 @@ def _csv_dialect(path: Path, gzipped: bool) -> tuple[str, list[str] | None]:
     if not first:
         raise TraceError("holds no lengths", str(path))
     delimiter = max(",;\t", key=first.count)
-    fields = next(csv.reader([first], delimiter=delimiter))
+    try:
+        fields = next(csv.reader([first], delimiter=delimiter))
+    except csv.Error as error:
+        raise TraceError(f"the first row cannot be read as csv ({error})", str(path)) from None
     try:
         for field in fields:
             float(field)
@@ -231,8 +237,9 @@ def _csv_line(path: Path, gzipped: bool, delimiter: str, record: int) -> int:
     with open_binary(path, gzipped) as file:
         reader = csv.reader(io.TextIOWrapper(file, "utf-8", "replace", newline=""), delimiter=delimiter)
         seen = 0
-        for fields in reader:
-            seen += bool(fields)
-            if seen == record:
-                break
+        with contextlib.suppress(csv.Error):  # an overlong field: the line where it starts is close enough
+            for fields in reader:
+                seen += bool(fields)
+                if seen == record:
+                    break
         return reader.line_num
