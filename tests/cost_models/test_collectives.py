@@ -1,0 +1,324 @@
+"""Collectives: hand-computed numbers, published measurements, and properties every cost must have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cost_models.collective_algorithms import LL, PROTOCOLS, SIMPLE, Protocol, ring_all_reduce_s, ring_half_s
+from cost_models.collectives import Collectives, GroupShape, bus_bandwidth_factor
+from cost_models.fabric import FabricModel
+from cost_models.hardware import Cluster, Fabric, Gpu, Node
+from cost_models.network_calibration import (
+    AMPERE_NETWORK,
+    BLACKWELL_NETWORK,
+    HOPPER_NETWORK,
+    NetworkCalibration,
+)
+from hdpsim.errors import CatalogError, InfeasibleError
+
+PLAIN = NetworkCalibration(
+    nvlink_efficiency=0.8, p2p_nvlink_efficiency=0.8, nic_efficiency=1.0, base_latency_factor=1.0,
+    intra_latency_factor=1.0, pipeline_fill_s=0.0, nvls_fill_s=0.0, nic_latency_s=0.0,
+)  # fmt: skip
+"""Round numbers, for arithmetic by hand."""
+
+
+def collectives(
+    calibration: NetworkCalibration = HOPPER_NETWORK, *, nodes: int = 1024, nvlink: float = 450e9, nic: float = 50e9,
+    sharp: bool = True, fabric: Fabric | None = None,
+) -> Collectives:  # fmt: skip
+    gpu = Gpu(
+        name="gpu", bf16_flop_per_s=989e12, fp8_flop_per_s=None, hbm_bytes=80 * 2**30, hbm_bytes_per_s=3.35e12,
+        sm_count=132, nvlink_bytes_per_s=nvlink, host_link_bytes_per_s=55e9, host_link_duplex_bytes_per_s=40e9,
+        tdp_w=700, calibration="none",
+    )  # fmt: skip
+    node = Node(
+        name="server",
+        gpu=gpu,
+        gpus=8,
+        nics=8,
+        nic_bytes_per_s=nic,
+        host_memory_bytes=2e12,
+        nvlink_sharp=sharp,
+    )
+    return Collectives(
+        FabricModel(Cluster(name="test", node=node, nodes=nodes, fabric=fabric or Fabric()), calibration)
+    )
+
+
+def shape(nodes: int, per_node: int) -> GroupShape:
+    tier = 0 if nodes == 1 else 1 if nodes <= 32 else 2 if nodes <= 512 else 3
+    return GroupShape(ranks=nodes * per_node, ranks_per_node=per_node, nodes=nodes, tier=tier)
+
+
+shapes = st.builds(shape, st.sampled_from([1, 2, 3, 4, 8, 32, 64, 1024]), st.sampled_from([1, 2, 4, 8]))
+sizes = st.floats(1.0, 1e11)
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+
+
+def seconds(this: Collectives, kind: str, bytes_total: float, group: GroupShape) -> float:
+    return float(getattr(this, f"{kind}_s")(bytes_total, group))
+
+
+# hand-computed
+
+
+def test_ring_all_gather_inside_a_node() -> None:
+    wires = collectives(PLAIN).wires(shape(1, 8))
+    # Simple: 8.4 us + 7 x 3.4 us = 32.2 us; 7/8 GB over 0.8 x 450 = 360 GB/s; the own 1/8 GB copied at 1.06 TB/s
+    expected_s = 32.2e-6 + 0.875e9 / 360e9
+    assert float(ring_half_s(1e9, wires, SIMPLE, in_place=True)) == pytest.approx(expected_s)
+    assert float(ring_half_s(1e9, wires, SIMPLE)) == pytest.approx(expected_s + 0.125e9 / 1.06e12)
+
+
+def test_ring_all_reduce_across_nodes() -> None:
+    fabric = Fabric(hop_latency_s=0.5e-6)
+    wires = collectives(PLAIN, fabric=fabric).wires(shape(4, 2))
+    # LL: 14 steps of which 6 cross the network: 6.6 + 8 x max(0.6, 1) + 6 x (2.7 + 0.5) = 33.8 us
+    # bandwidth: 2 NICs = 100 GB/s, half of it 50, limited to 20.4; 2 x 7/8 of 1 MB
+    assert float(ring_all_reduce_s(1e6, wires, LL)) == pytest.approx(33.8e-6 + 1.75e6 / 20.4e9)
+    # Simple: 1.4 x (8.4 + 8 x 3.4 + 6 x (14 + 2 x 0.5)) = 1.4 x 125.6 us; 1.75 GB over 100 GB/s
+    assert float(ring_all_reduce_s(1e9, wires, SIMPLE)) == pytest.approx(1.4 * 125.6e-6 + 1.75e9 / 100e9)
+
+
+def test_tree_all_reduce() -> None:
+    options = collectives(PLAIN, fabric=Fabric(hop_latency_s=0.0)).all_reduce_options(8192.0, shape(4, 8))
+    # LL: 6.8 + 2 (7 x 0.6 + 2 x 5) = 35.2 us; 0.92 x 360 / 3.8 = 87 limited to 20.4 GB/s; 8 KiB is 64 B x 2^7: 0.7
+    assert float(options["tree LL"]) == pytest.approx(35.2e-6 + 2 * 8192 / (0.7 * 20.4e9))
+
+
+def test_in_switch_all_reduce() -> None:
+    options = collectives(PLAIN).all_reduce_options(1e9, shape(1, 8))
+    # 25 us; every rank puts 1 + 1/8 GB on its wire at 0.83 x 360 GB/s
+    assert float(options["NVLS"]) == pytest.approx(25e-6 + 1.125e9 / (0.83 * 360e9))
+    assert "NVLS" not in collectives(PLAIN, sharp=False).all_reduce_options(1e9, shape(1, 8))
+    assert "NVLS" not in collectives(replace(PLAIN, nvls=False)).all_reduce_options(1e9, shape(1, 8))
+
+
+def test_in_switch_tree_across_nodes() -> None:
+    options = collectives(PLAIN, fabric=Fabric(hop_latency_s=0.0)).all_reduce_options(1e9, shape(4, 8))
+    # 25 + 2 x 2 x 20.9 us; each NIC carries 2/8 GB: 1 GB over 8 x 50 / 2 = 200 GB/s (NVLS could do 265)
+    assert float(options["NVLS tree"]) == pytest.approx(108.6e-6 + 1e9 / 200e9)
+
+
+def test_pat_needs_one_rank_per_node() -> None:
+    this = collectives(PLAIN, fabric=Fabric(hop_latency_s=0.0))
+    options = this.half_options(1e6, shape(64, 1), in_place=True)
+    # 8 + 2.8 x 64 + 6 x 14 / 3.5 = 211.2 us; 63/64 MB over 0.75 x 50 GB/s
+    assert float(options["PAT"]) == pytest.approx(211.2e-6 + 63 / 64 * 1e6 / 37.5e9)
+    assert "PAT" not in this.half_options(1e6, shape(64, 2))
+
+
+def test_all_to_all_is_limited_by_the_busiest_wire() -> None:
+    calibration = replace(PLAIN, p2p_intra_latency_s=6e-6, p2p_inter_latency_s=12e-6, copy_bytes_per_s=1e12)
+    fabric = Fabric(hop_latency_s=0.5e-6, nodes_per_block=2, leaf_oversubscription=4.0)
+    this = collectives(calibration, fabric=fabric)
+    # 7 of 8 parts over 360 GB/s NVLink, the own one copied at 1 TB/s; 6 us + 7 x 0.3
+    assert seconds(this, "all_to_all", 1e9, shape(1, 8)) == pytest.approx(
+        8.1e-6 + 0.875e9 / 360e9 + 0.125e9 / 1e12
+    )
+    # two nodes of a block: half of the bytes leave at 50 GB/s; 12 us + 7 x 0.3 + 8 x 1 + 0.5 of the switch
+    assert seconds(this, "all_to_all", 1e9, shape(2, 8)) == pytest.approx(
+        22.6e-6 + 0.5e9 / 50e9 + 1e9 / 16 / 1e12
+    )
+    # four nodes in two blocks: half of the bytes leave the block at 50 / 4 GB/s; 12 + 2.1 + 24 + 1.5 us
+    four = GroupShape(ranks=32, ranks_per_node=8, nodes=4, tier=2)
+    assert seconds(this, "all_to_all", 1e9, four) == pytest.approx(39.6e-6 + 0.5e9 / 12.5e9 + 1e9 / 32 / 1e12)
+
+
+def test_broadcast() -> None:
+    # LL128 would be 14 + 7 x 1.9 us + 1 GB / (0.92 x 360 GB/s); Simple 32.2 us + 1 GB / 360 GB/s is faster
+    time_s = seconds(collectives(PLAIN), "broadcast", 1e9, shape(1, 8))
+    assert time_s == pytest.approx(32.2e-6 + 1e9 / 360e9)
+
+
+def test_send_between_ranks_of_several_gpus() -> None:
+    this = collectives(replace(PLAIN, p2p_inter_latency_s=12e-6), fabric=Fabric(hop_latency_s=0.5e-6))
+    # four GPUs send a quarter each over their own NIC: 1 GB over 200 GB/s; 12 us + one switch
+    assert float(this.p2p_s(1e9, 1, tp=4)) == pytest.approx(12.5e-6 + 1e9 / 200e9)
+    assert this.p2p_s([0.0, 0.0], [0, 3]).tolist() == [0.0, 0.0]
+
+
+def test_hierarchical_sums_its_phases() -> None:
+    this = collectives()
+    local, rail = shape(1, 8), shape(4, 1)
+    parts_s = (
+        seconds(this, "reduce_scatter", 1e9, local)
+        + seconds(this, "all_reduce", 1e9 / 8, rail)
+        + seconds(this, "all_gather", 1e9, local)
+    )
+    assert float(this.hierarchical_all_reduce_s(1e9, shape(4, 8))) == pytest.approx(parts_s)
+    parts_s = seconds(this, "all_gather", 1e9 / 8, rail) + seconds(this, "all_gather", 1e9, local)
+    assert float(this.hierarchical_all_gather_s(1e9, shape(4, 8))) == pytest.approx(parts_s)
+
+
+def test_bus_bandwidth_factors() -> None:
+    assert bus_bandwidth_factor("all_reduce", 8) == 1.75
+    assert bus_bandwidth_factor("all_gather", 8) == 0.875
+    assert bus_bandwidth_factor("broadcast", 8) == 1.0
+
+
+# groups
+
+
+def test_group_of_strided_gpus() -> None:
+    this = collectives(nodes=256)
+    assert this.group(8) == shape(1, 8)
+    assert this.group(512, stride=2) == shape(128, 4)
+    assert this.group(4, stride=8) == shape(4, 1)
+    assert this.group(1, first_gpu=17) == shape(1, 1)
+    uneven = this.group(9)
+    assert (uneven.nodes, uneven.ranks_per_node, uneven.tier) == (2, 8, 1)
+    with pytest.raises(InfeasibleError, match="does not fit"):
+        this.group(2049)
+
+
+def test_groups_through_different_gpus_do_not_share_nics() -> None:
+    this = collectives(PLAIN)
+    # 4 ranks a node bring 4 NICs: 200 GB/s; with a second collective at the same time half of that
+    assert this.wires(shape(128, 4)).ring_bytes_per_s == pytest.approx(200e9)
+    halved = this.wires(replace(shape(128, 4), nic_share=0.5))
+    assert halved.ring_bytes_per_s == pytest.approx(100e9)
+
+
+def test_oversubscription_does_not_slow_rings_that_follow_the_numbering() -> None:
+    fabric = Fabric(nodes_per_block=16, blocks_per_pod=24, spine_oversubscription=7.0)
+    wires = collectives(PLAIN, nodes=1024, fabric=fabric).wires(shape(1024, 8))
+    assert wires.nic_bytes_per_s == pytest.approx(50e9)
+    two_pods = GroupShape(ranks=2, ranks_per_node=1, nodes=2, tier=3)
+    assert collectives(PLAIN, fabric=fabric).wires(two_pods).nic_bytes_per_s == pytest.approx(50e9 / 7)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "per_node", "nodes", "tier", "nic_share"),
+    [(9, 4, 2, 1, 1), (4, 8, 1, 0, 1), (8, 8, 1, 1, 1), (16, 8, 2, 0, 1), (16, 8, 2, 4, 1), (1, 1, 2, 1, 1),
+     (16, 8, 2, 1, 0.0), (0, 0, 0, 0, 1)],
+)  # fmt: skip
+def test_impossible_shapes(ranks: int, per_node: int, nodes: int, tier: int, nic_share: float) -> None:
+    with pytest.raises(ValueError, match=r"sit on|tier|nic_share"):
+        GroupShape(ranks=ranks, ranks_per_node=per_node, nodes=nodes, tier=tier, nic_share=nic_share)
+
+
+def test_bad_bytes_and_constants() -> None:
+    for bad in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="bytes_total"):
+            collectives().all_reduce_s(bad, shape(1, 8))
+    with pytest.raises(CatalogError, match=r"network\.nic_efficiency must be in \(0, 1\]"):
+        NetworkCalibration(nic_efficiency=1.2)
+    with pytest.raises(CatalogError, match="copy_bytes_per_s"):
+        NetworkCalibration(copy_bytes_per_s=0.0)
+    with pytest.raises(CatalogError, match="nic_latency_s"):
+        NetworkCalibration(nic_latency_s=float("nan"))
+
+
+# published measurements
+
+
+@pytest.mark.parametrize(
+    ("size", "measured_us"),
+    [(2**10, 16.9), (2**16, 19.5), (2**19, 20.7), (2**20, 27.4), (2**22, 54.2), (2**24, 123.8), (2**26, 324.7),
+     (2**28, 1112), (2**30, 4029)],
+)  # fmt: skip
+def test_h100_all_reduce(size: int, measured_us: float) -> None:
+    """DGX H100, 8 GPUs: NVIDIA/dgxc-benchmarking, nccl/README.md."""
+    time_us = 1e6 * seconds(collectives(), "all_reduce", size, shape(1, 8))
+    assert time_us == pytest.approx(measured_us, rel=0.2)
+
+
+@pytest.mark.parametrize(("ranks", "measured_gb_per_s"), [(5, 414), (6, 436), (7, 460), (8, 473)])
+def test_h200_in_switch_all_reduce_by_ranks(ranks: int, measured_gb_per_s: float) -> None:
+    """8 x H200, 8 GiB: stas00/ml-engineering, network."""
+    time_s = seconds(collectives(), "all_reduce", 8 * 2**30, shape(1, ranks))
+    assert 8 * 2**30 / time_s * bus_bandwidth_factor("all_reduce", ranks) / 1e9 == pytest.approx(
+        measured_gb_per_s, rel=0.05
+    )
+
+
+def test_b200_in_switch_all_reduce() -> None:
+    """8 x B200, 8 GiB: 838 GB/s bus bandwidth, stas00/ml-engineering."""
+    this = collectives(BLACKWELL_NETWORK, nvlink=900e9)
+    time_s = seconds(this, "all_reduce", 8 * 2**30, shape(1, 8))
+    assert 8 * 2**30 / time_s * 1.75 == pytest.approx(838e9, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "size", "measured_us"),
+    [(16, 2**24, 367), (16, 2**28, 4159), (32, 2**28, 4069), (64, 2**28, 4504), (128, 2**28, 4786),
+     (32, 2**30, 16562), (128, 2**30, 16586)],
+)  # fmt: skip
+def test_a100_all_reduce_over_an_old_network(ranks: int, size: int, measured_us: float) -> None:
+    """Azure NDv4, 8 x 200 Gbit/s a node at 0.64 of the line rate: NetX-lab/Echo, nccl-test-log."""
+    calibration = replace(AMPERE_NETWORK, nic_efficiency=0.64, inter_latency_factor=2.0)
+    this = collectives(calibration, nvlink=300e9, nic=25e9, sharp=False)
+    time_us = 1e6 * seconds(this, "all_reduce", size, shape(ranks // 8, 8))
+    assert time_us == pytest.approx(measured_us, rel=0.2)
+
+
+# properties
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(KINDS), shapes, sizes, st.floats(1.0, 4.0))
+def test_more_bytes_never_take_less(kind: str, group: GroupShape, size: float, factor: float) -> None:
+    this = collectives()
+    assert seconds(this, kind, size * factor, group) >= seconds(this, kind, size, group) * (1 - 1e-12)
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(KINDS), shapes, sizes, st.floats(1.0, 4.0))
+def test_faster_links_never_slow(kind: str, group: GroupShape, size: float, factor: float) -> None:
+    base = seconds(collectives(), kind, size, group)
+    assert seconds(collectives(nvlink=factor * 450e9), kind, size, group) <= base * (1 + 1e-12)
+    assert seconds(collectives(nic=factor * 50e9), kind, size, group) <= base * (1 + 1e-12)
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(KINDS), shapes, sizes,
+    st.sampled_from([f"{layer}_latency_factor" for layer in ("base", "intra", "inter")]), st.floats(1.0, 4.0),
+)  # fmt: skip
+def test_more_latency_never_speeds_up(
+    kind: str, group: GroupShape, size: float, name: str, factor: float
+) -> None:
+    slower = replace(HOPPER_NETWORK, **{name: getattr(HOPPER_NETWORK, name) * factor})
+    assert seconds(collectives(slower), kind, size, group) >= seconds(collectives(), kind, size, group) * (
+        1 - 1e-12
+    )
+
+
+@settings(max_examples=60)
+@given(shapes, sizes, st.sampled_from(PROTOCOLS))
+def test_ring_all_reduce_takes_at_least_an_all_gather(
+    group: GroupShape, size: float, protocol: Protocol
+) -> None:
+    wires = collectives().wires(group)
+    gather_s = ring_half_s(size, wires, protocol, in_place=True)
+    assert ring_all_reduce_s(size, wires, protocol) >= gather_s
+
+
+@given(st.sampled_from(KINDS), sizes)
+def test_nobody_to_talk_to_costs_nothing(kind: str, size: float) -> None:
+    assert seconds(collectives(), kind, size, shape(1, 1)) == 0.0
+    assert seconds(collectives(), kind, 0.0, shape(2, 8)) == 0.0
+
+
+@settings(max_examples=30)
+@given(st.sampled_from(KINDS), shapes, st.lists(sizes, min_size=1, max_size=5))
+def test_arrays_are_the_same_as_numbers(kind: str, group: GroupShape, many: list[float]) -> None:
+    this = collectives()
+    together = getattr(this, f"{kind}_s")(np.asarray(many), group)
+    assert together.tolist() == [seconds(this, kind, size, group) for size in many]
+
+
+@given(st.integers(0, 7), st.integers(2, 8))
+def test_which_gpus_of_a_node_does_not_matter(first: int, ranks: int) -> None:
+    this = collectives()
+    first = min(first, 8 - ranks)
+    assert (
+        this.group(ranks, first_gpu=first) == this.group(ranks, first_gpu=8 * 5 + first) == this.group(ranks)
+    )

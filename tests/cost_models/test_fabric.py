@@ -1,0 +1,233 @@
+"""The fabric: tiers and rates against hand-computed numbers and against the full graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cost_models.fabric import FabricModel
+from cost_models.fabric_graph import FULL_GRAPH_LIMIT_GPUS, build_graph, layout_positions
+from cost_models.hardware import Cluster, Fabric, FabricKind, Gpu, Node
+from cost_models.network_calibration import NetworkCalibration
+from hdpsim.errors import CatalogError, InfeasibleError
+
+GPU = Gpu(
+    name="H100", bf16_flop_per_s=989e12, fp8_flop_per_s=1979e12, hbm_bytes=80 * 2**30, hbm_bytes_per_s=3.35e12,
+    sm_count=132, nvlink_bytes_per_s=450e9, host_link_bytes_per_s=55e9, host_link_duplex_bytes_per_s=40e9,
+    tdp_w=700, calibration="h100",
+)  # fmt: skip
+
+
+def cluster(
+    nodes: int, fabric: Fabric | None = None, *, gpus: int = 4, nics: int = 4, nic_bytes_per_s: float = 50e9
+) -> Cluster:
+    node = Node(
+        name="server", gpu=GPU, gpus=gpus, nics=nics, nic_bytes_per_s=nic_bytes_per_s, host_memory_bytes=2e12,
+        nvlink_sharp=True,
+    )  # fmt: skip
+    return Cluster(name="test", node=node, nodes=nodes, fabric=fabric or Fabric())
+
+
+SMALL = Fabric(nodes_per_block=2, blocks_per_pod=2)  # with 4 GPUs a node: blocks of 8 GPUs, pods of 16
+
+
+def test_tier_follows_from_where_gpus_sit() -> None:
+    model = FabricModel(cluster(8, SMALL))
+    assert model.tier([0, 0, 0, 0, 0, 31], [0, 3, 4, 8, 16, 15]).tolist() == [0, 0, 1, 2, 3, 3]
+    assert int(model.span_tier(4, 7)) == 0
+    assert int(model.span_tier(3, 4)) == 1
+
+
+def test_rates_by_tier() -> None:
+    fabric = replace(SMALL, leaf_oversubscription=2.0, spine_oversubscription=3.0)
+    calibration = NetworkCalibration(nic_efficiency=0.9, p2p_nvlink_efficiency=0.8)
+    model = FabricModel(cluster(8, fabric, nics=2), calibration)
+    # NVLink 450 x 0.8 = 360; two 50 GB/s NICs for four GPUs: 25 x 0.9 = 22.5; / 2 = 11.25; / 6 = 3.75
+    assert model.bytes_per_s([0, 1, 2, 3]) == pytest.approx([360e9, 22.5e9, 11.25e9, 3.75e9])
+    # one flow in four crosses: 2 / 4 and 6 / 4 of what the layer can carry
+    assert model.bytes_per_s([2, 3], crossing_share=0.25) == pytest.approx([22.5e9, 15e9])
+    bandwidth, _ = model.rank_hop([1, 2], tp=4)
+    assert bandwidth == pytest.approx([90e9, 45e9])
+
+
+def test_latency_by_tier() -> None:
+    calibration = NetworkCalibration(nic_latency_s=1e-6, nvswitch_latency_s=0.1e-6, p2p_inter_latency_s=10e-6)
+    model = FabricModel(cluster(8, replace(SMALL, hop_latency_s=0.5e-6)), calibration)
+    # two NICs and 1, 3, 5 switches: 2 + 0.5, 2 + 1.5, 2 + 2.5 us
+    assert model.propagation_s([0, 1, 2, 3]) == pytest.approx([0.1e-6, 2.5e-6, 3.5e-6, 4.5e-6])
+    assert model.latency_s(2) == pytest.approx(13.5e-6)
+
+
+def test_rings() -> None:
+    model = FabricModel(cluster(8, SMALL))
+    members = [0, 1, 2, 3, 0, 4, 5, 1, 9, 0, 16, 7]
+    assert model.ring_tiers(members, [0, 4, 7, 8, 9, 11, 12]).tolist() == [0, 1, 0, 0, 3, 0]
+    assert model.ring_tiers([], [0]).tolist() == []
+    with pytest.raises(ValueError, match="no ring empty"):
+        model.ring_tiers([1, 2], [0, 0, 2])
+
+
+def test_wrap_around_hop_counts() -> None:
+    model = FabricModel(cluster(8, SMALL))
+    # 12 -> 16 crosses pods; the way back 20 -> 12 does too
+    bandwidth, latency = model.ring_link([12, 16, 20])
+    assert latency == pytest.approx(float(model.latency_s(3)))
+    assert bandwidth == pytest.approx(50e9 * 0.97)
+
+
+def test_ring_crosses_an_oversubscribed_layer_with_few_flows() -> None:
+    fabric = Fabric(nodes_per_block=16, blocks_per_pod=4, leaf_oversubscription=7.0)
+    model = FabricModel(cluster(32, fabric), NetworkCalibration(nic_efficiency=1.0))
+    one_gpu_per_node = np.arange(32) * 4
+    # 2 of 32 hops leave a block: 7 x 2/32 < 1, the up-links do not bind
+    assert model.ring_link(one_gpu_per_node)[0] == pytest.approx(50e9)
+    # strictly alternating between the blocks every hop crosses: 50 / 7
+    alternating = one_gpu_per_node.reshape(2, 16).T.ravel()
+    assert model.ring_link(alternating)[0] == pytest.approx(50e9 / 7)
+
+
+@given(st.lists(st.integers(0, 31), min_size=1, max_size=12, unique=True))
+def test_ring_tier_is_the_worst_hop(members: list[int]) -> None:
+    model = FabricModel(cluster(8, SMALL))
+    hops = [int(model.tier(a, b)) for a, b in zip(members, members[1:] + members[:1], strict=True)]
+    assert model.ring_tiers(members, [0, len(members)])[0] == max(hops)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 31), st.integers(0, 31), st.integers(0, 31))
+def test_tier_is_an_ultrametric(a: int, b: int, c: int) -> None:
+    model = FabricModel(cluster(8, SMALL))
+    ab, bc, ac = (int(model.tier(x, y)) for x, y in ((a, b), (b, c), (a, c)))
+    assert ac <= max(ab, bc)
+    assert ab == int(model.tier(b, a))
+
+
+@settings(max_examples=30)
+@given(
+    st.floats(10e9, 200e9), st.floats(1, 8), st.floats(1, 8), st.sampled_from(["rail-optimised", "fat-tree"])
+)
+def test_faster_nic_is_never_slower(nic: float, leaf: float, spine: float, kind: FabricKind) -> None:
+    fabric = replace(SMALL, kind=kind, leaf_oversubscription=leaf, spine_oversubscription=spine)
+    slow, fast = (
+        FabricModel(cluster(8, fabric, nic_bytes_per_s=rate)).bytes_per_s([0, 1, 2, 3])
+        for rate in (nic, 2 * nic)
+    )
+    assert np.all(fast >= slow)
+    assert np.all(np.diff(slow[1:]) <= 0)
+
+
+@pytest.mark.parametrize("kind", ["rail-optimised", "fat-tree"])
+@pytest.mark.parametrize("gpus_and_nics", [(4, 4), (4, 2), (2, 4)])
+@pytest.mark.parametrize(("leaf", "spine"), [(1.0, 1.0), (2.0, 1.0), (1.5, 4.0)])
+def test_closed_form_equals_the_full_graph(
+    kind: FabricKind, gpus_and_nics: tuple[int, int], leaf: float, spine: float
+) -> None:
+    fabric = replace(SMALL, kind=kind, leaf_oversubscription=leaf, spine_oversubscription=spine)
+    gpus, nics = gpus_and_nics
+    this = cluster(8, fabric, gpus=gpus, nics=nics)
+    calibration = NetworkCalibration()
+    model, graph = FabricModel(this, calibration), build_graph(this, calibration, collapse=False)
+    block, pod, everything = 2 * gpus, 4 * gpus, 8 * gpus
+    network = graph.subgraph(name for name in graph if graph.nodes[name]["kind"] != "nvswitch")
+    for peer, tier in ((1, 0), (gpus, 1), (block, 2), (pod, 3)):
+        view = graph if tier == 0 else network
+        path_s = nx.shortest_path_length(view, "gpu:0", f"gpu:{peer}", weight="latency_s")
+        assert path_s == pytest.approx(float(model.propagation_s(tier)))
+    halves = {1: (range(gpus), range(gpus, block)), 2: (range(block), range(block, pod)),
+              3: (range(pod), range(pod, everything))}  # fmt: skip
+    for tier, (senders, receivers) in halves.items():
+        flow = _max_flow(graph, senders, receivers)
+        assert flow / len(senders) == pytest.approx(float(model.bytes_per_s(tier))), f"tier {tier}"
+
+
+def _max_flow(graph: nx.Graph[str], senders: range, receivers: range) -> float:
+    directed = graph.to_directed()
+    for gpu in senders:
+        directed.add_edge("source", f"gpu:{gpu}")
+    for gpu in receivers:
+        directed.add_edge(f"gpu:{gpu}", "sink")
+    return float(nx.maximum_flow_value(directed, "source", "sink"))
+
+
+@pytest.mark.parametrize("kind", ["rail-optimised", "fat-tree"])
+@pytest.mark.parametrize("nodes", [1, 2, 3, 7, 8, 11])
+def test_collapsed_graph_stands_for_the_full_one(kind: FabricKind, nodes: int) -> None:
+    this = cluster(nodes, replace(SMALL, kind=kind, leaf_oversubscription=2.0))
+    full, collapsed = build_graph(this, collapse=False), build_graph(this)
+
+    def devices(graph: nx.Graph[str]) -> dict[str, int]:
+        totals: dict[str, int] = {}
+        for _, data in graph.nodes(data=True):
+            totals[data["kind"]] = totals.get(data["kind"], 0) + data["count"]
+        return totals
+
+    def capacity(graph: nx.Graph[str]) -> dict[tuple[str, ...], float]:
+        totals: dict[tuple[str, ...], float] = {}
+        for a, b, data in graph.edges(data=True):
+            layer = tuple(sorted((graph.nodes[a]["kind"], graph.nodes[b]["kind"])))
+            totals[layer] = totals.get(layer, 0.0) + data["capacity"]
+        return totals
+
+    assert devices(collapsed) == devices(full)
+    assert capacity(collapsed) == pytest.approx(capacity(full))
+    assert sum(data["links"] for *_, data in collapsed.edges(data=True)) == full.number_of_edges()
+    assert nx.is_connected(full)
+    assert nx.is_connected(collapsed)
+
+
+def test_superpod_has_the_published_number_of_switches() -> None:
+    """NVIDIA DGX SuperPOD H100, units of 32 nodes: leaves, spines, cores of 4, 16 and 64 units."""
+    for units, per_pod, switches in ((4, 16, (32, 16, 0)), (16, 4, (128, 128, 64)), (64, 4, (512, 512, 256))):
+        graph = build_graph(cluster(32 * units, Fabric(blocks_per_pod=per_pod), gpus=8, nics=8))
+        counts = [
+            sum(data["count"] for _, data in graph.nodes(data=True) if data["kind"] == kind)
+            for kind in ("leaf", "spine", "core")
+        ]
+        assert tuple(counts) == switches
+
+
+def test_huge_clusters_stay_small_graphs() -> None:
+    graph = build_graph(cluster(16384, gpus=8, nics=8))
+    assert graph.number_of_nodes() < 3000
+    gpus = sum(data["count"] for _, data in graph.nodes(data=True) if data["kind"] == "gpu")
+    assert gpus == 131072
+
+
+def test_full_graph_of_a_huge_cluster_is_refused() -> None:
+    with pytest.raises(InfeasibleError, match=f"limit {FULL_GRAPH_LIMIT_GPUS}"):
+        build_graph(cluster(16384), collapse=False)
+
+
+@pytest.mark.parametrize(
+    ("fabric", "complaint"),
+    [
+        (Fabric(nodes_per_block=0), "nodes_per_block"),
+        (Fabric(leaf_oversubscription=0.5), "leaf_oversubscription"),
+        (Fabric(spine_oversubscription=float("nan")), "spine_oversubscription"),
+        (Fabric(hop_latency_s=-1.0), "hop_latency_s"),
+    ],
+)
+def test_bad_fabrics_are_named(fabric: Fabric, complaint: str) -> None:
+    with pytest.raises(CatalogError, match=complaint):
+        FabricModel(cluster(8, fabric))
+
+
+def test_nodes_without_nics_cannot_form_a_cluster() -> None:
+    with pytest.raises(InfeasibleError, match="no NICs"):
+        FabricModel(cluster(2, nics=0))
+    assert int(FabricModel(cluster(1, nics=0)).tier(0, 3)) == 0
+
+
+def test_layers_are_above_each_other() -> None:
+    graph = build_graph(cluster(8, SMALL), collapse=False)
+    positions = layout_positions(graph)
+    height = {kind: y for name, (_, y) in positions.items() for kind in [graph.nodes[name]["kind"]]}
+    assert (
+        height["gpu"] < height["nvswitch"] < height["nic"] < height["leaf"] < height["spine"] < height["core"]
+    )
+    assert len(set(positions.values())) == len(positions)
