@@ -1,0 +1,221 @@
+"""The files of a run directory, made from results: tables, plots, JSON, the scenario itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments import plots
+from experiments.plot_style import account_group
+from experiments.report import headline, mfu_note, remarks
+from experiments.run_directory import RunDirectory
+from hdpsim.errors import UserInputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from experiments.compare import Comparison, Outcome
+    from experiments.scale import Scaling
+    from experiments.scenario import Scenario
+
+__all__ = ["write_run", "write_scaling", "write_spans"]
+
+
+def write_run(out: str, document: Mapping[str, Any], comparison: Comparison) -> str:
+    """Write the run directory of one or several strategies on the same batches; returns a line that says so."""
+    scenario = comparison.scenario
+    with RunDirectory(out, title=headline(scenario), notes=remarks(comparison)) as run:
+        run.write_json(
+            "result.json", document, "The whole result as one JSON document, as printed by --json."
+        )
+        _write_scenario(run, scenario)
+        run.write_csv(
+            "summary.csv", _summary_rows(comparison), "One row per strategy: means over the batches."
+        )
+        run.write_csv("batches.csv", _batch_rows(comparison), "One row per strategy and global batch.")
+        run.write_csv(
+            "accounts.csv",
+            _account_rows(comparison),
+            "Where the time goes: seconds of a step per account, mean over ranks, stages and batches.",
+        )
+        run.write_csv(
+            "ranks.csv",
+            _rank_table(comparison),
+            "First batch: seconds of every rank and stage in each account; a row sums to the step.",
+        )
+        run.save_figure(
+            "time_breakdown",
+            plots.plot_time_breakdown({o.strategy: o.account_s() for o in comparison.feasible}),
+            "Where the time of a step goes, per strategy.",
+        )
+        run.save_figure(
+            "rank_step_time",
+            plots.plot_rank_step_time({o.strategy: _rank_layers(o) for o in comparison.feasible}),
+            "First batch: what each rank does, ranks sorted by busy time.",
+        )
+        run.save_figure("length_distribution", _length_figure(comparison), "Sequence lengths of the batches.")
+        intervals = {
+            o.strategy: (o.tokens_per_s.mean - half, o.tokens_per_s.mean + half)
+            for o in comparison.feasible
+            if (half := o.tokens_per_s.half_width) is not None
+        }
+        run.save_figure(
+            "throughput",
+            plots.plot_throughput_bars(
+                {o.strategy: o.tokens_per_s.mean for o in comparison.feasible},
+                intervals or None,
+                base=comparison.base.strategy,
+            ),
+            "Throughput per strategy, with the 95 % confidence interval over the batches.",
+        )
+    return f"wrote {out}"
+
+
+def write_scaling(out: str, document: Mapping[str, Any], scaling: Scaling, scenario: Scenario) -> str:
+    """Write the run directory of a scaling study; returns a line that says so."""
+    throughput, efficiency = scaling.tokens_per_s(), scaling.efficiency()
+    rows = [
+        {
+            "strategy": strategy,
+            "gpus": gpus,
+            "tokens_per_s": throughput[strategy][i],
+            "step_s": variant.outcome.step_s.mean if variant.feasible else None,
+            "mfu": variant.outcome.mfu if variant.feasible else None,
+            "efficiency": efficiency[strategy][i],
+            "reason": variant.outcome.reason,
+        }
+        for strategy, variants in scaling.points.items()
+        for i, (gpus, variant) in enumerate(zip(scaling.gpus, variants, strict=True))
+    ]
+    title = f"{'Weak' if scaling.weak else 'Strong'} scaling of {scenario.name}"
+    with RunDirectory(out, title=title, notes=[headline(scenario), mfu_note(scenario)]) as run:
+        run.write_json(
+            "result.json", document, "The whole result as one JSON document, as printed by --json."
+        )
+        _write_scenario(run, scenario)
+        run.write_csv("scaling.csv", rows, "One row per strategy and number of GPUs.")
+        run.save_figure(
+            "scaling",
+            plots.plot_scaling(scaling.gpus, throughput, title=title),
+            "Throughput and efficiency against the number of GPUs, with the ideal line.",
+        )
+    return f"wrote {out}"
+
+
+def write_spans(path: str, outcome: Outcome, scenario: Scenario) -> str:
+    """Write the timeline of the first batch; returns a line that says so."""
+    from experiments.timeline import write_timeline
+
+    spans = outcome.results[0].spans
+    if spans is None:
+        raise UserInputError("a timeline needs the engine: execution.executor=engine")
+    summary = write_timeline(path, spans, title=f"{scenario.name}, {outcome.strategy}")
+    return f"wrote {path}: {summary.slices:,} slices of {len(summary.ranks):,} ranks" + (
+        f" ({summary.note})" if summary.note else ""
+    )
+
+
+def _write_scenario(run: RunDirectory, scenario: Scenario) -> None:
+    run.write_text("scenario.yaml", scenario.to_yaml(), "The scenario with all defaults; runs as it is.")
+
+
+def _summary_rows(comparison: Comparison) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for outcome in comparison.feasible:
+        step_s, tokens_per_s = outcome.step_s, outcome.tokens_per_s
+        speed_up = outcome.speed_up(comparison.base)
+        rows.append(
+            {
+                "strategy": outcome.strategy,
+                "batches": comparison.batches,
+                "step_s": step_s.mean,
+                "step_s_ci95": step_s.half_width,
+                "tokens_per_s": tokens_per_s.mean,
+                "tokens_per_s_ci95": tokens_per_s.half_width,
+                "tokens_per_s_per_gpu": tokens_per_s.mean / comparison.scenario.cluster.gpus,
+                "mfu": outcome.mfu,
+                "mfu_full": outcome.mfu_full,
+                "speed_up": speed_up.mean,
+                "speed_up_ci95": speed_up.half_width,
+                "over_lower_bound": outcome.over_bound,
+            }
+        )
+    return rows
+
+
+def _batch_rows(comparison: Comparison) -> list[dict[str, object]]:
+    return [
+        {
+            "strategy": outcome.strategy,
+            "batch": number,
+            "step_s": result.step_s,
+            "tokens": result.tokens,
+            "tokens_per_s": result.tokens_per_s,
+            "mfu": result.mfu,
+            "mfu_full": result.mfu_full,
+            "micro_batches": result.plan_micro_batches,
+            "largest_group": result.largest_group,
+            "lower_bound_s": result.lower_bound_s,
+            "makespan_s": result.makespan_s,
+        }
+        for outcome in comparison.feasible
+        for number, result in enumerate(outcome.results)
+    ]
+
+
+def _account_rows(comparison: Comparison) -> list[dict[str, object]]:
+    return [
+        {
+            "strategy": outcome.strategy,
+            "account": account,
+            "group": account_group(account),
+            "seconds": seconds,
+            "share": seconds / outcome.step_s.mean,
+        }
+        for outcome in comparison.feasible
+        for account, seconds in outcome.account_s().items()
+    ]
+
+
+def _rank_table(comparison: Comparison) -> pd.DataFrame:
+    import pandas as pd
+
+    tables = []
+    for outcome in comparison.feasible:
+        first = outcome.results[0]
+        _, ranks, stages = first.account_s.shape
+        columns: dict[str, object] = {
+            "strategy": outcome.strategy,
+            "rank": np.repeat(np.arange(ranks), stages),
+            "stage": np.tile(np.arange(stages), ranks),
+        }
+        columns |= {
+            f"{name}_s": row.ravel() for name, row in zip(first.accounts, first.account_s, strict=True)
+        }
+        tables.append(pd.DataFrame(columns))
+    return pd.concat(tables, ignore_index=True)
+
+
+def _rank_layers(outcome: Outcome) -> dict[str, NDArray[np.float64]]:
+    """Seconds per rank (mean over its stages), accounts put together by kind."""
+    first = outcome.results[0]
+    layers: dict[str, NDArray[np.float64]] = {}
+    for account, seconds in zip(first.accounts, first.account_s.mean(axis=2), strict=True):
+        group = account_group(account)
+        layers[group] = layers[group] + seconds if group in layers else seconds
+    return layers
+
+
+def _length_figure(comparison: Comparison) -> Any:
+    from traces import Trace, statistics
+
+    lengths = np.concatenate(comparison.lengths)
+    rows = statistics(Trace(lengths, comparison.scenario.name)).rows()
+    return plots.plot_length_distribution(
+        [row["upper_edge_tokens"] for row in rows],
+        [row["sample_share"] for row in rows],
+        [row["token_share"] for row in rows],
+    )

@@ -1,0 +1,114 @@
+"""The `hdpsim` command: the list of verbs, and how errors leave the program.
+
+Each verb is one small module `experiments.cli_<verb>` with a click command called `command`. These modules import
+only click and small things of ours; numpy, matplotlib and the rest are loaded when a verb runs, so that
+`hdpsim --help` starts quickly.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+
+import click
+
+from experiments.distribution_check import check_distribution
+from hdpsim.errors import HdpSimError
+
+__all__ = ["VERBS", "cli", "main"]
+
+VERBS = {
+    "simulate": "experiments.cli_simulate",
+    "compare": "experiments.cli_compare",
+    "scale": "experiments.cli_scale",
+    "whatif": "experiments.cli_whatif",
+    "trace": "experiments.cli_trace",
+    "reproduce": "experiments.cli_reproduce",
+    "scenarios": "experiments.cli_scenarios",
+    "catalog": "experiments.cli_catalog",
+}
+"""Verb -> module that holds its click command as `command`, in the order of the help text."""
+
+INTERRUPTED = 130  # 128 + SIGINT, what a shell reports for a program stopped by Ctrl-C
+PIPE_CLOSED = 141  # 128 + SIGPIPE, the same for a reader that went away
+
+
+class _Failure(click.ClickException):
+    """A message on stderr and an exit code, without a traceback."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        # click declares exit_code as a class variable, and documents setting it on the exception.
+        self.exit_code = exit_code  # type: ignore[misc]
+
+
+class _Verbs(click.Group):
+    """Loads a verb's module when it is asked for, and turns expected errors into exit codes."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All verbs, in the order of `VERBS`."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The click command of a verb, or None."""
+        module = VERBS.get(cmd_name)
+        if module is None:
+            return None
+        command: click.Command = import_module(module).command
+        return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the verb. Errors raised on purpose become one message; anything else keeps its traceback."""
+        return _guarded(lambda: super(_Verbs, self).invoke(ctx))
+
+
+def _guarded(run: Callable[[], object]) -> object:
+    try:
+        check_distribution()
+        result = run()
+        sys.stdout.flush()
+    except HdpSimError as error:
+        raise _Failure(str(error), error.exit_code) from None
+    except KeyboardInterrupt:
+        raise _Failure("interrupted", INTERRUPTED) from None
+    except BrokenPipeError:
+        # The interpreter flushes stdout once more when it ends; give it somewhere to write.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise click.exceptions.Exit(PIPE_CLOSED) from None
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise _Failure(f"{error.filename}: {error.strerror}", 2) from None
+    return result
+
+
+def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from hdpsim import __version__
+
+        click.echo(f"hdpsim {__version__}")
+        ctx.exit()
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version.",
+)
+def cli() -> None:
+    """How fast would this model train, on this cluster, with this data, under this strategy, and why?
+
+    SCENARIO is a YAML file or the name of a shipped scenario (see `hdpsim scenarios`). Exit codes: 0 fine,
+    1 a bug of hdpsim, 2 wrong input, 3 the request is legal but cannot run.
+    """
+
+
+def main() -> None:
+    """Entry point of the `hdpsim` command and of `python -m hdpsim`."""
+    cli(prog_name="hdpsim")

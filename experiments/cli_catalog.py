@@ -1,0 +1,118 @@
+"""`hdpsim catalog`: the models, GPUs, nodes and clusters that are shipped, with their sources."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from experiments.cli_common import emit_json, json_option, show_table
+
+__all__ = ["command"]
+
+
+@click.group("catalog")
+def command() -> None:
+    """List the models, GPUs, nodes and clusters that are shipped."""
+
+
+@command.command("models")
+@json_option
+def models(as_json: bool) -> None:
+    """Models: the shapes of transformers."""
+    from cost_models import catalog
+
+    entries = [catalog.model(name) for name in catalog.names("model")]
+    rows = [
+        (
+            name,
+            f"{m.layers}",
+            f"{m.hidden:,}",
+            f"{m.heads}/{m.kv_heads}",
+            f"{m.ffn_hidden:,}",
+            f"{m.vocab:,}",
+            f"{m.experts} top {m.top_k}" if m.experts else "-",
+        )
+        for name, m in zip(catalog.names("model"), entries, strict=True)
+    ]
+    _show(as_json, entries, ("model", "layers", "hidden", "heads/kv", "ffn", "vocab", "experts"), rows)
+
+
+@command.command("gpus")
+@json_option
+def gpus(as_json: bool) -> None:
+    """GPUs: dense peak rates, memory, links."""
+    from cost_models import catalog
+    from cost_models.units import format_quantity as shown
+
+    entries = [catalog.gpu(name) for name in catalog.names("gpu")]
+    rows = [
+        (
+            g.name,
+            shown(g.bf16_flop_per_s, "flop_rate"),
+            "-" if g.fp8_flop_per_s is None else shown(g.fp8_flop_per_s, "flop_rate"),
+            shown(g.hbm_bytes, "bytes"),
+            shown(g.hbm_bytes_per_s, "bandwidth"),
+            shown(g.nvlink_bytes_per_s, "bandwidth"),
+            shown(g.host_link_bytes_per_s, "bandwidth"),
+            g.calibration,
+        )
+        for g in entries
+    ]
+    heads = ("GPU", "bf16", "fp8", "HBM", "HBM rate", "NVLink", "host link", "calibration")
+    _show(as_json, entries, heads, rows)
+
+
+@command.command("nodes")
+@json_option
+def nodes(as_json: bool) -> None:
+    """Nodes: GPUs of one NVLink domain, their NICs and host memory."""
+    from cost_models import catalog
+    from cost_models.units import format_quantity as shown
+
+    entries = [catalog.node(name) for name in catalog.names("node")]
+    rows = [
+        (
+            n.name,
+            f"{n.gpus} x {n.gpu.name}",
+            f"{n.nics} x {n.nic_bytes_per_s * 8 / 1e9:g} Gbit/s",
+            shown(n.host_memory_bytes, "bytes"),
+        )
+        for n in entries
+    ]
+    _show(as_json, entries, ("node", "GPUs", "NICs", "host memory"), rows)
+
+
+@command.command("clusters")
+@json_option
+def clusters(as_json: bool) -> None:
+    """Clusters: nodes on a fabric."""
+    from cost_models import catalog
+
+    entries = [catalog.cluster(name) for name in catalog.names("cluster")]
+    rows = [
+        (
+            c.name,
+            f"{c.gpus:,}",
+            f"{c.nodes:,} x {c.node.name}",
+            c.fabric.kind,
+            f"{c.fabric.nodes_per_block} nodes/block, {c.fabric.blocks_per_pod} blocks/pod",
+            f"{c.fabric.leaf_oversubscription:g}:1, {c.fabric.spine_oversubscription:g}:1",
+        )
+        for c in entries
+    ]
+    _show(as_json, entries, ("cluster", "GPUs", "nodes", "fabric", "shape", "oversubscription"), rows)
+
+
+def _show(
+    as_json: bool, entries: list[Any], columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]
+) -> None:
+    from experiments.report import plain
+    from experiments.tables import Table
+
+    if as_json:
+        emit_json({"entries": plain(entries)})
+        return
+    table = Table(title="", columns=columns, rows=tuple(rows))
+    show_table(table)

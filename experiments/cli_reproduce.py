@@ -1,0 +1,39 @@
+"""`hdpsim reproduce`: predictions beside the measurements a paper published."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+from experiments.cli_common import emit_json, json_option, out_option, progress, show_table
+
+__all__ = ["command"]
+
+
+@click.group("reproduce")
+def command() -> None:
+    """How close are the predictions to published measurements?"""
+
+
+@command.command("bytescale")
+@click.option(
+    "--cells",
+    metavar="FILE",
+    type=click.Path(),
+    help="CSV with model, dataset, gpus, context_tokens, strategy, measured_tokens_per_s; default: the shipped cells.",
+)
+@out_option
+@json_option
+def bytescale(cells: str | None, out: str | None, as_json: bool) -> None:
+    """ByteScale (arXiv 2502.21231): Figure 17 cell by cell, the ablation of Figure 20, the case of Figure 18."""
+    with progress("reproducing") as shown:
+        reproduction = import_module("experiments.reproduce_bytescale").run(cells, out, report=shown)
+    if as_json:
+        emit_json(reproduction.document)
+        return
+    for table in reproduction.tables:
+        show_table(table)
+        click.echo()
+    for line in reproduction.lines:
+        click.echo(line)

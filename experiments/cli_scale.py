@@ -1,0 +1,74 @@
+"""`hdpsim scale`: what do more GPUs buy?"""
+
+from __future__ import annotations
+
+import click
+
+from experiments.cli_common import (
+    batches_option,
+    emit_json,
+    json_option,
+    load,
+    out_option,
+    progress,
+    scenario_argument,
+    set_option,
+    show_table,
+    split_list,
+    strategies,
+    strategies_option,
+)
+from hdpsim.errors import UserInputError
+
+__all__ = ["command"]
+
+
+def _gpu_counts(text: str) -> tuple[int, ...]:
+    parts = split_list(text, "--gpus")
+    if not all(part.isdecimal() and 1 <= int(part) <= 10_000_000 for part in parts):
+        raise UserInputError(f"--gpus: expected whole numbers separated by commas (1024,2048), got {text!r}")
+    return tuple(int(part) for part in parts)
+
+
+@click.command("scale")
+@scenario_argument
+@click.option("--gpus", required=True, metavar="N,N,...", help="Numbers of GPUs, such as 1024,2048,4096.")
+@click.option("--weak", is_flag=True, help="Grow the global batch with the GPUs (default: keep it).")
+@strategies_option
+@set_option
+@batches_option
+@out_option
+@json_option
+def command(
+    scenario: str,
+    gpus: str,
+    weak: bool,
+    strategy_list: str | None,
+    overrides: tuple[str, ...],
+    batches: int | None,
+    out: str | None,
+    as_json: bool,
+) -> None:
+    """What do more GPUs buy? Strong scaling by default: the global batch stays."""
+    from experiments import report
+    from experiments.artefacts import write_scaling
+    from experiments.scale import scale, scaling_json, scaling_table
+
+    counts = _gpu_counts(gpus)
+    checked = load(scenario, overrides)
+    chosen = strategies(strategy_list, (checked.strategy.name,))
+    with progress("scaling") as shown:
+        scaling = scale(checked, counts, chosen, weak=weak, batches=batches, report=shown)
+    document = report.json_document("scale", checked, scaling_json(scaling), weak=weak)
+    written = None if out is None else write_scaling(out, document, scaling, checked)
+    if as_json:
+        emit_json(document)
+        return
+    click.echo(report.headline(checked))
+    click.echo()
+    show_table(scaling_table(scaling))
+    click.echo()
+    click.echo("Efficiency: tokens/s per GPU relative to the smallest number of GPUs that can run.")
+    click.echo(report.mfu_note(checked))
+    if written is not None:
+        click.echo(written)

@@ -1,0 +1,43 @@
+"""`hdpsim whatif`: what does each change buy, alone and together?"""
+
+from __future__ import annotations
+
+import click
+
+from experiments.cli_common import (
+    batches_option,
+    emit_json,
+    json_option,
+    load,
+    progress,
+    scenario_argument,
+    show_table,
+)
+from hdpsim.errors import UserInputError
+
+__all__ = ["command"]
+
+
+@click.command("whatif")
+@scenario_argument
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="A change to try; repeatable.")
+@batches_option
+@json_option
+def command(scenario: str, changes: tuple[str, ...], batches: int | None, as_json: bool) -> None:
+    """What does each change buy? The scenario as it is, with each --set alone, and with all of them."""
+    from experiments import report
+    from experiments.whatif import whatif, whatif_json, whatif_table
+
+    if not changes:
+        raise UserInputError("whatif needs at least one change: --set key=value")
+    checked = load(scenario, ())
+    with progress("simulating") as shown:
+        variants = whatif(checked, changes, batches, shown)
+    if as_json:
+        emit_json(report.json_document("whatif", checked, whatif_json(variants)))
+        return
+    click.echo(report.headline(checked))
+    click.echo()
+    show_table(whatif_table(variants))
+    click.echo()
+    click.echo(report.mfu_note(checked))

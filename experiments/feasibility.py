@@ -1,0 +1,116 @@
+"""Can this model be spread over this cluster in this way? All reasons against it, in words."""
+
+from __future__ import annotations
+
+from cost_models.hardware import Cluster
+from cost_models.layout import Layout
+from cost_models.model import Model
+
+__all__ = ["layout_notes", "reasons_against"]
+
+
+def reasons_against(model: Model, cluster: Cluster, layout: Layout, context_tokens: int) -> tuple[str, ...]:
+    """Why the layout cannot run, each with its dotted key; empty when nothing speaks against it.
+
+    Counted: divisibility of GPUs, heads, experts and ranks; stages without a layer; learned positions; 8-bit
+        support. Memory is not: it depends on the batch's micro-batches and is checked when the step is planned.
+    """
+    return tuple(
+        reason
+        for reason in (
+            _gpus(cluster, layout),
+            _heads(model, layout),
+            _stages(model, layout),
+            _experts(model, cluster, layout),
+            _context_parallel(cluster, layout),
+            _precision(cluster, layout),
+            _positions(model, context_tokens),
+        )
+        if reason
+    )
+
+
+def layout_notes(model: Model, cluster: Cluster, layout: Layout) -> tuple[str, ...]:
+    """What is legal but deserves a word in the report."""
+    notes = []
+    node_gpus = cluster.node.gpus
+    if layout.tp > node_gpus:
+        notes.append(
+            f"tp = {layout.tp} is wider than a node ({node_gpus} GPUs): tensor parallelism crosses the network"
+        )
+    if model.layers % (layout.pp * layout.vpp):
+        notes.append(
+            f"{model.layers} layers do not divide by pp x vpp = {layout.pp} x {layout.vpp}: stages are uneven"
+        )
+    if layout.tp > model.kv_heads and model.latent_attention is None:
+        notes.append(f"tp = {layout.tp} exceeds the {model.kv_heads} key/value heads: they are replicated")
+    return tuple(notes)
+
+
+def _gpus(cluster: Cluster, layout: Layout) -> str:
+    model_gpus = layout.tp * layout.pp
+    if cluster.gpus % model_gpus == 0:
+        return ""
+    return (
+        f"gpus: {cluster.gpus} GPUs do not divide by tp x pp = {layout.tp} x {layout.pp} = {model_gpus}; "
+        f"use a multiple of {model_gpus}"
+    )
+
+
+def _heads(model: Model, layout: Layout) -> str:
+    if model.heads % layout.tp:
+        return f"layout.tp: {model.heads} attention heads of {model.name} do not divide by tp = {layout.tp}"
+    if model.latent_attention is None and model.kv_heads % layout.tp and layout.tp % model.kv_heads:
+        return (
+            f"layout.tp: {model.kv_heads} key/value heads of {model.name} can neither be divided by "
+            f"nor replicated to tp = {layout.tp}"
+        )
+    return ""
+
+
+def _stages(model: Model, layout: Layout) -> str:
+    chunks = layout.pp * layout.vpp
+    if chunks <= model.layers:
+        return ""
+    return (
+        f"layout.pp: pp x vpp = {layout.pp} x {layout.vpp} = {chunks} stages are more than "
+        f"the {model.layers} layers of {model.name}"
+    )
+
+
+def _experts(model: Model, cluster: Cluster, layout: Layout) -> str:
+    ep = layout.ep
+    if ep == 1:
+        return ""
+    if model.experts == 0:
+        return f"layout.ep: {model.name} has no experts; ep must be 1, not {ep}"
+    if model.experts % ep:
+        return f"layout.ep: {model.experts} experts of {model.name} do not divide by ep = {ep}"
+    if ep <= layout.tp:
+        return "" if layout.tp % ep == 0 else f"layout.ep: ep = {ep} does not divide tp = {layout.tp}"
+    spread = cluster.gpus // layout.pp
+    if spread % ep:
+        return f"layout.ep: the {spread} GPUs of a pipeline stage do not divide by ep = {ep}"
+    return ""
+
+
+def _context_parallel(cluster: Cluster, layout: Layout) -> str:
+    ranks, rest = divmod(cluster.gpus, layout.tp * layout.pp)
+    if layout.cp is None or rest or ranks % layout.cp == 0:
+        return ""
+    return f"layout.cp: {ranks} ranks (gpus / (tp x pp)) do not divide by cp = {layout.cp}"
+
+
+def _precision(cluster: Cluster, layout: Layout) -> str:
+    if layout.precision != "fp8" or cluster.gpu.fp8_flop_per_s is not None:
+        return ""
+    return f"layout.precision: {cluster.gpu.name} has no FP8 tensor cores; use bf16"
+
+
+def _positions(model: Model, context_tokens: int) -> str:
+    if not model.learned_positions or context_tokens <= model.learned_positions:
+        return ""
+    return (
+        f"data.context: {context_tokens} tokens are more than the {model.learned_positions} learned "
+        f"positions of {model.name}"
+    )

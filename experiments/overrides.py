@@ -1,0 +1,105 @@
+"""`--set key=value`: change single keys of a scenario document before it is checked."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+
+from cost_models import catalog
+from cost_models.yaml_loader import YamlError, load_yaml
+from hdpsim.errors import CatalogError, ScenarioError
+
+__all__ = ["apply_overrides", "parse_override"]
+
+_NAMED = {
+    "model": "like",
+    "cluster": "like",
+    "cluster.node": "like",
+    "cluster.node.gpu": "like",
+    "data.trace": "file",
+}
+"""Keys whose text stands for a whole mapping: setting a key below them refines the named thing."""
+
+_RIVALS = {"data.trace": "data.distribution", "data.distribution": "data.trace"}
+"""Setting one of these replaces the other."""
+
+
+def parse_override(text: str) -> tuple[str, object]:
+    """Split ``key=value``; the value is read as a YAML scalar.
+
+    >>> parse_override("layout.tp=4")
+    ('layout.tp', 4)
+    >>> parse_override("data.context=1M tokens")
+    ('data.context', '1M tokens')
+
+    Raises:
+        ScenarioError: no ``=``, an empty part of the key, or a value that is not a scalar.
+    """
+    key, equals, value_text = text.partition("=")
+    key = key.strip()
+    if not equals or not all(part.strip() for part in key.split(".")):
+        raise ScenarioError((("", f"expected key=value with a dotted key, got {text!r}"),), "--set")
+    try:
+        value: object = load_yaml(value_text)
+    except YamlError:
+        raise ScenarioError(((key, f"{value_text!r} is not a YAML scalar; quote it"),), "--set") from None
+    if isinstance(value, Mapping | list):
+        raise ScenarioError(
+            ((key, f"expected one value, got {value_text!r}; set its keys one by one"),), "--set"
+        )
+    return key, value
+
+
+def apply_overrides(document: Mapping[str, object], overrides: Iterable[str]) -> dict[str, object]:
+    """A copy of *document* with every ``key=value`` applied, in order.
+
+    Unknown keys are put in as they are; the check of the whole document names them.
+    """
+    result: dict[str, object] = copy.deepcopy(dict(document))
+    for text in overrides:
+        key, value = parse_override(text)
+        rival = _RIVALS.get(key)
+        if rival is not None:
+            _remove(result, rival)
+        _put(result, key, value)
+    return result
+
+
+def _put(document: dict[str, object], key: str, value: object) -> None:
+    *path, leaf = key.split(".")
+    here = document
+    for depth, part in enumerate(path, start=1):
+        dotted = ".".join(path[:depth])
+        inner = here.get(part)
+        if inner is None:
+            inner = _inherited(dotted, here)
+        below: dict[str, object] = {}
+        if isinstance(inner, dict):
+            below = inner
+        elif isinstance(inner, str) and dotted in _NAMED:
+            below = {_NAMED[dotted]: inner}
+        elif inner is not None:
+            raise ScenarioError(((key, f"{dotted} is {inner!r}; it has no keys of its own"),), "--set")
+        here[part] = below
+        here = below
+    here[leaf] = value
+
+
+def _inherited(dotted: str, parent: Mapping[str, object]) -> str | None:
+    """The catalog name that *parent* takes over for this part from the entry it is `like`."""
+    like = parent.get("like")
+    try:
+        if dotted == "cluster.node" and isinstance(like, str):
+            return catalog.cluster(like).node.name
+        if dotted == "cluster.node.gpu" and isinstance(like, str):
+            return catalog.node(like).gpu.name
+    except CatalogError:
+        return None  # the check of the document says what is wrong with the name
+    return None
+
+
+def _remove(document: dict[str, object], key: str) -> None:
+    section, _, leaf = key.partition(".")
+    inner = document.get(section)
+    if isinstance(inner, dict):
+        inner.pop(leaf, None)

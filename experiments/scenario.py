@@ -1,0 +1,293 @@
+"""A scenario: everything one simulation depends on, read from YAML, checked, and written back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.calibration import Calibration
+from cost_models.hardware import Cluster
+from cost_models.layout import Layout
+from cost_models.model import Model
+from cost_models.schema import Problems, did_you_mean
+from cost_models.yaml_loader import load_document
+from experiments.feasibility import layout_notes, reasons_against
+from experiments.overrides import apply_overrides, parse_override
+from experiments.references import References
+from experiments.scenario_schema import KEYS, Batch, read_keys
+from hdpsim.errors import InfeasibleError, UserInputError
+from simulator.setup import ExecutionOptions, Setup, StrategyOptions
+from traces import LongSequencePolicy, shipped_distributions
+
+__all__ = ["DataOptions", "Scenario", "load_scenario", "resolve_scenario", "scenario_names", "scenario_path"]
+
+Lengths = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataOptions:
+    """Where the sequence lengths come from and how they become global batches."""
+
+    trace: str | None
+    """Name of a shipped trace or path of a file; None when the lengths are drawn from a distribution."""
+    column: str | None
+    distribution: str | None
+    batch: Batch
+    context_tokens: int
+    policy: LongSequencePolicy
+    """What happens to sequences longer than the context."""
+    seed: int | None
+    """Shuffles a trace or draws from a distribution; None keeps a trace in the order of its file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A checked scenario.
+
+    Attributes:
+        batch_count: global batches a verb averages over unless told otherwise.
+        notes: what is legal but deserves a word in the report.
+        resolved_json: every key with its value, defaults filled in, as canonical JSON.
+    """
+
+    name: str
+    description: str
+    model: Model
+    cluster: Cluster
+    layout: Layout
+    data: DataOptions
+    strategy: StrategyOptions
+    execution: ExecutionOptions
+    calibration: Calibration
+    batch_count: int
+    notes: tuple[str, ...]
+    resolved_json: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Every key with its value, as a scenario file would hold it."""
+        document: dict[str, Any] = json.loads(self.resolved_json)
+        return document
+
+    def to_yaml(self) -> str:
+        """The scenario with all defaults filled in; reading it back gives the same scenario."""
+        import yaml
+
+        # JSON is YAML, and its quoted texts cannot be taken for numbers: quote only where it is needed.
+        class Dumper(yaml.SafeDumper):
+            def ignore_aliases(self, data: object) -> bool:
+                return True
+
+        def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+            plain = all(part.isalnum() for part in value.replace("-", " ").split()) and value[:1].isalpha()
+            return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"')
+
+        Dumper.add_representer(str, text)
+        return yaml.dump(self.document, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)
+
+    def setup(self, strategy: str | None = None) -> Setup:
+        """What the simulator needs besides the batch; *strategy* replaces the scenario's own."""
+        options = self.strategy if strategy is None else replace(self.strategy, name=strategy)  # type: ignore[arg-type]
+        return Setup(
+            model=self.model,
+            cluster=self.cluster,
+            layout=self.layout,
+            calibration=self.calibration,
+            context_tokens=self.data.context_tokens,
+            strategy=options,
+            execution=self.execution,
+        )
+
+    def batches(self, count: int | None = None) -> tuple[Lengths, ...]:
+        """The first *count* global batches (default: batch_count): sequence lengths, cut to the context.
+
+        A recorded trace starts again when it ends.
+        """
+        from traces import global_batches, load_distribution, load_source
+
+        data = self.data
+        source = (
+            load_distribution(data.distribution)
+            if data.distribution is not None
+            else load_source(str(data.trace), column=data.column)
+        )
+        cut = global_batches(
+            source,
+            context_tokens=data.context_tokens,
+            policy=data.policy,
+            budget_tokens=data.batch.tokens,
+            sequences=data.batch.sequences,
+            seed=data.seed,
+        )
+        return tuple(batch.lengths for batch in islice(cut, self.batch_count if count is None else count))
+
+    def with_changes(self, overrides: Iterable[str]) -> Scenario:
+        """This scenario with some ``key=value`` changes."""
+        return resolve_scenario(self.document, overrides=tuple(overrides), source=self.name)
+
+
+def _folder() -> Path:
+    return Path(str(resources.files("experiments") / "scenarios"))
+
+
+def scenario_names() -> tuple[str, ...]:
+    """The shipped scenarios."""
+    return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
+
+
+def scenario_path(source: str | Path) -> Path:
+    """The file of a scenario given by path or by the name of a shipped one.
+
+    Raises:
+        UserInputError: neither; the message lists the shipped names.
+    """
+    path = Path(source)
+    if path.is_file():
+        return path
+    if str(source) in scenario_names():
+        return _folder() / f"{source}.yaml"
+    what = "is a directory, not a scenario file" if path.is_dir() else "no such file and no shipped scenario"
+    hint = did_you_mean(str(source), scenario_names())
+    raise UserInputError(f"{source}: {what}{hint}; shipped: {', '.join(scenario_names())}")
+
+
+def load_scenario(source: str | Path, overrides: tuple[str, ...] = ()) -> Scenario:
+    """Read, change and check a scenario file or a shipped scenario.
+
+    Raises:
+        UserInputError: unreadable, or a ScenarioError with every problem of the document.
+        InfeasibleError: well-formed, but the degrees do not fit the model or the cluster.
+    """
+    path = scenario_path(source)
+    document = load_document(path)
+    return resolve_scenario(
+        document.data,
+        overrides=overrides,
+        source=str(path),
+        folder=path.parent,
+        where=document.where,
+        default_name=path.stem,
+    )
+
+
+def resolve_scenario(
+    document: Mapping[str, object] | None,
+    *,
+    overrides: tuple[str, ...] = (),
+    source: str = "scenario",
+    folder: Path | None = None,
+    where: Callable[[str], str] | None = None,
+    default_name: str = "scenario",
+) -> Scenario:
+    """Check a scenario document and look up everything it names; see load_scenario."""
+    changed = frozenset(parse_override(text)[0] for text in overrides)
+    if isinstance(document, Mapping):
+        document = apply_overrides(document, overrides)
+    problems = Problems(source, _place(where, changed))
+    values = read_keys(document if document is not None else {}, problems)
+    _check_together(values, problems)
+    found = References(folder, problems).resolve(values)
+    if found is None:
+        problems.raise_if_any()
+        raise AssertionError("references are missing without a problem")
+    problems.raise_if_any()
+    layout = Layout(**{_FIELD.get(name, name): value for name, value in _section(values, "layout").items()})
+    data = _section(values, "data")
+    execution = _section(values, "execution")
+    batch_count = execution.pop("batches")
+    name = str(values["name"] or default_name)
+    against = reasons_against(found.model, found.cluster, layout, int(data["context"]))
+    if against:
+        raise InfeasibleError(f"{name} cannot run:\n" + "\n".join(f"  {reason}" for reason in against))
+    return Scenario(
+        name=name,
+        description=str(values["description"]),
+        model=found.model,
+        cluster=found.cluster,
+        layout=layout,
+        data=DataOptions(
+            trace=found.trace,
+            column=found.column,
+            distribution=found.distribution,
+            batch=data["batch"],
+            context_tokens=data["context"],
+            policy=data["policy"],
+            seed=data["seed"],
+        ),
+        strategy=StrategyOptions(**_section(values, "strategy")),
+        execution=ExecutionOptions(**execution),
+        calibration=found.calibration,
+        batch_count=batch_count,
+        notes=layout_notes(found.model, found.cluster, layout),
+        resolved_json=_resolved_json({**values, **found.written, "name": name}),
+    )
+
+
+_FIELD = {"rank_capacity": "rank_capacity_tokens"}
+"""Keys whose field in Layout carries its unit."""
+
+
+def _place(where: Callable[[str], str] | None, changed: frozenset[str]) -> Callable[[str], str] | None:
+    """Like *where*, but silent about keys that came from the command line."""
+    if where is None:
+        return None
+    return lambda key: "" if key in changed else where(key)
+
+
+def _section(values: Mapping[str, object], section: str) -> dict[str, Any]:
+    prefix = f"{section}."
+    return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+
+
+def _resolved_json(values: Mapping[str, object]) -> str:
+    document: dict[str, Any] = {}
+    for dotted, key in KEYS.items():
+        value = values[dotted]
+        written = key.dump(value)
+        if written is None or written == "":
+            continue  # an alternative that was not chosen, or a text that was not given
+        section, dot, leaf = dotted.rpartition(".")
+        here = document.setdefault(section, {}) if dot else document
+        here[leaf] = written
+    return json.dumps(document, separators=(",", ":"), allow_nan=False)
+
+
+def _check_together(values: Mapping[str, object], problems: Problems) -> None:
+    """Problems that only show when several keys are looked at together."""
+    if "data.trace" in values and "data.distribution" in values:
+        given = [key for key in ("data.trace", "data.distribution") if values[key] is not None]
+        if len(given) != 1:
+            what = "both are given" if given else "neither is given"
+            problems.add("data.trace", f"give either data.trace or data.distribution; {what}")
+    drawn = values.get("data.distribution") is not None or values.get("data.trace") in shipped_distributions()
+    if drawn and values.get("data.seed", 0) is None:
+        problems.add(
+            "data.seed", "lengths drawn from a distribution need a seed, a whole number of at least 0"
+        )
+    batch, context = values.get("data.batch"), values.get("data.context")
+    if (
+        isinstance(batch, Batch)
+        and batch.tokens is not None
+        and isinstance(context, int)
+        and context > batch.tokens
+    ):
+        problems.add(
+            "data.context", f"{context} tokens are more than the whole batch ({batch.tokens} tokens)"
+        )
+    schedule, vpp, pp = (values.get(f"layout.{key}") for key in ("schedule", "vpp", "pp"))
+    if schedule == "interleaved" and vpp == 1:
+        problems.add(
+            "layout.schedule", "interleaved needs vpp of at least 2 (model chunks per stage); vpp is 1"
+        )
+    if schedule == "1f1b" and isinstance(vpp, int) and vpp > 1:
+        problems.add("layout.vpp", f"vpp = {vpp} needs schedule: interleaved; 1f1b has one chunk per stage")
+    if schedule == "interleaved" and pp == 1:
+        problems.add("layout.schedule", "interleaved needs pp of at least 2; pp is 1")
