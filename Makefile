@@ -15,13 +15,13 @@ help: ## list the targets
 # A candidate counts when it runs (a pyenv shim may not), is new enough and can make virtual environments.
 $(VENV)/.python: Makefile
 	@found=""; \
-	for candidate in $(PYTHON) python3.13 python3.12 python3.11 python3; do \
+	for candidate in $(or $(PYTHON),python3.13 python3.12 python3.11 python3); do \
 	  if "$$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
 	    found="$$candidate"; break; \
 	  fi; \
 	done; \
 	if [ -z "$$found" ]; then \
-	  echo "hdpsim needs Python 3.11 or newer with the venv module, and found none on PATH." >&2; \
+	  echo "hdpsim needs Python 3.11 or newer with the venv module, and found none: tried $(or $(PYTHON),python3.13 python3.12 python3.11 python3)." >&2; \
 	  echo "Install one (Debian/Ubuntu: apt install python3.11-venv) or say where: make PYTHON=/path/to/python3" >&2; \
 	  exit 1; \
 	fi; \
