@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +23,19 @@ if TYPE_CHECKING:
     from experiments.scale import Scaling
     from experiments.scenario import Scenario
 
-__all__ = ["write_run", "write_scaling", "write_spans"]
+__all__ = ["check_out", "write_run", "write_scaling", "write_spans"]
+
+
+def check_out(out: str | None) -> None:
+    """Complain now, not after the simulation, about a place where no run directory can be written."""
+    if out is not None:
+        RunDirectory(out)
 
 
 def write_run(out: str, document: Mapping[str, Any], comparison: Comparison) -> str:
     """Write the run directory of one or several strategies on the same batches; returns a line that says so."""
     scenario = comparison.scenario
-    with RunDirectory(out, title=headline(scenario), notes=remarks(comparison)) as run:
+    with RunDirectory(out, title=headline(scenario), command=_command(), notes=remarks(comparison)) as run:
         run.write_json(
             "result.json", document, "The whole result as one JSON document, as printed by --json."
         )
@@ -91,7 +99,8 @@ def write_scaling(out: str, document: Mapping[str, Any], scaling: Scaling, scena
         for i, (gpus, variant) in enumerate(zip(scaling.gpus, variants, strict=True))
     ]
     title = f"{'Weak' if scaling.weak else 'Strong'} scaling of {scenario.name}"
-    with RunDirectory(out, title=title, notes=[headline(scenario), mfu_note(scenario)]) as run:
+    notes = (headline(scenario), mfu_note(scenario))
+    with RunDirectory(out, title=title, command=_command(), notes=notes) as run:
         run.write_json(
             "result.json", document, "The whole result as one JSON document, as printed by --json."
         )
@@ -116,6 +125,10 @@ def write_spans(path: str, outcome: Outcome, scenario: Scenario) -> str:
     return f"wrote {path}: {summary.slices:,} slices of {len(summary.ranks):,} ranks" + (
         f" ({summary.note})" if summary.note else ""
     )
+
+
+def _command() -> str:
+    return shlex.join(["hdpsim", *sys.argv[1:]])
 
 
 def _write_scenario(run: RunDirectory, scenario: Scenario) -> None:

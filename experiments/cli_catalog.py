@@ -14,7 +14,7 @@ __all__ = ["command"]
 
 @click.group("catalog")
 def command() -> None:
-    """List the models, GPUs, nodes and clusters that are shipped."""
+    """List the shipped models, GPUs and clusters."""
 
 
 @command.command("models")

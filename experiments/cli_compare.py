@@ -36,11 +36,15 @@ def command(
     out: str | None,
     as_json: bool,
 ) -> None:
-    """Which strategy is fastest, by how much, and why? All see the same batches."""
+    """Which strategy is fastest, by how much, and why?
+
+    All strategies see the same global batches; the first one is the base of the speed-ups.
+    """
     from experiments import report
-    from experiments.artefacts import write_run
+    from experiments.artefacts import check_out, write_run
     from experiments.compare import DEFAULT_STRATEGIES, compare
 
+    check_out(out)
     chosen = strategies(strategy_list, DEFAULT_STRATEGIES)
     checked = load(scenario, overrides)
     with progress("comparing") as shown:

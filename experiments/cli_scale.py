@@ -49,11 +49,15 @@ def command(
     out: str | None,
     as_json: bool,
 ) -> None:
-    """What do more GPUs buy? Strong scaling by default: the global batch stays."""
+    """What do more GPUs buy?
+
+    Strong scaling by default: the global batch stays the same.
+    """
     from experiments import report
-    from experiments.artefacts import write_scaling
+    from experiments.artefacts import check_out, write_scaling
     from experiments.scale import scale, scaling_json, scaling_table
 
+    check_out(out)
     counts = _gpu_counts(gpus)
     checked = load(scenario, overrides)
     chosen = strategies(strategy_list, (checked.strategy.name,))

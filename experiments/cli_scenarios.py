@@ -14,7 +14,10 @@ __all__ = ["command"]
 @set_option
 @json_option
 def command(scenario: str | None, overrides: tuple[str, ...], as_json: bool) -> None:
-    """List the shipped scenarios, or print one with every default filled in."""
+    """List the shipped scenarios, or print one in full.
+
+    With a SCENARIO: prints it with every default filled in; the output is a scenario file.
+    """
     from experiments.scenario import scenario_names
     from experiments.tables import Table
     from hdpsim.errors import UserInputError

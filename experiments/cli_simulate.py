@@ -41,9 +41,10 @@ def command(
 ) -> None:
     """How long is one step, and where does the time go?"""
     from experiments import report
-    from experiments.artefacts import write_run, write_spans
+    from experiments.artefacts import check_out, write_run, write_spans
     from experiments.compare import compare
 
+    check_out(out)
     if timeline is not None:
         overrides = (*overrides, "execution.executor=engine")  # the replay knows no single operations
     checked = load(scenario, overrides)

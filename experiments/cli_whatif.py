@@ -24,7 +24,10 @@ __all__ = ["command"]
 @batches_option
 @json_option
 def command(scenario: str, changes: tuple[str, ...], batches: int | None, as_json: bool) -> None:
-    """What does each change buy? The scenario as it is, with each --set alone, and with all of them."""
+    """What does each change buy, alone and together?
+
+    Simulates the scenario as it is, with each --set alone, and with all of them.
+    """
     from experiments import report
     from experiments.whatif import whatif, whatif_json, whatif_table
 

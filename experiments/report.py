@@ -26,6 +26,7 @@ __all__ = [
     "json_document",
     "mfu_note",
     "notes_of",
+    "one_line",
     "outcome_json",
     "plain",
     "remarks",
@@ -197,7 +198,7 @@ def step_table(comparison: Comparison) -> Table:
 
 def remarks(comparison: Comparison) -> tuple[str, ...]:
     """What a reader of the numbers must know: conventions, assumptions, who could not run."""
-    failures = [f"{o.strategy} cannot run: {o.reason}" for o in comparison.outcomes if not o.results]
+    failures = [f"{o.strategy} cannot run: {one_line(o.reason)}" for o in comparison.outcomes if not o.results]
     notes = [f"{outcome.strategy}: {note}" for outcome in comparison.feasible for note in notes_of(outcome)]
     calibrated = f"Calibration: {comparison.scenario.calibration.name}."
     return (mfu_note(comparison.scenario), calibrated, *comparison.scenario.notes, *notes, *failures)
@@ -269,10 +270,16 @@ def explanation(comparison: Comparison) -> str:
     if not gains:
         return first
     parts = [f"{seconds:.3f} s less in {readable_name(name)}" for name, seconds in gains]
-    text = f"{first} Of the {total_s:.3f} s saved per step, {_listed(parts)}"
+    text = f"{first} Where the {total_s:.3f} s come from: {_listed(parts)}"
     if losses:
         text += f"; against that, {_listed([f'{-s:.3f} s more in {readable_name(n)}' for n, s in losses])}"
     return text + "."
+
+
+def one_line(reason: str) -> str:
+    """The reason of an InfeasibleError for a table: its lines side by side, without the heading."""
+    lines = [line.strip() for line in reason.splitlines()]
+    return "; ".join(lines[1:] if len(lines) > 1 and lines[0].endswith(":") else lines)
 
 
 def _listed(parts: list[str]) -> str:

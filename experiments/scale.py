@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from experiments.compare import Report, silent
-from experiments.report import outcome_json
+from experiments.report import one_line, outcome_json
 from experiments.tables import Table
 from experiments.variants import Variant, run_variants
 from hdpsim.errors import InfeasibleError
@@ -79,7 +79,7 @@ def scale(
         points[strategy] = run_variants(scenario, sets, strategy=strategy, batches=batches, report=report_all)
     if not any(variant.feasible for variants in points.values() for variant in variants):
         reasons = [
-            f"  {variant.label} GPUs: {' '.join(variant.outcome.reason.split())}"
+            f"  {variant.label} GPUs: {one_line(variant.outcome.reason)}"
             for variant in points[strategies[0]]
         ]
         raise InfeasibleError("no number of GPUs can run this scenario:\n" + "\n".join(reasons))
@@ -104,8 +104,8 @@ def scaling_table(scaling: Scaling) -> Table:
         for i, (gpus, variant) in enumerate(zip(scaling.gpus, variants, strict=True)):
             share = efficiency[strategy][i]
             if share is None:
-                reason = " ".join(variant.outcome.reason.split())
-                rows.append((strategy, f"{gpus:,}", "-", "-", "-", "-", "-", f"cannot run: {reason}"))
+                reason = f"cannot run: {one_line(variant.outcome.reason)}"
+                rows.append((strategy, f"{gpus:,}", "-", "-", "-", "-", "-", reason))
                 continue
             outcome = variant.outcome
             rows.append(

@@ -234,9 +234,11 @@ def read_keys(document: object, problems: Problems) -> dict[str, object]:
                 values[name] = key.parse(flat[name])
             except ValueError as error:
                 problems.add(name, str(error))
+        elif name.partition(".")[0] in spoiled:
+            continue
         elif key.default is not REQUIRED:
             values[name] = key.default
-        elif name.partition(".")[0] not in spoiled:
+        else:
             problems.add(name, "is required")
     return values
 

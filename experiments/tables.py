@@ -25,7 +25,7 @@ def plain_text(table: Table) -> str:
     strategy     s
     static    12.5
     """
-    cells = (table.columns, *table.rows)
+    cells = (table.columns, *table.rows) if any(table.columns) else table.rows
     widths = [max(len(row[i]) for row in cells) for i in range(len(table.columns))]
     lines = [table.title] if table.title else []
     for row in cells:
@@ -42,7 +42,7 @@ def print_rich(table: Table) -> None:
     from rich.console import Console
     from rich.table import Table as RichTable
 
-    drawn = RichTable(title=table.title or None, title_justify="left")
+    drawn = RichTable(title=table.title or None, title_justify="left", show_header=any(table.columns))
     for i, column in enumerate(table.columns):
         drawn.add_column(column, justify="left" if i in table.left else "right", overflow="fold")
     for row in table.rows:

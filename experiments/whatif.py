@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from experiments.compare import Report, silent
-from experiments.report import outcome_json
+from experiments.report import one_line, outcome_json
 from experiments.tables import Table
 from experiments.variants import Variant, run_variants
 from hdpsim.errors import InfeasibleError
@@ -63,8 +63,8 @@ def whatif_table(variants: Sequence[Variant]) -> Table:
     rows = []
     for variant in variants:
         if not variant.feasible:
-            reason = " ".join(variant.outcome.reason.split())
-            rows.append((variant.label, "-", "-", "-", "-", f"cannot run: {reason}"))
+            reason = f"cannot run: {one_line(variant.outcome.reason)}"
+            rows.append((variant.label, "-", "-", "-", "-", reason))
             continue
         outcome = variant.outcome
         ratio = _speed_up(variant, variants[0])

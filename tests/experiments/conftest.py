@@ -1,0 +1,86 @@
+"""A simulator whose results can be computed by hand, for tests of what is built around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from hdpsim.errors import InfeasibleError
+from simulator.execution import Spans
+from simulator.setup import Setup
+
+ATTENTION_S = 1.0
+RING_S = {"static": 3.0, "hdp-naive": 1.0, "hdp-balance": 0.5}
+WAIT_S = {"static": 1.0, "hdp-naive": 1.0, "hdp-balance": 0.25}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeResult:
+    """The fields of simulator.simulate.StepResult that tables and documents read."""
+
+    strategy: str
+    step_s: float
+    tokens: int
+    gpus: int
+    tokens_per_s: float
+    mfu: float
+    mfu_full: float
+    accounts: tuple[str, ...]
+    account_s: NDArray[np.float64]
+    lower_bound_s: float
+    makespan_s: float
+    plan_micro_batches: int
+    largest_group: int
+    memory: None
+    planning_wall_s: float
+    execution_wall_s: float
+    spans: Spans | None
+    notes: tuple[str, ...]
+
+
+def fake_step(setup: Setup, lengths: NDArray[np.int64]) -> FakeResult:
+    """A step whose accounts per 1M tokens and 8 GPUs are the constants above; TP 16 does not run."""
+    if setup.layout.tp == 16:
+        raise InfeasibleError("needs 90 GiB a GPU, 80 GiB are there")
+    name, tokens = setup.strategy.name, int(lengths.sum())
+    scale = tokens / 2**20 * 8 / setup.cluster.gpus
+    seconds = scale * np.array([ATTENTION_S, RING_S[name], WAIT_S[name]])
+    step_s = float(seconds.sum())
+    spans = None
+    if setup.execution.spans:
+        one = np.zeros(1, dtype=np.int64)
+        spans = Spans(
+            rank=one, stage=one, chunk=one, op=one, micro_batch=one,
+            start_s=np.zeros(1), end_s=np.ones(1),
+        )  # fmt: skip
+    return FakeResult(
+        strategy=name,
+        step_s=step_s,
+        tokens=tokens,
+        gpus=setup.cluster.gpus,
+        tokens_per_s=tokens / step_s,
+        mfu=0.4,
+        mfu_full=0.5,
+        accounts=("attention", "cp_ring", "wait_group"),
+        account_s=np.broadcast_to(seconds[:, None, None], (3, setup.ranks, setup.layout.pp)).copy(),
+        lower_bound_s=step_s / 1.04,
+        makespan_s=step_s,
+        plan_micro_batches=7,
+        largest_group=4,
+        memory=None,
+        planning_wall_s=0.1,
+        execution_wall_s=0.2,
+        spans=spans,
+        notes=(),
+    )
+
+
+@pytest.fixture
+def fake_simulator(monkeypatch: pytest.MonkeyPatch) -> Callable[[Setup, NDArray[np.int64]], FakeResult]:
+    """Replace the simulator by `fake_step`."""
+    monkeypatch.setattr("experiments.compare.simulate_step", fake_step)
+    return fake_step

@@ -1,0 +1,312 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from experiments.cli import VERBS, cli
+from experiments.scenario import load_scenario, scenario_names
+
+SMALL = ("quickstart-8gpu", "--batches", "1")
+MODULE = (sys.executable, "-m", "hdpsim")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, list(arguments))
+
+
+def document(*arguments: str) -> dict[str, object]:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    parsed = json.loads(result.stdout)
+    assert isinstance(parsed, dict)
+    return parsed
+
+
+def test_every_verb_explains_itself() -> None:
+    listing = run("--help")
+    assert listing.exit_code == 0
+    for verb in VERBS:
+        assert verb in listing.stdout
+        assert run(verb, "--help").exit_code == 0
+
+
+def test_help_starts_in_well_under_half_a_second() -> None:
+    def seconds() -> float:
+        before = time.perf_counter()
+        subprocess.run([*MODULE, "--help"], check=True, capture_output=True)
+        return time.perf_counter() - before
+
+    assert min(seconds() for _ in range(3)) <= 0.4
+
+
+def test_version() -> None:
+    import hdpsim
+
+    assert run("--version").stdout == f"hdpsim {hdpsim.__version__}\n"
+
+
+@pytest.mark.usefixtures("fake_simulator")
+class TestVerbs:
+    def test_simulate_prints_the_step_and_where_its_time_goes(self) -> None:
+        result = run("simulate", *SMALL)
+        assert result.exit_code == 0, result.stderr
+        assert "1.750 s" in result.stdout
+        assert "CP ring" in result.stdout
+        assert "989 TFLOP/s" in result.stdout  # which peak the MFU means
+
+    def test_simulate_json_holds_scenario_seed_version_and_results(self) -> None:
+        found = document("simulate", *SMALL, "--set", "data.seed=7")
+        assert {"schema_version", "hdpsim_version", "scenario", "seed", "results"} <= set(found)
+        assert found["seed"] == {"data": 7, "execution": 0}
+        assert found["results"]["step_s"]["mean"] == pytest.approx(1.75)  # type: ignore[index]
+
+    def test_compare_says_which_is_fastest_by_how_much_and_why(self) -> None:
+        result = run("compare", *SMALL)
+        assert "hdp-balance is 2.86 times as fast as static" in result.stdout
+        assert "less in CP ring" in result.stdout
+
+    def test_compare_json(self) -> None:
+        found = document("compare", *SMALL, "--strategies", "static,hdp-balance")
+        results = found["results"]
+        assert [row["strategy"] for row in results] == ["static", "hdp-balance"]  # type: ignore[attr-defined]
+        assert results[1]["speed_up"]["mean"] == pytest.approx(5 / 1.75)  # type: ignore[index]
+
+    def test_compare_writes_a_run_directory_and_replaces_its_own(self, tmp_path: Path) -> None:
+        for _ in range(2):
+            assert run("compare", *SMALL, "--out", str(tmp_path / "run")).exit_code == 0
+        stored = json.loads((tmp_path / "run" / "result.json").read_text())
+        assert stored == document("compare", *SMALL)
+
+    def test_a_foreign_directory_is_refused_before_anything_is_simulated(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "precious.txt").write_text("mine")
+        monkeypatch.setattr("experiments.compare.simulate_step", lambda *_: pytest.fail("simulated"))
+        result = run("compare", *SMALL, "--out", str(tmp_path))
+        assert result.exit_code == 2
+        assert (tmp_path / "precious.txt").read_text() == "mine"
+
+    def test_timeline_uses_the_engine(self, tmp_path: Path) -> None:
+        path = tmp_path / "step.json.gz"
+        found = document("simulate", *SMALL, "--timeline", str(path))
+        assert found["scenario"]["execution"]["executor"] == "engine"  # type: ignore[index]
+        assert path.stat().st_size > 0
+
+    def test_scale(self, tmp_path: Path) -> None:
+        out = tmp_path / "run"
+        result = run("scale", *SMALL, "--gpus", "8,16,12", "--out", str(out))
+        assert result.exit_code == 0, result.stderr
+        assert "cannot run: gpus: 12 GPUs" in result.stdout
+        assert (out / "scaling.csv").exists()
+        assert (out / "scaling.svg").exists()
+
+    def test_whatif(self) -> None:
+        result = run("whatif", *SMALL, "--set", "gpus=16", "--set", "layout.tp=3")
+        assert result.exit_code == 0, result.stderr
+        lines = result.stdout.splitlines()
+        assert any(line.startswith("gpus=16") and "2.000" in line for line in lines)
+        assert any(line.startswith("layout.tp=3") and "cannot run" in line for line in lines)
+
+    def test_infeasible_is_exit_code_3(self) -> None:
+        result = run("simulate", *SMALL, "--set", "gpus=16", "--set", "layout.tp=16")
+        assert result.exit_code == 3
+        assert "90 GiB" in result.stderr
+        assert result.stdout == ""
+
+    def test_a_bug_keeps_its_traceback(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(*_: object) -> None:
+            raise ZeroDivisionError("ours")
+
+        monkeypatch.setattr("experiments.compare.simulate_step", broken)
+        result = run("simulate", *SMALL)
+        assert result.exit_code == 1
+        assert isinstance(result.exception, ZeroDivisionError)
+
+    def test_ctrl_c_is_exit_code_130(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("experiments.compare.simulate_step", interrupted)
+        result = run("simulate", *SMALL)
+        assert result.exit_code == 130
+        assert result.stderr == "Error: interrupted\n"
+
+
+def test_trace_stats_of_a_shipped_trace() -> None:
+    found = document("trace", "stats", "debian-code")
+    assert found["samples"] > 1000  # type: ignore[operator]
+    assert sum(row["token_share"] for row in found["buckets"]) == pytest.approx(1.0)  # type: ignore[attr-defined]
+    assert "up to 2K" in run("trace", "stats", "debian-code").stdout
+
+
+def test_trace_stats_draws(tmp_path: Path) -> None:
+    assert run("trace", "stats", "debian-code", "--plot", str(tmp_path / "lengths")).exit_code == 0
+    assert (tmp_path / "lengths.png").exists()
+
+
+def test_trace_synth_check_and_stats_go_together(tmp_path: Path) -> None:
+    path = str(tmp_path / "drawn.csv")
+    made = document(
+        "trace", "synth", "--distribution", "bytescale-github", "--count", "500", "--seed", "3", "-o", path
+    )
+    assert made["sequences"] == 500
+    checked = document("trace", "check", path)
+    assert (checked["ok"], checked["tokens"]) == (True, made["tokens"])
+    assert document("trace", "stats", path)["tokens"] == made["tokens"]
+
+
+def test_trace_synth_to_a_number_of_tokens(tmp_path: Path) -> None:
+    path = str(tmp_path / "drawn.npy")
+    made = document("trace", "synth", "--distribution", "bytescale-byted", "--tokens", "1M", "-o", path)
+    assert made["tokens"] == 2**20
+
+
+def test_trace_check_names_the_bad_row(tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text("tokens\n5\n0\n")
+    result = run("trace", "check", str(path))
+    assert result.exit_code == 2
+    assert "bad.csv" in result.stderr
+    assert "row" in result.stderr
+
+
+def test_scenarios_lists_what_is_shipped() -> None:
+    listed = document("scenarios")["scenarios"]
+    assert [row["name"] for row in listed] == list(scenario_names())  # type: ignore[attr-defined]
+    assert "quickstart-8gpu" in run("scenarios").stdout
+
+
+def test_scenarios_prints_a_scenario_that_can_be_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "full.yaml"
+    path.write_text(run("scenarios", "quickstart-8gpu", "--set", "layout.tp=4").stdout)
+    assert load_scenario(path) == load_scenario("quickstart-8gpu", ("layout.tp=4",))
+
+
+@pytest.mark.parametrize("kind", ["models", "gpus", "nodes", "clusters"])
+def test_catalog(kind: str) -> None:
+    entries = document("catalog", kind)["entries"]
+    assert len(entries) > 3  # type: ignore[arg-type]
+    assert len(run("catalog", kind).stdout.splitlines()) == 1 + len(entries)  # type: ignore[arg-type]
+
+
+WRONG: dict[str, tuple[str, ...]] = {
+    "no verb of this name": ("simulat", "x"),
+    "no scenario": ("simulate",),
+    "unknown scenario": ("simulate", "nowhere.yaml"),
+    "scenario is a directory": ("simulate", "."),
+    "unknown option": ("simulate", *SMALL, "--fast"),
+    "unknown key": ("simulate", *SMALL, "--set", "layout.tpp=1"),
+    "override without value": ("simulate", *SMALL, "--set", "layout.tp"),
+    "no batches": ("simulate", "quickstart-8gpu", "--batches", "0"),
+    "unknown strategy": ("compare", *SMALL, "--strategies", "static,dynamic"),
+    "strategy twice": ("compare", *SMALL, "--strategies", "static,static"),
+    "empty strategy": ("compare", *SMALL, "--strategies", "static,"),
+    "no GPU counts": ("scale", *SMALL),
+    "GPU count is a word": ("scale", *SMALL, "--gpus", "8,many"),
+    "negative GPU count": ("scale", *SMALL, "--gpus", "-8"),
+    "nothing to change": ("whatif", *SMALL),
+    "malformed change": ("whatif", *SMALL, "--set", "gpus"),
+    "out is a file": ("compare", *SMALL, "--out", __file__),
+    "missing trace": ("trace", "stats", "nowhere.csv"),
+    "unknown trace": ("trace", "stats", "debian"),
+    "odd trace format": ("trace", "check", __file__),
+    "count and tokens": ("trace", "synth", "--distribution", "bytescale-github", "-o", "x.csv"),
+    "tokens without sense": (
+        "trace",
+        "synth",
+        "--distribution",
+        "bytescale-github",
+        "--tokens",
+        "9GB",
+        "-o",
+        "x.csv",
+    ),
+    "unwritable": (
+        "trace",
+        "synth",
+        "--distribution",
+        "bytescale-github",
+        "--count",
+        "1",
+        "-o",
+        "/nowhere/x.csv",
+    ),
+    "unknown distribution": ("trace", "synth", "--distribution", "github", "--count", "1", "-o", "x.csv"),
+    "changes without scenario": ("scenarios", "--set", "layout.tp=1"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input_is_one_message_and_exit_code_2(case: str) -> None:
+    result = run(*WRONG[case])
+    assert result.exit_code == 2
+    assert isinstance(result.exception, SystemExit)
+    assert result.stdout == ""
+    assert result.stderr.count("Error: ") == 1
+    assert "Traceback" not in result.stderr
+
+
+DAMAGED: dict[str, bytes] = {
+    "empty": b"",
+    "not YAML": b"model: [",
+    "tabs": b"model:\n\tname: x",
+    "twice": b"model: a\nmodel: b\n",
+    "binary": b"\x00\x01\x02",
+    "not UTF-8": b"model: \xff\xfe",
+    "a Python object": b"model: !!python/object/apply:os.system ['true']",
+    "itself": b"model: &a [*a]",
+    "deep": b"[" * 5000,
+    "a list": b"- model",
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_damaged_files_are_one_message_and_exit_code_2(case: str, tmp_path: Path) -> None:
+    path = tmp_path / "damaged.yaml"
+    path.write_bytes(DAMAGED[case])
+    result = run("simulate", str(path))
+    assert result.exit_code == 2, result.exception
+    assert "damaged.yaml" in result.stderr
+    assert result.stdout == ""
+
+
+def test_an_unreadable_file_is_a_message(tmp_path: Path) -> None:
+    path = tmp_path / "closed.yaml"
+    path.write_text("model: x")
+    path.chmod(0)
+    if os.access(path, os.R_OK):
+        pytest.skip("this user may read everything")
+    assert run("simulate", str(path)).exit_code == 2
+
+
+def test_errors_of_a_process_have_no_traceback() -> None:
+    done = subprocess.run([*MODULE, "simulate", "nowhere"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Error: nowhere: no such file and no shipped scenario")
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    process = subprocess.Popen(
+        [*MODULE, "catalog", "models", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait() == 128 + signal.SIGPIPE
+
+
+def test_no_colours_reach_a_pipe() -> None:
+    done = subprocess.run(
+        [*MODULE, "catalog", "gpus"], capture_output=True, env={**os.environ, "FORCE_COLOR": "1"}
+    )
+    assert b"\x1b" not in done.stdout

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+
+from experiments.scenario import Scenario, load_scenario
+from experiments.whatif import whatif, whatif_json, whatif_table
+from hdpsim.errors import InfeasibleError, ScenarioError
+
+pytestmark = pytest.mark.usefixtures("fake_simulator")
+
+
+@pytest.fixture
+def scenario() -> Scenario:
+    return load_scenario("quickstart-8gpu", ("execution.batches=1",))
+
+
+def test_base_each_change_alone_and_all_together(scenario: Scenario) -> None:
+    variants = whatif(scenario, ("strategy.name=static", "gpus=16"))
+    assert [v.label for v in variants] == ["base", "strategy.name=static", "gpus=16", "all together"]
+    # Base 1.75 s; static 5 s; 16 GPUs halve either.
+    assert [v.outcome.step_s.mean for v in variants] == pytest.approx([1.75, 5.0, 0.875, 2.5])
+    speed_ups = [row["speed_up_vs_base"] for row in whatif_json(variants)]
+    assert speed_ups == pytest.approx([1.0, 0.35, 2.0, 0.7])
+
+
+def test_one_change_needs_no_row_for_all(scenario: Scenario) -> None:
+    assert [v.label for v in whatif(scenario, ("gpus=16",))] == ["base", "gpus=16"]
+
+
+def test_variants_with_the_same_data_see_the_same_batches(
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    real = Scenario.batches
+
+    def counted(self: Scenario, count: int | None = None) -> object:
+        drawn.append(self.data.context_tokens)
+        return real(self, count)
+
+    monkeypatch.setattr(Scenario, "batches", counted)
+    whatif(scenario, ("gpus=16", "data.context=64K"))
+    assert drawn == [128 * 1024, 64 * 1024]
+
+
+def test_an_infeasible_change_is_a_row_with_its_reason(scenario: Scenario) -> None:
+    variants = whatif(scenario, ("layout.tp=3", "gpus=16"))
+    table = whatif_table(variants)
+    assert "do not divide by tp" in table.rows[1][-1]
+    assert "cannot run:" not in table.rows[1][-1].removeprefix("cannot run:")
+    assert table.rows[2][-1] == ""
+    assert whatif_json(variants)[1]["feasible"] is False
+
+
+def test_a_change_the_simulator_refuses_is_a_row_too(scenario: Scenario) -> None:
+    variants = whatif(scenario, ("gpus=16", "layout.tp=16"))
+    assert [v.feasible for v in variants] == [True, True, False, False]
+    assert "90 GiB" in variants[3].outcome.reason
+
+
+def test_a_malformed_change_is_an_error(scenario: Scenario) -> None:
+    with pytest.raises(ScenarioError, match=r"layout\.tpp"):
+        whatif(scenario, ("layout.tpp=2",))
+
+
+def test_when_nothing_can_run_it_is_infeasible() -> None:
+    scenario = load_scenario("quickstart-8gpu", ("gpus=16", "layout.tp=16"))
+    with pytest.raises(InfeasibleError, match="neither the scenario"):
+        whatif(scenario, ("data.seed=1",))
+
+
+def test_progress_counts_every_step(scenario: Scenario) -> None:
+    seen: list[tuple[int, int]] = []
+    whatif(scenario, ("gpus=16",), 2, lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
