@@ -198,7 +198,9 @@ def step_table(comparison: Comparison) -> Table:
 
 def remarks(comparison: Comparison) -> tuple[str, ...]:
     """What a reader of the numbers must know: conventions, assumptions, who could not run."""
-    failures = [f"{o.strategy} cannot run: {one_line(o.reason)}" for o in comparison.outcomes if not o.results]
+    failures = [
+        f"{o.strategy} cannot run: {one_line(o.reason)}" for o in comparison.outcomes if not o.results
+    ]
     notes = [f"{outcome.strategy}: {note}" for outcome in comparison.feasible for note in notes_of(outcome)]
     calibrated = f"Calibration: {comparison.scenario.calibration.name}."
     return (mfu_note(comparison.scenario), calibrated, *comparison.scenario.notes, *notes, *failures)
