@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from cost_models import catalog
 from cost_models.calibration import Calibration, calibration, calibration_names, load_calibration
 from cost_models.hardware import Cluster
+from cost_models.hf_config import model_from_hf_config
 from cost_models.model import Model
 from cost_models.schema import Problems, did_you_mean
 from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
@@ -28,6 +29,7 @@ class Found:
     Attributes:
         trace: name of a shipped trace or absolute path; None with a distribution.
         written: values for the resolved document, paths made absolute, so that it can be read from anywhere.
+        notes: what the user should know about a file.
     """
 
     model: Model
@@ -36,7 +38,8 @@ class Found:
     trace: str | None
     column: str | None
     distribution: str | None
-    written: dict[str, object] = field(hash=False)
+    written: dict[str, object]
+    notes: tuple[str, ...]
 
 
 class References:
@@ -47,6 +50,7 @@ class References:
         self._folder = folder
         self._problems = problems
         self._written: dict[str, object] = {}
+        self._notes: list[str] = []
 
     def resolve(self, values: Mapping[str, object]) -> Found | None:
         """Look up everything; None after a problem was noted (here or before)."""
@@ -69,15 +73,24 @@ class References:
             column=column,
             distribution=distribution,
             written=dict(self._written),
+            notes=tuple(self._notes),
         )
 
     def _model(self, value: object) -> Model | None:
         if value is None:
             return None
-        path = self._path(value, _YAML)
+        path = self._path(value, (".json", *_YAML))
+        if path is not None and path.suffix.lower() == ".json":
+            return self._loaded("model", path, self._hugging_face)
         if path is not None:
             return self._loaded("model", path, catalog.load_model)
         return catalog.model_entry(value, self._problems, "model")
+
+    def _hugging_face(self, path: Path) -> Model:
+        model, ignored = model_from_hf_config(path)
+        if ignored:
+            self._notes.append(f"{path.name}: keys without influence: {', '.join(ignored)}")
+        return replace(model, name=path.parent.name) if model.name == "config" else model
 
     def _cluster(self, value: object) -> Cluster | None:
         if value is None:

@@ -226,7 +226,7 @@ def resolve_scenario(
         execution=ExecutionOptions(**execution),
         calibration=found.calibration,
         batch_count=batch_count,
-        notes=layout_notes(found.model, found.cluster, layout),
+        notes=found.notes + layout_notes(found.model, found.cluster, layout),
         resolved_json=_resolved_json({**values, **found.written, "name": name}),
     )
 

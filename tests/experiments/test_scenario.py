@@ -298,6 +298,25 @@ def test_relative_paths_start_at_the_scenario(tmp_path: Path, monkeypatch: pytes
     assert again.data == scenario.data
 
 
+CONFIG = """{"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8,
+"intermediate_size": 1024, "vocab_size": 1000, "surprise": 1}"""
+
+
+def test_a_hugging_face_config_is_a_model(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny-llama"
+    folder.mkdir()
+    write(folder, CONFIG, "config.json")
+    scenario = load_scenario(write(tmp_path, GOOD.replace("llama-7b", "tiny-llama/config.json")))
+    assert (scenario.model.name, scenario.model.layers, scenario.model.hidden) == ("tiny-llama", 4, 256)
+    assert any("surprise" in note for note in scenario.notes)
+
+
+def test_a_damaged_config_is_one_problem(tmp_path: Path) -> None:
+    write(tmp_path, "{", "config.json")
+    with pytest.raises(ScenarioError, match=r"model: .*config.json: not JSON"):
+        load_scenario(write(tmp_path, GOOD.replace("llama-7b", "config.json")))
+
+
 def test_an_unknown_scenario_lists_the_shipped_ones() -> None:
     with pytest.raises(UserInputError, match=r"did you mean 'quickstart-8gpu'.*demo-8x22b-12k"):
         load_scenario("quickstart-8gpus")
