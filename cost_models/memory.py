@@ -36,12 +36,8 @@ GIB = 2.0**30
 WEIGHT_BYTES = 2.0  # bf16 weights: Megatron-Core distributed optimizer, 18 B per parameter in all
 GRADIENT_BYTES = 4.0  # fp32 gradient accumulation: the same
 OPTIMIZER_BYTES = 12.0  # fp32 master weights 4, Adam moments 4 + 4: the same
-FP8_WEIGHT_BYTES = (
-    2.0  # row- and column-wise 8-bit copies kept between micro-batches: Transformer Engine on Hopper
-)
-CAPACITY_STEP_TOKENS = (
-    128  # a capacity is a multiple of this per GPU of the TP group: the tile of attention kernels
-)
+FP8_WEIGHT_BYTES = 2.0  # row- and column-wise 8-bit copies: Transformer Engine on Hopper
+CAPACITY_STEP_TOKENS = 128  # a capacity is a multiple of this per GPU: the tile of attention kernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +47,9 @@ class MemoryOverheads:
     cuda_context_bytes: float = 0.5 * GIB  # 0.47 GiB measured on A100 with lazy loading (0.92 eager)
     library_bytes: float = 0.25 * GIB  # cuBLAS and attention workspaces (32 MiB a stream), autograd; estimate
     nccl_bytes_per_group: float = 0.3 * GIB  # 16 channels x 2 directions x 9.2 MiB (NCCL 2.30 buffer sizes)
-    fragmentation_share: float = (
-        0.05  # of activations and buffers: 3-10 % reported, low with expandable segments
-    )
-    logit_bytes: float = (
-        6.0  # per logit: bf16 output of the projection 2, fp32 softmax, later its gradient, 4
-    )
+    fragmentation_share: float = 0.05  # of activations and buffers: 3-10 % reported with PyTorch
+    activation_factor: float = 1.0  # kept over derived: 1 with fused kernels, more in eager frameworks
+    logit_bytes: float = 6.0  # bf16 output of the projection 2, fp32 softmax and then its gradient 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

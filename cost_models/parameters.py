@@ -203,12 +203,12 @@ def check_layout(model: Model, layout: Layout, ranks: int | None = None) -> None
     ]
     if problems:
         raise InfeasibleError(f"{model.name}: " + "; ".join(problems))
-    widths = {"heads": model.heads}
+    widths = {f"{model.heads} heads do": model.heads}
     if dense_layer_count(model):
-        widths["MLP width"] = dense_width(model)
+        widths[f"MLP width {dense_width(model)} does"] = dense_width(model)
     if model.shared_expert_ffn:
-        widths["shared expert width"] = model.shared_expert_ffn
-    problems += [f"{name} {n} do not divide by tp {tp}" for name, n in widths.items() if n % tp]
+        widths[f"shared expert width {model.shared_expert_ffn} does"] = model.shared_expert_ffn
+    problems += [f"{what} not divide by tp {tp}" for what, width in widths.items() if width % tp]
     if model.kv_heads % tp and tp % model.kv_heads:
         problems.append(f"{model.kv_heads} KV heads can neither be split over nor repeated on tp {tp}")
     if model.layers < layout.pp * layout.vpp:

@@ -1,0 +1,235 @@
+"""Models from the `config.json` of a Hugging Face repository, read directly: no transformers, no remote code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cost_models.catalog_entries import model_problems
+from cost_models.model import LatentAttention, Model
+from hdpsim.errors import CatalogError
+
+__all__ = ["model_from_hf_config"]
+
+_ALIASES: dict[str, tuple[str, ...]] = {
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "hidden": ("hidden_size", "n_embd", "n_embed", "d_model", "dim"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "multi_query_group_num"),
+    "head_dim": ("head_dim", "attention_head_dim", "kv_channels"),
+    "ffn": ("intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim", "d_ff"),
+    "vocab": ("vocab_size", "padded_vocab_size"),
+    "experts": ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts"),
+    "top_k": ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "num_selected_experts"),
+    "expert_ffn": ("moe_intermediate_size", "expert_intermediate_size"),
+    "shared_experts": ("n_shared_experts", "num_shared_experts"),
+    "shared_ffn": ("shared_expert_intermediate_size",),
+    "dense_layers": ("first_k_dense_replace",),
+    "tied": ("tie_word_embeddings", "tie_embeddings"),
+    "positions": ("n_positions", "max_position_embeddings", "n_ctx"),
+    "mtp": ("num_nextn_predict_layers",),
+}
+_REQUIRED = ("layers", "hidden", "heads", "vocab")
+_PLAIN_MLP_FAMILIES = frozenset(
+    {"gpt2", "gpt_neox", "gptj", "gpt_neo", "bloom", "falcon", "opt", "mpt", "phi"}
+)
+"""Families whose MLP has two matrices and whose norms are LayerNorm."""
+_LEARNED_POSITION_FAMILIES = frozenset({"gpt2", "gpt_neo", "opt"})
+_TIED_BY_DEFAULT = frozenset(
+    {"gpt2", "gpt_neo", "bloom", "falcon", "opt", "mpt", "gemma", "gemma2", "gemma3_text"}
+)
+"""Families whose configuration class ties embedding and head unless told otherwise."""
+_QKV_BIAS_BY_DEFAULT = frozenset({"qwen2", "qwen2_moe"})  # their attention code adds it, no key says so
+_PARALLEL_BY_DEFAULT = frozenset({"gptj", "gpt_neox", "falcon", "phi"})
+_WITHOUT_EFFECT = frozenset(
+    {
+        "architectures", "attention_dropout", "auto_map", "bos_token_id", "eos_token_id", "pad_token_id",
+        "hidden_act", "hidden_dropout", "initializer_range", "max_position_embeddings", "model_type", "name",
+        "rms_norm_eps", "rope_scaling", "rope_theta", "rope_parameters", "torch_dtype", "dtype",
+        "transformers_version", "use_cache", "activation_function", "attn_pdrop", "embd_pdrop", "resid_pdrop",
+        "layer_norm_epsilon", "layer_norm_eps", "quantization_config", "pretraining_tp", "router_aux_loss_coef",
+        "output_router_logits", "max_window_layers", "_name_or_path",
+    }
+)  # fmt: skip
+
+
+class _Config:
+    """A configuration whose keys are taken one by one, so that the rest can be reported."""
+
+    def __init__(self, data: Mapping[str, Any], where: str) -> None:
+        self._data, self.where = data, where
+        self._taken: set[str] = set()
+
+    def raw(self, *keys: str) -> Any:
+        """The first of *keys* that is set (not null), or None."""
+        self._taken.update(keys)
+        return next((self._data[key] for key in keys if self._data.get(key) is not None), None)
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """A non-negative whole number under any alias of *name*."""
+        value = self.raw(*_ALIASES.get(name, (name,)))
+        if value is None:
+            value = default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            keys = " / ".join(_ALIASES.get(name, (name,)))
+            raise CatalogError(f"{self.where}: {keys} must be a whole number, got {value!r}")
+        return value
+
+    def has(self, name: str) -> bool:
+        """Whether any alias of *name* is set."""
+        return self.raw(*_ALIASES.get(name, (name,))) is not None
+
+    def flag(self, *keys: str, default: bool = False) -> bool:
+        """A true/false value."""
+        value = self.raw(*keys)
+        return default if value is None else bool(value)
+
+    def ignored(self) -> tuple[str, ...]:
+        """Keys that were set, were not taken, and might have mattered."""
+        return tuple(sorted(set(self._data) - self._taken - _WITHOUT_EFFECT))
+
+
+def model_from_hf_config(
+    path_or_dict: str | Path | Mapping[str, Any], name: str | None = None
+) -> tuple[Model, tuple[str, ...]]:
+    """Return the model of a `config.json` and the keys of it that had no influence.
+
+    Understood: Llama, Mistral, Mixtral, Qwen 2/3 and their MoE variants, DeepSeek V2/V3 (latent attention, dense
+    first layers, shared experts, multi-token prediction), GPT-2, GPT-NeoX, Gemma and whatever shares their keys.
+    Multi-modal files are read from their `text_config`.
+
+    Raises:
+        CatalogError: the file is no configuration, lacks keys (all named), or contradicts itself.
+    """
+    data, where = _source(path_or_dict)
+    config = _Config(data, where)
+    missing = [f"{what} ({' or '.join(_ALIASES[what])})" for what in _REQUIRED if not config.has(what)]
+    if missing:
+        raise CatalogError(f"{where}: not the config.json of a language model: missing {', '.join(missing)}")
+    result = _model(config, name or str(data.get("name") or data.get("_name_or_path") or Path(where).stem))
+    problems = model_problems(result)
+    if problems:
+        raise CatalogError(f"{where}: " + "; ".join(f"{key} {text}" for key, text in problems))
+    return result, config.ignored()
+
+
+def _source(path_or_dict: str | Path | Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    """The configuration (of the language part) and what to call it in errors."""
+    if isinstance(path_or_dict, Mapping):
+        data, where = path_or_dict, "config"
+    else:
+        path = Path(path_or_dict)
+        path = path / "config.json" if path.is_dir() else path
+        where = str(path)
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise CatalogError(f"{where}: cannot be read: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:
+            raise CatalogError(f"{where}: not JSON: {error}") from None
+    if not isinstance(data, Mapping):
+        raise CatalogError(f"{where}: must be a JSON object, got {type(data).__name__}")
+    inner = data.get("text_config")
+    return (inner, where) if isinstance(inner, Mapping) else (data, where)
+
+
+def _model(config: _Config, name: str) -> Model:
+    family = str(config.raw("model_type") or "")
+    layers, hidden, heads = config.count("layers"), config.count("hidden"), config.count("heads")
+    if not (layers and hidden and heads):
+        raise CatalogError(f"{config.where}: layers, hidden size and heads must be positive")
+    plain = family in _PLAIN_MLP_FAMILIES
+    latent = _latent_attention(config)
+    head_dim = latent.v_head_dim if latent else config.count("head_dim", default=hidden // heads)
+    if latent is None and not config.has("head_dim") and hidden % heads:
+        raise CatalogError(
+            f"{config.where}: head_dim is missing and {hidden} does not divide by {heads} heads"
+        )
+    multi_query = config.flag("multi_query") and not config.flag("new_decoder_architecture")
+    kv_heads = config.count("kv_heads", default=1 if multi_query else heads)
+    experts = config.count("experts", default=0)
+    experts = experts if experts > 1 else 0
+    width = config.count("ffn", default=4 * hidden if plain else 0)
+    expert_width = config.count("expert_ffn", default=width) if experts else width
+    if not (expert_width if experts else width):
+        raise CatalogError(f"{config.where}: missing ffn ({' or '.join(_ALIASES['ffn'])})")
+    dense_layers = _dense_layers(config, experts, layers)
+    return Model(
+        name=name,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads if latent else kv_heads,
+        head_dim=head_dim,
+        ffn_hidden=expert_width,
+        vocab=config.count("vocab"),
+        gated_mlp=not plain,
+        tied_embeddings=config.flag(*_ALIASES["tied"], default=family in _TIED_BY_DEFAULT),
+        experts=experts,
+        top_k=config.count("top_k") if experts else 0,
+        shared_expert_ffn=_shared_width(config, expert_width) if experts else 0,
+        dense_layers=dense_layers,
+        dense_ffn_hidden=width if dense_layers else 0,
+        latent_attention=latent,
+        sliding_window=_sliding_window(config),
+        parallel_block=config.flag(
+            "parallel_attn", "use_parallel_residual", default=family in _PARALLEL_BY_DEFAULT
+        ),
+        norm="layer" if plain else "rms",
+        biases=plain and family not in ("falcon", "mpt"),
+        qkv_biases=config.flag("attention_bias", "qkv_bias", default=family in _QKV_BIAS_BY_DEFAULT),
+        learned_positions=config.count("positions", default=0) if family in _LEARNED_POSITION_FAMILIES else 0,
+        mtp_layers=config.count("mtp", default=0),
+        source=f"{config.where} (Hugging Face, {family or 'unknown family'})",
+    )
+
+
+def _dense_layers(config: _Config, experts: int, layers: int) -> int:
+    """Dense layers at the start; patterns that mix dense and expert layers otherwise are refused."""
+    if not experts:
+        return 0
+    every = config.raw("decoder_sparse_step", "moe_layer_freq")
+    if isinstance(every, list):
+        first = every.index(1) if 1 in every else layers
+        if every != [0] * first + [1] * (len(every) - first):
+            raise CatalogError(f"{config.where}: moe_layer_freq mixes dense and expert layers; not supported")
+        return first
+    if every is not None and every != 1:
+        raise CatalogError(f"{config.where}: only every {every}th layer has experts; not supported")
+    only_dense = config.raw("mlp_only_layers") or []
+    if only_dense != list(range(len(only_dense))):
+        raise CatalogError(
+            f"{config.where}: mlp_only_layers {only_dense} are not the first layers; not supported"
+        )
+    return config.count("dense_layers", default=len(only_dense))
+
+
+def _shared_width(config: _Config, expert_width: int) -> int:
+    """Width of all shared experts together."""
+    if config.has("shared_ffn"):
+        return config.count("shared_ffn")
+    return config.count("shared_experts", default=0) * expert_width
+
+
+def _sliding_window(config: _Config) -> int | None:
+    """The window, unless it is switched off or only some layers use it."""
+    window = config.raw("sliding_window")
+    used = config.flag("use_sliding_window", default=True)
+    layer_types = config.raw("layer_types")
+    mixed = isinstance(layer_types, list) and "full_attention" in layer_types
+    return int(window) if isinstance(window, int) and window > 0 and used and not mixed else None
+
+
+def _latent_attention(config: _Config) -> LatentAttention | None:
+    """Low-rank attention when its ranks are given."""
+    if config.raw("kv_lora_rank") is None:
+        return None
+    return LatentAttention(
+        q_lora_rank=config.count("q_lora_rank", default=0),
+        kv_lora_rank=config.count("kv_lora_rank"),
+        qk_nope_head_dim=config.count("qk_nope_head_dim"),
+        qk_rope_head_dim=config.count("qk_rope_head_dim"),
+        v_head_dim=config.count("v_head_dim"),
+    )

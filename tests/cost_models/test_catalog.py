@@ -1,0 +1,170 @@
+import pickle
+from pathlib import Path
+
+import pytest
+
+from cost_models import catalog
+from cost_models.hardware import Fabric
+from cost_models.yaml_loader import YamlError, load_yaml
+from hdpsim.errors import CatalogError, InfeasibleError, ScenarioError
+
+DATA = Path(catalog.__file__).parent / "data"
+
+
+@pytest.mark.parametrize("kind", ["gpu", "node", "cluster", "model"])
+def test_every_shipped_entry_loads_and_says_where_it_is_from(kind: catalog.Kind) -> None:
+    for name in catalog.names(kind):
+        entry = getattr(catalog, kind)(name)
+        assert entry.name == name
+        assert entry.source
+
+
+@pytest.mark.parametrize("folder", ["gpus", "nodes", "clusters"])
+def test_every_figure_of_the_hardware_has_a_source(folder: str) -> None:
+    exempt = {"aliases", "sources", "gpu", "node", "name"}
+    for path in (DATA / folder).glob("*.yaml"):
+        data = load_yaml(path)
+        assert set(data) - exempt <= set(data["sources"]), path.name
+
+
+@pytest.mark.parametrize("kind", ["gpu", "node", "cluster", "model"])
+def test_no_alias_means_two_things(kind: catalog.Kind) -> None:
+    spellings = [*catalog.names(kind)]
+    for name in catalog.names(kind):
+        spellings += load_yaml(DATA / f"{kind}s" / f"{name}.yaml")["aliases"]
+    folded = [spelling.casefold().replace("-", "") for spelling in spellings]
+    assert sorted(set(folded)) == sorted(folded)
+
+
+def test_figures_are_converted_to_base_units() -> None:
+    h100 = catalog.gpu("H100")
+    assert h100.bf16_flop_per_s == 989e12
+    assert h100.nvlink_bytes_per_s == 450e9
+    assert h100.hbm_bytes == pytest.approx(79.18 * 2**30)
+    assert h100.calibration == "hopper"
+    assert catalog.gpu("a100").fp8_flop_per_s is None
+    assert catalog.gpu("h800").nvlink_bytes_per_s == 200e9
+    node = catalog.node("hgx-a100")
+    assert node.nic_bytes_per_s == 25e9  # 200 Gbit/s
+    assert node.nic_bytes_per_s_per_gpu == 25e9
+    assert catalog.node("hgx-h20-4nic").nic_bytes_per_s_per_gpu == 25e9  # 4 x 50 / 8
+    assert catalog.node("gb200-nvl72").gpus == 72
+    assert catalog.cluster("megascale").gpus == 12288
+    assert catalog.cluster("llama3-24k").gpus == 24576
+
+
+@pytest.mark.parametrize("spelling", ["H100", "h100-80gb", "H100-SXM-80G", "h100 sxm", "h100_80GB"])
+def test_names_do_not_depend_on_spelling(spelling: str) -> None:
+    assert catalog.gpu(spelling) is catalog.gpu("h100-80gb")
+
+
+def test_the_gpus_of_the_published_records_are_known() -> None:
+    spellings = (
+        "H100-SXM-80G",
+        "A100-80G-SXM",
+        "GB200-NVL72",
+        "GB300-NVL72",
+        "A100-40G-SXM",
+        "B200-SXM-180G",
+    )
+    for name in (*spellings, "H100-SXM-96G-HBM2e-500W", "B300-SXM", "H200-SXM-141G"):
+        assert catalog.gpu(name)
+    assert catalog.gpu("H100-SXM-96G-HBM2e-500W").tdp_w == 500
+
+
+def test_an_unknown_name_gets_a_suggestion_and_the_list() -> None:
+    with pytest.raises(CatalogError, match=r"no gpu 'h1000' .*did you mean 'h100'.*a100-80gb") as caught:
+        catalog.gpu("h1000")
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_all_problems_of_a_mapping_come_together_with_their_keys() -> None:
+    data = {"bf16": "312TFLOPS", "hbm": 80, "hmb": "80GiB", "sm_count": 1.5, "nvlink": "0GB/s"}
+    with pytest.raises(ScenarioError) as caught:
+        catalog.gpu_from_dict(data, "cluster.node.gpu")
+    found = dict(caught.value.problems)
+    assert "TFLOP/s" in found["cluster.node.gpu.bf16"]
+    assert "GiB" in found["cluster.node.gpu.hbm"]
+    assert "did you mean 'hbm'" in found["cluster.node.gpu.hmb"]
+    assert "whole number" in found["cluster.node.gpu.sm_count"]
+    assert "positive" in found["cluster.node.gpu.nvlink"]
+    for missing in ("hbm_bandwidth", "host_link", "tdp", "calibration"):
+        assert found[f"cluster.node.gpu.{missing}"] == "is required"
+
+
+def test_problems_of_nested_entries_are_all_found() -> None:
+    data = {"node": {"gpu": "h1000", "gpus": 0}, "fabric": {"kind": "ring", "hop_latency": 3, "x": 1}}
+    with pytest.raises(ScenarioError) as caught:
+        catalog.cluster_from_dict(data)
+    keys = {key for key, _ in caught.value.problems}
+    wanted = ("node.gpu", "node.gpus", "node.nics", "nodes", "fabric.kind", "fabric.hop_latency", "fabric.x")
+    assert {f"cluster.{key}" for key in wanted} <= keys
+
+
+@pytest.mark.parametrize("value", [None, 3, [1], True])
+def test_neither_a_name_nor_a_mapping(value: object) -> None:
+    with pytest.raises(ScenarioError, match="must be the name of a model or a mapping"):
+        catalog.model_from_dict(value)
+
+
+def test_an_entry_can_start_from_a_shipped_one() -> None:
+    node = catalog.node_from_dict({"like": "hgx-h100", "nics": 4, "gpu": {"like": "h100", "tdp": "500W"}})
+    assert (node.nics, node.gpu.tdp_w, node.gpus) == (4, 500.0, 8)
+    small = catalog.cluster_from_dict(
+        {"like": "megascale", "gpus": 1024, "fabric": {"spine_oversubscription": 3}}
+    )
+    assert small.nodes == 128
+    assert small.fabric == Fabric(nodes_per_block=64, blocks_per_pod=4, spine_oversubscription=3.0)
+    with pytest.raises(ScenarioError, match=r"model\.like: there is no model 'llama-8'"):
+        catalog.model_from_dict({"like": "llama-8"})
+
+
+def test_a_cluster_is_sized_by_nodes_or_by_gpus() -> None:
+    assert catalog.cluster_from_dict({"node": "hgx-h100", "gpus": 64}).nodes == 8
+    assert catalog.cluster_from_dict({"node": "hgx-h100", "nodes": 2}).gpus == 16
+    with pytest.raises(ScenarioError, match="multiple of the 8 GPUs"):
+        catalog.cluster_from_dict({"node": "hgx-h100", "gpus": 65})
+    with pytest.raises(ScenarioError, match="together with nodes"):
+        catalog.cluster_from_dict({"node": "hgx-h100", "gpus": 64, "nodes": 8})
+    assert catalog.cluster_of("hgx-h100", 128).nodes == 16
+    with pytest.raises(InfeasibleError, match="whole number"):
+        catalog.cluster_of("hgx-h100", 12)
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"kv_heads": 5}, "kv_heads"),
+        ({"experts": 8, "top_k": 9}, "top_k"),
+        ({"experts": 8}, "top_k"),
+        ({"top_k": 2}, "top_k"),
+        ({"experts": 1, "top_k": 1}, "experts"),
+        ({"experts": 8, "top_k": 2, "dense_layers": 99, "dense_ffn_hidden": 4}, "dense_layers"),
+        ({"experts": 8, "top_k": 2, "dense_layers": 2}, "dense_ffn_hidden"),
+        ({"layers": 0}, "layers"),
+        ({"heads": 7, "kv_heads": 7, "head_dim": None}, "head_dim"),
+        ({"norm": "batch"}, "norm"),
+        ({"gated_mlp": "on"}, "gated_mlp"),
+        ({"latent_attention": {"kv_lora_rank": 512}}, "latent_attention.v_head_dim"),
+    ],
+)
+def test_contradictions_inside_a_model_are_refused(change: dict[str, object], key: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        catalog.model_from_dict({"like": "llama-7b", **change})
+    assert f"model.{key}" in dict(caught.value.problems)
+
+
+def test_a_users_files_load_and_their_faults_have_lines(tmp_path: Path) -> None:
+    good = tmp_path / "my-gpu.yaml"
+    good.write_text("like: h100\nnvlink: 300GB/s\n")
+    assert catalog.load_gpu(good).nvlink_bytes_per_s == 300e9
+    assert catalog.load_gpu(good).name == "my-gpu"
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("like: hgx-h100\n\nnics: many\n")
+    with pytest.raises(ScenarioError, match=r"bad\.yaml: 1 problem\n  nics: .* \(line 3\)"):
+        catalog.load_node(bad)
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    with pytest.raises(ScenarioError, match="mapping"):
+        catalog.load_cluster(tmp_path / "list.yaml")
+    with pytest.raises(YamlError, match="no such file"):
+        catalog.load_model(tmp_path / "absent.yaml")

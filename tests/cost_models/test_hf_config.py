@@ -1,0 +1,154 @@
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cost_models import catalog
+from cost_models.hf_config import model_from_hf_config
+from cost_models.parameters import active_parameters, parameters
+from hdpsim.errors import CatalogError
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False,
+    "rope_theta": 500000.0, "max_position_embeddings": 8192, "attention_bias": False,
+}  # fmt: skip
+MIXTRAL = LLAMA | {
+    "model_type": "mixtral", "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2,
+    "sliding_window": None,
+}  # fmt: skip
+DEEPSEEK: dict[str, Any] = {
+    "model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
+    "num_attention_heads": 128, "num_key_value_heads": 128, "num_hidden_layers": 61, "n_routed_experts": 256,
+    "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3, "moe_layer_freq": 1,
+    "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "vocab_size": 129280, "num_nextn_predict_layers": 1, "topk_group": 4, "tie_word_embeddings": False,
+}  # fmt: skip
+GPT2 = {
+    "model_type": "gpt2",
+    "n_embd": 768,
+    "n_head": 12,
+    "n_layer": 12,
+    "n_positions": 1024,
+    "vocab_size": 50257,
+}
+NEOX = {
+    "model_type": "gpt_neox", "hidden_size": 6144, "intermediate_size": 24576, "num_attention_heads": 64,
+    "num_hidden_layers": 44, "vocab_size": 50432, "tie_word_embeddings": False,
+}  # fmt: skip
+QWEN2 = LLAMA | {
+    "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28,
+    "num_hidden_layers": 28, "num_key_value_heads": 4, "vocab_size": 152064, "sliding_window": 131072,
+    "use_sliding_window": False,
+}  # fmt: skip
+QWEN3_MOE = LLAMA | {
+    "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768,
+    "num_attention_heads": 32, "num_hidden_layers": 48, "num_key_value_heads": 4, "head_dim": 128,
+    "num_experts": 128, "num_experts_per_tok": 8, "vocab_size": 151936, "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}  # fmt: skip
+GEMMA = LLAMA | {
+    "model_type": "gemma", "hidden_size": 3072, "intermediate_size": 24576, "num_attention_heads": 16,
+    "num_hidden_layers": 28, "num_key_value_heads": 16, "head_dim": 256, "vocab_size": 256000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("data", "published"),
+    [
+        (LLAMA, 8.03e9),  # Meta-Llama-3-8B
+        (MIXTRAL, 46.7e9),
+        (DEEPSEEK, 671e9),
+        (GPT2, 124.4e6),
+        (NEOX, 20.55e9),  # GPT-NeoX-20B
+        (QWEN2, 7.616e9),  # Qwen2.5-7B
+        (QWEN3_MOE, 30.53e9),  # Qwen3-30B-A3B
+        ({key: value for key, value in GEMMA.items() if key != "tie_word_embeddings"}, 8.54e9),  # Gemma 7B
+    ],
+)
+def test_parameter_counts_of_published_configurations(data: dict[str, Any], published: float) -> None:
+    model, _ = model_from_hf_config(data, name="m")
+    assert parameters(model).total == pytest.approx(published, rel=0.01)
+
+
+def test_the_configurations_are_the_shipped_models() -> None:
+    pairs = ((LLAMA, "llama-3-8b"), (MIXTRAL, "mixtral-8x7b"), (DEEPSEEK, "deepseek-v3"))
+    for data, name in pairs:
+        model, _ = model_from_hf_config(data, name=name)
+        shipped = catalog.model(name)
+        assert parameters(model, with_mtp=True) == parameters(shipped, with_mtp=True)
+        assert active_parameters(model) == active_parameters(shipped)
+
+
+def test_ignored_keys_are_told() -> None:
+    assert model_from_hf_config(DEEPSEEK)[1] == ("topk_group",)
+    assert model_from_hf_config(LLAMA | {"my_key": 1})[1] == ("my_key",)
+
+
+def test_sliding_windows() -> None:
+    assert model_from_hf_config(LLAMA | {"sliding_window": 4096})[0].sliding_window == 4096
+    assert model_from_hf_config(QWEN2)[0].sliding_window is None
+    mixed = LLAMA | {"sliding_window": 4096, "layer_types": ["full_attention", "sliding_attention"] * 16}
+    assert model_from_hf_config(mixed)[0].sliding_window is None
+
+
+def test_details_of_families() -> None:
+    assert model_from_hf_config({key: value for key, value in QWEN2.items() if key != "attention_bias"})[
+        0
+    ].qkv_biases
+    gpt2 = model_from_hf_config(GPT2)[0]
+    assert (gpt2.learned_positions, gpt2.tied_embeddings, gpt2.gated_mlp, gpt2.norm) == (
+        1024,
+        True,
+        False,
+        "layer",
+    )
+    assert model_from_hf_config(NEOX)[0].parallel_block
+    assert model_from_hf_config({"text_config": LLAMA, "vision_config": {}})[0].layers == 32
+
+
+def test_files_and_folders(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert model_from_hf_config(tmp_path)[0].hidden == 4096
+    assert model_from_hf_config(tmp_path / "config.json", name="mine")[0].name == "mine"
+    for text, words in (("{", "not JSON"), ("[1]", "JSON object"), ("{}", "missing layers")):
+        (tmp_path / "bad.json").write_text(text)
+        with pytest.raises(CatalogError, match=words):
+            model_from_hf_config(tmp_path / "bad.json")
+    with pytest.raises(CatalogError, match="cannot be read"):
+        model_from_hf_config(tmp_path / "absent.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_hidden_layers": None, "vocab_size": None}, "missing layers .*num_hidden_layers.*, vocab"),
+        ({"intermediate_size": None}, "missing ffn"),
+        ({"num_attention_heads": "32"}, "whole number"),
+        ({"num_attention_heads": 0}, "positive"),
+        ({"num_attention_heads": 31, "num_key_value_heads": None}, "head_dim is missing"),
+        ({"num_key_value_heads": 7}, "kv_heads must divide"),
+        ({"num_experts": 8}, "num_experts_per_tok"),
+        ({"num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 2}, "every 2th layer"),
+        ({"num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": [5]}, "not the first layers"),
+        ({"num_experts": 8, "num_experts_per_tok": 2, "moe_layer_freq": [0, 1, 0]}, "mixes"),
+    ],
+)
+def test_faults_name_the_key(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(CatalogError, match=words):
+        model_from_hf_config(LLAMA | change)
+
+
+values = st.one_of(
+    st.none(), st.booleans(), st.integers(-5, 5), st.text(max_size=3), st.lists(st.integers(), max_size=2)
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(DEEPSEEK | GPT2)), values, max_size=6))
+def test_any_configuration_is_read_or_refused_cleanly(change: dict[str, Any]) -> None:
+    with contextlib.suppress(CatalogError):
+        model_from_hf_config(DEEPSEEK | change)

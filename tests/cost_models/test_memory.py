@@ -1,0 +1,284 @@
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cost_models import catalog
+from cost_models.activations import head_activation_bytes_per_token, ring_bytes_per_token
+from cost_models.hardware import Cluster
+from cost_models.layout import Layout
+from cost_models.memory import (
+    MemoryOverheads,
+    activation_bytes_per_token_layer,
+    in_flight_chunks,
+    kept_share,
+    layer_activations,
+    memory_report,
+    rank_capacity_tokens,
+    state_bytes,
+)
+from cost_models.model import Model
+from cost_models.parameters import parameters, parameters_per_gpu
+from hdpsim.errors import InfeasibleError, OutOfMemoryError
+
+GPT = Model(
+    name="gpt", layers=8, hidden=1024, heads=16, kv_heads=16, head_dim=64, ffn_hidden=4096, vocab=32000,
+    gated_mlp=False, norm="layer", biases=True,
+)  # fmt: skip
+A100 = catalog.cluster("megascale")
+
+
+@pytest.mark.parametrize("tp", [1, 2, 8])
+def test_gpt_with_dropout_is_the_published_34_sbh(tp: int) -> None:
+    # Korthikanti et al., table 2: 34 s b h / t with sequence parallelism; s b h (10 + 24 / t) without
+    whole = layer_activations(GPT, Layout(tp=tp), "dense", dropout=True, log_sum_exp=False)
+    assert whole.total == pytest.approx(34 * 1024 / tp)
+    without = layer_activations(
+        GPT, Layout(tp=tp, sequence_parallel=False), "dense", dropout=True, log_sum_exp=False
+    )
+    assert without.total == pytest.approx(1024 * (10 + 24 / tp))
+
+
+@pytest.mark.parametrize("name", ["llama-2-7b", "llama-3-8b", "llama-3-405b", "llama-13b"])
+def test_gated_grouped_layers_keep_12_plus_4g_plus_6f(name: str) -> None:
+    model, tp = catalog.model(name), 8
+    groups, width = model.kv_heads / model.heads, model.ffn_hidden / model.hidden
+    expected = model.hidden * (12 + 4 * groups + 6 * width) / tp
+    kept = layer_activations(model, Layout(tp=tp), "dense", log_sum_exp=False)
+    assert kept.total == pytest.approx(expected)
+    # the log-sum-exp is 4 B per head and token: less than 1 %
+    assert activation_bytes_per_token_layer(model, Layout(tp=tp)) == pytest.approx(expected, rel=0.01)
+
+
+def test_megascales_layer_is_107_mb_a_micro_batch() -> None:
+    # 34 x 2048 x 12288 / 8 = 107.0e6 with dropout masks; 32 without
+    model = catalog.model("megascale-175b")
+    assert 2048 * activation_bytes_per_token_layer(model, Layout(tp=8)) == pytest.approx(
+        107.0e6 * 32 / 34, rel=0.01
+    )
+
+
+def test_recomputation() -> None:
+    model = catalog.model("llama-3-8b")
+    assert activation_bytes_per_token_layer(model, Layout(tp=4), "full") == 2 * 4096 / 4
+    assert activation_bytes_per_token_layer(model, Layout(tp=4, sequence_parallel=False), "full") == 2 * 4096
+    plain = activation_bytes_per_token_layer(model, Layout(tp=4))
+    assert activation_bytes_per_token_layer(model, Layout(tp=4), "selective") == plain
+    assert activation_bytes_per_token_layer(model, Layout(tp=4, recompute="full")) == 2 * 4096 / 4
+
+
+def test_kv_heads_fewer_than_tp_are_repeated() -> None:
+    model = catalog.model("llama-3-8b")  # 8 KV heads of 128
+    kept = layer_activations(model, Layout(tp=16), "dense")
+    assert kept.queries_keys_values == 2 * (2 * 128 + 2 * 1 * 128)  # 2 query heads, 1 KV head on each GPU
+
+
+def test_mixtral_experts_by_hand() -> None:
+    model = catalog.model("mixtral-8x7b")  # h 4096, top 2, f 14336
+    for layout, spread in ((Layout(tp=4), 1), (Layout(tp=4, ep=4), 4), (Layout(tp=2, ep=8), 2)):
+        kept = layer_activations(model, layout, "moe")
+        dispatched = 2 * 4096 * (2 + 2) / spread  # two copies of each token, input and output of its expert
+        inner = 2 * 14336 * 6 / layout.tp  # gate, up and product, 2 B each
+        assert kept.experts == pytest.approx(dispatched + inner + 2 * 4 * 8 / layout.tp)
+        assert kept.mlp == 0
+
+
+def test_fp8_keeps_smaller_gemm_inputs() -> None:
+    model = catalog.model("llama-3-8b")
+    bf16 = activation_bytes_per_token_layer(model, Layout())
+    fp8 = activation_bytes_per_token_layer(model, Layout(precision="fp8"))
+    # - 2 h (inputs of attention and MLP) - f (product) + h (8-bit copy of the attention output)
+    assert bf16 - fp8 == pytest.approx(2 * 4096 + 14336 - 4096)
+
+
+def test_latent_attention_by_hand() -> None:
+    model = catalog.model("deepseek-v3")
+    kept = layer_activations(model, Layout(), "dense")
+    assert kept.queries_keys_values == 128 * 2 * (2 * 192 + 128) + 4 * (1536 + 512) + 2 * 64
+    assert kept.attention_output == 2 * 128 * 128 + 4 * 128
+
+
+def test_logits_on_the_last_stage() -> None:
+    # published: 4 s b h (1 + V / h) / t with fp32 logits
+    assert head_activation_bytes_per_token(GPT, Layout(tp=8), 4.0) == pytest.approx(
+        4 * 1024 * (1 + 32000 / 1024) / 8
+    )
+    # 256K tokens, 128K vocabulary, tp 8: 16 GiB of fp32 logits (ByteScale, figure 16)
+    big = replace(GPT, vocab=128 * 1024)
+    assert head_activation_bytes_per_token(big, Layout(tp=8), 4.0) * 2**18 == pytest.approx(
+        16 * 2**30, rel=0.01
+    )
+
+
+def test_ring_buffers() -> None:
+    # 8 KV heads of 128 on tp 2: 4 heads x 128 x (K, V) x 2 buffers x 6 B
+    assert ring_bytes_per_token(catalog.model("llama-7b"), Layout(tp=2)) == 4 * 128 * 2 * 2 * 6
+
+
+@pytest.mark.parametrize(
+    ("sharding", "per_parameter"),
+    [("none", 18.0), ("zero1", 6 + 12 / 64), ("zero2", 2 + 16 / 64), ("zero3", 18 / 64)],
+)
+def test_states_per_parameter(sharding: str, per_parameter: float) -> None:
+    model = catalog.model("llama-2-7b")
+    layout = Layout(sharding=sharding)  # type: ignore[arg-type]
+    states = state_bytes(model, layout, 64, 0)
+    count = parameters(model).total
+    assert states.total - states.gathered == pytest.approx(per_parameter * count)
+    if sharding == "zero3":
+        layer = parameters_per_gpu(model, layout, 0).largest_unit
+        assert states.gathered == pytest.approx((2 * 2 + 4) * layer * 63 / 64)
+
+
+def test_experts_are_sharded_over_fewer_copies() -> None:
+    model = catalog.model("mixtral-8x7b")
+    layout = Layout(tp=2, ep=8)
+    shard = parameters_per_gpu(model, layout, 0)
+    states = state_bytes(model, layout, 64, 0)  # 64 ranks x tp 2 = 128 GPUs = 16 copies of every expert
+    assert states.optimizer == pytest.approx(12 * (shard.dense / 64 + shard.experts / 16))
+
+
+@pytest.mark.parametrize(
+    ("pp", "vpp", "stage", "batches", "counts"),
+    [
+        (1, 1, 0, None, (1,)),
+        (4, 1, 0, None, (4,)),
+        (4, 1, 3, None, (1,)),
+        (4, 1, 0, 2, (2,)),
+        (4, 2, 0, None, (7, 4)),  # 2 x 3 + 4 + 1 = 11 passes: 4 of chunk 0, 4 of chunk 1, 3 of chunk 0
+        (4, 2, 3, None, (4, 1)),
+        (4, 2, 0, 4, (4, 4)),
+    ],
+)
+def test_micro_batches_in_flight(
+    pp: int, vpp: int, stage: int, batches: int | None, counts: tuple[int, ...]
+) -> None:
+    assert in_flight_chunks(Layout(pp=pp, vpp=vpp), stage, batches) == counts
+
+
+@given(st.integers(2, 16), st.integers(2, 8))
+def test_interleaving_holds_the_published_factor(p: int, v: int) -> None:
+    # layers / p x (1 + (p - 1) / (p v)), in chunk passes of layers / (p v)
+    assert sum(in_flight_chunks(Layout(pp=p, vpp=v), 0)) == pytest.approx(p * v * (1 + (p - 1) / (p * v)))
+
+
+def test_offload_keeps_first_and_last_layer() -> None:
+    assert kept_share(32, 0.0) == 1.0
+    assert kept_share(32, 1.0) == 2 / 32
+    assert kept_share(32, 0.5) == pytest.approx((2 + 0.5 * 30) / 32)
+    assert kept_share(2, 1.0) == kept_share(1, 1.0) == 1.0
+    model, layout = catalog.model("llama-7b"), Layout(tp=2)
+    plain = memory_report(model, layout, A100, 512, 8192)
+    moved = memory_report(model, layout, A100, 512, 8192, offload_ratio=1.0)
+    assert moved.activations == pytest.approx(plain.activations * 2 / 32)
+    assert moved.activations + moved.host_bytes == pytest.approx(plain.activations)
+
+
+def test_a_report_adds_up_and_capacity_is_exact() -> None:
+    model, layout = catalog.model("llama-70b"), Layout(tp=8, pp=4)
+    ranks = layout.ranks(8192)
+    capacity = rank_capacity_tokens(model, layout, A100, ranks)
+    assert capacity % (128 * 8) == 0
+    at = memory_report(model, layout, A100, ranks, capacity)
+    beyond = memory_report(model, layout, A100, ranks, capacity + 1024)
+    assert at.fits
+    assert not beyond.fits
+    assert at.total_bytes == pytest.approx(sum(at.parts.values()))
+    assert at.stage == max(
+        range(4), key=lambda s: memory_report(model, layout, A100, ranks, capacity, stage=s).total_bytes
+    )
+
+
+def test_bytescales_setups_hold_their_8k_tokens() -> None:
+    # the paper's 7B runs hold 8K tokens per rank on 80 GB GPUs, tp 2
+    assert rank_capacity_tokens(catalog.model("llama-7b"), Layout(tp=2), A100, 512) >= 8192
+
+
+def test_the_host_memory_limits_offloading() -> None:
+    model, layout = catalog.model("llama-7b"), Layout(tp=2)
+    node = replace(A100.node, host_memory_bytes=8e9)
+    small = replace(A100, node=node)
+    assert rank_capacity_tokens(model, layout, small, 512, offload_ratio=1.0) < rank_capacity_tokens(
+        model, layout, A100, 512, offload_ratio=1.0
+    )
+
+
+def test_what_does_not_fit_says_why() -> None:
+    with pytest.raises(OutOfMemoryError, match=r"stage 0 needs .* GiB .* gradients") as caught:
+        rank_capacity_tokens(catalog.model("llama-2-70b"), Layout(), A100, 8)
+    assert caught.value.needed_bytes > caught.value.available_bytes
+    starved = replace(A100, node=replace(A100.node, host_memory_bytes=1e6))
+    with pytest.raises(OutOfMemoryError, match="host memory"):
+        rank_capacity_tokens(catalog.model("llama-7b"), Layout(tp=2), starved, 512, offload_ratio=1.0)
+
+
+@pytest.mark.parametrize("arguments", [{"offload_ratio": 1.5}, {"offload_ratio": float("nan")}, {"stage": 9}])
+def test_impossible_requests_are_refused(arguments: dict[str, float]) -> None:
+    with pytest.raises(InfeasibleError):
+        memory_report(catalog.model("llama-7b"), Layout(), A100, 8, 128, **arguments)  # type: ignore[arg-type]
+
+
+layouts = st.builds(
+    Layout,
+    tp=st.sampled_from([1, 2, 4, 8]),
+    pp=st.sampled_from([1, 2, 4]),
+    recompute=st.sampled_from(["none", "full"]),
+    sharding=st.sampled_from(["none", "zero1", "zero2", "zero3"]),
+    precision=st.sampled_from(["bf16", "fp8"]),
+    sequence_parallel=st.booleans(),
+)
+models = st.sampled_from(["llama-7b", "llama-3-8b", "mixtral-8x7b", "gpt3-175b"]).map(catalog.model)
+ranks = st.sampled_from([1, 2, 8, 64])
+
+
+def _total(model: Model, layout: Layout, count: int, tokens: int, **more: float) -> float:
+    return memory_report(model, layout, A100, count, tokens, **more).total_bytes  # type: ignore[arg-type]
+
+
+@settings(max_examples=60, deadline=None)
+@given(models, layouts, ranks, st.integers(0, 50_000), st.integers(1, 50_000), st.floats(0, 1))
+def test_more_tokens_never_need_less_and_offload_never_needs_more(
+    model: Model, layout: Layout, count: int, tokens: int, more: int, ratio: float
+) -> None:
+    base = _total(model, layout, count, tokens)
+    assert _total(model, layout, count, tokens + more) > base
+    assert _total(model, layout, count, tokens, offload_ratio=ratio) <= base * (1 + 1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(models, layouts, ranks, st.integers(1, 50_000))
+def test_sharding_more_and_recomputing_never_need_more(
+    model: Model, layout: Layout, count: int, tokens: int
+) -> None:
+    layout = replace(layout, precision="bf16")
+    steps = [
+        _total(model, replace(layout, sharding=s), count, tokens) for s in ("none", "zero1", "zero2", "zero3")
+    ]
+    assert all(later <= earlier * (1 + 1e-12) for earlier, later in itertools.pairwise(steps))
+    kept = [activation_bytes_per_token_layer(model, layout, r) for r in ("none", "selective", "full")]
+    assert kept[0] >= kept[1] >= kept[2]
+    assert _total(model, layout, 2 * count, tokens) <= _total(model, layout, count, tokens) or count == 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(models, layouts, ranks, st.floats(40, 300))
+def test_a_bigger_gpu_never_holds_fewer_tokens(model: Model, layout: Layout, count: int, gib: float) -> None:
+    def capacity(hbm_gib: float) -> int:
+        gpu = replace(A100.gpu, hbm_bytes=hbm_gib * 2**30)
+        cluster: Cluster = replace(A100, node=replace(A100.node, gpu=gpu))
+        try:
+            return rank_capacity_tokens(model, layout, cluster, count)
+        except OutOfMemoryError:
+            return 0
+
+    assert capacity(gib) <= capacity(gib * 1.5)
+
+
+def test_overheads_are_open_to_change() -> None:
+    model, layout = catalog.model("llama-7b"), Layout(tp=2)
+    lean = MemoryOverheads(fragmentation_share=0.0, nccl_bytes_per_group=0.0)
+    assert rank_capacity_tokens(model, layout, A100, 512, overheads=lean) > rank_capacity_tokens(
+        model, layout, A100, 512
+    )

@@ -1,0 +1,240 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cost_models import catalog
+from cost_models.flop import (
+    attention_pairs,
+    forward_flop,
+    model_flop_per_token,
+    sequence_flop,
+    sequence_model_flop,
+)
+from cost_models.layout import Layout
+from cost_models.model import Model
+from cost_models.parameters import (
+    active_parameters,
+    check_layout,
+    layer_parameters,
+    mtp_parameters,
+    parameters,
+    parameters_per_gpu,
+    stage_contents,
+    stage_layers,
+)
+from hdpsim.errors import InfeasibleError
+
+PUBLISHED = {  # name: (parameters, source)
+    "llama-2-7b": (6.738e9, "meta-llama/Llama-2-7b-hf model card"),
+    "llama-2-13b": (13.016e9, "meta-llama/Llama-2-13b-hf model card"),
+    "llama-2-70b": (68.977e9, "meta-llama/Llama-2-70b-hf model card"),
+    "llama-3-8b": (8.03e9, "meta-llama/Meta-Llama-3-8B model card"),
+    "llama-3-70b": (70.55e9, "meta-llama/Meta-Llama-3-70B model card"),
+    "llama-3-405b": (405.9e9, "meta-llama/Llama-3.1-405B model card"),
+    "gpt3-175b": (175e9, "arXiv 2005.14165 table 2.1"),
+    "megascale-175b": (175e9, "arXiv 2402.15627 table 1"),
+    "megascale-530b": (530e9, "arXiv 2402.15627 table 1"),
+    "mixtral-8x7b": (46.7e9, "mistralai/Mixtral-8x7B-v0.1"),
+    "mixtral-8x22b": (140.6e9, "mistralai/Mixtral-8x22B-v0.1"),
+    "mistral-8x7b": (47e9, "arXiv 2502.21231 section 7"),
+    "mistral-8x22b": (141e9, "arXiv 2502.21231 section 7"),
+    "deepseek-v3": (671e9, "arXiv 2412.19437"),
+    "llama-70b": (68.977e9, "as Llama 2 70B, which has 8 KV groups too"),
+}
+ACTIVE = {"mixtral-8x7b": 12.9e9, "mixtral-8x22b": 39e9, "mistral-8x22b": 39e9}
+
+
+@pytest.mark.parametrize(("name", "published"), [(name, count) for name, (count, _) in PUBLISHED.items()])
+def test_counts_agree_with_the_published_ones_to_one_percent(name: str, published: float) -> None:
+    assert parameters(catalog.model(name)).total == pytest.approx(published, rel=0.01)
+
+
+@pytest.mark.parametrize(("name", "published"), ACTIVE.items())
+def test_active_counts_agree_to_one_percent(name: str, published: float) -> None:
+    assert active_parameters(catalog.model(name)) == pytest.approx(published, rel=0.01)
+
+
+def test_deepseek_v3_part_by_part() -> None:
+    model = catalog.model("deepseek-v3")
+    # README_WEIGHTS: 36.6B active "including 0.9B for the output Head" (so without the embedding table);
+    # 11.5B unique parameters of multi-token prediction
+    assert active_parameters(model) - parameters(model).embedding == pytest.approx(36.6e9, rel=0.01)
+    assert mtp_parameters(model).total == pytest.approx(11.5e9, rel=0.01)
+    with_mtp = parameters(model, with_mtp=True).total
+    assert with_mtp - parameters(model).total == mtp_parameters(model).total
+
+
+@pytest.mark.parametrize(
+    ("name", "full_attention_published"),
+    [("llama-7b", 6.738e9), ("llama-13b", 13.016e9)],
+)
+def test_bytescales_llamas_are_the_original_ones_less_the_grouped_keys_and_values(
+    name: str, full_attention_published: float
+) -> None:
+    model = catalog.model(name)
+    saved = 2 * model.layers * model.hidden * (model.heads - model.kv_heads) * model.head_dim
+    assert parameters(model).total + saved == pytest.approx(full_attention_published, rel=0.01)
+
+
+def test_llama_30b_has_heads_that_kernels_can_run() -> None:
+    model = catalog.model("llama-30b")
+    assert (model.heads, model.head_dim, model.kv_heads) == (56, 128, 8)
+    # q, o: 2 x 6656 x 7168; k, v: 2 x 6656 x 1024; MLP: 3 x 6656 x 17920; x 60; embedding and head 2 x 32000 x 6656
+    by_hand = 60 * (2 * 6656 * 7168 + 2 * 6656 * 1024 + 3 * 6656 * 17920 + 2 * 6656) + 2 * 32000 * 6656 + 6656
+    assert parameters(model).total == by_hand
+
+
+def test_a_small_layer_by_hand() -> None:
+    model = Model(
+        name="tiny",
+        layers=2,
+        hidden=8,
+        heads=4,
+        kv_heads=2,
+        head_dim=2,
+        ffn_hidden=16,
+        vocab=10,
+        experts=4,
+        top_k=2,
+    )
+    layer = layer_parameters(model, "moe")
+    assert layer.attention == 8 * (4 + 2 * 2) * 2 + 4 * 2 * 8  # 128 + 64
+    assert layer.experts == 4 * 3 * 8 * 16
+    assert layer.router == 8 * 4
+    assert layer.norms == 2 * 8
+    assert parameters(model).total == 2 * layer.total + 2 * 10 * 8 + 8
+    assert (
+        active_parameters(model) == parameters(model).total - 2 * 2 * 3 * 8 * 16
+    )  # two of four experts idle
+    with pytest.raises(InfeasibleError):
+        layer_parameters(catalog.model("llama-7b"), "moe")
+
+
+def test_extra_layers_sit_in_the_middle() -> None:
+    # Llama 3 405B, section 3.3: one layer less on the first and on the last of 16 stages
+    assert stage_layers(catalog.model("llama-3-405b"), Layout(tp=8, pp=16)) == ((7,), *((8,),) * 14, (7,))
+    # 96 = 8 stages x 6 chunks x 2
+    assert stage_layers(catalog.model("megascale-175b"), Layout(tp=8, pp=8, vpp=6)) == ((2,) * 6,) * 8
+
+
+@given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 60))
+def test_no_layer_is_ever_lost(pp: int, vpp: int, more: int) -> None:
+    vpp = vpp if pp > 1 else 1
+    layout = Layout(pp=pp, vpp=vpp)
+    model = Model(
+        name="m", layers=pp * vpp + more, hidden=8, heads=2, kv_heads=2, head_dim=4, ffn_hidden=8, vocab=9,
+        experts=4, top_k=1, dense_layers=min(3, pp * vpp), dense_ffn_hidden=8,
+    )  # fmt: skip
+    counts = stage_layers(model, layout)
+    assert sum(map(sum, counts)) == model.layers
+    totals = [sum(chunks) for chunks in counts]
+    assert max(totals) - min(totals) <= 1
+    assert min(totals) == totals[0] or min(totals) == totals[-1]
+    contents = stage_contents(model, layout)
+    assert sum(part.dense_layers for stage in contents for part in stage) == model.dense_layers
+    assert [part.embedding for stage in contents for part in stage].count(True) == 1
+    assert contents[-1][-1].head
+
+
+@pytest.mark.parametrize("name", ["llama-2-13b", "gpt3-175b", "mixtral-8x7b", "deepseek-v3"])
+@pytest.mark.parametrize(("tp", "pp", "ep"), [(1, 1, 1), (1, 4, 1), (2, 4, 1), (4, 2, 4), (2, 2, 8)])
+def test_the_shards_add_up_to_the_model(name: str, tp: int, pp: int, ep: int) -> None:
+    model = catalog.model(name)
+    layout = Layout(tp=tp, pp=pp, ep=ep if model.experts else 1)
+    shards = [parameters_per_gpu(model, layout, stage) for stage in range(pp)]
+    whole = parameters(model, with_mtp=True)
+    copies = model.vocab * model.hidden * (pp > 1) * (model.tied_embeddings + model.mtp_layers)
+    experts = sum(shard.experts for shard in shards) * max(tp, layout.ep)
+    assert experts == whole.experts
+    dense = sum(shard.dense for shard in shards) * tp
+    replicated = dense - (whole.total - whole.experts) - copies
+    assert 0 <= replicated <= 0.25 * (tp - 1) * (whole.total - whole.experts)
+    assert replicated == 0 or tp > 1
+
+
+def test_megascales_shard_by_hand() -> None:
+    # stage 0 of tp 8, pp 8: 12 layers of 12 h^2 (+ small) / 8, and 64000 / 8 rows of embedding
+    shard = parameters_per_gpu(catalog.model("megascale-175b"), Layout(tp=8, pp=8, vpp=6), 0)
+    assert shard.total == pytest.approx(12 * 12 * 12288**2 / 8 + 8000 * 12288 + 2048 * 12288, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "words"),
+    [
+        ("llama-7b", Layout(tp=3), "32 heads do not divide by tp 3"),
+        ("llama-7b", Layout(pp=33), "too few"),
+        ("llama-7b", Layout(pp=8, vpp=5), "too few"),
+        ("llama-7b", Layout(vpp=2), "needs a pipeline"),
+        ("llama-7b", Layout(ep=2), "mixture-of-experts"),
+        ("llama-7b", Layout(tp=0), "at least 1"),
+        ("llama-30b", Layout(tp=7), "8 KV heads can neither"),
+        ("llama-70b", Layout(tp=64, pp=81), "too few"),
+        ("mixtral-8x7b", Layout(ep=3), "8 experts do not divide by ep 3"),
+        ("deepseek-v3", Layout(tp=4, ep=32, pp=64), "too few"),
+    ],
+)
+def test_impossible_degrees_are_named(name: str, layout: Layout, words: str) -> None:
+    with pytest.raises(InfeasibleError, match=words):
+        check_layout(catalog.model(name), layout)
+
+
+def test_experts_across_ranks_need_enough_ranks() -> None:
+    model = catalog.model("deepseek-v3")
+    check_layout(model, Layout(tp=2, ep=64), ranks=32)
+    with pytest.raises(InfeasibleError, match="31 ranks"):
+        check_layout(model, Layout(tp=2, ep=64), ranks=31)
+
+
+def test_megascales_flop_per_token_is_the_papers_formula() -> None:
+    # 72 l h^2 (1 + s / 6 h + V / 12 l h), full attention: arXiv 2104.04473; 1.0766e12 follows from the MFU column
+    hidden, layers, length, vocab = 12288, 96, 2048, 64000
+    expected = 72 * layers * hidden**2 * (1 + length / (6 * hidden) + vocab / (12 * layers * hidden))
+    flop = model_flop_per_token(catalog.model("megascale-175b"), length, causal=False).total
+    assert flop == pytest.approx(expected, rel=1e-12)
+    assert flop == pytest.approx(1.0766e12, rel=2e-3)
+
+
+def test_recomputation_is_hardware_flop() -> None:
+    model = catalog.model("llama-3-8b")
+    plain = model_flop_per_token(model, 8192)
+    full = model_flop_per_token(model, 8192, recompute="full")
+    selective = model_flop_per_token(model, 8192, recompute="selective")
+    assert full.linear == pytest.approx(plain.linear * 4 / 3)
+    assert full.head == plain.head
+    assert selective.linear == plain.linear
+    assert selective.attention == pytest.approx(plain.attention * 4 / 3)
+
+
+def test_sequences_cost_six_n_s_and_the_quadratic_part() -> None:
+    model = catalog.model("llama-2-7b")
+    weights = (
+        parameters(model).total - model.vocab * model.hidden - (2 * 32 + 1) * 4096
+    )  # no embedding, no norms
+    lengths = [1000, 4096, 100_000]
+    expected = sum(6 * weights * s + 6 * 32 * 32 * 128 * s**2 for s in lengths)
+    assert sequence_model_flop(model, lengths) == pytest.approx(expected, rel=1e-12)
+    assert sequence_flop(model, lengths).shape == (3,)
+    full = sequence_model_flop(model, lengths, causal=False)
+    assert full - expected == pytest.approx(sum(6 * 32 * 32 * 128 * s**2 for s in lengths))
+
+
+def test_latent_attention_scores_are_wider_than_its_values() -> None:
+    flop = forward_flop(catalog.model("deepseek-v3"))
+    assert flop.attention == 2 * 128 * (192 + 128) * 62  # 61 layers and the prediction layer
+    # 2 x active matmul weights: 36.6B with head, plus the prediction layer (1.5B active with its head)
+    assert flop.linear + flop.head == pytest.approx(2 * (36.6e9 + 1.5e9), rel=0.02)
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**5))
+def test_a_window_never_adds_work_and_a_wide_one_changes_nothing(length: int, window: int) -> None:
+    for causal in (True, False):
+        free = float(attention_pairs(length, causal=causal))
+        limited = float(attention_pairs(length, causal=causal, window=window))
+        assert limited <= free * (1 + 1e-12)
+        assert float(attention_pairs(length, causal=causal, window=length)) == pytest.approx(free)
+
+
+@given(st.lists(st.integers(1, 10**5), min_size=1, max_size=8))
+def test_joining_sequences_never_costs_less(lengths: list[int]) -> None:
+    model = catalog.model("llama-3-8b")
+    assert sequence_model_flop(model, [sum(lengths)]) >= sequence_model_flop(model, lengths) * (1 - 1e-12)
