@@ -201,7 +201,14 @@ def remarks(comparison: Comparison) -> tuple[str, ...]:
     failures = [
         f"{o.strategy} cannot run: {one_line(o.reason)}" for o in comparison.outcomes if not o.results
     ]
-    notes = [f"{outcome.strategy}: {note}" for outcome in comparison.feasible for note in notes_of(outcome)]
+    by_note: dict[str, list[str]] = {}
+    for outcome in comparison.feasible:
+        for note in notes_of(outcome):
+            by_note.setdefault(note, []).append(outcome.strategy)
+    everybody = len(comparison.feasible)
+    notes = [
+        note if len(names) == everybody else f"{', '.join(names)}: {note}" for note, names in by_note.items()
+    ]
     calibrated = f"Calibration: {comparison.scenario.calibration.name}."
     return (mfu_note(comparison.scenario), calibrated, *comparison.scenario.notes, *notes, *failures)
 

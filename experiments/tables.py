@@ -18,6 +18,10 @@ class Table:
     """Columns aligned left."""
 
 
+_GAP = 3  # blanks and rule that rich puts around a cell
+_NARROWEST = 24  # a text column narrower than this is hard to read
+
+
 def plain_text(table: Table) -> str:
     """The table as lines of text, columns two spaces apart.
 
@@ -38,13 +42,31 @@ def plain_text(table: Table) -> str:
 
 
 def print_rich(table: Table) -> None:
-    """Print the table on the terminal with rich."""
+    """Print the table on the terminal with rich; as plain text where its numbers would not fit.
+
+    The last column may break its lines when it is aligned left; no other column does.
+    """
+    from rich import box
     from rich.console import Console
     from rich.table import Table as RichTable
 
-    drawn = RichTable(title=table.title or None, title_justify="left", show_header=any(table.columns))
+    console = Console(markup=False, highlight=False)
+    last = len(table.columns) - 1
+    drawn = RichTable(
+        title=table.title or None, title_justify="left", title_style="bold",
+        box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(table.columns),
+    )  # fmt: skip
     for i, column in enumerate(table.columns):
-        drawn.add_column(column, justify="left" if i in table.left else "right", overflow="fold")
+        breaks = i == last and i in table.left and i > 0
+        drawn.add_column(
+            column, justify="left" if i in table.left else "right", no_wrap=not breaks, overflow="fold"
+        )
     for row in table.rows:
         drawn.add_row(*row)
-    Console(markup=False).print(drawn)
+    widths = [max(len(row[i]) for row in (table.columns, *table.rows)) for i in range(last + 1)]
+    if last in table.left and last > 0:
+        widths[last] = min(widths[last], _NARROWEST)
+    if sum(widths) + _GAP * len(widths) > console.width:
+        console.print(plain_text(table), soft_wrap=True)
+    else:
+        console.print(drawn)
