@@ -6,6 +6,7 @@ and the records it was fitted on. Nothing here knows a model, a data set, a stra
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import resources
@@ -47,16 +48,24 @@ class Calibration:
     """The same for the backward (2.5 times the forward's FLOP)."""
     attention_half_tokens: float
     """Sequence length at which attention reaches half of its long-sequence rate."""
+    attention_block_half_tokens: float
+    """The same for the unmasked blocks of ring attention."""
     attention_tile_tokens: float
     """Rows a flash-attention tile covers: shorter pieces cost as much as one tile."""
     hbm_efficiency: float
     """Memory-bound kernels: fraction of the peak HBM rate."""
     merge_bytes_per_element: float
     """HBM traffic of merging one ring-attention step's output into the running one, per output element."""
+    ring_delay_s: float
+    """Mean random delay of one ring hop across nodes (congestion, rendezvous); the slowest of a ring sets its pace."""
+    ring_overlap: float
+    """Share of the shorter of a ring step's transfer and work that really runs beside the longer one."""
     small_kernel_passes: float
     """HBM traffic of norms, rotary embedding, residuals and activation relative to the fully fused minimum."""
     launch_s: float
     """Host time per kernel launch: a layer cannot run faster than its launches."""
+    layer_floor_s: float
+    """Least time of one layer's forward on one micro-batch, whatever its size (the backward: twice that)."""
     expert_imbalance: float
     """Tokens of the busiest expert rank over the mean."""
     gradient_overlap: float
@@ -67,12 +76,12 @@ class Calibration:
     """Host work of a step that nothing hides: optimizer launch, gradient norm, bookkeeping."""
     micro_batch_fixed_s: float
     """Host work per micro-batch and pipeline stage, forward and backward together."""
+    planner_s_per_sequence: float
+    """Time the central planner needs per sequence of the batch."""
     metadata_bytes_per_s: float
-    """Rate at which the planner gathers sequence metadata from all loaders and scatters plans."""
+    """Rate at which the planner gathers sequence metadata from all loaders and sends plans back."""
     loader_tokens_per_s: float
-    """Tokens one node's data loader reads and preprocesses per second."""
-    operation_jitter: float
-    """Coefficient of variation of an operation's duration across GPUs and repetitions."""
+    """Tokens one node reads and preprocesses per second."""
     host_link_efficiency: float
     """Activation offload: fraction of the measured host-link rate while training traffic is running."""
     network: NetworkCalibration = field(default_factory=NetworkCalibration)
@@ -83,14 +92,17 @@ _SCALARS = tuple(f.name for f in fields(Calibration) if f.name not in {"name", "
 _NETWORK = tuple(f.name for f in fields(NetworkCalibration))
 
 
-def _entry(data: object, where: str) -> CalibrationEntry:
+def _entry(data: object, where: str, *, switch: bool = False) -> CalibrationEntry:
     if not isinstance(data, dict) or not {"value", "meaning", "source"} <= set(data):
         raise CatalogError(f"{where}: an entry needs value, meaning and source")
     value = data["value"]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+    if switch:
+        if not isinstance(value, bool):
+            raise CatalogError(f"{where}.value: must be true or false, got {value!r}")
+    elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise CatalogError(f"{where}.value: must be a number >= 0, got {value!r}")
     return CalibrationEntry(
-        value=float(value),
+        value=value if switch else float(value),
         meaning=str(data["meaning"]),
         source=str(data["source"]),
         fitted_on=str(data.get("fitted_on", "")),
@@ -112,7 +124,9 @@ def load_calibration(path: str | Path) -> Calibration:
             f"{where}: missing constants: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}"
         )
     entries = {key: _entry(value, f"{where}: constants.{key}") for key, value in constants.items()}
-    links = {key: _entry(value, f"{where}: network.{key}") for key, value in network.items()}
+    links = {
+        key: _entry(value, f"{where}: network.{key}", switch=key == "nvls") for key, value in network.items()
+    }
     return Calibration(
         name=str(data.get("name", Path(path).stem)),
         **{key: entry.value for key, entry in entries.items()},
