@@ -41,6 +41,19 @@ _LARGE = frozenset({"spans", "account_s", "accounts"})
 """Fields that are summarised (account means) or exported on their own (timeline)."""
 
 
+_MEANING = {
+    "ring_wait": "context-parallel communication that attention does not hide",
+    "ring_merge": "putting together what the ring's steps computed",
+    "offload_wait": "activations on their way to and from the host",
+    "wait_pipeline": "pipeline bubbles",
+    "wait_group": "the slower ranks of a group",
+    "wait_stages": "the slower pipeline stages",
+    "wait_gradients": "the slower ranks, before gradients are summed",
+    "data": "planning and loading the batch",
+}
+"""What an account means, where its name does not say it."""
+
+
 def plain(value: object) -> Any:
     """*value* as JSON data: dataclasses become objects, arrays lists, numbers that are not finite null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -141,11 +154,10 @@ def headline(scenario: Scenario) -> str:
 
 def mfu_note(scenario: Scenario) -> str:
     """Which peak and which FLOP convention the MFU column means."""
-    fp8 = scenario.layout.precision == "fp8" and scenario.cluster.gpu.fp8_flop_per_s
-    peak = fp8 or scenario.cluster.gpu.bf16_flop_per_s
+    gpu = scenario.cluster.gpu
     return (
-        f"MFU: of {format_quantity(peak, 'flop_rate')} ({'fp8' if fp8 else 'bf16'} dense peak of "
-        f"{scenario.cluster.gpu.name}); model FLOP with causal attention inside each sequence, no recompute."
+        f"MFU: of {format_quantity(gpu.bf16_flop_per_s, 'flop_rate')}, the dense bf16 peak of {gpu.name}; "
+        f"model FLOP with causal attention inside each sequence, no recompute."
     )
 
 
@@ -203,14 +215,15 @@ def remarks(comparison: Comparison) -> tuple[str, ...]:
     ]
     by_note: dict[str, list[str]] = {}
     for outcome in comparison.feasible:
-        for note in notes_of(outcome):
+        for note in outcome.results[0].notes:
             by_note.setdefault(note, []).append(outcome.strategy)
     everybody = len(comparison.feasible)
     notes = [
         note if len(names) == everybody else f"{', '.join(names)}: {note}" for note, names in by_note.items()
     ]
-    calibrated = f"Calibration: {comparison.scenario.calibration.name}."
-    return (mfu_note(comparison.scenario), calibrated, *comparison.scenario.notes, *notes, *failures)
+    if comparison.batches > 1 and notes:
+        notes.insert(0, "Of the first batch:")
+    return (mfu_note(comparison.scenario), *comparison.scenario.notes, *notes, *failures)
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -278,11 +291,16 @@ def explanation(comparison: Comparison) -> str:
     first += f"a step takes {fastest.step_s.mean:.3f} s instead of {other.step_s.mean:.3f} s."
     if not gains:
         return first
-    parts = [f"{seconds:.3f} s less in {readable_name(name)}" for name, seconds in gains]
+    parts = [f"{seconds:.3f} s less in {_explained(name)}" for name, seconds in gains]
     text = f"{first} Where the {total_s:.3f} s come from: {_listed(parts)}"
     if losses:
-        text += f"; against that, {_listed([f'{-s:.3f} s more in {readable_name(n)}' for n, s in losses])}"
+        text += f"; against that, {_listed([f'{-s:.3f} s more in {_explained(n)}' for n, s in losses])}"
     return text + "."
+
+
+def _explained(account: str) -> str:
+    meaning = _MEANING.get(account)
+    return readable_name(account) + (f" ({meaning})" if meaning else "")
 
 
 def one_line(reason: str) -> str:

@@ -140,6 +140,51 @@ class TestVerbs:
         assert result.stderr == "Error: interrupted\n"
 
 
+REAL = (
+    "llama-7b-1k-github",
+    "--batches",
+    "1",
+    "--set",
+    "gpus=64",
+    "--set",
+    "data.batch=2M",
+    "--set",
+    "data.context=256K",
+)
+
+
+def test_the_real_simulator_compares_and_explains() -> None:
+    found = document("compare", *REAL)
+    rows = {row["strategy"]: row for row in found["results"]}  # type: ignore[attr-defined]
+    assert rows["static"]["speed_up"]["mean"] == 1.0
+    assert rows["hdp-balance"]["speed_up"]["mean"] > 1.0
+    for row in rows.values():
+        assert sum(row["account_s"].values()) == pytest.approx(row["step_s"]["mean"], rel=1e-9)
+        assert row["memory"]["capacity_bytes"] > 0
+    assert str(found["explanation"]).startswith("hdp-balance is")
+
+
+def test_both_executors_give_the_same_step() -> None:
+    replay = document("simulate", *REAL)
+    engine = document("simulate", *REAL, "--set", "execution.executor=engine")
+    step_s = [found["results"]["step_s"]["mean"] for found in (replay, engine)]  # type: ignore[index]
+    assert step_s[0] == pytest.approx(step_s[1], rel=1e-9)
+
+
+def test_the_real_engine_writes_a_timeline_that_checks(tmp_path: Path) -> None:
+    from experiments.timeline import check_timeline
+
+    path = tmp_path / "step.json.gz"
+    assert run("simulate", *REAL, "--timeline", str(path)).exit_code == 0
+    check_timeline(path)
+
+
+def test_too_little_memory_is_infeasible_with_the_figures() -> None:
+    result = run("simulate", *REAL, "--set", "layout.rank_capacity=256K")
+    assert result.exit_code == 3
+    assert "GiB" in result.stderr
+
+
 def test_trace_stats_of_a_shipped_trace() -> None:
     found = document("trace", "stats", "debian-code")
     assert found["samples"] > 1000  # type: ignore[operator]
