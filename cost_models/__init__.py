@@ -1,0 +1,1 @@
+"""Analytical cost models: hardware, models, kernels, fabric, collectives, memory, calibration."""

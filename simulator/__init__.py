@@ -1,0 +1,1 @@
+"""Strategies, plans and the two executors that play them: SimPy engine and closed-form replay."""

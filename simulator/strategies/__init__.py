@@ -1,0 +1,1 @@
+"""Strategies: how a batch of sequences becomes micro-batches on ranks."""

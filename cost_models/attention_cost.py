@@ -1,0 +1,151 @@
+"""Attention of a micro-batch's segments on one GPU of a dynamic context-parallel group, ring traffic included."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cost_models.calibration import Calibration
+from cost_models.fabric import FabricModel
+from cost_models.hardware import Gpu
+from cost_models.kernels import ATTENTION_BACKWARD_FLOP_RATIO, BF16_BYTES, memory_bound_s
+from cost_models.layout import Layout
+from cost_models.model import Model
+
+__all__ = ["RING_BACKWARD_VOLUME", "AttentionCost", "RingTimes"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+EULER_GAMMA = 0.5772156649
+RING_BACKWARD_VOLUME = 2.0  # keys and values go round with their gradients: Liu et al., arXiv 2310.01889, section 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingTimes:
+    """Seconds per layer, [n] each."""
+
+    attention: Floats
+    merge: Floats
+    wait: Floats
+    """Ring transfers that the attention of a step does not hide."""
+
+    @property
+    def total(self) -> Floats:
+        """Their sum."""
+        return self.attention + self.merge + self.wait
+
+
+class AttentionCost:
+    """Flash attention on one GPU (its share of the heads) and the ring of a group.
+
+    One rank (d = 1), causal, width w = heads * head_dim / tp:
+        t = sum over segments of 2 w s (s + s_half) / (peak * e)
+    Ring of d ranks, zig-zag halves, local length l = s / d, d steps of which all but the first meet a peer's keys:
+        step = sum of 2 w (max(l, tile)^2 + l b_half) / (peak * e)
+        hop  = latency + (keys + values of all the rank's tokens) / link
+        t    = d * step + (d - 1) * (merge + max(0, hop - step - merge))
+
+    Counted: quadratic work per segment (never across segments), kernel ramp, tiles that short pieces leave mostly
+    empty, merging of partial outputs, transfers not hidden by the same step's work, slowest hop of the ring.
+    Ignored: imbalance of zig-zag halves below one tile, overlap of a hop with later steps.
+    Source: ring attention (arXiv 2310.01889), zig-zag split (zhuzilin/ring-flash-attention), FlashAttention-2.
+    """
+
+    def __init__(self, model: Model, layout: Layout, gpu: Gpu, cal: Calibration, fabric: FabricModel) -> None:
+        self._gpu, self._cal, self._fabric = gpu, cal, fabric
+        latent = model.latent_attention
+        heads = model.heads / layout.tp
+        if latent is None:
+            query_dim = value_dim = model.head_dim
+            kv_width = 2.0 * max(1.0, model.kv_heads / layout.tp) * model.head_dim
+        else:
+            query_dim, value_dim = latent.qk_nope_head_dim + latent.qk_rope_head_dim, latent.v_head_dim
+            kv_width = float(latent.kv_lora_rank + latent.qk_rope_head_dim)
+        self._width = heads * (query_dim + value_dim) / 2.0
+        self._output_width = heads * value_dim
+        self._window = float(model.sliding_window) if model.sliding_window else np.inf
+        self.kv_bytes_per_token = BF16_BYTES * kv_width
+
+    def _rate(self, backward: bool) -> float:
+        """FLOP/s on long sequences, in units of *forward* FLOP."""
+        cal = self._cal
+        if backward:
+            return self._gpu.bf16_flop_per_s * cal.attention_backward_efficiency / ATTENTION_BACKWARD_FLOP_RATIO
+        return self._gpu.bf16_flop_per_s * cal.attention_forward_efficiency
+
+    def alone_s(self, tokens: ArrayLike, *, backward: bool) -> Floats:
+        """Per segment: whole sequence on one rank."""
+        length = np.asarray(tokens, dtype=np.float64)
+        reach = np.where(length > self._window, self._window * (2.0 - self._window / length), length)
+        flop = 2.0 * self._width * length * (reach + self._cal.attention_half_tokens)
+        return np.asarray(flop / self._rate(backward))
+
+    def ring_step_s(self, tokens: ArrayLike, group_size: ArrayLike, *, backward: bool) -> Floats:
+        """Per segment: one of the d steps of its ring."""
+        length = np.asarray(tokens, dtype=np.float64)
+        local = length / np.asarray(group_size, dtype=np.float64)
+        tiled = np.maximum(local, self._cal.attention_tile_tokens)
+        masked = np.where(length > self._window, self._window * (2.0 - self._window / length) / length, 1.0)
+        flop = 2.0 * self._width * (tiled**2 + local * self._cal.attention_block_half_tokens) * masked
+        return np.asarray(flop / self._rate(backward))
+
+    def merge_s(self, tokens_per_rank: ArrayLike) -> Floats:
+        """Adding one ring step's partial output to the running one."""
+        elements = np.asarray(tokens_per_rank, dtype=np.float64) * self._output_width
+        return memory_bound_s(elements * self._cal.merge_bytes_per_element, self._gpu, self._cal)
+
+    def hop_s(self, tokens_per_rank: ArrayLike, group_size: ArrayLike, tier: ArrayLike, *, backward: bool) -> Floats:
+        """One hop of the ring: every GPU passes its share of keys and values to the next rank.
+
+            t = latency + delay * (ln d + 0.577) [across nodes] + bytes / link
+
+        A ring moves at the pace of its slowest neighbour: with exponential delays of mean *delay* at each of d
+        hops the slowest takes delay * H_d, H_d = 1 + 1/2 + ... + 1/d.
+        """
+        sizes = np.asarray(group_size, dtype=np.float64)
+        slowest = np.where(np.asarray(tier) > 0, np.log(sizes) + EULER_GAMMA, 0.0) * self._cal.ring_delay_s
+        volume = np.asarray(tokens_per_rank, dtype=np.float64) * self.kv_bytes_per_token
+        if backward:
+            volume = volume * RING_BACKWARD_VOLUME
+        return np.asarray(self._fabric.latency_s(tier) + slowest + volume / self._fabric.bytes_per_s(tier))
+
+    def ring(
+        self, step_s: Floats, tokens_per_rank: Floats, group_size: Floats, tier: Ints, *, backward: bool
+    ) -> RingTimes:
+        """Compose a ring from the summed step time of its segments."""
+        merge = self.merge_s(tokens_per_rank)
+        hop = self.hop_s(tokens_per_rank, group_size, tier, backward=backward)
+        hops = group_size - 1.0
+        work = step_s + merge
+        return RingTimes(
+            attention=group_size * step_s,
+            merge=hops * merge,
+            wait=hops * (np.maximum(0.0, hop - work) + (1.0 - self._cal.ring_overlap) * np.minimum(hop, work)),
+        )
+
+    def times(
+        self,
+        segment_tokens: Ints,
+        segment_offsets: Ints,
+        group_size: Ints,
+        tier: Ints,
+        *,
+        backward: bool,
+    ) -> RingTimes:
+        """Micro-batches in CSR form: seconds of attention, merging and waiting of one layer."""
+        counts = np.diff(segment_offsets)
+        sizes = group_size.astype(np.float64)
+        of_segment = np.repeat(sizes, counts)
+        tokens = segment_tokens.astype(np.float64)
+        alone = of_segment == 1.0
+        per_segment = np.where(
+            alone,
+            self.alone_s(tokens, backward=backward),
+            self.ring_step_s(tokens, of_segment, backward=backward),
+        )
+        step = np.add.reduceat(per_segment, segment_offsets[:-1]) if len(tokens) else np.zeros(len(sizes))
+        rank_tokens = np.add.reduceat(tokens, segment_offsets[:-1]) / sizes if len(tokens) else np.zeros(len(sizes))
+        return self.ring(step, rank_tokens, sizes, tier, backward=backward)

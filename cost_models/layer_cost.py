@@ -1,0 +1,189 @@
+"""Forward and backward of one transformer layer on one GPU, apart from attention: GEMMs, small kernels, TP, experts.
+
+Everything is a vector over micro-batches; *tokens* are a rank's tokens (its TP group holds them together).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.calibration import Calibration
+from cost_models.collectives import Collectives
+from cost_models.hardware import Cluster
+from cost_models.kernels import BF16_BYTES, gemm_s, memory_bound_s
+from cost_models.layout import Layout
+from cost_models.model import Model
+
+__all__ = ["LayerCost", "LayerTimes", "LinearOp"]
+
+Floats = NDArray[np.float64]
+
+LAUNCHES_PER_LAYER = 24.0  # kernels of an unfused layer forward (2 norms, 4-5 GEMMs, rope, attention, adds, casts): counted in torch profiles of Megatron layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearOp:
+    """A matrix product of *tokens x share* rows with an (inner x columns) weight shard."""
+
+    columns: int
+    inner: int
+    count: int = 1
+    rows_share: float = 1.0
+    """Rows over the rank's tokens (experts: top_k / ep x imbalance, spread over `experts_here` groups)."""
+    groups: int = 1
+    """Number of equal groups the rows are divided into (grouped GEMM)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTimes:
+    """Seconds per layer by term, [n] each."""
+
+    gemm: Floats
+    small_kernels: Floats
+    tp_communication: Floats
+    expert_all_to_all: Floats
+
+
+class LayerCost:
+    """The linear-in-tokens parts of one layer kind ('dense' or 'moe') under a layout on a cluster."""
+
+    def __init__(
+        self, model: Model, layout: Layout, cluster: Cluster, cal: Calibration, collectives: Collectives, *, moe: bool
+    ) -> None:
+        self._model, self._layout, self._gpu, self._cal = model, layout, cluster.gpu, cal
+        self._collectives, self._moe = collectives, moe
+        self._tp_group = collectives.group(layout.tp)
+        self._ep_group = collectives.group(layout.ep)
+        self._ops = (*self._attention_ops(), *(self._expert_ops() if moe else self._mlp_ops()))
+
+    def _attention_ops(self) -> tuple[LinearOp, ...]:
+        model, tp = self._model, self._layout.tp
+        latent = model.latent_attention
+        if latent is None:
+            qkv = (model.heads + 2 * model.kv_heads) * model.head_dim // tp
+            out = model.heads * model.head_dim // tp
+            return (LinearOp(columns=qkv, inner=model.hidden), LinearOp(columns=model.hidden, inner=out))
+        heads = model.heads // tp
+        query_dim = heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
+        queries = (
+            (
+                LinearOp(columns=latent.q_lora_rank, inner=model.hidden),
+                LinearOp(columns=query_dim, inner=latent.q_lora_rank),
+            )
+            if latent.q_lora_rank
+            else (LinearOp(columns=query_dim, inner=model.hidden),)
+        )
+        return (
+            *queries,
+            LinearOp(columns=latent.kv_lora_rank + latent.qk_rope_head_dim, inner=model.hidden),
+            LinearOp(columns=heads * (latent.qk_nope_head_dim + latent.v_head_dim), inner=latent.kv_lora_rank),
+            LinearOp(columns=model.hidden, inner=heads * latent.v_head_dim),
+        )
+
+    def _mlp_ops(self) -> tuple[LinearOp, ...]:
+        model, tp = self._model, self._layout.tp
+        width = (model.dense_ffn_hidden if model.experts else model.ffn_hidden) // tp
+        return _mlp(model, width)
+
+    def _expert_ops(self) -> tuple[LinearOp, ...]:
+        model, layout = self._model, self._layout
+        expert_tp = max(1, layout.tp // layout.ep)
+        groups = max(1, model.experts // layout.ep)
+        rows = model.top_k / min(layout.ep, layout.tp) * self._cal.expert_imbalance
+        if layout.ep > layout.tp:  # experts across ranks: every rank receives as many tokens as it sends
+            rows = model.top_k / layout.tp * self._cal.expert_imbalance
+        routed = tuple(
+            LinearOp(columns=op.columns, inner=op.inner, count=op.count, rows_share=rows, groups=groups)
+            for op in _mlp(model, model.ffn_hidden // expert_tp)
+        )
+        shared = _mlp(model, model.shared_expert_ffn // layout.tp) if model.shared_expert_ffn else ()
+        return (*routed, *shared, LinearOp(columns=model.experts, inner=model.hidden, rows_share=1 / layout.tp))
+
+    def gemm_s(self, tokens: Floats, *, backward: bool) -> Floats:
+        """All matrix products: forward; backward = input gradient + weight gradient (twice the FLOP)."""
+        total = np.zeros_like(tokens)
+        for op in self._ops:
+            rows = tokens * op.rows_share / op.groups
+            grouped = self._cal.grouped_gemm_efficiency if op.groups > 1 else 1.0
+            if not backward:
+                once = gemm_s(rows, op.columns, op.inner, self._gpu, self._cal, efficiency=grouped)
+            else:
+                weight = grouped * self._cal.weight_gradient_efficiency
+                once = gemm_s(rows, op.inner, op.columns, self._gpu, self._cal, efficiency=grouped)
+                once = once + gemm_s(op.inner, op.columns, rows, self._gpu, self._cal, efficiency=weight)
+            total += once * (op.groups * op.count)
+        return total
+
+    def small_kernels_s(self, tokens: Floats, *, backward: bool) -> Floats:
+        """Norms, residual adds, rotary embedding, activation function, router: memory-bound traffic.
+
+            bytes per token = 2 B * [ (norms 2 x (read + write) + adds 2 x (2 reads + write)) * h / sp
+                                      + rope 2 (q + k) / tp + activation 3 f (2 f without gate) / tp ]
+
+        Counted: each tensor read and written once per kernel; the backward moves twice as much.
+        Ignored: statistics of the norms, dropout (not used).  Source: derivation; passes factor calibrated.
+        """
+        model, layout = self._model, self._layout
+        residual_shards = layout.tp if layout.sequence_parallel else 1
+        norms = 1 if model.parallel_block else 2
+        residual = (norms * 2 + norms * 3) * model.hidden / residual_shards
+        rope = 0.0 if model.learned_positions else 2 * (model.heads + model.kv_heads) * model.head_dim / layout.tp
+        if self._moe:
+            width = model.ffn_hidden * model.top_k + model.shared_expert_ffn
+            permute = 4 * model.top_k * model.hidden / layout.tp  # gather to experts and weighted sum back
+        else:
+            width = model.dense_ffn_hidden if model.experts else model.ffn_hidden
+            permute = 0.0
+        activation = (3 if model.gated_mlp else 2) * width / layout.tp
+        elements = residual + rope + activation + permute
+        traffic = BF16_BYTES * elements * self._cal.small_kernel_passes * (2 if backward else 1)
+        return memory_bound_s(traffic * tokens, self._gpu, self._cal)
+
+    def tp_communication_s(self, tokens: Floats, *, backward: bool) -> Floats:
+        """Tensor-parallel collectives of a layer, exposed.
+
+        With sequence parallelism: all-gather + reduce-scatter around attention and around the MLP (one pair with a
+        parallel block); the backward gathers its inputs once more. Without: one all-reduce each.
+        Source: Korthikanti et al., arXiv 2205.05198, section 4.2.
+        """
+        layout = self._layout
+        if layout.tp == 1:
+            return np.zeros_like(tokens)
+        pairs = 1 if self._model.parallel_block or (self._moe and layout.ep > 1) else 2
+        tensor_bytes = BF16_BYTES * self._model.hidden * tokens
+        if layout.sequence_parallel:
+            gather = self._collectives.all_gather_s(tensor_bytes, self._tp_group)
+            scatter = self._collectives.reduce_scatter_s(tensor_bytes, self._tp_group)
+            return np.asarray(pairs * (gather * (2 if backward else 1) + scatter))
+        return np.asarray(pairs * self._collectives.all_reduce_s(tensor_bytes, self._tp_group))
+
+    def expert_all_to_all_s(self, tokens: Floats) -> Floats:
+        """Dispatch and combine of the routed tokens (the same volume forward and backward).
+
+            bytes per GPU and direction = tokens / tp * top_k * h * 2 B * imbalance
+
+        Counted: both all-to-alls, BF16.  Ignored: node-limited routing, overlap with shared experts.
+        """
+        layout, model = self._layout, self._model
+        if not self._moe or layout.ep == 1:
+            return np.zeros_like(tokens)
+        per_gpu = BF16_BYTES * model.hidden * model.top_k * self._cal.expert_imbalance * tokens / layout.tp
+        return np.asarray(2 * self._collectives.all_to_all_s(per_gpu, self._ep_group))
+
+    def times(self, tokens: Floats, *, backward: bool) -> LayerTimes:
+        """All linear terms of the layer's forward or backward."""
+        return LayerTimes(
+            gemm=self.gemm_s(tokens, backward=backward),
+            small_kernels=self.small_kernels_s(tokens, backward=backward),
+            tp_communication=self.tp_communication_s(tokens, backward=backward),
+            expert_all_to_all=self.expert_all_to_all_s(tokens),
+        )
+
+
+def _mlp(model: Model, width: int) -> tuple[LinearOp, ...]:
+    """Up (and gate) and down projection of an MLP shard of *width*."""
+    up = 2 if model.gated_mlp else 1
+    return (LinearOp(columns=up * width, inner=model.hidden), LinearOp(columns=model.hidden, inner=width))

@@ -1,0 +1,188 @@
+"""The cost of micro-batches of segments on every kind of pipeline stage, forward and backward, term by term."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cost_models.activations import activation_bytes_per_token_layer
+from cost_models.attention_cost import AttentionCost
+from cost_models.calibration import Calibration
+from cost_models.collectives import Collectives
+from cost_models.fabric import FabricModel
+from cost_models.hardware import Cluster
+from cost_models.kernels import BF16_BYTES, gemm_s, memory_bound_s
+from cost_models.layer_cost import LAUNCHES_PER_LAYER, LayerCost
+from cost_models.layout import Layout
+from cost_models.micro_batch import MicroBatches
+from cost_models.model import Model
+from cost_models.parameters import StageContents, stage_contents
+
+__all__ = ["TERMS", "MicroBatchCost"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+TERMS = (
+    "gemm",
+    "attention",
+    "ring_merge",
+    "ring_wait",  # ring transfers not hidden by attention
+    "small_kernels",
+    "tp_communication",
+    "expert_all_to_all",
+    "recompute",
+    "offload_wait",  # activation traffic to and from the host that compute does not hide
+    "logits",
+    "host",  # kernel launches that outlast their kernels, and fixed host work
+)
+_TERM = {name: row for row, name in enumerate(TERMS)}
+
+LOSS_PASSES_BYTES = 12.0  # fused cross-entropy on fp32 logits: write, read, write gradient (4 B each)
+
+
+class MicroBatchCost:
+    """Costs of one model under one layout on one cluster: built once, asked for any micro-batches."""
+
+    def __init__(self, model: Model, layout: Layout, cluster: Cluster, cal: Calibration) -> None:
+        self.model, self.layout, self.cluster, self.cal = model, layout, cluster, cal
+        self.fabric = FabricModel(cluster, cal.network)
+        self.collectives = Collectives(self.fabric)
+        self.attention = AttentionCost(model, layout, cluster.gpu, cal, self.fabric)
+        self._dense = LayerCost(model, layout, cluster, cal, self.collectives, moe=False)
+        self._moe = LayerCost(model, layout, cluster, cal, self.collectives, moe=True) if model.experts else None
+        self.kinds, self.kind = _stage_kinds(model, layout)
+        self.activation_bytes_per_token = activation_bytes_per_token_layer(model, layout)
+
+
+    def terms_s(self, batches: MicroBatches, *, backward: bool) -> Floats:
+        """[T, K, n]: seconds of every term, kind of stage and micro-batch."""
+        sizes = batches.group_size.astype(np.float64)
+        totals = np.add.reduceat(batches.segment_tokens, batches.segment_offsets[:-1]).astype(np.float64)
+        tokens = totals / sizes
+        out = np.zeros((len(TERMS), len(self.kinds), batches.count))
+        forward = self._layer_terms(batches, tokens, backward=False)
+        layer = self._layer_terms(batches, tokens, backward=True) if backward else forward
+        for row, kind in enumerate(self.kinds):
+            extra = kind.mtp_layers  # a multi-token-prediction layer costs a layer of the usual kind and a head
+            counts = {False: kind.dense_layers, True: kind.moe_layers}
+            counts[bool(self.model.experts)] += extra
+            for moe, count in counts.items():
+                if count:
+                    out[:, row] += count * layer[moe]
+                    if backward and self.layout.recompute != "none":
+                        again = forward[moe].sum(axis=0) if self.layout.recompute == "full" else 0.0
+                        out[_TERM["recompute"], row] += count * again
+            out[_TERM["offload_wait"], row] += self._offload_wait_s(batches, tokens, layer, kind)
+            if kind.head:
+                out[_TERM["logits"], row] += (1 + extra) * self._head_s(tokens, backward=backward)
+            if kind.embedding:
+                out[_TERM["small_kernels"], row] += self._embedding_s(tokens)
+            out[_TERM["host"], row] += self.cal.micro_batch_fixed_s / 2.0 / self.layout.vpp
+        return out
+
+    def _layer_terms(self, batches: MicroBatches, tokens: Floats, *, backward: bool) -> dict[bool, Floats]:
+        """[T, n] per layer for dense (False) and MoE (True) layers."""
+        ring = self.attention.times(
+            batches.segment_tokens, batches.segment_offsets, batches.group_size, batches.tier, backward=backward
+        )
+        result: dict[bool, Floats] = {}
+        for moe, cost in ((False, self._dense), (True, self._moe)):
+            if cost is None:
+                continue
+            linear = cost.times(tokens, backward=backward)
+            rows = np.zeros((len(TERMS), len(tokens)))
+            rows[_TERM["gemm"]] = linear.gemm
+            rows[_TERM["attention"]] = ring.attention
+            rows[_TERM["ring_merge"]] = ring.merge
+            rows[_TERM["ring_wait"]] = ring.wait
+            rows[_TERM["small_kernels"]] = linear.small_kernels
+            rows[_TERM["tp_communication"]] = linear.tp_communication
+            rows[_TERM["expert_all_to_all"]] = linear.expert_all_to_all
+            least_s = max(LAUNCHES_PER_LAYER * self.cal.launch_s, self.cal.layer_floor_s)
+            rows[_TERM["host"]] = np.maximum(0.0, (2.0 if backward else 1.0) * least_s - rows.sum(axis=0))
+            result[moe] = rows
+        return result
+
+    def _offload_wait_s(
+        self, batches: MicroBatches, tokens: Floats, layer: dict[bool, Floats], kind: StageContents
+    ) -> Floats:
+        """Host-link time of a stage's offloaded activations beyond its compute (first and last layer stay)."""
+        moving = max(0, kind.layers - 2)
+        ratio = batches.offload_ratio
+        if not moving or not ratio.any():
+            return np.zeros_like(tokens)
+        gpu = self.cluster.gpu
+        rate = gpu.host_link_duplex_bytes_per_s * self.cal.host_link_efficiency
+        transfer = ratio * self.activation_bytes_per_token * tokens / rate
+        compute = layer[kind.moe_layers > kind.dense_layers].sum(axis=0)
+        return np.asarray(moving * np.maximum(0.0, transfer - compute))
+
+    def _head_s(self, tokens: Floats, *, backward: bool) -> Floats:
+        """Output projection (vocabulary sharded over TP) and fused cross-entropy."""
+        model, gpu, cal, tp = self.model, self.cluster.gpu, self.cal, self.layout.tp
+        shard = -(-model.vocab // tp)
+        if not backward:
+            loss = memory_bound_s(LOSS_PASSES_BYTES * shard * tokens, gpu, cal)
+            return gemm_s(tokens, shard, model.hidden, gpu, cal) + loss
+        return gemm_s(tokens, model.hidden, shard, gpu, cal) + gemm_s(
+            model.hidden, shard, tokens, gpu, cal, efficiency=cal.weight_gradient_efficiency
+        )
+
+    def _embedding_s(self, tokens: Floats) -> Floats:
+        """Row gather (forward) or scatter-add (backward) of the embedding table."""
+        return memory_bound_s(
+            2.0 * BF16_BYTES * self.model.hidden * tokens / self.layout.tp, self.cluster.gpu, self.cal
+        )
+
+    def transfer_s(self, batches: MicroBatches, tier: int) -> Floats:
+        """[n]: activations of a micro-batch from one stage to the next: 2 B x tokens x h / tp per GPU."""
+        if self.layout.pp == 1:
+            return np.zeros(batches.count)
+        totals = np.add.reduceat(batches.segment_tokens, batches.segment_offsets[:-1])
+        volume = BF16_BYTES * self.model.hidden / self.layout.tp * totals / batches.group_size
+        return np.asarray(self.fabric.latency_s(tier) + volume / self.fabric.bytes_per_s(tier))
+
+
+    @property
+    def busiest_layers(self) -> int:
+        """Layers of the stage that holds most (all its chunks together)."""
+        per_stage = np.array([kind.layers for kind in self.kinds])[self.kind].sum(axis=1)
+        return int(per_stage.max())
+
+    def sequence_s(self, lengths: ArrayLike, group_size: ArrayLike, tier: ArrayLike) -> Floats:
+        """Attention of one sequence (forward + backward) on the busiest stage, per rank of its group."""
+        tokens = np.asarray(lengths, dtype=np.float64)
+        sizes = np.asarray(group_size, dtype=np.float64)
+        tiers = np.asarray(tier, dtype=np.int64)
+        total = np.zeros(np.broadcast(tokens, sizes).shape)
+        for backward in (False, True):
+            step = self.attention.ring_step_s(tokens, sizes, backward=backward)
+            ring = self.attention.ring(step, tokens / sizes, sizes, tiers, backward=backward).total
+            total = total + np.where(sizes > 1, ring, self.attention.alone_s(tokens, backward=backward))
+        return total * self.busiest_layers
+
+    def token_s(self, tokens_per_rank: float) -> float:
+        """Everything linear in tokens (forward + backward) on the busiest stage, per token of a rank."""
+        one = self._uniform(tokens_per_rank)
+        linear = [row for name, row in _TERM.items() if name not in {"attention", "ring_merge", "ring_wait"}]
+        total = sum(self.terms_s(one, backward=side)[linear].sum(axis=0)[:, 0] for side in (False, True))
+        per_stage = np.asarray(total)[self.kind].sum(axis=1)
+        return float(per_stage.max() / tokens_per_rank)
+
+    def _uniform(self, tokens_per_rank: float) -> MicroBatches:
+        return MicroBatches(
+            segment_tokens=np.array([int(tokens_per_rank)], dtype=np.int64),
+            segment_offsets=np.array([0, 1], dtype=np.int64),
+            group_size=np.ones(1, dtype=np.int64),
+            tier=np.zeros(1, dtype=np.int64),
+            offload_ratio=np.zeros(1),
+        )
+
+
+def _stage_kinds(model: Model, layout: Layout) -> tuple[tuple[StageContents, ...], Ints]:
+    """The distinct contents of virtual stages (they share one row of costs) and the [S, V] table of which is where."""
+    contents = stage_contents(model, layout)
+    kinds = tuple(dict.fromkeys(chunk for stage in contents for chunk in stage))
+    table = np.array([[kinds.index(chunk) for chunk in stage] for stage in contents], dtype=np.int64)
+    return kinds, table

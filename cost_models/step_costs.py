@@ -1,0 +1,105 @@
+"""What surrounds the micro-batches of a step: data, planning, parameter gather, gradient sync, optimizer."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.collectives import GroupShape
+from cost_models.kernels import BF16_BYTES, memory_bound_s
+from cost_models.micro_batch import Epilogue, MicroBatches, StepCosts
+from cost_models.micro_batch_cost import TERMS, MicroBatchCost
+from cost_models.parameters import parameters_per_gpu
+from hdpsim.errors import InfeasibleError
+
+__all__ = ["epilogue", "loading_s", "planning_s", "step_costs"]
+
+Floats = NDArray[np.float64]
+
+GRADIENT_BYTES = 4  # gradients are accumulated and reduced in fp32: ByteScale and Megatron-LM defaults
+OPTIMIZER_TRAFFIC_BYTES = 34  # Adam: read 4 gradient + 4 weight + 8 moments, write 4 + 8 + 2 (bf16), norm reads 4
+METADATA_BYTES_PER_SEQUENCE = 16  # length, id to the planner; rank, slot back: our own plan, 4 x 4 B
+
+
+def planning_s(cost: MicroBatchCost, sequences: int) -> float:
+    """Gathering the batch's metadata at one controller, planning, and sending every rank its part.
+
+        t = n * planner + 2 * n * 16 B / rate + 2 * log2(nodes) * latency
+
+    Counted: CPU time per sequence, metadata both ways, a tree of messages over all nodes.
+    Ignored: the controller's own network queueing.  Source: ByteScale, section 5.4 (single scheduler on worker 0).
+    """
+    cal = cost.cal
+    nodes = max(1, cost.cluster.nodes)
+    hops = 2.0 * np.ceil(np.log2(nodes)) if nodes > 1 else 0.0
+    tier = int(cost.fabric.span_tier(0, cost.cluster.gpus - 1))
+    wire_s = 2.0 * sequences * METADATA_BYTES_PER_SEQUENCE / cal.metadata_bytes_per_s
+    return float(sequences * cal.planner_s_per_sequence + wire_s + hops * float(cost.fabric.latency_s(tier)))
+
+
+def loading_s(cost: MicroBatchCost, tokens: int) -> float:
+    """Reading and preprocessing when every node reads the whole batch to pick its ranks' sequences.
+
+    Source: ByteScale, section 5.4: without a remote loader a rank cannot know which sequences it gets before the
+    plan, so all read everything.
+    """
+    return tokens / cost.cal.loader_tokens_per_s
+
+
+def epilogue(cost: MicroBatchCost, ranks: int, *, data_s: float) -> Epilogue:
+    """Per stage: parameter all-gather, gradient reduce-scatter (exposed parts) and optimizer.
+
+    none: all-reduce of fp32 gradients. zero1, zero2: reduce-scatter of gradients, all-gather of BF16 parameters.
+    Experts spread beyond the TP group are replicated over ranks * tp / ep copies.
+    Counted: collectives over all ranks at one TP index, their calibrated overlap, memory-bound Adam on the shard.
+    Ignored: overlap differences between stages.  Source: ZeRO, arXiv 1910.02054, section 7.
+    """
+    model, layout, cal = cost.model, cost.layout, cost.cal
+    if layout.sharding == "zero3":
+        raise InfeasibleError(
+            "layout.sharding = zero3 gathers parameters in every layer of every micro-batch, which is not modelled; "
+            "use none, zero1 or zero2"
+        )
+    gather, sync, optimizer = (np.zeros(layout.pp) for _ in range(3))
+    for stage in range(layout.pp):
+        held = parameters_per_gpu(model, layout, stage)
+        copies = max(1, ranks * layout.tp // max(layout.tp, layout.ep))
+        for count, members in ((held.dense, ranks), (held.experts, copies)):
+            if not count:
+                continue
+            group = cost.collectives.group(members, stride=layout.tp)
+            gather[stage] += (1.0 - cal.parameter_overlap) * _gather_s(cost, count, group)
+            sync[stage] += (1.0 - cal.gradient_overlap) * _sync_s(cost, count, group)
+            shard = count / members if layout.sharding != "none" else count
+            optimizer[stage] += float(memory_bound_s(OPTIMIZER_TRAFFIC_BYTES * shard, cost.cluster.gpu, cal))
+        optimizer[stage] += cal.step_fixed_s
+    return Epilogue(data_s=data_s, parameter_gather_s=gather, gradient_sync_s=sync, optimizer_s=optimizer)
+
+
+def _gather_s(cost: MicroBatchCost, parameters: int, group: GroupShape) -> float:
+    if cost.layout.sharding == "none":
+        return 0.0
+    return float(cost.collectives.all_gather_s(BF16_BYTES * parameters, group, in_place=True))
+
+
+def _sync_s(cost: MicroBatchCost, parameters: int, group: GroupShape) -> float:
+    volume = float(GRADIENT_BYTES * parameters)
+    if cost.layout.sharding == "none":
+        return float(cost.collectives.all_reduce_s(volume, group))
+    return float(cost.collectives.reduce_scatter_s(volume, group, in_place=True))
+
+
+def step_costs(cost: MicroBatchCost, batches: MicroBatches, ranks: int, *, data_s: float) -> StepCosts:
+    """Everything an executor needs to play a plan with these micro-batches."""
+    layout = cost.layout
+    neighbour = int(cost.fabric.tier(0, ranks * layout.tp % max(1, cost.cluster.gpus)))
+    return StepCosts(
+        stages=layout.pp,
+        chunks=layout.vpp,
+        terms=TERMS,
+        forward_terms_s=cost.terms_s(batches, backward=False),
+        backward_terms_s=cost.terms_s(batches, backward=True),
+        kind=cost.kind,
+        transfer_s=cost.transfer_s(batches, neighbour),
+        epilogue=epilogue(cost, ranks, data_s=data_s),
+    )

@@ -1,0 +1,244 @@
+"""One simulated step: plan the batch, price it, play it, account for it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cost_models.flop import model_flop_per_token, sequence_model_flop
+from cost_models.memory import MemoryReport, memory_report, rank_capacity_tokens
+from cost_models.micro_batch import MicroBatches
+from cost_models.micro_batch_cost import MicroBatchCost
+from cost_models.step_costs import loading_s, planning_s, step_costs
+from hdpsim.errors import InfeasibleError, OutOfMemoryError, UserInputError
+from simulator.engine import run_engine
+from simulator.execution import Spans
+from simulator.noise import draw_noise
+from simulator.plan import Plan
+from simulator.replay import run_replay
+from simulator.setup import Setup
+from simulator.strategies.planner import make_plan
+from simulator.strategies.problem import PlanningProblem
+
+__all__ = ["StepResult", "capacity_tokens", "micro_batch_cost", "plan_batch", "simulate_step"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """One step and where its time went.
+
+    Attributes:
+        strategy: strategy that planned it.
+        step_s: seconds of the step.
+        tokens: tokens trained on.
+        gpus: GPUs used.
+        tokens_per_s: throughput of the whole cluster.
+        model_flop: model FLOP of the step, causal attention counted (half), recomputation not counted.
+        model_flop_full: the same with full attention counted (the convention of most MFU figures).
+        hardware_flop: model_flop plus recomputation.
+        mfu: model_flop over dense BF16 peak.
+        mfu_full: model_flop_full over dense BF16 peak.
+        accounts: names of the time accounts.
+        account_s: [A, R, S] seconds by account, rank and stage; sums to step_s over A.
+        lower_bound_s: no plan is faster (see Plan.lower_bound_s).
+        makespan_s: busiest rank's work in the plan.
+        plan_micro_batches: micro-batches of the plan.
+        largest_group: ranks of the largest dynamic group.
+        rank_capacity_tokens: C.
+        memory: the fullest stage.
+        planning_wall_s: wall-clock time planning took here.
+        execution_wall_s: wall-clock time pricing and playing took here.
+        events: SimPy events processed (0 with the replay).
+        spans: the timeline if it was asked for.
+        notes: assumptions and remarks for the reader.
+    """
+
+    strategy: str
+    step_s: float
+    tokens: int
+    gpus: int
+    tokens_per_s: float
+    model_flop: float
+    model_flop_full: float
+    hardware_flop: float
+    mfu: float
+    mfu_full: float
+    accounts: tuple[str, ...]
+    account_s: Floats
+    lower_bound_s: float
+    makespan_s: float
+    plan_micro_batches: int
+    largest_group: int
+    rank_capacity_tokens: int
+    memory: MemoryReport
+    planning_wall_s: float
+    execution_wall_s: float
+    events: int
+    spans: Spans | None
+    notes: tuple[str, ...]
+
+
+@lru_cache(maxsize=64)
+def _cost_of(key: tuple[object, ...]) -> MicroBatchCost:
+    model, layout, cluster, cal = key
+    return MicroBatchCost(model, layout, cluster, cal)  # type: ignore[arg-type]
+
+
+def micro_batch_cost(setup: Setup) -> MicroBatchCost:
+    """The cost model of a setup (kept for the next batch)."""
+    return _cost_of((setup.model, setup.layout, setup.cluster, setup.calibration))
+
+
+def capacity_tokens(setup: Setup) -> tuple[int, MemoryReport]:
+    """Rank capacity C (fixed by the layout or what memory allows) and the memory it takes.
+
+    Raises:
+        OutOfMemoryError: the layout's capacity, or even the smallest one, does not fit.
+    """
+    layout, ranks = setup.layout, setup.ranks
+    capacity = layout.rank_capacity_tokens
+    if capacity is None:
+        capacity = min(
+            rank_capacity_tokens(setup.model, layout, setup.cluster, ranks), _rounded_up(setup.context_tokens, layout.tp)
+        )
+    report = memory_report(setup.model, layout, setup.cluster, ranks, capacity)
+    if not report.fits:
+        raise OutOfMemoryError(
+            f"{capacity} tokens per rank need {report.total_bytes / 2**30:.1f} GiB on each GPU of stage "
+            f"{report.stage}, which has {report.capacity_bytes / 2**30:.1f} GiB; lower layout.rank_capacity "
+            f"or raise tp or pp",
+            report.total_bytes,
+            report.capacity_bytes,
+        )
+    return capacity, report
+
+
+def _rounded_up(tokens: int, multiple: int) -> int:
+    return -(-tokens // multiple) * multiple
+
+
+def plan_batch(setup: Setup, lengths: ArrayLike) -> tuple[Plan, PlanningProblem, MemoryReport]:
+    """Plan one batch (lengths of at most the context) under the setup's strategy."""
+    tokens = np.ascontiguousarray(lengths, dtype=np.int64)
+    if tokens.ndim != 1 or not len(tokens):
+        raise UserInputError("a batch needs at least one sequence")
+    if tokens.min() <= 0 or tokens.max() > setup.context_tokens:
+        raise UserInputError(
+            f"sequence lengths of a batch must be in 1..{setup.context_tokens} (the context); "
+            f"got {int(tokens.min())}..{int(tokens.max())}: chunk, truncate or drop longer ones first"
+        )
+    if setup.strategy.name != "static" and setup.layout.ep > setup.layout.tp:
+        raise InfeasibleError(
+            f"HDP ranks run different micro-batches, so experts must live inside a rank's own TP group: "
+            f"ep = {setup.layout.ep} must not exceed tp = {setup.layout.tp}"
+        )
+    capacity, report = capacity_tokens(setup)
+    problem = PlanningProblem(
+        lengths=tokens,
+        ranks=setup.ranks,
+        capacity_tokens=capacity,
+        context_tokens=setup.context_tokens,
+        cost=micro_batch_cost(setup),
+        options=setup.strategy,
+    )
+    return make_plan(problem), problem, report
+
+
+def micro_batches(problem: PlanningProblem, plan: Plan) -> MicroBatches:
+    """The plan's micro-batches as the cost model takes them, with the tier of every group's ring."""
+    cost = problem.cost
+    return MicroBatches(
+        segment_tokens=plan.segment_tokens,
+        segment_offsets=plan.segment_offsets,
+        group_size=plan.group_size,
+        tier=cost.fabric.ring_tiers(plan.member_ranks * cost.layout.tp, plan.member_offsets),
+        offload_ratio=plan.offload_ratio,
+    )
+
+
+def simulate_step(setup: Setup, lengths: ArrayLike) -> StepResult:
+    """Simulate one step of *setup* on a batch of sequence lengths.
+
+    Raises:
+        UserInputError: the batch is empty or holds lengths outside 1..context.
+        InfeasibleError: degrees that do not divide, a context no group can hold, memory that does not suffice.
+    """
+    begun = time.perf_counter()
+    plan, problem, report = plan_batch(setup, lengths)
+    planned = time.perf_counter()
+    cost, options = problem.cost, setup.execution
+    total = int(problem.lengths.sum())
+    costs = step_costs(
+        cost, micro_batches(problem, plan), plan.ranks, data_s=_exposed_data_s(setup, cost, len(problem.lengths), total)
+    )
+    noise = draw_noise(
+        plan,
+        stages=setup.layout.pp,
+        chunks=setup.layout.vpp,
+        tp=setup.layout.tp,
+        gpus_per_node=setup.cluster.node.gpus,
+        options=options,
+    )
+    if options.executor == "engine":
+        execution = run_engine(plan, costs, noise, spans=options.spans)
+    else:
+        execution = run_replay(plan, costs, noise)
+    played = time.perf_counter()
+    model_flop = sequence_model_flop(setup.model, problem.lengths, causal=True)
+    full_flop = sequence_model_flop(setup.model, problem.lengths, causal=False)
+    peak = setup.cluster.gpus * setup.cluster.gpu.bf16_flop_per_s * execution.step_s
+    return StepResult(
+        strategy=setup.strategy.name,
+        step_s=execution.step_s,
+        tokens=total,
+        gpus=setup.cluster.gpus,
+        tokens_per_s=total / execution.step_s,
+        model_flop=model_flop,
+        model_flop_full=full_flop,
+        hardware_flop=model_flop * _recompute_factor(setup),
+        mfu=model_flop / peak,
+        mfu_full=full_flop / peak,
+        accounts=execution.accounts,
+        account_s=execution.account_s,
+        lower_bound_s=plan.lower_bound_s,
+        makespan_s=plan.makespan_s,
+        plan_micro_batches=plan.micro_batches,
+        largest_group=int(plan.group_size.max()),
+        rank_capacity_tokens=plan.capacity_tokens,
+        memory=report,
+        planning_wall_s=planned - begun,
+        execution_wall_s=played - planned,
+        events=execution.events,
+        spans=execution.spans,
+        notes=(f"calibration {setup.calibration.name}", *plan.notes),
+    )
+
+
+def _exposed_data_s(setup: Setup, cost: MicroBatchCost, sequences: int, tokens: int) -> float:
+    """Time before the first forward that data and planning take.
+
+    Static mesh: its loaders know their share beforehand and prefetch. HDP with the remote loader: planning and
+    loading of the next batch run beside the current step (they take far less than a step), so only sending the
+    finished plan shows: part of planning's messages. HDP without it: everything shows.
+    """
+    if setup.strategy.name == "static":
+        return 0.0
+    if setup.strategy.remote_data_loading:
+        return planning_s(cost, 0)
+    return planning_s(cost, sequences) + loading_s(cost, tokens)
+
+
+def _recompute_factor(setup: Setup) -> float:
+    """Hardware over model FLOP: full recomputation repeats every layer's forward."""
+    if setup.layout.recompute != "full":
+        return 1.0
+    plain = model_flop_per_token(setup.model, setup.context_tokens)
+    again = model_flop_per_token(setup.model, setup.context_tokens, recompute="full")
+    return float(again.total / plain.total)

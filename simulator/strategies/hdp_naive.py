@@ -1,0 +1,95 @@
+"""HDP with communication optimisation only (ByteScale, Algorithm 1): equal tokens per rank, unequal work."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.plan import Plan
+from simulator.strategies.assembly import Pieces, assemble, ranges
+from simulator.strategies.group_size import choose_groups, lower_bound_s
+from simulator.strategies.packing import best_fit
+from simulator.strategies.problem import PlanningProblem
+
+__all__ = ["naive_micro_batches", "plan_naive"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+NAIVE_OFFLOAD_SHARE = 0.25
+"""Naive HDP accepts a smaller group as long as the sequence's micro-batch takes at most this share of a rank's
+average work: without balancing, anything longer tends to become the critical path."""
+
+
+def naive_micro_batches(problem: PlanningProblem) -> tuple[Pieces, Ints, Floats, Floats]:
+    """Micro-batches in order of their first sequence: pieces, group sizes, offload ratios, times."""
+    lengths = problem.lengths
+    average_s = lower_bound_s(problem)
+    inside = lengths <= problem.capacity_tokens
+    short, long = np.flatnonzero(inside), np.flatnonzero(~inside)
+    sizes, ratios = choose_groups(problem, lengths[long], np.inf, NAIVE_OFFLOAD_SHARE * average_s)
+    bins = best_fit(lengths[short], problem.capacity_tokens)
+    packs = int(bins.max()) + 1 if len(bins) else 0
+    first = np.full(packs, len(lengths), dtype=np.int64)
+    np.minimum.at(first, bins, short)
+    arrival = np.argsort(np.concatenate((first, long)), kind="stable")
+    rank_of_batch = np.empty_like(arrival)
+    rank_of_batch[arrival] = np.arange(len(arrival))
+    micro_batch = np.empty(len(lengths), dtype=np.int64)
+    micro_batch[short] = rank_of_batch[bins]
+    micro_batch[long] = rank_of_batch[packs + np.arange(len(long))]
+    group = np.concatenate((np.ones(packs, dtype=np.int64), sizes))[arrival]
+    ratio = np.concatenate((np.zeros(packs), ratios))[arrival]
+    pack_s = np.bincount(bins, weights=problem.piece_s(lengths[short]), minlength=packs) + problem.fixed_s
+    time_s = np.concatenate((pack_s, problem.sequence_s(lengths[long], sizes)))[arrival]
+    pieces = Pieces(
+        tokens=lengths,
+        sequence=np.arange(len(lengths), dtype=np.int64),
+        start=np.zeros(len(lengths), dtype=np.int64),
+        micro_batch=micro_batch,
+    )
+    return pieces, group, ratio, time_s
+
+
+def plan_naive(problem: PlanningProblem) -> Plan:
+    """Deal micro-batches to ranks in order, wave by wave: every rank takes one micro-batch per wave.
+
+    A group needs neighbouring free ranks of one wave; what does not fit goes to the first later wave with room.
+    Equal slots in a group come for free (the wave is the slot), so pipelines need nothing else.
+    """
+    pieces, group, ratio, time_s = naive_micro_batches(problem)
+    first, wave = _waves(group, problem.ranks)
+    member_ranks = ranges(first, group)
+    load = np.bincount(member_ranks, weights=np.repeat(time_s, group), minlength=problem.ranks)
+    return assemble(
+        strategy=problem.options.name,
+        ranks=problem.ranks,
+        capacity_tokens=problem.capacity_tokens,
+        pieces=pieces,
+        member_ranks=member_ranks,
+        member_offsets=np.concatenate(([0], np.cumsum(group))),
+        slot=np.repeat(wave, group),
+        offload_ratio=ratio,
+        keep_holes=problem.stages > 1,
+        lower_bound_s=lower_bound_s(problem),
+        makespan_s=float(load.max()),
+        notes=(f"largest group {int(group.max())} ranks, {len(group)} micro-batches",),
+    )
+
+
+def _waves(group: Ints, ranks: int) -> tuple[Ints, Ints]:
+    """First rank and wave of every micro-batch: the first wave whose free tail is wide enough."""
+    used: list[int] = []
+    open_from = 0
+    first, wave = np.zeros(len(group), dtype=np.int64), np.zeros(len(group), dtype=np.int64)
+    for number, size in enumerate(group.tolist()):
+        where = open_from
+        while where < len(used) and used[where] + size > ranks:
+            where += 1
+        if where == len(used):
+            used.append(0)
+        first[number], wave[number] = used[where], where
+        used[where] += size
+        while open_from < len(used) and used[open_from] == ranks:
+            open_from += 1
+    return first, wave

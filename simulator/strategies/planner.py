@@ -1,0 +1,24 @@
+"""From a strategy's name and switches to the function that plans."""
+
+from __future__ import annotations
+
+from simulator.plan import Plan
+from simulator.strategies.hdp_balance import plan_balanced
+from simulator.strategies.hdp_naive import plan_naive
+from simulator.strategies.problem import PlanningProblem
+from simulator.strategies.static_mesh import plan_static
+
+__all__ = ["make_plan"]
+
+
+def make_plan(problem: PlanningProblem) -> Plan:
+    """Plan a batch under the problem's strategy.
+
+    static, and HDP without dynamic groups: the static mesh. hdp-balance without balancing is hdp-naive.
+    """
+    options = problem.options
+    if options.name == "static" or not options.dynamic_groups:
+        return plan_static(problem)
+    if options.name == "hdp-balance" and options.balancing:
+        return plan_balanced(problem)
+    return plan_naive(problem)
