@@ -10,7 +10,12 @@ from numpy.typing import ArrayLike, NDArray
 from cost_models.calibration import Calibration
 from cost_models.fabric import FabricModel
 from cost_models.hardware import Gpu
-from cost_models.kernels import ATTENTION_BACKWARD_FLOP_RATIO, BF16_BYTES, memory_bound_s
+from cost_models.kernels import (
+    ATTENTION_BACKWARD_FLOP_RATIO,
+    BF16_BYTES,
+    attention_rate_flop_per_s,
+    memory_bound_s,
+)
 from cost_models.layout import Layout
 from cost_models.model import Model
 
@@ -20,7 +25,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 EULER_GAMMA = 0.5772156649
-RING_BACKWARD_VOLUME = 2.0  # keys and values go round with their gradients: Liu et al., arXiv 2310.01889, section 3
+# Keys and values go round with their gradients: Liu et al., arXiv 2310.01889, section 3
+RING_BACKWARD_VOLUME = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +70,7 @@ class AttentionCost:
         else:
             query_dim, value_dim = latent.qk_nope_head_dim + latent.qk_rope_head_dim, latent.v_head_dim
             kv_width = float(latent.kv_lora_rank + latent.qk_rope_head_dim)
+        self._head_dim = (query_dim + value_dim) / 2.0
         self._width = heads * (query_dim + value_dim) / 2.0
         self._output_width = heads * value_dim
         self._window = float(model.sliding_window) if model.sliding_window else np.inf
@@ -71,16 +78,19 @@ class AttentionCost:
 
     def _rate(self, backward: bool) -> float:
         """FLOP/s on long sequences, in units of *forward* FLOP."""
-        cal = self._cal
-        if backward:
-            return self._gpu.bf16_flop_per_s * cal.attention_backward_efficiency / ATTENTION_BACKWARD_FLOP_RATIO
-        return self._gpu.bf16_flop_per_s * cal.attention_forward_efficiency
+        rate = attention_rate_flop_per_s(
+            np.inf, self._gpu, self._cal, backward=backward, head_dim=self._head_dim
+        )
+        return float(rate) / (ATTENTION_BACKWARD_FLOP_RATIO if backward else 1.0)
+
+    def _ramp(self, backward: bool) -> float:
+        return self._cal.attention_backward_ramp if backward else 1.0
 
     def alone_s(self, tokens: ArrayLike, *, backward: bool) -> Floats:
         """Per segment: whole sequence on one rank."""
         length = np.asarray(tokens, dtype=np.float64)
         reach = np.where(length > self._window, self._window * (2.0 - self._window / length), length)
-        flop = 2.0 * self._width * length * (reach + self._cal.attention_half_tokens)
+        flop = 2.0 * self._width * length * (reach + self._cal.attention_half_tokens * self._ramp(backward))
         return np.asarray(flop / self._rate(backward))
 
     def ring_step_s(self, tokens: ArrayLike, group_size: ArrayLike, *, backward: bool) -> Floats:
@@ -88,8 +98,9 @@ class AttentionCost:
         length = np.asarray(tokens, dtype=np.float64)
         local = length / np.asarray(group_size, dtype=np.float64)
         tiled = np.maximum(local, self._cal.attention_tile_tokens)
+        half = self._cal.attention_block_half_tokens * self._ramp(backward)
         masked = np.where(length > self._window, self._window * (2.0 - self._window / length) / length, 1.0)
-        flop = 2.0 * self._width * (tiled**2 + local * self._cal.attention_block_half_tokens) * masked
+        flop = 2.0 * self._width * (tiled**2 + local * half) * masked
         return np.asarray(flop / self._rate(backward))
 
     def merge_s(self, tokens_per_rank: ArrayLike) -> Floats:
@@ -97,7 +108,9 @@ class AttentionCost:
         elements = np.asarray(tokens_per_rank, dtype=np.float64) * self._output_width
         return memory_bound_s(elements * self._cal.merge_bytes_per_element, self._gpu, self._cal)
 
-    def hop_s(self, tokens_per_rank: ArrayLike, group_size: ArrayLike, tier: ArrayLike, *, backward: bool) -> Floats:
+    def hop_s(
+        self, tokens_per_rank: ArrayLike, group_size: ArrayLike, tier: ArrayLike, *, backward: bool
+    ) -> Floats:
         """One hop of the ring: every GPU passes its share of keys and values to the next rank.
 
             t = latency + delay * (ln d + 0.577) [across nodes] + bytes / link
@@ -123,7 +136,8 @@ class AttentionCost:
         return RingTimes(
             attention=group_size * step_s,
             merge=hops * merge,
-            wait=hops * (np.maximum(0.0, hop - work) + (1.0 - self._cal.ring_overlap) * np.minimum(hop, work)),
+            wait=hops
+            * (np.maximum(0.0, hop - work) + (1.0 - self._cal.ring_overlap) * np.minimum(hop, work)),
         )
 
     def times(
@@ -147,5 +161,7 @@ class AttentionCost:
             self.ring_step_s(tokens, of_segment, backward=backward),
         )
         step = np.add.reduceat(per_segment, segment_offsets[:-1]) if len(tokens) else np.zeros(len(sizes))
-        rank_tokens = np.add.reduceat(tokens, segment_offsets[:-1]) / sizes if len(tokens) else np.zeros(len(sizes))
+        rank_tokens = (
+            np.add.reduceat(tokens, segment_offsets[:-1]) / sizes if len(tokens) else np.zeros(len(sizes))
+        )
         return self.ring(step, rank_tokens, sizes, tier, backward=backward)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from cost_models.network_calibration import NetworkCalibration
 from cost_models.yaml_loader import load_yaml
@@ -23,7 +24,7 @@ __all__ = ["Calibration", "CalibrationEntry", "calibration", "calibration_names"
 class CalibrationEntry:
     """One constant and where it comes from."""
 
-    value: float
+    value: float | bool
     meaning: str
     source: str
     fitted_on: str = ""
@@ -50,6 +51,10 @@ class Calibration:
     """Sequence length at which attention reaches half of its long-sequence rate."""
     attention_block_half_tokens: float
     """The same for the unmasked blocks of ring attention."""
+    attention_backward_ramp: float
+    """Both half lengths of the backward over the forward's."""
+    attention_half_head_dim: float
+    """Head dimension at which exponentials take as long as the matrix work; efficiencies are for dimension 128."""
     attention_tile_tokens: float
     """Rows a flash-attention tile covers: shorter pieces cost as much as one tile."""
     hbm_efficiency: float
@@ -62,6 +67,8 @@ class Calibration:
     """Share of the shorter of a ring step's transfer and work that really runs beside the longer one."""
     small_kernel_passes: float
     """HBM traffic of norms, rotary embedding, residuals and activation relative to the fully fused minimum."""
+    kernel_tail_s: float
+    """Start-up and drain of one matrix kernel on the device."""
     launch_s: float
     """Host time per kernel launch: a layer cannot run faster than its launches."""
     layer_floor_s: float
@@ -109,6 +116,13 @@ def _entry(data: object, where: str, *, switch: bool = False) -> CalibrationEntr
     )
 
 
+def _network(settings: dict[str, Any], where: str) -> NetworkCalibration:
+    try:
+        return NetworkCalibration(**settings)
+    except CatalogError as error:
+        raise CatalogError(f"{where}: {error}") from error
+
+
 def load_calibration(path: str | Path) -> Calibration:
     """Read a calibration file; every constant must be there, nothing else may be."""
     data = load_yaml(Path(path))
@@ -127,10 +141,11 @@ def load_calibration(path: str | Path) -> Calibration:
     links = {
         key: _entry(value, f"{where}: network.{key}", switch=key == "nvls") for key, value in network.items()
     }
+    settings: dict[str, Any] = {key: entry.value for key, entry in links.items()}
     return Calibration(
         name=str(data.get("name", Path(path).stem)),
         **{key: entry.value for key, entry in entries.items()},
-        network=NetworkCalibration(**{key: entry.value for key, entry in links.items()}),
+        network=_network(settings, where),
         entries=tuple(entries.items()) + tuple((f"network.{key}", entry) for key, entry in links.items()),
     )
 

@@ -13,7 +13,10 @@ from cost_models.hardware import Gpu
 
 __all__ = [
     "ATTENTION_BACKWARD_FLOP_RATIO",
+    "BF16_BYTES",
+    "FP32_ACCUMULATE_BYTES",
     "attention_rate_flop_per_s",
+    "attention_s",
     "gemm_s",
     "memory_bound_s",
     "tile_efficiency",
@@ -21,66 +24,146 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 
-TILE_ROWS, TILE_COLUMNS = 128, 256  # cuBLAS/CUTLASS large tile, stas00/ml-engineering "tile and wave quantization"
 BF16_BYTES = 2
-ATTENTION_BACKWARD_FLOP_RATIO = 2.5  # 5 matmuls against 2: Dao, FlashAttention-2, arXiv 2307.08691, section 4.1
+FP32_ACCUMULATE_BYTES = 8  # weight gradients: read and write an fp32 accumulator
+# 5 matmuls against 2: Dao, FlashAttention-2, arXiv 2307.08691, section 4.1
+ATTENTION_BACKWARD_FLOP_RATIO = 2.5
+REFERENCE_HEAD_DIM = 128.0  # attention efficiencies are stated for this head dimension
+
+# Output tiles of cuBLAS/CUTLASS kernels (CUTLASS profiler defaults).
+TILE_ROWS = np.array([128.0, 256.0, 128.0, 64.0, 128.0])
+TILE_COLUMNS = np.array([256.0, 128.0, 128.0, 128.0, 64.0])
+# A tile loads (1 / rows + 1 / columns) operand bytes per FLOP. Share of the large tile's time that grows with it;
+# fitted together with STREAM_K_FIXUP on 9,000 dense GEMMs of A100, H100, H200, B200, B300, GB200 and GB300.
+OPERAND_SHARE = 0.3
+_OPERANDS = 128.0 * (1.0 / TILE_ROWS + 1.0 / TILE_COLUMNS)
+# Rate of the large tile over the rate of each tile: 1, 1, 1.10, 1.31, 1.31
+TILE_SLOWDOWN = (1.0 + OPERAND_SHARE * _OPERANDS) / (1.0 + OPERAND_SHARE * 1.5)
+# Contraction steps that adding partial tiles costs; Stream-K, arXiv 2301.03598; fitted
+STREAM_K_FIXUP = 800.0
 
 
-def tile_efficiency(m: ArrayLike, n: ArrayLike, sm_count: int) -> Floats:
-    """Useful share of the tiles' work: the better of the two orientations of a 128 x 256 tile.
+def tile_efficiency(
+    m: ArrayLike, n: ArrayLike, k: ArrayLike, sm_count: int, *, half_k: float = 0.0, groups: ArrayLike = 1.0
+) -> Floats:
+    """Share of its full rate that a GEMM reaches with the best of the library's tiles and schedules.
 
-        tiles = ceil(m / 128) * ceil(n / 256);  waves = tiles / SMs (the last wave counts in full for few waves)
-        efficiency = m * n / (ceil(waves) * SMs * 128 * 256)
+        w = groups * ceil(m / rows) * ceil(n / columns) / SMs                       waves of tiles
+        depth = min( ceil(w) * (k + k_half),                                        whole tiles per SM
+                     w * k + max(w, 1) * k_half + fix-up )                          tiles cut along k (stream-K)
+        efficiency = groups * m n k / min over tiles of (SMs * rows * columns * slowdown * depth)
 
-    Counted: partly filled tiles and a partly filled last wave.
-    Ignored: smaller tiles and split-K, which libraries choose for small shapes: they make up for about half of a
-    quantisation loss, so the loss is halved (geometric mean of quantised and smooth).
-    Source: stas00/ml-engineering, "Tile and wave quantization"; NVIDIA "Matrix multiplication background" guide.
+    Counted: partly filled tiles and waves, prologue and epilogue of a tile, splitting along k, slower small tiles.
+    Ignored: swizzling, L2 reuse.
+    Source: stas00/ml-engineering, "Tile and wave quantization"; NVIDIA "Matrix multiplication background" guide;
+    Osama et al., Stream-K, arXiv 2301.03598.
     """
-    rows, columns = np.asarray(m, dtype=np.float64), np.asarray(n, dtype=np.float64)
-    best = np.zeros(np.broadcast(rows, columns).shape)
-    for tile_m, tile_n in ((TILE_ROWS, TILE_COLUMNS), (TILE_COLUMNS, TILE_ROWS)):
-        tiles = np.ceil(rows / tile_m) * np.ceil(columns / tile_n)
-        slots = np.ceil(tiles / sm_count) * sm_count
-        best = np.maximum(best, rows * columns / (slots * tile_m * tile_n))
-    return np.sqrt(best)
+    rows, columns, inner = (np.asarray(x, dtype=np.float64) for x in (m, n, k))
+    copies = np.asarray(groups, dtype=np.float64)
+    ones = (1,) * max(rows.ndim, columns.ndim, inner.ndim, copies.ndim)
+    tile_rows, tile_columns = TILE_ROWS.reshape(-1, *ones), TILE_COLUMNS.reshape(-1, *ones)
+    waves = np.ceil(rows / tile_rows) * np.ceil(columns / tile_columns) * (copies / sm_count)
+    whole = np.ceil(waves) * (inner + half_k)
+    cut = waves * inner + (np.maximum(waves, 1.0) * half_k + STREAM_K_FIXUP)
+    slot_flop = (sm_count * TILE_ROWS * TILE_COLUMNS * TILE_SLOWDOWN).reshape(-1, *ones)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = copies * rows * columns * inner / (np.minimum(whole, cut) * slot_flop).min(axis=0)
+    return np.asarray(share)
 
 
 def gemm_s(
-    m: ArrayLike, n: ArrayLike, k: ArrayLike, gpu: Gpu, cal: Calibration, *, efficiency: float = 1.0
+    m: ArrayLike,
+    n: ArrayLike,
+    k: ArrayLike,
+    gpu: Gpu,
+    cal: Calibration,
+    *,
+    efficiency: float = 1.0,
+    groups: int = 1,
+    output_bytes: float = BF16_BYTES,
 ) -> Floats:
-    """Seconds of a BF16 matrix product (m x k) @ (k x n).
+    """Seconds of *groups* equal BF16 matrix products (m x k) @ (k x n) in one kernel.
 
-        t = max(2 m n k / (peak * e * tile_efficiency * k / (k + k_half)),  2 (mk + kn + mn) / (hbm * e_hbm))
+        t = tail + max( groups * 2 m n k / (peak * e * tile_efficiency),
+                        groups * (2 (mk + kn) + output_bytes * mn) / (hbm * e_hbm) )
 
-    Counted: tensor-core time with tile and wave quantisation, tile prologue (k_half), HBM roofline.
-    Ignored: L2 reuse between waves, clock throttling beyond the calibrated sustained efficiency.
+    Counted: tensor-core time with tile and wave quantisation, tile prologue (k_half), HBM roofline, start-up of the
+    kernel on the device; nothing at all where a dimension is 0.
+    Ignored: clock throttling beyond the calibrated sustained efficiency, uneven groups.
     Source: roofline with tile model, see tile_efficiency; efficiencies from the calibration.
     """
     rows, columns, inner = (np.asarray(x, dtype=np.float64) for x in (m, n, k))
-    rate = gpu.bf16_flop_per_s * cal.gemm_efficiency * efficiency * inner / (inner + cal.gemm_half_k)
+    share = tile_efficiency(rows, columns, inner, gpu.sm_count, half_k=cal.gemm_half_k, groups=groups)
+    flop = (2.0 * groups) * rows * columns * inner
     with np.errstate(divide="ignore", invalid="ignore"):
-        compute_s = 2.0 * rows * columns * inner / (rate * tile_efficiency(rows, columns, gpu.sm_count))
-    compute_s = np.where((rows > 0) & (columns > 0), compute_s, 0.0)
-    traffic_bytes = BF16_BYTES * (rows * inner + inner * columns + rows * columns)
-    memory_s = np.where(rows > 0, memory_bound_s(traffic_bytes, gpu, cal), 0.0)
-    return np.maximum(compute_s, memory_s)
+        compute_s = flop / (gpu.bf16_flop_per_s * cal.gemm_efficiency * efficiency * share)
+    traffic_bytes = groups * (BF16_BYTES * (rows + columns) * inner + output_bytes * rows * columns)
+    busy_s = np.maximum(compute_s, memory_bound_s(traffic_bytes, gpu, cal)) + cal.kernel_tail_s
+    return np.where(flop > 0, busy_s, 0.0)
 
 
 def memory_bound_s(traffic_bytes: ArrayLike, gpu: Gpu, cal: Calibration) -> Floats:
     """Seconds a memory-bound kernel needs for *traffic_bytes* of HBM reads and writes."""
-    return np.asarray(traffic_bytes, dtype=np.float64) / (gpu.hbm_bytes_per_s * cal.hbm_efficiency)
+    return np.asarray(
+        np.asarray(traffic_bytes, dtype=np.float64) / (gpu.hbm_bytes_per_s * cal.hbm_efficiency)
+    )
 
 
-def attention_rate_flop_per_s(tokens: ArrayLike, gpu: Gpu, cal: Calibration, *, backward: bool) -> Floats:
-    """Sustained rate of flash attention on causal sequences (or ring blocks) of *tokens* tokens.
+def attention_rate_flop_per_s(
+    tokens: ArrayLike,
+    gpu: Gpu,
+    cal: Calibration,
+    *,
+    backward: bool,
+    head_dim: float = REFERENCE_HEAD_DIM,
+    causal: bool = True,
+) -> Floats:
+    """Sustained rate of flash attention on sequences of *tokens* tokens (infinity: the long-sequence rate).
 
-        rate = peak * e * s / (s + s_half)
+        rate = peak * e * s / (s + s_half) * g(d) / g(128),   g(d) = d / (d + d_half)
 
-    Counted: the ramp with sequence length (few tiles, masked half-tiles on the diagonal).
-    Ignored: head dimension below 128 (slower), number of heads.
+    Counted: the ramp with sequence length (few tiles, masked half-tiles on the diagonal), longer in the backward;
+    exponentials, whose number does not depend on the head dimension d while the matrix work does.
+    Ignored: number of heads (see attention_s).
     Source: shape of the published FlashAttention-2/3 curves (Dao-AILab/flash-attention); constants calibrated.
     """
     length = np.asarray(tokens, dtype=np.float64)
-    peak = cal.attention_backward_efficiency if backward else cal.attention_forward_efficiency
-    return gpu.bf16_flop_per_s * peak * length / (length + cal.attention_half_tokens)
+    efficiency = cal.attention_backward_efficiency if backward else cal.attention_forward_efficiency
+    half = cal.attention_half_tokens if causal else cal.attention_block_half_tokens
+    if backward:
+        half *= cal.attention_backward_ramp
+    dim_half = cal.attention_half_head_dim
+    dims = head_dim / (head_dim + dim_half) * (REFERENCE_HEAD_DIM + dim_half) / REFERENCE_HEAD_DIM
+    with np.errstate(divide="ignore"):
+        return np.asarray(gpu.bf16_flop_per_s * efficiency * dims / (1.0 + half / length))
+
+
+def attention_s(
+    sequences: ArrayLike,
+    tokens: ArrayLike,
+    heads: ArrayLike,
+    head_dim: float,
+    gpu: Gpu,
+    cal: Calibration,
+    *,
+    backward: bool = False,
+    causal: bool = True,
+    kernels: int = 1,
+    surrounding_bytes: ArrayLike = 0.0,
+) -> Floats:
+    """One flash-attention kernel on *sequences* equal sequences: what kernel benchmarks measure.
+
+        t = kernels * tail + (4 b h s^2 d [/ 2 causal] [x 2.5 backward] + last tiles) / rate(s) + bytes / (hbm * e_hbm)
+
+    Counted: the ramp with length, and the last, partly filled wave: each SM idles for half of a longest tile.
+    *surrounding_bytes*: HBM traffic of what a benchmark times along, such as writing a key-value cache.
+    Ignored: grouped keys and values (they change memory traffic, which is not the limit).
+    Source: attention_rate_flop_per_s; arXiv 2307.08691, section 3.2 (work partitioning).
+    """
+    length = np.asarray(tokens, dtype=np.float64)
+    rate = attention_rate_flop_per_s(length, gpu, cal, backward=backward, head_dim=head_dim, causal=causal)
+    share = (0.5 if causal else 1.0) * (ATTENTION_BACKWARD_FLOP_RATIO if backward else 1.0)
+    pairs = np.asarray(sequences) * np.asarray(heads) * length**2 * share
+    last_tiles = 0.5 * gpu.sm_count * cal.attention_tile_tokens * length * share * (2.0 if causal else 1.0)
+    busy_s = 4.0 * head_dim * (pairs + last_tiles) / rate
+    return np.asarray(busy_s + kernels * cal.kernel_tail_s + memory_bound_s(surrounding_bytes, gpu, cal))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cost_models.calibration import Calibration
 from cost_models.collectives import Collectives
 from cost_models.hardware import Cluster
-from cost_models.kernels import BF16_BYTES, gemm_s, memory_bound_s
+from cost_models.kernels import BF16_BYTES, FP32_ACCUMULATE_BYTES, gemm_s, memory_bound_s
 from cost_models.layout import Layout
 from cost_models.model import Model
 
@@ -21,7 +21,9 @@ __all__ = ["LayerCost", "LayerTimes", "LinearOp"]
 
 Floats = NDArray[np.float64]
 
-LAUNCHES_PER_LAYER = 24.0  # kernels of an unfused layer forward (2 norms, 4-5 GEMMs, rope, attention, adds, casts): counted in torch profiles of Megatron layers
+# Kernels of an unfused layer forward (2 norms, 4-5 GEMMs, rope, attention, adds, casts): counted in torch profiles
+# of Megatron layers.
+LAUNCHES_PER_LAYER = 24.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,14 @@ class LayerCost:
     """The linear-in-tokens parts of one layer kind ('dense' or 'moe') under a layout on a cluster."""
 
     def __init__(
-        self, model: Model, layout: Layout, cluster: Cluster, cal: Calibration, collectives: Collectives, *, moe: bool
+        self,
+        model: Model,
+        layout: Layout,
+        cluster: Cluster,
+        cal: Calibration,
+        collectives: Collectives,
+        *,
+        moe: bool,
     ) -> None:
         self._model, self._layout, self._gpu, self._cal = model, layout, cluster.gpu, cal
         self._collectives, self._moe = collectives, moe
@@ -79,7 +88,9 @@ class LayerCost:
         return (
             *queries,
             LinearOp(columns=latent.kv_lora_rank + latent.qk_rope_head_dim, inner=model.hidden),
-            LinearOp(columns=heads * (latent.qk_nope_head_dim + latent.v_head_dim), inner=latent.kv_lora_rank),
+            LinearOp(
+                columns=heads * (latent.qk_nope_head_dim + latent.v_head_dim), inner=latent.kv_lora_rank
+            ),
             LinearOp(columns=model.hidden, inner=heads * latent.v_head_dim),
         )
 
@@ -100,7 +111,11 @@ class LayerCost:
             for op in _mlp(model, model.ffn_hidden // expert_tp)
         )
         shared = _mlp(model, model.shared_expert_ffn // layout.tp) if model.shared_expert_ffn else ()
-        return (*routed, *shared, LinearOp(columns=model.experts, inner=model.hidden, rows_share=1 / layout.tp))
+        return (
+            *routed,
+            *shared,
+            LinearOp(columns=model.experts, inner=model.hidden, rows_share=1 / layout.tp),
+        )
 
     def gemm_s(self, tokens: Floats, *, backward: bool) -> Floats:
         """All matrix products: forward; backward = input gradient + weight gradient (twice the FLOP)."""
@@ -108,13 +123,22 @@ class LayerCost:
         for op in self._ops:
             rows = tokens * op.rows_share / op.groups
             grouped = self._cal.grouped_gemm_efficiency if op.groups > 1 else 1.0
+            groups, gpu, cal = op.groups, self._gpu, self._cal
             if not backward:
-                once = gemm_s(rows, op.columns, op.inner, self._gpu, self._cal, efficiency=grouped)
+                once = gemm_s(rows, op.columns, op.inner, gpu, cal, efficiency=grouped, groups=groups)
             else:
-                weight = grouped * self._cal.weight_gradient_efficiency
-                once = gemm_s(rows, op.inner, op.columns, self._gpu, self._cal, efficiency=grouped)
-                once = once + gemm_s(op.inner, op.columns, rows, self._gpu, self._cal, efficiency=weight)
-            total += once * (op.groups * op.count)
+                once = gemm_s(rows, op.inner, op.columns, gpu, cal, efficiency=grouped, groups=groups)
+                once = once + gemm_s(
+                    op.inner,
+                    op.columns,
+                    rows,
+                    gpu,
+                    cal,
+                    efficiency=grouped * cal.weight_gradient_efficiency,
+                    groups=groups,
+                    output_bytes=FP32_ACCUMULATE_BYTES,
+                )
+            total += once * op.count
         return total
 
     def small_kernels_s(self, tokens: Floats, *, backward: bool) -> Floats:
@@ -130,7 +154,11 @@ class LayerCost:
         residual_shards = layout.tp if layout.sequence_parallel else 1
         norms = 1 if model.parallel_block else 2
         residual = (norms * 2 + norms * 3) * model.hidden / residual_shards
-        rope = 0.0 if model.learned_positions else 2 * (model.heads + model.kv_heads) * model.head_dim / layout.tp
+        rope = (
+            0.0
+            if model.learned_positions
+            else 2 * (model.heads + model.kv_heads) * model.head_dim / layout.tp
+        )
         if self._moe:
             width = model.ffn_hidden * model.top_k + model.shared_expert_ffn
             permute = 4 * model.top_k * model.hidden / layout.tp  # gather to experts and weighted sum back

@@ -11,7 +11,7 @@ from cost_models.calibration import Calibration
 from cost_models.collectives import Collectives
 from cost_models.fabric import FabricModel
 from cost_models.hardware import Cluster
-from cost_models.kernels import BF16_BYTES, gemm_s, memory_bound_s
+from cost_models.kernels import BF16_BYTES, FP32_ACCUMULATE_BYTES, gemm_s, memory_bound_s
 from cost_models.layer_cost import LAUNCHES_PER_LAYER, LayerCost
 from cost_models.layout import Layout
 from cost_models.micro_batch import MicroBatches
@@ -38,6 +38,8 @@ TERMS = (
 )
 _TERM = {name: row for row, name in enumerate(TERMS)}
 
+_NOT_LINEAR = frozenset({"attention", "ring_merge", "ring_wait", "host"})
+
 LOSS_PASSES_BYTES = 12.0  # fused cross-entropy on fp32 logits: write, read, write gradient (4 B each)
 
 
@@ -50,10 +52,11 @@ class MicroBatchCost:
         self.collectives = Collectives(self.fabric)
         self.attention = AttentionCost(model, layout, cluster.gpu, cal, self.fabric)
         self._dense = LayerCost(model, layout, cluster, cal, self.collectives, moe=False)
-        self._moe = LayerCost(model, layout, cluster, cal, self.collectives, moe=True) if model.experts else None
+        self._moe = (
+            LayerCost(model, layout, cluster, cal, self.collectives, moe=True) if model.experts else None
+        )
         self.kinds, self.kind = _stage_kinds(model, layout)
         self.activation_bytes_per_token = activation_bytes_per_token_layer(model, layout)
-
 
     def terms_s(self, batches: MicroBatches, *, backward: bool) -> Floats:
         """[T, K, n]: seconds of every term, kind of stage and micro-batch."""
@@ -64,7 +67,8 @@ class MicroBatchCost:
         forward = self._layer_terms(batches, tokens, backward=False)
         layer = self._layer_terms(batches, tokens, backward=True) if backward else forward
         for row, kind in enumerate(self.kinds):
-            extra = kind.mtp_layers  # a multi-token-prediction layer costs a layer of the usual kind and a head
+            # A multi-token-prediction layer costs a layer of the usual kind and a head.
+            extra = kind.mtp_layers
             counts = {False: kind.dense_layers, True: kind.moe_layers}
             counts[bool(self.model.experts)] += extra
             for moe, count in counts.items():
@@ -84,7 +88,11 @@ class MicroBatchCost:
     def _layer_terms(self, batches: MicroBatches, tokens: Floats, *, backward: bool) -> dict[bool, Floats]:
         """[T, n] per layer for dense (False) and MoE (True) layers."""
         ring = self.attention.times(
-            batches.segment_tokens, batches.segment_offsets, batches.group_size, batches.tier, backward=backward
+            batches.segment_tokens,
+            batches.segment_offsets,
+            batches.group_size,
+            batches.tier,
+            backward=backward,
         )
         result: dict[bool, Floats] = {}
         for moe, cost in ((False, self._dense), (True, self._moe)):
@@ -99,8 +107,8 @@ class MicroBatchCost:
             rows[_TERM["small_kernels"]] = linear.small_kernels
             rows[_TERM["tp_communication"]] = linear.tp_communication
             rows[_TERM["expert_all_to_all"]] = linear.expert_all_to_all
-            least_s = max(LAUNCHES_PER_LAYER * self.cal.launch_s, self.cal.layer_floor_s)
-            rows[_TERM["host"]] = np.maximum(0.0, (2.0 if backward else 1.0) * least_s - rows.sum(axis=0))
+            least_s = (2.0 if backward else 1.0) * self._layer_floor_s
+            rows[_TERM["host"]] = np.maximum(0.0, least_s - rows.sum(axis=0))
             result[moe] = rows
         return result
 
@@ -125,9 +133,16 @@ class MicroBatchCost:
         if not backward:
             loss = memory_bound_s(LOSS_PASSES_BYTES * shard * tokens, gpu, cal)
             return gemm_s(tokens, shard, model.hidden, gpu, cal) + loss
-        return gemm_s(tokens, model.hidden, shard, gpu, cal) + gemm_s(
-            model.hidden, shard, tokens, gpu, cal, efficiency=cal.weight_gradient_efficiency
+        weight_s = gemm_s(
+            model.hidden,
+            shard,
+            tokens,
+            gpu,
+            cal,
+            efficiency=cal.weight_gradient_efficiency,
+            output_bytes=FP32_ACCUMULATE_BYTES,
         )
+        return gemm_s(tokens, model.hidden, shard, gpu, cal) + weight_s
 
     def _embedding_s(self, tokens: Floats) -> Floats:
         """Row gather (forward) or scatter-add (backward) of the embedding table."""
@@ -142,7 +157,6 @@ class MicroBatchCost:
         totals = np.add.reduceat(batches.segment_tokens, batches.segment_offsets[:-1])
         volume = BF16_BYTES * self.model.hidden / self.layout.tp * totals / batches.group_size
         return np.asarray(self.fabric.latency_s(tier) + volume / self.fabric.bytes_per_s(tier))
-
 
     @property
     def busiest_layers(self) -> int:
@@ -163,12 +177,22 @@ class MicroBatchCost:
         return total * self.busiest_layers
 
     def token_s(self, tokens_per_rank: float) -> float:
-        """Everything linear in tokens (forward + backward) on the busiest stage, per token of a rank."""
+        """Everything linear in tokens (forward + backward) on the busiest stage, per token of a rank; no host time."""
         one = self._uniform(tokens_per_rank)
-        linear = [row for name, row in _TERM.items() if name not in {"attention", "ring_merge", "ring_wait"}]
+        linear = [row for name, row in _TERM.items() if name not in _NOT_LINEAR]
         total = sum(self.terms_s(one, backward=side)[linear].sum(axis=0)[:, 0] for side in (False, True))
         per_stage = np.asarray(total)[self.kind].sum(axis=1)
         return float(per_stage.max() / tokens_per_rank)
+
+    @property
+    def floor_s(self) -> float:
+        """Least time of a micro-batch (forward + backward) on the busiest stage: its layers cannot run faster."""
+        return 3.0 * self._layer_floor_s * self.busiest_layers
+
+    @property
+    def _layer_floor_s(self) -> float:
+        """Least time of one layer's forward: its launches, or the calibrated floor."""
+        return max(LAUNCHES_PER_LAYER * self.cal.launch_s, self.cal.layer_floor_s)
 
     def _uniform(self, tokens_per_rank: float) -> MicroBatches:
         return MicroBatches(

@@ -17,7 +17,8 @@ __all__ = ["epilogue", "loading_s", "planning_s", "step_costs"]
 Floats = NDArray[np.float64]
 
 GRADIENT_BYTES = 4  # gradients are accumulated and reduced in fp32: ByteScale and Megatron-LM defaults
-OPTIMIZER_TRAFFIC_BYTES = 34  # Adam: read 4 gradient + 4 weight + 8 moments, write 4 + 8 + 2 (bf16), norm reads 4
+# Adam: read 4 gradient + 4 weight + 8 moments, write 4 + 8 + 2 (bf16), norm reads 4
+OPTIMIZER_TRAFFIC_BYTES = 34
 METADATA_BYTES_PER_SEQUENCE = 16  # length, id to the planner; rank, slot back: our own plan, 4 x 4 B
 
 
