@@ -65,10 +65,11 @@ def epilogue(cost: MicroBatchCost, ranks: int, *, data_s: float) -> Epilogue:
     for stage in range(layout.pp):
         held = parameters_per_gpu(model, layout, stage)
         copies = max(1, ranks * layout.tp // max(layout.tp, layout.ep))
-        for count, members in ((held.dense, ranks), (held.experts, copies)):
+        spread = max(layout.tp, layout.ep)  # GPUs that hold one copy of all experts
+        for count, members, stride in ((held.dense, ranks, layout.tp), (held.experts, copies, spread)):
             if not count:
                 continue
-            group = cost.collectives.group(members, stride=layout.tp)
+            group = cost.collectives.group(members, stride=stride)
             gather[stage] += (1.0 - cal.parameter_overlap) * _gather_s(cost, count, group)
             sync[stage] += (1.0 - cal.gradient_overlap) * _sync_s(cost, count, group)
             shard = count / members if layout.sharding != "none" else count

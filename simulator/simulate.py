@@ -106,7 +106,8 @@ def capacity_tokens(setup: Setup) -> tuple[int, MemoryReport]:
     capacity = layout.rank_capacity_tokens
     if capacity is None:
         capacity = min(
-            rank_capacity_tokens(setup.model, layout, setup.cluster, ranks), _rounded_up(setup.context_tokens, layout.tp)
+            rank_capacity_tokens(setup.model, layout, setup.cluster, ranks),
+            _rounded_up(setup.context_tokens, layout.tp),
         )
     report = memory_report(setup.model, layout, setup.cluster, ranks, capacity)
     if not report.fits:
@@ -176,7 +177,10 @@ def simulate_step(setup: Setup, lengths: ArrayLike) -> StepResult:
     cost, options = problem.cost, setup.execution
     total = int(problem.lengths.sum())
     costs = step_costs(
-        cost, micro_batches(problem, plan), plan.ranks, data_s=_exposed_data_s(setup, cost, len(problem.lengths), total)
+        cost,
+        micro_batches(problem, plan),
+        plan.ranks,
+        data_s=_exposed_data_s(setup, cost, len(problem.lengths), total),
     )
     noise = draw_noise(
         plan,

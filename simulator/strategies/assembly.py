@@ -19,7 +19,8 @@ def ranges(starts: Ints, counts: Ints) -> Ints:
     """Concatenation of arange(start, start + count) for every pair, without a Python loop."""
     total = int(counts.sum())
     ends = np.cumsum(counts)
-    return np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - counts), counts)
+    numbers: Ints = np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - counts), counts)
+    return numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,9 @@ __all__ = ["choose_groups", "lower_bound_s", "smallest_group"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-RESIDENT_LAYERS = 2.0  # the first and last layer of a stage stay on the GPU: ByteScale, arXiv 2502.21231, section 5.2
+RESIDENT_LAYERS = (
+    2.0  # the first and last layer of a stage stay on the GPU: ByteScale, arXiv 2502.21231, section 5.2
+)
 BISECTION_ROUNDS = 40
 
 
@@ -94,22 +96,27 @@ def _offloaded_group(problem: PlanningProblem, lengths: Ints) -> tuple[Ints, Flo
 def lower_bound_s(problem: PlanningProblem) -> float:
     """No plan is faster: max(all work / ranks, the longest piece no number of ranks makes shorter).
 
-    Work of a sequence is taken at the cheapest group memory allows, so communication a plan adds by using larger
-    groups counts against the plan. Pipeline bubbles and waiting apart.
+    A sequence that needs several ranks (or host memory) counts at the cheapest group memory allows, so
+    communication a plan adds by using larger groups counts against the plan. The others count together: their
+    work, or the micro-batches of C tokens they fill at the least time of a micro-batch. Pipeline bubbles and
+    waiting apart.
     """
     lengths = problem.lengths
-    least, _ = _offloaded_group(problem, lengths) if problem.options.selective_offloading else (None, None)
-    smallest = -(-lengths // problem.capacity_tokens) if least is None else least
-    smallest = np.minimum(smallest, problem.ranks)
     inside = lengths <= problem.capacity_tokens
-    work_s = float(problem.piece_s(lengths[inside]).sum())
-    work_s += problem.fixed_s * float(lengths[inside].sum()) / problem.capacity_tokens
+    short_tokens = float(lengths[inside].sum())
+    least_batches = short_tokens / problem.capacity_tokens
+    work_s = max(float(problem.piece_s(lengths[inside]).sum()), least_batches * problem.floor_s)
+    work_s += least_batches * problem.fixed_s
     longest_s = 0.0
     if not inside.all():
-        long, size = lengths[~inside], smallest[~inside]
+        long = lengths[~inside]
         plain = np.minimum(-(-long // problem.capacity_tokens), problem.ranks)
-        each = np.minimum(problem.sequence_s(long, size) * size, problem.sequence_s(long, plain) * plain)
+        each = problem.sequence_s(long, plain) * plain
+        if problem.options.selective_offloading:
+            least = np.minimum(_offloaded_group(problem, long)[0], problem.ranks)
+            each = np.minimum(each, problem.sequence_s(long, least) * least)
         work_s += float(each.sum())
-        top = np.unique(long)[-1:]
-        longest_s = float(problem.sequence_s(top, smallest_group(problem, top, 0.0, np.ones(1, dtype=np.int64)))[0])
+        top = long.max(keepdims=True)
+        quickest = smallest_group(problem, top, 0.0, np.ones(1, dtype=np.int64))
+        longest_s = float(problem.sequence_s(top, quickest)[0])
     return max(work_s / problem.ranks, longest_s)

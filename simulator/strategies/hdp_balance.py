@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,14 @@ from numpy.typing import NDArray
 
 from simulator.plan import Plan
 from simulator.strategies.assembly import Pieces, assemble
+from simulator.strategies.dealing import (
+    Packs,
+    RankLoads,
+    deal_packs,
+    deal_sequences,
+    deal_singles,
+    fill_packs,
+)
 from simulator.strategies.group_size import choose_groups, lower_bound_s
 from simulator.strategies.problem import PlanningProblem
 
@@ -17,15 +25,7 @@ __all__ = ["plan_balanced"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-
-@dataclass(slots=True)
-class _Loads:
-    """Per rank: time until it is free (waiting and pipeline bubble included), next free slot, longest micro-batch."""
-
-    free_s: Floats
-    slot: Ints
-    longest_s: Floats
+_Dealer = Callable[[PlanningProblem, RankLoads, Packs], tuple[Ints, Ints, Ints]]
 
 
 def plan_balanced(problem: PlanningProblem) -> Plan:
@@ -34,17 +34,19 @@ def plan_balanced(problem: PlanningProblem) -> Plan:
     1. Group sizes: the smallest that memory (with offload) and a time limit allow.
     2. Gangs in descending time; a gang starts when its last member is free, so members with similar loads are
        taken, whole nodes when it spans nodes. Longest first leaves the light ranks more, shorter micro-batches.
-    3. Sequences that fit one rank go, longest first, to the rank with least work (LPT), and each rank packs its
-       own into micro-batches of at most C tokens and similar work.
+    3. Sequences that fit one rank are dealt to the ranks that are free first, as full packs or one by one
+       (see dealing).
     With a pipeline a rank's longest micro-batch also costs (p - 1) / v bubbles of its length: it counts as load.
-    Several time limits are tried; the plan with the smallest estimated makespan wins.
+    Several time limits and both ways of dealing are tried; the plan with the smallest estimated makespan wins.
     """
     bound_s = lower_bound_s(problem)
+    packs = fill_packs(problem)
     best: _Draft | None = None
     for share in _limit_shares(problem):
-        draft = _draft(problem, share * bound_s)
-        if best is None or draft.makespan_s < best.makespan_s:
-            best = draft
+        for dealer in (deal_packs, deal_sequences):
+            draft = _draft(problem, packs, share * bound_s, dealer)
+            if best is None or draft.makespan_s < best.makespan_s:
+                best = draft
     assert best is not None
     return best.plan(problem, bound_s)
 
@@ -79,18 +81,18 @@ class _Draft:
             keep_holes=problem.stages > 1,
             lower_bound_s=bound_s,
             makespan_s=self.work_s,
-            notes=(f"{len(self.offload_ratio)} micro-batches, largest group {int(np.diff(self.member_offsets).max())}",),
+            notes=(f"largest group {int(np.diff(self.member_offsets).max())} ranks",),
         )
 
 
-def _draft(problem: PlanningProblem, limit_s: float) -> _Draft:
+def _draft(problem: PlanningProblem, packs: Packs, limit_s: float, dealer: _Dealer) -> _Draft:
     lengths = problem.lengths
     inside = lengths <= problem.capacity_tokens
     long = np.flatnonzero(~inside)
     sizes, ratios = choose_groups(problem, lengths[long], limit_s, limit_s)
     times = problem.sequence_s(lengths[long], sizes)
-    usual_s = problem.token_s * problem.capacity_tokens + problem.fixed_s
-    loads = _Loads(
+    usual_s = max(problem.token_s * problem.capacity_tokens, problem.floor_s) + problem.fixed_s
+    loads = RankLoads(
         free_s=np.full(problem.ranks, problem.bubble_weight * usual_s),
         slot=np.zeros(problem.ranks, dtype=np.int64),
         longest_s=np.full(problem.ranks, usual_s),
@@ -98,19 +100,24 @@ def _draft(problem: PlanningProblem, limit_s: float) -> _Draft:
     in_order = np.lexsort((-sizes, -times))
     members: list[Ints] = []
     slots: list[int] = []
-    for gang in in_order.tolist():
+    # Without a pipeline single ranks can be filled without gaps; in a pipeline longest first keeps bubbles small.
+    groups = int((sizes > 1).sum()) if problem.stages == 1 else len(sizes)
+    if problem.stages == 1:
+        in_order = np.concatenate((in_order[sizes[in_order] > 1], in_order[sizes[in_order] == 1]))
+    for gang in in_order[:groups].tolist():
         chosen = _least_loaded(loads.free_s, int(sizes[gang]), problem.ranks_per_node)
         members.append(chosen)
         slots.append(_place(loads, chosen, float(times[gang]), problem.bubble_weight))
+    singles = deal_singles(problem, loads, times[in_order[groups:]], inside_s=packs.seconds.sum())
+    members += list(singles[0][:, None])
+    slots += singles[1].tolist()
     gang_sizes = sizes[in_order]
-    short = np.flatnonzero(inside)
-    short = short[np.argsort(-lengths[short], kind="stable")]
-    rank_of = _spread(problem, loads, lengths[short])
-    bins, bin_rank, bin_slot = _pack_ranks(problem, loads, lengths[short], rank_of)
+    bins, bin_rank, bin_slot = dealer(problem, loads, packs)
     bubble_s = problem.bubble_weight * loads.longest_s
     micro_batch = np.empty(len(lengths), dtype=np.int64)
     micro_batch[long[in_order]] = np.arange(len(long))
-    micro_batch[short] = len(long) + bins
+    micro_batch[packs.sequence] = len(long) + bins
+    ones = np.ones(len(bin_rank), dtype=np.int64)
     return _Draft(
         makespan_s=float(loads.free_s.max()),
         work_s=_without_bubble(loads.free_s, bubble_s),
@@ -120,10 +127,8 @@ def _draft(problem: PlanningProblem, limit_s: float) -> _Draft:
             start=np.zeros(len(lengths), dtype=np.int64),
             micro_batch=micro_batch,
         ),
-        member_ranks=np.concatenate((*members, bin_rank)) if members else bin_rank,
-        member_offsets=np.concatenate(
-            ([0], np.cumsum(np.concatenate((gang_sizes, np.ones(len(bin_rank), dtype=np.int64)))))
-        ),
+        member_ranks=np.concatenate((*members, bin_rank)),
+        member_offsets=np.concatenate(([0], np.cumsum(np.concatenate((gang_sizes, ones))))),
         slot=np.concatenate((np.repeat(np.array(slots, dtype=np.int64), gang_sizes), bin_slot)),
         offload_ratio=np.concatenate((ratios[in_order], np.zeros(len(bin_rank)))),
     )
@@ -159,7 +164,7 @@ def _least_loaded(free_s: Floats, size: int, per_node: int) -> Ints:
     return np.asarray(candidates, dtype=np.int64)
 
 
-def _place(loads: _Loads, members: Ints, time_s: float, bubble_weight: float) -> int:
+def _place(loads: RankLoads, members: Ints, time_s: float, bubble_weight: float) -> int:
     """Add a gang: it starts when the last member is free, at the first slot free on all of them."""
     slot = int(loads.slot[members].max())
     bubble_s = bubble_weight * np.maximum(0.0, time_s - loads.longest_s[members])
@@ -167,56 +172,3 @@ def _place(loads: _Loads, members: Ints, time_s: float, bubble_weight: float) ->
     loads.slot[members] = slot + 1
     loads.longest_s[members] = np.maximum(loads.longest_s[members], time_s)
     return slot
-
-
-def _spread(problem: PlanningProblem, loads: _Loads, lengths: Ints) -> Ints:
-    """LPT: sequences (descending) to the rank with least work and bubble so far."""
-    work = problem.piece_s(lengths)
-    heap = list(zip(loads.free_s.tolist(), range(problem.ranks), strict=True))
-    heapq.heapify(heap)
-    rank_of = np.empty(len(lengths), dtype=np.int64)
-    fixed = problem.fixed_s / problem.capacity_tokens
-    for i, (seconds, tokens) in enumerate(zip(work.tolist(), lengths.tolist(), strict=True)):
-        load, rank = heap[0]
-        rank_of[i] = rank
-        heapq.heapreplace(heap, (load + seconds + fixed * tokens, rank))
-    loads.free_s += np.bincount(rank_of, weights=work, minlength=problem.ranks)
-    return rank_of
-
-
-def _pack_ranks(
-    problem: PlanningProblem, loads: _Loads, lengths: Ints, rank_of: Ints
-) -> tuple[Ints, Ints, Ints]:
-    """Each rank's sequences into its micro-batches: longest first, each into the emptiest that has room."""
-    by_rank = np.argsort(rank_of, kind="stable")
-    bounds = np.searchsorted(rank_of[by_rank], np.arange(problem.ranks + 1))
-    tokens_sorted = lengths[by_rank].tolist()
-    bins = np.empty(len(lengths), dtype=np.int64)
-    bin_rank: list[int] = []
-    bin_slot: list[int] = []
-    capacity = problem.capacity_tokens
-    placed = [0] * len(lengths)
-    for rank in range(problem.ranks):
-        begin, end = int(bounds[rank]), int(bounds[rank + 1])
-        if begin == end:
-            continue
-        mine = tokens_sorted[begin:end]
-        opened = len(bin_rank)
-        count = -(-sum(mine) // capacity)
-        room = [(-capacity, opened + i) for i in range(count)]
-        for offset, tokens in enumerate(mine):
-            free, where = room[0]
-            if -free >= tokens:
-                heapq.heapreplace(room, (free + tokens, where))
-            else:
-                where = opened + count
-                count += 1
-                heapq.heappush(room, (tokens - capacity, where))
-            placed[begin + offset] = where
-        bin_rank += [rank] * count
-        first = int(loads.slot[rank])
-        bin_slot += range(first, first + count)
-        loads.slot[rank] = first + count
-    bins[by_rank] = placed
-    loads.free_s += problem.fixed_s * np.bincount(np.array(bin_rank, dtype=np.int64), minlength=problem.ranks)
-    return bins, np.array(bin_rank, dtype=np.int64), np.array(bin_slot, dtype=np.int64)

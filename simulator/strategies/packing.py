@@ -47,7 +47,10 @@ def _concatenate(lengths: Ints, capacity_tokens: int) -> Pieces:
     piece_start = np.maximum(starts[sequence], bins * capacity_tokens)
     piece_end = np.minimum(ends[sequence], (bins + 1) * capacity_tokens)
     return Pieces(
-        tokens=piece_end - piece_start, sequence=sequence, start=piece_start - starts[sequence], micro_batch=bins
+        tokens=piece_end - piece_start,
+        sequence=sequence,
+        start=piece_start - starts[sequence],
+        micro_batch=bins,
     )
 
 

@@ -49,6 +49,11 @@ class PlanningProblem:
         return self.cost.token_s(float(self.capacity_tokens))
 
     @cached_property
+    def floor_s(self) -> float:
+        """Least time of a micro-batch, however few tokens it holds."""
+        return self.cost.floor_s
+
+    @cached_property
     def fixed_s(self) -> float:
         """Host work of one micro-batch."""
         return self.cost.cal.micro_batch_fixed_s
@@ -62,10 +67,12 @@ class PlanningProblem:
         """Time of a micro-batch that holds one sequence on a group of neighbouring ranks."""
         tokens, sizes = np.asarray(lengths, dtype=np.float64), np.asarray(group_size, dtype=np.float64)
         attention = self.cost.sequence_s(tokens, sizes, self.compact_tier(group_size))
-        return np.asarray(attention + self.token_s * tokens / sizes + self.fixed_s)
+        return np.asarray(np.maximum(attention + self.token_s * tokens / sizes, self.floor_s) + self.fixed_s)
 
     def piece_s(self, lengths: ArrayLike) -> Floats:
-        """Work a sequence adds to a micro-batch of one rank (no fixed part)."""
+        """Work a sequence adds to a micro-batch of one rank (no floor, no fixed part)."""
         tokens = np.asarray(lengths, dtype=np.float64)
         ones = np.ones_like(tokens)
-        return np.asarray(self.cost.sequence_s(tokens, ones, ones.astype(np.int64) * 0) + self.token_s * tokens)
+        return np.asarray(
+            self.cost.sequence_s(tokens, ones, ones.astype(np.int64) * 0) + self.token_s * tokens
+        )
