@@ -97,17 +97,25 @@ class Calibration:
 
 _SCALARS = tuple(f.name for f in fields(Calibration) if f.name not in {"name", "network", "entries"})
 _NETWORK = tuple(f.name for f in fields(NetworkCalibration))
+_DIVISORS = {key for key in _SCALARS if key.endswith(("_efficiency", "_per_s"))} | {"attention_tile_tokens"}
 
 
-def _entry(data: object, where: str, *, switch: bool = False) -> CalibrationEntry:
+def _entry(data: object, where: str, key: str) -> CalibrationEntry:
+    """Check the entry of constant *key*; *where* names the file and the section."""
+    here = f"{where}.{key}"
     if not isinstance(data, dict) or not {"value", "meaning", "source"} <= set(data):
-        raise CatalogError(f"{where}: an entry needs value, meaning and source")
+        raise CatalogError(f"{here}: an entry needs value, meaning and source")
     value = data["value"]
+    switch = key == "nvls"
     if switch:
         if not isinstance(value, bool):
-            raise CatalogError(f"{where}.value: must be true or false, got {value!r}")
+            raise CatalogError(f"{here}.value: must be true or false, got {value!r}")
     elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise CatalogError(f"{where}.value: must be a number >= 0, got {value!r}")
+        raise CatalogError(f"{here}.value: must be a number >= 0, got {value!r}")
+    elif value == 0 and key in _DIVISORS:
+        raise CatalogError(f"{here}.value: must be > 0, got {value!r}")
+    elif value > 1 and key.endswith("_overlap"):
+        raise CatalogError(f"{here}.value: must be a share in [0, 1], got {value!r}")
     return CalibrationEntry(
         value=value if switch else float(value),
         meaning=str(data["meaning"]),
@@ -130,17 +138,21 @@ def load_calibration(path: str | Path) -> Calibration:
     if not isinstance(data, dict) or set(data) - {"name", "constants", "network"} or "constants" not in data:
         raise CatalogError(f"{where}: a calibration has the keys name, constants and network")
     constants, network = data["constants"] or {}, data.get("network") or {}
+    for section, content in (("constants", constants), ("network", network)):
+        if not isinstance(content, dict):
+            raise CatalogError(f"{where}: {section} must be a section of named entries, got {content!r}")
     missing = [key for key in _SCALARS if key not in constants]
-    unknown = [key for key in constants if key not in _SCALARS]
+    unknown = [str(key) for key in constants if key not in _SCALARS]
     unknown += [f"network.{key}" for key in network if key not in _NETWORK]
     if missing or unknown:
-        raise CatalogError(
-            f"{where}: missing constants: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}"
-        )
-    entries = {key: _entry(value, f"{where}: constants.{key}") for key, value in constants.items()}
-    links = {
-        key: _entry(value, f"{where}: network.{key}", switch=key == "nvls") for key, value in network.items()
-    }
+        problems = [
+            f"{label}: {', '.join(keys)}"
+            for label, keys in (("missing constants", missing), ("unknown", unknown))
+            if keys
+        ]
+        raise CatalogError(f"{where}: {'; '.join(problems)}")
+    entries = {key: _entry(value, f"{where}: constants", key) for key, value in constants.items()}
+    links = {key: _entry(value, f"{where}: network", key) for key, value in network.items()}
     settings: dict[str, Any] = {key: entry.value for key, entry in links.items()}
     return Calibration(
         name=str(data.get("name", Path(path).stem)),

@@ -1,0 +1,128 @@
+"""Calibration files: the shipped ones are complete and plausible, broken ones name the file and the key."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from cost_models import catalog
+from cost_models.calibration import Calibration, calibration, calibration_names, load_calibration
+from cost_models.network_calibration import AMPERE_NETWORK, BLACKWELL_NETWORK, HOPPER_NETWORK
+from hdpsim.errors import CatalogError
+
+CONSTANTS = [field.name for field in fields(Calibration) if field.name not in {"name", "network", "entries"}]
+
+
+def write(path: Path, *, without: str = "", change: str = "", network: str = "", extra: str = "") -> Path:
+    """A complete calibration file of ones; *change* replaces the entry of its key."""
+    lines = ["name: mine", "constants:"]
+    for key in CONSTANTS:
+        if key == without:
+            continue
+        line = f"  {key}: {{value: 1, meaning: m, source: s}}"
+        lines.append(change if change.startswith(f"  {key}:") else line)
+    path.write_text("\n".join([*lines, extra, network]), encoding="utf-8")
+    return path
+
+
+def test_every_gpu_of_the_catalog_has_its_calibration() -> None:
+    assert {catalog.gpu(name).calibration for name in catalog.names("gpu")} <= set(calibration_names())
+
+
+@pytest.mark.parametrize("name", calibration_names())
+def test_shipped_calibrations_say_what_their_constants_mean_and_where_they_come_from(name: str) -> None:
+    shipped = calibration(name)
+    assert shipped.name == name
+    assert {key for key, _ in shipped.entries if "." not in key} == set(CONSTANTS)
+    for key, entry in shipped.entries:
+        assert len(entry.meaning) > 10, key
+        assert len(entry.source) > 3, key
+
+
+@pytest.mark.parametrize("name", calibration_names())
+def test_shipped_shares_are_shares(name: str) -> None:
+    shipped = calibration(name)
+    for key in CONSTANTS:
+        if key.endswith(("_efficiency", "_overlap")):
+            assert 0.0 <= getattr(shipped, key) <= 1.0, key
+    assert shipped.expert_imbalance >= 1.0
+    assert shipped.attention_block_half_tokens <= shipped.attention_half_tokens
+
+
+def test_networks_of_the_files_are_the_presets() -> None:
+    assert calibration("ampere").network == AMPERE_NETWORK
+    assert calibration("hopper").network == HOPPER_NETWORK
+    assert calibration("blackwell").network == BLACKWELL_NETWORK
+
+
+def test_a_users_file(tmp_path: Path) -> None:
+    mine = load_calibration(
+        write(tmp_path / "mine.yaml", network="network:\n  nvls: {value: false, meaning: m, source: s}")
+    )
+    assert mine.name == "mine"
+    assert mine.gemm_efficiency == 1.0
+    assert mine.network.nvls is False
+    assert dict(mine.entries)["gemm_efficiency"].source == "s"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"without": "launch_s"}, ["missing constants: launch_s"]),
+        ({"extra": "  gemm_speed: {value: 1, meaning: m, source: s}"}, ["unknown: gemm_speed"]),
+        ({"network": "network:\n  speed: {value: 1, meaning: m, source: s}"}, ["unknown: network.speed"]),
+        ({"network": "hardware: h100"}, ["keys name, constants and network"]),
+        ({"network": "network: fast"}, ["network", "section"]),
+        ({"change": "  launch_s: 5"}, ["constants.launch_s", "needs value, meaning and source"]),
+        (
+            {"change": "  launch_s: {value: 5, meaning: m}"},
+            ["constants.launch_s", "needs value, meaning and source"],
+        ),
+        ({"change": "  launch_s: {value: -5, meaning: m, source: s}"}, ["constants.launch_s.value", "-5"]),
+        ({"change": "  launch_s: {value: .nan, meaning: m, source: s}"}, ["constants.launch_s.value", "nan"]),
+        ({"change": "  launch_s: {value: .inf, meaning: m, source: s}"}, ["constants.launch_s.value", "inf"]),
+        (
+            {"change": "  launch_s: {value: fast, meaning: m, source: s}"},
+            ["constants.launch_s.value", "'fast'"],
+        ),
+        (
+            {"change": "  launch_s: {value: true, meaning: m, source: s}"},
+            ["constants.launch_s.value", "True"],
+        ),
+        (
+            {"change": "  gemm_efficiency: {value: 0, meaning: m, source: s}"},
+            ["constants.gemm_efficiency", "> 0"],
+        ),
+        (
+            {"network": "network:\n  nvls: {value: 1, meaning: m, source: s}"},
+            ["network.nvls.value", "true or false"],
+        ),
+        (
+            {"network": "network:\n  nic_efficiency: {value: 2, meaning: m, source: s}"},
+            ["network.nic_efficiency", "(0, 1]"],
+        ),
+    ],
+)
+def test_broken_files_name_the_file_and_the_key(
+    tmp_path: Path, arguments: dict[str, str], expected: list[str]
+) -> None:
+    path = write(tmp_path / "broken.yaml", **arguments)
+    with pytest.raises(CatalogError) as caught:
+        load_calibration(path)
+    message = str(caught.value)
+    assert "broken.yaml" in message
+    for part in expected:
+        assert part in message
+
+
+@pytest.mark.parametrize("text", ["", "- a\n- b", "constants: 5", "constants: [1]", "name: x"])
+def test_files_without_constants(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "empty.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(CatalogError, match=r"empty\.yaml"):
+        load_calibration(path)
+
+
+def test_unknown_names_list_the_known_ones() -> None:
+    with pytest.raises(CatalogError, match=r"'volta'.*ampere.*hopper"):
+        calibration("volta")
