@@ -1,0 +1,203 @@
+"""Kernels: times by hand on ideal hardware, published measurements, and properties."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ideal_hardware import FAST_MEMORY_GPU, GPU, HBM, IDEAL, PEAK, shipped_calibrations
+
+from cost_models import catalog
+from cost_models.calibration import calibration
+from cost_models.kernels import (
+    FP32_ACCUMULATE_BYTES,
+    STREAM_K_FIXUP,
+    TILE_SLOWDOWN,
+    attention_rate_flop_per_s,
+    attention_s,
+    gemm_s,
+    memory_bound_s,
+    tile_efficiency,
+)
+
+SIZES = st.integers(1, 100_000)
+
+
+class TestTiles:
+    def test_full_waves_of_full_tiles_lose_nothing(self) -> None:
+        # 16 x 8 tiles of 128 x 256 on 64 SMs: two full waves
+        assert tile_efficiency(16 * 128, 8 * 256, 4096, 64) == 1.0
+
+    def test_slowdowns_follow_from_the_operands_of_a_tile(self) -> None:
+        # (1 + 0.3 * 128 (1/rows + 1/columns)) / (1 + 0.3 * 1.5): 1.45, 1.45, 1.6, 1.9, 1.9 over 1.45
+        assert TILE_SLOWDOWN.tolist() == pytest.approx([1.0, 1.0, 1.6 / 1.45, 1.9 / 1.45, 1.9 / 1.45])
+
+    def test_one_row_of_a_tile_costs_the_smallest_tile(self) -> None:
+        # one row of a 64 x 128 tile of 64 rows, one wave of 64 tiles along n
+        expected = 1 / 64 / (1.9 / 1.45)
+        assert tile_efficiency(1, 64 * 128, 100, 64) == pytest.approx(expected)
+
+    def test_prologue(self) -> None:
+        # k / (k + k_half) of a full wave
+        assert tile_efficiency(8 * 128, 8 * 256, 300, 64, half_k=100) == pytest.approx(0.75)
+
+    def test_few_tiles_are_cut_along_k(self) -> None:
+        # 8 tiles of 128 x 256 for 64 SMs: w = 1/8, so 80000 k-steps of a tile take 80000 / 8 + 800 on all SMs
+        share = tile_efficiency(2 * 128, 4 * 256, 80_000, 64)
+        assert share == pytest.approx(10_000 / (10_000 + STREAM_K_FIXUP))
+
+    def test_groups_fill_the_gpu_together(self) -> None:
+        assert tile_efficiency(128, 256, 64, 64) < 0.1
+        assert tile_efficiency(128, 256, 64, 64, groups=64) == 1.0
+
+    @given(SIZES, SIZES, SIZES, st.integers(1, 200), st.floats(0, 500))
+    def test_a_share(self, m: int, n: int, k: int, sm_count: int, half_k: float) -> None:
+        assert 0.0 < tile_efficiency(m, n, k, sm_count, half_k=half_k) <= 1.0 + 1e-12
+
+    @given(SIZES, SIZES, SIZES, st.integers(1, 200))
+    def test_transposing_the_problem_changes_little(self, m: int, n: int, k: int, sm_count: int) -> None:
+        assert tile_efficiency(m, n, k, sm_count) == pytest.approx(tile_efficiency(n, m, k, sm_count))
+
+    def test_broadcasting(self) -> None:
+        table = tile_efficiency(np.array([[64.0], [128.0], [4096.0]]), np.array([64.0, 2048.0]), 1024, 64)
+        assert table.shape == (3, 2)
+        assert table[2, 1] == tile_efficiency(4096, 2048, 1024, 64)
+
+
+class TestGemm:
+    def test_full_tiles_run_at_peak(self) -> None:
+        seconds = gemm_s(4096, 4096, 8192, FAST_MEMORY_GPU, IDEAL)
+        assert seconds == pytest.approx(2 * 4096 * 4096 * 8192 / PEAK, rel=1e-14)
+
+    def test_efficiencies_multiply(self) -> None:
+        cal = replace(IDEAL, gemm_efficiency=0.8)
+        seconds = gemm_s(4096, 4096, 8192, FAST_MEMORY_GPU, cal, efficiency=0.5)
+        assert seconds == pytest.approx(2 * 4096 * 4096 * 8192 / (0.4 * PEAK))
+
+    def test_memory_roofline(self) -> None:
+        # a matrix-vector product reads the matrix: 2 B * (1*4096 + 4096*4096 + 1*4096)
+        assert gemm_s(1, 4096, 4096, GPU, IDEAL) == pytest.approx(2 * (4096 + 4096**2 + 4096) / HBM)
+
+    def test_weight_gradients_move_their_accumulator(self) -> None:
+        # k = 16 tokens only: 2 B * 2 * 4096 * 16 inputs, 8 B * 4096^2 of fp32 gradient read and written
+        seconds = gemm_s(4096, 4096, 16, GPU, IDEAL, output_bytes=FP32_ACCUMULATE_BYTES)
+        assert seconds == pytest.approx((2 * 2 * 4096 * 16 + 8 * 4096**2) / HBM)
+
+    def test_tail_once_per_kernel_and_nothing_for_no_work(self) -> None:
+        cal = replace(IDEAL, kernel_tail_s=1.0)
+        assert gemm_s([0, 128], 256, 64, FAST_MEMORY_GPU, cal, groups=64) == pytest.approx([0.0, 1.0])
+        assert gemm_s(128, 256, 0, FAST_MEMORY_GPU, cal) == 0.0
+
+    @given(shipped_calibrations, SIZES, SIZES, SIZES, st.integers(1, 5000))
+    def test_monotone_in_every_dimension(self, name: str, m: int, n: int, k: int, more: int) -> None:
+        gpu, cal = catalog.gpu("h100"), calibration(name)
+        base = gemm_s(m, n, k, gpu, cal) * (1 - 1e-12)
+        assert gemm_s(m + more, n, k, gpu, cal) >= base
+        assert gemm_s(m, n + more, k, gpu, cal) >= base
+        assert gemm_s(m, n, k + more, gpu, cal) >= base
+
+    @given(shipped_calibrations, SIZES, SIZES, SIZES)
+    def test_never_faster_than_peak(self, name: str, m: int, n: int, k: int) -> None:
+        gpu = catalog.gpu("b200")
+        assert gemm_s(m, n, k, gpu, calibration(name)) >= 2.0 * m * n * k / gpu.bf16_flop_per_s
+
+    def test_ten_thousand_shapes_take_about_a_millisecond(self) -> None:
+        rows = np.random.default_rng(0).integers(1, 100_000, 10_000).astype(np.float64)
+        gpu, cal = catalog.gpu("h100"), calibration("hopper")
+        best = np.inf
+        for _ in range(10):
+            start = time.perf_counter()
+            gemm_s(rows, 8192, 4096, gpu, cal)
+            best = min(best, time.perf_counter() - start)
+        assert best < 5e-3  # 0.9 ms on an idle core
+
+    @pytest.mark.parametrize(
+        ("gpu", "m", "n", "k", "tflops"),
+        [
+            # sustained rates after 10,000 warm-ups, Azure/AI-benchmarking-guide (ND A100 v4)
+            ("a100-80gb", 8192, 8192, 8192, 253.7),
+            # best shapes of a brute-force search, stas00/ml-engineering (MAMF): upper bounds
+            ("h100", 2048, 2048, 13312, 794.5),
+            ("b200", 1792, 16128, 3072, 1745.0),
+        ],
+    )
+    def test_published_rates(self, gpu: str, m: int, n: int, k: int, tflops: float) -> None:
+        chip = catalog.gpu(gpu)
+        seconds = gemm_s(m, n, k, chip, calibration(chip.calibration))
+        assert 2.0 * m * n * k / seconds / 1e12 == pytest.approx(tflops, rel=0.15)
+
+
+class TestAttention:
+    def test_causal_forward_at_peak(self) -> None:
+        # 4 b h s^2 d / 2 = 4 * 2 * 32 * 8192^2 * 128 / 2, plus half a longest tile per SM:
+        # 64 SMs * 1 row * 8192 keys * 4 * 128 / 2
+        flop = 4 * 2 * 32 * 8192**2 * 128 / 2 + 64 * 8192 * 4 * 128 / 2
+        assert attention_s(2, 8192, 32, 128, GPU, IDEAL) == pytest.approx(flop / PEAK)
+
+    def test_backward_is_two_and_a_half_times_the_forward(self) -> None:
+        forward = attention_s(2, 8192, 32, 128, GPU, IDEAL)
+        assert attention_s(2, 8192, 32, 128, GPU, IDEAL, backward=True) == pytest.approx(2.5 * forward)
+
+    def test_full_attention_is_twice_the_causal_one(self) -> None:
+        cal = replace(IDEAL, attention_tile_tokens=1e-9)
+        causal = attention_s(2, 8192, 32, 128, GPU, cal)
+        assert attention_s(2, 8192, 32, 128, GPU, cal, causal=False) == pytest.approx(2 * causal)
+
+    def test_half_length_and_head_dimension(self) -> None:
+        cal = replace(
+            IDEAL, attention_half_tokens=1000, attention_backward_ramp=3.0, attention_half_head_dim=64.0
+        )
+        assert attention_rate_flop_per_s(1000, GPU, cal, backward=False) == pytest.approx(PEAK / 2)
+        assert attention_rate_flop_per_s(3000, GPU, cal, backward=True) == pytest.approx(PEAK / 2)
+        # g(64) / g(128) = (64 / 128) / (128 / 192) = 3/4
+        rate = attention_rate_flop_per_s(np.inf, GPU, cal, backward=False, head_dim=64)
+        assert rate == pytest.approx(0.75 * PEAK)
+
+    def test_what_surrounds_the_kernel(self) -> None:
+        cal = replace(IDEAL, kernel_tail_s=1.0)
+        bare = attention_s(1, 1024, 8, 128, GPU, IDEAL)
+        assert attention_s(1, 1024, 8, 128, GPU, cal, kernels=3, surrounding_bytes=HBM) == pytest.approx(
+            bare + 4.0
+        )
+
+    def test_no_tokens_take_no_time(self) -> None:
+        assert attention_rate_flop_per_s(0, GPU, calibration("hopper"), backward=False) == 0.0
+
+    @given(shipped_calibrations, st.booleans(), st.booleans(), SIZES, st.integers(1, 10_000))
+    def test_monotone_in_tokens(
+        self, name: str, backward: bool, causal: bool, tokens: int, more: int
+    ) -> None:
+        gpu, cal = catalog.gpu("h100"), calibration(name)
+        base, longer = attention_s(
+            1, [tokens, tokens + more], 8, 128, gpu, cal, backward=backward, causal=causal
+        )
+        assert longer >= base
+
+    @pytest.mark.parametrize(
+        ("tokens", "causal", "tflops"),
+        # FlashAttention-3, arXiv 2407.08608, figure 5: forward, head dimension 128, 16 heads, 16K tokens in all
+        [(2048, True, 521), (4096, True, 579), (16384, True, 616), (2048, False, 625), (16384, False, 648)],
+    )
+    def test_flash_attention_3(self, tokens: int, causal: bool, tflops: float) -> None:
+        gpu = catalog.gpu("h100")
+        sequences = 16384 // tokens
+        seconds = attention_s(sequences, tokens, 16, 128, gpu, calibration("hopper"), causal=causal)
+        flop = 4 * sequences * 16 * tokens**2 * 128 * (0.5 if causal else 1.0)
+        assert flop / seconds / 1e12 == pytest.approx(tflops, rel=0.10)
+
+    @pytest.mark.parametrize(("tokens", "tflops"), [(2048, 155), (4096, 173), (16384, 189)])
+    def test_flash_attention_2(self, tokens: int, tflops: float) -> None:
+        # forward and backward on A100, head dimension 128, causal: figure of Dao-AILab/flash-attention
+        gpu, cal = catalog.gpu("a100-80gb"), calibration("ampere")
+        arguments = (16384 // tokens, tokens, 16, 128, gpu, cal)
+        seconds = attention_s(*arguments) + attention_s(*arguments, backward=True)
+        flop = 3.5 * 4 * 16384 * tokens * 16 * 128 / 2
+        assert flop / seconds / 1e12 == pytest.approx(tflops, rel=0.10)
+
+
+def test_memory_bound() -> None:
+    assert memory_bound_s([0.0, HBM], GPU, replace(IDEAL, hbm_efficiency=0.5)) == pytest.approx([0.0, 2.0])

@@ -1,0 +1,228 @@
+"""Micro-batches on pipeline stages: terms by hand on ideal hardware, and properties with shipped calibrations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ideal_hardware import (
+    FFN,
+    GPU,
+    HBM,
+    HIDDEN,
+    HOST,
+    IDEAL,
+    MODEL,
+    NIC,
+    NVLINK,
+    PEAK,
+    ideal_cluster,
+    ideal_cost,
+    micro_batches,
+    shipped_calibrations,
+)
+
+from cost_models import catalog
+from cost_models.calibration import calibration
+from cost_models.kernels import STREAM_K_FIXUP
+from cost_models.layout import Layout
+from cost_models.micro_batch_cost import LOSS_PASSES_BYTES, TERMS, MicroBatchCost
+
+LAYERS, VOCAB = 32, 32000
+SLOW_MEMORY = ideal_cluster(gpu=GPU)
+MIXTRAL = catalog.model("mixtral-8x7b")
+
+
+def term(cost: MicroBatchCost, name: str, tokens: int, *, backward: bool = False, kind: int = 0) -> float:
+    return float(cost.terms_s(micro_batches([[tokens]]), backward=backward)[TERMS.index(name), kind, 0])
+
+
+class TestTerms:
+    def test_the_whole_model_on_one_gpu(self) -> None:
+        cost = ideal_cost()
+        layer = 2 * 4096 * (HIDDEN * 48 * 128 + HIDDEN * HIDDEN + 3 * HIDDEN * FFN) / PEAK
+        assert cost.kinds[0].layers == LAYERS
+        assert term(cost, "gemm", 4096) == pytest.approx(LAYERS * layer)
+        assert term(cost, "attention", 4096) == pytest.approx(LAYERS * 2 * HIDDEN * 4096**2 / PEAK)
+        # 32 * 125 tiles for the logits: 62.5 waves of 4096 k-steps, the last one cut along k
+        logits = 2 * 4096 * HIDDEN * VOCAB / PEAK
+        assert term(cost, "logits", 4096) == pytest.approx(logits * (1 + STREAM_K_FIXUP / (62.5 * 4096)))
+        others = set(TERMS) - {"gemm", "attention", "logits"}
+        assert {name for name in others if term(cost, name, 4096) > 1e-12} == set()
+
+    def test_loss_reads_and_writes_the_logits(self) -> None:
+        slow, fast = ideal_cost(cluster=SLOW_MEMORY), ideal_cost()
+        loss = term(slow, "logits", 4096) - term(fast, "logits", 4096)
+        assert loss == pytest.approx(LOSS_PASSES_BYTES * VOCAB * 4096 / HBM)
+
+    def test_embedding_gathers_rows(self) -> None:
+        # norms and activations are switched off; the first stage reads and writes 2 B * 4096 per token
+        cost = ideal_cost(layout=Layout(pp=2), cluster=SLOW_MEMORY)
+        first, last = cost.kind[:, 0]
+        assert term(cost, "small_kernels", 1000, kind=int(first)) == pytest.approx(4 * HIDDEN * 1000 / HBM)
+        assert term(cost, "small_kernels", 1000, kind=int(last)) == 0.0
+        assert term(cost, "logits", 1000, kind=int(first)) == 0.0
+        assert term(cost, "logits", 1000, kind=int(last)) > 0.0
+
+    def test_pipeline_stages_share_the_layers(self) -> None:
+        whole, half = ideal_cost(), ideal_cost(layout=Layout(pp=2))
+        assert half.kind.shape == (2, 1)
+        assert half.busiest_layers == LAYERS // 2
+        parts = [term(half, "gemm", 4096, kind=int(kind)) for kind in half.kind[:, 0]]
+        assert sum(parts) == pytest.approx(term(whole, "gemm", 4096))
+
+    def test_full_recompute_adds_one_forward_of_the_layers(self) -> None:
+        full, none = ideal_cost(layout=Layout(recompute="full")), ideal_cost()
+        again = term(none, "gemm", 4096) + term(none, "attention", 4096)
+        assert term(full, "recompute", 4096, backward=True) == pytest.approx(again)
+        assert term(full, "recompute", 4096) == 0.0
+        assert term(none, "recompute", 4096, backward=True) == 0.0
+
+    def test_host_bounds_small_layers(self) -> None:
+        floor = ideal_cost(calibration=replace(IDEAL, layer_floor_s=1.0))
+        launches = ideal_cost(calibration=replace(IDEAL, launch_s=1 / 24))
+        layer = term(ideal_cost(), "gemm", 4096) / LAYERS + term(ideal_cost(), "attention", 4096) / LAYERS
+        for cost in (floor, launches):
+            assert term(cost, "host", 4096) == pytest.approx(LAYERS * (1.0 - layer))
+            total = cost.terms_s(micro_batches([[4096]]), backward=True)[:, 0, 0].sum()
+            logits = term(cost, "logits", 4096, backward=True)
+            assert total == pytest.approx(LAYERS * 2.0 + logits)
+
+    def test_fixed_host_work_is_spread_over_passes_and_chunks(self) -> None:
+        cost = ideal_cost(layout=Layout(pp=2, vpp=2), calibration=replace(IDEAL, micro_batch_fixed_s=1.0))
+        parts = [
+            term(cost, "host", 10, backward=side, kind=int(k)) for side in (False, True) for k in cost.kind[0]
+        ]
+        assert sum(parts) == pytest.approx(1.0)
+
+    def test_experts(self) -> None:
+        cost = ideal_cost(MIXTRAL, Layout(tp=8, ep=8))
+        assert term(cost, "expert_all_to_all", 8192) > 0.0
+        assert term(ideal_cost(), "expert_all_to_all", 8192) == 0.0
+
+    def test_multi_token_prediction_is_a_layer_and_a_head_more(self) -> None:
+        model = catalog.model("deepseek-v3")
+        layout = Layout(tp=8, ep=8)
+        without = ideal_cost(replace(model, mtp_layers=0), layout)
+        with_mtp = ideal_cost(replace(model, mtp_layers=1), layout)
+        assert term(with_mtp, "logits", 8192) == pytest.approx(2 * term(without, "logits", 8192))
+        one = term(with_mtp, "attention", 8192) - term(without, "attention", 8192)
+        assert one == pytest.approx(term(without, "attention", 8192) / 61)
+
+
+class TestOffload:
+    def test_what_compute_does_not_hide(self) -> None:
+        # first and last layer stay: 30 layers move 1000 tokens of activations each over the host link
+        cost = ideal_cost()
+        batch = micro_batches([[1000]], offload=[1.0])
+        terms = cost.terms_s(batch, backward=False)[:, 0, 0]
+        layer = (terms[TERMS.index("gemm")] + terms[TERMS.index("attention")]) / LAYERS
+        transfer = cost.activation_bytes_per_token * 1000 / HOST
+        assert transfer > layer
+        assert terms[TERMS.index("offload_wait")] == pytest.approx(30 * (transfer - layer))
+
+    @given(shipped_calibrations, st.integers(1, 200_000), st.booleans())
+    def test_nothing_to_wait_for_at_ratio_zero(self, name: str, tokens: int, backward: bool) -> None:
+        cost = ideal_cost(calibration=calibration(name))
+        assert term(cost, "offload_wait", tokens, backward=backward) == 0.0
+
+    @given(st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.integers(1, 100_000))
+    def test_moving_more_never_takes_less(self, one: float, other: float, tokens: int) -> None:
+        low, high = sorted((one, other))
+        waits = ideal_cost().terms_s(micro_batches([[tokens]] * 2, offload=[low, high]), backward=False)
+        less, more = waits[TERMS.index("offload_wait"), 0]
+        assert less <= more
+
+
+class TestTransfers:
+    def test_one_stage_sends_nothing(self) -> None:
+        assert ideal_cost().transfer_s(micro_batches([[1000]]), 1).tolist() == [0.0]
+
+    def test_activations_of_a_rank_to_the_next_stage(self) -> None:
+        # 2 B * 4096 / 8 * (8000 tokens / 4 ranks)
+        cost = ideal_cost(layout=Layout(tp=8, pp=2))
+        batch = micro_batches([[3000, 5000]], group_size=[4])
+        assert cost.transfer_s(batch, 1) == pytest.approx([2 * HIDDEN / 8 * 2000 / NIC])
+        assert cost.transfer_s(batch, 0) == pytest.approx([2 * HIDDEN / 8 * 2000 / NVLINK])
+
+
+class TestPlannersView:
+    def test_sequence_cost_is_the_attention_of_its_micro_batch(self) -> None:
+        cost = ideal_cost(calibration=calibration("hopper"))
+        lengths, groups, tiers = np.array([5000, 400_000]), np.array([1, 16]), np.array([0, 1])
+        batch = micro_batches([[5000], [400_000]], group_size=[1, 16], tier=[0, 1])
+        rows = [TERMS.index(name) for name in ("attention", "ring_merge", "ring_wait")]
+        expected = sum(cost.terms_s(batch, backward=side)[rows, 0].sum(axis=0) for side in (False, True))
+        assert cost.sequence_s(lengths, groups, tiers) == pytest.approx(expected)
+
+    def test_token_cost_is_the_rest_of_a_uniform_micro_batch_without_host_time(self) -> None:
+        cost = ideal_cost(calibration=calibration("hopper"))
+        not_linear = {"attention", "ring_merge", "ring_wait", "host"}
+        rest = [row for row, name in enumerate(TERMS) if name not in not_linear]
+        batch = micro_batches([[8192]])
+        total = sum(cost.terms_s(batch, backward=side)[rest, 0, 0].sum() for side in (False, True))
+        assert cost.token_s(8192) == pytest.approx(total / 8192)
+
+    def test_the_floor_of_a_micro_batch_is_its_layers(self) -> None:
+        assert ideal_cost(calibration=replace(IDEAL, layer_floor_s=1.0)).floor_s == 3.0 * LAYERS
+        cost = ideal_cost(layout=Layout(pp=2), calibration=replace(IDEAL, launch_s=1 / 24))
+        assert cost.floor_s == pytest.approx(3.0 * LAYERS / 2)
+
+
+lengths = st.integers(1, 200_000)
+
+
+@given(shipped_calibrations, lengths, st.integers(1, 100_000), st.booleans(), st.sampled_from([1, 4, 16]))
+def test_more_tokens_take_longer(name: str, tokens: int, more: int, backward: bool, group: int) -> None:
+    cost = ideal_cost(layout=Layout(tp=2, pp=2), cluster=SLOW_MEMORY, calibration=calibration(name))
+    batches = micro_batches([[tokens], [tokens + more]], group_size=[group] * 2, tier=[1] * 2)
+    totals = cost.terms_s(batches, backward=backward).sum(axis=0)
+    assert np.all(totals[:, 1] >= totals[:, 0] * (1 - 1e-12))
+
+
+@given(shipped_calibrations, st.lists(lengths, min_size=2, max_size=5), st.booleans())
+def test_cutting_a_segment_never_slows(name: str, pieces: list[int], backward: bool) -> None:
+    cost = ideal_cost(calibration=calibration(name))
+    totals = cost.terms_s(micro_batches([[sum(pieces)], pieces]), backward=backward).sum(axis=0)
+    assert np.all(totals[:, 1] <= totals[:, 0] * (1 + 1e-12))
+
+
+@given(shipped_calibrations, lengths, st.sampled_from([1, 8, 32]), st.booleans())
+def test_faster_links_never_slow(name: str, tokens: int, group: int, backward: bool) -> None:
+    batch = micro_batches([[tokens]], group_size=[group], tier=[int(group > 4)], offload=[0.5])
+    layout, cal = Layout(tp=2, ep=2), calibration(name)
+    base, fast = (
+        MicroBatchCost(MIXTRAL, layout, ideal_cluster(nvlink=k * NVLINK, nic=k * NIC), cal).terms_s(
+            batch, backward=backward
+        ).sum()
+        for k in (1, 2)
+    )  # fmt: skip
+    assert fast <= base * (1 + 1e-12)
+
+
+@given(shipped_calibrations, st.lists(st.lists(lengths, min_size=1, max_size=3), min_size=1, max_size=4))
+def test_every_time_is_finite_and_not_negative(name: str, packs: list[list[int]]) -> None:
+    cost = ideal_cost(layout=Layout(recompute="full"), cluster=SLOW_MEMORY, calibration=calibration(name))
+    terms = cost.terms_s(micro_batches(packs, offload=[0.7] * len(packs)), backward=True)
+    assert terms.shape == (len(TERMS), 1, len(packs))
+    assert np.isfinite(terms).all()
+    assert (terms >= 0.0).all()
+
+
+def test_no_micro_batches() -> None:
+    assert ideal_cost().terms_s(micro_batches([]), backward=True).shape == (len(TERMS), 1, 0)
+
+
+@pytest.mark.parametrize("gpu", ["a100-80gb", "h100", "b200"])
+def test_a_7b_step_reaches_a_plausible_share_of_the_peak(gpu: str) -> None:
+    # 8 sequences of 4096 tokens, everything on one GPU: 0.4 to 0.8 of the peak, as published single-node runs do
+    chip = catalog.gpu(gpu)
+    cost = MicroBatchCost(MODEL, Layout(), ideal_cluster(gpu=chip), calibration(chip.calibration))
+    batch = micro_batches([[4096]])
+    seconds = sum(cost.terms_s(batch, backward=side).sum() for side in (False, True))
+    weights = LAYERS * (HIDDEN * 48 * 128 + HIDDEN**2 + 3 * HIDDEN * FFN) + HIDDEN * VOCAB
+    flop = 6 * weights * 4096 + 6 * LAYERS * HIDDEN * 4096**2
+    assert 0.4 < flop / seconds / chip.bf16_flop_per_s < 0.8

@@ -1,0 +1,127 @@
+"""What surrounds the micro-batches of a step: planning, loading, gather, synchronisation, optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ideal_hardware import (
+    GPU,
+    HBM,
+    IDEAL,
+    NIC,
+    ideal_cluster,
+    ideal_cost,
+    micro_batches,
+    shipped_calibrations,
+)
+
+from cost_models import catalog
+from cost_models.calibration import calibration
+from cost_models.layout import Layout
+from cost_models.micro_batch_cost import TERMS
+from cost_models.parameters import parameters_per_gpu
+from cost_models.step_costs import epilogue, loading_s, planning_s, step_costs
+from hdpsim.errors import InfeasibleError
+
+RANKS = 128  # all GPUs of 16 nodes of 8
+SLOW_MEMORY = ideal_cluster(gpu=GPU)
+
+
+def test_planning() -> None:
+    # 10,000 sequences: 5 us each, 16 B there and back at 1 MB/s; no latency on the ideal fabric
+    cal = replace(IDEAL, planner_s_per_sequence=5e-6, metadata_bytes_per_s=1e6)
+    assert planning_s(ideal_cost(calibration=cal), 10_000) == pytest.approx(0.05 + 0.32)
+
+
+def test_planning_crosses_a_tree_of_nodes() -> None:
+    # 16 nodes: 4 levels there, 4 back, each at the latency of the widest tier
+    cal = replace(IDEAL, network=replace(IDEAL.network, p2p_inter_latency_s=1e-3))
+    assert planning_s(ideal_cost(calibration=cal), 0) == pytest.approx(8e-3)
+    assert planning_s(ideal_cost(calibration=cal, cluster=ideal_cluster(nodes=1)), 0) == 0.0
+
+
+def test_loading_everything_everywhere() -> None:
+    assert loading_s(ideal_cost(), 32_000_000) == pytest.approx(32.0)  # at 1e6 tokens/s
+
+
+class TestEpilogue:
+    def test_zero1(self) -> None:
+        # rings through all 8 NICs of a node: 127/128 of 2 B per parameter gathered, 4 B reduced, at 80 GB/s
+        cost = ideal_cost(layout=Layout(sharding="zero1"))
+        count = parameters_per_gpu(cost.model, cost.layout, 0).dense
+        result = epilogue(cost, RANKS, data_s=3.0)
+        assert result.data_s == 3.0
+        assert result.parameter_gather_s == pytest.approx([127 / 128 * 2 * count / (8 * NIC)], rel=0.01)
+        assert result.gradient_sync_s == pytest.approx([127 / 128 * 4 * count / (8 * NIC)], rel=0.01)
+
+    def test_without_sharding_gradients_are_reduced_everywhere(self) -> None:
+        sharded = epilogue(ideal_cost(layout=Layout(sharding="zero1")), RANKS, data_s=0.0)
+        whole = epilogue(ideal_cost(layout=Layout(sharding="none")), RANKS, data_s=0.0)
+        assert whole.parameter_gather_s.tolist() == [0.0]
+        assert whole.gradient_sync_s > sharded.gradient_sync_s
+
+    def test_optimizer_moves_34_bytes_per_parameter_of_the_shard(self) -> None:
+        cal = replace(IDEAL, step_fixed_s=0.25)
+        for sharding, share in (("zero1", 1 / RANKS), ("none", 1.0)):
+            cost = ideal_cost(layout=Layout(sharding=sharding), cluster=SLOW_MEMORY, calibration=cal)
+            count = parameters_per_gpu(cost.model, cost.layout, 0).dense
+            expected = 0.25 + 34 * count * share / HBM
+            assert epilogue(cost, RANKS, data_s=0.0).optimizer_s == pytest.approx([expected])
+
+    def test_overlap_hides_its_share(self) -> None:
+        bare = epilogue(ideal_cost(), RANKS, data_s=0.0)
+        cal = replace(IDEAL, gradient_overlap=0.75, parameter_overlap=1.0)
+        hidden = epilogue(ideal_cost(calibration=cal), RANKS, data_s=0.0)
+        assert hidden.gradient_sync_s == pytest.approx(bare.gradient_sync_s / 4)
+        assert hidden.parameter_gather_s.tolist() == [0.0]
+
+    def test_experts_have_fewer_copies_on_other_nodes(self) -> None:
+        # ep = 8 over the 8 GPUs of a node: 16 copies, one per node, each with one NIC
+        layout = Layout(ep=8)
+        cost = ideal_cost(catalog.model("mixtral-8x7b"), layout)
+        held = parameters_per_gpu(cost.model, layout, 0)
+        expected = 127 / 128 * 4 * held.dense / (8 * NIC) + 15 / 16 * 4 * held.experts / NIC
+        assert epilogue(cost, RANKS, data_s=0.0).gradient_sync_s == pytest.approx([expected], rel=0.01)
+
+    def test_one_rank_synchronises_nothing(self) -> None:
+        result = epilogue(ideal_cost(cluster=ideal_cluster(nodes=1)), 1, data_s=0.0)
+        assert result.gradient_sync_s.tolist() == [0.0]
+        assert result.parameter_gather_s.tolist() == [0.0]
+
+    def test_zero3_is_refused(self) -> None:
+        with pytest.raises(InfeasibleError, match=r"layout\.sharding = zero3.*none, zero1 or zero2"):
+            epilogue(ideal_cost(layout=Layout(sharding="zero3")), RANKS, data_s=0.0)
+
+    @given(shipped_calibrations, st.sampled_from(["none", "zero1", "zero2"]), st.sampled_from([1, 2, 4]))
+    def test_faster_networks_never_slow(self, name: str, sharding: str, pp: int) -> None:
+        layout = Layout(tp=2, pp=pp, sharding=sharding)  # type: ignore[arg-type]
+        ranks = RANKS // (2 * pp)
+        base, fast = (
+            epilogue(
+                ideal_cost(layout=layout, cluster=ideal_cluster(nic=k * NIC), calibration=calibration(name)),
+                ranks,
+                data_s=0.0,
+            )
+            for k in (1, 2)
+        )
+        assert np.all(fast.gradient_sync_s <= base.gradient_sync_s)
+        assert np.all(fast.parameter_gather_s <= base.parameter_gather_s)
+
+
+@given(
+    shipped_calibrations, st.lists(st.integers(1, 100_000), min_size=1, max_size=4), st.sampled_from([1, 2])
+)
+def test_terms_add_up_to_the_totals(name: str, lengths: list[int], vpp: int) -> None:
+    layout = Layout(tp=2, pp=2, vpp=vpp)
+    cost = ideal_cost(layout=layout, calibration=calibration(name))
+    costs = step_costs(cost, micro_batches([[length] for length in lengths]), RANKS // 4, data_s=0.0)
+    assert (costs.stages, costs.chunks, costs.terms) == (2, vpp, TERMS)
+    assert costs.kind.shape == (2, vpp)
+    assert costs.forward_s.shape == (len(cost.kinds), len(lengths))
+    assert costs.forward_s == pytest.approx(sum(costs.forward_terms_s[row] for row in range(len(TERMS))))
+    assert costs.backward_s == pytest.approx(sum(costs.backward_terms_s[row] for row in range(len(TERMS))))
+    assert (costs.transfer_s > 0).all()
