@@ -1,5 +1,6 @@
 """Calibration files: the shipped ones are complete and plausible, broken ones name the file and the key."""
 
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -126,3 +127,17 @@ def test_files_without_constants(tmp_path: Path, text: str) -> None:
 def test_unknown_names_list_the_known_ones() -> None:
     with pytest.raises(CatalogError, match=r"'volta'.*ampere.*hopper"):
         calibration("volta")
+
+
+def test_the_guide_shows_the_shipped_values() -> None:
+    guide = Path(__file__).parents[2] / "docs" / "calibration.md"
+    rows = re.findall(
+        r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+?) \|", guide.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    shown = {row[0]: row[1:] for row in rows if row[0] in CONSTANTS}
+    assert set(shown) == set(CONSTANTS)
+    units = {"us": 1e-6, "ms": 1e-3, "GB/s": 1e9, "M": 1e6, "": 1.0}
+    for key, cells in shown.items():
+        for name, cell in zip(("ampere", "hopper", "blackwell"), cells, strict=True):
+            number, _, unit = cell.partition(" ")
+            assert float(number) * units[unit] == pytest.approx(getattr(calibration(name), key)), (key, name)
