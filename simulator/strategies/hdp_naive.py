@@ -16,7 +16,7 @@ __all__ = ["naive_micro_batches", "plan_naive"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-NAIVE_OFFLOAD_SHARE = 0.25
+NAIVE_OFFLOAD_SHARE = 0.1
 """Naive HDP accepts a smaller group as long as the sequence's micro-batch takes at most this share of a rank's
 average work: without balancing, anything longer tends to become the critical path."""
 
