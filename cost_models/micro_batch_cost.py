@@ -164,6 +164,11 @@ class MicroBatchCost:
         per_stage = np.array([kind.layers for kind in self.kinds])[self.kind].sum(axis=1)
         return int(per_stage.max())
 
+    def busy_s(self, batches: MicroBatches) -> Floats:
+        """[n]: forward + backward of each micro-batch on the stage it keeps busiest."""
+        total = sum(self.terms_s(batches, backward=side).sum(axis=0) for side in (False, True))
+        return np.asarray(np.asarray(total)[self.kind].sum(axis=1).max(axis=0))
+
     def sequence_s(self, lengths: ArrayLike, group_size: ArrayLike, tier: ArrayLike) -> Floats:
         """Attention of one sequence (forward + backward) on the busiest stage, per rank of its group."""
         tokens = np.asarray(lengths, dtype=np.float64)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_models.micro_batch import MicroBatches
 from hdpsim.errors import InfeasibleError
 from simulator.plan import Plan
-from simulator.strategies.assembly import assemble, ranges
+from simulator.strategies.assembly import Pieces, assemble, ranges
 from simulator.strategies.group_size import lower_bound_s
 from simulator.strategies.packing import pack
 from simulator.strategies.problem import PlanningProblem
@@ -48,7 +49,7 @@ def plan_static(problem: PlanningProblem) -> Plan:
     groups = problem.ranks // degree
     pieces = pack(problem.lengths, problem.context_tokens, problem.options.packing)
     packs = int(pieces.micro_batch.max()) + 1
-    times = _pack_s(problem, pieces.tokens, pieces.micro_batch, packs, degree)
+    times = _pack_s(problem, pieces, packs, degree)
     numbers = np.arange(packs, dtype=np.int64)
     group, slot = numbers % groups, numbers // groups
     if problem.options.name != "static" and problem.options.balancing:
@@ -70,14 +71,19 @@ def plan_static(problem: PlanningProblem) -> Plan:
     )
 
 
-def _pack_s(
-    problem: PlanningProblem, tokens: Ints, pack_of: Ints, packs: int, degree: int
-) -> NDArray[np.float64]:
-    """Planner's estimate of every pack's time on its group."""
-    per_piece = problem.cost.sequence_s(tokens, degree, problem.compact_tier(degree))
-    attention = np.bincount(pack_of, weights=per_piece, minlength=packs)
-    total = np.bincount(pack_of, weights=tokens, minlength=packs)
-    return np.asarray(attention + problem.token_s * total / degree + problem.fixed_s)
+def _pack_s(problem: PlanningProblem, pieces: Pieces, packs: int, degree: int) -> NDArray[np.float64]:
+    """Time of every pack on its group of neighbouring ranks."""
+    by_pack = np.argsort(pieces.micro_batch, kind="stable")
+    counts = np.bincount(pieces.micro_batch, minlength=packs)
+    return problem.cost.busy_s(
+        MicroBatches(
+            segment_tokens=pieces.tokens[by_pack],
+            segment_offsets=np.concatenate(([0], np.cumsum(counts))),
+            group_size=np.full(packs, degree, dtype=np.int64),
+            tier=np.full(packs, problem.compact_tier(degree), dtype=np.int64),
+            offload_ratio=np.zeros(packs),
+        )
+    )
 
 
 def _longest_first(times: NDArray[np.float64], groups: int) -> tuple[Ints, Ints]:
