@@ -21,14 +21,21 @@ def command() -> None:
     "--cells",
     metavar="FILE",
     type=click.Path(),
-    help="CSV with model, dataset, gpus, context_tokens, strategy, measured_tokens_per_s; default: the shipped cells.",
+    help="CSV with model, dataset, gpus, context_tokens, strategy, measured_tokens_per_s; default: all of Figure 17.",
+)
+@click.option(
+    "--batches",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Global batches of each prediction; default: 16.",
 )
 @out_option
 @json_option
-def bytescale(cells: str | None, out: str | None, as_json: bool) -> None:
+def bytescale(cells: str | None, batches: int | None, out: str | None, as_json: bool) -> None:
     """ByteScale (arXiv 2502.21231): Figure 17 cell by cell, the ablation of Figure 20, the case of Figure 18."""
     with progress("reproducing") as shown:
-        reproduction = import_module("experiments.reproduce_bytescale").run(cells, out, report=shown)
+        module = import_module("experiments.reproduce_bytescale")
+        reproduction = module.run(cells, out, report=shown, batches=batches)
     if as_json:
         emit_json(reproduction.document)
         return
