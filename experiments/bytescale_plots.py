@@ -32,6 +32,9 @@ Floats = NDArray[np.float64]
 
 _TITLES = {"github": "GitHub", "byted": "Byted"}
 
+FLAT_SHARE = 0.02
+"""A range narrower than this part of its value is drawn as one mark."""
+
 
 def measured_and_predicted(records: Sequence[Record]) -> dict[str, tuple[list[float], list[float]]]:
     """Points of a scatter plot by strategy; strategies without any are left out."""
@@ -115,14 +118,13 @@ def plot_ranks(busy_s: Mapping[str, Floats], paper: Mapping[str, Mapping[str, An
         figure, (axes,) = figure_and_axes(8.2, 4.6)
         ranks = max(len(seconds) for seconds in busy_s.values())
         for position, (name, seconds) in enumerate(busy_s.items()):
-            axes.plot(np.arange(1, len(seconds) + 1), np.sort(seconds)[::-1], color=colours[name], linewidth=2,
+            axes.step(np.arange(1, len(seconds) + 1), np.sort(seconds)[::-1], color=colours[name], linewidth=2,
                       label=f"{name}: {seconds.min():.0f} to {seconds.max():.0f} s")  # fmt: skip
             least, most = paper[name]["paper"]["least"], paper[name]["paper"]["most"]
             at = ranks * (1.05 + 0.035 * position)
             axes.plot([at, at], [least, most], color=colours[name], linewidth=5, solid_capstyle="butt")
-            axes.plot(
-                [at], [(least + most) / 2], color=colours[name], marker="_", markersize=11, markeredgewidth=3
-            )
+            if most - least < FLAT_SHARE * most:
+                axes.plot([at], [most], color=colours[name], marker="_", markersize=11, markeredgewidth=3)
         axes.axvline(1.02 * ranks, color=GRID, linewidth=1)
         axes.text(
             1.085 * ranks,

@@ -65,7 +65,7 @@ class Job:
     """Keep the busy time of every rank."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome:
     """What a job yields, or the reason why it cannot run.
 

@@ -1,0 +1,361 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from cost_models import catalog
+from cost_models.memory import memory_report
+from experiments.bytescale_data import (
+    CONTEXTS_TOKENS,
+    DATASETS,
+    STRATEGIES,
+    all_cells,
+    figures,
+    layouts,
+    read_cells,
+)
+from experiments.bytescale_simulation import BATCH_TOKENS, CLUSTER, Job, batches_of, run_jobs, setup_of
+from experiments.bytescale_summary import (
+    ABLATION,
+    decline_document,
+    order_document,
+    records_summary,
+    speedups_document,
+)
+from experiments.cli import cli
+from experiments.feasibility import reasons_against
+from experiments.record_errors import error_of, error_summary
+from experiments.references import cluster_of_size
+from experiments.reproduce_bytescale import run
+from hdpsim.errors import UserInputError
+from simulator.setup import StrategyOptions
+
+HEADER = "model,dataset,gpus,context_tokens,strategy,measured_tokens_per_s"
+GOOD = "llama-7b,github,1024,262144,static,548304"
+
+
+def cell_file(folder: Path, *rows: str, header: str = HEADER) -> str:
+    path = folder / "cells.csv"
+    path.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def record(
+    strategy: str, predicted: float | None, measured: float | None = None, **more: object
+) -> dict[str, Any]:
+    place = {"model": "llama-7b", "dataset": "github", "gpus": 1024, "context_tokens": 2**18}
+    return {
+        **place,
+        "strategy": strategy,
+        "measured": measured,
+        "predicted": predicted,
+        "error": error_of(measured, predicted),
+        **more,
+    }
+
+
+# --- cells ---
+
+
+def test_the_figure_has_144_cells_of_which_60_are_published_here() -> None:
+    cells = all_cells()
+    assert len(cells) == 6 * 2 * 4 * 3 == len({cell.key for cell in cells})
+    measured = [cell for cell in cells if cell.measured_tokens_per_s is not None]
+    assert len(measured) == 60
+    # Table in the paper's figure: 7B, GitHub, 256K: 5.48, 6.97, 9.55 times 1e5 tokens/s.
+    assert [round(cell.measured_tokens_per_s or 0, -3) for cell in cells[:3]] == [548e3, 697e3, 955e3]
+
+
+def test_cells_keep_other_columns_and_may_lack_a_measurement(tmp_path: Path) -> None:
+    header = "note,strategy,context_tokens,gpus,dataset,model,measured_tokens_per_s"
+    path = cell_file(tmp_path, "a note,hdp-naive,2097152,1024,byted,llama-7b,", header=header)
+    (cell,) = read_cells(path)
+    assert cell.key == ("llama-7b", "byted", 1024, 2**21, "hdp-naive")
+    assert cell.measured_tokens_per_s is None
+    assert cell.columns["note"] == "a note"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            "llama-9b,github,1024,262144,static,1",
+            r"row 3: model: 'llama-9b' is not one of llama-7b.*did you mean",
+        ),
+        ("llama-7b,gitlab,1024,262144,static,1", r"row 3: dataset: 'gitlab' is not one of github, byted"),
+        ("llama-7b,github,1024,262144,balance,1", r"row 3: strategy: 'balance' is not one of static"),
+        (
+            "llama-7b,github,1k,262144,static,1",
+            r"row 3: gpus: expected a whole number of at least 1, got '1k'",
+        ),
+        ("llama-7b,github,0,262144,static,1", r"row 3: gpus"),
+        ("llama-7b,github,1024,-5,static,1", r"row 3: context_tokens: .* got '-5'"),
+        ("llama-7b,github,1024,2.5,static,1", r"row 3: context_tokens"),
+        ("llama-7b,github,1024,²,static,1", r"row 3: context_tokens"),
+        ("llama-7b,github,1024,262144,static,fast", r"row 3: measured_tokens_per_s: .* got 'fast'"),
+        ("llama-7b,github,1024,262144,static,nan", r"row 3: measured_tokens_per_s"),
+        ("llama-7b,github,1024,262144,static,0", r"row 3: measured_tokens_per_s"),
+        ("llama-7b,github,1024,262144,static,inf", r"row 3: measured_tokens_per_s"),
+        ("llama-7b,github,1024,262144,static", r"row 3: 5 fields, but the header has 6"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path: Path, row: str, message: str) -> None:
+    with pytest.raises(UserInputError, match=f"cells.csv, {message}"):
+        read_cells(cell_file(tmp_path, GOOD, row))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "missing columns model, dataset"),
+        (b"model,dataset,gpus\n", "missing columns context_tokens, strategy, measured_tokens_per_s"),
+        (HEADER.encode(), "holds no cells"),
+        (HEADER.encode() + b",model\n", "column model appears more than once"),
+        (b"\xff\xfe\x00", "is not a CSV file in UTF-8"),
+        (b'"model\n', "is not a CSV file in UTF-8"),
+    ],
+)
+def test_a_bad_file_is_explained(tmp_path: Path, text: bytes, message: str) -> None:
+    path = tmp_path / "cells.csv"
+    path.write_bytes(text)
+    with pytest.raises(UserInputError, match=message):
+        read_cells(path)
+
+
+def test_a_missing_file_and_a_folder_are_explained(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.csv", tmp_path):
+        with pytest.raises(UserInputError, match="cannot be read"):
+            read_cells(path)
+
+
+# --- layouts and batches ---
+
+
+@pytest.mark.parametrize("model", list(layouts()))
+def test_every_layout_divides_fits_and_serves_every_context(model: str) -> None:
+    chosen = layouts()[model]
+    cluster = cluster_of_size(catalog.cluster(CLUSTER), chosen.gpus)
+    ranks = chosen.layout.ranks(chosen.gpus)
+    assert not reasons_against(catalog.model(model), cluster, chosen.layout, max(CONTEXTS_TOKENS))
+    assert chosen.layout.rank_capacity_tokens == 8192
+    assert ranks % (max(CONTEXTS_TOKENS) // 8192) == 0  # cp 256 for 2M
+    assert memory_report(catalog.model(model), chosen.layout, cluster, ranks, 8192).fits
+    assert chosen.why
+
+
+def test_the_7b_layout_is_that_of_the_case_study() -> None:
+    chosen = layouts()["llama-7b"]
+    # 8 micro-batches x DP 2 x 2M tokens = 2^25 tokens; DP 2 x CP 256 = 512 ranks on 1,024 GPUs
+    assert chosen.layout.ranks(chosen.gpus) == 2 * 256
+    assert BATCH_TOKENS == 8 * 2 * 2**21
+
+
+@pytest.mark.parametrize("dataset", list(DATASETS))
+def test_batches_are_full_and_the_same_sequences_at_every_context(dataset: str) -> None:
+    short, long = (batches_of(dataset, context, 3) for context in (2**18, 2**21))
+    assert [int(batch.sum()) for batch in short + long] == [BATCH_TOKENS] * 6
+    assert max(batch.max() for batch in short) == 2**18
+    assert max(batch.max() for batch in long) > 2**20
+    kept = [batch[batch < 2**15] for batch in short]
+    assert len(np.concatenate(kept)) == pytest.approx(sum((batch < 2**15).sum() for batch in long), rel=0.01)
+
+
+def test_few_batches_have_the_published_share_of_the_longest_sequences() -> None:
+    lengths = np.concatenate(batches_of("byted", 2**21, 16))
+    share = lengths[lengths > 2**20].sum() / lengths.sum()
+    assert share == pytest.approx(0.121 / 1.003, rel=0.03)  # Figure 4: 12.1 % of 100.3
+
+
+# --- summaries ---
+
+
+def test_error_statistics() -> None:
+    assert error_of(200.0, 150.0) == -0.25
+    assert error_of(None, 150.0) is None
+    summary = error_summary([0.1, -0.3, None, 0.2])
+    assert summary["count"] == 3
+    assert summary["median_abs_error"] == pytest.approx(0.2)
+    assert summary["mean_abs_error"] == pytest.approx(0.2)
+    assert summary["p90_abs_error"] == pytest.approx(0.28)  # 0.2 + 0.8 x (0.3 - 0.2)
+    assert summary["max_abs_error"] == pytest.approx(0.3)
+    assert error_summary([None])["median_abs_error"] is None
+
+
+def test_records_without_a_measurement_or_a_prediction_do_not_count_as_errors() -> None:
+    summary = records_summary(
+        [record("static", 110.0, 100.0), record("static", 5.0), record("static", None, 7.0)]
+    )
+    assert (summary["count"], summary["unpredicted"]) == (1, 1)
+    assert summary["max_abs_error"] == pytest.approx(0.1)
+
+
+def test_speed_ups_and_order() -> None:
+    records = [
+        record("static", 100.0, 50.0),
+        record("hdp-naive", 90.0, 75.0),
+        record("hdp-balance", 300.0),
+        record("static", 1.0, dataset="byted"),
+        record("hdp-balance", None, dataset="byted"),
+    ]
+    document = speedups_document(records)
+    naive, balance = document["records"]
+    assert (naive["paper"], naive["predicted"]) == (1.5, 0.9)
+    assert naive["error"] == pytest.approx(-0.4)
+    assert (balance["paper"], balance["predicted"], balance["error"]) == (None, 3.0, None)
+    assert document["summary"]["hdp-naive"]["count"] == 1
+    order = order_document(records)
+    assert (order["count"], order["wrong"]) == (1, 1)
+
+
+def test_decline_is_per_doubling_on_github() -> None:
+    records = [
+        record("static", 800.0, 900.0),
+        record("static", 400.0, 300.0, context_tokens=2**19),
+        record("static", 100.0, context_tokens=2**20),
+        record("static", 9.0, dataset="byted"),
+        record("static", 1.0, dataset="byted", context_tokens=2**19),
+    ]
+    row = decline_document(records)["static"]
+    assert (row["count"], row["least"], row["most"]) == (2, 2.0, 4.0)  # 800 / 400 and 400 / 100
+    assert (row["predicted"], row["predicted_where_measured"], row["measured"]) == (3.0, 2.0, 3.0)
+    assert decline_document(records)["hdp-naive"]["predicted"] is None
+
+
+def test_the_published_ablation_has_our_steps() -> None:
+    published = figures()["ablation"]
+    assert [row["step"] for row in published] == list(ABLATION)
+    for row in published:  # printed speed-ups and digitised rates agree
+        assert row["tokens_per_s"] / published[0]["tokens_per_s"] == pytest.approx(row["speed_up"], rel=0.02)
+
+
+# --- the whole ---
+
+
+def test_a_run_writes_its_directory_and_never_looks_at_the_answer(tmp_path: Path) -> None:
+    rows = [
+        "llama-7b,byted,1024,524288,static,241000",
+        "llama-7b,byted,1024,524288,hdp-naive,",
+        "llama-7b,byted,1024,524288,hdp-balance,478000",
+        "llama-70b,github,8200,262144,static,1",  # 8,200 GPUs do not divide by 16
+        "llama-7b,github,1024,67108864,static,1",  # more than the batch
+    ]
+    done: list[tuple[int, int]] = []
+    found = run(
+        cell_file(tmp_path, *rows),
+        str(tmp_path / "out"),
+        batches=1,
+        workers=1,
+        report=lambda *at: done.append(at),
+    )
+    document = json.loads(json.dumps(found.document, allow_nan=False))
+    records = document["records"]
+    for row in (records[0], records[2]):
+        assert row["measured"] == row["measured_tokens_per_s"]
+        assert row["error"] == pytest.approx(row["predicted"] / row["measured"] - 1.0)
+        assert row["predicted"] == pytest.approx(BATCH_TOKENS / row["step_s"])
+    assert records[1]["predicted"] > 0
+    assert records[1]["error"] is None
+    assert [row["predicted"] for row in records[3:]] == [None, None]
+    assert "8200" in records[3]["reason"]
+    assert "longer than the global batch" in records[4]["reason"]
+    assert (document["summary"]["count"], document["summary"]["unpredicted"]) == (2, 2)
+    assert document["order"] == {"count": 1, "wrong": 0, "records": document["order"]["records"]}
+    assert [row["step"] for row in document["ablation"]] == list(ABLATION)
+    assert done[-1] == (len(done), len(done))
+
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"result.json", "records.csv", "ablation.csv", "ranks.csv", "speedups.csv", "README.md"} <= written
+    assert {
+        "paper_against_prediction.png",
+        "throughput_llama-7b_1024.png",
+        "ablation.svg",
+        "rank_times.png",
+    } <= written
+    assert (
+        (tmp_path / "out/records.csv")
+        .read_text()
+        .splitlines()[0]
+        .startswith(HEADER + ",measured,predicted,error")
+    )
+
+    answers_changed = cell_file(tmp_path, *(row.rpartition(",")[0] + ",77" for row in rows))
+    again = run(answers_changed, batches=1, workers=1).document["records"]
+    assert [row["predicted"] for row in again] == [row["predicted"] for row in records]
+
+
+def test_the_case_study_is_consistent(tmp_path: Path) -> None:
+    case = run(cell_file(tmp_path, GOOD), batches=1, workers=1).document["case_study"]
+    for name in STRATEGIES:
+        busy = case["busy_s"][name]["heaviest"]
+        assert busy["least"] <= busy["mean"] <= busy["most"] <= case["step_s"][name]["heaviest"]
+        assert case["busy_s"][name]["mean"] == pytest.approx(busy)  # one batch only
+    balance, naive = case["busy_s"]["hdp-balance"]["mean"], case["busy_s"]["hdp-naive"]["mean"]
+    assert balance["deviation"] < naive["deviation"] / 4
+    packed = case["layer"]["packed"]["predicted"]
+    assert packed["ranks"] == 256
+    # Transfers bind: 255 hops take longer than the kernels and merges of 256 ring steps, the rest of them shows.
+    assert packed["attention_s"] == pytest.approx(255 * packed["hop_s"] + packed["ring_step_s"], rel=1e-6)
+    single = case["layer"]["single"]["predicted"]
+    assert single["exposed_s"] == 0.0
+    assert single["hop_s"] < single["ring_step_s"] + single["merge_s"]
+
+
+def test_the_command_prints_one_document(tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        cli, ["reproduce", "bytescale", "--cells", cell_file(tmp_path, GOOD), "--batches", "1", "--json"]
+    )
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads(result.stdout)["records"]
+    assert list(row)[:9] == [*HEADER.split(","), "measured", "predicted", "error"]
+
+
+def test_the_command_explains_bad_cells(tmp_path: Path) -> None:
+    path = cell_file(tmp_path, GOOD.replace("static", "statik"))
+    result = CliRunner().invoke(cli, ["reproduce", "bytescale", "--cells", path])
+    assert result.exit_code == 2
+    assert "did you mean 'static'" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_setup_uses_the_paper_cluster_at_any_size() -> None:
+    job = Job(
+        model="llama-7b",
+        dataset="github",
+        gpus=2048,
+        context_tokens=2**18,
+        options=StrategyOptions(),
+        batches=1,
+    )
+    setup = setup_of(job)
+    assert (setup.cluster.name, setup.cluster.gpus, setup.ranks) == (CLUSTER, 2048, 1024)
+
+
+@pytest.mark.slow
+def test_outcomes_do_not_depend_on_the_number_of_workers() -> None:
+    jobs = [
+        Job(model="llama-7b", dataset="byted", gpus=1024, context_tokens=2**20, options=options, batches=1)
+        for options in (StrategyOptions(name="static"), StrategyOptions(), StrategyOptions(name="static"))
+    ]
+    alone, shared = (run_jobs(jobs, lambda done, total: None, workers) for workers in (1, 2))
+    assert [outcome.step_s for outcome in alone] == [outcome.step_s for outcome in shared]
+    assert alone[0].step_s == alone[2].step_s
+
+
+@pytest.mark.slow
+def test_published_cells_are_predicted(tmp_path: Path) -> None:
+    rows = [
+        ",".join(str(value) for value in cell.columns.values())
+        for cell in all_cells()
+        if cell.measured_tokens_per_s
+    ]
+    document = run(cell_file(tmp_path, *rows), batches=4).document
+    assert document["summary"]["count"] == 60
+    assert document["summary"]["median_abs_error"] <= 0.12
+    assert document["summary"]["max_abs_error"] <= 0.35
+    wrong = [row for row in document["order"]["records"] if not row["right"]]
+    assert wrong == []
