@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTHON ?=
 TEST_WORKERS ?= 2
 
-.PHONY: help venv demo test test-fast lint format types layers readme check clean
+.PHONY: help venv demo test test-fast bench lint format types layers readme check clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -51,6 +51,9 @@ test: $(VENV)/.installed-dev ## all tests, slow ones included
 
 test-fast: $(VENV)/.installed-dev ## the tests that take no longer than about two seconds each
 	$(BIN)/python -m pytest -q -n $(TEST_WORKERS) -m "not slow"
+
+bench: $(VENV)/.installed ## measure speed and memory (a few minutes); results in benchmarks/results.json
+	$(BIN)/python benchmarks/run.py
 
 lint: $(VENV)/.installed-dev ## ruff: rules and formatting
 	$(BIN)/ruff check

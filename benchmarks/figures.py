@@ -1,0 +1,272 @@
+"""What is measured: every figure with its target, ready to run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.micro_batch import StepCosts
+from cost_models.step_costs import step_costs
+from experiments.scenario import Scenario, load_scenario
+from simulator.engine import run_engine
+from simulator.plan import Plan
+from simulator.replay import run_replay
+from simulator.setup import Setup
+from simulator.simulate import micro_batches, plan_batch, simulate_step
+from simulator.strategies.problem import PlanningProblem
+
+__all__ = ["FIGURES", "SCALING", "SCALING_GPUS", "Figure", "Prepared", "at_scale"]
+
+Lengths = NDArray[np.int64]
+Yardstick = Literal["numpy", "simpy", "python"]
+
+DEMO = "demo-8x22b-12k"
+# One pipeline stage per rank: 12,288 GPUs are 1,536 ranks and 131,072 GPUs are 16,384. Mixtral 8x22B would not fit.
+ONE_STAGE = ("model=llama-70b", "layout.pp=1", "layout.ep=1")
+# The same layout at every size: ranks of 16 GPUs, 2,048 tokens per GPU and step.
+SCALING_GPUS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+SCALING_TOKENS_PER_GPU = 2048
+SCALING_CONTEXT = "256K"  # 64 ranks of 1,024 GPUs must hold the longest sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A figure with everything done that is not timed."""
+
+    run: Callable[[], object]
+    events: int = 0
+    """Events the engine processes in a run."""
+    detail: str = ""
+    command: tuple[str, ...] = ()
+    """Arguments of the hdpsim command that *run* starts, if it starts one: its memory is that of a process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One thing to measure."""
+
+    name: str
+    what: str
+    yardstick: Yardstick
+    prepare: Callable[[], Prepared]
+    target_s: float | None = None
+    target_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A batch under a setup, planned and priced."""
+
+    setup: Setup
+    lengths: Lengths
+    plan: Plan
+    problem: PlanningProblem
+    costs: StepCosts
+
+    @property
+    def detail(self) -> str:
+        cluster, tokens = self.setup.cluster, int(self.lengths.sum())
+        over_bound = self.plan.makespan_s / self.plan.lower_bound_s - 1.0
+        return (
+            f"{cluster.gpus:,} GPUs, {self.plan.ranks:,} ranks x {self.setup.layout.pp} stages, "
+            f"{tokens / 2**20:g}M tokens, {len(self.lengths):,} sequences, {self.plan.micro_batches:,} micro-batches, "
+            f"plan {over_bound:+.1%} over its bound"
+        )
+
+
+def _prices(problem: PlanningProblem, plan: Plan) -> StepCosts:
+    return step_costs(problem.cost, micro_batches(problem, plan), plan.ranks, data_s=0.0)
+
+
+def _step(setup: Setup, lengths: Lengths) -> _Step:
+    plan, problem, _ = plan_batch(setup, lengths)
+    return _Step(setup, lengths, plan, problem, _prices(problem, plan))
+
+
+@lru_cache(maxsize=2)
+def _of_scenario(*changes: str) -> _Step:
+    scenario: Scenario = load_scenario(DEMO, changes)
+    return _step(scenario.setup(), scenario.batches(1)[0])
+
+
+@lru_cache(maxsize=1)
+def at_scale(gpus: int) -> _Step:
+    """The demonstration's layout on *gpus* GPUs with a batch in proportion."""
+    tokens = SCALING_TOKENS_PER_GPU * gpus
+    return _of_scenario(
+        f"gpus={gpus}", f"data.batch={tokens // 2**20}M tokens", f"data.context={SCALING_CONTEXT}"
+    )
+
+
+def _plan(step: _Step) -> Prepared:
+    return Prepared(run=lambda: plan_batch(step.setup, step.lengths), detail=step.detail)
+
+
+def _pricing(step: _Step) -> Prepared:
+    return Prepared(run=lambda: _prices(step.problem, step.plan), detail=step.detail)
+
+
+def _replay(step: _Step) -> Prepared:
+    return Prepared(run=lambda: run_replay(step.plan, step.costs), detail=step.detail)
+
+
+def _engine(step: _Step) -> Prepared:
+    events = run_engine(step.plan, step.costs).events
+    return Prepared(
+        run=lambda: run_engine(step.plan, step.costs),
+        events=events,
+        detail=f"{events:,} events; {step.detail}",
+    )
+
+
+def _whole(step: _Step) -> Prepared:
+    return Prepared(run=lambda: simulate_step(step.setup, step.lengths), detail=step.detail)
+
+
+def _priced_replay(step: _Step) -> Prepared:
+    return Prepared(run=lambda: run_replay(step.plan, _prices(step.problem, step.plan)), detail=step.detail)
+
+
+@lru_cache(maxsize=2)
+def _uniform(gpus: int) -> _Step:
+    """The static mesh on sequences of one length: what a sweep without a trace asks."""
+    scenario = load_scenario(DEMO, (f"gpus={gpus}", "data.context=8K", "strategy.name=static"))
+    tokens = SCALING_TOKENS_PER_GPU * gpus
+    return _step(scenario.setup(), np.full(tokens // 8192, 8192, dtype=np.int64))
+
+
+def _command(*arguments: str) -> Prepared:
+    command = (sys.executable, "-m", "hdpsim", *arguments)
+    return Prepared(
+        run=lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL),
+        detail=f"hdpsim {' '.join(arguments)}",
+        command=arguments,
+    )
+
+
+_BIG = (*ONE_STAGE, "gpus=131072", "data.batch=256M tokens")
+_GIGABYTE = 10**9
+
+FIGURES: tuple[Figure, ...] = (
+    Figure(
+        name="plan-12k",
+        what="hdp-balance plans the demonstration's step",
+        yardstick="numpy",
+        target_s=1.0,
+        prepare=lambda: _plan(_of_scenario()),
+    ),
+    Figure(
+        name="price-12k",
+        what="cost of all its micro-batches",
+        yardstick="numpy",
+        prepare=lambda: _pricing(_of_scenario()),
+    ),
+    Figure(
+        name="replay-12k",
+        what="replay of that plan",
+        yardstick="numpy",
+        target_s=0.02,
+        prepare=lambda: _replay(_of_scenario()),
+    ),
+    Figure(
+        name="engine-12k",
+        what="SimPy engine on that plan",
+        yardstick="simpy",
+        target_s=0.8,
+        prepare=lambda: _engine(_of_scenario()),
+    ),
+    Figure(
+        name="step-12k",
+        what="plan, price and replay together",
+        yardstick="numpy",
+        target_bytes=_GIGABYTE,
+        prepare=lambda: _whole(_of_scenario()),
+    ),
+    Figure(
+        name="plan-1536-ranks",
+        what="hdp-balance plans 32M tokens for 1,536 ranks",
+        yardstick="numpy",
+        target_s=0.05,
+        prepare=lambda: _plan(_of_scenario(*ONE_STAGE)),
+    ),
+    Figure(
+        name="plan-16384-ranks",
+        what="hdp-balance plans 256M tokens for 16,384 ranks",
+        yardstick="numpy",
+        target_s=1.0,
+        prepare=lambda: _plan(_of_scenario(*_BIG)),
+    ),
+    Figure(
+        name="replay-131k",
+        what="replay of that plan",
+        yardstick="numpy",
+        target_s=0.3,
+        prepare=lambda: _replay(_of_scenario(*_BIG)),
+    ),
+    Figure(
+        name="engine-131k",
+        what="SimPy engine on that plan",
+        yardstick="simpy",
+        target_s=10.0,
+        target_bytes=_GIGABYTE,
+        prepare=lambda: _engine(_of_scenario(*_BIG)),
+    ),
+    Figure(
+        name="replay-131k-pipeline",
+        what="replay at 131,072 GPUs with two stages",
+        yardstick="numpy",
+        target_s=0.3,
+        prepare=lambda: _replay(at_scale(131072)),
+    ),
+    Figure(
+        name="engine-131k-pipeline",
+        what="SimPy engine at 131,072 GPUs with two stages",
+        yardstick="simpy",
+        target_s=10.0,
+        target_bytes=_GIGABYTE,
+        prepare=lambda: _engine(at_scale(131072)),
+    ),
+    *(
+        Figure(
+            name=f"uniform-{short}{suffix}",
+            what=f"static mesh, equal lengths: {what}",
+            yardstick="numpy",
+            target_s=target_s,
+            prepare=lambda gpus=gpus, kind=kind: kind(_uniform(gpus)),  # type: ignore[misc]
+        )
+        for gpus, short in ((1024, "1k"), (12288, "12k"), (131072, "131k"))
+        for kind, suffix, what, target_s in (
+            (_priced_replay, "", "costs and replay", 0.0015),
+            (_whole, "-planned", "plan, costs and replay", None),
+        )
+    ),
+    Figure(
+        name="help",
+        what="hdpsim --help",
+        yardstick="python",
+        target_s=0.4,
+        prepare=lambda: _command("--help"),
+    ),
+    Figure(
+        name="simulate-command",
+        what="hdpsim simulate, one batch, everything included",
+        yardstick="python",
+        target_bytes=_GIGABYTE,
+        prepare=lambda: _command("simulate", DEMO, "--batches", "1"),
+    ),
+)
+
+SCALING: tuple[tuple[str, Yardstick, Callable[[_Step], Prepared]], ...] = (
+    ("plan", "numpy", _plan),
+    ("price", "numpy", _pricing),
+    ("replay", "numpy", _replay),
+    ("engine", "simpy", _engine),
+)
+"""What is measured at every number of GPUs of SCALING_GPUS."""

@@ -1,0 +1,114 @@
+"""Measuring: median of several runs after a warm-up, peak memory in a pass of its own, and the yardsticks.
+
+A yardstick is something simple, measured in the same run, that a figure is divided by: the ratio moves less from
+machine to machine than the seconds do.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+import numpy as np
+import simpy
+
+__all__ = ["Yardsticks", "command_peak_bytes", "fitted_exponent", "median_s", "peak_bytes", "yardsticks"]
+
+REPEATS = 5
+
+SORTED_NUMBERS = 1_000_000
+SIMPY_PROCESSES, SIMPY_TIMEOUTS = 1_000, 100  # a heap of 1,000 events, as in a simulation of some size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Yardsticks:
+    """Seconds of what figures are compared with."""
+
+    simpy_event_s: float
+    """One `timeout` of bare SimPy, a thousand processes waiting."""
+    numpy_sort_s: float
+    """numpy sorts a million random doubles."""
+    python_start_s: float
+    """`python -c pass` as a new process."""
+
+    def seconds(self, yardstick: str, events: int) -> float:
+        """The yardstick of that name ('simpy': as many timeouts as the figure processed events)."""
+        if yardstick == "simpy":
+            return self.simpy_event_s * events
+        return {"numpy": self.numpy_sort_s, "python": self.python_start_s}[yardstick]
+
+
+def median_s(run: Callable[[], object], repeats: int = REPEATS) -> float:
+    """Median seconds of *repeats* runs, after one that does not count."""
+    run()
+    seconds = []
+    for _ in range(repeats):
+        gc.collect()
+        begun = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - begun)
+    return statistics.median(seconds)
+
+
+def peak_bytes(run: Callable[[], object]) -> int:
+    """Most memory that one run held beyond what was there before (tracemalloc: slow, so never timed)."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        run()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+def command_peak_bytes(arguments: list[str]) -> int:
+    """Largest resident size of `hdpsim ARGUMENTS`, interpreter and imports included (Linux).
+
+    The process reads it about itself: what the kernel reports to the parent starts at the parent's own size.
+    """
+    command = [sys.executable, "-c", _PROBE, *arguments]
+    done = subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    return int(done.stderr.split()[-1]) * 1024
+
+
+_PROBE = """
+import re, runpy, sys
+try:
+    runpy.run_module("hdpsim", run_name="__main__", alter_sys=True)
+finally:
+    print(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1], file=sys.stderr)
+"""
+
+
+def fitted_exponent(sizes: list[int], seconds: list[float]) -> float:
+    """Slope of log seconds over log size: 1 = linear."""
+    return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
+
+
+def yardsticks(repeats: int = REPEATS) -> Yardsticks:
+    """Measure all yardsticks now, on this machine."""
+    numbers = np.random.default_rng(0).random(SORTED_NUMBERS)
+    return Yardsticks(
+        simpy_event_s=median_s(_bare_simpy, repeats) / (SIMPY_PROCESSES * SIMPY_TIMEOUTS),
+        numpy_sort_s=median_s(lambda: np.sort(numbers), repeats),
+        python_start_s=median_s(lambda: subprocess.run([sys.executable, "-c", "pass"], check=True), repeats),
+    )
+
+
+def _bare_simpy() -> None:
+    env = simpy.Environment()
+
+    def waits(pause_s: float) -> Generator[simpy.Event, None, None]:
+        for _ in range(SIMPY_TIMEOUTS):
+            yield env.timeout(pause_s)
+
+    for pause_s in np.random.default_rng(0).random(SIMPY_PROCESSES).tolist():
+        env.process(waits(pause_s))
+    env.run()
