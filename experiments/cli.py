@@ -25,6 +25,7 @@ VERBS = {
     "scale": "experiments.cli_scale",
     "whatif": "experiments.cli_whatif",
     "trace": "experiments.cli_trace",
+    "campaign": "experiments.cli_campaign",
     "reproduce": "experiments.cli_reproduce",
     "scenarios": "experiments.cli_scenarios",
     "catalog": "experiments.cli_catalog",

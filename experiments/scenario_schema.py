@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import get_args
 
+from cost_models.checkpoint import Readers
 from cost_models.layout import Precision, Recompute, Schedule, Sharding
 from cost_models.schema import Problems, did_you_mean
+from cost_models.startup import StartupMethod
 from cost_models.units import parse_quantity, unit_names
 from hdpsim.errors import QuantityError
 from simulator.setup import Packing, StrategyName
@@ -141,6 +144,35 @@ def _word_or(word: str, dump: Callable[[object], object] = lambda value: value) 
     return lambda value: word if value is None else dump(value)
 
 
+def _quantity(dimension: str, *, zero: bool = False) -> Callable[[object], float]:
+    """A quantity with its unit ("30d", "2TB/s"), positive, or zero too."""
+
+    def parse(value: object) -> float:
+        if not isinstance(value, str):
+            example = {"time": "30d", "bandwidth": "100GB/s"}[dimension]
+            raise ValueError(f'expected a text with a unit such as "{example}", got {_shown(value)}')
+        parsed = parse_quantity(value, dimension)
+        if not (parsed > 0 or (zero and parsed == 0)):
+            raise ValueError(f"must be positive, got {_shown(value)}")
+        return parsed
+
+    return parse
+
+
+def _dump_time(value: object) -> str:
+    return f"{_plain_number(value)}s"
+
+
+def _dump_bandwidth(value: object) -> str:
+    return f"{Decimal(repr(value)).scaleb(-9).normalize():f}GB/s"
+
+
+def _plain_number(value: object) -> str:
+    """A number as `parse_quantity` reads it back exactly."""
+    text = repr(value)
+    return text.removesuffix(".0")
+
+
 def _tokens(value: object) -> int:
     """Tokens: 8192, "8K", "8K tokens"."""
     tokens = 0.0
@@ -171,6 +203,32 @@ def _batch(value: object) -> Batch:
     if not isinstance(value, str):
         raise ValueError(f'expected "32M tokens" or "512 sequences", got {_shown(value)}')
     return Batch(tokens=_tokens(value))
+
+
+_DAY_S = 86400.0
+
+
+def _time_key(default_s: float, *, zero: bool = False) -> Key:
+    return Key(parse=_quantity("time", zero=zero), default=default_s, dump=_dump_time)
+
+
+def _auto_time_key(*, zero: bool = False) -> Key:
+    parse = _or_word("auto", _quantity("time", zero=zero))
+    return Key(parse=parse, default=None, dump=_word_or("auto", _dump_time))
+
+
+def _interval(value: object) -> object:
+    """Work between two checkpoints: seconds, or the name of the optimum."""
+    if value in ("young", "daly"):
+        return value
+    try:
+        return _quantity("time")(value)
+    except ValueError as error:
+        raise ValueError(f"{error}; or young, daly (the optimum)") from None
+
+
+def _dump_interval(value: object) -> object:
+    return value if isinstance(value, str) else _dump_time(value)
 
 
 KEYS: Mapping[str, Key] = {
@@ -211,6 +269,37 @@ KEYS: Mapping[str, Key] = {
     "execution.slow_node_factor": Key(parse=_number(1.0, 100.0), default=1.1),
     "execution.batches": Key(parse=_integer(1, 100_000), default=1),
     "calibration": Key(parse=_text, default="default"),
+    "campaign.duration": _time_key(30 * _DAY_S),
+    "campaign.seeds": Key(parse=_integer(1, 100_000), default=8),
+    "campaign.seed": Key(parse=_integer(0), default=0),
+    "campaign.step": _auto_time_key(),
+    "campaign.jitter": Key(parse=_number(0.0, 1.0), default=0.0),
+    "campaign.drift_per_day": Key(parse=_number(0.0, 1.0), default=0.0),
+    "campaign.failures": Key(parse=_text, default="llama3"),
+    "campaign.failure_scale": Key(parse=_number(0.0, 1000.0), default=1.0),
+    "campaign.heartbeat": _time_key(10.0),
+    "campaign.heartbeat_misses": Key(parse=_integer(1, 1000), default=3),
+    "campaign.hang_timeout": _time_key(600.0),
+    "campaign.diagnosis": _time_key(300.0, zero=True),
+    "campaign.manual_share": Key(parse=_number(0.0, 1.0), default=0.0),
+    "campaign.manual": _time_key(3600.0, zero=True),
+    "campaign.spares": Key(parse=_or_word("auto", _integer(0)), default=None, dump=_word_or("auto")),
+    "campaign.repair": _time_key(_DAY_S),
+    "campaign.scheduling": _time_key(60.0, zero=True),
+    "campaign.startup": Key(parse=_choice(get_args(StartupMethod)), default="ordered"),
+    "campaign.group_initialisation": _auto_time_key(zero=True),
+    "campaign.checkpoint_interval": Key(parse=_interval, default="daly", dump=_dump_interval),
+    "campaign.checkpoint_block": _auto_time_key(zero=True),
+    "campaign.checkpoint_upload": _auto_time_key(zero=True),
+    "campaign.checkpoint_load": _auto_time_key(zero=True),
+    "campaign.storage_bandwidth": Key(parse=_quantity("bandwidth"), default=100e9, dump=_dump_bandwidth),
+    "campaign.readers": Key(parse=_choice(get_args(Readers)), default="one-per-group"),
+    "campaign.straggler_share": Key(parse=_number(0.0, 1.0), default=0.0),
+    "campaign.straggler_factor": Key(parse=_number(1.0, 100.0), default=1.1),
+    "campaign.straggler_detection": _time_key(3600.0),
+    "campaign.straggler_mttf": Key(
+        parse=_or_word("never", _quantity("time")), default=None, dump=_word_or("never", _dump_time)
+    ),
 }
 
 SECTIONS = tuple(dict.fromkeys(key.partition(".")[0] for key in KEYS if "." in key))

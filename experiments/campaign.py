@@ -1,0 +1,118 @@
+"""Many runs of one campaign, in parallel, and what they say together."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from experiments.campaign_scenario import CampaignPlan, plan_campaign
+from experiments.compare import Estimate, Report, estimate, silent
+from simulator.campaign import simulate_campaign
+from simulator.campaign_setup import ACCOUNTS, CampaignResult, CampaignSetup
+
+if TYPE_CHECKING:
+    from experiments.scenario import Scenario
+
+__all__ = ["CampaignStudy", "run_campaign"]
+
+WORTH_A_POOL_S = (
+    2.0  # processes take about a second to start; less work than this is done sooner without them
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CampaignStudy:
+    """All runs of a campaign, in the order of their numbers."""
+
+    scenario: Scenario
+    plan: CampaignPlan
+    results: tuple[CampaignResult, ...]
+
+    @property
+    def ettr(self) -> Estimate:
+        """Effective-training-time ratio."""
+        return estimate([result.ettr for result in self.results])
+
+    @property
+    def goodput(self) -> Estimate:
+        """Kept tokens against those of an undisturbed run."""
+        return estimate([result.goodput for result in self.results])
+
+    @property
+    def tokens(self) -> Estimate:
+        """Kept tokens."""
+        return estimate([result.tokens for result in self.results])
+
+    @property
+    def restarts(self) -> Estimate:
+        """Restarts of a run, planned ones included."""
+        return estimate([float(len(result.incidents)) for result in self.results])
+
+    @property
+    def failures(self) -> Estimate:
+        """Unplanned restarts of a run."""
+        return estimate([float(result.failures) for result in self.results])
+
+    @property
+    def mtbf_s(self) -> float | None:
+        """Time of all runs over their unplanned failures; None if there were none."""
+        count = sum(result.failures for result in self.results)
+        return sum(result.duration_s for result in self.results) / count if count else None
+
+    def account_s(self) -> dict[str, Estimate]:
+        """Seconds of a run in each account; the means sum to the duration."""
+        return {name: estimate([result.account_s[name] for result in self.results]) for name in ACCOUNTS}
+
+    def restarts_by_cause(self) -> dict[str, Estimate]:
+        """Restarts of a run by cause, the most frequent first."""
+        counts = [result.restarts for result in self.results]
+        names = dict.fromkeys(name for count in counts for name in count)
+        found = {name: estimate([float(count.get(name, 0)) for count in counts]) for name in names}
+        return dict(sorted(found.items(), key=lambda item: (-item[1].mean, item[0])))
+
+
+def run_campaign(
+    scenario: Scenario,
+    *,
+    folder: Path | None = None,
+    workers: int | None = None,
+    report: Report = silent,
+) -> CampaignStudy:
+    """Run every seed of the scenario's campaign.
+
+    Args:
+        scenario: what to run.
+        folder: where the path of a failure profile starts.
+        workers: processes; default: as many as there are processors. The result does not depend on it.
+        report: told (done, total) after every run.
+
+    Raises:
+        UserInputError, InfeasibleError: see plan_campaign.
+    """
+    plan = plan_campaign(scenario, folder)
+    setups = [replace(plan.setup, seed=(plan.seed, number)) for number in range(plan.seeds)]
+    results = []
+    for result in _all(setups, workers if workers is not None else os.cpu_count() or 1):
+        results.append(result)
+        report(len(results), len(setups))
+    return CampaignStudy(scenario=scenario, plan=plan, results=tuple(results))
+
+
+def _all(setups: Sequence[CampaignSetup], workers: int) -> Iterator[CampaignResult]:
+    """Results in order; in a pool of processes when the first run says that it is worth it."""
+    began = time.perf_counter()
+    yield simulate_campaign(setups[0])
+    rest = setups[1:]
+    if workers < 2 or (time.perf_counter() - began) * len(rest) < WORTH_A_POOL_S:
+        yield from map(simulate_campaign, rest)
+        return
+    # spawn: a progress bar's thread must not be copied into a worker
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, len(rest)), mp_context=context) as pool:
+        yield from pool.map(simulate_campaign, rest, chunksize=max(1, len(rest) // (4 * workers)))

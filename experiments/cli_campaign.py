@@ -1,0 +1,74 @@
+"""`hdpsim campaign`: a weeks-long run with its failures."""
+
+from __future__ import annotations
+
+import click
+
+from experiments.cli_common import (
+    emit_json,
+    json_option,
+    load,
+    out_option,
+    progress,
+    scenario_argument,
+    set_option,
+    show_table,
+)
+
+__all__ = ["command"]
+
+
+@click.command("campaign")
+@scenario_argument
+@click.option(
+    "--duration", metavar="TIME", help="Wall-clock time to simulate, such as 30d; default: campaign.duration."
+)
+@click.option("--seeds", type=click.IntRange(min=1), metavar="N", help="Runs; default: campaign.seeds.")
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Processes; default: one per processor. The result does not depend on it.",
+)
+@set_option
+@out_option
+@json_option
+def command(
+    scenario: str,
+    duration: str | None,
+    seeds: int | None,
+    workers: int | None,
+    overrides: tuple[str, ...],
+    out: str | None,
+    as_json: bool,
+) -> None:
+    """How much of a weeks-long run is left after failures, restarts and checkpoints?"""
+    from experiments import campaign_report, report
+    from experiments.artefacts import check_out
+    from experiments.campaign import run_campaign
+    from experiments.scenario import scenario_path
+
+    check_out(out)
+    if duration is not None:
+        overrides = (*overrides, f"campaign.duration={duration}")
+    if seeds is not None:
+        overrides = (*overrides, f"campaign.seeds={seeds}")
+    checked = load(scenario, overrides)
+    with progress("simulating runs") as shown:
+        study = run_campaign(checked, folder=scenario_path(scenario).parent, workers=workers, report=shown)
+    document = report.json_document("campaign", checked, campaign_report.campaign_json(study))
+    written = None if out is None else campaign_report.write_campaign(out, document, study)
+    if as_json:
+        emit_json(document)
+        return
+    click.echo(report.headline(checked))
+    for table in (
+        campaign_report.summary_table(study),
+        campaign_report.account_table(study),
+        campaign_report.cause_table(study),
+    ):
+        click.echo()
+        show_table(table)
+    click.echo()
+    for line in (*campaign_report.campaign_remarks(study), *((written,) if written else ())):
+        click.echo(line)
