@@ -25,10 +25,12 @@ VERBS = {
     "scale": "experiments.cli_scale",
     "whatif": "experiments.cli_whatif",
     "trace": "experiments.cli_trace",
+    "replay-ops": "experiments.cli_replay_ops",
     "campaign": "experiments.cli_campaign",
     "reproduce": "experiments.cli_reproduce",
     "scenarios": "experiments.cli_scenarios",
     "catalog": "experiments.cli_catalog",
+    "fabric": "experiments.cli_fabric",
 }
 """Verb -> module that holds its click command as `command`, in the order of the help text."""
 

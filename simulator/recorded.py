@@ -135,7 +135,8 @@ class RecordedJob:
         last = np.full(len(self.steps), -np.inf)
         np.minimum.at(first, self.step, self.start_s)
         np.maximum.at(last, self.step, self.end_s)
-        return last - first
+        length: Floats = last - first
+        return length
 
     def describe(self, operation: int) -> str:
         """Name one operation for a message."""

@@ -160,7 +160,7 @@ def _beside_edges(job: RecordedJob, order: Ints, beside: Bools, owner: Ints) -> 
     span_s = float(job.end_s.max()) + 1.0
 
     # In order with its own kind.
-    by_kind = rows[np.lexsort((np.arange(len(rows)), kind[rows], lane[rows]))]
+    by_kind = rows[np.lexsort((job.sequence[rows], kind[rows], lane[rows]))]
     same = (lane[by_kind[1:]] == lane[by_kind[:-1]]) & (kind[by_kind[1:]] == kind[by_kind[:-1]])
     edges.append((by_kind[:-1][same], by_kind[1:][same]))
 
@@ -177,7 +177,7 @@ def _beside_edges(job: RecordedJob, order: Ints, beside: Bools, owner: Ints) -> 
     edges.append((receive, owner[receive]))
 
     # The first forward of a chunk waits for the chunk's parameters.
-    gathers = rows[kind[rows] == code("params-all-gather")]
+    gathers = rows[(kind[rows] == code("params-all-gather")) & (job.chunk[rows] >= 0)]
     forwards = computed[kind[computed] == code("forward-compute")]
     forward_key = lane[forwards] * job.chunks + job.chunk[forwards]
     keys, first = np.unique(forward_key, return_index=True)
@@ -211,7 +211,10 @@ def _groups(job: RecordedJob, order: Ints, sends: Ints, receives: Ints) -> tuple
     ranks, stages = job.data_parallel, job.stages
     _meet(job, group, meets, order, DATA_PARALLEL, job.step * stages + job.stage, ranks, "dp_rank")
     by_rank = job.step * ranks + job.data_parallel_rank
-    _meet(job, group, meets, order, ("embedding-grads-all-reduce",), by_rank, min(stages, 2), "end of the model")
+    ends = order[(job.stage[order] == 0) | (job.stage[order] == stages - 1)]
+    _meet(
+        job, group, meets, ends, ("embedding-grads-all-reduce",), by_rank, min(stages, 2), "end of the model"
+    )
     _meet(job, group, meets, order, ("optimizer-clip-main-grad",), job.step, job.workers, "worker")
     return group, meets
 
@@ -275,4 +278,5 @@ def host_gaps(graph: RecordedGraph) -> Floats:
     by_step = np.full((len(job.steps), len(classes)), np.inf)
     np.minimum.at(by_step, (job.step[graph.row], member), start_s - before_s)
     by_step[np.isinf(by_step)] = np.nan
-    return np.maximum(np.nanmedian(by_step, axis=0), 0.0)[member]
+    usual_s: Floats = np.maximum(np.nanmedian(by_step, axis=0), 0.0)
+    return usual_s[member]

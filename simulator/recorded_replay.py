@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -86,7 +87,7 @@ class Replay:
                 sizes[low:high],
                 slice(first_member[low], first_member[high]),
             )
-            for low, high in zip(bounds[:-1], bounds[1:], strict=True)
+            for low, high in pairwise(bounds.tolist())
         ]
 
     def ends(self, work_s: ArrayLike, delay_s: ArrayLike | None = None) -> Floats:
@@ -144,9 +145,7 @@ def circle_error(
 ) -> DeadlockError:
     """Return the error that names the operations which wait for each other, given those that could be *played*."""
     waits = ~played[graph.source] & ~played[graph.target]
-    before = dict(
-        zip(graph.group[graph.target[waits]].tolist(), np.flatnonzero(waits).tolist(), strict=True)
-    )
+    before = dict(zip(graph.group[graph.target[waits]].tolist(), np.flatnonzero(waits).tolist(), strict=True))
     group = next(iter(before))
     seen: dict[int, int] = {}
     names: list[str] = []

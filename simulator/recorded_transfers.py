@@ -2,7 +2,7 @@
 
 A trace numbers sends and receives in their order, and names the virtual stage only of computations. What the profiler
 wrote is not always what ran: with interleaved stages it may list sends and receives at the two ends of the model, where
-there is no neighbour, at the start and at the end of the step, and may miss the very first receive. So each list is
+there is no neighbour, at the start and at the end of the step, and may miss the very first receive or last send. So each list is
 aligned with the computations of its worker first (`attach`), and then senders and receivers are paired: the n-th
 transfer over a boundary between two virtual stages is the same on both sides.
 """
@@ -28,7 +28,8 @@ def attach(job: RecordedJob, order: Ints) -> Ints:
 
     Args:
         job: the recorded operations.
-        order: all operations by lane and start.
+        order: all operations by lane and start. Transfers are taken in the order of their sequence numbers, the order
+            in which the host launched them: two that were posted together may have either start first.
 
     Raises:
         UserInputError: the numbers of transfers and computations do not fit.
@@ -40,14 +41,13 @@ def attach(job: RecordedJob, order: Ints) -> Ints:
         computed = order[kinds == code(f"{direction}-compute")]
         virtual = job.virtual_stage[computed]
         for end, edge in (("recv", source), ("send", sink)):
-            rows = order[kinds == code(f"{direction}-{end}")]
+            rows = np.flatnonzero(job.kind == code(f"{direction}-{end}"))
+            rows = rows[np.lexsort((job.sequence[rows], job.lane[rows]))]
             owner[rows] = _align(job, computed, virtual != edge, rows, receives=end == "recv")
     return owner
 
 
-def _align(
-    job: RecordedJob, computed: Ints, needs: NDArray[np.bool_], rows: Ints, *, receives: bool
-) -> Ints:
+def _align(job: RecordedJob, computed: Ints, needs: NDArray[np.bool_], rows: Ints, *, receives: bool) -> Ints:
     """Return for each of *rows* (one kind) its computation or -1; *needs*: the computations with a neighbour."""
     lanes = len(job.steps) * job.workers
     lane = job.lane
@@ -76,15 +76,16 @@ def _align(
 
     exact = found == needed
     complete = ~exact & (found == count)
-    first_missing = ~exact & ~complete & receives & (found == count - 1)
-    bad = np.flatnonzero(~(exact | complete | first_missing))
+    one_missing = ~exact & ~complete & (found == count - 1)
+    bad = np.flatnonzero(~(exact | complete | one_missing))
     if len(bad):
         raise _misfit(job, int(bad[0]), computed, found, count, needed, rows)
     at = lane[kept]
     by_need = exact[at]
     served = np.empty(len(kept), dtype=np.int64)
     served[by_need] = needing[(needed_offset[at] + place)[by_need]]
-    among_all = (offset[at] + place + first_missing[at])[~by_need]
+    shift = one_missing[at] if receives else 0
+    among_all = (offset[at] + place + shift)[~by_need]
     served[~by_need] = np.where(needs[among_all], computed[among_all], -1)
     owner[ran] = served
     return owner

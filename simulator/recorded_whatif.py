@@ -39,8 +39,10 @@ _CELLS = 4_000_000  # operations x variants that are played at once: 32 MB an ar
 RANKS_REPLAYED = 128
 """Of more ranks or workers than this, those with the most time above their ideal are replayed, the others not."""
 
-_TRANSFERS = {"forward-send/recv": ("forward-send", "forward-recv"),
-              "backward-send/recv": ("backward-send", "backward-recv")}  # fmt: skip
+_TRANSFERS = {
+    "forward-send/recv": ("forward-send", "forward-recv"),
+    "backward-send/recv": ("backward-send", "backward-recv"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,8 @@ class Analysis:
     Attributes:
         recorded_s: [steps]
         predicted_s: [steps]: with the usual host gaps, played by the engine.
+        usual_transfers_s: [steps]: the same, but communication takes the median transfer time of its kind: of each
+            step only the computation is known.
         without_gaps_s: [steps]: operations only.
         ideal_s: [steps]
         engine_difference: largest relative difference between the engine and the closed form.
@@ -82,6 +86,7 @@ class Analysis:
 
     recorded_s: Floats
     predicted_s: Floats
+    usual_transfers_s: Floats
     without_gaps_s: Floats
     ideal_s: Floats
     engine_difference: float
@@ -120,11 +125,12 @@ def analyse(graph: RecordedGraph, report: Report = lambda done, total: None) -> 
     ideal = ideal_work_s(graph)
     gaps = host_gaps(graph)
     played = play_operations(graph.replay.graph, graph.work_s, gaps)
-    closed = graph.replay.ends(graph.work_s, gaps)
+    kind = job.kind[graph.row]
+    usual = np.where(is_kind(kind, *COMMUNICATION), ideal, graph.work_s)
+    closed, with_usual = graph.replay.ends(np.stack([graph.work_s, usual]), gaps)
     without_gaps, ideal_s = graph.step_s(graph.replay.ends(np.stack([graph.work_s, ideal])))
 
-    kind, stage = job.kind[graph.row], job.stage[graph.row]
-    rank, worker = job.data_parallel_rank[graph.row], job.worker[graph.row]
+    stage, rank, worker = job.stage[graph.row], job.data_parallel_rank[graph.row], job.worker[graph.row]
     excess = graph.work_s - ideal
     ranks = _candidates(rank, excess, job.data_parallel)
     workers = _candidates(worker, excess, job.workers)
@@ -134,7 +140,7 @@ def analyse(graph: RecordedGraph, report: Report = lambda done, total: None) -> 
         *((f"dp_rank {i}", rank == i) for i in ranks),
         *((f"dp_rank {i // job.stages} stage {i % job.stages}", worker == i) for i in workers),
     ]
-    remedies = [(name, work) for name, work in _evened(graph)]
+    remedies = _evened(graph)
     total = len(sets) * 2 + len(remedies)
     baseline = (float(without_gaps.mean()), float(ideal_s.mean()))
     alone = _means(graph, (np.where(members, graph.work_s, ideal) for _, members in sets), 0, total, report)
@@ -155,6 +161,7 @@ def analyse(graph: RecordedGraph, report: Report = lambda done, total: None) -> 
     return Analysis(
         recorded_s=job.step_s(),
         predicted_s=graph.step_s(played)[0],
+        usual_transfers_s=graph.step_s(with_usual)[0],
         without_gaps_s=without_gaps,
         ideal_s=ideal_s,
         engine_difference=float(np.max(np.abs(played - closed) / np.maximum(closed, 1e-9))),
@@ -173,7 +180,7 @@ def analyse(graph: RecordedGraph, report: Report = lambda done, total: None) -> 
 def _kinds_in(kind: NDArray[np.int64]) -> list[tuple[str, tuple[str, ...]]]:
     """The sets of kinds that occur: the two ends of a transfer are one set."""
     ends = {name for names in _TRANSFERS.values() for name in names}
-    sets = [(name, (name,)) for name in KINDS if name not in ends]
+    sets: list[tuple[str, tuple[str, ...]]] = [(name, (name,)) for name in KINDS if name not in ends]
     sets[2:2] = list(_TRANSFERS.items())
     present = {KINDS[number] for number in np.unique(kind)}
     return [(name, kinds) for name, kinds in sets if present & set(kinds)]
@@ -206,13 +213,13 @@ def _evened(graph: RecordedGraph) -> list[tuple[str, Floats]]:
     owner = job.step[row] * job.data_parallel + job.data_parallel_rank[row]
     of_stage = job.stage[row] * 2 + forward
     own = work[compute]
-    sums = {
-        "micro-batches even": own.mean() if not len(own) else _mean_by(place, own)[place],
-        "ranks even": own * (_mean_by(job.step[row], own) / 1.0)[job.step[row]] / _mean_by(owner, own)[owner],
-        "stages even": own * _mean_by(forward, own)[forward] / _mean_by(of_stage, own)[of_stage],
+    spreads = {
+        "micro-batches even": _mean_by(place, own),
+        "ranks even": own * _mean_by(job.step[row], own) / _mean_by(owner, own),
+        "stages even": own * _mean_by(forward, own) / _mean_by(of_stage, own),
     }
     changed = []
-    for name, seconds in sums.items():
+    for name, seconds in spreads.items():
         new = work.copy()
         new[compute] = seconds
         changed.append((name, new))
@@ -220,12 +227,14 @@ def _evened(graph: RecordedGraph) -> list[tuple[str, Floats]]:
 
 
 def _mean_by(key: NDArray[np.int64], value: Floats) -> Floats:
-    """Mean of *value* per key; NaN where a key does not occur."""
-    count = np.bincount(key)
-    return np.divide(np.bincount(key, value), count, out=np.full(len(count), np.nan), where=count > 0)
+    """For every entry: the mean of *value* over the entries of the same key."""
+    mean: Floats = (np.bincount(key, value) / np.maximum(np.bincount(key), 1))[key]
+    return np.maximum(mean, np.finfo(np.float64).tiny)  # a divisor: computations may take no time at all
 
 
-def _means(graph: RecordedGraph, works: Iterable[Floats], done: int, total: int, report: Report) -> list[float]:
+def _means(
+    graph: RecordedGraph, works: Iterable[Floats], done: int, total: int, report: Report
+) -> list[float]:
     """Mean step time of every variant."""
     at_once = max(1, _CELLS // max(1, len(graph.row)))
     means: list[float] = []

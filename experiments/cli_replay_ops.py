@@ -1,0 +1,52 @@
+"""`hdpsim replay-ops`: play the recorded operations of a real job, and ask what made it slow."""
+
+from __future__ import annotations
+
+import click
+
+from experiments.cli_common import emit_json, json_option, out_option, progress, show_table
+
+__all__ = ["command"]
+
+
+@click.command("replay-ops")
+@click.argument("trace", metavar="TRACE", type=click.Path())
+@click.option(
+    "--meta",
+    required=True,
+    metavar="FILE",
+    type=click.Path(),
+    help="YAML with trial_name, dp_size, pp_size, tp_size, dsp_size, vpp_size and world_size of the job.",
+)
+@out_option
+@json_option
+def command(trace: str, meta: str, out: str | None, as_json: bool) -> None:
+    """Play recorded operations of a real job: how close is the prediction, and what made the job slow?
+
+    TRACE is a .parquet or .csv file with one row per operation (dp_rank, stage, rank, step, optype, start_ts,
+    duration, seq_id, mc, mb_id, gmc; seconds).
+    """
+    from experiments import recorded_report
+    from experiments.artefacts import check_out
+    from experiments.recorded_trace import read_recorded_job
+    from simulator.recorded_graph import link_operations
+    from simulator.recorded_whatif import analyse
+
+    check_out(out)
+    graph = link_operations(read_recorded_job(trace, meta))
+    with progress("replaying") as shown:
+        analysis = analyse(graph, shown)
+    document = recorded_report.document_of(graph, analysis)
+    written = None if out is None else recorded_report.write_replay(out, document, graph, analysis)
+    if as_json:
+        emit_json(document)
+        return
+    click.echo(recorded_report.headline(graph.job))
+    for table in recorded_report.tables(graph, analysis):
+        click.echo()
+        show_table(table)
+    click.echo()
+    for line in recorded_report.sentences(graph, analysis):
+        click.echo(line)
+    if written is not None:
+        click.echo(written)
