@@ -161,8 +161,7 @@ class MicroBatchCost:
     @property
     def busiest_layers(self) -> int:
         """Layers of the stage that holds most (all its chunks together)."""
-        per_stage = np.array([kind.layers for kind in self.kinds])[self.kind].sum(axis=1)
-        return int(per_stage.max())
+        return int(self.layers_by_stage.max())
 
     def busy_s(self, batches: MicroBatches) -> Floats:
         """[n]: forward + backward of each micro-batch on the stage it keeps busiest."""
@@ -175,37 +174,60 @@ class MicroBatchCost:
         sizes = np.asarray(group_size, dtype=np.float64)
         tiers = np.asarray(tier, dtype=np.int64)
         total = np.zeros(np.broadcast(tokens, sizes).shape)
-        for backward in (False, True):
+        for backward, passes in ((False, self._forward_passes), (True, 1.0)):
             step = self.attention.ring_step_s(tokens, sizes, backward=backward)
             ring = self.attention.ring(step, tokens / sizes, sizes, tiers, backward=backward).total
-            total = total + np.where(sizes > 1, ring, self.attention.alone_s(tokens, backward=backward))
+            alone = self.attention.alone_s(tokens, backward=backward)
+            total = total + passes * np.where(sizes > 1, ring, alone)
         return total * self.busiest_layers
+
+    def linear_s(self, tokens_per_rank: ArrayLike) -> Floats:
+        """[S, n]: everything linear in tokens on every stage, for micro-batches of one rank.
+
+        Forward, backward and recomputation; no attention and no host time, recomputed or not.
+        """
+        batches = self._uniform(np.asarray(tokens_per_rank, dtype=np.int64))
+        forward, backward = (self.terms_s(batches, backward=side) for side in (False, True))
+        linear = [row for name, row in _TERM.items() if name not in _NOT_LINEAR]
+        total = forward[linear].sum(axis=0) + backward[linear].sum(axis=0)
+        if self.layout.recompute == "full":
+            again = forward[[_TERM[name] for name in _NOT_LINEAR]].sum(axis=0)
+            total -= again - self.cal.micro_batch_fixed_s / 2.0 / self.layout.vpp
+        return np.asarray(total[self.kind].sum(axis=1))
 
     def token_s(self, tokens_per_rank: float) -> float:
         """Everything linear in tokens (forward + backward) on the busiest stage, per token of a rank; no host time."""
-        one = self._uniform(tokens_per_rank)
-        linear = [row for name, row in _TERM.items() if name not in _NOT_LINEAR]
-        total = sum(self.terms_s(one, backward=side)[linear].sum(axis=0)[:, 0] for side in (False, True))
-        per_stage = np.asarray(total)[self.kind].sum(axis=1)
-        return float(per_stage.max() / tokens_per_rank)
+        return float(self.linear_s([int(tokens_per_rank)]).max() / tokens_per_rank)
+
+    @property
+    def layers_by_stage(self) -> Ints:
+        """[S]: transformer layers of every stage (all its chunks together)."""
+        return np.asarray(np.array([kind.layers for kind in self.kinds])[self.kind].sum(axis=1))
 
     @property
     def floor_s(self) -> float:
         """Least time of a micro-batch (forward + backward) on the busiest stage: its layers cannot run faster."""
-        return 3.0 * self._layer_floor_s * self.busiest_layers
+        return (2.0 + self._forward_passes) * self._layer_floor_s * self.busiest_layers
+
+    @property
+    def _forward_passes(self) -> float:
+        """How often a layer's forward runs: once more where it is recomputed."""
+        return 2.0 if self.layout.recompute == "full" else 1.0
 
     @property
     def _layer_floor_s(self) -> float:
         """Least time of one layer's forward: its launches, or the calibrated floor."""
         return max(LAUNCHES_PER_LAYER * self.cal.launch_s, self.cal.layer_floor_s)
 
-    def _uniform(self, tokens_per_rank: float) -> MicroBatches:
+    def _uniform(self, tokens: Ints) -> MicroBatches:
+        """One sequence on one rank each."""
+        count = len(tokens)
         return MicroBatches(
-            segment_tokens=np.array([int(tokens_per_rank)], dtype=np.int64),
-            segment_offsets=np.array([0, 1], dtype=np.int64),
-            group_size=np.ones(1, dtype=np.int64),
-            tier=np.zeros(1, dtype=np.int64),
-            offload_ratio=np.zeros(1),
+            segment_tokens=tokens,
+            segment_offsets=np.arange(count + 1, dtype=np.int64),
+            group_size=np.ones(count, dtype=np.int64),
+            tier=np.zeros(count, dtype=np.int64),
+            offload_ratio=np.zeros(count),
         )
 
 

@@ -18,7 +18,8 @@ from simulator.strategies.dealing import (
     deal_singles,
     fill_packs,
 )
-from simulator.strategies.group_size import choose_groups, lower_bound_s
+from simulator.strategies.group_size import choose_groups
+from simulator.strategies.lower_bound import lower_bound_s
 from simulator.strategies.problem import PlanningProblem
 
 __all__ = ["plan_balanced"]

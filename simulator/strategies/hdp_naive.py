@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from simulator.plan import Plan
 from simulator.strategies.assembly import Pieces, assemble, ranges
-from simulator.strategies.group_size import choose_groups, lower_bound_s
+from simulator.strategies.group_size import choose_groups
+from simulator.strategies.lower_bound import lower_bound_s
 from simulator.strategies.packing import best_fit
 from simulator.strategies.problem import PlanningProblem
 

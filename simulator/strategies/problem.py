@@ -61,7 +61,7 @@ class PlanningProblem:
     def compact_tier(self, group_size: ArrayLike) -> Ints:
         """Tier of a group of neighbouring ranks: the best its ring can get."""
         sizes = np.asarray(group_size, dtype=np.int64)
-        return self.cost.fabric.span_tier(np.zeros_like(sizes), sizes * self.cost.layout.tp - 1)
+        return self.cost.fabric.span_tier(np.zeros_like(sizes), (sizes - 1) * self.cost.layout.tp)
 
     def sequence_s(self, lengths: ArrayLike, group_size: ArrayLike) -> Floats:
         """Time of a micro-batch that holds one sequence on a group of neighbouring ranks."""

@@ -9,7 +9,7 @@ from cost_models.micro_batch import MicroBatches
 from hdpsim.errors import InfeasibleError
 from simulator.plan import Plan
 from simulator.strategies.assembly import Pieces, assemble, ranges
-from simulator.strategies.group_size import lower_bound_s
+from simulator.strategies.lower_bound import lower_bound_s
 from simulator.strategies.packing import pack
 from simulator.strategies.problem import PlanningProblem
 
