@@ -1,10 +1,10 @@
 """Which send belongs to which receive, and both to which computation.
 
 A trace numbers sends and receives in their order, and names the virtual stage only of computations. What the profiler
-wrote is not always what ran: with interleaved stages it may list sends and receives at the two ends of the model, where
-there is no neighbour, at the start and at the end of the step, and may miss the very first receive or last send. So each list is
-aligned with the computations of its worker first (`attach`), and then senders and receivers are paired: the n-th
-transfer over a boundary between two virtual stages is the same on both sides.
+wrote is not always what ran: with interleaved stages it may list sends and receives at the two ends of the model,
+where there is no neighbour, at the start and at the end of the step, and may miss the first receive or the last send
+there. So each list is aligned with the computations of its worker first (`attach`), and then senders and receivers
+are paired: the n-th transfer over a boundary between two virtual stages is the same on both sides.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from simulator.recorded import KINDS, RecordedJob, code
 __all__ = ["CLOCK_S", "attach", "pair"]
 
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 CLOCK_S = 5e-5
 """Starts and ends closer than this are the same moment: recorded times of neighbours differ by up to 2e-5 s."""
@@ -47,7 +48,7 @@ def attach(job: RecordedJob, order: Ints) -> Ints:
     return owner
 
 
-def _align(job: RecordedJob, computed: Ints, needs: NDArray[np.bool_], rows: Ints, *, receives: bool) -> Ints:
+def _align(job: RecordedJob, computed: Ints, needs: Bools, rows: Ints, *, receives: bool) -> Ints:
     """Return for each of *rows* (one kind) its computation or -1; *needs*: the computations with a neighbour."""
     lanes = len(job.steps) * job.workers
     lane = job.lane
@@ -76,7 +77,7 @@ def _align(job: RecordedJob, computed: Ints, needs: NDArray[np.bool_], rows: Int
 
     exact = found == needed
     complete = ~exact & (found == count)
-    one_missing = ~exact & ~complete & (found == count - 1)
+    one_missing = ~exact & ~complete & (found == count - 1) & ~_needs_at_edge(needs, offset, count, receives)
     bad = np.flatnonzero(~(exact | complete | one_missing))
     if len(bad):
         raise _misfit(job, int(bad[0]), computed, found, count, needed, rows)
@@ -89,6 +90,13 @@ def _align(job: RecordedJob, computed: Ints, needs: NDArray[np.bool_], rows: Int
     served[~by_need] = np.where(needs[among_all], computed[among_all], -1)
     owner[ran] = served
     return owner
+
+
+def _needs_at_edge(needs: Bools, offset: Ints, count: Ints, first: bool) -> Bools:
+    """For every lane: does its first (or last) computation have a neighbour to exchange with?"""
+    if not len(needs):
+        return np.zeros(len(count), dtype=np.bool_)
+    return needs[np.clip(offset if first else offset + count - 1, 0, len(needs) - 1)]
 
 
 def _misfit(
