@@ -7,6 +7,7 @@ releases the successors. Both executors add the same numbers in the same order, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import simpy
@@ -103,6 +104,6 @@ class _Player:
 
 def _lists(key: Ints, value: Ints, count: int) -> list[list[int]]:
     """Return for each key from 0 to *count* - 1 the list of its values."""
-    ordered = value[np.argsort(key, kind="stable")]
-    bounds = np.cumsum(np.bincount(key, minlength=count))[:-1]
-    return [part.tolist() for part in np.split(ordered, bounds)] if count else []
+    ordered = value[np.argsort(key, kind="stable")].tolist()
+    bounds = np.concatenate([[0], np.cumsum(np.bincount(key, minlength=count))]).tolist()
+    return [ordered[low:high] for low, high in pairwise(bounds)]
