@@ -122,9 +122,10 @@ def plot_ranks(busy_s: Mapping[str, Floats], paper: Mapping[str, Mapping[str, An
                       label=f"{name}: {seconds.min():.0f} to {seconds.max():.0f} s")  # fmt: skip
             least, most = paper[name]["paper"]["least"], paper[name]["paper"]["most"]
             at = ranks * (1.05 + 0.035 * position)
-            axes.plot([at, at], [least, most], color=colours[name], linewidth=5, solid_capstyle="butt")
             if most - least < FLAT_SHARE * most:
                 axes.plot([at], [most], color=colours[name], marker="_", markersize=11, markeredgewidth=3)
+            else:
+                axes.plot([at, at], [least, most], color=colours[name], linewidth=5, solid_capstyle="butt")
         axes.axvline(1.02 * ranks, color=GRID, linewidth=1)
         axes.text(
             1.085 * ranks,
