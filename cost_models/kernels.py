@@ -78,8 +78,8 @@ def gemm_s(
     gpu: Gpu,
     cal: Calibration,
     *,
-    efficiency: float = 1.0,
-    groups: int = 1,
+    efficiency: ArrayLike = 1.0,
+    groups: ArrayLike = 1,
     output_bytes: float = BF16_BYTES,
 ) -> Floats:
     """Seconds of *groups* equal BF16 matrix products (m x k) @ (k x n) in one kernel.
@@ -93,11 +93,12 @@ def gemm_s(
     Source: roofline with tile model, see tile_efficiency; efficiencies from the calibration.
     """
     rows, columns, inner = (np.asarray(x, dtype=np.float64) for x in (m, n, k))
-    share = tile_efficiency(rows, columns, inner, gpu.sm_count, half_k=cal.gemm_half_k, groups=groups)
-    flop = (2.0 * groups) * rows * columns * inner
+    copies, quality = np.asarray(groups, dtype=np.float64), np.asarray(efficiency, dtype=np.float64)
+    share = tile_efficiency(rows, columns, inner, gpu.sm_count, half_k=cal.gemm_half_k, groups=copies)
+    flop = (2.0 * copies) * rows * columns * inner
     with np.errstate(divide="ignore", invalid="ignore"):
-        compute_s = flop / (gpu.bf16_flop_per_s * cal.gemm_efficiency * efficiency * share)
-    traffic_bytes = groups * (BF16_BYTES * (rows + columns) * inner + output_bytes * rows * columns)
+        compute_s = flop / (gpu.bf16_flop_per_s * cal.gemm_efficiency * quality * share)
+    traffic_bytes = copies * (BF16_BYTES * (rows + columns) * inner + output_bytes * rows * columns)
     busy_s = np.maximum(compute_s, memory_bound_s(traffic_bytes, gpu, cal)) + cal.kernel_tail_s
     return np.where(flop > 0, busy_s, 0.0)
 

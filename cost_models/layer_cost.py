@@ -24,6 +24,9 @@ Floats = NDArray[np.float64]
 # Kernels of an unfused layer forward (2 norms, 4-5 GEMMs, rope, attention, adds, casts): counted in torch profiles
 # of Megatron layers.
 LAUNCHES_PER_LAYER = 24.0
+GEMM_BLOCK = (
+    1024  # token counts priced in one go: tiles x products x this many numbers still fit a core's cache
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,34 @@ class LinearOp:
     """Rows over the rank's tokens (experts: top_k / ep x imbalance, spread over `experts_here` groups)."""
     groups: int = 1
     """Number of equal groups the rows are divided into (grouped GEMM)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Gemms:
+    """All products of a layer as columns, [products, 1] each."""
+
+    columns: Floats
+    inner: Floats
+    count: Floats
+    rows_share: Floats
+    groups: Floats
+    efficiency: Floats
+
+    @classmethod
+    def of(cls, ops: tuple[LinearOp, ...], grouped_efficiency: float) -> _Gemms:
+        """The columns of *ops*."""
+        rows = [
+            (
+                op.columns,
+                op.inner,
+                op.count,
+                op.rows_share,
+                op.groups,
+                grouped_efficiency if op.groups > 1 else 1.0,
+            )
+            for op in ops
+        ]
+        return cls(*np.array(rows, dtype=np.float64).T[:, :, None])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +97,8 @@ class LayerCost:
         self._collectives, self._moe = collectives, moe
         self._tp_group = collectives.group(layout.tp)
         self._ep_group = collectives.group(layout.ep)
-        self._ops = (*self._attention_ops(), *(self._expert_ops() if moe else self._mlp_ops()))
+        ops = (*self._attention_ops(), *(self._expert_ops() if moe else self._mlp_ops()))
+        self._gemms = _Gemms.of(ops, cal.grouped_gemm_efficiency)
 
     def _attention_ops(self) -> tuple[LinearOp, ...]:
         model, tp = self._model, self._layout.tp
@@ -119,27 +151,35 @@ class LayerCost:
 
     def gemm_s(self, tokens: Floats, *, backward: bool) -> Floats:
         """All matrix products: forward; backward = input gradient + weight gradient (twice the FLOP)."""
-        total = np.zeros_like(tokens)
-        for op in self._ops:
-            rows = tokens * op.rows_share / op.groups
-            grouped = self._cal.grouped_gemm_efficiency if op.groups > 1 else 1.0
-            groups, gpu, cal = op.groups, self._gpu, self._cal
-            if not backward:
-                once = gemm_s(rows, op.columns, op.inner, gpu, cal, efficiency=grouped, groups=groups)
-            else:
-                once = gemm_s(rows, op.inner, op.columns, gpu, cal, efficiency=grouped, groups=groups)
-                once = once + gemm_s(
-                    op.inner,
-                    op.columns,
-                    rows,
-                    gpu,
-                    cal,
-                    efficiency=grouped * cal.weight_gradient_efficiency,
-                    groups=groups,
-                    output_bytes=FP32_ACCUMULATE_BYTES,
-                )
-            total += once * op.count
-        return total
+        blocks = [
+            self._gemm_block_s(tokens[first : first + GEMM_BLOCK], backward=backward)
+            for first in range(0, len(tokens), GEMM_BLOCK)
+        ]
+        return blocks[0] if len(blocks) == 1 else np.concatenate([np.zeros(0), *blocks])
+
+    def _gemm_block_s(self, tokens: Floats, *, backward: bool) -> Floats:
+        """All products of few token counts in one call: an array operation costs more than its numbers."""
+        gpu, cal, ops = self._gpu, self._cal, self._gemms
+        rows = tokens * ops.rows_share / ops.groups
+        if not backward:
+            once = gemm_s(
+                rows, ops.columns, ops.inner, gpu, cal, efficiency=ops.efficiency, groups=ops.groups
+            )
+        else:
+            once = gemm_s(
+                rows, ops.inner, ops.columns, gpu, cal, efficiency=ops.efficiency, groups=ops.groups
+            )
+            once = once + gemm_s(
+                ops.inner,
+                ops.columns,
+                rows,
+                gpu,
+                cal,
+                efficiency=ops.efficiency * cal.weight_gradient_efficiency,
+                groups=ops.groups,
+                output_bytes=FP32_ACCUMULATE_BYTES,
+            )
+        return np.asarray((once * ops.count).sum(axis=0))
 
     def small_kernels_s(self, tokens: Floats, *, backward: bool) -> Floats:
         """Norms, residual adds, rotary embedding, activation function, router: memory-bound traffic.
@@ -203,6 +243,30 @@ class LayerCost:
 
     def times(self, tokens: Floats, *, backward: bool) -> LayerTimes:
         """All linear terms of the layer's forward or backward."""
+        return self._expanded(tokens, (backward,))[0]
+
+    def both_times(self, tokens: Floats) -> tuple[LayerTimes, LayerTimes]:
+        """Forward and backward."""
+        forward, backward = self._expanded(tokens, (False, True))
+        return forward, backward
+
+    def _expanded(self, tokens: Floats, sides: tuple[bool, ...]) -> list[LayerTimes]:
+        """Each distinct number of tokens is priced once: full micro-batches hold the same number."""
+        if len(tokens) == 1:
+            return [self._times(tokens, backward=side) for side in sides]
+        distinct, place = np.unique(tokens, return_inverse=True)
+        priced = [self._times(distinct, backward=side) for side in sides]
+        return [
+            LayerTimes(
+                gemm=once.gemm[place],
+                small_kernels=once.small_kernels[place],
+                tp_communication=once.tp_communication[place],
+                expert_all_to_all=once.expert_all_to_all[place],
+            )
+            for once in priced
+        ]
+
+    def _times(self, tokens: Floats, *, backward: bool) -> LayerTimes:
         return LayerTimes(
             gemm=self.gemm_s(tokens, backward=backward),
             small_kernels=self.small_kernels_s(tokens, backward=backward),

@@ -33,6 +33,28 @@ class MicroBatches:
         """Number of micro-batches."""
         return len(self.group_size)
 
+    @property
+    def alike(self) -> bool:
+        """Whether all micro-batches hold the same segments in the same kind of group."""
+        segments, left_over = divmod(len(self.segment_tokens), max(1, self.count))
+        if left_over or not self.count or not np.all(np.diff(self.segment_offsets) == segments):
+            return False
+        by_micro_batch = self.segment_tokens.reshape(self.count, segments)
+        columns = (by_micro_batch, self.group_size, self.tier, self.offload_ratio)
+        return all(bool(np.all(column == column[0])) for column in columns)
+
+    @property
+    def first(self) -> MicroBatches:
+        """The first micro-batch on its own."""
+        segments = int(self.segment_offsets[1])
+        return MicroBatches(
+            segment_tokens=self.segment_tokens[:segments],
+            segment_offsets=self.segment_offsets[:2],
+            group_size=self.group_size[:1],
+            tier=self.tier[:1],
+            offload_ratio=self.offload_ratio[:1],
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epilogue:
@@ -68,6 +90,8 @@ class StepCosts:
     transfer_s: Floats
     """[n]: stage-to-stage transfer of the activations (forward) or their gradients (backward)."""
     epilogue: Epilogue
+    alike: bool = False
+    """Every micro-batch costs the same: the arrays above are read-only views of one column, repeated."""
 
     @property
     def forward_s(self) -> Floats:

@@ -60,60 +60,100 @@ class MicroBatchCost:
 
     def terms_s(self, batches: MicroBatches, *, backward: bool) -> Floats:
         """[T, K, n]: seconds of every term, kind of stage and micro-batch."""
-        sizes = batches.group_size.astype(np.float64)
-        totals = np.add.reduceat(batches.segment_tokens, batches.segment_offsets[:-1]).astype(np.float64)
-        tokens = totals / sizes
+        # The forward matters to a backward that runs it again.
+        sides = (False, True) if backward and self.layout.recompute == "full" else (backward,)
+        tokens = self._tokens(batches)
+        return self._stage_terms(
+            batches, tokens, self._layer_terms(batches, tokens, sides), backward=backward
+        )
+
+    def both_terms_s(self, batches: MicroBatches) -> tuple[Floats, Floats]:
+        """Forward and backward at once; see terms_s."""
+        tokens = self._tokens(batches)
+        layer = self._layer_terms(batches, tokens, (False, True))
+        forward, backward = (
+            self._stage_terms(batches, tokens, layer, backward=side) for side in (False, True)
+        )
+        return forward, backward
+
+    def _tokens(self, batches: MicroBatches) -> Floats:
+        """[n]: tokens of each micro-batch on one of its ranks."""
+        totals = np.add.reduceat(batches.segment_tokens, batches.segment_offsets[:-1])
+        return np.asarray(totals.astype(np.float64) / batches.group_size.astype(np.float64))
+
+    def _stage_terms(
+        self,
+        batches: MicroBatches,
+        tokens: Floats,
+        layers: dict[tuple[bool, bool], Floats],
+        *,
+        backward: bool,
+    ) -> Floats:
+        """[T, K, n] from the terms of one layer of each kind."""
         out = np.zeros((len(TERMS), len(self.kinds), batches.count))
-        forward = self._layer_terms(batches, tokens, backward=False)
-        layer = self._layer_terms(batches, tokens, backward=True) if backward else forward
+        head_s = self._head_s(tokens, backward=backward) if any(kind.head for kind in self.kinds) else None
         for row, kind in enumerate(self.kinds):
             # A multi-token-prediction layer costs a layer of the usual kind and a head.
             extra = kind.mtp_layers
-            counts = {False: kind.dense_layers, True: kind.moe_layers}
-            counts[bool(self.model.experts)] += extra
-            for moe, count in counts.items():
+            for moe, count in self._layer_counts(kind).items():
                 if count:
-                    out[:, row] += count * layer[moe]
-                    if backward and self.layout.recompute != "none":
-                        again = forward[moe].sum(axis=0) if self.layout.recompute == "full" else 0.0
-                        out[_TERM["recompute"], row] += count * again
-            out[_TERM["offload_wait"], row] += self._offload_wait_s(batches, tokens, layer, kind)
-            if kind.head:
-                out[_TERM["logits"], row] += (1 + extra) * self._head_s(tokens, backward=backward)
+                    out[:, row] += count * layers[moe, backward]
+                    if backward and self.layout.recompute == "full":
+                        out[_TERM["recompute"], row] += count * layers[moe, False].sum(axis=0)
+            out[_TERM["offload_wait"], row] += self._offload_wait_s(batches, tokens, layers, kind, backward)
+            if kind.head and head_s is not None:
+                out[_TERM["logits"], row] += (1 + extra) * head_s
             if kind.embedding:
                 out[_TERM["small_kernels"], row] += self._embedding_s(tokens)
             out[_TERM["host"], row] += self.cal.micro_batch_fixed_s / 2.0 / self.layout.vpp
         return out
 
-    def _layer_terms(self, batches: MicroBatches, tokens: Floats, *, backward: bool) -> dict[bool, Floats]:
-        """[T, n] per layer for dense (False) and MoE (True) layers."""
-        ring = self.attention.times(
-            batches.segment_tokens,
-            batches.segment_offsets,
-            batches.group_size,
-            batches.tier,
-            backward=backward,
-        )
-        result: dict[bool, Floats] = {}
+    def _layer_counts(self, kind: StageContents) -> dict[bool, int]:
+        """Layers of a stage without (False) and with experts (True)."""
+        counts = {False: kind.dense_layers, True: kind.moe_layers}
+        counts[bool(self.model.experts)] += kind.mtp_layers
+        return counts
+
+    def _layer_terms(
+        self, batches: MicroBatches, tokens: Floats, sides: tuple[bool, ...]
+    ) -> dict[tuple[bool, bool], Floats]:
+        """[T, n] per layer by (experts, backward), for the layers that the model has."""
+        rings = {
+            side: self.attention.times(
+                batches.segment_tokens,
+                batches.segment_offsets,
+                batches.group_size,
+                batches.tier,
+                backward=side,
+            )
+            for side in sides
+        }
+        result: dict[tuple[bool, bool], Floats] = {}
         for moe, cost in ((False, self._dense), (True, self._moe)):
-            if cost is None:
+            if cost is None or not any(self._layer_counts(kind)[moe] for kind in self.kinds):
                 continue
-            linear = cost.times(tokens, backward=backward)
-            rows = np.zeros((len(TERMS), len(tokens)))
-            rows[_TERM["gemm"]] = linear.gemm
-            rows[_TERM["attention"]] = ring.attention
-            rows[_TERM["ring_merge"]] = ring.merge
-            rows[_TERM["ring_wait"]] = ring.wait
-            rows[_TERM["small_kernels"]] = linear.small_kernels
-            rows[_TERM["tp_communication"]] = linear.tp_communication
-            rows[_TERM["expert_all_to_all"]] = linear.expert_all_to_all
-            least_s = (2.0 if backward else 1.0) * self._layer_floor_s
-            rows[_TERM["host"]] = np.maximum(0.0, least_s - rows.sum(axis=0))
-            result[moe] = rows
+            times = cost.both_times(tokens) if len(sides) == 2 else (cost.times(tokens, backward=sides[0]),)
+            for side, linear in zip(sides, times, strict=True):
+                rows = np.zeros((len(TERMS), len(tokens)))
+                rows[_TERM["gemm"]] = linear.gemm
+                rows[_TERM["attention"]] = rings[side].attention
+                rows[_TERM["ring_merge"]] = rings[side].merge
+                rows[_TERM["ring_wait"]] = rings[side].wait
+                rows[_TERM["small_kernels"]] = linear.small_kernels
+                rows[_TERM["tp_communication"]] = linear.tp_communication
+                rows[_TERM["expert_all_to_all"]] = linear.expert_all_to_all
+                least_s = (2.0 if side else 1.0) * self._layer_floor_s
+                rows[_TERM["host"]] = np.maximum(0.0, least_s - rows.sum(axis=0))
+                result[moe, side] = rows
         return result
 
     def _offload_wait_s(
-        self, batches: MicroBatches, tokens: Floats, layer: dict[bool, Floats], kind: StageContents
+        self,
+        batches: MicroBatches,
+        tokens: Floats,
+        layers: dict[tuple[bool, bool], Floats],
+        kind: StageContents,
+        backward: bool,
     ) -> Floats:
         """Host-link time of a stage's offloaded activations beyond its compute (first and last layer stay)."""
         moving = max(0, kind.layers - 2)
@@ -123,7 +163,7 @@ class MicroBatchCost:
         gpu = self.cluster.gpu
         rate = gpu.host_link_duplex_bytes_per_s * self.cal.host_link_efficiency
         transfer = ratio * self.activation_bytes_per_token * tokens / rate
-        compute = layer[kind.moe_layers > kind.dense_layers].sum(axis=0)
+        compute = layers[kind.moe_layers > kind.dense_layers, backward].sum(axis=0)
         return np.asarray(moving * np.maximum(0.0, transfer - compute))
 
     def _head_s(self, tokens: Floats, *, backward: bool) -> Floats:
@@ -165,8 +205,11 @@ class MicroBatchCost:
 
     def busy_s(self, batches: MicroBatches) -> Floats:
         """[n]: forward + backward of each micro-batch on the stage it keeps busiest."""
-        total = sum(self.terms_s(batches, backward=side).sum(axis=0) for side in (False, True))
-        return np.asarray(np.asarray(total)[self.kind].sum(axis=1).max(axis=0))
+        if batches.count > 1 and batches.alike:
+            return np.repeat(self.busy_s(batches.first), batches.count)
+        forward, backward = self.both_terms_s(batches)
+        total = forward.sum(axis=0) + backward.sum(axis=0)
+        return np.asarray(total[self.kind].sum(axis=1).max(axis=0))
 
     def sequence_s(self, lengths: ArrayLike, group_size: ArrayLike, tier: ArrayLike) -> Floats:
         """Attention of one sequence (forward + backward) on the busiest stage, per rank of its group."""

@@ -95,13 +95,23 @@ def step_costs(cost: MicroBatchCost, batches: MicroBatches, ranks: int, *, data_
     """Everything an executor needs to play a plan with these micro-batches."""
     layout = cost.layout
     neighbour = int(cost.fabric.tier(0, ranks * layout.tp % max(1, cost.cluster.gpus)))
+    alike = batches.alike
+    priced = batches.first if alike else batches
+    forward, backward = cost.both_terms_s(priced)
+    transfer = cost.transfer_s(priced, neighbour)
+    if alike:
+        forward, backward = (
+            np.broadcast_to(terms, (*terms.shape[:2], batches.count)) for terms in (forward, backward)
+        )
+        transfer = np.broadcast_to(transfer, batches.count)
     return StepCosts(
         stages=layout.pp,
         chunks=layout.vpp,
         terms=TERMS,
-        forward_terms_s=cost.terms_s(batches, backward=False),
-        backward_terms_s=cost.terms_s(batches, backward=True),
+        forward_terms_s=forward,
+        backward_terms_s=backward,
         kind=cost.kind,
-        transfer_s=cost.transfer_s(batches, neighbour),
+        transfer_s=transfer,
         epilogue=epilogue(cost, ranks, data_s=data_s),
+        alike=alike,
     )
