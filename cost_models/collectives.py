@@ -103,7 +103,9 @@ class Collectives:
                 f"{cluster.name} with {cluster.gpus} GPUs"
             )
         members = first_gpu + stride * np.arange(ranks, dtype=np.int64)
-        _, counts = np.unique(members // cluster.node.gpus, return_counts=True)
+        # members ascend, so a node's follow each other (np.unique would sort them)
+        first = np.flatnonzero(np.diff(members // cluster.node.gpus, prepend=-1))
+        counts = np.diff(first, append=ranks)
         return GroupShape(
             ranks=ranks,
             ranks_per_node=int(counts.max()),

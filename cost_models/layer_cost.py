@@ -217,16 +217,21 @@ class LayerCost:
         parallel block); the backward gathers its inputs once more. Without: one all-reduce each.
         Source: Korthikanti et al., arXiv 2205.05198, section 4.2.
         """
+        return self._tp_sides_s(tokens)[backward]
+
+    def _tp_sides_s(self, tokens: Floats) -> tuple[Floats, Floats]:
+        """tp_communication_s of the forward and of the backward: the same collectives, differently often."""
         layout = self._layout
         if layout.tp == 1:
-            return np.zeros_like(tokens)
+            return np.zeros_like(tokens), np.zeros_like(tokens)
         pairs = 1 if self._model.parallel_block or (self._moe and layout.ep > 1) else 2
         tensor_bytes = BF16_BYTES * self._model.hidden * tokens
         if layout.sequence_parallel:
             gather = self._collectives.all_gather_s(tensor_bytes, self._tp_group)
             scatter = self._collectives.reduce_scatter_s(tensor_bytes, self._tp_group)
-            return np.asarray(pairs * (gather * (2 if backward else 1) + scatter))
-        return np.asarray(pairs * self._collectives.all_reduce_s(tensor_bytes, self._tp_group))
+            return np.asarray(pairs * (gather + scatter)), np.asarray(pairs * (gather * 2 + scatter))
+        reduce = np.asarray(pairs * self._collectives.all_reduce_s(tensor_bytes, self._tp_group))
+        return reduce, reduce
 
     def expert_all_to_all_s(self, tokens: Floats) -> Floats:
         """Dispatch and combine of the routed tokens (the same volume forward and backward).
@@ -253,9 +258,8 @@ class LayerCost:
     def _expanded(self, tokens: Floats, sides: tuple[bool, ...]) -> list[LayerTimes]:
         """Each distinct number of tokens is priced once: full micro-batches hold the same number."""
         if len(tokens) == 1:
-            return [self._times(tokens, backward=side) for side in sides]
+            return self._times(tokens, sides)
         distinct, place = np.unique(tokens, return_inverse=True)
-        priced = [self._times(distinct, backward=side) for side in sides]
         return [
             LayerTimes(
                 gemm=once.gemm[place],
@@ -263,16 +267,20 @@ class LayerCost:
                 tp_communication=once.tp_communication[place],
                 expert_all_to_all=once.expert_all_to_all[place],
             )
-            for once in priced
+            for once in self._times(distinct, sides)
         ]
 
-    def _times(self, tokens: Floats, *, backward: bool) -> LayerTimes:
-        return LayerTimes(
-            gemm=self.gemm_s(tokens, backward=backward),
-            small_kernels=self.small_kernels_s(tokens, backward=backward),
-            tp_communication=self.tp_communication_s(tokens, backward=backward),
-            expert_all_to_all=self.expert_all_to_all_s(tokens),
-        )
+    def _times(self, tokens: Floats, sides: tuple[bool, ...]) -> list[LayerTimes]:
+        communication, all_to_all = self._tp_sides_s(tokens), self.expert_all_to_all_s(tokens)
+        return [
+            LayerTimes(
+                gemm=self.gemm_s(tokens, backward=side),
+                small_kernels=self.small_kernels_s(tokens, backward=side),
+                tp_communication=communication[side],
+                expert_all_to_all=all_to_all,
+            )
+            for side in sides
+        ]
 
 
 def _mlp(model: Model, width: int) -> tuple[LinearOp, ...]:

@@ -61,34 +61,34 @@ def epilogue(cost: MicroBatchCost, ranks: int, *, data_s: float) -> Epilogue:
             "layout.sharding = zero3 gathers parameters in every layer of every micro-batch, which is not modelled; "
             "use none, zero1 or zero2"
         )
+    held = [parameters_per_gpu(model, layout, stage) for stage in range(layout.pp)]
+    dense, experts = np.array([(part.dense, part.experts) for part in held], dtype=np.float64).T
+    copies = max(1, ranks * layout.tp // max(layout.tp, layout.ep))
+    spread = max(layout.tp, layout.ep)  # GPUs that hold one copy of all experts
     gather, sync, optimizer = (np.zeros(layout.pp) for _ in range(3))
-    for stage in range(layout.pp):
-        held = parameters_per_gpu(model, layout, stage)
-        copies = max(1, ranks * layout.tp // max(layout.tp, layout.ep))
-        spread = max(layout.tp, layout.ep)  # GPUs that hold one copy of all experts
-        for count, members, stride in ((held.dense, ranks, layout.tp), (held.experts, copies, spread)):
-            if not count:
-                continue
-            group = cost.collectives.group(members, stride=stride)
-            gather[stage] += (1.0 - cal.parameter_overlap) * _gather_s(cost, count, group)
-            sync[stage] += (1.0 - cal.gradient_overlap) * _sync_s(cost, count, group)
-            shard = count / members if layout.sharding != "none" else count
-            optimizer[stage] += float(memory_bound_s(OPTIMIZER_TRAFFIC_BYTES * shard, cost.cluster.gpu, cal))
-        optimizer[stage] += cal.step_fixed_s
+    for counts, members, stride in ((dense, ranks, layout.tp), (experts, copies, spread)):
+        if not counts.any():
+            continue
+        group = cost.collectives.group(members, stride=stride)
+        gather += (1.0 - cal.parameter_overlap) * _gather_s(cost, counts, group)
+        sync += (1.0 - cal.gradient_overlap) * _sync_s(cost, counts, group)
+        shards = counts / members if layout.sharding != "none" else counts
+        optimizer += memory_bound_s(OPTIMIZER_TRAFFIC_BYTES * shards, cost.cluster.gpu, cal)
+    optimizer += cal.step_fixed_s
     return Epilogue(data_s=data_s, parameter_gather_s=gather, gradient_sync_s=sync, optimizer_s=optimizer)
 
 
-def _gather_s(cost: MicroBatchCost, parameters: int, group: GroupShape) -> float:
+def _gather_s(cost: MicroBatchCost, parameters: Floats, group: GroupShape) -> Floats:
     if cost.layout.sharding == "none":
-        return 0.0
-    return float(cost.collectives.all_gather_s(BF16_BYTES * parameters, group, in_place=True))
+        return np.zeros_like(parameters)
+    return cost.collectives.all_gather_s(BF16_BYTES * parameters, group, in_place=True)
 
 
-def _sync_s(cost: MicroBatchCost, parameters: int, group: GroupShape) -> float:
-    volume = float(GRADIENT_BYTES * parameters)
+def _sync_s(cost: MicroBatchCost, parameters: Floats, group: GroupShape) -> Floats:
+    volume = GRADIENT_BYTES * parameters
     if cost.layout.sharding == "none":
-        return float(cost.collectives.all_reduce_s(volume, group))
-    return float(cost.collectives.reduce_scatter_s(volume, group, in_place=True))
+        return cost.collectives.all_reduce_s(volume, group)
+    return cost.collectives.reduce_scatter_s(volume, group, in_place=True)
 
 
 def step_costs(cost: MicroBatchCost, batches: MicroBatches, ranks: int, *, data_s: float) -> StepCosts:
