@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["CampaignPlan", "plan_campaign"]
 
 SPARE_QUANTILE = 0.999  # ByteRobust keeps the 99th percentile; waiting hours for a repair costs more
-VALID_LOST_SHARE = (
-    0.25  # first order only: beyond this share of lost time the closed form is off by over 1.4 %
-)
+MOST_CHECKPOINTS = 1e8  # a minute of computing per run; one a step is 4e5 in a month
+VALID_LOST_SHARE = 0.25  # first order only: with more lost time the closed form is off by over 1.4 %
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +115,7 @@ def plan_campaign(scenario: Scenario, folder: Path | None = None) -> CampaignPla
         repair_s=values["repair"],
     )
     steps = _steps_per_checkpoint(values["checkpoint_interval"], step_s, block, unplanned, values["duration"])
+    _refuse_too_many(values["duration"] / (steps * step_s + block))
     setup = CampaignSetup(
         duration_s=values["duration"],
         nodes=cluster.nodes,
@@ -206,6 +206,14 @@ def _steps_per_checkpoint(
         formula = young_interval_s if interval == "young" else daly_interval_s
         interval = formula(block_s, 1.0 / failures_per_s) if failures_per_s > 0 else duration_s
     return max(1, round(interval / step_s))
+
+
+def _refuse_too_many(checkpoints: float) -> None:
+    if checkpoints > MOST_CHECKPOINTS:
+        raise InfeasibleError(
+            f"campaign.checkpoint_interval: {checkpoints:.3g} checkpoints in campaign.duration are more than "
+            f"{MOST_CHECKPOINTS:.0e}; take fewer, or a shorter run"
+        )
 
 
 def _spares(given: int | None, mean_away: float) -> int:

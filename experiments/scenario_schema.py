@@ -24,6 +24,10 @@ from traces import LongSequencePolicy
 __all__ = ["KEYS", "REQUIRED", "SECTIONS", "Batch", "Key", "read_keys", "strategy_names"]
 
 
+_DAY_S = 86400.0
+_LONGEST_S = 36500 * _DAY_S  # a century: beyond it a duration is a mistake
+
+
 class _Required:
     """Marks a key without a default."""
 
@@ -154,6 +158,8 @@ def _quantity(dimension: str, *, zero: bool = False) -> Callable[[object], float
         parsed = parse_quantity(value, dimension)
         if not (parsed > 0 or (zero and parsed == 0)):
             raise ValueError(f"must be positive, got {_shown(value)}")
+        if dimension == "time" and parsed > _LONGEST_S:
+            raise ValueError(f"must be at most {_LONGEST_S / _DAY_S:.0f}d, got {_shown(value)}")
         return parsed
 
     return parse
@@ -203,9 +209,6 @@ def _batch(value: object) -> Batch:
     if not isinstance(value, str):
         raise ValueError(f'expected "32M tokens" or "512 sequences", got {_shown(value)}')
     return Batch(tokens=_tokens(value))
-
-
-_DAY_S = 86400.0
 
 
 def _time_key(default_s: float, *, zero: bool = False) -> Key:
@@ -258,6 +261,7 @@ KEYS: Mapping[str, Key] = {
     "data.seed": Key(parse=_or_word("none", _integer(0)), default=0, dump=_word_or("none")),
     "strategy.name": Key(parse=_choice(get_args(StrategyName)), default="hdp-balance"),
     "strategy.packing": Key(parse=_choice(get_args(Packing)), default="in-order"),
+    "strategy.padding": Key(parse=_boolean, default=True),
     "strategy.dynamic_groups": Key(parse=_boolean, default=True),
     "strategy.selective_offloading": Key(parse=_boolean, default=True),
     "strategy.balancing": Key(parse=_boolean, default=True),

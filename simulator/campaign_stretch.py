@@ -22,6 +22,8 @@ CYCLE_ACCOUNTS = ("training", "drift", "stragglers", "checkpoint_wait", "checkpo
 
 _WORK = 3  # of these accounts, the first three are steps
 DAY_TICKS = 86400 * TICKS_PER_S
+LEAST_JITTER = 1e-6  # below it a step varies by less than the clock can tell
+MOST_CYCLES = 1 << 16  # drawn at once; older ones are summed up, so that memory stays small
 
 Ticks = NDArray[np.int64]
 
@@ -98,13 +100,15 @@ class Stretch:
         """Begin at tick *start*.
 
         *slowness* multiplies every step (the slowest node's factor); *uploading* is a cycle of the stretch before
-        whose upload began at *start*.
+        whose upload began at *start*. Ticks that the methods are asked about must not go back.
         """
         self._pace, self.start, self._random = pace, start, random
         self._slowness, self._first = slowness, cycles_since_restart
         self._before = uploading
         self._parts: Ticks = np.zeros((0, len(CYCLE_ACCOUNTS)), dtype=np.int64)
         self._ends: Ticks = np.zeros(0, dtype=np.int64)
+        self._folded = np.zeros(len(CYCLE_ACCOUNTS), dtype=np.int64)
+        self._folded_cycles = 0
 
     def checkpoint_after(self, tick: int) -> int:
         """The first tick, not before *tick*, at which the blocking stage of a checkpoint ends."""
@@ -114,9 +118,8 @@ class Stretch:
     def fail(self, tick: int) -> Closing:
         """Close at *tick*: what is not yet in remote storage is lost."""
         done = self._done(tick)
-        last_end = int(self._ends[done - 1]) if done else self.start
         safe = done
-        if tick < last_end + self._pace.upload_ticks:
+        if tick < self._end_of(done) + self._pace.upload_ticks:
             safe -= 1  # the last checkpoint has not arrived; -1 when that is the one of the stretch before
         kept, kept_steps = self._sum(safe)
         carried = int(self._before.parts.sum()) if self._before else 0
@@ -138,7 +141,9 @@ class Stretch:
         safe = done
         if self._pace.upload_ticks:
             safe -= 1
-            uploading = SavedCycle(parts=self._parts[done - 1], steps=self._pace.steps_per_cycle)
+            uploading = SavedCycle(
+                parts=self._parts[done - self._folded_cycles - 1], steps=self._pace.steps_per_cycle
+            )
         kept, kept_steps = self._sum(safe)
         reached = self._steps_before + done * self._pace.steps_per_cycle
         return Closing(
@@ -171,7 +176,7 @@ class Stretch:
 
     def _sum(self, safe: int) -> tuple[Ticks, float]:
         """Ticks and steps of the cycles of this stretch up to *safe*, and of the one before (unless safe is -1)."""
-        kept = self._parts[: max(safe, 0)].sum(axis=0, dtype=np.int64)
+        kept = self._folded + self._parts[: max(safe - self._folded_cycles, 0)].sum(axis=0, dtype=np.int64)
         steps = max(safe, 0) * self._pace.steps_per_cycle
         if self._before and safe >= 0:
             return kept + self._before.parts, float(steps + self._before.steps)
@@ -180,12 +185,16 @@ class Stretch:
     def _done(self, tick: int) -> int:
         """Cycles completed at *tick*."""
         self._reach(tick)
-        return int(np.searchsorted(self._ends, tick, side="right"))
+        return self._folded_cycles + int(np.searchsorted(self._ends, tick, side="right"))
+
+    def _end_of(self, done: int) -> int:
+        """Tick at which the last of *done* cycles ended."""
+        return int(self._ends[done - self._folded_cycles - 1]) if done else self.start
 
     def _partial(self, tick: int, done: int) -> tuple[Ticks, float]:
         """Ticks by account and steps of the cycle that is under way at *tick*."""
-        left = tick - (int(self._ends[done - 1]) if done else self.start)
-        parts = self._parts[done]
+        left = tick - self._end_of(done)
+        parts = self._parts[done - self._folded_cycles]
         work = int(parts[:_WORK].sum())
         share = min(1.0, left / work) if work else 1.0
         result = np.zeros_like(parts)
@@ -198,18 +207,26 @@ class Stretch:
 
     def _reach(self, tick: int) -> None:
         """Draw cycles until one ends after *tick*."""
+        pace = self._pace
+        mean = max(1.0, pace.step_s * pace.steps_per_cycle * TICKS_PER_S + pace.block_ticks)
         while not len(self._ends) or self._ends[-1] <= tick:
-            pace = self._pace
             last = int(self._ends[-1]) if len(self._ends) else self.start
-            mean = max(1.0, pace.step_s * pace.steps_per_cycle * TICKS_PER_S + pace.block_ticks)
-            self._draw(last, int((tick - last) / mean * 1.05) + 4)
+            if len(self._ends) >= MOST_CYCLES:
+                self._fold()
+            self._draw(last, min(int((tick - last) / mean * 1.05) + 4, MOST_CYCLES))
+
+    def _fold(self) -> None:
+        """Sum up all drawn cycles but the last; they are safe, because every checkpoint waits for the one before."""
+        self._folded = self._folded + self._parts[:-1].sum(axis=0, dtype=np.int64)
+        self._folded_cycles += len(self._parts) - 1
+        self._parts, self._ends = self._parts[-1:], self._ends[-1:]
 
     def _draw(self, last: int, count: int) -> None:
         """Append *count* cycles after tick *last*."""
-        pace, drawn = self._pace, len(self._ends)
+        pace, drawn = self._pace, self._folded_cycles + len(self._ends)
         mean = pace.step_s * pace.steps_per_cycle * TICKS_PER_S
         base = np.full(count, mean)
-        if pace.jitter > 0:
+        if pace.jitter > LEAST_JITTER:
             shape = pace.steps_per_cycle / pace.jitter**2
             base = self._random.gamma(shape, mean / shape, count)
         number = self._first + drawn + np.arange(count)

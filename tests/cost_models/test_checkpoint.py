@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cost_models import catalog
+from cost_models.checkpoint import (
+    blocking_s,
+    checkpoint_size,
+    daly_interval_s,
+    expected_ettr,
+    exponential_run_s,
+    load_s,
+    upload_s,
+    young_interval_s,
+)
+from cost_models.layout import Layout
+
+MIN = 60.0
+HOUR = 3600.0
+
+
+@pytest.mark.parametrize(
+    ("mtbf_s", "minutes", "published"), [(24 * HOUR, 116.7, 117), (6 * HOUR, 56.7, 57), (15 * MIN, 9.14, 9.1)]
+)
+def test_dalys_own_figures(mtbf_s: float, minutes: float, published: float) -> None:
+    interval_min = daly_interval_s(5 * MIN, mtbf_s) / MIN
+    assert interval_min == pytest.approx(minutes, abs=0.05)
+    assert round(interval_min, 1 if published < 10 else 0) == published
+
+
+def test_young_by_hand() -> None:
+    assert young_interval_s(50.0, 10_000.0) == 1000.0  # sqrt(2 x 50 x 10,000)
+
+
+def test_daly_is_the_mean_time_to_failure_when_checkpoints_are_longer_than_two_of_them() -> None:
+    assert daly_interval_s(200.0, 100.0) == 100.0
+
+
+@given(st.floats(0.1, 100.0), st.floats(1e4, 1e7))
+def test_dalys_interval_is_close_to_the_best_of_the_exact_run_time(block_s: float, mtbf_s: float) -> None:
+    best = daly_interval_s(block_s, mtbf_s)
+    here = exponential_run_s(1e6, best, block_s, 300.0, mtbf_s)
+    others = [exponential_run_s(1e6, best * k, block_s, 300.0, mtbf_s) for k in (0.5, 0.8, 1.25, 2.0)]
+    assert here <= min(others)
+
+
+def test_exponential_run_by_hand() -> None:
+    # M = 1, R = 0, tau = delta = 0.5, T_s = 1: T = 1 x (e^1 - 1) x 1 / 0.5
+    assert exponential_run_s(1.0, 0.5, 0.5, 0.0, 1.0) == pytest.approx(2 * (math.e - 1))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "block_s", "restart_min", "percent"),
+    [
+        (16384, 10, 5, 93.2),
+        (16384, 10, 10, 90.6),
+        (16384, 60, 10, 85.0),
+        (12288, 10, 5, 94.4),
+        (12288, 10, 10, 92.4),
+        (12288, 60, 10, 87.5),
+    ],
+)
+def test_metas_expected_ratio_at_llama3s_rate(
+    gpus: int, block_s: float, restart_min: float, percent: float
+) -> None:
+    per_s = 419 / (54 * 86400) * gpus / 16384
+    interval = young_interval_s(block_s, 1 / per_s)
+    assert 100 * expected_ettr(per_s, restart_min * MIN, block_s, interval) == pytest.approx(
+        percent, abs=0.06
+    )
+
+
+def test_size_of_megascales_checkpoint() -> None:
+    model, layout = catalog.model("megascale-175b"), Layout(tp=8, pp=8, vpp=6, schedule="interleaved")
+    size = checkpoint_size(model, layout, 192)
+    assert size.unique_bytes == pytest.approx(14 * 175e9, rel=0.01)
+    # weights 2 B of 1/64 of the model, optimizer 12 B of 1/12,288; the first and last stage hold the vocabulary too
+    assert size.gpu_bytes == pytest.approx(2 * 175e9 / 64 + 12 * 175e9 / 12288, rel=0.06)
+    assert size.all_ranks_bytes == pytest.approx(192 * 2 * 175e9 + 12 * 175e9, rel=0.01)
+
+
+def test_one_reader_per_group_reads_less_and_is_faster() -> None:
+    model, cluster = catalog.model("megascale-175b"), catalog.cluster("megascale")
+    size = checkpoint_size(model, Layout(tp=8, pp=8), 192)
+    one = load_s(size, cluster, 192, 100e9, "one-per-group")
+    every = load_s(size, cluster, 192, 100e9, "every-rank")
+    assert every == pytest.approx(
+        size.all_ranks_bytes / 100e9 + size.gpu_bytes / cluster.gpu.host_link_bytes_per_s
+    )
+    assert every > 20 * one  # 69 TB against 2.45 TB
+    assert upload_s(size, 100e9) == pytest.approx(24.5, rel=0.01)
+    assert 1 < blocking_s(size, cluster) < 10  # "several seconds"
+
+
+def test_eight_bit_copies_are_not_saved() -> None:
+    model = catalog.model("llama-3-8b")
+    assert checkpoint_size(model, Layout(precision="fp8"), 8) == checkpoint_size(model, Layout(), 8)

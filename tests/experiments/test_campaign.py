@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.campaign import run_campaign
+from experiments.campaign_scenario import plan_campaign
+from experiments.cli import cli
+from experiments.scenario import Scenario, load_scenario, resolve_scenario
+from experiments.scenario_schema import KEYS
+from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
+
+DAY = 86400.0
+FIXED = ("campaign.step=6s", "campaign.seeds=4")
+
+
+def llama(*changes: str) -> Scenario:
+    return load_scenario("campaign-llama3-16k", (*FIXED, *changes))
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(cli, ["campaign", *arguments])
+    return done.exit_code, done.output
+
+
+def test_llama3s_run_as_published() -> None:
+    study = run_campaign(llama("campaign.seeds=8"))
+    assert study.restarts.mean == pytest.approx(466, rel=0.1)
+    assert study.failures.mean == pytest.approx(419, rel=0.1)
+    assert study.ettr.mean > 0.9
+    assert study.mtbf_s == pytest.approx(54 * DAY / 419, rel=0.1)
+    assert study.plan.closed_form_valid
+    assert study.ettr.mean == pytest.approx(study.plan.closed_form_ettr, abs=0.015)
+    for result in study.results:
+        assert sum(result.account_ticks) == 54 * 86400 * 10**6
+
+
+@pytest.mark.parametrize("failures", ["meta-rsc-1", "meta-rsc-2", "meta-ft-hsdp", "megascale"])
+@pytest.mark.parametrize("block", ["10s", "60s"])
+def test_the_closed_form_is_met_where_it_is_valid(failures: str, block: str) -> None:
+    changes = (f"campaign.failures={failures}", f"campaign.checkpoint_block={block}", "campaign.spares=60")
+    study = run_campaign(llama(*changes))
+    assert study.plan.closed_form_valid
+    assert study.ettr.mean == pytest.approx(study.plan.closed_form_ettr, abs=0.015)
+
+
+def test_the_closed_form_says_when_it_is_not_valid() -> None:
+    assert not plan_campaign(llama("campaign.failure_scale=10")).closed_form_valid
+
+
+@pytest.mark.parametrize(("gpus", "hours"), [(16384, 1.80), (131072, 0.23)])
+def test_metas_mean_time_to_failure(gpus: int, hours: float) -> None:
+    plan = plan_campaign(llama("campaign.failures=meta-rsc-1", f"gpus={gpus}"))
+    assert plan.expected_mtbf_s is not None
+    assert plan.expected_mtbf_s / 3600 == pytest.approx(hours, rel=0.03)
+
+
+def test_the_number_of_workers_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("experiments.campaign.WORTH_A_POOL_S", 0.0)
+    scenario = llama("campaign.duration=5d")
+    assert run_campaign(scenario, workers=1).results == run_campaign(scenario, workers=2).results
+
+
+def test_the_step_comes_from_the_simulator_unless_it_is_fixed() -> None:
+    scenario = load_scenario("quickstart-8gpu", ("execution.batches=2", "campaign.failures=meta-rsc-1"))
+    plan = plan_campaign(scenario)
+    assert plan.step_note == "simulated, mean over 2 global batches (hdp-balance)"
+    assert plan.setup.tokens_per_step == 2**20
+    assert plan.setup.nodes == 1
+    assert plan_campaign(llama()).setup.step_s == 6.0
+
+
+def test_spares_cover_the_nodes_in_repair() -> None:
+    # 356 of 466 interruptions evict a node: 356 / 54 d x 1 d = 6.6 in repair; Poisson(6.6) <= 16 with 99.9 %
+    assert plan_campaign(llama()).setup.spares == 16
+    assert plan_campaign(llama("campaign.spares=3")).setup.spares == 3
+
+
+def test_a_profile_of_ones_own_is_found_beside_the_scenario(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("title: mine\ncauses: {fan: {per_1000_days: 2}}")
+    plan = plan_campaign(llama("campaign.failures=mine.yaml"), tmp_path)
+    assert plan.unplanned_per_s == pytest.approx(2048 * 0.002 / DAY)
+    with pytest.raises(UserInputError, match="no such file"):
+        plan_campaign(llama("campaign.failures=mine.yaml"))
+
+
+def test_without_failures_there_is_one_checkpoint_and_no_mtbf() -> None:
+    study = run_campaign(llama("campaign.failure_scale=0", "campaign.duration=1d"))
+    assert study.mtbf_s is None
+    assert study.plan.expected_mtbf_s is None
+    assert study.restarts.mean == 0
+
+
+BAD = {
+    "no unit": ("campaign.duration=30", "campaign.duration"),
+    "too long": ("campaign.duration=1e300d", "at most 36500d"),
+    "other unit": ("campaign.duration=30GB", "duration"),
+    "zero": ("campaign.duration=0d", "must be positive"),
+    "word": ("campaign.step=soon", "or auto"),
+    "interval": ("campaign.checkpoint_interval=often", "or young, daly"),
+    "share": ("campaign.straggler_share=1.5", "from 0 to 1"),
+    "misses": ("campaign.heartbeat_misses=0", "at least 1"),
+    "method": ("campaign.startup=etcd", "tcp-store, redis, ordered"),
+    "readers": ("campaign.readers=all", "one-per-group, every-rank"),
+    "unknown": ("campaign.spare=3", "did you mean 'spares'"),
+    "bandwidth": ("campaign.storage_bandwidth=100", "100GB/s"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD.keys())
+def test_bad_keys_are_one_message(change: str, message: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        llama(change)
+    assert message in str(caught.value)
+
+
+def test_an_unknown_profile_lists_the_known_ones() -> None:
+    with pytest.raises(ScenarioError, match=r"campaign\.failures.*llama-3.*meta-rsc-1"):
+        plan_campaign(llama("campaign.failures=llama-3"))
+
+
+def test_a_campaign_shorter_than_a_step_cannot_run() -> None:
+    with pytest.raises(InfeasibleError, match="shorter than one step"):
+        plan_campaign(llama("campaign.duration=3s"))
+
+
+def test_absurdly_many_checkpoints_are_refused() -> None:
+    with pytest.raises(InfeasibleError, match="checkpoint_interval"):
+        plan_campaign(
+            llama("campaign.step=1us", "campaign.checkpoint_interval=1us", "campaign.checkpoint_block=0s")
+        )
+
+
+@given(st.floats(1e-3, 1e9), st.floats(1e6, 1e15))
+def test_quantities_survive_writing_and_reading(seconds: float, rate: float) -> None:
+    for name, value in (("campaign.duration", seconds), ("campaign.storage_bandwidth", rate)):
+        assert KEYS[name].parse(KEYS[name].dump(value)) == pytest.approx(value, rel=1e-15)
+
+
+def test_the_written_scenario_runs_the_same_campaign() -> None:
+    scenario = llama(
+        "campaign.duration=2d", "campaign.checkpoint_interval=17min", "campaign.straggler_mttf=90d"
+    )
+    again = resolve_scenario(scenario.document)
+    assert again.document == scenario.document
+    assert plan_campaign(again) == plan_campaign(scenario)
+
+
+def test_the_command_prints_tables() -> None:
+    code, text = run("campaign-llama3-16k", "--duration", "2d", "--seeds", "2", "--set", "campaign.step=6s")
+    assert code == 0
+    for words in ("effective training time", "lost work", "Restarts by cause", "48.00  100.00%"):
+        assert words in text
+
+
+def test_the_command_prints_one_json_document_and_writes_a_run_directory(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    code, text = run(
+        "campaign-llama3-16k", "--duration", "3d", "--seeds", "2", "--set", "campaign.step=6s",
+        "--out", str(out), "--json",
+    )  # fmt: skip
+    assert code == 0
+    document = json.loads(text)
+    results = document["results"]
+    assert document["kind"] == "campaign"
+    assert results["duration_s"] == 3 * DAY
+    assert sum(account["mean"] for account in results["account_s"].values()) == pytest.approx(3 * DAY)
+    assert len(results["runs"]) == 2
+    assert json.loads((out / "result.json").read_text())["results"] == results
+    names = {path.name for path in out.iterdir()}
+    assert {"README.md", "tokens.png", "lost_hours.svg", "restarts_by_cause.png", "incidents.csv"} <= names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("campaign-llama3-16k", "--duration", "30"), 2),
+        (("campaign-llama3-16k", "--seeds", "0"), 2),
+        (("nowhere",), 2),
+        (("campaign-llama3-16k", "--duration", "1s", "--set", "campaign.step=6s"), 3),
+    ],
+)
+def test_exit_codes(arguments: tuple[str, ...], code: int) -> None:
+    assert run(*arguments)[0] == code
