@@ -28,6 +28,7 @@ VERBS = {
     "replay-ops": "experiments.cli_replay_ops",
     "campaign": "experiments.cli_campaign",
     "reproduce": "experiments.cli_reproduce",
+    "validate": "experiments.cli_validate",
     "scenarios": "experiments.cli_scenarios",
     "catalog": "experiments.cli_catalog",
     "fabric": "experiments.cli_fabric",

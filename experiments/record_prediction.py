@@ -1,0 +1,173 @@
+"""The prediction of one record: step time, throughput, FLOP rates in every convention, peak memory."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from cost_models.flop import model_flop_per_token
+from cost_models.layout import Recompute
+from cost_models.memory import memory_report
+from cost_models.step_costs import step_costs
+from experiments.record_setup import Job, job_of, layout_cp
+from experiments.records import RunConfig
+from hdpsim.errors import HdpSimError
+from simulator.replay import run_replay
+from simulator.simulate import micro_batch_cost, micro_batches
+from simulator.strategies.planner import make_plan
+from simulator.strategies.problem import PlanningProblem
+
+__all__ = ["Convention", "Prediction", "convention_of", "predict"]
+
+Convention = Literal["model, full attention", "model, causal attention", "hardware, full attention"]
+GIGABYTE = 1e9  # peak_mem_gb is decimal: the README of the records
+TERA = 1e12
+
+# How a source counts FLOP, most telling words of its notes first; then by family. Established by arithmetic on the
+# sources' own figures: README of the records, "FLOP conventions of the sources".
+_WORDS: tuple[tuple[re.Pattern[str], Convention], ...] = (
+    (re.compile(r"HARDWARE FLOP"), "hardware, full attention"),
+    (re.compile(r"causal-half"), "model, causal attention"),
+    (re.compile(r"(?i)full.{0,16}attention|MODEL FLOP"), "model, full attention"),
+)
+_OF_FAMILY: dict[str, Convention] = {
+    "alst": "hardware, full attention",
+    "bloom": "hardware, full attention",
+    "megatron-bridge": "model, causal attention",
+    "mcore-moe-report": "model, causal attention",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a record's configuration should do. None: it cannot be predicted, see `reason`.
+
+    Attributes:
+        step_s: seconds of a step.
+        tokens_per_s_per_gpu: throughput.
+        tflops_per_gpu: FLOP rate in the record's own convention.
+        convention: that convention.
+        model_tflops_causal: model FLOP, half of the attention scores.
+        model_tflops_full: model FLOP, all attention scores.
+        hardware_tflops_full: all attention scores and what recomputation repeats.
+        account_s: mean seconds over ranks and stages by account; they sum to step_s.
+        peak_mem_gb: of the fullest stage, in 1e9 bytes.
+        fits: whether the GPU has that much.
+        reason: why there is no time (or nothing at all).
+        assumptions: what the source does not say and was filled in.
+        not_modelled: what the run did and the prediction does not.
+    """
+
+    step_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    tflops_per_gpu: float | None = None
+    convention: Convention = "model, full attention"
+    model_tflops_causal: float | None = None
+    model_tflops_full: float | None = None
+    hardware_tflops_full: float | None = None
+    account_s: tuple[tuple[str, float], ...] = ()
+    peak_mem_gb: float | None = None
+    fits: bool | None = None
+    reason: str = ""
+    assumptions: tuple[str, ...] = ()
+    not_modelled: tuple[str, ...] = ()
+
+
+def convention_of(config: RunConfig) -> Convention:
+    """How the record's source counts FLOP; full attention without recomputation when nothing tells."""
+    for pattern, convention in _WORDS:
+        if pattern.search(config.notes):
+            return convention
+    return _OF_FAMILY.get(config.family, "model, full attention")
+
+
+def predict(config: RunConfig, *, memory_only: bool = False) -> Prediction:
+    """Predict a record from its configuration alone. What cannot be predicted has a reason; nothing is raised.
+
+    Every data-parallel rank runs the same number of micro-batches of whole sequences, in order; the tokens of a
+    micro-batch are spread over its context-parallel group.
+    """
+    convention = convention_of(config)
+    try:
+        job = job_of(config)
+        memory_gb, fits = _memory(job)
+    except HdpSimError as error:
+        return Prediction(convention=convention, reason=str(error))
+    step_s: float | None = None
+    accounts: tuple[tuple[str, float], ...] = ()
+    reason = job.blocked
+    if not reason and not memory_only:
+        try:
+            step_s, accounts = _step(job)
+        except HdpSimError as error:
+            reason = str(error)
+    assumptions = job.assumptions
+    if fits is False and step_s is not None:
+        assumptions = (*assumptions, "fits into memory, against the prediction of memory")
+    rates = _rates(job, step_s) if step_s is not None else None
+    return Prediction(
+        step_s=step_s,
+        tokens_per_s_per_gpu=rates and rates[0],
+        tflops_per_gpu=rates and rates[1][convention],
+        convention=convention,
+        model_tflops_causal=rates and rates[1]["model, causal attention"],
+        model_tflops_full=rates and rates[1]["model, full attention"],
+        hardware_tflops_full=rates and rates[1]["hardware, full attention"],
+        account_s=accounts,
+        peak_mem_gb=memory_gb,
+        fits=fits,
+        reason=reason,
+        assumptions=assumptions,
+        not_modelled=job.not_modelled,
+    )
+
+
+def _step(job: Job) -> tuple[float, tuple[tuple[str, float], ...]]:
+    """Seconds of the step and of its accounts. Memory is not asked: the run exists."""
+    setup = job.setup
+    context = setup.context_tokens
+    problem = PlanningProblem(
+        lengths=np.full(job.sequences, job.seq_len, dtype=np.int64),
+        ranks=setup.ranks,
+        capacity_tokens=context // layout_cp(setup.layout),
+        context_tokens=context,
+        cost=micro_batch_cost(setup),
+        options=setup.strategy,
+    )
+    plan = make_plan(problem)
+    costs = step_costs(problem.cost, micro_batches(problem, plan), plan.ranks, data_s=0.0)
+    execution = run_replay(plan, costs)
+    seconds = execution.account_s.mean(axis=(1, 2)).tolist()
+    return execution.step_s, tuple(zip(execution.accounts, seconds, strict=True))
+
+
+def _memory(job: Job) -> tuple[float, bool]:
+    setup = job.setup
+    report = memory_report(
+        setup.model,
+        setup.layout,
+        setup.cluster,
+        setup.ranks,
+        setup.context_tokens // layout_cp(setup.layout),
+        micro_batches=job.micro_batches,
+    )
+    return report.total_bytes / GIGABYTE, report.fits
+
+
+def _rates(job: Job, step_s: float) -> tuple[float, dict[Convention, float]]:
+    """Tokens per second and GPU, and TFLOP/s per GPU in every convention."""
+    setup = job.setup
+    tokens_per_s = job.sequences * job.seq_len / step_s / setup.cluster.gpus
+
+    def rate(causal: bool, recompute: Recompute) -> float:
+        flop = model_flop_per_token(setup.model, job.seq_len, causal=causal, recompute=recompute)
+        return flop.total * tokens_per_s / TERA
+
+    return tokens_per_s, {
+        "model, causal attention": rate(True, "none"),
+        "model, full attention": rate(False, "none"),
+        "hardware, full attention": rate(False, setup.layout.recompute),
+    }

@@ -1,0 +1,367 @@
+"""From a record to what the simulator takes: model, cluster, layout, micro-batches, and what had to be assumed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from cost_models import catalog
+from cost_models.calibration import calibration
+from cost_models.hardware import Cluster, Node
+from cost_models.layout import Layout
+from cost_models.layout import Precision as LayoutPrecision
+from cost_models.layout import Sharding as LayoutSharding
+from cost_models.model import LatentAttention, Model
+from experiments.records import RunConfig
+from hdpsim.errors import CatalogError, InfeasibleError
+from simulator.setup import Setup, StrategyOptions
+
+__all__ = ["Job", "job_of"]
+
+GPT2_VOCABULARY = 51_200  # 50,257 tokens of GPT-2, padded as Megatron-LM does for tp 8
+BYTES_PER_S_PER_GBPS = 1e9 / 8  # network rates are decimal gigabits
+FLASH_ATTENTION_YEAR = 2023  # FlashAttention: arXiv 2205.14135; in training frameworks from the year after
+
+_OF_SHARDING: dict[str, LayoutSharding] = {
+    "none": "none", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3", "fsdp": "zero3", "hsdp": "zero3",
+}  # fmt: skip
+_OF_PRECISION: dict[str, LayoutPrecision] = {
+    "bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp8",
+}  # fmt: skip
+
+# Statements about a model that the schema has no column for, as the notes of the records word them.
+_FIRST_DENSE = re.compile(r"first (\d+) layers? dense ffn (\d+)")
+_DENSE_LAYERS = re.compile(r"\bdense_layers=(\d+)")
+_MOE_EVERY = re.compile(r"MoE every (\d+)(?:st|nd|rd|th) layer.*?dense layers ffn (\d+)")
+_ZERO_BUBBLE = re.compile(r"\b(ZB-?\w+|DualPipe\w*)\b")
+_CPU_OPTIMIZER = re.compile(r"CPU Adam|(?i:optimizer offload)")
+_TOKEN_DROP = re.compile(r"force-balanced|capacity factor 1\b|token.drop(?!less)")
+
+# (in the notes or the attention column, what is not modelled): such a record is predicted without it.
+_NOT_MODELLED = (
+    (re.compile(r"sliding|window"), "sliding-window attention in some layers: every layer attends to all"),
+    (re.compile(r"(?i)chunked attention"), "chunked attention: every layer attends to all"),
+    (re.compile(r"(?i)tp.comm.overlap(?: True|,| all on)"), "overlap of tensor-parallel communication"),
+    (re.compile(r"a2a overlap on|moe_a2a_overlap=True"), "overlap of the expert all-to-all"),
+    (re.compile(r"DeepEP|HybridEP"), "fused expert dispatch (DeepEP, HybridEP): plain all-to-all"),
+    (
+        re.compile(r"cuda_graph=(?!None)|_cg\b|CUDA graph"),
+        "CUDA graphs: every kernel is launched by the host",
+    ),
+    (re.compile(r"activation.*offload"), "activation offload of a static mesh"),
+    (re.compile(r"Mamba|mamba"), "Mamba layers"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One record, ready to predict.
+
+    Attributes:
+        setup: model, cluster, layout and calibration.
+        sequences: sequences of a step.
+        seq_len: tokens of each.
+        micro_batch: sequences of a micro-batch.
+        micro_batches: micro-batches of a step on one data-parallel rank.
+        blocked: why no time can be predicted; empty when it can. Memory can be.
+        assumptions: what the source does not say and was filled in.
+        not_modelled: what the run did and the prediction does not.
+    """
+
+    setup: Setup
+    sequences: int
+    seq_len: int
+    micro_batch: int
+    micro_batches: int
+    blocked: str
+    assumptions: tuple[str, ...]
+    not_modelled: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Notes:
+    """Collects what had to be assumed and what is left out."""
+
+    assumptions: list[str] = field(default_factory=list)
+    not_modelled: list[str] = field(default_factory=list)
+
+
+def job_of(config: RunConfig) -> Job:
+    """What the simulator needs to predict a record.
+
+    Raises:
+        InfeasibleError: the record lacks something that cannot be assumed, or contradicts itself.
+        CatalogError: its GPU is not in the catalog.
+    """
+    notes = _Notes()
+    gpus, seq_len = _needed(config, "n_gpus"), _needed(config, "seq_len")
+    cluster = _cluster(config, gpus, notes)
+    model = _model(config, seq_len, notes)
+    degrees = _degrees(config, gpus, notes)
+    micro_batch = config.micro_batch
+    if micro_batch is None:
+        micro_batch = 1
+        notes.assumptions.append("micro-batches of 1 sequence")
+    sequences, micro_batches = _batch(config, degrees["dp"], micro_batch)
+    layout = _layout(config, degrees, notes)
+    context = micro_batch * seq_len
+    if context % layout_cp(layout):
+        raise InfeasibleError(f"{context} tokens of a micro-batch do not divide by cp = {layout.cp}")
+    _remarks(config, model, notes)
+    cal = calibration(cluster.gpu.calibration)
+    if model.experts and _TOKEN_DROP.search(config.notes):
+        cal = replace(cal, expert_imbalance=1.0)
+        notes.assumptions.append("experts perfectly balanced (forced, or tokens dropped)")
+    setup = Setup(
+        model=model,
+        cluster=cluster,
+        layout=replace(layout, rank_capacity_tokens=context // layout_cp(layout)),
+        calibration=cal,
+        context_tokens=context,
+        strategy=StrategyOptions(name="static"),
+    )
+    return Job(
+        setup=setup,
+        sequences=sequences,
+        seq_len=seq_len,
+        micro_batch=micro_batch,
+        micro_batches=micro_batches,
+        blocked=_blocked(config),
+        assumptions=tuple(notes.assumptions),
+        not_modelled=tuple(notes.not_modelled),
+    )
+
+
+def layout_cp(layout: Layout) -> int:
+    """The context-parallel degree, 1 when the layout leaves it open."""
+    return layout.cp or 1
+
+
+def _needed(config: RunConfig, column: str) -> int:
+    value = getattr(config, column)
+    if value is None:
+        raise InfeasibleError(f"{column} is not stated")
+    return int(value)
+
+
+def _blocked(config: RunConfig) -> str:
+    """Why the time of a record cannot be predicted by the mechanisms there are.
+
+    Sharded parameters (ZeRO-3, FSDP) are not listed: the cost model itself refuses what it does not know.
+    """
+    if config.precision in ("fp8", "mxfp8", "nvfp4"):
+        return f"{config.precision} matrix products are not modelled: only 16-bit ones are"
+    if config.task == "lora":
+        return "LoRA is not modelled: frozen weights need no gradients"
+    if _CPU_OPTIMIZER.search(config.notes):
+        return "optimizer states and update on the CPU are not modelled"
+    schedule = _ZERO_BUBBLE.search(config.framework) or _ZERO_BUBBLE.search(config.notes)
+    if schedule:
+        return f"the pipeline schedule {schedule[1]} is not modelled: only 1F1B and interleaved 1F1B are"
+    return ""
+
+
+def _batch(config: RunConfig, dp: int, micro_batch: int) -> tuple[int, int]:
+    """Sequences of a step, and micro-batches on each data-parallel rank."""
+    sequences = config.global_batch_seqs
+    if sequences is None:
+        if config.grad_accum is None:
+            raise InfeasibleError("global_batch_seqs is not stated")
+        sequences = config.grad_accum * dp * micro_batch
+    if sequences % (dp * micro_batch):
+        raise InfeasibleError(
+            f"a batch of {sequences} sequences does not divide by dp x micro_batch = {dp} x {micro_batch}"
+        )
+    return sequences, sequences // (dp * micro_batch)
+
+
+def _degrees(config: RunConfig, gpus: int, notes: _Notes) -> dict[str, int]:
+    """tp, pp, cp, dp, checked against the number of GPUs."""
+    tp, pp = _needed(config, "tp"), _needed(config, "pp")
+    cp = config.cp or 1
+    if gpus % (tp * pp * cp):
+        raise InfeasibleError(f"{gpus} GPUs do not divide by tp x pp x cp = {tp} x {pp} x {cp}")
+    dp = gpus // (tp * pp * cp)
+    if config.dp is not None and config.dp != dp:
+        raise InfeasibleError(f"tp x pp x cp x dp = {tp} x {pp} x {cp} x {config.dp} is not {gpus} GPUs")
+    if config.cp is None:
+        notes.assumptions.append("no context parallelism")
+    return {"tp": tp, "pp": pp, "cp": cp, "dp": dp}
+
+
+def _layout(config: RunConfig, degrees: dict[str, int], notes: _Notes) -> Layout:
+    tp, pp, cp = degrees["tp"], degrees["pp"], degrees["cp"]
+    ranks = degrees["dp"] * cp
+    vpp = config.vpp
+    if vpp is None:
+        interleaved = "1F1B-I" in config.framework
+        vpp = max(1, _needed(config, "layers") // pp) if interleaved and pp > 1 else 1
+        if pp > 1:
+            notes.assumptions.append(f"vpp {vpp}")
+    if vpp > 1 and pp == 1:
+        notes.assumptions.append(f"vpp {vpp} ignored: there is no pipeline")
+        vpp = 1
+    sharding = config.zero_stage
+    if sharding is None:
+        sharding = "none"
+        notes.assumptions.append("optimizer states not sharded")
+    if sharding == "hsdp":
+        notes.not_modelled.append("replicas of shards (HSDP): sharded over all ranks")
+    recompute = config.recompute
+    if recompute is None:
+        recompute = "none"
+        notes.assumptions.append("no recomputation")
+    if config.precision is None:
+        notes.assumptions.append("bf16")
+    if config.sp is None and tp > 1:
+        notes.assumptions.append("sequence parallelism")
+    if config.ep is not None and config.ep > 1 and tp > 1:
+        notes.assumptions.append("each expert whole on one GPU (no expert tensor parallelism) when ep >= tp")
+    return Layout(
+        tp=tp,
+        pp=pp,
+        vpp=vpp,
+        cp=cp,
+        ep=config.ep or 1,
+        sequence_parallel=config.sp if config.sp is not None else tp > 1,
+        schedule="interleaved" if vpp > 1 else "1f1b",
+        sharding="none" if ranks == 1 else _OF_SHARDING[sharding],
+        recompute=recompute,
+        precision=_OF_PRECISION[config.precision or "bf16"],
+    )
+
+
+def _model(config: RunConfig, seq_len: int, notes: _Notes) -> Model:
+    """The model of the shape columns; GPT conventions where the MLP has no gate, Llama's where it has."""
+    layers, hidden, heads = (_needed(config, column) for column in ("layers", "hidden", "heads"))
+    ffn_hidden = _needed(config, "ffn_hidden")
+    gated = config.gated_mlp
+    if gated is None:
+        gated = True
+        notes.assumptions.append("gated MLP")
+    vocab = config.vocab
+    if vocab is None:
+        vocab = GPT2_VOCABULARY
+        notes.assumptions.append(f"vocabulary of {vocab:,} tokens")
+    experts, top_k = config.n_experts or 0, config.topk or 0
+    if experts and not top_k:
+        raise InfeasibleError("topk is not stated, but n_experts is")
+    latent = _latent_attention(config, hidden, heads, notes)
+    if latent is None and config.kv_heads is None:
+        raise InfeasibleError("kv_heads is not stated")
+    head_dim = config.head_dim or (latent.v_head_dim if latent else hidden // heads)
+    if config.head_dim is None and latent is None:
+        notes.assumptions.append(f"head_dim {head_dim}")
+    dense_layers, dense_ffn = _dense_layers(config, layers) if experts else (0, 0)
+    return Model(
+        name=config.model_name or "model",
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=config.kv_heads or heads,
+        head_dim=head_dim,
+        ffn_hidden=ffn_hidden,
+        vocab=vocab,
+        gated_mlp=gated,
+        tied_embeddings=not gated,
+        experts=experts,
+        top_k=top_k,
+        shared_expert_ffn=config.shared_expert_ffn or 0,
+        dense_layers=dense_layers,
+        dense_ffn_hidden=dense_ffn,
+        latent_attention=latent,
+        norm="rms" if gated else "layer",
+        biases=not gated,
+        learned_positions=0 if gated else seq_len,
+    )
+
+
+def _latent_attention(config: RunConfig, hidden: int, heads: int, notes: _Notes) -> LatentAttention | None:
+    """The low-rank shapes of the catalog's model of that name and width, where a record has no KV heads."""
+    if config.kv_heads is not None:
+        return None
+    try:
+        known = catalog.model(config.model_name)
+    except CatalogError:
+        return None
+    if known.latent_attention is None or (known.hidden, known.heads) != (hidden, heads):
+        return None
+    notes.assumptions.append(f"latent attention of {known.name}")
+    return known.latent_attention
+
+
+def _dense_layers(config: RunConfig, layers: int) -> tuple[int, int]:
+    """Dense layers of a mixture-of-experts model and their width, as far as the notes tell."""
+    every = _MOE_EVERY.search(config.notes)
+    if every:
+        return layers - layers // int(every[1]), int(every[2])
+    first, stated = _FIRST_DENSE.search(config.notes), _DENSE_LAYERS.search(config.notes)
+    if not first:
+        return 0, 0
+    return min(layers, int((stated or first)[1])), int(first[2])
+
+
+def _cluster(config: RunConfig, gpus: int, notes: _Notes) -> Cluster:
+    """Nodes of the catalog that carry the GPU, cut to what the run used."""
+    node = _node_of(catalog.gpu(config.gpu).name)
+    domain = node.gpus
+    if gpus < domain:
+        domain = gpus
+    elif gpus % domain:
+        # A rack of 72 is rarely used whole: jobs take the largest share of it that divides their GPUs.
+        tray = config.gpus_per_node or 1
+        shares = [n for n in range(tray, domain + 1, tray) if gpus % n == 0]
+        if node.gpus <= (config.gpus_per_node or node.gpus) or not shares:
+            raise InfeasibleError(f"{gpus} GPUs are not whole nodes of {node.gpus}")
+        domain = shares[-1]
+        notes.assumptions.append(f"{domain} GPUs of each NVLink domain of {node.gpus} used")
+    if config.nic_gbps_per_gpu is not None:
+        node = replace(node, nics=node.gpus, nic_bytes_per_s=config.nic_gbps_per_gpu * BYTES_PER_S_PER_GBPS)
+    elif gpus > domain:
+        rate = node.nic_bytes_per_s_per_gpu / BYTES_PER_S_PER_GBPS
+        notes.assumptions.append(f"network of {rate:g} Gbit/s per GPU")
+    if domain != node.gpus:
+        node = replace(
+            node,
+            gpus=domain,
+            nics=domain,
+            nic_bytes_per_s=node.nic_bytes_per_s_per_gpu,
+            host_memory_bytes=node.host_memory_bytes * domain / node.gpus,
+        )
+    if gpus > domain:
+        notes.assumptions.append("non-blocking rail-optimised fabric")
+    return catalog.cluster_of(node, gpus)
+
+
+@cache
+def _node_of(gpu: str) -> Node:
+    """The catalog's node with that GPU; reference designs (their names begin with the maker's) come first."""
+    nodes = [catalog.node(name) for name in catalog.names("node")]
+    of_gpu = [node for node in nodes if node.gpu.name == gpu]
+    if not of_gpu:
+        raise CatalogError(f"no node of the catalog carries the GPU {gpu}")
+    return min(of_gpu, key=lambda node: not node.name.startswith(("hgx-", "nvl72-")))
+
+
+def _remarks(config: RunConfig, model: Model, notes: _Notes) -> None:
+    """What the run did and the prediction does not."""
+    text = f"{config.notes} {config.attention}"
+    notes.not_modelled += [words for pattern, words in _NOT_MODELLED if pattern.search(text)]
+    if not config.attention:
+        old = config.year is not None and config.year < FLASH_ATTENTION_YEAR
+        (notes.not_modelled if old else notes.assumptions).append(
+            "attention scores kept in memory (before flash attention): flash attention"
+            if old
+            else "flash attention"
+        )
+    elif "flash" not in config.attention.lower() and "SDPA" not in config.attention:
+        notes.not_modelled.append(f"attention by {config.attention}: flash attention")
+    if config.recompute == "selective":
+        notes.assumptions.append("selective recomputation costs nothing (attention kernels keep no scores)")
+    if config.precision in ("mxfp8", "nvfp4"):
+        notes.not_modelled.append(f"memory of {config.precision}: as fp8")
+    if config.task == "sft":
+        notes.assumptions.append("every sequence packed to its full length")
+    if model.latent_attention and "MTP" not in config.notes:
+        notes.assumptions.append("no multi-token prediction")

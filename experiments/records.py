@@ -1,0 +1,275 @@
+"""Published training runs as data: a strict reader of the record schema (docs/validation.md lists the columns).
+
+A record has two halves that never meet before an error is computed: what was run (`RunConfig`, all a prediction may
+see) and what was measured (`Measured`).
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from cost_models.schema import did_you_mean
+from hdpsim.errors import UserInputError
+
+__all__ = [
+    "MEASURED_COLUMNS",
+    "REQUIRED_COLUMNS",
+    "Measured",
+    "Record",
+    "RunConfig",
+    "read_records",
+    "shipped_records",
+]
+
+Sharding = Literal["none", "zero1", "zero2", "zero3", "fsdp", "hsdp"]
+Recompute = Literal["none", "selective", "full"]
+Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
+Task = Literal["pretrain", "sft", "lora"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """What was run. None: the source does not say. Names are those of the columns.
+
+    Attributes:
+        gpus_per_node: GPUs of one server or, in a rack-scale system, of one tray.
+        ffn_hidden: width of the MLP; of one expert in mixture-of-experts models.
+        cp: context-parallel degree, of whatever kind.
+        grad_accum: micro-batches of a step on one data-parallel rank (instead of global_batch_seqs).
+        notes: free text; statements about the model that no column can hold are looked for here.
+    """
+
+    gpu: str
+    n_gpus: int | None = None
+    gpus_per_node: int | None = None
+    nic_gbps_per_gpu: float | None = None
+    year: int | None = None
+    framework: str = ""
+    model_name: str = ""
+    layers: int | None = None
+    hidden: int | None = None
+    ffn_hidden: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    vocab: int | None = None
+    gated_mlp: bool | None = None
+    n_experts: int | None = None
+    topk: int | None = None
+    shared_expert_ffn: int | None = None
+    seq_len: int | None = None
+    global_batch_seqs: int | None = None
+    grad_accum: int | None = None
+    micro_batch: int | None = None
+    task: Task | None = None
+    tp: int | None = None
+    sp: bool | None = None
+    pp: int | None = None
+    vpp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    dp: int | None = None
+    zero_stage: Sharding | None = None
+    recompute: Recompute | None = None
+    precision: Precision | None = None
+    attention: str = ""
+    family: str = ""
+    notes: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What was measured. None: the source does not say."""
+
+    measured_step_s: float | None = None
+    measured_tokens_per_s_per_gpu: float | None = None
+    measured_tflops_per_gpu: float | None = None
+    measured_mfu_pct: float | None = None
+    peak_mem_gb: float | None = None
+    outcome: Literal["oom", "ran"] | None = None
+
+    @property
+    def ran(self) -> bool | None:
+        """Whether the run fitted into memory: said so, or something of it was measured; None when unknown."""
+        if self.outcome is not None:
+            return self.outcome == "ran"
+        measured = (getattr(self, field.name) for field in fields(self))
+        return True if any(value is not None for value in measured) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One row of a file.
+
+    Attributes:
+        name: its id, or its row.
+        config: what was run.
+        measured: what was measured.
+        complete: the source states the whole configuration.
+        suspect: the source or the reader of it has doubts; empty for none.
+        columns: every column of the file as it was read, for reports only.
+    """
+
+    name: str
+    config: RunConfig
+    measured: Measured
+    complete: bool
+    suspect: str
+    columns: Mapping[str, object]
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is a complete, undoubted pretraining run: what accuracy is stated on."""
+        return self.complete and not self.suspect and self.config.task in (None, "pretrain")
+
+
+REQUIRED_COLUMNS = (
+    "gpu", "n_gpus", "gpus_per_node", "model_name", "layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab",
+    "seq_len", "micro_batch", "tp", "pp", "dp", "zero_stage", "recompute",
+)  # fmt: skip
+MEASURED_COLUMNS = tuple(field.name for field in fields(Measured))
+
+_WHOLE = (
+    "n_gpus", "gpus_per_node", "year", "layers", "hidden", "ffn_hidden", "heads", "kv_heads", "head_dim", "vocab",
+    "n_experts", "topk", "shared_expert_ffn", "seq_len", "global_batch_seqs", "grad_accum", "micro_batch", "tp", "pp",
+    "vpp", "cp", "ep", "dp",
+)  # fmt: skip
+_MAY_BE_ZERO = ("n_experts", "topk", "shared_expert_ffn")  # 0 and nothing both mean a dense model
+_POSITIVE = ("nic_gbps_per_gpu", *(name for name in MEASURED_COLUMNS if name != "outcome"))
+_FLAGS = ("gated_mlp", "sp", "complete")
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "task": ("pretrain", "sft", "lora"),
+    "zero_stage": ("none", "zero1", "zero2", "zero3", "fsdp", "hsdp"),
+    "recompute": ("none", "selective", "full"),
+    "precision": ("bf16", "fp16", "fp8", "mxfp8", "nvfp4"),
+    "outcome": ("oom", "ran"),
+}
+_ZERO_NUMBERS = {"0": "none", "1": "zero1", "2": "zero2", "3": "zero3"}
+_CONFIG = tuple(field.name for field in fields(RunConfig))
+
+
+def shipped_records() -> Path:
+    """The project's own copy of the curated runs."""
+    return Path(str(resources.files("experiments") / "data" / "records" / "runs.csv"))
+
+
+def read_records(path: str | Path) -> tuple[Record, ...]:
+    """Read a CSV of records: the REQUIRED_COLUMNS in any order, the others of the schema where there are any.
+
+    An empty cell means that the source does not say; only `gpu` must be filled in.
+
+    Raises:
+        UserInputError: unreadable, no rows, missing columns, or a cell that is not allowed, with file and row.
+    """
+    head, rows = _table(path)
+    records = []
+    for number, row in rows:
+        where = f"{path}, row {number}"
+        if len(row) != len(head):
+            raise UserInputError(f"{where}: {len(row)} fields, but the header has {len(head)} columns")
+        cells = dict(zip(head, (field.strip() for field in row), strict=True))
+        records.append(_record(where, number, cells))
+    if not records:
+        raise UserInputError(f"{path}: holds no records below its header")
+    return tuple(records)
+
+
+def _table(path: str | Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Header and the rows that are not blank, each with its line-independent 1-based number (header = 1)."""
+    try:
+        with Path(path).open(encoding="utf-8-sig", newline="") as file:
+            rows = list(csv.reader(file, strict=True))
+    except OSError as error:
+        raise UserInputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserInputError(f"{path}: is not a CSV file in UTF-8 ({error})") from None
+    head = [name.strip() for name in rows[0]] if rows else []
+    missing = [name for name in REQUIRED_COLUMNS if name not in head]
+    if missing:
+        raise UserInputError(
+            f"{path}: missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; "
+            f"needed: {', '.join(REQUIRED_COLUMNS)}; found: {', '.join(head) or 'nothing'}"
+        )
+    twice = sorted({name for name in head if head.count(name) > 1})
+    if twice:
+        raise UserInputError(f"{path}: column {', '.join(twice)} appears more than once")
+    return head, [(n, row) for n, row in enumerate(rows[1:], start=2) if any(cell.strip() for cell in row)]
+
+
+def _record(where: str, number: int, cells: Mapping[str, str]) -> Record:
+    values = {name: _value(where, name, text) for name, text in cells.items()}
+    if not values["gpu"]:
+        raise UserInputError(f"{where}: gpu: is empty; every record needs the name of its GPU")
+    known: dict[str, Any] = {name: values[name] for name in _CONFIG if values.get(name) is not None}
+    seen: dict[str, Any] = {name: values[name] for name in MEASURED_COLUMNS if values.get(name) is not None}
+    return Record(
+        name=str(values.get("id") or f"row {number}"),
+        config=RunConfig(**known),
+        measured=Measured(**seen),
+        complete=values.get("complete") is not False,
+        suspect=str(values.get("suspect") or ""),
+        columns=values,
+    )
+
+
+def _value(where: str, column: str, text: str) -> object:
+    """The cell as its column's type; None when it is empty."""
+    if not text:
+        return None
+    if column in _WHOLE:
+        return _whole(where, column, text)
+    if column in _POSITIVE:
+        return _positive(where, column, text)
+    if column in _FLAGS:
+        return _flag(where, column, text)
+    if column in _CHOICES:
+        return _choice(where, column, text)
+    return text
+
+
+def _positive(where: str, column: str, text: str) -> float:
+    number = _number(text)
+    if not 0.0 < number < math.inf:
+        raise UserInputError(f"{where}: {column}: expected a positive number or nothing, got {text!r}")
+    return number
+
+
+def _whole(where: str, column: str, text: str) -> int:
+    number, least = _number(text), 0 if column in _MAY_BE_ZERO else 1
+    if not (least <= number <= 2.0**53 and number == int(number)):
+        raise UserInputError(
+            f"{where}: {column}: expected a whole number of at least {least} or nothing, got {text!r}"
+        )
+    return int(number)
+
+
+def _flag(where: str, column: str, text: str) -> bool:
+    number = _number(text)
+    if number not in (0.0, 1.0):
+        raise UserInputError(f"{where}: {column}: expected 0, 1 or nothing, got {text!r}")
+    return number == 1.0
+
+
+def _choice(where: str, column: str, text: str) -> str:
+    value = text.lower()
+    if column == "zero_stage":
+        value = _ZERO_NUMBERS.get(value.removesuffix(".0"), value)
+    known = _CHOICES[column]
+    if value not in known:
+        raise UserInputError(
+            f"{where}: {column}: {text!r} is not one of {', '.join(known)}{did_you_mean(value, known)}"
+        )
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

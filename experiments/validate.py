@@ -1,0 +1,347 @@
+"""Predictions held against published training runs: errors by record, by source and GPU, and all together."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments import plots
+from experiments.artefacts import check_out
+from experiments.compare import silent
+from experiments.record_errors import error_of, error_summary
+from experiments.record_prediction import Prediction, predict
+from experiments.records import Record, read_records, shipped_records
+from experiments.run_directory import SCHEMA_VERSION, RunDirectory
+from experiments.tables import Table
+from hdpsim import __version__
+
+__all__ = ["QUANTITIES", "Validation", "run"]
+
+QUANTITIES = {
+    "step_s": "measured_step_s",
+    "tokens_per_s_per_gpu": "measured_tokens_per_s_per_gpu",
+    "tflops_per_gpu": "measured_tflops_per_gpu",
+}
+"""What a record is judged by, the first that was measured: predicted quantity -> column."""
+
+MEMORY_QUANTITY = "peak_mem_gb"
+RANKED_AT_LEAST = 5  # fewer layouts of one model and size say little about an order
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """One JSON document, and the same for people."""
+
+    document: Mapping[str, Any]
+    tables: tuple[Table, ...]
+    lines: tuple[str, ...]
+
+
+def run(
+    path: str | None = None,
+    out: str | None = None,
+    *,
+    memory: bool = False,
+    report: Callable[[int, int], None] = silent,
+) -> Validation:
+    """Predict every record of a file and hold the predictions against what was measured.
+
+    Args:
+        path: CSV of records; None: the runs shipped with hdpsim.
+        out: run directory to write.
+        memory: judge peak memory and whether a run fits, not its time.
+        report: told (done, total) after every record.
+
+    Raises:
+        UserInputError: an unusable file of records or place for the run directory.
+    """
+    check_out(out)
+    records = read_records(shipped_records() if path is None else path)
+    predictions: list[Prediction] = []
+    for done, record in enumerate(records, start=1):
+        predictions.append(predict(record.config, memory_only=memory))  # no measurement comes near it
+        report(done, len(records))
+    rows = [_row(record, prediction, memory) for record, prediction in zip(records, predictions, strict=True)]
+    document: Document = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "validate-memory" if memory else "validate",
+        "hdpsim_version": __version__,
+        "file": Path(path).name if path is not None else "shipped runs.csv",
+        "records": rows,
+        "summary": _summary(rows),
+        "groups": _groups(rows),
+    }
+    tables = (_group_table(document["groups"]), *_memory_tables(document), _reason_table(document))
+    lines = _lines(document)
+    if out is not None:
+        _write(out, document, lines)
+        lines = (*lines, f"wrote {out}")
+    return Validation(document=document, tables=tables, lines=lines)
+
+
+def _row(record: Record, prediction: Prediction, memory: bool) -> Document:
+    """A record's columns, its prediction and its error."""
+    measured = record.measured
+    if memory:
+        quantity, true, predicted = MEMORY_QUANTITY, measured.peak_mem_gb, prediction.peak_mem_gb
+    else:
+        quantity = next(
+            (q for q, column in QUANTITIES.items() if getattr(measured, column) is not None), "step_s"
+        )
+        true, predicted = getattr(measured, QUANTITIES[quantity]), getattr(prediction, quantity)
+    return {
+        **record.columns,
+        "record": record.name,
+        "group": [
+            str(record.columns.get("family") or record.columns.get("source") or "-"),
+            record.config.gpu,
+        ],
+        "counts": record.counts,
+        "quantity": quantity,
+        "measured": true,
+        "predicted": predicted,
+        "error": error_of(true, predicted),
+        "reason": (prediction.reason or None) if predicted is None else None,
+        "predicted_step_s": prediction.step_s,
+        "predicted_tokens_per_s_per_gpu": prediction.tokens_per_s_per_gpu,
+        "predicted_tflops_per_gpu": prediction.tflops_per_gpu,
+        "flop_convention": prediction.convention,
+        "predicted_model_tflops_causal": prediction.model_tflops_causal,
+        "predicted_model_tflops_full": prediction.model_tflops_full,
+        "predicted_hardware_tflops_full": prediction.hardware_tflops_full,
+        "tflops_error": error_of(measured.measured_tflops_per_gpu, prediction.tflops_per_gpu),
+        "predicted_peak_mem_gb": prediction.peak_mem_gb,
+        "peak_mem_error": error_of(measured.peak_mem_gb, prediction.peak_mem_gb),
+        "ran": measured.ran,
+        "predicted_fits": prediction.fits,
+        "account_s": dict(prediction.account_s),
+        "assumptions": list(prediction.assumptions),
+        "not_modelled": list(prediction.not_modelled),
+    }
+
+
+def _errors(rows: Sequence[Document]) -> Document:
+    """Error figures of some rows, with those that have none counted."""
+    return {
+        **error_summary(row["error"] for row in rows),
+        "unpredicted": sum(row["predicted"] is None for row in rows),
+        "unmeasured": sum(row["measured"] is None and row["predicted"] is not None for row in rows),
+    }
+
+
+def _summary(rows: Sequence[Document]) -> Document:
+    verdicts = Counter(
+        (row["ran"], row["predicted_fits"])
+        for row in rows
+        if row["ran"] is not None and row["predicted_fits"] is not None
+    )
+    right, judged = verdicts[True, True] + verdicts[False, False], sum(verdicts.values())
+    return {
+        **_errors(rows),
+        "complete_pretraining": _errors([row for row in rows if row["counts"]]),
+        "rank_correlation": _rank_correlation(rows),
+        "memory": {
+            "peak": error_summary(row["peak_mem_error"] for row in rows),
+            "ran_predicted_to_fit": verdicts[True, True],
+            "ran_predicted_too_large": verdicts[True, False],
+            "oom_predicted_to_fit": verdicts[False, True],
+            "oom_predicted_too_large": verdicts[False, False],
+            "verdicts_right": right / judged if judged else None,
+        },
+        "unpredicted_reasons": dict(Counter(row["reason"] for row in rows if row["reason"]).most_common()),
+    }
+
+
+def _rank_correlation(rows: Sequence[Document]) -> Document:
+    """Spearman's rank correlation of throughput over layouts of the same model, GPU, size and sequence length."""
+    from scipy.stats import rankdata
+
+    alike: dict[tuple[object, ...], list[tuple[float, float]]] = defaultdict(list)
+    for row in rows:
+        true, predicted = row.get("measured_tokens_per_s_per_gpu"), row["predicted_tokens_per_s_per_gpu"]
+        if true is not None and predicted is not None:
+            key = tuple(row.get(name) for name in ("model_name", "gpu", "n_gpus", "seq_len"))
+            alike[key].append((true, predicted))
+    found = []
+    for pairs in alike.values():
+        ranks = [rankdata(side) for side in zip(*pairs, strict=True)]
+        if len(pairs) >= RANKED_AT_LEAST and all(np.ptp(rank) > 0 for rank in ranks):
+            found.append(float(np.corrcoef(*ranks)[0, 1]))
+    return {
+        "groups": len(found),
+        "median": float(np.median(found)) if found else None,
+        "min": min(found, default=None),
+    }
+
+
+def _groups(rows: Sequence[Document]) -> list[Document]:
+    """Errors by source family and GPU."""
+    by_group: dict[tuple[str, str], list[Document]] = defaultdict(list)
+    for row in rows:
+        by_group[row["group"][0], row["group"][1]].append(row)
+    groups = []
+    for (family, gpu), members in sorted(by_group.items()):
+        judged = [row for row in members if row["error"] is not None]
+        worst = max(judged, key=lambda row: abs(row["error"]), default=None)
+        groups.append(
+            {
+                "family": family,
+                "gpu": gpu,
+                "records": len(members),
+                **_errors(members),
+                "median_error": float(np.median([row["error"] for row in judged])) if judged else None,
+                "worst_record": worst["record"] if worst else None,
+                "worst_error": worst["error"] if worst else None,
+            }
+        )
+    return groups
+
+
+def _percent(share: float | None, signed: bool = False) -> str:
+    if share is None:
+        return "-"
+    return f"{100 * share:+.1f}" if signed else f"{100 * share:.1f}"
+
+
+def _group_table(groups: Sequence[Document]) -> Table:
+    return Table(
+        title="Errors by source and GPU, in % of the measurement (bias: median with its sign)",
+        columns=("source", "GPU", "records", "judged", "median", "bias", "p90", "worst", "worst record"),
+        rows=tuple(
+            (
+                group["family"],
+                group["gpu"],
+                str(group["records"]),
+                str(group["count"]),
+                _percent(group["median_abs_error"]),
+                _percent(group["median_error"], signed=True),
+                _percent(group["p90_abs_error"]),
+                _percent(group["worst_error"], signed=True),
+                group["worst_record"] or "-",
+            )
+            for group in groups
+        ),
+        left=frozenset({0, 1, 8}),
+    )
+
+
+def _memory_tables(document: Document) -> tuple[Table, ...]:
+    """What ran and what did not, against the prediction; only where memory is asked for."""
+    if document["kind"] != "validate-memory":
+        return ()
+    found = document["summary"]["memory"]
+    return (
+        Table(
+            title="Does it fit?",
+            columns=("", "predicted to fit", "predicted too large"),
+            rows=(
+                ("ran", str(found["ran_predicted_to_fit"]), str(found["ran_predicted_too_large"])),
+                ("out of memory", str(found["oom_predicted_to_fit"]), str(found["oom_predicted_too_large"])),
+            ),
+        ),
+    )
+
+
+def _reason_table(document: Document) -> Table:
+    reasons = document["summary"]["unpredicted_reasons"]
+    return Table(
+        title="Not predicted",
+        columns=("records", "reason"),
+        rows=tuple((str(count), reason) for reason, count in reasons.items()) or (("0", "-"),),
+        left=frozenset({1}),
+    )
+
+
+def _lines(document: Document) -> tuple[str, ...]:
+    summary = document["summary"]
+    lines = [
+        _sentence("all records", summary),
+        _sentence("complete pretraining records, none in doubt", summary["complete_pretraining"]),
+    ]
+    ranks, memory = summary["rank_correlation"], summary["memory"]
+    if ranks["groups"]:
+        lines.append(
+            f"order of layouts: rank correlation of throughput {ranks['median']:.3f} in the median of "
+            f"{ranks['groups']} sets of records of one model, GPU, size and sequence length; lowest {ranks['min']:.3f}"
+        )
+    if memory["peak"]["count"]:
+        peak = memory["peak"]
+        lines.append(
+            f"peak memory: {peak['count']} records, median error {_percent(peak['median_abs_error'])} %, "
+            f"p90 {_percent(peak['p90_abs_error'])} %"
+        )
+    if memory["verdicts_right"] is not None:
+        lines.append(f"fits or not: right in {_percent(memory['verdicts_right'])} % of the cases")
+    return tuple(lines)
+
+
+def _sentence(what: str, errors: Mapping[str, Any]) -> str:
+    if not errors["count"]:
+        return f"{what}: nothing to judge, {errors['unpredicted']} not predicted"
+    return (
+        f"{what}: {errors['count']} judged, median error {_percent(errors['median_abs_error'])} %, "
+        f"mean {_percent(errors['mean_abs_error'])} %, p90 {_percent(errors['p90_abs_error'])} %, "
+        f"worst {_percent(errors['max_abs_error'])} %; {errors['unpredicted']} not predicted"
+    )
+
+
+def _write(out: str, document: Document, lines: tuple[str, ...]) -> None:
+    """Write the run directory."""
+    rows = document["records"]
+    command = shlex.join(["hdpsim", *sys.argv[1:]])
+    with RunDirectory(
+        out, title="Predictions against published runs", command=command, notes=lines
+    ) as directory:
+        directory.write_json(
+            "result.json", document, "Everything as one JSON document, as printed by --json."
+        )
+        directory.write_csv(
+            "records.csv", [_flat(row) for row in rows], "One row per record: measurement, prediction, error."
+        )
+        directory.write_csv(
+            "groups.csv", [_flat(group) for group in document["groups"]], "Errors by source and GPU."
+        )
+        for quantity, title in (
+            ("step_s", "step time (s)"),
+            ("tokens_per_s_per_gpu", "throughput (tokens/s per GPU)"),
+            ("tflops_per_gpu", "FLOP rate (TFLOP/s per GPU, as the source counts)"),
+            (MEMORY_QUANTITY, "peak memory (GB)"),
+        ):
+            points = _points(rows, quantity)
+            if points:
+                directory.save_figure(
+                    f"measured_against_predicted_{quantity}",
+                    plots.plot_paper_against_prediction(points, quantity=title),
+                    f"Every record judged by its {title}: prediction over measurement.",
+                )
+
+
+def _points(rows: Sequence[Document], quantity: str) -> dict[str, tuple[list[float], list[float]]]:
+    """Source and GPU -> (measured, predicted) of the rows judged by *quantity*."""
+    points: dict[str, tuple[list[float], list[float]]] = {}
+    for row in rows:
+        if row["quantity"] == quantity and row["error"] is not None:
+            measured, predicted = points.setdefault(", ".join(row["group"]), ([], []))
+            measured.append(row["measured"])
+            predicted.append(row["predicted"])
+    return points
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, object]:
+    """A row for CSV: nothing for None, lists joined, breakdowns left to the JSON."""
+    flat: dict[str, object] = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            continue
+        joined = "; ".join(value) if isinstance(value, list) else value
+        flat[name] = "" if joined is None else joined
+    return flat
