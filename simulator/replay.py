@@ -17,6 +17,7 @@ What both executors mean by playing a plan:
 The replay advances in waves: all operations whose parties are there start together in one numpy step; each wave
 releases the next. The start of an operation is the latest arrival of its parties, so the order of the waves does not
 matter, and their number is the length of the longest chain of dependent operations, not the number of operations.
+Ranks that provably do the same (see lockstep) are played once.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from cost_models.micro_batch import StepCosts
 from simulator.accounts import Timeline, account
 from simulator.deadlock import deadlock_error
 from simulator.execution import Execution, Noise
+from simulator.lockstep import find_lockstep
 from simulator.plan import Plan
 from simulator.program import Program, compile_program, ranges
 
@@ -42,6 +44,13 @@ def run_replay(plan: Plan, costs: StepCosts, noise: Noise | None = None) -> Exec
     Raises:
         DeadlockError: the orders of the ranks contradict each other.
     """
+    lockstep = find_lockstep(plan, costs, noise)
+    if lockstep is not None:
+        return lockstep.expanded(_run(lockstep.plan, lockstep.costs, None))
+    return _run(plan, costs, noise)
+
+
+def _run(plan: Plan, costs: StepCosts, noise: Noise | None) -> Execution:
     program = compile_program(plan, costs, noise)
     start_s, end_s = play(program)
     done_s = np.repeat(program.opening_s, program.ranks)
