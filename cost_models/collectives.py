@@ -121,16 +121,13 @@ class Collectives:
         nvlink = cluster.gpu.nvlink_bytes_per_s
         places = self._places(group)
         # rings and trees follow the numbering: of a block's (pod's) flows between nodes one crosses its edge
-        rates = [
-            float(fabric.bytes_per_s(tier, 1.0 if tier == 1 else count / group.nodes)) * group.nic_share
-            for tier, count in places.items()
-        ]
+        tiers = list(places)
+        shares = [1.0 if tier == 1 else count / group.nodes for tier, count in places.items()]
+        rates = fabric.bytes_per_s(tiers, shares) * group.nic_share if tiers else np.zeros(0)
+        worst = fabric.bytes_per_s(tiers) * group.nic_share if tiers else np.zeros(0)
         remote = tuple(
-            (
-                1 - group.ranks_per_node / group.ranks if tier == 1 else 1 - 1 / count,
-                float(fabric.bytes_per_s(tier)) * group.nic_share,
-            )
-            for tier, count in places.items()
+            (1 - group.ranks_per_node / group.ranks if tier == 1 else 1 - 1 / count, rate)
+            for tier, count, rate in zip(tiers, places.values(), worst.tolist(), strict=True)
         )
         return Wires(
             ranks=group.ranks,
@@ -138,7 +135,7 @@ class Collectives:
             ranks_per_node=group.ranks_per_node,
             nvlink_bytes_per_s=nvlink * calibration.nvlink_efficiency,
             p2p_nvlink_bytes_per_s=nvlink * calibration.p2p_nvlink_efficiency,
-            nic_bytes_per_s=min(rates, default=math.inf),
+            nic_bytes_per_s=min(rates.tolist(), default=math.inf),
             remote=remote,
             propagation_s=float(fabric.propagation_s(group.tier)),
             calibration=calibration,
