@@ -126,6 +126,8 @@ class FabricModel:
             return np.zeros(0, dtype=np.int64)
         if starts[0] != 0 or starts[-1] != len(members) or np.any(np.diff(starts) < 1):
             raise ValueError("offsets must start at 0, end at len(member_gpus) and leave no ring empty")
+        if len(members) == len(starts) - 1:  # rings of one
+            return np.zeros(len(members), dtype=np.int64)
         successors = np.roll(members, -1)
         successors[starts[1:] - 1] = members[starts[:-1]]
         tiers: Ints = np.maximum.reduceat(self.tier(members, successors), starts[:-1])
