@@ -36,7 +36,6 @@ _WORDS: tuple[tuple[re.Pattern[str], Convention], ...] = (
 _OF_FAMILY: dict[str, Convention] = {
     "alst": "hardware, full attention",
     "bloom": "hardware, full attention",
-    "megatron-bridge": "model, causal attention",
     "mcore-moe-report": "model, causal attention",
 }
 
@@ -81,6 +80,8 @@ def convention_of(config: RunConfig) -> Convention:
     for pattern, convention in _WORDS:
         if pattern.search(config.notes):
             return convention
+    if "Megatron-Bridge" in config.framework:
+        return "model, causal attention"
     return _OF_FAMILY.get(config.family, "model, full attention")
 
 

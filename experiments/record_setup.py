@@ -49,6 +49,10 @@ _NOT_MODELLED = (
         re.compile(r"cuda_graph=(?!None)|_cg\b|CUDA graph"),
         "CUDA graphs: every kernel is launched by the host",
     ),
+    (
+        re.compile(r"ETP = TP|expert tensor parallel(?!\w| 1\b)"),
+        "experts cut by tensor parallelism: whole experts over max(tp, ep) neighbouring GPUs",
+    ),
     (re.compile(r"activation.*offload"), "activation offload of a static mesh"),
     (re.compile(r"Mamba|mamba"), "Mamba layers"),
 )

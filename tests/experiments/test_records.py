@@ -1,0 +1,303 @@
+"""Records of published runs: what is read, what is refused, and how a record becomes a setup."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments.record_prediction import convention_of, predict
+from experiments.record_setup import job_of
+from experiments.records import REQUIRED_COLUMNS, Record, RunConfig, read_records, shipped_records
+from hdpsim.errors import CatalogError, InfeasibleError, UserInputError
+
+ROW = {
+    "gpu": "H100-SXM-80G", "n_gpus": "16", "gpus_per_node": "8", "model_name": "small", "layers": "8", "hidden": "2048",
+    "ffn_hidden": "8192", "heads": "16", "kv_heads": "16", "vocab": "32000", "seq_len": "2048", "micro_batch": "2",
+    "tp": "2", "pp": "2", "dp": "4", "zero_stage": "zero1", "recompute": "none", "global_batch_seqs": "32",
+    "gated_mlp": "1", "precision": "bf16", "head_dim": "128", "vpp": "1", "cp": "1", "sp": "1", "attention": "flash",
+}  # fmt: skip
+
+
+def write(path: Path, *rows: dict[str, str]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def one(tmp_path: Path, **changes: str) -> Record:
+    return read_records(write(tmp_path / "runs.csv", {**ROW, **changes}))[0]
+
+
+def config(tmp_path: Path, **changes: str) -> RunConfig:
+    return one(tmp_path, **changes).config
+
+
+def test_the_shipped_records_are_read() -> None:
+    records = read_records(shipped_records())
+    assert len(records) == 919
+    # 611 rows are complete; of those the suspect ones and those that are not pretraining do not count.
+    assert sum(record.complete for record in records) == 611
+    assert all(record.measured.ran for record in records)
+
+
+def test_cells_become_values(tmp_path: Path) -> None:
+    record = one(
+        tmp_path, n_gpus="16.0", nic_gbps_per_gpu="", zero_stage="1", measured_step_s="2.5", suspect="1"
+    )
+    assert record.config.n_gpus == 16
+    assert record.config.nic_gbps_per_gpu is None
+    assert record.config.zero_stage == "zero1"
+    assert record.config.gated_mlp is True
+    assert record.measured.measured_step_s == 2.5
+    assert record.name == "row 2"
+    assert not record.counts
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"n_gpus": "many"},
+            r"runs.csv, row 2: n_gpus: expected a whole number of at least 1 or nothing, got 'many'",
+        ),
+        ({"layers": "2.5"}, "row 2: layers: expected a whole number"),
+        ({"tp": "0"}, "row 2: tp: expected a whole number"),
+        ({"pp": "-1"}, "row 2: pp"),
+        ({"seq_len": "nan"}, "row 2: seq_len"),
+        (
+            {"measured_step_s": "-3"},
+            "row 2: measured_step_s: expected a positive number or nothing, got '-3'",
+        ),
+        ({"measured_step_s": "inf"}, "row 2: measured_step_s"),
+        ({"sp": "yes"}, "row 2: sp: expected 0, 1 or nothing, got 'yes'"),
+        ({"recompute": "some"}, "row 2: recompute: 'some' is not one of none, selective, full"),
+        ({"precision": "bf61"}, r"did you mean 'bf16'"),
+        ({"gpu": ""}, "row 2: gpu: is empty"),
+    ],
+)
+def test_a_bad_cell_is_named_with_file_and_row(tmp_path: Path, changes: dict[str, str], message: str) -> None:
+    with pytest.raises(UserInputError, match=message):
+        one(tmp_path, **changes)
+
+
+@pytest.mark.parametrize("column", REQUIRED_COLUMNS)
+def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
+    row = {name: value for name, value in ROW.items() if name != column}
+    with pytest.raises(UserInputError, match=rf"runs.csv: missing column {column}; needed"):
+        read_records(write(tmp_path / "runs.csv", row))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "missing columns gpu"),
+        (",".join(ROW) + "\n", "holds no records below its header"),
+        (",".join(ROW) + "\n1,2\n", "row 2: 2 fields, but the header has"),
+        (",".join([*ROW, "tp"]) + "\n", "column tp appears more than once"),
+    ],
+)
+def test_an_unusable_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(text)
+    with pytest.raises(UserInputError, match=message):
+        read_records(path)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserInputError, match="cannot be read"):
+        read_records(tmp_path / "none.csv")
+
+
+def test_a_record_becomes_a_setup(tmp_path: Path) -> None:
+    job = job_of(config(tmp_path))
+    setup = job.setup
+    assert (setup.layout.tp, setup.layout.pp, setup.layout.cp, setup.ranks) == (2, 2, 1, 4)
+    assert setup.context_tokens == setup.layout.rank_capacity_tokens == 2 * 2048
+    assert job.micro_batches == 32 // (4 * 2)
+    assert setup.cluster.nodes == 2
+    assert setup.cluster.node.nic_bytes_per_s == 50e9
+    assert job.assumptions == ("network of 400 Gbit/s per GPU", "non-blocking rail-optimised fabric")
+    assert job.not_modelled == ()
+    assert job.blocked == ""
+
+
+def test_context_parallel_ranks_share_a_micro_batch(tmp_path: Path) -> None:
+    setup = job_of(config(tmp_path, cp="2", dp="2")).setup
+    assert setup.context_tokens == 4096
+    assert setup.layout.rank_capacity_tokens == 2048
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpus", "rate", "nodes"),
+    [
+        ({"gpu": "A100-80G-SXM"}, 8, 25e9, 2),
+        ({"gpu": "A100-80G-SXM", "nic_gbps_per_gpu": "100"}, 8, 12.5e9, 2),
+        ({"n_gpus": "4", "dp": "1"}, 4, 50e9, 1),
+        # 128 GPUs are no whole racks of 72: two domains of 64.
+        (
+            {
+                "gpu": "GB200-NVL72",
+                "gpus_per_node": "4",
+                "n_gpus": "128",
+                "dp": "32",
+                "global_batch_seqs": "64",
+            },
+            64,
+            50e9,
+            2,
+        ),
+    ],
+)
+def test_the_cluster_is_what_the_run_used(
+    tmp_path: Path, changes: dict[str, str], gpus: int, rate: float, nodes: int
+) -> None:
+    cluster = job_of(config(tmp_path, **changes)).setup.cluster
+    assert (cluster.node.gpus, cluster.nodes) == (gpus, nodes)
+    assert cluster.node.nic_bytes_per_s_per_gpu == rate
+
+
+def test_what_the_source_does_not_say_is_assumed_and_said(tmp_path: Path) -> None:
+    job = job_of(
+        config(tmp_path, micro_batch="", recompute="", vpp="", zero_stage="", sp="", precision="", gated_mlp="", vocab="")
+    )  # fmt: skip
+    for words in ("1 sequence", "no recomputation", "vpp 1", "not sharded", "sequence parallelism", "bf16", "gated MLP",
+                  "vocabulary of 51,200"):  # fmt: skip
+        assert any(words in assumption for assumption in job.assumptions), words
+    assert job.setup.layout.sequence_parallel
+
+
+def test_notes_tell_what_no_column_holds(tmp_path: Path) -> None:
+    model = job_of(
+        config(
+            tmp_path,
+            model_name="deepseek-v3",
+            hidden="7168",
+            heads="128",
+            kv_heads="",
+            head_dim="",
+            n_experts="256",
+            topk="8",
+            ffn_hidden="2048",
+            shared_expert_ffn="2048",
+            notes="MLA; first 3 layers dense ffn 18432",
+        )  # fmt: skip
+    ).setup.model
+    assert model.latent_attention is not None
+    assert model.latent_attention.kv_lora_rank == 512
+    assert (model.dense_layers, model.dense_ffn_hidden) == (3, 18432)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_gpus": ""}, "n_gpus is not stated"),
+        ({"kv_heads": ""}, "kv_heads is not stated"),
+        ({"global_batch_seqs": ""}, "global_batch_seqs is not stated"),
+        ({"dp": "8"}, r"tp x pp x cp x dp = 2 x 2 x 1 x 8 is not 16 GPUs"),
+        ({"tp": "3"}, "16 GPUs do not divide"),
+        ({"n_gpus": "12", "dp": "3"}, "12 GPUs are not whole nodes of 8"),
+        ({"micro_batch": "3"}, "32 sequences does not divide by dp x micro_batch = 4 x 3"),
+        ({"n_experts": "8"}, "topk is not stated"),
+    ],
+)
+def test_a_record_that_lacks_or_contradicts_something_has_a_reason(
+    tmp_path: Path, changes: dict[str, str], message: str
+) -> None:
+    bad = config(tmp_path, **changes)
+    with pytest.raises(InfeasibleError, match=message):
+        job_of(bad)
+    assert predict(bad).step_s is None
+    assert predict(bad).reason
+
+
+def test_an_unknown_gpu_is_a_reason_too(tmp_path: Path) -> None:
+    bad = config(tmp_path, gpu="TPUv4")
+    with pytest.raises(CatalogError):
+        job_of(bad)
+    assert "TPUv4" in predict(bad).reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"precision": "fp8"}, "fp8 matrix products are not modelled"),
+        ({"task": "lora"}, "LoRA"),
+        ({"framework": "Megatron-LM fork (ZB-2p)"}, "pipeline schedule ZB-2p"),
+        ({"notes": "optimizer states offloaded to CPU (CPU Adam)"}, "on the CPU"),
+    ],
+)
+def test_what_is_not_modelled_has_memory_but_no_time(
+    tmp_path: Path, changes: dict[str, str], message: str
+) -> None:
+    prediction = predict(config(tmp_path, **changes))
+    assert prediction.step_s is None
+    assert message in prediction.reason
+    assert prediction.peak_mem_gb is not None
+
+
+def test_throughput_follows_from_the_step(tmp_path: Path) -> None:
+    prediction = predict(config(tmp_path))
+    assert prediction.step_s is not None
+    assert prediction.tokens_per_s_per_gpu == pytest.approx(32 * 2048 / 16 / prediction.step_s)
+    assert sum(seconds for _, seconds in prediction.account_s) == pytest.approx(prediction.step_s)
+
+
+def test_attention_stays_inside_its_sequence(tmp_path: Path) -> None:
+    # Twice as many sequences in half as many micro-batches: the same attention, not the square of a longer pack.
+    small, large = (
+        dict(predict(config(tmp_path, micro_batch=m, seq_len="8192")).account_s)["attention"]
+        for m in ("1", "2")
+    )
+    assert large == pytest.approx(small, rel=0.02)
+
+
+def test_flop_conventions_by_hand(tmp_path: Path) -> None:
+    # SC21: 96 B s l h^2 (1 + s / 6h + V / 16 l h) for full recomputation, GPT without a gate, 4h wide.
+    run = config(tmp_path, gated_mlp="0", recompute="full", notes="HARDWARE FLOPs convention")
+    layers, hidden, tokens, vocab, length = 8, 2048, 32 * 2048, 32000, 2048
+    hardware = 96 * tokens * layers * hidden**2 * (1 + length / 6 / hidden + vocab / 16 / layers / hidden)
+    prediction = predict(run)
+    assert prediction.step_s is not None
+    assert prediction.convention == "hardware, full attention"
+    assert prediction.tflops_per_gpu == pytest.approx(hardware / 16 / prediction.step_s / 1e12)
+    # Model FLOP: 72 B s l h^2 (1 + s / 6h + V / 12 l h); causal attention counts half of the s / 6h.
+    full = 72 * tokens * layers * hidden**2 * (1 + length / 6 / hidden + vocab / 12 / layers / hidden)
+    causal = 72 * tokens * layers * hidden**2 * (1 + length / 12 / hidden + vocab / 12 / layers / hidden)
+    assert prediction.model_tflops_full == pytest.approx(full / 16 / prediction.step_s / 1e12)
+    assert prediction.model_tflops_causal == pytest.approx(causal / 16 / prediction.step_s / 1e12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "convention"),
+    [
+        ({}, "model, full attention"),
+        ({"notes": "model FLOPs with causal-half attention"}, "model, causal attention"),
+        (
+            {"notes": "model FLOPs with full (non-causal) attention", "family": "bloom"},
+            "model, full attention",
+        ),
+        ({"family": "bloom"}, "hardware, full attention"),
+        ({"framework": "Megatron-Bridge 26.02"}, "model, causal attention"),
+    ],
+)
+def test_the_convention_is_the_source_s(changes: dict[str, str], convention: str) -> None:
+    assert convention_of(replace(RunConfig(gpu="h100"), **changes)) == convention  # type: ignore[arg-type]
+
+
+def test_published_tflops_and_tokens_agree_under_the_conventions() -> None:
+    """Measured TFLOP/s over measured tokens/s is FLOP per token: ours must be the source's, to rounding."""
+    wanted = ("megatron-lm-0001", "bloom-0001", "llm-foundry-0013", "moe-folding-0067")
+    for record in (r for r in read_records(shipped_records()) if r.name in wanted):
+        prediction, measured = predict(record.config), record.measured
+        assert prediction.tflops_per_gpu is not None
+        assert prediction.tokens_per_s_per_gpu is not None
+        assert measured.measured_tflops_per_gpu is not None
+        assert measured.measured_tokens_per_s_per_gpu is not None
+        ours = prediction.tflops_per_gpu / prediction.tokens_per_s_per_gpu
+        theirs = measured.measured_tflops_per_gpu / measured.measured_tokens_per_s_per_gpu
+        assert ours == pytest.approx(theirs, rel=0.003), record.name

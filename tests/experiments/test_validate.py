@@ -1,0 +1,156 @@
+"""hdpsim validate: errors, groups, memory verdicts, files, and that no measurement reaches a prediction."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from experiments.cli import cli
+from experiments.records import MEASURED_COLUMNS, shipped_records
+from experiments.validate import run
+
+SOME = ("megatron-lm-0001", "bloom-0001", "dgxc-0003", "zero-bubble-0028", "zero-bubble-0004", "simumax-0001",
+        "mlperf-0001", "alst-0006")  # fmt: skip
+
+
+def rows() -> list[dict[str, str]]:
+    with shipped_records().open(encoding="utf-8", newline="") as file:
+        return [row for row in csv.DictReader(file) if row["id"] in SOME]
+
+
+def write(path: Path, records: list[dict[str, str]]) -> str:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(records[0]))
+        writer.writeheader()
+        writer.writerows(records)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def some(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write(tmp_path_factory.mktemp("records") / "some.csv", rows())
+
+
+def test_every_record_is_predicted_or_has_a_reason(some: str) -> None:
+    document = run(some).document
+    assert len(document["records"]) == len(rows())
+    for record in document["records"]:
+        assert (record["predicted"] is None) == bool(record["reason"])
+        if record["predicted"] is not None:
+            expected = (record["predicted"] - record["measured"]) / record["measured"]
+            assert record["error"] == pytest.approx(expected)
+    summary = document["summary"]
+    assert summary["count"] + summary["unpredicted"] + summary["unmeasured"] == len(rows())
+    assert sum(summary["unpredicted_reasons"].values()) == summary["unpredicted"]
+    json.dumps(document, allow_nan=False)
+
+
+def test_input_columns_come_back(some: str) -> None:
+    record = next(r for r in run(some).document["records"] if r["id"] == "bloom-0001")
+    assert record["n_gpus"] == 384
+    assert record["vpp"] == 1
+    assert record["quantity"] == "step_s"
+    assert record["measured"] == record["measured_step_s"] == 143.31
+
+
+def test_predictions_never_see_a_measurement(some: str, tmp_path: Path) -> None:
+    scrambled = rows()
+    for number, row in enumerate(scrambled):
+        for column in MEASURED_COLUMNS:
+            if row.get(column):
+                row[column] = str(float(row[column]) * (3 + number))
+    other = run(write(tmp_path / "scrambled.csv", scrambled)).document["records"]
+    for before, after in zip(run(some).document["records"], other, strict=True):
+        for name, value in before.items():
+            if name.startswith("predicted") or name in ("account_s", "assumptions", "not_modelled", "reason"):
+                assert after[name] == value
+
+
+def test_a_missing_measurement_falls_back_to_the_next_quantity(tmp_path: Path) -> None:
+    first, second, third = (dict(rows()[0]) for _ in range(3))
+    second["measured_step_s"] = ""
+    third["measured_step_s"] = third["measured_tokens_per_s_per_gpu"] = ""
+    records = run(write(tmp_path / "r.csv", [first, second, third])).document["records"]
+    assert [r["quantity"] for r in records] == ["step_s", "tokens_per_s_per_gpu", "tflops_per_gpu"]
+    # A step that is predicted too short is a throughput that is predicted too high.
+    assert (records[0]["error"] > 0) != (records[1]["error"] > 0)
+
+
+def test_a_record_without_measurement_is_predicted_all_the_same(tmp_path: Path) -> None:
+    row = {name: "" if name in MEASURED_COLUMNS else value for name, value in rows()[0].items()}
+    document = run(write(tmp_path / "r.csv", [row])).document
+    assert document["records"][0]["predicted"] > 0
+    assert document["records"][0]["error"] is None
+    assert document["summary"]["unmeasured"] == 1
+    assert document["summary"]["median_abs_error"] is None
+
+
+def test_out_of_memory_records_are_judged_by_verdict(tmp_path: Path) -> None:
+    base = next(row for row in rows() if row["id"] == "simumax-0001")
+    too_large = {**base, "layers": "80", "peak_mem_gb": "", "measured_step_s": "", "outcome": "OOM",
+                 "measured_tokens_per_s_per_gpu": ""}  # fmt: skip
+    validation = run(write(tmp_path / "oom.csv", [{**base, "outcome": ""}, too_large]), memory=True)
+    found = validation.document["summary"]["memory"]
+    # Llama-3 70B on two stages without TP: 35e9 parameters x 6 bytes alone are 210 GB; twelve layers ran.
+    assert (found["ran_predicted_to_fit"], found["oom_predicted_too_large"]) == (1, 1)
+    assert found["verdicts_right"] == 1.0
+    assert validation.document["records"][0]["quantity"] == "peak_mem_gb"
+    assert "Does it fit?" in [table.title for table in validation.tables]
+
+
+def test_order_of_layouts_is_ranked(tmp_path: Path) -> None:
+    base = next(row for row in rows() if row["id"] == "simumax-0001")
+    layouts = [{**base, "micro_batch": "1", "global_batch_seqs": str(4 * n)} for n in (1, 2, 3, 4, 5)]
+    # Longer pipelines fill better: predicted throughput grows with the batch.
+    for position, row in enumerate(layouts):
+        row["measured_tokens_per_s_per_gpu"] = str(100 - position)
+    found = run(write(tmp_path / "r.csv", layouts)).document["summary"]["rank_correlation"]
+    assert found["groups"] == 1
+    assert found["median"] == pytest.approx(-1.0)
+
+
+def test_the_command_writes_a_run_directory_and_json(some: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = CliRunner().invoke(cli, ["validate", some, "--out", str(out), "--json"])
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["kind"] == "validate"
+    assert {
+        "result.json",
+        "records.csv",
+        "groups.csv",
+        "README.md",
+        "measured_against_predicted_step_s.svg",
+    } <= {path.name for path in out.iterdir()}
+    with (out / "records.csv").open(newline="") as file:
+        assert [row["id"] for row in csv.DictReader(file)] == [r["id"] for r in document["records"]]
+
+
+def test_the_command_prints_tables(some: str) -> None:
+    result = CliRunner().invoke(cli, ["validate", some])
+    assert result.exit_code == 0, result.output
+    assert "megatron-lm" in result.stdout
+    assert "Not predicted" in result.stdout
+    assert "all records: " in result.stdout
+
+
+def test_bad_records_end_in_one_message(tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text("gpu,n_gpus\nh100,8\n")
+    result = CliRunner().invoke(cli, ["validate", str(path)])
+    assert result.exit_code == 2
+    assert "missing columns gpus_per_node" in result.output
+
+
+@pytest.mark.slow
+def test_the_shipped_records_are_predicted_no_worse_than_stated() -> None:
+    """Ceilings a little above docs/validation.md: lower them whenever the predictions get better."""
+    document = run().document
+    judged = document["summary"]["complete_pretraining"]
+    assert judged["count"] >= 180
+    assert judged["median_abs_error"] <= 0.26
+    assert judged["p90_abs_error"] <= 0.40
