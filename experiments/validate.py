@@ -80,7 +80,9 @@ def run(
         "summary": _summary(rows),
         "groups": _groups(rows),
     }
-    tables = (_group_table(document["groups"]), *_memory_tables(document), _reason_table(document))
+    # Memory is measured in few sources; in time mode a source of which nothing can be judged is news.
+    shown = [group for group in document["groups"] if group["count"] or not memory]
+    tables = (_group_table(shown), *_memory_tables(document), _reason_table(document))
     lines = _lines(document)
     if out is not None:
         _write(out, document, lines)
@@ -326,11 +328,11 @@ def _write(out: str, document: Document, lines: tuple[str, ...]) -> None:
 
 
 def _points(rows: Sequence[Document], quantity: str) -> dict[str, tuple[list[float], list[float]]]:
-    """Source and GPU -> (measured, predicted) of the rows judged by *quantity*."""
+    """Source -> (measured, predicted) of the rows judged by *quantity*."""
     points: dict[str, tuple[list[float], list[float]]] = {}
     for row in rows:
         if row["quantity"] == quantity and row["error"] is not None:
-            measured, predicted = points.setdefault(", ".join(row["group"]), ([], []))
+            measured, predicted = points.setdefault(row["group"][0], ([], []))
             measured.append(row["measured"])
             predicted.append(row["predicted"])
     return points

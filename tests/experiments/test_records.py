@@ -162,9 +162,8 @@ def test_the_cluster_is_what_the_run_used(
 
 
 def test_what_the_source_does_not_say_is_assumed_and_said(tmp_path: Path) -> None:
-    job = job_of(
-        config(tmp_path, micro_batch="", recompute="", vpp="", zero_stage="", sp="", precision="", gated_mlp="", vocab="")
-    )  # fmt: skip
+    silent = ("micro_batch", "recompute", "vpp", "zero_stage", "sp", "precision", "gated_mlp", "vocab")
+    job = job_of(config(tmp_path, **dict.fromkeys(silent, "")))
     for words in ("1 sequence", "no recomputation", "vpp 1", "not sharded", "sequence parallelism", "bf16", "gated MLP",
                   "vocabulary of 51,200"):  # fmt: skip
         assert any(words in assumption for assumption in job.assumptions), words
@@ -185,7 +184,7 @@ def test_notes_tell_what_no_column_holds(tmp_path: Path) -> None:
             ffn_hidden="2048",
             shared_expert_ffn="2048",
             notes="MLA; first 3 layers dense ffn 18432",
-        )  # fmt: skip
+        )
     ).setup.model
     assert model.latent_attention is not None
     assert model.latent_attention.kv_lora_rank == 512
