@@ -21,6 +21,7 @@ import simpy
 __all__ = ["Yardsticks", "command_peak_bytes", "fitted_exponent", "median_s", "peak_bytes", "yardsticks"]
 
 REPEATS = 5
+SAMPLE_S = 0.05
 
 SORTED_NUMBERS = 1_000_000
 SIMPY_PROCESSES, SIMPY_TIMEOUTS = 1_000, 100  # a heap of 1,000 events, as in a simulation of some size
@@ -45,14 +46,20 @@ class Yardsticks:
 
 
 def median_s(run: Callable[[], object], repeats: int = REPEATS) -> float:
-    """Median seconds of *repeats* runs, after one that does not count."""
+    """Median seconds of *repeats* samples, after a run that does not count.
+
+    A sample is one run, or as many as take SAMPLE_S together: the clock and cold caches say little about a millisecond.
+    """
+    begun = time.perf_counter()
     run()
+    number = max(1, round(SAMPLE_S / (time.perf_counter() - begun)))
     seconds = []
     for _ in range(repeats):
         gc.collect()
         begun = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - begun)
+        for _ in range(number):
+            run()
+        seconds.append((time.perf_counter() - begun) / number)
     return statistics.median(seconds)
 
 

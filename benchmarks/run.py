@@ -29,8 +29,14 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="TEXT", help="only figures whose name contains TEXT")
     parser.add_argument("--repeats", type=int, default=REPEATS, metavar="N", help="runs per figure (median)")
     parser.add_argument("--no-scaling", action="store_true", help="leave out the series over GPUs")
+    parser.add_argument(
+        "--show", action="store_true", help="measure nothing; print --out as a Markdown table"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FILE", help="default: %(default)s")
     options = parser.parse_args()
+    if options.show:
+        print(markdown(table(json.loads(options.out.read_text(encoding="utf-8")))))
+        return
     sticks = yardsticks(options.repeats)
     print(
         f"Yardsticks: a SimPy timeout {sticks.simpy_event_s * 1e6:.2f} us, numpy sorts a million doubles in "
@@ -128,6 +134,12 @@ def table(entries: list[dict[str, Any]]) -> Table:
     return Table(
         title="", columns=("figure", "median", "ratio", "peak memory", "target", ""), rows=tuple(rows)
     )
+
+
+def markdown(shown: Table) -> str:
+    """The table as docs/performance.md holds it."""
+    lines = [shown.columns, ("---", *["--:"] * (len(shown.columns) - 1)), *shown.rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":
