@@ -1,33 +1,30 @@
-"""Dealing sequences that fit one rank: to the rank that is free first, in packs or one by one."""
+"""Dealing micro-batches of one rank: each to the rank that is free first, then exchanges between ranks."""
 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, insort
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.strategies.packing import best_fit
+from simulator.strategies.assembly import ranges
+from simulator.strategies.packing import pack_tightly
 from simulator.strategies.problem import PlanningProblem
 
-__all__ = ["RankLoads", "deal_packs", "deal_sequences", "deal_singles"]
+__all__ = ["Packs", "deal_packs", "deal_sequences", "deal_singles", "exchange", "fill_packs"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-
-SLACK = 0.2
-"""Part of a usual micro-batch by which ranks on average end before the last one: remainders do not all vanish."""
-
-
-@dataclass(slots=True)
-class RankLoads:
-    """Per rank: when it is free (waiting and pipeline bubble included), next free slot, longest micro-batch."""
-
-    free_s: Floats
-    slot: Ints
-    longest_s: Floats
+SAME_TIME = 0.97  # shortest over longest pack from which all count as equally long
+END_BISECTIONS = 7
+EXCHANGE_ROUNDS = 24
+EXCHANGE_ITEMS = 24  # micro-batches of a rank that are looked at, one by one
+EXCHANGE_RUNS = (2, 3, 4)  # so many of its shortest ones are looked at together
+EXCHANGE_GOAL = 0.002  # how far above the mean a rank may stay
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +47,12 @@ class Packs:
 
 
 def fill_packs(problem: PlanningProblem) -> Packs:
-    """Pack all sequences that fit one rank (best fit, longest first)."""
+    """Pack all sequences that fit one rank in as few micro-batches as can be."""
     inside = np.flatnonzero(problem.lengths <= problem.capacity_tokens)
     sequence = inside[np.argsort(-problem.lengths[inside], kind="stable")]
     tokens = problem.lengths[sequence]
     work_s = problem.piece_s(tokens)
-    pack = best_fit(tokens, problem.capacity_tokens)
+    pack = pack_tightly(tokens, problem.capacity_tokens)
     return Packs(sequence, tokens, work_s, pack, _pack_s(problem, pack, work_s))
 
 
@@ -65,49 +62,24 @@ def _pack_s(problem: PlanningProblem, pack: Ints, work_s: Floats) -> Floats:
     return np.asarray(np.maximum(work, problem.floor_s) + problem.fixed_s)
 
 
-def deal_singles(
-    problem: PlanningProblem, loads: RankLoads, times_s: Floats, inside_s: float
-) -> tuple[Ints, Ints]:
-    """Deal micro-batches of one rank that are longer than a usual one (offloaded sequences): (rank, slot) of each.
-
-    Usual micro-batches come later and all take about the same time u, so a rank fills up without a gap when what
-    it has left is a multiple of u. Each sequence, longest first, goes to the rank where the rest after it comes
-    closest to one, towards a common finish of all work over all ranks plus SLACK u.
-    """
-    usual_s = max(problem.token_s * problem.capacity_tokens, problem.floor_s) + problem.fixed_s
-    finish_s = (float(loads.free_s.sum()) + float(times_s.sum()) + inside_s) / problem.ranks + usual_s * SLACK
-    rank, slot = np.empty(len(times_s), dtype=np.int64), np.empty(len(times_s), dtype=np.int64)
-    for item, time_s in enumerate(times_s.tolist()):
-        bubble_s = problem.bubble_weight * np.maximum(0.0, time_s - loads.longest_s)
-        left_s = finish_s - time_s - (loads.free_s + bubble_s)
-        best = int(np.where(left_s >= 0.0, np.mod(left_s, usual_s), usual_s - left_s).argmin())
-        rank[item], slot[item] = best, loads.slot[best]
-        loads.free_s[best] += time_s + bubble_s[best]
-        loads.longest_s[best] = max(loads.longest_s[best], time_s)
-        loads.slot[best] += 1
-    return rank, slot
-
-
-def deal_packs(problem: PlanningProblem, loads: RankLoads, packs: Packs) -> tuple[Ints, Ints, Ints]:
+def deal_packs(problem: PlanningProblem, free_s: Floats, packs: Packs) -> tuple[Ints, Ints, Floats]:
     """Deal full packs, longest first: fewest micro-batches. Best where a micro-batch has a least time.
 
     Returns:
-        Pack of every sequence; rank and slot of every pack.
+        Pack of every sequence; rank and seconds of every pack.
     """
     order = np.argsort(-packs.seconds, kind="stable")
-    bin_rank = np.empty(len(order), dtype=np.int64)
-    bin_rank[order] = _first_free(loads.free_s, packs.seconds[order])
-    return packs.pack, bin_rank, _finish(loads, bin_rank, packs.seconds)
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = _first_free(free_s, packs.seconds[order])
+    return packs.pack, rank, packs.seconds
 
 
-def deal_sequences(problem: PlanningProblem, loads: RankLoads, packs: Packs) -> tuple[Ints, Ints, Ints]:
-    """Deal sequences one by one (LPT), then let every rank pack its own: finest balance, more micro-batches.
+def deal_sequences(problem: PlanningProblem, free_s: Floats, packs: Packs) -> tuple[Ints, Ints, Floats]:
+    """Deal sequences one by one, longest first, then let every rank pack its own: finest balance, more micro-batches.
 
     Best where time follows the work of a micro-batch, however small. Returns as deal_packs.
     """
-    rank_of = _first_free(
-        loads.free_s, packs.work_s + problem.fixed_s * packs.tokens / problem.capacity_tokens
-    )
+    rank_of = _first_free(free_s, packs.work_s + problem.fixed_s * packs.tokens / problem.capacity_tokens)
     by_rank = np.argsort(rank_of, kind="stable")
     bounds = np.searchsorted(rank_of[by_rank], np.arange(problem.ranks + 1)).tolist()
     tokens = packs.tokens[by_rank].tolist()
@@ -121,24 +93,73 @@ def deal_sequences(problem: PlanningProblem, loads: RankLoads, packs: Packs) -> 
         bin_rank += [rank] * opened
     bins = np.empty(len(tokens), dtype=np.int64)
     bins[by_rank] = placed
-    ranks = np.array(bin_rank, dtype=np.int64)
-    return bins, ranks, _finish(loads, ranks, _pack_s(problem, bins, packs.work_s))
+    return bins, np.array(bin_rank, dtype=np.int64), _pack_s(problem, bins, packs.work_s)
+
+
+def deal_singles(free_s: Floats, times_s: Floats, packs: Packs) -> Ints:
+    """Rank of sequences that are on one rank alone (offloaded), longest first; the packs come after them.
+
+    Where all packs take the same time u, because of the least time of a micro-batch, a rank whose time until the
+    end of the step is no multiple of u stays idle for the rest. Then each sequence goes to the rank where it leaves
+    the least such rest, towards the earliest end at which all packs have a place. Else to the rank free first.
+    """
+    plain = _first_free(free_s, times_s)
+    if not len(packs.seconds) or packs.seconds.min() < packs.seconds.max() * SAME_TIME:
+        return plain
+    unit_s, ranks = float(packs.seconds.max()), len(free_s)
+    longer = int(np.searchsorted(-times_s, -unit_s * (1.0 + 1e-6)))  # the others count as packs
+    count = len(packs.seconds) + len(times_s) - longer
+    low_s = max(float(free_s.max()), float(free_s.sum() + times_s.sum() + packs.seconds.sum()) / ranks)
+    high_s = low_s + unit_s
+    best: list[int] | None = None
+    for _ in range(END_BISECTIONS):
+        middle_s = (low_s + high_s) / 2.0
+        rank = _deal_towards((middle_s - free_s).tolist(), times_s[:longer].tolist(), unit_s, count)
+        if rank is None:
+            low_s = middle_s
+        else:
+            high_s, best = middle_s, rank
+    if best is None:
+        return plain
+    loads_s = free_s + np.bincount(best, weights=times_s[:longer], minlength=ranks)
+    return np.concatenate((np.array(best, dtype=np.int64), _first_free(loads_s, times_s[longer:])))
+
+
+def _deal_towards(left_s: list[float], times_s: list[float], unit_s: float, count: int) -> list[int] | None:
+    """Ranks of sequences such that *count* packs of *unit_s* find a place in the time left; None if they do not."""
+    small_s = 1e-9 * unit_s
+    rests = sorted((left % unit_s, rank) for rank, left in enumerate(left_s))
+    ranks: list[int] = []
+    for time_s in times_s:
+        # The smallest rest that is large enough, else the smallest one of all: where the least remains.
+        enough = bisect_left(rests, (time_s % unit_s - small_s, -1))
+        for at in chain(range(enough, len(rests)), range(enough)):
+            if left_s[rests[at][1]] >= time_s - small_s:
+                break
+        else:
+            return None
+        rank = rests.pop(at)[1]
+        left_s[rank] = max(0.0, left_s[rank] - time_s)
+        insort(rests, (left_s[rank] % unit_s, rank))
+        ranks.append(rank)
+    room = sum(int(left / unit_s + 1e-9) for left in left_s)
+    return ranks if room >= count else None
 
 
 def _first_free(free_s: Floats, seconds: Floats) -> Ints:
     """Rank of every item: the one that is free first, items in the order given."""
     heap = list(zip(free_s.tolist(), range(len(free_s)), strict=True))
     heapq.heapify(heap)
-    rank_of = np.empty(len(seconds), dtype=np.int64)
-    for item, duration in enumerate(seconds.tolist()):
+    rank_of: list[int] = []
+    for duration in seconds.tolist():
         free, rank = heap[0]
-        rank_of[item] = rank
+        rank_of.append(rank)
         heapq.heapreplace(heap, (free + duration, rank))
-    return rank_of
+    return np.array(rank_of, dtype=np.int64)
 
 
 def _even_bins(tokens: list[int], capacity: int, first: int) -> tuple[list[int], int]:
-    """Spread *tokens* (descending) over as few bins as hold them, evenly; returns bins from *first* on and their number."""
+    """Spread *tokens* (descending) over as few bins as hold them, evenly; the bins, from *first* on, and how many."""
     count = -(-sum(tokens) // capacity)
     room = [(-capacity, first + i) for i in range(count)]
     where: list[int] = []
@@ -154,14 +175,65 @@ def _even_bins(tokens: list[int], capacity: int, first: int) -> tuple[list[int],
     return where, count
 
 
-def _finish(loads: RankLoads, bin_rank: Ints, seconds: Floats) -> Ints:
-    """Book the packs on the ranks and return their slots, after what the ranks already have."""
-    ranks = len(loads.free_s)
-    loads.free_s += np.bincount(bin_rank, weights=seconds, minlength=ranks)
-    order = np.argsort(bin_rank, kind="stable")
-    counts = np.bincount(bin_rank, minlength=ranks)
-    position = np.arange(len(bin_rank)) - np.repeat(np.cumsum(counts) - counts, counts)
-    slot = np.empty(len(bin_rank), dtype=np.int64)
-    slot[order] = loads.slot[bin_rank[order]] + position
-    loads.slot += counts
-    return slot
+def exchange(rank: Ints, seconds: Floats, base_s: Floats, most_s: Floats) -> Ints:
+    """Exchange micro-batches between ranks until the busiest are near the mean; returns the new ranks.
+
+    Each round pairs the busiest rank with the least busy one, the second with the second and so on, and gives every
+    pair the exchange of one micro-batch for another (or for none, or for some short ones) that lowers the larger of
+    their two loads most.
+
+    Args:
+        rank: of every micro-batch that may move.
+        seconds: its time.
+        base_s: per rank, what does not move.
+        most_s: per rank, the longest micro-batch it may be given.
+    """
+    rank = rank.copy()
+    ranks = len(base_s)
+    load_s = base_s + np.bincount(rank, weights=seconds, minlength=ranks)
+    goal_s = float(load_s.mean()) * (1.0 + EXCHANGE_GOAL)
+    for _ in range(EXCHANGE_ROUNDS):
+        counts = np.bincount(rank, minlength=ranks)
+        order = np.argsort(load_s, kind="stable")
+        busy = order[::-1]
+        busy = busy[(load_s[busy] > goal_s) & (counts[busy] > 0)][: ranks // 2]
+        idle = order[: len(busy)]
+        if not len(busy):
+            break
+        by_rank = np.lexsort((seconds, rank))
+        total_s = np.concatenate(([0.0], np.cumsum(seconds[by_rank])))
+        starts = np.cumsum(counts) - counts
+        given, taken = _parcels(starts, counts, busy), _parcels(starts, counts, idle)
+        given_s = (total_s[given[1]] - total_s[given[0]])[:, :, None]
+        taken_s = (total_s[taken[1]] - total_s[taken[0]])[:, None, :]
+        moved_s = given_s - taken_s
+        larger_s = np.maximum(load_s[busy][:, None, None] - moved_s, load_s[idle][:, None, None] + moved_s)
+        largest_s = np.where(given[1] > given[0], seconds[by_rank[given[1] - 1]], np.inf)[:, :, None]
+        larger_s = np.where(largest_s <= most_s[idle][:, None, None], larger_s, np.inf)
+        larger_s = larger_s.reshape(len(busy), -1)
+        best = larger_s.argmin(axis=1)
+        pair = np.flatnonzero(larger_s[np.arange(len(busy)), best] < load_s[busy] * (1.0 - 1e-6))
+        if not len(pair):
+            break
+        give, take = np.divmod(best[pair], taken.shape[2])
+        for parcels, chosen, new in ((given, give, idle), (taken, take, busy)):
+            first, last = parcels[0][pair, chosen], parcels[1][pair, chosen]
+            rank[by_rank[ranges(first, last - first)]] = np.repeat(new[pair], last - first)
+        load_s = base_s + np.bincount(rank, weights=seconds, minlength=ranks)
+    return rank
+
+
+def _parcels(starts: Ints, counts: Ints, ranks: Ints) -> Ints:
+    """[2, ranks, n]: first and last + 1 of what a rank could give, in the list of items by rank and time.
+
+    Nothing; single items, evenly spread over the list where it is long; its shortest items together.
+    """
+    first, have = starts[ranks][:, None], counts[ranks][:, None]
+    width = int(min(EXCHANGE_ITEMS, have.max(initial=1)))
+    step = np.arange(width)[None, :]
+    place = np.where(have <= width, step, step * (have - 1) // max(1, width - 1))
+    single = np.stack((first + np.minimum(place, have), first + np.minimum(place + 1, have)))
+    runs = np.minimum(np.array(EXCHANGE_RUNS)[None, :], have)
+    together = np.stack((np.broadcast_to(first, runs.shape), first + runs))
+    nothing = np.stack((first, first))
+    return np.concatenate((nothing, single, together), axis=2)

@@ -54,7 +54,7 @@ def smallest_group(
 
 
 def size_grid(ranks: int, *, exact: int, growth: float, step: int = 1) -> Ints:
-    """Group sizes to look at: all up to *exact*, then multiples of *step* in ratios of about *growth*, up to *ranks*."""
+    """Group sizes to look at: all up to *exact*, then multiples of *step* that grow by *growth*, up to *ranks*."""
     sizes = list(range(1, min(exact, ranks) + 1))
     while sizes[-1] < ranks:
         following = max(int(sizes[-1] * growth) // step * step, sizes[-1] // step * step + step)

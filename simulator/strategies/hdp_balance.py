@@ -12,13 +12,14 @@ from simulator.plan import Plan
 from simulator.strategies.assembly import Pieces, assemble
 from simulator.strategies.dealing import (
     Packs,
-    RankLoads,
     deal_packs,
     deal_sequences,
     deal_singles,
+    exchange,
     fill_packs,
 )
-from simulator.strategies.group_size import choose_groups
+from simulator.strategies.gangs import LongSequences, RankLoads, place_gangs
+from simulator.strategies.group_size import needed_ratio
 from simulator.strategies.lower_bound import lower_bound_s
 from simulator.strategies.problem import PlanningProblem
 
@@ -26,150 +27,226 @@ __all__ = ["plan_balanced"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-_Dealer = Callable[[PlanningProblem, RankLoads, Packs], tuple[Ints, Ints, Ints]]
+_Dealer = Callable[[PlanningProblem, Floats, Packs], tuple[Ints, Ints, Floats]]
+
+LIMIT_SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.17, 0.12, 0.08, 0.055, 0.04, 0.028)
+"""Time limits of one sequence that are considered, as shares of the longest a step of the bound allows."""
+LIMITS_WITHOUT_PIPELINE = 3
+"""So many of them without a pipeline: long micro-batches cost no bubbles there."""
+DRAFTS = 3
+"""Most promising time limits that are planned in full."""
+GOOD_ENOUGH = 1.05
+"""A draft this close to the ideal of its limit ends the search."""
+ROOM = 1.01
+"""Gangs may end this much later than the ideal step."""
+FLOOR_SHARES = (0.25, 0.8)
+"""Least time of a micro-batch over the time of a full one: below, sequences are dealt, above, packs; both between."""
 
 
 def plan_balanced(problem: PlanningProblem) -> Plan:
-    """Long sequences first, each as a gang on the least-loaded ranks; then everything else, sequence by sequence.
+    """Long sequences first, each as a gang of ranks; then everything else to the ranks that are free first.
 
-    1. Group sizes: the smallest that memory (with offload) and a time limit allow.
-    2. Gangs in descending time; a gang starts when its last member is free, so members with similar loads are
-       taken, whole nodes when it spans nodes. Longest first leaves the light ranks more, shorter micro-batches.
-    3. Sequences that fit one rank are dealt to the ranks that are free first, as full packs or one by one
-       (see dealing).
+    1. A time limit gives every sequence the smallest group that memory (with offload) and the limit allow. For each
+       limit the ideal step is estimated (see _ideal_step_s); the most promising ones are planned in full.
+    2. Gangs in descending time (see place_gangs); light ranks end up with more, shorter micro-batches.
+    3. Sequences that fit one rank are dealt to the ranks that are free first, as full packs or one by one,
+       and exchanged between the busiest and the least busy ranks (see dealing).
     With a pipeline a rank's longest micro-batch also costs (p - 1) / v bubbles of its length: it counts as load.
-    Several time limits and both ways of dealing are tried; the plan with the smallest estimated makespan wins.
+    The draft with the smallest estimated makespan wins.
     """
     bound_s = lower_bound_s(problem)
     packs = fill_packs(problem)
+    limits = len(LIMIT_SHARES) if problem.stages > 1 else LIMITS_WITHOUT_PIPELINE
+    limits_s = np.array(LIMIT_SHARES[:limits]) * bound_s / problem.stages
+    long = LongSequences(problem, float(limits_s.min()))
+    choices = [_Choice.of(problem, long, packs, bound_s, limit_s) for limit_s in limits_s.tolist()]
+    choices.sort(key=lambda choice: choice.step_s)
     best: _Draft | None = None
-    for share in _limit_shares(problem):
-        for dealer in (deal_packs, deal_sequences):
-            draft = _draft(problem, packs, share * bound_s, dealer)
+    for choice in choices[:DRAFTS]:
+        placed = _place_long(problem, packs, long, choice)
+        for dealer in _dealers(problem):
+            draft = _Draft.of(problem, packs, placed, dealer)
             if best is None or draft.makespan_s < best.makespan_s:
                 best = draft
+        if best is not None and best.makespan_s <= choice.step_s * GOOD_ENOUGH:
+            break
     assert best is not None
     return best.plan(problem, bound_s)
 
 
-def _limit_shares(problem: PlanningProblem) -> tuple[float, ...]:
-    """Candidate limits for one sequence's time, as shares of the lower bound."""
-    return (0.95, 0.6, 0.3) if problem.stages == 1 else (0.5, 0.35, 0.25)
+def _dealers(problem: PlanningProblem) -> tuple[_Dealer, ...]:
+    """What may be the better way to deal short sequences."""
+    share = problem.floor_s / (problem.token_s * problem.capacity_tokens)
+    if share < FLOOR_SHARES[0]:
+        return (deal_sequences,)
+    return (deal_packs,) if share > FLOOR_SHARES[1] else (deal_packs, deal_sequences)
+
+
+def _usual_s(problem: PlanningProblem) -> float:
+    """Time of a full micro-batch of short sequences."""
+    return max(problem.token_s * problem.capacity_tokens, problem.floor_s) + problem.fixed_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Group sizes under one time limit and the step they could ideally reach."""
+
+    size: Ints
+    time_s: Floats
+    step_s: float
+
+    @classmethod
+    def of(
+        cls, problem: PlanningProblem, long: LongSequences, packs: Packs, bound_s: float, limit_s: float
+    ) -> _Choice:
+        size, time_s = long.within(limit_s)
+        return cls(
+            size, time_s, max(bound_s, _ideal_step_s(problem, size, time_s, float(packs.seconds.sum())))
+        )
+
+
+def _ideal_step_s(problem: PlanningProblem, size: Ints, time_s: Floats, short_s: float) -> float:
+    """Step in which all work fits if ranks could be filled without gaps, by levels of micro-batch length.
+
+    A rank whose longest micro-batch takes t has T - w t left for work (w t: bubble), so work of level t takes
+    d t / (T - w t) ranks:   sum over sequences of d t / (T - w t) + short work / (T - w u) = ranks
+    """
+    weight, usual_s = problem.bubble_weight, _usual_s(problem)
+    work_s = np.append(size * time_s, short_s)
+    level_s = np.append(time_s, usual_s)
+    if not weight:
+        return max(float(work_s.sum()) / problem.ranks, float(level_s[:-1].max(initial=0.0)))
+    low_s = float((weight + 1.0) * level_s[work_s > 0].max())
+    high_s = low_s + float(work_s.sum()) / problem.ranks * (1.0 + weight)
+    for _ in range(20):
+        middle_s = (low_s + high_s) / 2.0
+        if float((work_s / (middle_s - weight * level_s)).sum()) > problem.ranks:
+            low_s = middle_s
+        else:
+            high_s = middle_s
+    return high_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """Long sequences on their ranks: gangs with their slots, single ranks still without."""
+
+    sequence: Ints
+    size: Ints
+    offload_ratio: Floats
+    gang_ranks: list[Ints]
+    gang_slot: Ints
+    single_rank: Ints
+    single_s: Floats
+    loads: RankLoads
+    """After the gangs."""
+
+
+def _place_long(problem: PlanningProblem, packs: Packs, long: LongSequences, choice: _Choice) -> _Placed:
+    weight, usual_s = problem.bubble_weight, _usual_s(problem)
+    loads = RankLoads(
+        free_s=np.full(problem.ranks, weight * usual_s),
+        slot=np.zeros(problem.ranks, dtype=np.int64),
+        longest_s=np.full(problem.ranks, usual_s),
+    )
+    # Without a pipeline single ranks are filled without gaps, after the gangs; in one all go by descending time.
+    order = np.lexsort((-choice.size, -choice.time_s))
+    single = (choice.size[order] == 1) & (problem.stages == 1)
+    gangs, singles = order[~single], order[single]
+    members, slots = place_gangs(
+        problem, loads, choice.size[gangs], choice.time_s[gangs], choice.step_s * ROOM
+    )
+    order = np.concatenate((gangs, singles))
+    return _Placed(
+        sequence=long.sequence[order],
+        size=choice.size[order],
+        offload_ratio=needed_ratio(problem, long.tokens[order], choice.size[order]),
+        gang_ranks=members,
+        gang_slot=slots,
+        single_rank=deal_singles(loads.free_s, choice.time_s[singles], packs),
+        single_s=choice.time_s[singles],
+        loads=loads,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """Micro-batches of one candidate, before they become a Plan."""
+    """Everything on its ranks: one candidate, before it becomes a Plan."""
 
     makespan_s: float
     work_s: float
-    pieces: Pieces
-    member_ranks: Ints
-    member_offsets: Ints
-    slot: Ints
-    offload_ratio: Floats
+    placed: _Placed
+    packs: Packs
+    pack_of: Ints
+    rank: Ints
+    """Of every micro-batch of one rank: single sequences, then packs."""
+    seconds: Floats
+
+    @classmethod
+    def of(cls, problem: PlanningProblem, packs: Packs, placed: _Placed, dealer: _Dealer) -> _Draft:
+        """Deal the short sequences, then exchange micro-batches of one rank between ranks."""
+        base_s, longest_s = placed.loads.free_s, placed.loads.longest_s
+        free_s = base_s + np.bincount(placed.single_rank, weights=placed.single_s, minlength=problem.ranks)
+        pack_of, pack_rank, pack_s = dealer(problem, free_s, packs)
+        rank, seconds = (
+            np.concatenate((placed.single_rank, pack_rank)),
+            np.concatenate((placed.single_s, pack_s)),
+        )
+        most_s = np.maximum(longest_s, pack_s.max(initial=0.0) if problem.stages > 1 else np.inf)
+        rank = exchange(rank, seconds, base_s, most_s)
+        load_s = base_s + np.bincount(rank, weights=seconds, minlength=problem.ranks)
+        return cls(
+            makespan_s=float(load_s.max()),
+            work_s=_without_bubbles(problem, load_s, longest_s),
+            placed=placed,
+            packs=packs,
+            pack_of=pack_of,
+            rank=rank,
+            seconds=seconds,
+        )
 
     def plan(self, problem: PlanningProblem, bound_s: float) -> Plan:
+        placed, packs, count = self.placed, self.packs, len(problem.lengths)
+        long = len(placed.sequence)
+        micro_batch = np.empty(count, dtype=np.int64)
+        micro_batch[placed.sequence] = np.arange(long)
+        micro_batch[packs.sequence] = long + self.pack_of
+        size = np.concatenate((placed.size, np.ones(len(self.rank) - len(placed.single_s), dtype=np.int64)))
+        gang_slots = np.repeat(placed.gang_slot, placed.size[: len(placed.gang_slot)])
         return assemble(
             strategy=problem.options.name,
             ranks=problem.ranks,
             capacity_tokens=problem.capacity_tokens,
-            pieces=self.pieces,
-            member_ranks=self.member_ranks,
-            member_offsets=self.member_offsets,
-            slot=self.slot,
-            offload_ratio=self.offload_ratio,
+            pieces=Pieces(
+                tokens=problem.lengths,
+                sequence=np.arange(count, dtype=np.int64),
+                start=np.zeros(count, dtype=np.int64),
+                micro_batch=micro_batch,
+            ),
+            member_ranks=np.concatenate((*placed.gang_ranks, self.rank)),
+            member_offsets=np.concatenate(([0], np.cumsum(size))),
+            slot=np.concatenate((gang_slots, _slots(placed.loads.slot, self.rank, self.seconds))),
+            offload_ratio=np.concatenate((placed.offload_ratio, np.zeros(len(size) - long))),
             keep_holes=problem.stages > 1,
             lower_bound_s=bound_s,
             makespan_s=self.work_s,
-            notes=(f"largest group {int(np.diff(self.member_offsets).max())} ranks",),
+            notes=(f"largest group {int(size.max())} ranks",),
         )
 
 
-def _draft(problem: PlanningProblem, packs: Packs, limit_s: float, dealer: _Dealer) -> _Draft:
-    lengths = problem.lengths
-    inside = lengths <= problem.capacity_tokens
-    long = np.flatnonzero(~inside)
-    sizes, ratios = choose_groups(problem, lengths[long], limit_s, limit_s)
-    times = problem.sequence_s(lengths[long], sizes)
-    usual_s = max(problem.token_s * problem.capacity_tokens, problem.floor_s) + problem.fixed_s
-    loads = RankLoads(
-        free_s=np.full(problem.ranks, problem.bubble_weight * usual_s),
-        slot=np.zeros(problem.ranks, dtype=np.int64),
-        longest_s=np.full(problem.ranks, usual_s),
-    )
-    in_order = np.lexsort((-sizes, -times))
-    members: list[Ints] = []
-    slots: list[int] = []
-    # Without a pipeline single ranks can be filled without gaps; in a pipeline longest first keeps bubbles small.
-    groups = int((sizes > 1).sum()) if problem.stages == 1 else len(sizes)
-    if problem.stages == 1:
-        in_order = np.concatenate((in_order[sizes[in_order] > 1], in_order[sizes[in_order] == 1]))
-    for gang in in_order[:groups].tolist():
-        chosen = _least_loaded(loads.free_s, int(sizes[gang]), problem.ranks_per_node)
-        members.append(chosen)
-        slots.append(_place(loads, chosen, float(times[gang]), problem.bubble_weight))
-    singles = deal_singles(problem, loads, times[in_order[groups:]], inside_s=packs.seconds.sum())
-    members += list(singles[0][:, None])
-    slots += singles[1].tolist()
-    gang_sizes = sizes[in_order]
-    bins, bin_rank, bin_slot = dealer(problem, loads, packs)
-    bubble_s = problem.bubble_weight * loads.longest_s
-    micro_batch = np.empty(len(lengths), dtype=np.int64)
-    micro_batch[long[in_order]] = np.arange(len(long))
-    micro_batch[packs.sequence] = len(long) + bins
-    ones = np.ones(len(bin_rank), dtype=np.int64)
-    return _Draft(
-        makespan_s=float(loads.free_s.max()),
-        work_s=_without_bubble(loads.free_s, bubble_s),
-        pieces=Pieces(
-            tokens=lengths,
-            sequence=np.arange(len(lengths), dtype=np.int64),
-            start=np.zeros(len(lengths), dtype=np.int64),
-            micro_batch=micro_batch,
-        ),
-        member_ranks=np.concatenate((*members, bin_rank)),
-        member_offsets=np.concatenate(([0], np.cumsum(np.concatenate((gang_sizes, ones))))),
-        slot=np.concatenate((np.repeat(np.array(slots, dtype=np.int64), gang_sizes), bin_slot)),
-        offload_ratio=np.concatenate((ratios[in_order], np.zeros(len(bin_rank)))),
-    )
-
-
-def _without_bubble(free_s: Floats, bubble_s: Floats) -> float:
-    """Makespan without pipeline bubbles: the busiest rank's time less its own bubble, or the average one if larger."""
-    busiest = int(free_s.argmax())
-    return float(free_s[busiest] - max(bubble_s[busiest], bubble_s.mean()))
-
-
-def _least_loaded(free_s: Floats, size: int, per_node: int) -> Ints:
-    """*size* ranks with little load: in one node if they fit, else whole least-loaded nodes. Ascending."""
-    ranks = len(free_s)
-    if size >= ranks:
-        return np.arange(ranks, dtype=np.int64)
-    if per_node == 1 or ranks % per_node:
-        return np.sort(np.argpartition(free_s, size - 1)[:size])
-    by_node = free_s.reshape(-1, per_node)
-    if size <= per_node:
-        node = int(np.partition(by_node, size - 1, axis=1)[:, size - 1].argmin())
-        inside = np.argsort(by_node[node], kind="stable")[:size]
-        return np.sort(node * per_node + inside)
-    nodes = -(-size // per_node)
-    node_s = by_node.max(axis=1)
-    chosen = np.argsort(node_s, kind="stable")[:nodes]
-    candidates = (np.sort(chosen)[:, None] * per_node + np.arange(per_node)).ravel()
-    drop = len(candidates) - size
-    if drop:
-        last = int(chosen[-1]) * per_node
-        out = last + np.argsort(-by_node[chosen[-1]], kind="stable")[:drop]
-        candidates = candidates[~np.isin(candidates, out)]
-    return np.asarray(candidates, dtype=np.int64)
-
-
-def _place(loads: RankLoads, members: Ints, time_s: float, bubble_weight: float) -> int:
-    """Add a gang: it starts when the last member is free, at the first slot free on all of them."""
-    slot = int(loads.slot[members].max())
-    bubble_s = bubble_weight * np.maximum(0.0, time_s - loads.longest_s[members])
-    loads.free_s[members] = (loads.free_s[members] + bubble_s).max() + time_s
-    loads.slot[members] = slot + 1
-    loads.longest_s[members] = np.maximum(loads.longest_s[members], time_s)
+def _slots(first: Ints, rank: Ints, seconds: Floats) -> Ints:
+    """Slot of every micro-batch of one rank: after the gangs of its rank, longest first."""
+    order = np.lexsort((-seconds, rank))
+    counts = np.bincount(rank, minlength=len(first))
+    slot = np.empty(len(rank), dtype=np.int64)
+    slot[order] = np.arange(len(rank)) - np.repeat(np.cumsum(counts) - counts - first, counts)
     return slot
+
+
+def _without_bubbles(problem: PlanningProblem, load_s: Floats, longest_s: Floats) -> float:
+    """Makespan without pipeline bubbles: the busiest rank's end less the mean bubble.
+
+    At least the way of the longest micro-batch through all stages, which is no bubble a planner could fill.
+    """
+    work_s = float(load_s.max()) - problem.bubble_weight * float(longest_s.mean())
+    return max(work_s, problem.stages * float(longest_s.max())) if problem.stages > 1 else work_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +10,12 @@ from numpy.typing import NDArray
 from simulator.setup import Packing
 from simulator.strategies.assembly import Pieces, ranges
 
-__all__ = ["best_fit", "pack"]
+__all__ = ["best_fit", "pack", "pack_tightly"]
 
 Ints = NDArray[np.int64]
+
+TIGHT_CHUNK = 8192  # sequences packed together: enough to choose from, few enough for lists
+TIGHT_PAIRS = 6  # pairs tried to fill a pack exactly
 
 
 def pack(lengths: Ints, capacity_tokens: int, method: Packing) -> Pieces:
@@ -101,3 +104,56 @@ def _first_fit_decreasing(lengths: Ints, capacity_tokens: int) -> Ints:
             tree[node] = max(tree[2 * node], tree[2 * node + 1])
             node //= 2
     return bins
+
+
+def pack_tightly(lengths: Ints, capacity_tokens: int) -> Ints:
+    """Fill one pack after the other so that almost none has room left; order of arrival does not matter.
+
+    A pack starts with the longest sequence left. While three or more can follow, one from the middle of those
+    that leave room for them is added, so that what remains stays mixed; the last two are the pair, or the one,
+    that fills the pack best.
+    """
+    chunks = -(-len(lengths) // TIGHT_CHUNK)
+    ascending = np.argsort(lengths, kind="stable")
+    bins = np.empty(len(lengths), dtype=np.int64)
+    opened = 0
+    for chunk in range(chunks):
+        numbers = ascending[chunk::chunks]
+        order, where, opened = _fill_tightly(lengths[numbers].tolist(), capacity_tokens, opened)
+        bins[numbers[order]] = where
+    return bins
+
+
+def _fill_tightly(left: list[int], capacity: int, opened: int) -> tuple[list[int], list[int], int]:
+    """Pack *left* (ascending): places in it, the pack of each, and the number after the last pack."""
+    numbers = list(range(len(left)))
+    order: list[int] = []
+    where: list[int] = []
+    while left:
+        room, at = capacity, [len(left) - 1]
+        while at:
+            for place in at:
+                room -= left.pop(place)
+                order.append(numbers.pop(place))
+                where.append(opened)
+            at = _next_in_pack(left, room) if left and left[0] <= room else []
+        opened += 1
+    return order, where, opened
+
+
+def _next_in_pack(left: list[int], room: int) -> list[int]:
+    """Places in *left* (ascending) of what to add to a pack with *room* for at least one; later places first."""
+    shortest = left[0]
+    longest = bisect_right(left, room) - 1
+    if room < 2 * shortest or left[longest] == room:
+        return [longest]
+    if room >= 3 * shortest:
+        return [(bisect_right(left, room - 2 * shortest) - 1) // 2]
+    best, waste = [longest], room - left[longest]
+    half = bisect_right(left, room // 2)
+    for short in range(0, half, max(1, half // TIGHT_PAIRS)):
+        long = bisect_right(left, room - left[short]) - 1
+        long -= long == short
+        if long > short and room - left[short] - left[long] < waste:
+            best, waste = [long, short], room - left[short] - left[long]
+    return best
