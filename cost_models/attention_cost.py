@@ -148,8 +148,12 @@ class AttentionCost:
         tier: Ints,
         *,
         backward: bool,
+        tokens_per_rank: Floats | None = None,
     ) -> RingTimes:
-        """Micro-batches in CSR form: seconds of attention, merging and waiting of one layer."""
+        """Micro-batches in CSR form: seconds of attention, merging and waiting of one layer.
+
+        *tokens_per_rank* (default: what the segments hold) is what each rank merges and sends on, padding included.
+        """
         counts = np.diff(segment_offsets)
         sizes = group_size.astype(np.float64)
         of_segment = np.repeat(sizes, counts)
@@ -161,7 +165,8 @@ class AttentionCost:
             self.ring_step_s(tokens, of_segment, backward=backward),
         )
         step = np.add.reduceat(per_segment, segment_offsets[:-1]) if len(tokens) else np.zeros(len(sizes))
-        rank_tokens = (
-            np.add.reduceat(tokens, segment_offsets[:-1]) / sizes if len(tokens) else np.zeros(len(sizes))
-        )
-        return self.ring(step, rank_tokens, sizes, tier, backward=backward)
+        if tokens_per_rank is None:
+            tokens_per_rank = (
+                np.add.reduceat(tokens, segment_offsets[:-1]) / sizes if len(tokens) else 0.0 * sizes
+            )
+        return self.ring(step, tokens_per_rank, sizes, tier, backward=backward)

@@ -27,6 +27,14 @@ class MicroBatches:
     tier: Ints
     """Fabric tier of the slowest hop of the group's ring (0 = one rank or inside one node)."""
     offload_ratio: Floats
+    padding_tokens: Ints | None = None
+    """Tokens that fill a micro-batch up to a fixed shape (None = none): they cost what tokens cost, attention apart."""
+
+    @property
+    def tokens(self) -> Ints:
+        """[n]: tokens of each micro-batch over all its ranks, padding included."""
+        totals: Ints = np.add.reduceat(self.segment_tokens, self.segment_offsets[:-1])
+        return totals if self.padding_tokens is None else totals + self.padding_tokens
 
     @property
     def count(self) -> int:
@@ -40,7 +48,7 @@ class MicroBatches:
         if left_over or not self.count or not np.all(np.diff(self.segment_offsets) == segments):
             return False
         by_micro_batch = self.segment_tokens.reshape(self.count, segments)
-        columns = (by_micro_batch, self.group_size, self.tier, self.offload_ratio)
+        columns = (by_micro_batch, self.group_size, self.tier, self.offload_ratio, self.tokens)
         return all(bool(np.all(column == column[0])) for column in columns)
 
     @property
@@ -53,6 +61,7 @@ class MicroBatches:
             group_size=self.group_size[:1],
             tier=self.tier[:1],
             offload_ratio=self.offload_ratio[:1],
+            padding_tokens=None if self.padding_tokens is None else self.padding_tokens[:1],
         )
 
 

@@ -78,8 +78,7 @@ class MicroBatchCost:
 
     def _tokens(self, batches: MicroBatches) -> Floats:
         """[n]: tokens of each micro-batch on one of its ranks."""
-        totals = np.add.reduceat(batches.segment_tokens, batches.segment_offsets[:-1])
-        return np.asarray(totals.astype(np.float64) / batches.group_size.astype(np.float64))
+        return np.asarray(batches.tokens.astype(np.float64) / batches.group_size.astype(np.float64))
 
     def _stage_terms(
         self,
@@ -125,6 +124,7 @@ class MicroBatchCost:
                 batches.group_size,
                 batches.tier,
                 backward=side,
+                tokens_per_rank=tokens,
             )
             for side in sides
         }
@@ -194,8 +194,7 @@ class MicroBatchCost:
         """[n]: activations of a micro-batch from one stage to the next: 2 B x tokens x h / tp per GPU."""
         if self.layout.pp == 1:
             return np.zeros(batches.count)
-        totals = np.add.reduceat(batches.segment_tokens, batches.segment_offsets[:-1])
-        volume = BF16_BYTES * self.model.hidden / self.layout.tp * totals / batches.group_size
+        volume = BF16_BYTES * self.model.hidden / self.layout.tp * self._tokens(batches)
         return np.asarray(self.fabric.latency_s(tier) + volume / self.fabric.bytes_per_s(tier))
 
     @property

@@ -39,6 +39,8 @@ class Plan:
     offload_ratio: Floats
     order: Ints
     order_offsets: Ints
+    padding_tokens: Ints | None = None
+    """Tokens each micro-batch is filled up with to a fixed shape (None = none); no token of the batch."""
     lower_bound_s: float = 0.0
     """max(total work / ranks, longest unsplittable piece), forward + backward, pipeline bubbles apart."""
     makespan_s: float = 0.0

@@ -23,6 +23,8 @@ class StrategyOptions:
     name: StrategyName = "hdp-balance"
     packing: Packing = "in-order"
     """How the static mesh packs sequences up to the context length."""
+    padding: bool = True
+    """Static mesh: micro-batches have a fixed shape, packs are filled up to the context with padding tokens."""
     dynamic_groups: bool = True
     """HDP: communicate only where a sequence needs it. Off: every sequence uses the static CP group."""
     selective_offloading: bool = True

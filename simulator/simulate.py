@@ -161,6 +161,7 @@ def micro_batches(problem: PlanningProblem, plan: Plan) -> MicroBatches:
         group_size=plan.group_size,
         tier=cost.fabric.ring_tiers(plan.member_ranks * cost.layout.tp, plan.member_offsets),
         offload_ratio=plan.offload_ratio,
+        padding_tokens=plan.padding_tokens,
     )
 
 

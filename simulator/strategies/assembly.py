@@ -47,6 +47,7 @@ def assemble(
     lower_bound_s: float,
     makespan_s: float,
     notes: tuple[str, ...] = (),
+    padding_tokens: Ints | None = None,
 ) -> Plan:
     """Build the Plan.
 
@@ -64,6 +65,7 @@ def assemble(
         lower_bound_s: see Plan.
         makespan_s: see Plan.
         notes: remarks for the reader of the result.
+        padding_tokens: per micro-batch, see Plan.
     """
     by_batch = np.argsort(pieces.micro_batch, kind="stable")
     counts = np.bincount(pieces.micro_batch, minlength=len(offload_ratio))
@@ -93,6 +95,7 @@ def assemble(
         offload_ratio=offload_ratio,
         order=order,
         order_offsets=order_offsets,
+        padding_tokens=padding_tokens,
         lower_bound_s=lower_bound_s,
         makespan_s=makespan_s,
         notes=notes,

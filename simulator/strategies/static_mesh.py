@@ -42,6 +42,9 @@ def static_group_size(problem: PlanningProblem) -> int:
 def plan_static(problem: PlanningProblem) -> Plan:
     """Pack to the context length and deal the packs round robin to the data-parallel groups.
 
+    Micro-batches of a static mesh have one shape (pipelines exchange fixed buffers, kernels and graphs are built
+    once): with `padding` a pack that is not full is computed and sent round the ring as if it were, attention apart.
+
     With `balancing` and without dynamic groups (an HDP ablation) packs go to the least-loaded group instead,
     longest first; the mesh itself stays.
     """
@@ -49,7 +52,9 @@ def plan_static(problem: PlanningProblem) -> Plan:
     groups = problem.ranks // degree
     pieces = pack(problem.lengths, problem.context_tokens, problem.options.packing)
     packs = int(pieces.micro_batch.max()) + 1
-    times = _pack_s(problem, pieces, packs, degree)
+    held = np.bincount(pieces.micro_batch, weights=pieces.tokens, minlength=packs).astype(np.int64)
+    padding = problem.context_tokens - held if problem.options.padding else None
+    times = _pack_s(problem, pieces, packs, degree, padding)
     numbers = np.arange(packs, dtype=np.int64)
     group, slot = numbers % groups, numbers // groups
     if problem.options.name != "static" and problem.options.balancing:
@@ -67,11 +72,16 @@ def plan_static(problem: PlanningProblem) -> Plan:
         keep_holes=problem.stages > 1,
         lower_bound_s=lower_bound_s(problem),
         makespan_s=float(np.bincount(group, weights=times, minlength=groups).max()),
-        notes=(f"static mesh: cp {degree} x dp {groups}, {packs} packs",),
+        notes=(
+            f"static mesh: cp {degree} x dp {groups}, {packs} packs, {held.mean() / problem.context_tokens:.1%} full",
+        ),
+        padding_tokens=padding,
     )
 
 
-def _pack_s(problem: PlanningProblem, pieces: Pieces, packs: int, degree: int) -> NDArray[np.float64]:
+def _pack_s(
+    problem: PlanningProblem, pieces: Pieces, packs: int, degree: int, padding: Ints | None
+) -> NDArray[np.float64]:
     """Time of every pack on its group of neighbouring ranks."""
     by_pack = np.argsort(pieces.micro_batch, kind="stable")
     counts = np.bincount(pieces.micro_batch, minlength=packs)
@@ -82,6 +92,7 @@ def _pack_s(problem: PlanningProblem, pieces: Pieces, packs: int, degree: int) -
             group_size=np.full(packs, degree, dtype=np.int64),
             tier=np.full(packs, problem.compact_tier(degree), dtype=np.int64),
             offload_ratio=np.zeros(packs),
+            padding_tokens=padding,
         )
     )
 
