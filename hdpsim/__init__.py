@@ -24,18 +24,32 @@ __all__ = [
     "QuantityError",
     "ScenarioError",
     "Setup",
+    "StepResult",
     "StrategyOptions",
     "Trace",
     "TraceError",
     "UserInputError",
     "__version__",
+    "calibration",
+    "cluster",
+    "cluster_of",
+    "global_batches",
+    "gpu",
+    "load_scenario",
+    "load_trace",
+    "model",
+    "node",
     "read_trace",
+    "simulate_step",
 ]
 
 if TYPE_CHECKING:
+    from cost_models.calibration import calibration
+    from cost_models.catalog import cluster, cluster_of, gpu, model, node
     from cost_models.hardware import Cluster
     from cost_models.layout import Layout
     from cost_models.model import Model
+    from experiments.scenario import load_scenario
     from hdpsim.errors import (
         CatalogError,
         DeadlockError,
@@ -49,7 +63,8 @@ if TYPE_CHECKING:
     )
     from simulator.plan import Plan
     from simulator.setup import ExecutionOptions, Setup, StrategyOptions
-    from traces import Trace, read_trace
+    from simulator.simulate import StepResult, simulate_step
+    from traces import Trace, global_batches, load_trace, read_trace
 
 _HOME = {
     "Cluster": "cost_models.hardware",
@@ -58,9 +73,20 @@ _HOME = {
     "Model": "cost_models.model",
     "Plan": "simulator.plan",
     "Setup": "simulator.setup",
+    "StepResult": "simulator.simulate",
     "StrategyOptions": "simulator.setup",
     "Trace": "traces",
+    "calibration": "cost_models.calibration",
+    "cluster": "cost_models.catalog",
+    "cluster_of": "cost_models.catalog",
+    "global_batches": "traces",
+    "gpu": "cost_models.catalog",
+    "load_scenario": "experiments.scenario",
+    "load_trace": "traces",
+    "model": "cost_models.catalog",
+    "node": "cost_models.catalog",
     "read_trace": "traces",
+    "simulate_step": "simulator.simulate",
 }
 """The module each public name is loaded from; every other name of __all__ is an error of hdpsim.errors."""
 

@@ -26,12 +26,23 @@ PUBLIC = {
     "QuantityError",
     "ScenarioError",
     "Setup",
+    "StepResult",
     "StrategyOptions",
     "Trace",
     "TraceError",
     "UserInputError",
     "__version__",
+    "calibration",
+    "cluster",
+    "cluster_of",
+    "global_batches",
+    "gpu",
+    "load_scenario",
+    "load_trace",
+    "model",
+    "node",
     "read_trace",
+    "simulate_step",
 }
 HEAVY = ("numpy", "pandas", "matplotlib", "networkx", "simpy", "pyarrow", "scipy")
 
