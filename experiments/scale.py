@@ -79,8 +79,7 @@ def scale(
         points[strategy] = run_variants(scenario, sets, strategy=strategy, batches=batches, report=report_all)
     if not any(variant.feasible for variants in points.values() for variant in variants):
         reasons = [
-            f"  {variant.label} GPUs: {one_line(variant.outcome.reason)}"
-            for variant in points[strategies[0]]
+            f"  {variant.label} GPUs: {one_line(variant.outcome.reason)}" for variant in points[strategies[0]]
         ]
         raise InfeasibleError("no number of GPUs can run this scenario:\n" + "\n".join(reasons))
     return Scaling(gpus=counts, weak=weak, points=points)
