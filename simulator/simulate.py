@@ -229,14 +229,12 @@ def simulate_step(setup: Setup, lengths: ArrayLike) -> StepResult:
 def _exposed_data_s(setup: Setup, cost: MicroBatchCost, sequences: int, tokens: int) -> float:
     """Time before the first forward that data and planning take.
 
-    Static mesh: its loaders know their share beforehand and prefetch. HDP with the remote loader: planning and
-    loading of the next batch run beside the current step (they take far less than a step), so only sending the
-    finished plan shows: part of planning's messages. HDP without it: everything shows.
+    Static mesh: its loaders know their share beforehand and prefetch. HDP with the remote loader: planning, sending
+    the plan and loading run beside the step before (they take far less than a step), so nothing shows. HDP without
+    it: everything shows.
     """
-    if setup.strategy.name == "static":
+    if setup.strategy.name == "static" or setup.strategy.remote_data_loading:
         return 0.0
-    if setup.strategy.remote_data_loading:
-        return planning_s(cost, 0)
     return planning_s(cost, sequences) + loading_s(cost, tokens)
 
 

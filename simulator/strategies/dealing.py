@@ -53,13 +53,15 @@ def fill_packs(problem: PlanningProblem) -> Packs:
     tokens = problem.lengths[sequence]
     work_s = problem.piece_s(tokens)
     pack = pack_tightly(tokens, problem.capacity_tokens)
-    return Packs(sequence, tokens, work_s, pack, _pack_s(problem, pack, work_s))
+    return Packs(sequence, tokens, work_s, pack, _pack_s(problem, pack, tokens, work_s))
 
 
-def _pack_s(problem: PlanningProblem, pack: Ints, work_s: Floats) -> Floats:
-    """Time of every pack: its work, at least the floor, and the fixed part."""
-    work = np.bincount(pack, weights=work_s) if len(pack) else np.zeros(0)
-    return np.asarray(np.maximum(work, problem.floor_s) + problem.fixed_s)
+def _pack_s(problem: PlanningProblem, pack: Ints, tokens: Ints, work_s: Floats) -> Floats:
+    """Time of every pack."""
+    if not len(pack):
+        return np.zeros(0)
+    attention_s = np.bincount(pack, weights=work_s - problem.token_s * tokens)
+    return problem.micro_batch_s(attention_s, np.bincount(pack, weights=tokens))
 
 
 def deal_packs(problem: PlanningProblem, free_s: Floats, packs: Packs) -> tuple[Ints, Ints, Floats]:
@@ -93,7 +95,7 @@ def deal_sequences(problem: PlanningProblem, free_s: Floats, packs: Packs) -> tu
         bin_rank += [rank] * opened
     bins = np.empty(len(tokens), dtype=np.int64)
     bins[by_rank] = placed
-    return bins, np.array(bin_rank, dtype=np.int64), _pack_s(problem, bins, packs.work_s)
+    return bins, np.array(bin_rank, dtype=np.int64), _pack_s(problem, bins, packs.tokens, packs.work_s)
 
 
 def deal_singles(free_s: Floats, times_s: Floats, packs: Packs) -> Ints:

@@ -194,7 +194,10 @@ class _Draft:
         )
         most_s = np.maximum(longest_s, pack_s.max(initial=0.0) if problem.stages > 1 else np.inf)
         rank = exchange(rank, seconds, base_s, most_s)
+        longest_s = longest_s.copy()
+        np.maximum.at(longest_s, rank, seconds)
         load_s = base_s + np.bincount(rank, weights=seconds, minlength=problem.ranks)
+        load_s += problem.bubble_weight * (longest_s - placed.loads.longest_s)
         return cls(
             makespan_s=float(load_s.max()),
             work_s=_without_bubbles(problem, load_s, longest_s),

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from cost_models.micro_batch_cost import MicroBatchCost
 from simulator.strategies.group_size import least_group, size_grid
-from simulator.strategies.problem import PlanningProblem
+from simulator.strategies.problem import PlanningProblem, linear_table
 
 __all__ = ["lower_bound_s"]
 
@@ -19,9 +19,6 @@ Ints = NDArray[np.int64]
 BISECTIONS = 12
 EXACT_SIZES = 64  # group sizes up to this one are all looked at, larger ones in steps of SIZE_GROWTH
 SIZE_GROWTH = 1.03
-EVERY_SIZE_UP_TO = (
-    1024  # tokens; beyond, sizes grow by 1 / EVERY_SIZE_UP_TO, which costs the bound at most 0.1 %
-)
 
 
 def lower_bound_s(problem: PlanningProblem) -> float:
@@ -84,10 +81,10 @@ class _Ideal:
     """Work on the busiest stage, or on all stages of a rank, with GEMMs at the best rate any number of tokens gets."""
 
     def __init__(self, problem: PlanningProblem, *, all_stages: bool) -> None:
-        cost, capacity = problem.cost, problem.capacity_tokens
-        most = int(capacity * max(1.0, cost.busiest_layers / 2.0)) + 1  # all layers but two offloaded
         self._problem, self._stages = problem, problem.stages if all_stages else 1
-        self._sizes, self._token_s, self._layers = _best_token_s(cost, capacity, most, all_stages)
+        self._sizes, self._token_s, self._layers = _best_token_s(
+            problem.cost, problem.capacity_tokens, problem.most_tokens, all_stages
+        )
         self._floor_s = problem.floor_s * self._layers
 
     def sequence_s(self, lengths: Ints, group_size: Ints) -> Floats:
@@ -129,10 +126,8 @@ def _best_token_s(
     Of all stages together or of the stage that takes longest with one full sequence. Time grows with tokens, so
     between two sizes of the table the smaller one's time over the larger one's tokens is below any size between.
     """
-    steps = np.arange(int(np.log(max(1.0, most / EVERY_SIZE_UP_TO)) * EVERY_SIZE_UP_TO) + 1)
-    spread = np.minimum(EVERY_SIZE_UP_TO * np.exp(steps / EVERY_SIZE_UP_TO), most)
-    sizes = np.unique(np.concatenate((np.arange(1, EVERY_SIZE_UP_TO), spread, [most])).astype(np.int64))
-    linear, layers = cost.linear_s(sizes), cost.layers_by_stage / cost.busiest_layers
+    sizes, linear = linear_table(cost, most)
+    layers = cost.layers_by_stage / cost.busiest_layers
     if all_stages:
         chosen, share = linear.sum(axis=0), layers.sum()
     else:

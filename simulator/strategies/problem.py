@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,10 +11,13 @@ from numpy.typing import ArrayLike, NDArray
 from cost_models.micro_batch_cost import MicroBatchCost
 from simulator.setup import StrategyOptions
 
-__all__ = ["PlanningProblem"]
+__all__ = ["PlanningProblem", "linear_table"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+EVERY_SIZE_UP_TO = 1024
+"""Tokens up to which the table of linear work has every size; beyond, sizes grow by 1 / EVERY_SIZE_UP_TO."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +70,19 @@ class PlanningProblem:
         """Time of a micro-batch that holds one sequence on a group of neighbouring ranks."""
         tokens, sizes = np.asarray(lengths, dtype=np.float64), np.asarray(group_size, dtype=np.float64)
         attention = self.cost.sequence_s(tokens, sizes, self.compact_tier(group_size))
-        return np.asarray(np.maximum(attention + self.token_s * tokens / sizes, self.floor_s) + self.fixed_s)
+        return self.micro_batch_s(attention, tokens / sizes)
+
+    def micro_batch_s(self, attention_s: ArrayLike, tokens: ArrayLike) -> Floats:
+        """Time of micro-batches with so much attention and so many tokens on every rank."""
+        table_tokens, linear_s = linear_table(self.cost, self.most_tokens)
+        held = np.asarray(tokens, dtype=np.float64)
+        work_s = np.asarray(attention_s) + np.interp(held, table_tokens, linear_s.max(axis=0))
+        return np.asarray(np.maximum(work_s, self.floor_s) + self.fixed_s)
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens a rank can hold of one sequence: C, or what fits with all layers but two offloaded."""
+        return int(self.capacity_tokens * max(1.0, self.cost.busiest_layers / 2.0)) + 1
 
     def piece_s(self, lengths: ArrayLike) -> Floats:
         """Work a sequence adds to a micro-batch of one rank (no floor, no fixed part)."""
@@ -76,3 +91,14 @@ class PlanningProblem:
         return np.asarray(
             self.cost.sequence_s(tokens, ones, ones.astype(np.int64) * 0) + self.token_s * tokens
         )
+
+
+@lru_cache(maxsize=64)
+def linear_table(cost: MicroBatchCost, most_tokens: int) -> tuple[Ints, Floats]:
+    """Numbers of tokens up to *most_tokens*, and the linear work of a rank with so many, [stages, numbers]."""
+    finest = EVERY_SIZE_UP_TO
+    steps = np.arange(int(np.log(max(1.0, most_tokens / finest)) * finest) + 1)
+    spread = np.minimum(finest * np.exp(steps / finest), most_tokens)
+    tokens = np.concatenate((np.arange(1, finest), spread, [most_tokens])).astype(np.int64)
+    tokens = np.unique(np.minimum(tokens, most_tokens))
+    return tokens, cost.linear_s(tokens)

@@ -1,4 +1,4 @@
-"""Makes plans.py importable as simulator_plans: --import-mode=importlib puts no test folder on sys.path."""
+"""Makes plans.py and setups.py importable as simulator_*: --import-mode=importlib puts no test folder on sys.path."""
 
 import importlib.util
 import sys
@@ -6,12 +6,15 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
-_spec = importlib.util.spec_from_file_location("simulator_plans", Path(__file__).with_name("plans.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
+for _name in ("plans", "setups"):
+    _spec = importlib.util.spec_from_file_location(
+        f"simulator_{_name}", Path(__file__).with_name(f"{_name}.py")
+    )
+    assert _spec is not None
+    assert _spec.loader is not None
+    _module = importlib.util.module_from_spec(_spec)
+    sys.modules[_spec.name] = _module
+    _spec.loader.exec_module(_module)
 
 # On a loaded machine a single example may take long; that is no failure.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])

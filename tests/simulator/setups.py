@@ -1,0 +1,160 @@
+"""Small setups for the strategies' tests: models of a few layers on a few nodes, builders and Hypothesis strategies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from cost_models import catalog
+from cost_models.calibration import Calibration, calibration
+from cost_models.hardware import Cluster, Fabric
+from cost_models.layout import Layout
+from cost_models.model import Model
+from simulator.setup import ExecutionOptions, Setup, StrategyOptions
+from simulator.simulate import micro_batch_cost
+from simulator.strategies.problem import PlanningProblem
+
+MODEL = Model(
+    name="small", layers=8, hidden=1024, heads=8, kv_heads=8, head_dim=128, ffn_hidden=2816, vocab=32_000
+)
+"""Ordinary, and small enough that memory never decides."""
+MODELS = (
+    MODEL,
+    replace(MODEL, name="uneven", layers=9),
+    replace(MODEL, name="experts", experts=4, top_k=2),
+    replace(MODEL, name="window", sliding_window=512),
+)
+
+HOPPER = replace(calibration("hopper"), entries=())  # without its sources it prints shorter
+FLOOR = replace(HOPPER, name="floor", layer_floor_s=2e-3)
+"""Every micro-batch takes a least time, as on launch-bound stacks: 8 layers x 3 x 2 ms = 48 ms."""
+CONGESTED = replace(
+    HOPPER,
+    name="congested",
+    ring_delay_s=3e-4,
+    ring_overlap=0.5,
+    micro_batch_fixed_s=0.01,
+    host_link_efficiency=0.1,
+)
+CALIBRATIONS = (HOPPER, FLOOR, CONGESTED)
+
+
+def small_cluster(nodes: int, nodes_per_block: int = 2, oversubscription: float = 1.0) -> Cluster:
+    """Nodes of 8 H100s in small rail-connected blocks, two of which make a pod."""
+    fabric = Fabric(nodes_per_block=nodes_per_block, blocks_per_pod=2, leaf_oversubscription=oversubscription)
+    return Cluster(name="small", node=catalog.node("hgx-h100-80gb"), nodes=nodes, fabric=fabric)
+
+
+def small_setup(
+    *,
+    nodes: int = 2,
+    capacity: int = 1024,
+    context: int = 4096,
+    model: Model = MODEL,
+    cal: Calibration = HOPPER,
+    cluster: Cluster | None = None,
+    execution: ExecutionOptions | None = None,
+    layout: Layout | None = None,
+    **strategy: object,
+) -> Setup:
+    """Return a setup; `strategy` are StrategyOptions."""
+    return Setup(
+        model=model,
+        cluster=cluster or small_cluster(nodes),
+        layout=replace(layout or Layout(), rank_capacity_tokens=capacity),
+        calibration=cal,
+        context_tokens=context,
+        strategy=StrategyOptions(**strategy),  # type: ignore[arg-type]
+        execution=execution or ExecutionOptions(),
+    )
+
+
+def problem_of(setup: Setup, lengths: list[int] | NDArray[np.int64]) -> PlanningProblem:
+    """Return what a strategy is asked for this batch."""
+    assert setup.layout.rank_capacity_tokens is not None
+    return PlanningProblem(
+        lengths=np.asarray(lengths, dtype=np.int64),
+        ranks=setup.ranks,
+        capacity_tokens=setup.layout.rank_capacity_tokens,
+        context_tokens=setup.context_tokens,
+        cost=micro_batch_cost(setup),
+        options=setup.strategy,
+    )
+
+
+@dataclass(frozen=True)
+class Task:
+    """A batch to be trained on a setup."""
+
+    setup: Setup
+    lengths: NDArray[np.int64]
+
+    def __repr__(self) -> str:
+        """Only what tasks() draws."""
+        setup = self.setup
+        return (
+            f"Task({setup.model.name}, {setup.calibration.name}, {setup.cluster.nodes} nodes, "
+            f"leaf {setup.cluster.fabric.leaf_oversubscription}, context {setup.context_tokens}, {setup.layout}, "
+            f"{setup.strategy}, {setup.execution}, {self.lengths.tolist()})"
+        )
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What Hypothesis prints."""
+        printer.text(repr(self))
+
+
+SHAPES = [(1, 1), (1, 1), (1, 1), (2, 1), (4, 1), (2, 2), (4, 2)]
+"""Pipeline stages and chunks of each."""
+
+
+@st.composite
+def tasks(draw: st.DrawFn, *, noise: bool = False) -> Task:
+    """Random models, clusters, layouts, capacities, switches and batches; always feasible for every strategy."""
+    tp = draw(st.sampled_from([1, 2, 4, 8]))
+    pp, vpp = draw(st.sampled_from(SHAPES))
+    nodes = draw(st.integers(1, 6)) * pp
+    ranks = nodes * 8 // (tp * pp)
+    capacity = draw(st.sampled_from([256, 640, 1024, 4096]))
+    # Up to all ranks for one sequence.
+    context = draw(st.integers(1, ranks)) * capacity
+    model = draw(st.sampled_from(MODELS))
+    if model.layers % (pp * vpp):
+        model = MODEL if vpp > 1 else model
+    layout = Layout(
+        tp=tp,
+        pp=pp,
+        vpp=vpp,
+        ep=draw(st.sampled_from([1, min(tp, 4)])) if model.experts else 1,
+        schedule="interleaved" if vpp > 1 else "1f1b",
+        recompute=draw(st.sampled_from(["none", "selective", "full"])),
+    )
+    execution = ExecutionOptions()
+    if noise:
+        execution = ExecutionOptions(
+            seed=draw(st.integers(0, 9)),
+            jitter=draw(st.sampled_from([0.0, 0.1])),
+            slow_node_share=draw(st.sampled_from([0.0, 0.3])),
+        )
+    setup = small_setup(
+        capacity=capacity,
+        context=context,
+        model=model,
+        cal=draw(st.sampled_from(CALIBRATIONS)),
+        cluster=small_cluster(nodes, oversubscription=draw(st.sampled_from([1.0, 3.0]))),
+        layout=layout,
+        execution=execution,
+        name=draw(st.sampled_from(["static", "hdp-naive", "hdp-balance", "hdp-balance"])),
+        packing=draw(st.sampled_from(["in-order", "first-fit", "best-fit", "concatenate"])),
+        dynamic_groups=draw(st.sampled_from([True, True, True, False])),
+        selective_offloading=draw(st.booleans()),
+        balancing=draw(st.sampled_from([True, True, True, False])),
+        remote_data_loading=draw(st.booleans()),
+    )
+    short = st.integers(1, min(capacity, context))
+    length = st.one_of(short, short, st.integers(1, context), st.just(context))
+    lengths = draw(st.lists(length, min_size=1, max_size=40))
+    return Task(setup, np.array(lengths, dtype=np.int64))
