@@ -175,8 +175,7 @@ def _layer(setup: Setup, batches: MicroBatches, number: int) -> _Layer:
     by_name = dict(zip(TERMS, terms.tolist(), strict=True))
     attention_s = sum(by_name[name] for name in RING_TERMS)
     ranks = int(batches.group_size[number])
-    first, end = batches.segment_offsets[number : number + 2]
-    local_tokens = float(batches.segment_tokens[first:end].sum()) / ranks
+    local_tokens = float(batches.tokens[number]) / ranks  # padding travels too
     hop_s = cost.attention.hop_s(local_tokens, ranks, batches.tier[number], backward=False)
     return _Layer(
         ranks=ranks,
