@@ -7,16 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.strategies.group_size import least_group, size_grid
+from simulator.strategies.group_size import SizeTable, least_group
 from simulator.strategies.problem import PlanningProblem
 
 __all__ = ["LongSequences", "RankLoads", "place_gangs"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-EXACT_SIZES = 24  # group sizes up to this one are all looked at
-SIZE_GROWTH = 1.04  # larger ones in these steps
 
 
 @dataclass(slots=True)
@@ -38,23 +35,13 @@ class LongSequences:
         self.tokens = problem.lengths[self.sequence]
         self._least = least_group(problem, self.tokens)
         self._least_s = problem.sequence_s(self.tokens, self._least)
-        self._grid = size_grid(problem.ranks, exact=EXACT_SIZES, growth=SIZE_GROWTH)
         self._late = np.flatnonzero(self._least_s > least_limit_s)
-        late = self._late[:, None]
-        self._times = problem.sequence_s(self.tokens[late], self._grid[None, :])
-        self._times[self._grid[None, :] < self._least[late]] = np.inf
+        self._table = SizeTable(problem, self.tokens[self._late], self._least[self._late])
 
     def within(self, limit_s: float) -> tuple[Ints, Floats]:
         """Smallest group of every sequence that meets the limit (else the quickest), and its time."""
         size, time_s = self._least.copy(), self._least_s.copy()
-        rows = np.flatnonzero(self._least_s[self._late] > limit_s)
-        times = self._times[rows]
-        meets = times <= limit_s
-        column = np.where(meets.any(axis=1), meets.argmax(axis=1), times.argmin(axis=1))
-        better = times[np.arange(len(rows)), column] < time_s[self._late[rows]]
-        rows, column = rows[better], column[better]
-        size[self._late[rows]] = self._grid[column]
-        time_s[self._late[rows]] = self._times[rows, column]
+        size[self._late], time_s[self._late] = self._table.within(limit_s)
         return size, time_s
 
 

@@ -2,93 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
 from hdpsim.errors import InfeasibleError
 from simulator.strategies.problem import PlanningProblem
 
-__all__ = ["choose_groups", "least_group", "needed_ratio", "size_grid", "smallest_group"]
+__all__ = [
+    "EXACT_SIZES",
+    "SIZE_GROWTH",
+    "SizeTable",
+    "choose_groups",
+    "least_group",
+    "needed_ratio",
+    "size_grid",
+    "smallest_group",
+]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-TimeOf = Callable[[Ints, Ints], Floats]
-"""Seconds of a micro-batch with one sequence, from its length and its group's size."""
 
-RESIDENT_LAYERS = (
-    2.0  # the first and last layer of a stage stay on the GPU: ByteScale, arXiv 2502.21231, section 5.2
-)
+RESIDENT_LAYERS = 2.0
+"""The first and last layer of a stage stay on the GPU: ByteScale, arXiv 2502.21231, section 5.2."""
+EXACT_SIZES = 64
+"""Group sizes up to this one are all looked at."""
+SIZE_GROWTH = 1.03
+"""Larger ones in these steps."""
 
 
-def smallest_group(
-    problem: PlanningProblem, lengths: Ints, limit_s: float, least: Ints, time_s: TimeOf | None = None
-) -> Ints:
+class SizeTable:
+    """Times of sequences on groups of any size, from *least* up; asked for several time limits."""
+
+    def __init__(self, problem: PlanningProblem, lengths: Ints, least: Ints) -> None:
+        least = np.minimum(least, problem.ranks)[:, None]
+        grid = size_grid(problem.ranks, exact=EXACT_SIZES, growth=SIZE_GROWTH)[None, :]
+        self._sizes = np.concatenate((least, np.maximum(grid, least)), axis=1)
+        self._times = problem.sequence_s(lengths[:, None], self._sizes)
+
+    def within(self, limit_s: float) -> tuple[Ints, Floats]:
+        """Smallest size of every sequence whose time is at most *limit_s*, else the quickest; and that time."""
+        meets = self._times <= limit_s
+        column = np.where(meets.any(axis=1), meets.argmax(axis=1), self._times.argmin(axis=1))
+        row = np.arange(len(column))
+        return self._sizes[row, column], self._times[row, column]
+
+
+def smallest_group(problem: PlanningProblem, lengths: Ints, limit_s: float, least: Ints) -> Ints:
     """Smallest group of at least *least* ranks whose time per sequence is at most *limit_s*, else the quickest.
 
-    As the group grows the time falls until transfers take over, then rises; a ring that has to leave the node (the
-    block, the pod) is a step up. So the sizes are searched tier by tier: first the size with the least time in the
-    tier, by bisection on the slope, then the smallest one below it that meets the limit.
+    As the group grows, the time falls until transfers take over, with a step up where a ring has to leave the node,
+    the block or the pod, and ripples from the tiles of GEMMs: so all sizes up to EXACT_SIZES are looked at, and
+    larger ones in steps of SIZE_GROWTH.
     """
-    time = time_s or problem.sequence_s
     size = np.minimum(least, problem.ranks)
-    best, best_s = size.copy(), time(lengths, size)
-    todo = np.flatnonzero(best_s > limit_s)
-    first = 1
-    for last in _tier_ends(problem):
-        rows = todo[size[todo] <= last]
-        if len(rows):
-            low, long = np.maximum(size[rows], first), lengths[rows]
-            quickest = _quickest(time, long, low, np.full_like(low, last))
-            quickest_s = time(long, quickest)
-            better = quickest_s < best_s[rows]
-            best[rows] = np.where(better, quickest, best[rows])
-            best_s[rows] = np.minimum(quickest_s, best_s[rows])
-            meets = quickest_s <= limit_s
-            met = rows[meets]
-            best[met] = _first_within(time, long[meets], low[meets], quickest[meets], limit_s)
-            todo = np.setdiff1d(todo, met, assume_unique=True)
-        first = last + 1
-    return best
+    late = np.flatnonzero(problem.sequence_s(lengths, size) > limit_s)
+    if len(late):
+        size[late] = SizeTable(problem, lengths[late], size[late]).within(limit_s)[0]
+    return np.asarray(size)
 
 
-def size_grid(ranks: int, *, exact: int, growth: float, step: int = 1) -> Ints:
-    """Group sizes to look at: all up to *exact*, then multiples of *step* that grow by *growth*, up to *ranks*."""
+def size_grid(ranks: int, *, exact: int, growth: float) -> Ints:
+    """Group sizes to look at: all up to *exact*, then growing by *growth*, up to all *ranks*."""
     sizes = list(range(1, min(exact, ranks) + 1))
     while sizes[-1] < ranks:
-        following = max(int(sizes[-1] * growth) // step * step, sizes[-1] // step * step + step)
-        sizes.append(min(following, ranks))
+        sizes.append(min(max(int(sizes[-1] * growth), sizes[-1] + 1), ranks))
     return np.array(sizes, dtype=np.int64)
-
-
-def _tier_ends(problem: PlanningProblem) -> list[int]:
-    """Largest group of every tier: a node, a block, a pod, everything; each once, ascending."""
-    node, fabric = problem.cost.cluster.node, problem.cost.cluster.fabric
-    block = node.gpus * fabric.nodes_per_block
-    gpus = (node.gpus, block, block * fabric.blocks_per_pod)
-    ends = {max(1, count // problem.cost.layout.tp) for count in gpus}
-    return sorted({1, *(end for end in ends if end < problem.ranks), problem.ranks})
-
-
-def _quickest(time: TimeOf, lengths: Ints, low: Ints, high: Ints) -> Ints:
-    """Size in low .. high with the least time, where time falls, then rises."""
-    low, high = low.copy(), high.copy()
-    while np.any(low < high):
-        middle = (low + high) // 2
-        rises = time(lengths, np.minimum(middle + 1, high)) >= time(lengths, middle)
-        high, low = np.where(rises, middle, high), np.where(rises, low, np.minimum(middle + 1, high))
-    return low
-
-
-def _first_within(time: TimeOf, lengths: Ints, low: Ints, high: Ints, limit_s: float) -> Ints:
-    """Smallest size in low .. high whose time is at most *limit_s*, where time falls and *high* meets the limit."""
-    low, high = low.copy(), high.copy()
-    while np.any(low < high):
-        middle = (low + high) // 2
-        fits = time(lengths, middle) <= limit_s
-        high, low = np.where(fits, middle, high), np.where(fits, low, middle + 1)
-    return high
 
 
 def choose_groups(

@@ -48,7 +48,7 @@ def plan_balanced(problem: PlanningProblem) -> Plan:
 
     1. A time limit gives every sequence the smallest group that memory (with offload) and the limit allow. For each
        limit the ideal step is estimated (see _ideal_step_s); the most promising ones are planned in full.
-    2. Gangs in descending time (see place_gangs); light ranks end up with more, shorter micro-batches.
+    2. Gangs, longest sequence first (see place_gangs); light ranks end up with more, shorter micro-batches.
     3. Sequences that fit one rank are dealt to the ranks that are free first, as full packs or one by one,
        and exchanged between the busiest and the least busy ranks (see dealing).
     With a pipeline a rank's longest micro-batch also costs (p - 1) / v bubbles of its length: it counts as load.
@@ -149,10 +149,10 @@ def _place_long(problem: PlanningProblem, packs: Packs, long: LongSequences, cho
         slot=np.zeros(problem.ranks, dtype=np.int64),
         longest_s=np.full(problem.ranks, usual_s),
     )
-    # Without a pipeline single ranks are filled without gaps, after the gangs; in one all go by descending time.
-    order = np.lexsort((-choice.size, -choice.time_s))
-    single = (choice.size[order] == 1) & (problem.stages == 1)
-    gangs, singles = order[~single], order[single]
+    # Without a pipeline single ranks are filled without gaps, after the gangs; in one the levels of length stay
+    # together. The longest sequences, with the largest groups, find their ranks first.
+    single = (choice.size == 1) & (problem.stages == 1)
+    gangs, singles = np.flatnonzero(~single), np.flatnonzero(single)
     members, slots = place_gangs(
         problem, loads, choice.size[gangs], choice.time_s[gangs], choice.step_s * ROOM
     )

@@ -41,7 +41,11 @@ def naive_micro_batches(problem: PlanningProblem) -> tuple[Pieces, Ints, Floats,
     micro_batch[long] = rank_of_batch[packs + np.arange(len(long))]
     group = np.concatenate((np.ones(packs, dtype=np.int64), sizes))[arrival]
     ratio = np.concatenate((np.zeros(packs), ratios))[arrival]
-    pack_s = np.bincount(bins, weights=problem.piece_s(lengths[short]), minlength=packs) + problem.fixed_s
+    attention_s = problem.piece_s(lengths[short]) - problem.token_s * lengths[short]
+    pack_s = problem.micro_batch_s(
+        np.bincount(bins, weights=attention_s, minlength=packs),
+        np.bincount(bins, weights=lengths[short], minlength=packs),
+    )
     time_s = np.concatenate((pack_s, problem.sequence_s(lengths[long], sizes)))[arrival]
     pieces = Pieces(
         tokens=lengths,
@@ -81,16 +85,16 @@ def plan_naive(problem: PlanningProblem) -> Plan:
 def _waves(group: Ints, ranks: int) -> tuple[Ints, Ints]:
     """First rank and wave of every micro-batch: the first wave whose free tail is wide enough."""
     used: list[int] = []
-    open_from = 0
+    # Waves only fill up: where a size did not fit once, it never will again.
+    open_from: dict[int, int] = {}
     first, wave = np.zeros(len(group), dtype=np.int64), np.zeros(len(group), dtype=np.int64)
     for number, size in enumerate(group.tolist()):
-        where = open_from
+        where = open_from.get(size, 0)
         while where < len(used) and used[where] + size > ranks:
             where += 1
         if where == len(used):
             used.append(0)
         first[number], wave[number] = used[where], where
         used[where] += size
-        while open_from < len(used) and used[open_from] == ranks:
-            open_from += 1
+        open_from[size] = where
     return first, wave

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.micro_batch_cost import MicroBatchCost
-from simulator.strategies.group_size import least_group, size_grid
+from simulator.strategies.group_size import EXACT_SIZES, SIZE_GROWTH, least_group, size_grid
 from simulator.strategies.problem import PlanningProblem, linear_table
 
 __all__ = ["lower_bound_s"]
@@ -17,8 +17,6 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 BISECTIONS = 12
-EXACT_SIZES = 64  # group sizes up to this one are all looked at, larger ones in steps of SIZE_GROWTH
-SIZE_GROWTH = 1.03
 
 
 def lower_bound_s(problem: PlanningProblem) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -70,7 +72,7 @@ def plan_static(problem: PlanningProblem) -> Plan:
         slot=np.repeat(slot, degree),
         offload_ratio=np.zeros(packs),
         keep_holes=problem.stages > 1,
-        lower_bound_s=lower_bound_s(problem),
+        lower_bound_s=lower_bound_s(replace(problem, lengths=pieces.tokens)),  # a packer may split sequences
         makespan_s=float(np.bincount(group, weights=times, minlength=groups).max()),
         notes=(
             f"static mesh: cp {degree} x dp {groups}, {packs} packs, {held.mean() / problem.context_tokens:.1%} full",
