@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import re
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -158,19 +159,18 @@ def _careful_jsonl(path: Path, block: bytes, column: str, rows: int, lines_befor
     return np.array(lengths, dtype=np.int64)
 
 
+_UNEVEN_ROW = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
+"""How Arrow reports a row with too few or too many columns."""
+
+
 def csv_lengths(path: Path, gzipped: bool, column: str | None) -> Iterator[Ints]:
     """Yield the lengths of one column of a csv file (separated by comma, semicolon or tab; header optional)."""
     import pyarrow as pa
     import pyarrow.csv as pa_csv
 
     delimiter, header = _csv_dialect(path, gzipped)
-    broken: list[Any] = []
-
-    def remember(row: Any) -> str:
-        broken.append(row)
-        return "error"
-
-    parse = pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=remember)
+    # No invalid_row_handler: Arrow hands it the row as text and complains on stderr when the row is not UTF-8.
+    parse = pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     read = pa_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, column_names=header)
     rows = 0
     try:
@@ -190,13 +190,14 @@ def csv_lengths(path: Path, gzipped: bool, column: str | None) -> Iterator[Ints]
         row = rows + error.index + 1
         _refuse(path, error.message, row, _csv_line(path, gzipped, delimiter, row + (header is None)))
     except pa.ArrowException as error:
-        if not broken:
+        uneven = _UNEVEN_ROW.search(str(error))
+        if uneven is None:
             reason = "holds no lengths" if "Empty CSV" in str(error) else f"cannot be read as csv ({error})"
             raise TraceError(reason, str(path)) from None
-        bad = broken[0]
-        message = f"the row has {bad.actual_columns} columns where the first row has {bad.expected_columns}"
-        row = bad.number - (header is None)
-        _refuse(path, message, row, _csv_line(path, gzipped, delimiter, bad.number))
+        record, expected, actual = map(int, uneven.groups())
+        message = f"the row has {actual} columns where the first row has {expected}"
+        row = record - (header is None)
+        _refuse(path, message, row, _csv_line(path, gzipped, delimiter, record))
     except UnicodeDecodeError:
         raise TraceError("the names of the columns are not UTF-8 text", str(path)) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -211,6 +212,8 @@ def _csv_dialect(path: Path, gzipped: bool) -> tuple[str, list[str] | None]:
 
     first = ""
     for _, block in _line_blocks(path, gzipped):
+        if b"\0" in block:
+            raise TraceError("is not UTF-8 text: it holds zero bytes", str(path))
         lines = (line.decode("utf-8", "replace") for line in block.splitlines())
         first = next((line for line in lines if line.strip()), "")
         break
