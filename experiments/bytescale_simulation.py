@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from multiprocessing import get_context
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from cost_models.flop import sequence_model_flop
 from experiments.bytescale_data import DATASETS, layouts
 from experiments.feasibility import reasons_against
 from experiments.references import cluster_of_size
+from experiments.worker_pool import worker_pool
 from hdpsim.errors import InfeasibleError
 from simulator.execution import WAITS
 from simulator.setup import Setup, StrategyOptions
@@ -204,13 +204,9 @@ def run_jobs(
             found[job] = run_job(job)
             report(done, len(different))
     else:
-        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-            try:
-                futures = {pool.submit(run_job, job): job for job in different}
-                for done, future in enumerate(as_completed(futures), start=1):
-                    found[futures[future]] = future.result()
-                    report(done, len(different))
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        with worker_pool(processes) as pool:
+            futures = {pool.submit(run_job, job): job for job in different}
+            for done, future in enumerate(as_completed(futures), start=1):
+                found[futures[future]] = future.result()
+                report(done, len(different))
     return tuple(found[job] for job in jobs)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.campaign_scenario import CampaignPlan, plan_campaign
 from experiments.compare import Estimate, Report, estimate, silent
+from experiments.worker_pool import worker_pool
 from simulator.campaign import simulate_campaign
 from simulator.campaign_setup import ACCOUNTS, CampaignResult, CampaignSetup
 
@@ -112,7 +111,5 @@ def _all(setups: Sequence[CampaignSetup], workers: int) -> Iterator[CampaignResu
     if workers < 2 or (time.perf_counter() - began) * len(rest) < WORTH_A_POOL_S:
         yield from map(simulate_campaign, rest)
         return
-    # spawn: a progress bar's thread must not be copied into a worker
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(rest)), mp_context=context) as pool:
+    with worker_pool(min(workers, len(rest))) as pool:
         yield from pool.map(simulate_campaign, rest, chunksize=max(1, len(rest) // (4 * workers)))

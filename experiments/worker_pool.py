@@ -1,0 +1,36 @@
+"""A pool of processes that ends with its work, or at once when the work is given up."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+
+__all__ = ["worker_pool"]
+
+
+@contextmanager
+def worker_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
+    """Yield an executor of *processes* fresh processes; leaving the block by an exception stops what still runs.
+
+    Ctrl-C in a terminal reaches every process. A worker would answer it with the next piece of work in its queue, so
+    workers ignore it, and this process, which does not, ends them.
+    """
+    # spawn: the thread of a progress bar must not be copied into a worker
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_leave_interrupts_to_the_parent)
+    others = set(multiprocessing.active_children())
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in set(multiprocessing.active_children()) - others:
+            worker.terminate()
+        raise
+    pool.shutdown()
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
