@@ -61,6 +61,11 @@ def epilogue(cost: MicroBatchCost, ranks: int, *, data_s: float) -> Epilogue:
             "layout.sharding = zero3 gathers parameters in every layer of every micro-batch, which is not modelled; "
             "use none, zero1 or zero2"
         )
+    if layout.precision == "fp8":
+        raise InfeasibleError(
+            "layout.precision = fp8: only 16-bit matrix products have a modelled speed; use bf16 "
+            "(memory in fp8 is modelled)"
+        )
     held = [parameters_per_gpu(model, layout, stage) for stage in range(layout.pp)]
     dense, experts = np.array([(part.dense, part.experts) for part in held], dtype=np.float64).T
     copies = max(1, ranks * layout.tp // max(layout.tp, layout.ep))

@@ -96,6 +96,10 @@ class TestEpilogue:
         with pytest.raises(InfeasibleError, match=r"layout\.sharding = zero3.*none, zero1 or zero2"):
             epilogue(ideal_cost(layout=Layout(sharding="zero3")), RANKS, data_s=0.0)
 
+    def test_fp8_is_refused_rather_than_priced_as_bf16(self) -> None:
+        with pytest.raises(InfeasibleError, match=r"layout\.precision = fp8.*use bf16"):
+            epilogue(ideal_cost(layout=Layout(precision="fp8")), RANKS, data_s=0.0)
+
     @given(shipped_calibrations, st.sampled_from(["none", "zero1", "zero2"]), st.sampled_from([1, 2, 4]))
     def test_faster_networks_never_slow(self, name: str, sharding: str, pp: int) -> None:
         layout = Layout(tp=2, pp=pp, sharding=sharding)  # type: ignore[arg-type]
