@@ -7,6 +7,7 @@ only click and small things of ours; numpy, matplotlib and the rest are loaded w
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -82,9 +83,9 @@ def _guarded(run: Callable[[], object]) -> object:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise click.exceptions.Exit(PIPE_CLOSED) from None
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno != errno.ENOSPC:
             raise
-        raise _Failure(f"{error.filename}: {error.strerror}", 2) from None
+        raise _Failure(f"{error.filename or 'output'}: {error.strerror}", 2) from None
     return result
 
 

@@ -61,7 +61,7 @@ out_option: Decorator = click.option(
 
 batches_option: Decorator = click.option(
     "--batches",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 100_000),
     metavar="N",
     help="Global batches to average over; default: execution.batches of the scenario.",
 )

@@ -136,6 +136,7 @@ def test_the_first_bad_row_is_named(tmp_path: Path, name: str, content: str, row
         ("a.csv", "", "holds no lengths"),
         ("a.csv", "\n\n", "holds no lengths"),
         ("a.csv", "tokens\n", "holds no lengths"),
+        ("a.csv", "tokens\n\0\0\0\n5\n", "holds zero bytes"),
         ("a.csv", "tokens,tokens\n1,2\n", "several columns 'tokens'"),
         ("a.csv", "a,b\n1,2\n", "2 hold integers only; name one of the columns: a, b"),
         ("a.csv", "a,b\nx,y\n", "none holds integers only; name one of the columns: a, b"),
