@@ -25,7 +25,7 @@ def command() -> None:
 )
 @click.option(
     "--batches",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 100_000),
     metavar="N",
     help="Global batches of each prediction; default: 16.",
 )
