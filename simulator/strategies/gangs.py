@@ -46,14 +46,20 @@ class LongSequences:
 
 
 def place_gangs(
-    problem: PlanningProblem, loads: RankLoads, sizes: Ints, times_s: Floats, deadline_s: float
+    problem: PlanningProblem,
+    loads: RankLoads,
+    sizes: Ints,
+    times_s: Floats,
+    apart_s: Floats,
+    deadline_s: float,
 ) -> tuple[list[Ints], Ints]:
     """Give every gang its ranks, in the order given, and book it there.
 
     Of the groups that are ready by the deadline the one that wastes least is taken: waiting for each other, and the
     bubble a longer micro-batch than before brings to a pipeline; of equals the one with most to do already, so that
     long micro-batches gather on few ranks. If none is ready by then, the one that ends first. A group keeps to one
-    node, or to whole nodes of one rail-connected block, if it fits there.
+    node, or to whole nodes of one rail-connected block, if it fits there; where that makes it late, it may
+    spread over any ranks and take *apart_s* instead of *times_s*.
 
     Returns:
         Ranks of every gang (ascending) and its slot, the first one free on all of them.
@@ -67,6 +73,10 @@ def place_gangs(
         if weight:
             start_s = start_s + weight * np.maximum(0.0, time_s - loads.longest_s)
         ranks = places.choose(size, start_s, loads.free_s, deadline_s - time_s)
+        if size > 1 and start_s[ranks].max() > deadline_s - time_s:
+            spread = np.sort(np.argpartition(start_s, size - 1)[:size])
+            if start_s[spread].max() + apart_s[gang] < start_s[ranks].max() + time_s:
+                ranks, time_s = spread, float(apart_s[gang])
         members.append(ranks)
         slots[gang] = loads.slot[ranks].max()
         loads.free_s[ranks] = start_s[ranks].max() + time_s

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain, zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from simulator.strategies.gangs import LongSequences, RankLoads, place_gangs
 from simulator.strategies.group_size import needed_ratio
 from simulator.strategies.lower_bound import lower_bound_s
 from simulator.strategies.problem import PlanningProblem
+from simulator.strategies.rehearsal import rehearsed_s
 
 __all__ = ["plan_balanced"]
 
@@ -29,16 +31,16 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 _Dealer = Callable[[PlanningProblem, Floats, Packs], tuple[Ints, Ints, Floats]]
 
-LIMIT_SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.17, 0.12, 0.08, 0.055, 0.04, 0.028)
+LIMIT_SHARES = (1.1, 1.03, 1.0, 0.7, 0.5, 0.35, 0.25, 0.17, 0.12, 0.08, 0.055, 0.04, 0.028)
 """Time limits of one sequence that are considered, as shares of the longest a step of the bound allows."""
-LIMITS_WITHOUT_PIPELINE = 3
+LIMITS_WITHOUT_PIPELINE = 5
 """So many of them without a pipeline: long micro-batches cost no bubbles there."""
-DRAFTS = 3
+DRAFTS = 4
 """Most promising time limits that are planned in full."""
-GOOD_ENOUGH = 1.05
+GOOD_ENOUGH = 1.03
 """A draft this close to the ideal of its limit ends the search."""
-ROOM = 1.01
-"""Gangs may end this much later than the ideal step."""
+ROOMS = (1.01, 1.05, 1.1)
+"""How much later than the ideal step gangs may end; more than the first is tried for the best limit of a pipeline."""
 FLOOR_SHARES = (0.25, 0.8)
 """Least time of a micro-batch over the time of a full one: below, sequences are dealt, above, packs; both between."""
 
@@ -56,22 +58,62 @@ def plan_balanced(problem: PlanningProblem) -> Plan:
     """
     bound_s = lower_bound_s(problem)
     packs = fill_packs(problem)
+    drafts: list[_Draft] = []
     limits = len(LIMIT_SHARES) if problem.stages > 1 else LIMITS_WITHOUT_PIPELINE
-    limits_s = np.array(LIMIT_SHARES[:limits]) * bound_s / problem.stages
-    long = LongSequences(problem, float(limits_s.min()))
-    choices = [_Choice.of(problem, long, packs, bound_s, limit_s) for limit_s in limits_s.tolist()]
-    choices.sort(key=lambda choice: choice.step_s)
-    best: _Draft | None = None
-    for choice in choices[:DRAFTS]:
-        placed = _place_long(problem, packs, long, choice)
-        for dealer in _dealers(problem):
-            draft = _Draft.of(problem, packs, placed, dealer)
-            if best is None or draft.makespan_s < best.makespan_s:
-                best = draft
-        if best is not None and best.makespan_s <= choice.step_s * GOOD_ENOUGH:
+    limits_s = [share * bound_s / problem.stages for share in LIMIT_SHARES[:limits]]
+    long = LongSequences(problem, min(limits_s))
+    for choice in _promising(problem, long, packs, bound_s, limits_s):
+        drafts += _drafts(problem, packs, long, choice, ROOMS[0])
+        if min(draft.end_s for draft in drafts) <= choice.step_s * GOOD_ENOUGH:
             break
-    assert best is not None
-    return best.plan(problem, bound_s)
+    best = min(drafts, key=lambda draft: draft.end_s)
+    if problem.stages > 1:
+        for room in ROOMS[1:]:
+            drafts += _drafts(problem, packs, long, best.choice, room)
+        best = min(drafts, key=lambda draft: draft.end_s)
+    return replace(best.plan, lower_bound_s=bound_s, makespan_s=max(best.plan.makespan_s, bound_s))
+
+
+def _promising(
+    problem: PlanningProblem, long: LongSequences, packs: Packs, bound_s: float, limits_s: list[float]
+) -> list[_Choice]:
+    """Group sizes worth a plan, those with the shortest ideal step first.
+
+    For every limit the smallest groups, and where some are larger than a node the same in whole nodes, which pack
+    better; the best of both in turn.
+    """
+    short_s = float(packs.seconds.sum())
+    seen: set[bytes] = set()
+    ways: tuple[list[_Choice], list[_Choice]] = ([], [])
+    for limit_s in limits_s:
+        size, time_s = long.within(limit_s)
+        whole = _whole_nodes(problem, size)
+        whole_s = time_s if whole is size else problem.sequence_s(long.tokens, whole)
+        for way, sizes, times_s in zip(ways, (size, whole), (time_s, whole_s), strict=True):
+            if sizes.tobytes() not in seen:
+                seen.add(sizes.tobytes())
+                ideal_s = max(bound_s, _ideal_step_s(problem, sizes, times_s, short_s))
+                way.append(_Choice(sizes, times_s, ideal_s))
+    for way in ways:
+        way.sort(key=lambda choice: choice.step_s)
+    in_turn = chain.from_iterable(zip_longest(*ways))
+    return [choice for choice in in_turn if choice is not None][:DRAFTS]
+
+
+def _whole_nodes(problem: PlanningProblem, size: Ints) -> Ints:
+    """Groups larger than a node rounded up to whole nodes."""
+    node = problem.ranks_per_node
+    if node == 1 or problem.ranks % node or not (size > node).any():
+        return size
+    return np.where(size > node, -(-size // node) * node, size)
+
+
+def _drafts(
+    problem: PlanningProblem, packs: Packs, long: LongSequences, choice: _Choice, room: float
+) -> list[_Draft]:
+    """Plans for one time limit: one for every way to deal short sequences that may be the better one."""
+    placed = _place_long(problem, packs, long, choice, room)
+    return [_Draft.of(problem, packs, placed, dealer) for dealer in _dealers(problem)]
 
 
 def _dealers(problem: PlanningProblem) -> tuple[_Dealer, ...]:
@@ -94,15 +136,6 @@ class _Choice:
     size: Ints
     time_s: Floats
     step_s: float
-
-    @classmethod
-    def of(
-        cls, problem: PlanningProblem, long: LongSequences, packs: Packs, bound_s: float, limit_s: float
-    ) -> _Choice:
-        size, time_s = long.within(limit_s)
-        return cls(
-            size, time_s, max(bound_s, _ideal_step_s(problem, size, time_s, float(packs.seconds.sum())))
-        )
 
 
 def _ideal_step_s(problem: PlanningProblem, size: Ints, time_s: Floats, short_s: float) -> float:
@@ -131,8 +164,10 @@ def _ideal_step_s(problem: PlanningProblem, size: Ints, time_s: Floats, short_s:
 class _Placed:
     """Long sequences on their ranks: gangs with their slots, single ranks still without."""
 
+    choice: _Choice
     sequence: Ints
     size: Ints
+    time_s: Floats
     offload_ratio: Floats
     gang_ranks: list[Ints]
     gang_slot: Ints
@@ -142,7 +177,9 @@ class _Placed:
     """After the gangs."""
 
 
-def _place_long(problem: PlanningProblem, packs: Packs, long: LongSequences, choice: _Choice) -> _Placed:
+def _place_long(
+    problem: PlanningProblem, packs: Packs, long: LongSequences, choice: _Choice, room: float
+) -> _Placed:
     weight, usual_s = problem.bubble_weight, _usual_s(problem)
     loads = RankLoads(
         free_s=np.full(problem.ranks, weight * usual_s),
@@ -153,13 +190,16 @@ def _place_long(problem: PlanningProblem, packs: Packs, long: LongSequences, cho
     # together. The longest sequences, with the largest groups, find their ranks first.
     single = (choice.size == 1) & (problem.stages == 1)
     gangs, singles = np.flatnonzero(~single), np.flatnonzero(single)
+    apart_s = problem.sequence_s(long.tokens[gangs], choice.size[gangs], least_tier=1)
     members, slots = place_gangs(
-        problem, loads, choice.size[gangs], choice.time_s[gangs], choice.step_s * ROOM
+        problem, loads, choice.size[gangs], choice.time_s[gangs], apart_s, choice.step_s * room
     )
     order = np.concatenate((gangs, singles))
     return _Placed(
+        choice=choice,
         sequence=long.sequence[order],
         size=choice.size[order],
+        time_s=choice.time_s[order],
         offload_ratio=needed_ratio(problem, long.tokens[order], choice.size[order]),
         gang_ranks=members,
         gang_slot=slots,
@@ -171,16 +211,12 @@ def _place_long(problem: PlanningProblem, packs: Packs, long: LongSequences, cho
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """Everything on its ranks: one candidate, before it becomes a Plan."""
+    """One candidate."""
 
-    makespan_s: float
-    work_s: float
-    placed: _Placed
-    packs: Packs
-    pack_of: Ints
-    rank: Ints
-    """Of every micro-batch of one rank: single sequences, then packs."""
-    seconds: Floats
+    choice: _Choice
+    plan: Plan
+    end_s: float
+    """When the last rank ends: its load, or with a pipeline as the replay plays it."""
 
     @classmethod
     def of(cls, problem: PlanningProblem, packs: Packs, placed: _Placed, dealer: _Dealer) -> _Draft:
@@ -188,53 +224,57 @@ class _Draft:
         base_s, longest_s = placed.loads.free_s, placed.loads.longest_s
         free_s = base_s + np.bincount(placed.single_rank, weights=placed.single_s, minlength=problem.ranks)
         pack_of, pack_rank, pack_s = dealer(problem, free_s, packs)
-        rank, seconds = (
-            np.concatenate((placed.single_rank, pack_rank)),
-            np.concatenate((placed.single_s, pack_s)),
-        )
+        rank = np.concatenate((placed.single_rank, pack_rank))
+        seconds = np.concatenate((placed.single_s, pack_s))
         most_s = np.maximum(longest_s, pack_s.max(initial=0.0) if problem.stages > 1 else np.inf)
         rank = exchange(rank, seconds, base_s, most_s)
+        plan = _assemble(problem, packs, placed, pack_of, rank, seconds)
+        if problem.stages == 1:
+            end_s = float((base_s + np.bincount(rank, weights=seconds, minlength=problem.ranks)).max())
+            return cls(placed.choice, replace(plan, makespan_s=end_s), end_s)
+        end_s = rehearsed_s(
+            plan,
+            np.concatenate((placed.time_s, pack_s)),
+            stages=problem.stages,
+            chunks=problem.cost.layout.vpp,
+        )
         longest_s = longest_s.copy()
         np.maximum.at(longest_s, rank, seconds)
-        load_s = base_s + np.bincount(rank, weights=seconds, minlength=problem.ranks)
-        load_s += problem.bubble_weight * (longest_s - placed.loads.longest_s)
-        return cls(
-            makespan_s=float(load_s.max()),
-            work_s=_without_bubbles(problem, load_s, longest_s),
-            placed=placed,
-            packs=packs,
-            pack_of=pack_of,
-            rank=rank,
-            seconds=seconds,
-        )
+        # Bubbles apart, but no planner can fill the way of the longest micro-batch through all stages.
+        work_s = end_s - problem.bubble_weight * float(longest_s.mean())
+        makespan_s = max(work_s, problem.stages * float(longest_s.max()))
+        return cls(placed.choice, replace(plan, makespan_s=makespan_s), end_s)
 
-    def plan(self, problem: PlanningProblem, bound_s: float) -> Plan:
-        placed, packs, count = self.placed, self.packs, len(problem.lengths)
-        long = len(placed.sequence)
-        micro_batch = np.empty(count, dtype=np.int64)
-        micro_batch[placed.sequence] = np.arange(long)
-        micro_batch[packs.sequence] = long + self.pack_of
-        size = np.concatenate((placed.size, np.ones(len(self.rank) - len(placed.single_s), dtype=np.int64)))
-        gang_slots = np.repeat(placed.gang_slot, placed.size[: len(placed.gang_slot)])
-        return assemble(
-            strategy=problem.options.name,
-            ranks=problem.ranks,
-            capacity_tokens=problem.capacity_tokens,
-            pieces=Pieces(
-                tokens=problem.lengths,
-                sequence=np.arange(count, dtype=np.int64),
-                start=np.zeros(count, dtype=np.int64),
-                micro_batch=micro_batch,
-            ),
-            member_ranks=np.concatenate((*placed.gang_ranks, self.rank)),
-            member_offsets=np.concatenate(([0], np.cumsum(size))),
-            slot=np.concatenate((gang_slots, _slots(placed.loads.slot, self.rank, self.seconds))),
-            offload_ratio=np.concatenate((placed.offload_ratio, np.zeros(len(size) - long))),
-            keep_holes=problem.stages > 1,
-            lower_bound_s=bound_s,
-            makespan_s=self.work_s,
-            notes=(f"largest group {int(size.max())} ranks",),
-        )
+
+def _assemble(
+    problem: PlanningProblem, packs: Packs, placed: _Placed, pack_of: Ints, rank: Ints, seconds: Floats
+) -> Plan:
+    """The plan: gangs, then the micro-batches of one rank (single long sequences and packs) on *rank*."""
+    count, long = len(problem.lengths), len(placed.sequence)
+    micro_batch = np.empty(count, dtype=np.int64)
+    micro_batch[placed.sequence] = np.arange(long)
+    micro_batch[packs.sequence] = long + pack_of
+    size = np.concatenate((placed.size, np.ones(len(rank) - len(placed.single_s), dtype=np.int64)))
+    gang_slots = np.repeat(placed.gang_slot, placed.size[: len(placed.gang_slot)])
+    return assemble(
+        strategy=problem.options.name,
+        ranks=problem.ranks,
+        capacity_tokens=problem.capacity_tokens,
+        pieces=Pieces(
+            tokens=problem.lengths,
+            sequence=np.arange(count, dtype=np.int64),
+            start=np.zeros(count, dtype=np.int64),
+            micro_batch=micro_batch,
+        ),
+        member_ranks=np.concatenate((*placed.gang_ranks, rank)),
+        member_offsets=np.concatenate(([0], np.cumsum(size))),
+        slot=np.concatenate((gang_slots, _slots(placed.loads.slot, rank, seconds))),
+        offload_ratio=np.concatenate((placed.offload_ratio, np.zeros(len(size) - long))),
+        keep_holes=problem.stages > 1,
+        lower_bound_s=0.0,
+        makespan_s=0.0,
+        notes=(f"largest group {int(size.max())} ranks",),
+    )
 
 
 def _slots(first: Ints, rank: Ints, seconds: Floats) -> Ints:
@@ -244,12 +284,3 @@ def _slots(first: Ints, rank: Ints, seconds: Floats) -> Ints:
     slot = np.empty(len(rank), dtype=np.int64)
     slot[order] = np.arange(len(rank)) - np.repeat(np.cumsum(counts) - counts - first, counts)
     return slot
-
-
-def _without_bubbles(problem: PlanningProblem, load_s: Floats, longest_s: Floats) -> float:
-    """Makespan without pipeline bubbles: the busiest rank's end less the mean bubble.
-
-    At least the way of the longest micro-batch through all stages, which is no bubble a planner could fill.
-    """
-    work_s = float(load_s.max()) - problem.bubble_weight * float(longest_s.mean())
-    return max(work_s, problem.stages * float(longest_s.max())) if problem.stages > 1 else work_s

@@ -66,10 +66,14 @@ class PlanningProblem:
         sizes = np.asarray(group_size, dtype=np.int64)
         return self.cost.fabric.span_tier(np.zeros_like(sizes), (sizes - 1) * self.cost.layout.tp)
 
-    def sequence_s(self, lengths: ArrayLike, group_size: ArrayLike) -> Floats:
-        """Time of a micro-batch that holds one sequence on a group of neighbouring ranks."""
+    def sequence_s(self, lengths: ArrayLike, group_size: ArrayLike, least_tier: int = 0) -> Floats:
+        """Time of a micro-batch that holds one sequence on a group of neighbouring ranks.
+
+        With a *least_tier* of 1 the group is spread over nodes even where it would fit one.
+        """
         tokens, sizes = np.asarray(lengths, dtype=np.float64), np.asarray(group_size, dtype=np.float64)
-        attention = self.cost.sequence_s(tokens, sizes, self.compact_tier(group_size))
+        tier = np.maximum(self.compact_tier(group_size), least_tier)
+        attention = self.cost.sequence_s(tokens, sizes, tier)
         return self.micro_batch_s(attention, tokens / sizes)
 
     def micro_batch_s(self, attention_s: ArrayLike, tokens: ArrayLike) -> Floats:

@@ -92,7 +92,7 @@ FASTER = {
 }
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(tasks(), st.sampled_from(sorted(FASTER)))
 def test_a_plan_never_gets_slower_on_faster_parts(task: Task, part: str):
     plan, problem, _ = plan_batch(task.setup, task.lengths)
@@ -123,7 +123,7 @@ def renamed(plan: Plan, names: np.ndarray) -> Plan:
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(tasks(), st.randoms(use_true_random=False))
 def test_the_names_of_equal_ranks_do_not_matter(task: Task, random: object):
     # Ranks of a node are equal, and so are the nodes of a block: permute both.

@@ -1,0 +1,138 @@
+import numpy as np
+import pytest
+from simulator_setups import FLOOR, HOPPER, problem_of, small_cluster, small_setup
+
+from cost_models.layout import Layout
+from simulator.strategies.gangs import LongSequences, RankLoads, place_gangs
+from simulator.strategies.problem import PlanningProblem
+
+
+def problem(
+    *, nodes: int = 4, tp: int = 2, pp: int = 1, lengths: list[int] | None = None, cal: object = HOPPER
+) -> PlanningProblem:
+    """By default 4 ranks a node, 2 nodes a block."""
+    setup = small_setup(cluster=small_cluster(nodes), layout=Layout(tp=tp, pp=pp), context=16 * 1024, cal=cal)
+    return problem_of(setup, lengths or [1])
+
+
+def place(
+    one: PlanningProblem,
+    sizes: list[int],
+    times: list[float],
+    free: list[float] | None = None,
+    deadline: float = 10.0,
+) -> tuple[list[list[int]], list[int], RankLoads]:
+    free_s = np.zeros(one.ranks) if free is None else np.array(free)
+    loads = RankLoads(free_s, np.zeros(one.ranks, dtype=np.int64), np.zeros(one.ranks))
+    members, slots = place_gangs(one, loads, np.array(sizes), np.array(times), 2 * np.array(times), deadline)
+    return [ranks.tolist() for ranks in members], slots.tolist(), loads
+
+
+def test_a_gang_that_fits_a_node_stays_in_one():
+    members, slots, loads = place(problem(), [3, 3, 1], [10.0, 10.0, 10.0])
+    # The second one does not fit beside the first; the single rank goes to the node in use.
+    assert [sorted({rank // 4 for rank in ranks}) for ranks in members] == [[0], [1], [0]] or len(
+        {rank // 4 for rank in members[0]}
+    ) == 1
+    assert slots == [0, 0, 0]
+    assert loads.free_s.sum() == 70.0
+
+
+def test_a_gang_that_would_be_late_in_a_node_is_spread():
+    # Two nodes of 4 ranks, in each 3 ranks are busy until 2.5 s: only one rank of either is free.
+    one, free = problem(nodes=2), [2.5, 2.5, 2.5, 0.0] * 2
+    members, _, loads = place(one, [2], [1.0], free, deadline=3.0)
+    assert members == [[3, 7]]
+    assert loads.free_s[[3, 7]].tolist() == [2.0, 2.0]  # spread over two nodes it takes twice as long
+    # With time for it the gang follows in a node, where it is quicker.
+    members, _, loads = place(one, [2], [1.0], free, deadline=3.5)
+    assert {rank // 4 for rank in members[0]} in ({0}, {1})
+    assert loads.free_s[members[0]].tolist() == [3.5, 3.5]
+
+
+def test_a_wide_gang_takes_whole_nodes_of_one_block():
+    # Node 0 has work, so block 0 has one free node only: two whole nodes are free in block 1.
+    free = [5.0] * 4 + [0.0] * 12
+    members, _, _ = place(problem(), [8], [10.0], free)
+    assert members == [list(range(8, 16))]
+
+
+def test_a_gang_wider_than_a_block_takes_whole_nodes_anywhere():
+    free = [0.0] * 4 + [5.0] * 4 + [0.0] * 8
+    members, _, _ = place(problem(), [12], [10.0], free)
+    assert members == [[0, 1, 2, 3, *range(8, 16)]]
+
+
+def test_the_rest_of_a_gang_shares_a_node():
+    # 6 = a node and 2 ranks, which go to the node of the same block that is in use.
+    members, _, _ = place(problem(nodes=2), [6], [10.0], [5.0, 5.0, 0.0, 0.0] + [0.0] * 4)
+    assert members == [[2, 3, 4, 5, 6, 7]]
+
+
+def test_a_gang_of_all_ranks():
+    members, slots, loads = place(problem(), [16, 16], [1.0, 2.0])
+    assert members == [list(range(16))] * 2
+    assert slots == [0, 1]
+    assert loads.free_s.tolist() == [3.0] * 16
+
+
+def test_a_gang_starts_when_its_last_member_is_free():
+    free = [0.0, 1.0, 2.0, 3.0] + [20.0] * 12
+    members, _, loads = place(problem(), [3], [1.0], free)
+    # Waiting: ranks 0-2 wait 2 + 1 s, ranks 1-3 wait 2 + 1 s as well; the busier ones are taken.
+    assert members == [[1, 2, 3]]
+    assert loads.free_s[:4].tolist() == [0.0, 4.0, 4.0, 4.0]
+
+
+def test_of_equals_the_busiest_that_are_ready_in_time():
+    free = [4.0] * 4 + [6.0] * 4 + [0.0] * 8
+    assert place(problem(), [4], [5.0], free)[0] == [[0, 1, 2, 3]]  # 6 + 5 is past the deadline of 10
+    assert place(problem(), [4], [4.0], free)[0] == [[4, 5, 6, 7]]
+    assert place(problem(), [4], [11.0], free)[0][0][0] >= 8  # none is in time: the earliest
+
+
+def test_slots_are_common_to_the_gang():
+    members, slots, loads = place(problem(nodes=1), [2, 2, 4], [1.0, 2.0, 1.0])
+    assert len(members) == 3
+    assert slots[2] == int(max(slots[:2])) + 1
+    assert loads.slot.tolist() == [slots[2] + 1] * 4
+
+
+def test_long_micro_batches_gather_in_a_pipeline():
+    # A first long micro-batch costs a rank (p - 1) of its length in bubbles, further ones cost none.
+    one = problem(nodes=4, pp=4)
+    assert one.ranks == 4
+    members, _, loads = place(one, [1, 1, 1], [2.0, 2.0, 2.0], deadline=20.0)
+    assert members[0] == members[1] == members[2]
+    assert loads.free_s.max() == 3 * 2.0 + 3 * 2.0
+    # Without a pipeline there is nothing to gain: but they still fill a rank up to the deadline.
+    members, _, _ = place(problem(nodes=1), [1, 1, 1], [2.0, 2.0, 2.0], deadline=5.0)
+    assert members[0] == members[1] != members[2]
+
+
+def test_ranks_larger_than_a_node_need_no_node():
+    one = problem(tp=8, nodes=4)
+    members, _, _ = place(one, [3], [1.0], [0.0, 5.0, 0.0, 0.0])
+    assert members == [[0, 2, 3]]
+
+
+def test_long_sequences_meet_a_limit_or_are_as_quick_as_can_be():
+    one = problem(lengths=[100, 5000, 1025, 16384, 1024])
+    long = LongSequences(one, 0.0)
+    assert long.sequence.tolist() == [3, 1, 2]
+    assert long.tokens.tolist() == [16384, 5000, 1025]
+    relaxed, relaxed_s = long.within(np.inf)
+    assert relaxed_s == pytest.approx(one.sequence_s(long.tokens, relaxed))
+    _, quickest_s = long.within(0.0)
+    assert np.all(quickest_s <= relaxed_s)
+    limit_s = float(np.sort(relaxed_s)[1])
+    size, time_s = long.within(limit_s)
+    assert np.all((time_s <= limit_s) | (time_s == quickest_s))
+    assert np.all(size >= relaxed)
+
+
+def test_limits_are_met_whatever_the_floor():
+    one = problem(lengths=[16384], cal=FLOOR)
+    size, time_s = LongSequences(one, 0.0).within(0.0)
+    assert time_s[0] >= one.floor_s
+    assert size[0] <= one.ranks

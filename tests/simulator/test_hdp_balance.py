@@ -1,0 +1,137 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from simulator_setups import FLOOR, HOPPER, MODEL, Task, problem_of, small_cluster, small_setup, tasks
+
+from cost_models.layout import Layout
+from hdpsim.errors import InfeasibleError
+from simulator.plan import HOLE
+from simulator.setup import Setup
+from simulator.simulate import simulate_step
+from simulator.strategies.hdp_balance import plan_balanced
+from simulator.validate import validate_plan
+from traces import load_distribution, synthesize_tokens
+
+DEEP = replace(MODEL, name="deep", layers=32)
+WIDE = replace(MODEL, name="wide", hidden=4096, heads=32, kv_heads=8, ffn_hidden=11008)
+"""Layers as in real models, where compute hides rings."""
+
+
+def test_equal_sequences_one_on_every_rank():
+    problem = problem_of(small_setup(context=1024), [1024] * 16)
+    plan = plan_balanced(problem)
+    assert plan.group_size.tolist() == [1] * 16
+    assert np.diff(plan.order_offsets).tolist() == [1] * 16
+    assert plan.makespan_s == pytest.approx(float(problem.sequence_s([1024], [1])[0]))
+
+
+def test_long_sequences_lie_side_by_side():
+    # Four of 4096 tokens, no offloading: at least 4 ranks each, 16 ranks.
+    lengths = np.array([4096] * 4)
+    problem = problem_of(small_setup(selective_offloading=False), lengths)
+    plan = plan_balanced(problem)
+    validate_plan(plan, lengths, 1)
+    assert np.bincount(plan.member_ranks, minlength=16).max() == 1
+    assert plan.makespan_s == pytest.approx(float(problem.sequence_s([4096], plan.group_size[:1])[0]))
+
+
+def test_a_heavy_rank_gets_no_more_and_light_ranks_get_more():
+    # One sequence as long as the step, and short ones: its ranks get none of them.
+    setup = small_setup(model=DEEP, nodes=1, context=8192, selective_offloading=False)
+    lengths = np.array([8192] + [64] * 3)
+    plan = plan_balanced(problem_of(setup, lengths))
+    assert plan.group_size.max() == 8
+    lengths = np.array([4096] + [1024] * 40)
+    plan = plan_balanced(problem_of(setup, lengths))
+    counts = np.diff(plan.order_offsets)
+    members = plan.member_ranks[: plan.group_size[0]]
+    assert plan.group_size[0] >= 4
+    assert counts[members].max() <= counts.max()
+
+
+def test_everything_in_one_micro_batch():
+    plan = plan_balanced(problem_of(small_setup(), [5]))
+    assert plan.micro_batches == 1
+    assert np.diff(plan.order_offsets).tolist().count(1) == 1
+
+
+def test_sequences_that_fit_nowhere_are_infeasible():
+    problem = problem_of(small_setup(context=20_000, selective_offloading=False), [100, 17_000])
+    with pytest.raises(InfeasibleError, match="17000 tokens does not fit on 16 ranks"):
+        plan_balanced(problem)
+
+
+def test_a_pipeline_gets_its_long_micro_batches_first():
+    setup = small_setup(nodes=8, layout=Layout(tp=2, pp=4), context=8192, model=DEEP)
+    lengths = np.concatenate((np.full(3, 8192), np.full(60, 700)))
+    plan = plan_balanced(problem_of(setup, lengths))
+    validate_plan(plan, lengths, 4)
+    tokens = np.add.reduceat(plan.segment_tokens, plan.segment_offsets[:-1]) / plan.group_size
+    sizes = plan.group_size
+    for rank in range(plan.ranks):
+        order = plan.order[plan.order_offsets[rank] : plan.order_offsets[rank + 1]]
+        held = order[order != HOLE]
+        shared = sizes[held] > 1
+        assert np.all(np.diff(shared.astype(int)) <= 0)  # gangs before what is on one rank
+        assert np.all(tokens[held] > 0)
+
+
+@settings(max_examples=60)
+@given(tasks())
+def test_balancing_is_hardly_ever_slower_than_not_balancing(task: Task):
+    # On a handful of micro-batches the waves of a naive plan can happen to be the better fit.
+    balance = replace(task.setup, strategy=replace(task.setup.strategy, name="hdp-balance", balancing=True))
+    naive = replace(task.setup, strategy=replace(task.setup.strategy, name="hdp-naive"))
+    assert simulate_step(balance, task.lengths).step_s <= simulate_step(naive, task.lengths).step_s * 1.25
+
+
+def skewed(tokens: int, context: int) -> np.ndarray:
+    """Lengths as in ByteScale's GitHub data, cut at the context."""
+    lengths = synthesize_tokens(load_distribution("bytescale-github"), tokens, seed=3).lengths
+    return np.minimum(lengths, context)
+
+
+@pytest.mark.parametrize("cal", [HOPPER, FLOOR])
+def test_within_a_few_percent_of_the_bound(cal: object):
+    setup = small_setup(
+        cluster=small_cluster(16, nodes_per_block=4),
+        layout=Layout(tp=2),
+        model=WIDE,
+        cal=cal,  # type: ignore[arg-type]
+        capacity=8192,
+        context=65536,
+    )
+    lengths = skewed(8_000_000, 65536)
+    result = simulate_step(setup, lengths)
+    assert result.makespan_s <= 1.05 * result.lower_bound_s
+    naive = simulate_step(replace(setup, strategy=replace(setup.strategy, name="hdp-naive")), lengths)
+    static = simulate_step(replace(setup, strategy=replace(setup.strategy, name="static")), lengths)
+    assert result.step_s < naive.step_s
+    assert result.step_s < static.step_s
+
+
+def pipelined(**strategy: object) -> Setup:
+    return small_setup(
+        cluster=small_cluster(32, nodes_per_block=4),
+        layout=Layout(tp=4, pp=4),
+        model=WIDE,
+        capacity=8192,
+        context=65536,
+        **strategy,
+    )
+
+
+def test_a_pipeline_is_close_to_the_bound_bubbles_apart():
+    result = simulate_step(pipelined(), skewed(8_000_000, 65536))
+    assert result.makespan_s <= 1.1 * result.lower_bound_s
+    assert result.step_s <= 1.4 * result.lower_bound_s
+
+
+@pytest.mark.parametrize("switch", ["selective_offloading", "balancing", "dynamic_groups"])
+def test_every_part_earns_its_place(switch: str):
+    lengths = skewed(4_000_000, 65536)
+    whole = simulate_step(pipelined(), lengths)
+    without = simulate_step(pipelined(**{switch: False}), lengths)
+    assert whole.step_s <= without.step_s * 1.01

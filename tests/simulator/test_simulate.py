@@ -1,0 +1,157 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from simulator_setups import HOPPER, MODEL, small_cluster, small_setup
+
+from cost_models.flop import sequence_model_flop
+from cost_models.layout import Layout
+from cost_models.step_costs import loading_s, planning_s
+from hdpsim.errors import InfeasibleError, OutOfMemoryError, UserInputError
+from simulator.execution import WAITS
+from simulator.setup import ExecutionOptions
+from simulator.simulate import capacity_tokens, micro_batch_cost, plan_batch, simulate_step
+
+LENGTHS = np.array([4096, 3000, 500, 100, 1024] * 10)
+
+
+def test_throughput_and_utilisation_by_hand():
+    setup = small_setup()
+    result = simulate_step(setup, LENGTHS)
+    assert result.tokens == 87_200
+    assert result.gpus == 16
+    assert result.tokens_per_s == pytest.approx(87_200 / result.step_s)
+    flop = sequence_model_flop(MODEL, LENGTHS, causal=True)
+    assert result.model_flop == flop
+    assert result.mfu == pytest.approx(flop / (16 * 989.4e12 * result.step_s), rel=1e-3)
+    assert result.model_flop_full > result.model_flop
+    assert result.mfu_full / result.mfu == pytest.approx(result.model_flop_full / result.model_flop)
+    assert result.hardware_flop == result.model_flop  # nothing is recomputed
+
+
+def test_full_recomputation_adds_a_forward_of_the_layers():
+    setup = small_setup(layout=Layout(recompute="full"))
+    result = simulate_step(setup, LENGTHS)
+    assert 1.2 < result.hardware_flop / result.model_flop < 4 / 3
+
+
+def test_accounts_name_every_second():
+    result = simulate_step(small_setup(), LENGTHS)
+    assert result.accounts[-len(WAITS) :] == WAITS
+    assert result.account_s.shape == (len(result.accounts), 16, 1)
+    np.testing.assert_allclose(result.account_s.sum(axis=0), result.step_s)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([], "at least one sequence"),
+        ([[1, 2]], "at least one sequence"),
+        ([0, 5], r"in 1\.\.4096 .* got 0\.\.5"),
+        ([-3], r"got -3\.\.-3"),
+        ([5, 4097], r"got 5\.\.4097: chunk, truncate or drop"),
+    ],
+)
+def test_bad_batches(lengths: list[int], message: str):
+    with pytest.raises(UserInputError, match=message):
+        simulate_step(small_setup(), lengths)
+
+
+def test_experts_across_hdp_ranks_are_infeasible():
+    model = replace(MODEL, experts=8, top_k=2)
+    with pytest.raises(InfeasibleError, match="ep = 8 must not exceed tp = 2"):
+        simulate_step(small_setup(model=model, layout=Layout(tp=2, ep=8)), LENGTHS)
+    static = small_setup(model=model, layout=Layout(tp=2, ep=8), name="static")
+    assert simulate_step(static, LENGTHS).step_s > 0
+
+
+def test_gpus_that_do_not_divide():
+    with pytest.raises(InfeasibleError, match="16 GPUs do not divide by tp x pp = 1 x 3"):
+        simulate_step(small_setup(layout=Layout(pp=3)), LENGTHS)
+
+
+def test_a_capacity_that_does_not_fit_is_out_of_memory():
+    setup = small_setup(capacity=10_000_000, context=4096)
+    with pytest.raises(
+        OutOfMemoryError, match=r"^10000000 tokens per rank need .* lower layout\.rank_capacity"
+    ):
+        simulate_step(setup, LENGTHS)
+
+
+def test_the_capacity_follows_from_memory_and_context():
+    setup = small_setup()
+    free = replace(setup, layout=Layout(tp=2), context_tokens=4095)
+    assert capacity_tokens(free)[0] == 4096  # the context in whole tokens per GPU
+    long = replace(free, context_tokens=2**24)
+    capacity, report = capacity_tokens(long)
+    assert report.fits
+    assert capacity < 2**24
+    more = replace(long, layout=replace(long.layout, rank_capacity_tokens=int(capacity * 1.1)))
+    with pytest.raises(OutOfMemoryError):
+        capacity_tokens(more)
+
+
+def data_s(**strategy: object) -> float:
+    result = simulate_step(small_setup(**strategy), LENGTHS)
+    return float(result.account_s[result.accounts.index("data")].max())
+
+
+def test_prefetched_data_and_plans_take_no_time():
+    assert data_s(name="static") == 0.0
+    assert data_s(name="hdp-balance") == 0.0
+    assert data_s(name="hdp-naive") == 0.0
+
+
+def test_without_the_remote_loader_planning_and_loading_show():
+    cost = micro_batch_cost(small_setup())
+    expected_s = planning_s(cost, len(LENGTHS)) + loading_s(cost, int(LENGTHS.sum()))
+    assert data_s(remote_data_loading=False) == pytest.approx(expected_s)
+    assert data_s(name="static", remote_data_loading=False) == 0.0
+    # 87,200 tokens at 5.6 million a second, and 50 sequences at 5 us, and messages over two nodes.
+    assert loading_s(cost, 87_200) == pytest.approx(87_200 / 5.6e6)
+    assert planning_s(cost, 50) > 50 * 5e-6 + 2 * 50 * 16 / 1e9
+
+
+def test_planning_messages_grow_with_the_tree_of_nodes():
+    few, many = (micro_batch_cost(small_setup(cluster=small_cluster(n, 64))) for n in (2, 64))
+    # 2 x log2(nodes) hops of the same tier: 2 and 12.
+    hops_s = [planning_s(cost, 0) for cost in (few, many)]
+    assert hops_s[1] == pytest.approx(6 * hops_s[0])
+    assert planning_s(micro_batch_cost(small_setup(cluster=small_cluster(1))), 0) == 0.0
+
+
+def test_the_engine_counts_events_and_records_spans_on_request():
+    engine = ExecutionOptions(executor="engine", spans=True)
+    result = simulate_step(small_setup(execution=engine), LENGTHS)
+    assert result.events > 0
+    assert result.spans is not None
+    assert result.spans.end_s.max() == pytest.approx(result.step_s)
+    replay = simulate_step(small_setup(), LENGTHS)
+    assert (replay.events, replay.spans) == (0, None)
+
+
+def test_results_say_what_they_rest_on():
+    result = simulate_step(small_setup(), LENGTHS)
+    assert result.notes[0] == f"calibration {HOPPER.name}"
+    assert result.strategy == "hdp-balance"
+    assert result.rank_capacity_tokens == 1024
+    assert result.largest_group >= 1
+    assert result.planning_wall_s > 0
+    assert result.memory.fits
+
+
+def test_seeds_matter_only_with_noise():
+    def step_s(seed: int, jitter: float) -> float:
+        return simulate_step(
+            small_setup(execution=ExecutionOptions(seed=seed, jitter=jitter)), LENGTHS
+        ).step_s
+
+    assert step_s(1, 0.0) == step_s(2, 0.0)
+    assert step_s(1, 0.2) == step_s(1, 0.2) != step_s(2, 0.2)
+
+
+def test_the_plan_does_not_depend_on_the_executor():
+    replay, problem, _ = plan_batch(small_setup(), LENGTHS)
+    engine, _, _ = plan_batch(small_setup(execution=ExecutionOptions(executor="engine")), LENGTHS)
+    np.testing.assert_array_equal(replay.order, engine.order)
+    assert problem.context_tokens == 4096

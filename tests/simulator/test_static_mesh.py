@@ -1,0 +1,103 @@
+import numpy as np
+import pytest
+from simulator_setups import problem_of, small_setup
+
+from cost_models.layout import Layout
+from hdpsim.errors import InfeasibleError
+from simulator.plan import HOLE
+from simulator.strategies.planner import make_plan
+from simulator.strategies.problem import PlanningProblem
+from simulator.strategies.static_mesh import plan_static, static_group_size
+from simulator.validate import validate_plan
+
+
+def problem(
+    lengths: list[int], *, context: int = 4096, capacity: int = 1024, cp: int | None = None, **changes: object
+) -> PlanningProblem:
+    changes.setdefault("name", "static")
+    layout = changes.pop("layout", Layout(cp=cp))
+    return problem_of(small_setup(context=context, capacity=capacity, layout=layout, **changes), lengths)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("context", "degree"), [(1, 1), (1024, 1), (1025, 2), (4096, 4), (4097, 8), (8193, 16), (16384, 16)]
+)
+def test_the_smallest_divisor_that_supports_the_context(context: int, degree: int):
+    assert static_group_size(problem([1], context=context)) == degree  # of 16 ranks
+
+
+def test_the_smallest_divisor_of_an_odd_number_of_ranks():
+    # 3 nodes of 8: 24 ranks; 5 are needed, 6 divide them.
+    assert static_group_size(problem([1], nodes=3, context=5 * 1024)) == 6
+
+
+def test_the_degree_asked_for():
+    assert static_group_size(problem([1], cp=8)) == 8
+
+
+def test_a_degree_that_does_not_divide_the_ranks():
+    with pytest.raises(InfeasibleError, match=r"^16 ranks do not divide by cp = 5$"):
+        static_group_size(problem([1], cp=5))
+
+
+def test_a_degree_too_small_for_the_context():
+    with pytest.raises(InfeasibleError, match=r"^cp = 2 ranks of 1024 tokens cannot hold .* at least 4$"):
+        static_group_size(problem([1], cp=2))
+
+
+def test_a_context_too_long_for_all_ranks():
+    with pytest.raises(InfeasibleError, match=r"^a context of 17000 tokens needs 17 ranks .* only 16$"):
+        static_group_size(problem([1], context=17_000))
+
+
+def test_packs_are_dealt_round_robin():
+    # cp 4, dp 4; six packs of one sequence: the groups get 2, 2, 1, 1.
+    lengths = [4000, 3000, 2000, 4000, 3000, 4000]
+    plan = plan_static(problem(lengths))
+    assert plan.group_size.tolist() == [4] * 6
+    assert plan.member_ranks.reshape(6, 4)[:, 0].tolist() == [0, 4, 8, 12, 0, 4]
+    assert plan.order[plan.order_offsets[0] : plan.order_offsets[1]].tolist() == [0, 4]
+    assert plan.order[plan.order_offsets[12] : plan.order_offsets[13]].tolist() == [3]
+    validate_plan(plan, np.array(lengths), 1)
+
+
+def test_packs_are_padded_to_the_context_if_asked():
+    plan = plan_static(problem([4000, 3000, 1000]))
+    assert plan.padding_tokens is not None
+    assert plan.padding_tokens.tolist() == [96, 96]
+    assert plan_static(problem([4000], padding=False)).padding_tokens is None
+
+
+def test_balancing_without_dynamic_groups_is_a_mesh_of_least_loaded_groups():
+    # An ablation of HDP, cp 8 and dp 2. Longest first: 8000 | 7900, 6000 to the lighter group, 1000 to the other.
+    lengths = [8000, 1000, 7900, 6000]
+    plan = make_plan(problem(lengths, context=8192, name="hdp-balance", dynamic_groups=False, balancing=True))
+    assert plan.strategy == "hdp-balance"
+    # No two neighbours fit into one pack of 8192, so pack i is sequence i.
+    first = plan.member_ranks[plan.member_offsets[:-1]]
+    assert first.tolist() == [0, 0, 8, 8]
+
+
+def test_an_unbalanced_ablation_is_the_static_mesh():
+    lengths = [4000, 3000, 100, 2000] * 3
+    static = make_plan(problem(lengths))
+    ablation = make_plan(problem(lengths, name="hdp-naive", dynamic_groups=False, balancing=False))
+    assert ablation.strategy == "hdp-naive"
+    np.testing.assert_array_equal(static.order, ablation.order)
+    np.testing.assert_array_equal(static.member_ranks, ablation.member_ranks)
+
+
+def test_a_pipeline_keeps_equal_slots():
+    lengths = [4000, 3000, 2000]
+    setup = problem(lengths, layout=Layout(pp=2))
+    plan = plan_static(setup)
+    validate_plan(plan, np.array(lengths), 2)
+    assert (plan.order != HOLE).all()
+
+
+@pytest.mark.parametrize("packing", ["in-order", "first-fit", "best-fit", "concatenate"])
+def test_every_packer_makes_a_valid_plan(packing: str):
+    lengths = np.random.default_rng(1).integers(1, 4097, 50)
+    plan = plan_static(problem(lengths.tolist(), packing=packing))
+    validate_plan(plan, lengths, 1)
+    assert plan.makespan_s > 0
