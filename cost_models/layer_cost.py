@@ -13,61 +13,18 @@ from numpy.typing import NDArray
 from cost_models.calibration import Calibration
 from cost_models.collectives import Collectives
 from cost_models.hardware import Cluster
-from cost_models.kernels import BF16_BYTES, FP32_ACCUMULATE_BYTES, gemm_s, memory_bound_s
+from cost_models.kernels import BF16_BYTES, memory_bound_s
+from cost_models.layer_gemms import LayerGemms, LinearOp
 from cost_models.layout import Layout
 from cost_models.model import Model
 
-__all__ = ["LayerCost", "LayerTimes", "LinearOp"]
+__all__ = ["LayerCost", "LayerTimes"]
 
 Floats = NDArray[np.float64]
 
 # Kernels of an unfused layer forward (2 norms, 4-5 GEMMs, rope, attention, adds, casts): counted in torch profiles
 # of Megatron layers.
 LAUNCHES_PER_LAYER = 24.0
-GEMM_BLOCK = (
-    1024  # token counts priced in one go: tiles x products x this many numbers still fit a core's cache
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearOp:
-    """A matrix product of *tokens x share* rows with an (inner x columns) weight shard."""
-
-    columns: int
-    inner: int
-    count: int = 1
-    rows_share: float = 1.0
-    """Rows over the rank's tokens (experts: top_k / ep x imbalance, spread over `experts_here` groups)."""
-    groups: int = 1
-    """Number of equal groups the rows are divided into (grouped GEMM)."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Gemms:
-    """All products of a layer as columns, [products, 1] each."""
-
-    columns: Floats
-    inner: Floats
-    count: Floats
-    rows_share: Floats
-    groups: Floats
-    efficiency: Floats
-
-    @classmethod
-    def of(cls, ops: tuple[LinearOp, ...], grouped_efficiency: float) -> _Gemms:
-        """The columns of *ops*."""
-        rows = [
-            (
-                op.columns,
-                op.inner,
-                op.count,
-                op.rows_share,
-                op.groups,
-                grouped_efficiency if op.groups > 1 else 1.0,
-            )
-            for op in ops
-        ]
-        return cls(*np.array(rows, dtype=np.float64).T[:, :, None])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +55,7 @@ class LayerCost:
         self._tp_group = collectives.group(layout.tp)
         self._ep_group = collectives.group(layout.ep)
         ops = (*self._attention_ops(), *(self._expert_ops() if moe else self._mlp_ops()))
-        self._gemms = _Gemms.of(ops, cal.grouped_gemm_efficiency)
+        self._gemms = LayerGemms(ops, cluster.gpu, cal)
 
     def _attention_ops(self) -> tuple[LinearOp, ...]:
         model, tp = self._model, self._layout.tp
@@ -151,35 +108,7 @@ class LayerCost:
 
     def gemm_s(self, tokens: Floats, *, backward: bool) -> Floats:
         """All matrix products: forward; backward = input gradient + weight gradient (twice the FLOP)."""
-        blocks = [
-            self._gemm_block_s(tokens[first : first + GEMM_BLOCK], backward=backward)
-            for first in range(0, len(tokens), GEMM_BLOCK)
-        ]
-        return blocks[0] if len(blocks) == 1 else np.concatenate([np.zeros(0), *blocks])
-
-    def _gemm_block_s(self, tokens: Floats, *, backward: bool) -> Floats:
-        """All products of few token counts in one call: an array operation costs more than its numbers."""
-        gpu, cal, ops = self._gpu, self._cal, self._gemms
-        rows = tokens * ops.rows_share / ops.groups
-        if not backward:
-            once = gemm_s(
-                rows, ops.columns, ops.inner, gpu, cal, efficiency=ops.efficiency, groups=ops.groups
-            )
-        else:
-            once = gemm_s(
-                rows, ops.inner, ops.columns, gpu, cal, efficiency=ops.efficiency, groups=ops.groups
-            )
-            once = once + gemm_s(
-                ops.inner,
-                ops.columns,
-                rows,
-                gpu,
-                cal,
-                efficiency=ops.efficiency * cal.weight_gradient_efficiency,
-                groups=ops.groups,
-                output_bytes=FP32_ACCUMULATE_BYTES,
-            )
-        return np.asarray((once * ops.count).sum(axis=0))
+        return self._gemms.seconds(tokens, backward=backward)
 
     def small_kernels_s(self, tokens: Floats, *, backward: bool) -> Floats:
         """Norms, residual adds, rotary embedding, activation function, router: memory-bound traffic.
