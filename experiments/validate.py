@@ -20,6 +20,13 @@ from experiments.record_prediction import Prediction, predict
 from experiments.records import Record, read_records, shipped_records
 from experiments.run_directory import SCHEMA_VERSION, RunDirectory
 from experiments.tables import Table
+from experiments.validate_memory import (
+    MEMORY_QUANTITY,
+    memory_columns,
+    memory_lines,
+    memory_summary,
+    memory_tables,
+)
 from hdpsim import __version__
 
 __all__ = ["QUANTITIES", "Validation", "run"]
@@ -31,7 +38,6 @@ QUANTITIES = {
 }
 """What a record is judged by, the first that was measured: predicted quantity -> column."""
 
-MEMORY_QUANTITY = "peak_mem_gb"
 RANKED_AT_LEAST = 5  # fewer layouts of one model and size say little about an order
 
 Document = dict[str, Any]
@@ -82,7 +88,7 @@ def run(
     }
     # Memory is measured in few sources; in time mode a source of which nothing can be judged is news.
     shown = [group for group in document["groups"] if group["count"] or not memory]
-    tables = (_group_table(shown), *_memory_tables(document), _reason_table(document))
+    tables = (_group_table(shown), *memory_tables(document), _reason_table(document))
     lines = _lines(document)
     if out is not None:
         _write(out, document, lines)
@@ -121,10 +127,7 @@ def _row(record: Record, prediction: Prediction, memory: bool) -> Document:
         "predicted_model_tflops_full": prediction.model_tflops_full,
         "predicted_hardware_tflops_full": prediction.hardware_tflops_full,
         "tflops_error": error_of(measured.measured_tflops_per_gpu, prediction.tflops_per_gpu),
-        "predicted_peak_mem_gb": prediction.peak_mem_gb,
-        "peak_mem_error": error_of(measured.peak_mem_gb, prediction.peak_mem_gb),
-        "ran": measured.ran,
-        "predicted_fits": prediction.fits,
+        **memory_columns(record, prediction),
         "account_s": dict(prediction.account_s),
         "assumptions": list(prediction.assumptions),
         "not_modelled": list(prediction.not_modelled),
@@ -141,24 +144,11 @@ def _errors(rows: Sequence[Document]) -> Document:
 
 
 def _summary(rows: Sequence[Document]) -> Document:
-    verdicts = Counter(
-        (row["ran"], row["predicted_fits"])
-        for row in rows
-        if row["ran"] is not None and row["predicted_fits"] is not None
-    )
-    right, judged = verdicts[True, True] + verdicts[False, False], sum(verdicts.values())
     return {
         **_errors(rows),
         "complete_pretraining": _errors([row for row in rows if row["counts"]]),
         "rank_correlation": _rank_correlation(rows),
-        "memory": {
-            "peak": error_summary(row["peak_mem_error"] for row in rows),
-            "ran_predicted_to_fit": verdicts[True, True],
-            "ran_predicted_too_large": verdicts[True, False],
-            "oom_predicted_to_fit": verdicts[False, True],
-            "oom_predicted_too_large": verdicts[False, False],
-            "verdicts_right": right / judged if judged else None,
-        },
+        "memory": memory_summary(rows),
         "unpredicted_reasons": dict(Counter(row["reason"] for row in rows if row["reason"]).most_common()),
     }
 
@@ -236,23 +226,6 @@ def _group_table(groups: Sequence[Document]) -> Table:
     )
 
 
-def _memory_tables(document: Document) -> tuple[Table, ...]:
-    """What ran and what did not, against the prediction; only where memory is asked for."""
-    if document["kind"] != "validate-memory":
-        return ()
-    found = document["summary"]["memory"]
-    return (
-        Table(
-            title="Does it fit?",
-            columns=("", "predicted to fit", "predicted too large"),
-            rows=(
-                ("ran", str(found["ran_predicted_to_fit"]), str(found["ran_predicted_too_large"])),
-                ("out of memory", str(found["oom_predicted_to_fit"]), str(found["oom_predicted_too_large"])),
-            ),
-        ),
-    )
-
-
 def _reason_table(document: Document) -> Table:
     reasons = document["summary"]["unpredicted_reasons"]
     return Table(
@@ -275,14 +248,7 @@ def _lines(document: Document) -> tuple[str, ...]:
             f"order of layouts: rank correlation of throughput {ranks['median']:.3f} in the median of "
             f"{ranks['groups']} sets of records of one model, GPU, size and sequence length; lowest {ranks['min']:.3f}"
         )
-    if memory["peak"]["count"]:
-        peak = memory["peak"]
-        lines.append(
-            f"peak memory: {peak['count']} records, median error {_percent(peak['median_abs_error'])} %, "
-            f"p90 {_percent(peak['p90_abs_error'])} %"
-        )
-    if memory["verdicts_right"] is not None:
-        lines.append(f"fits or not: right in {_percent(memory['verdicts_right'])} % of the cases")
+    lines += memory_lines(memory)
     return tuple(lines)
 
 
