@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 from cost_models import catalog
 from cost_models.calibration import calibration
 from cost_models.hardware import Cluster, Node
 from cost_models.layout import Layout
-from cost_models.layout import Precision as LayoutPrecision
 from cost_models.layout import Sharding as LayoutSharding
 from cost_models.model import LatentAttention, Model
+from experiments.record_switches import Switches, blocked, schedule_of, switches_of
 from experiments.records import RunConfig
 from hdpsim.errors import CatalogError, InfeasibleError
 from simulator.setup import Setup, StrategyOptions
@@ -21,41 +22,14 @@ __all__ = ["Job", "job_of"]
 
 GPT2_VOCABULARY = 51_200  # 50,257 tokens of GPT-2, padded as Megatron-LM does for tp 8
 BYTES_PER_S_PER_GBPS = 1e9 / 8  # network rates are decimal gigabits
-FLASH_ATTENTION_YEAR = 2023  # FlashAttention: arXiv 2205.14135; in training frameworks from the year after
 
 _OF_SHARDING: dict[str, LayoutSharding] = {
     "none": "none", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3", "fsdp": "zero3", "hsdp": "zero3",
 }  # fmt: skip
-_OF_PRECISION: dict[str, LayoutPrecision] = {
-    "bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp8",
-}  # fmt: skip
-
 # Statements about a model that the schema has no column for, as the notes of the records word them.
 _FIRST_DENSE = re.compile(r"first (\d+) layers? dense ffn (\d+)")
 _DENSE_LAYERS = re.compile(r"\bdense_layers=(\d+)")
 _MOE_EVERY = re.compile(r"MoE every (\d+)(?:st|nd|rd|th) layer.*?dense layers ffn (\d+)")
-_ZERO_BUBBLE = re.compile(r"\b(ZB-?\w+|DualPipe\w*)\b")
-_CPU_OPTIMIZER = re.compile(r"CPU Adam|(?i:optimizer offload)")
-_TOKEN_DROP = re.compile(r"force-balanced|capacity factor 1\b|token.drop(?!less)")
-
-# (in the notes or the attention column, what is not modelled): such a record is predicted without it.
-_NOT_MODELLED = (
-    (re.compile(r"sliding|window"), "sliding-window attention in some layers: every layer attends to all"),
-    (re.compile(r"(?i)chunked attention"), "chunked attention: every layer attends to all"),
-    (re.compile(r"(?i)tp.comm.overlap(?: True|,| all on)"), "overlap of tensor-parallel communication"),
-    (re.compile(r"a2a overlap on|moe_a2a_overlap=True"), "overlap of the expert all-to-all"),
-    (re.compile(r"DeepEP|HybridEP"), "fused expert dispatch (DeepEP, HybridEP): plain all-to-all"),
-    (
-        re.compile(r"cuda_graph=(?!None)|_cg\b|CUDA graph"),
-        "CUDA graphs: every kernel is launched by the host",
-    ),
-    (
-        re.compile(r"ETP = TP|expert tensor parallel(?!\w| 1\b)"),
-        "experts cut by tensor parallelism: whole experts over max(tp, ep) neighbouring GPUs",
-    ),
-    (re.compile(r"activation.*offload"), "activation offload of a static mesh"),
-    (re.compile(r"Mamba|mamba"), "Mamba layers"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,23 +72,24 @@ def job_of(config: RunConfig) -> Job:
         InfeasibleError: the record lacks something that cannot be assumed, or contradicts itself.
         CatalogError: its GPU is not in the catalog.
     """
-    notes = _Notes()
+    switches = switches_of(config)
+    notes = _Notes([], list(switches.not_modelled))
     gpus, seq_len = _needed(config, "n_gpus"), _needed(config, "seq_len")
     cluster = _cluster(config, gpus, notes)
-    model = _model(config, seq_len, notes)
+    model = replace(_model(config, seq_len, notes), **switches.model)
     degrees = _degrees(config, gpus, notes)
     micro_batch = config.micro_batch
     if micro_batch is None:
         micro_batch = 1
         notes.assumptions.append("micro-batches of 1 sequence")
     sequences, micro_batches = _batch(config, degrees["dp"], micro_batch)
-    layout = _layout(config, degrees, notes)
+    layout = _layout(config, degrees, switches, notes)
     context = micro_batch * seq_len
     if context % layout_cp(layout):
         raise InfeasibleError(f"{context} tokens of a micro-batch do not divide by cp = {layout.cp}")
     _remarks(config, model, notes)
     cal = calibration(cluster.gpu.calibration)
-    if model.experts and _TOKEN_DROP.search(config.notes):
+    if switches.balanced_experts:
         cal = replace(cal, expert_imbalance=1.0)
         notes.assumptions.append("experts perfectly balanced (forced, or tokens dropped)")
     setup = Setup(
@@ -131,7 +106,7 @@ def job_of(config: RunConfig) -> Job:
         seq_len=seq_len,
         micro_batch=micro_batch,
         micro_batches=micro_batches,
-        blocked=_blocked(config),
+        blocked=blocked(config),
         assumptions=tuple(notes.assumptions),
         not_modelled=tuple(notes.not_modelled),
     )
@@ -147,23 +122,6 @@ def _needed(config: RunConfig, column: str) -> int:
     if value is None:
         raise InfeasibleError(f"{column} is not stated")
     return int(value)
-
-
-def _blocked(config: RunConfig) -> str:
-    """Why the time of a record cannot be predicted by the mechanisms there are.
-
-    Sharded parameters (ZeRO-3, FSDP) are not listed: the cost model itself refuses what it does not know.
-    """
-    if config.precision in ("fp8", "mxfp8", "nvfp4"):
-        return f"{config.precision} matrix products are not modelled: only 16-bit ones are"
-    if config.task == "lora":
-        return "LoRA is not modelled: frozen weights need no gradients"
-    if _CPU_OPTIMIZER.search(config.notes):
-        return "optimizer states and update on the CPU are not modelled"
-    schedule = _ZERO_BUBBLE.search(config.framework) or _ZERO_BUBBLE.search(config.notes)
-    if schedule:
-        return f"the pipeline schedule {schedule[1]} is not modelled: only 1F1B and interleaved 1F1B are"
-    return ""
 
 
 def _batch(config: RunConfig, dp: int, micro_batch: int) -> tuple[int, int]:
@@ -194,7 +152,7 @@ def _degrees(config: RunConfig, gpus: int, notes: _Notes) -> dict[str, int]:
     return {"tp": tp, "pp": pp, "cp": cp, "dp": dp}
 
 
-def _layout(config: RunConfig, degrees: dict[str, int], notes: _Notes) -> Layout:
+def _layout(config: RunConfig, degrees: dict[str, int], switches: Switches, notes: _Notes) -> Layout:
     tp, pp, cp = degrees["tp"], degrees["pp"], degrees["cp"]
     ranks = degrees["dp"] * cp
     vpp = config.vpp
@@ -210,29 +168,23 @@ def _layout(config: RunConfig, degrees: dict[str, int], notes: _Notes) -> Layout
     if sharding is None:
         sharding = "none"
         notes.assumptions.append("optimizer states not sharded")
-    if sharding == "hsdp":
-        notes.not_modelled.append("replicas of shards (HSDP): sharded over all ranks")
     recompute = config.recompute
     if recompute is None:
         recompute = "none"
         notes.assumptions.append("no recomputation")
-    if config.precision is None:
-        notes.assumptions.append("bf16")
-    if config.sp is None and tp > 1:
-        notes.assumptions.append("sequence parallelism")
+    notes.assumptions += switches.assumptions
     if config.ep is not None and config.ep > 1 and tp > 1:
         notes.assumptions.append("each expert whole on one GPU (no expert tensor parallelism) when ep >= tp")
+    settings: dict[str, Any] = {"precision": "fp8", **switches.layout, "schedule": schedule_of(config, vpp)}
     return Layout(
         tp=tp,
         pp=pp,
         vpp=vpp,
         cp=cp,
         ep=config.ep or 1,
-        sequence_parallel=config.sp if config.sp is not None else tp > 1,
-        schedule="interleaved" if vpp > 1 else "1f1b",
         sharding="none" if ranks == 1 else _OF_SHARDING[sharding],
         recompute=recompute,
-        precision=_OF_PRECISION[config.precision or "bf16"],
+        **settings,
     )
 
 
@@ -349,22 +301,9 @@ def _node_of(gpu: str) -> Node:
 
 
 def _remarks(config: RunConfig, model: Model, notes: _Notes) -> None:
-    """What the run did and the prediction does not."""
-    text = f"{config.notes} {config.attention}"
-    notes.not_modelled += [words for pattern, words in _NOT_MODELLED if pattern.search(text)]
-    if not config.attention:
-        old = config.year is not None and config.year < FLASH_ATTENTION_YEAR
-        (notes.not_modelled if old else notes.assumptions).append(
-            "attention scores kept in memory (before flash attention): flash attention"
-            if old
-            else "flash attention"
-        )
-    elif "flash" not in config.attention.lower() and "SDPA" not in config.attention:
-        notes.not_modelled.append(f"attention by {config.attention}: flash attention")
+    """Assumptions that follow from the run as a whole."""
     if config.recompute == "selective":
         notes.assumptions.append("selective recomputation costs nothing (attention kernels keep no scores)")
-    if config.precision in ("mxfp8", "nvfp4"):
-        notes.not_modelled.append(f"memory of {config.precision}: as fp8")
     if config.task == "sft":
         notes.assumptions.append("every sequence packed to its full length")
     if model.latent_attention and "MTP" not in config.notes:

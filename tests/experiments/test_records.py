@@ -224,7 +224,7 @@ def test_an_unknown_gpu_is_a_reason_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"precision": "fp8"}, "fp8 matrix products are not modelled"),
+        ({"framework": "torchtitan", "notes": "schedule DualPipeX"}, "pipeline schedule DualPipeX"),
         ({"task": "lora"}, "LoRA"),
         ({"framework": "Megatron-LM fork (ZB-2p)"}, "pipeline schedule ZB-2p"),
         ({"notes": "optimizer states offloaded to CPU (CPU Adam)"}, "on the CPU"),

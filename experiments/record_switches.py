@@ -1,0 +1,290 @@
+"""Which switches of layout and model a record's framework, year, attention, precision and notes mean.
+
+One rule per switch: a function that reads a record's configuration and returns the switch's value, together with the
+words of an assumption where the record does not state it outright; None leaves the switch at its default. A rule may
+name a framework and its year (that is what a user's own file has, too), never a record, a paper or a model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from cost_models.layout import Layout
+from cost_models.model import Model
+from experiments.records import RunConfig
+
+__all__ = [
+    "LAYOUT_RULES",
+    "MODEL_RULES",
+    "Finding",
+    "Rule",
+    "Switches",
+    "blocked",
+    "schedule_of",
+    "switches_of",
+]
+
+Finding = tuple[object, str] | None
+"""A switch's value and, where it is not stated, the words of the assumption; None: the default."""
+
+FLASH_ATTENTION_YEAR = 2023  # FlashAttention: arXiv 2205.14135; in training frameworks from the year after
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """How one switch is read from a record.
+
+    Attributes:
+        field: of Layout or Model.
+        read: the value for a record, see Finding.
+        without: what is said as not modelled where the simulator has no such switch or value.
+        plain: the value that a simulator without the switch stands for.
+    """
+
+    field: str
+    read: Callable[[RunConfig], Finding]
+    without: str
+    plain: object = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switches:
+    """What a record's words mean for the simulator.
+
+    Attributes:
+        layout: fields of Layout beyond degrees, sharding and recomputation.
+        model: fields of Model beyond its shape.
+        balanced_experts: routing was forced to balance, or tokens beyond the experts' capacity were dropped.
+        assumptions: what the source does not say and was filled in.
+        not_modelled: what the run did and the prediction does not.
+    """
+
+    layout: dict[str, Any]
+    model: dict[str, Any]
+    balanced_experts: bool
+    assumptions: tuple[str, ...]
+    not_modelled: tuple[str, ...]
+
+
+def _stated(pattern: str, value: object = True) -> Callable[[RunConfig], Finding]:
+    """A rule: *value* where the notes match."""
+    compiled = re.compile(pattern)
+    return lambda config: (value, "") if compiled.search(config.notes) else None
+
+
+def _sequence_parallel(config: RunConfig) -> Finding:
+    tp = config.tp or 1
+    if config.sp is not None:
+        return config.sp, ""
+    return tp > 1, "sequence parallelism" if tp > 1 else ""
+
+
+def _attention_kernel(config: RunConfig) -> Finding:
+    """Scores were written to memory before flash attention; where nothing is said, the year decides."""
+    if config.attention:
+        known = "flash" in config.attention.lower() or "SDPA" in config.attention
+        return ("flash", "") if known else ("unfused", "")
+    if config.year is not None and config.year < FLASH_ATTENTION_YEAR:
+        return "unfused", ""
+    return "flash", "flash attention"
+
+
+def _expert_tensor_parallel(config: RunConfig) -> Finding:
+    """Experts of Megatron-Core are cut as the other layers are unless the expert degree is stated."""
+    if not config.n_experts:
+        return None
+    printed = re.search(r"expert tensor parallel (\d+) printed|\bETP (\d+)\b", config.notes)
+    if printed:
+        return int(printed[1] or printed[2]), ""
+    return (config.tp or 1, "") if re.search(r"\bETP = TP\b", config.notes) else None
+
+
+def _cp_kind(config: RunConfig) -> Finding:
+    if (config.cp or 1) == 1:
+        return None
+    if re.search(r"cp = Ulysses degree", config.notes):
+        return "ulysses", ""
+    if "torchtitan" in config.framework:
+        return "all-gather", "context parallelism gathers keys and values (the framework's default)"
+    return None
+
+
+def _dp_overlap(config: RunConfig) -> Finding:
+    """Megatron-LM overlaps gradient sync with the backward since 2023; its forks of before cannot."""
+    if re.search(r"grad overlap OFF", config.notes):
+        return False, ""
+    megatron = "Megatron-LM" in config.framework or "Megatron-DeepSpeed" in config.framework
+    if megatron and config.year is not None and config.year < 2023:
+        return False, "gradients are summed after the last backward (frameworks before 2023)"
+    return None
+
+
+def _gradient_bytes(config: RunConfig) -> Finding:
+    return (2, "") if re.search(r"mixed_precision=PURE\b", config.notes) else None
+
+
+def _tensor_overlap(config: RunConfig) -> Finding:
+    stated = re.search(r"(?i)tp.comm.overlap(?: True|,? all on)|\basync ?tp\b", config.notes)
+    return (True, "") if stated and (config.tp or 1) > 1 else None
+
+
+def _precision(config: RunConfig) -> Finding:
+    if config.precision is None:
+        return "bf16", "bf16"
+    return config.precision.replace("fp16", "bf16"), ""
+
+
+def _shard_ranks(config: RunConfig) -> Finding:
+    """HSDP: ranks over which parameters are sharded: stated, or the GPUs of a server."""
+    axis = re.search(r"FSDP axis (\d+)", config.notes)
+    if axis:
+        return int(axis[1]), ""
+    if config.zero_stage != "hsdp":
+        return None
+    return config.gpus_per_node or 8, "parameters sharded over the GPUs of a server, replicated over servers"
+
+
+LAYOUT_RULES = (
+    Rule(field="precision", read=_precision, without="8- and 4-bit block formats: as fp8"),
+    Rule(field="sequence_parallel", read=_sequence_parallel, without=""),
+    Rule(
+        field="attention_kernel",
+        read=_attention_kernel,
+        without="attention scores kept in memory (no flash attention): flash attention",
+        plain="flash",
+    ),
+    Rule(field="tp_overlap", read=_tensor_overlap, without="overlap of tensor-parallel communication"),
+    Rule(
+        field="ep_overlap",
+        read=_stated(r"a2a overlap on|moe_a2a_overlap=True"),
+        without="overlap of the expert all-to-all",
+    ),
+    Rule(
+        field="cuda_graphs",
+        read=_stated(r"cuda_graph=(?!None|none)|_cg(?:_|\b)|CUDA graph"),
+        without="CUDA graphs: every kernel is launched by the host",
+    ),
+    Rule(
+        field="etp",
+        read=_expert_tensor_parallel,
+        without="experts cut by tensor parallelism: whole experts over max(tp, ep) neighbouring GPUs",
+    ),
+    Rule(field="cp_kind", read=_cp_kind, without="context parallelism other than a ring: a ring"),
+    Rule(
+        field="dp_overlap",
+        read=_dp_overlap,
+        without="gradient sync after the last backward: overlapped with it",
+        plain=True,
+    ),
+    Rule(field="gradient_bytes", read=_gradient_bytes, without="gradients summed in 16 bits: in 32"),
+    Rule(
+        field="shard_ranks",
+        read=_shard_ranks,
+        without="replicas of shards (HSDP): sharded over all ranks",
+    ),
+    Rule(
+        field="optimizer_offload",
+        read=_stated(r"CPU Adam|(?i:optimizer offload)"),
+        without="optimizer states and update on the CPU",
+    ),
+    Rule(
+        field="embedding_layers",
+        read=_stated(r"embedding (?:and loss count|counted) as (?:layers|a pipeline layer)"),
+        without="embedding and head counted as layers of the pipeline",
+    ),
+)
+"""Order matters only for the order in which assumptions are listed."""
+
+MODEL_RULES: tuple[Rule, ...] = ()
+
+# What has no switch yet, as notes and attention column word it; a mechanism that gets one moves up.
+_NOT_MODELLED = (
+    (re.compile(r"sliding|window"), "sliding-window attention in some layers: every layer attends to all"),
+    (re.compile(r"(?i)chunked attention"), "chunked attention: every layer attends to all"),
+    (re.compile(r"(?i)DeepEP|HybridEP"), "fused expert dispatch (DeepEP, HybridEP): plain all-to-all"),
+    (re.compile(r"activation.*offload"), "activation offload of a static mesh"),
+    (re.compile(r"[Mm]amba"), "Mamba layers"),
+)
+_TOKEN_DROP = re.compile(r"force-balanced|capacity factor 1\b|token.drop(?!less)")
+_ZERO_BUBBLE = re.compile(r"\b(ZB-?\w+|DualPipe\w*)\b")
+_SCHEDULES = {"ZB-1p": "zb-h1", "ZB-H1": "zb-h1", "ZB-V": "zb-v", "ZBV": "zb-v"}
+"""Names of schedules as frameworks write them -> of Layout. ZB-1p keeps 1F1B's memory, as ZB-H1 does."""
+
+
+def schedule_of(config: RunConfig, vpp: int) -> str:
+    """The pipeline schedule; a name that Layout does not know blocks the prediction."""
+    named = _ZERO_BUBBLE.search(config.framework) or _ZERO_BUBBLE.search(config.notes)
+    if named:
+        name = "dualpipe" if named[1].startswith("DualPipe") else _SCHEDULES.get(named[1], named[1])
+        if _takes(Layout, "schedule", name):
+            return name
+    return "interleaved" if vpp > 1 else "1f1b"
+
+
+def blocked(config: RunConfig) -> str:
+    """Why the time of a record cannot be predicted by the mechanisms there are.
+
+    What the cost model itself refuses (a sharding or a precision without a modelled speed) is not listed.
+    """
+    if config.task == "lora":
+        return "LoRA is not modelled: frozen weights need no gradients"
+    if re.search(r"CPU Adam|(?i:optimizer offload)", config.notes) and not _takes(
+        Layout, "optimizer_offload", True
+    ):
+        return "optimizer states and update on the CPU are not modelled"
+    named = _ZERO_BUBBLE.search(config.framework) or _ZERO_BUBBLE.search(config.notes)
+    if named and schedule_of(config, 1) == "1f1b":
+        return f"the pipeline schedule {named[1]} is not modelled: only {', '.join(_allowed(Layout, 'schedule'))} are"
+    return ""
+
+
+def switches_of(config: RunConfig) -> Switches:
+    """Read every rule; what the simulator cannot do is listed as not modelled."""
+    found: dict[type, dict[str, Any]] = {Layout: {}, Model: {}}
+    assumptions: list[str] = []
+    not_modelled: list[str] = []
+    for owner, rules in ((Layout, LAYOUT_RULES), (Model, MODEL_RULES)):
+        for rule in rules:
+            finding = rule.read(config)
+            if finding is None:
+                continue
+            value, assumption = finding
+            if _takes(owner, rule.field, value):
+                found[owner][rule.field] = value
+            elif rule.without and value != rule.plain:
+                not_modelled.append(rule.without)
+                continue
+            if assumption:
+                assumptions.append(assumption)
+    text = f"{config.notes} {config.attention}"
+    not_modelled += [words for pattern, words in _NOT_MODELLED if pattern.search(text)]
+    return Switches(
+        layout=found[Layout],
+        model=found[Model],
+        balanced_experts=bool(config.n_experts and _TOKEN_DROP.search(config.notes)),
+        assumptions=tuple(assumptions),
+        not_modelled=tuple(not_modelled),
+    )
+
+
+@cache
+def _types(owner: type) -> dict[str, Any]:
+    known = {field.name for field in fields(owner)}
+    return {name: hint for name, hint in get_type_hints(owner).items() if name in known}
+
+
+def _allowed(owner: type, name: str) -> tuple[str, ...]:
+    """The names a Literal field takes."""
+    return tuple(map(str, get_args(_types(owner)[name])))
+
+
+def _takes(owner: type, name: str, value: object) -> bool:
+    """Whether the simulator has the switch and, for named choices, the value."""
+    hint = _types(owner).get(name)
+    if hint is None:
+        return False
+    return get_origin(hint) is not Literal or value in get_args(hint)

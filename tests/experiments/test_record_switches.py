@@ -1,0 +1,79 @@
+"""Which switches a record's words turn on, and what is said of those that the simulator lacks."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from cost_models.layout import Layout
+from cost_models.model import Model
+from experiments.record_switches import LAYOUT_RULES, MODEL_RULES, switches_of
+from experiments.records import RunConfig
+
+
+def read(field: str, **config: object) -> object:
+    """The value of one rule, whether or not Layout has the field."""
+    rule = next(rule for rule in (*LAYOUT_RULES, *MODEL_RULES) if rule.field == field)
+    finding = rule.read(RunConfig(gpu="h100", **config))  # type: ignore[arg-type]
+    return finding and finding[0]
+
+
+@pytest.mark.parametrize(
+    ("field", "config", "value"),
+    [
+        ("tp_overlap", {"tp": 4, "notes": "TP-comm overlap True; x"}, True),
+        ("tp_overlap", {"tp": 4, "notes": "TP-comm overlap False"}, None),
+        ("tp_overlap", {"tp": 1, "notes": "TP-comm overlap True"}, None),
+        ("tp_overlap", {"tp": 8, "notes": "2D + AsyncTP + torch.compile"}, True),
+        ("tp_overlap", {"tp": 8, "notes": "vanilla TP"}, None),
+        ("ep_overlap", {"notes": "moe_a2a_overlap=True, cuda_graph=None"}, True),
+        ("ep_overlap", {"notes": "recompute mlp, a2a overlap off"}, None),
+        ("cuda_graphs", {"notes": "cuda_graph=full_iteration"}, True),
+        ("cuda_graphs", {"notes": "cuda_graph=None; x"}, None),
+        ("cuda_graphs", {"notes": "cuda_graph=none"}, None),
+        ("cuda_graphs", {"notes": "config GB200_64x4x1xtp1pp8cp2_cg_fp4 parsed"}, True),
+        ("etp", {"n_experts": 8, "tp": 4, "notes": "ETP = TP (no folding)"}, 4),
+        ("etp", {"n_experts": 8, "tp": 4, "notes": "expert tensor parallel 1 printed"}, 1),
+        ("etp", {"n_experts": 8, "tp": 4, "notes": "10 FSDP; ETP 1; x"}, 1),
+        ("etp", {"n_experts": 8, "tp": 4, "notes": "ETP blank in table"}, None),
+        ("etp", {"tp": 4, "notes": "ETP = TP"}, None),
+        ("cp_kind", {"cp": 8, "notes": "cp = Ulysses degree (all"}, "ulysses"),
+        ("cp_kind", {"cp": 8, "framework": "torchtitan (FSDP2)"}, "all-gather"),
+        ("cp_kind", {"cp": 1, "framework": "torchtitan (FSDP2)"}, None),
+        ("dp_overlap", {"framework": "Megatron-LM (SC21)", "year": 2021}, False),
+        ("dp_overlap", {"framework": "Megatron-LM fork (1F1B)", "year": 2023}, None),
+        ("dp_overlap", {"notes": "TP/p2p/grad overlap OFF"}, False),
+        ("gradient_bytes", {"notes": "mixed_precision=PURE (PURE: 16-bit; DEFAULT: fp32)"}, 2),
+        ("gradient_bytes", {"notes": "mixed_precision=DEFAULT (PURE: 16-bit; DEFAULT: fp32)"}, None),
+        ("shard_ranks", {"zero_stage": "hsdp", "notes": "JAX: FSDP axis 128, rest data parallel"}, 128),
+        ("shard_ranks", {"zero_stage": "hsdp", "gpus_per_node": 4}, 4),
+        ("shard_ranks", {"zero_stage": "fsdp"}, None),
+        ("optimizer_offload", {"notes": "optimizer states offloaded to CPU (CPU Adam)"}, True),
+        ("embedding_layers", {"notes": "asymmetric pipeline (embedding and loss count as layers: 126+2)"}, True),
+        ("attention_kernel", {"year": 2022}, "unfused"),
+        ("attention_kernel", {"year": 2022, "attention": "FlashAttention-1"}, "flash"),
+        ("attention_kernel", {"year": 2024}, "flash"),
+        ("attention_kernel", {"year": 2024, "attention": "eager"}, "unfused"),
+    ],
+)  # fmt: skip
+def test_words_become_switches(field: str, config: dict[str, object], value: object) -> None:
+    assert read(field, **config) == value
+
+
+def test_every_switch_is_taken_or_said_to_be_missing() -> None:
+    config = RunConfig(
+        gpu="h100", tp=8, cp=2, n_experts=8, year=2021, framework="Megatron-LM",
+        notes="async TP; ETP 1; cuda_graph=full_iteration; cp = Ulysses degree; CPU Adam; a2a overlap on",
+    )  # fmt: skip
+    switches = switches_of(config)
+    known = {field.name for field in fields(Layout)} | {field.name for field in fields(Model)}
+    assert set(switches.layout) | set(switches.model) <= known
+    for rule in LAYOUT_RULES:
+        finding = rule.read(config)
+        if finding is not None and finding[0] != rule.plain and rule.without:
+            assert (rule.field in switches.layout) != (rule.without in switches.not_modelled), rule.field
+
+
+def test_what_is_not_stated_is_said() -> None:
+    assert set(switches_of(RunConfig(gpu="h100", tp=2)).assumptions) >= {"bf16", "sequence parallelism"}
