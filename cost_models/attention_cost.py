@@ -18,6 +18,7 @@ from cost_models.kernels import (
 )
 from cost_models.layout import Layout
 from cost_models.model import Model
+from cost_models.tracing import note, priced
 
 __all__ = ["RING_BACKWARD_VOLUME", "AttentionCost", "RingTimes"]
 
@@ -86,13 +87,16 @@ class AttentionCost:
     def _ramp(self, backward: bool) -> float:
         return self._cal.attention_backward_ramp if backward else 1.0
 
+    @priced("attention")
     def alone_s(self, tokens: ArrayLike, *, backward: bool) -> Floats:
         """Per segment: whole sequence on one rank."""
         length = np.asarray(tokens, dtype=np.float64)
         reach = np.where(length > self._window, self._window * (2.0 - self._window / length), length)
+        note(width=self._width)
         flop = 2.0 * self._width * length * (reach + self._cal.attention_half_tokens * self._ramp(backward))
         return np.asarray(flop / self._rate(backward))
 
+    @priced("attention")
     def ring_step_s(self, tokens: ArrayLike, group_size: ArrayLike, *, backward: bool) -> Floats:
         """Per segment: one of the d steps of its ring."""
         length = np.asarray(tokens, dtype=np.float64)
@@ -100,14 +104,17 @@ class AttentionCost:
         tiled = np.maximum(local, self._cal.attention_tile_tokens)
         half = self._cal.attention_block_half_tokens * self._ramp(backward)
         masked = np.where(length > self._window, self._window * (2.0 - self._window / length) / length, 1.0)
+        note(width=self._width)
         flop = 2.0 * self._width * (tiled**2 + local * half) * masked
         return np.asarray(flop / self._rate(backward))
 
+    @priced("ring_merge")
     def merge_s(self, tokens_per_rank: ArrayLike) -> Floats:
         """Adding one ring step's partial output to the running one."""
         elements = np.asarray(tokens_per_rank, dtype=np.float64) * self._output_width
         return memory_bound_s(elements * self._cal.merge_bytes_per_element, self._gpu, self._cal)
 
+    @priced("ring_wait")
     def hop_s(
         self, tokens_per_rank: ArrayLike, group_size: ArrayLike, tier: ArrayLike, *, backward: bool
     ) -> Floats:

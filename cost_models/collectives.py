@@ -32,6 +32,7 @@ from cost_models.collective_algorithms import (
     tree_all_reduce_s,
 )
 from cost_models.fabric import TIERS, FabricModel
+from cost_models.tracing import listening, note, priced
 from hdpsim.errors import InfeasibleError
 
 __all__ = ["CollectiveKind", "Collectives", "GroupShape", "bus_bandwidth_factor"]
@@ -129,13 +130,16 @@ class Collectives:
             (1 - group.ranks_per_node / group.ranks if tier == 1 else 1 - 1 / count, rate)
             for tier, count, rate in zip(tiers, places.values(), worst.tolist(), strict=True)
         )
+        nic_bytes_per_s = min(rates.tolist(), default=math.inf)
+        if listening():
+            note(nvlink_bytes_per_s=nvlink * calibration.nvlink_efficiency, nic_bytes_per_s=nic_bytes_per_s)
         return Wires(
             ranks=group.ranks,
             nodes=group.nodes,
             ranks_per_node=group.ranks_per_node,
             nvlink_bytes_per_s=nvlink * calibration.nvlink_efficiency,
             p2p_nvlink_bytes_per_s=nvlink * calibration.p2p_nvlink_efficiency,
-            nic_bytes_per_s=min(rates.tolist(), default=math.inf),
+            nic_bytes_per_s=nic_bytes_per_s,
             remote=remote,
             propagation_s=float(fabric.propagation_s(group.tier)),
             calibration=calibration,
@@ -171,18 +175,22 @@ class Collectives:
             options["PAT"] = pat_s(bytes_total, wires, in_place)
         return options
 
+    @priced()
     def all_reduce_s(self, bytes_total: ArrayLike, group: GroupShape) -> Floats:
         """Every rank ends with the sum of all ranks' *bytes_total*."""
         return _fastest(self.all_reduce_options(bytes_total, group), bytes_total, group)
 
+    @priced()
     def all_gather_s(self, bytes_total: ArrayLike, group: GroupShape, in_place: bool = False) -> Floats:
         """Every rank ends with *bytes_total*, of which it had 1/n (already in the result's buffer: in place)."""
         return _fastest(self.half_options(bytes_total, group, in_place), bytes_total, group)
 
+    @priced()
     def reduce_scatter_s(self, bytes_total: ArrayLike, group: GroupShape, in_place: bool = False) -> Floats:
         """Every rank ends with its 1/n of the sum of all ranks' *bytes_total*."""
         return _fastest(self.half_options(bytes_total, group, in_place), bytes_total, group)
 
+    @priced()
     def all_to_all_s(self, bytes_total: ArrayLike, group: GroupShape) -> Floats:
         """Every rank spreads its *bytes_total* evenly over all ranks (itself included)."""
         return _fastest({"pairwise": all_to_all_s(bytes_total, self.wires(group))}, bytes_total, group)
@@ -219,11 +227,12 @@ class Collectives:
         """
         local, rail = self.split(group)
         sizes = np.asarray(bytes_total, dtype=np.float64)
-        return (
-            self.reduce_scatter_s(sizes, local)
-            + self.all_reduce_s(sizes / local.ranks, rail)
-            + self.all_gather_s(sizes, local)
+        phases = (
+            self.reduce_scatter_s(sizes, local),
+            self.all_reduce_s(sizes / local.ranks, rail),
+            self.all_gather_s(sizes, local),
         )
+        return np.asarray(phases[0] + phases[1] + phases[2])
 
     def hierarchical_all_gather_s(self, bytes_total: ArrayLike, group: GroupShape) -> Floats:
         """All-gather along rails, then inside nodes; a reduce-scatter is the same backwards.
@@ -261,5 +270,8 @@ def _fastest(options: dict[str, Floats], bytes_total: ArrayLike, group: GroupSha
         raise ValueError("bytes_total must be >= 0")
     if group.ranks == 1:
         return np.zeros_like(sizes)
+    if listening():
+        total = {name: float(np.sum(seconds)) for name, seconds in options.items()}
+        note(algorithm=min(total, key=lambda name: total[name]))
     best: Floats = np.where(sizes > 0, np.min(np.stack(list(options.values())), axis=0), 0.0)
     return best

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cost_models.calibration import Calibration
 from cost_models.hardware import Gpu
+from cost_models.tracing import priced
 
 __all__ = [
     "ATTENTION_BACKWARD_FLOP_RATIO",
@@ -71,6 +72,7 @@ def tile_efficiency(
     return np.asarray(share)
 
 
+@priced()
 def gemm_s(
     m: ArrayLike,
     n: ArrayLike,
@@ -103,6 +105,7 @@ def gemm_s(
     return np.where(flop > 0, busy_s, 0.0)
 
 
+@priced()
 def memory_bound_s(traffic_bytes: ArrayLike, gpu: Gpu, cal: Calibration) -> Floats:
     """Seconds a memory-bound kernel needs for *traffic_bytes* of HBM reads and writes."""
     return np.asarray(
@@ -110,6 +113,7 @@ def memory_bound_s(traffic_bytes: ArrayLike, gpu: Gpu, cal: Calibration) -> Floa
     )
 
 
+@priced()
 def attention_rate_flop_per_s(
     tokens: ArrayLike,
     gpu: Gpu,

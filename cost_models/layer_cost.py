@@ -5,7 +5,7 @@ Everything is a vector over micro-batches; *tokens* are a rank's tokens (its TP 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from cost_models.kernels import BF16_BYTES, memory_bound_s
 from cost_models.layer_gemms import LayerGemms, LinearOp
 from cost_models.layout import Layout
 from cost_models.model import Model
+from cost_models.tracing import priced
 
 __all__ = ["LayerCost", "LayerTimes"]
 
@@ -63,24 +64,31 @@ class LayerCost:
         if latent is None:
             qkv = (model.heads + 2 * model.kv_heads) * model.head_dim // tp
             out = model.heads * model.head_dim // tp
-            return (LinearOp(columns=qkv, inner=model.hidden), LinearOp(columns=model.hidden, inner=out))
+            return (
+                LinearOp(name="qkv", columns=qkv, inner=model.hidden),
+                LinearOp(name="attention_out", columns=model.hidden, inner=out),
+            )
         heads = model.heads // tp
         query_dim = heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
         queries = (
             (
-                LinearOp(columns=latent.q_lora_rank, inner=model.hidden),
-                LinearOp(columns=query_dim, inner=latent.q_lora_rank),
+                LinearOp(name="query_down", columns=latent.q_lora_rank, inner=model.hidden),
+                LinearOp(name="query_up", columns=query_dim, inner=latent.q_lora_rank),
             )
             if latent.q_lora_rank
-            else (LinearOp(columns=query_dim, inner=model.hidden),)
+            else (LinearOp(name="query", columns=query_dim, inner=model.hidden),)
         )
         return (
             *queries,
-            LinearOp(columns=latent.kv_lora_rank + latent.qk_rope_head_dim, inner=model.hidden),
             LinearOp(
-                columns=heads * (latent.qk_nope_head_dim + latent.v_head_dim), inner=latent.kv_lora_rank
+                name="kv_down", columns=latent.kv_lora_rank + latent.qk_rope_head_dim, inner=model.hidden
             ),
-            LinearOp(columns=model.hidden, inner=heads * latent.v_head_dim),
+            LinearOp(
+                name="kv_up",
+                columns=heads * (latent.qk_nope_head_dim + latent.v_head_dim),
+                inner=latent.kv_lora_rank,
+            ),
+            LinearOp(name="attention_out", columns=model.hidden, inner=heads * latent.v_head_dim),
         )
 
     def _mlp_ops(self) -> tuple[LinearOp, ...]:
@@ -96,20 +104,21 @@ class LayerCost:
         if layout.ep > layout.tp:  # experts across ranks: every rank receives as many tokens as it sends
             rows = model.top_k / layout.tp * self._cal.expert_imbalance
         routed = tuple(
-            LinearOp(columns=op.columns, inner=op.inner, count=op.count, rows_share=rows, groups=groups)
+            replace(op, name=f"expert_{op.name}", rows_share=rows, groups=groups)
             for op in _mlp(model, model.ffn_hidden // expert_tp)
         )
         shared = _mlp(model, model.shared_expert_ffn // layout.tp) if model.shared_expert_ffn else ()
         return (
             *routed,
             *shared,
-            LinearOp(columns=model.experts, inner=model.hidden, rows_share=1 / layout.tp),
+            LinearOp(name="router", columns=model.experts, inner=model.hidden, rows_share=1 / layout.tp),
         )
 
     def gemm_s(self, tokens: Floats, *, backward: bool) -> Floats:
         """All matrix products: forward; backward = input gradient + weight gradient (twice the FLOP)."""
         return self._gemms.seconds(tokens, backward=backward)
 
+    @priced("small_kernels")
     def small_kernels_s(self, tokens: Floats, *, backward: bool) -> Floats:
         """Norms, residual adds, rotary embedding, activation function, router: memory-bound traffic.
 
@@ -148,8 +157,18 @@ class LayerCost:
         """
         return self._tp_sides_s(tokens)[backward]
 
+    @priced("tp_communication")
     def _tp_sides_s(self, tokens: Floats) -> tuple[Floats, Floats]:
-        """tp_communication_s of the forward and of the backward: the same collectives, differently often."""
+        """Tensor-parallel collectives of a layer's forward and of its backward, exposed.
+
+            forward  = pairs x (all-gather + reduce-scatter)            sequence parallel
+            backward = pairs x (2 all-gathers + reduce-scatter)
+            both     = pairs x all-reduce                               without sequence parallelism
+            bytes    = 2 B x hidden x tokens
+
+        Counted: a pair around attention and one around the MLP (one in all with a parallel block).
+        Source: Korthikanti et al., arXiv 2205.05198, section 4.2.
+        """
         layout = self._layout
         if layout.tp == 1:
             return np.zeros_like(tokens), np.zeros_like(tokens)
@@ -162,6 +181,7 @@ class LayerCost:
         reduce = np.asarray(pairs * self._collectives.all_reduce_s(tensor_bytes, self._tp_group))
         return reduce, reduce
 
+    @priced("expert_all_to_all")
     def expert_all_to_all_s(self, tokens: Floats) -> Floats:
         """Dispatch and combine of the routed tokens (the same volume forward and backward).
 
@@ -215,4 +235,7 @@ class LayerCost:
 def _mlp(model: Model, width: int) -> tuple[LinearOp, ...]:
     """Up (and gate) and down projection of an MLP shard of *width*."""
     up = 2 if model.gated_mlp else 1
-    return (LinearOp(columns=up * width, inner=model.hidden), LinearOp(columns=model.hidden, inner=width))
+    return (
+        LinearOp(name="mlp_up", columns=up * width, inner=model.hidden),
+        LinearOp(name="mlp_down", columns=model.hidden, inner=width),
+    )

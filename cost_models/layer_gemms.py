@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from cost_models.calibration import Calibration
 from cost_models.hardware import Gpu
 from cost_models.kernels import FP32_ACCUMULATE_BYTES, gemm_s
+from cost_models.tracing import note, priced
 
 __all__ = ["LayerGemms", "LinearOp"]
 
@@ -30,6 +31,8 @@ class LinearOp:
     """Rows over the rank's tokens (experts: top_k / ep x imbalance, spread over `experts_here` groups)."""
     groups: int = 1
     """Number of equal groups the rows are divided into (grouped GEMM)."""
+    name: str = ""
+    """What the layer calls it."""
 
 
 class LayerGemms:
@@ -37,14 +40,17 @@ class LayerGemms:
 
     def __init__(self, ops: tuple[LinearOp, ...], gpu: Gpu, cal: Calibration) -> None:
         self._gpu, self._cal = gpu, cal
+        self._names = tuple(op.name for op in ops)
         rows = [(op.columns, op.inner, op.count, op.rows_share, op.groups) for op in ops]
         self._columns, self._inner, self._count, self._rows_share, self._groups = np.array(
             rows, dtype=np.float64
         ).T[:, :, None]
         self._efficiency = np.where(self._groups > 1, cal.grouped_gemm_efficiency, 1.0)
 
+    @priced("gemm")
     def seconds(self, tokens: Floats, *, backward: bool) -> Floats:
         """All matrix products: forward; backward = input gradient + weight gradient (twice the FLOP)."""
+        note(products=self._names, per_layer=self._count.ravel())
         blocks = [
             self._block_s(tokens[first : first + GEMM_BLOCK], backward=backward)
             for first in range(0, len(tokens), GEMM_BLOCK)

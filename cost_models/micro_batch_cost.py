@@ -17,6 +17,7 @@ from cost_models.layout import Layout
 from cost_models.micro_batch import MicroBatches
 from cost_models.model import Model
 from cost_models.parameters import StageContents, stage_contents
+from cost_models.tracing import priced
 
 __all__ = ["TERMS", "MicroBatchCost"]
 
@@ -147,6 +148,7 @@ class MicroBatchCost:
                 result[moe, side] = rows
         return result
 
+    @priced("offload_wait")
     def _offload_wait_s(
         self,
         batches: MicroBatches,
@@ -166,6 +168,7 @@ class MicroBatchCost:
         compute = layers[kind.moe_layers > kind.dense_layers, backward].sum(axis=0)
         return np.asarray(moving * np.maximum(0.0, transfer - compute))
 
+    @priced("logits")
     def _head_s(self, tokens: Floats, *, backward: bool) -> Floats:
         """Output projection (vocabulary sharded over TP) and fused cross-entropy."""
         model, gpu, cal, tp = self.model, self.cluster.gpu, self.cal, self.layout.tp
@@ -184,12 +187,14 @@ class MicroBatchCost:
         )
         return gemm_s(tokens, model.hidden, shard, gpu, cal) + weight_s
 
+    @priced("small_kernels")
     def _embedding_s(self, tokens: Floats) -> Floats:
         """Row gather (forward) or scatter-add (backward) of the embedding table."""
         return memory_bound_s(
             2.0 * BF16_BYTES * self.model.hidden * tokens / self.layout.tp, self.cluster.gpu, self.cal
         )
 
+    @priced("wait_pipeline")
     def transfer_s(self, batches: MicroBatches, tier: int) -> Floats:
         """[n]: activations of a micro-batch from one stage to the next: 2 B x tokens x h / tp per GPU."""
         if self.layout.pp == 1:
@@ -257,6 +262,7 @@ class MicroBatchCost:
         return 2.0 if self.layout.recompute == "full" else 1.0
 
     @property
+    @priced("host")
     def _layer_floor_s(self) -> float:
         """Least time of one layer's forward: its launches, or the calibrated floor."""
         return max(LAUNCHES_PER_LAYER * self.cal.launch_s, self.cal.layer_floor_s)

@@ -10,6 +10,7 @@ from cost_models.kernels import BF16_BYTES, memory_bound_s
 from cost_models.micro_batch import Epilogue, MicroBatches, StepCosts
 from cost_models.micro_batch_cost import TERMS, MicroBatchCost
 from cost_models.parameters import parameters_per_gpu
+from cost_models.tracing import priced
 from hdpsim.errors import InfeasibleError
 
 __all__ = ["epilogue", "loading_s", "planning_s", "step_costs"]
@@ -22,6 +23,7 @@ OPTIMIZER_TRAFFIC_BYTES = 34
 METADATA_BYTES_PER_SEQUENCE = 16  # length, id to the planner; rank, slot back: our own plan, 4 x 4 B
 
 
+@priced("data")
 def planning_s(cost: MicroBatchCost, sequences: int) -> float:
     """Gathering the batch's metadata at one controller, planning, and sending every rank its part.
 
@@ -38,6 +40,7 @@ def planning_s(cost: MicroBatchCost, sequences: int) -> float:
     return float(sequences * cal.planner_s_per_sequence + wire_s + hops * float(cost.fabric.latency_s(tier)))
 
 
+@priced("data")
 def loading_s(cost: MicroBatchCost, tokens: int) -> float:
     """Reading and preprocessing when every node reads the whole batch to pick its ranks' sequences.
 
@@ -47,6 +50,7 @@ def loading_s(cost: MicroBatchCost, tokens: int) -> float:
     return tokens / cost.cal.loader_tokens_per_s
 
 
+@priced("parameter_gather", "gradient_sync", "optimizer")
 def epilogue(cost: MicroBatchCost, ranks: int, *, data_s: float) -> Epilogue:
     """Per stage: parameter all-gather, gradient reduce-scatter (exposed parts) and optimizer.
 
@@ -83,12 +87,14 @@ def epilogue(cost: MicroBatchCost, ranks: int, *, data_s: float) -> Epilogue:
     return Epilogue(data_s=data_s, parameter_gather_s=gather, gradient_sync_s=sync, optimizer_s=optimizer)
 
 
+@priced("parameter_gather")
 def _gather_s(cost: MicroBatchCost, parameters: Floats, group: GroupShape) -> Floats:
     if cost.layout.sharding == "none":
         return np.zeros_like(parameters)
     return cost.collectives.all_gather_s(BF16_BYTES * parameters, group, in_place=True)
 
 
+@priced("gradient_sync")
 def _sync_s(cost: MicroBatchCost, parameters: Floats, group: GroupShape) -> Floats:
     volume = GRADIENT_BYTES * parameters
     if cost.layout.sharding == "none":

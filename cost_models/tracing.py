@@ -1,0 +1,145 @@
+"""Which cost functions priced a step, with which numbers: what `hdpsim explain` shows.
+
+A cost function marked `@priced` reports itself to whoever is listening: its arguments, its result, the constants it
+read and the priced functions it called. Nobody else pays for it: without a listener a call costs one look-up. There
+is no second implementation of any formula; words come from the functions' own docstrings.
+
+    with tracing() as calls:
+        costs = step_costs(...)         # of values wrapped by `watched`, so that what they are asked for is noted
+    calls[0].term, calls[0].inputs, calls[0].read, calls[0].result, calls[0].calls
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+__all__ = ["Call", "listening", "note", "priced", "tracing", "watched"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+V = TypeVar("V")
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """One call of a priced function.
+
+    Attributes:
+        function: the function; its docstring holds formula, what is counted and ignored, and the source.
+        owner: class of the object it is a method of.
+        terms: accounts of a step that it prices; empty for a building block.
+        inputs: its arguments and what it noted, by name.
+        read: constants and properties it asked watched values for, such as "calibration.gemm_efficiency".
+        result: what it returned.
+        calls: priced functions it called, in order.
+    """
+
+    function: Callable[..., Any]
+    owner: type | None
+    terms: tuple[str, ...]
+    inputs: dict[str, Any]
+    read: dict[str, Any] = field(default_factory=dict)
+    result: Any = None
+    calls: list[Call] = field(default_factory=list)
+
+
+_current: ContextVar[Call | None] = ContextVar("hdpsim_current_call", default=None)
+
+
+def priced(*terms: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Mark a cost function; *terms*: accounts of a step that its result is, or is summed up into."""
+
+    def mark(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+
+        @wraps(function)
+        def reported(*args: P.args, **kwargs: P.kwargs) -> R:
+            caller = _current.get()
+            if caller is None:
+                return function(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            inputs = dict(bound.arguments)
+            owner = inputs.pop("self", None)
+            call = Call(
+                function=function,
+                owner=None if owner is None else type(owner),
+                terms=terms,
+                inputs=inputs,
+            )
+            caller.calls.append(call)
+            token = _current.set(call)
+            try:
+                result = function(*args, **kwargs)
+            finally:
+                _current.reset(token)
+            call.result = result
+            return result
+
+        return reported
+
+    return mark
+
+
+def listening() -> bool:
+    """Whether somebody listens: numbers that only explain need not be worked out otherwise."""
+    return _current.get() is not None
+
+
+def note(**numbers: object) -> None:
+    """Add numbers that a priced function works out itself to what it reports."""
+    call = _current.get()
+    if call is not None:
+        call.inputs.update(numbers)
+
+
+@contextmanager
+def tracing() -> Iterator[list[Call]]:
+    """Listen: yields the calls of priced functions made while the context is open."""
+    root = Call(function=tracing, owner=None, terms=(), inputs={})
+    token = _current.set(root)
+    try:
+        yield root.calls
+    finally:
+        _current.reset(token)
+
+
+def watched(value: V, label: str) -> V:
+    """A copy of a frozen dataclass that tells the current call which of its numbers and names are read.
+
+    Fields that are dataclasses themselves (a cluster's node, a calibration's network) are watched too, under their
+    own names. A copy is of a class of its own: it equals no other value, so nothing cached for one is reused.
+    """
+    kind: Any = type(value)
+    names = frozenset(item.name for item in fields(kind))
+
+    def read(self: Any, name: str) -> Any:
+        found = object.__getattribute__(self, name)
+        if name in names and isinstance(found, bool | int | float | str):
+            call = _current.get()
+            if call is not None:
+                call.read[f"{label}.{name}"] = found
+        return found
+
+    def same_hash(self: Any) -> int:
+        token = _current.set(None)
+        try:
+            return int(kind.__hash__(self))
+        finally:
+            _current.reset(token)
+
+    body = {"__slots__": (), "__getattribute__": read, "__hash__": same_hash}
+    copy: Any = object.__new__(type(kind.__name__, (kind,), body))
+    for name in names:
+        part = getattr(value, name)
+        if is_dataclass(part) and not isinstance(part, type):
+            part = watched(part, name)
+        object.__setattr__(copy, name, part)
+    result: V = copy
+    return result

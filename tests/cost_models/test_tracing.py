@@ -1,0 +1,82 @@
+"""Priced functions report arguments, constants and nested calls to a listener, and change nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cost_models.calibration import calibration
+from cost_models.catalog import cluster_of, gpu, node
+from cost_models.collectives import Collectives
+from cost_models.fabric import FabricModel
+from cost_models.kernels import gemm_s
+from cost_models.tracing import Call, listening, note, priced, tracing, watched
+
+H100, HOPPER = gpu("h100"), calibration("hopper")
+
+
+def test_nobody_listens_nothing_is_kept() -> None:
+    note(ignored=1)
+    assert not listening()
+    assert gemm_s(8192, 8192, 8192, H100, HOPPER) == gemm_s(
+        8192, 8192, 8192, watched(H100, "gpu"), watched(HOPPER, "calibration")
+    )
+
+
+def test_a_call_reports_arguments_constants_and_what_it_called() -> None:
+    with tracing() as calls:
+        seconds = gemm_s(8192, 4096, 2048, watched(H100, "gpu"), watched(HOPPER, "calibration"))
+    (call,) = calls
+    assert call.function.__name__ == "gemm_s"
+    assert (call.inputs["m"], call.inputs["n"], call.inputs["k"]) == (8192, 4096, 2048)
+    assert call.read["gpu.bf16_flop_per_s"] == H100.bf16_flop_per_s
+    assert call.read["calibration.gemm_efficiency"] == HOPPER.gemm_efficiency
+    assert "calibration.hbm_efficiency" not in call.read
+    # The roofline's HBM side is a priced function of its own.
+    (memory,) = call.calls
+    assert memory.inputs["traffic_bytes"] == 2 * (8192 + 4096) * 2048 + 2 * 8192 * 4096
+    assert memory.read["calibration.hbm_efficiency"] == HOPPER.hbm_efficiency
+    assert call.result == seconds
+    assert not listening()
+
+
+def test_parts_of_a_watched_value_are_watched_under_their_own_name() -> None:
+    cluster = watched(cluster_of(node("hgx-h100"), 64), "cluster")
+    collectives = Collectives(FabricModel(cluster, watched(HOPPER, "calibration").network))
+    group = collectives.group(64)
+    with tracing() as calls:
+        collectives.all_gather_s(np.array([1e9]), group)
+    assert calls[0].read["network.nic_efficiency"] == HOPPER.network.nic_efficiency
+    assert calls[0].read["node.nics"] == 8
+    assert calls[0].inputs["algorithm"].startswith("ring")
+
+
+def test_a_watched_value_is_a_value_of_its_kind_and_equals_no_other() -> None:
+    copy = watched(H100, "gpu")
+    assert isinstance(copy, type(H100))
+    assert copy != H100
+    assert copy != watched(H100, "gpu")
+    assert replace(copy, sm_count=100).sm_count == 100
+    assert {copy: 1}[copy] == 1
+    with pytest.raises(AttributeError):
+        copy.sm_count = 3  # type: ignore[misc]
+
+
+def test_methods_and_errors() -> None:
+    class Pump:
+        @priced("flow")
+        def seconds(self, litres: float, *, rate: float = 2.0) -> float:
+            note(half=litres / 2)
+            return litres / rate
+
+    with tracing() as calls:
+        assert Pump().seconds(4.0) == 2.0
+        with pytest.raises(ZeroDivisionError):
+            Pump().seconds(4.0, rate=0.0)
+    first, failed = calls
+    assert (first.owner, first.terms) == (Pump, ("flow",))
+    assert first.inputs == {"litres": 4.0, "rate": 2.0, "half": 2.0}
+    assert isinstance(failed, Call)
+    assert failed.result is None
