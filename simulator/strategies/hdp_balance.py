@@ -41,6 +41,10 @@ GOOD_ENOUGH = 1.03
 """A draft this close to the ideal of its limit ends the search."""
 ROOMS = (1.01, 1.05, 1.1)
 """How much later than the ideal step gangs may end; more than the first is tried for the best limit of a pipeline."""
+WHOLE_ROOMS = (1.0, 1.02, 1.04, 1.06, 1.08, 1.1, 1.13, 1.16)
+"""The same where short micro-batches all take the same time: the least room that leaves slots for all is taken."""
+WHOLE_LIMITS = 2
+"""So many time limits are tried that way."""
 FLOOR_SHARES = (0.25, 0.8)
 """Least time of a micro-batch over the time of a full one: below, sequences are dealt, above, packs; both between."""
 
@@ -62,7 +66,8 @@ def plan_balanced(problem: PlanningProblem) -> Plan:
     limits = len(LIMIT_SHARES) if problem.stages > 1 else LIMITS_WITHOUT_PIPELINE
     limits_s = [share * bound_s / problem.stages for share in LIMIT_SHARES[:limits]]
     long = LongSequences(problem, min(limits_s))
-    for choice in _promising(problem, long, packs, bound_s, limits_s):
+    choices = _promising(problem, long, packs, bound_s, limits_s)
+    for choice in choices:
         drafts += _drafts(problem, packs, long, choice, ROOMS[0])
         if min(draft.end_s for draft in drafts) <= choice.step_s * GOOD_ENOUGH:
             break
@@ -70,6 +75,10 @@ def plan_balanced(problem: PlanningProblem) -> Plan:
     if problem.stages > 1:
         for room in ROOMS[1:]:
             drafts += _drafts(problem, packs, long, best.choice, room)
+        if _dealers(problem) == (deal_packs,):
+            others = [choice for choice in choices if choice is not best.choice]
+            for choice in (best.choice, *others)[:WHOLE_LIMITS]:
+                drafts += _whole_draft(problem, packs, long, choice)
         best = min(drafts, key=lambda draft: draft.end_s)
     return replace(best.plan, lower_bound_s=bound_s, makespan_s=max(best.plan.makespan_s, bound_s))
 
@@ -114,6 +123,25 @@ def _drafts(
     """Plans for one time limit: one for every way to deal short sequences that may be the better one."""
     placed = _place_long(problem, packs, long, choice, room)
     return [_Draft.of(problem, packs, placed, dealer) for dealer in _dealers(problem)]
+
+
+def _whole_draft(
+    problem: PlanningProblem, packs: Packs, long: LongSequences, choice: _Choice
+) -> list[_Draft]:
+    """A plan whose gangs cost the fewest whole slots of short micro-batches, at the least room that suffices."""
+    unit_s = _usual_s(problem)
+    found: _Placed | None = None
+    low, high = 0, len(WHOLE_ROOMS)
+    while low < high:
+        middle = (low + high) // 2
+        room = WHOLE_ROOMS[middle]
+        placed = _place_long(problem, packs, long, choice, room, unit_s)
+        left_s = choice.step_s * room - placed.loads.free_s
+        if left_s.min() >= 0.0 and np.floor(left_s / unit_s + 1e-9).sum() >= len(packs.seconds):
+            found, high = placed, middle
+        else:
+            low = middle + 1
+    return [] if found is None else [_Draft.of(problem, packs, found, deal_packs)]
 
 
 def _dealers(problem: PlanningProblem) -> tuple[_Dealer, ...]:
@@ -178,7 +206,12 @@ class _Placed:
 
 
 def _place_long(
-    problem: PlanningProblem, packs: Packs, long: LongSequences, choice: _Choice, room: float
+    problem: PlanningProblem,
+    packs: Packs,
+    long: LongSequences,
+    choice: _Choice,
+    room: float,
+    unit_s: float = 0.0,
 ) -> _Placed:
     weight, usual_s = problem.bubble_weight, _usual_s(problem)
     loads = RankLoads(
@@ -191,15 +224,16 @@ def _place_long(
     single = (choice.size == 1) & (problem.stages == 1)
     gangs, singles = np.flatnonzero(~single), np.flatnonzero(single)
     apart_s = problem.sequence_s(long.tokens[gangs], choice.size[gangs], least_tier=1)
-    members, slots = place_gangs(
-        problem, loads, choice.size[gangs], choice.time_s[gangs], apart_s, choice.step_s * room
+    deadline_s = choice.step_s * room
+    members, slots, taken_s = place_gangs(
+        problem, loads, choice.size[gangs], choice.time_s[gangs], apart_s, deadline_s, unit_s
     )
     order = np.concatenate((gangs, singles))
     return _Placed(
         choice=choice,
         sequence=long.sequence[order],
         size=choice.size[order],
-        time_s=choice.time_s[order],
+        time_s=np.concatenate((taken_s, choice.time_s[singles])),
         offload_ratio=needed_ratio(problem, long.tokens[order], choice.size[order]),
         gang_ranks=members,
         gang_slot=slots,

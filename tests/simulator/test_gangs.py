@@ -24,7 +24,9 @@ def place(
 ) -> tuple[list[list[int]], list[int], RankLoads]:
     free_s = np.zeros(one.ranks) if free is None else np.array(free)
     loads = RankLoads(free_s, np.zeros(one.ranks, dtype=np.int64), np.zeros(one.ranks))
-    members, slots = place_gangs(one, loads, np.array(sizes), np.array(times), 2 * np.array(times), deadline)
+    members, slots, _ = place_gangs(
+        one, loads, np.array(sizes), np.array(times), 2 * np.array(times), deadline
+    )
     return [ranks.tolist() for ranks in members], slots.tolist(), loads
 
 
@@ -136,3 +138,21 @@ def test_limits_are_met_whatever_the_floor():
     size, time_s = LongSequences(one, 0.0).within(0.0)
     assert time_s[0] >= one.floor_s
     assert size[0] <= one.ranks
+
+
+@pytest.mark.parametrize(("unit", "ranks"), [(0.0, 1), (1.0, 3)])
+def test_gangs_cost_as_few_whole_micro_batches_as_can_be(unit: float, ranks: int):
+    # Three sequences of 1.3 s, 4.3 s to the end. On one rank (least waiting) 0.4 s are left there; each on its own
+    # rank leaves 3 whole seconds on every rank, and a rank that was to run 4 micro-batches of 1 s loses only one.
+    one = problem(nodes=1)
+    loads = RankLoads(np.zeros(4), np.zeros(4, dtype=np.int64), np.zeros(4))
+    times = np.array([1.3, 1.3, 1.3])
+    members, _, _ = place_gangs(one, loads, np.ones(3, dtype=np.int64), times, times, 4.3, unit)
+    assert len({int(rank[0]) for rank in members}) == ranks
+
+
+def test_spread_gangs_report_the_time_they_take():
+    one = problem(nodes=2)
+    loads = RankLoads(np.array([2.5, 2.5, 2.5, 0.0] * 2), np.zeros(8, dtype=np.int64), np.zeros(8))
+    _, _, taken = place_gangs(one, loads, np.array([2]), np.array([1.0]), np.array([2.0]), 3.0)
+    assert taken.tolist() == [2.0]
