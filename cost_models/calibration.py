@@ -79,6 +79,8 @@ class Calibration:
     """Share of the gradient reduce-scatter hidden behind the last backward."""
     parameter_overlap: float
     """Share of the parameter all-gather hidden behind the first forward."""
+    overlap_slowdown: float
+    """Share of its rate that compute loses while a collective of sharded parameters runs beside it."""
     step_fixed_s: float
     """Host work of a step that nothing hides: optimizer launch, gradient norm, bookkeeping."""
     micro_batch_fixed_s: float
@@ -89,6 +91,8 @@ class Calibration:
     """Rate at which the planner gathers sequence metadata from all loaders and sends plans back."""
     loader_tokens_per_s: float
     """Tokens one node reads and preprocesses per second."""
+    host_memory_bytes_per_s: float
+    """Rate at which the processors of a node stream memory in an optimizer update."""
     host_link_efficiency: float
     """Activation offload: fraction of the measured host-link rate while training traffic is running."""
     network: NetworkCalibration = field(default_factory=NetworkCalibration)
@@ -114,7 +118,7 @@ def _entry(data: object, where: str, key: str) -> CalibrationEntry:
         raise CatalogError(f"{here}.value: must be a number >= 0, got {value!r}")
     elif value == 0 and key in _DIVISORS:
         raise CatalogError(f"{here}.value: must be > 0, got {value!r}")
-    elif value > 1 and key.endswith("_overlap"):
+    elif value > 1 and key.endswith(("_overlap", "overlap_slowdown")):
         raise CatalogError(f"{here}.value: must be a share in [0, 1], got {value!r}")
     return CalibrationEntry(
         value=value if switch else float(value),

@@ -36,6 +36,14 @@ class Layout:
     sharding: Sharding = "zero1"
     recompute: Recompute = "none"
     precision: Precision = "bf16"
+    shard_ranks: int | None = None
+    """zero3: neighbouring ranks that share one copy of the parameters (HSDP); None = all ranks."""
+    gradient_bytes: int = 4
+    """Bytes of a gradient when it is reduced: 4 (fp32) or 2 (bf16)."""
+    optimizer_offload: bool = False
+    """Optimizer states in host memory, updated by the CPU: gradients go there, parameters come back."""
+    dp_overlap: bool = True
+    """Gradient reduction and parameter gather run beside compute; off: nothing of them is hidden."""
     rank_capacity_tokens: int | None = None
     """Tokens one rank holds per micro-batch (C); None = what memory allows."""
 

@@ -17,6 +17,7 @@ from cost_models.layout import Layout
 from cost_models.micro_batch import MicroBatches
 from cost_models.model import Model
 from cost_models.parameters import StageContents, stage_contents
+from cost_models.sharded_parameters import ShardedParameters
 from cost_models.tracing import priced
 
 __all__ = ["TERMS", "MicroBatchCost"]
@@ -36,10 +37,13 @@ TERMS = (
     "offload_wait",  # activation traffic to and from the host that compute does not hide
     "logits",
     "host",  # kernel launches that outlast their kernels, and fixed host work
+    "layer_gather",  # gathering sharded parameters layer by layer: what it adds to the compute beside it
+    "layer_reduce",  # the same for reducing gradients layer by layer
 )
 _TERM = {name: row for row, name in enumerate(TERMS)}
 
-_NOT_LINEAR = frozenset({"attention", "ring_merge", "ring_wait", "host"})
+_REPEATED = frozenset({"attention", "ring_merge", "ring_wait", "host"})  # not linear, and recomputation repeats them
+_NOT_LINEAR = _REPEATED | {"layer_gather", "layer_reduce"}
 
 LOSS_PASSES_BYTES = 12.0  # fused cross-entropy on fp32 logits: write, read, write gradient (4 B each)
 
@@ -55,6 +59,11 @@ class MicroBatchCost:
         self._dense = LayerCost(model, layout, cluster, cal, self.collectives, moe=False)
         self._moe = (
             LayerCost(model, layout, cluster, cal, self.collectives, moe=True) if model.experts else None
+        )
+        self._sharded = (
+            ShardedParameters(model, layout, cluster, cal, self.collectives)
+            if layout.sharding == "zero3"
+            else None
         )
         self.kinds, self.kind = _stage_kinds(model, layout)
         self.activation_bytes_per_token = activation_bytes_per_token_layer(model, layout)
@@ -101,12 +110,23 @@ class MicroBatchCost:
                     if backward and self.layout.recompute == "full":
                         out[_TERM["recompute"], row] += count * layers[moe, False].sum(axis=0)
             out[_TERM["offload_wait"], row] += self._offload_wait_s(batches, tokens, layers, kind, backward)
+            if self._sharded is not None:
+                exposed = self._sharded.exposed_s(
+                    kind, self._compute_s(layers, backward), backward=backward
+                )
+                out[_TERM["layer_gather"], row], out[_TERM["layer_reduce"], row] = exposed
             if kind.head and head_s is not None:
                 out[_TERM["logits"], row] += (1 + extra) * head_s
             if kind.embedding:
                 out[_TERM["small_kernels"], row] += self._embedding_s(tokens)
             out[_TERM["host"], row] += self.cal.micro_batch_fixed_s / 2.0 / self.layout.vpp
         return out
+
+    def _compute_s(self, layers: dict[tuple[bool, bool], Floats], backward: bool) -> dict[bool, Floats]:
+        """[n] by kind of layer (experts): everything a layer does on a micro-batch, recomputation included."""
+        sides = (True, False) if backward and self.layout.recompute == "full" else (backward,)
+        kinds = {moe for moe, _ in layers}
+        return {moe: sum((layers[moe, side].sum(axis=0) for side in sides), np.zeros(1)) for moe in kinds}
 
     def _layer_counts(self, kind: StageContents) -> dict[bool, int]:
         """Layers of a stage without (False) and with experts (True)."""
@@ -238,7 +258,7 @@ class MicroBatchCost:
         linear = [row for name, row in _TERM.items() if name not in _NOT_LINEAR]
         total = forward[linear].sum(axis=0) + backward[linear].sum(axis=0)
         if self.layout.recompute == "full":
-            again = forward[[_TERM[name] for name in _NOT_LINEAR]].sum(axis=0)
+            again = forward[[_TERM[name] for name in _REPEATED]].sum(axis=0)
             total -= again - self.cal.micro_batch_fixed_s / 2.0 / self.layout.vpp
         return np.asarray(total[self.kind].sum(axis=1))
 

@@ -17,6 +17,7 @@ __all__ = [
     "active_parameters",
     "check_layout",
     "layer_parameters",
+    "layer_shard",
     "mtp_parameters",
     "parameters",
     "parameters_per_gpu",
@@ -292,7 +293,7 @@ def parameters_per_gpu(model: Model, layout: Layout, stage: int) -> StageParamet
         layers: tuple[tuple[LayerKind, int], ...] = (("dense", part.dense_layers), ("moe", part.moe_layers))
         for kind, count in layers:
             if count:
-                one_dense, one_experts, one_norms = _layer_shard(model, layout, kind)
+                one_dense, one_experts, one_norms = layer_shard(model, layout, kind)
                 dense, experts = dense + count * one_dense, experts + count * one_experts
                 matrices += count * (one_dense + one_experts - one_norms)
                 largest = max(largest, one_dense + one_experts)
@@ -304,7 +305,7 @@ def parameters_per_gpu(model: Model, layout: Layout, stage: int) -> StageParamet
         if part.embedding or part.head:
             largest = max(largest, vocabulary)
         if part.mtp_layers:
-            one_dense, one_experts, _ = _layer_shard(model, layout, "moe" if model.experts else "dense")
+            one_dense, one_experts, _ = layer_shard(model, layout, "moe" if model.experts else "dense")
             projection = 2 * model.hidden**2 // layout.tp
             dense += part.mtp_layers * (one_dense + projection + 3 * _norm(model))
             experts += part.mtp_layers * one_experts
@@ -314,7 +315,7 @@ def parameters_per_gpu(model: Model, layout: Layout, stage: int) -> StageParamet
     return StageParameters(dense=dense, experts=experts, largest_unit=largest, matrices=matrices)
 
 
-def _layer_shard(model: Model, layout: Layout, kind: LayerKind) -> tuple[int, int, int]:
+def layer_shard(model: Model, layout: Layout, kind: LayerKind) -> tuple[int, int, int]:
     """(dense, expert, norm) parameters of one layer on one GPU."""
     whole = layer_parameters(model, kind)
     attention = _attention_shard(model, layout.tp)

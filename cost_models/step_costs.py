@@ -6,10 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.collectives import GroupShape
-from cost_models.kernels import BF16_BYTES, memory_bound_s
+from cost_models.kernels import BF16_BYTES
 from cost_models.micro_batch import Epilogue, MicroBatches, StepCosts
 from cost_models.micro_batch_cost import TERMS, MicroBatchCost
+from cost_models.optimizer_cost import optimizer_s
 from cost_models.parameters import parameters_per_gpu
+from cost_models.sharded_parameters import ShardGroups
 from cost_models.tracing import priced
 from hdpsim.errors import InfeasibleError
 
@@ -17,9 +19,6 @@ __all__ = ["epilogue", "loading_s", "planning_s", "step_costs"]
 
 Floats = NDArray[np.float64]
 
-GRADIENT_BYTES = 4  # gradients are accumulated and reduced in fp32: ByteScale and Megatron-LM defaults
-# Adam: read 4 gradient + 4 weight + 8 moments, write 4 + 8 + 2 (bf16), norm reads 4
-OPTIMIZER_TRAFFIC_BYTES = 34
 METADATA_BYTES_PER_SEQUENCE = 16  # length, id to the planner; rank, slot back: our own plan, 4 x 4 B
 
 
@@ -54,17 +53,14 @@ def loading_s(cost: MicroBatchCost, tokens: int) -> float:
 def epilogue(cost: MicroBatchCost, ranks: int, *, data_s: float) -> Epilogue:
     """Per stage: parameter all-gather, gradient reduce-scatter (exposed parts) and optimizer.
 
-    none: all-reduce of fp32 gradients. zero1, zero2: reduce-scatter of gradients, all-gather of BF16 parameters.
+    none: all-reduce of gradients. zero1, zero2: reduce-scatter of gradients, all-gather of BF16 parameters, once a
+    step. zero3: both happen in every layer of every micro-batch (see sharded_parameters); with shard_ranks the shards
+    are summed over their replicas here, once a step.
     Experts spread beyond the TP group are replicated over ranks * tp / ep copies.
-    Counted: collectives over all ranks at one TP index, their calibrated overlap, memory-bound Adam on the shard.
+    Counted: collectives over all ranks at one TP index, their calibrated overlap, the optimizer on its shard.
     Ignored: overlap differences between stages.  Source: ZeRO, arXiv 1910.02054, section 7.
     """
     model, layout, cal = cost.model, cost.layout, cost.cal
-    if layout.sharding == "zero3":
-        raise InfeasibleError(
-            "layout.sharding = zero3 gathers parameters in every layer of every micro-batch, which is not modelled; "
-            "use none, zero1 or zero2"
-        )
     if layout.precision == "fp8":
         raise InfeasibleError(
             "layout.precision = fp8: only 16-bit matrix products have a modelled speed; use bf16 "
@@ -74,15 +70,24 @@ def epilogue(cost: MicroBatchCost, ranks: int, *, data_s: float) -> Epilogue:
     dense, experts = np.array([(part.dense, part.experts) for part in held], dtype=np.float64).T
     copies = max(1, ranks * layout.tp // max(layout.tp, layout.ep))
     spread = max(layout.tp, layout.ep)  # GPUs that hold one copy of all experts
+    exposed_gather = 1.0 - cal.parameter_overlap if layout.dp_overlap else 1.0
+    exposed_sync = 1.0 - cal.gradient_overlap if layout.dp_overlap else 1.0
     gather, sync, optimizer = (np.zeros(layout.pp) for _ in range(3))
     for counts, members, stride in ((dense, ranks, layout.tp), (experts, copies, spread)):
         if not counts.any():
             continue
-        group = cost.collectives.group(members, stride=stride)
-        gather += (1.0 - cal.parameter_overlap) * _gather_s(cost, counts, group)
-        sync += (1.0 - cal.gradient_overlap) * _sync_s(cost, counts, group)
-        shards = counts / members if layout.sharding != "none" else counts
-        optimizer += memory_bound_s(OPTIMIZER_TRAFFIC_BYTES * shards, cost.cluster.gpu, cal)
+        if layout.sharding == "zero3":
+            groups = ShardGroups.of(layout, cost.collectives, members, stride)
+            shards = counts / groups.shard.ranks
+            if groups.replicas is not None:
+                volume = layout.gradient_bytes * shards
+                sync += exposed_sync * cost.collectives.all_reduce_s(volume, groups.replicas)
+        else:
+            group = cost.collectives.group(members, stride=stride)
+            gather += exposed_gather * _gather_s(cost, counts, group)
+            sync += exposed_sync * _sync_s(cost, counts, group)
+            shards = counts / members if layout.sharding != "none" else counts
+        optimizer += optimizer_s(shards, layout, cost.cluster, cal)
     optimizer += cal.step_fixed_s
     return Epilogue(data_s=data_s, parameter_gather_s=gather, gradient_sync_s=sync, optimizer_s=optimizer)
 
@@ -96,7 +101,7 @@ def _gather_s(cost: MicroBatchCost, parameters: Floats, group: GroupShape) -> Fl
 
 @priced("gradient_sync")
 def _sync_s(cost: MicroBatchCost, parameters: Floats, group: GroupShape) -> Floats:
-    volume = GRADIENT_BYTES * parameters
+    volume = cost.layout.gradient_bytes * parameters
     if cost.layout.sharding == "none":
         return cost.collectives.all_reduce_s(volume, group)
     return cost.collectives.reduce_scatter_s(volume, group, in_place=True)

@@ -110,6 +110,15 @@ def _integer(minimum: int, maximum: int = 2**53) -> Callable[[object], int]:
     return parse
 
 
+def _one_of(*values: int) -> Callable[[object], int]:
+    def parse(value: object) -> int:
+        if isinstance(value, bool) or value not in values:
+            raise ValueError(f"expected {' or '.join(map(str, values))}, got {_shown(value)}")
+        return int(value)  # type: ignore[call-overload]  # one of ours
+
+    return parse
+
+
 def _number(minimum: float, maximum: float) -> Callable[[object], float]:
     def parse(value: object) -> float:
         fits = isinstance(value, int | float) and not isinstance(value, bool) and minimum <= value <= maximum
@@ -248,6 +257,10 @@ KEYS: Mapping[str, Key] = {
     "layout.sequence_parallel": Key(parse=_boolean, default=True),
     "layout.schedule": Key(parse=_choice(get_args(Schedule)), default="1f1b"),
     "layout.sharding": Key(parse=_choice(get_args(Sharding)), default="zero1"),
+    "layout.shard_ranks": Key(parse=_or_word("all", _integer(1)), default=None, dump=_word_or("all")),
+    "layout.gradient_bytes": Key(parse=_one_of(2, 4), default=4),
+    "layout.optimizer_offload": Key(parse=_boolean, default=False),
+    "layout.dp_overlap": Key(parse=_boolean, default=True),
     "layout.recompute": Key(parse=_choice(get_args(Recompute)), default="none"),
     "layout.precision": Key(parse=_choice(get_args(Precision)), default="bf16"),
     "layout.rank_capacity": Key(

@@ -140,6 +140,11 @@ def plan_batch(setup: Setup, lengths: ArrayLike) -> tuple[Plan, PlanningProblem,
             f"HDP ranks run different micro-batches, so experts must live inside a rank's own TP group: "
             f"ep = {setup.layout.ep} must not exceed tp = {setup.layout.tp}"
         )
+    if setup.strategy.name != "static" and setup.layout.sharding == "zero3":
+        raise InfeasibleError(
+            "HDP ranks run different micro-batches, so they cannot meet in every layer to gather its parameters: "
+            "layout.sharding = zero3 needs strategy.name = static; HDP takes none, zero1 or zero2"
+        )
     capacity, report = capacity_tokens(setup)
     problem = PlanningProblem(
         lengths=tokens,

@@ -49,11 +49,13 @@ IDEAL = Calibration(
     expert_imbalance=1.0,
     gradient_overlap=0.0,
     parameter_overlap=0.0,
+    overlap_slowdown=0.0,
     step_fixed_s=0.0,
     micro_batch_fixed_s=0.0,
     planner_s_per_sequence=0.0,
     metadata_bytes_per_s=1e30,
     loader_tokens_per_s=1e6,
+    host_memory_bytes_per_s=1e12,
     host_link_efficiency=1.0,
     network=IDEAL_NETWORK,
 )

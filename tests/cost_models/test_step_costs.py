@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ideal_hardware import (
     GPU,
     HBM,
+    HOST,
     IDEAL,
     NIC,
     ideal_cluster,
@@ -71,6 +72,28 @@ class TestEpilogue:
             count = parameters_per_gpu(cost.model, cost.layout, 0).dense
             expected = 0.25 + 34 * count * share / HBM
             assert epilogue(cost, RANKS, data_s=0.0).optimizer_s == pytest.approx([expected])
+
+    def test_optimizer_on_the_host(self) -> None:
+        # 4 B of gradient down and 2 B of weight up at 20 GB/s, 30 B at an eighth of the host's 1 TB/s; norm on the GPU
+        layout = Layout(optimizer_offload=True)
+        count = parameters_per_gpu(ideal_cost().model, layout, 0).dense / RANKS
+        expected = count * (4 / HBM + 6 / (2 * HOST) + 30 / (1e12 / 8))
+        cost = ideal_cost(layout=layout, cluster=SLOW_MEMORY)
+        assert epilogue(cost, RANKS, data_s=0.0).optimizer_s == pytest.approx([expected])
+
+    def test_gradients_of_16_bits(self) -> None:
+        whole, half = (
+            epilogue(ideal_cost(layout=Layout(gradient_bytes=size)), RANKS, data_s=0.0) for size in (4, 2)
+        )
+        assert half.gradient_sync_s == pytest.approx(whole.gradient_sync_s / 2, rel=0.01)
+        assert half.parameter_gather_s == pytest.approx(whole.parameter_gather_s)
+
+    def test_without_overlap_all_of_it_shows(self) -> None:
+        cal = replace(IDEAL, gradient_overlap=0.75, parameter_overlap=1.0)
+        bare = epilogue(ideal_cost(), RANKS, data_s=0.0)
+        off = epilogue(ideal_cost(layout=Layout(dp_overlap=False), calibration=cal), RANKS, data_s=0.0)
+        assert off.gradient_sync_s.tolist() == bare.gradient_sync_s.tolist()
+        assert off.parameter_gather_s.tolist() == bare.parameter_gather_s.tolist()
 
     def test_overlap_hides_its_share(self) -> None:
         bare = epilogue(ideal_cost(), RANKS, data_s=0.0)

@@ -1,0 +1,43 @@
+"""The optimizer update: Adam on the GPU, or on the host with gradients and parameters over the host link."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.calibration import Calibration
+from cost_models.hardware import Cluster
+from cost_models.kernels import BF16_BYTES, memory_bound_s
+from cost_models.layout import Layout
+from cost_models.tracing import priced
+
+__all__ = ["optimizer_s"]
+
+Floats = NDArray[np.float64]
+
+# Adam in fp32: read weight 4 and moments 8, write them 4 + 8 and the bf16 weight 2
+STATE_TRAFFIC_BYTES = 26
+GRADIENT_READS = 2  # by Adam, and by the gradient norm before it
+
+
+@priced("optimizer")
+def optimizer_s(parameters: Floats, layout: Layout, cluster: Cluster, cal: Calibration) -> Floats:
+    """Update of the *parameters* whose optimizer states belong to this GPU.
+
+        on the GPU:  parameters x (26 B + 2 x gradient) / HBM
+        on the host: parameters x gradient / link + parameters x (26 B + gradient) / host memory of one GPU
+                     + parameters x 2 B / link
+
+    Counted: the memory traffic of a fused Adam; with optimizer_offload the copies one after the other, and the host's
+    memory shared by the GPUs of a node.
+    Ignored: gradients that travel while the backward runs, parameters that travel while others are updated.
+    Source: ZeRO-Offload, arXiv 2101.06840, sections 4 and 5 (states and update on the host).
+    """
+    traffic = STATE_TRAFFIC_BYTES + GRADIENT_READS * layout.gradient_bytes
+    if not layout.optimizer_offload:
+        return memory_bound_s(traffic * parameters, cluster.gpu, cal)
+    link = cluster.gpu.host_link_bytes_per_s * cal.host_link_efficiency
+    host = cal.host_memory_bytes_per_s / cluster.node.gpus
+    update = (traffic - layout.gradient_bytes) / host  # the norm is taken before the gradients leave the GPU
+    norm = memory_bound_s(layout.gradient_bytes * parameters, cluster.gpu, cal)
+    return np.asarray(norm + parameters * ((layout.gradient_bytes + BF16_BYTES) / link + update))

@@ -1,0 +1,164 @@
+"""Parameters sharded over ranks (ZeRO-3, FSDP, HSDP): what their traffic, layer by layer, adds to compute.
+
+A *unit* is what is gathered and reduced at once: a layer, or the embedding and output projection. While a unit
+computes, the next one is gathered and the one before is reduced (prefetch of one unit).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.calibration import Calibration
+from cost_models.collectives import Collectives, GroupShape
+from cost_models.hardware import Cluster
+from cost_models.kernels import BF16_BYTES
+from cost_models.layout import Layout
+from cost_models.model import Model
+from cost_models.parameters import LayerKind, StageContents, layer_shard
+from cost_models.tracing import priced
+from hdpsim.errors import InfeasibleError
+
+__all__ = ["ShardGroups", "ShardedParameters", "UnitTraffic", "overlapped_s"]
+
+Floats = NDArray[np.float64]
+
+
+def overlapped_s(compute_s: Floats, transfer_s: Floats | float, slowdown: float) -> Floats:
+    """Time of compute and a collective started together, on the same GPU.
+
+        t = max(transfer, compute + slowdown x transfer)
+
+    While the collective runs, its thread blocks and memory traffic leave compute 1 - slowdown of its rate; the
+    collective itself is not slowed (its blocks are scheduled first).
+    Limits: nothing to transfer, the compute alone; slowdown 0, the longer of the two; slowdown 1, their sum.
+    Source: derivation; the slowdown is measured, see overlap_slowdown in the calibration.
+    """
+    return np.maximum(transfer_s, compute_s + slowdown * np.asarray(transfer_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardGroups:
+    """Who shares the shards of a GPU's parameters, and who holds copies of the same shard."""
+
+    shard: GroupShape
+    replicas: GroupShape | None
+
+    @classmethod
+    def of(cls, layout: Layout, collectives: Collectives, members: int, stride: int) -> ShardGroups:
+        """Groups of *members* GPUs that lie *stride* apart and hold the same parameters.
+
+        layout.shard_ranks of them, neighbours, share one copy (HSDP); None = all.
+        """
+        within = layout.shard_ranks
+        if within is None or within >= members:
+            return cls(shard=collectives.group(members, stride=stride), replicas=None)
+        if members % within:
+            raise InfeasibleError(
+                f"layout.shard_ranks = {within} does not divide the {members} ranks that hold the same parameters"
+            )
+        return cls(
+            shard=collectives.group(within, stride=stride),
+            replicas=collectives.group(members // within, stride=stride * within),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitTraffic:
+    """Collectives of one unit, seconds."""
+
+    gather_s: float = 0.0
+    reduce_s: float = 0.0
+
+
+class ShardedParameters:
+    """Exposed parameter gathers and gradient reductions of a stage's forward and backward on a micro-batch."""
+
+    def __init__(
+        self, model: Model, layout: Layout, cluster: Cluster, cal: Calibration, collectives: Collectives
+    ) -> None:
+        self._model, self._layout, self._cal, self._gpu = model, layout, cal, cluster.gpu
+        self._collectives = collectives
+        ranks = layout.ranks(cluster.gpus)
+        spread = max(layout.tp, layout.ep)
+        self._dense = ShardGroups.of(layout, collectives, ranks, layout.tp)
+        self._experts = ShardGroups.of(layout, collectives, max(1, ranks * layout.tp // spread), spread)
+        kinds: tuple[LayerKind, ...] = ("dense", "moe") if model.experts else ("dense",)
+        self._layers = {kind == "moe": self._traffic(*layer_shard(model, layout, kind)[:2]) for kind in kinds}
+        vocabulary = -(-model.vocab // layout.tp) * model.hidden
+        self._vocabulary = self._traffic(vocabulary, 0)
+
+    def _traffic(self, dense: int, experts: int) -> UnitTraffic:
+        """Collectives of a unit with so many parameters on a GPU."""
+        gather = reduce = 0.0
+        for parameters, groups in ((dense, self._dense), (experts, self._experts)):
+            if not parameters or groups.shard.ranks == 1:
+                continue
+            volume = self._layout.gradient_bytes * parameters
+            reduce += float(self._collectives.reduce_scatter_s(volume, groups.shard, in_place=True))
+            volume = BF16_BYTES * parameters
+            gather += float(self._collectives.all_gather_s(volume, groups.shard, in_place=True))
+        return UnitTraffic(gather_s=gather, reduce_s=reduce)
+
+    @priced("layer_gather", "layer_reduce")
+    def exposed_s(
+        self, kind: StageContents, layer_s: dict[bool, Floats], *, backward: bool
+    ) -> tuple[Floats, Floats]:
+        """[n] each: what gathers and reductions add to the forward or backward of a stage.
+
+        *layer_s*: seconds of one layer's compute by kind (False dense, True experts), recomputation included.
+
+            forward:  gather of the first unit + sum over layers of overlapped(compute, gather of the next) - compute
+            backward: sum of overlapped(compute, gather of the next + reduction of the last) - compute
+                      + reduction of the last unit
+
+        Counted: one prefetched unit; gathers and reductions share the network and follow each other.
+        Ignored: units that another stage's waiting hides; the last layer, which need not be gathered twice.
+        Source: PyTorch FSDP notes (prefetch); FSDP, arXiv 2304.11277, section 3.3.2; ZeRO, arXiv 1910.02054.
+        """
+        counts = {False: kind.dense_layers, True: kind.moe_layers}
+        counts[bool(self._model.experts)] += kind.mtp_layers
+        sample = next(iter(layer_s.values()))
+        gather, reduce = np.zeros_like(sample), np.zeros_like(sample)
+        edge = UnitTraffic()
+        for moe, count in counts.items():
+            if not count:
+                continue
+            unit = self._layers[moe]
+            edge = edge if edge.reduce_s else unit
+            more_gather, more_reduce = self._layer_exposed_s(unit, layer_s[moe], backward=backward)
+            # forward: the first layer's gather is hidden by no layer before it
+            gather += (count - (not backward)) * more_gather
+            reduce += count * more_reduce
+        vocabularies = self._vocabulary_units(kind)
+        if not backward:
+            gather += edge.gather_s + vocabularies * self._vocabulary.gather_s
+        elif self._overlap:
+            reduce += edge.reduce_s + vocabularies * self._vocabulary.reduce_s
+        else:
+            reduce += vocabularies * self._vocabulary.reduce_s
+        return gather, reduce
+
+    def _vocabulary_units(self, kind: StageContents) -> int:
+        """Embedding and output projection at the edges of a stage: one unit where they are tied."""
+        both = kind.embedding and kind.head
+        return 1 if both and self._model.tied_embeddings else int(kind.embedding) + int(kind.head)
+
+    @property
+    def _overlap(self) -> bool:
+        return self._layout.dp_overlap
+
+    def _layer_exposed_s(
+        self, unit: UnitTraffic, compute_s: Floats, *, backward: bool
+    ) -> tuple[Floats, Floats]:
+        """[n] each: gather and reduction of one layer beyond the compute that runs beside them."""
+        reduce_s = unit.reduce_s if backward else 0.0
+        transfer_s = unit.gather_s + reduce_s
+        if not transfer_s:
+            return np.zeros_like(compute_s), np.zeros_like(compute_s)
+        if not self._overlap:
+            return np.full_like(compute_s, unit.gather_s), np.full_like(compute_s, reduce_s)
+        added_s = overlapped_s(compute_s, transfer_s, self._cal.overlap_slowdown) - compute_s
+        return added_s * unit.gather_s / transfer_s, added_s * reduce_s / transfer_s
