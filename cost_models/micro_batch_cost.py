@@ -42,7 +42,9 @@ TERMS = (
 )
 _TERM = {name: row for row, name in enumerate(TERMS)}
 
-_REPEATED = frozenset({"attention", "ring_merge", "ring_wait", "host"})  # not linear, and recomputation repeats them
+_REPEATED = frozenset(
+    {"attention", "ring_merge", "ring_wait", "host"}
+)  # not linear, and recomputation repeats them
 _NOT_LINEAR = _REPEATED | {"layer_gather", "layer_reduce"}
 
 LOSS_PASSES_BYTES = 12.0  # fused cross-entropy on fp32 logits: write, read, write gradient (4 B each)
@@ -111,9 +113,7 @@ class MicroBatchCost:
                         out[_TERM["recompute"], row] += count * layers[moe, False].sum(axis=0)
             out[_TERM["offload_wait"], row] += self._offload_wait_s(batches, tokens, layers, kind, backward)
             if self._sharded is not None:
-                exposed = self._sharded.exposed_s(
-                    kind, self._compute_s(layers, backward), backward=backward
-                )
+                exposed = self._sharded.exposed_s(kind, self._compute_s(layers, backward), backward=backward)
                 out[_TERM["layer_gather"], row], out[_TERM["layer_reduce"], row] = exposed
             if kind.head and head_s is not None:
                 out[_TERM["logits"], row] += (1 + extra) * head_s

@@ -110,45 +110,43 @@ class ShardedParameters:
 
         *layer_s*: seconds of one layer's compute by kind (False dense, True experts), recomputation included.
 
-            forward:  gather of the first unit + sum over layers of overlapped(compute, gather of the next) - compute
-            backward: sum of overlapped(compute, gather of the next + reduction of the last) - compute
-                      + reduction of the last unit
+            forward:  gather of the first layer and of embedding and head
+                      + all layers but one x (overlapped(compute, gather of the next) - compute)
+            backward: all layers but one x (overlapped(compute, gather of the next + reduction of the last) - compute)
+                      + reduction of the last layer and of embedding and head
+                      + gather of the first layer, unless the head's backward hides it
 
-        Counted: one prefetched unit; gathers and reductions share the network and follow each other.
-        Ignored: units that another stage's waiting hides; the last layer, which need not be gathered twice.
-        Source: PyTorch FSDP notes (prefetch); FSDP, arXiv 2304.11277, section 3.3.2; ZeRO, arXiv 1910.02054.
+        Counted: one prefetched unit; gathers and reductions share the network and follow each other; embedding and
+        head are not gathered again. Without overlap: every gather and every reduction.
+        Ignored: traffic that another stage's waiting hides; the forward's last layer, which could stay gathered.
+        Source: PyTorch FSDP notes (prefetch); FSDP, arXiv 2304.11277, section 3.3; ZeRO, arXiv 1910.02054.
         """
         counts = {False: kind.dense_layers, True: kind.moe_layers}
         counts[bool(self._model.experts)] += kind.mtp_layers
+        there = [moe for moe, count in counts.items() if count]
         sample = next(iter(layer_s.values()))
         gather, reduce = np.zeros_like(sample), np.zeros_like(sample)
-        edge = UnitTraffic()
-        for moe, count in counts.items():
-            if not count:
-                continue
-            unit = self._layers[moe]
-            edge = edge if edge.reduce_s else unit
-            more_gather, more_reduce = self._layer_exposed_s(unit, layer_s[moe], backward=backward)
-            # forward: the first layer's gather is hidden by no layer before it
-            gather += (count - (not backward)) * more_gather
-            reduce += count * more_reduce
+        # the edge layer computes before there is anything to run beside it, or transfers after the last compute
+        if there:
+            edge = there[0]
+            counts[edge] -= 1
+            gather += self._layers[edge].gather_s * (not (backward and kind.head and self._layout.dp_overlap))
+            reduce += self._layers[edge].reduce_s * backward
+        for moe in there:
+            more_gather, more_reduce = self._layer_exposed_s(
+                self._layers[moe], layer_s[moe], backward=backward
+            )
+            gather += counts[moe] * more_gather
+            reduce += counts[moe] * more_reduce
         vocabularies = self._vocabulary_units(kind)
-        if not backward:
-            gather += edge.gather_s + vocabularies * self._vocabulary.gather_s
-        elif self._overlap:
-            reduce += edge.reduce_s + vocabularies * self._vocabulary.reduce_s
-        else:
-            reduce += vocabularies * self._vocabulary.reduce_s
+        gather += vocabularies * self._vocabulary.gather_s * (not backward)
+        reduce += vocabularies * self._vocabulary.reduce_s * backward
         return gather, reduce
 
     def _vocabulary_units(self, kind: StageContents) -> int:
         """Embedding and output projection at the edges of a stage: one unit where they are tied."""
         both = kind.embedding and kind.head
         return 1 if both and self._model.tied_embeddings else int(kind.embedding) + int(kind.head)
-
-    @property
-    def _overlap(self) -> bool:
-        return self._layout.dp_overlap
 
     def _layer_exposed_s(
         self, unit: UnitTraffic, compute_s: Floats, *, backward: bool
@@ -158,7 +156,7 @@ class ShardedParameters:
         transfer_s = unit.gather_s + reduce_s
         if not transfer_s:
             return np.zeros_like(compute_s), np.zeros_like(compute_s)
-        if not self._overlap:
+        if not self._layout.dp_overlap:
             return np.full_like(compute_s, unit.gather_s), np.full_like(compute_s, reduce_s)
         added_s = overlapped_s(compute_s, transfer_s, self._cal.overlap_slowdown) - compute_s
         return added_s * unit.gather_s / transfer_s, added_s * reduce_s / transfer_s

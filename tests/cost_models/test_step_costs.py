@@ -115,10 +115,6 @@ class TestEpilogue:
         assert result.gradient_sync_s.tolist() == [0.0]
         assert result.parameter_gather_s.tolist() == [0.0]
 
-    def test_zero3_is_refused(self) -> None:
-        with pytest.raises(InfeasibleError, match=r"layout\.sharding = zero3.*none, zero1 or zero2"):
-            epilogue(ideal_cost(layout=Layout(sharding="zero3")), RANKS, data_s=0.0)
-
     def test_fp8_is_refused_rather_than_priced_as_bf16(self) -> None:
         with pytest.raises(InfeasibleError, match=r"layout\.precision = fp8.*use bf16"):
             epilogue(ideal_cost(layout=Layout(precision="fp8")), RANKS, data_s=0.0)

@@ -1,0 +1,142 @@
+"""ZeRO-3, FSDP and HSDP: what gathers and reductions of every layer add to compute."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ideal_hardware import IDEAL, MODEL, NIC, NVLINK, ideal_cluster, ideal_cost, micro_batches
+
+from cost_models.layout import Layout
+from cost_models.micro_batch_cost import TERMS
+from cost_models.parameters import layer_shard, parameters_per_gpu
+from cost_models.sharded_parameters import overlapped_s
+from cost_models.step_costs import epilogue
+from hdpsim.errors import InfeasibleError
+
+RANKS = 128
+GATHER, REDUCE = TERMS.index("layer_gather"), TERMS.index("layer_reduce")
+LAYER, VOCABULARY = layer_shard(MODEL, Layout(), "dense")[0], MODEL.vocab * MODEL.hidden
+
+
+def terms(tokens: int, *, cal: Any = IDEAL, cluster: Any = None, **layout: Any) -> tuple[Any, Any]:
+    """Forward and backward terms of one stage and micro-batch."""
+    cost = ideal_cost(layout=Layout(sharding="zero3", **layout), calibration=cal, cluster=cluster)
+    forward, backward = cost.both_terms_s(micro_batches([[tokens]]))
+    return forward[:, 0, 0], backward[:, 0, 0]
+
+
+def wire_s(layers: float, vocabularies: int, element_bytes: int) -> float:
+    """Gathers (2 B) or reductions (4 B) of so many units, each a collective of its own over all 128 GPUs."""
+    collectives = ideal_cost().collectives
+    group = collectives.group(RANKS)
+    layer, vocabulary = (
+        float(collectives.all_gather_s(element_bytes * count, group, in_place=True))
+        for count in (LAYER, VOCABULARY)
+    )
+    return layers * layer + vocabularies * vocabulary
+
+
+def test_exposed_when_compute_is_short() -> None:
+    # 1 token: compute takes no time beside 5 ms of gather a layer; embedding and head are two units of the stage
+    forward, backward = terms(1)
+    assert forward[GATHER] == pytest.approx(wire_s(32, 2, 2), rel=0.02)
+    assert forward[REDUCE] == 0.0
+    # the first gather of the backward is hidden by the head's
+    assert backward[GATHER] == pytest.approx(wire_s(31, 0, 2), rel=0.02)
+    assert backward[REDUCE] == pytest.approx(wire_s(32, 2, 4), rel=0.02)
+
+
+def test_hidden_but_for_the_edges_when_compute_is_long() -> None:
+    forward, backward = terms(200_000)
+    assert forward[GATHER] == pytest.approx(wire_s(1, 2, 2), rel=0.02)
+    assert backward[GATHER] == 0.0
+    assert backward[REDUCE] == pytest.approx(wire_s(1, 2, 4), rel=0.02)
+
+
+def test_nothing_is_hidden_without_overlap() -> None:
+    forward, backward = terms(200_000, dp_overlap=False)
+    assert forward[GATHER] == pytest.approx(wire_s(32, 2, 2), rel=0.02)
+    assert backward[GATHER] == pytest.approx(wire_s(32, 0, 2), rel=0.02)
+    assert backward[REDUCE] == pytest.approx(wire_s(32, 2, 4), rel=0.02)
+
+
+def test_gradients_of_16_bits_take_half() -> None:
+    whole, half = (terms(1, gradient_bytes=size)[1] for size in (4, 2))
+    assert whole[REDUCE] - half[REDUCE] == pytest.approx(wire_s(32, 2, 4) - wire_s(32, 2, 2), rel=0.02)
+    assert half[GATHER] == pytest.approx(whole[GATHER], rel=0.02)
+
+
+def test_recomputation_hides_more() -> None:
+    tokens = 3_000
+    bare, again = terms(tokens)[1], terms(tokens, recompute="full")[1]
+    assert again[GATHER] + again[REDUCE] < bare[GATHER] + bare[REDUCE]
+
+
+def test_collectives_slow_the_compute_beside_them() -> None:
+    # 10 % of every hidden second: 31 gathers forward, 31 gathers and reductions backward
+    cal = replace(IDEAL, overlap_slowdown=0.1)
+    (forward, backward), (plain_forward, plain_backward) = terms(200_000, cal=cal), terms(200_000)
+    assert forward[GATHER] - plain_forward[GATHER] == pytest.approx(0.1 * wire_s(31, 0, 2), rel=0.02)
+    added = (backward - plain_backward)[[GATHER, REDUCE]].sum()
+    assert added == pytest.approx(0.1 * (wire_s(31, 0, 2) + wire_s(31, 0, 4)), rel=0.02)
+
+
+def test_shards_inside_a_node_use_nvlink_and_replicas_sum_once_a_step() -> None:
+    # 8 ranks of a node share a copy: rings over NVLink; 16 replicas of every shard, one GPU per node
+    forward, _ = terms(1, shard_ranks=8)
+    assert forward[GATHER] == pytest.approx(7 / 8 * 2 * (32 * LAYER + 2 * VOCABULARY) / NVLINK, rel=0.02)
+    layout = Layout(sharding="zero3", shard_ranks=8)
+    count = parameters_per_gpu(MODEL, layout, 0).dense
+    result = epilogue(ideal_cost(layout=layout), RANKS, data_s=0.0)
+    assert result.parameter_gather_s.tolist() == [0.0]
+    assert result.gradient_sync_s == pytest.approx([2 * 15 / 16 * 4 * count / 8 / NIC], rel=0.02)
+
+
+def test_without_replicas_nothing_is_left_for_the_end_of_the_step() -> None:
+    result = epilogue(ideal_cost(layout=Layout(sharding="zero3")), RANKS, data_s=0.0)
+    assert result.gradient_sync_s.tolist() == result.parameter_gather_s.tolist() == [0.0]
+
+
+def test_shards_must_divide_the_ranks() -> None:
+    with pytest.raises(InfeasibleError, match=r"shard_ranks = 48 does not divide the 128 ranks"):
+        ideal_cost(layout=Layout(sharding="zero3", shard_ranks=48))
+
+
+def test_one_rank_gathers_nothing() -> None:
+    forward, backward = terms(100, tp=8, cluster=ideal_cluster(nodes=1))
+    assert forward[[GATHER, REDUCE]].sum() == backward[[GATHER, REDUCE]].sum() == 0.0
+
+
+def test_other_shardings_have_no_layer_traffic() -> None:
+    for sharding in ("none", "zero1", "zero2"):
+        cost = ideal_cost(layout=Layout(sharding=sharding))
+        both = cost.both_terms_s(micro_batches([[100]]))
+        assert sum(side[[GATHER, REDUCE]].sum() for side in both) == 0.0
+
+
+seconds = st.floats(0.0, 1e3)
+
+
+@given(seconds, seconds, st.floats(0.0, 1.0))
+def test_overlap_is_between_the_longer_and_the_sum(compute: float, transfer: float, slowdown: float) -> None:
+    both = float(overlapped_s(np.array(compute), transfer, slowdown))
+    assert max(compute, transfer) <= both * (1 + 1e-12)
+    assert both <= (compute + transfer) * (1 + 1e-12)
+
+
+@given(st.integers(1, 50_000), st.sampled_from([8, 16, 32, 128]))
+def test_overlap_never_costs_more_than_none(tokens: int, shard_ranks: int) -> None:
+    cal = replace(IDEAL, overlap_slowdown=0.2)
+    bare, hidden = (
+        sum(
+            side[[GATHER, REDUCE]].sum()
+            for side in terms(tokens, cal=cal, shard_ranks=shard_ranks, dp_overlap=on)
+        )
+        for on in (False, True)
+    )
+    assert hidden <= bare * (1 + 1e-12)
