@@ -34,7 +34,6 @@ __all__ = [
 
 GIB = 2.0**30
 WEIGHT_BYTES = 2.0  # bf16 weights: Megatron-Core distributed optimizer, 18 B per parameter in all
-GRADIENT_BYTES = 4.0  # fp32 gradient accumulation: the same
 OPTIMIZER_BYTES = 12.0  # fp32 master weights 4, Adam moments 4 + 4: the same
 FP8_WEIGHT_BYTES = 2.0  # row- and column-wise 8-bit copies: Transformer Engine on Hopper
 CAPACITY_STEP_TOKENS = 128  # a capacity is a multiple of this per GPU: the tile of attention kernels
@@ -54,17 +53,19 @@ class MemoryOverheads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:
-    """Weights, gradients and optimizer states on one GPU."""
+    """Weights, gradients and optimizer states of one GPU."""
 
     weights: float
     gradients: float
     optimizer: float
     gathered: float
     """Whole weights and gradients of the layers at work when they are sharded (ZeRO-2 and -3)."""
+    on_host: float = 0.0
+    """Optimizer states kept in host memory instead."""
 
     @property
     def total(self) -> float:
-        """All states."""
+        """All states on the GPU."""
         return self.weights + self.gradients + self.optimizer + self.gathered
 
 
@@ -83,7 +84,7 @@ class MemoryReport:
         communication: NCCL buffers.
         context: CUDA context and libraries.
         fragmentation: allocator loss.
-        host_bytes: offloaded activations in host memory, of this GPU.
+        host_bytes: offloaded activations and optimizer states in host memory, of this GPU.
         capacity_bytes: what the GPU has.
         host_capacity_bytes: this GPU's share of the host memory.
     """
@@ -124,31 +125,38 @@ class MemoryReport:
 def state_bytes(model: Model, layout: Layout, ranks: int, stage: int) -> StateBytes:
     """Weights, gradients and optimizer states on each GPU of a stage.
 
-        bytes per parameter: weights 2, gradients 4, optimizer 12; d = ranks that hold copies
+        bytes per parameter: weights 2, gradients 4 (or 2), optimizer 12; d = ranks that share a copy
         none 18 | zero1 2 + 4 + 12/d | zero2 2 + 16/d (+ one whole layer's gradients)
         zero3 18/d (+ two whole layers' weights and one's gradients while they are at work)
 
+    With zero3 d is at most shard_ranks. With optimizer_offload the optimizer's part is on the host.
     Expert parameters have fewer copies: d = ranks x tp / max(tp, ep). fp8 keeps two 8-bit copies of the matrices.
     Source: arXiv 1910.02054; Megatron-Core's distributed optimizer (6 + 12/d); PyTorch FSDP prefetching one layer.
     """
     check_layout(model, layout, ranks)
     shard = parameters_per_gpu(model, layout, stage)
+    copies: float = ranks
     expert_copies = ranks * layout.tp / max(layout.tp, layout.ep)
+    if layout.sharding == "zero3" and layout.shard_ranks is not None:
+        copies, expert_copies = min(copies, layout.shard_ranks), min(expert_copies, layout.shard_ranks)
     order = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}[layout.sharding]
 
     def spread(level: int) -> float:
         """Parameters whose state of that ZeRO level is on this GPU."""
-        return shard.dense / ranks + shard.experts / expert_copies if order >= level else float(shard.total)
+        return shard.dense / copies + shard.experts / expert_copies if order >= level else float(shard.total)
 
-    whole = min(shard.largest_unit, shard.total) * (1.0 - 1.0 / ranks)
-    two = min(2 * shard.largest_unit, shard.total) * (1.0 - 1.0 / ranks)
-    gathered = (GRADIENT_BYTES * whole if order >= 2 else 0.0) + (WEIGHT_BYTES * two if order >= 3 else 0.0)
+    whole = min(shard.largest_unit, shard.total) * (1.0 - 1.0 / copies)
+    two = min(2 * shard.largest_unit, shard.total) * (1.0 - 1.0 / copies)
+    gathered = (layout.gradient_bytes * whole if order >= 2 else 0.0) + (
+        WEIGHT_BYTES * two if order >= 3 else 0.0
+    )
     eight_bit = FP8_WEIGHT_BYTES * shard.matrices if layout.precision == "fp8" and order < 3 else 0.0
     return StateBytes(
         weights=WEIGHT_BYTES * spread(3) + eight_bit,
-        gradients=GRADIENT_BYTES * spread(2),
-        optimizer=OPTIMIZER_BYTES * spread(1),
+        gradients=layout.gradient_bytes * spread(2),
+        optimizer=0.0 if layout.optimizer_offload else OPTIMIZER_BYTES * spread(1),
         gathered=gathered,
+        on_host=OPTIMIZER_BYTES * spread(1) if layout.optimizer_offload else 0.0,
     )
 
 
@@ -245,8 +253,9 @@ def rank_capacity_tokens(
         if not one.fits:
             raise _out_of_memory(model, layout, one)
         steps = int((one.capacity_bytes - empty.total_bytes) / (one.total_bytes - empty.total_bytes))
-        if one.host_bytes:
-            steps = min(steps, int(one.host_capacity_bytes / one.host_bytes))
+        if one.host_bytes > empty.host_bytes:
+            spare = one.host_capacity_bytes - empty.host_bytes
+            steps = min(steps, int(spare / (one.host_bytes - empty.host_bytes)))
         best = max(1, steps) if best is None else min(best, max(1, steps))
     return (best or 1) * step
 
@@ -302,7 +311,7 @@ def _stage_report(
         communication=groups * extra.nccl_bytes_per_group,
         context=extra.cuda_context_bytes + extra.library_bytes,
         fragmentation=extra.fragmentation_share * moving,
-        host_bytes=(1.0 - share) * held,
+        host_bytes=(1.0 - share) * held + states.on_host,
         capacity_bytes=cluster.gpu.hbm_bytes,
         host_capacity_bytes=cluster.node.host_memory_bytes / cluster.node.gpus,
     )

@@ -132,6 +132,20 @@ def test_states_per_parameter(sharding: str, per_parameter: float) -> None:
         assert states.gathered == pytest.approx((2 * 2 + 4) * layer * 63 / 64)
 
 
+def test_shards_inside_a_node_take_more() -> None:
+    model, layout = catalog.model("llama-2-7b"), Layout(sharding="zero3", shard_ranks=8)
+    states = state_bytes(model, layout, 64, 0)
+    assert states.total - states.gathered == pytest.approx(18 / 8 * parameters(model).total)
+
+
+def test_optimizer_states_on_the_host_and_gradients_of_16_bits() -> None:
+    model, layout = catalog.model("llama-2-7b"), Layout(optimizer_offload=True, gradient_bytes=2)
+    states = state_bytes(model, layout, 64, 0)
+    count = parameters(model).total
+    assert states.total == pytest.approx((2 + 2) * count)
+    assert states.on_host == pytest.approx(12 / 64 * count)
+
+
 def test_experts_are_sharded_over_fewer_copies() -> None:
     model = catalog.model("mixtral-8x7b")
     layout = Layout(tp=2, ep=8)
