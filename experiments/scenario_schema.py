@@ -114,7 +114,7 @@ def _one_of(*values: int) -> Callable[[object], int]:
     def parse(value: object) -> int:
         if isinstance(value, bool) or value not in values:
             raise ValueError(f"expected {' or '.join(map(str, values))}, got {_shown(value)}")
-        return int(value)  # type: ignore[call-overload]  # one of ours
+        return int(value)
 
     return parse
 
