@@ -19,6 +19,7 @@ from cost_models.kernels import (
 from cost_models.layout import Layout
 from cost_models.model import Model
 from cost_models.tracing import note, priced
+from cost_models.unfused_attention import unfused_attention_s
 
 __all__ = ["RING_BACKWARD_VOLUME", "AttentionCost", "RingTimes"]
 
@@ -57,12 +58,16 @@ class AttentionCost:
 
     Counted: quadratic work per segment (never across segments), kernel ramp, tiles that short pieces leave mostly
     empty, merging of partial outputs, transfers not hidden by the same step's work, slowest hop of the ring.
+    Older flash kernels are slower by a calibrated rate. Unfused: see unfused_attention; a block of a ring is a square.
     Ignored: imbalance of zig-zag halves below one tile, overlap of a hop with later steps.
     Source: ring attention (arXiv 2310.01889), zig-zag split (zhuzilin/ring-flash-attention), FlashAttention-2.
     """
 
     def __init__(self, model: Model, layout: Layout, gpu: Gpu, cal: Calibration, fabric: FabricModel) -> None:
         self._gpu, self._cal, self._fabric = gpu, cal, fabric
+        self._kernel, self._fused_softmax = layout.attention_kernel, layout.fused_kernels
+        self._kernel_rate = {"flash1": cal.flash1_rate, "flash2": cal.flash2_rate}.get(self._kernel, 1.0)
+        self._dropout = model.dropout
         latent = model.latent_attention
         heads = model.heads / layout.tp
         if latent is None:
@@ -71,6 +76,7 @@ class AttentionCost:
         else:
             query_dim, value_dim = latent.qk_nope_head_dim + latent.qk_rope_head_dim, latent.v_head_dim
             kv_width = float(latent.kv_lora_rank + latent.qk_rope_head_dim)
+        self._heads, self._dims = heads, (float(query_dim), float(value_dim))
         self._head_dim = (query_dim + value_dim) / 2.0
         self._width = heads * (query_dim + value_dim) / 2.0
         self._output_width = heads * value_dim
@@ -82,7 +88,7 @@ class AttentionCost:
         rate = attention_rate_flop_per_s(
             np.inf, self._gpu, self._cal, backward=backward, head_dim=self._head_dim
         )
-        return float(rate) / (ATTENTION_BACKWARD_FLOP_RATIO if backward else 1.0)
+        return self._kernel_rate * float(rate) / (ATTENTION_BACKWARD_FLOP_RATIO if backward else 1.0)
 
     def _ramp(self, backward: bool) -> float:
         return self._cal.attention_backward_ramp if backward else 1.0
@@ -91,6 +97,8 @@ class AttentionCost:
     def alone_s(self, tokens: ArrayLike, *, backward: bool) -> Floats:
         """Per segment: whole sequence on one rank."""
         length = np.asarray(tokens, dtype=np.float64)
+        if self._kernel == "unfused":
+            return self._square_s(length, backward=backward)
         reach = np.where(length > self._window, self._window * (2.0 - self._window / length), length)
         note(width=self._width)
         flop = 2.0 * self._width * length * (reach + self._cal.attention_half_tokens * self._ramp(backward))
@@ -101,12 +109,28 @@ class AttentionCost:
         """Per segment: one of the d steps of its ring."""
         length = np.asarray(tokens, dtype=np.float64)
         local = length / np.asarray(group_size, dtype=np.float64)
+        if self._kernel == "unfused":
+            return self._square_s(local, backward=backward)
         tiled = np.maximum(local, self._cal.attention_tile_tokens)
         half = self._cal.attention_block_half_tokens * self._ramp(backward)
         masked = np.where(length > self._window, self._window * (2.0 - self._window / length) / length, 1.0)
         note(width=self._width)
         flop = 2.0 * self._width * (tiled**2 + local * half) * masked
         return np.asarray(flop / self._rate(backward))
+
+    def _square_s(self, tokens: Floats, *, backward: bool) -> Floats:
+        """Per segment: *tokens* queries against as many keys, their scores kept in memory."""
+        return unfused_attention_s(
+            tokens,
+            tokens,
+            self._heads,
+            *self._dims,
+            self._gpu,
+            self._cal,
+            backward=backward,
+            fused_softmax=self._fused_softmax,
+            dropout=self._dropout,
+        )
 
     @priced("ring_merge")
     def merge_s(self, tokens_per_rank: ArrayLike) -> Floats:

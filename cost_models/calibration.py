@@ -47,6 +47,10 @@ class Calibration:
     """Flash attention forward on long sequences: fraction of the peak tensor rate (causal FLOP)."""
     attention_backward_efficiency: float
     """The same for the backward (2.5 times the forward's FLOP)."""
+    flash1_rate: float
+    """FlashAttention of 2022 over the generation's best attention kernel."""
+    flash2_rate: float
+    """FlashAttention-2 (2023, written for A100) over the generation's best attention kernel."""
     attention_half_tokens: float
     """Sequence length at which attention reaches half of its long-sequence rate."""
     attention_block_half_tokens: float
@@ -101,7 +105,8 @@ class Calibration:
 
 _SCALARS = tuple(f.name for f in fields(Calibration) if f.name not in {"name", "network", "entries"})
 _NETWORK = tuple(f.name for f in fields(NetworkCalibration))
-_DIVISORS = {key for key in _SCALARS if key.endswith(("_efficiency", "_per_s"))} | {"attention_tile_tokens"}
+_DIVISORS = {key for key in _SCALARS if key.endswith(("_efficiency", "_per_s"))}
+_DIVISORS |= {"attention_tile_tokens", "flash1_rate", "flash2_rate"}
 
 
 def _entry(data: object, where: str, key: str) -> CalibrationEntry:

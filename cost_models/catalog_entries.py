@@ -113,6 +113,7 @@ def read_model(fields: Fields, name: str) -> Model | None:
         norm="layer" if fields.choice("norm", get_args(NormKind), default="rms") == "layer" else "rms",
         biases=fields.boolean("biases", default=False),
         qkv_biases=fields.boolean("qkv_biases", default=False),
+        dropout=fields.boolean("dropout", default=False),
         learned_positions=fields.integer("learned_positions", minimum=0, default=0),
         mtp_layers=fields.integer("mtp_layers", minimum=0, default=0),
         source=_source(fields),

@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from cost_models.calibration import Calibration
 from cost_models.collectives import Collectives
 from cost_models.hardware import Cluster
-from cost_models.kernels import BF16_BYTES, memory_bound_s
+from cost_models.kernels import BF16_BYTES
 from cost_models.layer_gemms import LayerGemms, LinearOp
 from cost_models.layout import Layout
 from cost_models.model import Model
+from cost_models.small_kernels import SmallKernels
+from cost_models.tensor_parallel import TensorParallel
 from cost_models.tracing import priced
 
 __all__ = ["LayerCost", "LayerTimes"]
@@ -38,6 +40,14 @@ class LayerTimes:
     expert_all_to_all: Floats
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    """Products between an all-gather and a reduce-scatter of the TP group."""
+
+    entering: tuple[LinearOp, ...]
+    leaving: tuple[LinearOp, ...]
+
+
 class LayerCost:
     """The linear-in-tokens parts of one layer kind ('dense' or 'moe') under a layout on a cluster."""
 
@@ -51,12 +61,32 @@ class LayerCost:
         *,
         moe: bool,
     ) -> None:
-        self._model, self._layout, self._gpu, self._cal = model, layout, cluster.gpu, cal
+        self._model, self._layout, self._cal = model, layout, cal
         self._collectives, self._moe = collectives, moe
-        self._tp_group = collectives.group(layout.tp)
         self._ep_group = collectives.group(layout.ep)
-        ops = (*self._attention_ops(), *(self._expert_ops() if moe else self._mlp_ops()))
-        self._gemms = LayerGemms(ops, cluster.gpu, cal)
+        self._tensor_parallel = TensorParallel(model, layout, cluster, cal, collectives)
+        self._small = SmallKernels(model, layout, cluster.gpu, cal, moe=moe)
+        blocks, rest = self._blocks_of_products()
+        sides = [(block.entering, block.leaving) for block in blocks]
+        self._gemms = LayerGemms(
+            (*(op for side in sides for ops in side for op in ops), *rest), cluster.gpu, cal
+        )
+        self._around = [
+            (LayerGemms(entering, cluster.gpu, cal), LayerGemms(leaving, cluster.gpu, cal))
+            for entering, leaving in sides
+        ]
+
+    def _blocks_of_products(self) -> tuple[list[_Block], tuple[LinearOp, ...]]:
+        """The blocks that TP collectives surround, in order, and the products that none surrounds."""
+        attention = self._attention_ops()
+        blocks = [_Block(entering=attention[:-1], leaving=attention[-1:])]
+        other = self._expert_ops() if self._moe else self._mlp_ops()
+        if self._moe and self._layout.ep > 1:
+            return blocks, other
+        blocks.append(_Block(entering=other[:1], leaving=other[1:2]))
+        if self._model.parallel_block:
+            blocks = [_side_by_side(*blocks, fused=self._layout.fused_kernels and not self._moe)]
+        return blocks, other[2:]
 
     def _attention_ops(self) -> tuple[LinearOp, ...]:
         model, tp = self._model, self._layout.tp
@@ -118,68 +148,19 @@ class LayerCost:
         """All matrix products: forward; backward = input gradient + weight gradient (twice the FLOP)."""
         return self._gemms.seconds(tokens, backward=backward)
 
-    @priced("small_kernels")
     def small_kernels_s(self, tokens: Floats, *, backward: bool) -> Floats:
-        """Norms, residual adds, rotary embedding, activation function, router: memory-bound traffic.
-
-            bytes per token = 2 B * [ (norms 2 x (read + write) + adds 2 x (2 reads + write)) * h / sp
-                                      + rope 2 (q + k) / tp + activation 3 f (2 f without gate) / tp ]
-
-        Counted: each tensor read and written once per kernel; the backward moves twice as much.
-        Ignored: statistics of the norms, dropout (not used).  Source: derivation; passes factor calibrated.
-        """
-        model, layout = self._model, self._layout
-        residual_shards = layout.tp if layout.sequence_parallel else 1
-        norms = 1 if model.parallel_block else 2
-        residual = (norms * 2 + norms * 3) * model.hidden / residual_shards
-        rope = (
-            0.0
-            if model.learned_positions
-            else 2 * (model.heads + model.kv_heads) * model.head_dim / layout.tp
-        )
-        if self._moe:
-            width = model.ffn_hidden * model.top_k + model.shared_expert_ffn
-            permute = 4 * model.top_k * model.hidden / layout.tp  # gather to experts and weighted sum back
-        else:
-            width = model.dense_ffn_hidden if model.experts else model.ffn_hidden
-            permute = 0.0
-        activation = (3 if model.gated_mlp else 2) * width / layout.tp
-        elements = residual + rope + activation + permute
-        traffic = BF16_BYTES * elements * self._cal.small_kernel_passes * (2 if backward else 1)
-        return memory_bound_s(traffic * tokens, self._gpu, self._cal)
+        """Norms, residual adds, rotary embedding, activation function, router: see small_kernels."""
+        return self._small.seconds(tokens, backward=backward)
 
     def tp_communication_s(self, tokens: Floats, *, backward: bool) -> Floats:
-        """Tensor-parallel collectives of a layer, exposed.
-
-        With sequence parallelism: all-gather + reduce-scatter around attention and around the MLP (one pair with a
-        parallel block); the backward gathers its inputs once more. Without: one all-reduce each.
-        Source: Korthikanti et al., arXiv 2205.05198, section 4.2.
-        """
+        """Tensor-parallel collectives of a layer, exposed: see tensor_parallel."""
         return self._tp_sides_s(tokens)[backward]
 
-    @priced("tp_communication")
     def _tp_sides_s(self, tokens: Floats) -> tuple[Floats, Floats]:
-        """Tensor-parallel collectives of a layer's forward and of its backward, exposed.
-
-            forward  = pairs x (all-gather + reduce-scatter)            sequence parallel
-            backward = pairs x (2 all-gathers + reduce-scatter)
-            both     = pairs x all-reduce                               without sequence parallelism
-            bytes    = 2 B x hidden x tokens
-
-        Counted: a pair around attention and one around the MLP (one in all with a parallel block).
-        Source: Korthikanti et al., arXiv 2205.05198, section 4.2.
-        """
-        layout = self._layout
-        if layout.tp == 1:
-            return np.zeros_like(tokens), np.zeros_like(tokens)
-        pairs = 1 if self._model.parallel_block or (self._moe and layout.ep > 1) else 2
-        tensor_bytes = BF16_BYTES * self._model.hidden * tokens
-        if layout.sequence_parallel:
-            gather = self._collectives.all_gather_s(tensor_bytes, self._tp_group)
-            scatter = self._collectives.reduce_scatter_s(tensor_bytes, self._tp_group)
-            return np.asarray(pairs * (gather + scatter)), np.asarray(pairs * (gather * 2 + scatter))
-        reduce = np.asarray(pairs * self._collectives.all_reduce_s(tensor_bytes, self._tp_group))
-        return reduce, reduce
+        """tp_communication_s of the forward and of the backward: the same collectives, differently often."""
+        if not self._tensor_parallel.overlaps:
+            return self._tensor_parallel.sides_s(tokens, len(self._around))
+        return self._tensor_parallel.overlapped_s(tokens, self._around)
 
     @priced("expert_all_to_all")
     def expert_all_to_all_s(self, tokens: Floats) -> Floats:
@@ -230,6 +211,23 @@ class LayerCost:
             )
             for side in sides
         ]
+
+
+def _side_by_side(attention: _Block, mlp: _Block, *, fused: bool) -> _Block:
+    """A parallel block: attention and MLP read one input, their outputs are summed.
+
+    Fused: QKV and the first MLP matrix are one product with as many columns, output projection and last MLP matrix
+    one with as long a contraction (PaLM, arXiv 2204.02311, section 2). Latent attention has no such matrix.
+    """
+    entering, leaving = attention.entering + mlp.entering, attention.leaving + mlp.leaving
+    if fused and len(attention.entering) == 1:
+        entering = (replace(entering[0], name=_joined(entering), columns=sum(op.columns for op in entering)),)
+        leaving = (replace(leaving[0], name=_joined(leaving), inner=sum(op.inner for op in leaving)),)
+    return _Block(entering=entering, leaving=leaving)
+
+
+def _joined(ops: tuple[LinearOp, ...]) -> str:
+    return "+".join(op.name for op in ops)
 
 
 def _mlp(model: Model, width: int) -> tuple[LinearOp, ...]:

@@ -7,12 +7,13 @@ from typing import Literal
 
 from hdpsim.errors import InfeasibleError
 
-__all__ = ["Layout", "Precision", "Recompute", "Schedule", "Sharding"]
+__all__ = ["AttentionKernel", "Layout", "Precision", "Recompute", "Schedule", "Sharding"]
 
 Schedule = Literal["1f1b", "interleaved"]
 Recompute = Literal["none", "selective", "full"]
 Precision = Literal["bf16", "fp8"]
 Sharding = Literal["none", "zero1", "zero2", "zero3"]
+AttentionKernel = Literal["flash", "flash1", "flash2", "unfused"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,13 @@ class Layout:
     """Optimizer states in host memory, updated by the CPU: gradients go there, parameters come back."""
     dp_overlap: bool = True
     """Gradient reduction and parameter gather run beside compute; off: nothing of them is hidden."""
+    tp_overlap: bool = False
+    """Tensor-parallel collectives run beside the GEMMs that need or feed them, cut into chunks."""
+    attention_kernel: AttentionKernel = "flash"
+    """flash: the best kernel of the GPU's generation; flash1, flash2: FlashAttention of 2022 and 2023; unfused: the
+    scores go to memory and back."""
+    fused_kernels: bool = True
+    """Norms, biases, activation, rotary embedding, dropout and softmax as one kernel each, not one per operation."""
     rank_capacity_tokens: int | None = None
     """Tokens one rank holds per micro-batch (C); None = what memory allows."""
 

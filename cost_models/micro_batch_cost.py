@@ -73,7 +73,8 @@ class MicroBatchCost:
     def terms_s(self, batches: MicroBatches, *, backward: bool) -> Floats:
         """[T, K, n]: seconds of every term, kind of stage and micro-batch."""
         # The forward matters to a backward that runs it again.
-        sides = (False, True) if backward and self.layout.recompute == "full" else (backward,)
+        again = self.layout.recompute == "full" or self._scores_again
+        sides = (False, True) if backward and again else (backward,)
         tokens = self._tokens(batches)
         return self._stage_terms(
             batches, tokens, self._layer_terms(batches, tokens, sides), backward=backward
@@ -111,6 +112,8 @@ class MicroBatchCost:
                     out[:, row] += count * layers[moe, backward]
                     if backward and self.layout.recompute == "full":
                         out[_TERM["recompute"], row] += count * layers[moe, False].sum(axis=0)
+                    elif backward and self._scores_again:
+                        out[_TERM["recompute"], row] += count * layers[moe, False][_TERM["attention"]]
             out[_TERM["offload_wait"], row] += self._offload_wait_s(batches, tokens, layers, kind, backward)
             if self._sharded is not None:
                 exposed = self._sharded.exposed_s(kind, self._compute_s(layers, backward), backward=backward)
@@ -241,7 +244,8 @@ class MicroBatchCost:
         sizes = np.asarray(group_size, dtype=np.float64)
         tiers = np.asarray(tier, dtype=np.int64)
         total = np.zeros(np.broadcast(tokens, sizes).shape)
-        for backward, passes in ((False, self._forward_passes), (True, 1.0)):
+        forward_passes = 2.0 if self._scores_again else self._forward_passes
+        for backward, passes in ((False, forward_passes), (True, 1.0)):
             step = self.attention.ring_step_s(tokens, sizes, backward=backward)
             ring = self.attention.ring(step, tokens / sizes, sizes, tiers, backward=backward).total
             alone = self.attention.alone_s(tokens, backward=backward)
@@ -260,6 +264,8 @@ class MicroBatchCost:
         if self.layout.recompute == "full":
             again = forward[[_TERM[name] for name in _REPEATED]].sum(axis=0)
             total -= again - self.cal.micro_batch_fixed_s / 2.0 / self.layout.vpp
+        elif self._scores_again:
+            total -= forward[_TERM["attention"]]
         return np.asarray(total[self.kind].sum(axis=1))
 
     def token_s(self, tokens_per_rank: float) -> float:
@@ -275,6 +281,11 @@ class MicroBatchCost:
     def floor_s(self) -> float:
         """Least time of a micro-batch (forward + backward) on the busiest stage: its layers cannot run faster."""
         return (2.0 + self._forward_passes) * self._layer_floor_s * self.busiest_layers
+
+    @property
+    def _scores_again(self) -> bool:
+        """Selective recomputation repeats what unfused attention would have kept; flash kernels keep no scores."""
+        return self.layout.recompute == "selective" and self.layout.attention_kernel == "unfused"
 
     @property
     def _forward_passes(self) -> float:

@@ -57,6 +57,8 @@ class Model:
     biases: bool = False
     """Linear layers and norms carry biases (GPT family)."""
     qkv_biases: bool = False
+    dropout: bool = False
+    """Trained with dropout on attention weights and on the outputs of attention and MLP (GPT-2 and GPT-3 recipes)."""
     learned_positions: int = 0
     """Rows of a learned position table; 0 = rotary."""
     mtp_layers: int = 0

@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import get_args
 
 from cost_models.checkpoint import Readers
-from cost_models.layout import Precision, Recompute, Schedule, Sharding
+from cost_models.layout import AttentionKernel, Precision, Recompute, Schedule, Sharding
 from cost_models.schema import Problems, did_you_mean
 from cost_models.startup import StartupMethod
 from cost_models.units import parse_quantity, unit_names
@@ -263,6 +263,9 @@ KEYS: Mapping[str, Key] = {
     "layout.dp_overlap": Key(parse=_boolean, default=True),
     "layout.recompute": Key(parse=_choice(get_args(Recompute)), default="none"),
     "layout.precision": Key(parse=_choice(get_args(Precision)), default="bf16"),
+    "layout.tp_overlap": Key(parse=_boolean, default=False),
+    "layout.attention_kernel": Key(parse=_choice(get_args(AttentionKernel)), default="flash"),
+    "layout.fused_kernels": Key(parse=_boolean, default=True),
     "layout.rank_capacity": Key(
         parse=_or_word("auto", _tokens), default=None, dump=_word_or("auto", _dump_tokens)
     ),

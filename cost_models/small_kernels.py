@@ -1,0 +1,103 @@
+"""Everything of a layer that is neither a matrix product nor attention: norms, biases, activation, routing.
+
+Such kernels do little work per byte: they take the time of their HBM traffic. How much that is depends on how many
+operations one kernel does, so this module counts passes: one element read or written, in units of 16 bits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.calibration import Calibration
+from cost_models.hardware import Gpu
+from cost_models.kernels import BF16_BYTES, memory_bound_s
+from cost_models.layout import Layout
+from cost_models.model import Model
+from cost_models.tracing import note, priced
+
+__all__ = ["SmallKernels"]
+
+Floats = NDArray[np.float64]
+
+MASK = 0.5  # a dropout mask is one byte per element
+BACKWARD_TRAFFIC = 2  # the backward of a kernel reads its inputs again beside the gradients
+
+# Passes per element of one norm of separate kernels: to fp32 (1 + 2), square (2 + 2), mean (2), scale by it (2 + 2), to
+# 16 bits (2 + 1), weight (1 + 1): LlamaRMSNorm of Hugging Face transformers. LayerNorm under autocast: to fp32 (1 + 2),
+# one kernel (2 + 2), back (2 + 1).
+SEPARATE_NORM = {"rms": 16.0, "layer": 10.0}
+# Rotary embedding of separate kernels: rotate half (2), times cosine (2), times sine (2), sum (3).
+SEPARATE_ROTARY = 9.0
+
+
+class SmallKernels:
+    """Passes over memory of one layer kind ('dense' or 'moe') on one GPU of a layout.
+
+    Per token of a rank, t = tp, S = t with sequence parallelism, else 1 (h hidden, f MLP width, w = heads x dim):
+        fused     passes x [ norms 2 x 2 h / S + adds 2 x (3 + mask) h / S + rotary 2 (a + g) d / t
+                             + activation 3 f / t (2 f without gate) + routing 4 k h / t ]
+        separate  norms 2 x n h / S + outputs 2 x (3 + bias 2 + dropout 2 + mask) h / S + rotary 9 (a + g) d / t
+                  + activation (5 with a gate, 2 without, + bias 2) f / t + routing 4 k h / t
+
+    One norm in a parallel block, whose sum of three needs one kernel.
+    Counted: every kernel reads and writes its tensors once, the mask of a dropout, twice as much in the backward.
+    Ignored: statistics of norms, tables of the rotary embedding, random numbers.
+    Source: derivation; *passes* (casts, a separate rotary embedding) calibrated.
+    """
+
+    def __init__(self, model: Model, layout: Layout, gpu: Gpu, cal: Calibration, *, moe: bool) -> None:
+        self._gpu, self._cal = gpu, cal
+        self.passes = (
+            cal.small_kernel_passes * _fused_passes(model, layout, moe)
+            if layout.fused_kernels
+            else _separate_passes(model, layout, moe)
+        )
+
+    @priced("small_kernels")
+    def seconds(self, tokens: Floats, *, backward: bool) -> Floats:
+        """Forward or backward of all of them, for a rank's *tokens*."""
+        note(passes=self.passes)
+        traffic_bytes = BF16_BYTES * self.passes * (BACKWARD_TRAFFIC if backward else 1)
+        return memory_bound_s(traffic_bytes * tokens, self._gpu, self._cal)
+
+
+def _fused_passes(model: Model, layout: Layout, moe: bool) -> float:
+    blocks = 1 if model.parallel_block else 2
+    mask = MASK if model.dropout else 0.0
+    residual = (blocks * 2 + blocks * (3 + mask)) * model.hidden / _residual_shards(layout)
+    activation = (3 if model.gated_mlp else 2) * _width(model, moe) / layout.tp
+    return residual + 2 * _rotated(model, layout) + activation + _routing(model, layout, moe)
+
+
+def _separate_passes(model: Model, layout: Layout, moe: bool) -> float:
+    blocks = 1 if model.parallel_block else 2
+    output = 3 + (2 if model.biases else 0) + (2 + MASK if model.dropout else 0)
+    # a parallel block adds attention, MLP and residual: two additions, each with its bias
+    residual = (blocks * SEPARATE_NORM[model.norm] + 2 * output) * model.hidden / _residual_shards(layout)
+    activation = ((5 if model.gated_mlp else 2) + (2 if model.biases else 0)) * _width(model, moe) / layout.tp
+    rotary = SEPARATE_ROTARY * _rotated(model, layout)
+    return residual + rotary + activation + _routing(model, layout, moe)
+
+
+def _rotated(model: Model, layout: Layout) -> float:
+    """Elements of queries and keys that the rotary embedding turns."""
+    if model.learned_positions:
+        return 0.0
+    return (model.heads + model.kv_heads) * model.head_dim / layout.tp
+
+
+def _width(model: Model, moe: bool) -> int:
+    """Inner elements of the MLP (or of the experts) that a token passes."""
+    if moe:
+        return model.ffn_hidden * model.top_k + model.shared_expert_ffn
+    return model.dense_ffn_hidden if model.experts else model.ffn_hidden
+
+
+def _routing(model: Model, layout: Layout, moe: bool) -> float:
+    """Tokens are gathered for the experts (2), their outputs summed by weight (2)."""
+    return 4 * model.top_k * model.hidden / layout.tp if moe else 0.0
+
+
+def _residual_shards(layout: Layout) -> int:
+    return layout.tp if layout.sequence_parallel else 1

@@ -1,0 +1,179 @@
+"""Tensor-parallel collectives of a layer: how long they take, and how much of that GEMMs beside them leave exposed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cost_models.calibration import Calibration
+from cost_models.collectives import Collectives
+from cost_models.hardware import Cluster
+from cost_models.kernels import BF16_BYTES
+from cost_models.layer_gemms import LayerGemms
+from cost_models.layout import Layout
+from cost_models.model import Model
+from cost_models.tracing import priced
+
+__all__ = ["BlockGemms", "TensorParallel", "beside_s", "pipelined_s"]
+
+Floats = NDArray[np.float64]
+
+# Of a GEMM cut into four, the first (or last) piece of the transfer has nothing beside it; the collective keeps 16 SMs:
+# Megatron-Bridge performance guide, communication overlap (Transformer Engine's userbuffers: num_splits, num_sm).
+OVERLAP_CHUNKS = 4
+COMMUNICATION_SMS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockGemms:
+    """Seconds of the products around the collectives of a block (attention, MLP, or both at once), [n] each.
+
+    *entering*: they read the gathered input (QKV, first MLP matrix); *leaving*: their output is summed over the group.
+    """
+
+    entering_forward: Floats
+    leaving_forward: Floats
+    entering_backward: Floats
+    leaving_backward: Floats
+
+    @classmethod
+    def of(cls, entering: LayerGemms, leaving: LayerGemms, tokens: Floats) -> BlockGemms:
+        """Seconds of the products of a block."""
+        return cls(
+            entering_forward=entering.seconds(tokens, backward=False),
+            leaving_forward=leaving.seconds(tokens, backward=False),
+            entering_backward=entering.seconds(tokens, backward=True),
+            leaving_backward=leaving.seconds(tokens, backward=True),
+        )
+
+    @property
+    def entering_gradient(self) -> Floats:
+        """Input gradient or weight gradient: each half of the backward's FLOP."""
+        return self.entering_backward / 2.0
+
+    @property
+    def leaving_gradient(self) -> Floats:
+        """The same."""
+        return self.leaving_backward / 2.0
+
+
+def beside_s(collective_s: ArrayLike, gemm_s: ArrayLike, sm_share: float) -> Floats:
+    """Time that a collective and a GEMM side by side take beyond the GEMM alone.
+
+        max( sm_share x collective, collective - GEMM )
+
+    The collective keeps a share of the SMs while it runs: the GEMM advances by (1 - share) of that time.
+    Ignored: HBM and L2 bandwidth that the transfer takes from the GEMM, clocks.  Source: derivation.
+    """
+    transfer = np.asarray(collective_s, dtype=np.float64)
+    return np.maximum(sm_share * transfer, transfer - np.asarray(gemm_s, dtype=np.float64))
+
+
+def pipelined_s(
+    collective_s: ArrayLike, gemm_s: ArrayLike, sm_share: float, tail_s: float, chunks: int = OVERLAP_CHUNKS
+) -> Floats:
+    """The same for a collective that feeds the GEMM, or is fed by it, chunk by chunk.
+
+        c / n + (n - 1) / n x beside(c, GEMM) + (n - 1) x tail,  at most c (a stack that gains nothing does not chunk)
+
+    Counted: one chunk of the collective without a GEMM beside it, start-up of the further GEMM kernels.
+    Ignored: start-up of the further chunks of the collective (peers write into each other's buffers), waves that the
+    smaller GEMMs leave partly empty (chunks run on several streams).
+    Source: Transformer Engine (userbuffers); MegaScale, arXiv 2402.15627, section 3.2.
+    """
+    transfer = np.asarray(collective_s, dtype=np.float64)
+    rest = (chunks - 1) / chunks * beside_s(transfer, gemm_s, sm_share) + (chunks - 1) * tail_s
+    return np.minimum(transfer, transfer / chunks + rest)
+
+
+class TensorParallel:
+    """Collectives around attention and MLP, exposed.
+
+    With sequence parallelism a block all-gathers its input and reduce-scatters its output; the backward all-gathers
+    the gradient, reduce-scatters its own result and gathers the input once more. Without: one all-reduce each way.
+    A parallel block has one pair instead of two. Experts spread over GPUs have none.
+    Source: Korthikanti et al., arXiv 2205.05198, section 4.2.
+
+    Overlapped (`tp_overlap`): what feeds a GEMM or is fed by it is pipelined with it in chunks; in the backward the
+    second gather runs beside the input-gradient GEMM, the reduction beside the weight-gradient GEMM, whole.
+    """
+
+    def __init__(
+        self, model: Model, layout: Layout, cluster: Cluster, cal: Calibration, collectives: Collectives
+    ) -> None:
+        self._hidden, self._layout, self._cal, self._collectives = model.hidden, layout, cal, collectives
+        self._group = collectives.group(layout.tp)
+        self._sm_share = COMMUNICATION_SMS / cluster.gpu.sm_count
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether GEMMs run beside the collectives."""
+        return self._layout.tp_overlap and self._layout.tp > 1
+
+    @priced("tp_communication")
+    def sides_s(self, tokens: Floats, pairs: int) -> tuple[Floats, Floats]:
+        """Forward and backward of *pairs* blocks with nothing beside the collectives.
+
+            forward  = pairs x (all-gather + reduce-scatter)            sequence parallel
+            backward = pairs x (2 all-gathers + reduce-scatter)
+            both     = pairs x all-reduce                               without sequence parallelism
+            bytes    = 2 B x hidden x tokens
+
+        Counted: a pair around attention and one around the MLP (one in all with a parallel block).
+        Source: Korthikanti et al., arXiv 2205.05198, section 4.2.
+        """
+        if self._layout.tp == 1:
+            return np.zeros_like(tokens), np.zeros_like(tokens)
+        if self._layout.sequence_parallel:
+            gather, scatter = self._gather_and_scatter(tokens)
+            return np.asarray(pairs * (gather + scatter)), np.asarray(pairs * (gather * 2 + scatter))
+        reduce = np.asarray(pairs * self._collectives.all_reduce_s(self._tensor_bytes(tokens), self._group))
+        return reduce, reduce
+
+    @priced("tp_communication")
+    def overlapped_s(
+        self, tokens: Floats, products: list[tuple[LayerGemms, LayerGemms]]
+    ) -> tuple[Floats, Floats]:
+        """Forward and backward with the products of *blocks* beside the collectives.
+
+            forward  = per block: all-gather pipelined with what it feeds, reduce-scatter with what feeds it
+            backward = all-gather pipelined with the input gradient of the leaving products; all-gather beside the
+                       input gradient and reduce-scatter beside the weight gradient of the entering ones
+
+        Counted: see pipelined_s and beside_s; *products* of every block: entering, leaving.
+        Source: Transformer Engine; Megatron-Core, tp_comm_overlap.
+        """
+        blocks = [BlockGemms.of(entering, leaving, tokens) for entering, leaving in products]
+        forward, backward = np.zeros_like(tokens), np.zeros_like(tokens)
+        if self._layout.sequence_parallel:
+            gather, scatter = self._gather_and_scatter(tokens)
+            for block in blocks:
+                forward = forward + self._pipelined(gather, block.entering_forward)
+                forward = forward + self._pipelined(scatter, block.leaving_forward)
+                backward = backward + self._pipelined(gather, block.leaving_gradient)
+                backward = backward + self._beside(gather, block.entering_gradient)
+                backward = backward + self._beside(scatter, block.entering_gradient)
+            return forward, backward
+        reduce = self._collectives.all_reduce_s(self._tensor_bytes(tokens), self._group)
+        for block in blocks:
+            forward = forward + self._pipelined(reduce, block.leaving_forward)
+            backward = backward + self._beside(reduce, block.entering_gradient)
+        return forward, backward
+
+    def _tensor_bytes(self, tokens: Floats) -> Floats:
+        return BF16_BYTES * self._hidden * tokens
+
+    def _gather_and_scatter(self, tokens: Floats) -> tuple[Floats, Floats]:
+        volume = self._tensor_bytes(tokens)
+        return (
+            self._collectives.all_gather_s(volume, self._group),
+            self._collectives.reduce_scatter_s(volume, self._group),
+        )
+
+    def _pipelined(self, collective_s: Floats, gemm_s: Floats) -> Floats:
+        return pipelined_s(collective_s, gemm_s, self._sm_share, self._cal.kernel_tail_s)
+
+    def _beside(self, collective_s: Floats, gemm_s: Floats) -> Floats:
+        return beside_s(collective_s, gemm_s, self._sm_share)
