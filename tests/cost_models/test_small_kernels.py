@@ -1,0 +1,63 @@
+"""Traffic of norms, biases, activation and routing, counted by hand; fused never moves more than separate kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ideal_hardware import FFN, GPU, HBM, HEADS, HIDDEN, IDEAL, KV_HEADS, MODEL
+
+from cost_models.calibration import calibration
+from cost_models.layout import Layout
+from cost_models.model import Model
+from cost_models.small_kernels import SmallKernels
+
+CAL = replace(IDEAL, small_kernel_passes=1.0)
+GPT = replace(MODEL, gated_mlp=False, norm="layer", biases=True, learned_positions=2048)
+
+
+def passes(model: Model, layout: Layout | None = None) -> float:
+    return SmallKernels(model, layout or Layout(), GPU, CAL, moe=False).passes
+
+
+def test_fused_passes_of_llama() -> None:
+    # 2 norms (read, write), 2 adds (read 2, write 1), rotary (read, write), gate and up in, product out
+    assert passes(MODEL) == 2 * (2 + 3) * HIDDEN + 2 * (HEADS + KV_HEADS) * 128 + 3 * FFN
+
+
+def test_separate_passes_of_llama() -> None:
+    by_hand = (2 * 16 + 2 * 3) * HIDDEN + 9 * (HEADS + KV_HEADS) * 128 + 5 * FFN
+    assert passes(MODEL, Layout(fused_kernels=False)) == by_hand
+
+
+def test_dropout_of_gpt() -> None:
+    # fused: only the mask of one byte is new, twice; separate: read, write and the mask, twice, beside the biases
+    assert passes(replace(GPT, dropout=True)) - passes(GPT) == 2 * 0.5 * HIDDEN
+    separate = Layout(fused_kernels=False)
+    assert passes(GPT, separate) == (2 * 10 + 2 * 5) * HIDDEN + 4 * FFN
+    assert passes(replace(GPT, dropout=True), separate) - passes(GPT, separate) == 2 * 2.5 * HIDDEN
+
+
+def test_sequence_parallelism_spreads_norms_and_dropout() -> None:
+    whole, spread = (passes(GPT, Layout(tp=8, sequence_parallel=sp)) for sp in (False, True))
+    assert whole - spread == 10 * HIDDEN * 7 / 8
+
+
+def test_the_backward_moves_twice_as_much() -> None:
+    kernels, tokens = SmallKernels(MODEL, Layout(), GPU, CAL, moe=False), np.array([1000.0])
+    assert kernels.seconds(tokens, backward=False) == pytest.approx(2 * passes(MODEL) * 1000 / HBM)
+    assert kernels.seconds(tokens, backward=True) == pytest.approx(4 * passes(MODEL) * 1000 / HBM)
+
+
+@given(
+    st.sampled_from([MODEL, GPT]), st.booleans(), st.booleans(), st.sampled_from([1, 2, 4, 8]), st.booleans()
+)
+def test_fused_never_moves_more(model: Model, parallel: bool, dropout: bool, tp: int, sp: bool) -> None:
+    shape = replace(model, parallel_block=parallel, dropout=dropout)
+    layouts = (Layout(tp=tp, sequence_parallel=sp, fused_kernels=fused) for fused in (True, False))
+    cal = calibration("hopper")
+    fused, separate = (SmallKernels(shape, layout, GPU, cal, moe=False).passes for layout in layouts)
+    assert fused < separate

@@ -1,0 +1,114 @@
+"""Overlap of tensor-parallel collectives with GEMMs: hand-computed exposed times, limits, parallel blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ideal_hardware import FFN, HIDDEN, IDEAL, MODEL, NVLINK, PEAK, ideal_cluster
+
+from cost_models.collectives import Collectives
+from cost_models.fabric import FabricModel
+from cost_models.layer_cost import LayerCost
+from cost_models.layout import Layout
+from cost_models.model import Model
+from cost_models.tensor_parallel import beside_s, pipelined_s
+
+times = st.floats(0.0, 1e3)
+shares = st.floats(0.0, 0.5)
+
+
+def layer(layout: Layout, model: Model = MODEL, *, nvlink: float = NVLINK) -> LayerCost:
+    cluster = ideal_cluster(nvlink=nvlink)
+    return LayerCost(
+        model, layout, cluster, IDEAL, Collectives(FabricModel(cluster, IDEAL.network)), moe=False
+    )
+
+
+def exposed(cost: LayerCost, tokens: float, *, backward: bool = False) -> float:
+    return float(cost.tp_communication_s(np.array([tokens]), backward=backward)[0])
+
+
+class TestBeside:
+    def test_a_long_product_hides_the_transfer_but_runs_on_fewer_sms(self) -> None:
+        # in 2 s of transfer the product does 2 x 3/4 = 1.5 s of its 10 s: 10.5 s instead of 10
+        assert float(beside_s(2.0, 10.0, 0.25)) == 0.5
+
+    def test_a_long_transfer_hides_the_product(self) -> None:
+        assert float(beside_s(10.0, 2.0, 0.25)) == 8.0
+
+    @given(times, times, shares)
+    def test_side_by_side_is_never_longer_than_one_after_the_other(
+        self, c: float, g: float, x: float
+    ) -> None:
+        assert 0.0 <= float(beside_s(c, g, x)) <= c
+
+
+class TestPipelined:
+    def test_one_chunk_of_four_is_exposed(self) -> None:
+        # 8 / 4 + 3/4 x max(8 x 1/8, 8 - 100) = 2 + 0.75
+        assert float(pipelined_s(8.0, 100.0, 0.125, 0.0)) == 2.75
+
+    def test_what_exceeds_the_product_is_exposed_too(self) -> None:
+        # 8 / 4 + 3/4 x (8 - 4) = 5
+        assert float(pipelined_s(8.0, 4.0, 0.125, 0.0)) == 5.0
+
+    def test_three_more_kernels_start(self) -> None:
+        assert float(pipelined_s(8.0, 100.0, 0.125, 0.25)) == 3.5
+
+    @given(times, times, shares, st.floats(0.0, 1.0))
+    def test_it_never_costs_more_than_no_overlap(self, c: float, g: float, x: float, tail: float) -> None:
+        assert 0.0 <= float(pipelined_s(c, g, x, tail)) <= c
+
+
+class TestLayer:
+    def test_each_of_the_four_products_hides_its_transfer(self) -> None:
+        # 64 SMs, 16 kept: a quarter. Transfer of one pair: 2 h B / NVLink x 7/8 each way.
+        tokens = 4096.0
+        half = 2 * HIDDEN * tokens * 7 / 8 / NVLINK
+        # the four products of a shard; partly filled waves change them by less than a percent of the sum
+        projection = 2 * tokens * HIDDEN * HIDDEN / 8 / PEAK
+        up, down = 2 * tokens * HIDDEN * 2 * FFN / 8 / PEAK, 2 * tokens * FFN * HIDDEN / 8 / PEAK
+        qkv = 2 * tokens * HIDDEN * 48 * 128 / 8 / PEAK
+        by_hand = sum(
+            half / 4 + 0.75 * max(half / 4, half - product) for product in (qkv, projection, up, down)
+        )
+        assert exposed(layer(Layout(tp=8, tp_overlap=True)), tokens) == pytest.approx(by_hand, rel=1e-2)
+
+    @pytest.mark.parametrize("sequence_parallel", [True, False])
+    @pytest.mark.parametrize("backward", [True, False])
+    def test_overlap_helps_and_a_fast_link_leaves_nothing(
+        self, sequence_parallel: bool, backward: bool
+    ) -> None:
+        layout = Layout(tp=8, sequence_parallel=sequence_parallel)
+        plain, beside = layer(layout), layer(replace(layout, tp_overlap=True))
+        assert exposed(beside, 4096, backward=backward) < exposed(plain, 4096, backward=backward)
+        fast = layer(replace(layout, tp_overlap=True), nvlink=1e24)
+        assert exposed(fast, 4096, backward=backward) < 1e-12
+
+    def test_overlap_without_tensor_parallelism_is_nothing(self) -> None:
+        assert exposed(layer(Layout(tp_overlap=True)), 4096) == 0.0
+
+
+class TestParallelBlock:
+    parallel = replace(MODEL, parallel_block=True)
+
+    @pytest.mark.parametrize("overlap", [True, False])
+    def test_it_halves_the_collectives(self, overlap: bool) -> None:
+        layout = Layout(tp=8, tp_overlap=overlap)
+        ratio = exposed(layer(layout, self.parallel), 4096) / exposed(layer(layout), 4096)
+        assert ratio <= 0.5 + 1e-12
+        if not overlap:
+            assert ratio == pytest.approx(0.5, rel=1e-12)
+
+    def test_fused_products_fill_waves_that_separate_ones_leave_empty(self) -> None:
+        # 128 tokens, tiles of 128 x 256 on 64 SMs: QKV 24 tiles, first MLP matrix 86; together 110 tiles in 2 waves
+        # where the two alone take 1 + 2
+        tokens = np.array([128.0])
+        fused = layer(Layout(), self.parallel).gemm_s(tokens, backward=False)
+        separate = layer(Layout(fused_kernels=False), self.parallel).gemm_s(tokens, backward=False)
+        assert separate == pytest.approx(layer(Layout()).gemm_s(tokens, backward=False), rel=1e-12)
+        assert float(fused[0]) < float(separate[0])

@@ -1,0 +1,97 @@
+"""Attention whose scores go to memory, and older flash kernels: bytes and FLOP by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from ideal_hardware import FAST_MEMORY_GPU, GPU, HBM, HEADS, IDEAL, MODEL, PEAK, ideal_cluster
+
+from cost_models.attention_cost import AttentionCost
+from cost_models.calibration import Calibration
+from cost_models.fabric import FabricModel
+from cost_models.layout import AttentionKernel, Layout
+from cost_models.micro_batch import MicroBatches
+from cost_models.micro_batch_cost import TERMS, MicroBatchCost
+from cost_models.model import Model
+from cost_models.unfused_attention import unfused_attention_s
+
+S, D = 2048.0, 128
+
+
+def alone(layout: Layout, model: Model = MODEL, cal: Calibration = IDEAL, *, backward: bool = False) -> float:
+    where = ideal_cluster()
+    cost = AttentionCost(model, layout, where.gpu, cal, FabricModel(where, cal.network))
+    return float(cost.alone_s([S], backward=backward)[0])
+
+
+@pytest.mark.parametrize(
+    ("backward", "fused", "dropout", "bytes_per_score"),
+    # products read or write the scores once each: two forward, four backward
+    [
+        (False, True, False, 4 + 4), (False, True, True, 4 + 9), (True, True, False, 8 + 6),
+        (True, True, True, 8 + 11), (False, False, False, 4 + 36), (True, False, False, 8 + 40),
+    ],
+)  # fmt: skip
+def test_traffic_of_the_scores(backward: bool, fused: bool, dropout: bool, bytes_per_score: int) -> None:
+    gpu = replace(GPU, bf16_flop_per_s=1e30)  # all memory
+    seconds = unfused_attention_s(
+        S, S, HEADS, D, D, gpu, IDEAL, backward=backward, fused_softmax=fused, dropout=dropout
+    )
+    operands = (
+        HEADS * (8 if backward else 4) * S * D * 2
+    )  # two operands (or results) of s x d in each product
+    assert float(seconds) == pytest.approx((HEADS * S * S * bytes_per_score + operands) / HBM, rel=1e-12)
+
+
+@pytest.mark.parametrize(("backward", "products"), [(False, 2), (True, 4)])
+def test_flop_of_the_whole_square(backward: bool, products: int) -> None:
+    seconds = unfused_attention_s(S, S, HEADS, D, D, FAST_MEMORY_GPU, IDEAL, backward=backward)
+    flop = products * 2 * HEADS * S * S * D
+    # tiles of 128 x 128 for products of 128 columns: 1.09 times slower than the large ones
+    assert flop / PEAK <= float(seconds) <= 1.2 * flop / PEAK
+
+
+def test_memory_makes_it_slower_than_flash_and_a_window_saves_nothing() -> None:
+    for backward in (False, True):
+        flash, unfused = (
+            alone(Layout(attention_kernel=kernel), backward=backward) for kernel in ("flash", "unfused")
+        )
+        assert unfused > 1.5 * flash
+        windowed = replace(MODEL, sliding_window=512)
+        assert alone(Layout(attention_kernel="unfused"), windowed, backward=backward) == unfused
+
+
+def test_older_flash_kernels_run_at_their_rate() -> None:
+    cal = replace(IDEAL, flash1_rate=0.25, flash2_rate=0.5)
+    kernels: tuple[AttentionKernel, ...] = ("flash", "flash2", "flash1")
+    assert [alone(Layout(attention_kernel=kernel), cal=cal) for kernel in kernels] == pytest.approx(
+        [alone(Layout()) * factor for factor in (1, 2, 4)], rel=1e-12
+    )
+
+
+def test_selective_recomputation_repeats_the_scores_of_unfused_attention_only() -> None:
+    batches = MicroBatches(
+        segment_tokens=np.array([4096]), segment_offsets=np.array([0, 1]), group_size=np.array([1]),
+        tier=np.array([0]), offload_ratio=np.zeros(1),
+    )  # fmt: skip
+
+    def terms(kernel: AttentionKernel) -> tuple[MicroBatchCost, float, float]:
+        layout = Layout(recompute="selective", attention_kernel=kernel)
+        cost = MicroBatchCost(MODEL, layout, ideal_cluster(), IDEAL)
+        forward, backward = cost.both_terms_s(batches)
+        assert np.array_equal(backward, cost.terms_s(batches, backward=True))
+        return (
+            cost,
+            float(forward[TERMS.index("attention"), 0, 0]),
+            float(backward[TERMS.index("recompute"), 0, 0]),
+        )
+
+    cost, forward_s, again_s = terms("unfused")
+    assert again_s == pytest.approx(forward_s, rel=1e-12)
+    assert terms("flash")[2] == 0.0
+    # the planner's view agrees: linear parts leave the repeated attention to sequence_s
+    attention_s = float(cost.sequence_s([4096], [1], [0])[0])
+    whole_s = float(cost.busy_s(batches)[0])
+    assert float(cost.linear_s([4096])[0, 0]) + attention_s == pytest.approx(whole_s, rel=1e-9)
