@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cost_models.network_calibration import NetworkCalibration
+from cost_models.tracing import priced
 
 __all__ = [
     "LL",
@@ -177,6 +178,7 @@ def ring_bytes_per_s(wires: Wires, protocol: Protocol) -> float:
     return (0.92 if protocol is LL128 else 1.0) * wires.ring_bytes_per_s
 
 
+@priced()
 def ring_half_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol, in_place: bool = False) -> Floats:
     """All-gather or reduce-scatter on a ring.
 
@@ -193,6 +195,7 @@ def ring_half_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol, in_pla
     return time_s if in_place else time_s + wires.copy_s(sizes)
 
 
+@priced()
 def ring_all_reduce_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) -> Floats:
     """All-reduce on a ring: a reduce-scatter and an all-gather in one pipeline.
 
@@ -218,6 +221,7 @@ def _ring_s(wire_bytes: Floats, wires: Wires, protocol: Protocol, latency_s: flo
     )
 
 
+@priced()
 def tree_all_reduce_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) -> Floats:
     """All-reduce up and down a double binary tree of nodes, chains inside a node.
 
@@ -261,6 +265,7 @@ def nvls_bytes_per_s(wires: Wires) -> float:
     return wires.calibration.nvls_efficiency * wires.nvlink_bytes_per_s * local / (local + 1)
 
 
+@priced()
 def nvls_all_reduce_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
     """All-reduce inside the NVSwitches of one node (NVLink SHARP).
 
@@ -279,6 +284,7 @@ def nvls_all_reduce_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
     return time_s
 
 
+@priced()
 def nvls_tree_all_reduce_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
     """All-reduce with NVLS inside nodes and, between nodes, one tree per local rank on its own NIC.
 
@@ -299,6 +305,7 @@ def nvls_tree_all_reduce_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
     return time_s
 
 
+@priced()
 def pat_s(bytes_total: ArrayLike, wires: Wires, in_place: bool = False) -> Floats:
     """All-gather or reduce-scatter with parallel aggregated trees (one rank per node only).
 
@@ -321,6 +328,7 @@ def pat_s(bytes_total: ArrayLike, wires: Wires, in_place: bool = False) -> Float
     return time_s if in_place else time_s + wires.copy_s(sizes)
 
 
+@priced()
 def ring_broadcast_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) -> Floats:
     """Broadcast down a ring, pipelined.
 
@@ -334,6 +342,7 @@ def ring_broadcast_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) -
     return _ring_s(sizes, wires, protocol, ring_latency_s(wires, protocol, rounds=1))
 
 
+@priced()
 def all_to_all_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
     """Every rank sends an equal part of *bytes_total* to every rank: grouped send/recv.
 

@@ -132,7 +132,8 @@ class Collectives:
         )
         nic_bytes_per_s = min(rates.tolist(), default=math.inf)
         if listening():
-            note(nvlink_bytes_per_s=nvlink * calibration.nvlink_efficiency, nic_bytes_per_s=nic_bytes_per_s)
+            note(nvlink_bytes_per_s=nvlink * calibration.nvlink_efficiency)
+            note(nic_bytes_per_s=nic_bytes_per_s if group.nodes > 1 else None)
         return Wires(
             ranks=group.ranks,
             nodes=group.nodes,

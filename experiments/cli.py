@@ -25,6 +25,7 @@ VERBS = {
     "compare": "experiments.cli_compare",
     "scale": "experiments.cli_scale",
     "whatif": "experiments.cli_whatif",
+    "explain": "experiments.cli_explain",
     "trace": "experiments.cli_trace",
     "replay-ops": "experiments.cli_replay_ops",
     "campaign": "experiments.cli_campaign",

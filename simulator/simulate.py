@@ -11,12 +11,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from cost_models.flop import model_flop_per_token, sequence_model_flop
 from cost_models.memory import MemoryReport, memory_report, rank_capacity_tokens
-from cost_models.micro_batch import MicroBatches
+from cost_models.micro_batch import MicroBatches, StepCosts
 from cost_models.micro_batch_cost import MicroBatchCost
 from cost_models.step_costs import loading_s, planning_s, step_costs
 from hdpsim.errors import InfeasibleError, OutOfMemoryError, UserInputError
 from simulator.engine import run_engine
-from simulator.execution import Spans
+from simulator.execution import Execution, Spans
 from simulator.noise import draw_noise
 from simulator.plan import Plan
 from simulator.replay import run_replay
@@ -24,7 +24,15 @@ from simulator.setup import Setup
 from simulator.strategies.planner import make_plan
 from simulator.strategies.problem import PlanningProblem
 
-__all__ = ["StepResult", "capacity_tokens", "micro_batch_cost", "plan_batch", "simulate_step"]
+__all__ = [
+    "StepResult",
+    "capacity_tokens",
+    "micro_batch_cost",
+    "plan_batch",
+    "play_plan",
+    "price_plan",
+    "simulate_step",
+]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -170,6 +178,28 @@ def micro_batches(problem: PlanningProblem, plan: Plan) -> MicroBatches:
     )
 
 
+def price_plan(setup: Setup, problem: PlanningProblem, plan: Plan) -> StepCosts:
+    """What everything in the plan takes."""
+    data_s = _exposed_data_s(setup, problem.cost, len(problem.lengths), int(problem.lengths.sum()))
+    return step_costs(problem.cost, micro_batches(problem, plan), plan.ranks, data_s=data_s)
+
+
+def play_plan(setup: Setup, plan: Plan, costs: StepCosts) -> Execution:
+    """Play a priced plan with the scenario's executor and noise."""
+    options = setup.execution
+    noise = draw_noise(
+        plan,
+        stages=setup.layout.pp,
+        chunks=setup.layout.vpp,
+        tp=setup.layout.tp,
+        gpus_per_node=setup.cluster.node.gpus,
+        options=options,
+    )
+    if options.executor == "engine":
+        return run_engine(plan, costs, noise, spans=options.spans)
+    return run_replay(plan, costs, noise)
+
+
 def simulate_step(setup: Setup, lengths: ArrayLike) -> StepResult:
     """Simulate one step of *setup* on a batch of sequence lengths.
 
@@ -180,26 +210,8 @@ def simulate_step(setup: Setup, lengths: ArrayLike) -> StepResult:
     begun = time.perf_counter()
     plan, problem, report = plan_batch(setup, lengths)
     planned = time.perf_counter()
-    cost, options = problem.cost, setup.execution
     total = int(problem.lengths.sum())
-    costs = step_costs(
-        cost,
-        micro_batches(problem, plan),
-        plan.ranks,
-        data_s=_exposed_data_s(setup, cost, len(problem.lengths), total),
-    )
-    noise = draw_noise(
-        plan,
-        stages=setup.layout.pp,
-        chunks=setup.layout.vpp,
-        tp=setup.layout.tp,
-        gpus_per_node=setup.cluster.node.gpus,
-        options=options,
-    )
-    if options.executor == "engine":
-        execution = run_engine(plan, costs, noise, spans=options.spans)
-    else:
-        execution = run_replay(plan, costs, noise)
+    execution = play_plan(setup, plan, price_plan(setup, problem, plan))
     played = time.perf_counter()
     model_flop = sequence_model_flop(setup.model, problem.lengths, causal=True)
     full_flop = sequence_model_flop(setup.model, problem.lengths, causal=False)

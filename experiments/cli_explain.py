@@ -1,0 +1,55 @@
+"""`hdpsim explain`: a predicted step taken apart, one number traced to its roots."""
+
+from __future__ import annotations
+
+import click
+
+from experiments.cli_common import emit_json, json_option, load, scenario_argument, set_option, show_table
+
+__all__ = ["command"]
+
+
+@click.command("explain")
+@scenario_argument
+@set_option
+@click.option(
+    "--term",
+    metavar="NAME",
+    help="One term, such as tp_communication, or one part of it, such as tp_all_gather or gemm_qkv.",
+)
+@json_option
+def command(scenario: str, overrides: tuple[str, ...], term: str | None, as_json: bool) -> None:
+    """Where does every second of the predicted step come from?
+
+    Takes the step of the scenario's first global batch apart: each term with its seconds; with --term its formula,
+    the numbers that went in, the constants and where they come from.
+    """
+    from experiments import explain, explain_text, report
+
+    checked = load(scenario, overrides)
+    document = explain.explain(checked)
+    found = None if term is None else explain.find_term(document, term)
+    if as_json:
+        emit_json(
+            document if found is None else {**document, "terms": [found["term"]], "parts": found["parts"]}
+        )
+        return
+    click.echo(report.headline(checked))
+    click.echo(f"strategy {document['strategy']}: step {explain_text.seconds(document['step_s'])}")
+    click.echo()
+    if found is None:
+        show_table(explain_text.step_table(document))
+        click.echo()
+        for note in document["notes"]:
+            click.echo(note)
+        click.echo(f"parts for --term: {', '.join(explain.term_names(document))}")
+        return
+    if found["part"] is not None:
+        click.echo(f"{found['part']}, a part of {found['term']['term']}")
+        for part in found["parts"]:
+            click.echo("\n".join(explain_text.part_lines(part)))
+        return
+    click.echo("\n".join(explain_text.term_lines(document, found["term"])))
+    if found["term"]["products"]:
+        click.echo()
+        show_table(explain_text.product_table(found["term"]))

@@ -1,0 +1,157 @@
+"""Reported calls of cost functions as data: words from docstrings, numbers from arguments, constants with sources."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+from cost_models.tracing import Call
+
+__all__ = ["call_document", "products_of", "words_of"]
+
+Document = dict[str, Any]
+
+_LISTED = 16  # arrays of at most as many numbers are listed, larger ones summed up
+_LABELS = ("Counted:", "Ignored:", "Source:")
+_SHAPES = frozenset({"GroupShape", "Protocol"})
+"""Arguments that are dataclasses and whose fields are shown; others (GPU, calibration) show what was read of them."""
+
+
+def words_of(function: Callable[..., Any], owner: type | None = None) -> Document:
+    """What a docstring says: summary, formula (its indented lines), what is counted and ignored, source.
+
+    A method without a formula has that of its class.
+    """
+    words = _parsed(inspect.getdoc(function) or "")
+    if not words["formula"] and owner is not None:
+        of_class = _parsed(inspect.getdoc(owner) or "")
+        words = {key: text if key == "summary" else text or of_class[key] for key, text in words.items()}
+    return words
+
+
+def _parsed(text: str) -> Document:
+    words = {"summary": "", "formula": "", "counted": "", "ignored": "", "source": ""}
+    if not text:
+        return words
+    summary, _, rest = text.partition("\n\n")
+    words["summary"] = " ".join(summary.split())
+    formula = [line for line in rest.splitlines() if line.startswith("    ")]
+    words["formula"] = textwrap.dedent("\n".join(formula)) if formula else ""
+    plain = " ".join(line.strip() for line in rest.splitlines() if not line.startswith("    "))
+    places = sorted((plain.find(label), label) for label in _LABELS if label in plain)
+    ends = [*(place for place, _ in places), len(plain)][1:]
+    for (start, label), end in zip(places, ends, strict=True):
+        words[label[:-1].lower()] = plain[start + len(label) : end].strip()
+    return words
+
+
+def call_document(call: Call, sources: Mapping[str, str], term: str) -> Document:
+    """One call with everything it rests on; calls that price other accounts than *term* are left to those."""
+    return {
+        "name": call.function.__name__.lstrip("_"),
+        "function": f"{call.function.__module__}.{call.function.__qualname__}",
+        "direction": _direction(call),
+        **words_of(call.function, call.owner),
+        "inputs": {
+            name: shown for name, value in call.inputs.items() if (shown := _value(value)) is not None
+        },
+        "constants": {name: {"value": value, "source": sources[name]} for name, value in call.read.items()},
+        "result": _value(call.result),
+        "unit": "FLOP/s" if call.function.__name__.endswith("_flop_per_s") else "s",
+        "calls": [
+            call_document(inner, sources, term)
+            for inner in _chosen(call)
+            if not inner.terms or term in inner.terms
+        ],
+    }
+
+
+def _chosen(call: Call) -> Sequence[Call]:
+    """What a call rests on: of the algorithms of a collective only the fastest."""
+    if "algorithm" not in call.inputs or not call.calls:
+        return call.calls
+    return (min(call.calls, key=lambda option: float(np.sum(option.result))),)
+
+
+def _direction(call: Call) -> str | None:
+    backward = call.inputs.get("backward")
+    return None if backward is None else "backward" if backward else "forward"
+
+
+def _value(value: object) -> Any:
+    """A number, a short list or a summary; None for what is no number (a GPU, a calibration)."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no infinity
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return _array(value)
+    if isinstance(value, tuple) and all(isinstance(item, str) for item in value):
+        return list(value)
+    if isinstance(value, tuple):
+        return [_value(item) for item in value]
+    if is_dataclass(value) and type(value).__name__ in _SHAPES:
+        return {item.name: getattr(value, item.name) for item in fields(value)}
+    return None  # what was read of it is among the constants
+
+
+def _array(values: Any) -> Any:
+    if values.size == 1:
+        return values.item()
+    if values.ndim == 2 and values.shape[0] <= _LISTED:
+        return [_array(row) for row in values]
+    flat = values.ravel()
+    if flat.size and (flat == flat[0]).all():
+        return flat[0].item()
+    if flat.size <= _LISTED:
+        return flat.tolist()
+    return {
+        "count": int(flat.size),
+        "min": flat.min().item(),
+        "mean": float(flat.mean()),
+        "max": flat.max().item(),
+    }
+
+
+def products_of(call: Call) -> list[Document]:
+    """The matrix products of a layer's forward or backward, one by one.
+
+    Of several sizes of micro-batches, seconds and shape are means.
+    """
+    names = call.inputs.get("products")
+    if names is None:
+        return []
+    per_layer = np.asarray(call.inputs["per_layer"], dtype=np.float64).reshape(-1, 1)
+    backward = bool(call.inputs.get("backward"))
+    sides = ("input gradient", "weight gradient") if backward else ("forward",)
+    rows: list[Document] = []
+    kernels = [inner for inner in call.calls if "m" in inner.inputs and np.size(inner.inputs["m"]) > 0]
+    for number, kernel in enumerate(kernels[: len(sides)]):
+        seconds = np.asarray(kernel.result).reshape(len(names), -1)
+        m, n, k, groups = (
+            np.broadcast_to(np.asarray(kernel.inputs[axis], dtype=np.float64), seconds.shape)
+            for axis in ("m", "n", "k", "groups")
+        )
+        flop = 2.0 * groups * m * n * k
+        for place, name in enumerate(names):
+            busy_s = float(seconds[place].mean())
+            rows.append(
+                {
+                    "product": name or f"product_{place}",
+                    "side": sides[number],
+                    **{axis: float(size[place].mean()) for axis, size in zip("mnk", (m, n, k), strict=True)},
+                    "groups": int(groups[place, 0]),
+                    "per_layer": int(per_layer[place, 0]),
+                    "seconds_per_layer": float(per_layer[place, 0]) * busy_s,
+                    "flop_per_s": float(flop[place].mean()) / busy_s if busy_s > 0 else 0.0,
+                }
+            )
+    return rows
