@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
-from cost_models.hardware import Cluster, Fabric, FabricKind, Gpu, Node
+from cost_models.hardware import (
+    Cluster,
+    CongestionControl,
+    Fabric,
+    FabricKind,
+    Gpu,
+    Node,
+    Placement,
+    Routing,
+)
 from cost_models.model import LatentAttention, Model, NormKind
 from cost_models.schema import Fields
 
@@ -186,9 +195,8 @@ def _nodes(fields: Fields, node: Node | None) -> int:
 
 def _fabric(fields: Fields) -> Fabric:
     default = Fabric()
-    kind = fields.choice("kind", get_args(FabricKind), default=default.kind)
     result = Fabric(
-        kind="fat-tree" if kind == "fat-tree" else "rail-optimised",
+        kind=_word(fields, "kind", FabricKind, default.kind),
         nodes_per_block=fields.integer("nodes_per_block", default=default.nodes_per_block),
         blocks_per_pod=fields.integer("blocks_per_pod", default=default.blocks_per_pod),
         leaf_oversubscription=fields.number(
@@ -198,9 +206,20 @@ def _fabric(fields: Fields) -> Fabric:
             "spine_oversubscription", minimum=1.0, default=default.spine_oversubscription
         ),
         hop_latency_s=fields.quantity("hop_latency", "time", default=default.hop_latency_s, zero=True),
+        routing=_word(fields, "routing", Routing, default.routing),
+        uplinks=fields.integer("uplinks", default=default.uplinks),
+        port_split=fields.integer("port_split", default=default.port_split),
+        flows_per_connection=fields.integer("flows_per_connection", default=default.flows_per_connection),
+        congestion_control=_word(fields, "congestion_control", CongestionControl, default.congestion_control),
+        placement=_word(fields, "placement", Placement, default.placement),
     )
     fields.finish()
     return result
+
+
+def _word(fields: Fields, name: str, kind: Any, default: str) -> Any:
+    """One of the words of the Literal *kind*."""
+    return fields.choice(name, get_args(kind), default=default)
 
 
 def _name(fields: Fields, default: str) -> str:

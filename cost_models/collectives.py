@@ -123,7 +123,7 @@ class Collectives:
         places = self._places(group)
         # rings and trees follow the numbering: of a block's (pod's) flows between nodes one crosses its edge
         tiers = list(places)
-        shares = [1.0 if tier == 1 else count / group.nodes for tier, count in places.items()]
+        shares = [fabric.crossing_share(tier, count, group.nodes) for tier, count in places.items()]
         rates = fabric.bytes_per_s(tiers, shares) * group.nic_share if tiers else np.zeros(0)
         worst = fabric.bytes_per_s(tiers) * group.nic_share if tiers else np.zeros(0)
         remote = tuple(

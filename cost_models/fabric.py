@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cost_models.hardware import Cluster
+from cost_models.congestion import congested_rate
+from cost_models.hardware import Cluster, Fabric
 from cost_models.network_calibration import NetworkCalibration
 from hdpsim.errors import CatalogError, InfeasibleError
 
@@ -39,8 +40,9 @@ class FabricModel:
     """Bandwidth and latency by tier, and the tier of any GPUs.
 
     Counted: NVLink and NIC rates with their efficiencies, NICs shared by the GPUs of a node, oversubscription
-        of leaves and spines, NIC and switch latencies.
-    Ignored: ECMP collisions, adaptive routing, congestion between unrelated jobs, cable lengths.
+        of leaves and spines, NIC and switch latencies; where the fabric says so, ECMP collisions, congestion
+        control and scattered nodes.
+    Ignored: adaptive routing, congestion between unrelated jobs, cable lengths.
     Source: NVIDIA DGX SuperPOD reference architectures (rail-optimised Clos); Llama 3 (arXiv 2407.21783),
         section 3.3.1 (oversubscription above the pod).
     """
@@ -62,7 +64,30 @@ class FabricModel:
             + (a // block_gpus != b // block_gpus)
             + (a // pod_gpus != b // pod_gpus)
         )
+        if fabric.placement == "scattered":
+            # among several neighbours one is as far away as the cluster allows
+            limits = (node_gpus, block_gpus, pod_gpus)
+            tier = np.where(tier > 0, sum(self.cluster.gpus > limit for limit in limits), 0)
         return tier
+
+    def crossing_share(self, tier: int, places: int, nodes: int) -> float:
+        """Share of a ring's flows between nodes that cross *tier*.
+
+            grouped:    places / nodes               one flow leaves each of the blocks (pods) the ring runs through
+            scattered:  1 - (m - 1) / (n - 1)        the next of n nodes is not one of the m - 1 near ones
+
+        Args:
+            tier: 1 (between nodes), 2 (between blocks) or 3 (between pods).
+            places: nodes, blocks or pods the ring runs through.
+            nodes: nodes it runs through.
+        """
+        if tier == 1:
+            return 1.0
+        fabric, all_nodes = self.cluster.fabric, self.cluster.nodes
+        if fabric.placement == "grouped" or all_nodes < 2:
+            return places / nodes
+        near = fabric.nodes_per_block * (fabric.blocks_per_pod if tier == 3 else 1)
+        return max(0.0, 1.0 - (min(near, all_nodes) - 1) / (all_nodes - 1))
 
     def span_tier(self, first_gpu: ArrayLike, last_gpu: ArrayLike) -> Ints:
         """Tier of the widest hop among the GPUs first..last: with this numbering, that of the two ends."""
@@ -76,6 +101,8 @@ class FabricModel:
             tier 2: min(nic, nic / (leaf oversubscription x crossing share))
             tier 3: min(tier 2, nic / (leaf x spine oversubscription x crossing share))
 
+        With routing = ecmp tiers 2 and 3 get what hashed flows get (cost_models.congestion), which is never more.
+
         Args:
             tier: tier or array of tiers.
             crossing_share: share of all flows that cross this tier at the same time. 1 is the worst case;
@@ -87,8 +114,11 @@ class FabricModel:
         nvlink = node.gpu.nvlink_bytes_per_s * calibration.p2p_nvlink_efficiency
         leaf = fabric.leaf_oversubscription
         by_tier = np.asarray([1.0, 1.0, leaf, leaf * fabric.spine_oversubscription])
-        slowdown = by_tier[tiers] * np.asarray(crossing_share, dtype=np.float64)
+        shares = np.asarray(crossing_share, dtype=np.float64)
+        slowdown = by_tier[tiers] * shares
         rate: Floats = np.where(tiers == 0, nvlink, nic / np.maximum(1.0, slowdown))
+        if fabric.routing == "ecmp":
+            rate = rate * np.where(tiers < 2, 1.0, _hashed(fabric, tiers, shares))
         return rate
 
     def propagation_s(self, tier: ArrayLike) -> Floats:
@@ -147,6 +177,15 @@ class FabricModel:
         present = np.unique(hops)
         crossing_share = np.asarray([np.count_nonzero(hops >= tier) / network_hops for tier in present])
         return float(self.bytes_per_s(present, crossing_share).min()), float(self.latency_s(present).max())
+
+
+def _hashed(fabric: Fabric, tiers: Ints, shares: Floats) -> Floats:
+    """congested_rate of every tier and share, over what even spreading gives them."""
+    tiers, shares = np.broadcast_arrays(tiers, shares)
+    pairs = {(int(t), float(s)) for t, s in zip(tiers.ravel(), shares.ravel(), strict=True)}
+    factor = {(tier, share): congested_rate(fabric, tier, share) for tier, share in pairs}
+    values = [factor[int(t), float(s)] for t, s in zip(tiers.ravel(), shares.ravel(), strict=True)]
+    return np.asarray(values, dtype=np.float64).reshape(tiers.shape)
 
 
 def check_fabric(cluster: Cluster) -> None:

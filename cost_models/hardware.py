@@ -9,9 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Cluster", "Fabric", "FabricKind", "Gpu", "Node"]
+__all__ = [
+    "Cluster",
+    "CongestionControl",
+    "Fabric",
+    "FabricKind",
+    "Gpu",
+    "Node",
+    "Placement",
+    "Routing",
+]
 
 FabricKind = Literal["rail-optimised", "fat-tree"]
+Routing = Literal["ideal", "ecmp"]
+CongestionControl = Literal["ideal", "none", "dcqcn", "hybrid"]
+Placement = Literal["grouped", "scattered"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +83,13 @@ class Fabric:
         leaf_oversubscription: down-link over up-link bandwidth at the leaf; 1 = non-blocking.
         spine_oversubscription: the same between pods (spine to core).
         hop_latency_s: one switch hop, cable included.
+        routing: ideal (flows spread evenly over up-links) or ecmp (by a hash, see cost_models.congestion).
+        uplinks: up-links of one leaf (and of one spine): the bins of the hash.
+        port_split: up-link over down-link rate: 2 where a 400G port serves two 200G NICs (MegaScale section 3.6).
+        flows_per_connection: flows a NIC's traffic is cut into, each hashed on its own (queue pairs).
+        congestion_control: what happens on a link that more flows meet than it carries.
+        placement: grouped (a job's nodes follow the blocks: neighbours share leaf switches) or scattered (any node
+            anywhere).
     """
 
     kind: FabricKind = "rail-optimised"
@@ -79,6 +98,12 @@ class Fabric:
     leaf_oversubscription: float = 1.0
     spine_oversubscription: float = 1.0
     hop_latency_s: float = 0.5e-6
+    routing: Routing = "ideal"
+    uplinks: int = 32
+    port_split: int = 1
+    flows_per_connection: int = 1
+    congestion_control: CongestionControl = "ideal"
+    placement: Placement = "grouped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

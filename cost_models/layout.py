@@ -7,11 +7,12 @@ from typing import Literal
 
 from hdpsim.errors import InfeasibleError
 
-__all__ = ["AttentionKernel", "Layout", "Precision", "Recompute", "Schedule", "Sharding"]
+__all__ = ["AttentionKernel", "Layout", "Order", "Precision", "Recompute", "Schedule", "Sharding"]
 
 Schedule = Literal["1f1b", "interleaved"]
 Recompute = Literal["none", "selective", "full"]
 Precision = Literal["bf16", "fp8"]
+Order = Literal["tp-dp-pp", "tp-pp-dp"]
 Sharding = Literal["none", "zero1", "zero2", "zero3"]
 AttentionKernel = Literal["flash", "flash1", "flash2", "unfused"]
 
@@ -21,7 +22,7 @@ class Layout:
     """Degrees and switches.
 
     A *rank* is one model replica slice of tp x pp GPUs; there are gpus / (tp * pp) of them (d_hdp = d_dp x d_cp).
-    GPU numbering is Megatron's: tensor parallel innermost, then rank, then pipeline stage.
+    GPU numbering is Megatron's: tensor parallel innermost, then rank, then pipeline stage (see `order`).
     """
 
     tp: int = 1
@@ -52,6 +53,9 @@ class Layout:
     scores go to memory and back."""
     fused_kernels: bool = True
     """Norms, biases, activation, rotary embedding, dropout and softmax as one kernel each, not one per operation."""
+    order: Order = "tp-dp-pp"
+    """Which GPUs are numbered next to each other after a TP group: those of its data-parallel group (Megatron), or
+    those of its pipeline."""
     rank_capacity_tokens: int | None = None
     """Tokens one rank holds per micro-batch (C); None = what memory allows."""
 
@@ -62,3 +66,12 @@ class Layout:
                 f"{gpus} GPUs do not divide by tp x pp = {self.tp} x {self.pp} = {self.tp * self.pp}"
             )
         return gpus // (self.tp * self.pp)
+
+    @property
+    def rank_stride(self) -> int:
+        """GPUs from a rank's first GPU of a stage to that of the next rank."""
+        return self.tp if self.order == "tp-dp-pp" else self.tp * self.pp
+
+    def stage_stride(self, ranks: int) -> int:
+        """GPUs from a stage's first GPU to that of the next stage of the same rank."""
+        return self.tp * ranks if self.order == "tp-dp-pp" else self.tp

@@ -73,7 +73,7 @@ def epilogue(cost: MicroBatchCost, ranks: int, *, data_s: float) -> Epilogue:
     exposed_gather = 1.0 - cal.parameter_overlap if layout.dp_overlap else 1.0
     exposed_sync = 1.0 - cal.gradient_overlap if layout.dp_overlap else 1.0
     gather, sync, optimizer = (np.zeros(layout.pp) for _ in range(3))
-    for counts, members, stride in ((dense, ranks, layout.tp), (experts, copies, spread)):
+    for counts, members, stride in ((dense, ranks, layout.rank_stride), (experts, copies, spread)):
         if not counts.any():
             continue
         if layout.sharding == "zero3":
@@ -110,7 +110,7 @@ def _sync_s(cost: MicroBatchCost, parameters: Floats, group: GroupShape) -> Floa
 def step_costs(cost: MicroBatchCost, batches: MicroBatches, ranks: int, *, data_s: float) -> StepCosts:
     """Everything an executor needs to play a plan with these micro-batches."""
     layout = cost.layout
-    neighbour = int(cost.fabric.tier(0, ranks * layout.tp % max(1, cost.cluster.gpus)))
+    neighbour = int(cost.fabric.tier(0, layout.stage_stride(ranks) % max(1, cost.cluster.gpus)))
     alike = batches.alike
     priced = batches.first if alike else batches
     forward, backward = cost.both_terms_s(priced)

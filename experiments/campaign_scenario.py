@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from cost_models.checkpoint import (
     young_interval_s,
 )
 from cost_models.failure_rates import FailureProfile, failure_profile, load_failure_profile
+from cost_models.link_flaps import LinkFlaps
 from cost_models.startup import group_initialisation_s
 from experiments.compare import run_batches
 from experiments.scenario_schema import KEYS
@@ -99,7 +100,15 @@ def plan_campaign(scenario: Scenario, folder: Path | None = None) -> CampaignPla
         values["group_initialisation"],
         lambda: group_initialisation_s(cluster.gpus, layout.tp, layout.pp, values["startup"]),
     )
-    profile = _profile(values["failures"], folder)
+    flaps = LinkFlaps(
+        per_link_day=values["link_flaps_per_day"],
+        mean_s=values["link_flap_mean"],
+        timeout=values["nccl_timeout"],
+        retries=values["nccl_retries"],
+        adaptive=values["adaptive_retransmission"],
+    )
+    profile = _with_flaps(_profile(values["failures"], folder), flaps)
+    step_s, step_note = _stalled(step_s, step_note, flaps, cluster.nodes * cluster.node.nics)
     rates = profile.per_s(cluster.nodes, cluster.node.nics, values["failure_scale"])
     planned = sum(r for r, c in zip(rates, profile.causes, strict=True) if c.detection == "planned")
     unplanned = sum(rates) - planned
@@ -196,6 +205,23 @@ def _profile(name: str, folder: Path | None) -> FailureProfile:
         if place is not None and (place / name).is_file():
             return load_failure_profile((place / name).resolve())
     return load_failure_profile(Path(name))
+
+
+def _with_flaps(profile: FailureProfile, flaps: LinkFlaps) -> FailureProfile:
+    """The profile with the link flaps that end the job."""
+    return profile if flaps.cause is None else replace(profile, causes=(*profile.causes, flaps.cause))
+
+
+def _stalled(step_s: float, note: str, flaps: LinkFlaps, links: int) -> tuple[float, str]:
+    """The mean step with the stalls of the flaps the job survives."""
+    share = flaps.stall_share(links)
+    if share >= 1.0:
+        raise InfeasibleError(
+            f"campaign.link_flaps_per_day: {flaps.per_link_day:g} flaps of {links} links stall the job all the time"
+        )
+    if share == 0.0:
+        return step_s, note
+    return step_s / (1.0 - share), f"{note}; {100 * share:.2g} % of the time stalled by link flaps"
 
 
 def _steps_per_checkpoint(

@@ -86,6 +86,8 @@ def _experts(model: Model, cluster: Cluster, layout: Layout) -> str:
         return f"layout.ep: {model.name} has no experts; ep must be 1, not {ep}"
     if model.experts % ep:
         return f"layout.ep: {model.experts} experts of {model.name} do not divide by ep = {ep}"
+    if ep > layout.tp and layout.order != "tp-dp-pp":
+        return f"layout.order: experts across ranks (ep = {ep} > tp = {layout.tp}) need tp-dp-pp"
     if ep <= layout.tp:
         return "" if layout.tp % ep == 0 else f"layout.ep: ep = {ep} does not divide tp = {layout.tp}"
     spread = cluster.gpus // layout.pp

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.calibration import Calibration
+from cost_models.data_pipeline import DataPipeline
 from cost_models.hardware import Cluster
 from cost_models.layout import Layout
 from cost_models.model import Model
@@ -27,7 +28,15 @@ from hdpsim.errors import InfeasibleError, UserInputError
 from simulator.setup import ExecutionOptions, Setup, StrategyOptions
 from traces import LongSequencePolicy, shipped_distributions
 
-__all__ = ["DataOptions", "Scenario", "load_scenario", "resolve_scenario", "scenario_names", "scenario_path"]
+__all__ = [
+    "DataOptions",
+    "Scenario",
+    "check_together",
+    "load_scenario",
+    "resolve_scenario",
+    "scenario_names",
+    "scenario_path",
+]
 
 Lengths = NDArray[np.int64]
 
@@ -44,6 +53,8 @@ class DataOptions:
     context_tokens: int
     policy: LongSequencePolicy
     """What happens to sequences longer than the context."""
+    pipeline: DataPipeline
+    """How nodes feed their GPUs."""
     seed: int | None
     """Shuffles a trace or draws from a distribution; None keeps a trace in the order of its file."""
 
@@ -104,6 +115,7 @@ class Scenario:
             context_tokens=self.data.context_tokens,
             strategy=options,
             execution=self.execution,
+            data_pipeline=self.data.pipeline,
         )
 
     def batches(self, count: int | None = None) -> tuple[Lengths, ...]:
@@ -193,13 +205,13 @@ def resolve_scenario(
         document = apply_overrides(document, overrides)
     problems = Problems(source, _place(where, changed))
     values = read_keys(document if document is not None else {}, problems)
-    _check_together(values, problems)
+    check_together(values, problems)
     found = References(folder, problems).resolve(values)
     if found is None:
         problems.raise_if_any()
         raise AssertionError("references are missing without a problem")
     problems.raise_if_any()
-    layout = Layout(**{_FIELD.get(name, name): value for name, value in _section(values, "layout").items()})
+    layout = Layout(**_section(values, "layout"))
     data = _section(values, "data")
     execution = _section(values, "execution")
     batch_count = execution.pop("batches")
@@ -220,6 +232,7 @@ def resolve_scenario(
             batch=data["batch"],
             context_tokens=data["context"],
             policy=data["policy"],
+            pipeline=DataPipeline(loader=data["loader"], asynchronous=data["asynchronous_loading"]),
             seed=data["seed"],
         ),
         strategy=StrategyOptions(**_section(values, "strategy")),
@@ -231,8 +244,8 @@ def resolve_scenario(
     )
 
 
-_FIELD = {"rank_capacity": "rank_capacity_tokens"}
-"""Keys whose field in Layout carries its unit."""
+_FIELD = {"rank_capacity": "rank_capacity_tokens", "gc_pause": "gc_pause_s"}
+"""Keys whose field carries its unit."""
 
 
 def _place(where: Callable[[str], str] | None, changed: frozenset[str]) -> Callable[[str], str] | None:
@@ -244,7 +257,8 @@ def _place(where: Callable[[str], str] | None, changed: frozenset[str]) -> Calla
 
 def _section(values: Mapping[str, object], section: str) -> dict[str, Any]:
     prefix = f"{section}."
-    return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+    own = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+    return {_FIELD.get(name, name): value for name, value in own.items()}
 
 
 def _resolved_json(values: Mapping[str, object]) -> str:
@@ -260,7 +274,7 @@ def _resolved_json(values: Mapping[str, object]) -> str:
     return json.dumps(document, separators=(",", ":"), allow_nan=False)
 
 
-def _check_together(values: Mapping[str, object], problems: Problems) -> None:
+def check_together(values: Mapping[str, object], problems: Problems) -> None:
     """Problems that only show when several keys are looked at together."""
     if "data.trace" in values and "data.distribution" in values:
         given = [key for key in ("data.trace", "data.distribution") if values[key] is not None]

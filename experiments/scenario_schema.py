@@ -7,240 +7,46 @@ divide, a context longer than the batch) is checked by `experiments.scenario`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from decimal import Decimal
+from collections.abc import Mapping
 from typing import get_args
 
 from cost_models.checkpoint import Readers
-from cost_models.layout import AttentionKernel, Precision, Recompute, Schedule, Sharding
+from cost_models.data_pipeline import Loader
+from cost_models.layout import AttentionKernel, Order, Precision, Recompute, Schedule, Sharding
 from cost_models.schema import Problems, did_you_mean
 from cost_models.startup import StartupMethod
-from cost_models.units import parse_quantity, unit_names
-from hdpsim.errors import QuantityError
+from experiments.schema_values import REQUIRED, Batch, Key
+from experiments.schema_values import auto_time_key as _auto_time_key
+from experiments.schema_values import batch as _batch
+from experiments.schema_values import boolean as _boolean
+from experiments.schema_values import choice as _choice
+from experiments.schema_values import dump_bandwidth as _dump_bandwidth
+from experiments.schema_values import dump_interval as _dump_interval
+from experiments.schema_values import dump_time as _dump_time
+from experiments.schema_values import dump_tokens as _dump_tokens
+from experiments.schema_values import integer as _integer
+from experiments.schema_values import interval as _interval
+from experiments.schema_values import number as _number
+from experiments.schema_values import one_of as _one_of
+from experiments.schema_values import or_word as _or_word
+from experiments.schema_values import quantity as _quantity
+from experiments.schema_values import reference as _reference
+from experiments.schema_values import shown as _shown
+from experiments.schema_values import text as _text
+from experiments.schema_values import time_key as _time_key
+from experiments.schema_values import tokens as _tokens
+from experiments.schema_values import word_or as _word_or
 from simulator.setup import Packing, StrategyName
 from traces import LongSequencePolicy
 
 __all__ = ["KEYS", "REQUIRED", "SECTIONS", "Batch", "Key", "read_keys", "strategy_names"]
 
-
 _DAY_S = 86400.0
-_LONGEST_S = 36500 * _DAY_S  # a century: beyond it a duration is a mistake
-
-
-class _Required:
-    """Marks a key without a default."""
-
-
-REQUIRED = _Required()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """Size of a global batch: a token budget or a number of sequences; exactly one is set."""
-
-    tokens: int | None = None
-    sequences: int | None = None
-
-    def __str__(self) -> str:
-        return f"{self.tokens} tokens" if self.tokens is not None else f"{self.sequences} sequences"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
-    """One key of the scenario file.
-
-    Attributes:
-        parse: from the YAML value to ours; raises ValueError with what is allowed.
-        default: our value when the key is absent, or REQUIRED.
-        dump: from our value back to a YAML value that `parse` accepts.
-    """
-
-    parse: Callable[[object], object]
-    default: object = REQUIRED
-    dump: Callable[[object], object] = lambda value: value
 
 
 def strategy_names() -> tuple[str, ...]:
     """Every strategy a scenario may ask for."""
     return get_args(StrategyName)
-
-
-def _shown(value: object) -> str:
-    """*value* as the user may have written it in YAML."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if value is None:
-        return "nothing"
-    if isinstance(value, Mapping):
-        return "a mapping"
-    if isinstance(value, list):
-        return "a list"
-    return repr(value)
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"expected a text, got {_shown(value)}")
-    return value
-
-
-def _reference(value: object) -> object:
-    """A catalog name, a path, or an inline mapping; looked up later, where paths are known."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, str) and value.strip():
-        return value
-    raise ValueError(f"expected a name, a path or a mapping, got {_shown(value)}")
-
-
-def _boolean(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"expected true or false, got {_shown(value)}")
-    return value
-
-
-def _integer(minimum: int, maximum: int = 2**53) -> Callable[[object], int]:
-    def parse(value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-            upper = "" if maximum == 2**53 else f" and at most {maximum}"
-            raise ValueError(f"expected a whole number of at least {minimum}{upper}, got {_shown(value)}")
-        return value
-
-    return parse
-
-
-def _one_of(*values: int) -> Callable[[object], int]:
-    def parse(value: object) -> int:
-        if isinstance(value, bool) or value not in values:
-            raise ValueError(f"expected {' or '.join(map(str, values))}, got {_shown(value)}")
-        return int(value)
-
-    return parse
-
-
-def _number(minimum: float, maximum: float) -> Callable[[object], float]:
-    def parse(value: object) -> float:
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and minimum <= value <= maximum
-        if not fits:
-            raise ValueError(f"expected a number from {minimum:g} to {maximum:g}, got {_shown(value)}")
-        return float(value)  # type: ignore[arg-type]  # checked in the line above
-
-    return parse
-
-
-def _choice(options: tuple[str, ...]) -> Callable[[object], str]:
-    def parse(value: object) -> str:
-        if value in options:
-            return str(value)
-        hint = did_you_mean(value, options) if isinstance(value, str) else ""
-        raise ValueError(f"{_shown(value)} is not one of {', '.join(options)}{hint}")
-
-    return parse
-
-
-def _or_word(word: str, parse: Callable[[object], object]) -> Callable[[object], object]:
-    """Like *parse*, but *word* is accepted too and means None."""
-
-    def parse_or_word(value: object) -> object:
-        if value == word:
-            return None
-        try:
-            return parse(value)
-        except ValueError as error:
-            raise ValueError(f"{error}; or {word}") from None
-
-    return parse_or_word
-
-
-def _word_or(word: str, dump: Callable[[object], object] = lambda value: value) -> Callable[[object], object]:
-    return lambda value: word if value is None else dump(value)
-
-
-def _quantity(dimension: str, *, zero: bool = False) -> Callable[[object], float]:
-    """A quantity with its unit ("30d", "2TB/s"), positive, or zero too."""
-
-    def parse(value: object) -> float:
-        if not isinstance(value, str):
-            example = {"time": "30d", "bandwidth": "100GB/s"}[dimension]
-            raise ValueError(f'expected a text with a unit such as "{example}", got {_shown(value)}')
-        parsed = parse_quantity(value, dimension)
-        if not (parsed > 0 or (zero and parsed == 0)):
-            raise ValueError(f"must be positive, got {_shown(value)}")
-        if dimension == "time" and parsed > _LONGEST_S:
-            raise ValueError(f"must be at most {_LONGEST_S / _DAY_S:.0f}d, got {_shown(value)}")
-        return parsed
-
-    return parse
-
-
-def _dump_time(value: object) -> str:
-    return f"{_plain_number(value)}s"
-
-
-def _dump_bandwidth(value: object) -> str:
-    return f"{Decimal(repr(value)).scaleb(-9).normalize():f}GB/s"
-
-
-def _plain_number(value: object) -> str:
-    """A number as `parse_quantity` reads it back exactly."""
-    text = repr(value)
-    return text.removesuffix(".0")
-
-
-def _tokens(value: object) -> int:
-    """Tokens: 8192, "8K", "8K tokens"."""
-    tokens = 0.0
-    if isinstance(value, int | float | str) and not isinstance(value, bool):
-        text = value.strip().removesuffix("tokens") if isinstance(value, str) else value
-        try:
-            tokens = parse_quantity(text, "tokens")
-        except QuantityError:
-            tokens = 0.0
-    if not 1 <= tokens < 2**53:
-        allowed = ", ".join(unit_names("tokens"))
-        raise ValueError(f"expected a positive number of tokens with one of {allowed}; got {_shown(value)}")
-    return int(tokens)
-
-
-def _dump_tokens(value: object) -> str:
-    return f"{value} tokens"
-
-
-def _batch(value: object) -> Batch:
-    if isinstance(value, str) and value.rstrip().endswith(("sequences", "sequence")):
-        number = value.strip().removesuffix("s").removesuffix("sequence").strip()
-        if not number.isdecimal() or int(number) < 1:
-            raise ValueError(
-                f'expected a positive whole number of sequences ("512 sequences"), got {value!r}'
-            )
-        return Batch(sequences=int(number))
-    if not isinstance(value, str):
-        raise ValueError(f'expected "32M tokens" or "512 sequences", got {_shown(value)}')
-    return Batch(tokens=_tokens(value))
-
-
-def _time_key(default_s: float, *, zero: bool = False) -> Key:
-    return Key(parse=_quantity("time", zero=zero), default=default_s, dump=_dump_time)
-
-
-def _auto_time_key(*, zero: bool = False) -> Key:
-    parse = _or_word("auto", _quantity("time", zero=zero))
-    return Key(parse=parse, default=None, dump=_word_or("auto", _dump_time))
-
-
-def _interval(value: object) -> object:
-    """Work between two checkpoints: seconds, or the name of the optimum."""
-    if value in ("young", "daly"):
-        return value
-    try:
-        return _quantity("time")(value)
-    except ValueError as error:
-        raise ValueError(f"{error}; or young, daly (the optimum)") from None
-
-
-def _dump_interval(value: object) -> object:
-    return value if isinstance(value, str) else _dump_time(value)
 
 
 KEYS: Mapping[str, Key] = {
@@ -266,6 +72,7 @@ KEYS: Mapping[str, Key] = {
     "layout.tp_overlap": Key(parse=_boolean, default=False),
     "layout.attention_kernel": Key(parse=_choice(get_args(AttentionKernel)), default="flash"),
     "layout.fused_kernels": Key(parse=_boolean, default=True),
+    "layout.order": Key(parse=_choice(get_args(Order)), default="tp-dp-pp"),
     "layout.rank_capacity": Key(
         parse=_or_word("auto", _tokens), default=None, dump=_word_or("auto", _dump_tokens)
     ),
@@ -275,6 +82,8 @@ KEYS: Mapping[str, Key] = {
     "data.context": Key(parse=_tokens, dump=_dump_tokens),
     "data.policy": Key(parse=_choice(get_args(LongSequencePolicy)), default="chunk"),
     "data.seed": Key(parse=_or_word("none", _integer(0)), default=0, dump=_word_or("none")),
+    "data.loader": Key(parse=_choice(get_args(Loader)), default="shared"),
+    "data.asynchronous_loading": Key(parse=_boolean, default=True),
     "strategy.name": Key(parse=_choice(get_args(StrategyName)), default="hdp-balance"),
     "strategy.packing": Key(parse=_choice(get_args(Packing)), default="in-order"),
     "strategy.padding": Key(parse=_boolean, default=True),
@@ -287,6 +96,9 @@ KEYS: Mapping[str, Key] = {
     "execution.jitter": Key(parse=_number(0.0, 1.0), default=0.0),
     "execution.slow_node_share": Key(parse=_number(0.0, 1.0), default=0.0),
     "execution.slow_node_factor": Key(parse=_number(1.0, 100.0), default=1.1),
+    "execution.gc_pause": _time_key(0.0, zero=True),
+    "execution.gc_period_steps": Key(parse=_integer(1, 1_000_000), default=10),
+    "execution.gc_synchronised": Key(parse=_boolean, default=False),
     "execution.batches": Key(parse=_integer(1, 100_000), default=1),
     "calibration": Key(parse=_text, default="default"),
     "campaign.duration": _time_key(30 * _DAY_S),
@@ -301,6 +113,11 @@ KEYS: Mapping[str, Key] = {
     "campaign.heartbeat_misses": Key(parse=_integer(1, 1000), default=3),
     "campaign.hang_timeout": _time_key(600.0),
     "campaign.diagnosis": _time_key(300.0, zero=True),
+    "campaign.link_flaps_per_day": Key(parse=_number(0.0, 1e6), default=0.0),
+    "campaign.link_flap_mean": _time_key(5.0),
+    "campaign.nccl_timeout": Key(parse=_integer(1, 31), default=20),
+    "campaign.nccl_retries": Key(parse=_integer(0, 1000), default=7),
+    "campaign.adaptive_retransmission": Key(parse=_boolean, default=False),
     "campaign.manual_share": Key(parse=_number(0.0, 1.0), default=0.0),
     "campaign.manual": _time_key(3600.0, zero=True),
     "campaign.spares": Key(parse=_or_word("auto", _integer(0)), default=None, dump=_word_or("auto")),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_models.layout import Order
 from simulator.execution import Noise
 from simulator.plan import Plan
 
@@ -20,7 +21,14 @@ Floats = NDArray[np.float64]
 
 
 def draw_noise(
-    plan: Plan, *, stages: int, chunks: int, tp: int, gpus_per_node: int, options: ExecutionOptions
+    plan: Plan,
+    *,
+    stages: int,
+    chunks: int,
+    tp: int,
+    gpus_per_node: int,
+    options: ExecutionOptions,
+    order: Order = "tp-dp-pp",
 ) -> Noise | None:
     """Return the factors on the plan's durations that *options* ask for, or None if they ask for none.
 
@@ -44,6 +52,7 @@ def draw_noise(
             gpus_per_node=gpus_per_node,
             share=options.slow_node_share,
             factor=options.slow_node_factor,
+            order=order,
         )
     if options.jitter <= 0:
         return None if rank_stage is None else Noise(rank_stage=rank_stage)
@@ -70,12 +79,19 @@ def _slow_stages(
     gpus_per_node: int,
     share: float,
     factor: float,
+    order: Order,
 ) -> Floats:
-    """Return the slowness of every rank's stage, [ranks, stages]; GPU (stage * ranks + rank) * tp + t."""
+    """Return the slowness of every rank's stage, [ranks, stages].
+
+    Its GPUs are (stage * ranks + rank) * tp + t in Megatron's order, (rank * stages + stage) * tp + t in the other.
+    """
     gpus = ranks * stages * tp
     nodes = -(-gpus // gpus_per_node)
     slow = np.zeros(nodes, dtype=np.bool_)
     slow[random.permutation(nodes)[: round(share * nodes)]] = True
     gpu_is_slow = slow[np.arange(gpus) // gpus_per_node]
-    stage_is_slow = gpu_is_slow.reshape(stages, ranks, tp).any(axis=2).T
+    if order == "tp-dp-pp":
+        stage_is_slow = gpu_is_slow.reshape(stages, ranks, tp).any(axis=2).T
+    else:
+        stage_is_slow = gpu_is_slow.reshape(ranks, stages, tp).any(axis=2)
     return np.where(stage_is_slow, factor, 1.0)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cost_models.calibration import Calibration
+from cost_models.data_pipeline import DataPipeline
 from cost_models.hardware import Cluster
 from cost_models.layout import Layout
 from cost_models.model import Model
@@ -46,6 +47,12 @@ class ExecutionOptions:
     slow_node_share: float = 0.0
     """Share of nodes that are slower by slow_node_factor."""
     slow_node_factor: float = 1.1
+    gc_pause_s: float = 0.0
+    """One garbage collection of a training process; 0 = never."""
+    gc_period_steps: int = 10
+    """Steps from one collection of a process to its next."""
+    gc_synchronised: bool = False
+    """All processes collect in the same step, at its start, instead of whenever each one's turn comes."""
     spans: bool = False
     """Record every operation for a timeline (engine only)."""
 
@@ -61,6 +68,7 @@ class Setup:
     context_tokens: int
     strategy: StrategyOptions = field(default_factory=StrategyOptions)
     execution: ExecutionOptions = field(default_factory=ExecutionOptions)
+    data_pipeline: DataPipeline = field(default_factory=DataPipeline)
 
     @property
     def ranks(self) -> int:

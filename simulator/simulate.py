@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from cost_models.data_pipeline import node_loading_s
 from cost_models.flop import model_flop_per_token, sequence_model_flop
 from cost_models.memory import MemoryReport, memory_report, rank_capacity_tokens
 from cost_models.micro_batch import MicroBatches, StepCosts
@@ -16,11 +17,12 @@ from cost_models.micro_batch_cost import MicroBatchCost
 from cost_models.step_costs import loading_s, planning_s, step_costs
 from hdpsim.errors import InfeasibleError, OutOfMemoryError, UserInputError
 from simulator.engine import run_engine
-from simulator.execution import Execution, Spans
+from simulator.execution import Execution, Noise, Spans
 from simulator.noise import draw_noise
 from simulator.plan import Plan
 from simulator.replay import run_replay
 from simulator.setup import Setup
+from simulator.stragglers import synchronised_pause_s, with_pauses
 from simulator.strategies.planner import make_plan
 from simulator.strategies.problem import PlanningProblem
 
@@ -172,7 +174,7 @@ def micro_batches(problem: PlanningProblem, plan: Plan) -> MicroBatches:
         segment_tokens=plan.segment_tokens,
         segment_offsets=plan.segment_offsets,
         group_size=plan.group_size,
-        tier=cost.fabric.ring_tiers(plan.member_ranks * cost.layout.tp, plan.member_offsets),
+        tier=cost.fabric.ring_tiers(plan.member_ranks * cost.layout.rank_stride, plan.member_offsets),
         offload_ratio=plan.offload_ratio,
         padding_tokens=plan.padding_tokens,
     )
@@ -194,10 +196,16 @@ def play_plan(setup: Setup, plan: Plan, costs: StepCosts) -> Execution:
         tp=setup.layout.tp,
         gpus_per_node=setup.cluster.node.gpus,
         options=options,
+        order=setup.layout.order,
     )
-    if options.executor == "engine":
-        return run_engine(plan, costs, noise, spans=options.spans)
-    return run_replay(plan, costs, noise)
+    noise = with_pauses(noise, plan, costs, setup.layout.tp, options)
+    execution = _play(setup, plan, costs, noise)
+    needed_s = _loading_s(setup, int(plan.segment_tokens.sum())) if setup.data_pipeline.asynchronous else 0.0
+    if needed_s <= execution.step_s:
+        return execution
+    # the loaders are slower than the training they run beside
+    late_s = costs.epilogue.data_s + needed_s - execution.step_s
+    return _play(setup, plan, replace(costs, epilogue=replace(costs.epilogue, data_s=late_s)), noise)
 
 
 def simulate_step(setup: Setup, lengths: ArrayLike) -> StepResult:
@@ -243,16 +251,32 @@ def simulate_step(setup: Setup, lengths: ArrayLike) -> StepResult:
     )
 
 
-def _exposed_data_s(setup: Setup, cost: MicroBatchCost, sequences: int, tokens: int) -> float:
-    """Time before the first forward that data and planning take.
+def _play(setup: Setup, plan: Plan, costs: StepCosts, noise: Noise | None) -> Execution:
+    if setup.execution.executor == "engine":
+        return run_engine(plan, costs, noise, spans=setup.execution.spans)
+    return run_replay(plan, costs, noise)
 
-    Static mesh: its loaders know their share beforehand and prefetch. HDP with the remote loader: planning, sending
-    the plan and loading run beside the step before (they take far less than a step), so nothing shows. HDP without
-    it: everything shows.
-    """
-    if setup.strategy.name == "static" or setup.strategy.remote_data_loading:
+
+def _loading_s(setup: Setup, tokens: int) -> float:
+    """What a node's loaders need for a step; 0 for HDP, whose loading _exposed_data_s knows."""
+    if setup.strategy.name != "static":
         return 0.0
-    return planning_s(cost, sequences) + loading_s(cost, tokens)
+    return node_loading_s(tokens, setup.layout, setup.cluster, setup.calibration, setup.data_pipeline)
+
+
+def _exposed_data_s(setup: Setup, cost: MicroBatchCost, sequences: int, tokens: int) -> float:
+    """Time before the first forward that data, planning and a common garbage collection take.
+
+    Static mesh: its loaders know their share beforehand and prefetch unless they are synchronous. HDP with the remote
+    loader: planning, sending the plan and loading run beside the step before (they take far less than a step), so
+    nothing shows. HDP without it: everything shows.
+    """
+    pause_s = synchronised_pause_s(setup.execution)
+    if setup.strategy.name == "static":
+        return pause_s + (0.0 if setup.data_pipeline.asynchronous else _loading_s(setup, tokens))
+    if setup.strategy.remote_data_loading:
+        return pause_s
+    return pause_s + planning_s(cost, sequences) + loading_s(cost, tokens)
 
 
 def _recompute_factor(setup: Setup) -> float:

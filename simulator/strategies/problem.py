@@ -44,7 +44,7 @@ class PlanningProblem:
     @property
     def ranks_per_node(self) -> int:
         """Ranks whose GPUs (of one stage) share a node; 1 when a rank is a node or more."""
-        return max(1, self.cost.cluster.node.gpus // self.cost.layout.tp)
+        return max(1, self.cost.cluster.node.gpus // self.cost.layout.rank_stride)
 
     @cached_property
     def token_s(self) -> float:
@@ -64,7 +64,7 @@ class PlanningProblem:
     def compact_tier(self, group_size: ArrayLike) -> Ints:
         """Tier of a group of neighbouring ranks: the best its ring can get."""
         sizes = np.asarray(group_size, dtype=np.int64)
-        return self.cost.fabric.span_tier(np.zeros_like(sizes), (sizes - 1) * self.cost.layout.tp)
+        return self.cost.fabric.span_tier(np.zeros_like(sizes), (sizes - 1) * self.cost.layout.rank_stride)
 
     def sequence_s(self, lengths: ArrayLike, group_size: ArrayLike, least_tier: int = 0) -> Floats:
         """Time of a micro-batch that holds one sequence on a group of neighbouring ranks.

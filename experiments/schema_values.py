@@ -1,0 +1,268 @@
+"""How single values of a scenario file are read and written back: numbers, words, quantities, tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+
+from cost_models.schema import did_you_mean
+from cost_models.units import parse_quantity, unit_names
+from hdpsim.errors import QuantityError
+
+__all__ = [
+    "Batch",
+    "Key",
+    "REQUIRED",
+    "auto_time_key",
+    "batch",
+    "boolean",
+    "choice",
+    "dump_bandwidth",
+    "dump_interval",
+    "dump_time",
+    "dump_tokens",
+    "integer",
+    "interval",
+    "number",
+    "one_of",
+    "or_word",
+    "quantity",
+    "reference",
+    "shown",
+    "text",
+    "time_key",
+    "tokens",
+    "word_or",
+]
+
+_DAY_S = 86400.0
+_LONGEST_S = 36500 * _DAY_S  # a century: beyond it a duration is a mistake
+
+
+class _Required:
+    """Marks a key without a default."""
+
+
+REQUIRED = _Required()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Size of a global batch: a token budget or a number of sequences; exactly one is set."""
+
+    tokens: int | None = None
+    sequences: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.tokens} tokens" if self.tokens is not None else f"{self.sequences} sequences"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One key of the scenario file.
+
+    Attributes:
+        parse: from the YAML value to ours; raises ValueError with what is allowed.
+        default: our value when the key is absent, or REQUIRED.
+        dump: from our value back to a YAML value that `parse` accepts.
+    """
+
+    parse: Callable[[object], object]
+    default: object = REQUIRED
+    dump: Callable[[object], object] = lambda value: value
+
+
+def shown(value: object) -> str:
+    """*value* as the user may have written it in YAML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None:
+        return "nothing"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    return repr(value)
+
+
+def text(value: object) -> str:
+    """A text that is not empty."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"expected a text, got {shown(value)}")
+    return value
+
+
+def reference(value: object) -> object:
+    """A catalog name, a path, or an inline mapping; looked up later, where paths are known."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, str) and value.strip():
+        return value
+    raise ValueError(f"expected a name, a path or a mapping, got {shown(value)}")
+
+
+def boolean(value: object) -> bool:
+    """`true` or `false`."""
+    if not isinstance(value, bool):
+        raise ValueError(f"expected true or false, got {shown(value)}")
+    return value
+
+
+def integer(minimum: int, maximum: int = 2**53) -> Callable[[object], int]:
+    """A parser of whole numbers from *minimum* to *maximum*."""
+
+    def parse(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            upper = "" if maximum == 2**53 else f" and at most {maximum}"
+            raise ValueError(f"expected a whole number of at least {minimum}{upper}, got {shown(value)}")
+        return value
+
+    return parse
+
+
+def one_of(*values: int) -> Callable[[object], int]:
+    """A parser of one of these whole numbers."""
+
+    def parse(value: object) -> int:
+        if isinstance(value, bool) or value not in values:
+            raise ValueError(f"expected {' or '.join(map(str, values))}, got {shown(value)}")
+        return int(value)
+
+    return parse
+
+
+def number(minimum: float, maximum: float) -> Callable[[object], float]:
+    """A parser of numbers from *minimum* to *maximum*."""
+
+    def parse(value: object) -> float:
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and minimum <= value <= maximum
+        if not fits:
+            raise ValueError(f"expected a number from {minimum:g} to {maximum:g}, got {shown(value)}")
+        return float(value)  # type: ignore[arg-type]  # checked in the line above
+
+    return parse
+
+
+def choice(options: tuple[str, ...]) -> Callable[[object], str]:
+    """A parser of one of these words."""
+
+    def parse(value: object) -> str:
+        if value in options:
+            return str(value)
+        hint = did_you_mean(value, options) if isinstance(value, str) else ""
+        raise ValueError(f"{shown(value)} is not one of {', '.join(options)}{hint}")
+
+    return parse
+
+
+def or_word(word: str, parse: Callable[[object], object]) -> Callable[[object], object]:
+    """Like *parse*, but *word* is accepted too and means None."""
+
+    def parse_or_word(value: object) -> object:
+        if value == word:
+            return None
+        try:
+            return parse(value)
+        except ValueError as error:
+            raise ValueError(f"{error}; or {word}") from None
+
+    return parse_or_word
+
+
+def word_or(word: str, dump: Callable[[object], object] = lambda value: value) -> Callable[[object], object]:
+    """Like *dump*, but None becomes *word*: what `or_word` reads back."""
+    return lambda value: word if value is None else dump(value)
+
+
+def quantity(dimension: str, *, zero: bool = False) -> Callable[[object], float]:
+    """A quantity with its unit ("30d", "2TB/s"), positive, or zero too."""
+
+    def parse(value: object) -> float:
+        if not isinstance(value, str):
+            example = {"time": "30d", "bandwidth": "100GB/s"}[dimension]
+            raise ValueError(f'expected a text with a unit such as "{example}", got {shown(value)}')
+        parsed = parse_quantity(value, dimension)
+        if not (parsed > 0 or (zero and parsed == 0)):
+            raise ValueError(f"must be positive, got {shown(value)}")
+        if dimension == "time" and parsed > _LONGEST_S:
+            raise ValueError(f"must be at most {_LONGEST_S / _DAY_S:.0f}d, got {shown(value)}")
+        return parsed
+
+    return parse
+
+
+def dump_time(value: object) -> str:
+    """Seconds as text."""
+    return f"{plain_number(value)}s"
+
+
+def dump_bandwidth(value: object) -> str:
+    """Bytes per second as text."""
+    return f"{Decimal(repr(value)).scaleb(-9).normalize():f}GB/s"
+
+
+def plain_number(value: object) -> str:
+    """A number as `parse_quantity` reads it back exactly."""
+    text = repr(value)
+    return text.removesuffix(".0")
+
+
+def tokens(value: object) -> int:
+    """Tokens: 8192, "8K", "8K tokens"."""
+    tokens = 0.0
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
+        text = value.strip().removesuffix("tokens") if isinstance(value, str) else value
+        try:
+            tokens = parse_quantity(text, "tokens")
+        except QuantityError:
+            tokens = 0.0
+    if not 1 <= tokens < 2**53:
+        allowed = ", ".join(unit_names("tokens"))
+        raise ValueError(f"expected a positive number of tokens with one of {allowed}; got {shown(value)}")
+    return int(tokens)
+
+
+def dump_tokens(value: object) -> str:
+    """Tokens as text."""
+    return f"{value} tokens"
+
+
+def batch(value: object) -> Batch:
+    """A global batch: "32M tokens" or "512 sequences"."""
+    if isinstance(value, str) and value.rstrip().endswith(("sequences", "sequence")):
+        number = value.strip().removesuffix("s").removesuffix("sequence").strip()
+        if not number.isdecimal() or int(number) < 1:
+            raise ValueError(
+                f'expected a positive whole number of sequences ("512 sequences"), got {value!r}'
+            )
+        return Batch(sequences=int(number))
+    if not isinstance(value, str):
+        raise ValueError(f'expected "32M tokens" or "512 sequences", got {shown(value)}')
+    return Batch(tokens=tokens(value))
+
+
+def time_key(default_s: float, *, zero: bool = False) -> Key:
+    """A key that holds a duration."""
+    return Key(parse=quantity("time", zero=zero), default=default_s, dump=dump_time)
+
+
+def auto_time_key(*, zero: bool = False) -> Key:
+    """A key that holds a duration or `auto`."""
+    parse = or_word("auto", quantity("time", zero=zero))
+    return Key(parse=parse, default=None, dump=word_or("auto", dump_time))
+
+
+def interval(value: object) -> object:
+    """Work between two checkpoints: seconds, or the name of the optimum."""
+    if value in ("young", "daly"):
+        return value
+    try:
+        return quantity("time")(value)
+    except ValueError as error:
+        raise ValueError(f"{error}; or young, daly (the optimum)") from None
+
+
+def dump_interval(value: object) -> object:
+    """What `interval` reads back."""
+    return value if isinstance(value, str) else dump_time(value)
