@@ -84,13 +84,39 @@ def _sequence_parallel(config: RunConfig) -> Finding:
 
 
 def _attention_kernel(config: RunConfig) -> Finding:
-    """Scores were written to memory before flash attention; where nothing is said, the year decides."""
-    if config.attention:
-        known = "flash" in config.attention.lower() or "SDPA" in config.attention
-        return ("flash", "") if known else ("unfused", "")
-    if config.year is not None and config.year < FLASH_ATTENTION_YEAR:
+    """The kernel a record names; where nothing is said, its year and framework decide.
+
+    Before 2023 scores were written to memory; Megatron-LM of 2023 and its forks still do unless told otherwise
+    (--use-flash-attn), other frameworks of that year have FlashAttention of 2022. PyTorch's own kernel is
+    FlashAttention-2 on every GPU.
+    """
+    named = config.attention
+    if named:
+        if re.search(r"(?i)flash.?attention.?1|triton flash", named):
+            return "flash1", ""
+        if re.search(r"(?i)flash.?attention.?3|cudnn", named):
+            return "flash", ""
+        return ("flash2" if re.search(r"(?i)flash|SDPA", named) else "unfused"), ""
+    if config.year is None or config.year > FLASH_ATTENTION_YEAR:
+        return "flash", "flash attention"
+    if config.year < FLASH_ATTENTION_YEAR:
         return "unfused", ""
-    return "flash", "flash attention"
+    if config.framework.startswith("Megatron-LM"):
+        return "unfused", "attention without flash kernels (the framework's default of that year)"
+    if "NeMo" in config.framework:
+        return "flash", "flash attention"
+    return "flash1", "FlashAttention of 2022"
+
+
+def _dropout(config: RunConfig) -> Finding:
+    """Megatron-LM trains GPT with dropout unless told otherwise; gated models are trained without."""
+    gpt = config.gated_mlp is False and config.framework.startswith("Megatron-")
+    return (True, "dropout (the framework's default)") if gpt else None
+
+
+def _fused_kernels(config: RunConfig) -> Finding:
+    """Models of Hugging Face transformers run one kernel per operation."""
+    return (False, "separate small kernels") if re.search(r"\bHF\b", config.framework) else None
 
 
 def _expert_tensor_parallel(config: RunConfig) -> Finding:
@@ -157,6 +183,7 @@ LAYOUT_RULES = (
         without="attention scores kept in memory (no flash attention): flash attention",
         plain="flash",
     ),
+    Rule(field="fused_kernels", read=_fused_kernels, without="separate small kernels", plain=True),
     Rule(field="tp_overlap", read=_tensor_overlap, without="overlap of tensor-parallel communication"),
     Rule(
         field="ep_overlap",
@@ -199,7 +226,7 @@ LAYOUT_RULES = (
 )
 """Order matters only for the order in which assumptions are listed."""
 
-MODEL_RULES: tuple[Rule, ...] = ()
+MODEL_RULES = (Rule(field="dropout", read=_dropout, without="dropout"),)
 
 # What has no switch yet, as notes and attention column word it; a mechanism that gets one moves up.
 _NOT_MODELLED = (
