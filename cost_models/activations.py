@@ -13,6 +13,9 @@ __all__ = [
     "activation_bytes_per_token_layer",
     "head_activation_bytes_per_token",
     "layer_activations",
+    "ring_bytes_per_token",
+    "tensor_parallel_transients",
+    "unfused_copies",
     "working_set_bytes_per_token",
 ]
 
@@ -59,7 +62,12 @@ class LayerActivations:
 
 
 def activation_bytes_per_token_layer(
-    model: Model, layout: Layout, recompute: Recompute | None = None, *, kind: LayerKind | None = None
+    model: Model,
+    layout: Layout,
+    recompute: Recompute | None = None,
+    *,
+    kind: LayerKind | None = None,
+    unfused: bool = False,
 ) -> float:
     """Bytes per token of a rank that one layer keeps on each GPU between its forward and its backward.
 
@@ -72,7 +80,9 @@ def activation_bytes_per_token_layer(
     """
     if (recompute or layout.recompute) == "full":
         return BF16_BYTES * model.hidden / _residual_shards(layout)
-    return layer_activations(model, layout, kind or _usual_kind(model)).total
+    kind = kind or _usual_kind(model)
+    copies = unfused_copies(model, layout, kind) if unfused else 0.0
+    return layer_activations(model, layout, kind).total + copies
 
 
 def layer_activations(
@@ -111,6 +121,31 @@ def layer_activations(
         experts=_experts(model, layout, gemm_input_bytes) if kind == "moe" else 0.0,
         dropout_masks=2 * MASK_BYTES * hidden / sharded if dropout else 0.0,
     )
+
+
+def unfused_copies(model: Model, layout: Layout, kind: LayerKind) -> float:
+    """What a layer keeps on top when its small operations run one by one, per token of a rank and on each GPU.
+
+        activated gate  2 f / t          (the product with the other branch reads it again; without a gate: none)
+        keys, values    2 x 2 a d / t    before the rotation, where they share one buffer with the queries (g = a)
+
+    Counted: eager PyTorch with a fused norm and flash attention.  Ignored: a norm in fp32 (4 h more each).
+    Source: derivation; huggingface/nanotron, CausalSelfAttention and GLUActivation.
+    """
+    width = _mlp_width(model, kind) + (model.top_k * model.ffn_hidden if kind == "moe" else 0)
+    gate = BF16_BYTES * width / layout.tp if model.gated_mlp else 0.0
+    shared_buffer = model.latent_attention is None and model.kv_heads == model.heads
+    return gate + (2 * BF16_BYTES * model.heads * model.head_dim / layout.tp if shared_buffer else 0.0)
+
+
+def tensor_parallel_transients(model: Model, layout: Layout) -> float:
+    """Short-lived whole tensors of one layer's forward that a communication stream reads, per token of a rank.
+
+        2 x 2 h (1 - 1 / t): the outputs of attention and MLP before they are summed and scattered
+
+    Source: derivation (arXiv 2205.05198 section 4.2.2).
+    """
+    return 2 * BF16_BYTES * model.hidden * (1.0 - 1.0 / layout.tp)
 
 
 def working_set_bytes_per_token(model: Model, layout: Layout, kind: LayerKind) -> float:

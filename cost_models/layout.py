@@ -7,7 +7,16 @@ from typing import Literal
 
 from hdpsim.errors import InfeasibleError
 
-__all__ = ["AttentionKernel", "Layout", "Order", "Precision", "Recompute", "Schedule", "Sharding"]
+__all__ = [
+    "AttentionKernel",
+    "Layout",
+    "Order",
+    "Precision",
+    "Recompute",
+    "Schedule",
+    "Sharding",
+    "StageBalance",
+]
 
 Schedule = Literal["1f1b", "interleaved"]
 Recompute = Literal["none", "selective", "full"]
@@ -15,6 +24,7 @@ Precision = Literal["bf16", "fp8"]
 Order = Literal["tp-dp-pp", "tp-pp-dp"]
 Sharding = Literal["none", "zero1", "zero2", "zero3"]
 AttentionKernel = Literal["flash", "flash1", "flash2", "unfused"]
+StageBalance = Literal["layers", "flop"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +45,8 @@ class Layout:
     """Expert-parallel degree. Up to tp the experts live inside the rank's own TP group."""
     sequence_parallel: bool = True
     schedule: Schedule = "1f1b"
+    stage_balance: StageBalance = "layers"
+    """How layers are dealt to pipeline stages: as many on each, or so that the output projection's FLOP count too."""
     sharding: Sharding = "zero1"
     recompute: Recompute = "none"
     precision: Precision = "bf16"

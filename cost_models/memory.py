@@ -10,12 +10,15 @@ from cost_models.activations import (
     head_activation_bytes_per_token,
     layer_activations,
     ring_bytes_per_token,
+    tensor_parallel_transients,
     working_set_bytes_per_token,
 )
 from cost_models.hardware import Cluster
 from cost_models.layout import Layout
+from cost_models.memory_overheads import MemoryOverheads
 from cost_models.model import Model
-from cost_models.parameters import LayerKind, check_layout, parameters_per_gpu, stage_contents
+from cost_models.parameters import LayerKind, StageContents, stage_contents
+from cost_models.state_memory import StateBytes, state_bytes
 from cost_models.units import format_quantity
 from hdpsim.errors import InfeasibleError, OutOfMemoryError
 
@@ -32,41 +35,8 @@ __all__ = [
     "state_bytes",
 ]
 
-GIB = 2.0**30
-WEIGHT_BYTES = 2.0  # bf16 weights: Megatron-Core distributed optimizer, 18 B per parameter in all
-OPTIMIZER_BYTES = 12.0  # fp32 master weights 4, Adam moments 4 + 4: the same
-FP8_WEIGHT_BYTES = 2.0  # row- and column-wise 8-bit copies: Transformer Engine on Hopper
 CAPACITY_STEP_TOKENS = 128  # a capacity is a multiple of this per GPU: the tile of attention kernels
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryOverheads:
-    """What a training process needs beside its tensors."""
-
-    cuda_context_bytes: float = 0.5 * GIB  # 0.47 GiB measured on A100 with lazy loading (0.92 eager)
-    library_bytes: float = 0.25 * GIB  # cuBLAS and attention workspaces (32 MiB a stream), autograd; estimate
-    nccl_bytes_per_group: float = 0.3 * GIB  # 16 channels x 2 directions x 9.2 MiB (NCCL 2.30 buffer sizes)
-    fragmentation_share: float = 0.05  # of activations and buffers: 3-10 % reported with PyTorch
-    activation_factor: float = 1.0  # kept over derived: 1 with fused kernels, more in eager frameworks
-    logit_bytes: float = 6.0  # bf16 output of the projection 2, fp32 softmax and then its gradient 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateBytes:
-    """Weights, gradients and optimizer states of one GPU."""
-
-    weights: float
-    gradients: float
-    optimizer: float
-    gathered: float
-    """Whole weights and gradients of the layers at work when they are sharded (ZeRO-2 and -3)."""
-    on_host: float = 0.0
-    """Optimizer states kept in host memory instead."""
-
-    @property
-    def total(self) -> float:
-        """All states on the GPU."""
-        return self.weights + self.gradients + self.optimizer + self.gathered
+WARM_UP_LAG = 2  # micro-batches a pipeline's host does not run ahead by: the one at work and the next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +53,13 @@ class MemoryReport:
             head's buffers (which are free again before the layers run backward).
         communication: NCCL buffers.
         context: CUDA context and libraries.
+        update: staging of the optimizer step as far as it exceeds what activations and buffers took before.
         fragmentation: allocator loss.
         host_bytes: offloaded activations and optimizer states in host memory, of this GPU.
         capacity_bytes: what the GPU has.
         host_capacity_bytes: this GPU's share of the host memory.
+        run_ahead: tensors that wait for a communication stream while the host runs ahead. They are no part of the
+            total: an allocator short of memory waits for them and reuses their blocks.
     """
 
     stage: int
@@ -104,12 +77,15 @@ class MemoryReport:
     host_bytes: float
     capacity_bytes: float
     host_capacity_bytes: float
+    update: float = 0.0
+    run_ahead: float = 0.0
 
     @property
     def parts(self) -> dict[str, float]:
         """The parts of GPU memory by name; they sum to total_bytes."""
         names = ("weights", "gradients", "optimizer", "gathered", "activations", "head", "working_set")
-        return {name: getattr(self, name) for name in (*names, "communication", "context", "fragmentation")}
+        found = {name: getattr(self, name) for name in (*names, "communication", "context", "fragmentation")}
+        return {**found, "update": self.update} if self.update else found
 
     @property
     def total_bytes(self) -> float:
@@ -117,47 +93,21 @@ class MemoryReport:
         return sum(self.parts.values())
 
     @property
+    def allocated_bytes(self) -> float:
+        """Peak of the framework's tensors (PyTorch: max_memory_allocated)."""
+        return self.total_bytes - self.communication - self.context - self.fragmentation
+
+    @property
+    def reserved_bytes(self) -> float:
+        """Peak of what the framework's allocator takes from the GPU (PyTorch: max_memory_reserved)."""
+        outside = self.communication + self.context
+        most = max(self.capacity_bytes, self.total_bytes) - outside
+        return min(self.total_bytes - outside + self.run_ahead, most)
+
+    @property
     def fits(self) -> bool:
         """Whether GPU and host memory suffice."""
         return self.total_bytes <= self.capacity_bytes and self.host_bytes <= self.host_capacity_bytes
-
-
-def state_bytes(model: Model, layout: Layout, ranks: int, stage: int) -> StateBytes:
-    """Weights, gradients and optimizer states on each GPU of a stage.
-
-        bytes per parameter: weights 2, gradients 4 (or 2), optimizer 12; d = ranks that share a copy
-        none 18 | zero1 2 + 4 + 12/d | zero2 2 + 16/d (+ one whole layer's gradients)
-        zero3 18/d (+ two whole layers' weights and one's gradients while they are at work)
-
-    With zero3 d is at most shard_ranks. With optimizer_offload the optimizer's part is on the host.
-    Expert parameters have fewer copies: d = ranks x tp / max(tp, ep). fp8 keeps two 8-bit copies of the matrices.
-    Source: arXiv 1910.02054; Megatron-Core's distributed optimizer (6 + 12/d); PyTorch FSDP prefetching one layer.
-    """
-    check_layout(model, layout, ranks)
-    shard = parameters_per_gpu(model, layout, stage)
-    copies: float = ranks
-    expert_copies = ranks * layout.tp / max(layout.tp, layout.ep)
-    if layout.sharding == "zero3" and layout.shard_ranks is not None:
-        copies, expert_copies = min(copies, layout.shard_ranks), min(expert_copies, layout.shard_ranks)
-    order = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}[layout.sharding]
-
-    def spread(level: int) -> float:
-        """Parameters whose state of that ZeRO level is on this GPU."""
-        return shard.dense / copies + shard.experts / expert_copies if order >= level else float(shard.total)
-
-    whole = min(shard.largest_unit, shard.total) * (1.0 - 1.0 / copies)
-    two = min(2 * shard.largest_unit, shard.total) * (1.0 - 1.0 / copies)
-    gathered = (layout.gradient_bytes * whole if order >= 2 else 0.0) + (
-        WEIGHT_BYTES * two if order >= 3 else 0.0
-    )
-    eight_bit = FP8_WEIGHT_BYTES * shard.matrices if layout.precision == "fp8" and order < 3 else 0.0
-    return StateBytes(
-        weights=WEIGHT_BYTES * spread(3) + eight_bit,
-        gradients=layout.gradient_bytes * spread(2),
-        optimizer=0.0 if layout.optimizer_offload else OPTIMIZER_BYTES * spread(1),
-        gathered=gathered,
-        on_host=OPTIMIZER_BYTES * spread(1) if layout.optimizer_offload else 0.0,
-    )
 
 
 def in_flight_chunks(layout: Layout, stage: int, micro_batches: int | None = None) -> tuple[int, ...]:
@@ -206,8 +156,8 @@ def memory_report(
     """Peak memory on each GPU of a stage (None = of the fullest stage) with that many tokens per micro-batch.
 
     Counted: states, activations of all micro-batches in flight, the last stage's logits, the backward's working
-    set, ring and NCCL buffers, context, fragmentation.  Ignored: the optimizer's own temporaries, staging buffers
-    of the offload, data loading, CUDA graphs.  Source: the functions it adds up.
+    set, ring and NCCL buffers, context, fragmentation, and what *overheads* say of the stack.  Ignored: staging
+    buffers of the offload, data loading, CUDA graphs.  Source: the functions it adds up.
     """
     if not 0.0 <= offload_ratio <= 1.0:
         raise InfeasibleError(f"offload_ratio must be between 0 and 1, got {offload_ratio}")
@@ -252,7 +202,8 @@ def rank_capacity_tokens(
         )
         if not one.fits:
             raise _out_of_memory(model, layout, one)
-        steps = int((one.capacity_bytes - empty.total_bytes) / (one.total_bytes - empty.total_bytes))
+        fixed = empty.total_bytes - empty.update
+        steps = int((one.capacity_bytes - fixed) / (one.total_bytes - one.update - fixed))
         if one.host_bytes > empty.host_bytes:
             spare = one.host_capacity_bytes - empty.host_bytes
             steps = min(steps, int(spare / (one.host_bytes - empty.host_bytes)))
@@ -272,14 +223,14 @@ def _stage_report(
     overheads: MemoryOverheads | None,
 ) -> MemoryReport:
     extra = overheads or MemoryOverheads()
-    states = state_bytes(model, layout, ranks, stage)
+    states = state_bytes(model, layout, ranks, stage, extra)
     chunks = stage_contents(model, layout)[stage]
     in_flight = in_flight_chunks(layout, stage, micro_batches)
+    kinds: tuple[LayerKind, ...] = ("dense", "moe") if model.experts else ("dense",)
+    unfused = extra.unfused_copies or not layout.fused_kernels
     per_layer: dict[LayerKind, float] = {
-        "dense": activation_bytes_per_token_layer(model, layout, kind="dense")
+        kind: activation_bytes_per_token_layer(model, layout, kind=kind, unfused=unfused) for kind in kinds
     }
-    if model.experts:
-        per_layer["moe"] = activation_bytes_per_token_layer(model, layout, kind="moe")
     held = 0.0
     for part, count in zip(chunks, in_flight, strict=True):
         usual = part.mtp_layers * per_layer["moe" if model.experts else "dense"]
@@ -289,10 +240,10 @@ def _stage_report(
     share = kept_share(sum(part.layers for part in chunks), offload_ratio)
     head = chunks[-1].head
     head_bytes = head_activation_bytes_per_token(model, layout, extra.logit_bytes) * tokens if head else 0.0
-    kinds = [
-        kind for kind in per_layer if any(_has(part.dense_layers, part.moe_layers, kind) for part in chunks)
+    present = [
+        kind for kind in kinds if any(_has(part.dense_layers, part.moe_layers, kind) for part in chunks)
     ]
-    working = max(working_set_bytes_per_token(model, layout, kind) for kind in kinds)
+    working = max((working_set_bytes_per_token(model, layout, kind) for kind in present), default=0.0)
     if ranks > 1 and layout.cp != 1:
         working += ring_bytes_per_token(model, layout)
     groups = sum((layout.tp > 1, layout.pp > 1, ranks > 1, layout.ep > 1, ranks > 1 and layout.cp != 1))
@@ -314,7 +265,26 @@ def _stage_report(
         host_bytes=(1.0 - share) * held + states.on_host,
         capacity_bytes=cluster.gpu.hbm_bytes,
         host_capacity_bytes=cluster.node.host_memory_bytes / cluster.node.gpus,
+        update=max(0.0, states.update - moving),
+        run_ahead=_run_ahead_layers(layout, chunks, in_flight)
+        * tokens
+        * tensor_parallel_transients(model, layout)
+        if extra.host_run_ahead
+        else 0.0,
     )
+
+
+def _run_ahead_layers(layout: Layout, chunks: Sequence[StageContents], in_flight: Sequence[int]) -> int:
+    """Layers whose short-lived tensors are queued before the GPU has freed any.
+
+    Without a pipeline the host queues the forward of one micro-batch, in a pipeline the warm-up's forwards but the
+    one at work and the next; it meets the GPU again when it must wait for a gradient.  Source: measured peaks of
+    reserved memory by pipeline depth (1, 2, 4, 8, 16 stages: all, none, 1/2, 3/4, 7/8 of those in flight).
+    """
+    if layout.pp == 1:
+        return sum(part.layers for part in chunks)
+    lead = max(0, sum(in_flight) - WARM_UP_LAG) / max(1, sum(in_flight))
+    return round(lead * sum(part.layers * count for part, count in zip(chunks, in_flight, strict=True)))
 
 
 def _has(dense_layers: int, moe_layers: int, kind: LayerKind) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Literal
 
 from cost_models.layout import Layout
@@ -246,6 +248,8 @@ def stage_layers(model: Model, layout: Layout) -> tuple[tuple[int, ...], ...]:
     Layers fill virtual stages in the order a forward visits them (chunk 0 on all stages, then chunk 1, ...).
     """
     check_layout(model, layout)
+    if layout.stage_balance == "flop":
+        return _layers_by_flop(model, layout)
     base, extra = divmod(model.layers, layout.pp * layout.vpp)
     middle = (layout.pp - 1) / 2
     order = sorted(range(layout.pp), key=lambda stage: (abs(stage - middle), stage))
@@ -254,6 +258,27 @@ def stage_layers(model: Model, layout: Layout) -> tuple[tuple[int, ...], ...]:
         chunk, position = divmod(place, layout.pp)
         counts[order[position]][chunk] += 1
     return tuple(tuple(chunks) for chunks in counts)
+
+
+def _layers_by_flop(model: Model, layout: Layout) -> tuple[tuple[int, ...], ...]:
+    """Layers of every (stage, chunk) when a virtual stage is full as soon as it reaches its share of the FLOP.
+
+    The output projection counts as V h / (active matrix weights of a layer) layers, the embedding as none; every
+    virtual stage keeps at least one layer.  Ignored: attention scores.
+    Source: huggingface/nanotron, models/base.py (build_model).
+    """
+    cuts = layout.pp * layout.vpp
+    table = model.vocab * model.hidden
+    tables = 1 if model.tied_embeddings else 2
+    a_layer = (active_parameters(model) - tables * table) / model.layers
+    share = (model.layers + table / a_layer) / cuts
+    ends = [0]
+    for cut in range(1, cuts):
+        wanted = math.ceil(share * cut - 1e-9)
+        ends.append(max(ends[-1] + 1, min(wanted, model.layers - (cuts - cut))))
+    ends.append(model.layers)
+    counts = [last - first for first, last in pairwise(ends)]
+    return tuple(tuple(counts[stage :: layout.pp]) for stage in range(layout.pp))
 
 
 def stage_contents(model: Model, layout: Layout) -> tuple[tuple[StageContents, ...], ...]:

@@ -10,8 +10,8 @@ import numpy as np
 
 from cost_models.flop import model_flop_per_token
 from cost_models.layout import Recompute
-from cost_models.memory import memory_report
 from cost_models.step_costs import step_costs
+from experiments.record_memory import Gauge, predict_memory
 from experiments.record_setup import Job, job_of, layout_cp
 from experiments.records import RunConfig
 from hdpsim.errors import HdpSimError
@@ -23,7 +23,6 @@ from simulator.strategies.problem import PlanningProblem
 __all__ = ["Convention", "Prediction", "convention_of", "predict"]
 
 Convention = Literal["model, full attention", "model, causal attention", "hardware, full attention"]
-GIGABYTE = 1e9  # peak_mem_gb is decimal: the README of the records
 TERA = 1e12
 
 # How a source counts FLOP, most telling words of its notes first; then by family. Established by arithmetic on the
@@ -53,8 +52,10 @@ class Prediction:
         model_tflops_full: model FLOP, all attention scores.
         hardware_tflops_full: all attention scores and what recomputation repeats.
         account_s: mean seconds over ranks and stages by account; they sum to step_s.
-        peak_mem_gb: of the fullest stage, in 1e9 bytes.
-        fits: whether the GPU has that much.
+        peak_mem_gb: what the source would have read (memory_gauge) as the peak, in 1e9 bytes.
+        fits: whether every stage fits.
+        memory_gauge: what the source reads: all of the GPU's memory in use, the allocator's, or the tensors'.
+        memory_parts_gb: memory of the fullest stage by part.
         reason: why there is no time (or nothing at all).
         assumptions: what the source does not say and was filled in.
         not_modelled: what the run did and the prediction does not.
@@ -70,6 +71,8 @@ class Prediction:
     account_s: tuple[tuple[str, float], ...] = ()
     peak_mem_gb: float | None = None
     fits: bool | None = None
+    memory_gauge: Gauge | None = None
+    memory_parts_gb: tuple[tuple[str, float], ...] = ()
     reason: str = ""
     assumptions: tuple[str, ...] = ()
     not_modelled: tuple[str, ...] = ()
@@ -94,7 +97,7 @@ def predict(config: RunConfig, *, memory_only: bool = False) -> Prediction:
     convention = convention_of(config)
     try:
         job = job_of(config)
-        memory_gb, fits = _memory(job)
+        memory = predict_memory(config, job)
     except HdpSimError as error:
         return Prediction(convention=convention, reason=str(error))
     step_s: float | None = None
@@ -106,7 +109,7 @@ def predict(config: RunConfig, *, memory_only: bool = False) -> Prediction:
         except HdpSimError as error:
             reason = str(error)
     assumptions = job.assumptions
-    if fits is False and step_s is not None:
+    if not memory.fits and step_s is not None:
         assumptions = (*assumptions, "fits into memory, against the prediction of memory")
     rates = _rates(job, step_s) if step_s is not None else None
     return Prediction(
@@ -118,8 +121,10 @@ def predict(config: RunConfig, *, memory_only: bool = False) -> Prediction:
         model_tflops_full=rates and rates[1]["model, full attention"],
         hardware_tflops_full=rates and rates[1]["hardware, full attention"],
         account_s=accounts,
-        peak_mem_gb=memory_gb,
-        fits=fits,
+        peak_mem_gb=memory.peak_gb,
+        fits=memory.fits,
+        memory_gauge=memory.gauge,
+        memory_parts_gb=memory.parts_gb,
         reason=reason,
         assumptions=assumptions,
         not_modelled=job.not_modelled,
@@ -143,19 +148,6 @@ def _step(job: Job) -> tuple[float, tuple[tuple[str, float], ...]]:
     execution = run_replay(plan, costs)
     seconds = execution.account_s.mean(axis=(1, 2)).tolist()
     return execution.step_s, tuple(zip(execution.accounts, seconds, strict=True))
-
-
-def _memory(job: Job) -> tuple[float, bool]:
-    setup = job.setup
-    report = memory_report(
-        setup.model,
-        setup.layout,
-        setup.cluster,
-        setup.ranks,
-        setup.context_tokens // layout_cp(setup.layout),
-        micro_batches=job.micro_batches,
-    )
-    return report.total_bytes / GIGABYTE, report.fits
 
 
 def _rates(job: Job, step_s: float) -> tuple[float, dict[Convention, float]]:

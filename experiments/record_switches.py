@@ -174,6 +174,10 @@ def _shard_ranks(config: RunConfig) -> Finding:
     return config.gpus_per_node or 8, "parameters sharded over the GPUs of a server, replicated over servers"
 
 
+def _stage_balance(config: RunConfig) -> Finding:
+    return ("flop", "") if "nanotron" in config.framework and (config.pp or 1) > 1 else None
+
+
 LAYOUT_RULES = (
     Rule(field="precision", read=_precision, without="8- and 4-bit block formats: as fp8"),
     Rule(field="sequence_parallel", read=_sequence_parallel, without=""),
@@ -218,6 +222,7 @@ LAYOUT_RULES = (
         read=_stated(r"CPU Adam|(?i:optimizer offload)"),
         without="optimizer states and update on the CPU",
     ),
+    Rule(field="stage_balance", read=_stage_balance, without=""),
     Rule(
         field="embedding_layers",
         read=_stated(r"embedding (?:and loss count|counted) as (?:layers|a pipeline layer)"),
@@ -226,7 +231,16 @@ LAYOUT_RULES = (
 )
 """Order matters only for the order in which assumptions are listed."""
 
-MODEL_RULES = (Rule(field="dropout", read=_dropout, without="dropout"),)
+
+def _tied_embeddings(config: RunConfig) -> Finding:
+    stated = re.search(r"tied embeddings (True|False)", config.notes)
+    return (stated[1] == "True", "") if stated else None
+
+
+MODEL_RULES = (
+    Rule(field="dropout", read=_dropout, without="dropout"),
+    Rule(field="tied_embeddings", read=_tied_embeddings, without=""),
+)
 
 # What has no switch yet, as notes and attention column word it; a mechanism that gets one moves up.
 _NOT_MODELLED = (

@@ -207,6 +207,8 @@ def _record(where: str, number: int, cells: Mapping[str, str]) -> Record:
     if not values["gpu"]:
         raise UserInputError(f"{where}: gpu: is empty; every record needs the name of its GPU")
     known: dict[str, Any] = {name: values[name] for name in _CONFIG if values.get(name) is not None}
+    if "framework" not in cells and values.get("source"):
+        known["framework"] = values["source"]  # a file of one stack names it as its source
     seen: dict[str, Any] = {name: values[name] for name in MEASURED_COLUMNS if values.get(name) is not None}
     return Record(
         name=str(values.get("id") or f"row {number}"),

@@ -12,7 +12,7 @@ from typing import get_args
 
 from cost_models.checkpoint import Readers
 from cost_models.data_pipeline import Loader
-from cost_models.layout import AttentionKernel, Order, Precision, Recompute, Schedule, Sharding
+from cost_models.layout import AttentionKernel, Order, Precision, Recompute, Schedule, Sharding, StageBalance
 from cost_models.schema import Problems, did_you_mean
 from cost_models.startup import StartupMethod
 from experiments.schema_values import REQUIRED, Batch, Key
@@ -61,6 +61,7 @@ KEYS: Mapping[str, Key] = {
     "layout.cp": Key(parse=_or_word("auto", _integer(1)), default=None, dump=_word_or("auto")),
     "layout.ep": Key(parse=_integer(1), default=1),
     "layout.sequence_parallel": Key(parse=_boolean, default=True),
+    "layout.stage_balance": Key(parse=_choice(get_args(StageBalance)), default="layers"),
     "layout.schedule": Key(parse=_choice(get_args(Schedule)), default="1f1b"),
     "layout.sharding": Key(parse=_choice(get_args(Sharding)), default="zero1"),
     "layout.shard_ranks": Key(parse=_or_word("all", _integer(1)), default=None, dump=_word_or("all")),

@@ -1,0 +1,116 @@
+"""Copies and buffers of an eager stack, stages balanced by FLOP, and what a framework reports as its peak."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cost_models import catalog
+from cost_models.activations import layer_activations, tensor_parallel_transients, unfused_copies
+from cost_models.layout import Layout
+from cost_models.memory import memory_report, rank_capacity_tokens
+from cost_models.memory_overheads import EAGER, MemoryOverheads
+from cost_models.model import Model
+from cost_models.parameters import parameters, stage_contents, stage_layers
+from cost_models.state_memory import state_bytes
+
+LLAMA = Model(
+    name="llama", layers=16, hidden=2048, heads=32, kv_heads=32, head_dim=64, ffn_hidden=8192, vocab=131072,
+    tied_embeddings=True,
+)  # fmt: skip
+H100 = catalog.cluster("superpod-h100")
+
+
+def test_an_eager_layer_keeps_20_h_plus_8_f() -> None:
+    # norm inputs 4 h, linear inputs 4 h, q k v 6 h, output 2 h, k and v before rotation 4 h; gate, up, act, product
+    kept = layer_activations(LLAMA, Layout(), "dense", log_sum_exp=False).total
+    assert kept + unfused_copies(LLAMA, Layout(), "dense") == 20 * 2048 + 8 * 8192
+    grouped = replace(LLAMA, kv_heads=8)  # queries have a buffer of their own: only the activated gate
+    assert unfused_copies(grouped, Layout(tp=4), "dense") == 2 * 8192 / 4
+    assert unfused_copies(replace(grouped, gated_mlp=False), Layout(), "dense") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("sharding", "ranks", "per_parameter"), [("none", 32, 20.0), ("none", 1, 18.0), ("zero1", 32, 8.375)]
+)
+def test_eager_states_per_parameter(sharding: str, ranks: int, per_parameter: float) -> None:
+    layout = Layout(sharding=sharding)  # type: ignore[arg-type]
+    states = state_bytes(LLAMA, layout, ranks, 0, EAGER)
+    count = parameters(LLAMA).total
+    loose = 2 * 131072 * 2048  # the head's gradients, not yet added up
+    assert states.total == pytest.approx(per_parameter * count + loose)
+    assert states.update == (2.0 * count if sharding == "zero1" else 0.0)
+
+
+def test_the_update_counts_only_beyond_what_the_layers_took() -> None:
+    layout = Layout(sharding="zero1")
+    small, large = (memory_report(LLAMA, layout, H100, 32, tokens, overheads=EAGER) for tokens in (128, 8192))
+    assert small.update > 0.0 == large.update
+    staging = state_bytes(LLAMA, layout, 32, 0, EAGER).update
+    assert small.update + small.activations + small.head + small.working_set == pytest.approx(staging)
+    assert sum(small.parts.values()) == pytest.approx(small.total_bytes)
+
+
+def test_capacity_is_the_largest_that_fits_with_an_update() -> None:
+    layout = Layout(sharding="zero1")
+    capacity = rank_capacity_tokens(LLAMA, layout, H100, 32, overheads=EAGER)
+    assert memory_report(LLAMA, layout, H100, 32, capacity, overheads=EAGER).fits
+    assert not memory_report(LLAMA, layout, H100, 32, capacity + 256, overheads=EAGER).fits
+
+
+def test_lora_has_no_gradients_and_no_optimizer_to_speak_of() -> None:
+    states = state_bytes(LLAMA, Layout(), 8, 0, MemoryOverheads(trained_share=0.0))
+    assert states.gradients == states.optimizer == 0.0
+    assert states.weights == 2.0 * parameters(LLAMA).total
+
+
+def test_stages_balanced_by_flop() -> None:
+    # head: 131072 x 2048 = 4 layers of 4 h^2 + 3 h f; 20 layers' worth: 10 and 10, 5 each, ceil(2.5) on the first
+    table = {pp: stage_layers(LLAMA, Layout(pp=pp, stage_balance="flop")) for pp in (1, 2, 4, 8)}
+    assert [sum(stage) for stage in table[2]] == [10, 6]
+    assert [sum(stage) for stage in table[4]] == [5, 5, 5, 1]
+    assert [sum(stage) for stage in table[8]] == [3, 2, 3, 2, 3, 1, 1, 1]
+    assert [sum(stage) for stage in table[1]] == [16]
+
+
+@given(
+    layers=st.integers(8, 80),
+    pp=st.sampled_from([1, 2, 4, 8]),
+    vpp=st.sampled_from([1, 2]),
+    vocab=st.integers(1, 10**6),
+)
+def test_no_layer_is_lost_and_none_is_empty(layers: int, pp: int, vpp: int, vocab: int) -> None:
+    vpp = vpp if pp > 1 and layers >= pp * vpp else 1
+    model = replace(LLAMA, layers=layers, vocab=vocab)
+    layout = Layout(pp=pp, vpp=vpp, stage_balance="flop")
+    counts = [part.layers for stage in stage_contents(model, layout) for part in stage]
+    assert sum(counts) == layers
+    assert min(counts) >= 1
+
+
+def test_what_frameworks_report() -> None:
+    report = memory_report(LLAMA, Layout(tp=8), H100, 4, 4096, overheads=EAGER)
+    outside = report.communication + report.context
+    assert report.allocated_bytes == pytest.approx(report.total_bytes - outside - report.fragmentation)
+    # no pipeline: two whole tensors of 2 h (1 - 1/8) a token and layer wait for the communication stream
+    assert report.run_ahead == pytest.approx(16 * 4096 * 2 * 2 * 2048 * 7 / 8)
+    assert report.reserved_bytes == pytest.approx(report.total_bytes - outside + report.run_ahead)
+    assert report.run_ahead == 16 * 4096 * tensor_parallel_transients(LLAMA, Layout(tp=8))
+    lean = memory_report(LLAMA, Layout(tp=8), H100, 4, 4096)
+    assert lean.run_ahead == 0.0
+    assert lean.total_bytes < report.total_bytes
+
+
+@pytest.mark.parametrize(("pp", "layers"), [(2, 0), (4, 2 * 4), (8, 6 * 2)])
+def test_a_pipeline_runs_ahead_by_its_warm_up_less_two(pp: int, layers: int) -> None:
+    report = memory_report(LLAMA, Layout(tp=2, pp=pp), H100, 4, 1024, stage=0, overheads=EAGER)
+    assert report.run_ahead == layers * 1024 * tensor_parallel_transients(LLAMA, Layout(tp=2))
+
+
+def test_reserved_memory_never_exceeds_the_gpu() -> None:
+    tokens = rank_capacity_tokens(LLAMA, Layout(tp=8), H100, 4, overheads=EAGER)
+    report = memory_report(LLAMA, Layout(tp=8), H100, 4, tokens, overheads=EAGER)
+    assert report.fits
+    assert report.run_ahead > report.capacity_bytes - report.total_bytes
+    assert report.reserved_bytes == report.capacity_bytes - report.communication - report.context

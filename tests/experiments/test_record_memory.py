@@ -1,0 +1,56 @@
+"""How a record's stack and the meaning of its peak memory are read."""
+
+import pytest
+
+from cost_models.memory_overheads import EAGER, MemoryOverheads
+from experiments.record_memory import gauge_of, predict_memory, stack_of
+from experiments.record_setup import job_of
+from experiments.records import RunConfig
+
+
+def _config(**changes: object) -> RunConfig:
+    values: dict[str, object] = {
+        "gpu": "H100-SXM-80G", "n_gpus": 16, "gpus_per_node": 8, "framework": "nanotron", "model_name": "m",
+        "layers": 16, "hidden": 2048, "ffn_hidden": 8192, "heads": 32, "kv_heads": 32, "vocab": 131072,
+        "gated_mlp": True, "seq_len": 4096, "grad_accum": 8, "micro_batch": 1, "tp": 4, "sp": True, "pp": 2,
+        "vpp": 1, "cp": 1, "dp": 2, "zero_stage": "zero1", "recompute": "none", "precision": "bf16",
+    }  # fmt: skip
+    return RunConfig(**{**values, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("framework", "notes", "gauge"),
+    [
+        ("x", "", "device"),
+        ("x", "peak 3 GiB (peak_mem_gb = reserved)", "reserved"),
+        ("x", "peak_mem_gb = max allocated", "allocated"),
+        ("x", "Mem = max over nodes from nvidia-smi", "device"),
+        ("torchtitan (FSDP2)", "", "reserved"),
+        ("Megatron-LM fork (1F1B)", "", "allocated"),
+    ],
+)
+def test_gauge(framework: str, notes: str, gauge: str) -> None:
+    assert gauge_of(_config(framework=framework, notes=notes)) == gauge
+
+
+def test_stack() -> None:
+    assert stack_of(_config()) is EAGER
+    assert stack_of(_config(framework="Megatron-LM")) == MemoryOverheads()
+    assert not stack_of(_config(notes="after_pp_fix=False: old")).host_run_ahead
+    assert stack_of(_config(task="lora")).trained_share < 0.05
+
+
+def test_the_first_stage_is_read_and_every_stage_must_fit() -> None:
+    config = _config(notes="peak_mem_gb = reserved", micro_batch=2)
+    found = predict_memory(config, job_of(config))
+    assert found.gauge == "reserved"
+    assert sum(amount for _, amount in found.parts_gb) == pytest.approx(found.fullest.total_bytes / 1e9)
+    assert found.fits == found.fullest.fits
+    assert job_of(config).setup.layout.stage_balance == "flop"
+    device = predict_memory(_config(micro_batch=2), job_of(_config(micro_batch=2)))
+    assert device.peak_gb > found.peak_gb
+
+
+def test_tied_embeddings_are_read_from_the_notes() -> None:
+    assert job_of(_config(notes="tied embeddings True")).setup.model.tied_embeddings
+    assert not job_of(_config(notes="tied embeddings False")).setup.model.tied_embeddings
