@@ -6,21 +6,20 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
+from cost_models.calibration import Calibration
 from cost_models.flop import model_flop_per_token
 from cost_models.layout import Recompute
+from cost_models.micro_batch_cost import MicroBatchCost
 from cost_models.step_costs import step_costs
 from experiments.record_memory import Gauge, predict_memory
 from experiments.record_setup import Job, job_of, layout_cp
 from experiments.records import RunConfig
 from hdpsim.errors import HdpSimError
 from simulator.replay import run_replay
-from simulator.simulate import micro_batch_cost, micro_batches
-from simulator.strategies.planner import make_plan
-from simulator.strategies.problem import PlanningProblem
+from simulator.simulate import plan_micro_batches
+from simulator.strategies.uniform_mesh import plan_uniform
 
-__all__ = ["Convention", "Prediction", "convention_of", "predict"]
+__all__ = ["Convention", "Prediction", "convention_of", "predict", "predict_step"]
 
 Convention = Literal["model, full attention", "model, causal attention", "hardware, full attention"]
 TERA = 1e12
@@ -105,7 +104,7 @@ def predict(config: RunConfig, *, memory_only: bool = False) -> Prediction:
     reason = job.blocked
     if not reason and not memory_only:
         try:
-            step_s, accounts = _step(job)
+            step_s, accounts = predict_step(job)
         except HdpSimError as error:
             reason = str(error)
     assumptions = job.assumptions
@@ -131,20 +130,17 @@ def predict(config: RunConfig, *, memory_only: bool = False) -> Prediction:
     )
 
 
-def _step(job: Job) -> tuple[float, tuple[tuple[str, float], ...]]:
-    """Seconds of the step and of its accounts. Memory is not asked: the run exists."""
+def predict_step(job: Job, cal: Calibration | None = None) -> tuple[float, tuple[tuple[str, float], ...]]:
+    """Seconds of the step and of its accounts. Memory is not asked: the run exists.
+
+    Args:
+        job: the record, ready to predict.
+        cal: a calibration instead of the job's own.
+    """
     setup = job.setup
-    context = setup.context_tokens
-    problem = PlanningProblem(
-        lengths=np.full(job.sequences, job.seq_len, dtype=np.int64),
-        ranks=setup.ranks,
-        capacity_tokens=context // layout_cp(setup.layout),
-        context_tokens=context,
-        cost=micro_batch_cost(setup),
-        options=setup.strategy,
-    )
-    plan = make_plan(problem)
-    costs = step_costs(problem.cost, micro_batches(problem, plan), plan.ranks, data_s=0.0)
+    cost = MicroBatchCost(setup.model, setup.layout, setup.cluster, cal or setup.calibration)
+    plan = plan_uniform(layout_cp(setup.layout), job.micro_batches, job.micro_batch, job.seq_len)
+    costs = step_costs(cost, plan_micro_batches(cost, plan), setup.ranks, data_s=0.0)
     execution = run_replay(plan, costs)
     seconds = execution.account_s.mean(axis=(1, 2)).tolist()
     return execution.step_s, tuple(zip(execution.accounts, seconds, strict=True))

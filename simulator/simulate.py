@@ -30,7 +30,9 @@ __all__ = [
     "StepResult",
     "capacity_tokens",
     "micro_batch_cost",
+    "micro_batches",
     "plan_batch",
+    "plan_micro_batches",
     "play_plan",
     "price_plan",
     "simulate_step",
@@ -167,9 +169,8 @@ def plan_batch(setup: Setup, lengths: ArrayLike) -> tuple[Plan, PlanningProblem,
     return make_plan(problem), problem, report
 
 
-def micro_batches(problem: PlanningProblem, plan: Plan) -> MicroBatches:
+def plan_micro_batches(cost: MicroBatchCost, plan: Plan) -> MicroBatches:
     """The plan's micro-batches as the cost model takes them, with the tier of every group's ring."""
-    cost = problem.cost
     return MicroBatches(
         segment_tokens=plan.segment_tokens,
         segment_offsets=plan.segment_offsets,
@@ -178,6 +179,11 @@ def micro_batches(problem: PlanningProblem, plan: Plan) -> MicroBatches:
         offload_ratio=plan.offload_ratio,
         padding_tokens=plan.padding_tokens,
     )
+
+
+def micro_batches(problem: PlanningProblem, plan: Plan) -> MicroBatches:
+    """The micro-batches of a plan of this problem."""
+    return plan_micro_batches(problem.cost, plan)
 
 
 def price_plan(setup: Setup, problem: PlanningProblem, plan: Plan) -> StepCosts:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments.record_prediction import convention_of, predict
+from experiments.record_prediction import convention_of, predict, predict_step
 from experiments.record_setup import job_of
 from experiments.records import REQUIRED_COLUMNS, Record, RunConfig, read_records, shipped_records
 from hdpsim.errors import CatalogError, InfeasibleError, UserInputError
+from simulator.simulate import simulate_step
 
 ROW = {
     "gpu": "H100-SXM-80G", "n_gpus": "16", "gpus_per_node": "8", "model_name": "small", "layers": "8", "hidden": "2048",
@@ -252,6 +253,16 @@ def test_attention_stays_inside_its_sequence(tmp_path: Path) -> None:
         for m in ("1", "2")
     )
     assert large == pytest.approx(small, rel=0.02)
+
+
+@pytest.mark.parametrize("changes", [{}, {"cp": "2", "dp": "2"}, {"pp": "1", "dp": "8"}, {"vpp": "2"}])
+def test_one_replica_stands_for_all_of_a_run(tmp_path: Path, changes: dict[str, str]) -> None:
+    job = job_of(config(tmp_path, **changes))
+    whole = simulate_step(job.setup, [job.seq_len] * job.sequences)
+    step_s, accounts = predict_step(job)
+    assert step_s == pytest.approx(whole.step_s, rel=1e-9)
+    means = dict(zip(whole.accounts, whole.account_s.mean(axis=(1, 2)), strict=True))
+    assert dict(accounts) == pytest.approx(means, rel=1e-9)
 
 
 def test_flop_conventions_by_hand(tmp_path: Path) -> None:
