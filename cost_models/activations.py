@@ -14,6 +14,7 @@ __all__ = [
     "head_activation_bytes_per_token",
     "layer_activations",
     "ring_bytes_per_token",
+    "score_bytes_per_token",
     "tensor_parallel_transients",
     "unfused_copies",
     "working_set_bytes_per_token",
@@ -68,21 +69,32 @@ def activation_bytes_per_token_layer(
     *,
     kind: LayerKind | None = None,
     unfused: bool = False,
+    selective_share: float = 1.0,
+    selective_keeps: tuple[str, ...] | None = None,
 ) -> float:
     """Bytes per token of a rank that one layer keeps on each GPU between its forward and its backward.
 
         none, selective: every tensor of layer_activations (attention kernels that never store scores make
                          "selective", the recomputation of the scores, free: both keep the same)
         full:            the layer's input, 2 h / t (2 h without sequence parallelism)
+        selective_share: of the layers that "selective" keeps whole; the others keep their input
+        selective_keeps: the tensors (attributes of LayerActivations) that "selective" keeps beside the input
 
     Per rank, not per GPU: tokens of the whole TP group. The default kind is the one most layers are.
     Source: arXiv 2205.05198 sections 4 and 5.
     """
-    if (recompute or layout.recompute) == "full":
-        return BF16_BYTES * model.hidden / _residual_shards(layout)
+    mode = recompute or layout.recompute
+    layer_input = BF16_BYTES * model.hidden / _residual_shards(layout)
+    if mode == "full":
+        return layer_input
     kind = kind or _usual_kind(model)
     copies = unfused_copies(model, layout, kind) if unfused else 0.0
-    return layer_activations(model, layout, kind).total + copies
+    tensors = layer_activations(model, layout, kind, dropout=model.dropout)
+    if mode == "none":
+        return tensors.total + copies
+    if selective_keeps is not None:
+        return layer_input + float(sum(getattr(tensors, name) for name in selective_keeps))
+    return selective_share * (tensors.total + copies) + (1.0 - selective_share) * layer_input
 
 
 def layer_activations(
@@ -136,6 +148,19 @@ def unfused_copies(model: Model, layout: Layout, kind: LayerKind) -> float:
     gate = BF16_BYTES * width / layout.tp if model.gated_mlp else 0.0
     shared_buffer = model.latent_attention is None and model.kv_heads == model.heads
     return gate + (2 * BF16_BYTES * model.heads * model.head_dim / layout.tp if shared_buffer else 0.0)
+
+
+def score_bytes_per_token(model: Model, layout: Layout, sequence_tokens: float) -> float:
+    """What attention before flash attention keeps of its scores, per token of a rank and on each GPU.
+
+        2 a s / t (the softmax); with dropout 5 a s / t (its mask 1, its output 2)
+
+    The whole square: a causal mask saves nothing.  Counted: 16-bit softmax.  Source: arXiv 2205.05198 section 4.1.
+    """
+    if layout.attention_kernel != "unfused":
+        return 0.0
+    per_score = 2 * BF16_BYTES + MASK_BYTES if model.dropout else BF16_BYTES
+    return per_score * model.heads / layout.tp * sequence_tokens
 
 
 def tensor_parallel_transients(model: Model, layout: Layout) -> float:

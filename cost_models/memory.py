@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from cost_models.activations import (
     head_activation_bytes_per_token,
     layer_activations,
     ring_bytes_per_token,
+    score_bytes_per_token,
     tensor_parallel_transients,
     working_set_bytes_per_token,
 )
@@ -152,9 +154,11 @@ def memory_report(
     offload_ratio: float = 0.0,
     micro_batches: int | None = None,
     overheads: MemoryOverheads | None = None,
+    sequence_tokens: int | None = None,
 ) -> MemoryReport:
     """Peak memory on each GPU of a stage (None = of the fullest stage) with that many tokens per micro-batch.
 
+    *sequence_tokens* matters where attention keeps its scores: the length of a sequence (None = one fills the rank).
     Counted: states, activations of all micro-batches in flight, the last stage's logits, the backward's working
     set, ring and NCCL buffers, context, fragmentation, and what *overheads* say of the stack.  Ignored: staging
     buffers of the offload, data loading, CUDA graphs.  Source: the functions it adds up.
@@ -166,7 +170,16 @@ def memory_report(
     stages: Sequence[int] = range(layout.pp) if stage is None else (stage,)
     reports = [
         _stage_report(
-            model, layout, cluster, ranks, tokens_per_rank, s, offload_ratio, micro_batches, overheads
+            model,
+            layout,
+            cluster,
+            ranks,
+            tokens_per_rank,
+            s,
+            offload_ratio,
+            micro_batches,
+            overheads,
+            sequence_tokens,
         )
         for s in stages
     ]
@@ -185,21 +198,23 @@ def rank_capacity_tokens(
 ) -> int:
     """Most tokens per rank and micro-batch that fit on every stage: a multiple of 128 tp.
 
-    Memory is a fixed part plus a part proportional to tokens, so two reports per stage suffice. The capacity a
+    Memory is a fixed part plus a part proportional to tokens, so two reports per stage suffice (more where attention
+    keeps its scores, one sequence filling the rank). The capacity a
     layout fixes (layout.rank_capacity_tokens) is not looked at: this is what memory allows.
 
     Raises:
         OutOfMemoryError: not even one multiple fits; the message says which stage and which parts.
     """
     step = CAPACITY_STEP_TOKENS * layout.tp
+
+    def report(tokens: int, stage: int) -> MemoryReport:
+        return _stage_report(
+            model, layout, cluster, ranks, tokens, stage, offload_ratio, micro_batches, overheads
+        )
+
     best: int | None = None
     for stage in range(layout.pp):
-        empty, one = (
-            _stage_report(
-                model, layout, cluster, ranks, tokens, stage, offload_ratio, micro_batches, overheads
-            )
-            for tokens in (0, step)
-        )
+        empty, one = report(0, stage), report(step, stage)
         if not one.fits:
             raise _out_of_memory(model, layout, one)
         fixed = empty.total_bytes - empty.update
@@ -207,6 +222,8 @@ def rank_capacity_tokens(
         if one.host_bytes > empty.host_bytes:
             spare = one.host_capacity_bytes - empty.host_bytes
             steps = min(steps, int(spare / (one.host_bytes - empty.host_bytes)))
+        if layout.attention_kernel == "unfused":  # scores grow with the square of tokens: the line is a bound
+            steps = bisect_left(range(2, steps + 1), True, key=lambda n: not report(n * step, stage).fits) + 1
         best = max(1, steps) if best is None else min(best, max(1, steps))
     return (best or 1) * step
 
@@ -221,6 +238,7 @@ def _stage_report(
     offload_ratio: float,
     micro_batches: int | None,
     overheads: MemoryOverheads | None,
+    sequence_tokens: int | None = None,
 ) -> MemoryReport:
     extra = overheads or MemoryOverheads()
     states = state_bytes(model, layout, ranks, stage, extra)
@@ -229,8 +247,19 @@ def _stage_report(
     kinds: tuple[LayerKind, ...] = ("dense", "moe") if model.experts else ("dense",)
     unfused = extra.unfused_copies or not layout.fused_kernels
     per_layer: dict[LayerKind, float] = {
-        kind: activation_bytes_per_token_layer(model, layout, kind=kind, unfused=unfused) for kind in kinds
+        kind: activation_bytes_per_token_layer(
+            model,
+            layout,
+            kind=kind,
+            unfused=unfused,
+            selective_share=extra.selective_share,
+            selective_keeps=extra.selective_keeps,
+        )
+        for kind in kinds
     }
+    scores = score_bytes_per_token(model, layout, tokens if sequence_tokens is None else sequence_tokens)
+    if layout.recompute == "none":
+        per_layer = {kind: amount + scores for kind, amount in per_layer.items()}
     held = 0.0
     for part, count in zip(chunks, in_flight, strict=True):
         usual = part.mtp_layers * per_layer["moe" if model.experts else "dense"]
@@ -244,6 +273,13 @@ def _stage_report(
         kind for kind in kinds if any(_has(part.dense_layers, part.moe_layers, kind) for part in chunks)
     ]
     working = max((working_set_bytes_per_token(model, layout, kind) for kind in present), default=0.0)
+    if layout.recompute == "selective":  # what is not kept is there again while one layer runs backward
+        again = (activation_bytes_per_token_layer(model, layout, "none", kind=kind) for kind in present)
+        working += max(
+            (max(0.0, whole - per_layer[kind]) for kind, whole in zip(present, again, strict=True)),
+            default=0.0,
+        )
+    working += scores * (1 if layout.recompute == "none" else 2)  # their gradient, and recomputed themselves
     if ranks > 1 and layout.cp != 1:
         working += ring_bytes_per_token(model, layout)
     groups = sum((layout.tp > 1, layout.pp > 1, ranks > 1, layout.ep > 1, ranks > 1 and layout.cp != 1))

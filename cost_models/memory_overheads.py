@@ -20,6 +20,8 @@ class MemoryOverheads:
         fragmentation_share: of activations and buffers, lost in the allocator.
         activation_factor: kept over derived, for what no other entry names.
         logit_bytes: per logit: output of the projection, softmax, gradient.
+        selective_share: of a layer's tensors that selective recomputation keeps; 1 = it recomputes scores only.
+        selective_keeps: the tensors it keeps by name (LayerActivations) beside the layer's input; None = by share.
         unfused_copies: operations run one by one: each keeps its own input (see activations.unfused_copies).
         bucket_bytes: per parameter, buckets in which data-parallel ranks reduce gradients, beside the gradients.
         loose_gradient_bytes: per parameter of the layer (or head) at work, gradients not yet added up.
@@ -37,6 +39,8 @@ class MemoryOverheads:
     fragmentation_share: float = 0.05  # 3-10 % reported with PyTorch
     activation_factor: float = 1.0
     logit_bytes: float = 6.0  # bf16 output of the projection 2, fp32 softmax and then its gradient 4
+    selective_share: float = 1.0
+    selective_keeps: tuple[str, ...] | None = None
     unfused_copies: bool = False
     bucket_bytes: float = 0.0
     loose_gradient_bytes: float = 0.0

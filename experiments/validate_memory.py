@@ -23,6 +23,8 @@ def memory_columns(record: Record, prediction: Prediction) -> dict[str, Any]:
         "peak_mem_error": error_of(record.measured.peak_mem_gb, prediction.peak_mem_gb),
         "ran": record.measured.ran,
         "predicted_fits": prediction.fits,
+        "memory_gauge": prediction.memory_gauge,
+        "memory_parts_gb": dict(prediction.memory_parts_gb),
     }
 
 
@@ -48,14 +50,26 @@ def memory_tables(document: Mapping[str, Any]) -> tuple[Table, ...]:
     """What ran and what did not, against the prediction; only where memory is asked for."""
     if document["kind"] != "validate-memory":
         return ()
-    found = document["summary"]["memory"]
+    columns = ("", "ran, fits", "ran, too large", "out of memory, fits", "out of memory, too large")
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in document["records"]:
+        groups.setdefault(" ".join(row["group"]), []).append(row)
+    found = {name: memory_summary(rows) for name, rows in sorted(groups.items())}
+    found["all"] = document["summary"]["memory"]
+    keys = (
+        "ran_predicted_to_fit",
+        "ran_predicted_too_large",
+        "oom_predicted_to_fit",
+        "oom_predicted_too_large",
+    )
     return (
         Table(
-            title="Does it fit?",
-            columns=("", "predicted to fit", "predicted too large"),
-            rows=(
-                ("ran", str(found["ran_predicted_to_fit"]), str(found["ran_predicted_too_large"])),
-                ("out of memory", str(found["oom_predicted_to_fit"]), str(found["oom_predicted_too_large"])),
+            title="Does it fit? What happened, and what is predicted",
+            columns=columns,
+            rows=tuple(
+                (name, *(str(summary[key]) for key in keys))
+                for name, summary in found.items()
+                if any(summary[key] for key in keys)
             ),
         ),
     )

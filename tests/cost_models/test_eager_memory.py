@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_models import catalog
-from cost_models.activations import layer_activations, tensor_parallel_transients, unfused_copies
+from cost_models.activations import (
+    activation_bytes_per_token_layer,
+    layer_activations,
+    score_bytes_per_token,
+    tensor_parallel_transients,
+    unfused_copies,
+)
 from cost_models.layout import Layout
 from cost_models.memory import memory_report, rank_capacity_tokens
 from cost_models.memory_overheads import EAGER, MemoryOverheads
@@ -114,3 +120,52 @@ def test_reserved_memory_never_exceeds_the_gpu() -> None:
     assert report.fits
     assert report.run_ahead > report.capacity_bytes - report.total_bytes
     assert report.reserved_bytes == report.capacity_bytes - report.communication - report.context
+
+
+def test_attention_that_keeps_its_scores() -> None:
+    # Korthikanti et al.: 5 a s / h of s b h with dropout; 74 h in all for a s = 8 h (34 + 5 x 8)
+    gpt = replace(LLAMA, gated_mlp=False, dropout=True, norm="layer", biases=True)
+    layout = Layout(tp=4, attention_kernel="unfused")
+    sequence = 8 * 2048 // 32
+    scores = score_bytes_per_token(gpt, layout, sequence)
+    assert scores == 40 * 2048 / 4
+    assert score_bytes_per_token(replace(gpt, dropout=False), layout, sequence) == 16 * 2048 / 4
+    assert score_bytes_per_token(gpt, Layout(tp=4), sequence) == 0.0
+    kept = layer_activations(gpt, layout, "dense", dropout=True, log_sum_exp=False).total
+    assert kept + scores == pytest.approx(74 * 2048 / 4)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_scores_are_kept_by_every_layer_or_by_one(recompute: str) -> None:
+    flash = Layout(recompute=recompute)  # type: ignore[arg-type]
+    kept = memory_report(
+        LLAMA, replace(flash, attention_kernel="unfused"), H100, 8, 8192, sequence_tokens=1024
+    )
+    scores = 8192 * 2 * 32 * 1024
+    without = memory_report(LLAMA, flash, H100, 8, 8192)
+    layers = 16 if recompute == "none" else 0
+    assert kept.activations - without.activations == pytest.approx(layers * scores)
+    assert kept.total_bytes > without.total_bytes or layers == 0
+
+
+def test_capacity_with_scores_is_the_largest_that_fits() -> None:
+    layout = Layout(attention_kernel="unfused")
+    capacity = rank_capacity_tokens(LLAMA, layout, H100, 8)
+    assert memory_report(LLAMA, layout, H100, 8, capacity).fits
+    assert not memory_report(LLAMA, layout, H100, 8, capacity + 128).fits
+    assert capacity < rank_capacity_tokens(LLAMA, Layout(), H100, 8)
+
+
+def test_what_selective_recomputation_keeps() -> None:
+    layout = Layout(recompute="selective")
+    whole, layer_input = activation_bytes_per_token_layer(LLAMA, layout), 2 * 2048
+    half = activation_bytes_per_token_layer(LLAMA, layout, selective_share=0.5)
+    assert half == pytest.approx((whole + layer_input) / 2)
+    projections = activation_bytes_per_token_layer(LLAMA, layout, selective_keeps=("queries_keys_values",))
+    assert projections == layer_input + 2 * 3 * 2048
+    lean = MemoryOverheads(selective_keeps=("queries_keys_values",))
+    piped = replace(layout, pp=2)
+    small, large = (memory_report(LLAMA, piped, H100, 8, 8192, stage=0, overheads=o) for o in (lean, None))
+    assert small.total_bytes < large.total_bytes
+    # one layer's other tensors come back while it runs backward
+    assert small.working_set - large.working_set == pytest.approx(8192 * (whole - projections))

@@ -38,6 +38,12 @@ def test_stack() -> None:
     assert stack_of(_config(framework="Megatron-LM")) == MemoryOverheads()
     assert not stack_of(_config(notes="after_pp_fix=False: old")).host_run_ahead
     assert stack_of(_config(task="lora")).trained_share < 0.05
+    assert stack_of(_config(framework="NeMo 24.07 (Megatron-Core)")).eight_bit_copy_bytes == 0.0
+    assert stack_of(_config(framework="torchtitan (FSDP2)")).logit_bytes == 14.0
+    assert stack_of(_config(framework="LLM-Foundry/Composer FSDP1")).logit_bytes == 4.0
+    assert stack_of(_config(notes="tiled logits+loss")).logit_bytes == 0.0
+    kept = stack_of(_config(framework="MaxText", notes="remat_policy: save_qkv_proj (most)")).selective_keeps
+    assert kept == ("queries_keys_values",)
 
 
 def test_the_first_stage_is_read_and_every_stage_must_fit() -> None:
@@ -47,6 +53,7 @@ def test_the_first_stage_is_read_and_every_stage_must_fit() -> None:
     assert sum(amount for _, amount in found.parts_gb) == pytest.approx(found.fullest.total_bytes / 1e9)
     assert found.fits == found.fullest.fits
     assert job_of(config).setup.layout.stage_balance == "flop"
+    assert {part for part, _ in found.parts_gb} >= {"weights", "activations", "context"}
     device = predict_memory(_config(micro_batch=2), job_of(_config(micro_batch=2)))
     assert device.peak_gb > found.peak_gb
 
