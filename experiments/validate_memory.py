@@ -64,7 +64,7 @@ def memory_tables(document: Mapping[str, Any]) -> tuple[Table, ...]:
     )
     return (
         Table(
-            title="Does it fit? What happened, and what is predicted",
+            title="Does it fit?",
             columns=columns,
             rows=tuple(
                 (name, *(str(summary[key]) for key in keys))

@@ -100,6 +100,10 @@ def test_out_of_memory_records_are_judged_by_verdict(tmp_path: Path) -> None:
     assert found["verdicts_right"] == 1.0
     assert validation.document["records"][0]["quantity"] == "peak_mem_gb"
     assert "Does it fit?" in [table.title for table in validation.tables]
+    parts = validation.document["records"][0]["memory_parts_gb"]
+    assert (
+        sum(parts.values()) > validation.document["records"][0]["predicted"]
+    )  # allocated: without context and NCCL
 
 
 def test_order_of_layouts_is_ranked(tmp_path: Path) -> None:
