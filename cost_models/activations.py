@@ -118,7 +118,7 @@ def layer_activations(
     """
     tp, hidden = layout.tp, model.hidden
     sharded = _residual_shards(layout)
-    fp8 = layout.precision == "fp8"
+    fp8 = layout.precision != "bf16"
     inputs = 1 if model.parallel_block else 2
     gemm_input_bytes = FP8_BYTES if fp8 else BF16_BYTES
     value_dim = model.latent_attention.v_head_dim if model.latent_attention else model.head_dim

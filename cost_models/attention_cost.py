@@ -17,6 +17,7 @@ from cost_models.kernels import (
     memory_bound_s,
 )
 from cost_models.layout import Layout
+from cost_models.matrix_units import power_slowdown
 from cost_models.model import Model
 from cost_models.tracing import note, priced
 from cost_models.unfused_attention import unfused_attention_s
@@ -93,6 +94,15 @@ class AttentionCost:
     def _ramp(self, backward: bool) -> float:
         return self._cal.attention_backward_ramp if backward else 1.0
 
+    def _busy_s(self, work_flop: Floats, ramp_flop: Floats, *, backward: bool) -> Floats:
+        """Seconds of *work_flop* forward FLOP and the ramp's, clocks under the power limit."""
+        rate = self._rate(backward)
+        share = ATTENTION_BACKWARD_FLOP_RATIO if backward else 1.0
+        with np.errstate(divide="ignore", invalid="ignore"):
+            reached = share * rate * work_flop / (work_flop + ramp_flop)
+        slowdown = power_slowdown(reached, self._cal.bf16_joule_per_flop, self._gpu, self._cal)
+        return np.asarray((work_flop + ramp_flop) / rate * slowdown)
+
     @priced("attention")
     def alone_s(self, tokens: ArrayLike, *, backward: bool) -> Floats:
         """Per segment: whole sequence on one rank."""
@@ -101,8 +111,9 @@ class AttentionCost:
             return self._square_s(length, backward=backward)
         reach = np.where(length > self._window, self._window * (2.0 - self._window / length), length)
         note(width=self._width)
-        flop = 2.0 * self._width * length * (reach + self._cal.attention_half_tokens * self._ramp(backward))
-        return np.asarray(flop / self._rate(backward))
+        ramp = self._cal.attention_half_tokens * self._ramp(backward)
+        unit = 2.0 * self._width * length
+        return self._busy_s(unit * reach, unit * ramp, backward=backward)
 
     @priced("attention")
     def ring_step_s(self, tokens: ArrayLike, group_size: ArrayLike, *, backward: bool) -> Floats:
@@ -115,8 +126,8 @@ class AttentionCost:
         half = self._cal.attention_block_half_tokens * self._ramp(backward)
         masked = np.where(length > self._window, self._window * (2.0 - self._window / length) / length, 1.0)
         note(width=self._width)
-        flop = 2.0 * self._width * (tiled**2 + local * half) * masked
-        return np.asarray(flop / self._rate(backward))
+        unit = 2.0 * self._width * masked
+        return self._busy_s(unit * tiled**2, unit * local * half, backward=backward)
 
     def _square_s(self, tokens: Floats, *, backward: bool) -> Floats:
         """Per segment: *tokens* queries against as many keys, their scores kept in memory."""

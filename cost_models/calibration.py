@@ -36,11 +36,27 @@ class Calibration:
 
     name: str
     gemm_efficiency: float
-    """Large dense BF16 GEMM, full waves: fraction of the peak tensor rate."""
+    """Large dense BF16 GEMM, full waves, full clock: fraction of the peak tensor rate."""
+    fp8_gemm_efficiency: float
+    """The same with 8-bit operands, of the FP8 peak (casts apart)."""
+    fp4_gemm_efficiency: float
+    """The same with 4-bit operands, of the FP4 peak."""
+    static_w: float
+    """Power that does not depend on the clock of the tensor cores: leakage, HBM, links."""
+    power_exponent: float
+    """Slowdown for a lack of power: 1 = the voltage no longer falls with the clock, 1/3 = as fast as the clock."""
+    bf16_joule_per_flop: float
+    """Energy of a 16-bit tensor FLOP (products, attention) at full clock; 0 = power never limits."""
+    fp8_joule_per_flop: float
+    """The same with 8-bit operands."""
+    fp4_joule_per_flop: float
+    """The same with 4-bit operands."""
     gemm_half_k: float
     """Contraction length at which a GEMM reaches half of that (prologue and epilogue of a tile)."""
     grouped_gemm_efficiency: float
     """Grouped (expert) GEMM relative to a dense one of the same shape."""
+    grouped_gemm_overlap: float
+    """Share of the shorter of its matrix work and HBM traffic that a grouped GEMM hides behind the longer."""
     weight_gradient_efficiency: float
     """Weight-gradient GEMM (fp32 accumulation into the gradient buffer) relative to the forward one."""
     attention_forward_efficiency: float

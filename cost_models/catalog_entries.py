@@ -34,6 +34,7 @@ def read_gpu(fields: Fields, name: str) -> Gpu | None:
         name=_name(fields, name),
         bf16_flop_per_s=fields.quantity("bf16", "flop_rate"),
         fp8_flop_per_s=fields.quantity("fp8", "flop_rate", default=None) if fields.has("fp8") else None,
+        fp4_flop_per_s=fields.quantity("fp4", "flop_rate", default=None) if fields.has("fp4") else None,
         hbm_bytes=fields.quantity("hbm", "bytes"),
         hbm_bytes_per_s=fields.quantity("hbm_bandwidth", "bandwidth"),
         sm_count=fields.integer("sm_count"),
@@ -48,6 +49,7 @@ def read_gpu(fields: Fields, name: str) -> Gpu | None:
         source=_source(fields),
     )
     fields.raw("fp8", None)
+    fields.raw("fp4", None)
     fields.raw("price", None)
     return _finished(fields, result, before)
 

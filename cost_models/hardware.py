@@ -45,6 +45,7 @@ class Gpu:
     tdp_w: float
     calibration: str
     """Name of the calibration of this GPU's hardware generation (cost_models/data/calibration)."""
+    fp4_flop_per_s: float | None = None
     usd_per_hour: float | None = None
     source: str = ""
 

@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from cost_models.calibration import Calibration
 from cost_models.hardware import Gpu
+from cost_models.layout import Precision
+from cost_models.matrix_units import matrix_unit, power_slowdown
 from cost_models.tracing import priced
 
 __all__ = [
@@ -29,6 +31,7 @@ BF16_BYTES = 2
 FP32_ACCUMULATE_BYTES = 8  # weight gradients: read and write an fp32 accumulator
 # 5 matmuls against 2: Dao, FlashAttention-2, arXiv 2307.08691, section 4.1
 ATTENTION_BACKWARD_FLOP_RATIO = 2.5
+BACKWARD_TILE_TOKENS = 128.0  # blocks of keys of the FlashAttention-2 and -3 backwards
 REFERENCE_HEAD_DIM = 128.0  # attention efficiencies are stated for this head dimension
 
 # Output tiles of cuBLAS/CUTLASS kernels (CUTLASS profiler defaults).
@@ -83,25 +86,39 @@ def gemm_s(
     efficiency: ArrayLike = 1.0,
     groups: ArrayLike = 1,
     output_bytes: float = BF16_BYTES,
+    precision: Precision = "bf16",
+    overlap: float = 1.0,
+    burst: bool = False,
 ) -> Floats:
-    """Seconds of *groups* equal BF16 matrix products (m x k) @ (k x n) in one kernel.
+    """Seconds of *groups* equal matrix products (m x k) @ (k x n) in one kernel, operands in *precision*.
 
-        t = tail + max( groups * 2 m n k / (peak * e * tile_efficiency),
-                        groups * (2 (mk + kn) + output_bytes * mn) / (hbm * e_hbm) )
+        t = tail + max( groups * 2 m n k / rate,
+                        groups * (operand_bytes (mk + kn) + output_bytes * mn) / (hbm * e_hbm) )
+        rate = quality * r / power_slowdown(r),   r = peak * e * tile_efficiency
 
-    Counted: tensor-core time with tile and wave quantisation, tile prologue (k_half), HBM roofline, start-up of the
-    kernel on the device; nothing at all where a dimension is 0.
-    Ignored: clock throttling beyond the calibrated sustained efficiency, uneven groups.
+    Counted: tensor-core time with tile and wave quantisation, tile prologue (k_half), clocks that the power limit
+    allows (not for a *burst* of some milliseconds), HBM roofline, start-up of the kernel on the device; nothing at
+    all where a dimension is 0. Narrower operands pass the contraction faster: k_half and the stream-K fix-up are
+    times, so they grow in elements. *efficiency* is the quality: relative to a plain product under the same limit.
+    Ignored: quantisation of the operands (see layer_gemms), uneven groups.
     Source: roofline with tile model, see tile_efficiency; efficiencies from the calibration.
     """
+    unit = matrix_unit(gpu, cal, precision)
     rows, columns, inner = (np.asarray(x, dtype=np.float64) for x in (m, n, k))
     copies, quality = np.asarray(groups, dtype=np.float64), np.asarray(efficiency, dtype=np.float64)
-    share = tile_efficiency(rows, columns, inner, gpu.sm_count, half_k=cal.gemm_half_k, groups=copies)
+    depth = inner / unit.speed_up
+    share = tile_efficiency(rows, columns, depth, gpu.sm_count, half_k=cal.gemm_half_k, groups=copies)
     flop = (2.0 * copies) * rows * columns * inner
     with np.errstate(divide="ignore", invalid="ignore"):
-        compute_s = flop / (gpu.bf16_flop_per_s * cal.gemm_efficiency * quality * share)
-    traffic_bytes = copies * (BF16_BYTES * (rows + columns) * inner + output_bytes * rows * columns)
-    busy_s = np.maximum(compute_s, memory_bound_s(traffic_bytes, gpu, cal)) + cal.kernel_tail_s
+        rate = unit.peak_flop_per_s * unit.efficiency * share
+        compute_s = flop / (rate * quality)
+    if not burst:
+        compute_s = compute_s * power_slowdown(rate, unit.joule_per_flop, gpu, cal)
+    traffic_bytes = copies * (unit.operand_bytes * (rows + columns) * inner + output_bytes * rows * columns)
+    memory_s = memory_bound_s(traffic_bytes, gpu, cal)
+    busy_s = np.maximum(compute_s, memory_s) + cal.kernel_tail_s
+    if overlap < 1.0:
+        busy_s = busy_s + (1.0 - overlap) * np.minimum(compute_s, memory_s)
     return np.where(flop > 0, busy_s, 0.0)
 
 
@@ -123,13 +140,13 @@ def attention_rate_flop_per_s(
     head_dim: float = REFERENCE_HEAD_DIM,
     causal: bool = True,
 ) -> Floats:
-    """Sustained rate of flash attention on sequences of *tokens* tokens (infinity: the long-sequence rate).
+    """Rate of flash attention at full clock on sequences of *tokens* tokens (infinity: the long-sequence rate).
 
         rate = peak * e * s / (s + s_half) * g(d) / g(128),   g(d) = d / (d + d_half)
 
     Counted: the ramp with sequence length (few tiles, masked half-tiles on the diagonal), longer in the backward;
     exponentials, whose number does not depend on the head dimension d while the matrix work does.
-    Ignored: number of heads (see attention_s).
+    Ignored: number of heads (see attention_s), the power limit (see power_slowdown).
     Source: shape of the published FlashAttention-2/3 curves (Dao-AILab/flash-attention); constants calibrated.
     """
     length = np.asarray(tokens, dtype=np.float64)
@@ -155,12 +172,14 @@ def attention_s(
     causal: bool = True,
     kernels: int = 1,
     surrounding_bytes: ArrayLike = 0.0,
+    burst: bool = False,
 ) -> Floats:
     """One flash-attention kernel on *sequences* equal sequences: what kernel benchmarks measure.
 
         t = kernels * tail + (4 b h s^2 d [/ 2 causal] [x 2.5 backward] + last tiles) / rate(s) + bytes / (hbm * e_hbm)
 
-    Counted: the ramp with length, and the last, partly filled wave: each SM idles for half of a longest tile.
+    Counted: the ramp with length, and the last, partly filled wave: each SM idles for half of a longest tile; clocks
+    under the power limit, unless it is a *burst*.
     *surrounding_bytes*: HBM traffic of what a benchmark times along, such as writing a key-value cache.
     Ignored: grouped keys and values (they change memory traffic, which is not the limit).
     Source: attention_rate_flop_per_s; arXiv 2307.08691, section 3.2 (work partitioning).
@@ -169,6 +188,13 @@ def attention_s(
     rate = attention_rate_flop_per_s(length, gpu, cal, backward=backward, head_dim=head_dim, causal=causal)
     share = (0.5 if causal else 1.0) * (ATTENTION_BACKWARD_FLOP_RATIO if backward else 1.0)
     pairs = np.asarray(sequences) * np.asarray(heads) * length**2 * share
-    last_tiles = 0.5 * gpu.sm_count * cal.attention_tile_tokens * length * share * (2.0 if causal else 1.0)
+    tile_tokens = cal.attention_tile_tokens
+    if backward:
+        tile_tokens = min(tile_tokens, BACKWARD_TILE_TOKENS)
+    last_tiles = 0.5 * gpu.sm_count * tile_tokens * length * share * (2.0 if causal else 1.0)
     busy_s = 4.0 * head_dim * (pairs + last_tiles) / rate
+    if not burst:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rate = 4.0 * head_dim * pairs / busy_s
+        busy_s = busy_s * power_slowdown(rate, cal.bf16_joule_per_flop, gpu, cal)
     return np.asarray(busy_s + kernels * cal.kernel_tail_s + memory_bound_s(surrounding_bytes, gpu, cal))

@@ -68,13 +68,16 @@ class LayerCost:
         self._small = SmallKernels(model, layout, cluster.gpu, cal, moe=moe)
         blocks, rest = self._blocks_of_products()
         sides = [(block.entering, block.leaving) for block in blocks]
-        self._gemms = LayerGemms(
-            (*(op for side in sides for ops in side for op in ops), *rest), cluster.gpu, cal
+        products = partial(
+            LayerGemms,
+            gpu=cluster.gpu,
+            cal=cal,
+            precision=layout.precision,
+            full_width=model.hidden,
+            sequence_shards=layout.tp if layout.sequence_parallel else 1,
         )
-        self._around = [
-            (LayerGemms(entering, cluster.gpu, cal), LayerGemms(leaving, cluster.gpu, cal))
-            for entering, leaving in sides
-        ]
+        self._gemms = products((*(op for side in sides for ops in side for op in ops), *rest))
+        self._around = [(products(entering), products(leaving)) for entering, leaving in sides]
 
     def _blocks_of_products(self) -> tuple[list[_Block], tuple[LinearOp, ...]]:
         """The blocks that TP collectives surround, in order, and the products that none surrounds."""
@@ -141,7 +144,13 @@ class LayerCost:
         return (
             *routed,
             *shared,
-            LinearOp(name="router", columns=model.experts, inner=model.hidden, rows_share=1 / layout.tp),
+            LinearOp(
+                name="router",
+                columns=model.experts,
+                inner=model.hidden,
+                rows_share=1 / layout.tp,
+                always_bf16=True,
+            ),
         )
 
     def gemm_s(self, tokens: Floats, *, backward: bool) -> Floats:
@@ -149,8 +158,9 @@ class LayerCost:
         return self._gemms.seconds(tokens, backward=backward)
 
     def small_kernels_s(self, tokens: Floats, *, backward: bool) -> Floats:
-        """Norms, residual adds, rotary embedding, activation function, router: see small_kernels."""
-        return self._small.seconds(tokens, backward=backward)
+        """Norms, residual adds, rotary embedding, activation function, routing (see small_kernels), casts to 8 bit."""
+        casts_s = self._gemms.cast_s(tokens, backward=backward)
+        return self._small.seconds(tokens, backward=backward) + casts_s
 
     def tp_communication_s(self, tokens: Floats, *, backward: bool) -> Floats:
         """Tensor-parallel collectives of a layer, exposed: see tensor_parallel."""

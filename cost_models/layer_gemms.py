@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from cost_models.calibration import Calibration
 from cost_models.hardware import Gpu
-from cost_models.kernels import FP32_ACCUMULATE_BYTES, gemm_s
+from cost_models.kernels import FP32_ACCUMULATE_BYTES, gemm_s, memory_bound_s
+from cost_models.layout import Precision
+from cost_models.matrix_units import CAST_BYTES
 from cost_models.tracing import note, priced
 
 __all__ = ["LayerGemms", "LinearOp"]
@@ -33,39 +35,132 @@ class LinearOp:
     """Number of equal groups the rows are divided into (grouped GEMM)."""
     name: str = ""
     """What the layer calls it."""
+    always_bf16: bool = False
+    """Stays in BF16 whatever the layout's precision (the router)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Products:
+    """Products of one precision and overlap as columns, [products, 1] each."""
+
+    precision: Precision
+    overlap: float
+    efficiency: float
+    columns: Floats
+    inner: Floats
+    count: Floats
+    rows_share: Floats
+    groups: Floats
+
+    @classmethod
+    def of(cls, precision: Precision, ops: list[LinearOp], cal: Calibration) -> _Products:
+        """The columns of *ops*: all grouped, or none."""
+        grouped = ops[0].groups > 1
+        rows = [(op.columns, op.inner, op.count, op.rows_share, op.groups) for op in ops]
+        columns, inner, count, share, groups = np.array(rows, dtype=np.float64).T[:, :, None]
+        return cls(
+            precision=precision,
+            overlap=cal.grouped_gemm_overlap if grouped else 1.0,
+            efficiency=cal.grouped_gemm_efficiency if grouped else 1.0,
+            columns=columns,
+            inner=inner,
+            count=count,
+            rows_share=share,
+            groups=groups,
+        )
 
 
 class LayerGemms:
-    """All products of a layer as columns, [products, 1] each."""
+    """All products of a layer; in a narrow *precision* also the casts of their operands.
 
-    def __init__(self, ops: tuple[LinearOp, ...], gpu: Gpu, cal: Calibration) -> None:
-        self._gpu, self._cal = gpu, cal
+    As Transformer Engine does it, all three products of every linear layer take narrow operands (forward, input
+    gradient, weight gradient); weight gradients accumulate in fp32. Each forward casts the layer's input once, each
+    backward the output's gradient once, both along rows and columns. Weights are cast once per step.
+    Counted: HBM traffic of the casts (CAST_BYTES). With sequence parallelism a tensor of full width is cast before
+    it is gathered: 1/tp of its rows on each GPU.
+    Ignored: casts fused with the norm before them, the weights' casts, random signs and rotations of NVFP4.
+    Source: Transformer Engine, user guide, "Low precision training".
+    """
+
+    def __init__(
+        self,
+        ops: tuple[LinearOp, ...],
+        gpu: Gpu,
+        cal: Calibration,
+        *,
+        precision: Precision = "bf16",
+        full_width: int = 0,
+        sequence_shards: int = 1,
+    ) -> None:
+        self._gpu, self._cal, self._precision = gpu, cal, precision
         self._names = tuple(op.name for op in ops)
-        rows = [(op.columns, op.inner, op.count, op.rows_share, op.groups) for op in ops]
-        self._columns, self._inner, self._count, self._rows_share, self._groups = np.array(
-            rows, dtype=np.float64
-        ).T[:, :, None]
-        self._efficiency = np.where(self._groups > 1, cal.grouped_gemm_efficiency, 1.0)
+        self._count = np.array([op.count for op in ops], dtype=np.float64)
+        narrow = [op for op in ops if precision != "bf16" and not op.always_bf16]
+        kinds: dict[tuple[Precision, bool], list[LinearOp]] = {}
+        for op in ops:
+            kinds.setdefault((precision if op in narrow else "bf16", op.groups > 1), []).append(op)
+        self._products = [_Products.of(kind, some, cal) for (kind, _), some in kinds.items()]
+        inputs, gradients = (
+            sum(
+                op.count * op.rows_share * width / (sequence_shards if dense and width == full_width else 1)
+                for op in narrow
+                for dense in (op.groups == 1,)
+                for width in (op.columns if backward else op.inner,)
+            )
+            for backward in (False, True)
+        )
+        self._cast_bytes_per_token = (CAST_BYTES[precision] * inputs, CAST_BYTES[precision] * gradients)
 
     @priced("gemm")
     def seconds(self, tokens: Floats, *, backward: bool) -> Floats:
         """All matrix products: forward; backward = input gradient + weight gradient (twice the FLOP)."""
-        note(products=self._names, per_layer=self._count.ravel())
+        note(products=self._names, per_layer=self._count, precision=self._precision)
         blocks = [
             self._block_s(tokens[first : first + GEMM_BLOCK], backward=backward)
             for first in range(0, len(tokens), GEMM_BLOCK)
         ]
         return blocks[0] if len(blocks) == 1 else np.concatenate([np.zeros(0), *blocks])
 
+    @priced("small_kernels")
+    def cast_s(self, tokens: Floats, *, backward: bool) -> Floats:
+        """Casting what the narrow products read."""
+        return memory_bound_s(self._cast_bytes_per_token[backward] * tokens, self._gpu, self._cal)
+
     def _block_s(self, tokens: Floats, *, backward: bool) -> Floats:
         """All products of few token counts in one call: an array operation costs more than its numbers."""
-        gpu, cal, columns, inner = self._gpu, self._cal, self._columns, self._inner
-        efficiency, groups = self._efficiency, self._groups
-        rows = tokens * self._rows_share / groups
+        total = self._products_s(self._products[0], tokens, backward=backward)
+        for more in self._products[1:]:
+            total = total + self._products_s(more, tokens, backward=backward)
+        return total
+
+    def _products_s(self, ops: _Products, tokens: Floats, *, backward: bool) -> Floats:
+        gpu, cal, columns, inner = self._gpu, self._cal, ops.columns, ops.inner
+        efficiency, groups, precision, overlap = ops.efficiency, ops.groups, ops.precision, ops.overlap
+        rows = tokens * ops.rows_share / groups
         if not backward:
-            once = gemm_s(rows, columns, inner, gpu, cal, efficiency=efficiency, groups=groups)
+            once = gemm_s(
+                rows,
+                columns,
+                inner,
+                gpu,
+                cal,
+                efficiency=efficiency,
+                groups=groups,
+                precision=precision,
+                overlap=overlap,
+            )
         else:
-            once = gemm_s(rows, inner, columns, gpu, cal, efficiency=efficiency, groups=groups)
+            once = gemm_s(
+                rows,
+                inner,
+                columns,
+                gpu,
+                cal,
+                efficiency=efficiency,
+                groups=groups,
+                precision=precision,
+                overlap=overlap,
+            )
             once = once + gemm_s(
                 inner,
                 columns,
@@ -75,5 +170,7 @@ class LayerGemms:
                 efficiency=efficiency * cal.weight_gradient_efficiency,
                 groups=groups,
                 output_bytes=FP32_ACCUMULATE_BYTES,
+                precision=precision,
+                overlap=overlap,
             )
-        return np.asarray((once * self._count).sum(axis=0))
+        return np.asarray((once * ops.count).sum(axis=0))

@@ -20,7 +20,7 @@ __all__ = [
 
 Schedule = Literal["1f1b", "interleaved"]
 Recompute = Literal["none", "selective", "full"]
-Precision = Literal["bf16", "fp8"]
+Precision = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
 Order = Literal["tp-dp-pp", "tp-pp-dp"]
 Sharding = Literal["none", "zero1", "zero2", "zero3"]
 AttentionKernel = Literal["flash", "flash1", "flash2", "unfused"]
@@ -50,6 +50,7 @@ class Layout:
     sharding: Sharding = "zero1"
     recompute: Recompute = "none"
     precision: Precision = "bf16"
+    """Operands of the layers' matrix products; attention scores, router, embedding and output head stay BF16."""
     shard_ranks: int | None = None
     """zero3: neighbouring ranks that share one copy of the parameters (HSDP); None = all ranks."""
     gradient_bytes: int = 4

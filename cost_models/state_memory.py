@@ -71,7 +71,7 @@ def state_bytes(
     gathered = layout.gradient_bytes * trained * one if level >= 2 else 0.0
     gathered += WEIGHT_BYTES * two if level >= 3 else 0.0
     eight_bit = (
-        extra.eight_bit_copy_bytes * shard.matrices if layout.precision == "fp8" and level < 3 else 0.0
+        extra.eight_bit_copy_bytes * shard.matrices if layout.precision != "bf16" and level < 3 else 0.0
     )
     buckets = extra.bucket_bytes * shard.total if reduced and level < 2 else 0.0
     optimizer = trained * OPTIMIZER_BYTES * spread(1)

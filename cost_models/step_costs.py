@@ -13,7 +13,6 @@ from cost_models.optimizer_cost import optimizer_s
 from cost_models.parameters import parameters_per_gpu
 from cost_models.sharded_parameters import ShardGroups
 from cost_models.tracing import priced
-from hdpsim.errors import InfeasibleError
 
 __all__ = ["epilogue", "loading_s", "planning_s", "step_costs"]
 
@@ -61,11 +60,6 @@ def epilogue(cost: MicroBatchCost, ranks: int, *, data_s: float) -> Epilogue:
     Ignored: overlap differences between stages.  Source: ZeRO, arXiv 1910.02054, section 7.
     """
     model, layout, cal = cost.model, cost.layout, cost.cal
-    if layout.precision == "fp8":
-        raise InfeasibleError(
-            "layout.precision = fp8: only 16-bit matrix products have a modelled speed; use bf16 "
-            "(memory in fp8 is modelled)"
-        )
     held = [parameters_per_gpu(model, layout, stage) for stage in range(layout.pp)]
     dense, experts = np.array([(part.dense, part.experts) for part in held], dtype=np.float64).T
     copies = max(1, ranks * layout.tp // max(layout.tp, layout.ep))

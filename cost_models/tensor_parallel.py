@@ -13,6 +13,7 @@ from cost_models.hardware import Cluster
 from cost_models.kernels import BF16_BYTES
 from cost_models.layer_gemms import LayerGemms
 from cost_models.layout import Layout
+from cost_models.matrix_units import OPERAND_BYTES
 from cost_models.model import Model
 from cost_models.tracing import priced
 
@@ -119,7 +120,7 @@ class TensorParallel:
             forward  = pairs x (all-gather + reduce-scatter)            sequence parallel
             backward = pairs x (2 all-gathers + reduce-scatter)
             both     = pairs x all-reduce                               without sequence parallelism
-            bytes    = 2 B x hidden x tokens
+            bytes    = 2 B x hidden x tokens                            gathered in the products' precision
 
         Counted: a pair around attention and one around the MLP (one in all with a parallel block).
         Source: Korthikanti et al., arXiv 2205.05198, section 4.2.
@@ -166,9 +167,11 @@ class TensorParallel:
         return BF16_BYTES * self._hidden * tokens
 
     def _gather_and_scatter(self, tokens: Floats) -> tuple[Floats, Floats]:
+        """What is gathered are operands: narrow where the products take narrow ones (Transformer Engine)."""
         volume = self._tensor_bytes(tokens)
+        operands = OPERAND_BYTES[self._layout.precision] / BF16_BYTES * volume
         return (
-            self._collectives.all_gather_s(volume, self._group),
+            self._collectives.all_gather_s(operands, self._group),
             self._collectives.reduce_scatter_s(volume, self._group),
         )
 

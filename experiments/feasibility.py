@@ -104,9 +104,12 @@ def _context_parallel(cluster: Cluster, layout: Layout) -> str:
 
 
 def _precision(cluster: Cluster, layout: Layout) -> str:
-    if layout.precision != "fp8" or cluster.gpu.fp8_flop_per_s is not None:
+    gpu, name = cluster.gpu, layout.precision
+    peak = gpu.fp4_flop_per_s if name in ("mxfp8", "nvfp4") else gpu.fp8_flop_per_s
+    if name == "bf16" or peak is not None:
         return ""
-    return f"layout.precision: {cluster.gpu.name} has no FP8 tensor cores; use bf16"
+    units = "FP8 tensor cores" if name == "fp8" else f"tensor cores for {name} (Blackwell has)"
+    return f"layout.precision: {gpu.name} has no {units}; use bf16"
 
 
 def _positions(model: Model, context_tokens: int) -> str:

@@ -1,0 +1,90 @@
+"""Number formats of matrix products: peaks, operand sizes, energy, and the clocks that a power limit leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cost_models.calibration import Calibration
+from cost_models.hardware import Gpu
+from cost_models.layout import Precision
+from hdpsim.errors import InfeasibleError
+
+__all__ = ["CAST_BYTES", "OPERAND_BYTES", "MatrixUnit", "matrix_unit", "power_slowdown"]
+
+Floats = NDArray[np.float64]
+
+# Bytes of an operand's element, scales included: one byte (E8M0) per 32 elements in MXFP8, one (E4M3) per 16 in
+# NVFP4. Source: Transformer Engine, user guide, "Low precision training".
+OPERAND_BYTES: dict[Precision, float] = {
+    "bf16": 2.0,
+    "fp8": 1.0,
+    "mxfp8": 1.0 + 1 / 32,
+    "nvfp4": 0.5 + 1 / 16,
+}
+# HBM traffic of casting one BF16 element for two products (forward and weight gradient, or both of the backward):
+# read it, write it along its rows and along its columns; NVFP4 first reads all for the scale of the tensor.
+# Source: Transformer Engine, user guide, "Low precision training" (row-wise and column-wise copies, two-level
+# scaling). Delayed scaling; a scale taken from the tensor itself (current scaling) reads it once more.
+CAST_BYTES: dict[Precision, float] = {
+    "bf16": 0.0,
+    "fp8": 2.0 + 2 * 1.0,
+    "mxfp8": 2.0 + 2 * (1.0 + 1 / 32),
+    "nvfp4": 2.0 + 2.0 + 2 * (0.5 + 1 / 16),
+}
+LEAST_DYNAMIC_SHARE = 0.1  # of the power limit, whatever the calibration says static power is
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixUnit:
+    """Tensor cores on operands of one format."""
+
+    peak_flop_per_s: float
+    efficiency: float
+    """Share of the peak that a large product reaches at full clock."""
+    operand_bytes: float
+    joule_per_flop: float
+    speed_up: float
+    """Peak over the BF16 peak."""
+
+
+def matrix_unit(gpu: Gpu, cal: Calibration, precision: Precision) -> MatrixUnit:
+    """The tensor cores of *gpu* as *precision* uses them.
+
+    Raises:
+        InfeasibleError: the GPU has none of that format.
+    """
+    peak, efficiency, joule_per_flop = {
+        "bf16": (gpu.bf16_flop_per_s, cal.gemm_efficiency, cal.bf16_joule_per_flop),
+        "nvfp4": (gpu.fp4_flop_per_s, cal.fp4_gemm_efficiency, cal.fp4_joule_per_flop),
+    }.get(precision, (gpu.fp8_flop_per_s, cal.fp8_gemm_efficiency, cal.fp8_joule_per_flop))
+    if peak is None:
+        raise InfeasibleError(
+            f"layout.precision = {precision}: {gpu.name} has no such tensor cores; use bf16"
+        )
+    return MatrixUnit(
+        peak, efficiency, OPERAND_BYTES[precision], joule_per_flop, speed_up=peak / gpu.bf16_flop_per_s
+    )
+
+
+def power_slowdown(flop_per_s: ArrayLike, joule_per_flop: float, gpu: Gpu, cal: Calibration) -> Floats:
+    """How many times longer matrix work takes when the GPU's power limit lowers its clocks (1: it does not).
+
+        slowdown = max( 1, (r * J / (limit - static))^x )
+
+    r: rate at full clock, J: energy of a FLOP at the clock the limit allows. x = 1 where voltage no longer falls with
+    the clock (power proportional to the rate), 1/3 where it falls as fast (power proportional to its cube).
+
+    Counted: matrix work that lasts; the first tens of milliseconds run at full clock.
+    Ignored: power that memory-bound phases between products leave unused, temperature, spread between parts.
+    Source: dynamic power a f V^2; constants from the calibration.
+    """
+    rate = np.asarray(flop_per_s, dtype=np.float64)
+    if not joule_per_flop:
+        return np.ones_like(rate)
+    dynamic_w = max(gpu.tdp_w - cal.static_w, LEAST_DYNAMIC_SHARE * gpu.tdp_w)
+    with np.errstate(invalid="ignore"):
+        demand = rate * (joule_per_flop / dynamic_w)
+        return np.where(demand > 1.0, np.maximum(demand, 1.0) ** cal.power_exponent, 1.0)

@@ -1,0 +1,107 @@
+"""Errors of the cost model's parts: every row of a file of measured kernels and collectives, predicted.
+
+The file has the columns of the published kernel tables (docs/calibration.md): kind, gpu, dtype, m, n, k, groups,
+batch, seq_len, heads, kv_heads, head_dim, causal, n_ranks, ranks_per_node, n_nodes, size_bytes, value, unit,
+time_us, tflops, busbw_gbs, source, notes. A row that cannot be predicted has a reason.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cost_models.calibration import Calibration
+from experiments.kernel_prediction import bus_factor, flop_of, number, predicted_s
+from experiments.record_errors import error_of
+from hdpsim.errors import HdpSimError
+
+__all__ = ["KernelRow", "check", "group_errors"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRow:
+    """One measured kernel. Seconds; None where the row does not tell or cannot be predicted."""
+
+    id: str
+    kind: str
+    gpu: str
+    dtype: str
+    source: str
+    measured_s: float | None
+    predicted_s: float | None
+    error: float | None
+    reason: str = ""
+
+
+def check(path: str | Path, calibration: Calibration | None = None) -> list[KernelRow]:
+    """Predict every row of a file (csv or csv.gz), with the calibration of its GPU or the given one."""
+    file = Path(path)
+    opener: Any = gzip.open if file.suffix == ".gz" else open
+    with opener(file, "rt", newline="", encoding="utf-8") as lines:
+        return [_row(record, calibration) for record in csv.DictReader(lines)]
+
+
+def _row(record: Mapping[str, str], calibration: Calibration | None) -> KernelRow:
+    measured = predicted = None
+    reason = ""
+    try:
+        measured = _measured_s(record)
+        predicted = predicted_s(record, calibration)
+    except HdpSimError as error:
+        reason = str(error)
+    if not reason and measured is None:
+        reason = "neither a time nor a rate is measured"
+    return KernelRow(
+        id=record.get("id", ""),
+        kind=record["kind"],
+        gpu=record["gpu"],
+        dtype=record.get("dtype", ""),
+        source=record.get("source", "").partition(":")[0],
+        measured_s=measured,
+        predicted_s=predicted,
+        error=error_of(measured, predicted),
+        reason=reason,
+    )
+
+
+def _measured_s(record: Mapping[str, str]) -> float | None:
+    """The measured time, or what a measured rate makes of the row's work."""
+    time_us, tflops, bus_gbs = (number(record, key) for key in ("time_us", "tflops", "busbw_gbs"))
+    if time_us:
+        return time_us * 1e-6
+    if tflops:
+        flop = flop_of(record)
+        return flop / (tflops * 1e12) if flop else None
+    size = number(record, "size_bytes")
+    if bus_gbs and size:
+        return size * bus_factor(record) / (bus_gbs * 1e9)
+    value = number(record, "value")
+    if record["kind"] in ("hbm_stream", "pcie_copy", "p2p") and value and record.get("unit") == "GB/s":
+        return 1.0 / value  # of 1 GB
+    return None
+
+
+def group_errors(rows: Sequence[KernelRow], *keys: str) -> list[dict[str, Any]]:
+    """Count, median absolute error, median error and 90th percentile by *keys* (fields of a row)."""
+    groups: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    for row in rows:
+        if row.error is not None and math.isfinite(row.error):
+            groups[tuple(getattr(row, key) for key in keys)].append(row.error)
+    return [
+        {
+            **dict(zip(keys, group, strict=True)),
+            "count": len(errors),
+            "median_abs_error": float(np.median(np.abs(errors))),
+            "median_error": float(np.median(errors)),
+            "p90_abs_error": float(np.percentile(np.abs(errors), 90)),
+        }
+        for group, errors in sorted(groups.items())
+    ]

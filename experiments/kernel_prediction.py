@@ -1,0 +1,252 @@
+"""The prediction of one measured kernel: which model it asks, and what the benchmark timed along."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache, lru_cache
+
+import numpy as np
+
+from cost_models import catalog
+from cost_models.calibration import Calibration
+from cost_models.calibration import calibration as shipped
+from cost_models.collectives import CollectiveKind, Collectives, bus_bandwidth_factor
+from cost_models.fabric import FabricModel
+from cost_models.hardware import Gpu, Node
+from cost_models.kernels import (
+    ATTENTION_BACKWARD_FLOP_RATIO,
+    BF16_BYTES,
+    FP32_ACCUMULATE_BYTES,
+    attention_s,
+    gemm_s,
+    memory_bound_s,
+)
+from cost_models.layout import Precision
+from cost_models.matrix_units import CAST_BYTES
+from hdpsim.errors import InfeasibleError
+
+__all__ = ["bus_factor", "flop_of", "number", "predicted_s"]
+
+# Boards that no node of the catalog carries: (GPU of the catalog, what differs). Datasheets.
+_BOARDS: dict[str, tuple[str, dict[str, float]]] = {
+    "A100-PCIE": ("a100-80gb", {"tdp_w": 300.0, "hbm_bytes_per_s": 1.935e12}),
+    "A100-SXM": ("a100-80gb", {}),
+    "H800-SXM-80G": ("h800-80gb", {}),
+}
+_COLLECTIVES: dict[str, CollectiveKind] = {
+    "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+}  # fmt: skip
+# A sweep of short runs, or the best of many shapes, sees clocks that do not last.
+_BURST = re.compile(r"short burst|BEST shape")
+_SWEEP = re.compile(r"aiconfigurator|TransformerEngine")
+# Inference engines time the key-value cache and the rotary embedding along with attention: passes over keys and
+# values, passes over queries (fitted per engine, docs/calibration.md).
+_ENGINE_PASSES = (("/sglang/", 2.5, 0.0), ("/vllm/", 5.0, 1.0), ("/trtllm/", 2.7, 9.0))
+_OTHER_ATTENTION = re.compile(r"FlashAttention-2|FA2")
+AMAX_BYTES = 2.0  # current scaling reads a BF16 tensor once more than delayed scaling
+COPIED_BYTES = 1e9  # rates of copies are compared as the time of this much
+# An inference engine that casts its input by a scale it first has to find: unfused passes of 7.5 B per element in
+# five kernels (fitted on six GPUs: 6.8-8.7 B and 8-13 us).
+DYNAMIC_CAST_BYTES, DYNAMIC_CAST_KERNELS = 7.5, 5
+
+
+def number(record: Mapping[str, str], key: str) -> float | None:
+    """A cell as a number; None when it is empty or none."""
+    try:
+        value = float(record.get(key) or "nan")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _need(record: Mapping[str, str], *keys: str) -> list[float]:
+    values = [number(record, key) for key in keys]
+    missing = [key for key, value in zip(keys, values, strict=True) if value is None]
+    if missing:
+        raise InfeasibleError(f"{', '.join(missing)} not stated")
+    return [float(value) for value in values if value is not None]
+
+
+def _gpu(name: str) -> Gpu:
+    if name in _BOARDS:
+        base, changes = _BOARDS[name]
+        return replace(catalog.gpu(base), **changes)  # type: ignore[arg-type]
+    return catalog.gpu(name)
+
+
+def _precision(dtype: str) -> Precision:
+    kind = dtype.split()[0].lower() if dtype else "bf16"
+    if kind in ("fp4", "nvfp4"):
+        return "nvfp4"
+    return "mxfp8" if kind == "mxfp8" else "fp8" if kind == "fp8" else "bf16"
+
+
+def _head_dim(record: Mapping[str, str]) -> float:
+    """Mean of the query and value dimensions ('192/128' in latent attention)."""
+    text = record.get("head_dim") or ""
+    if not text:
+        raise InfeasibleError("head_dim not stated")
+    return float(np.mean([float(part) for part in text.split("/")]))
+
+
+def flop_of(record: Mapping[str, str]) -> float | None:
+    """FLOP as the tables count them: 2 m n k per group; 4 b h s^2 d, half if causal, backward x 2.5."""
+    if record["kind"] in ("gemm", "grouped_gemm"):
+        m, n, k = _need(record, "m", "n", "k")
+        return 2.0 * m * n * k * (number(record, "groups") or 1.0)
+    if record["kind"].startswith("flash"):
+        length, heads = _need(record, "seq_len", "heads")
+        batch = number(record, "batch") or 1.0
+        share = {
+            "flash_bwd": ATTENTION_BACKWARD_FLOP_RATIO,
+            "flash_fwd_bwd": 1 + ATTENTION_BACKWARD_FLOP_RATIO,
+        }
+        causal = 0.5 if number(record, "causal") else 1.0
+        return 4.0 * batch * heads * length**2 * _head_dim(record) * causal * share.get(record["kind"], 1.0)
+    return None
+
+
+def bus_factor(record: Mapping[str, str]) -> float:
+    """Bus bandwidth over size per time."""
+    kind = _COLLECTIVES.get(record["kind"])
+    return bus_bandwidth_factor(kind, int(_need(record, "n_ranks")[0])) if kind else 1.0
+
+
+def predicted_s(record: Mapping[str, str], calibration: Calibration | None) -> float:
+    """Seconds of a row's kernel.
+
+    Raises:
+        InfeasibleError: the row lacks something, or is of a kind that is not modelled.
+        CatalogError: the catalog has no such GPU.
+    """
+    kind = record["kind"]
+    gpu = _gpu(record["gpu"])
+    cal = calibration or shipped(gpu.calibration)
+    if kind in ("gemm", "grouped_gemm"):
+        return _gemm(record, gpu, cal)
+    if kind in ("flash_fwd", "flash_bwd", "flash_fwd_bwd"):
+        return _attention(record, gpu, cal)
+    if kind in _COLLECTIVES or kind == "p2p":
+        return _communication(record, gpu, cal)
+    if kind == "hbm_stream":
+        return float(memory_bound_s(COPIED_BYTES, gpu, cal))
+    if kind == "pcie_copy":
+        return COPIED_BYTES / gpu.host_link_bytes_per_s
+    raise InfeasibleError(f"kernels of kind {kind} are not modelled one by one")
+
+
+def _burst(record: Mapping[str, str]) -> bool:
+    return bool(_BURST.search(record.get("notes") or "") or _SWEEP.search(record.get("source") or ""))
+
+
+def _gemm(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> float:
+    m, n, k = _need(record, "m", "n", "k")
+    groups = number(record, "groups") or 1.0
+    notes, dtype = record.get("notes") or "", record.get("dtype") or ""
+    precision = _precision(dtype)
+    grouped = record["kind"] == "grouped_gemm"
+    weights = "layout NT" in notes or record.get("direction") == "bwd_grad_w"
+    if grouped and weights:  # stated by the forward's shape
+        m, n, k = k, n, m
+    accumulates = "accumulate True" in notes
+    fp32 = "out fp32" in notes or (grouped and weights)
+    output_bytes = FP32_ACCUMULATE_BYTES if accumulates and fp32 else BF16_BYTES * (2 if accumulates else 1)
+    quality = (cal.grouped_gemm_efficiency if grouped else 1.0) * (
+        cal.weight_gradient_efficiency if weights else 1.0
+    )
+    seconds = gemm_s(
+        m,
+        n,
+        k,
+        gpu,
+        cal,
+        efficiency=quality,
+        groups=groups,
+        output_bytes=output_bytes,
+        precision=precision,
+        burst=_burst(record),
+    )
+    return float(seconds + _casts_s(record, m * k, n * k, gpu, cal, precision))
+
+
+def _casts_s(
+    record: Mapping[str, str], inputs: float, weights: float, gpu: Gpu, cal: Calibration, precision: Precision
+) -> float:
+    """Casts that the benchmark timed along."""
+    notes, dtype = record.get("notes") or "", record.get("dtype") or ""
+    per_element = CAST_BYTES[precision] + (AMAX_BYTES if "current" in dtype else 0.0)
+    if "dynamic activation quantisation" in notes or "per-tensor" in dtype:
+        seconds = memory_bound_s(DYNAMIC_CAST_BYTES * inputs, gpu, cal)
+        return float(seconds) + DYNAMIC_CAST_KERNELS * cal.kernel_tail_s
+    if "includes quantisation" in notes and precision != "bf16":
+        return float(memory_bound_s(per_element * (inputs + weights), gpu, cal)) + 2 * cal.kernel_tail_s
+    return 0.0
+
+
+def _attention(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> float:
+    notes, source = record.get("notes") or "", record.get("source") or ""
+    plotted = notes.partition(";")[0] if "FLOPs 4*S^2*H*D" in notes else ""
+    newer = cal.name != "ampere"
+    if (newer and _OTHER_ATTENTION.search(notes)) or plotted not in (
+        "",
+        "FlashAttention-2",
+        "FlashAttention-3",
+    ):
+        raise InfeasibleError(f"the calibration {cal.name} is of another attention kernel")
+    length, heads = _need(record, "seq_len", "heads")
+    batch = number(record, "batch") or 1.0
+    head_dim, causal = _head_dim(record), bool(number(record, "causal"))
+    passes = next((p for p in _ENGINE_PASSES if p[0] in source), ("", 0.0, 0.0))
+    keys = 2.0 * (number(record, "kv_heads") or heads)
+    surrounding = BF16_BYTES * batch * length * head_dim * (passes[1] * keys + passes[2] * heads)
+    sides = {"flash_fwd": (False,), "flash_bwd": (True,)}.get(record["kind"], (False, True))
+    return sum(
+        float(
+            attention_s(
+                batch, length, heads, head_dim, gpu, cal,
+                backward=side, causal=causal, surrounding_bytes=surrounding, burst=_burst(record),
+            )
+        )
+        for side in sides
+    )  # fmt: skip
+
+
+@cache
+def _node(gpu: str, domain: int) -> Node:
+    """The catalog's node with that GPU and NVLink domain."""
+    nodes = [catalog.node(name) for name in catalog.names("node")]
+    of_gpu = [node for node in nodes if node.gpu.name == gpu]
+    if not of_gpu:
+        raise InfeasibleError(f"no node of the catalog carries the GPU {gpu}")
+    return min(of_gpu, key=lambda node: (node.gpus != domain, not node.name.startswith(("hgx-", "nvl72-"))))
+
+
+@lru_cache(maxsize=256)
+def _collectives(node: Node, nodes: int, cal: Calibration) -> Collectives:
+    return Collectives(FabricModel(catalog.cluster_of(node, node.gpus * nodes), cal.network))
+
+
+def _communication(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> float:
+    if number(record, "size_bytes") is None:
+        raise InfeasibleError("size_bytes not stated")
+    size, ranks, per_node, nodes = _need(record, "size_bytes", "n_ranks", "ranks_per_node", "n_nodes")
+    node = _node(gpu.name, int(per_node))
+    spread = max(1, int(nodes))
+    collectives = _collectives(node, spread, cal)
+    if record["kind"] == "p2p":
+        return float(collectives.p2p_s(size, 1 if spread > 1 else 0))
+    stride = 1 if spread == 1 or ranks >= spread * node.gpus else max(1, int(node.gpus * spread // ranks))
+    group = collectives.group(int(ranks), stride=stride)
+    notes = record.get("notes") or ""
+    place = {"in_place": "in-place" in notes} if record["kind"] in ("allgather", "reducescatter") else {}
+    call = {
+        "allreduce": collectives.all_reduce_s,
+        "allgather": collectives.all_gather_s,
+        "reducescatter": collectives.reduce_scatter_s,
+        "alltoall": collectives.all_to_all_s,
+    }[record["kind"]]
+    return float(call(size, group, **place))
