@@ -6,6 +6,7 @@ Everything is a vector over micro-batches; *tokens* are a rank's tokens (its TP 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray

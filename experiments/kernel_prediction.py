@@ -168,6 +168,7 @@ def _gemm(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> float:
         groups=groups,
         output_bytes=output_bytes,
         precision=precision,
+        overlap=cal.grouped_gemm_overlap if grouped else 1.0,
         burst=_burst(record),
     )
     return float(seconds + _casts_s(record, m * k, n * k, gpu, cal, precision))
@@ -189,14 +190,10 @@ def _casts_s(
 
 def _attention(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> float:
     notes, source = record.get("notes") or "", record.get("source") or ""
-    plotted = notes.partition(";")[0] if "FLOPs 4*S^2*H*D" in notes else ""
-    newer = cal.name != "ampere"
-    if (newer and _OTHER_ATTENTION.search(notes)) or plotted not in (
-        "",
-        "FlashAttention-2",
-        "FlashAttention-3",
-    ):
-        raise InfeasibleError(f"the calibration {cal.name} is of another attention kernel")
+    slowdown = _older_kernel_slowdown(notes, cal)
+    shared = re.search(r"\bcp (\d+) \(balanced", notes)
+    if shared:  # a rank's share of the pairs of a document
+        slowdown /= int(shared[1])
     length, heads = _need(record, "seq_len", "heads")
     batch = number(record, "batch") or 1.0
     head_dim, causal = _head_dim(record), bool(number(record, "causal"))
@@ -204,7 +201,7 @@ def _attention(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> float:
     keys = 2.0 * (number(record, "kv_heads") or heads)
     surrounding = BF16_BYTES * batch * length * head_dim * (passes[1] * keys + passes[2] * heads)
     sides = {"flash_fwd": (False,), "flash_bwd": (True,)}.get(record["kind"], (False, True))
-    return sum(
+    return slowdown * sum(
         float(
             attention_s(
                 batch, length, heads, head_dim, gpu, cal,
@@ -213,6 +210,16 @@ def _attention(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> float:
         )
         for side in sides
     )  # fmt: skip
+
+
+def _older_kernel_slowdown(notes: str, cal: Calibration) -> float:
+    """How much longer the kernel takes that the notes name than the calibration's own."""
+    plotted = notes.partition(";")[0] if "FLOPs 4*S^2*H*D" in notes else ""
+    if plotted not in ("", "FlashAttention-1", "FlashAttention-2", "FlashAttention-3"):
+        raise InfeasibleError(f"attention by {plotted} is not calibrated")
+    if plotted == "FlashAttention-1":
+        return 1.0 / cal.flash1_rate
+    return 1.0 / cal.flash2_rate if _OTHER_ATTENTION.search(notes) else 1.0
 
 
 @cache

@@ -87,8 +87,9 @@ def fit(
     for key, group in groups.items():
         part = np.expm1(at[first : first + len(group)])
         first += len(group)
+        name = " ".join(key)[:80]
         print(
-            f"{' '.join(key)[:80]:80s} {len(group):4d} median |error| {np.median(abs(part)):.3f} median {np.median(part):+.3f}"
+            f"{name:80s} {len(group):4d} median |error| {np.median(abs(part)):.3f} median {np.median(part):+.3f}"
         )
 
 

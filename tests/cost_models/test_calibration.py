@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import fields
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -136,8 +137,11 @@ def test_the_guide_shows_the_shipped_values() -> None:
     )
     shown = {row[0]: row[1:] for row in rows if row[0] in CONSTANTS}
     assert set(shown) == set(CONSTANTS)
-    units = {"us": 1e-6, "ms": 1e-3, "GB/s": 1e9, "M": 1e6, "": 1.0}
+    units = {"us": 1e-6, "ms": 1e-3, "GB/s": 1e9, "M": 1e6, "": 1.0, "W": 1.0, "pJ": 1e-12}
     for key, cells in shown.items():
         for name, cell in zip(("ampere", "hopper", "blackwell"), cells, strict=True):
+            if cell == "-":  # the generation has no such units: its value is never asked for
+                continue
             number, _, unit = cell.partition(" ")
-            assert float(number) * units[unit] == pytest.approx(getattr(calibration(name), key)), (key, name)
+            value = float(Fraction(number)) * units[unit]
+            assert value == pytest.approx(getattr(calibration(name), key), rel=1e-3), (key, name)

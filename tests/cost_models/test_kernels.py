@@ -23,6 +23,7 @@ from cost_models.kernels import (
     memory_bound_s,
     tile_efficiency,
 )
+from cost_models.layout import Precision
 
 SIZES = st.integers(1, 100_000)
 
@@ -116,18 +117,26 @@ class TestGemm:
         assert best < 5e-3  # 0.9 ms on an idle core
 
     @pytest.mark.parametrize(
-        ("gpu", "m", "n", "k", "tflops"),
+        ("gpu", "precision", "burst", "m", "n", "k", "tflops"),
         [
-            # sustained rates after 10,000 warm-ups, Azure/AI-benchmarking-guide (ND A100 v4)
-            ("a100-80gb", 8192, 8192, 8192, 253.7),
+            # sustained rates after 10,000 warm-ups, Azure/AI-benchmarking-guide (ND A100 v4, H100 v5, GB200 v6)
+            ("a100-80gb", "bf16", False, 8192, 8192, 8192, 253.7),
+            ("h100", "fp8", False, 16384, 16384, 16384, 1377.3),
+            ("gb200", "fp8", False, 8192, 8192, 8192, 2876.6),
+            # a large product in a power-limited server, MooreThreads/SimuMax
+            ("b200", "bf16", False, 65536, 6144, 5120, 1102.5),
             # best shapes of a brute-force search, stas00/ml-engineering (MAMF): upper bounds
-            ("h100", 2048, 2048, 13312, 794.5),
-            ("b200", 1792, 16128, 3072, 1745.0),
+            ("h100", "bf16", True, 2048, 2048, 13312, 794.5),
+            ("b200", "bf16", True, 1792, 16128, 3072, 1745.0),
+            ("h100", "fp8", True, 1024, 9216, 14336, 1402.6),
         ],
     )
-    def test_published_rates(self, gpu: str, m: int, n: int, k: int, tflops: float) -> None:
+    def test_published_rates(
+        self, gpu: str, precision: Precision, burst: bool, m: int, n: int, k: int, tflops: float
+    ) -> None:
         chip = catalog.gpu(gpu)
-        seconds = gemm_s(m, n, k, chip, calibration(chip.calibration))
+        cal = calibration(chip.calibration)
+        seconds = gemm_s(m, n, k, chip, cal, precision=precision, burst=burst)
         assert 2.0 * m * n * k / seconds / 1e12 == pytest.approx(tflops, rel=0.15)
 
 

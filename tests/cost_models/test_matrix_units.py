@@ -1,0 +1,150 @@
+"""Number formats and power: rates by hand, limits, and what a layer does with narrow operands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ideal_hardware import FFN, GPU, HBM, HIDDEN, IDEAL, MODEL, PEAK, ideal_cluster
+
+from cost_models import catalog
+from cost_models.calibration import calibration
+from cost_models.collectives import Collectives
+from cost_models.fabric import FabricModel
+from cost_models.hardware import Cluster, Gpu
+from cost_models.kernels import attention_s, gemm_s
+from cost_models.layer_cost import LayerCost
+from cost_models.layout import Layout, Precision
+from cost_models.matrix_units import CAST_BYTES, OPERAND_BYTES, matrix_unit, power_slowdown
+from hdpsim.errors import InfeasibleError
+
+# 400 W of 500 W follow the clock: with 1 pJ per FLOP enough for 0.4 PFLOP/s of the 1 PFLOP/s
+TIGHT_GPU = replace(GPU, tdp_w=500.0, hbm_bytes_per_s=1e30)
+HUNGRY = replace(IDEAL, static_w=100.0, bf16_joule_per_flop=1e-12)
+NARROW_GPU = replace(GPU, fp8_flop_per_s=2 * PEAK, fp4_flop_per_s=4 * PEAK)
+
+
+class TestPower:
+    def test_proportional_where_the_voltage_is_at_its_floor(self) -> None:
+        seconds = gemm_s(4096, 4096, 8192, TIGHT_GPU, HUNGRY)
+        assert seconds == pytest.approx(2 * 4096 * 4096 * 8192 / 0.4e15)
+
+    def test_cubic_where_the_voltage_falls_with_the_clock(self) -> None:
+        cubic = replace(HUNGRY, power_exponent=1 / 3)
+        assert power_slowdown(1e15, 1e-12, TIGHT_GPU, cubic) == pytest.approx(2.5 ** (1 / 3))
+
+    def test_a_burst_does_not_wait_for_the_power_controller(self) -> None:
+        seconds = gemm_s(4096, 4096, 8192, TIGHT_GPU, HUNGRY, burst=True)
+        assert seconds == pytest.approx(2 * 4096 * 4096 * 8192 / PEAK)
+
+    def test_slow_kernels_do_not_meet_the_limit(self) -> None:
+        # one tile of 64: far below 0.4 of the peak
+        shape = (128, 256, 8192)
+        free = gemm_s(*shape, TIGHT_GPU, IDEAL)
+        assert gemm_s(*shape, TIGHT_GPU, HUNGRY) == free
+
+    def test_attention_spends_the_same_energy(self) -> None:
+        # 4 b h s^2 d / 2 = 2 * 32 * 65536^2 * 128 causal FLOP
+        seconds = attention_s(1, 65536, 32, 128.0, TIGHT_GPU, HUNGRY)
+        assert seconds == pytest.approx(2 * 32 * 65536**2 * 128 / 0.4e15, rel=1e-3)
+
+    def test_static_power_leaves_a_tenth_at_least(self) -> None:
+        greedy = replace(HUNGRY, static_w=1000.0)
+        assert power_slowdown(1e15, 1e-12, TIGHT_GPU, greedy) == pytest.approx(20.0)
+
+    @given(st.floats(1e12, 1e16), st.floats(150.0, 2000.0), st.floats(1.0, 500.0), st.floats(0.3, 1.0))
+    def test_more_power_never_slows(self, rate: float, watt: float, more: float, exponent: float) -> None:
+        cal = replace(HUNGRY, power_exponent=exponent)
+        base = power_slowdown(rate, 1e-12, replace(GPU, tdp_w=watt), cal)
+        assert 1.0 <= power_slowdown(rate, 1e-12, replace(GPU, tdp_w=watt + more), cal) <= base
+
+    @pytest.mark.parametrize("name", ["h100", "h200", "h800", "a100-80gb", "a100-40gb", "h20"])
+    def test_bf16_of_earlier_generations_is_at_most_just_limited(self, name: str) -> None:
+        gpu = catalog.gpu(name)
+        cal = calibration(gpu.calibration)
+        full = gpu.bf16_flop_per_s * cal.gemm_efficiency
+        assert power_slowdown(full, cal.bf16_joule_per_flop, gpu, cal) == 1.0
+
+    def test_boards_of_one_chip_differ_by_their_power(self) -> None:
+        sustained = []
+        for name in ("b200", "gb200", "gb300"):
+            gpu = catalog.gpu(name)
+            sustained.append(2 * 16384**3 / float(gemm_s(16384, 16384, 16384, gpu, calibration("blackwell"))))
+        # (1200 - 250) / (1000 - 250) of one energy per FLOP; 1400 W carry the full clock almost
+        assert sustained[1] / sustained[0] == pytest.approx(950 / 750, rel=0.01)
+        assert sustained[2] > 1.15 * sustained[1]
+
+
+class TestUnits:
+    @pytest.mark.parametrize(("precision", "faster"), [("fp8", 2.0), ("mxfp8", 2.0), ("nvfp4", 4.0)])
+    def test_narrow_operands_multiply_faster(self, precision: Precision, faster: float) -> None:
+        gpu = replace(NARROW_GPU, hbm_bytes_per_s=1e30)
+        seconds = gemm_s(4096, 4096, 8192, gpu, IDEAL, precision=precision)
+        assert seconds == pytest.approx(2 * 4096 * 4096 * 8192 / PEAK / faster)
+
+    def test_narrow_operands_are_read_faster(self) -> None:
+        # a matrix-vector product: one byte per element read, two per element written
+        seconds = gemm_s(1, 4096, 4096, NARROW_GPU, IDEAL, precision="fp8")
+        assert seconds == pytest.approx((4096 + 4096**2 + 2 * 4096) / HBM)
+
+    def test_prologues_are_times(self) -> None:
+        # k_half of 100 BF16 elements lasts as long as 200 of twice the speed
+        cal, gpu = replace(IDEAL, gemm_half_k=100.0), replace(NARROW_GPU, hbm_bytes_per_s=1e30)
+        rows, columns = 8 * 128, 8 * 256  # one full wave
+        narrow = gemm_s(rows, columns, 600, gpu, cal, precision="fp8")
+        assert narrow == pytest.approx(gemm_s(rows, columns, 300, gpu, cal))
+
+    def test_what_a_gpu_has_not_is_refused(self) -> None:
+        with pytest.raises(InfeasibleError, match=r"nvfp4: .* no such tensor cores"):
+            matrix_unit(catalog.gpu("h100"), calibration("hopper"), "nvfp4")
+        with pytest.raises(InfeasibleError, match="fp8"):
+            gemm_s(128, 128, 128, catalog.gpu("a100-80gb"), calibration("ampere"), precision="fp8")
+
+    def test_scales_are_counted(self) -> None:
+        assert OPERAND_BYTES["mxfp8"] == 33 / 32  # a byte per 32
+        assert OPERAND_BYTES["nvfp4"] == 9 / 16  # half a byte, and a byte per 16
+        assert CAST_BYTES["fp8"] == 4.0  # read two, write one along rows and one along columns
+
+
+def layer(precision: Precision, gpu: Gpu = NARROW_GPU, *, tp: int = 1, moe: bool = False) -> LayerCost:
+    where: Cluster = ideal_cluster(gpu=gpu)
+    model = catalog.model("mixtral-8x7b") if moe else MODEL
+    layout = Layout(tp=tp, precision=precision)
+    return LayerCost(model, layout, where, IDEAL, Collectives(FabricModel(where, IDEAL.network)), moe=moe)
+
+
+class TestLayers:
+    tokens = np.array([4096.0])
+
+    def test_all_products_of_a_dense_layer_are_narrow(self) -> None:
+        gpu = replace(NARROW_GPU, hbm_bytes_per_s=1e30)
+        wide, narrow = (layer(kind, gpu).gemm_s(self.tokens, backward=False) for kind in ("bf16", "fp8"))
+        assert narrow == pytest.approx(wide / 2)
+
+    def test_the_router_stays_wide(self) -> None:
+        gpu = replace(NARROW_GPU, hbm_bytes_per_s=1e30)
+        wide, narrow = (
+            float(layer(kind, gpu, moe=True).gemm_s(self.tokens, backward=False)[0])
+            for kind in ("bf16", "fp8")
+        )
+        router = float(gemm_s(4096, 8, 4096, gpu, IDEAL))
+        assert narrow - router == pytest.approx((wide - router) / 2)
+
+    def test_casts_by_hand(self) -> None:
+        # inputs of the four products: h, h, h and f wide; gradients of their outputs: 6144, h, 2 f and h
+        plain, cast = (
+            [layer(kind).small_kernels_s(self.tokens, backward=side) for side in (False, True)]
+            for kind in ("bf16", "fp8")
+        )
+        for side, width in enumerate((3 * HIDDEN + FFN, 6144 + HIDDEN + 2 * FFN + HIDDEN)):
+            assert cast[side] - plain[side] == pytest.approx(4096 * 4.0 * width / HBM)
+
+    def test_gathers_move_operands(self) -> None:
+        sides = [
+            layer(kind, tp=2).tp_communication_s(self.tokens, backward=False) for kind in ("bf16", "fp8")
+        ]
+        # per pair an all-gather and a reduce-scatter of the same bytes: 1 + 1 against 1/2 + 1
+        assert sides[1] == pytest.approx(0.75 * sides[0])

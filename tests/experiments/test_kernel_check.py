@@ -1,0 +1,78 @@
+"""Tables of measured kernels: every row is predicted or says why not."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from cost_models import catalog
+from cost_models.calibration import calibration
+from cost_models.kernels import gemm_s
+from experiments.kernel_check import check, group_errors
+
+COLUMNS = (
+    "id,kind,gpu,dtype,size_bytes,m,n,k,groups,batch,seq_len,heads,kv_heads,head_dim,causal,direction,n_ranks,"
+    "ranks_per_node,n_nodes,value,unit,time_us,busbw_gbs,tflops,source,notes"
+)
+# Published figures: Azure/AI-benchmarking-guide, FlashAttention-2 and -3 figures, dgxc-benchmarking, stas00.
+ROWS = (
+    {"id": "gemm", "kind": "gemm", "gpu": "H100-SXM-80G", "dtype": "fp8", "m": 16384, "n": 16384, "k": 16384,
+     "tflops": 1377.3, "source": "Azure:ND_H100_v5"},
+    {"id": "attention", "kind": "flash_fwd", "gpu": "H100-SXM-80G", "dtype": "fp16", "batch": 1, "seq_len": 16384,
+     "heads": 16, "head_dim": 128, "causal": 1, "tflops": 616, "source": "FlashAttention-3 Fig. 5",
+     "notes": "FlashAttention-3; FLOPs 4*S^2*H*D"},
+    {"id": "older", "kind": "flash_fwd", "gpu": "H100-SXM-80G", "batch": 1, "seq_len": 16384, "heads": 16,
+     "head_dim": 128, "causal": 1, "tflops": 300, "notes": "Triton; FLOPs 4*S^2*H*D"},
+    {"id": "all-reduce", "kind": "allreduce", "gpu": "H100-SXM-80G", "size_bytes": 2**30, "n_ranks": 8,
+     "ranks_per_node": 8, "n_nodes": 1, "busbw_gbs": 466, "source": "NVIDIA/dgxc-benchmarking"},
+    {"id": "hbm", "kind": "hbm_stream", "gpu": "H100-SXM-80G", "value": 2970, "unit": "GB/s"},
+    {"id": "no-gpu", "kind": "gemm", "gpu": "TPUv4", "m": 1, "n": 1, "k": 1, "time_us": 1},
+    {"id": "no-shape", "kind": "gemm", "gpu": "H100-SXM-80G", "m": 1, "time_us": 1},
+    {"id": "no-time", "kind": "gemm", "gpu": "H100-SXM-80G", "dtype": "bf16", "m": 1, "n": 1, "k": 1},
+    {"id": "other", "kind": "layernorm", "gpu": "A100-SXM", "time_us": 1},
+)  # fmt: skip
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    names = COLUMNS.split(",")
+    lines = [COLUMNS, *(",".join(str(row.get(name, "")) for name in names) for row in ROWS)]
+    path = tmp_path / "kernels.csv.gz"
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    return path
+
+
+def test_published_kernels_are_predicted(table: Path) -> None:
+    rows = {row.id: row for row in check(table)}
+    for name in ("gemm", "attention", "all-reduce", "hbm"):
+        assert rows[name].reason == ""
+        assert rows[name].error == pytest.approx(0.0, abs=0.1), name
+    gpu = catalog.gpu("h100")
+    expected = gemm_s(16384, 16384, 16384, gpu, calibration("hopper"), precision="fp8")
+    assert rows["gemm"].predicted_s == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("older", "attention by Triton"),
+        ("no-gpu", "TPUv4"),
+        ("no-shape", "n, k not stated"),
+        ("no-time", "neither a time nor a rate"),
+        ("other", "layernorm"),
+    ],
+)
+def test_what_cannot_be_predicted_says_why(table: Path, name: str, reason: str) -> None:
+    row = next(row for row in check(table) if row.id == name)
+    assert row.error is None
+    assert reason in row.reason
+
+
+def test_groups(table: Path) -> None:
+    groups = group_errors(check(table), "kind", "gpu")
+    assert [(group["kind"], group["count"]) for group in groups] == [
+        ("allreduce", 1), ("flash_fwd", 1), ("gemm", 1), ("hbm_stream", 1)
+    ]  # fmt: skip
+    assert all(group["median_abs_error"] <= group["p90_abs_error"] for group in groups)
