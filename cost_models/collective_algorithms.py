@@ -78,8 +78,10 @@ _RING_SIMPLE_LATENCY_FACTOR = 1.4  # tuning.cc: multi-node ring all-reduce with 
 _TREE_SHARE = 0.92  # tuning.cc: tree all-reduce against ring bus bandwidth
 _TREE_LL_DIVISOR = 3.8  # tuning.cc
 _TREE_LL128_SHARE = (7 / 9, 120 / 128)  # tuning.cc: on one node, on several
+_SERVER_GPUS = 16  # NVLink domains up to this size have one layer of switches in the server
 _NVLS_INTRA_S = 25e-6  # tuning.cc: NVLS step over NVLink
 _NVLS_TREE_NETWORK_S = 20.9e-6  # tuning.cc: NVLSTree step over the network
+_P2P_LL_BYTES = 16 * 1024  # NCCL_P2P_LL_THRESHOLD
 _PAT_BASE_S = 8e-6  # tuning.cc
 _PAT_NETWORK_DIVISOR = 3.5  # tuning.cc: PAT pipelines its network steps
 _PAT_RANK_S = 2.8e-6  # tuning.cc: linear part, per rank
@@ -136,6 +138,19 @@ class Wires:
         """Copying the own shard of *bytes_total* into the result."""
         copy: Floats = bytes_total / self.ranks / self.calibration.copy_bytes_per_s
         return copy
+
+
+def simple_start_s(message_bytes: ArrayLike, calibration: NetworkCalibration) -> Floats:
+    """What a send/recv over NVLink starts later once its message is too long for the LL protocol.
+
+        t = difference of the bases x factor + difference of a step x factor       above 16 KiB, else 0
+
+    Source: NCCL's p2p threshold of LL (NCCL_P2P_LL_THRESHOLD, 16 KiB) and the latencies of tuning.cc; all-to-alls of
+    4 GB300s and 8 H100s take 5 to 6 us more above it (aiconfigurator).
+    """
+    later_s = (SIMPLE.ring_base_s - LL.ring_base_s) * calibration.base_latency_factor
+    later_s += (SIMPLE.ring_nvlink_step_s - LL.ring_nvlink_step_s) * calibration.intra_latency_factor
+    return np.where(np.asarray(message_bytes, dtype=np.float64) > _P2P_LL_BYTES, later_s, 0.0)
 
 
 def fill_s(wire_s: Floats, limit_s: float) -> Floats:
@@ -262,7 +277,9 @@ def nvls_bytes_per_s(wires: Wires) -> float:
     more (the switches multicast it).
     """
     local = wires.ranks_per_node
-    return wires.calibration.nvls_efficiency * wires.nvlink_bytes_per_s * local / (local + 1)
+    calibration = wires.calibration
+    share = calibration.nvls_efficiency if local <= _SERVER_GPUS else calibration.nvls_rack_efficiency
+    return share * wires.nvlink_bytes_per_s * local / (local + 1)
 
 
 @priced()
@@ -347,10 +364,11 @@ def all_to_all_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
     """Every rank sends an equal part of *bytes_total* to every rank: grouped send/recv.
 
         t = launch + peers x time per peer
-            + max(bytes to the own node / NVLink, bytes leaving node, block, pod / rate there) + pipeline fill
-            + bytes / n / copy rate
+            + max(bytes to the own node / NVLink, bytes leaving node, block, pod / rate there)
+            + max(pipeline fill, start of Simple) + bytes / n / copy rate
 
-    Counted: NVLink and NIC work at the same time; oversubscribed layers carry only what crosses them.
+    Counted: NVLink and NIC work at the same time; oversubscribed layers carry only what crosses them; the protocol
+    for long messages, which starts later (simple_start_s).
     Ignored: imbalance between peers (multiply the bytes by max/mean), forwarding over NVLink (PXN).
     Source: NCCL's grouped send/recv; latencies from NetworkCalibration.
     """
@@ -364,5 +382,7 @@ def all_to_all_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
     routes = ((local_peers / wires.ranks, wires.p2p_nvlink_bytes_per_s), *wires.remote)
     share, bytes_per_s = max(((share, rate) for share, rate in routes), key=lambda route: route[0] / route[1])
     wire_s = sizes * share / bytes_per_s
-    time_s: Floats = latency_s + wire_s + fill_s(wire_s, calibration.pipeline_fill_s) + wires.copy_s(sizes)
+    fill = fill_s(wire_s, calibration.pipeline_fill_s)
+    start_s = np.maximum(fill, simple_start_s(sizes / wires.ranks, calibration))
+    time_s: Floats = latency_s + wire_s + start_s + wires.copy_s(sizes)
     return time_s

@@ -29,6 +29,7 @@ from cost_models.collective_algorithms import (
     ring_all_reduce_s,
     ring_broadcast_s,
     ring_half_s,
+    simple_start_s,
     tree_all_reduce_s,
 )
 from cost_models.fabric import TIERS, FabricModel
@@ -206,7 +207,7 @@ class Collectives:
     ) -> Floats:
         """One send/recv between ranks of *tp* GPUs that each send 1/tp of *message_bytes*.
 
-            t = latency of the tier + bytes / (tp x rate of the tier)
+            t = latency of the tier + start of Simple [NVLink, more than 16 KiB] + bytes / (tp x rate of the tier)
 
         Counted: launch, wire, the NIC's share when all GPUs of the node send.
         Ignored: start-up of the pipeline (messages are sent in small chunks).
@@ -214,7 +215,8 @@ class Collectives:
         """
         sizes = np.asarray(message_bytes, dtype=np.float64)
         bytes_per_s, latency_s = self.fabric.rank_hop(tier, tp, crossing_share)
-        time_s: Floats = np.where(sizes > 0, latency_s + sizes / bytes_per_s, 0.0)
+        later_s = np.where(np.asarray(tier) == 0, simple_start_s(sizes / tp, self.fabric.calibration), 0.0)
+        time_s: Floats = np.where(sizes > 0, latency_s + later_s + sizes / bytes_per_s, 0.0)
         return time_s
 
     def hierarchical_all_reduce_s(self, bytes_total: ArrayLike, group: GroupShape) -> Floats:

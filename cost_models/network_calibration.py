@@ -6,14 +6,13 @@ a cluster whose network is slower gets a smaller `nic_efficiency` (the first A10
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from hdpsim.errors import CatalogError
 
 __all__ = [
     "AMPERE_NETWORK",
     "BLACKWELL_NETWORK",
-    "BLACKWELL_RACK_NETWORK",
     "HOPPER_NETWORK",
     "NetworkCalibration",
 ]
@@ -29,6 +28,9 @@ class NetworkCalibration:
     nvls_efficiency: float = 0.83
     """Share of the usable NVLink rate the in-switch reduction reaches. Source: NCCL tuning.cc 0.85 x (ch-1)/ch;
     8 H100s measure 480 GB/s bus bandwidth (dgxc-benchmarking) = 308 GB/s on the wire = 0.83 of 370.8."""
+    nvls_rack_efficiency: float = 0.625
+    """The same for groups over the switch trays of a rack. Source: 72 GB200s reduce at 839 GB/s bus bandwidth = 431
+    on the wire of 690 (coreweave/nccl-tests)."""
     p2p_nvlink_efficiency: float = 0.81
     """Share of the NVLink peak one NCCL send/recv reaches. Source: apex_plus H100 sendrecv, 364 of 450 GB/s."""
     nic_efficiency: float = 0.97
@@ -91,6 +93,7 @@ AMPERE_NETWORK = NetworkCalibration(
     base_latency_factor=1.2,  # 2, 4, 8 A100s at 512 B (aiconfigurator): 8.0 us + 0.95 us per step
     intra_latency_factor=1.6,  # the same
     p2p_intra_latency_s=8e-6,  # vidur A100 send_recv at 2 KiB
+    all_to_all_peer_latency_s=1.4e-6,  # 4 A100s take 12.4 us at 512 B (aiconfigurator)
     pipeline_fill_s=60e-6,  # 8 A100s reduce-scatter, 256 and 512 MiB (aiconfigurator)
     copy_bytes_per_s=0.58e12,  # the same
     nvls=False,  # third-generation NVSwitch (Hopper) introduced it
@@ -105,9 +108,4 @@ BLACKWELL_NETWORK = NetworkCalibration(
     p2p_intra_latency_s=9e-6,  # 2 GB200s all-to-all at 512 B, 9.8 us (aiconfigurator)
     pipeline_fill_s=10e-6,  # 2 and 4 B300s gather (aiconfigurator)
     copy_bytes_per_s=1.42e12,  # the same, solved as for H100
-)
-
-BLACKWELL_RACK_NETWORK = replace(
-    BLACKWELL_NETWORK,
-    nvls_efficiency=0.625,  # 72 GB200s: 839 GB/s bus = 431 on the wire of 690 (coreweave/nccl-tests)
 )

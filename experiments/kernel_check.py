@@ -57,6 +57,8 @@ def _row(record: Mapping[str, str], calibration: Calibration | None) -> KernelRo
         predicted = predicted_s(record, calibration)
     except HdpSimError as error:
         reason = str(error)
+    if not reason and record.get("suspect"):
+        reason = "its source doubts it"
     if not reason and measured is None:
         reason = "neither a time nor a rate is measured"
     return KernelRow(
@@ -67,7 +69,7 @@ def _row(record: Mapping[str, str], calibration: Calibration | None) -> KernelRo
         source=record.get("source", "").partition(":")[0],
         measured_s=measured,
         predicted_s=predicted,
-        error=error_of(measured, predicted),
+        error=None if reason else error_of(measured, predicted),
         reason=reason,
     )
 

@@ -47,6 +47,8 @@ _SWEEP = re.compile(r"aiconfigurator|TransformerEngine")
 # values, passes over queries (fitted per engine, docs/calibration.md).
 _ENGINE_PASSES = (("/sglang/", 2.5, 0.0), ("/vllm/", 5.0, 1.0), ("/trtllm/", 2.7, 9.0))
 _OTHER_ATTENTION = re.compile(r"FlashAttention-2|FA2")
+_NIC = re.compile(r"(\d+) ?Gb/s (?:IB )?per GPU")
+_UNCLEAR = re.compile(r"single-shot|is not stated, so no bandwidth")
 AMAX_BYTES = 2.0  # current scaling reads a BF16 tensor once more than delayed scaling
 COPIED_BYTES = 1e9  # rates of copies are compared as the time of this much
 # An inference engine that casts its input by a scale it first has to find: unfused passes of 7.5 B per element in
@@ -241,14 +243,19 @@ def _communication(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> flo
     if number(record, "size_bytes") is None:
         raise InfeasibleError("size_bytes not stated")
     size, ranks, per_node, nodes = _need(record, "size_bytes", "n_ranks", "ranks_per_node", "n_nodes")
+    notes = record.get("notes") or ""
+    if _UNCLEAR.search(notes):
+        raise InfeasibleError("timed once, or of an unclear size")
     node = _node(gpu.name, int(per_node))
+    stated = _NIC.search(notes)
+    if stated:
+        node = replace(node, nics=node.gpus, nic_bytes_per_s=float(stated[1]) * 1e9 / 8)
     spread = max(1, int(nodes))
     collectives = _collectives(node, spread, cal)
     if record["kind"] == "p2p":
         return float(collectives.p2p_s(size, 1 if spread > 1 else 0))
     stride = 1 if spread == 1 or ranks >= spread * node.gpus else max(1, int(node.gpus * spread // ranks))
     group = collectives.group(int(ranks), stride=stride)
-    notes = record.get("notes") or ""
     place = {"in_place": "in-place" in notes} if record["kind"] in ("allgather", "reducescatter") else {}
     call = {
         "allreduce": collectives.all_reduce_s,

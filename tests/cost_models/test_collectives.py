@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost_models.collective_algorithms import LL, PROTOCOLS, SIMPLE, Protocol, ring_all_reduce_s, ring_half_s
+from cost_models.collective_algorithms import (
+    LL,
+    PROTOCOLS,
+    SIMPLE,
+    Protocol,
+    nvls_bytes_per_s,
+    ring_all_reduce_s,
+    ring_half_s,
+)
 from cost_models.collectives import Collectives, GroupShape, bus_bandwidth_factor
 from cost_models.fabric import FabricModel
 from cost_models.hardware import Cluster, Fabric, Gpu, Node
@@ -118,17 +126,17 @@ def test_all_to_all_is_limited_by_the_busiest_wire() -> None:
     calibration = replace(PLAIN, p2p_intra_latency_s=6e-6, p2p_inter_latency_s=12e-6, copy_bytes_per_s=1e12)
     fabric = Fabric(hop_latency_s=0.5e-6, nodes_per_block=2, leaf_oversubscription=4.0)
     this = collectives(calibration, fabric=fabric)
-    # 7 of 8 parts over 360 GB/s NVLink, the own one copied at 1 TB/s; 6 us + 7 x 0.3
+    # 7 of 8 parts over 360 GB/s NVLink, the own one copied at 1 TB/s; 6 us + 7 x 0.3; Simple starts 1.8 + 2.8 us later
     assert seconds(this, "all_to_all", 1e9, shape(1, 8)) == pytest.approx(
-        8.1e-6 + 0.875e9 / 360e9 + 0.125e9 / 1e12
+        12.7e-6 + 0.875e9 / 360e9 + 0.125e9 / 1e12
     )
     # two nodes of a block: half of the bytes leave at 50 GB/s; 12 us + 7 x 0.3 + 8 x 1 + 0.5 of the switch
     assert seconds(this, "all_to_all", 1e9, shape(2, 8)) == pytest.approx(
-        22.6e-6 + 0.5e9 / 50e9 + 1e9 / 16 / 1e12
+        27.2e-6 + 0.5e9 / 50e9 + 1e9 / 16 / 1e12
     )
     # four nodes in two blocks: half of the bytes leave the block at 50 / 4 GB/s; 12 + 2.1 + 24 + 1.5 us
     four = GroupShape(ranks=32, ranks_per_node=8, nodes=4, tier=2)
-    assert seconds(this, "all_to_all", 1e9, four) == pytest.approx(39.6e-6 + 0.5e9 / 12.5e9 + 1e9 / 32 / 1e12)
+    assert seconds(this, "all_to_all", 1e9, four) == pytest.approx(44.2e-6 + 0.5e9 / 12.5e9 + 1e9 / 32 / 1e12)
 
 
 def test_broadcast() -> None:
@@ -142,6 +150,18 @@ def test_send_between_ranks_of_several_gpus() -> None:
     # four GPUs send a quarter each over their own NIC: 1 GB over 200 GB/s; 12 us + one switch
     assert float(this.p2p_s(1e9, 1, tp=4)) == pytest.approx(12.5e-6 + 1e9 / 200e9)
     assert this.p2p_s([0.0, 0.0], [0, 3]).tolist() == [0.0, 0.0]
+    # over NVLink a message of more than 16 KiB takes the Simple protocol: 1.8 + 2.8 us later
+    short, long = this.p2p_s([16384.0, 16385.0], 0)
+    assert long - short == pytest.approx(4.6e-6, rel=1e-3)
+
+
+def test_reduction_over_the_switches_of_a_rack_is_slower() -> None:
+    server, rack = (
+        nvls_bytes_per_s(replace(collectives().wires(shape(1, 8)), ranks=n, ranks_per_node=n))
+        for n in (16, 72)
+    )
+    # local / (local + 1) of what the switches pass
+    assert rack / server == pytest.approx(0.625 / 0.83 * (72 / 73) / (16 / 17))
 
 
 def test_hierarchical_sums_its_phases() -> None:
