@@ -95,12 +95,8 @@ class Calibration:
     """Least time of one layer's forward on one micro-batch, whatever its size (the backward: twice that)."""
     expert_imbalance: float
     """Tokens of the busiest expert rank over the mean."""
-    gradient_overlap: float
-    """Share of the gradient reduce-scatter hidden behind the last backward."""
-    parameter_overlap: float
-    """Share of the parameter all-gather hidden behind the first forward."""
     overlap_slowdown: float
-    """Share of its rate that compute loses while a collective of sharded parameters runs beside it."""
+    """Share of its rate that compute loses while a data-parallel collective runs beside it."""
     step_fixed_s: float
     """Host work of a step that nothing hides: optimizer launch, gradient norm, bookkeeping."""
     micro_batch_fixed_s: float

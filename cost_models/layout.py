@@ -59,6 +59,8 @@ class Layout:
     """Optimizer states in host memory, updated by the CPU: gradients go there, parameters come back."""
     dp_overlap: bool = True
     """Gradient reduction and parameter gather run beside compute; off: nothing of them is hidden."""
+    prefetch_gather: bool = True
+    """The step's first parameter gather runs while data is loaded; off: the first forward waits for its first bucket."""
     tp_overlap: bool = False
     """Tensor-parallel collectives run beside the GEMMs that need or feed them, cut into chunks."""
     attention_kernel: AttentionKernel = "flash"

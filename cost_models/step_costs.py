@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.collectives import GroupShape
+from cost_models.data_parallel import ComputeWindows, buckets, exposed_s
 from cost_models.kernels import BF16_BYTES
 from cost_models.micro_batch import Epilogue, MicroBatches, StepCosts
 from cost_models.micro_batch_cost import TERMS, MicroBatchCost
@@ -49,24 +50,24 @@ def loading_s(cost: MicroBatchCost, tokens: int) -> float:
 
 
 @priced("parameter_gather", "gradient_sync", "optimizer")
-def epilogue(cost: MicroBatchCost, ranks: int, *, data_s: float) -> Epilogue:
+def epilogue(
+    cost: MicroBatchCost, ranks: int, *, data_s: float, windows: ComputeWindows | None = None
+) -> Epilogue:
     """Per stage: parameter all-gather, gradient reduce-scatter (exposed parts) and optimizer.
 
     none: all-reduce of gradients. zero1, zero2: reduce-scatter of gradients, all-gather of BF16 parameters, once a
     step. zero3: both happen in every layer of every micro-batch (see sharded_parameters); with shard_ranks the shards
     are summed over their replicas here, once a step.
     Experts spread beyond the TP group are replicated over ranks * tp / ep copies.
-    Counted: collectives over all ranks at one TP index, their calibrated overlap, the optimizer on its shard.
-    Ignored: overlap differences between stages.  Source: ZeRO, arXiv 1910.02054, section 7.
+    Counted: collectives over all ranks at one TP index, what the first forward and the last backward
+    hide of them (*windows*; None: nothing), the optimizer on its shard.  Source: ZeRO, arXiv 1910.02054, section 7.
     """
     model, layout, cal = cost.model, cost.layout, cost.cal
     held = [parameters_per_gpu(model, layout, stage) for stage in range(layout.pp)]
     dense, experts = np.array([(part.dense, part.experts) for part in held], dtype=np.float64).T
     copies = max(1, ranks * layout.tp // max(layout.tp, layout.ep))
     spread = max(layout.tp, layout.ep)  # GPUs that hold one copy of all experts
-    exposed_gather = 1.0 - cal.parameter_overlap if layout.dp_overlap else 1.0
-    exposed_sync = 1.0 - cal.gradient_overlap if layout.dp_overlap else 1.0
-    gather, sync, optimizer = (np.zeros(layout.pp) for _ in range(3))
+    gather, sync, first_gather, last_sync, optimizer = (np.zeros(layout.pp) for _ in range(5))
     for counts, members, stride in ((dense, ranks, layout.rank_stride), (experts, copies, spread)):
         if not counts.any():
             continue
@@ -74,15 +75,22 @@ def epilogue(cost: MicroBatchCost, ranks: int, *, data_s: float) -> Epilogue:
             groups = ShardGroups.of(layout, cost.collectives, members, stride)
             shards = counts / groups.shard.ranks
             if groups.replicas is not None:
-                volume = layout.gradient_bytes * shards
-                sync += exposed_sync * cost.collectives.all_reduce_s(volume, groups.replicas)
+                reduced_s = cost.collectives.all_reduce_s(layout.gradient_bytes * shards, groups.replicas)
+                sync += reduced_s
+                last_sync += reduced_s / buckets(counts, members, layout)
         else:
             group = cost.collectives.group(members, stride=stride)
-            gather += exposed_gather * _gather_s(cost, counts, group)
-            sync += exposed_sync * _sync_s(cost, counts, group)
+            gathered_s, reduced_s = _gather_s(cost, counts, group), _sync_s(cost, counts, group)
+            pieces = buckets(counts, members, layout)
+            gather, first_gather = gather + gathered_s, first_gather + gathered_s / pieces
+            sync, last_sync = sync + reduced_s, last_sync + reduced_s / pieces
             shards = counts / members if layout.sharding != "none" else counts
         optimizer += optimizer_s(shards, layout, cost.cluster, cal)
     optimizer += cal.step_fixed_s
+    if layout.dp_overlap and windows is not None:
+        first_gather = np.zeros(layout.pp) if layout.prefetch_gather else first_gather
+        gather = exposed_s(gather, first_gather, windows.forward_s, cal.overlap_slowdown)
+        sync = exposed_s(sync, last_sync, windows.backward_s, cal.overlap_slowdown)
     return Epilogue(data_s=data_s, parameter_gather_s=gather, gradient_sync_s=sync, optimizer_s=optimizer)
 
 
@@ -109,6 +117,11 @@ def step_costs(cost: MicroBatchCost, batches: MicroBatches, ranks: int, *, data_
     priced = batches.first if alike else batches
     forward, backward = cost.both_terms_s(priced)
     transfer = cost.transfer_s(priced, neighbour)
+    windows = ComputeWindows.of(
+        layout,
+        *(terms.sum(axis=0).mean(axis=-1)[cost.kind].sum(axis=1) for terms in (forward, backward)),
+        micro_batches=float(batches.group_size.sum()) / ranks,
+    )
     if alike:
         forward, backward = (
             np.broadcast_to(terms, (*terms.shape[:2], batches.count)) for terms in (forward, backward)
@@ -122,6 +135,6 @@ def step_costs(cost: MicroBatchCost, batches: MicroBatches, ranks: int, *, data_
         backward_terms_s=backward,
         kind=cost.kind,
         transfer_s=transfer,
-        epilogue=epilogue(cost, ranks, data_s=data_s),
+        epilogue=epilogue(cost, ranks, data_s=data_s, windows=windows),
         alike=alike,
     )

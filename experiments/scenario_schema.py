@@ -68,6 +68,7 @@ KEYS: Mapping[str, Key] = {
     "layout.gradient_bytes": Key(parse=_one_of(2, 4), default=4),
     "layout.optimizer_offload": Key(parse=_boolean, default=False),
     "layout.dp_overlap": Key(parse=_boolean, default=True),
+    "layout.prefetch_gather": Key(parse=_boolean, default=True),
     "layout.recompute": Key(parse=_choice(get_args(Recompute)), default="none"),
     "layout.precision": Key(parse=_choice(get_args(Precision)), default="bf16"),
     "layout.tp_overlap": Key(parse=_boolean, default=False),

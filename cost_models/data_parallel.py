@@ -1,0 +1,64 @@
+"""Gradient reduction and parameter gather once a step: what the last backward and the first forward leave exposed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.layout import Layout
+from cost_models.sharded_parameters import overlapped_s
+from cost_models.tracing import priced
+
+__all__ = ["ComputeWindows", "buckets", "exposed_s"]
+
+Floats = NDArray[np.float64]
+
+# Megatron-Core, DistributedDataParallelConfig: parameters of a bucket, at least, and per rank that shares it
+BUCKET_PARAMETERS = 40e6
+BUCKET_PARAMETERS_PER_RANK = 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeWindows:
+    """[stages]: compute that traffic of the step's edges can run beside, seconds."""
+
+    forward_s: Floats
+    backward_s: Floats
+
+    @classmethod
+    def of(cls, layout: Layout, forward_s: Floats, backward_s: Floats, micro_batches: float) -> ComputeWindows:
+        """Windows from the mean forward and backward of a micro-batch on every stage (all its chunks).
+
+            window = ((v - 1) min(p, m) + 1) / v x one micro-batch          p stages, v chunks, m micro-batches a rank
+
+        Counted: the last micro-batch's own backward (first forward); with chunks, which finish their gradients one
+        after the other, also the passes of other micro-batches between a chunk's last backward and the next chunk's.
+        Ignored: pipeline bubbles, which hide more on all stages but the slowest.
+        Source: interleaved 1F1B, arXiv 2104.04473 section 2.2; MegaScale, arXiv 2402.15627 section 3.2.
+        """
+        passes = ((layout.vpp - 1) * min(layout.pp, micro_batches) + 1) / layout.vpp
+        return cls(forward_s=passes * forward_s, backward_s=passes * backward_s)
+
+
+def buckets(parameters: Floats, members: int, layout: Layout) -> Floats:
+    """Pieces in which the gradients of a stage are reduced (and its parameters gathered): at least one a chunk."""
+    size = max(BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_RANK * members)
+    return np.maximum(layout.vpp, np.ceil(np.asarray(parameters) / size))
+
+
+@priced("parameter_gather", "gradient_sync")
+def exposed_s(transfer_s: Floats, edge_s: Floats, window_s: Floats, slowdown: float) -> Floats:
+    """[stages]: what a step's gather or reduction adds to it.
+
+        exposed = edge + overlapped(window, transfer - edge) - window
+
+    *edge_s*: the part that has no compute to run beside: the last bucket of gradients is complete when the backward
+    ends; the first parameters are needed when the forward starts.
+    Counted: traffic beyond the window, and the rate that compute loses beside the rest.
+    Ignored: contention of gathers and reductions of different groups.
+    Limits: no window, everything; an endless one, the edge and what compute loses.
+    Source: MegaScale, arXiv 2402.15627 section 3.2 (exposed: the first gather and the last reduction, one chunk each).
+    """
+    return edge_s + overlapped_s(window_s, transfer_s - edge_s, slowdown) - window_s
