@@ -83,7 +83,7 @@ class ShardedParameters:
         self._collectives = collectives
         ranks = layout.ranks(cluster.gpus)
         spread = max(layout.tp, layout.ep)
-        self._dense = ShardGroups.of(layout, collectives, ranks, layout.tp)
+        self._dense = ShardGroups.of(layout, collectives, ranks, layout.rank_stride)
         self._experts = ShardGroups.of(layout, collectives, max(1, ranks * layout.tp // spread), spread)
         kinds: tuple[LayerKind, ...] = ("dense", "moe") if model.experts else ("dense",)
         self._layers = {kind == "moe": self._traffic(*layer_shard(model, layout, kind)[:2]) for kind in kinds}
