@@ -49,6 +49,9 @@ class Layout:
     """How layers are dealt to pipeline stages: as many on each, or so that the output projection's FLOP count too."""
     sharding: Sharding = "zero1"
     recompute: Recompute = "none"
+    recompute_share: float = 0.0
+    """Selective recomputation: share of a layer's forward repeated in the backward (every other layer: 0.5), beside
+    unfused attention."""
     precision: Precision = "bf16"
     """Operands of the layers' matrix products; attention scores, router, embedding and output head stay BF16."""
     shard_ranks: int | None = None
@@ -60,7 +63,7 @@ class Layout:
     dp_overlap: bool = True
     """Gradient reduction and parameter gather run beside compute; off: nothing of them is hidden."""
     prefetch_gather: bool = True
-    """The step's first parameter gather runs while data is loaded; off: the first forward waits for its first bucket."""
+    """The step's first parameter gather runs while data is loaded; off: the first forward waits for a bucket."""
     tp_overlap: bool = False
     """Tensor-parallel collectives run beside the GEMMs that need or feed them, cut into chunks."""
     attention_kernel: AttentionKernel = "flash"

@@ -68,13 +68,13 @@ class MicroBatchCost:
             else None
         )
         self.kinds, self.kind = _stage_kinds(model, layout)
+        self._repeats = _repeats(layout)
         self.activation_bytes_per_token = activation_bytes_per_token_layer(model, layout)
 
     def terms_s(self, batches: MicroBatches, *, backward: bool) -> Floats:
         """[T, K, n]: seconds of every term, kind of stage and micro-batch."""
         # The forward matters to a backward that runs it again.
-        again = self.layout.recompute == "full" or self._scores_again
-        sides = (False, True) if backward and again else (backward,)
+        sides = (False, True) if backward and self._repeats.any() else (backward,)
         tokens = self._tokens(batches)
         return self._stage_terms(
             batches, tokens, self._layer_terms(batches, tokens, sides), backward=backward
@@ -110,10 +110,8 @@ class MicroBatchCost:
             for moe, count in self._layer_counts(kind).items():
                 if count:
                     out[:, row] += count * layers[moe, backward]
-                    if backward and self.layout.recompute == "full":
-                        out[_TERM["recompute"], row] += count * layers[moe, False].sum(axis=0)
-                    elif backward and self._scores_again:
-                        out[_TERM["recompute"], row] += count * layers[moe, False][_TERM["attention"]]
+                    if backward and self._repeats.any():
+                        out[_TERM["recompute"], row] += count * (self._repeats @ layers[moe, False])
             out[_TERM["offload_wait"], row] += self._offload_wait_s(batches, tokens, layers, kind, backward)
             if self._sharded is not None:
                 exposed = self._sharded.exposed_s(kind, self._compute_s(layers, backward), backward=backward)
@@ -127,9 +125,10 @@ class MicroBatchCost:
 
     def _compute_s(self, layers: dict[tuple[bool, bool], Floats], backward: bool) -> dict[bool, Floats]:
         """[n] by kind of layer (experts): everything a layer does on a micro-batch, recomputation included."""
-        sides = (True, False) if backward and self.layout.recompute == "full" else (backward,)
-        kinds = {moe for moe, _ in layers}
-        return {moe: sum((layers[moe, side].sum(axis=0) for side in sides), np.zeros(1)) for moe in kinds}
+        once = {moe: rows.sum(axis=0) for (moe, side), rows in layers.items() if side == backward}
+        if backward and self._repeats.any():
+            return {moe: time_s + self._repeats @ layers[moe, False] for moe, time_s in once.items()}
+        return once
 
     def _layer_counts(self, kind: StageContents) -> dict[bool, int]:
         """Layers of a stage without (False) and with experts (True)."""
@@ -244,8 +243,7 @@ class MicroBatchCost:
         sizes = np.asarray(group_size, dtype=np.float64)
         tiers = np.asarray(tier, dtype=np.int64)
         total = np.zeros(np.broadcast(tokens, sizes).shape)
-        forward_passes = 2.0 if self._scores_again else self._forward_passes
-        for backward, passes in ((False, forward_passes), (True, 1.0)):
+        for backward, passes in ((False, self._forward_passes), (True, 1.0)):
             step = self.attention.ring_step_s(tokens, sizes, backward=backward)
             ring = self.attention.ring(step, tokens / sizes, sizes, tiers, backward=backward).total
             alone = self.attention.alone_s(tokens, backward=backward)
@@ -261,11 +259,11 @@ class MicroBatchCost:
         forward, backward = (self.terms_s(batches, backward=side) for side in (False, True))
         linear = [row for name, row in _TERM.items() if name not in _NOT_LINEAR]
         total = forward[linear].sum(axis=0) + backward[linear].sum(axis=0)
-        if self.layout.recompute == "full":
-            again = forward[[_TERM[name] for name in _REPEATED]].sum(axis=0)
-            total -= again - self.cal.micro_batch_fixed_s / 2.0 / self.layout.vpp
-        elif self._scores_again:
-            total -= forward[_TERM["attention"]]
+        if self._repeats.any():
+            repeated = [_TERM[name] for name in _REPEATED]
+            again = np.einsum("t,tkn->kn", self._repeats[repeated], forward[repeated])
+            fixed_s = self.cal.micro_batch_fixed_s / 2.0 / self.layout.vpp  # in "host", but not a layer's
+            total -= again - self._repeats[_TERM["host"]] * fixed_s
         return np.asarray(total[self.kind].sum(axis=1))
 
     def token_s(self, tokens_per_rank: float) -> float:
@@ -280,17 +278,12 @@ class MicroBatchCost:
     @property
     def floor_s(self) -> float:
         """Least time of a micro-batch (forward + backward) on the busiest stage: its layers cannot run faster."""
-        return (2.0 + self._forward_passes) * self._layer_floor_s * self.busiest_layers
-
-    @property
-    def _scores_again(self) -> bool:
-        """Selective recomputation repeats what unfused attention would have kept; flash kernels keep no scores."""
-        return self.layout.recompute == "selective" and self.layout.attention_kernel == "unfused"
+        return (3.0 + float(self._repeats[_TERM["host"]])) * self._layer_floor_s * self.busiest_layers
 
     @property
     def _forward_passes(self) -> float:
-        """How often a layer's forward runs: once more where it is recomputed."""
-        return 2.0 if self.layout.recompute == "full" else 1.0
+        """How often a layer's attention runs forward: once more where it is recomputed."""
+        return 1.0 + float(self._repeats[_TERM["attention"]])
 
     @property
     @priced("host")
@@ -308,6 +301,20 @@ class MicroBatchCost:
             tier=np.zeros(count, dtype=np.int64),
             offload_ratio=np.zeros(count),
         )
+
+
+def _repeats(layout: Layout) -> Floats:
+    """[T]: share of each term of a layer's forward that the backward repeats.
+
+    full: all of it. selective: layout.recompute_share of it, and the attention whose scores an unfused kernel would
+    have kept (flash kernels keep none, arXiv 2205.05198 section 5).
+    """
+    shares = np.full(
+        len(TERMS), {"full": 1.0, "selective": layout.recompute_share}.get(layout.recompute, 0.0)
+    )
+    if layout.recompute == "selective" and layout.attention_kernel == "unfused":
+        shares[_TERM["attention"]] = 1.0
+    return shares
 
 
 def _stage_kinds(model: Model, layout: Layout) -> tuple[tuple[StageContents, ...], Ints]:

@@ -94,6 +94,7 @@ def layouts() -> Mapping[str, ModelLayout]:
                 tp=entry["tp"],
                 pp=entry["pp"],
                 ep=entry["ep"],
+                dp_overlap=False,  # section 5.1: one global synchronisation after the last micro-batch
                 rank_capacity_tokens=int(
                     parse_quantity(entry["rank_capacity"].removesuffix(" tokens"), "tokens")
                 ),

@@ -87,7 +87,7 @@ def job_of(config: RunConfig) -> Job:
     context = micro_batch * seq_len
     if context % layout_cp(layout):
         raise InfeasibleError(f"{context} tokens of a micro-batch do not divide by cp = {layout.cp}")
-    _remarks(config, model, notes)
+    _remarks(config, model, layout, notes)
     cal = calibration(cluster.gpu.calibration)
     if switches.balanced_experts:
         cal = replace(cal, expert_imbalance=1.0)
@@ -300,9 +300,9 @@ def _node_of(gpu: str) -> Node:
     return min(of_gpu, key=lambda node: not node.name.startswith(("hgx-", "nvl72-")))
 
 
-def _remarks(config: RunConfig, model: Model, notes: _Notes) -> None:
+def _remarks(config: RunConfig, model: Model, layout: Layout, notes: _Notes) -> None:
     """Assumptions that follow from the run as a whole."""
-    if config.recompute == "selective":
+    if config.recompute == "selective" and not layout.recompute_share:
         notes.assumptions.append("selective recomputation costs nothing (attention kernels keep no scores)")
     if config.task == "sft":
         notes.assumptions.append("every sequence packed to its full length")

@@ -70,6 +70,7 @@ KEYS: Mapping[str, Key] = {
     "layout.dp_overlap": Key(parse=_boolean, default=True),
     "layout.prefetch_gather": Key(parse=_boolean, default=True),
     "layout.recompute": Key(parse=_choice(get_args(Recompute)), default="none"),
+    "layout.recompute_share": Key(parse=_number(0.0, 1.0), default=0.0),
     "layout.precision": Key(parse=_choice(get_args(Precision)), default="bf16"),
     "layout.tp_overlap": Key(parse=_boolean, default=False),
     "layout.attention_kernel": Key(parse=_choice(get_args(AttentionKernel)), default="flash"),

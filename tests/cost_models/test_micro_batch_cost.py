@@ -149,6 +149,16 @@ class TestTransfers:
         assert cost.transfer_s(batch, 0) == pytest.approx([2 * HIDDEN / 8 * 2000 / NVLINK])
 
 
+def test_selective_recomputation_repeats_its_share_of_a_layer() -> None:
+    batch, row = micro_batches([[4096]]), TERMS.index("recompute")
+    full, half, none = (
+        ideal_cost(layout=Layout(recompute=mode, recompute_share=share)).terms_s(batch, backward=True)[row]
+        for mode, share in (("full", 0.0), ("selective", 0.5), ("selective", 0.0))
+    )
+    assert half == pytest.approx(full / 2)
+    assert none.sum() == 0.0
+
+
 class TestPlannersView:
     def test_sequence_cost_is_the_attention_of_its_micro_batch(self) -> None:
         cost = ideal_cost(calibration=calibration("hopper"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from ideal_hardware import (
     HBM,
     HOST,
     IDEAL,
+    MODEL,
     NIC,
     ideal_cluster,
     ideal_cost,
@@ -22,11 +24,13 @@ from ideal_hardware import (
 
 from cost_models import catalog
 from cost_models.calibration import calibration
+from cost_models.data_parallel import ComputeWindows
 from cost_models.layout import Layout
 from cost_models.micro_batch_cost import TERMS
 from cost_models.parameters import parameters_per_gpu
 from cost_models.step_costs import epilogue, loading_s, planning_s, step_costs
 
+ENDLESS = ComputeWindows(forward_s=np.array([1e6]), backward_s=np.array([1e6]))
 RANKS = 128  # all GPUs of 16 nodes of 8
 SLOW_MEMORY = ideal_cluster(gpu=GPU)
 
@@ -87,19 +91,26 @@ class TestEpilogue:
         assert half.gradient_sync_s == pytest.approx(whole.gradient_sync_s / 2, rel=0.01)
         assert half.parameter_gather_s == pytest.approx(whole.parameter_gather_s)
 
-    def test_without_overlap_all_of_it_shows(self) -> None:
-        cal = replace(IDEAL, gradient_overlap=0.75, parameter_overlap=1.0)
+    def test_overlap_hides_all_but_the_last_bucket_of_gradients(self) -> None:
+        # 6.7e9 parameters in buckets of 1e6 x 128 ranks: the last of 53 is exposed, and nothing of the gather
         bare = epilogue(ideal_cost(), RANKS, data_s=0.0)
-        off = epilogue(ideal_cost(layout=Layout(dp_overlap=False), calibration=cal), RANKS, data_s=0.0)
+        hidden = epilogue(ideal_cost(), RANKS, data_s=0.0, windows=ENDLESS)
+        count = parameters_per_gpu(MODEL, Layout(), 0).dense
+        assert hidden.gradient_sync_s == pytest.approx(bare.gradient_sync_s / math.ceil(count / 128e6))
+        assert hidden.parameter_gather_s.tolist() == [0.0]
+
+    def test_without_prefetch_the_first_bucket_of_parameters_shows(self) -> None:
+        bare = epilogue(ideal_cost(), RANKS, data_s=0.0)
+        cost = ideal_cost(layout=Layout(prefetch_gather=False))
+        count = parameters_per_gpu(MODEL, Layout(), 0).dense
+        shown = epilogue(cost, RANKS, data_s=0.0, windows=ENDLESS).parameter_gather_s
+        assert shown == pytest.approx(bare.parameter_gather_s / math.ceil(count / 128e6))
+
+    def test_without_overlap_all_of_it_shows(self) -> None:
+        bare = epilogue(ideal_cost(), RANKS, data_s=0.0)
+        off = epilogue(ideal_cost(layout=Layout(dp_overlap=False)), RANKS, data_s=0.0, windows=ENDLESS)
         assert off.gradient_sync_s.tolist() == bare.gradient_sync_s.tolist()
         assert off.parameter_gather_s.tolist() == bare.parameter_gather_s.tolist()
-
-    def test_overlap_hides_its_share(self) -> None:
-        bare = epilogue(ideal_cost(), RANKS, data_s=0.0)
-        cal = replace(IDEAL, gradient_overlap=0.75, parameter_overlap=1.0)
-        hidden = epilogue(ideal_cost(calibration=cal), RANKS, data_s=0.0)
-        assert hidden.gradient_sync_s == pytest.approx(bare.gradient_sync_s / 4)
-        assert hidden.parameter_gather_s.tolist() == [0.0]
 
     def test_experts_have_fewer_copies_on_other_nodes(self) -> None:
         # ep = 8 over the 8 GPUs of a node: 16 copies, one per node, each with one NIC
