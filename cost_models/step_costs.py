@@ -117,11 +117,11 @@ def step_costs(cost: MicroBatchCost, batches: MicroBatches, ranks: int, *, data_
     priced = batches.first if alike else batches
     forward, backward = cost.both_terms_s(priced)
     transfer = cost.transfer_s(priced, neighbour)
-    windows = ComputeWindows.of(
-        layout,
-        *(terms.sum(axis=0).mean(axis=-1)[cost.kind].sum(axis=1) for terms in (forward, backward)),
-        micro_batches=float(batches.group_size.sum()) / ranks,
+    forward_s, backward_s = (
+        terms.sum(axis=0).mean(axis=-1)[cost.kind].sum(axis=1) for terms in (forward, backward)
     )
+    micro_batches = float(batches.group_size.sum()) / ranks
+    windows = ComputeWindows.of(layout, forward_s, backward_s, micro_batches)
     if alike:
         forward, backward = (
             np.broadcast_to(terms, (*terms.shape[:2], batches.count)) for terms in (forward, backward)
