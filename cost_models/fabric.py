@@ -118,7 +118,7 @@ class FabricModel:
         slowdown = by_tier[tiers] * shares
         rate: Floats = np.where(tiers == 0, nvlink, nic / np.maximum(1.0, slowdown))
         if fabric.routing == "ecmp":
-            rate = rate * np.where(tiers < 2, 1.0, _hashed(fabric, tiers, shares))
+            rate = rate * _hashed(fabric, tiers, shares)
         return rate
 
     def propagation_s(self, tier: ArrayLike) -> Floats:
@@ -180,10 +180,12 @@ class FabricModel:
 
 
 def _hashed(fabric: Fabric, tiers: Ints, shares: Floats) -> Floats:
-    """congested_rate of every tier and share, over what even spreading gives them."""
+    """congested_rate of every tier and share; up-links begin above the blocks (tier 2)."""
     tiers, shares = np.broadcast_arrays(tiers, shares)
     pairs = {(int(t), float(s)) for t, s in zip(tiers.ravel(), shares.ravel(), strict=True)}
-    factor = {(tier, share): congested_rate(fabric, tier, share) for tier, share in pairs}
+    factor = {
+        (tier, share): congested_rate(fabric, tier, share) if tier > 1 else 1.0 for tier, share in pairs
+    }
     values = [factor[int(t), float(s)] for t, s in zip(tiers.ravel(), shares.ravel(), strict=True)]
     return np.asarray(values, dtype=np.float64).reshape(tiers.shape)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -13,9 +11,8 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from cost_models.layout import Layout
-from cost_models.schema import did_you_mean
 from cost_models.units import parse_quantity
-from hdpsim.errors import UserInputError
+from experiments.cell_files import one_of, positive, read_rows, whole
 from simulator.setup import StrategyName
 
 __all__ = [
@@ -128,72 +125,17 @@ def read_cells(path: str | Path) -> tuple[Cell, ...]:
     Raises:
         UserInputError: unreadable, no rows, missing columns, or a value that is not allowed, with its row.
     """
-    try:
-        with Path(path).open(encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.reader(file, strict=True))
-    except OSError as error:
-        raise UserInputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserInputError(f"{path}: is not a CSV file in UTF-8 ({error})") from None
-    head = [name.strip() for name in rows[0]] if rows else []
-    missing = [name for name in COLUMNS if name not in head]
-    if missing:
-        raise UserInputError(
-            f"{path}: missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; "
-            f"needed: {', '.join(COLUMNS)}; found: {', '.join(head) or 'nothing'}"
-        )
-    twice = sorted({name for name in head if head.count(name) > 1})
-    if twice:
-        raise UserInputError(f"{path}: column {', '.join(twice)} appears more than once")
-    cells = []
-    for number, row in enumerate(rows[1:], start=2):
-        if not any(field.strip() for field in row):
-            continue
-        if len(row) != len(head):
-            raise UserInputError(
-                f"{path}, row {number}: {len(row)} fields, but the header has {len(head)} columns"
-            )
-        cells.append(
-            _cell(f"{path}, row {number}", dict(zip(head, (field.strip() for field in row), strict=True)))
-        )
-    if not cells:
-        raise UserInputError(f"{path}: holds no cells below its header")
-    return tuple(cells)
+    return tuple(_cell(where, row) for where, row in read_rows(path, COLUMNS))
 
 
 def _cell(where: str, row: Mapping[str, str]) -> Cell:
     measured = row["measured_tokens_per_s"]
     return Cell(
-        model=_one_of(where, "model", row, tuple(layouts())),
-        dataset=_one_of(where, "dataset", row, tuple(DATASETS)),
-        gpus=_whole(where, "gpus", row),
-        context_tokens=_whole(where, "context_tokens", row),
-        strategy=cast("StrategyName", _one_of(where, "strategy", row, STRATEGIES)),
-        measured_tokens_per_s=_positive(where, "measured_tokens_per_s", measured) if measured else None,
+        model=one_of(where, "model", row, tuple(layouts())),
+        dataset=one_of(where, "dataset", row, tuple(DATASETS)),
+        gpus=whole(where, "gpus", row),
+        context_tokens=whole(where, "context_tokens", row),
+        strategy=cast("StrategyName", one_of(where, "strategy", row, STRATEGIES)),
+        measured_tokens_per_s=positive(where, "measured_tokens_per_s", measured) if measured else None,
         extra=tuple((name, value) for name, value in row.items() if name not in COLUMNS),
     )
-
-
-def _one_of(where: str, column: str, row: Mapping[str, str], known: tuple[str, ...]) -> str:
-    value = row[column]
-    if value not in known:
-        hint = did_you_mean(value, known)
-        raise UserInputError(f"{where}: {column}: {value!r} is not one of {', '.join(known)}{hint}")
-    return value
-
-
-def _whole(where: str, column: str, row: Mapping[str, str]) -> int:
-    value = row[column]
-    if not (value.isascii() and value.isdigit() and 0 < len(value) <= len(str(2**53)) and int(value) > 0):
-        raise UserInputError(f"{where}: {column}: expected a whole number of at least 1, got {value!r}")
-    return int(value)
-
-
-def _positive(where: str, column: str, value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not 0.0 < number < math.inf:
-        raise UserInputError(f"{where}: {column}: expected a positive number or nothing, got {value!r}")
-    return number

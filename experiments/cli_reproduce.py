@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -36,6 +37,28 @@ def bytescale(cells: str | None, batches: int | None, out: str | None, as_json: 
     with progress("reproducing") as shown:
         module = import_module("experiments.reproduce_bytescale")
         reproduction = module.run(cells, out, report=shown, batches=batches)
+    _show(reproduction, as_json)
+
+
+@command.command("megascale")
+@click.option(
+    "--cells",
+    metavar="FILE",
+    type=click.Path(),
+    help="CSV with system, model, gpus, global_batch, metric (step_s or mfu), measured; default: Table 2.",
+)
+@out_option
+@json_option
+def megascale(cells: str | None, out: str | None, as_json: bool) -> None:
+    """MegaScale (arXiv 2402.15627): Tables 2 and 3, weak scaling, start-up; whole runs of MegaScale and Llama 3."""
+    with progress("reproducing") as shown:
+        module = import_module("experiments.reproduce_megascale")
+        reproduction = module.run(cells, out, report=shown)
+    _show(reproduction, as_json)
+
+
+def _show(reproduction: Any, as_json: bool) -> None:
+    """The document as JSON, or its tables and lines."""
     if as_json:
         emit_json(reproduction.document)
         return

@@ -47,6 +47,8 @@ class ExecutionOptions:
     slow_node_share: float = 0.0
     """Share of nodes that are slower by slow_node_factor."""
     slow_node_factor: float = 1.1
+    gpu_spread: float = 0.0
+    """Coefficient of variation of the speed of equal GPUs, the same all the time."""
     gc_pause_s: float = 0.0
     """One garbage collection of a training process; 0 = never."""
     gc_period_steps: int = 10

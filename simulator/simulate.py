@@ -22,7 +22,7 @@ from simulator.noise import draw_noise
 from simulator.plan import Plan
 from simulator.replay import run_replay
 from simulator.setup import Setup
-from simulator.stragglers import synchronised_pause_s, with_pauses
+from simulator.stragglers import synchronised_pause_s, with_pauses, with_spread
 from simulator.strategies.planner import make_plan
 from simulator.strategies.problem import PlanningProblem
 
@@ -204,6 +204,7 @@ def play_plan(setup: Setup, plan: Plan, costs: StepCosts) -> Execution:
         options=options,
         order=setup.layout.order,
     )
+    noise = with_spread(noise, plan, costs, setup.layout.tp, options)
     noise = with_pauses(noise, plan, costs, setup.layout.tp, options)
     execution = _play(setup, plan, costs, noise)
     needed_s = _loading_s(setup, int(plan.segment_tokens.sum())) if setup.data_pipeline.asynchronous else 0.0

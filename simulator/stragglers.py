@@ -28,11 +28,14 @@ __all__ = [
     "pause_probability",
     "synchronised_pause_s",
     "with_pauses",
+    "with_spread",
 ]
 
 Floats = NDArray[np.float64]
 
-_PAUSE_STREAM = 3  # of the seed: jitter and slow nodes have the first three
+_PAUSE_STREAM, _SPREAD_STREAM = 3, 4  # of the seed: jitter and slow nodes have the first three
+_COMPUTE = frozenset({"gemm", "attention", "ring_merge", "small_kernels", "recompute", "logits"})
+"""Terms of a micro-batch that a slower GPU lengthens; transfers and the host are as fast as elsewhere."""
 
 
 def asymptotic_maximum(ranks: float, deviation: float) -> float:
@@ -99,7 +102,7 @@ def with_pauses(
     """
     if options.gc_pause_s <= 0 or options.gc_synchronised:
         return noise
-    random = np.random.default_rng(np.random.SeedSequence(options.seed).spawn(_PAUSE_STREAM + 1)[-1])
+    random = _stream(options.seed, _PAUSE_STREAM)
     stages, chunks = costs.stages, costs.chunks
     entries = np.flatnonzero(plan.order != HOLE)
     rank = np.repeat(np.arange(plan.ranks), np.diff(plan.order_offsets))[entries]
@@ -117,3 +120,40 @@ def with_pauses(
         longer = np.where(forward_s > 0, options.gc_pause_s / forward_s, 0.0)
     np.add.at(factor, (entry, stage, chunk), longer)
     return Noise(forward=factor) if noise is None else replace(noise, forward=factor)
+
+
+def with_spread(
+    noise: Noise | None, plan: Plan, costs: StepCosts, tp: int, options: ExecutionOptions
+) -> Noise | None:
+    """*noise* and the spread of equal GPUs: silicon, cooling and power make some slower than others, all the time.
+
+        factor of a rank's stage = 1 + (g - 1) x compute's share of the stage,   g = max of tp log-normal draws of mean 1
+
+    Every tensor-parallel collective waits for the slowest GPU of its group, a pipeline for its slowest stage, the
+    gradients for the slowest pipeline: a job of N GPUs runs at about the slowest of N, expected_maximum(N, spread).
+    Source: Sinha et al., "Not all GPUs are created equal", SC 2022: 8 % on average between the whiskers of a
+        cluster's GPUs of one kind, 22 % at most; whiskers as four deviations make the spread 0.02.
+    Ignored: that memory-bound kernels vary less than matrix products; drift of the spread.
+    """
+    if options.gpu_spread <= 0:
+        return noise
+    variance = math.log1p(options.gpu_spread**2)
+    random = _stream(options.seed, _SPREAD_STREAM)
+    drawn = random.lognormal(-variance / 2, math.sqrt(variance), (plan.ranks, costs.stages, tp)).max(axis=2)
+    terms = (
+        (costs.forward_terms_s + costs.backward_terms_s)[:, :, :1]
+        if costs.alike
+        else (costs.forward_terms_s + costs.backward_terms_s)
+    )
+    by_stage = terms.mean(axis=2)[:, costs.kind].sum(axis=2)  # [terms, stages]
+    compute = [row for row, name in enumerate(costs.terms) if name in _COMPUTE]
+    total = by_stage.sum(axis=0)
+    share = np.divide(by_stage[compute].sum(axis=0), total, out=np.zeros_like(total), where=total > 0)
+    factor = 1.0 + (drawn - 1.0) * share
+    if noise is None:
+        return Noise(rank_stage=factor)
+    return replace(noise, rank_stage=factor if noise.rank_stage is None else factor * noise.rank_stage)
+
+
+def _stream(seed: int, number: int) -> np.random.Generator:
+    return np.random.default_rng(np.random.SeedSequence(seed).spawn(number + 1)[-1])
