@@ -202,15 +202,9 @@ def _straggler_lines(part: Document) -> list[str]:
 
 
 def _number(value: float | None) -> str:
-    return (
-        NONE
-        if value is None
-        else f"{value:,.0f}"
-        if value >= 1000
-        else f"{value:.3g}"
-        if value < 10
-        else f"{value:.1f}"
-    )
+    if value is None:
+        return NONE
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.3g}"
 
 
 def _one(value: float | None) -> str:

@@ -127,7 +127,7 @@ def with_spread(
 ) -> Noise | None:
     """*noise* and the spread of equal GPUs: silicon, cooling and power make some slower than others, all the time.
 
-        factor of a rank's stage = 1 + (g - 1) x compute's share of the stage,   g = max of tp log-normal draws of mean 1
+        factor of a stage = 1 + (g - 1) x compute's share of it,   g = max of tp log-normal draws of mean 1
 
     Every tensor-parallel collective waits for the slowest GPU of its group, a pipeline for its slowest stage, the
     gradients for the slowest pipeline: a job of N GPUs runs at about the slowest of N, expected_maximum(N, spread).

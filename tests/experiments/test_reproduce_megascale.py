@@ -1,0 +1,194 @@
+"""MegaScale reproduced: cells, conventions, the command; and how near the predictions are."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cost_models import catalog
+from experiments.cli import cli
+from experiments.megascale_data import Cell, facts, model_flop_per_token, read_cells, table_2
+from experiments.megascale_simulation import ABLATION, predict, scenario_of
+from experiments.megascale_summary import (
+    ablation_document,
+    mttf_document,
+    ratios_document,
+    records_of,
+    startup_document,
+    summary_of,
+)
+from experiments.scenario import load_scenario, scenario_names
+from hdpsim.errors import UserInputError
+
+HEADER = "system,model,gpus,global_batch,metric,measured"
+MODEL = catalog.model("megascale-175b")
+
+
+def cell_file(folder: Path, *rows: str, header: str = HEADER) -> str:
+    path = folder / "cells.csv"
+    path.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def nothing() -> None:
+    pass
+
+
+def test_cells_are_read_with_what_travels_along(tmp_path: Path) -> None:
+    path = cell_file(tmp_path, "megascale,megascale-175b,512,768,mfu,,guess", header=HEADER + ",note")
+    (cell,) = read_cells(path)
+    assert cell == Cell(
+        system="megascale",
+        model="megascale-175b",
+        gpus=512,
+        global_batch=768,
+        metric="mfu",
+        extra=(("note", "guess"),),
+    )
+    assert list(cell.columns) == [*HEADER.split(","), "note"]
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ("deepspeed,megascale-175b,256,768,step_s,1", "system: 'deepspeed' is not one of"),
+        ("megascale,gpt,256,768,step_s,1", "model: 'gpt' is not one of"),
+        ("megascale,megascale-175b,-8,768,step_s,1", "gpus: expected a whole number"),
+        ("megascale,megascale-175b,256,x,step_s,1", "global_batch: expected a whole number"),
+        ("megascale,megascale-175b,256,768,tokens,1", "metric: 'tokens' is not one of step_s, mfu"),
+        ("megascale,megascale-175b,256,768,step_s,zero", "measured: expected a positive number"),
+    ],
+)
+def test_bad_cells_are_refused_with_their_row(tmp_path: Path, row: str, what: str) -> None:
+    with pytest.raises(UserInputError, match="row 2: " + what):
+        read_cells(cell_file(tmp_path, row))
+
+
+def test_flop_per_token_of_both_conventions() -> None:
+    # the paper's own tables: 1.0766e12 in Megatron-LM's rows, 1.0653e12 in MegaScale's, rounding of MFU apart
+    assert model_flop_per_token(MODEL, 2048) == pytest.approx(1.0766e12, rel=0.002)
+    assert model_flop_per_token(replace(MODEL, sliding_window=768), 2048) == pytest.approx(
+        1.0653e12, rel=0.002
+    )
+    assert model_flop_per_token(replace(MODEL, sliding_window=4096), 2048) == model_flop_per_token(
+        MODEL, 2048
+    )
+
+
+def test_what_cannot_run_has_a_reason() -> None:
+    cells = [Cell(system="megascale", model="megascale-175b", gpus=104, global_batch=768, measured=1.0)]
+    (record,) = records_of(cells, nothing)
+    assert record["predicted"] is None
+    assert record["error"] is None
+    assert "64" in record["reason"]
+    assert summary_of([record])["unpredicted"] == 1
+
+
+def test_the_measurement_has_no_part_in_the_prediction() -> None:
+    cell = Cell(system="megascale", model="megascale-175b", gpus=256, global_batch=64)
+    assert predict(cell) == predict(replace(cell, measured=1.0, metric="mfu"))
+
+
+def test_table_2() -> None:
+    records = records_of(table_2(), nothing)
+    assert max(abs(r["error"]) for r in records) < TABLE_2_TOLERANCE
+    ratio = {row["gpus"]: row["predicted"] for row in ratios_document(records)}
+    assert 1.28 < ratio[12288] < 1.42
+    for record in records:
+        assert sum(record["account_s"].values()) == pytest.approx(record["step_s"], rel=1e-9)
+
+
+TABLE_2_TOLERANCE = 0.06
+
+
+def test_table_3() -> None:
+    rows = ablation_document(nothing)
+    assert [row["step"] for row in rows] == [step["step"] for step in facts()["ablation"]["steps"]]
+    for row in rows:
+        assert abs(row["mfu"] - row["paper_mfu"]) < 2.0, row["step"]
+        if row["gain"] is not None:
+            assert row["gain"] > 0, row["step"]
+            assert abs(row["gain"] - row["paper_gain"]) < 1.5, row["step"]
+
+
+def test_the_last_step_of_the_ablation_is_the_shipped_scenario() -> None:
+    cell = Cell(system="megatron-lm", model="megascale-175b", gpus=256, global_batch=256)
+    changes = tuple(change for _, more in ABLATION for change in more)
+    ours, shipped = (
+        scenario_of(cell, changes),
+        scenario_of(replace(cell, system="megascale", global_batch=768)),
+    )
+    assert ours.layout == shipped.layout
+    assert ours.data == shipped.data
+    assert ours.cluster.fabric == shipped.cluster.fabric
+    assert replace(ours.model, name="", source="") == replace(shipped.model, name="", source="")
+
+
+SWITCHES = tuple(change for _, more in ABLATION[1:-1] for change in more)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sets(st.sampled_from(SWITCHES)), st.sampled_from(SWITCHES))
+def test_switches_work_in_any_combination_and_never_slow(on: set[str], more: str) -> None:
+    cell = Cell(system="megatron-lm", model="megascale-175b", gpus=256, global_batch=64)
+    before, after = predict(cell, sorted(on - {more})), predict(cell, sorted(on | {more}))
+    assert before.step_s is not None
+    assert after.step_s is not None
+    assert after.step_s <= before.step_s * (1 + 1e-9)
+
+
+def test_startup_and_time_to_failure() -> None:
+    for row in startup_document():
+        if row["error"] is not None:
+            assert abs(row["error"]) < 0.2
+        else:
+            assert row["predicted_s"] < row["paper_below_s"]
+    hours = {row["gpus"]: row["hours"] for row in mttf_document()}
+    assert hours[16384] == pytest.approx(1.8, abs=0.05)
+    assert hours[131072] == pytest.approx(0.23, abs=0.01)
+
+
+@pytest.mark.parametrize("name", [n for n in scenario_names() if n.startswith(("megascale", "megatron"))])
+def test_shipped_scenarios_load(name: str) -> None:
+    scenario = load_scenario(name)
+    assert scenario.layout.ranks(scenario.cluster.gpus) > 1
+    assert scenario.batches(1)[0].tolist() == [2048] * (scenario.data.batch.tokens // 2048)  # type: ignore[operator]
+
+
+def test_the_command(tmp_path: Path) -> None:
+    cells = cell_file(
+        tmp_path, "megascale,megascale-175b,256,64,mfu,60", "megatron-lm,megascale-175b,256,64,step_s,4"
+    )
+    out = tmp_path / "run"
+    done = CliRunner().invoke(cli, ["reproduce", "megascale", "--cells", cells, "--out", str(out), "--json"])
+    assert done.exit_code == 0, done.output
+    document: dict[str, Any] = json.loads(done.stdout)
+    assert document["kind"] == "reproduce-megascale"
+    assert [r["metric"] for r in document["records"]] == ["mfu", "step_s"]
+    assert document["summary"]["count"] == 2
+    for record in document["records"]:
+        assert record["error"] == pytest.approx(record["predicted"] / record["measured"] - 1)
+    for row in document["campaigns"]:
+        assert row["effective"] > row["paper_effective_above"]
+        assert abs(row["accounts_minus_duration_s"]) < 1e-3
+    assert document["campaigns"][1]["restarts"] == pytest.approx(466, rel=0.1)
+    assert json.loads((out / "result.json").read_text(encoding="utf-8")) == document
+    assert {p.name for p in out.glob("*.png")} == {
+        f"{name}.png"
+        for name in ("paper_against_prediction", "step_times", "ablation", "weak_scaling", "startup", "mttf")
+    }
+
+
+def test_unusable_cells_end_in_one_message(tmp_path: Path) -> None:
+    done = CliRunner().invoke(
+        cli, ["reproduce", "megascale", "--cells", cell_file(tmp_path, header="system,gpus")]
+    )
+    assert done.exit_code == 2
+    assert "missing columns model, global_batch, metric, measured" in done.output
