@@ -42,7 +42,7 @@ _COLLECTIVES: dict[str, CollectiveKind] = {
 }  # fmt: skip
 # A sweep of short runs, or the best of many shapes, sees clocks that do not last.
 _BURST = re.compile(r"short burst|BEST shape")
-_SWEEP = re.compile(r"aiconfigurator|TransformerEngine")
+_SWEEP = re.compile(r"aiconfigurator|TransformerEngine|LLMCompass")
 # Inference engines time the key-value cache and the rotary embedding along with attention: passes over keys and
 # values, passes over queries (fitted per engine, docs/calibration.md).
 _ENGINE_PASSES = (("/sglang/", 2.5, 0.0), ("/vllm/", 5.0, 1.0), ("/trtllm/", 2.7, 9.0))

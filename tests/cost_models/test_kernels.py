@@ -121,11 +121,13 @@ class TestGemm:
         [
             # sustained rates after 10,000 warm-ups, Azure/AI-benchmarking-guide (ND A100 v4, H100 v5, GB200 v6)
             ("a100-80gb", "bf16", False, 8192, 8192, 8192, 253.7),
+            ("a100-80gb", "bf16", False, 4096, 57344, 8192, 240.0),  # in an engine, microsoft/vidur
             ("h100", "fp8", False, 16384, 16384, 16384, 1377.3),
             ("gb200", "fp8", False, 8192, 8192, 8192, 2876.6),
             # a large product in a power-limited server, MooreThreads/SimuMax
             ("b200", "bf16", False, 65536, 6144, 5120, 1102.5),
             # best shapes of a brute-force search, stas00/ml-engineering (MAMF): upper bounds
+            ("a100-80gb", "bf16", True, 1024, 10240, 5120, 271.2),
             ("h100", "bf16", True, 2048, 2048, 13312, 794.5),
             ("b200", "bf16", True, 1792, 16128, 3072, 1745.0),
             ("h100", "fp8", True, 1024, 9216, 14336, 1402.6),

@@ -20,6 +20,7 @@ from simulator.stragglers import (
     pause_probability,
     synchronised_pause_s,
     with_pauses,
+    with_spread,
 )
 
 
@@ -97,6 +98,29 @@ def test_collecting_together_costs_less() -> None:
     assert together == pytest.approx(quiet + 0.02)
     assert apart > quiet + 0.05
     assert synchronised_pause_s(ExecutionOptions(gc_pause_s=0.2)) == 0.0
+
+
+def test_equal_gpus_that_are_not_equally_fast() -> None:
+    # nothing but compute on one stage: a rank takes its slowest GPU's time, the step the slowest rank's
+    ranks, tp, spread = 32, 4, 0.02
+    plan = make_plan([[r] for r in range(ranks)])
+    costs = replace(make_costs([1.0] * ranks, [1.0] * ranks), terms=("gemm", "attention"))
+    steps = []
+    for seed in range(60):
+        noise = with_spread(None, plan, costs, tp, ExecutionOptions(gpu_spread=spread, seed=seed))
+        steps.append(run_engine(plan, costs, noise).step_s)
+    error = np.std(steps) / np.sqrt(len(steps))
+    assert abs(np.mean(steps) - 2 * expected_maximum(ranks * tp, spread)) < 4 * error
+    # three quarters of every duration are a transfer, which no GPU lengthens
+    half = replace(costs, terms=("gemm", "tp_communication"))
+    noise = with_spread(None, plan, half, tp, ExecutionOptions(gpu_spread=spread))
+    full = with_spread(None, plan, costs, tp, ExecutionOptions(gpu_spread=spread))
+    assert noise is not None
+    assert full is not None
+    assert noise.rank_stage is not None
+    assert full.rank_stage is not None
+    np.testing.assert_allclose(noise.rank_stage - 1, (full.rank_stage - 1) / 4)
+    assert with_spread(None, plan, costs, tp, ExecutionOptions()) is None
 
 
 def test_loaders_that_the_gpus_wait_for() -> None:
