@@ -94,7 +94,7 @@ def _attention_kernel(config: RunConfig) -> Finding:
     if named:
         if re.search(r"(?i)flash.?attention.?1|triton flash", named):
             return "flash1", ""
-        if re.search(r"(?i)flash.?attention.?3|cudnn", named):
+        if re.search(r"(?i)flash.?attention.?3|cudnn(?! backend not stated)", named):
             return "flash", ""
         return ("flash2" if re.search(r"(?i)flash|SDPA", named) else "unfused"), ""
     if config.year is None or config.year > FLASH_ATTENTION_YEAR:
