@@ -90,7 +90,7 @@ class Calibration:
     kernel_tail_s: float
     """Start-up and drain of one matrix kernel on the device."""
     launch_s: float
-    """Host time per kernel launch: a layer cannot run faster than its launches."""
+    """Host time per kernel launch of an eager framework: a layer cannot run faster than its launches."""
     layer_floor_s: float
     """Least time of one layer's forward on one micro-batch, whatever its size (the backward: twice that)."""
     expert_imbalance: float

@@ -13,22 +13,17 @@ from numpy.typing import NDArray
 
 from cost_models.calibration import Calibration
 from cost_models.collectives import Collectives
+from cost_models.experts import ExpertParallel
 from cost_models.hardware import Cluster
-from cost_models.kernels import BF16_BYTES
 from cost_models.layer_gemms import LayerGemms, LinearOp
 from cost_models.layout import Layout
 from cost_models.model import Model
 from cost_models.small_kernels import SmallKernels
 from cost_models.tensor_parallel import TensorParallel
-from cost_models.tracing import priced
 
 __all__ = ["LayerCost", "LayerTimes"]
 
 Floats = NDArray[np.float64]
-
-# Kernels of an unfused layer forward (2 norms, 4-5 GEMMs, rope, attention, adds, casts): counted in torch profiles
-# of Megatron layers.
-LAUNCHES_PER_LAYER = 24.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +57,9 @@ class LayerCost:
         *,
         moe: bool,
     ) -> None:
-        self._model, self._layout, self._cal = model, layout, cal
-        self._collectives, self._moe = collectives, moe
-        self._ep_group = collectives.group(layout.ep)
+        self._model, self._layout = model, layout
+        self._moe = moe
+        self._experts = ExpertParallel(model, layout, cal, collectives) if moe else None
         self._tensor_parallel = TensorParallel(model, layout, cluster, cal, collectives)
         self._small = SmallKernels(model, layout, cluster.gpu, cal, moe=moe)
         blocks, rest = self._blocks_of_products()
@@ -85,6 +80,11 @@ class LayerCost:
         attention = self._attention_ops()
         blocks = [_Block(entering=attention[:-1], leaving=attention[-1:])]
         other = self._expert_ops() if self._moe else self._mlp_ops()
+        if self._moe and self._layout.etp is not None:  # a shared expert is cut as dense layers are
+            shared = (
+                [_Block(entering=other[2:3], leaving=other[3:4])] if self._model.shared_expert_ffn else []
+            )
+            return blocks + shared, other[:2] + other[-1:]
         if self._moe and self._layout.ep > 1:
             return blocks, other
         blocks.append(_Block(entering=other[:1], leaving=other[1:2]))
@@ -131,25 +131,17 @@ class LayerCost:
         return _mlp(model, width)
 
     def _expert_ops(self) -> tuple[LinearOp, ...]:
-        model, layout = self._model, self._layout
-        expert_tp = max(1, layout.tp // layout.ep)
-        groups = max(1, model.experts // layout.ep)
-        rows = model.top_k / min(layout.ep, layout.tp) * self._cal.expert_imbalance
-        if layout.ep > layout.tp:  # experts across ranks: every rank receives as many tokens as it sends
-            rows = model.top_k / layout.tp * self._cal.expert_imbalance
-        routed = tuple(
-            replace(op, name=f"expert_{op.name}", rows_share=rows, groups=groups)
-            for op in _mlp(model, model.ffn_hidden // expert_tp)
-        )
-        shared = _mlp(model, model.shared_expert_ffn // layout.tp) if model.shared_expert_ffn else ()
+        model, tp = self._model, self._layout.tp
+        assert self._experts is not None
+        shared = _mlp(model, model.shared_expert_ffn // tp) if model.shared_expert_ffn else ()
         return (
-            *routed,
-            *shared,
+            *self._experts.products(_mlp(model, self._experts.width)),
+            *(replace(op, name=f"shared_{op.name}") for op in shared),
             LinearOp(
                 name="router",
                 columns=model.experts,
                 inner=model.hidden,
-                rows_share=1 / layout.tp,
+                rows_share=1 / tp,
                 always_bf16=True,
             ),
         )
@@ -170,22 +162,17 @@ class LayerCost:
     def _tp_sides_s(self, tokens: Floats) -> tuple[Floats, Floats]:
         """tp_communication_s of the forward and of the backward: the same collectives, differently often."""
         if not self._tensor_parallel.overlaps:
-            return self._tensor_parallel.sides_s(tokens, len(self._around))
-        return self._tensor_parallel.overlapped_s(tokens, self._around)
+            forward, backward = self._tensor_parallel.sides_s(tokens, len(self._around))
+        else:
+            forward, backward = self._tensor_parallel.overlapped_s(tokens, self._around)
+        if self._experts is None or self._layout.etp is None:
+            return forward, backward
+        cut = self._experts.cut_experts_s(tokens)
+        return forward + cut, backward + cut
 
-    @priced("expert_all_to_all")
     def expert_all_to_all_s(self, tokens: Floats) -> Floats:
-        """Dispatch and combine of the routed tokens (the same volume forward and backward).
-
-            bytes per GPU and direction = tokens / tp * top_k * h * 2 B * imbalance
-
-        Counted: both all-to-alls, BF16.  Ignored: node-limited routing, overlap with shared experts.
-        """
-        layout, model = self._layout, self._model
-        if not self._moe or layout.ep == 1:
-            return np.zeros_like(tokens)
-        per_gpu = BF16_BYTES * model.hidden * model.top_k * self._cal.expert_imbalance * tokens / layout.tp
-        return np.asarray(2 * self._collectives.all_to_all_s(per_gpu, self._ep_group))
+        """Dispatch and combine of the routed tokens, see experts."""
+        return np.zeros_like(tokens) if self._experts is None else self._experts.all_to_all_s(tokens)
 
     def times(self, tokens: Floats, *, backward: bool) -> LayerTimes:
         """All linear terms of the layer's forward or backward."""

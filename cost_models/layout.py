@@ -9,6 +9,7 @@ from hdpsim.errors import InfeasibleError
 
 __all__ = [
     "AttentionKernel",
+    "ExpertDispatch",
     "Layout",
     "Order",
     "Precision",
@@ -24,6 +25,7 @@ Precision = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
 Order = Literal["tp-dp-pp", "tp-pp-dp"]
 Sharding = Literal["none", "zero1", "zero2", "zero3"]
 AttentionKernel = Literal["flash", "flash1", "flash2", "unfused"]
+ExpertDispatch = Literal["all-to-all", "fused"]
 StageBalance = Literal["layers", "flop"]
 
 
@@ -66,6 +68,12 @@ class Layout:
     """The step's first parameter gather runs while data is loaded; off: the first forward waits for a bucket."""
     tp_overlap: bool = False
     """Tensor-parallel collectives run beside the GEMMs that need or feed them, cut into chunks."""
+    etp: int | None = None
+    """GPUs over which each expert is cut; None = tp / ep, at least 1."""
+    ep_overlap: bool = False
+    """The expert all-to-all of a micro-batch runs beside the compute of another."""
+    expert_dispatch: ExpertDispatch = "all-to-all"
+    """fused: one kernel permutes and sends, a token once to each node (DeepEP, Hybrid-EP)."""
     attention_kernel: AttentionKernel = "flash"
     """flash: the best kernel of the GPU's generation; flash1, flash2: FlashAttention of 2022 and 2023; unfused: the
     scores go to memory and back."""
@@ -74,8 +82,15 @@ class Layout:
     order: Order = "tp-dp-pp"
     """Which GPUs are numbered next to each other after a TP group: those of its data-parallel group (Megatron), or
     those of its pipeline."""
+    cuda_graphs: bool = False
+    """Kernels of a layer are replayed from a graph: the host launches none of them."""
     rank_capacity_tokens: int | None = None
     """Tokens one rank holds per micro-batch (C); None = what memory allows."""
+
+    @property
+    def expert_gpus(self) -> int:
+        """GPUs of a pipeline stage that hold one copy of its experts."""
+        return max(self.tp, self.ep) if self.etp is None else self.ep * self.etp
 
     def ranks(self, gpus: int) -> int:
         """Number of ranks on *gpus* GPUs."""

@@ -9,10 +9,12 @@ from cost_models.activations import activation_bytes_per_token_layer
 from cost_models.attention_cost import AttentionCost
 from cost_models.calibration import Calibration
 from cost_models.collectives import Collectives
+from cost_models.experts import beside_the_other_micro_batch_s
 from cost_models.fabric import FabricModel
 from cost_models.hardware import Cluster
 from cost_models.kernels import BF16_BYTES, FP32_ACCUMULATE_BYTES, gemm_s, memory_bound_s
-from cost_models.layer_cost import LAUNCHES_PER_LAYER, LayerCost
+from cost_models.launches import BACKWARD_LAUNCHES, forward_launches
+from cost_models.layer_cost import LayerCost
 from cost_models.layout import Layout
 from cost_models.micro_batch import MicroBatches
 from cost_models.model import Model
@@ -45,9 +47,13 @@ _TERM = {name: row for row, name in enumerate(TERMS)}
 _REPEATED = frozenset(
     {"attention", "ring_merge", "ring_wait", "host"}
 )  # not linear, and recomputation repeats them
+_COMPUTE = ("gemm", "attention", "ring_merge", "small_kernels")
 _NOT_LINEAR = _REPEATED | {"layer_gather", "layer_reduce"}
 
 LOSS_PASSES_BYTES = 12.0  # fused cross-entropy on fp32 logits: write, read, write gradient (4 B each)
+# Separate operations (Megatron-LM, core/tensor_parallel/cross_entropy.py without fusion): to fp32 2 + 4, maximum 4,
+# subtract 4 + 4, exponential 4 + 4, sum 4, divide 4 + 4; gradient: scale 4 + 4, to 16 bits 4 + 2
+SEPARATE_LOSS_PASSES_BYTES = 48.0
 
 
 class MicroBatchCost:
@@ -74,7 +80,8 @@ class MicroBatchCost:
     def terms_s(self, batches: MicroBatches, *, backward: bool) -> Floats:
         """[T, K, n]: seconds of every term, kind of stage and micro-batch."""
         # The forward matters to a backward that runs it again.
-        sides = (False, True) if backward and self._repeats.any() else (backward,)
+        again = backward and self._repeats.any()
+        sides = (False, True) if again or self.layout.ep_overlap else (backward,)
         tokens = self._tokens(batches)
         return self._stage_terms(
             batches, tokens, self._layer_terms(batches, tokens, sides), backward=backward
@@ -165,10 +172,22 @@ class MicroBatchCost:
                 rows[_TERM["small_kernels"]] = linear.small_kernels
                 rows[_TERM["tp_communication"]] = linear.tp_communication
                 rows[_TERM["expert_all_to_all"]] = linear.expert_all_to_all
-                least_s = (2.0 if side else 1.0) * self._layer_floor_s
-                rows[_TERM["host"]] = np.maximum(0.0, least_s - rows.sum(axis=0))
                 result[moe, side] = rows
+            if moe and self.layout.ep_overlap:
+                self._hide_all_to_all(result[moe, False], result[moe, True])
+            for side in sides:
+                least_s = (BACKWARD_LAUNCHES if side else 1.0) * self._layer_floor_s(moe)
+                rows = result[moe, side]
+                rows[_TERM["host"]] = np.maximum(0.0, least_s - rows.sum(axis=0))
         return result
+
+    def _hide_all_to_all(self, forward: Floats, backward: Floats) -> None:
+        """The all-to-all of a layer runs beside the compute of another micro-batch in the other direction."""
+        row = _TERM["expert_all_to_all"]
+        compute = sum(side[_TERM[name]] for side in (forward, backward) for name in _COMPUTE)
+        forward[row], backward[row] = beside_the_other_micro_batch_s(
+            forward[row], backward[row], np.asarray(compute), self.cluster.gpu.sm_count
+        )
 
     @priced("offload_wait")
     def _offload_wait_s(
@@ -196,7 +215,8 @@ class MicroBatchCost:
         model, gpu, cal, tp = self.model, self.cluster.gpu, self.cal, self.layout.tp
         shard = -(-model.vocab // tp)
         if not backward:
-            loss = memory_bound_s(LOSS_PASSES_BYTES * shard * tokens, gpu, cal)
+            passes_bytes = LOSS_PASSES_BYTES if self.layout.fused_kernels else SEPARATE_LOSS_PASSES_BYTES
+            loss = memory_bound_s(passes_bytes * shard * tokens, gpu, cal)
             return gemm_s(tokens, shard, model.hidden, gpu, cal) + loss
         weight_s = gemm_s(
             model.hidden,
@@ -278,18 +298,23 @@ class MicroBatchCost:
     @property
     def floor_s(self) -> float:
         """Least time of a micro-batch (forward + backward) on the busiest stage: its layers cannot run faster."""
-        return (3.0 + float(self._repeats[_TERM["host"]])) * self._layer_floor_s * self.busiest_layers
+        per_kind = [
+            sum(count * self._layer_floor_s(moe) for moe, count in self._layer_counts(kind).items())
+            for kind in self.kinds
+        ]
+        busiest = np.array(per_kind)[self.kind].sum(axis=1).max()
+        return float((1.0 + BACKWARD_LAUNCHES + self._repeats[_TERM["host"]]) * busiest)
 
     @property
     def _forward_passes(self) -> float:
         """How often a layer's attention runs forward: once more where it is recomputed."""
         return 1.0 + float(self._repeats[_TERM["attention"]])
 
-    @property
     @priced("host")
-    def _layer_floor_s(self) -> float:
-        """Least time of one layer's forward: its launches, or the calibrated floor."""
-        return max(LAUNCHES_PER_LAYER * self.cal.launch_s, self.cal.layer_floor_s)
+    def _layer_floor_s(self, moe: bool) -> float:
+        """Least time of one layer's forward: its launches x the host's time for one, or the calibrated floor."""
+        launches = forward_launches(self.model, self.layout, moe=moe)
+        return max(launches * self.cal.launch_s, self.cal.layer_floor_s)
 
     def _uniform(self, tokens: Ints) -> MicroBatches:
         """One sequence on one rank each."""

@@ -227,11 +227,19 @@ def _expert_problems(model: Model, layout: Layout, ranks: int | None) -> list[st
     """What is wrong with the expert-parallel degree."""
     tp, ep = layout.tp, layout.ep
     if not model.experts:
-        return [f"ep {ep} needs a mixture-of-experts model"] if ep > 1 else []
+        degrees = {"ep": ep, "etp": layout.etp or 1}
+        return [
+            f"{name} {value} needs a mixture-of-experts model" for name, value in degrees.items() if value > 1
+        ]
     problems = []
     if model.experts % ep:
         problems.append(f"{model.experts} experts do not divide by ep {ep}")
-    if max(tp, ep) % min(tp, ep):
+    if layout.etp is not None:
+        if layout.etp < 1 or model.ffn_hidden % layout.etp:
+            problems.append(f"expert width {model.ffn_hidden} does not divide by etp {layout.etp}")
+        elif ranks is not None and ranks * tp % layout.expert_gpus:
+            problems.append(f"{ranks * tp} GPUs of a stage do not divide by ep x etp = {layout.expert_gpus}")
+    elif max(tp, ep) % min(tp, ep):
         problems.append(f"of tp {tp} and ep {ep} one must divide the other")
     elif ep < tp and model.ffn_hidden % (tp // ep):
         problems.append(f"expert width {model.ffn_hidden} does not divide by tp / ep = {tp // ep}")
@@ -309,7 +317,7 @@ def parameters_per_gpu(model: Model, layout: Layout, stage: int) -> StageParamet
 
     Counted: tensor parallelism splits attention, MLP, embedding and head (vocabulary rounded up); KV heads fewer
     than tp are repeated; the low-rank input projections of latent attention, norms, router and learned positions
-    are on every GPU; routed experts are spread over max(tp, ep) GPUs. A tied head is a second copy of the
+    are on every GPU; routed experts are spread over max(tp, ep) GPUs, or ep x etp. A tied head is a second copy of the
     embedding when it sits on another stage than the embedding. Multi-token prediction is on the last stage.
     Source: arXiv 1909.08053 section 3; arXiv 2104.04473 (embedding copies); Megatron-Core (latent attention).
     """
@@ -345,7 +353,7 @@ def layer_shard(model: Model, layout: Layout, kind: LayerKind) -> tuple[int, int
     whole = layer_parameters(model, kind)
     attention = _attention_shard(model, layout.tp)
     mlp = -(-whole.mlp // layout.tp)
-    experts = -(-whole.experts // max(layout.tp, layout.ep))
+    experts = -(-whole.experts // layout.expert_gpus)
     return attention + mlp + whole.router + whole.norms, experts, whole.norms
 
 

@@ -82,7 +82,7 @@ class ShardedParameters:
         self._model, self._layout, self._cal, self._gpu = model, layout, cal, cluster.gpu
         self._collectives = collectives
         ranks = layout.ranks(cluster.gpus)
-        spread = max(layout.tp, layout.ep)
+        spread = layout.expert_gpus
         self._dense = ShardGroups.of(layout, collectives, ranks, layout.rank_stride)
         self._experts = ShardGroups.of(layout, collectives, max(1, ranks * layout.tp // spread), spread)
         kinds: tuple[LayerKind, ...] = ("dense", "moe") if model.experts else ("dense",)

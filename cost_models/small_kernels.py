@@ -95,8 +95,10 @@ def _width(model: Model, moe: bool) -> int:
 
 
 def _routing(model: Model, layout: Layout, moe: bool) -> float:
-    """Tokens are gathered for the experts (2), their outputs summed by weight (2)."""
-    return 4 * model.top_k * model.hidden / layout.tp if moe else 0.0
+    """Tokens are gathered for the experts (2), their outputs summed by weight (2); fused dispatch does both."""
+    if not moe or (layout.expert_dispatch == "fused" and layout.ep > 1):
+        return 0.0
+    return 4 * model.top_k * model.hidden / layout.tp
 
 
 def _residual_shards(layout: Layout) -> int:

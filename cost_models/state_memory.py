@@ -46,7 +46,7 @@ def state_bytes(
         zero3 18/d (+ two whole layers' weights and one's gradients while they are at work)
 
     With zero3 d is at most shard_ranks. With optimizer_offload the optimizer's part is on the host.
-    Expert parameters have fewer copies: d = ranks x tp / max(tp, ep). fp8 may keep 8-bit copies of the matrices.
+    Expert parameters have fewer copies: d = ranks x tp / GPUs of one copy. fp8 may keep 8-bit copies of the matrices.
     *overheads* add gradient buckets, gradients not yet added up and the staging of the update.
     Source: arXiv 1910.02054; Megatron-Core's distributed optimizer (6 + 12/d); PyTorch FSDP prefetching one layer.
     """
@@ -54,7 +54,7 @@ def state_bytes(
     extra = overheads or MemoryOverheads()
     shard = parameters_per_gpu(model, layout, stage)
     copies: float = ranks
-    expert_copies = ranks * layout.tp / max(layout.tp, layout.ep)
+    expert_copies = ranks * layout.tp / layout.expert_gpus
     if layout.sharding == "zero3" and layout.shard_ranks is not None:
         copies, expert_copies = min(copies, layout.shard_ranks), min(expert_copies, layout.shard_ranks)
     level = _LEVEL[layout.sharding]

@@ -58,15 +58,15 @@ def epilogue(
     none: all-reduce of gradients. zero1, zero2: reduce-scatter of gradients, all-gather of BF16 parameters, once a
     step. zero3: both happen in every layer of every micro-batch (see sharded_parameters); with shard_ranks the shards
     are summed over their replicas here, once a step.
-    Experts spread beyond the TP group are replicated over ranks * tp / ep copies.
+    Experts have ranks * tp / expert_gpus copies.
     Counted: collectives over all ranks at one TP index, what the first forward and the last backward
     hide of them (*windows*; None: nothing), the optimizer on its shard.  Source: ZeRO, arXiv 1910.02054, section 7.
     """
     model, layout, cal = cost.model, cost.layout, cost.cal
     held = [parameters_per_gpu(model, layout, stage) for stage in range(layout.pp)]
     dense, experts = np.array([(part.dense, part.experts) for part in held], dtype=np.float64).T
-    copies = max(1, ranks * layout.tp // max(layout.tp, layout.ep))
-    spread = max(layout.tp, layout.ep)  # GPUs that hold one copy of all experts
+    spread = layout.expert_gpus
+    copies = max(1, ranks * layout.tp // spread)
     gather, sync, first_gather, last_sync, optimizer = (np.zeros(layout.pp) for _ in range(5))
     for counts, members, stride in ((dense, ranks, layout.rank_stride), (experts, copies, spread)):
         if not counts.any():

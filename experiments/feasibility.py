@@ -79,20 +79,28 @@ def _stages(model: Model, layout: Layout) -> str:
 
 
 def _experts(model: Model, cluster: Cluster, layout: Layout) -> str:
-    ep = layout.ep
-    if ep == 1:
+    ep, etp = layout.ep, layout.etp
+    if ep == 1 and etp is None:
         return ""
     if model.experts == 0:
-        return f"layout.ep: {model.name} has no experts; ep must be 1, not {ep}"
+        if ep == 1 and etp == 1:
+            return ""
+        key, value = ("ep", ep) if ep > 1 else ("etp", etp)
+        return f"layout.{key}: {model.name} has no experts; {key} must be 1, not {value}"
     if model.experts % ep:
         return f"layout.ep: {model.experts} experts of {model.name} do not divide by ep = {ep}"
-    if ep > layout.tp and layout.order != "tp-dp-pp":
-        return f"layout.order: experts across ranks (ep = {ep} > tp = {layout.tp}) need tp-dp-pp"
-    if ep <= layout.tp:
+    if etp is not None and model.ffn_hidden % etp:
+        return (
+            f"layout.etp: the expert width {model.ffn_hidden} of {model.name} does not divide by etp = {etp}"
+        )
+    if layout.expert_gpus > layout.tp and layout.order != "tp-dp-pp":
+        return f"layout.order: experts across ranks (on {layout.expert_gpus} GPUs, tp = {layout.tp}) need tp-dp-pp"
+    if etp is None and ep <= layout.tp:
         return "" if layout.tp % ep == 0 else f"layout.ep: ep = {ep} does not divide tp = {layout.tp}"
     spread = cluster.gpus // layout.pp
-    if spread % ep:
-        return f"layout.ep: the {spread} GPUs of a pipeline stage do not divide by ep = {ep}"
+    if spread % layout.expert_gpus:
+        degrees = f"ep = {ep}" if etp is None else f"ep x etp = {ep} x {etp}"
+        return f"layout.ep: the {spread} GPUs of a pipeline stage do not divide by {degrees}"
     return ""
 
 

@@ -115,8 +115,9 @@ def _dropout(config: RunConfig) -> Finding:
 
 
 def _fused_kernels(config: RunConfig) -> Finding:
-    """Models of Hugging Face transformers run one kernel per operation."""
-    return (False, "separate small kernels") if re.search(r"\bHF\b", config.framework) else None
+    """Models of Hugging Face transformers and of nanotron run one kernel per operation, the loss included."""
+    eager = re.search(r"\bHF\b|nanotron", config.framework)
+    return (False, "separate small kernels") if eager else None
 
 
 def _expert_tensor_parallel(config: RunConfig) -> Finding:
@@ -162,7 +163,9 @@ def _gradient_bytes(config: RunConfig) -> Finding:
 
 
 def _tensor_overlap(config: RunConfig) -> Finding:
-    stated = re.search(r"(?i)tp.comm.overlap(?: True|,? all on)|\basync ?tp\b", config.notes)
+    stated = re.search(
+        r"(?i)tp.comm.overlap(?: True|,? all on)|\basync ?tp\b|\bwith async comm", config.notes
+    )
     return (True, "") if stated and (config.tp or 1) > 1 else None
 
 

@@ -12,7 +12,16 @@ from typing import get_args
 
 from cost_models.checkpoint import Readers
 from cost_models.data_pipeline import Loader
-from cost_models.layout import AttentionKernel, Order, Precision, Recompute, Schedule, Sharding, StageBalance
+from cost_models.layout import (
+    AttentionKernel,
+    ExpertDispatch,
+    Order,
+    Precision,
+    Recompute,
+    Schedule,
+    Sharding,
+    StageBalance,
+)
 from cost_models.schema import Problems, did_you_mean
 from cost_models.startup import StartupMethod
 from experiments.schema_values import REQUIRED, Batch, Key
@@ -73,8 +82,12 @@ KEYS: Mapping[str, Key] = {
     "layout.recompute_share": Key(parse=_number(0.0, 1.0), default=0.0),
     "layout.precision": Key(parse=_choice(get_args(Precision)), default="bf16"),
     "layout.tp_overlap": Key(parse=_boolean, default=False),
+    "layout.etp": Key(parse=_or_word("auto", _integer(1)), default=None, dump=_word_or("auto")),
+    "layout.ep_overlap": Key(parse=_boolean, default=False),
+    "layout.expert_dispatch": Key(parse=_choice(get_args(ExpertDispatch)), default="all-to-all"),
     "layout.attention_kernel": Key(parse=_choice(get_args(AttentionKernel)), default="flash"),
     "layout.fused_kernels": Key(parse=_boolean, default=True),
+    "layout.cuda_graphs": Key(parse=_boolean, default=False),
     "layout.order": Key(parse=_choice(get_args(Order)), default="tp-dp-pp"),
     "layout.rank_capacity": Key(
         parse=_or_word("auto", _tokens), default=None, dump=_word_or("auto", _dump_tokens)

@@ -147,7 +147,7 @@ def plan_batch(setup: Setup, lengths: ArrayLike) -> tuple[Plan, PlanningProblem,
             f"sequence lengths of a batch must be in 1..{setup.context_tokens} (the context); "
             f"got {int(tokens.min())}..{int(tokens.max())}: chunk, truncate or drop longer ones first"
         )
-    if setup.strategy.name != "static" and setup.layout.ep > setup.layout.tp:
+    if setup.strategy.name != "static" and setup.layout.expert_gpus > setup.layout.tp:
         raise InfeasibleError(
             f"HDP ranks run different micro-batches, so experts must live inside a rank's own TP group: "
             f"ep = {setup.layout.ep} must not exceed tp = {setup.layout.tp}"

@@ -40,6 +40,10 @@ def term(cost: MicroBatchCost, name: str, tokens: int, *, backward: bool = False
     return float(cost.terms_s(micro_batches([[tokens]]), backward=backward)[TERMS.index(name), kind, 0])
 
 
+# 2 norms, 4 products, 2 copies, attention, rotary embedding, 2 adds, activation
+LAUNCHES = 13
+
+
 class TestTerms:
     def test_the_whole_model_on_one_gpu(self) -> None:
         cost = ideal_cost()
@@ -83,7 +87,7 @@ class TestTerms:
 
     def test_host_bounds_small_layers(self) -> None:
         floor = ideal_cost(calibration=replace(IDEAL, layer_floor_s=1.0))
-        launches = ideal_cost(calibration=replace(IDEAL, launch_s=1 / 24))
+        launches = ideal_cost(calibration=replace(IDEAL, launch_s=1 / LAUNCHES))
         layer = term(ideal_cost(), "gemm", 4096) / LAYERS + term(ideal_cost(), "attention", 4096) / LAYERS
         for cost in (floor, launches):
             assert term(cost, "host", 4096) == pytest.approx(LAYERS * (1.0 - layer))
@@ -178,7 +182,7 @@ class TestPlannersView:
 
     def test_the_floor_of_a_micro_batch_is_its_layers(self) -> None:
         assert ideal_cost(calibration=replace(IDEAL, layer_floor_s=1.0)).floor_s == 3.0 * LAYERS
-        cost = ideal_cost(layout=Layout(pp=2), calibration=replace(IDEAL, launch_s=1 / 24))
+        cost = ideal_cost(layout=Layout(pp=2), calibration=replace(IDEAL, launch_s=1 / LAUNCHES))
         assert cost.floor_s == pytest.approx(3.0 * LAYERS / 2)
 
 

@@ -1,0 +1,139 @@
+"""Routed experts on one GPU: their products, the way of tokens to them and back, and what hides it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.calibration import Calibration
+from cost_models.collectives import Collectives
+from cost_models.kernels import BF16_BYTES
+from cost_models.layer_gemms import LinearOp
+from cost_models.layout import Layout
+from cost_models.model import Model
+from cost_models.tensor_parallel import beside_s
+from cost_models.tracing import note, priced
+
+__all__ = ["ExpertParallel", "beside_the_other_micro_batch_s", "nodes_of_a_token"]
+
+Floats = NDArray[np.float64]
+
+# SMs that dispatch and combine keep while they run beside compute: DeepEP's default (deepseek-ai/DeepEP, set_num_sms).
+DISPATCH_SMS = 20
+
+
+class ExpertParallel:
+    """The experts of a layer under a layout.
+
+    etp is None: the experts live on max(tp, ep) GPUs, whole where ep >= tp, cut over tp / ep GPUs otherwise.
+    etp given:   ep x etp GPUs hold one copy, each 1/etp of experts / ep of them, whatever tp is (MoE parallel folding);
+                 an expert's GPUs are neighbours, an expert-parallel group takes every etp-th GPU.
+    A GPU routes its tokens / tp of a rank's tokens.
+    Source: Megatron-Core (expert_tensor_parallel_size); arXiv 2504.14960, section 3.
+    """
+
+    def __init__(self, model: Model, layout: Layout, cal: Calibration, collectives: Collectives) -> None:
+        self._model, self._layout, self._cal, self._collectives = model, layout, cal, collectives
+        self._group = collectives.group(layout.ep, stride=layout.etp or 1)
+        self._cut_group = collectives.group(layout.etp or 1)
+
+    def products(self, mlp: tuple[LinearOp, ...]) -> tuple[LinearOp, ...]:
+        """Grouped products of the experts on a GPU, *mlp* being the matrices of one shard of one expert."""
+        model, layout = self._model, self._layout
+        rows = model.top_k / layout.tp * self._cal.expert_imbalance
+        if layout.etp is not None:
+            rows *= layout.etp  # a GPU meets the tokens of all GPUs that share its experts
+        elif layout.ep < layout.tp:
+            rows = model.top_k / layout.ep * self._cal.expert_imbalance
+        groups = max(1, model.experts // layout.ep)
+        return tuple(replace(op, name=f"expert_{op.name}", rows_share=rows, groups=groups) for op in mlp)
+
+    @property
+    def width(self) -> int:
+        """Inner width of one expert's shard."""
+        layout = self._layout
+        return self._model.ffn_hidden // (
+            max(1, layout.tp // layout.ep) if layout.etp is None else layout.etp
+        )
+
+    def _routed_bytes(self, tokens: Floats) -> Floats:
+        """Routed copies of the tokens of one GPU."""
+        model = self._model
+        return BF16_BYTES * model.hidden * model.top_k * self._cal.expert_imbalance * tokens / self._layout.tp
+
+    @priced("expert_all_to_all")
+    def all_to_all_s(self, tokens: Floats) -> Floats:
+        """Dispatch and combine of the routed tokens (the same volume forward and backward).
+
+            bytes per GPU and direction = tokens / tp * top_k * h * 2 B * imbalance
+            fused: between nodes tokens / tp * (other nodes a token visits) * h * 2 B * imbalance
+
+        Counted: both all-to-alls, BF16; fused kernels send a token once to each node and forward it over NVLink.
+        Ignored: routing limited to some nodes.  Source: DeepEP (deepseek-ai), Hybrid-EP (Megatron-Core).
+        """
+        if self._layout.ep == 1:
+            return np.zeros_like(tokens)
+        volume = self._routed_bytes(tokens)
+        if self._layout.expert_dispatch == "all-to-all":
+            return np.asarray(2 * self._collectives.all_to_all_s(volume, self._group))
+        return np.asarray(2 * self._fused_s(volume))
+
+    def _fused_s(self, volume: Floats) -> Floats:
+        """One way of a fused dispatch: NVLink and NICs at once, no copy into place, one launch."""
+        wires, group = self._collectives.wires(self._group), self._group
+        cal = wires.calibration
+        visited = nodes_of_a_token(self._model.experts, self._model.top_k, group.nodes)
+        # of a token's copies, 1 - 1/nodes leave the node one by one; fused, one per other node that it visits
+        distinct = visited / self._model.top_k
+        note(nodes_of_a_token=visited)
+        local = (1.0 - 1.0 / group.ranks_per_node, wires.p2p_nvlink_bytes_per_s)
+        routes = [local, *((share * distinct, rate) for share, rate in wires.remote)]
+        wire_s = volume * max(share / rate for share, rate in routes)
+        latency_s = cal.p2p_intra_latency_s
+        if group.nodes > 1:
+            latency_s += cal.p2p_inter_latency_s + wires.propagation_s
+        return np.asarray(latency_s + wire_s)
+
+    @priced("tp_communication")
+    def cut_experts_s(self, tokens: Floats) -> Floats:
+        """All-gather of the routed tokens over the GPUs that share an expert, and reduce-scatter of its outputs.
+
+            bytes = etp * tokens / tp * top_k * h * 2 B * imbalance, the same in the backward
+
+        Source: Megatron-Core, MoEAlltoAllTokenDispatcher (tp_extended).
+        """
+        layout = self._layout
+        if layout.etp is None or layout.etp == 1:
+            return np.zeros_like(tokens)
+        volume = layout.etp * self._routed_bytes(tokens)
+        gather = self._collectives.all_gather_s(volume, self._cut_group)
+        return np.asarray(gather + self._collectives.reduce_scatter_s(volume, self._cut_group))
+
+
+def nodes_of_a_token(experts: int, top_k: int, nodes: int) -> float:
+    """Expected number of nodes on which a token's experts sit, experts spread evenly, all choices alike.
+
+    nodes x (1 - C(E - E / nodes, k) / C(E, k))
+    """
+    elsewhere = experts - experts // nodes
+    return nodes * (1.0 - comb(elsewhere, top_k) / comb(experts, top_k))
+
+
+def beside_the_other_micro_batch_s(
+    forward_s: Floats, backward_s: Floats, compute_s: Floats, sm_count: int
+) -> tuple[Floats, Floats]:
+    """Exposed all-to-all of a layer when the forward of one micro-batch runs beside the backward of another.
+
+        exposed = max( SMs kept / SMs x all-to-all, all-to-all - compute ), forward and backward together
+
+    *compute_s*: both directions of the layer. Each direction carries its share of what is exposed.
+    Ignored: first and last micro-batches of a pipeline, which have no partner.
+    Source: DeepSeek-V3, arXiv 2412.19437, section 3.2.1 (DualPipe); Megatron-Core, moe_a2a_overlap (1F1B).
+    """
+    total = forward_s + backward_s
+    exposed = beside_s(total, compute_s, DISPATCH_SMS / sm_count)
+    share = np.divide(exposed, total, out=np.zeros_like(total), where=total > 0)
+    return forward_s * share, backward_s * share

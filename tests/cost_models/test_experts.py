@@ -1,0 +1,182 @@
+"""Routed experts: cut over GPUs of their own, dispatched by fused kernels, hidden behind another micro-batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ideal_hardware import IDEAL, NIC, NVLINK, PEAK, ideal_cluster, ideal_cost, micro_batches
+
+from cost_models import catalog
+from cost_models.collectives import Collectives
+from cost_models.experts import beside_the_other_micro_batch_s, nodes_of_a_token
+from cost_models.fabric import FabricModel
+from cost_models.launches import forward_launches
+from cost_models.layer_cost import LayerCost
+from cost_models.layout import Layout
+from cost_models.micro_batch_cost import TERMS
+from cost_models.model import Model
+from cost_models.parameters import check_layout, parameters_per_gpu
+from hdpsim.errors import InfeasibleError
+
+MIXTRAL = catalog.model("mixtral-8x7b")  # hidden 4096, 8 experts of 14336, top 2, no shared expert
+T = 8192.0
+
+
+def layer(layout: Layout, model: Model = MIXTRAL) -> LayerCost:
+    where = ideal_cluster()
+    return LayerCost(model, layout, where, IDEAL, Collectives(FabricModel(where, IDEAL.network)), moe=True)
+
+
+def one(values: np.ndarray) -> float:
+    return float(values[0])
+
+
+class TestCutExperts:
+    def test_the_flop_of_a_gpu_do_not_depend_on_the_cut(self) -> None:
+        # 8192 / 4 tokens of a GPU, twice routed, three matrices: the same work however experts are cut
+        experts = 2 * (T / 4 * 2) * 3 * 4096 * 14336 / PEAK
+        for etp, ep in ((1, 8), (2, 8), (4, 4), (4, 8)):
+            cost = layer(Layout(tp=4, ep=ep, etp=etp))
+            attention = 2 * T * (48 * 128 + 4096) * 4096 / 4 / PEAK
+            router = 2 * (T / 4) * 8 * 4096 / PEAK
+            whole = one(cost.gemm_s(np.array([T]), backward=False))
+            # tiles: the router's 8 columns fill 1/8 of the narrowest
+            assert whole == pytest.approx(experts + attention + router, rel=0.02)
+
+    def test_tokens_are_gathered_and_outputs_scattered_over_the_cut(self) -> None:
+        tokens = np.array([T])
+        whole, cut = (layer(Layout(tp=4, ep=4, etp=etp)) for etp in (1, 4))
+        # each way 3/4 of 4 GPUs x 2048 tokens x 2 copies x 4096 x 2 B
+        volume = 2 * 0.75 * 4 * (T / 4) * 2 * 4096 * 2
+        for backward in (False, True):
+            more = one(cut.tp_communication_s(tokens, backward=backward)) - one(
+                whole.tp_communication_s(tokens, backward=backward)
+            )
+            assert more == pytest.approx(volume / NVLINK, rel=1e-9)
+
+    def test_uncut_experts_are_todays_whole_ones(self) -> None:
+        tokens = np.array([T])
+        given_one, auto = layer(Layout(tp=4, ep=8, etp=1)), layer(Layout(tp=4, ep=8))
+        for backward in (False, True):
+            a, b = (cost.times(tokens, backward=backward) for cost in (given_one, auto))
+            for name in ("gemm", "small_kernels", "tp_communication", "expert_all_to_all"):
+                assert one(getattr(a, name)) == pytest.approx(one(getattr(b, name)), rel=1e-12)
+
+    def test_an_expert_group_reaches_further_when_experts_are_cut(self) -> None:
+        # 8 GPUs of one node, or every fourth GPU over four nodes
+        near, far = (
+            one(layer(Layout(tp=4, ep=8, etp=etp)).expert_all_to_all_s(np.array([T]))) for etp in (1, 4)
+        )
+        assert far > 5 * near
+
+    def test_parameters_of_a_gpu(self) -> None:
+        experts = 32 * 8 * 3 * 4096 * 14336
+        for etp, ep in ((1, 8), (4, 8), (2, 1)):
+            held = parameters_per_gpu(MIXTRAL, Layout(tp=4, ep=ep, etp=etp), 0)
+            assert held.experts == experts // (etp * ep)
+
+    def test_what_does_not_divide_is_infeasible(self) -> None:
+        with pytest.raises(InfeasibleError, match="etp 3"):
+            check_layout(MIXTRAL, Layout(tp=4, etp=3))
+        with pytest.raises(InfeasibleError, match="ep x etp"):
+            check_layout(MIXTRAL, Layout(tp=4, ep=8, etp=4), ranks=6)
+        with pytest.raises(InfeasibleError, match="mixture"):
+            check_layout(catalog.model("llama-7b"), Layout(etp=2))
+
+
+class TestFusedDispatch:
+    def test_nodes_of_a_token(self) -> None:
+        # 8 experts on 2 nodes, 2 chosen: both on one node with 2 x C(4, 2) / C(8, 2) = 12/28
+        assert nodes_of_a_token(8, 2, 2) == pytest.approx(2 - 12 / 28)
+        assert nodes_of_a_token(8, 1, 4) == pytest.approx(1.0)
+        assert nodes_of_a_token(8, 8, 4) == pytest.approx(4.0)
+
+    def test_a_token_crosses_the_network_once_to_each_node(self) -> None:
+        model = replace(MIXTRAL, experts=64, top_k=8, ffn_hidden=2048)
+        plain, fused = (
+            one(layer(Layout(ep=64, expert_dispatch=how), model).expert_all_to_all_s(np.array([T])))
+            for how in ("all-to-all", "fused")
+        )
+        share = nodes_of_a_token(64, 8, 8) / 8
+        assert share < 0.7
+        assert fused == pytest.approx(2 * T * 8 * 4096 * 2 * 7 / 8 * share / NIC, rel=1e-9)
+        assert fused == pytest.approx(plain * share, rel=1e-9)
+
+    def test_it_permutes_on_the_way(self) -> None:
+        tokens = np.array([T])
+        cal = replace(IDEAL, small_kernel_passes=1.0)
+        where = ideal_cluster(gpu=replace(ideal_cluster().node.gpu, hbm_bytes_per_s=1e12))
+        plain, fused = (
+            LayerCost(
+                MIXTRAL, Layout(ep=8, expert_dispatch=how), where, cal,
+                Collectives(FabricModel(where, cal.network)), moe=True,
+            ).small_kernels_s(tokens, backward=False)
+            for how in ("all-to-all", "fused")
+        )  # fmt: skip
+        assert one(plain - fused) == pytest.approx(T * 4 * 2 * 4096 * 2 / 1e12, rel=1e-9)
+
+
+class TestOverlap:
+    @given(st.floats(0, 10), st.floats(0, 10), st.floats(0, 100))
+    def test_exposed_is_at_most_everything(self, forward: float, backward: float, compute: float) -> None:
+        f, b = beside_the_other_micro_batch_s(
+            np.array([forward]), np.array([backward]), np.array([compute]), 132
+        )
+        assert 0 <= one(f) <= forward * (1 + 1e-12)
+        assert 0 <= one(b) <= backward * (1 + 1e-12)
+        assert one(f + b) >= (forward + backward - compute) * (1 - 1e-9)
+
+    def test_by_hand(self) -> None:
+        f, b = beside_the_other_micro_batch_s(np.array([2.0]), np.array([2.0]), np.array([3.0]), 200)
+        assert (one(f), one(b)) == pytest.approx((0.5, 0.5))  # 4 - 3, one half each
+        f, b = beside_the_other_micro_batch_s(np.array([1.0]), np.array([3.0]), np.array([50.0]), 200)
+        assert (one(f), one(b)) == pytest.approx((0.1, 0.3))  # 20 of 200 SMs for 4 s
+
+    def test_in_a_micro_batch(self) -> None:
+        batches, row = micro_batches([[8192]]), TERMS.index("expert_all_to_all")
+        plain, beside = (
+            ideal_cost(MIXTRAL, Layout(ep=8, ep_overlap=overlap)).both_terms_s(batches)
+            for overlap in (False, True)
+        )
+        for side in (0, 1):
+            assert beside[side][row, 0, 0] < 0.5 * plain[side][row, 0, 0]
+            others = [index for index in range(len(TERMS)) if index != row]
+            assert np.allclose(beside[side][others], plain[side][others], rtol=1e-12)
+        alone = ideal_cost(MIXTRAL, Layout(ep=8, ep_overlap=True)).terms_s(batches, backward=True)
+        assert np.array_equal(alone, beside[1])
+
+
+class TestLaunches:
+    def test_counts(self) -> None:
+        gpt = replace(
+            catalog.model("llama-7b"), gated_mlp=False, norm="layer", biases=True, learned_positions=2048
+        )
+        # 2 norms, 4 products, 2 copies, attention, 2 adds, activation; 4 collectives of 3
+        assert forward_launches(gpt, Layout(), moe=False) == 12
+        assert forward_launches(gpt, Layout(tp=8), moe=False) == 24
+        assert forward_launches(gpt, Layout(tp=8, cuda_graphs=True), moe=False) == 0
+        # 2 x 6, 4, 2, 1, rotary 8, 2, 2; 4 collectives of 3
+        llama = catalog.model("llama-7b")
+        assert forward_launches(llama, Layout(tp=8, fused_kernels=False), moe=False) == 43
+
+    def test_experts_and_separate_kernels_launch_more(self) -> None:
+        base = forward_launches(MIXTRAL, Layout(ep=8), moe=False)
+        moe = forward_launches(MIXTRAL, Layout(ep=8), moe=True)
+        fused = forward_launches(MIXTRAL, Layout(ep=8, expert_dispatch="fused"), moe=True)
+        assert base < fused < moe
+        assert forward_launches(MIXTRAL, Layout(fused_kernels=False), moe=False) > base
+
+    def test_graphs_remove_the_launch_bound(self) -> None:
+        cal, batches = replace(IDEAL, launch_s=1e-3), micro_batches([[128]])
+        eager, graphs = (
+            ideal_cost(layout=Layout(cuda_graphs=on), calibration=cal).both_terms_s(batches)
+            for on in (False, True)
+        )
+        row = TERMS.index("host")
+        for side, passes in ((0, 1), (1, 2)):
+            assert eager[side][:, 0, 0].sum() >= 32 * passes * 13e-3
+            assert graphs[side][row, 0, 0] == 0.0
