@@ -19,7 +19,7 @@ __all__ = [
     "StageBalance",
 ]
 
-Schedule = Literal["1f1b", "interleaved"]
+Schedule = Literal["1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe"]
 Recompute = Literal["none", "selective", "full"]
 Precision = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
 Order = Literal["tp-dp-pp", "tp-pp-dp"]
@@ -49,6 +49,8 @@ class Layout:
     schedule: Schedule = "1f1b"
     stage_balance: StageBalance = "layers"
     """How layers are dealt to pipeline stages: as many on each, or so that the output projection's FLOP count too."""
+    pp_overlap: bool = True
+    """Transfers between stages run beside computation; off: they hold the sending and the receiving stage."""
     sharding: Sharding = "zero1"
     recompute: Recompute = "none"
     recompute_share: float = 0.0

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_models.layout import Schedule
+
 __all__ = ["Epilogue", "MicroBatches", "StepCosts"]
 
 Floats = NDArray[np.float64]
@@ -83,7 +85,8 @@ class Epilogue:
 class StepCosts:
     """Seconds of everything a plan executes. S stages, V chunks a stage, n micro-batches, T terms.
 
-    The virtual stage of (chunk v, stage s) is v * S + s; a forward visits them in that order.
+    The virtual stage of (chunk v, stage s) is v * S + s, unless the schedule places them otherwise
+    (cost_models.pipeline.virtual_stage_table); a forward visits them in that order.
     """
 
     stages: int
@@ -101,6 +104,14 @@ class StepCosts:
     epilogue: Epilogue
     alike: bool = False
     """Every micro-batch costs the same: the arrays above are read-only views of one column, repeated."""
+    schedule: Schedule = "1f1b"
+    """1f1b and interleaved differ in the number of chunks alone."""
+    weight_terms_s: Floats | None = None
+    """[T, K, n]: the part of backward_terms_s that is the weight gradient. None = nothing of it can run apart."""
+    overlapped_term: int | None = None
+    """The term (its place in terms) that DualPipe hides behind the computation of the other direction."""
+    pp_overlap: bool = True
+    """Transfers run beside computation. False: they hold the sending and the receiving stage."""
 
     @property
     def forward_s(self) -> Floats:
@@ -112,4 +123,12 @@ class StepCosts:
     def backward_s(self) -> Floats:
         """[K, n]"""
         total: Floats = self.backward_terms_s.sum(axis=0)
+        return total
+
+    @property
+    def weight_s(self) -> Floats:
+        """[K, n]: the weight gradients in backward_s."""
+        if self.weight_terms_s is None:
+            return np.zeros(self.backward_terms_s.shape[1:])
+        total: Floats = self.weight_terms_s.sum(axis=0)
         return total

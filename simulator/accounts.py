@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 
 from cost_models.micro_batch import StepCosts
 from simulator.execution import WAITS, Execution, Spans
-from simulator.program import Entries, Program
-from simulator.schedules import BACKWARD, FORWARD
+from simulator.extras import Extras
+from simulator.parts import Entries
+from simulator.program import Program
+from simulator.schedules import BACKWARD, BACKWARD_WEIGHT, FORWARD
 
-__all__ = ["EPILOGUE", "Timeline", "account", "make_spans"]
+__all__ = ["EPILOGUE", "Timeline", "account", "begins", "make_spans"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -28,16 +30,35 @@ class Timeline:
     Attributes:
         start_s: of each operation of the program.
         end_s: of each operation of the program.
+        begin_s: [stages]: when the step of a stage begins; 0 unless steps follow each other stage by stage.
         sync_start_s: [stages]: when all ranks of a stage had finished their operations.
-        optimizer_start_s: when the gradients of all stages were there.
-        step_s: when the slowest optimizer had finished.
+        optimizer_start_s: [stages]: when the gradients of all stages, or else of this one, were there.
+        step_s: from the begin to the end of the slowest optimizer.
     """
 
     start_s: Floats
     end_s: Floats
+    begin_s: Floats
     sync_start_s: Floats
-    optimizer_start_s: float
+    optimizer_start_s: Floats
     step_s: float
+
+
+def begins(program: Program, start_s: Floats) -> Floats:
+    """Return when the step of each stage begins, so that its first rank does not wait before its first operation.
+
+    Zero unless steps follow each other stage by stage: then a stage that starts late also ends late, and what looks
+    like waiting for the first micro-batch is the tail of its step before.
+    """
+    begin_s = np.zeros(program.stages)
+    extras, offsets = program.extras, program.part_offsets
+    if extras is None or not extras.stage_by_stage:
+        return begin_s
+    first = np.full(program.processes, np.inf)
+    busy = np.flatnonzero(np.diff(offsets))
+    first[busy] = start_s[program.part_operation[offsets[busy]]] - extras.part_wait_s[offsets[busy]]
+    stage_s = first.reshape(program.stages, program.ranks).min(axis=1) - program.opening_s
+    return np.where(np.isfinite(stage_s), stage_s, 0.0)
 
 
 def account(program: Program, costs: StepCosts, timeline: Timeline) -> Execution:
@@ -45,12 +66,15 @@ def account(program: Program, costs: StepCosts, timeline: Timeline) -> Execution
 
     Before an operation a process waits for its input (wait_pipeline), then for the other members of the group
     (wait_group). In an operation it spends its own duration in the terms of the costs; what the slowest member
-    takes longer is wait_group too.
+    takes longer is wait_group too. What two overlapped operations hide of each other's communication is in no account.
     """
     S, R, terms = program.stages, program.ranks, len(costs.terms)
     accounts = costs.terms + WAITS
     account_s = np.zeros((len(accounts), S, R))
     account_s[:terms] = _term_seconds(program, costs)
+    if program.extras is not None and costs.overlapped_term is not None:
+        hidden_s = np.bincount(program.part_process, program.extras.hidden_s, program.processes)
+        account_s[costs.overlapped_term] -= hidden_s.reshape(S, R)
     waits = dict(zip(WAITS, account_s[terms:], strict=True))
 
     done_s, wait_pipeline_s, wait_group_s = _waits(program, timeline)
@@ -64,7 +88,7 @@ def account(program: Program, costs: StepCosts, timeline: Timeline) -> Execution
     synced_s = timeline.sync_start_s + epilogue.gradient_sync_s
     waits["wait_stages"][:] = (timeline.optimizer_start_s - synced_s)[:, None]
     waits["optimizer"][:] = epilogue.optimizer_s[:, None]
-    updated_s = timeline.optimizer_start_s + epilogue.optimizer_s
+    updated_s = timeline.optimizer_start_s + epilogue.optimizer_s - timeline.begin_s
     waits["wait_step_end"][:] = (timeline.step_s - updated_s)[:, None]
     return Execution(
         step_s=timeline.step_s,
@@ -75,21 +99,25 @@ def account(program: Program, costs: StepCosts, timeline: Timeline) -> Execution
 
 def _waits(program: Program, timeline: Timeline) -> tuple[Floats, Floats, Floats]:
     """Return per process: when its last operation ended, and its waits for the pipeline and for groups."""
-    operation, offsets = program.part_operation, program.part_offsets
-    opening_s = np.repeat(program.opening_s, program.ranks)
-    busy = np.flatnonzero(np.diff(offsets))
+    operation, extras = program.part_operation, program.extras
+    opening_s = np.repeat(program.opening_s + timeline.begin_s, program.ranks)
     end_s = timeline.end_s[operation]
-    free_s = np.empty_like(end_s)
-    free_s[1:] = end_s[:-1]
-    free_s[offsets[busy]] = opening_s[busy]
-    done_s = opening_s.copy()
-    done_s[busy] = end_s[offsets[busy + 1] - 1]
-
+    free_s, done_s = _free_s(program, end_s, opening_s)
     # Nothing has to arrive for the first link of a chain; for the others the end of the link before it.
-    links = 2 * program.virtual_stages - 1
-    arrival_s = np.zeros((links, program.units))
-    arrival_s[1:] = timeline.end_s.reshape(links, program.units)[:-1] + program.transfer_s
-    pipeline_s = np.maximum(arrival_s.ravel()[operation] - free_s, 0.0)
+    links, units = program.chain.links, program.units
+    arrivals_s = np.zeros((links, units))
+    result_s = timeline.end_s if extras is None else timeline.end_s + extras.late_s
+    arrivals_s[1:] = result_s.reshape(links, units)[:-1] + program.chain.sends[:-1, None] * program.transfer_s
+    arrival_s = arrivals_s.ravel()
+    latest_s = arrival_s[operation]
+    if extras is not None:
+        feeds = extras.feeds
+        np.maximum.at(arrival_s, feeds.after, timeline.end_s[feeds.before] + feeds.delay_s)
+        # A transfer that holds the process is waiting too; the weight gradients before it are work.
+        latest_s = np.maximum(arrival_s[operation], free_s + extras.part_wait_s)
+        free_s += extras.part_work_s
+        done_s += extras.tail_s
+    pipeline_s = np.maximum(latest_s - free_s, 0.0)
     group_s = timeline.start_s[operation] - free_s - pipeline_s
     if program.part_own_s is not None:
         group_s += program.operation_s[operation] - program.part_own_s
@@ -97,6 +125,18 @@ def _waits(program: Program, timeline: Timeline) -> tuple[Floats, Floats, Floats
     wait_pipeline_s = np.bincount(process, pipeline_s, program.processes).astype(np.float64, copy=False)
     wait_group_s = np.bincount(process, group_s, program.processes).astype(np.float64, copy=False)
     return done_s, wait_pipeline_s, wait_group_s
+
+
+def _free_s(program: Program, end_s: Floats, opening_s: Floats) -> tuple[Floats, Floats]:
+    """By part: the end of its process's operation before it; by process: the end of the last one."""
+    offsets = program.part_offsets
+    busy = np.flatnonzero(np.diff(offsets))
+    free_s = np.empty_like(end_s)
+    free_s[1:] = end_s[:-1]
+    free_s[offsets[busy]] = opening_s[busy]
+    done_s = opening_s.copy()
+    done_s[busy] = end_s[offsets[busy + 1] - 1]
+    return free_s, done_s
 
 
 def _sum_by_rank(values: Floats, entries: Entries, ranks: int) -> Floats:
@@ -110,20 +150,28 @@ def _sum_by_rank(values: Floats, entries: Entries, ranks: int) -> Floats:
 
 def _term_seconds(program: Program, costs: StepCosts) -> Floats:
     """Return the seconds of each term, [terms, stages, ranks]."""
-    entries, factors = program.entries, program.factors
+    entries, factors, chain = program.entries, program.factors, program.chain
     micro_batch = entries.micro_batch
-    if factors is None:
+    if factors is None and program.way is None:
         both_s = (costs.forward_terms_s + costs.backward_terms_s)[:, :, micro_batch]
         by_kind_s = _sum_by_rank(both_s, entries, program.ranks)
         kinds = np.stack([(costs.kind == kind).sum(axis=1) for kind in range(both_s.shape[1])])
         term_s: Floats = np.einsum("tkr,ks->tsr", by_kind_s, kinds.astype(np.float64), optimize=True)
         return term_s
     term_s = np.zeros((len(costs.terms), program.stages, program.ranks))
-    for virtual in range(program.virtual_stages):
-        chunk, stage = divmod(virtual, program.stages)
-        kind = costs.kind[stage, chunk]
-        own_s = costs.forward_terms_s[:, kind, micro_batch] * factors[0][:, virtual]
-        own_s += costs.backward_terms_s[:, kind, micro_batch] * factors[1][:, virtual]
+    for way, virtual in np.ndindex(len(chain.stage), chain.virtual_stages):
+        stage, kind = (
+            chain.stage[way, virtual],
+            costs.kind[chain.stage[way, virtual], chain.chunk[way, virtual]],
+        )
+        own_s = costs.forward_terms_s[:, kind, micro_batch] * (
+            1.0 if factors is None else factors[0][:, virtual]
+        )
+        own_s += costs.backward_terms_s[:, kind, micro_batch] * (
+            1.0 if factors is None else factors[1][:, virtual]
+        )
+        if program.way is not None:
+            own_s *= program.way[micro_batch] == way
         term_s[:, stage] += _sum_by_rank(own_s, entries, program.ranks)
     return term_s
 
@@ -159,21 +207,42 @@ _Columns = tuple[Ints, Ints, Ints, Ints, Ints, Floats, Floats]
 
 
 def _operation_columns(program: Program, timeline: Timeline) -> list[_Columns]:
+    chain = program.chain
     stage, rank = np.divmod(program.part_process, program.ranks)
     link, micro_batch = np.divmod(program.part_operation, max(program.units, 1))
-    last = program.virtual_stages - 1
-    chunk = (last - np.abs(link - last)) // program.stages
+    chunk = chain.chunk[0 if program.way is None else program.way[micro_batch], link]
     start_s, end_s = timeline.start_s[program.part_operation], timeline.end_s[program.part_operation]
-    turn = link == last
-    middle_s = np.minimum(start_s[turn] + program.forward_s[last, micro_batch[turn]], end_s[turn])
-    op = np.where(link <= last, FORWARD, BACKWARD)
-    back = np.full(len(middle_s), BACKWARD)
-    turn_end_s = end_s[turn]
-    end_s[turn] = middle_s
-    return [
-        (rank, stage, chunk, op, micro_batch, start_s, end_s),
-        (rank[turn], stage[turn], chunk[turn], back, micro_batch[turn], middle_s, turn_end_s),
-    ]
+    op = np.where(chain.forward[link], FORWARD, BACKWARD)
+    columns = [(rank, stage, chunk, op, micro_batch, start_s, end_s)]
+    if chain.merged:
+        last = program.virtual_stages - 1
+        turn = link == last
+        turn_end_s = end_s[turn]
+        end_s[turn] = np.minimum(start_s[turn] + program.forward_s[last, micro_batch[turn]], turn_end_s)
+        back = np.full(len(turn_end_s), BACKWARD)
+        columns.append(
+            (rank[turn], stage[turn], chunk[turn], back, micro_batch[turn], end_s[turn], turn_end_s)
+        )
+    if program.extras is not None and len(program.extras.weights.entry):
+        columns.append(_weight_columns(program, timeline, program.extras))
+    return columns
+
+
+def _weight_columns(program: Program, timeline: Timeline, extras: Extras) -> _Columns:
+    """Weight gradients follow the end of the operation before them, one after the other."""
+    weights, seconds = extras.weights, extras.weight_s
+    ends_s = timeline.end_s[program.part_operation]
+    stage, rank = np.divmod(weights.process, program.ranks)
+    # Input gradients come before weight gradients, so there always is an operation before them.
+    until_s = np.concatenate([[0.0], np.cumsum(seconds)])
+    key = weights.before * program.processes + weights.process
+    first = np.flatnonzero(np.diff(key, prepend=-1))
+    run = np.repeat(first, np.diff(first, append=len(key)))
+    number = np.arange(len(key))
+    free_s = ends_s[weights.before - 1]
+    start_s, end_s = free_s + (until_s[number] - until_s[run]), free_s + (until_s[number + 1] - until_s[run])
+    op = np.full(len(key), BACKWARD_WEIGHT)
+    return rank, stage, weights.chunk, op, program.entries.micro_batch[weights.entry], start_s, end_s
 
 
 def _unit_columns(program: Program, timeline: Timeline) -> list[_Columns]:
@@ -204,7 +273,7 @@ def _epilogue_columns(program: Program, costs: StepCosts, timeline: Timeline) ->
         "data": (zeros, zeros + epilogue.data_s),
         "parameter_gather": (zeros + epilogue.data_s, epilogue.parameter_gather_s),
         "gradient_sync": (timeline.sync_start_s, epilogue.gradient_sync_s),
-        "optimizer": (zeros + timeline.optimizer_start_s, epilogue.optimizer_s),
+        "optimizer": (timeline.optimizer_start_s, epilogue.optimizer_s),
     }
     columns: list[_Columns] = []
     for name, (start_s, duration_s) in parts.items():

@@ -44,18 +44,28 @@ def _blocker(
     program: Program, finished: NDArray[np.bool_], position: NDArray[np.int64], operation: int
 ) -> int:
     """Return the first process that has to act before *operation* can start."""
-    while True:
-        link, unit = divmod(operation, program.units)
-        members = program.member_ranks[program.member_offsets[unit] : program.member_offsets[unit + 1]]
-        processes = program.chain_stage[link] * program.ranks + members
-        for process in processes:
-            at = position[process]
-            if at == program.part_offsets[process + 1] or program.part_operation[at] != operation:
-                return int(process)
-        # All members are here: what is missing is their input.
-        operation -= program.units
-        assert operation >= 0, "an operation with all its parties did not start"
-        assert not finished[operation], "an operation whose input is there did not start"
+    for process in _members(program, operation):
+        at = position[process]
+        if at == program.part_offsets[process + 1] or program.part_operation[at] != operation:
+            return process
+    # All members are here: what is missing is their input, whose members are on their way to it or wait in it.
+    inputs = [operation - program.units] if operation >= program.units else []
+    if program.extras is not None:
+        feeds = program.extras.feeds
+        inputs += feeds.before[feeds.after == operation].tolist()
+    missing = [number for number in inputs if not finished[number]]
+    assert missing, "an operation with all its parties did not start"
+    late = _members(program, missing[0])
+    elsewhere = [process for process in late if program.part_operation[position[process]] != missing[0]]
+    return (elsewhere or late)[0]
+
+
+def _members(program: Program, operation: int) -> list[int]:
+    """The processes that take part in an operation."""
+    link, unit = divmod(operation, program.units)
+    ranks = program.member_ranks[program.member_offsets[unit] : program.member_offsets[unit + 1]]
+    stage = int(program.stage_of(np.array(link), np.array(unit)))
+    return [stage * program.ranks + int(rank) for rank in ranks]
 
 
 def _process_name(program: Program, process: int) -> str:
@@ -65,8 +75,8 @@ def _process_name(program: Program, process: int) -> str:
 
 def _operation_name(program: Program, operation: int) -> str:
     link, unit = divmod(operation, program.units)
-    last = program.virtual_stages - 1
-    op = "forward" if link <= last else "backward"
-    chunk = (last - abs(link - last)) // program.stages
-    where = f" (chunk {chunk})" if program.virtual_stages > program.stages else ""
+    chain = program.chain
+    op = "forward" if chain.forward[link] else "backward"
+    chunk = int(chain.chunk[0 if program.way is None else program.way[unit], link])
+    where = f" (chunk {chunk})" if chain.chunk.any() else ""
     return f"the {op} of micro-batch {unit}{where}"

@@ -13,7 +13,7 @@ import numpy as np
 import simpy
 
 from cost_models.micro_batch import StepCosts
-from simulator.accounts import Timeline, account, make_spans
+from simulator.accounts import Timeline, account, begins, make_spans
 from simulator.deadlock import deadlock_error
 from simulator.execution import Execution, Noise
 from simulator.plan import Plan
@@ -90,8 +90,18 @@ class _Engine:
         self._trained = [_Barrier(self._env, program.ranks) for _ in range(program.stages)]
         self._summed = _Barrier(self._env, program.stages)
         self._sync_start_s = [0.0] * program.stages
-        self._optimizer_start_s = 0.0
+        self._optimizer_start_s = [0.0] * program.stages
         self._stages_left = program.stages
+        extras = program.extras
+        self._extras = extras
+        self._sends: list[bool] = program.chain.sends.tolist()
+        self._stage_by_stage = extras is not None and extras.stage_by_stage
+        if extras is not None:
+            self._late_s: list[float] = extras.late_s.tolist()
+            self._feed_offsets: list[int] = extras.feed_offsets.tolist()
+            self._feed_after: list[int] = extras.feeds.after.tolist()
+            self._feed_delay_s: list[float] = extras.feeds.delay_s.tolist()
+            self._on_end = self._operation_ended_with_extras
         self.events = 0
 
     def run(self) -> Timeline:
@@ -99,12 +109,22 @@ class _Engine:
         program, env = self._program, self._env
         part_operation: list[int] = program.part_operation.tolist()
         offsets: list[int] = program.part_offsets.tolist()
+        extras = program.extras
+        wait_s: list[float] = [] if extras is None else extras.part_wait_s.tolist()
+        tail_s: list[float] = [] if extras is None else extras.tail_s.tolist()
         for stage, opening_s in enumerate(program.opening_s.tolist()):
             opening = env.timeout(opening_s)
             env.process(self._end_of_stage(stage))
             for process in range(stage * program.ranks, (stage + 1) * program.ranks):
-                operations = part_operation[offsets[process] : offsets[process + 1]]
-                env.process(self._stage_of_rank(stage, opening, operations))
+                own = slice(offsets[process], offsets[process + 1])
+                if extras is None:
+                    env.process(self._stage_of_rank(stage, opening, part_operation[own]))
+                else:
+                    env.process(
+                        self._busy_stage_of_rank(
+                            stage, opening, part_operation[own], wait_s[own], tail_s[process]
+                        )
+                    )
         env.run()
         end_s = np.array(self._end_s)
         if self._stages_left:
@@ -113,12 +133,16 @@ class _Engine:
         # one barrier of all stages.
         played = int(np.count_nonzero(~np.isnan(end_s)))
         self.events = played + 2 * (program.processes + program.stages) + 4 * program.stages + 1
+        self.events += sum(1 for seconds in tail_s if seconds) - self._stage_by_stage
+        start_s, optimizer_start_s = np.array(self._start_s), np.array(self._optimizer_start_s)
+        begin_s = begins(program, start_s)
         return Timeline(
-            start_s=np.array(self._start_s),
+            start_s=start_s,
             end_s=end_s,
+            begin_s=begin_s,
             sync_start_s=np.array(self._sync_start_s),
-            optimizer_start_s=self._optimizer_start_s,
-            step_s=env.now,
+            optimizer_start_s=optimizer_start_s,
+            step_s=float((optimizer_start_s + self._epilogue.optimizer_s - begin_s).max()),
         )
 
     def _stage_of_rank(self, stage: int, opening: simpy.Event, operations: list[int]) -> _Process:
@@ -128,14 +152,30 @@ class _Engine:
             yield arrive(operation)
         self._trained[stage].arrive()
 
+    def _busy_stage_of_rank(
+        self, stage: int, opening: simpy.Event, operations: list[int], wait_s: list[float], tail_s: float
+    ) -> _Process:
+        """With weight gradients or transfers between the operations: they end at a time known beforehand."""
+        yield opening
+        arrive, input_s, env = self._arrive, self._input_s, self._env
+        for operation, seconds in zip(operations, wait_s, strict=True):
+            ready_s = env.now + seconds
+            if ready_s > input_s[operation]:
+                input_s[operation] = ready_s
+            yield arrive(operation)
+        if tail_s:
+            yield env.timeout(tail_s)
+        self._trained[stage].arrive()
+
     def _end_of_stage(self, stage: int) -> _Process:
         """Gradients and optimizer, the same for all ranks of a stage."""
         env = self._env
         yield self._trained[stage].release
         self._sync_start_s[stage] = env.now
         yield env.timeout(float(self._epilogue.gradient_sync_s[stage]))
-        yield self._summed.arrive()
-        self._optimizer_start_s = env.now
+        if not self._stage_by_stage:
+            yield self._summed.arrive()
+        self._optimizer_start_s[stage] = env.now
         yield env.timeout(float(self._epilogue.optimizer_s[stage]))
         self._stages_left -= 1
 
@@ -165,9 +205,28 @@ class _Engine:
         self._waiting[number] = None
         following = number + self._units
         if following < len(self._missing):
-            self._input_s[following] = now_s + self._transfer_s[number % self._units]
-            missing = self._missing[following] = self._missing[following] - 1
-            if missing == 0:
-                waiting = self._waiting[following]
-                assert waiting is not None, "all members have arrived, so the first of them made the event"
-                self._start(waiting)
+            self._feed(following, now_s + self._transfer_s[number % self._units])
+
+    def _operation_ended_with_extras(self, operation: simpy.Event) -> None:
+        """The same, with results that stay on the stage or leave later, and others that wait for this end."""
+        assert isinstance(operation, _Operation)
+        number = operation.number
+        now_s = self._end_s[number] = self._env.now
+        self._waiting[number] = None
+        following = number + self._units
+        if following < len(self._missing):
+            link, unit = divmod(number, self._units)
+            delay_s = self._transfer_s[unit] if self._sends[link] else 0.0
+            self._feed(following, now_s + delay_s + self._late_s[number])
+        for place in range(self._feed_offsets[number], self._feed_offsets[number + 1]):
+            self._feed(self._feed_after[place], now_s + self._feed_delay_s[place])
+
+    def _feed(self, number: int, arrival_s: float) -> None:
+        """Something an operation waits for arrives then."""
+        if arrival_s > self._input_s[number]:
+            self._input_s[number] = arrival_s
+        missing = self._missing[number] = self._missing[number] - 1
+        if missing == 0:
+            waiting = self._waiting[number]
+            assert waiting is not None, "all members have arrived, so the first of them made the event"
+            self._start(waiting)

@@ -103,4 +103,7 @@ def _columns(costs: StepCosts, count: int) -> StepCosts:
         forward_terms_s=np.broadcast_to(costs.forward_terms_s[:, :, :1], (terms, kinds, count)),
         backward_terms_s=np.broadcast_to(costs.backward_terms_s[:, :, :1], (terms, kinds, count)),
         transfer_s=np.broadcast_to(costs.transfer_s[:1], count),
+        weight_terms_s=None
+        if costs.weight_terms_s is None
+        else np.broadcast_to(costs.weight_terms_s[:, :, :1], (terms, kinds, count)),
     )

@@ -1,9 +1,10 @@
 """A plan and its costs as flat arrays of operations: what both executors play.
 
-Operations of a unit form a chain: forwards on virtual stages 0 .. K-2, then forward and backward on the last one
-(K-1; one operation, because every schedule runs them back to back), then backwards on K-2 .. 0. A unit is a
-micro-batch. Without a pipeline (K = 1) neighbouring micro-batches of a rank that nobody shares form one unit, named
-after the first of them: no other rank can observe what happens between them.
+Operations of a unit form a chain (see chain.py): forwards on virtual stages 0 .. K-2, then forward and backward on the
+last one (K-1; one operation, because all schedules but DualPipe run them back to back), then backwards on K-2 .. 0. A
+unit is a micro-batch. Without a pipeline (K = 1) neighbouring micro-batches of a rank that nobody shares form one unit,
+named after the first of them: no other rank can observe what happens between them. For the same reason weight
+gradients that a schedule runs apart are no operations but work on the way to the next one (see parts.py).
 
 A *process* is one pipeline stage of one rank, number stage * ranks + rank. The part a process takes in an operation
 is one entry of the part_* arrays; the members of a dynamic group take part in the same operation.
@@ -12,30 +13,25 @@ is one entry of the part_* arrays; the members of a dynamic group take part in t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.micro_batch import StepCosts
+from cost_models.pipeline import SPLIT_SCHEDULES, virtual_stage_table
+from hdpsim.errors import InfeasibleError
+from simulator.chain import Chain, make_chain
+from simulator.durations import Durations
 from simulator.execution import Noise
+from simulator.extras import Extras, make_extras
+from simulator.parts import Entries, offsets_of, pipeline_parts
 from simulator.plan import HOLE, Plan
-from simulator.schedules import BACKWARD, FORWARD, operation_order
+from simulator.schedules import stage_order
 
-__all__ = ["Entries", "Program", "compile_program", "plan_entries", "ranges"]
+__all__ = ["Program", "compile_program", "plan_entries", "ranges"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-
-class Entries(NamedTuple):
-    """The entries of plan.order that are not holes, by rank and slot."""
-
-    order_index: Ints
-    """Place in plan.order."""
-    rank: Ints
-    slot: Ints
-    micro_batch: Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +40,16 @@ class Program:
 
     ranks: int
     stages: int
-    virtual_stages: int
     units: int
+    chain: Chain
+    way: Ints | None
+    """[units]: which way of the chain a unit takes; None = there is only one."""
     operation_s: Floats
     """Duration of each operation, the slowest member's."""
     parties: Ints
-    """What each operation waits for: its members, and one for its predecessor in the chain."""
+    """What each operation waits for: its members, one for its predecessor in the chain, one for each feed."""
     transfer_s: Floats
-    """[units]: from the end of an operation to the arrival of its result at the next one of the chain."""
+    """[units]: from the end of an operation to the arrival of its result at the next one of the chain, if it sends."""
     opening_s: Floats
     """[stages]: when the processes of a stage can start their first operation."""
     part_operation: Ints
@@ -71,7 +69,14 @@ class Program:
     forward_s: Floats
     """[K, micro-batches]: duration for the group, noise included."""
     backward_s: Floats
-    """[K, micro-batches]"""
+    """[K, micro-batches]: the same, without the weight gradient where the schedule runs it apart."""
+    extras: Extras | None = None
+    """What only some schedules have."""
+
+    @property
+    def virtual_stages(self) -> int:
+        """Virtual stages that a micro-batch visits, K."""
+        return self.chain.virtual_stages
 
     @property
     def processes(self) -> int:
@@ -79,16 +84,14 @@ class Program:
         return len(self.part_offsets) - 1
 
     @property
-    def chain_stage(self) -> Ints:
-        """The stage that runs each link of the chain."""
-        last = self.virtual_stages - 1
-        virtual = last - np.abs(np.arange(2 * last + 1) - last)
-        return virtual % self.stages
-
-    @property
     def part_process(self) -> Ints:
         """The process of each part."""
         return np.repeat(np.arange(self.processes), np.diff(self.part_offsets))
+
+    def stage_of(self, link: Ints, unit: Ints) -> Ints:
+        """The stage that runs that link of that unit's chain."""
+        stage: Ints = self.chain.stage[0 if self.way is None else self.way[unit], link]
+        return stage
 
 
 def ranges(starts: Ints, lengths: Ints) -> Ints:
@@ -107,52 +110,53 @@ def plan_entries(plan: Plan) -> Entries:
 
 
 def compile_program(plan: Plan, costs: StepCosts, noise: Noise | None = None) -> Program:
-    """Return the operations of *plan* with their durations."""
-    stages, chunks, count = costs.stages, costs.chunks, plan.micro_batches
-    virtual_stages = stages * chunks
-    entries = plan_entries(plan)
-    kinds = costs.kind.T.ravel()
-    own_forward_s, own_backward_s = costs.forward_s[kinds], costs.backward_s[kinds]
-    factors = _entry_factors(entries, noise, stages, chunks)
-    if factors is None:
-        forward_s, backward_s = own_forward_s, own_backward_s
-    else:
-        forward_s = own_forward_s * _slowest_member(entries.micro_batch, factors[0], count)
-        backward_s = own_backward_s * _slowest_member(entries.micro_batch, factors[1], count)
+    """Return the operations of *plan* with their durations.
 
-    if virtual_stages == 1:
+    Raises:
+        InfeasibleError: the schedule cannot run this plan (DualPipe needs equally many micro-batches everywhere).
+    """
+    stages, count = costs.stages, plan.micro_batches
+    chain = make_chain(costs.schedule, stages, costs.chunks)
+    entries = plan_entries(plan)
+    way = _ways(plan, entries, stages) if len(chain.stage) > 1 else None
+    times = Durations.of(costs, chain, entries, way, noise)
+    forward_s, backward_s, _ = times.slowest
+    transfer_s = costs.transfer_s if stages > 1 else np.zeros(count)
+    has_input = np.arange(chain.links) > 0
+    parties = (plan.group_size + has_input[:, None]).ravel()
+    extras: Extras | None = None
+    part_own_s: Floats | None = None
+    if chain.virtual_stages == 1:
         unit_entries = _merge_unshared(plan.group_size, entries)
         part_operation = entries.micro_batch[unit_entries]
-        part_offsets = _offsets(np.bincount(entries.rank[unit_entries], minlength=plan.ranks))
+        part_offsets = offsets_of(np.bincount(entries.rank[unit_entries], minlength=plan.ranks))
         operation_s = np.zeros(count)
         both_s = forward_s[0] + backward_s[0]
         operation_s[part_operation] = _add_runs(both_s[entries.micro_batch], unit_entries)
+        if times.factors is not None:
+            part_own_s = _add_runs(times.own_along(chain, entries)[0], unit_entries)
     else:
         unit_entries = np.zeros(0, dtype=np.int64)
-        part_operation, part_offsets, part_entry = _pipeline_parts(plan, entries, stages, chunks)
-        operation_s = _chain(forward_s, backward_s).ravel()
-
-    part_own_s = None
-    if factors is not None:
-        own_s = _chain(
-            own_forward_s[:, entries.micro_batch] * factors[0].T,
-            own_backward_s[:, entries.micro_batch] * factors[1].T,
-        )
-        if virtual_stages == 1:
-            part_own_s = _add_runs(own_s[0], unit_entries)
-        else:
-            part_own_s = own_s[part_operation // count, part_entry]
-
-    links = 2 * virtual_stages - 1
-    has_input = np.arange(links) > 0
+        slots = int(np.diff(plan.order_offsets).max(initial=0))
+        table = np.array(virtual_stage_table(costs.schedule, stages, costs.chunks))
+        orders = [stage_order(costs.schedule, stages, costs.chunks, stage, slots) for stage in range(stages)]
+        parts = pipeline_parts(plan, entries, chain, orders, table, slots)
+        part_operation, part_offsets = parts.operation, parts.offsets
+        operation_s = chain.along(forward_s, backward_s).ravel()
+        if times.factors is not None:
+            part_own_s = times.own_along(chain, entries)[part_operation // count, parts.entry]
+        if costs.schedule in SPLIT_SCHEDULES or not costs.pp_overlap:
+            extras = make_extras(costs, chain, parts, entries, times, operation_s, part_own_s)
+            np.add.at(parties, extras.feeds.after, 1)
     return Program(
         ranks=plan.ranks,
         stages=stages,
-        virtual_stages=virtual_stages,
         units=count,
+        chain=chain,
+        way=way,
         operation_s=operation_s,
-        parties=(plan.group_size + has_input[:, None]).ravel(),
-        transfer_s=costs.transfer_s if stages > 1 else np.zeros(count),
+        parties=parties,
+        transfer_s=transfer_s,
         opening_s=costs.epilogue.data_s + costs.epilogue.parameter_gather_s,
         part_operation=part_operation,
         part_offsets=part_offsets,
@@ -161,19 +165,24 @@ def compile_program(plan: Plan, costs: StepCosts, noise: Noise | None = None) ->
         member_offsets=plan.member_offsets,
         entries=entries,
         unit_entries=unit_entries,
-        factors=factors,
+        factors=times.factors,
         forward_s=forward_s,
         backward_s=backward_s,
+        extras=extras,
     )
 
 
-def _offsets(counts: Ints) -> Ints:
-    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
-
-
-def _chain(forward_s: Floats, backward_s: Floats) -> Floats:
-    """Return the durations along the chain, from those of the virtual stages (axis 0)."""
-    return np.concatenate([forward_s[:-1], forward_s[-1:] + backward_s[-1:], backward_s[:-1][::-1]])
+def _ways(plan: Plan, entries: Entries, stages: int) -> Ints:
+    """DualPipe: micro-batches in even slots start at the first stage, those in odd ones at the last."""
+    slots = np.diff(plan.order_offsets)
+    if np.any(plan.order == HOLE) or np.any(slots != slots[0]) or slots[0] % 2 or slots[0] < 2 * stages:
+        raise InfeasibleError(
+            f"schedule dualpipe needs an even number of micro-batches, at least 2 pp = {2 * stages} and on every "
+            f"rank the same; this plan has {int(slots.min())} to {int(slots.max())}"
+        )
+    way = np.zeros(plan.micro_batches, dtype=np.int64)
+    way[entries.micro_batch] = entries.slot % 2
+    return way
 
 
 def _add_runs(values: Floats, starts: Ints) -> Floats:
@@ -187,53 +196,3 @@ def _merge_unshared(group_size: Ints, entries: Entries) -> Ints:
     starts[:1] = True
     starts[1:] |= shared[:-1] | (entries.rank[1:] != entries.rank[:-1])
     return np.flatnonzero(starts)
-
-
-def _pipeline_parts(plan: Plan, entries: Entries, stages: int, chunks: int) -> tuple[Ints, Ints, Ints]:
-    """Return the operation and entry of each part by process, and the offsets of the processes."""
-    slots = int(np.diff(plan.order_offsets).max(initial=0))
-    last = stages * chunks - 1
-    place = np.full((plan.ranks, slots), HOLE, dtype=np.int64)
-    place[entries.rank, entries.slot] = np.arange(len(entries.rank))
-    operations, entry_numbers, counts = [], [], []
-    for stage in range(stages):
-        op, chunk, slot = operation_order(stages, chunks, stage, slots)
-        virtual = chunk * stages + stage
-        # The backward on the last virtual stage is part of the forward just before it.
-        kept = (op == FORWARD) | (virtual != last)
-        link = np.where(op == BACKWARD, 2 * last - virtual, virtual)[kept]
-        entry = place[:, slot[kept]]
-        there = entry != HOLE
-        counts.append(there.sum(axis=1))
-        entry_numbers.append(entry[there])
-        link_of_part = np.broadcast_to(link, entry.shape)[there]
-        operations.append(link_of_part * plan.micro_batches + entries.micro_batch[entry_numbers[-1]])
-    return np.concatenate(operations), _offsets(np.concatenate(counts)), np.concatenate(entry_numbers)
-
-
-def _entry_factors(
-    entries: Entries, noise: Noise | None, stages: int, chunks: int
-) -> tuple[Floats, Floats] | None:
-    """Return the factors of every entry's forward and backward, [entries, virtual stages]."""
-    if noise is None or (noise.rank_stage is None and noise.forward is None and noise.backward is None):
-        return None
-    factors = []
-    for drawn in (noise.forward, noise.backward):
-        factor = np.ones((len(entries.order_index), chunks, stages))
-        if noise.rank_stage is not None:
-            factor *= noise.rank_stage[entries.rank, None, :]
-        if drawn is not None:
-            factor *= drawn[entries.order_index].transpose(0, 2, 1)
-        factors.append(factor.reshape(len(entries.order_index), stages * chunks))
-    return factors[0], factors[1]
-
-
-def _slowest_member(micro_batch: Ints, factor: Floats, count: int) -> Floats:
-    """Return the largest factor among the entries of each micro-batch, [virtual stages, micro-batches]."""
-    slowest = np.zeros((count, factor.shape[1]))
-    if len(micro_batch):
-        order = np.argsort(micro_batch, kind="stable")
-        by_micro_batch = micro_batch[order]
-        first = np.flatnonzero(np.diff(by_micro_batch, prepend=-1))
-        slowest[by_micro_batch[first]] = np.maximum.reduceat(factor[order], first, axis=0)
-    return slowest.T

@@ -13,6 +13,11 @@ What both executors mean by playing a plan:
   largest noise factor among its members.
 * When all ranks of stage s have run their operations, its gradients are summed in gradient_sync_s[s]. When those of
   all stages are there, the optimizers run for optimizer_s[s]. The step ends with the slowest of them.
+* Zero-bubble schedules split the backward: its weight gradient feeds nobody and runs between two operations of its
+  process. ZB-H2 and ZB-V have no barrier over the stages: the step of stage s begins when its first operation can,
+  and the time of a step is the longest way from there to the end of a stage's optimizer, at which steps that
+  follow each other repeat.
+* Blocking transfers and overlapped pairs: see parts.
 
 The replay advances in waves: all operations whose parties are there start together in one numpy step; each wave
 releases the next. The start of an operation is the latest arrival of its parties, so the order of the waves does not
@@ -26,9 +31,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.micro_batch import StepCosts
-from simulator.accounts import Timeline, account
+from simulator.accounts import Timeline, account, begins
 from simulator.deadlock import deadlock_error
 from simulator.execution import Execution, Noise
+from simulator.extras import Extras
 from simulator.lockstep import find_lockstep
 from simulator.plan import Plan
 from simulator.program import Program, compile_program, ranges
@@ -36,6 +42,7 @@ from simulator.program import Program, compile_program, ranges
 __all__ = ["play", "run_replay"]
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 def run_replay(plan: Plan, costs: StepCosts, noise: Noise | None = None) -> Execution:
@@ -53,17 +60,24 @@ def run_replay(plan: Plan, costs: StepCosts, noise: Noise | None = None) -> Exec
 def _run(plan: Plan, costs: StepCosts, noise: Noise | None) -> Execution:
     program = compile_program(plan, costs, noise)
     start_s, end_s = play(program)
-    done_s = np.repeat(program.opening_s, program.ranks)
+    begin_s = begins(program, start_s)
+    done_s = np.repeat(program.opening_s + begin_s, program.ranks)
     busy = np.flatnonzero(np.diff(program.part_offsets))
     done_s[busy] = end_s[program.part_operation[program.part_offsets[busy + 1] - 1]]
+    extras = program.extras
+    if extras is not None:
+        done_s += extras.tail_s
     sync_start_s = done_s.reshape(program.stages, program.ranks).max(axis=1)
-    optimizer_start_s = float((sync_start_s + costs.epilogue.gradient_sync_s).max())
+    optimizer_start_s = sync_start_s + costs.epilogue.gradient_sync_s
+    if extras is None or not extras.stage_by_stage:
+        optimizer_start_s[:] = optimizer_start_s.max()
     timeline = Timeline(
         start_s=start_s,
         end_s=end_s,
+        begin_s=begin_s,
         sync_start_s=sync_start_s,
         optimizer_start_s=optimizer_start_s,
-        step_s=float((optimizer_start_s + costs.epilogue.optimizer_s).max()),
+        step_s=float((optimizer_start_s + costs.epilogue.optimizer_s - begin_s).max()),
     )
     return account(program, costs, timeline)
 
@@ -76,7 +90,8 @@ def play(program: Program) -> tuple[Floats, Floats]:
     """
     units, duration_s, transfer_s = program.units, program.operation_s, program.transfer_s
     part_operation, last_part = program.part_operation, program.part_offsets[1:]
-    first_process = program.chain_stage * program.ranks
+    sends, extras = program.chain.sends, program.extras
+    all_send = bool(sends[:-1].all())
     group_size = np.diff(program.member_offsets)
 
     part = program.part_offsets[:-1].copy()  # of each process: the part it is at
@@ -90,7 +105,10 @@ def play(program: Program) -> tuple[Floats, Floats]:
     fed = np.zeros(0, dtype=np.int64)
     while len(arrived) or len(fed):
         operation = part_operation[part[arrived]]
-        np.maximum.at(start_s, operation, free_s[arrived])
+        ready_s = free_s[arrived]
+        if extras is not None:
+            ready_s += extras.part_wait_s[part[arrived]]
+        np.maximum.at(start_s, operation, ready_s)
         np.subtract.at(missing, operation, 1)
 
         ready = np.concatenate([operation, fed])
@@ -107,12 +125,19 @@ def play(program: Program) -> tuple[Floats, Floats]:
         fed = ready + units
         inside = fed < len(duration_s)
         fed = fed[inside]
-        start_s[fed] = np.maximum(start_s[fed], ready_end_s[inside] + transfer_s[unit[inside]])
+        delay_s = transfer_s[unit[inside]]
+        if not all_send:
+            delay_s = delay_s * sends[link[inside]]
+        if extras is not None:
+            delay_s = delay_s + extras.late_s[ready[inside]]
+        start_s[fed] = np.maximum(start_s[fed], ready_end_s[inside] + delay_s)
         missing[fed] -= 1
+        if extras is not None and len(extras.feeds.before):
+            fed = np.concatenate([fed, _feed(extras, ready, ready_end_s, start_s, missing)])
 
         sizes = group_size[unit]
         members = program.member_ranks[ranges(program.member_offsets[unit], sizes)]
-        members += np.repeat(first_process[link], sizes)
+        members += np.repeat(program.stage_of(link, unit) * program.ranks, sizes)
         free_s[members] = np.repeat(ready_end_s, sizes)
         part[members] += 1
         arrived = members[part[members] < last_part[members]]
@@ -120,3 +145,14 @@ def play(program: Program) -> tuple[Floats, Floats]:
     if np.any(part < last_part):
         raise deadlock_error(program, ~np.isnan(end_s))
     return start_s, end_s
+
+
+def _feed(extras: Extras, ready: Ints, end_s: Floats, start_s: Floats, missing: Ints) -> Ints:
+    """Tell the operations that wait for the *ready* ones besides the chain; return them."""
+    first = extras.feed_offsets[ready]
+    counts = extras.feed_offsets[ready + 1] - first
+    which = ranges(first, counts)
+    after = extras.feeds.after[which]
+    np.maximum.at(start_s, after, np.repeat(end_s, counts) + extras.feeds.delay_s[which])
+    np.subtract.at(missing, after, 1)
+    return after
