@@ -150,6 +150,11 @@ class LayerCost:
         """All matrix products: forward; backward = input gradient + weight gradient (twice the FLOP)."""
         return self._gemms.seconds(tokens, backward=backward)
 
+    def weight_gradient_s(self, tokens: Floats) -> Floats:
+        """The weight gradients in gemm_s of the backward; each distinct number of tokens is priced once."""
+        distinct, place = np.unique(tokens, return_inverse=True)
+        return self._gemms.weight_gradient_s(distinct)[place]
+
     def small_kernels_s(self, tokens: Floats, *, backward: bool) -> Floats:
         """Norms, residual adds, rotary embedding, activation function, routing (see small_kernels), casts to 8 bit."""
         casts_s = self._gemms.cast_s(tokens, backward=backward)

@@ -161,16 +161,32 @@ class LayerGemms:
                 precision=precision,
                 overlap=overlap,
             )
-            once = once + gemm_s(
-                inner,
-                columns,
-                rows,
-                gpu,
-                cal,
-                efficiency=efficiency * cal.weight_gradient_efficiency,
-                groups=groups,
-                output_bytes=FP32_ACCUMULATE_BYTES,
-                precision=precision,
-                overlap=overlap,
-            )
+            once = once + self._weight_gradient_s(ops, rows)
         return np.asarray((once * ops.count).sum(axis=0))
+
+    def _weight_gradient_s(self, ops: _Products, rows: Floats) -> Floats:
+        """[products, n]: the weight gradient of each product, accumulated in fp32."""
+        cal = self._cal
+        return gemm_s(
+            ops.inner,
+            ops.columns,
+            rows,
+            self._gpu,
+            cal,
+            efficiency=ops.efficiency * cal.weight_gradient_efficiency,
+            groups=ops.groups,
+            output_bytes=FP32_ACCUMULATE_BYTES,
+            precision=ops.precision,
+            overlap=ops.overlap,
+        )
+
+    def weight_gradient_s(self, tokens: Floats) -> Floats:
+        """The part of the backward that is weight gradients: what a zero-bubble schedule can run apart."""
+        blocks = [
+            sum(
+                (self._weight_gradient_s(ops, block * ops.rows_share / ops.groups) * ops.count).sum(axis=0)
+                for ops in self._products
+            )
+            for block in (tokens[first : first + GEMM_BLOCK] for first in range(0, len(tokens), GEMM_BLOCK))
+        ]
+        return np.concatenate([np.zeros(0), *blocks])

@@ -40,13 +40,15 @@ class Layout:
     tp: int = 1
     pp: int = 1
     vpp: int = 1
-    """Model chunks a pipeline stage holds (interleaving); 1 = plain 1F1B."""
+    """Model chunks a pipeline stage holds: 1, more when interleaved, 2 in ZB-V."""
     cp: int | None = None
     """Context-parallel degree of the static mesh; None = the smallest that supports the context."""
     ep: int = 1
     """Expert-parallel degree. Up to tp the experts live inside the rank's own TP group."""
     sequence_parallel: bool = True
     schedule: Schedule = "1f1b"
+    embedding_layers: bool = False
+    """Embedding and output projection count as a layer each when layers are dealt to the stages."""
     stage_balance: StageBalance = "layers"
     """How layers are dealt to pipeline stages: as many on each, or so that the output projection's FLOP count too."""
     pp_overlap: bool = True

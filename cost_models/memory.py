@@ -20,6 +20,7 @@ from cost_models.layout import Layout
 from cost_models.memory_overheads import MemoryOverheads
 from cost_models.model import Model
 from cost_models.parameters import LayerKind, StageContents, stage_contents
+from cost_models.pipeline import in_flight_passes
 from cost_models.state_memory import StateBytes, state_bytes
 from cost_models.units import format_quantity
 from hdpsim.errors import InfeasibleError, OutOfMemoryError
@@ -29,7 +30,6 @@ __all__ = [
     "MemoryReport",
     "StateBytes",
     "activation_bytes_per_token_layer",
-    "in_flight_chunks",
     "kept_share",
     "layer_activations",
     "memory_report",
@@ -110,26 +110,6 @@ class MemoryReport:
     def fits(self) -> bool:
         """Whether GPU and host memory suffice."""
         return self.total_bytes <= self.capacity_bytes and self.host_bytes <= self.host_capacity_bytes
-
-
-def in_flight_chunks(layout: Layout, stage: int, micro_batches: int | None = None) -> tuple[int, ...]:
-    """For each chunk of a stage, how many micro-batches keep activations at the worst moment.
-
-        1F1B:        min(m, p - s)
-        interleaved: 2 (p - s - 1) + (v - 1) p + 1 chunk passes, at most m v, in groups of p per chunk;
-                     on stage 0 that is the model's layers / p x (1 + (p - 1) / (p v))
-
-    *micro_batches* m per step; None = enough to fill the pipeline.
-    Source: arXiv 2104.04473 section 2.2; arXiv 2205.05198 section 4.2.3.
-    """
-    p, v = layout.pp, layout.vpp
-    passes = p - stage if v == 1 else 2 * (p - stage - 1) + (v - 1) * p + 1
-    if micro_batches is not None:
-        passes = min(passes, micro_batches * v)
-    counts = [0] * v
-    for number in range(passes):
-        counts[number // p % v] += 1
-    return tuple(counts)
 
 
 def kept_share(layers: int, offload_ratio: float) -> float:
@@ -243,7 +223,7 @@ def _stage_report(
     extra = overheads or MemoryOverheads()
     states = state_bytes(model, layout, ranks, stage, extra)
     chunks = stage_contents(model, layout)[stage]
-    in_flight = in_flight_chunks(layout, stage, micro_batches)
+    in_flight = in_flight_passes(layout, stage, micro_batches)
     kinds: tuple[LayerKind, ...] = ("dense", "moe") if model.experts else ("dense",)
     unfused = extra.unfused_copies or not layout.fused_kernels
     per_layer: dict[LayerKind, float] = {

@@ -96,6 +96,22 @@ class MicroBatchCost:
         )
         return forward, backward
 
+    def weight_terms_s(self, batches: MicroBatches) -> Floats:
+        """[T, K, n]: the part of the backward that is weight gradients of matrix products.
+
+        Ignored: launches, which stay with the input gradient; what running the two apart costs.
+        """
+        tokens = self._tokens(batches)
+        out = np.zeros((len(TERMS), len(self.kinds), batches.count))
+        for row, kind in enumerate(self.kinds):
+            for moe, count in self._layer_counts(kind).items():
+                cost = self._moe if moe else self._dense
+                if count and cost is not None:
+                    out[_TERM["gemm"], row] += count * cost.weight_gradient_s(tokens)
+            if kind.head:
+                out[_TERM["logits"], row] += (1 + kind.mtp_layers) * self._head_weight_s(tokens)
+        return out
+
     def _tokens(self, batches: MicroBatches) -> Floats:
         """[n]: tokens of each micro-batch on one of its ranks."""
         return np.asarray(batches.tokens.astype(np.float64) / batches.group_size.astype(np.float64))
@@ -218,16 +234,20 @@ class MicroBatchCost:
             passes_bytes = LOSS_PASSES_BYTES if self.layout.fused_kernels else SEPARATE_LOSS_PASSES_BYTES
             loss = memory_bound_s(passes_bytes * shard * tokens, gpu, cal)
             return gemm_s(tokens, shard, model.hidden, gpu, cal) + loss
-        weight_s = gemm_s(
-            model.hidden,
-            shard,
+        return gemm_s(tokens, model.hidden, shard, gpu, cal) + self._head_weight_s(tokens)
+
+    def _head_weight_s(self, tokens: Floats) -> Floats:
+        """The weight gradient of the output projection."""
+        cal = self.cal
+        return gemm_s(
+            self.model.hidden,
+            -(-self.model.vocab // self.layout.tp),
             tokens,
-            gpu,
+            self.cluster.gpu,
             cal,
             efficiency=cal.weight_gradient_efficiency,
             output_bytes=FP32_ACCUMULATE_BYTES,
         )
-        return gemm_s(tokens, model.hidden, shard, gpu, cal) + weight_s
 
     @priced("small_kernels")
     def _embedding_s(self, tokens: Floats) -> Floats:
@@ -245,6 +265,11 @@ class MicroBatchCost:
         return np.asarray(self.fabric.latency_s(tier) + volume / self.fabric.bytes_per_s(tier))
 
     @property
+    def _visited(self) -> Ints:
+        """[S, V]: kinds of the chunks that a micro-batch passes: all, but one of DualPipe's two copies."""
+        return self.kind[:, : self.layout.vpp]
+
+    @property
     def busiest_layers(self) -> int:
         """Layers of the stage that holds most (all its chunks together)."""
         return int(self.layers_by_stage.max())
@@ -255,7 +280,7 @@ class MicroBatchCost:
             return np.repeat(self.busy_s(batches.first), batches.count)
         forward, backward = self.both_terms_s(batches)
         total = forward.sum(axis=0) + backward.sum(axis=0)
-        return np.asarray(total[self.kind].sum(axis=1).max(axis=0))
+        return np.asarray(total[self._visited].sum(axis=1).max(axis=0))
 
     def sequence_s(self, lengths: ArrayLike, group_size: ArrayLike, tier: ArrayLike) -> Floats:
         """Attention of one sequence (forward + backward) on the busiest stage, per rank of its group."""
@@ -284,7 +309,7 @@ class MicroBatchCost:
             again = np.einsum("t,tkn->kn", self._repeats[repeated], forward[repeated])
             fixed_s = self.cal.micro_batch_fixed_s / 2.0 / self.layout.vpp  # in "host", but not a layer's
             total -= again - self._repeats[_TERM["host"]] * fixed_s
-        return np.asarray(total[self.kind].sum(axis=1))
+        return np.asarray(total[self._visited].sum(axis=1))
 
     def token_s(self, tokens_per_rank: float) -> float:
         """Everything linear in tokens (forward + backward) on the busiest stage, per token of a rank; no host time."""
@@ -292,8 +317,8 @@ class MicroBatchCost:
 
     @property
     def layers_by_stage(self) -> Ints:
-        """[S]: transformer layers of every stage (all its chunks together)."""
-        return np.asarray(np.array([kind.layers for kind in self.kinds])[self.kind].sum(axis=1))
+        """[S]: transformer layers that a micro-batch passes on every stage (all its chunks together)."""
+        return np.asarray(np.array([kind.layers for kind in self.kinds])[self._visited].sum(axis=1))
 
     @property
     def floor_s(self) -> float:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from cost_models.layout import Layout
 from cost_models.model import Model
+from cost_models.pipeline import chunks_per_stage, schedule_problems, virtual_stage_table
 from hdpsim.errors import InfeasibleError
 
 __all__ = [
@@ -214,8 +215,13 @@ def check_layout(model: Model, layout: Layout, ranks: int | None = None) -> None
     problems += [f"{what} not divide by tp {tp}" for what, width in widths.items() if width % tp]
     if model.kv_heads % tp and tp % model.kv_heads:
         problems.append(f"{model.kv_heads} KV heads can neither be split over nor repeated on tp {tp}")
-    if model.layers < layout.pp * layout.vpp:
-        problems.append(f"{model.layers} layers are too few for pp {layout.pp} x vpp {layout.vpp} chunks")
+    chunks = layout.pp * layout.vpp
+    if _dealt(model, layout) < chunks:
+        counted = ", embedding and head" if layout.embedding_layers else ""
+        problems.append(
+            f"{model.layers} layers{counted} are too few for pp {layout.pp} x vpp {layout.vpp} chunks"
+        )
+    problems += schedule_problems(layout)
     if layout.vpp > 1 and layout.pp == 1:
         problems.append(f"vpp {layout.vpp} needs a pipeline (pp > 1)")
     problems += _expert_problems(model, layout, ranks)
@@ -248,23 +254,35 @@ def _expert_problems(model: Model, layout: Layout, ranks: int | None) -> list[st
     return problems
 
 
+def _dealt(model: Model, layout: Layout) -> int:
+    """What is dealt to virtual stages: the layers, and embedding and head where they count as such."""
+    return model.layers + (2 if layout.embedding_layers and layout.pp > 1 else 0)
+
+
 def stage_layers(model: Model, layout: Layout) -> tuple[tuple[int, ...], ...]:
     """Layers of every (stage, chunk): as even as possible, the extra ones on the stages in the middle.
 
     The first stage also has the embedding and the last one the head, so those get an extra layer last (as Llama 3
-    405B was cut: 126 layers on 16 stages are 14 x 8 and 2 x 7). No layer is ever lost.
-    Layers fill virtual stages in the order a forward visits them (chunk 0 on all stages, then chunk 1, ...).
+    405B was cut: 126 layers on 16 stages are 14 x 8 and 2 x 7). In ZB-V stage 0 has both, so extra layers start at
+    the other end. No layer is ever lost. With `embedding_layers` layers + 2 are dealt that way and the first and the
+    last virtual stage get one layer less, possibly none (Megatron-LM: account_for_embedding_in_pipeline_split and
+    account_for_loss_in_pipeline_split). Virtual stages are those of virtual_stage_table; DualPipe's two copies are
+    cut alike.
     """
     check_layout(model, layout)
+    pp, vpp = layout.pp, layout.vpp
     if layout.stage_balance == "flop":
         return _layers_by_flop(model, layout)
-    base, extra = divmod(model.layers, layout.pp * layout.vpp)
-    middle = (layout.pp - 1) / 2
-    order = sorted(range(layout.pp), key=lambda stage: (abs(stage - middle), stage))
-    counts = [[base] * layout.vpp for _ in range(layout.pp)]
+    base, extra = divmod(_dealt(model, layout), pp * vpp)
+    middle = (pp - 1) if layout.schedule == "zb-v" else (pp - 1) / 2
+    order = sorted(range(pp), key=lambda stage: (abs(stage - middle), stage))
+    counts = [[base] * vpp for _ in range(pp)]
     for place in range(extra):
-        chunk, position = divmod(place, layout.pp)
+        chunk, position = divmod(place, pp)
         counts[order[position]][chunk] += 1
+    if _dealt(model, layout) > model.layers:
+        counts[0][0] -= 1
+        counts[0 if layout.schedule == "zb-v" else pp - 1][vpp - 1] -= 1
     return tuple(tuple(chunks) for chunks in counts)
 
 
@@ -292,24 +310,25 @@ def _layers_by_flop(model: Model, layout: Layout) -> tuple[tuple[int, ...], ...]
 def stage_contents(model: Model, layout: Layout) -> tuple[tuple[StageContents, ...], ...]:
     """What every (stage, chunk) holds; the dense layers of a mixture-of-experts model come first."""
     counts = stage_layers(model, layout)
-    contents: list[list[StageContents]] = [[] for _ in counts]
+    table = virtual_stage_table(layout.schedule, layout.pp, chunks_per_stage(layout.schedule, layout.vpp))
+    layers_of = {table[stage][chunk]: n for stage, row in enumerate(counts) for chunk, n in enumerate(row)}
+    contents: list[StageContents] = []
     dense_left = dense_layer_count(model)
-    for chunk in range(layout.vpp):
-        for stage in range(layout.pp):
-            layers = counts[stage][chunk]
-            dense = min(layers, dense_left)
-            dense_left -= dense
-            last = stage == layout.pp - 1 and chunk == layout.vpp - 1
-            contents[stage].append(
-                StageContents(
-                    dense_layers=dense,
-                    moe_layers=layers - dense,
-                    embedding=stage == 0 and chunk == 0,
-                    head=last,
-                    mtp_layers=model.mtp_layers if last else 0,
-                )
+    for virtual in range(len(layers_of)):
+        layers = layers_of[virtual]
+        dense = min(layers, dense_left)
+        dense_left -= dense
+        last = virtual == len(layers_of) - 1
+        contents.append(
+            StageContents(
+                dense_layers=dense,
+                moe_layers=layers - dense,
+                embedding=virtual == 0,
+                head=last,
+                mtp_layers=model.mtp_layers if last else 0,
             )
-    return tuple(tuple(chunks) for chunks in contents)
+        )
+    return tuple(tuple(contents[virtual] for virtual in row) for row in table)
 
 
 def parameters_per_gpu(model: Model, layout: Layout, stage: int) -> StageParameters:

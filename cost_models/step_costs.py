@@ -12,6 +12,7 @@ from cost_models.micro_batch import Epilogue, MicroBatches, StepCosts
 from cost_models.micro_batch_cost import TERMS, MicroBatchCost
 from cost_models.optimizer_cost import optimizer_s
 from cost_models.parameters import parameters_per_gpu
+from cost_models.pipeline import SPLIT_SCHEDULES, chunks_per_stage
 from cost_models.sharded_parameters import ShardGroups
 from cost_models.tracing import priced
 
@@ -117,19 +118,22 @@ def step_costs(cost: MicroBatchCost, batches: MicroBatches, ranks: int, *, data_
     priced = batches.first if alike else batches
     forward, backward = cost.both_terms_s(priced)
     transfer = cost.transfer_s(priced, neighbour)
+    visited = cost.kind[:, : layout.vpp]  # one of the two copies of DualPipe
     forward_s, backward_s = (
-        terms.sum(axis=0).mean(axis=-1)[cost.kind].sum(axis=1) for terms in (forward, backward)
+        terms.sum(axis=0).mean(axis=-1)[visited].sum(axis=1) for terms in (forward, backward)
     )
     micro_batches = float(batches.group_size.sum()) / ranks
     windows = ComputeWindows.of(layout, forward_s, backward_s, micro_batches)
+    weight = cost.weight_terms_s(priced) if layout.schedule in SPLIT_SCHEDULES else None
     if alike:
         forward, backward = (
             np.broadcast_to(terms, (*terms.shape[:2], batches.count)) for terms in (forward, backward)
         )
+        weight = None if weight is None else np.broadcast_to(weight, forward.shape)
         transfer = np.broadcast_to(transfer, batches.count)
     return StepCosts(
         stages=layout.pp,
-        chunks=layout.vpp,
+        chunks=chunks_per_stage(layout.schedule, layout.vpp),
         terms=TERMS,
         forward_terms_s=forward,
         backward_terms_s=backward,
@@ -137,4 +141,8 @@ def step_costs(cost: MicroBatchCost, batches: MicroBatches, ranks: int, *, data_
         transfer_s=transfer,
         epilogue=epilogue(cost, ranks, data_s=data_s, windows=windows),
         alike=alike,
+        schedule=layout.schedule,
+        weight_terms_s=weight,
+        overlapped_term=TERMS.index("expert_all_to_all") if layout.schedule == "dualpipe" else None,
+        pp_overlap=layout.pp_overlap or layout.pp == 1,
     )

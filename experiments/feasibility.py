@@ -5,6 +5,7 @@ from __future__ import annotations
 from cost_models.hardware import Cluster
 from cost_models.layout import Layout
 from cost_models.model import Model
+from cost_models.pipeline import schedule_problems
 
 __all__ = ["layout_notes", "reasons_against"]
 
@@ -38,7 +39,7 @@ def layout_notes(model: Model, cluster: Cluster, layout: Layout) -> tuple[str, .
         notes.append(
             f"tp = {layout.tp} is wider than a node ({node_gpus} GPUs): tensor parallelism crosses the network"
         )
-    if model.layers % (layout.pp * layout.vpp):
+    if (model.layers + (2 if layout.embedding_layers else 0)) % (layout.pp * layout.vpp):
         notes.append(
             f"{model.layers} layers do not divide by pp x vpp = {layout.pp} x {layout.vpp}: stages are uneven"
         )
@@ -69,8 +70,11 @@ def _heads(model: Model, layout: Layout) -> str:
 
 
 def _stages(model: Model, layout: Layout) -> str:
+    wrong = schedule_problems(layout)
+    if wrong:
+        return f"layout.schedule: {'; '.join(wrong)}"
     chunks = layout.pp * layout.vpp
-    if chunks <= model.layers:
+    if chunks <= model.layers + (2 if layout.embedding_layers else 0):
         return ""
     return (
         f"layout.pp: pp x vpp = {layout.pp} x {layout.vpp} = {chunks} stages are more than "

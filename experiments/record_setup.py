@@ -158,7 +158,8 @@ def _layout(config: RunConfig, degrees: dict[str, int], switches: Switches, note
     vpp = config.vpp
     if vpp is None:
         interleaved = "1F1B-I" in config.framework
-        vpp = max(1, _needed(config, "layers") // pp) if interleaved and pp > 1 else 1
+        dealt = _needed(config, "layers") + (2 if switches.layout.get("embedding_layers") else 0)
+        vpp = max(1, dealt // pp) if interleaved and pp > 1 else 1
         if pp > 1:
             notes.assumptions.append(f"vpp {vpp}")
     if vpp > 1 and pp == 1:

@@ -219,6 +219,16 @@ def _recompute_share(config: RunConfig) -> Finding:
     ), f"{policy[1]}: the other matrix products are repeated"
 
 
+def _embedding_layers(config: RunConfig) -> Finding:
+    """Frameworks cut layers evenly: where only layers + 2 divide, embedding and head were counted as one each."""
+    if re.search(r"embedding (?:and loss count|counted) as (?:layers|a pipeline layer)", config.notes):
+        return True, ""
+    chunks = (config.pp or 1) * (config.vpp or 1)
+    if chunks == 1 or config.layers is None or config.layers % chunks == 0 or (config.layers + 2) % chunks:
+        return None
+    return True, "embedding and head counted as layers of the pipeline"
+
+
 LAYOUT_RULES = (
     Rule(field="precision", read=_precision, without="8- and 4-bit block formats: as fp8"),
     Rule(field="sequence_parallel", read=_sequence_parallel, without=""),
@@ -272,7 +282,7 @@ LAYOUT_RULES = (
     Rule(field="stage_balance", read=_stage_balance, without=""),
     Rule(
         field="embedding_layers",
-        read=_stated(r"embedding (?:and loss count|counted) as (?:layers|a pipeline layer)"),
+        read=_embedding_layers,
         without="embedding and head counted as layers of the pipeline",
     ),
 )
@@ -299,15 +309,24 @@ _NOT_MODELLED = (
 )
 _TOKEN_DROP = re.compile(r"force-balanced|capacity factor 1\b|token.drop(?!less)")
 _ZERO_BUBBLE = re.compile(r"\b(ZB-?\w+|DualPipe\w*)\b")
-_SCHEDULES = {"ZB-1p": "zb-h1", "ZB-H1": "zb-h1", "ZB-V": "zb-v", "ZBV": "zb-v"}
-"""Names of schedules as frameworks write them -> of Layout. ZB-1p keeps 1F1B's memory, as ZB-H1 does."""
+_SCHEDULES = {
+    "ZB-1p": "zb-h1",
+    "ZB-2p": "zb-h2",
+    "ZB-H2": "zb-h2",
+    "ZB-H1": "zb-h1",
+    "ZB-V": "zb-v",
+    "ZBV": "zb-v",
+    "DualPipe": "dualpipe",
+}
+"""Names of schedules as frameworks write them -> of Layout. ZB-1p keeps 1F1B's memory, as ZB-H1 does,
+ZB-2p twice as much, as ZB-H2 does."""
 
 
 def schedule_of(config: RunConfig, vpp: int) -> str:
     """The pipeline schedule; a name that Layout does not know blocks the prediction."""
     named = _ZERO_BUBBLE.search(config.framework) or _ZERO_BUBBLE.search(config.notes)
     if named:
-        name = "dualpipe" if named[1].startswith("DualPipe") else _SCHEDULES.get(named[1], named[1])
+        name = _SCHEDULES.get(named[1], named[1])
         if _takes(Layout, "schedule", name):
             return name
     return "interleaved" if vpp > 1 else "1f1b"

@@ -72,6 +72,8 @@ KEYS: Mapping[str, Key] = {
     "layout.sequence_parallel": Key(parse=_boolean, default=True),
     "layout.stage_balance": Key(parse=_choice(get_args(StageBalance)), default="layers"),
     "layout.schedule": Key(parse=_choice(get_args(Schedule)), default="1f1b"),
+    "layout.pp_overlap": Key(parse=_boolean, default=True),
+    "layout.embedding_layers": Key(parse=_boolean, default=False),
     "layout.sharding": Key(parse=_choice(get_args(Sharding)), default="zero1"),
     "layout.shard_ranks": Key(parse=_or_word("all", _integer(1)), default=None, dump=_word_or("all")),
     "layout.gradient_bytes": Key(parse=_one_of(2, 4), default=4),

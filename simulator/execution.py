@@ -27,7 +27,11 @@ WAITS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
-    """Every operation as columns; op 0 = forward, 1 = backward, 2 = everything in WAITS that is not a wait."""
+    """Every operation as columns.
+
+    op 0 = forward, 1 = backward (without its weight gradient where that runs apart), 4 = weight gradient,
+    2 = everything in WAITS that is not a wait.
+    """
 
     rank: Ints
     stage: Ints

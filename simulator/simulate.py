@@ -157,6 +157,11 @@ def plan_batch(setup: Setup, lengths: ArrayLike) -> tuple[Plan, PlanningProblem,
             "HDP ranks run different micro-batches, so they cannot meet in every layer to gather its parameters: "
             "layout.sharding = zero3 needs strategy.name = static; HDP takes none, zero1 or zero2"
         )
+    if setup.strategy.name != "static" and setup.layout.schedule == "dualpipe":
+        raise InfeasibleError(
+            "HDP ranks run different numbers of micro-batches; layout.schedule = dualpipe needs the same even number "
+            "everywhere: use strategy.name = static, or zb-h1, zb-h2 or zb-v, which take any number"
+        )
     capacity, report = capacity_tokens(setup)
     problem = PlanningProblem(
         lengths=tokens,
@@ -198,7 +203,7 @@ def play_plan(setup: Setup, plan: Plan, costs: StepCosts) -> Execution:
     noise = draw_noise(
         plan,
         stages=setup.layout.pp,
-        chunks=setup.layout.vpp,
+        chunks=costs.chunks,
         tp=setup.layout.tp,
         gpus_per_node=setup.cluster.node.gpus,
         options=options,

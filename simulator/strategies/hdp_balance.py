@@ -271,6 +271,7 @@ class _Draft:
             np.concatenate((placed.time_s, pack_s)),
             stages=problem.stages,
             chunks=problem.cost.layout.vpp,
+            schedule=problem.cost.layout.schedule,
         )
         longest_s = longest_s.copy()
         np.maximum.at(longest_s, rank, seconds)

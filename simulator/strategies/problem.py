@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cost_models.micro_batch_cost import MicroBatchCost
+from cost_models.pipeline import bubble_weight
 from simulator.setup import StrategyOptions
 
 __all__ = ["PlanningProblem", "linear_table"]
@@ -38,8 +39,8 @@ class PlanningProblem:
 
     @property
     def bubble_weight(self) -> float:
-        """Micro-batch times a pipeline idles while it fills and drains: (p - 1) / v (Narayanan et al., SC'21)."""
-        return (self.cost.layout.pp - 1) / self.cost.layout.vpp
+        """Micro-batch times a pipeline idles while it fills and drains, of the layout's schedule."""
+        return bubble_weight(self.cost.layout)
 
     @property
     def ranks_per_node(self) -> int:

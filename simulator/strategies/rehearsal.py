@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_models.layout import Schedule
 from cost_models.micro_batch import Epilogue, StepCosts
 from simulator.plan import Plan
 from simulator.program import compile_program
@@ -17,8 +18,13 @@ Floats = NDArray[np.float64]
 BACKWARD_SHARE = 0.7
 """Backward over forward and backward: twice the matrix products, 2.5 times the attention."""
 
+WEIGHT_SHARE = 3.0 / 7.0
+"""Weight gradient over backward, where a schedule splits it: as much as the forward."""
 
-def rehearsed_s(plan: Plan, seconds: Floats, *, stages: int, chunks: int) -> float:
+
+def rehearsed_s(
+    plan: Plan, seconds: Floats, *, stages: int, chunks: int, schedule: Schedule = "1f1b"
+) -> float:
     """When the last rank ends, if micro-batches take *seconds* on every stage, forward and backward.
 
     Counted: the schedule with its bubbles, waiting of groups.  Ignored: transfers, what distinguishes stages.
@@ -29,9 +35,11 @@ def rehearsed_s(plan: Plan, seconds: Floats, *, stages: int, chunks: int) -> flo
     costs = StepCosts(
         stages=stages,
         chunks=chunks,
+        schedule=schedule,
         terms=("work",),
         forward_terms_s=forward_s,
         backward_terms_s=backward_s,
+        weight_terms_s=backward_s * WEIGHT_SHARE,
         kind=np.zeros((stages, chunks), dtype=np.int64),
         transfer_s=np.zeros(len(seconds)),
         epilogue=Epilogue(

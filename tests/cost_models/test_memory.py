@@ -12,7 +12,6 @@ from cost_models.layout import Layout
 from cost_models.memory import (
     MemoryOverheads,
     activation_bytes_per_token_layer,
-    in_flight_chunks,
     kept_share,
     layer_activations,
     memory_report,
@@ -21,6 +20,7 @@ from cost_models.memory import (
 )
 from cost_models.model import Model
 from cost_models.parameters import parameters, parameters_per_gpu
+from cost_models.pipeline import in_flight_passes
 from hdpsim.errors import InfeasibleError, OutOfMemoryError
 
 GPT = Model(
@@ -169,13 +169,13 @@ def test_experts_are_sharded_over_fewer_copies() -> None:
 def test_micro_batches_in_flight(
     pp: int, vpp: int, stage: int, batches: int | None, counts: tuple[int, ...]
 ) -> None:
-    assert in_flight_chunks(Layout(pp=pp, vpp=vpp), stage, batches) == counts
+    assert in_flight_passes(Layout(pp=pp, vpp=vpp), stage, batches) == counts
 
 
 @given(st.integers(2, 16), st.integers(2, 8))
 def test_interleaving_holds_the_published_factor(p: int, v: int) -> None:
     # layers / p x (1 + (p - 1) / (p v)), in chunk passes of layers / (p v)
-    assert sum(in_flight_chunks(Layout(pp=p, vpp=v), 0)) == pytest.approx(p * v * (1 + (p - 1) / (p * v)))
+    assert sum(in_flight_passes(Layout(pp=p, vpp=v), 0)) == pytest.approx(p * v * (1 + (p - 1) / (p * v)))
 
 
 def test_offload_keeps_first_and_last_layer() -> None:

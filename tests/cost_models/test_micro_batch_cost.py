@@ -240,3 +240,19 @@ def test_a_7b_step_reaches_a_plausible_share_of_the_peak(gpu: str) -> None:
     weights = LAYERS * (HIDDEN * 48 * 128 + HIDDEN**2 + 3 * HIDDEN * FFN) + HIDDEN * VOCAB
     flop = 6 * weights * 4096 + 6 * LAYERS * HIDDEN * 4096**2
     assert 0.4 < flop / seconds / chip.bf16_flop_per_s < 0.8
+
+
+def test_weight_gradients_are_half_of_the_backward_products_and_the_rest_is_the_input_gradient() -> None:
+    # Without efficiencies a weight gradient has the FLOP of the forward, the whole backward twice as many.
+    cost, batch = ideal_cost(), micro_batches([[4096], [1024, 1024]])
+    backward, weight = cost.terms_s(batch, backward=True), cost.weight_terms_s(batch)
+    row = TERMS.index("gemm")
+    np.testing.assert_allclose(weight[row], backward[row] / 2, rtol=0.02)
+    assert set(np.flatnonzero(weight.sum(axis=(1, 2)))) == {row, TERMS.index("logits")}
+
+
+@given(shipped_calibrations, st.lists(lengths, min_size=1, max_size=4))
+def test_weight_gradients_never_exceed_the_backward(name: str, tokens: list[int]) -> None:
+    cost = MicroBatchCost(MIXTRAL, Layout(tp=2, ep=2), ideal_cluster(), calibration(name))
+    batch = micro_batches([[count] for count in tokens])
+    assert np.all(cost.weight_terms_s(batch) <= cost.terms_s(batch, backward=True))

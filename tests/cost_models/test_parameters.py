@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from cost_models.flop import (
     sequence_flop,
     sequence_model_flop,
 )
-from cost_models.layout import Layout
+from cost_models.layout import Layout, Schedule
 from cost_models.model import Model
 from cost_models.parameters import (
     active_parameters,
@@ -23,6 +25,8 @@ from cost_models.parameters import (
     stage_layers,
 )
 from hdpsim.errors import InfeasibleError
+
+DENSE = catalog.model("llama-2-7b")
 
 PUBLISHED = {  # name: (parameters, source)
     "llama-2-7b": (6.738e9, "meta-llama/Llama-2-7b-hf model card"),
@@ -238,3 +242,44 @@ def test_a_window_never_adds_work_and_a_wide_one_changes_nothing(length: int, wi
 def test_joining_sequences_never_costs_less(lengths: list[int]) -> None:
     model = catalog.model("llama-3-8b")
     assert sequence_model_flop(model, [sum(lengths)]) >= sequence_model_flop(model, lengths) * (1 - 1e-12)
+
+
+def test_embedding_and_head_count_as_layers():
+    layers = replace(DENSE, layers=126)
+    # 126 + 2 over 16 stages x 8 chunks: one each, none beside the embedding and the head.
+    counts = stage_layers(layers, Layout(pp=16, vpp=8, schedule="interleaved", embedding_layers=True))
+    assert [sum(chunks) for chunks in counts] == [7, *[8] * 14, 7]
+    assert (counts[0][0], counts[15][7]) == (0, 0)
+    # What does not divide: 10 + 2 over 5 stages are 2, 2, 3, 3, 2 or so; the extra ones sit in the middle.
+    ten = replace(DENSE, layers=10)
+    assert stage_layers(ten, Layout(pp=5, embedding_layers=True)) == ((1,), (3,), (3,), (2,), (1,))
+    assert stage_layers(ten, Layout(embedding_layers=True)) == ((10,),)
+    with pytest.raises(InfeasibleError, match="10 layers, embedding and head are too few for pp 13"):
+        stage_layers(ten, Layout(pp=13, embedding_layers=True))
+
+
+@given(
+    st.integers(2, 40), st.sampled_from(["zb-h1", "zb-v", "dualpipe"]), st.sampled_from([2, 4]), st.booleans()
+)
+def test_split_schedules_place_every_layer_once(layers: int, schedule: Schedule, pp: int, embedding: bool):
+    vpp = 2 if schedule == "zb-v" else 1
+    layout = Layout(pp=pp, vpp=vpp, schedule=schedule, embedding_layers=embedding)
+    model = replace(DENSE, layers=max(layers, pp * vpp))
+    contents = stage_contents(model, layout)
+    copies = 2 if schedule == "dualpipe" else 1
+    parts = [part for stage in contents for part in stage]
+    assert sum(part.layers for part in parts) == copies * model.layers
+    assert sum(part.embedding for part in parts) == sum(part.head for part in parts) == copies
+    if schedule == "zb-v":
+        assert (contents[0][0].embedding, contents[0][1].head) == (True, True)
+
+
+def test_split_schedules_need_their_degrees():
+    for layout, words in (
+        (Layout(pp=4, schedule="zb-v"), "zb-v needs vpp 2, not 1"),
+        (Layout(pp=3, schedule="dualpipe"), "even number of stages, not pp 3"),
+        (Layout(schedule="zb-h1"), "needs a pipeline"),
+        (Layout(pp=2, schedule="zb-h2", pp_overlap=False), "asynchronous transfers"),
+    ):
+        with pytest.raises(InfeasibleError, match=words):
+            stage_layers(DENSE, layout)

@@ -8,7 +8,7 @@ import pytest
 
 from cost_models.layout import Layout
 from cost_models.model import Model
-from experiments.record_switches import LAYOUT_RULES, MODEL_RULES, switches_of
+from experiments.record_switches import LAYOUT_RULES, MODEL_RULES, blocked, schedule_of, switches_of
 from experiments.records import RunConfig
 
 
@@ -86,3 +86,26 @@ def test_every_switch_is_taken_or_said_to_be_missing() -> None:
 
 def test_what_is_not_stated_is_said() -> None:
     assert set(switches_of(RunConfig(gpu="h100", tp=2)).assumptions) >= {"bf16", "sequence parallelism"}
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [
+        ("ZB-1p", "zb-h1"),
+        ("ZB-2p", "zb-h2"),
+        ("ZBV", "zb-v"),
+        ("DualPipe", "dualpipe"),
+        ("DualPipeV", "1f1b"),
+    ],
+)
+def test_zero_bubble_schedules(name: str, schedule: str) -> None:
+    record = RunConfig(gpu="h100", framework=f"fork ({name})")
+    assert schedule_of(record, 1) == schedule
+    assert bool(blocked(record)) == (schedule == "1f1b")
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "counted"), [(30, 8, True), (32, 8, None), (31, 8, None), (30, 1, None)]
+)
+def test_layers_that_only_divide_with_embedding_and_head(layers: int, pp: int, counted: bool | None) -> None:
+    assert read("embedding_layers", layers=layers, pp=pp) is counted

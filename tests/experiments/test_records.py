@@ -227,7 +227,7 @@ def test_an_unknown_gpu_is_a_reason_too(tmp_path: Path) -> None:
     [
         ({"framework": "torchtitan", "notes": "schedule DualPipeX"}, "pipeline schedule DualPipeX"),
         ({"task": "lora"}, "LoRA"),
-        ({"framework": "Megatron-LM fork (ZB-2p)"}, "pipeline schedule ZB-2p"),
+        ({"framework": "Megatron-LM fork (ZB-9p)"}, "pipeline schedule ZB-9p"),
     ],
 )
 def test_what_is_not_modelled_has_memory_but_no_time(
