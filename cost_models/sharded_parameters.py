@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cost_models.calibration import Calibration
 from cost_models.collectives import Collectives, GroupShape
 from cost_models.hardware import Cluster
-from cost_models.kernels import BF16_BYTES
+from cost_models.kernels import BF16_BYTES, memory_bound_s
 from cost_models.layout import Layout
 from cost_models.model import Model
 from cost_models.parameters import LayerKind, StageContents, layer_shard
@@ -24,6 +24,10 @@ from hdpsim.errors import InfeasibleError
 __all__ = ["ShardGroups", "ShardedParameters", "UnitTraffic", "overlapped_s"]
 
 Floats = NDArray[np.float64]
+
+COPY_OUT_BYTES = (
+    2 * BF16_BYTES
+)  # read and write; PyTorch fully_shard, split_with_sizes_copy of foreach_all_gather_copy_out
 
 
 def overlapped_s(compute_s: Floats, transfer_s: Floats | float, slowdown: float) -> Floats:
@@ -67,10 +71,13 @@ class ShardGroups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitTraffic:
-    """Collectives of one unit, seconds."""
+    """Collectives of one unit, seconds, with the copies around them."""
 
     gather_s: float = 0.0
+    copy_out_s: float = 0.0
+    """From the buffer of the gather to the parameters, before the unit's first kernel: nothing runs beside it."""
     reduce_s: float = 0.0
+    """Packing the gradients into the buffer of the reduction, and the reduction."""
 
 
 class ShardedParameters:
@@ -92,15 +99,21 @@ class ShardedParameters:
 
     def _traffic(self, dense: int, experts: int) -> UnitTraffic:
         """Collectives of a unit with so many parameters on a GPU."""
-        gather = reduce = 0.0
+        gather = reduce = moved = 0.0
         for parameters, groups in ((dense, self._dense), (experts, self._experts)):
             if not parameters or groups.shard.ranks == 1:
                 continue
             volume = self._layout.gradient_bytes * parameters
             reduce += float(self._collectives.reduce_scatter_s(volume, groups.shard, in_place=True))
+            moved += parameters
             volume = BF16_BYTES * parameters
             gather += float(self._collectives.all_gather_s(volume, groups.shard, in_place=True))
-        return UnitTraffic(gather_s=gather, reduce_s=reduce)
+        copy_in_bytes = (BF16_BYTES + self._layout.gradient_bytes) * moved
+        return UnitTraffic(
+            gather_s=gather,
+            copy_out_s=float(memory_bound_s(COPY_OUT_BYTES * moved, self._gpu, self._cal)),
+            reduce_s=reduce + float(memory_bound_s(copy_in_bytes, self._gpu, self._cal)),
+        )
 
     @priced("layer_gather", "layer_reduce")
     def exposed_s(
@@ -116,6 +129,7 @@ class ShardedParameters:
                       + reduction of the last layer and of embedding and head
                       + gather of the first layer, unless the head's backward hides it
 
+        Each gather is followed by its copy-out, and each reduction preceded by its copy-in.
         Counted: one prefetched unit; gathers and reductions share the network and follow each other; embedding and
         head are not gathered again. Without overlap: every gather and every reduction.
         Ignored: traffic that another stage's waiting hides; the forward's last layer, which could stay gathered.
@@ -124,22 +138,23 @@ class ShardedParameters:
         counts = {False: kind.dense_layers, True: kind.moe_layers}
         counts[bool(self._model.experts)] += kind.mtp_layers
         there = [moe for moe, count in counts.items() if count]
+        edge = next(iter(there), False)
         sample = next(iter(layer_s.values()))
         gather, reduce = np.zeros_like(sample), np.zeros_like(sample)
         # the edge layer computes before there is anything to run beside it, or transfers after the last compute
         if there:
-            edge = there[0]
             counts[edge] -= 1
             gather += self._layers[edge].gather_s * (not (backward and kind.head and self._layout.dp_overlap))
             reduce += self._layers[edge].reduce_s * backward
         for moe in there:
+            gather += (counts[moe] + (moe == edge)) * self._layers[moe].copy_out_s
             more_gather, more_reduce = self._layer_exposed_s(
                 self._layers[moe], layer_s[moe], backward=backward
             )
             gather += counts[moe] * more_gather
             reduce += counts[moe] * more_reduce
         vocabularies = self._vocabulary_units(kind)
-        gather += vocabularies * self._vocabulary.gather_s * (not backward)
+        gather += vocabularies * (self._vocabulary.gather_s + self._vocabulary.copy_out_s) * (not backward)
         reduce += vocabularies * self._vocabulary.reduce_s * backward
         return gather, reduce
 
