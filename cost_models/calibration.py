@@ -112,10 +112,15 @@ class Calibration:
     host_link_efficiency: float
     """Activation offload: fraction of the measured host-link rate while training traffic is running."""
     network: NetworkCalibration = field(default_factory=NetworkCalibration)
+    generation: str = ""
+    """Name of the shipped calibration that this one stands in for; empty: for any GPU."""
     entries: tuple[tuple[str, CalibrationEntry], ...] = ()
 
 
-_SCALARS = tuple(f.name for f in fields(Calibration) if f.name not in {"name", "network", "entries"})
+_SCALARS = tuple(
+    f.name for f in fields(Calibration) if f.name not in {"name", "network", "generation", "entries"}
+)
+_KEYS = {"name", "generation", "constants", "network"}
 _NETWORK = tuple(f.name for f in fields(NetworkCalibration))
 _DIVISORS = {key for key in _SCALARS if key.endswith(("_efficiency", "_per_s"))}
 _DIVISORS |= {"attention_tile_tokens", "flash1_rate", "flash2_rate"}
@@ -156,8 +161,8 @@ def load_calibration(path: str | Path) -> Calibration:
     """Read a calibration file; every constant must be there, nothing else may be."""
     data = load_yaml(Path(path))
     where = str(path)
-    if not isinstance(data, dict) or set(data) - {"name", "constants", "network"} or "constants" not in data:
-        raise CatalogError(f"{where}: a calibration has the keys name, constants and network")
+    if not isinstance(data, dict) or set(data) - _KEYS or "constants" not in data:
+        raise CatalogError(f"{where}: a calibration has the keys {', '.join(sorted(_KEYS))}")
     constants, network = data["constants"] or {}, data.get("network") or {}
     for section, content in (("constants", constants), ("network", network)):
         if not isinstance(content, dict):
@@ -179,6 +184,7 @@ def load_calibration(path: str | Path) -> Calibration:
         name=str(data.get("name", Path(path).stem)),
         **{key: entry.value for key, entry in entries.items()},
         network=_network(settings, where),
+        generation=str(data.get("generation", "")),
         entries=tuple(entries.items()) + tuple((f"network.{key}", entry) for key, entry in links.items()),
     )
 

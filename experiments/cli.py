@@ -31,6 +31,7 @@ VERBS = {
     "campaign": "experiments.cli_campaign",
     "reproduce": "experiments.cli_reproduce",
     "validate": "experiments.cli_validate",
+    "calibrate": "experiments.cli_calibrate",
     "scenarios": "experiments.cli_scenarios",
     "catalog": "experiments.cli_catalog",
     "fabric": "experiments.cli_fabric",

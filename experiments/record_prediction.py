@@ -13,13 +13,13 @@ from cost_models.micro_batch_cost import MicroBatchCost
 from cost_models.step_costs import step_costs
 from experiments.record_memory import Gauge, predict_memory
 from experiments.record_setup import Job, job_of, layout_cp
-from experiments.records import RunConfig
+from experiments.records import Measured, RunConfig
 from hdpsim.errors import HdpSimError
 from simulator.replay import run_replay
 from simulator.simulate import plan_micro_batches
 from simulator.strategies.uniform_mesh import plan_uniform
 
-__all__ = ["Convention", "Prediction", "convention_of", "predict", "predict_step"]
+__all__ = ["Convention", "Prediction", "convention_of", "measured_step_s", "predict", "predict_step"]
 
 Convention = Literal["model, full attention", "model, causal attention", "hardware, full attention"]
 TERA = 1e12
@@ -144,6 +144,18 @@ def predict_step(job: Job, cal: Calibration | None = None) -> tuple[float, tuple
     execution = run_replay(plan, costs)
     seconds = execution.account_s.mean(axis=(1, 2)).tolist()
     return execution.step_s, tuple(zip(execution.accounts, seconds, strict=True))
+
+
+def measured_step_s(config: RunConfig, job: Job, measured: Measured) -> float | None:
+    """Seconds of a step as measured: directly, from tokens/s, else from TFLOP/s in the source's convention."""
+    if measured.measured_step_s is not None:
+        return measured.measured_step_s
+    tokens_per_s, tflops = _rates(job, 1.0)
+    if measured.measured_tokens_per_s_per_gpu is not None:
+        return tokens_per_s / measured.measured_tokens_per_s_per_gpu
+    if measured.measured_tflops_per_gpu is not None:
+        return tflops[convention_of(config)] / measured.measured_tflops_per_gpu
+    return None
 
 
 def _rates(job: Job, step_s: float) -> tuple[float, dict[Convention, float]]:
