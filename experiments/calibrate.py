@@ -278,7 +278,7 @@ def _write(out: str, base: Calibration, generation: str, found: Fit, name: str) 
         for tied in constant.tied:
             scaled = value_of(base, tied) * (value / begun if begun else 1.0)
             entries[tied] = CalibrationEntry(
-                value=_rounded(min(1.0, scaled) if tied.endswith("_overlap") else scaled),
+                value=_rounded(scaled),
                 meaning=meaning_of(base, tied),
                 source=f"Keeps its ratio to {constant.name}, which was fitted",
                 fitted_on=fitted_on,

@@ -85,19 +85,11 @@ CONSTANTS = (
         decided_by="runs with tiny micro-batches (a few hundred tokens a GPU)",
     ),
     Constant(
-        name="gradient_overlap",
-        low=0.0,
-        high=1.0,
-        doubt=0.2,
-        decided_by="the same model with few and with many micro-batches a step, over several nodes",
-        tied=("parameter_overlap",),
-    ),
-    Constant(
         name="overlap_slowdown",
         low=0.0,
         high=0.5,
         doubt=0.1,
-        decided_by="runs with sharded parameters (FSDP, ZeRO-3) on one and on many nodes",
+        decided_by="data-parallel and sharded (FSDP, ZeRO-3) runs on one and on many nodes",
     ),
     Constant(
         name="step_fixed_s",
@@ -171,8 +163,7 @@ def apply(cal: Calibration, base: Calibration, values: Mapping[Constant, float])
             own[constant.name] = value
         for name in constant.tied:
             ratio = value_of(base, name) / start if start else 1.0
-            tied = value * ratio
-            own[name] = min(1.0, tied) if name.endswith("_overlap") else tied
+            own[name] = value * ratio
     if network:
         own["network"] = replace(cal.network, **network)
     return replace(cal, **own)

@@ -171,7 +171,7 @@ def determined(
     while kept:
         scaled = jacobian[:, kept] * spans[kept]
         singular = np.linalg.svd(scaled, compute_uv=False)
-        widths = half_widths(covariance(scaled, residuals, weights, sources))
+        widths = half_widths(covariance(scaled, _left_over(scaled, residuals, weights), weights, sources))
         if len(kept) > len(residuals) // 2 or singular[-1] < 1e-6 * singular[0]:
             widths = 1.0 / np.maximum(np.linalg.norm(scaled, axis=0), 1e-12)  # the least noticed goes
         elif widths.max() <= WIDEST_SHARE:
@@ -195,6 +195,13 @@ class _Prior:
             np.array([getattr(constant, side) for constant in constants]) for side in ("low", "high", "doubt")
         )
         return cls(centre=(start - low) / (high - low), slope=LOSS_SCALE * (high - low) / doubt)
+
+
+def _left_over(slope: Floats, residuals: Floats, weights: Floats) -> Floats:
+    """What a weighted linear fit leaves of the residuals: the noise that intervals are made of."""
+    root = np.sqrt(weights)
+    change = np.linalg.lstsq(root[:, None] * slope, root * residuals, rcond=None)[0]
+    return np.asarray(residuals - slope @ change)
 
 
 def fit(model: Model, constants: Sequence[Constant], start: Floats) -> Fit:

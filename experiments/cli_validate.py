@@ -18,16 +18,40 @@ __all__ = ["command"]
     is_flag=True,
     help="Judge peak memory and out-of-memory verdicts instead of time.",
 )
+@click.option(
+    "--calibration",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Constants for the GPUs of the file's generation, such as `hdpsim calibrate` writes.",
+)
+@click.option(
+    "--kernels",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Predict single kernels and collectives (csv or csv.gz) instead of runs.",
+)
 @out_option
 @json_option
-def command(records: str | None, memory: bool, out: str | None, as_json: bool) -> None:
+def command(
+    records: str | None,
+    memory: bool,
+    calibration: str | None,
+    kernels: str | None,
+    out: str | None,
+    as_json: bool,
+) -> None:
     """Predict the training runs of RECORDS.csv (default: the published ones shipped) and show the errors.
 
     The columns are explained in docs/validation.md. A record that cannot be predicted is listed with the reason.
     """
+    if kernels is not None and (records is not None or memory or out is not None):
+        raise click.UsageError("--kernels goes with --calibration and --json only")
     with progress("predicting") as shown:
-        module = import_module("experiments.validate")
-        validation = module.run(records, out, memory=memory, report=shown)
+        if kernels is not None:
+            validation = import_module("experiments.validate_kernels").run(kernels, calibration)
+        else:
+            module = import_module("experiments.validate")
+            validation = module.run(records, out, memory=memory, calibration=calibration, report=shown)
     if as_json:
         emit_json(validation.document)
         return

@@ -87,7 +87,9 @@ def convention_of(config: RunConfig) -> Convention:
     return _OF_FAMILY.get(config.family, "model, full attention")
 
 
-def predict(config: RunConfig, *, memory_only: bool = False) -> Prediction:
+def predict(
+    config: RunConfig, *, memory_only: bool = False, calibration: Calibration | None = None
+) -> Prediction:
     """Predict a record from its configuration alone. What cannot be predicted has a reason; nothing is raised.
 
     Every data-parallel rank runs the same number of micro-batches of whole sequences, in order; the tokens of a
@@ -95,7 +97,7 @@ def predict(config: RunConfig, *, memory_only: bool = False) -> Prediction:
     """
     convention = convention_of(config)
     try:
-        job = job_of(config)
+        job = job_of(config, calibration)
         memory = predict_memory(config, job)
     except HdpSimError as error:
         return Prediction(convention=convention, reason=str(error))

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from cost_models import catalog
-from cost_models.calibration import calibration
+from cost_models.calibration import Calibration, calibration
 from cost_models.hardware import Cluster, Node
 from cost_models.layout import Layout
 from cost_models.layout import Sharding as LayoutSharding
@@ -65,8 +65,12 @@ class _Notes:
     not_modelled: list[str] = field(default_factory=list)
 
 
-def job_of(config: RunConfig) -> Job:
+def job_of(config: RunConfig, own: Calibration | None = None) -> Job:
     """What the simulator needs to predict a record.
+
+    Args:
+        config: what was run.
+        own: constants for GPUs of its generation (of any, where it names none) instead of the shipped ones.
 
     Raises:
         InfeasibleError: the record lacks something that cannot be assumed, or contradicts itself.
@@ -89,6 +93,8 @@ def job_of(config: RunConfig) -> Job:
         raise InfeasibleError(f"{context} tokens of a micro-batch do not divide by cp = {layout.cp}")
     _remarks(config, model, layout, notes)
     cal = calibration(cluster.gpu.calibration)
+    if own is not None and own.generation in ("", cluster.gpu.calibration):
+        cal = own
     if switches.balanced_experts:
         cal = replace(cal, expert_imbalance=1.0)
         notes.assumptions.append("experts perfectly balanced (forced, or tokens dropped)")

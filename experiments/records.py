@@ -135,6 +135,16 @@ REQUIRED_COLUMNS = (
 )  # fmt: skip
 MEASURED_COLUMNS = tuple(field.name for field in fields(Measured))
 
+_OTHER_VERBS = (
+    (("dataset", "context_tokens", "strategy"), "`hdpsim reproduce bytescale --cells FILE`"),
+    (
+        ("system", "global_batch", "metric", "measured"),
+        "`hdpsim reproduce megascale --cells FILE`",
+    ),
+    (("kind", "time_us"), "`hdpsim validate --kernels FILE`"),
+)
+"""Columns of files that another verb takes."""
+
 _WHOLE = (
     "n_gpus", "gpus_per_node", "year", "layers", "hidden", "ffn_hidden", "heads", "kv_heads", "head_dim", "vocab",
     "n_experts", "topk", "shared_expert_ffn", "seq_len", "global_batch_seqs", "grad_accum", "micro_batch", "tp", "pp",
@@ -192,6 +202,9 @@ def _table(path: str | Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     head = [name.strip() for name in rows[0]] if rows else []
     missing = [name for name in REQUIRED_COLUMNS if name not in head]
     if missing:
+        for columns, verb in _OTHER_VERBS:
+            if set(columns) <= set(head):
+                raise UserInputError(f"{path}: holds no training runs in the columns of validate; use {verb}")
         raise UserInputError(
             f"{path}: missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; "
             f"needed: {', '.join(REQUIRED_COLUMNS)}; found: {', '.join(head) or 'nothing'}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,21 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from experiments import plots
+from cost_models.calibration import load_calibration
 from experiments.artefacts import check_out
 from experiments.compare import silent
 from experiments.record_errors import error_of, error_summary
 from experiments.record_prediction import Prediction, predict
 from experiments.records import Record, read_records, shipped_records
-from experiments.run_directory import SCHEMA_VERSION, RunDirectory
+from experiments.run_directory import SCHEMA_VERSION
 from experiments.tables import Table
 from experiments.validate_memory import (
     MEMORY_QUANTITY,
     memory_columns,
-    memory_lines,
     memory_summary,
     memory_tables,
 )
+from experiments.validate_report import group_table, reason_table, summary_lines, write_directory
 from hdpsim import __version__
 
 __all__ = ["QUANTITIES", "Validation", "run"]
@@ -57,6 +55,7 @@ def run(
     out: str | None = None,
     *,
     memory: bool = False,
+    calibration: str | None = None,
     report: Callable[[int, int], None] = silent,
 ) -> Validation:
     """Predict every record of a file and hold the predictions against what was measured.
@@ -64,6 +63,7 @@ def run(
     Args:
         path: CSV of records; None: the runs shipped with hdpsim.
         out: run directory to write.
+        calibration: file of constants for the GPUs of its generation, instead of the shipped ones.
         memory: judge peak memory and whether a run fits, not its time.
         report: told (done, total) after every record.
 
@@ -72,9 +72,11 @@ def run(
     """
     check_out(out)
     records = read_records(shipped_records() if path is None else path)
+    own = None if calibration is None else load_calibration(calibration)
     predictions: list[Prediction] = []
     for done, record in enumerate(records, start=1):
-        predictions.append(predict(record.config, memory_only=memory))  # no measurement comes near it
+        # no measurement comes near it
+        predictions.append(predict(record.config, memory_only=memory, calibration=own))
         report(done, len(records))
     rows = [_row(record, prediction, memory) for record, prediction in zip(records, predictions, strict=True)]
     document: Document = {
@@ -83,15 +85,16 @@ def run(
         "hdpsim_version": __version__,
         "file": Path(path).name if path is not None else "shipped runs.csv",
         "records": rows,
+        "calibration": own and own.name,
         "summary": _summary(rows),
         "groups": _groups(rows),
     }
     # Memory is measured in few sources; in time mode a source of which nothing can be judged is news.
     shown = [group for group in document["groups"] if group["count"] or not memory]
-    tables = (_group_table(shown), *memory_tables(document), _reason_table(document))
-    lines = _lines(document)
+    tables = (group_table(shown), *memory_tables(document), reason_table(document))
+    lines = summary_lines(document)
     if out is not None:
-        _write(out, document, lines)
+        write_directory(out, document, lines)
         lines = (*lines, f"wrote {out}")
     return Validation(document=document, tables=tables, lines=lines)
 
@@ -196,120 +199,3 @@ def _groups(rows: Sequence[Document]) -> list[Document]:
             }
         )
     return groups
-
-
-def _percent(share: float | None, signed: bool = False) -> str:
-    if share is None:
-        return "-"
-    return f"{100 * share:+.1f}" if signed else f"{100 * share:.1f}"
-
-
-def _group_table(groups: Sequence[Document]) -> Table:
-    return Table(
-        title="Errors by source and GPU, in % of the measurement (bias: median with its sign)",
-        columns=("source", "GPU", "records", "judged", "median", "bias", "p90", "worst", "worst record"),
-        rows=tuple(
-            (
-                group["family"],
-                group["gpu"],
-                str(group["records"]),
-                str(group["count"]),
-                _percent(group["median_abs_error"]),
-                _percent(group["median_error"], signed=True),
-                _percent(group["p90_abs_error"]),
-                _percent(group["worst_error"], signed=True),
-                group["worst_record"] or "-",
-            )
-            for group in groups
-        ),
-        left=frozenset({0, 1, 8}),
-    )
-
-
-def _reason_table(document: Document) -> Table:
-    reasons = document["summary"]["unpredicted_reasons"]
-    return Table(
-        title="Not predicted",
-        columns=("records", "reason"),
-        rows=tuple((str(count), reason) for reason, count in reasons.items()) or (("0", "-"),),
-        left=frozenset({1}),
-    )
-
-
-def _lines(document: Document) -> tuple[str, ...]:
-    summary = document["summary"]
-    lines = [
-        _sentence("all records", summary),
-        _sentence("complete pretraining records, none in doubt", summary["complete_pretraining"]),
-    ]
-    ranks, memory = summary["rank_correlation"], summary["memory"]
-    if ranks["groups"]:
-        lines.append(
-            f"order of layouts: rank correlation of throughput {ranks['median']:.3f} in the median of "
-            f"{ranks['groups']} sets of records of one model, GPU, size and sequence length; lowest {ranks['min']:.3f}"
-        )
-    lines += memory_lines(memory)
-    return tuple(lines)
-
-
-def _sentence(what: str, errors: Mapping[str, Any]) -> str:
-    if not errors["count"]:
-        return f"{what}: nothing to judge, {errors['unpredicted']} not predicted"
-    return (
-        f"{what}: {errors['count']} judged, median error {_percent(errors['median_abs_error'])} %, "
-        f"mean {_percent(errors['mean_abs_error'])} %, p90 {_percent(errors['p90_abs_error'])} %, "
-        f"worst {_percent(errors['max_abs_error'])} %; {errors['unpredicted']} not predicted"
-    )
-
-
-def _write(out: str, document: Document, lines: tuple[str, ...]) -> None:
-    """Write the run directory."""
-    rows = document["records"]
-    command = shlex.join(["hdpsim", *sys.argv[1:]])
-    with RunDirectory(
-        out, title="Predictions against published runs", command=command, notes=lines
-    ) as directory:
-        directory.write_json(
-            "result.json", document, "Everything as one JSON document, as printed by --json."
-        )
-        directory.write_csv(
-            "records.csv", [_flat(row) for row in rows], "One row per record: measurement, prediction, error."
-        )
-        directory.write_csv(
-            "groups.csv", [_flat(group) for group in document["groups"]], "Errors by source and GPU."
-        )
-        for quantity, title in (
-            ("step_s", "step time (s)"),
-            ("tokens_per_s_per_gpu", "throughput (tokens/s per GPU)"),
-            ("tflops_per_gpu", "FLOP rate (TFLOP/s per GPU, as the source counts)"),
-            (MEMORY_QUANTITY, "peak memory (GB)"),
-        ):
-            points = _points(rows, quantity)
-            if points:
-                directory.save_figure(
-                    f"measured_against_predicted_{quantity}",
-                    plots.plot_paper_against_prediction(points, quantity=title),
-                    f"Every record judged by its {title}: prediction over measurement.",
-                )
-
-
-def _points(rows: Sequence[Document], quantity: str) -> dict[str, tuple[list[float], list[float]]]:
-    """Source -> (measured, predicted) of the rows judged by *quantity*."""
-    points: dict[str, tuple[list[float], list[float]]] = {}
-    for row in rows:
-        if row["quantity"] == quantity and row["error"] is not None:
-            measured, predicted = points.setdefault(row["group"][0], ([], []))
-            measured.append(row["measured"])
-            predicted.append(row["predicted"])
-    return points
-
-
-def _flat(row: Mapping[str, Any]) -> dict[str, object]:
-    """A row for CSV: nothing for None, lists joined, breakdowns left to the JSON."""
-    flat: dict[str, object] = {}
-    for name, value in row.items():
-        if isinstance(value, dict):
-            continue
-        joined = "; ".join(value) if isinstance(value, list) else value
-        flat[name] = "" if joined is None else joined
-    return flat

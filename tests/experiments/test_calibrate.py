@@ -110,7 +110,8 @@ def test_too_few_records_are_refused(tmp_path: Path, measured: Path) -> None:
     with measured.open(newline="") as file:
         few = list(csv.DictReader(file))[:4]
     result = CliRunner().invoke(
-        cli, ["calibrate", str(write(tmp_path / "few.csv", few)), "--gpu", "h100", "-o", str(tmp_path / "x.yaml")]
+        cli,
+        ["calibrate", str(write(tmp_path / "few.csv", few)), "--gpu", "h100", "-o", str(tmp_path / "x.yaml")],
     )
     assert result.exit_code == 3
     assert "4 records" in result.output
@@ -119,7 +120,9 @@ def test_too_few_records_are_refused(tmp_path: Path, measured: Path) -> None:
 
 
 def test_what_records_do_not_tell_is_refused_by_name(measured: Path, tmp_path: Path) -> None:
-    with pytest.raises(InfeasibleError, match=r"grouped_gemm_efficiency: no record depends on it; would be decided by"):
+    with pytest.raises(
+        InfeasibleError, match=r"grouped_gemm_efficiency: no record depends on it; would be decided by"
+    ):
         calibrate(str(measured), "h100", str(tmp_path / "x.yaml"), constants=["grouped_gemm_efficiency"])
     with pytest.raises(InfeasibleError, match="0 records of a100-80gb's generation"):
         calibrate(str(measured), "a100-80gb", str(tmp_path / "x.yaml"))

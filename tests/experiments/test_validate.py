@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from experiments.cli import cli
 from experiments.records import MEASURED_COLUMNS, shipped_records
 from experiments.validate import run
+from hdpsim.errors import UserInputError
 
 SOME = ("megatron-lm-0001", "bloom-0001", "dgxc-0003", "zero-bubble-0028", "zero-bubble-0004", "simumax-0001",
         "mlperf-0001", "alst-0006")  # fmt: skip
@@ -148,6 +149,38 @@ def test_bad_records_end_in_one_message(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["validate", str(path)])
     assert result.exit_code == 2
     assert "missing columns gpus_per_node" in result.output
+
+
+@pytest.mark.parametrize(
+    ("columns", "verb"),
+    [
+        ("model,dataset,gpus,context_tokens,strategy,measured_tokens_per_s", "reproduce bytescale --cells"),
+        ("system,model,gpus,global_batch,metric,measured", "reproduce megascale --cells"),
+        ("id,kind,gpu,dtype,m,n,k,time_us", "validate --kernels"),
+    ],
+)
+def test_files_of_other_verbs_are_sent_there(tmp_path: Path, columns: str, verb: str) -> None:
+    path = tmp_path / "other.csv"
+    path.write_text(columns + "\n")
+    with pytest.raises(UserInputError, match=verb):
+        run(str(path))
+
+
+def test_kernels_are_judged_one_by_one(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.csv"
+    path.write_text(
+        "kind,gpu,dtype,m,n,k,time_us,tflops,busbw_gbs\n"
+        "gemm,H100-SXM-80G,bf16,8192,8192,8192,1500,,\ngemm,TPU,bf16,8192,8192,8192,1500,,\n"
+    )
+    result = CliRunner().invoke(cli, ["validate", "--kernels", str(path), "--json"])
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert (document["summary"]["count"], document["summary"]["unpredicted"]) == (1, 1)
+    assert abs(document["records"][0]["error"]) < 0.2
+    assert "gemm" in CliRunner().invoke(cli, ["validate", "--kernels", str(path)]).stdout
+    (tmp_path / "none.csv").write_text("a,b\n1,2\n")
+    assert CliRunner().invoke(cli, ["validate", "--kernels", str(tmp_path / "none.csv")]).exit_code == 2
+    assert CliRunner().invoke(cli, ["validate", "--kernels", str(path), "--memory"]).exit_code == 2
 
 
 @pytest.mark.slow
