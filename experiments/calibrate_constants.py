@@ -80,8 +80,8 @@ CONSTANTS = (
     Constant(
         name="launch_s",
         low=0.0,
-        high=3e-5,
-        doubt=3e-06,
+        high=1e-4,
+        doubt=1e-5,
         decided_by="runs with tiny micro-batches (a few hundred tokens a GPU)",
     ),
     Constant(
