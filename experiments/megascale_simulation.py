@@ -28,7 +28,7 @@ ABLATION: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("parallel block", ("model.parallel_block=true",)),
     ("sliding window", ("model.sliding_window=768",)),
     ("TP overlap", ("layout.tp_overlap=true",)),
-    ("PP overlap", ()),
+    ("PP overlap", ("layout.pp_overlap=true",)),
     ("DP overlap", ("layout.dp_overlap=true",)),
     ("efficient operators", ("layout.attention_kernel=flash2", "layout.fused_kernels=true")),
     ("data pipeline", ("data.loader=shared", "data.asynchronous_loading=true")),
