@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cost_models.calibration import Calibration
+from cost_models.context_exchange import ContextExchange
 from cost_models.fabric import FabricModel
+from cost_models.flop import attention_pairs
 from cost_models.hardware import Gpu
 from cost_models.kernels import (
     ATTENTION_BACKWARD_FLOP_RATIO,
@@ -59,6 +62,7 @@ class AttentionCost:
 
     Counted: quadratic work per segment (never across segments), kernel ramp, tiles that short pieces leave mostly
     empty, merging of partial outputs, transfers not hidden by the same step's work, slowest hop of the ring.
+    Other kinds of context parallelism: d steps are 1/d of one rank's attention, the exchange stands for the ring.
     Older flash kernels are slower by a calibrated rate. Unfused: see unfused_attention; a block of a ring is a square.
     Ignored: imbalance of zig-zag halves below one tile, overlap of a hop with later steps.
     Source: ring attention (arXiv 2310.01889), zig-zag split (zhuzilin/ring-flash-attention), FlashAttention-2.
@@ -81,7 +85,19 @@ class AttentionCost:
         self._head_dim = (query_dim + value_dim) / 2.0
         self._width = heads * (query_dim + value_dim) / 2.0
         self._output_width = heads * value_dim
-        self._window = float(model.sliding_window) if model.sliding_window else np.inf
+        self._window, self._chunked = model.sliding_window, model.chunked_attention
+        self._full_share = 1.0 / model.full_attention_every if model.full_attention_every else 0.0
+        self._exchange = None
+        if layout.cp_kind != "ring":
+            self._exchange = ContextExchange(
+                layout,
+                fabric,
+                heads=heads,
+                kv_heads=max(1.0, model.kv_heads / layout.tp) if latent is None else heads,
+                query_width=heads * query_dim,
+                kv_width=kv_width,
+                output_width=self._output_width,
+            )
         self.kv_bytes_per_token = BF16_BYTES * kv_width
 
     def _rate(self, backward: bool) -> float:
@@ -109,25 +125,42 @@ class AttentionCost:
         length = np.asarray(tokens, dtype=np.float64)
         if self._kernel == "unfused":
             return self._square_s(length, backward=backward)
-        reach = np.where(length > self._window, self._window * (2.0 - self._window / length), length)
         note(width=self._width)
         ramp = self._cal.attention_half_tokens * self._ramp(backward)
         unit = 2.0 * self._width * length
-        return self._busy_s(unit * reach, unit * ramp, backward=backward)
+        return self._over_layers(
+            length, lambda reach: self._busy_s(unit * reach, unit * ramp, backward=backward)
+        )
+
+    def _over_layers(self, length: Floats, seconds: Callable[[Floats], Floats]) -> Floats:
+        """Mean over the layers of what *seconds* says for the keys that a query reaches, times two (causal)."""
+        if self._window is None:
+            return seconds(length)
+        pairs = attention_pairs(length, window=self._window, chunked=self._chunked)
+        near = seconds(2.0 * pairs / length)
+        if not self._full_share:
+            return near
+        return near + self._full_share * (seconds(length) - near)
 
     @priced("attention")
     def ring_step_s(self, tokens: ArrayLike, group_size: ArrayLike, *, backward: bool) -> Floats:
         """Per segment: one of the d steps of its ring."""
         length = np.asarray(tokens, dtype=np.float64)
         local = length / np.asarray(group_size, dtype=np.float64)
+        if self._exchange is not None:  # d such steps are a rank's share of the whole sequence
+            sizes = np.asarray(group_size, dtype=np.float64)
+            return self.alone_s(length, backward=backward) / sizes**2
         if self._kernel == "unfused":
             return self._square_s(local, backward=backward)
         tiled = np.maximum(local, self._cal.attention_tile_tokens)
         half = self._cal.attention_block_half_tokens * self._ramp(backward)
-        masked = np.where(length > self._window, self._window * (2.0 - self._window / length) / length, 1.0)
         note(width=self._width)
-        unit = 2.0 * self._width * masked
-        return self._busy_s(unit * tiled**2, unit * local * half, backward=backward)
+
+        def seconds(reach: Floats) -> Floats:
+            unit = 2.0 * self._width * (reach / length)
+            return self._busy_s(unit * tiled**2, unit * local * half, backward=backward)
+
+        return self._over_layers(length, seconds)
 
     def _square_s(self, tokens: Floats, *, backward: bool) -> Floats:
         """Per segment: *tokens* queries against as many keys, their scores kept in memory."""
@@ -170,7 +203,10 @@ class AttentionCost:
     def ring(
         self, step_s: Floats, tokens_per_rank: Floats, group_size: Floats, tier: Ints, *, backward: bool
     ) -> RingTimes:
-        """Compose a ring from the summed step time of its segments."""
+        """Compose a ring (or what replaces it) from the summed step time of its segments."""
+        if self._exchange is not None:
+            wait = self._exchange.seconds(tokens_per_rank, group_size, tier, backward=backward)
+            return RingTimes(attention=group_size * step_s, merge=np.zeros_like(wait), wait=wait)
         merge = self.merge_s(tokens_per_rank)
         hop = self.hop_s(tokens_per_rank, group_size, tier, backward=backward)
         hops = group_size - 1.0

@@ -120,6 +120,8 @@ def read_model(fields: Fields, name: str) -> Model | None:
         dense_ffn_hidden=fields.integer("dense_ffn_hidden", minimum=0, default=0),
         latent_attention=_latent_attention(fields),
         sliding_window=window or None,
+        full_attention_every=fields.integer("full_attention_every", minimum=0, default=0),
+        chunked_attention=fields.boolean("chunked_attention", default=False),
         parallel_block=fields.boolean("parallel_block", default=False),
         norm="layer" if fields.choice("norm", get_args(NormKind), default="rms") == "layer" else "rms",
         biases=fields.boolean("biases", default=False),

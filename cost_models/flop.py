@@ -20,6 +20,7 @@ __all__ = [
     "TokenFlop",
     "attention_pairs",
     "forward_flop",
+    "layer_pairs",
     "model_flop_per_token",
     "sequence_flop",
     "sequence_model_flop",
@@ -99,17 +100,33 @@ def forward_flop(model: Model) -> TokenFlop:
     )
 
 
-def attention_pairs(lengths: ArrayLike, *, causal: bool = True, window: int | None = None) -> Floats:
+def attention_pairs(
+    lengths: ArrayLike, *, causal: bool = True, window: int | None = None, chunked: bool = False
+) -> Floats:
     """Query-key pairs of each sequence that are counted.
 
         causal: s^2 / 2, and with a window w < s: s w - w^2 / 2
         full:   s min(s, w)
+        chunks: as many sequences of w tokens and the rest
 
     Ignored: the diagonal (causal is s (s + 1) / 2 exactly; 0.02 % at 4K).
     """
     s = np.asarray(lengths, dtype=np.float64)
+    if window is not None and chunked:
+        whole = np.floor(s / window)
+        rest = s - whole * window
+        return np.asarray((whole * float(window) ** 2 + rest**2) * (0.5 if causal else 1.0))
     reach = s if window is None else np.minimum(s, float(window))
     return s * reach - reach * reach / 2 if causal else s * reach
+
+
+def layer_pairs(model: Model, lengths: ArrayLike, *, causal: bool = True) -> Floats:
+    """Query-key pairs of each sequence, mean over the layers: some attend to everything, some within a window."""
+    window, every = model.sliding_window, model.full_attention_every
+    near = attention_pairs(lengths, causal=causal, window=window, chunked=model.chunked_attention)
+    if window is None or not every:
+        return near
+    return near + (attention_pairs(lengths, causal=causal) - near) / every
 
 
 def model_flop_per_token(
@@ -124,7 +141,7 @@ def model_flop_per_token(
     Counted and ignored as in forward_flop. Source: arXiv 2205.05198 section 5 and appendix A.
     """
     forward = forward_flop(model)
-    pairs = float(attention_pairs(length_tokens, causal=causal, window=model.sliding_window))
+    pairs = float(layer_pairs(model, length_tokens, causal=causal))
     keys = pairs / length_tokens
     linear_passes = FORWARD_AND_BACKWARD + (1 if recompute == "full" else 0)
     attention_passes = FORWARD_AND_BACKWARD + (1 if recompute in ("full", "selective") else 0)
@@ -144,7 +161,7 @@ def sequence_flop(model: Model, lengths: ArrayLike, *, causal: bool = True) -> F
     """
     forward = forward_flop(model)
     s = np.asarray(lengths, dtype=np.float64)
-    pairs = attention_pairs(s, causal=causal, window=model.sliding_window)
+    pairs = layer_pairs(model, s, causal=causal)
     return FORWARD_AND_BACKWARD * ((forward.linear + forward.head) * s + forward.attention * pairs)
 
 

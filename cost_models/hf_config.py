@@ -156,6 +156,7 @@ def _model(config: _Config, name: str) -> Model:
     if not (expert_width if experts else width):
         raise CatalogError(f"{config.where}: missing ffn ({' or '.join(_ALIASES['ffn'])})")
     dense_layers = _dense_layers(config, experts, layers)
+    window, full_every, chunked = _windows(config)
     return Model(
         name=name,
         layers=layers,
@@ -173,7 +174,9 @@ def _model(config: _Config, name: str) -> Model:
         dense_layers=dense_layers,
         dense_ffn_hidden=width if dense_layers else 0,
         latent_attention=latent,
-        sliding_window=_sliding_window(config),
+        sliding_window=window,
+        full_attention_every=full_every,
+        chunked_attention=chunked,
         parallel_block=config.flag(
             "parallel_attn", "use_parallel_residual", default=family in _PARALLEL_BY_DEFAULT
         ),
@@ -213,13 +216,22 @@ def _shared_width(config: _Config, expert_width: int) -> int:
     return config.count("shared_experts", default=0) * expert_width
 
 
-def _sliding_window(config: _Config) -> int | None:
-    """The window, unless it is switched off or only some layers use it."""
-    window = config.raw("sliding_window")
+def _windows(config: _Config) -> tuple[int | None, int, bool]:
+    """(window, one layer in so many attends to everything, window is a chunk); (None, 0, False): no windows.
+
+    Of layers of both kinds the share counts, rounded to one in so many.
+    """
+    chunk, window = config.raw("attention_chunk_size"), config.raw("sliding_window")
     used = config.flag("use_sliding_window", default=True)
-    layer_types = config.raw("layer_types")
-    mixed = isinstance(layer_types, list) and "full_attention" in layer_types
-    return int(window) if isinstance(window, int) and window > 0 and used and not mixed else None
+    width = window if isinstance(window, int) and window > 0 and used else chunk
+    if not isinstance(width, int) or width <= 0:
+        return None, 0, False
+    kinds = config.raw("layer_types")
+    chunked = width == chunk and width != window
+    if not isinstance(kinds, list) or "full_attention" not in kinds:
+        return width, 0, chunked
+    every = round(len(kinds) / kinds.count("full_attention"))
+    return (None, 0, False) if every < 2 else (width, every, chunked)
 
 
 def _latent_attention(config: _Config) -> LatentAttention | None:

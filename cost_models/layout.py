@@ -9,6 +9,7 @@ from hdpsim.errors import InfeasibleError
 
 __all__ = [
     "AttentionKernel",
+    "ContextParallelKind",
     "ExpertDispatch",
     "Layout",
     "Order",
@@ -25,6 +26,7 @@ Precision = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
 Order = Literal["tp-dp-pp", "tp-pp-dp"]
 Sharding = Literal["none", "zero1", "zero2", "zero3"]
 AttentionKernel = Literal["flash", "flash1", "flash2", "unfused"]
+ContextParallelKind = Literal["ring", "all-gather", "ulysses"]
 ExpertDispatch = Literal["all-to-all", "fused"]
 StageBalance = Literal["layers", "flop"]
 
@@ -43,6 +45,8 @@ class Layout:
     """Model chunks a pipeline stage holds: 1, more when interleaved, 2 in ZB-V."""
     cp: int | None = None
     """Context-parallel degree of the static mesh; None = the smallest that supports the context."""
+    cp_kind: ContextParallelKind = "ring"
+    """How a group shares a sequence: keys and values go round, are gathered first, or heads are spread (Ulysses)."""
     ep: int = 1
     """Expert-parallel degree. Up to tp the experts live inside the rank's own TP group."""
     sequence_parallel: bool = True

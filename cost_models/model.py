@@ -51,6 +51,10 @@ class Model:
     latent_attention: LatentAttention | None = None
     sliding_window: int | None = None
     """Attention reaches this many tokens back; None = all."""
+    full_attention_every: int = 0
+    """With a window: every so many layers one attends to everything (2: every second layer); 0 = none does."""
+    chunked_attention: bool = False
+    """The window is a fixed chunk of the sequence: attention never leaves it."""
     parallel_block: bool = False
     """Attention and MLP read the same normalised input (one norm, one TP all-gather/reduce-scatter pair)."""
     norm: NormKind = "rms"

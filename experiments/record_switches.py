@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from cost_models.layout import Layout
 from cost_models.model import Model
+from experiments.record_windows import window_rule
 from experiments.records import RunConfig
 
 __all__ = [
@@ -246,6 +247,11 @@ LAYOUT_RULES = (
         without="overlap of the expert all-to-all",
     ),
     Rule(
+        field="expert_dispatch",
+        read=_stated(r"(?i)dispatcher[ =](?:deepep|hybridep)", "fused"),
+        without="fused expert dispatch: plain all-to-all",
+    ),
+    Rule(
         field="cuda_graphs",
         read=_stated(r"cuda_graph=(?!None|none)|_cg(?:_|\b)|CUDA graph"),
         without="CUDA graphs: every kernel is launched by the host",
@@ -297,13 +303,14 @@ def _tied_embeddings(config: RunConfig) -> Finding:
 MODEL_RULES = (
     Rule(field="dropout", read=_dropout, without="dropout"),
     Rule(field="tied_embeddings", read=_tied_embeddings, without=""),
+    *(
+        Rule(field=field, read=partial(window_rule, field=field), without="")
+        for field in ("sliding_window", "full_attention_every", "chunked_attention")
+    ),
 )
 
 # What has no switch yet, as notes and attention column word it; a mechanism that gets one moves up.
 _NOT_MODELLED = (
-    (re.compile(r"sliding|window"), "sliding-window attention in some layers: every layer attends to all"),
-    (re.compile(r"(?i)chunked attention"), "chunked attention: every layer attends to all"),
-    (re.compile(r"(?i)DeepEP|HybridEP"), "fused expert dispatch (DeepEP, HybridEP): plain all-to-all"),
     (re.compile(r"activation.*offload"), "activation offload of a static mesh"),
     (re.compile(r"[Mm]amba"), "Mamba layers"),
 )
@@ -369,6 +376,8 @@ def switches_of(config: RunConfig) -> Switches:
                 assumptions.append(assumption)
     text = f"{config.notes} {config.attention}"
     not_modelled += [words for pattern, words in _NOT_MODELLED if pattern.search(text)]
+    if "sliding_window" not in found[Model] and re.search(r"sliding|window", text):
+        not_modelled.append("sliding-window attention in some layers: every layer attends to all")
     return Switches(
         layout=found[Layout],
         model=found[Model],

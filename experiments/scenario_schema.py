@@ -14,6 +14,7 @@ from cost_models.checkpoint import Readers
 from cost_models.data_pipeline import Loader
 from cost_models.layout import (
     AttentionKernel,
+    ContextParallelKind,
     ExpertDispatch,
     Order,
     Precision,
@@ -68,6 +69,7 @@ KEYS: Mapping[str, Key] = {
     "layout.pp": Key(parse=_integer(1), default=1),
     "layout.vpp": Key(parse=_integer(1), default=1),
     "layout.cp": Key(parse=_or_word("auto", _integer(1)), default=None, dump=_word_or("auto")),
+    "layout.cp_kind": Key(parse=_choice(get_args(ContextParallelKind)), default="ring"),
     "layout.ep": Key(parse=_integer(1), default=1),
     "layout.sequence_parallel": Key(parse=_boolean, default=True),
     "layout.stage_balance": Key(parse=_choice(get_args(StageBalance)), default="layers"),

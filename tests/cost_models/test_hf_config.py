@@ -93,7 +93,20 @@ def test_sliding_windows() -> None:
     assert model_from_hf_config(LLAMA | {"sliding_window": 4096})[0].sliding_window == 4096
     assert model_from_hf_config(QWEN2)[0].sliding_window is None
     mixed = LLAMA | {"sliding_window": 4096, "layer_types": ["full_attention", "sliding_attention"] * 16}
-    assert model_from_hf_config(mixed)[0].sliding_window is None
+    alternating = model_from_hf_config(mixed)[0]
+    assert (alternating.sliding_window, alternating.full_attention_every) == (4096, 2)
+    chunks = LLAMA | {
+        "attention_chunk_size": 8192,
+        "layer_types": (["chunked_attention"] * 3 + ["full_attention"]) * 8,
+    }
+    llama4 = model_from_hf_config(chunks)[0]
+    assert (llama4.sliding_window, llama4.full_attention_every, llama4.chunked_attention) == (8192, 4, True)
+    assert (
+        model_from_hf_config(LLAMA | {"sliding_window": 4096, "layer_types": ["full_attention"] * 32})[
+            0
+        ].sliding_window
+        is None
+    )
 
 
 def test_details_of_families() -> None:

@@ -1,0 +1,86 @@
+"""Context parallelism without a ring: one collective before attention (and after), then each GPU computes alone."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.collectives import Collectives, GroupShape
+from cost_models.fabric import FabricModel
+from cost_models.kernels import BF16_BYTES
+from cost_models.layout import Layout
+from cost_models.tracing import priced
+from hdpsim.errors import InfeasibleError
+
+__all__ = ["ContextExchange"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class ContextExchange:
+    """What the ranks of a context-parallel group exchange for one layer; all of it exposed.
+
+    *heads*, *query_width*, *kv_width*, *output_width*: of one GPU, after tensor parallelism, keys and values together.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        fabric: FabricModel,
+        *,
+        heads: float,
+        kv_heads: float,
+        query_width: float,
+        kv_width: float,
+        output_width: float,
+    ) -> None:
+        self._layout, self._collectives = layout, Collectives(fabric)
+        self._heads, self._kv_heads = heads, kv_heads
+        self._query_width, self._kv_width, self._output_width = query_width, kv_width, output_width
+
+    @priced("ring_wait")
+    def seconds(self, tokens_per_rank: Floats, group_size: Floats, tier: Ints, *, backward: bool) -> Floats:
+        """Collectives of one layer's forward or backward.
+
+            all-gather  forward: all-gather of keys and values, 2 B x kv width x d tokens; backward: the same again, and
+                        a reduce-scatter of their gradients
+            ulysses     all-to-all of queries, keys, values and of the output, 2 B x (q + kv + o width) x tokens, from a
+                        share of the tokens to a share of the heads and back; the backward the same
+
+        Counted: key-value heads fewer than ranks are sent to several ranks (ulysses).
+        Ignored: overlap (neither can start attention before it ends).
+        Source: Llama 3, arXiv 2407.21783, section 3.3.2; DeepSpeed-Ulysses, arXiv 2309.14509.
+        """
+        sizes, tiers = np.broadcast_arrays(group_size, tier)
+        tokens = np.broadcast_to(tokens_per_rank, sizes.shape)
+        out = np.zeros(sizes.shape)
+        for size, level in {(int(d), int(t)) for d, t in zip(sizes.flat, tiers.flat, strict=True) if d > 1}:
+            here = (sizes == size) & (tiers == level)
+            out[here] = self._of_group(tokens[here], self._shape(size, level), backward=backward)
+        return out
+
+    def _of_group(self, tokens: Floats, group: GroupShape, *, backward: bool) -> Floats:
+        if self._layout.cp_kind == "all-gather":
+            volume = BF16_BYTES * self._kv_width * tokens * group.ranks
+            gather = self._collectives.all_gather_s(volume, group)
+            return gather + self._collectives.reduce_scatter_s(volume, group) if backward else gather
+        if group.ranks > self._heads:
+            raise InfeasibleError(
+                f"cp_kind ulysses spreads heads over the context-parallel group: {group.ranks} ranks are more than "
+                f"the {self._heads:g} heads of a GPU (tp = {self._layout.tp})"
+            )
+        copies = max(1.0, group.ranks / self._kv_heads)
+        there = BF16_BYTES * (self._query_width + copies * self._kv_width) * tokens
+        back = BF16_BYTES * self._output_width * tokens
+        return self._collectives.all_to_all_s(there, group) + self._collectives.all_to_all_s(back, group)
+
+    def _shape(self, ranks: int, tier: int) -> GroupShape:
+        """GPUs of a group at one tensor-parallel index: on one node, or as packed as nodes allow."""
+        if tier == 0:
+            return GroupShape(ranks=ranks, ranks_per_node=ranks, nodes=1, tier=0)
+        per_node = max(1, self._collectives.fabric.cluster.node.gpus // self._layout.rank_stride)
+        per_node = min(per_node, math.ceil(ranks / 2))  # it does cross nodes
+        return GroupShape(ranks=ranks, ranks_per_node=per_node, nodes=math.ceil(ranks / per_node), tier=tier)

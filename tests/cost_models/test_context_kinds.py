@@ -1,0 +1,95 @@
+"""Context parallelism by all-gather and by heads, attention windows of some layers: times and FLOP by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ideal_hardware import HEADS, HIDDEN, IDEAL, KV_HEADS, MODEL, NIC, NVLINK, ideal_cluster
+
+from cost_models.attention_cost import AttentionCost, RingTimes
+from cost_models.fabric import FabricModel
+from cost_models.flop import attention_pairs, layer_pairs, model_flop_per_token
+from cost_models.layout import ContextParallelKind, Layout
+from cost_models.model import Model
+from hdpsim.errors import InfeasibleError
+
+S, KV = 65536, 2 * KV_HEADS * 128  # tokens; width of keys and values
+
+
+def attention(kind: ContextParallelKind = "ring", model: Model = MODEL, tp: int = 1) -> AttentionCost:
+    where = ideal_cluster()
+    layout = Layout(cp_kind=kind, tp=tp)
+    return AttentionCost(model, layout, where.gpu, IDEAL, FabricModel(where, IDEAL.network))
+
+
+def group(cost: AttentionCost, ranks: int, tier: int = 0, *, backward: bool = False) -> RingTimes:
+    return cost.times(np.array([S]), np.array([0, 1]), np.array([ranks]), np.array([tier]), backward=backward)
+
+
+@pytest.mark.parametrize("kind", ["all-gather", "ulysses"])
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_rank_does_its_share_of_the_attention(kind: ContextParallelKind, backward: bool) -> None:
+    alone = group(attention(kind), 1, backward=backward)
+    shared = group(attention(kind), 8, backward=backward)
+    assert alone.wait[0] == alone.merge[0] == shared.merge[0] == 0.0
+    assert shared.attention[0] == pytest.approx(alone.attention[0] / 8, rel=1e-12)
+    assert alone.attention[0] == pytest.approx(group(attention(), 1, backward=backward).attention[0])
+
+
+def test_gathered_keys_and_values() -> None:
+    gather = 2 * KV * S * 7 / 8 / NVLINK
+    assert group(attention("all-gather"), 8).wait[0] == pytest.approx(gather, rel=1e-9)
+    assert group(attention("all-gather"), 8, backward=True).wait[0] == pytest.approx(2 * gather, rel=1e-9)
+
+
+def test_heads_for_tokens() -> None:
+    # 8 key-value heads go once each to 8 ranks; queries and outputs are 32 x 128 wide
+    sent = 2 * (S / 8) * (KV + 2 * HEADS * 128) * 7 / 8
+    assert group(attention("ulysses"), 8).wait[0] == pytest.approx(sent / NVLINK, rel=1e-9)
+    # to 32 ranks on 4 nodes every key-value head goes four times; 24 of 32 ranks are on other nodes
+    sent = 2 * (S / 32) * (4 * KV + 2 * HEADS * 128) * 24 / 32
+    assert group(attention("ulysses"), 32, tier=1).wait[0] == pytest.approx(sent / NIC, rel=1e-9)
+
+
+def test_more_ranks_than_heads_cannot_share_them() -> None:
+    with pytest.raises(InfeasibleError, match="16 ranks are more than the 8 heads"):
+        group(attention("ulysses", tp=4), 16, tier=1)
+
+
+class TestWindows:
+    alternating = replace(MODEL, sliding_window=1024, full_attention_every=4)
+
+    def test_pairs_by_hand(self) -> None:
+        near, everything = 4096 * 1024 - 1024**2 / 2, 4096**2 / 2
+        assert float(layer_pairs(self.alternating, 4096)) == 0.75 * near + 0.25 * everything
+        assert float(layer_pairs(self.alternating, 512)) == 512**2 / 2
+        # chunks of 1024: four triangles; 4096 + 100 tokens: one of 100 more
+        assert float(attention_pairs(4096, window=1024, chunked=True)) == 4 * 1024**2 / 2
+        assert float(attention_pairs(4196, window=1024, chunked=True)) == 4 * 1024**2 / 2 + 100**2 / 2
+        assert float(attention_pairs(2048, window=1024, chunked=True, causal=False)) == 2 * 1024**2
+
+    def test_time_and_flop_shrink_alike(self) -> None:
+        for model in (self.alternating, replace(self.alternating, chunked_attention=True)):
+            share = float(layer_pairs(model, S) / layer_pairs(MODEL, S))
+            assert share < 0.3
+            for ranks in (1, 8):
+                times = [group(attention(model=m), ranks).attention[0] for m in (model, MODEL)]
+                assert times[0] / times[1] == pytest.approx(share, rel=1e-9)
+            flop = [model_flop_per_token(m, S).attention for m in (model, MODEL)]
+            assert flop[0] / flop[1] == pytest.approx(share, rel=1e-12)
+
+    @given(st.integers(1, 100_000), st.integers(1, 20_000), st.integers(0, 8), st.booleans())
+    def test_a_window_never_adds(self, tokens: int, window: int, every: int, chunked: bool) -> None:
+        model = replace(MODEL, sliding_window=window, full_attention_every=every, chunked_attention=chunked)
+        assert 0 < float(layer_pairs(model, tokens)) <= float(layer_pairs(MODEL, tokens)) * (1 + 1e-12)
+        if chunked:
+            sliding = replace(model, chunked_attention=False)
+            assert float(layer_pairs(model, tokens)) <= float(layer_pairs(sliding, tokens)) * (1 + 1e-12)
+
+
+def test_hidden_is_what_the_numbers_above_assume() -> None:
+    assert HIDDEN == HEADS * 128
