@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from cost_models.layout import Layout
 from cost_models.model import Model
-from experiments.record_windows import window_rule
+from experiments.record_kernels import attention_kernel, dropout, fused_kernels, window_rule
 from experiments.records import RunConfig
 
 __all__ = [
@@ -31,8 +31,6 @@ __all__ = [
 
 Finding = tuple[object, str] | None
 """A switch's value and, where it is not stated, the words of the assumption; None: the default."""
-
-FLASH_ATTENTION_YEAR = 2023  # FlashAttention: arXiv 2205.14135; in training frameworks from the year after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,43 +80,6 @@ def _sequence_parallel(config: RunConfig) -> Finding:
     if config.sp is not None:
         return config.sp, ""
     return tp > 1, "sequence parallelism" if tp > 1 else ""
-
-
-def _attention_kernel(config: RunConfig) -> Finding:
-    """The kernel a record names; where nothing is said, its year and framework decide.
-
-    Before 2023 scores were written to memory; Megatron-LM of 2023 and its forks still do unless told otherwise
-    (--use-flash-attn), other frameworks of that year have FlashAttention of 2022. PyTorch's own kernel is
-    FlashAttention-2 on every GPU.
-    """
-    named = config.attention
-    if named:
-        if re.search(r"(?i)flash.?attention.?1|triton flash", named):
-            return "flash1", ""
-        if re.search(r"(?i)flash.?attention.?3|cudnn(?! backend not stated)", named):
-            return "flash", ""
-        return ("flash2" if re.search(r"(?i)flash|SDPA", named) else "unfused"), ""
-    if config.year is None or config.year > FLASH_ATTENTION_YEAR:
-        return "flash", "flash attention"
-    if config.year < FLASH_ATTENTION_YEAR:
-        return "unfused", ""
-    if config.framework.startswith("Megatron-LM"):
-        return "unfused", "attention without flash kernels (the framework's default of that year)"
-    if "NeMo" in config.framework:
-        return "flash", "flash attention"
-    return "flash1", "FlashAttention of 2022"
-
-
-def _dropout(config: RunConfig) -> Finding:
-    """Megatron-LM trains GPT with dropout unless told otherwise; gated models are trained without."""
-    gpt = config.gated_mlp is False and config.framework.startswith("Megatron-")
-    return (True, "dropout (the framework's default)") if gpt else None
-
-
-def _fused_kernels(config: RunConfig) -> Finding:
-    """Models of Hugging Face transformers and of nanotron run one kernel per operation, the loss included."""
-    eager = re.search(r"\bHF\b|nanotron", config.framework)
-    return (False, "separate small kernels") if eager else None
 
 
 def _expert_tensor_parallel(config: RunConfig) -> Finding:
@@ -235,11 +196,11 @@ LAYOUT_RULES = (
     Rule(field="sequence_parallel", read=_sequence_parallel, without=""),
     Rule(
         field="attention_kernel",
-        read=_attention_kernel,
+        read=attention_kernel,
         without="attention scores kept in memory (no flash attention): flash attention",
         plain="flash",
     ),
-    Rule(field="fused_kernels", read=_fused_kernels, without="separate small kernels", plain=True),
+    Rule(field="fused_kernels", read=fused_kernels, without="separate small kernels", plain=True),
     Rule(field="tp_overlap", read=_tensor_overlap, without="overlap of tensor-parallel communication"),
     Rule(
         field="ep_overlap",
@@ -301,7 +262,7 @@ def _tied_embeddings(config: RunConfig) -> Finding:
 
 
 MODEL_RULES = (
-    Rule(field="dropout", read=_dropout, without="dropout"),
+    Rule(field="dropout", read=dropout, without="dropout"),
     Rule(field="tied_embeddings", read=_tied_embeddings, without=""),
     *(
         Rule(field=field, read=partial(window_rule, field=field), without="")

@@ -1,0 +1,72 @@
+"""What a record says of kernels: attention and its windows, dropout, fused or separate small kernels."""
+
+from __future__ import annotations
+
+import re
+
+from cost_models import catalog
+from experiments.records import RunConfig
+from hdpsim.errors import CatalogError
+
+__all__ = ["attention_kernel", "dropout", "fused_kernels", "window_rule"]
+
+FLASH_ATTENTION_YEAR = 2023  # FlashAttention: arXiv 2205.14135; in training frameworks from the year after
+
+
+def attention_kernel(config: RunConfig) -> tuple[object, str] | None:
+    """The kernel a record names; where nothing is said, its year and framework decide.
+
+    Before 2023 scores were written to memory; Megatron-LM of 2023 and its forks still do unless told otherwise
+    (--use-flash-attn), other frameworks of that year have FlashAttention of 2022. PyTorch's own kernel is
+    FlashAttention-2 on every GPU.
+    """
+    named = config.attention
+    if named:
+        if re.search(r"(?i)flash.?attention.?1|triton flash", named):
+            return "flash1", ""
+        if re.search(r"(?i)flash.?attention.?3|cudnn(?! backend not stated)", named):
+            return "flash", ""
+        return ("flash2" if re.search(r"(?i)flash|SDPA", named) else "unfused"), ""
+    if config.year is None or config.year > FLASH_ATTENTION_YEAR:
+        return "flash", "flash attention"
+    if config.year < FLASH_ATTENTION_YEAR:
+        return "unfused", ""
+    if config.framework.startswith("Megatron-LM"):
+        return "unfused", "attention without flash kernels (the framework's default of that year)"
+    if "NeMo" in config.framework:
+        return "flash", "flash attention"
+    return "flash1", "FlashAttention of 2022"
+
+
+def dropout(config: RunConfig) -> tuple[object, str] | None:
+    """Megatron-LM trains GPT with dropout unless told otherwise; gated models are trained without."""
+    gpt = config.gated_mlp is False and config.framework.startswith("Megatron-")
+    return (True, "dropout (the framework's default)") if gpt else None
+
+
+def fused_kernels(config: RunConfig) -> tuple[object, str] | None:
+    """Models of Hugging Face transformers and of nanotron run one kernel per operation, the loss included."""
+    eager = re.search(r"\bHF\b|nanotron", config.framework)
+    return (False, "separate small kernels") if eager else None
+
+
+def window_rule(config: RunConfig, field: str) -> tuple[object, str] | None:
+    """A window field of Model and the words of an assumption; None: no windows.
+
+    A stated chunk counts as it is. Where a record only speaks of windows, the catalog's model of that name and width
+    says how wide they are and which layers have them.
+    """
+    chunk = re.search(r"(?i)chunked attention (\d+)", config.notes)
+    if chunk:
+        stated: dict[str, object] = {"sliding_window": int(chunk[1]), "chunked_attention": True}
+        return (stated[field], "") if field in stated else None
+    if not re.search(r"sliding|window", f"{config.notes} {config.attention}"):
+        return None
+    try:
+        known = catalog.model(config.model_name)
+    except CatalogError:
+        return None
+    if known.sliding_window is None or known.hidden != config.hidden:
+        return None
+    words = f"attention windows of {known.name}" if field == "sliding_window" else ""
+    return getattr(known, field), words
