@@ -26,6 +26,8 @@ VERBS = {
     "scale": "experiments.cli_scale",
     "whatif": "experiments.cli_whatif",
     "explain": "experiments.cli_explain",
+    "sweep": "experiments.cli_sweep",
+    "replay": "experiments.cli_replay",
     "trace": "experiments.cli_trace",
     "replay-ops": "experiments.cli_replay_ops",
     "campaign": "experiments.cli_campaign",

@@ -9,7 +9,7 @@ from cost_models import catalog
 from cost_models.yaml_loader import YamlError, load_yaml
 from hdpsim.errors import CatalogError, ScenarioError
 
-__all__ = ["apply_overrides", "parse_override"]
+__all__ = ["RIVALS", "apply_overrides", "apply_values", "parse_override"]
 
 _NAMED = {
     "model": "like",
@@ -20,7 +20,7 @@ _NAMED = {
 }
 """Keys whose text stands for a whole mapping: setting a key below them refines the named thing."""
 
-_RIVALS = {"data.trace": "data.distribution", "data.distribution": "data.trace"}
+RIVALS = {"data.trace": "data.distribution", "data.distribution": "data.trace"}
 """Setting one of these replaces the other."""
 
 
@@ -55,10 +55,14 @@ def apply_overrides(document: Mapping[str, object], overrides: Iterable[str]) ->
 
     Unknown keys are put in as they are; the check of the whole document names them.
     """
+    return apply_values(document, map(parse_override, overrides))
+
+
+def apply_values(document: Mapping[str, object], values: Iterable[tuple[str, object]]) -> dict[str, object]:
+    """The same for pairs of a dotted key and a scalar."""
     result: dict[str, object] = copy.deepcopy(dict(document))
-    for text in overrides:
-        key, value = parse_override(text)
-        rival = _RIVALS.get(key)
+    for key, value in values:
+        rival = RIVALS.get(key)
         if rival is not None:
             _remove(result, rival)
         _put(result, key, value)

@@ -129,6 +129,20 @@ class RunDirectory:
             writer.writerows(list(row.values()) for row in table)
         return path
 
+    def write_parquet(self, name: str, rows: Sequence[Mapping[str, object]], description: str) -> Path:
+        """Write rows that all have the same keys, with the types their values have.
+
+        A column of different types becomes text.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        columns = {key: _one_type([row[key] for row in rows]) for key in (rows[0] if rows else ())}
+        path = self.file(_with_suffix(name, ".parquet"), description)
+        with _writing(self.path / path.name):
+            pq.write_table(pa.table({key: pa.array(*column) for key, column in columns.items()}), path)
+        return path
+
     def save_figure(self, name: str, figure: Figure, description: str) -> tuple[Path, Path]:
         """Write *figure* as NAME.png and NAME.svg."""
         from experiments.plot_style import save_figure
@@ -239,6 +253,16 @@ def _writing(path: Path) -> Iterator[None]:
 
 def _with_suffix(name: str, suffix: str) -> str:
     return name if name.endswith(suffix) else name + suffix
+
+
+def _one_type(values: list[object]) -> tuple[list[object], str]:
+    """The values of a column and its Arrow type."""
+    kinds = {type(value) for value in values if value is not None}
+    if kinds <= {int, float}:
+        return values, "int64" if kinds == {int} else "float64"
+    if kinds == {bool}:
+        return values, "bool"
+    return [None if value is None else str(value) for value in values], "string"
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,85 @@
+"""What a worker does with one cell of a sweep."""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from experiments.compare import Lengths, run_batches
+from experiments.report import outcome_json, plain
+from experiments.store_key import code_version
+from hdpsim.errors import HdpSimError, UserInputError
+
+if TYPE_CHECKING:
+    from experiments.scenario import Scenario
+
+__all__ = ["simulate_cell", "simulate_cells"]
+
+
+def simulate_cells(scenarios: tuple[Scenario, ...], code: str) -> list[dict[str, Any]]:
+    """Simulate several cells one after the other; see simulate_cell.
+
+    Raises:
+        UserInputError: this process runs other code than the one that asks (a worker of a cluster, not updated).
+    """
+    if code != code_version():
+        raise UserInputError(
+            f"the workers run another hdpsim ({code_version()}) than this command ({code}): install the same "
+            "version on all of them"
+        )
+    return [simulate_cell(scenario) for scenario in scenarios]
+
+
+def simulate_cell(scenario: Scenario) -> dict[str, Any]:
+    """Simulate all batches of a scenario.
+
+    Returns:
+        status: "ok"; "infeasible" (legal, cannot run); "invalid" (its data cannot be used); "failed" (a bug of hdpsim).
+        reason: why it is not ok.
+        result: the outcome as --json prints it, when it is ok.
+        wall_s: how long that took here; all else is the same everywhere.
+    """
+    began = time.perf_counter()
+    found: dict[str, Any] = {"status": "ok", "reason": "", "result": None}
+    try:
+        outcome = run_batches(scenario, _batches(scenario))
+    except HdpSimError as error:
+        found |= {"status": "infeasible" if error.exit_code == 3 else "invalid", "reason": str(error)}
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{type(error).__name__}: {error} ({where.name}, line {where.lineno} of {where.filename})"
+        found |= {"status": "failed", "reason": text}
+    else:
+        if outcome.results:
+            memory_bytes = outcome.results[0].memory.total_bytes
+            found["result"] = plain({**outcome_json(outcome), "memory_bytes": memory_bytes})
+        else:
+            found |= {"status": "infeasible", "reason": outcome.reason}
+    found["wall_s"] = time.perf_counter() - began
+    return found
+
+
+def _batches(scenario: Scenario) -> tuple[Lengths, ...]:
+    data = json.dumps(scenario.document["data"], sort_keys=True)
+    return _drawn_batches(_Drawn(scenario, (data, scenario.batch_count)))
+
+
+class _Drawn:
+    """A scenario that equals others with the same batches, so that these are read and cut once."""
+
+    def __init__(self, scenario: Scenario, key: tuple[str, int]) -> None:
+        self.scenario, self._key = scenario, key
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Drawn) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+@lru_cache(maxsize=8)
+def _drawn_batches(drawn: _Drawn) -> tuple[Lengths, ...]:
+    return drawn.scenario.batches(drawn.scenario.batch_count)
