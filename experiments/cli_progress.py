@@ -33,24 +33,27 @@ class _Lines:
     def __init__(self, label: str, unit: str) -> None:
         self._label, self._unit = label, unit
         self._began = time.monotonic()
-        self._first: int | None = None
+        self._at_start: int | None = None
+        self._first: tuple[int, float] | None = None
         self._next_s = FIRST_LINE_S
 
     def report(self, done: int, total: int | None = None, note: str = "") -> None:
         """Print a line when it is time for one."""
         elapsed_s = time.monotonic() - self._began
-        if self._first is None:
-            self._first = done  # what was there before we began says nothing about our speed
+        if self._at_start is None:
+            self._at_start = done
+        if self._first is None and done > self._at_start:
+            self._first = done, elapsed_s  # the start of workers says nothing about the speed
         if elapsed_s < self._next_s:
             return
         self._next_s = elapsed_s + NEXT_LINE_S
         of = "" if total is None else f" of {total:,}"
         parts = [f"{self._label}: {done:,}{of} {self._unit}"]
-        if total is not None and done > self._first:
+        if total is not None and self._first is not None and total > done > self._first[0]:
             from experiments.sweep_report import duration
 
-            left_s = elapsed_s * (total - done) / (done - self._first)
-            parts.append(f"about {duration(left_s)} left" if total > done else "")
+            left_s = (elapsed_s - self._first[1]) * (total - done) / (done - self._first[0])
+            parts.append(f"about {duration(left_s)} left")
         click.echo(", ".join(part for part in (*parts, note) if part), err=True)
 
 

@@ -84,51 +84,59 @@ def dispatch(
         oldest = min((task.number for task in running.values()), default=started)
         return window is None or started - oldest < window
 
-    while True:
-        healthy = True
-        if suspects:
-            if not running:
-                healthy = submit(suspects.popleft())
-        else:
-            while healthy and not exhausted and room():
-                following = next(source, None)
-                if following is None:
-                    exhausted = True
+    try:
+        while True:
+            healthy = True
+            if suspects:
+                if not running:
+                    healthy = submit(suspects.popleft())
+            else:
+                while healthy and not exhausted and room():
+                    following = next(source, None)
+                    if following is None:
+                        exhausted = True
+                    else:
+                        healthy = submit(_Task(*following))
+                        started += 1
+            if healthy and not running:
+                return
+            ended, _ = wait(running, timeout=CHECK_S, return_when=FIRST_COMPLETED)
+            if not ended:
+                engine.check()
+            victims: list[_Task[Arguments]] = []
+            alone = len(running) == 1
+            if not healthy or (engine.spreads and any(_died(future, engine) for future in ended)):
+                ended, _ = wait(
+                    running
+                )  # the others have ended before it, or will say that their pool is broken
+            for future in ended:
+                task = running.pop(future)
+                if _died(future, engine):
+                    victims.append(task)
                 else:
-                    healthy = submit(_Task(*following))
-                    started += 1
-        if healthy and not running:
-            return
-        ended, _ = wait(running, timeout=CHECK_S, return_when=FIRST_COMPLETED)
-        if not ended:
-            engine.check()
-        victims: list[_Task[Arguments]] = []
-        alone = len(running) == 1
-        if not healthy or (engine.spreads and any(_died(future, engine) for future in ended)):
-            ended, _ = wait(running)  # the others have ended before it, or will say that their pool is broken
-        for future in ended:
-            task = running.pop(future)
-            if _died(future, engine):
-                victims.append(task)
-            else:
-                succeeded += 1
-                yield Finished(task.number, task.arguments, future.result())
-        if victims or not healthy:
-            engine.check()
-            engine.restart()
-        for task in victims:
-            task.kills += alone
-            if task.kills < engine.patience:
-                suspects.append(task)
-            else:
-                given_up += 1
-                if given_up >= _HOPELESS and not succeeded:
-                    raise UserInputError(
-                        f"every worker process died, {given_up} tasks in a row; is memory free?"
+                    succeeded += 1
+                    yield Finished(task.number, task.arguments, future.result())
+            if victims or not healthy:
+                engine.check()
+                engine.restart()
+            for task in victims:
+                task.kills += alone
+                if task.kills < engine.patience:
+                    suspects.append(task)
+                else:
+                    given_up += 1
+                    if given_up >= _HOPELESS and not succeeded:
+                        raise UserInputError(
+                            f"every worker process died, {given_up} tasks in a row; is memory free?"
+                        )
+                    times = f"{task.kills} times" if task.kills > 1 else "every time"
+                    reason = (
+                        f"the process that computed it died {times} (killed from outside, or out of memory?)"
                     )
-                times = f"{task.kills} times" if task.kills > 1 else "every time"
-                reason = f"the process that computed it died {times} (killed from outside, or out of memory?)"
-                yield Finished(task.number, task.arguments, None, reason)
+                    yield Finished(task.number, task.arguments, None, reason)
+    finally:
+        for future in running:  # nobody waits for them any more
+            future.cancel()
 
 
 def _died(future: Future[Any], engine: Engine) -> bool:

@@ -6,24 +6,24 @@ on after one.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from concurrent.futures import Executor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
 
+from experiments.store_key import code_version
 from experiments.worker_pool import worker_pool
 from hdpsim.errors import UserInputError
-
-if TYPE_CHECKING:
-    from distributed import Client
 
 __all__ = ["DaskEngine", "Engine", "LocalEngine", "engine_of"]
 
 CONNECT_S = 10.0
+_CODE_VERSION = "__import__('experiments.store_key', fromlist=['code_version']).code_version()"
 WITHOUT_WORKERS_S = 60.0
 """How long a cluster may be without any worker before we give up."""
 
@@ -117,16 +117,20 @@ class DaskEngine:
             UserInputError: the extra is not installed, nobody answers, or no worker is connected.
         """
         try:
-            from distributed import Client, KilledWorker
+            import distributed
         except ImportError as error:
             raise UserInputError(
                 "--engine dask://... needs the package distributed: pip install 'hdpsim[dask]'"
             ) from error
+        for name in ("distributed", *logging.root.manager.loggerDict):
+            if name.startswith("distributed"):
+                logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # we say it in one line
         self._address = address
         self._without_workers_since: float | None = None
-        self.deaths: tuple[type[BaseException], ...] = (KilledWorker,)
+        self.deaths: tuple[type[BaseException], ...] = (distributed.KilledWorker,)
+        connect: Any = distributed.Client
         try:
-            self._client: Client = Client(address, timeout=CONNECT_S, set_as_default=False)
+            self._client: Any = connect(address, timeout=CONNECT_S, set_as_default=False)
         except (OSError, ValueError, TimeoutError) as error:
             raise UserInputError(
                 f"--engine: no Dask scheduler answers at {address} within {CONNECT_S:g} s ({_first_line(error)}); "
@@ -139,6 +143,7 @@ class DaskEngine:
                 f"--engine: the Dask scheduler at {address} has no workers; "
                 f"start some with `dask worker {address}`"
             )
+        self._refuse_other_versions()
         self._executor: Executor = self._client.get_executor(pure=False)
 
     @property
@@ -166,6 +171,28 @@ class DaskEngine:
             raise UserInputError(
                 f"the Dask scheduler at {self._address} has had no workers for {WITHOUT_WORKERS_S:g} s"
             )
+
+    def _refuse_other_versions(self) -> None:
+        """Ask every worker for its hdpsim.
+
+        The question is text that the worker evaluates: a task whose module a worker does not have would end that
+        worker, and with it other people's work.
+        """
+        found = self._client.run(eval, _CODE_VERSION, on_error="return")
+        other = {worker: answer for worker, answer in found.items() if answer != code_version()}
+        if not other:
+            return
+        self._client.close()
+        worker, answer = next(iter(other.items()))
+        has = (
+            f"cannot load it ({_first_line(answer)})"
+            if isinstance(answer, BaseException)
+            else f"has {answer}"
+        )
+        raise UserInputError(
+            f"{len(other)} of the {len(found)} Dask workers do not have this hdpsim ({code_version()}): "
+            f"{worker} {has}; install the same version on all of them"
+        )
 
     def _threads(self) -> int:
         threads: dict[str, int] = self._client.nthreads()

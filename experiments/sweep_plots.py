@@ -160,8 +160,8 @@ def _facets(
         if any(row["status"] in ("infeasible", "invalid", "failed") for row in rows):
             handles.append(_handle("cannot run", "#555555", "x"))
         if handles:
-            head = arrangement.colour.key if arrangement.colour else None
-            figure.legend(handles=handles, loc="outside right upper", title=head)
+            legend_title = arrangement.colour.key if arrangement.colour else None
+            figure.legend(handles=handles, loc="outside right upper", title=legend_title)
     return figure
 
 

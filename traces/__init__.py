@@ -7,6 +7,7 @@ from traces.catalog import load_distribution, load_source, load_trace, shipped_d
 from traces.distributions import Distribution, read_distribution, synthesize, synthesize_tokens
 from traces.files import iter_lengths, read_trace, write_trace
 from traces.lengths import LARGEST_LENGTH_TOKENS
+from traces.streaming import LengthStream, open_stream
 from traces.summary import LengthBucket, TraceStatistics, bucket_label, statistics
 from traces.trace import Trace
 
@@ -15,6 +16,7 @@ __all__ = [
     "Distribution",
     "GlobalBatch",
     "LengthBucket",
+    "LengthStream",
     "LongSequencePolicy",
     "Trace",
     "TraceStatistics",
@@ -24,6 +26,7 @@ __all__ = [
     "load_distribution",
     "load_source",
     "load_trace",
+    "open_stream",
     "read_distribution",
     "read_trace",
     "shipped_distributions",

@@ -32,7 +32,8 @@ def parquet_lengths(path: Path, column: str | None, chunk_rows: int) -> Iterator
 
     rows = 0
     try:
-        with pq.ParquetFile(path, memory_map=True) as file:
+        # neither mapped nor read ahead: either would end with the whole column in memory
+        with pq.ParquetFile(path, buffer_size=2**20, pre_buffer=False) as file:
             schema = file.schema_arrow
             columns = {field.name: pa.types.is_integer(field.type) for field in schema}
             chosen = choose_column(path, columns, column)
@@ -47,14 +48,27 @@ def parquet_lengths(path: Path, column: str | None, chunk_rows: int) -> Iterator
 
 
 def npy_lengths(path: Path, column: str | None, chunk_rows: int) -> Iterator[Ints]:
-    """Yield the lengths of a .npy file, *chunk_rows* at a time, without reading it whole."""
+    """Yield the lengths of a .npy file, *chunk_rows* at a time.
+
+    Each piece is mapped on its own: pages of one mapping would stay resident until the whole file is in memory.
+    """
     try:
         array = np.lib.format.open_memmap(path, mode="r")
     except Exception as error:  # numpy evaluates the header: a damaged one may raise anything
         raise _unreadable(path, "npy", error) from None
     if column is not None:
         raise TraceError(f"there is no column {column!r}: a .npy file holds one array", str(path))
-    yield from _array_lengths(path, array, "the array", chunk_rows)
+    if array.ndim != 1 or array.dtype.hasobject:
+        yield from _array_lengths(path, array, "the array", chunk_rows)
+        return
+    for start in range(0, len(array), chunk_rows):
+        rows = min(chunk_rows, len(array) - start)
+        begin_bytes = array.offset + start * array.dtype.itemsize
+        piece = np.memmap(path, array.dtype, "r", begin_bytes, (rows,))
+        try:
+            yield lengths_from_array(piece)
+        except BadValueError as error:
+            raise TraceError(error.message, str(path), start + error.index + 1) from None
 
 
 def npz_lengths(path: Path, column: str | None, chunk_rows: int) -> Iterator[Ints]:

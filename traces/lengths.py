@@ -146,7 +146,8 @@ def _lengths_from_binary(column: Any) -> Ints:
 
     try:
         texts = column.cast(pa.string())
-        if pc.any(pc.match_substring(texts, "x", ignore_case=True)).as_py():  # Arrow would read 0x10 as 16
+        # Arrow would read 0x10 as 16; two plain searches take a third of one that ignores case
+        if any(pc.any(pc.match_substring(texts, letter)).as_py() for letter in "xX"):
             return lengths_from_texts(column.to_pylist())
         numbers = texts.cast(pa.int64())
     except pa.ArrowInvalid:

@@ -30,7 +30,7 @@ __all__ = ["csv_lengths", "jsonl_lengths", "open_binary", "txt_lengths"]
 
 Ints = NDArray[np.int64]
 
-_BLOCK_BYTES = 2**24
+_BLOCK_BYTES = 2**22  # a reader holds about thirty times this
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
