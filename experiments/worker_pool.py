@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing.connection import wait
 
 __all__ = ["worker_pool"]
 
@@ -20,7 +23,7 @@ def worker_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
     """
     # spawn: the thread of a progress bar must not be copied into a worker
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_leave_interrupts_to_the_parent)
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_depend_on_the_parent)
     others = set(multiprocessing.active_children())
     try:
         yield pool
@@ -32,5 +35,14 @@ def worker_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
     pool.shutdown()
 
 
-def _leave_interrupts_to_the_parent() -> None:
+def _depend_on_the_parent() -> None:
+    """Leave interrupts to the parent, and end when it does: a worker whose parent was killed would wait for ever."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+
+
+def _end_with_the_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

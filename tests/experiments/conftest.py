@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,3 +85,32 @@ def fake_simulator(monkeypatch: pytest.MonkeyPatch) -> Callable[[Setup, NDArray[
     """Replace the simulator by `fake_step`."""
     monkeypatch.setattr("experiments.compare.simulate_step", fake_step)
     return fake_step
+
+
+class ThreadEngine:
+    """An engine without processes: starts at once, and sees what tests replace."""
+
+    deaths: tuple[type[BaseException], ...] = ()
+    spreads = False
+    patience = 1
+
+    def __init__(self, slots: int = 2, task_s: float = 0.0) -> None:
+        self.slots, self.task_s = slots, task_s
+        self.executor = ThreadPoolExecutor(slots)
+
+    def restart(self) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+    def __enter__(self) -> ThreadEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.executor.shutdown(cancel_futures=True)
+
+
+@pytest.fixture
+def thread_engine() -> type[ThreadEngine]:
+    return ThreadEngine

@@ -1,0 +1,69 @@
+"""The key of a result: everything that changes it, nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.scenario import Scenario, load_scenario
+from experiments.store_key import scenario_key
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def quickstart(*changes: str) -> Scenario:
+    return load_scenario("quickstart-8gpu", changes)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "data.seed=1",
+        "execution.seed=1",
+        "execution.batches=7",
+        "data.context=64K",
+        "layout.recompute=none",
+        "strategy.balancing=false",
+        "cluster.node.nic=200Gbps",
+        "model=llama-2-7b",
+        "calibration=ampere",
+    ],
+)
+def test_every_change_that_counts_changes_it(change: str) -> None:
+    assert scenario_key(quickstart(change)) != scenario_key(quickstart())
+
+
+def test_names_and_ways_of_writing_do_not_count() -> None:
+    assert scenario_key(quickstart("name=other", "description=x")) == scenario_key(quickstart())
+    assert scenario_key(quickstart("data.context=64K")) == scenario_key(
+        quickstart("data.context=65536 tokens")
+    )
+
+
+def test_a_trace_counts_with_its_content_wherever_it_is(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.npy", tmp_path / "two.npy"
+    np.save(one, np.arange(1, 1000))
+    np.save(two, np.arange(1, 1000))
+    same = scenario_key(quickstart(f"data.trace={one}"))
+    assert same == scenario_key(quickstart(f"data.trace={two}"))
+    np.save(two, np.arange(2, 1001))
+    os.utime(two, ns=(0, 0))
+    assert same != scenario_key(quickstart(f"data.trace={two}"))
+
+
+def test_it_is_the_same_in_every_process() -> None:
+    code = (
+        "from experiments.scenario import load_scenario\n"
+        "from experiments.store_key import scenario_key\n"
+        "print(scenario_key(load_scenario('quickstart-8gpu')))"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "123", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stdout.strip() == scenario_key(quickstart())
