@@ -21,36 +21,23 @@ if TYPE_CHECKING:
 
 __all__ = ["code_version", "file_sha256", "scenario_key"]
 
-_PACKAGES = ("hdpsim", "traces", "cost_models", "simulator")
-_OWN_MODULES = (
-    "compare",
-    "feasibility",
-    "overrides",
-    "references",
-    "report",
-    "scenario",
-    "scenario_schema",
-    "sweep_cell",
-)
-"""Modules of experiments that a result goes through; plots and commands do not count."""
+_PACKAGES = ("hdpsim", "traces", "cost_models", "simulator", "experiments")
 
 
 @cache
 def code_version() -> str:
     """Version and a hash of the code and catalogs that results depend on.
 
-    Counted: every Python, YAML and data file of the packages below experiments, and a few modules of experiments.
-    Ignored: versions of Python and of other packages (numpy), which move results by rounding at most.
+    Counted: every Python file of the five packages (also those that only draw: better a sweep too many than one with
+    stale results), and the catalogs and traces of those below experiments. Ignored: versions of Python and of other
+    packages (numpy), which move results by rounding at most.
     """
     digest = hashlib.sha256()
     for package in _PACKAGES:
         folder = Path(str(resources.files(package)))
         for path in sorted(folder.rglob("*")):
-            if path.suffix in (".py", ".yaml", ".npz") and path.is_file():
+            if path.suffix in (".py", *(() if package == "experiments" else (".yaml", ".npz"))):
                 _add_file(digest, f"{package}/{path.relative_to(folder).as_posix()}", path)
-    own = Path(str(resources.files("experiments")))
-    for name in _OWN_MODULES:
-        _add_file(digest, f"experiments/{name}.py", own / f"{name}.py")
     return f"{__version__}+{digest.hexdigest()[:16]}"
 
 
