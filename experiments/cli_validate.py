@@ -30,6 +30,13 @@ __all__ = ["command"]
     type=click.Path(dir_okay=False),
     help="Predict single kernels and collectives (csv or csv.gz) instead of runs.",
 )
+@click.option(
+    "--write-residuals",
+    "residuals",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Write features and log errors (no measurements) of the runs judged: what bands of predictions rest on.",
+)
 @out_option
 @json_option
 def command(
@@ -37,6 +44,7 @@ def command(
     memory: bool,
     calibration: str | None,
     kernels: str | None,
+    residuals: str | None,
     out: str | None,
     as_json: bool,
 ) -> None:
@@ -44,14 +52,18 @@ def command(
 
     The columns are explained in docs/validation.md. A record that cannot be predicted is listed with the reason.
     """
-    if kernels is not None and (records is not None or memory or out is not None):
+    if kernels is not None and (records is not None or memory or out is not None or residuals is not None):
         raise click.UsageError("--kernels goes with --calibration and --json only")
+    if memory and residuals is not None:
+        raise click.UsageError("--write-residuals is about time, not --memory")
     with progress("predicting") as shown:
         if kernels is not None:
             validation = import_module("experiments.validate_kernels").run(kernels, calibration)
         else:
             module = import_module("experiments.validate")
-            validation = module.run(records, out, memory=memory, calibration=calibration, report=shown)
+            validation = module.run(
+                records, out, memory=memory, calibration=calibration, residuals=residuals, report=shown
+            )
     if as_json:
         emit_json(validation.document)
         return

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.fidelity import Band
+from experiments.fidelity_file import setup_band
 from hdpsim.errors import InfeasibleError
 from simulator.simulate import StepResult, simulate_step
 
@@ -73,6 +75,8 @@ class Outcome:
     results: tuple[StepResult, ...] = ()
     reason: str = ""
     """Why it cannot run; empty when it ran."""
+    band: Band | None = None
+    """How well runs like it were predicted, for the first batch; None when it cannot run."""
 
     @property
     def tokens_per_s(self) -> Estimate:
@@ -166,7 +170,8 @@ def run_batches(
             report()
     except InfeasibleError as error:
         return Outcome(strategy=name, reason=str(error))
-    return Outcome(strategy=name, results=tuple(results))
+    band = setup_band(setup, batches[0]) if results else None
+    return Outcome(strategy=name, results=tuple(results), band=band)
 
 
 def compare(

@@ -11,6 +11,7 @@ from cost_models.flop import model_flop_per_token
 from cost_models.layout import Recompute
 from cost_models.micro_batch_cost import MicroBatchCost
 from cost_models.step_costs import step_costs
+from experiments.fidelity_features import Features, configuration_key, features_of
 from experiments.record_memory import Gauge, predict_memory
 from experiments.record_setup import Job, job_of, layout_cp
 from experiments.records import Measured, RunConfig
@@ -55,6 +56,8 @@ class Prediction:
         fits: whether every stage fits.
         memory_gauge: what the source reads: all of the GPU's memory in use, the allocator's, or the tensors'.
         memory_parts_gb: memory of the fullest stage by part.
+        features: what its fidelity is judged by.
+        key: of its configuration, see experiments.fidelity_features.
         reason: why there is no time (or nothing at all).
         assumptions: what the source does not say and was filled in.
         not_modelled: what the run did and the prediction does not.
@@ -72,6 +75,8 @@ class Prediction:
     fits: bool | None = None
     memory_gauge: Gauge | None = None
     memory_parts_gb: tuple[tuple[str, float], ...] = ()
+    features: Features | None = None
+    key: str = ""
     reason: str = ""
     assumptions: tuple[str, ...] = ()
     not_modelled: tuple[str, ...] = ()
@@ -126,6 +131,8 @@ def predict(
         fits=memory.fits,
         memory_gauge=memory.gauge,
         memory_parts_gb=memory.parts_gb,
+        features=features_of(job.setup, job.seq_len, missing=bool(job.not_modelled)),
+        key=configuration_key(job.setup, job.sequences, job.seq_len, job.micro_batch * job.seq_len),
         reason=reason,
         assumptions=assumptions,
         not_modelled=job.not_modelled,

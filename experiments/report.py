@@ -106,6 +106,7 @@ def outcome_json(outcome: Outcome, base: Outcome | None = None) -> dict[str, Any
         "over_lower_bound": outcome.over_bound,
         "account_s": outcome.account_s(),
         "memory": first.memory,
+        "fidelity": outcome.band and outcome.band.document(outcome.step_s.mean, tokens_per_s.mean),
         "notes": notes_of(outcome),
         "batches": [
             {
@@ -223,7 +224,8 @@ def remarks(comparison: Comparison) -> tuple[str, ...]:
     ]
     if comparison.batches > 1 and notes:
         notes.insert(0, "Of the first batch:")
-    return (mfu_note(comparison.scenario), *comparison.scenario.notes, *notes, *failures)
+    bands = [f"{o.strategy}: {o.band.note}" for o in comparison.feasible if o.band is not None]
+    return (mfu_note(comparison.scenario), *comparison.scenario.notes, *bands, *notes, *failures)
 
 
 def comparison_table(comparison: Comparison) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ import numpy as np
 from cost_models.calibration import load_calibration
 from experiments.artefacts import check_out
 from experiments.compare import silent
+from experiments.fidelity import Residual, Residuals
+from experiments.fidelity_file import shipped_residuals, write_residuals
 from experiments.record_errors import error_of, error_summary
 from experiments.record_prediction import Prediction, predict
 from experiments.records import Record, read_records, shipped_records
@@ -56,6 +59,7 @@ def run(
     *,
     memory: bool = False,
     calibration: str | None = None,
+    residuals: str | None = None,
     report: Callable[[int, int], None] = silent,
 ) -> Validation:
     """Predict every record of a file and hold the predictions against what was measured.
@@ -65,6 +69,7 @@ def run(
         out: run directory to write.
         calibration: file of constants for the GPUs of its generation, instead of the shipped ones.
         memory: judge peak memory and whether a run fits, not its time.
+        residuals: file to write with features and log errors of the runs judged.
         report: told (done, total) after every record.
 
     Raises:
@@ -93,10 +98,22 @@ def run(
     shown = [group for group in document["groups"] if group["count"] or not memory]
     tables = (group_table(shown), *memory_tables(document), reason_table(document))
     lines = summary_lines(document)
+    if residuals is not None:
+        written = write_residuals(residuals, residuals_of(rows, records, predictions))
+        lines = (*lines, *_residual_lines(written, residuals))
     if out is not None:
         write_directory(out, document, lines)
         lines = (*lines, f"wrote {out}")
     return Validation(document=document, tables=tables, lines=lines)
+
+
+def _residual_lines(written: Residuals, path: str) -> tuple[str, ...]:
+    by_configuration, by_source = written.coverage(), written.coverage("source")
+    return (
+        f"bands stretched by {written.stretch:.2f} hold {by_configuration:.1%} of the runs with their configuration "
+        f"left out, {by_source:.1%} with their whole source left out",
+        f"wrote {path}",
+    )
 
 
 def _row(record: Record, prediction: Prediction, memory: bool) -> Document:
@@ -131,10 +148,53 @@ def _row(record: Record, prediction: Prediction, memory: bool) -> Document:
         "predicted_hardware_tflops_full": prediction.hardware_tflops_full,
         "tflops_error": error_of(measured.measured_tflops_per_gpu, prediction.tflops_per_gpu),
         **memory_columns(record, prediction),
+        **_fidelity(prediction, true, predicted, quantity),
         "account_s": dict(prediction.account_s),
         "assumptions": list(prediction.assumptions),
         "not_modelled": list(prediction.not_modelled),
     }
+
+
+def _fidelity(prediction: Prediction, true: float | None, predicted: float | None, quantity: str) -> Document:
+    """The band of a prediction, from the residuals of all other configurations, and whether the truth lies in it."""
+    if prediction.step_s is None or prediction.features is None:
+        return {"step_s_p10": None, "step_s_p90": None, "in_band": None, "fidelity": None}
+    band = shipped_residuals().band(prediction.features, prediction.key)
+    inside = None
+    if true is not None and predicted is not None and quantity != MEMORY_QUANTITY:
+        step_share = true / predicted if quantity == "step_s" else predicted / true
+        inside = band.low <= step_share <= band.high
+    document = band.document(prediction.step_s, prediction.tokens_per_s_per_gpu)
+    return {
+        "step_s_p10": document["step_s_p10"],
+        "step_s_p90": document["step_s_p90"],
+        "in_band": inside,
+        "fidelity": band.note,
+    }
+
+
+def residuals_of(
+    rows: Sequence[Document], records: Sequence[Record], predictions: Sequence[Prediction]
+) -> list[Residual]:
+    """Residuals of judged pretraining runs that nobody doubts."""
+    found = []
+    for row, record, prediction in zip(rows, records, predictions, strict=True):
+        features = prediction.features
+        if features is None or row["error"] is None:
+            continue
+        if record.suspect or record.config.task not in (None, "pretrain"):
+            continue
+        error = math.log1p(row["error"])
+        found.append(
+            Residual(
+                features=features,
+                key=prediction.key,
+                source=row["group"][0],
+                complete=record.complete,
+                log_error=error if row["quantity"] == "step_s" else -error,
+            )
+        )
+    return found
 
 
 def _errors(rows: Sequence[Document]) -> Document:
@@ -143,7 +203,12 @@ def _errors(rows: Sequence[Document]) -> Document:
         **error_summary(row["error"] for row in rows),
         "unpredicted": sum(row["predicted"] is None for row in rows),
         "unmeasured": sum(row["measured"] is None and row["predicted"] is not None for row in rows),
+        "band_coverage": _share([row["in_band"] for row in rows if row["in_band"] is not None]),
     }
+
+
+def _share(verdicts: Sequence[bool]) -> float | None:
+    return sum(verdicts) / len(verdicts) if verdicts else None
 
 
 def _summary(rows: Sequence[Document]) -> Document:

@@ -65,6 +65,9 @@ def summary_lines(document: Document) -> tuple[str, ...]:
         _sentence("all records", summary),
         _sentence("complete pretraining records, none in doubt", summary["complete_pretraining"]),
     ]
+    covered = summary["complete_pretraining"]["band_coverage"]
+    if covered is not None:
+        lines.append(f"P10-P90 bands hold {covered:.1%} of those (own configuration left out)")
     ranks, memory = summary["rank_correlation"], summary["memory"]
     if ranks["groups"]:
         lines.append(

@@ -1,0 +1,227 @@
+"""How much to believe a prediction: the band that residuals of validated runs like it give, and a note in words.
+
+`data/residuals.csv` holds, for every published run that `hdpsim validate` judges, its features and the log error of its
+prediction (no measurement); `hdpsim validate --write-residuals` makes it. A prediction is compared with all of them:
+
+    distance^2 = sum of costs of discrete features that differ + sum of (doublings apart / scale)^2
+    weight     = (exp(-distance / width) + a little) x quality of the record / sqrt(records of its source)
+    band       = weighted 10 % and 90 % quantiles of the log error, stretched about the weighted median
+
+The stretch is that with which TARGET of the records lie in their own band when every record of the same configuration
+is left out, as a prediction of a known record leaves its own residual out. Far from every record the band is that of
+all records and wider still.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.fidelity_features import CONTINUOUS, DISCRETE, Features, log2
+
+__all__ = ["Band", "Residual", "Residuals"]
+
+Floats = NDArray[np.float64]
+
+TARGET = 0.84
+"""Share of the records within their band: published bands shall hold 75 to 90 % of runs never seen."""
+LOW, HIGH = 0.1, 0.9
+NEAR = 1.0
+"""Records at most this far count as alike."""
+FAR = 2.0
+"""Beyond this the nearest record says little; the band widens with the distance."""
+WIDTH = 0.35
+"""Distance at which a record's weight has fallen to 1/e."""
+EVERYBODY = 0.2
+"""Weight of a record however far it is, so that few neighbours do not pretend to know the tails."""
+QUALITY = {True: 1.0, False: 0.5}
+"""Of records whose configuration is complete and of others."""
+NARROWEST = 0.02
+"""Least half width of a band (log): runs measured again differ by as much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """Where the truth lies with 80 % probability, as factors of the predicted step time.
+
+    Attributes:
+        low: P10 of the true step over the predicted one.
+        middle: median of the same.
+        high: P90.
+        alike: records at most NEAR away.
+        sources: sources of those.
+        nearest: distance of the nearest record.
+        median_abs_error: weighted median of absolute errors of records like this one.
+        note: all that in words.
+    """
+
+    low: float
+    middle: float
+    high: float
+    alike: int
+    sources: tuple[str, ...]
+    nearest: float
+    median_abs_error: float
+    note: str
+
+    def document(self, step_s: float, tokens_per_s: float | None = None) -> dict[str, Any]:
+        """As JSON data: the band of the step time and of the throughput."""
+        return {
+            "step_s_p10": step_s * self.low,
+            "step_s_p90": step_s * self.high,
+            "tokens_per_s_p10": None if tokens_per_s is None else tokens_per_s / self.high,
+            "tokens_per_s_p90": None if tokens_per_s is None else tokens_per_s / self.low,
+            "records_alike": self.alike,
+            "sources_alike": list(self.sources),
+            "nearest_distance": self.nearest if math.isfinite(self.nearest) else None,
+            "median_abs_error_alike": None if math.isnan(self.median_abs_error) else self.median_abs_error,
+            "note": self.note,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residual:
+    """One validated run: what it was, whose, and log(predicted / true) of its step time."""
+
+    features: Features
+    key: str
+    source: str
+    complete: bool
+    log_error: float
+
+
+class Residuals:
+    """The validated runs: features, keys, log errors; asked for the band of a run."""
+
+    def __init__(self, rows: Sequence[Residual], stretch: float | None = None) -> None:
+        self.features = [row.features for row in rows]
+        self.keys = np.array([row.key for row in rows], dtype=np.str_)
+        self.sources = np.array([row.source for row in rows], dtype=np.str_)
+        self.quality = np.array([QUALITY[row.complete] for row in rows])
+        self.log_error = np.array([row.log_error for row in rows], dtype=np.float64)
+        self._numbers = {
+            name: np.array([log2(getattr(feature, name)) for feature in self.features]) for name in CONTINUOUS
+        }
+        self._names = {
+            name: np.array([str(getattr(feature, name)) for feature in self.features]) for name in DISCRETE
+        }
+        counts = {source: int(np.sum(self.sources == source)) for source in set(self.sources.tolist())}
+        self._crowd = np.array([counts[source] ** -0.5 for source in self.sources.tolist()])
+        self.stretch = stretch if stretch is not None else self._stretch() if len(rows) else 1.0
+
+    def distances(self, features: Features) -> Floats:
+        """Of every record from a run."""
+        square = np.zeros(len(self.features))
+        for name, scale in CONTINUOUS.items():
+            square += ((self._numbers[name] - log2(getattr(features, name))) / scale) ** 2
+        for name, cost in DISCRETE.items():
+            square += cost * (self._names[name] != str(getattr(features, name)))
+        return np.asarray(np.sqrt(square))
+
+    def quantiles(
+        self, features: Features, left_out: NDArray[np.bool_] | None = None
+    ) -> tuple[float, float, float, Floats, Floats]:
+        """P10, median, P90 of the log error before stretching, distances and weights (0 of what is left out)."""
+        distance = self.distances(features)
+        known = np.ones(len(distance), dtype=bool) if left_out is None else ~left_out
+        if not known.any():
+            return -1.0, 0.0, 1.0, np.full(len(distance), math.inf), np.zeros(len(distance))
+        weight = (
+            (np.exp(-distance / WIDTH) + EVERYBODY * np.exp(-FAR / WIDTH))
+            * self.quality
+            * self._crowd
+            * known
+        )
+        order = np.argsort(self.log_error, kind="stable")
+        share = np.cumsum(weight[order])
+        share = (share - 0.5 * weight[order]) / share[-1]
+        low, middle, high = (
+            float(np.interp(level, share, self.log_error[order])) for level in (LOW, 0.5, HIGH)
+        )
+        wider = 1.0 + max(0.0, float(distance[known].min()) - NEAR) / (FAR - NEAR)
+        return middle + wider * (low - middle), middle, middle + wider * (high - middle), distance, weight
+
+    def _stretch(self) -> float:
+        """The factor on both half widths with which TARGET of the records lie in the bands that leave them out."""
+        needed = np.zeros(len(self.features))
+        for place, features in enumerate(self.features):
+            low, middle, high, _, _ = self.quantiles(features, self.keys == self.keys[place])
+            error = self.log_error[place] - middle
+            half = max(high - middle, NARROWEST) if error >= 0 else max(middle - low, NARROWEST)
+            needed[place] = abs(error) / half
+        order = np.argsort(needed)
+        share = np.cumsum(self.quality[order]) / self.quality.sum()
+        return float(needed[order][np.searchsorted(share, TARGET)])
+
+    def band(self, features: Features, key: str = "") -> Band:
+        """The band of a run; residuals of the same configuration are not looked at."""
+        own = self.keys == key
+        low, middle, high, distance, weight = self.quantiles(features, own)
+        low = middle - self.stretch * max(middle - low, NARROWEST)
+        high = middle + self.stretch * max(high - middle, NARROWEST)
+        near = (distance <= NEAR) & ~own
+        nearest = float(distance[~own].min(initial=math.inf))
+        typical = _weighted_median(np.abs(np.expm1(self.log_error)), weight) if weight.any() else math.nan
+        sources = tuple(sorted(set(self.sources[near].tolist())))
+        band = Band(
+            low=math.exp(-high),
+            middle=math.exp(-middle),
+            high=math.exp(-low),
+            alike=int(near.sum()),
+            sources=sources,
+            nearest=nearest,
+            median_abs_error=typical,
+            note="",
+        )
+        if own.all():
+            return replace(band, note="no validated run to compare with")
+        return _with_note(band, features, self.features[int(np.where(own, np.inf, distance).argmin())])
+
+    def coverage(self, by: str = "configuration") -> float:
+        """Share of the records inside the band that leaves out their configuration, or their whole source."""
+        inside = np.zeros(len(self.features))
+        for place, features in enumerate(self.features):
+            group, own = (
+                (self.keys, self.keys[place])
+                if by == "configuration"
+                else (self.sources, self.sources[place])
+            )
+            low, middle, high, _, _ = self.quantiles(features, group == own)
+            error = self.log_error[place] - middle
+            half = max(high - middle, NARROWEST) if error >= 0 else max(middle - low, NARROWEST)
+            inside[place] = abs(error) <= self.stretch * half * (1 + 1e-12)
+        return float((inside * self.quality).sum() / self.quality.sum())
+
+
+def _weighted_median(values: Floats, weights: Floats) -> float:
+    order = np.argsort(values, kind="stable")
+    share = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(share, 0.5 * share[-1])])
+
+
+def _with_note(band: Band, features: Features, nearest: Features) -> Band:
+    """Add the words."""
+    span = f"true step {100 * (band.low - 1):+.0f} to {100 * (band.high - 1):+.0f} % of the predicted one (P10-P90)"
+    if band.alike:
+        sources = ", ".join(band.sources[:4]) + (" and others" if len(band.sources) > 4 else "")
+        words = (
+            f"{span}; {band.alike} validated runs like this one ({sources}), median error of its neighbourhood "
+            f"{100 * band.median_abs_error:.0f} %"
+        )
+    else:
+        differ = [name for name in DISCRETE if getattr(features, name) != getattr(nearest, name)]
+        differ += [
+            name
+            for name, scale in CONTINUOUS.items()
+            if abs(log2(getattr(features, name)) - log2(getattr(nearest, name))) > scale / 2
+        ]
+        words = (
+            f"{span}; no validated run is like this one: the nearest differs in "
+            f"{', '.join(differ) or 'many little things'}"
+        )
+    return replace(band, note=words)
