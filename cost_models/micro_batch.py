@@ -50,7 +50,10 @@ class MicroBatches:
         if left_over or not self.count or not np.all(np.diff(self.segment_offsets) == segments):
             return False
         by_micro_batch = self.segment_tokens.reshape(self.count, segments)
-        columns = (by_micro_batch, self.group_size, self.tier, self.offload_ratio, self.tokens)
+        # Equal segments have equal tokens, so that only the padding is left to compare.
+        columns = [by_micro_batch, self.group_size, self.tier, self.offload_ratio]
+        if self.padding_tokens is not None:
+            columns.append(self.padding_tokens)
         return all(bool(np.all(column == column[0])) for column in columns)
 
     @property

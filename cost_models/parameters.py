@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from itertools import pairwise
 from typing import Literal
 
@@ -307,6 +308,7 @@ def _layers_by_flop(model: Model, layout: Layout) -> tuple[tuple[int, ...], ...]
     return tuple(tuple(counts[stage :: layout.pp]) for stage in range(layout.pp))
 
 
+@lru_cache(maxsize=256)
 def stage_contents(model: Model, layout: Layout) -> tuple[tuple[StageContents, ...], ...]:
     """What every (stage, chunk) holds; the dense layers of a mixture-of-experts model come first."""
     counts = stage_layers(model, layout)
@@ -331,6 +333,7 @@ def stage_contents(model: Model, layout: Layout) -> tuple[tuple[StageContents, .
     return tuple(tuple(contents[virtual] for virtual in row) for row in table)
 
 
+@lru_cache(maxsize=1024)
 def parameters_per_gpu(model: Model, layout: Layout, stage: int) -> StageParameters:
     """Parameters on each GPU of a pipeline stage, before any sharding over ranks (ZeRO).
 

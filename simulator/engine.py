@@ -7,7 +7,9 @@ both are known by then and nothing can observe the moment between them.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import gc
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import simpy
@@ -41,6 +43,22 @@ def run_engine(plan: Plan, costs: StepCosts, noise: Noise | None = None, spans: 
         spans=make_spans(program, costs, timeline) if spans else None,
         events=stage_engine.events,
     )
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Pause Python's cyclic garbage collector.
+
+    It walks through all waiting processes again and again: at 131,072 GPUs in two stages an event took 8.0 us with it
+    and 5.0 us without, at 1,024 GPUs 6.1 and 5.6 us. A run makes no cycles, so nothing piles up meanwhile.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class _Operation(simpy.Event):
@@ -125,7 +143,11 @@ class _Engine:
                             stage, opening, part_operation[own], wait_s[own], tail_s[process]
                         )
                     )
-        env.run()
+        with _without_collector():
+            env.run()
+        del (
+            self._on_end
+        )  # it refers to this object: without the cycle memory is free as soon as the run is over
         end_s = np.array(self._end_s)
         if self._stages_left:
             raise deadlock_error(program, ~np.isnan(end_s))

@@ -27,6 +27,8 @@ Ranks that provably do the same (see lockstep) are played once.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -88,6 +90,8 @@ def play(program: Program) -> tuple[Floats, Floats]:
     Raises:
         DeadlockError: some operations can never start.
     """
+    if program.ranks == 1 and program.extras is None:
+        return _play_alone(program)
     units, duration_s, transfer_s = program.units, program.operation_s, program.transfer_s
     part_operation, last_part = program.part_operation, program.part_offsets[1:]
     sends, extras = program.chain.sends, program.extras
@@ -145,6 +149,46 @@ def play(program: Program) -> tuple[Floats, Floats]:
     if np.any(part < last_part):
         raise deadlock_error(program, ~np.isnan(end_s))
     return start_s, end_s
+
+
+def _play_alone(program: Program) -> tuple[Floats, Floats]:
+    """One rank: a wave would hold an operation per stage at most, for which plain Python is far faster than numpy."""
+    units, stages, size = program.units, program.stages, len(program.operation_s)
+    duration_s: list[float] = program.operation_s.tolist()
+    transfer_s: list[float] = program.transfer_s.tolist()
+    part_operation: list[int] = program.part_operation.tolist()
+    place: list[int] = program.part_offsets[:-1].tolist()
+    last: list[int] = program.part_offsets[1:].tolist()
+    stage_of: list[int] = program.chain.stage[0].tolist()
+    free_s: list[float] = program.opening_s.tolist()
+    input_s = [0.0] * units + [math.nan] * (size - units)  # NaN: not there yet
+    start_s, end_s = [0.0] * size, [math.nan] * size
+    todo = list(range(stages))
+    while todo:
+        stage = todo.pop()
+        at, now_s = place[stage], free_s[stage]
+        while at < last[stage]:
+            operation = part_operation[at]
+            arrival_s = input_s[operation]
+            if arrival_s != arrival_s:  # NaN
+                break
+            now_s = max(now_s, arrival_s)
+            start_s[operation] = now_s
+            now_s += duration_s[operation]
+            end_s[operation] = now_s
+            at += 1
+            following = operation + units
+            if following < size:
+                link, unit = divmod(following, units)
+                input_s[following] = now_s + transfer_s[unit]
+                other = stage_of[link]
+                if other != stage:
+                    todo.append(other)
+        place[stage], free_s[stage] = at, now_s
+    ends_s = np.array(end_s)
+    if place != last:
+        raise deadlock_error(program, ~np.isnan(ends_s))
+    return np.array(start_s), ends_s
 
 
 def _feed(extras: Extras, ready: Ints, end_s: Floats, start_s: Floats, missing: Ints) -> Ints:

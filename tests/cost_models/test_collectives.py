@@ -18,7 +18,7 @@ from cost_models.collective_algorithms import (
     ring_all_reduce_s,
     ring_half_s,
 )
-from cost_models.collectives import Collectives, GroupShape, bus_bandwidth_factor
+from cost_models.collectives import Collectives, GroupShape, _members_by_node, bus_bandwidth_factor
 from cost_models.fabric import FabricModel
 from cost_models.hardware import Cluster, Fabric, Gpu, Node
 from cost_models.network_calibration import (
@@ -342,3 +342,12 @@ def test_which_gpus_of_a_node_does_not_matter(first: int, ranks: int) -> None:
     assert (
         this.group(ranks, first_gpu=first) == this.group(ranks, first_gpu=8 * 5 + first) == this.group(ranks)
     )
+
+
+@given(st.integers(1, 40), st.integers(1, 20), st.integers(0, 40), st.sampled_from([1, 2, 4, 6, 8]))
+def test_members_by_node_are_counted_in_closed_form(
+    ranks: int, stride: int, first_gpu: int, node: int
+) -> None:
+    nodes = (first_gpu + stride * np.arange(ranks)) // node
+    counts = np.unique(nodes, return_counts=True)[1]
+    assert _members_by_node(ranks, stride, first_gpu, node) == (counts.max(), len(counts))
