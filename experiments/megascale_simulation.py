@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+
+import numpy as np
 
 from experiments.compare import run_batches
 from experiments.megascale_data import Cell, model_flop_per_token
 from experiments.scenario import Scenario, load_scenario
 from hdpsim.errors import HdpSimError
+from simulator.setup import ExecutionOptions
 from simulator.simulate import StepResult
+from simulator.stragglers import clean_probability
 
 __all__ = ["ABLATION", "CONTEXT_TOKENS", "Step", "predict", "scenario_of"]
 
 CONTEXT_TOKENS = 2048
+NEGLIGIBLE = 0.01  # chance of a job without slow nodes that is not worth a simulation
 
 SCENARIOS = {
     ("megatron-lm", "megascale-175b"): "megatron-175b-12k",
@@ -29,7 +34,7 @@ ABLATION: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("sliding window", ("model.sliding_window=768",)),
     ("TP overlap", ("layout.tp_overlap=true",)),
     ("PP overlap", ("layout.pp_overlap=true",)),
-    ("DP overlap", ("layout.dp_overlap=true",)),
+    ("DP overlap", ("layout.dp_overlap=true", "layout.prefetch_gather=true")),
     ("efficient operators", ("layout.attention_kernel=flash2", "layout.fused_kernels=true")),
     ("data pipeline", ("data.loader=shared", "data.asynchronous_loading=true")),
     ("LAMB (3 x batch)", ("data.batch=1536K tokens",)),
@@ -80,19 +85,42 @@ def _predict(key: tuple[str, str, int, int], changes: tuple[str, ...]) -> Step:
         )
     except HdpSimError as error:
         return Step(reason=str(error))
-    outcome = run_batches(scenario, scenario.batches(1))
-    if not outcome.results:
-        return Step(reason=outcome.reason)
-    return _step(scenario, outcome.results[0])
+    parts = []
+    for weight, execution in _draws(scenario):
+        drawn = replace(scenario, execution=execution)
+        outcome = run_batches(drawn, drawn.batches(1))
+        if not outcome.results:
+            return Step(reason=outcome.reason)
+        parts.append((weight, outcome.results[0]))
+    return _mean_step(scenario, parts)
 
 
-def _step(scenario: Scenario, result: StepResult) -> Step:
-    flop = model_flop_per_token(scenario.model, scenario.data.context_tokens) * result.tokens
+def _draws(scenario: Scenario) -> list[tuple[float, ExecutionOptions]]:
+    """Slow nodes a job may meet and how likely: none, or as many as are expected (one at least).
+
+    A job takes its nodes at random from a fleet of which a share is slow; whether it meets one decides its step, how
+    many hardly matters.
+    """
+    execution, nodes = scenario.execution, scenario.cluster.nodes
+    share = execution.slow_node_share
+    if share <= 0.0:
+        return [(1.0, execution)]
+    none = clean_probability(nodes, share)
+    some = replace(execution, slow_node_share=max(1, round(share * nodes)) / nodes)
+    if none < NEGLIGIBLE:
+        return [(1.0, some)]
+    return [(none, replace(execution, slow_node_share=0.0)), (1.0 - none, some)]
+
+
+def _mean_step(scenario: Scenario, parts: list[tuple[float, StepResult]]) -> Step:
+    step_s = sum(weight * result.step_s for weight, result in parts)
+    seconds = sum(weight * result.account_s.mean(axis=(1, 2)) for weight, result in parts)
+    tokens = parts[0][1].tokens
+    flop = model_flop_per_token(scenario.model, scenario.data.context_tokens) * tokens
     peak = scenario.cluster.gpus * scenario.cluster.gpu.bf16_flop_per_s
-    seconds = result.account_s.mean(axis=(1, 2)).tolist()
     return Step(
-        step_s=result.step_s,
-        mfu=100.0 * flop / (peak * result.step_s),
-        tokens_per_s=result.tokens_per_s,
-        account_s=tuple(zip(result.accounts, seconds, strict=True)),
+        step_s=step_s,
+        mfu=100.0 * flop / (peak * step_s),
+        tokens_per_s=tokens / step_s,
+        account_s=tuple(zip(parts[0][1].accounts, np.asarray(seconds).tolist(), strict=True)),
     )
