@@ -54,6 +54,9 @@ LOSS_PASSES_BYTES = 12.0  # fused cross-entropy on fp32 logits: write, read, wri
 # Separate operations (Megatron-LM, core/tensor_parallel/cross_entropy.py without fusion): to fp32 2 + 4, maximum 4,
 # subtract 4 + 4, exponential 4 + 4, sum 4, divide 4 + 4; gradient: scale 4 + 4, to 16 bits 4 + 2
 SEPARATE_LOSS_PASSES_BYTES = 48.0
+# Of the host work of a micro-batch (forward and backward pass), the part before the first kernel of one pass: half of
+# one of two. Assumed.
+RESTART_SHARE = 0.25
 
 
 class MicroBatchCost:
@@ -258,11 +261,17 @@ class MicroBatchCost:
 
     @priced("wait_pipeline")
     def transfer_s(self, batches: MicroBatches, tier: int) -> Floats:
-        """[n]: activations of a micro-batch from one stage to the next: 2 B x tokens x h / tp per GPU."""
+        """[n]: activations of a micro-batch from one stage to the next: 2 B x tokens x h / tp per GPU.
+
+        Blocking transfers (pp_overlap off) drain the GPU's queue: what the host does for the next pass until its first
+        kernel starts shows as well. Source: Megatron-LM of 2023, megatron/p2p_communication.py (torch.cuda.synchronize
+        after every batch of transfers).
+        """
         if self.layout.pp == 1:
             return np.zeros(batches.count)
         volume = BF16_BYTES * self.model.hidden / self.layout.tp * self._tokens(batches)
-        return np.asarray(self.fabric.latency_s(tier) + volume / self.fabric.bytes_per_s(tier))
+        restart_s = 0.0 if self.layout.pp_overlap else RESTART_SHARE * self.cal.micro_batch_fixed_s
+        return np.asarray(self.fabric.latency_s(tier) + restart_s + volume / self.fabric.bytes_per_s(tier))
 
     @property
     def _visited(self) -> Ints:

@@ -11,7 +11,7 @@ from cost_models.kernels import BF16_BYTES
 from cost_models.micro_batch import Epilogue, MicroBatches, StepCosts
 from cost_models.micro_batch_cost import TERMS, MicroBatchCost
 from cost_models.optimizer_cost import optimizer_s
-from cost_models.parameters import parameters_per_gpu
+from cost_models.parameters import parameters_per_gpu, stage_contents
 from cost_models.pipeline import SPLIT_SCHEDULES, chunks_per_stage
 from cost_models.sharded_parameters import ShardGroups
 from cost_models.tracing import priced
@@ -61,7 +61,8 @@ def epilogue(
     are summed over their replicas here, once a step.
     Experts have ranks * tp / expert_gpus copies.
     Counted: collectives over all ranks at one TP index, what the first forward and the last backward
-    hide of them (*windows*; None: nothing), the optimizer on its shard.  Source: ZeRO, arXiv 1910.02054, section 7.
+    hide of them (*windows*; None: nothing), tied embeddings, the optimizer on its shard.
+    Source: ZeRO, arXiv 1910.02054, section 7.
     """
     model, layout, cal = cost.model, cost.layout, cost.cal
     held = [parameters_per_gpu(model, layout, stage) for stage in range(layout.pp)]
@@ -92,7 +93,31 @@ def epilogue(
         first_gather = np.zeros(layout.pp) if layout.prefetch_gather else first_gather
         gather = exposed_s(gather, first_gather, windows.forward_s, cal.overlap_slowdown)
         sync = exposed_s(sync, last_sync, windows.backward_s, cal.overlap_slowdown)
+    sync = sync + _tied_sync_s(cost, ranks)
     return Epilogue(data_s=data_s, parameter_gather_s=gather, gradient_sync_s=sync, optimizer_s=optimizer)
+
+
+@priced("gradient_sync")
+def _tied_sync_s(cost: MicroBatchCost, ranks: int) -> Floats:
+    """Per stage: summing the gradients of an embedding that serves as head too, where the two sit on different stages.
+
+        t = all-reduce(gradient bytes x ceil(V / tp) x h) between first and last stage
+
+    Counted: after the last backward, since the first stage's comes last; nothing hides it.
+    Source: Megatron-LM, finalize_model_grads (_allreduce_embedding_grads, or allreduce_word_embedding_grads).
+    """
+    model, layout = cost.model, cost.layout
+    contents = stage_contents(model, layout)
+    first, last = (
+        next(stage for stage, chunks in enumerate(contents) if any(getattr(c, part) for c in chunks))
+        for part in ("embedding", "head")
+    )
+    seconds = np.zeros(layout.pp)
+    if model.tied_embeddings and first != last:
+        pair = cost.collectives.group(2, stride=abs(last - first) * layout.stage_stride(ranks))
+        volume = layout.gradient_bytes * -(-model.vocab // layout.tp) * model.hidden
+        seconds[[first, last]] = cost.collectives.all_reduce_s(volume, pair)
+    return seconds
 
 
 @priced("parameter_gather")

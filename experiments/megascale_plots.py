@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,8 +38,7 @@ def plot_step_times(records: Rows) -> Figure:
                 axes.plot([r["gpus"] for r in known], [r["measured"] for r in known], color=colour, linestyle="none",
                           marker=marker_of(i), markersize=9, markerfacecolor="none")  # fmt: skip
             _gpus_axis(axes, sorted({r["gpus"] for r in here}))
-            axes.set_yscale("log")
-            _plain_ticks(axes, [r["predicted"] for r in here])
+            _plain_log_axis(axes, [r["predicted"] for r in here])
             axes.set_ylabel("iteration (s)")
             axes.set_title(f"{model}, batch {batch:,}", fontsize=10)
             axes.legend(loc="upper right")
@@ -62,12 +62,12 @@ def plot_ablation_mfu(rows: Rows) -> Figure:
                 text = f"{value:.1f}" + (f"\n{row[gain]:+.1f}" if row[gain] is not None else "")
                 axes.annotate(text, (x + offset, value), (0, 3), ha="center", textcoords="offset points",
                               fontsize=8)  # fmt: skip
-        axes.set_xticks(range(len(rows)), [row["step"].replace(" ", "\n") for row in rows], fontsize=9)
+        axes.set_xticks(range(len(rows)), [fill(row["step"], 12) for row in rows], fontsize=9)
         axes.set_ylabel("model FLOP utilisation (%)")
         axes.set_ylim(0, 85)
         axes.grid(axis="y", color=GRID, linewidth=0.7)
         axes.set_title(
-            "Every optimisation on top of those before it (175B, 256 GPUs); below: gain of the step"
+            "Every optimisation on top of those before it (175B, 256 GPUs); second line: gain of the step"
         )
         axes.legend(loc="upper left", ncols=2)
     return figure
@@ -82,7 +82,7 @@ def plot_weak_scaling(rows: Rows) -> Figure:
             axes.plot([row["gpus"] for row in known], [row[f"{system}_mfu"] for row in known], color=colour,
                       marker=marker_of(i), linewidth=1.8, label=system)  # fmt: skip
         _gpus_axis(axes, [row["gpus"] for row in rows])
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 70)
         axes.set_ylabel("model FLOP utilisation (%)")
         axes.set_title("530B, 140 sequences a pipeline (weak scaling as in Figure 9)", fontsize=10)
         axes.legend(loc="lower left")
@@ -120,8 +120,7 @@ def plot_mttf(rows: Rows) -> Figure:
         axes.plot([row["gpus"] for row in known], [row["paper_hours"] for row in known], linestyle="none", marker="o",
                   markersize=10, markerfacecolor="none", color=INK, label="Meta, RSC-1")  # fmt: skip
         _gpus_axis(axes, [row["gpus"] for row in rows])
-        axes.set_yscale("log")
-        _plain_ticks(axes, [row["hours"] for row in rows])
+        _plain_log_axis(axes, [row["hours"] for row in rows])
         axes.set_ylabel("mean time to failure (h)")
         axes.set_title("6.5 failures per 1,000 node-days", fontsize=10)
         axes.legend(loc="upper right")
@@ -130,18 +129,20 @@ def plot_mttf(rows: Rows) -> Figure:
 
 def _gpus_axis(axes: Axes, gpus: Sequence[int]) -> None:
     axes.set_xscale("log")
-    axes.set_xticks(list(gpus), [f"{count:,}" for count in gpus], fontsize=9)
+    axes.set_xticks(list(gpus), [f"{count:,}" for count in gpus], fontsize=9, rotation=30)
     axes.minorticks_off()
     axes.set_xlabel("GPUs")
     axes.grid(color=GRID, linewidth=0.7)
 
 
-def _plain_ticks(axes: Axes, values: Sequence[float]) -> None:
-    """1-2-5 ticks in plain digits."""
+def _plain_log_axis(axes: Axes, values: Sequence[float]) -> None:
+    """A logarithmic y axis with 1-2-5 ticks in plain digits."""
     ticks = [
         mantissa * 10.0**power
         for power in range(-2, 4)
         for mantissa in (1, 2, 5)
         if 0.6 * min(values) <= mantissa * 10.0**power <= 1.7 * max(values)
     ]
+    axes.set_yscale("log")
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()

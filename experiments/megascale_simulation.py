@@ -19,7 +19,10 @@ from simulator.stragglers import clean_probability
 __all__ = ["ABLATION", "CONTEXT_TOKENS", "Step", "predict", "scenario_of"]
 
 CONTEXT_TOKENS = 2048
-NEGLIGIBLE = 0.01  # chance of a job without slow nodes that is not worth a simulation
+NEGLIGIBLE = 0.01  # a chance not worth a simulation
+DRAWN_GPUS = (
+    1024  # a job smaller than this is drawn as often as makes this many GPUs: the mean of few is noisy
+)
 
 SCENARIOS = {
     ("megatron-lm", "megascale-175b"): "megatron-175b-12k",
@@ -86,9 +89,9 @@ def _predict(key: tuple[str, str, int, int], changes: tuple[str, ...]) -> Step:
     except HdpSimError as error:
         return Step(reason=str(error))
     parts = []
+    batches = scenario.batches(1)
     for weight, execution in _draws(scenario):
-        drawn = replace(scenario, execution=execution)
-        outcome = run_batches(drawn, drawn.batches(1))
+        outcome = run_batches(replace(scenario, execution=execution), batches)
         if not outcome.results:
             return Step(reason=outcome.reason)
         parts.append((weight, outcome.results[0]))
@@ -96,20 +99,25 @@ def _predict(key: tuple[str, str, int, int], changes: tuple[str, ...]) -> Step:
 
 
 def _draws(scenario: Scenario) -> list[tuple[float, ExecutionOptions]]:
-    """Slow nodes a job may meet and how likely: none, or as many as are expected (one at least).
+    """What a job may meet on its GPUs, and how likely: several draws of a small job's, one of a large one's.
 
-    A job takes its nodes at random from a fleet of which a share is slow; whether it meets one decides its step, how
-    many hardly matters.
+    A job takes its nodes at random from a fleet of which a share is slow: it meets none, or as many as are expected
+    (one at least). Whether it meets one decides its step, how many hardly matters.
     """
     execution, nodes = scenario.execution, scenario.cluster.nodes
-    share = execution.slow_node_share
-    if share <= 0.0:
+    if not (execution.gpu_spread or execution.slow_node_share):
         return [(1.0, execution)]
+    count = min(MOST_DRAWS, max(1, DRAWN_GPUS // scenario.cluster.gpus))
+    share = execution.slow_node_share
     none = clean_probability(nodes, share)
-    some = replace(execution, slow_node_share=max(1, round(share * nodes)) / nodes)
-    if none < NEGLIGIBLE:
-        return [(1.0, some)]
-    return [(none, replace(execution, slow_node_share=0.0)), (1.0 - none, some)]
+    some = max(1, round(share * nodes)) / nodes
+    shares = [(chance, at) for chance, at in ((none, 0.0), (1.0 - none, some)) if chance > NEGLIGIBLE]
+    total = count * sum(chance for chance, _ in shares)
+    return [
+        (chance / total, replace(execution, slow_node_share=at, seed=execution.seed + number))
+        for chance, at in shares
+        for number in range(count)
+    ]
 
 
 def _mean_step(scenario: Scenario, parts: list[tuple[float, StepResult]]) -> Step:

@@ -152,6 +152,17 @@ class TestTransfers:
         assert cost.transfer_s(batch, 1) == pytest.approx([2 * HIDDEN / 8 * 2000 / NIC])
         assert cost.transfer_s(batch, 0) == pytest.approx([2 * HIDDEN / 8 * 2000 / NVLINK])
 
+    def test_blocking_transfers_show_the_host_until_the_next_kernel(self) -> None:
+        # a quarter of the 2 ms that the host works for a forward and a backward
+        cal = replace(IDEAL, micro_batch_fixed_s=2e-3)
+        beside, blocking = (
+            ideal_cost(layout=Layout(tp=8, pp=2, pp_overlap=on), calibration=cal).transfer_s(
+                micro_batches([[8000]]), 1
+            )
+            for on in (True, False)
+        )
+        assert blocking - beside == pytest.approx([0.5e-3])
+
 
 def test_selective_recomputation_repeats_its_share_of_a_layer() -> None:
     batch, row = micro_batches([[4096]]), TERMS.index("recompute")

@@ -84,6 +84,20 @@ class TestEpilogue:
         cost = ideal_cost(layout=layout, cluster=SLOW_MEMORY)
         assert epilogue(cost, RANKS, data_s=0.0).optimizer_s == pytest.approx([expected])
 
+    def test_tied_embeddings_are_summed_between_first_and_last_stage(self) -> None:
+        # two copies, 4 B x 32,000 x 4,096 each, over one NIC: 2 (n - 1) / n = 1 time the volume
+        layout = Layout(pp=4)
+        tied = replace(MODEL, tied_embeddings=True)
+        plain, summed = (
+            epilogue(ideal_cost(model=model, layout=layout), RANKS // 4, data_s=0.0, windows=None)
+            for model in (MODEL, tied)
+        )
+        extra = summed.gradient_sync_s - plain.gradient_sync_s
+        expected = 4 * MODEL.vocab * MODEL.hidden / NIC
+        assert extra == pytest.approx([expected, 0.0, 0.0, expected], rel=0.01)
+        alone, same = (epilogue(ideal_cost(model=m), RANKS, data_s=0.0) for m in (MODEL, tied))
+        assert same.gradient_sync_s <= alone.gradient_sync_s  # one stage: one table, nothing to sum
+
     def test_gradients_of_16_bits(self) -> None:
         whole, half = (
             epilogue(ideal_cost(layout=Layout(gradient_bytes=size)), RANKS, data_s=0.0) for size in (4, 2)
