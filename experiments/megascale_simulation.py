@@ -20,9 +20,7 @@ __all__ = ["ABLATION", "CONTEXT_TOKENS", "Step", "predict", "scenario_of"]
 
 CONTEXT_TOKENS = 2048
 NEGLIGIBLE = 0.01  # a chance not worth a simulation
-DRAWN_GPUS = (
-    1024  # a job smaller than this is drawn as often as makes this many GPUs: the mean of few is noisy
-)
+DRAWN_GPUS, MOST_DRAWS = 4096, 4  # small jobs are drawn several times: the slowest of few GPUs varies
 
 SCENARIOS = {
     ("megatron-lm", "megascale-175b"): "megatron-175b-12k",
