@@ -43,6 +43,9 @@ class Prepared:
     run: Callable[[], object]
     events: int = 0
     """Events the engine processes in a run."""
+    items: int = 0
+    item: str = ""
+    """How many of what a run gets through, for a rate."""
     detail: str = ""
     command: tuple[str, ...] = ()
     """Arguments of the hdpsim command that *run* starts, if it starts one: its memory is that of a process."""

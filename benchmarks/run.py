@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dataset_figures import DATASET_FIGURES
 from figures import FIGURES, SCALING, SCALING_GPUS, Figure, Prepared, at_scale
 from measure import (
     REPEATS,
@@ -43,7 +44,7 @@ def main() -> None:
         f"{sticks.numpy_sort_s * 1e3:.1f} ms, Python starts in {sticks.python_start_s * 1e3:.0f} ms"
     )
     entries = []
-    for figure in FIGURES:
+    for figure in (*FIGURES, *DATASET_FIGURES):
         if options.only in figure.name:
             entries.append(measured(figure, sticks, options.repeats))
             print(f"{figure.name}: {shown_s(entries[-1]['seconds'])}", flush=True)
@@ -71,6 +72,9 @@ def entry(
     }
     if prepared.events:
         found["events_per_s"] = prepared.events / seconds
+    if prepared.items:
+        found[f"{prepared.item}_per_s"] = prepared.items / seconds
+        found["detail"] += f"; {prepared.items / seconds:,.0f} {prepared.item}/s"
     return found
 
 
