@@ -121,15 +121,15 @@ def run_sweep(
         if waiting:
             with engine:
                 for key, entry in _simulate(waiting, engine):
-                    by_key[key] = entry
                     if entry["status"] in _KEPT:
                         store.put(key, entry)
+                    by_key[key] = entry
                     report(len(by_key), total)
     except KeyboardInterrupt:
         interrupted = True
     except HdpSimError as error:
         raise UserInputError(
-            f"{error}\n{len(by_key)} of {total} simulations are finished and kept in {store.folder}; the same "
+            f"{error}\n{_kept(by_key)} of {total} simulations are finished and kept in {store.folder}; the same "
             "command goes on from there"
         ) from error
     nothing = {"status": "not run", "reason": "interrupted", "result": None}
@@ -146,6 +146,10 @@ def run_sweep(
         repaired=store.damaged,
         interrupted=interrupted,
     )
+
+
+def _kept(by_key: dict[str, dict[str, Any]]) -> int:
+    return sum(entry["status"] in _KEPT for entry in by_key.values())
 
 
 def estimate_sweep(cells: Sequence[Cell], store: ResultStore, workers: int) -> SweepEstimate:
