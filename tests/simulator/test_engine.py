@@ -4,8 +4,10 @@ from hypothesis import given, settings
 from simulator_plans import Case, cases, make_costs, make_plan
 
 from hdpsim.errors import DeadlockError
+from simulator import engine
 from simulator.engine import run_engine
 from simulator.execution import WAITS, Noise
+from simulator.program import compile_program
 from simulator.replay import run_replay
 
 
@@ -188,3 +190,16 @@ def test_noise_of_the_slowest_member_counts():
     accounts = dict(zip(execution.accounts, execution.account_s[:, :, 0], strict=True))
     assert accounts["wait_group"].tolist() == [3.0, 0.0]
     assert accounts["attention"].tolist() == [1.5, 2.25]
+
+
+def test_ranks_that_share_nothing_are_played_apart(monkeypatch: pytest.MonkeyPatch):
+    # Ranks 0, 2 and 3 are tied by micro-batches 0 and 4, ranks 1 and 4 are alone.
+    plan = make_plan([[0, 1], [2], [0, 4], [4], [3]])
+    costs = make_costs([1, 2, 3, 4, 5], [1, 2, 3, 4, 5], stages=2, transfer_s=0.5)
+    together = run_engine(plan, costs)
+    monkeypatch.setattr(engine, "BUNDLE_PROCESSES", 2)
+    assert engine._bundles(compile_program(plan, costs)) == [[0, 2, 3], [1], [4]]
+    apart = run_engine(plan, costs)
+    assert apart.step_s == together.step_s
+    np.testing.assert_array_equal(apart.account_s, together.account_s)
+    assert apart.events == together.events + 2 * costs.stages  # every bundle opens its stages
