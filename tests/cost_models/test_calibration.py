@@ -12,7 +12,11 @@ from cost_models.calibration import Calibration, calibration, calibration_names,
 from cost_models.network_calibration import AMPERE_NETWORK, BLACKWELL_NETWORK, HOPPER_NETWORK
 from hdpsim.errors import CatalogError
 
-CONSTANTS = [field.name for field in fields(Calibration) if field.name not in {"name", "network", "entries"}]
+CONSTANTS = [
+    field.name
+    for field in fields(Calibration)
+    if field.name not in {"name", "generation", "network", "entries"}
+]
 
 
 def write(path: Path, *, without: str = "", change: str = "", network: str = "", extra: str = "") -> Path:
@@ -73,7 +77,7 @@ def test_a_users_file(tmp_path: Path) -> None:
         ({"without": "launch_s"}, ["missing constants: launch_s"]),
         ({"extra": "  gemm_speed: {value: 1, meaning: m, source: s}"}, ["unknown: gemm_speed"]),
         ({"network": "network:\n  speed: {value: 1, meaning: m, source: s}"}, ["unknown: network.speed"]),
-        ({"network": "hardware: h100"}, ["keys name, constants and network"]),
+        ({"network": "hardware: h100"}, ["a calibration has the keys constants"]),
         ({"network": "network: fast"}, ["network", "section"]),
         ({"change": "  launch_s: 5"}, ["constants.launch_s", "needs value, meaning and source"]),
         (
