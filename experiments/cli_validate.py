@@ -37,6 +37,7 @@ __all__ = ["command"]
     type=click.Path(dir_okay=False),
     help="Write features and log errors (no measurements) of the runs judged: what bands of predictions rest on.",
 )
+@click.option("--markdown", is_flag=True, help="Print tables and summary as Markdown.")
 @out_option
 @json_option
 def command(
@@ -45,6 +46,7 @@ def command(
     calibration: str | None,
     kernels: str | None,
     residuals: str | None,
+    markdown: bool,
     out: str | None,
     as_json: bool,
 ) -> None:
@@ -52,7 +54,9 @@ def command(
 
     The columns are explained in docs/validation.md. A record that cannot be predicted is listed with the reason.
     """
-    if kernels is not None and (records is not None or memory or out is not None or residuals is not None):
+    if kernels is not None and (
+        records is not None or memory or out is not None or residuals is not None or markdown
+    ):
         raise click.UsageError("--kernels goes with --calibration and --json only")
     if memory and residuals is not None:
         raise click.UsageError("--write-residuals is about time, not --memory")
@@ -66,6 +70,9 @@ def command(
             )
     if as_json:
         emit_json(validation.document)
+        return
+    if markdown:
+        click.echo(import_module("experiments.accuracy").markdown(validation.document))
         return
     for table in validation.tables:
         show_table(table)

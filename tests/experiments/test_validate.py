@@ -183,11 +183,23 @@ def test_kernels_are_judged_one_by_one(tmp_path: Path) -> None:
     assert CliRunner().invoke(cli, ["validate", "--kernels", str(path), "--memory"]).exit_code == 2
 
 
+# Median errors of the sources, a little above what docs/validation.md shows: lower them when predictions get better.
+CEILINGS = {
+    "alst": 0.15, "bloom": 0.22, "dgxc": 0.10, "fms-fsdp": 0.15, "llm-foundry": 0.06, "mcore-moe-report": 0.28,
+    "megatron-bridge": 0.20, "megatron-lm": 0.08, "mlperf": 0.17, "moe-folding": 0.17, "nemo": 0.15, "pythia": 0.27,
+    "simumax": 0.07, "torchtitan": 0.18, "zero-bubble": 0.09,
+}  # fmt: skip
+
+
 @pytest.mark.slow
 def test_the_shipped_records_are_predicted_no_worse_than_stated() -> None:
-    """Ceilings a little above docs/validation.md: lower them whenever the predictions get better."""
     document = run().document
     judged = document["summary"]["complete_pretraining"]
-    assert judged["count"] >= 180
-    assert judged["median_abs_error"] <= 0.26
-    assert judged["p90_abs_error"] <= 0.40
+    assert judged["count"] >= 575
+    assert judged["median_abs_error"] <= 0.095
+    assert judged["p90_abs_error"] <= 0.31
+    assert 0.75 <= judged["band_coverage"] <= 0.95
+    rows = [row for row in document["records"] if row["error"] is not None]
+    for source, ceiling in CEILINGS.items():
+        errors = sorted(abs(row["error"]) for row in rows if row["group"][0] == source)
+        assert errors[len(errors) // 2] <= ceiling, source

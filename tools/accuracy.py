@@ -1,0 +1,93 @@
+"""Put the accuracy of predictions, as the commands compute it, between the markers of README.md and docs.
+
+    python tools/accuracy.py               # write README.md, docs/validation.md, docs/accuracy.md
+    python tools/accuracy.py --check       # exit 1 if they show other numbers (beyond the last digit)
+    python tools/accuracy.py --bytescale   # the cells of ByteScale too (minutes)
+
+A block begins with `<!-- accuracy:NAME -->` and ends with `<!-- accuracy end -->`; NAME: short, validate, bytescale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from experiments import accuracy
+from experiments.validate import run
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ("README.md", "docs/validation.md")
+RECORDS_PAGE = "docs/accuracy.md"
+TOLERANCE = 0.15
+"""Numbers are printed with one digit: the last may differ from machine to machine."""
+
+_BLOCK = re.compile(r"(<!-- accuracy:(\w+) -->\n)(.*?)(<!-- accuracy end -->)", re.DOTALL)
+_NUMBER = re.compile(r"[+-]?\d[\d,]*\.?\d*(?:e[+-]?\d+)?")
+
+
+def blocks(with_bytescale: bool) -> tuple[dict[str, str], str]:
+    """The text of every block by name, and the page of records."""
+    document = run().document
+    found = {"short": accuracy.short_markdown(document), "validate": accuracy.markdown(document)}
+    if with_bytescale:
+        from experiments.reproduce_bytescale import run as reproduce
+
+        found["bytescale"] = accuracy.bytescale_markdown(reproduce(None, None).document)
+    page = (
+        "# Every published run, predicted\n\n"
+        "Made by `python tools/accuracy.py`. *Counts*: a complete pretraining run that nobody doubts. *Band*:\n"
+        "whether the truth lies in the prediction's P10-P90 band, its own configuration left out. How to read it: "
+        "[validation.md](validation.md).\n\n"
+        f"{accuracy.records_markdown(document)}\n"
+    )
+    return found, page
+
+
+def filled(text: str, found: dict[str, str]) -> str:
+    """*text* with the blocks that were computed."""
+    return _BLOCK.sub(
+        lambda match: f"{match[1]}{found[match[2]]}\n{match[4]}" if match[2] in found else match[0], text
+    )
+
+
+def alike(shown: str, computed: str) -> bool:
+    """Whether two texts differ in nothing but the last digit of numbers."""
+    if _NUMBER.sub("#", shown) != _NUMBER.sub("#", computed):
+        return False
+    pairs = zip(_NUMBER.findall(shown), _NUMBER.findall(computed), strict=True)
+    return all(
+        abs(a - b) <= max(TOLERANCE, 2e-3 * abs(b))
+        for a, b in ((float(x.replace(",", "")), float(y.replace(",", ""))) for x, y in pairs)
+    )
+
+
+def main() -> int:
+    """Write or check; 1 when a page shows something else."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    parser.add_argument("--bytescale", action="store_true", help="the cells of ByteScale too (minutes)")
+    options = parser.parse_args()
+    found, records = blocks(options.bytescale)
+    pages = {name: filled((ROOT / name).read_text(encoding="utf-8"), found) for name in PAGES}
+    pages[RECORDS_PAGE] = records
+    stale = []
+    for name, text in pages.items():
+        path = ROOT / name
+        shown = path.read_text(encoding="utf-8") if path.exists() else ""
+        if options.check and not alike(shown, text):
+            stale.append(name)
+        elif not options.check:
+            path.write_text(text, encoding="utf-8")
+    if stale:
+        print(f"{', '.join(stale)}: not what is computed now; run python tools/accuracy.py", file=sys.stderr)
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
