@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from cost_models.calibration import Calibration
 from cost_models.collectives import Collectives
 from cost_models.experts import ExpertParallel
+from cost_models.gradient_accumulation import product_output_bytes
 from cost_models.hardware import Cluster
 from cost_models.layer_gemms import LayerGemms, LinearOp
 from cost_models.layout import Layout
@@ -71,6 +72,7 @@ class LayerCost:
             precision=layout.precision,
             full_width=model.hidden,
             sequence_shards=layout.tp if layout.sequence_parallel else 1,
+            gradient_output_bytes=product_output_bytes(layout),
         )
         self._gemms = products((*(op for side in sides for ops in side for op in ops), *rest))
         self._around = [(products(entering), products(leaving)) for entering, leaving in sides]

@@ -91,8 +91,10 @@ class LayerGemms:
         precision: Precision = "bf16",
         full_width: int = 0,
         sequence_shards: int = 1,
+        gradient_output_bytes: int = FP32_ACCUMULATE_BYTES,
     ) -> None:
         self._gpu, self._cal, self._precision = gpu, cal, precision
+        self._gradient_bytes = gradient_output_bytes
         self._names = tuple(op.name for op in ops)
         self._count = np.array([op.count for op in ops], dtype=np.float64)
         narrow = [op for op in ops if precision != "bf16" and not op.always_bf16]
@@ -165,7 +167,7 @@ class LayerGemms:
         return np.asarray((once * ops.count).sum(axis=0))
 
     def _weight_gradient_s(self, ops: _Products, rows: Floats) -> Floats:
-        """[products, n]: the weight gradient of each product, accumulated in fp32."""
+        """[products, n]: the weight gradient of each product."""
         cal = self._cal
         return gemm_s(
             ops.inner,
@@ -175,7 +177,7 @@ class LayerGemms:
             cal,
             efficiency=ops.efficiency * cal.weight_gradient_efficiency,
             groups=ops.groups,
-            output_bytes=FP32_ACCUMULATE_BYTES,
+            output_bytes=self._gradient_bytes,
             precision=ops.precision,
             overlap=ops.overlap,
         )

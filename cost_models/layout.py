@@ -11,6 +11,7 @@ __all__ = [
     "AttentionKernel",
     "ContextParallelKind",
     "ExpertDispatch",
+    "GradientAccumulation",
     "Layout",
     "Order",
     "Precision",
@@ -29,6 +30,7 @@ AttentionKernel = Literal["flash", "flash1", "flash2", "unfused"]
 ContextParallelKind = Literal["ring", "all-gather", "ulysses"]
 ExpertDispatch = Literal["all-to-all", "fused"]
 StageBalance = Literal["layers", "flop"]
+GradientAccumulation = Literal["fused", "separate", "cast"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +69,10 @@ class Layout:
     shard_ranks: int | None = None
     """zero3: neighbouring ranks that share one copy of the parameters (HSDP); None = all ranks."""
     gradient_bytes: int = 4
-    """Bytes of a gradient when it is reduced: 4 (fp32) or 2 (bf16)."""
+    """Bytes of a gradient when it is summed over micro-batches and reduced: 4 (fp32) or 2 (bf16)."""
+    gradient_accumulation: GradientAccumulation = "fused"
+    """How gradients of micro-batches add up: in the products of weight gradients, in kernels of their own, or in such
+    kernels after a copy to the precision of the sum."""
     optimizer_offload: bool = False
     """Optimizer states in host memory, updated by the CPU: gradients go there, parameters come back."""
     dp_overlap: bool = True
@@ -92,6 +97,8 @@ class Layout:
     those of its pipeline."""
     cuda_graphs: bool = False
     """Kernels of a layer are replayed from a graph: the host launches none of them."""
+    launch_blocking: bool = False
+    """The host waits for every kernel before it goes on (CUDA_LAUNCH_BLOCKING=1): no launch hides behind a kernel."""
     rank_capacity_tokens: int | None = None
     """Tokens one rank holds per micro-batch (C); None = what memory allows."""
 

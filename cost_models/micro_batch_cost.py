@@ -11,8 +11,9 @@ from cost_models.calibration import Calibration
 from cost_models.collectives import Collectives
 from cost_models.experts import beside_the_other_micro_batch_s
 from cost_models.fabric import FabricModel
+from cost_models.gradient_accumulation import accumulation_s, product_output_bytes
 from cost_models.hardware import Cluster
-from cost_models.kernels import BF16_BYTES, FP32_ACCUMULATE_BYTES, gemm_s, memory_bound_s
+from cost_models.kernels import BF16_BYTES, gemm_s, memory_bound_s
 from cost_models.launches import BACKWARD_LAUNCHES, forward_launches
 from cost_models.layer_cost import LayerCost
 from cost_models.layout import Layout
@@ -78,6 +79,7 @@ class MicroBatchCost:
         )
         self.kinds, self.kind = _stage_kinds(model, layout)
         self._repeats = _repeats(layout)
+        self._accumulation_s = [accumulation_s(model, layout, kind, cluster.gpu, cal) for kind in self.kinds]
         self.activation_bytes_per_token = activation_bytes_per_token_layer(model, layout)
 
     def terms_s(self, batches: MicroBatches, *, backward: bool) -> Floats:
@@ -146,6 +148,8 @@ class MicroBatchCost:
                 out[_TERM["logits"], row] += (1 + extra) * head_s
             if kind.embedding:
                 out[_TERM["small_kernels"], row] += self._embedding_s(tokens)
+            if backward:
+                out[_TERM["small_kernels"], row] += self._accumulation_s[row]
             out[_TERM["host"], row] += self.cal.micro_batch_fixed_s / 2.0 / self.layout.vpp
         return out
 
@@ -197,7 +201,8 @@ class MicroBatchCost:
             for side in sides:
                 least_s = (BACKWARD_LAUNCHES if side else 1.0) * self._layer_floor_s(moe)
                 rows = result[moe, side]
-                rows[_TERM["host"]] = np.maximum(0.0, least_s - rows.sum(axis=0))
+                hidden_s = 0.0 if self.layout.launch_blocking else rows.sum(axis=0)
+                rows[_TERM["host"]] = np.maximum(0.0, least_s - hidden_s)
         return result
 
     def _hide_all_to_all(self, forward: Floats, backward: Floats) -> None:
@@ -249,7 +254,7 @@ class MicroBatchCost:
             self.cluster.gpu,
             cal,
             efficiency=cal.weight_gradient_efficiency,
-            output_bytes=FP32_ACCUMULATE_BYTES,
+            output_bytes=product_output_bytes(self.layout),
         )
 
     @priced("small_kernels")

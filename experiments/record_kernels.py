@@ -17,8 +17,8 @@ def attention_kernel(config: RunConfig) -> tuple[object, str] | None:
     """The kernel a record names; where nothing is said, its year and framework decide.
 
     Before 2023 scores were written to memory; Megatron-LM of 2023 and its forks still do unless told otherwise
-    (--use-flash-attn), other frameworks of that year have FlashAttention of 2022. PyTorch's own kernel is
-    FlashAttention-2 on every GPU.
+    (--use-flash-attn), Megatron-DeepSpeed in any year. Other frameworks of 2023 have FlashAttention of 2022. PyTorch's
+    own kernel is FlashAttention-2 on every GPU.
     """
     named = config.attention
     if named:
@@ -27,6 +27,8 @@ def attention_kernel(config: RunConfig) -> tuple[object, str] | None:
         if re.search(r"(?i)flash.?attention.?3|cudnn(?! backend not stated)", named):
             return "flash", ""
         return ("flash2" if re.search(r"(?i)flash|SDPA", named) else "unfused"), ""
+    if config.framework.startswith("Megatron-DeepSpeed"):
+        return "unfused", "attention without flash kernels (the framework's default)"
     if config.year is None or config.year > FLASH_ATTENTION_YEAR:
         return "flash", "flash attention"
     if config.year < FLASH_ATTENTION_YEAR:

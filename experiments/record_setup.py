@@ -13,6 +13,7 @@ from cost_models.hardware import Cluster, Node
 from cost_models.layout import Layout
 from cost_models.layout import Sharding as LayoutSharding
 from cost_models.model import LatentAttention, Model
+from experiments.record_sums import nic_gbps
 from experiments.record_switches import Switches, blocked, schedule_of, switches_of
 from experiments.records import RunConfig
 from hdpsim.errors import CatalogError, InfeasibleError
@@ -279,8 +280,9 @@ def _cluster(config: RunConfig, gpus: int, notes: _Notes) -> Cluster:
             raise InfeasibleError(f"{gpus} GPUs are not whole nodes of {node.gpus}")
         domain = shares[-1]
         notes.assumptions.append(f"{domain} GPUs of each NVLink domain of {node.gpus} used")
-    if config.nic_gbps_per_gpu is not None:
-        node = replace(node, nics=node.gpus, nic_bytes_per_s=config.nic_gbps_per_gpu * BYTES_PER_S_PER_GBPS)
+    stated = nic_gbps(config)
+    if stated is not None:
+        node = replace(node, nics=node.gpus, nic_bytes_per_s=stated * BYTES_PER_S_PER_GBPS)
     elif gpus > domain:
         rate = node.nic_bytes_per_s_per_gpu / BYTES_PER_S_PER_GBPS
         notes.assumptions.append(f"network of {rate:g} Gbit/s per GPU")

@@ -16,6 +16,13 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from cost_models.layout import Layout
 from cost_models.model import Model
 from experiments.record_kernels import attention_kernel, dropout, fused_kernels, window_rule
+from experiments.record_sums import (
+    SPLIT_SCHEDULE,
+    dp_overlap,
+    gradient_accumulation,
+    gradient_bytes,
+    pp_overlap,
+)
 from experiments.records import RunConfig
 
 __all__ = [
@@ -99,28 +106,6 @@ def _cp_kind(config: RunConfig) -> Finding:
         return "ulysses", ""
     if "torchtitan" in config.framework:
         return "all-gather", "context parallelism gathers keys and values (the framework's default)"
-    return None
-
-
-def _dp_overlap(config: RunConfig) -> Finding:
-    """Megatron-LM overlaps gradient sync with the backward since 2023; its forks of before cannot."""
-    if re.search(r"grad overlap OFF", config.notes):
-        return False, ""
-    megatron = "Megatron-LM" in config.framework or "Megatron-DeepSpeed" in config.framework
-    if megatron and config.year is not None and config.year < 2023:
-        return False, "gradients are summed after the last backward (frameworks before 2023)"
-    return None
-
-
-def _gradient_bytes(config: RunConfig) -> Finding:
-    """Gradients are kept and reduced in 16 bits where stated, and by the recipes of NVIDIA's frameworks.
-
-    Source: NeMo's launcher (grad_sync_dtype: bf16), Megatron-Bridge's performance recipes (grad_reduce_in_fp32=False).
-    """
-    if re.search(r"mixed_precision=PURE\b", config.notes):
-        return 2, ""
-    if "NeMo" in config.framework or "Megatron-Bridge" in config.framework:
-        return 2, "gradients in 16 bits (the framework's performance recipes)"
     return None
 
 
@@ -224,7 +209,7 @@ LAYOUT_RULES = (
     Rule(field="cp_kind", read=_cp_kind, without="context parallelism other than a ring: a ring"),
     Rule(
         field="dp_overlap",
-        read=_dp_overlap,
+        read=dp_overlap,
         without="gradient sync after the last backward: overlapped with it",
         plain=True,
     ),
@@ -234,7 +219,19 @@ LAYOUT_RULES = (
         without="selective recomputation of parts of a layer: it costs nothing",
         plain=0.0,
     ),
-    Rule(field="gradient_bytes", read=_gradient_bytes, without="gradients summed in 16 bits: in 32"),
+    Rule(field="gradient_bytes", read=gradient_bytes, without="gradients summed in 16 bits: in 32"),
+    Rule(
+        field="gradient_accumulation",
+        read=gradient_accumulation,
+        without="gradients added in kernels of their own",
+        plain="fused",
+    ),
+    Rule(field="pp_overlap", read=pp_overlap, without="blocking pipeline transfers", plain=True),
+    Rule(
+        field="launch_blocking",
+        read=_stated(r"CUDA_LAUNCH_BLOCKING=1"),
+        without="waiting for every kernel",
+    ),
     Rule(
         field="shard_ranks",
         read=_shard_ranks,
@@ -275,7 +272,6 @@ _NOT_MODELLED = (
     (re.compile(r"[Mm]amba"), "Mamba layers"),
 )
 _TOKEN_DROP = re.compile(r"force-balanced|capacity factor 1\b|token.drop(?!less)")
-_ZERO_BUBBLE = re.compile(r"\b(ZB-?\w+|DualPipe\w*)\b")
 _SCHEDULES = {
     "ZB-1p": "zb-h1",
     "ZB-2p": "zb-h2",
@@ -291,7 +287,7 @@ ZB-2p twice as much, as ZB-H2 does."""
 
 def schedule_of(config: RunConfig, vpp: int) -> str:
     """The pipeline schedule; a name that Layout does not know blocks the prediction."""
-    named = _ZERO_BUBBLE.search(config.framework) or _ZERO_BUBBLE.search(config.notes)
+    named = SPLIT_SCHEDULE.search(config.framework) or SPLIT_SCHEDULE.search(config.notes)
     if named:
         name = _SCHEDULES.get(named[1], named[1])
         if _takes(Layout, "schedule", name):
@@ -310,7 +306,7 @@ def blocked(config: RunConfig) -> str:
         Layout, "optimizer_offload", True
     ):
         return "optimizer states and update on the CPU are not modelled"
-    named = _ZERO_BUBBLE.search(config.framework) or _ZERO_BUBBLE.search(config.notes)
+    named = SPLIT_SCHEDULE.search(config.framework) or SPLIT_SCHEDULE.search(config.notes)
     if named and schedule_of(config, 1) == "1f1b":
         return f"the pipeline schedule {named[1]} is not modelled: only {', '.join(_allowed(Layout, 'schedule'))} are"
     return ""

@@ -16,6 +16,7 @@ from cost_models.layout import (
     AttentionKernel,
     ContextParallelKind,
     ExpertDispatch,
+    GradientAccumulation,
     Order,
     Precision,
     Recompute,
@@ -79,6 +80,7 @@ KEYS: Mapping[str, Key] = {
     "layout.sharding": Key(parse=_choice(get_args(Sharding)), default="zero1"),
     "layout.shard_ranks": Key(parse=_or_word("all", _integer(1)), default=None, dump=_word_or("all")),
     "layout.gradient_bytes": Key(parse=_one_of(2, 4), default=4),
+    "layout.gradient_accumulation": Key(parse=_choice(get_args(GradientAccumulation)), default="fused"),
     "layout.optimizer_offload": Key(parse=_boolean, default=False),
     "layout.dp_overlap": Key(parse=_boolean, default=True),
     "layout.prefetch_gather": Key(parse=_boolean, default=True),
@@ -92,6 +94,7 @@ KEYS: Mapping[str, Key] = {
     "layout.attention_kernel": Key(parse=_choice(get_args(AttentionKernel)), default="flash"),
     "layout.fused_kernels": Key(parse=_boolean, default=True),
     "layout.cuda_graphs": Key(parse=_boolean, default=False),
+    "layout.launch_blocking": Key(parse=_boolean, default=False),
     "layout.order": Key(parse=_choice(get_args(Order)), default="tp-dp-pp"),
     "layout.rank_capacity": Key(
         parse=_or_word("auto", _tokens), default=None, dump=_word_or("auto", _dump_tokens)

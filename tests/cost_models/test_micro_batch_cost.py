@@ -95,6 +95,16 @@ class TestTerms:
             logits = term(cost, "logits", 4096, backward=True)
             assert total == pytest.approx(LAYERS * 2.0 + logits)
 
+    def test_blocking_launches_hide_nothing(self) -> None:
+        host = replace(IDEAL, launch_s=1e-6 / LAUNCHES)
+        hidden, shown = (
+            ideal_cost(layout=Layout(launch_blocking=blocking), calibration=host)
+            for blocking in (False, True)
+        )
+        assert term(hidden, "host", 4096) == 0.0  # products take longer
+        assert term(shown, "host", 4096) == pytest.approx(LAYERS * 1e-6)
+        assert term(shown, "host", 4096, backward=True) == pytest.approx(LAYERS * 2e-6)
+
     def test_fixed_host_work_is_spread_over_passes_and_chunks(self) -> None:
         cost = ideal_cost(layout=Layout(pp=2, vpp=2), calibration=replace(IDEAL, micro_batch_fixed_s=1.0))
         parts = [

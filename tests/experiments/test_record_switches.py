@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 import pytest
 
 from cost_models.layout import Layout
 from cost_models.model import Model
+from experiments.record_sums import nic_gbps
 from experiments.record_switches import LAYOUT_RULES, MODEL_RULES, blocked, schedule_of, switches_of
 from experiments.records import RunConfig
 
@@ -44,6 +46,24 @@ def read(field: str, **config: object) -> object:
         ("dp_overlap", {"framework": "Megatron-LM (SC21)", "year": 2021}, False),
         ("dp_overlap", {"framework": "Megatron-LM fork (1F1B)", "year": 2023}, None),
         ("dp_overlap", {"notes": "TP/p2p/grad overlap OFF"}, False),
+        ("dp_overlap", {"framework": "GPT-NeoX (DeepSpeed ZeRO-1)", "zero_stage": "zero1", "year": 2025}, False),
+        ("dp_overlap", {"framework": "DeepSpeed ZeRO-3", "zero_stage": "zero3", "year": 2021}, False),
+        ("dp_overlap", {"framework": "DeepSpeed ZeRO-3", "zero_stage": "zero3", "year": 2025}, None),
+        ("gradient_bytes", {"framework": "Megatron-LM", "precision": "fp16"}, 2),
+        ("gradient_bytes", {"framework": "Megatron-DeepSpeed", "precision": "bf16"}, None),
+        ("gradient_accumulation", {"framework": "Megatron-DeepSpeed", "precision": "bf16"}, "cast"),
+        ("gradient_accumulation", {"framework": "Megatron-DeepSpeed", "precision": "fp16"}, "separate"),
+        ("gradient_accumulation", {"framework": "DeepSpeed", "zero_stage": "zero3"}, None),
+        ("gradient_accumulation", {"framework": "Megatron-LM", "year": 2021}, "separate"),
+        ("gradient_accumulation", {"framework": "Megatron-LM", "year": 2022}, None),
+        ("pp_overlap", {"framework": "Megatron-Core r0.8.0", "year": 2024, "pp": 4}, False),
+        ("pp_overlap", {"framework": "NeMo", "year": 2024, "pp": 4, "vpp": 2}, None),
+        ("pp_overlap", {"framework": "NeMo", "year": 2023, "pp": 4, "vpp": 2}, False),
+        ("pp_overlap", {"framework": "Megatron-LM fork (ZB-1p)", "year": 2023, "pp": 4}, None),
+        ("pp_overlap", {"framework": "Megatron-LM", "pp": 1}, None),
+        ("pp_overlap", {"framework": "nanotron", "pp": 4}, None),
+        ("launch_blocking", {"notes": "2nd iteration, CUDA_LAUNCH_BLOCKING=1 probable"}, True),
+        ("attention_kernel", {"year": 2024, "framework": "Megatron-DeepSpeed"}, "unfused"),
         ("gradient_bytes", {"notes": "mixed_precision=PURE (PURE: 16-bit; DEFAULT: fp32)"}, 2),
         ("gradient_bytes", {"notes": "mixed_precision=DEFAULT (PURE: 16-bit; DEFAULT: fp32)"}, None),
         ("shard_ranks", {"zero_stage": "hsdp", "notes": "JAX: FSDP axis 128, rest data parallel"}, 128),
@@ -118,3 +138,17 @@ def test_zero_bubble_schedules(name: str, schedule: str) -> None:
 )
 def test_layers_that_only_divide_with_embedding_and_head(layers: int, pp: int, counted: bool | None) -> None:
     assert read("embedding_layers", layers=layers, pp=pp) is counted
+
+
+@pytest.mark.parametrize(
+    ("config", "gbps"),
+    [
+        ({"notes": "A100 nodes, 4x100Gb OPA per node (recalled)", "gpus_per_node": 8}, 50.0),
+        ({"notes": "400 Gbps per node", "gpus_per_node": 4}, 100.0),
+        ({"notes": "400 Gbps per node", "nic_gbps_per_gpu": 200.0}, 200.0),
+        ({"notes": "NIC 8x400Gb of DGX-H100 (inferred)"}, None),
+        ({"notes": "8 GPUs per node"}, None),
+    ],
+)
+def test_network_of_a_server(config: dict[str, Any], gbps: float | None) -> None:
+    assert nic_gbps(RunConfig(gpu="h100", **config)) == gbps

@@ -1,0 +1,43 @@
+"""Adding a micro-batch's gradients to those of the step: inside the products of weight gradients, or after them."""
+
+from __future__ import annotations
+
+from cost_models.calibration import Calibration
+from cost_models.hardware import Gpu
+from cost_models.kernels import BF16_BYTES, FP32_ACCUMULATE_BYTES, memory_bound_s
+from cost_models.layout import Layout
+from cost_models.model import Model
+from cost_models.parameters import LayerKind, StageContents, layer_shard
+from cost_models.tracing import priced
+
+__all__ = ["accumulation_s", "product_output_bytes"]
+
+
+def product_output_bytes(layout: Layout) -> int:
+    """Bytes that a weight-gradient product moves per parameter: a read and a write of the sum, or a fresh gradient."""
+    return FP32_ACCUMULATE_BYTES if layout.gradient_accumulation == "fused" else BF16_BYTES
+
+
+@priced("small_kernels")
+def accumulation_s(model: Model, layout: Layout, held: StageContents, gpu: Gpu, cal: Calibration) -> float:
+    """Kernels that add the gradients of one micro-batch to the sum, for what a GPU *held* of a stage.
+
+        fused     nothing: the products add (product_output_bytes)
+        separate  parameters x (2 B + 2 g) / HBM              read the gradient and the sum, write the sum
+        cast      parameters x (2 B + g + 3 g) / HBM          copy the gradient to the sum's precision first
+
+    g = bytes of a summed gradient (`gradient_bytes`).
+    Counted: every micro-batch alike, embedding and head included; zero3 sums shards, which are small: nothing.
+    Ignored: the first micro-batch, whose gradient some frameworks keep instead of adding.
+    Source: Megatron-LM (fused: gradient_accumulation_fusion; separate: param.main_grad.add_(param.grad)); PyTorch's
+    AccumulateGrad (separate); DeepSpeed, runtime/bf16_optimizer.py (cast: hp_grad.add_(grad.to(hp_grad.dtype))).
+    """
+    if layout.gradient_accumulation == "fused" or layout.sharding == "zero3":
+        return 0.0
+    layers: tuple[tuple[int, LayerKind], ...] = ((held.dense_layers, "dense"), (held.moe_layers, "moe"))
+    parameters = sum(count * sum(layer_shard(model, layout, kind)[:2]) for count, kind in layers if count)
+    vocabularies = 1 if model.tied_embeddings and layout.pp == 1 else int(held.embedding) + int(held.head)
+    parameters += vocabularies * -(-model.vocab // layout.tp) * model.hidden
+    copies = 2.0 if layout.gradient_accumulation == "separate" else 4.0
+    traffic_bytes = BF16_BYTES + copies * layout.gradient_bytes
+    return float(memory_bound_s(traffic_bytes * parameters, gpu, cal))
