@@ -236,15 +236,20 @@ class AttentionCost:
         sizes = group_size.astype(np.float64)
         of_segment = np.repeat(sizes, counts)
         tokens = segment_tokens.astype(np.float64)
-        alone = of_segment == 1.0
-        per_segment = np.where(
-            alone,
-            self.alone_s(tokens, backward=backward),
-            self.ring_step_s(tokens, of_segment, backward=backward),
-        )
+        per_segment = self._segment_s(tokens, of_segment, backward=backward)
         step = np.add.reduceat(per_segment, segment_offsets[:-1]) if len(tokens) else np.zeros(len(sizes))
         if tokens_per_rank is None:
             tokens_per_rank = (
                 np.add.reduceat(tokens, segment_offsets[:-1]) / sizes if len(tokens) else 0.0 * sizes
             )
+        if not np.any(sizes > 1.0):  # nothing goes round
+            return RingTimes(attention=step, merge=np.zeros(len(sizes)), wait=np.zeros(len(sizes)))
         return self.ring(step, tokens_per_rank, sizes, tier, backward=backward)
+
+    def _segment_s(self, tokens: Floats, group_size: Floats, *, backward: bool) -> Floats:
+        """Per segment: all of it on one rank, or one step of its ring; only what occurs is worked out."""
+        alone = group_size == 1.0
+        if alone.all():
+            return self.alone_s(tokens, backward=backward)
+        ring_s = self.ring_step_s(tokens, group_size, backward=backward)
+        return np.where(alone, self.alone_s(tokens, backward=backward), ring_s) if alone.any() else ring_s

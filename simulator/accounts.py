@@ -156,7 +156,7 @@ def _term_seconds(program: Program, costs: StepCosts) -> Floats:
         both_s = (costs.forward_terms_s + costs.backward_terms_s)[:, :, micro_batch]
         by_kind_s = _sum_by_rank(both_s, entries, program.ranks)
         kinds = np.stack([(costs.kind == kind).sum(axis=1) for kind in range(both_s.shape[1])])
-        term_s: Floats = np.einsum("tkr,ks->tsr", by_kind_s, kinds.astype(np.float64), optimize=True)
+        term_s: Floats = kinds.T.astype(np.float64) @ by_kind_s  # [S, K] on each term's [K, R]
         return term_s
     term_s = np.zeros((len(costs.terms), program.stages, program.ranks))
     for way, virtual in np.ndindex(len(chain.stage), chain.virtual_stages):
