@@ -92,6 +92,8 @@ class Layout:
     scores go to memory and back."""
     fused_kernels: bool = True
     """Norms, biases, activation, rotary embedding, dropout and softmax as one kernel each, not one per operation."""
+    fused_loss: bool = True
+    """Cross-entropy as one kernel over fp32 logits, not one per operation; without fused_kernels it never is."""
     order: Order = "tp-dp-pp"
     """Which GPUs are numbered next to each other after a TP group: those of its data-parallel group (Megatron), or
     those of its pipeline."""

@@ -239,7 +239,8 @@ class MicroBatchCost:
         model, gpu, cal, tp = self.model, self.cluster.gpu, self.cal, self.layout.tp
         shard = -(-model.vocab // tp)
         if not backward:
-            passes_bytes = LOSS_PASSES_BYTES if self.layout.fused_kernels else SEPARATE_LOSS_PASSES_BYTES
+            fused = self.layout.fused_kernels and self.layout.fused_loss
+            passes_bytes = LOSS_PASSES_BYTES if fused else SEPARATE_LOSS_PASSES_BYTES
             loss = memory_bound_s(passes_bytes * shard * tokens, gpu, cal)
             return gemm_s(tokens, shard, model.hidden, gpu, cal) + loss
         return gemm_s(tokens, model.hidden, shard, gpu, cal) + self._head_weight_s(tokens)

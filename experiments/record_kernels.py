@@ -8,8 +8,9 @@ from cost_models import catalog
 from experiments.records import RunConfig
 from hdpsim.errors import CatalogError
 
-__all__ = ["attention_kernel", "dropout", "fused_kernels", "window_rule"]
+__all__ = ["attention_kernel", "dropout", "fused_kernels", "fused_loss", "window_rule"]
 
+FUSED_LOSS_YEAR = 2024  # Megatron-Core 0.5: cross_entropy_loss_fusion
 FLASH_ATTENTION_YEAR = 2023  # FlashAttention: arXiv 2205.14135; in training frameworks from the year after
 
 
@@ -47,9 +48,25 @@ def dropout(config: RunConfig) -> tuple[object, str] | None:
 
 
 def fused_kernels(config: RunConfig) -> tuple[object, str] | None:
-    """Models of Hugging Face transformers and of nanotron run one kernel per operation, the loss included."""
-    eager = re.search(r"\bHF\b|nanotron", config.framework)
-    return (False, "separate small kernels") if eager else None
+    """PyTorch frameworks run one kernel per operation, the loss included, unless they compile.
+
+    Hugging Face transformers, nanotron; torchtitan and fms-fsdp where torch.compile is not stated.
+    """
+    if re.search(r"\bHF\b|nanotron", config.framework):
+        return False, "separate small kernels"
+    stated = re.search(r"(?<!no torch\.)(?<!no )\bcompile\b", f"{config.framework} {config.notes}")
+    if re.search(r"torchtitan|fms-fsdp", config.framework) and not stated:
+        return False, "separate small kernels (no torch.compile stated)"
+    return None
+
+
+def fused_loss(config: RunConfig) -> tuple[object, str] | None:
+    """Megatron's cross-entropy over a cut vocabulary, which GPT-NeoX has too, was separate operations before 2024."""
+    deepspeed = re.search(r"Megatron-DeepSpeed|GPT-NeoX", config.framework)
+    early = config.year is not None and config.year < FUSED_LOSS_YEAR
+    if deepspeed or (early and config.framework.startswith("Megatron-")):
+        return False, "cross-entropy of separate kernels (frameworks before 2024)"
+    return None
 
 
 def window_rule(config: RunConfig, field: str) -> tuple[object, str] | None:

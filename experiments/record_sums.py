@@ -56,14 +56,17 @@ def dp_overlap(config: RunConfig) -> Finding:
 
 
 def gradient_bytes(config: RunConfig) -> Finding:
-    """Gradients are kept and reduced in 16 bits where stated, by NVIDIA's recipes, and in fp16 training.
+    """Gradients are kept and reduced in 16 bits where stated, by NVIDIA's recipes, fms-fsdp, and in fp16 training.
 
     Source: NeMo's launcher (grad_sync_dtype: bf16), Megatron-Bridge's performance recipes (grad_reduce_in_fp32=False);
-    Megatron-LM (accumulate_allreduce_grads_in_fp32 is forced by bf16, off with fp16); DeepSpeed reduces gradients as
-    they are, but sums those of bf16 in fp32 (bf16_optimizer.py).
+    fms-fsdp (policies/mixed_precision.py: reduce_dtype bfloat16); Megatron-LM (accumulate_allreduce_grads_in_fp32 is
+    forced by bf16, off with fp16); DeepSpeed reduces gradients as they are, but sums those of bf16 in fp32
+    (bf16_optimizer.py).
     """
     if re.search(r"mixed_precision=PURE\b", config.notes):
         return 2, ""
+    if "fms-fsdp" in config.framework:
+        return 2, "gradients in 16 bits (the framework's policy)"
     if "NeMo" in config.framework or "Megatron-Bridge" in config.framework:
         return 2, "gradients in 16 bits (the framework's performance recipes)"
     if config.precision == "fp16" and (_deepspeed(config) or _megatron(config)):

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from cost_models.layout import Layout
 from cost_models.model import Model
-from experiments.record_kernels import attention_kernel, dropout, fused_kernels, window_rule
+from experiments.record_kernels import attention_kernel, dropout, fused_kernels, fused_loss, window_rule
 from experiments.record_sums import (
     SPLIT_SCHEDULE,
     dp_overlap,
@@ -184,6 +184,7 @@ LAYOUT_RULES = (
         without="attention scores kept in memory (no flash attention): flash attention",
         plain="flash",
     ),
+    Rule(field="fused_loss", read=fused_loss, without="cross-entropy of separate kernels", plain=True),
     Rule(field="fused_kernels", read=fused_kernels, without="separate small kernels", plain=True),
     Rule(field="tp_overlap", read=_tensor_overlap, without="overlap of tensor-parallel communication"),
     Rule(

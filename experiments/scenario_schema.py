@@ -93,6 +93,7 @@ KEYS: Mapping[str, Key] = {
     "layout.expert_dispatch": Key(parse=_choice(get_args(ExpertDispatch)), default="all-to-all"),
     "layout.attention_kernel": Key(parse=_choice(get_args(AttentionKernel)), default="flash"),
     "layout.fused_kernels": Key(parse=_boolean, default=True),
+    "layout.fused_loss": Key(parse=_boolean, default=True),
     "layout.cuda_graphs": Key(parse=_boolean, default=False),
     "layout.launch_blocking": Key(parse=_boolean, default=False),
     "layout.order": Key(parse=_choice(get_args(Order)), default="tp-dp-pp"),

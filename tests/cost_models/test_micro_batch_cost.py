@@ -62,6 +62,19 @@ class TestTerms:
         loss = term(slow, "logits", 4096) - term(fast, "logits", 4096)
         assert loss == pytest.approx(LOSS_PASSES_BYTES * VOCAB * 4096 / HBM)
 
+    def test_separate_kernels_of_the_loss_move_four_times_as_much(self) -> None:
+        layout = Layout(tp=2)
+        fused, separate, eager = (
+            term(ideal_cost(cluster=SLOW_MEMORY, layout=changed), "logits", 4096)
+            for changed in (
+                layout,
+                replace(layout, fused_loss=False),
+                replace(layout, fused_loss=False, fused_kernels=False),
+            )
+        )
+        assert separate - fused == pytest.approx((48 - 12) * 4096 * VOCAB / 2 / HBM)
+        assert eager == separate
+
     def test_embedding_gathers_rows(self) -> None:
         # norms and activations are switched off; the first stage reads and writes 2 B * 4096 per token
         cost = ideal_cost(layout=Layout(pp=2), cluster=SLOW_MEMORY)
