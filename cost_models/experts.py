@@ -17,7 +17,7 @@ from cost_models.model import Model
 from cost_models.tensor_parallel import beside_s
 from cost_models.tracing import note, priced
 
-__all__ = ["ExpertParallel", "beside_the_other_micro_batch_s", "nodes_of_a_token"]
+__all__ = ["ExpertParallel", "beside_the_other_micro_batch_s", "parts_of_a_token"]
 
 Floats = NDArray[np.float64]
 
@@ -69,9 +69,11 @@ class ExpertParallel:
         """Dispatch and combine of the routed tokens (the same volume forward and backward).
 
             bytes per GPU and direction = tokens / tp * top_k * h * 2 B * imbalance
-            fused: between nodes tokens / tp * (other nodes a token visits) * h * 2 B * imbalance
+            fused: between nodes tokens / tp * (other nodes a token visits) * h * 2 B * imbalance,
+                   over NVLink tokens / tp * (other GPUs a token visits) * h * 2 B * imbalance
 
-        Counted: both all-to-alls, BF16; fused kernels send a token once to each node and forward it over NVLink.
+        Counted: both all-to-alls, BF16; fused kernels send a token once to each node, forward it over NVLink once to
+        each GPU, and sum the outputs of a GPU's experts before they send them back.
         Ignored: routing limited to some nodes.  Source: DeepEP (deepseek-ai), Hybrid-EP (Megatron-Core).
         """
         if self._layout.ep == 1:
@@ -85,11 +87,13 @@ class ExpertParallel:
         """One way of a fused dispatch: NVLink and NICs at once, no copy into place, one launch."""
         wires, group = self._collectives.wires(self._group), self._group
         cal = wires.calibration
-        visited = nodes_of_a_token(self._model.experts, self._model.top_k, group.nodes)
+        model = self._model
+        nodes = parts_of_a_token(model.experts, model.top_k, group.nodes)
+        gpus = parts_of_a_token(model.experts, model.top_k, group.ranks)
         # of a token's copies, 1 - 1/nodes leave the node one by one; fused, one per other node that it visits
-        distinct = visited / self._model.top_k
-        note(nodes_of_a_token=visited)
-        local = (1.0 - 1.0 / group.ranks_per_node, wires.p2p_nvlink_bytes_per_s)
+        distinct = nodes / model.top_k
+        note(nodes_of_a_token=nodes, gpus_of_a_token=gpus)
+        local = (gpus / model.top_k * (1.0 - 1.0 / group.ranks_per_node), wires.p2p_nvlink_bytes_per_s)
         routes = [local, *((share * distinct, rate) for share, rate in wires.remote)]
         wire_s = volume * max(share / rate for share, rate in routes)
         latency_s = cal.p2p_intra_latency_s
@@ -113,13 +117,13 @@ class ExpertParallel:
         return np.asarray(gather + self._collectives.reduce_scatter_s(volume, self._cut_group))
 
 
-def nodes_of_a_token(experts: int, top_k: int, nodes: int) -> float:
-    """Expected number of nodes on which a token's experts sit, experts spread evenly, all choices alike.
+def parts_of_a_token(experts: int, top_k: int, parts: int) -> float:
+    """Expected number of parts (nodes, GPUs) on which a token's experts sit, experts spread evenly, all choices alike.
 
-    nodes x (1 - C(E - E / nodes, k) / C(E, k))
+    parts x (1 - C(E - E / parts, k) / C(E, k))
     """
-    elsewhere = experts - experts // nodes
-    return nodes * (1.0 - comb(elsewhere, top_k) / comb(experts, top_k))
+    elsewhere = experts - experts // parts
+    return parts * (1.0 - comb(elsewhere, top_k) / comb(experts, top_k))
 
 
 def beside_the_other_micro_batch_s(

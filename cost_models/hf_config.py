@@ -42,6 +42,9 @@ _TIED_BY_DEFAULT = frozenset(
 )
 """Families whose configuration class ties embedding and head unless told otherwise."""
 _QKV_BIAS_BY_DEFAULT = frozenset({"qwen2", "qwen2_moe"})  # their attention code adds it, no key says so
+_QK_NORM_FAMILIES = frozenset(
+    {"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2"}
+)  # in their attention code
 _PARALLEL_BY_DEFAULT = frozenset({"gptj", "gpt_neox", "falcon", "phi"})
 _WITHOUT_EFFECT = frozenset(
     {
@@ -183,6 +186,9 @@ def _model(config: _Config, name: str) -> Model:
         norm="layer" if plain else "rms",
         biases=plain and family not in ("falcon", "mpt"),
         qkv_biases=config.flag("attention_bias", "qkv_bias", default=family in _QKV_BIAS_BY_DEFAULT),
+        qk_norm=family in _QK_NORM_FAMILIES,
+        expert_biases=family == "gpt_oss",
+        clamped_activation=family == "gpt_oss",
         learned_positions=config.count("positions", default=0) if family in _LEARNED_POSITION_FAMILIES else 0,
         mtp_layers=config.count("mtp", default=0),
         source=f"{config.where} (Hugging Face, {family or 'unknown family'})",

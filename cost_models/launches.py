@@ -10,6 +10,11 @@ __all__ = ["BACKWARD_LAUNCHES", "forward_launches"]
 BACKWARD_LAUNCHES = 2.0  # two gradients of every product, an operation and its accumulation elsewhere
 # A collective of PyTorch: the buffer, the NCCL call, events between its stream and the compute stream.
 LAUNCHES_OF_A_COLLECTIVE = 3.0
+ROUTER_LAUNCHES = 8.0
+PERMUTATION_LAUNCHES = 12.0  # permutation and its inverse 8, counting and sorting 4
+EXPERT_MATRICES = 2
+EXPERT_BIAS_LAUNCHES = 2.0  # of an expert: times the routing weights, added
+CLAMP_LAUNCHES = 3.0
 
 
 def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
@@ -18,14 +23,18 @@ def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
         fused     2 norms + products + 2 copies + attention + rotary 1 + 2 adds + activation
         separate  6 per norm, rotary 8, activation 2 (+ 1 per bias and dropout), unfused softmax 5
         experts   router 8, permutation and its inverse 8, counting and sorting 4 (fused dispatch: router only)
+                  separate kernels: a product each of 2 matrices for every expert of a GPU, and a cast with block scales
         + 3 per collective: 4 with tensor parallelism (2 in a parallel block), 2 all-to-alls, 2 of cut experts
 
+    Graphs without the experts (cuda_graph_experts off) hold everything up to the router.
     Counted: operations with a kernel of their own.  Ignored: hooks of sharded parameters, Python between operations
     (both are part of the calibrated time per launch).
-    Source: the operations of Megatron-Core's and nanotron's transformer layers.
+    Source: the operations of Megatron-Core's and nanotron's transformer layers; Transformer Engine's GroupedLinear
+    (multi-stream cuBLAS, NVIDIA/TransformerEngine pull request 853, issue 1499).
     """
+    experts = _expert_launches(model, layout) if moe else 0.0
     if layout.cuda_graphs:
-        return 0.0
+        return 0.0 if layout.cuda_graph_experts else experts
     norms = 1 if model.parallel_block else 2
     latent = model.latent_attention
     products = 4 if latent is None else (7 if latent.q_lora_rank else 6)
@@ -38,13 +47,25 @@ def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
     else:
         extras = norms * (int(model.biases) + int(model.dropout))
         count = 6 * norms + norms + extras + 2 + int(model.biases)
-    count += products + 2 + attention + rotary
+    products -= EXPERT_MATRICES if moe else 0
+    count += products + 2 + attention + rotary + (2 if model.qk_norm else 0)
     collectives = 0
     if layout.tp > 1:
         per_pair = 2 if layout.sequence_parallel else 1
         spread = moe and (layout.ep > 1 or layout.etp is not None)
         collectives += per_pair * (1 if model.parallel_block or spread else 2)
-    if moe:
-        count += 8 + (0 if layout.expert_dispatch == "fused" else 12) + (2 if model.shared_expert_ffn else 0)
-        collectives += (2 if layout.ep > 1 else 0) + (2 if (layout.etp or 1) > 1 else 0)
+    router = ROUTER_LAUNCHES + (2 if model.shared_expert_ffn else 0) if moe else 0.0
+    return count + router + LAUNCHES_OF_A_COLLECTIVE * collectives + experts
+
+
+def _expert_launches(model: Model, layout: Layout) -> float:
+    """Everything behind the router: the way to the routed experts, their products, the way back."""
+    count = 0.0 if layout.expert_dispatch == "fused" else PERMUTATION_LAUNCHES
+    here, casts = 1, 0
+    if layout.expert_kernels == "separate":
+        here, casts = max(1, model.experts // layout.ep), layout.precision in ("mxfp8", "nvfp4")
+    count += EXPERT_MATRICES * (1 + casts) * here
+    count += EXPERT_BIAS_LAUNCHES * here if model.expert_biases else 0
+    count += CLAMP_LAUNCHES if model.clamped_activation else 0
+    collectives = (2 if layout.ep > 1 else 0) + (2 if (layout.etp or 1) > 1 else 0)
     return count + LAUNCHES_OF_A_COLLECTIVE * collectives

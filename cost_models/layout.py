@@ -29,6 +29,7 @@ Sharding = Literal["none", "zero1", "zero2", "zero3"]
 AttentionKernel = Literal["flash", "flash1", "flash2", "unfused"]
 ContextParallelKind = Literal["ring", "all-gather", "ulysses"]
 ExpertDispatch = Literal["all-to-all", "fused"]
+ExpertKernels = Literal["grouped", "separate"]
 StageBalance = Literal["layers", "flop"]
 GradientAccumulation = Literal["fused", "separate", "cast"]
 
@@ -87,6 +88,8 @@ class Layout:
     """The expert all-to-all of a micro-batch runs beside the compute of another."""
     expert_dispatch: ExpertDispatch = "all-to-all"
     """fused: one kernel permutes and sends, a token once to each node (DeepEP, Hybrid-EP)."""
+    expert_kernels: ExpertKernels = "grouped"
+    """separate: the host launches one product (and cast) per expert on several streams; grouped: one for all."""
     attention_kernel: AttentionKernel = "flash"
     """flash: the best kernel of the GPU's generation; flash1, flash2: FlashAttention of 2022 and 2023; unfused: the
     scores go to memory and back."""
@@ -101,6 +104,8 @@ class Layout:
     """Kernels of a layer are replayed from a graph: the host launches none of them."""
     launch_blocking: bool = False
     """The host waits for every kernel before it goes on (CUDA_LAUNCH_BLOCKING=1): no launch hides behind a kernel."""
+    cuda_graph_experts: bool = True
+    """With graphs: the experts are part of them; off: token counts are known too late, the host launches theirs."""
     rank_capacity_tokens: int | None = None
     """Tokens one rank holds per micro-batch (C); None = what memory allows."""
 

@@ -61,6 +61,12 @@ class Model:
     biases: bool = False
     """Linear layers and norms carry biases (GPT family)."""
     qkv_biases: bool = False
+    qk_norm: bool = False
+    """Queries and keys are normalised, head by head (Qwen3)."""
+    expert_biases: bool = False
+    """The routed experts' matrices carry biases (gpt-oss)."""
+    clamped_activation: bool = False
+    """Gate and up projection are limited to a range before they are multiplied (gpt-oss)."""
     dropout: bool = False
     """Trained with dropout on attention weights and on the outputs of attention and MLP (GPT-2 and GPT-3 recipes)."""
     learned_positions: int = 0

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.calibration import Calibration
+from cost_models.experts import parts_of_a_token
 from cost_models.hardware import Gpu
 from cost_models.kernels import BF16_BYTES, memory_bound_s
 from cost_models.layout import Layout
@@ -29,6 +30,10 @@ BACKWARD_TRAFFIC = 2  # the backward of a kernel reads its inputs again beside t
 SEPARATE_NORM = {"rms": 16.0, "layer": 10.0}
 # Rotary embedding of separate kernels: rotate half (2), times cosine (2), times sine (2), sum (3).
 SEPARATE_ROTARY = 9.0
+# Passes per element of the width: both halves clamped (2 + 2), put together again (2 + 2).
+CLAMPS = 8.0
+# Passes per element of an expert's output, see SmallKernels.
+EXPERT_BIAS = 14.0
 
 
 class SmallKernels:
@@ -36,14 +41,22 @@ class SmallKernels:
 
     Per token of a rank, t = tp, S = t with sequence parallelism, else 1 (h hidden, f MLP width, w = heads x dim):
         fused     passes x [ norms 2 x 2 h / S + adds 2 x (3 + mask) h / S + rotary 2 (a + g) d / t
-                             + activation 3 f / t (2 f without gate) + routing 4 k h / t ]
+                             + activation 3 f / t (2 f without gate) + norms of queries and keys 2 (a + g) d / t ]
         separate  norms 2 x n h / S + outputs 2 x (3 + bias 2 + dropout 2 + mask) h / S + rotary 9 (a + g) d / t
-                  + activation (5 with a gate, 2 without, + bias 2) f / t + routing 4 k h / t
+                  + activation (5 with a gate, 2 without, + bias 2) f / t + norms of queries and keys n (a + g) d / t
+        experts   clamp 8 k f / t + biases 14 k h / t; routing 4 k h / t + 4 k h / t with several experts on a GPU
+                  of an expert-parallel group; fused dispatch 2 (k + u) h / t, u the GPUs that a token visits
 
     One norm in a parallel block, whose sum of three needs one kernel.
-    Counted: every kernel reads and writes its tensors once, the mask of a dropout, twice as much in the backward.
-    Ignored: statistics of norms, tables of the rotary embedding, random numbers.
-    Source: derivation; *passes* (casts, a separate rotary embedding) calibrated.
+    Counted: every kernel reads and writes its tensors once, the mask of a dropout, twice as much in the backward
+    (as much for routing: the way back of a copy is a copy). Routing: tokens are gathered for their experts, sorted by
+    expert where they arrive and back where they leave, outputs summed by weight; fused dispatch copies what arrives,
+    once per GPU, for each expert and sums on the way back.
+    Ignored: statistics of norms, tables of the rotary embedding, random numbers, scores of the router.
+    Source: derivation; *passes* (casts, a separate rotary embedding) calibrated. Clamps are operations of PyTorch
+    before the fused activation (Megatron-Core, fusions/fused_bias_geglu.py: two clamps, one concatenation); the last
+    bias times the routing weight is added in fp32 (transformer/moe/experts.py, _apply_bias: product 2, sum 5,
+    concatenation 4, cast 3).
     """
 
     def __init__(self, model: Model, layout: Layout, gpu: Gpu, cal: Calibration, *, moe: bool) -> None:
@@ -52,13 +65,15 @@ class SmallKernels:
             cal.small_kernel_passes * _fused_passes(model, layout, moe)
             if layout.fused_kernels
             else _separate_passes(model, layout, moe)
-        )
+        ) + (_expert_passes(model, layout) if moe else 0.0)
+        self.routing_passes = _routing(model, layout) if moe else 0.0
 
     @priced("small_kernels")
     def seconds(self, tokens: Floats, *, backward: bool) -> Floats:
         """Forward or backward of all of them, for a rank's *tokens*."""
-        note(passes=self.passes)
-        traffic_bytes = BF16_BYTES * self.passes * (BACKWARD_TRAFFIC if backward else 1)
+        note(passes=self.passes, routing_passes=self.routing_passes)
+        passes = self.passes * (BACKWARD_TRAFFIC if backward else 1) + self.routing_passes
+        traffic_bytes = BF16_BYTES * passes
         return memory_bound_s(traffic_bytes * tokens, self._gpu, self._cal)
 
 
@@ -67,7 +82,7 @@ def _fused_passes(model: Model, layout: Layout, moe: bool) -> float:
     mask = MASK if model.dropout else 0.0
     residual = (blocks * 2 + blocks * (3 + mask)) * model.hidden / _residual_shards(layout)
     activation = (3 if model.gated_mlp else 2) * _width(model, moe) / layout.tp
-    return residual + 2 * _rotated(model, layout) + activation + _routing(model, layout, moe)
+    return residual + 2 * _rotated(model, layout) + activation + 2 * _normalised(model, layout)
 
 
 def _separate_passes(model: Model, layout: Layout, moe: bool) -> float:
@@ -77,13 +92,20 @@ def _separate_passes(model: Model, layout: Layout, moe: bool) -> float:
     residual = (blocks * SEPARATE_NORM[model.norm] + 2 * output) * model.hidden / _residual_shards(layout)
     activation = ((5 if model.gated_mlp else 2) + (2 if model.biases else 0)) * _width(model, moe) / layout.tp
     rotary = SEPARATE_ROTARY * _rotated(model, layout)
-    return residual + rotary + activation + _routing(model, layout, moe)
+    return residual + rotary + activation + SEPARATE_NORM[model.norm] * _normalised(model, layout)
 
 
 def _rotated(model: Model, layout: Layout) -> float:
     """Elements of queries and keys that the rotary embedding turns."""
-    if model.learned_positions:
-        return 0.0
+    return 0.0 if model.learned_positions else _queries_and_keys(model, layout)
+
+
+def _normalised(model: Model, layout: Layout) -> float:
+    """Elements of queries and keys that norms of their own scale."""
+    return _queries_and_keys(model, layout) if model.qk_norm else 0.0
+
+
+def _queries_and_keys(model: Model, layout: Layout) -> float:
     return (model.heads + model.kv_heads) * model.head_dim / layout.tp
 
 
@@ -94,11 +116,21 @@ def _width(model: Model, moe: bool) -> int:
     return model.dense_ffn_hidden if model.experts else model.ffn_hidden
 
 
-def _routing(model: Model, layout: Layout, moe: bool) -> float:
-    """Tokens are gathered for the experts (2), their outputs summed by weight (2); fused dispatch does both."""
-    if not moe or (layout.expert_dispatch == "fused" and layout.ep > 1):
-        return 0.0
-    return 4 * model.top_k * model.hidden / layout.tp
+def _expert_passes(model: Model, layout: Layout) -> float:
+    """What the routed experts of some models add: clamps before the activation, biases after the last matrix."""
+    clamps = CLAMPS * model.ffn_hidden if model.clamped_activation else 0.0
+    biases = EXPERT_BIAS * model.hidden if model.expert_biases else 0.0
+    return model.top_k * (clamps + biases) / layout.tp
+
+
+def _routing(model: Model, layout: Layout) -> float:
+    """One direction of a token's way to its experts and back."""
+    copies = float(model.top_k)
+    if layout.expert_dispatch == "fused" and layout.ep > 1:
+        passes = 2.0 * (copies + parts_of_a_token(model.experts, model.top_k, layout.ep))
+    else:
+        passes = (8.0 if 1 < layout.ep < model.experts else 4.0) * copies
+    return passes * model.hidden / layout.tp
 
 
 def _residual_shards(layout: Layout) -> int:

@@ -8,7 +8,7 @@ from cost_models import catalog
 from experiments.records import RunConfig
 from hdpsim.errors import CatalogError
 
-__all__ = ["attention_kernel", "dropout", "fused_kernels", "fused_loss", "window_rule"]
+__all__ = ["architecture_rule", "attention_kernel", "dropout", "fused_kernels", "fused_loss", "window_rule"]
 
 FUSED_LOSS_YEAR = 2024  # Megatron-Core 0.5: cross_entropy_loss_fusion
 FLASH_ATTENTION_YEAR = 2023  # FlashAttention: arXiv 2205.14135; in training frameworks from the year after
@@ -89,3 +89,15 @@ def window_rule(config: RunConfig, field: str) -> tuple[object, str] | None:
         return None
     words = f"attention windows of {known.name}" if field == "sliding_window" else ""
     return getattr(known, field), words
+
+
+def architecture_rule(config: RunConfig, field: str) -> tuple[object, str] | None:
+    """A field of Model that records have no column for, from the catalog's model of that name and width."""
+    try:
+        known = catalog.model(config.model_name)
+    except CatalogError:
+        return None
+    value = getattr(known, field)
+    if known.hidden != config.hidden or not value:
+        return None
+    return value, f"{field.replace('_', ' ')} of {known.name}"

@@ -15,7 +15,20 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from cost_models.layout import Layout
 from cost_models.model import Model
-from experiments.record_kernels import attention_kernel, dropout, fused_kernels, fused_loss, window_rule
+from experiments.record_experts import (
+    balanced_experts,
+    expert_kernels,
+    expert_tensor_parallel,
+    graphed_experts,
+)
+from experiments.record_kernels import (
+    architecture_rule,
+    attention_kernel,
+    dropout,
+    fused_kernels,
+    fused_loss,
+    window_rule,
+)
 from experiments.record_sums import (
     SPLIT_SCHEDULE,
     dp_overlap,
@@ -87,16 +100,6 @@ def _sequence_parallel(config: RunConfig) -> Finding:
     if config.sp is not None:
         return config.sp, ""
     return tp > 1, "sequence parallelism" if tp > 1 else ""
-
-
-def _expert_tensor_parallel(config: RunConfig) -> Finding:
-    """Experts of Megatron-Core are cut as the other layers are unless the expert degree is stated."""
-    if not config.n_experts:
-        return None
-    printed = re.search(r"expert tensor parallel (\d+) printed|\bETP (\d+)\b", config.notes)
-    if printed:
-        return int(printed[1] or printed[2]), ""
-    return (config.tp or 1, "") if re.search(r"\bETP = TP\b", config.notes) else None
 
 
 def _cp_kind(config: RunConfig) -> Finding:
@@ -203,8 +206,20 @@ LAYOUT_RULES = (
         without="CUDA graphs: every kernel is launched by the host",
     ),
     Rule(
+        field="cuda_graph_experts",
+        read=graphed_experts,
+        without="experts outside CUDA graphs: inside",
+        plain=True,
+    ),
+    Rule(
+        field="expert_kernels",
+        read=expert_kernels,
+        without="a product per expert: one for all",
+        plain="grouped",
+    ),
+    Rule(
         field="etp",
-        read=_expert_tensor_parallel,
+        read=expert_tensor_parallel,
         without="experts cut by tensor parallelism: whole experts over max(tp, ep) neighbouring GPUs",
     ),
     Rule(field="cp_kind", read=_cp_kind, without="context parallelism other than a ring: a ring"),
@@ -265,6 +280,10 @@ MODEL_RULES = (
         Rule(field=field, read=partial(window_rule, field=field), without="")
         for field in ("sliding_window", "full_attention_every", "chunked_attention")
     ),
+    *(
+        Rule(field=field, read=partial(architecture_rule, field=field), without="")
+        for field in ("qk_norm", "expert_biases", "clamped_activation")
+    ),
 )
 
 # What has no switch yet, as notes and attention column word it; a mechanism that gets one moves up.
@@ -272,7 +291,6 @@ _NOT_MODELLED = (
     (re.compile(r"activation.*offload"), "activation offload of a static mesh"),
     (re.compile(r"[Mm]amba"), "Mamba layers"),
 )
-_TOKEN_DROP = re.compile(r"force-balanced|capacity factor 1\b|token.drop(?!less)")
 _SCHEDULES = {
     "ZB-1p": "zb-h1",
     "ZB-2p": "zb-h2",
@@ -338,7 +356,7 @@ def switches_of(config: RunConfig) -> Switches:
     return Switches(
         layout=found[Layout],
         model=found[Model],
-        balanced_experts=bool(config.n_experts and _TOKEN_DROP.search(config.notes)),
+        balanced_experts=balanced_experts(config),
         assumptions=tuple(assumptions),
         not_modelled=tuple(not_modelled),
     )

@@ -16,6 +16,7 @@ from cost_models.layout import (
     AttentionKernel,
     ContextParallelKind,
     ExpertDispatch,
+    ExpertKernels,
     GradientAccumulation,
     Order,
     Precision,
@@ -91,11 +92,13 @@ KEYS: Mapping[str, Key] = {
     "layout.etp": Key(parse=_or_word("auto", _integer(1)), default=None, dump=_word_or("auto")),
     "layout.ep_overlap": Key(parse=_boolean, default=False),
     "layout.expert_dispatch": Key(parse=_choice(get_args(ExpertDispatch)), default="all-to-all"),
+    "layout.expert_kernels": Key(parse=_choice(get_args(ExpertKernels)), default="grouped"),
     "layout.attention_kernel": Key(parse=_choice(get_args(AttentionKernel)), default="flash"),
     "layout.fused_kernels": Key(parse=_boolean, default=True),
     "layout.fused_loss": Key(parse=_boolean, default=True),
     "layout.cuda_graphs": Key(parse=_boolean, default=False),
     "layout.launch_blocking": Key(parse=_boolean, default=False),
+    "layout.cuda_graph_experts": Key(parse=_boolean, default=True),
     "layout.order": Key(parse=_choice(get_args(Order)), default="tp-dp-pp"),
     "layout.rank_capacity": Key(
         parse=_or_word("auto", _tokens), default=None, dump=_word_or("auto", _dump_tokens)

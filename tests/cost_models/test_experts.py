@@ -12,7 +12,7 @@ from ideal_hardware import IDEAL, NIC, NVLINK, PEAK, ideal_cluster, ideal_cost, 
 
 from cost_models import catalog
 from cost_models.collectives import Collectives
-from cost_models.experts import beside_the_other_micro_batch_s, nodes_of_a_token
+from cost_models.experts import beside_the_other_micro_batch_s, parts_of_a_token
 from cost_models.fabric import FabricModel
 from cost_models.launches import forward_launches
 from cost_models.layer_cost import LayerCost
@@ -89,11 +89,11 @@ class TestCutExperts:
 
 
 class TestFusedDispatch:
-    def test_nodes_of_a_token(self) -> None:
+    def test_parts_of_a_token(self) -> None:
         # 8 experts on 2 nodes, 2 chosen: both on one node with 2 x C(4, 2) / C(8, 2) = 12/28
-        assert nodes_of_a_token(8, 2, 2) == pytest.approx(2 - 12 / 28)
-        assert nodes_of_a_token(8, 1, 4) == pytest.approx(1.0)
-        assert nodes_of_a_token(8, 8, 4) == pytest.approx(4.0)
+        assert parts_of_a_token(8, 2, 2) == pytest.approx(2 - 12 / 28)
+        assert parts_of_a_token(8, 1, 4) == pytest.approx(1.0)
+        assert parts_of_a_token(8, 8, 4) == pytest.approx(4.0)
 
     def test_a_token_crosses_the_network_once_to_each_node(self) -> None:
         model = replace(MIXTRAL, experts=64, top_k=8, ffn_hidden=2048)
@@ -101,23 +101,47 @@ class TestFusedDispatch:
             one(layer(Layout(ep=64, expert_dispatch=how), model).expert_all_to_all_s(np.array([T])))
             for how in ("all-to-all", "fused")
         )
-        share = nodes_of_a_token(64, 8, 8) / 8
+        share = parts_of_a_token(64, 8, 8) / 8
         assert share < 0.7
         assert fused == pytest.approx(2 * T * 8 * 4096 * 2 * 7 / 8 * share / NIC, rel=1e-9)
         assert fused == pytest.approx(plain * share, rel=1e-9)
 
-    def test_it_permutes_on_the_way(self) -> None:
-        tokens = np.array([T])
-        cal = replace(IDEAL, small_kernel_passes=1.0)
-        where = ideal_cluster(gpu=replace(ideal_cluster().node.gpu, hbm_bytes_per_s=1e12))
+    def test_over_nvlink_a_token_goes_once_to_each_gpu(self) -> None:
+        model = replace(MIXTRAL, experts=64, top_k=8, ffn_hidden=2048)
         plain, fused = (
-            LayerCost(
-                MIXTRAL, Layout(ep=8, expert_dispatch=how), where, cal,
-                Collectives(FabricModel(where, cal.network)), moe=True,
-            ).small_kernels_s(tokens, backward=False)
+            one(layer(Layout(ep=8, expert_dispatch=how), model).expert_all_to_all_s(np.array([T])))
             for how in ("all-to-all", "fused")
-        )  # fmt: skip
-        assert one(plain - fused) == pytest.approx(T * 4 * 2 * 4096 * 2 / 1e12, rel=1e-9)
+        )
+        # 8 GPUs of 8 experts: a token misses one of them with C(56, 8) / C(64, 8) = 0.321
+        assert parts_of_a_token(64, 8, 8) == pytest.approx(8 * (1 - 0.32091), rel=1e-4)
+        assert fused == pytest.approx(plain * parts_of_a_token(64, 8, 8) / 8, rel=1e-9)
+
+
+class TestLaunchesOfExperts:
+    def test_a_product_and_a_cast_for_each(self) -> None:
+        def launches(**switches: object) -> float:
+            layout = Layout(ep=2, expert_kernels="separate", **switches)  # type: ignore[arg-type]
+            return forward_launches(MIXTRAL, layout, moe=True)
+
+        grouped = forward_launches(MIXTRAL, Layout(ep=2), moe=True)
+        assert launches() == grouped + 2 * (4 - 1)
+        assert launches(precision="fp8") == launches()  # casts of all experts in one kernel
+        assert launches(precision="mxfp8") == grouped + 2 * (2 * 4 - 1)
+
+    def test_graphs_may_end_at_the_router(self) -> None:
+        whole, dense_only = (
+            forward_launches(MIXTRAL, Layout(ep=2, cuda_graphs=True, cuda_graph_experts=inside), moe=True)
+            for inside in (True, False)
+        )
+        # permutation and counting 12, two products, two all-to-alls of 3
+        assert (whole, dense_only) == (0, 12 + 2 + 6)
+        assert forward_launches(MIXTRAL, Layout(cuda_graphs=True, cuda_graph_experts=False), moe=False) == 0
+
+    def test_biases_and_clamps(self) -> None:
+        model = replace(MIXTRAL, expert_biases=True, clamped_activation=True)
+        layout = Layout(ep=2, expert_kernels="separate")
+        more = forward_launches(model, layout, moe=True) - forward_launches(MIXTRAL, layout, moe=True)
+        assert more == 2 * 4 + 3
 
 
 class TestOverlap:

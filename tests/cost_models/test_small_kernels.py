@@ -61,3 +61,43 @@ def test_fused_never_moves_more(model: Model, parallel: bool, dropout: bool, tp:
     cal = calibration("hopper")
     fused, separate = (SmallKernels(shape, layout, GPU, cal, moe=False).passes for layout in layouts)
     assert fused < separate
+
+
+MOE = replace(MODEL, experts=64, top_k=8)
+
+
+def moe(model: Model, layout: Layout) -> SmallKernels:
+    return SmallKernels(model, layout, GPU, CAL, moe=True)
+
+
+def test_routing_is_copied_as_often_back_as_forth() -> None:
+    # in: gathered, sorted by expert, 2 passes each over 8 copies; out: the same
+    assert moe(MOE, Layout(ep=8)).routing_passes == 8 * 8 * HIDDEN
+    assert moe(MOE, Layout(ep=64)).routing_passes == 4 * 8 * HIDDEN  # one expert: nothing to sort
+    assert moe(MOE, Layout()).routing_passes == 4 * 8 * HIDDEN
+    kernels, tokens = moe(MOE, Layout(ep=8)), np.array([1000.0])
+    forward, backward = (kernels.seconds(tokens, backward=side) for side in (False, True))
+    assert 2 * forward - backward == pytest.approx(2 * 64 * HIDDEN * 1000 / HBM)
+
+
+def test_fused_dispatch_copies_what_arrives() -> None:
+    # a token reaches 5.43 of 8 GPUs, each copies it for its experts; one expert each: as all-to-all
+    fused = Layout(ep=8, expert_dispatch="fused")
+    assert moe(MOE, fused).routing_passes == pytest.approx(2 * (8 + 5.4327) * HIDDEN, rel=1e-4)
+    one_each = Layout(ep=64, expert_dispatch="fused")
+    assert moe(MOE, one_each).routing_passes == pytest.approx(4 * 8 * HIDDEN)
+
+
+def test_norms_of_queries_and_keys() -> None:
+    normed = replace(MODEL, qk_norm=True)
+    assert passes(normed) - passes(MODEL) == 2 * (HEADS + KV_HEADS) * 128
+    separate = Layout(fused_kernels=False)
+    assert passes(normed, separate) - passes(MODEL, separate) == 16 * (HEADS + KV_HEADS) * 128
+
+
+def test_clamps_and_biases_of_experts() -> None:
+    layout = Layout(ep=8, tp=2)
+    plain = moe(MOE, layout).passes
+    assert moe(replace(MOE, clamped_activation=True), layout).passes - plain == 8 * 8 * FFN / 2
+    assert moe(replace(MOE, expert_biases=True), layout).passes - plain == 14 * 8 * HIDDEN / 2
+    assert passes(replace(MOE, dense_layers=1, dense_ffn_hidden=FFN, expert_biases=True)) == passes(MODEL)
