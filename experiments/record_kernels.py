@@ -10,6 +10,7 @@ from hdpsim.errors import CatalogError
 
 __all__ = ["architecture_rule", "attention_kernel", "dropout", "fused_kernels", "fused_loss", "window_rule"]
 
+FUSED_GATES_YEAR = 2024  # Megatron-Core 0.5: bias_swiglu_fusion, apply_rope_fusion
 FUSED_LOSS_YEAR = 2024  # Megatron-Core 0.5: cross_entropy_loss_fusion
 FLASH_ATTENTION_YEAR = 2023  # FlashAttention: arXiv 2205.14135; in training frameworks from the year after
 
@@ -50,10 +51,14 @@ def dropout(config: RunConfig) -> tuple[object, str] | None:
 def fused_kernels(config: RunConfig) -> tuple[object, str] | None:
     """PyTorch frameworks run one kernel per operation, the loss included, unless they compile.
 
-    Hugging Face transformers, nanotron; torchtitan and fms-fsdp where torch.compile is not stated.
+    Hugging Face transformers, nanotron; torchtitan and fms-fsdp where torch.compile is not stated. Megatron-LM and its
+    forks fused what GPT needs; gates, RMS norms and rotary embeddings were separate operations before 2024.
     """
     if re.search(r"\bHF\b|nanotron", config.framework):
         return False, "separate small kernels"
+    early = config.year is not None and config.year < FUSED_GATES_YEAR
+    if early and config.gated_mlp and config.framework.startswith("Megatron-L"):
+        return False, "separate small kernels of gated models (frameworks before 2024)"
     stated = re.search(r"(?<!no torch\.)(?<!no )\bcompile\b", f"{config.framework} {config.notes}")
     if re.search(r"torchtitan|fms-fsdp", config.framework) and not stated:
         return False, "separate small kernels (no torch.compile stated)"

@@ -20,7 +20,7 @@ Finding = tuple[object, str] | None
 SPLIT_SCHEDULE = re.compile(r"\b(ZB-?\w+|DualPipe\w*)\b")
 """Names of schedules with weight gradients of their own, as frameworks and notes have them."""
 
-GRADIENT_OVERLAP_YEAR = 2023  # Megatron-LM: gradients are reduced beside the backward from here on
+GRADIENT_OVERLAP_YEAR = 2024  # Megatron-LM: overlap_grad_reduce, in releases of this year
 ASYNCHRONOUS_TRANSFER_YEAR = 2024  # Megatron-Core: interleaved schedules send and receive beside compute
 ACCUMULATION_FUSION_YEAR = 2022  # Megatron-LM: weight-gradient products add to the sum
 _GPUS_OF_A_SERVER = 8
@@ -37,7 +37,7 @@ def _megatron(config: RunConfig) -> bool:
 
 
 def dp_overlap(config: RunConfig) -> Finding:
-    """Megatron-LM overlaps gradient sync with the backward since 2023; its forks of before cannot.
+    """Megatron-LM overlaps gradient sync with the backward since 2024; its forks of before cannot unless named so.
 
     DeepSpeed's overlap_comm is off by default but for ZeRO-3, where it came in 2022; its pipeline engine reduces after
     the last backward. Source: DeepSpeed, configuration documentation and runtime/pipe/engine.py.
@@ -50,8 +50,9 @@ def dp_overlap(config: RunConfig) -> Finding:
         if whole or (year is not None and year < 2022):
             return False, "gradients are summed after the last backward (the framework's default)"
         return None
-    if "Megatron-LM" in config.framework and year is not None and year < GRADIENT_OVERLAP_YEAR:
-        return False, "gradients are summed after the last backward (frameworks before 2023)"
+    early = year is not None and year < GRADIENT_OVERLAP_YEAR
+    if early and re.search(r"Megatron-L\w+", config.framework) and "Overlapped" not in config.framework:
+        return False, "gradients are summed after the last backward (frameworks before 2024)"
     return None
 
 
