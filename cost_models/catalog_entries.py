@@ -62,6 +62,10 @@ def read_node(fields: Fields, name: str, gpu: Gpu | None) -> Node | None:
     nic = fields.quantity("nic", "bandwidth")
     host_memory = fields.quantity("host_memory", "bytes")
     sharp = fields.boolean("nvlink_sharp", default=False)
+    efficiency = fields.number("nic_efficiency", minimum=0.0, default=0.0)
+    if efficiency > 1.0:
+        fields.problems.add(fields.dotted("nic_efficiency"), f"must be a share in (0, 1], got {efficiency}")
+    ring_step_s = fields.quantity("ring_step", "time", default=0.0, zero=True)
     if gpu is None:
         fields.finish()
         return None
@@ -73,6 +77,8 @@ def read_node(fields: Fields, name: str, gpu: Gpu | None) -> Node | None:
         nic_bytes_per_s=nic,
         host_memory_bytes=host_memory,
         nvlink_sharp=sharp,
+        nic_efficiency=efficiency or None,
+        ring_step_s=ring_step_s,
         source=source,
     )
     return _finished(fields, result, before)

@@ -118,6 +118,8 @@ class Wires:
     remote: tuple[tuple[float, float], ...]
     propagation_s: float
     calibration: NetworkCalibration
+    ring_step_s: float = 0.0
+    """Least time of a step of a ring across nodes (Node.ring_step_s)."""
 
     @property
     def ring_bytes_per_s(self) -> float:
@@ -166,9 +168,11 @@ def ring_latency_s(wires: Wires, protocol: Protocol, rounds: int) -> float:
     """Latency part of a ring of *rounds* x (n - 1) steps, of which rounds x (N - 1) go over the network.
 
         t = base + (steps - network steps) max(NVLink step, overhead) + network steps x network step
+            at least base + steps x least step of a ring across nodes
 
     Counted: one step per hop, the proxy's overhead on every step of a multi-node ring, wire latency (twice for
-        Simple, which flushes). With one rank per node the tree's network step applies, as in NCCL.
+        Simple, which flushes), a least step where the transport has one. With one rank per node the tree's network
+        step applies, as in NCCL.
     Ignored: variation from rank to rank.
     Source: NCCL tuning.cc.
     """
@@ -183,7 +187,10 @@ def ring_latency_s(wires: Wires, protocol: Protocol, rounds: int) -> float:
     )
     network_s = network_step_s * calibration.inter_latency_factor + protocol.wire_trips * wires.propagation_s
     base_s = protocol.ring_base_s * calibration.base_latency_factor
-    return base_s + nvlink_steps * nvlink_step_s + network_steps * network_s
+    steps_s = nvlink_steps * nvlink_step_s + network_steps * network_s
+    if wires.nodes > 1:
+        steps_s = max(steps_s, (nvlink_steps + network_steps) * wires.ring_step_s)
+    return base_s + steps_s
 
 
 def ring_bytes_per_s(wires: Wires, protocol: Protocol) -> float:

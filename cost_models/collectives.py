@@ -152,6 +152,7 @@ class Collectives:
             remote=remote,
             propagation_s=float(fabric.propagation_s(group.tier)),
             calibration=calibration,
+            ring_step_s=cluster.node.ring_step_s,
         )
 
     def _places(self, group: GroupShape) -> dict[int, int]:

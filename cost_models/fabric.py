@@ -110,7 +110,7 @@ class FabricModel:
         """
         calibration, node, fabric = self.calibration, self.cluster.node, self.cluster.fabric
         tiers = np.asarray(tier, dtype=np.int64)
-        nic = node.nic_bytes_per_s_per_gpu * calibration.nic_efficiency
+        nic = node.nic_bytes_per_s_per_gpu * (node.nic_efficiency or calibration.nic_efficiency)
         nvlink = node.gpu.nvlink_bytes_per_s * calibration.p2p_nvlink_efficiency
         leaf = fabric.leaf_oversubscription
         by_tier = np.asarray([1.0, 1.0, leaf, leaf * fabric.spine_oversubscription])

@@ -64,6 +64,10 @@ class Node:
     host_memory_bytes: float
     nvlink_sharp: bool = False
     """NVSwitch reduces in the network (NVLS), from Hopper on."""
+    nic_efficiency: float | None = None
+    """Share of the NICs' line rate that is payload; None = what the calibration says (InfiniBand, RoCE)."""
+    ring_step_s: float = 0.0
+    """Least time of every step of a ring that leaves the node, what the NICs' transport adds."""
     source: str = ""
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cost_models.layout import Layout
 from cost_models.model import Model
 
-__all__ = ["BACKWARD_LAUNCHES", "forward_launches"]
+__all__ = ["BACKWARD_LAUNCHES", "forward_launches", "tensor_collectives"]
 
 BACKWARD_LAUNCHES = 2.0  # two gradients of every product, an operation and its accumulation elsewhere
 # A collective of PyTorch: the buffer, the NCCL call, events between its stream and the compute stream.
@@ -49,11 +49,7 @@ def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
         count = 6 * norms + norms + extras + 2 + int(model.biases)
     products -= EXPERT_MATRICES if moe else 0
     count += products + 2 + attention + rotary + (2 if model.qk_norm else 0)
-    collectives = 0
-    if layout.tp > 1:
-        per_pair = 2 if layout.sequence_parallel else 1
-        spread = moe and (layout.ep > 1 or layout.etp is not None)
-        collectives += per_pair * (1 if model.parallel_block or spread else 2)
+    collectives = tensor_collectives(model, layout, moe=moe)
     router = ROUTER_LAUNCHES + (2 if model.shared_expert_ffn else 0) if moe else 0.0
     return count + router + LAUNCHES_OF_A_COLLECTIVE * collectives + experts
 
@@ -69,3 +65,12 @@ def _expert_launches(model: Model, layout: Layout) -> float:
     count += CLAMP_LAUNCHES if model.clamped_activation else 0
     collectives = (2 if layout.ep > 1 else 0) + (2 if (layout.etp or 1) > 1 else 0)
     return count + LAUNCHES_OF_A_COLLECTIVE * collectives
+
+
+def tensor_collectives(model: Model, layout: Layout, *, moe: bool) -> int:
+    """Collectives of the tensor-parallel group in a layer's forward."""
+    if layout.tp == 1:
+        return 0
+    per_pair = 2 if layout.sequence_parallel else 1
+    spread = moe and (layout.ep > 1 or layout.etp is not None)
+    return per_pair * (1 if model.parallel_block or spread else 2)

@@ -78,10 +78,14 @@ class Layout:
     """Optimizer states in host memory, updated by the CPU: gradients go there, parameters come back."""
     dp_overlap: bool = True
     """Gradient reduction and parameter gather run beside compute; off: nothing of them is hidden."""
+    bucket_parameters: float | None = None
+    """Parameters of a bucket of gradients; None = Megatron-Core's rule (40 million, a million per rank)."""
     prefetch_gather: bool = True
     """The step's first parameter gather runs while data is loaded; off: the first forward waits for a bucket."""
     tp_overlap: bool = False
     """Tensor-parallel collectives run beside the GEMMs that need or feed them, cut into chunks."""
+    tp_asynchronous: bool = False
+    """Tensor-parallel collectives are called asynchronously: they run beside whole products that do not need them."""
     etp: int | None = None
     """GPUs over which each expert is cut; None = tp / ep, at least 1."""
     ep_overlap: bool = False
@@ -100,6 +104,8 @@ class Layout:
     order: Order = "tp-dp-pp"
     """Which GPUs are numbered next to each other after a TP group: those of its data-parallel group (Megatron), or
     those of its pipeline."""
+    checked_collectives: bool = False
+    """The hosts of a group check with each other before every collective (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
     cuda_graphs: bool = False
     """Kernels of a layer are replayed from a graph: the host launches none of them."""
     launch_blocking: bool = False

@@ -13,8 +13,8 @@ from cost_models.experts import beside_the_other_micro_batch_s
 from cost_models.fabric import FabricModel
 from cost_models.gradient_accumulation import accumulation_s, product_output_bytes
 from cost_models.hardware import Cluster
+from cost_models.host_time import HostTime
 from cost_models.kernels import BF16_BYTES, gemm_s, memory_bound_s
-from cost_models.launches import BACKWARD_LAUNCHES, forward_launches
 from cost_models.layer_cost import LayerCost
 from cost_models.layout import Layout
 from cost_models.micro_batch import MicroBatches
@@ -77,6 +77,7 @@ class MicroBatchCost:
             if layout.sharding == "zero3"
             else None
         )
+        self._host = HostTime(model, layout, self.collectives.group(layout.tp), cal)
         self.kinds, self.kind = _stage_kinds(model, layout)
         self._repeats = _repeats(layout)
         self._accumulation_s = [accumulation_s(model, layout, kind, cluster.gpu, cal) for kind in self.kinds]
@@ -199,7 +200,7 @@ class MicroBatchCost:
             if moe and self.layout.ep_overlap:
                 self._hide_all_to_all(result[moe, False], result[moe, True])
             for side in sides:
-                least_s = (BACKWARD_LAUNCHES if side else 1.0) * self._layer_floor_s(moe)
+                least_s = self._host.layer_s(moe=moe, backward=side)
                 rows = result[moe, side]
                 hidden_s = 0.0 if self.layout.launch_blocking else rows.sum(axis=0)
                 rows[_TERM["host"]] = np.maximum(0.0, least_s - hidden_s)
@@ -338,23 +339,22 @@ class MicroBatchCost:
     @property
     def floor_s(self) -> float:
         """Least time of a micro-batch (forward + backward) on the busiest stage: its layers cannot run faster."""
+        forwards = 1.0 + self._repeats[_TERM["host"]]
+        layer_s = {
+            moe: forwards * self._host.layer_s(moe=moe, backward=False)
+            + self._host.layer_s(moe=moe, backward=True)
+            for moe in ((False, True) if self.model.experts else (False,))
+        }
         per_kind = [
-            sum(count * self._layer_floor_s(moe) for moe, count in self._layer_counts(kind).items())
+            sum(count * layer_s[moe] for moe, count in self._layer_counts(kind).items() if count)
             for kind in self.kinds
         ]
-        busiest = np.array(per_kind)[self.kind].sum(axis=1).max()
-        return float((1.0 + BACKWARD_LAUNCHES + self._repeats[_TERM["host"]]) * busiest)
+        return float(np.array(per_kind)[self.kind].sum(axis=1).max())
 
     @property
     def _forward_passes(self) -> float:
         """How often a layer's attention runs forward: once more where it is recomputed."""
         return 1.0 + float(self._repeats[_TERM["attention"]])
-
-    @priced("host")
-    def _layer_floor_s(self, moe: bool) -> float:
-        """Least time of one layer's forward: its launches x the host's time for one, or the calibrated floor."""
-        launches = forward_launches(self.model, self.layout, moe=moe)
-        return max(launches * self.cal.launch_s, self.cal.layer_floor_s)
 
     def _uniform(self, tokens: Ints) -> MicroBatches:
         """One sequence on one rank each."""

@@ -7,6 +7,8 @@ from numpy.typing import NDArray
 
 from cost_models.collectives import GroupShape
 from cost_models.data_parallel import ComputeWindows, buckets, exposed_s
+from cost_models.gradient_buckets import stage_buckets
+from cost_models.host_time import check_s, step_checks_s
 from cost_models.kernels import BF16_BYTES
 from cost_models.micro_batch import Epilogue, MicroBatches, StepCosts
 from cost_models.micro_batch_cost import TERMS, MicroBatchCost
@@ -82,8 +84,9 @@ def epilogue(
                 last_sync += reduced_s / buckets(counts, members, layout)
         else:
             group = cost.collectives.group(members, stride=stride)
-            gathered_s, reduced_s = _gather_s(cost, counts, group), _sync_s(cost, counts, group)
-            pieces = buckets(counts, members, layout)
+            pieces = _pieces(cost, counts, members)
+            gathered_s, reduced_s = _gather_s(cost, counts, group), _sync_s(cost, counts, group, pieces)
+            optimizer += step_checks_s(group, layout, cal.network)
             gather, first_gather = gather + gathered_s, first_gather + gathered_s / pieces
             sync, last_sync = sync + reduced_s, last_sync + reduced_s / pieces
             shards = counts / members if layout.sharding != "none" else counts
@@ -127,12 +130,33 @@ def _gather_s(cost: MicroBatchCost, parameters: Floats, group: GroupShape) -> Fl
     return cost.collectives.all_gather_s(BF16_BYTES * parameters, group, in_place=True)
 
 
+def _pieces(cost: MicroBatchCost, parameters: Floats, members: int) -> Floats:
+    """Buckets of each stage: by the layout's limit, or by Megatron-Core's rule."""
+    limit = cost.layout.bucket_parameters
+    if limit is None:
+        return buckets(parameters, members, cost.layout)
+    stages = range(cost.layout.pp)
+    return np.array(
+        [stage_buckets(cost.model, cost.layout, stage, limit) for stage in stages], dtype=np.float64
+    )
+
+
 @priced("gradient_sync")
-def _sync_s(cost: MicroBatchCost, parameters: Floats, group: GroupShape) -> Floats:
-    volume = cost.layout.gradient_bytes * parameters
-    if cost.layout.sharding == "none":
-        return cost.collectives.all_reduce_s(volume, group)
-    return cost.collectives.reduce_scatter_s(volume, group, in_place=True)
+def _sync_s(cost: MicroBatchCost, parameters: Floats, group: GroupShape, pieces: Floats) -> Floats:
+    """One collective over everything; buckets of stated size pay its latency each, and its check.
+
+    Reduce-scatters are not checked: they take lists of tensors (measured: they are as fast as without checks).
+    """
+    layout = cost.layout
+    each = pieces if layout.bucket_parameters is not None else np.ones_like(pieces)
+    volume = layout.gradient_bytes * parameters / each
+    if layout.sharding == "none":
+        once_s = cost.collectives.all_reduce_s(volume, group)
+        if layout.checked_collectives:
+            once_s = np.maximum(once_s, check_s(group, cost.cal.network))
+    else:
+        once_s = cost.collectives.reduce_scatter_s(volume, group, in_place=True)
+    return np.asarray(each * once_s)
 
 
 def step_costs(cost: MicroBatchCost, batches: MicroBatches, ranks: int, *, data_s: float) -> StepCosts:

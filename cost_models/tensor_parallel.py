@@ -111,7 +111,7 @@ class TensorParallel:
     @property
     def overlaps(self) -> bool:
         """Whether GEMMs run beside the collectives."""
-        return self._layout.tp_overlap and self._layout.tp > 1
+        return (self._layout.tp_overlap or self._layout.tp_asynchronous) and self._layout.tp > 1
 
     @priced("tp_communication")
     def sides_s(self, tokens: Floats, pairs: int) -> tuple[Floats, Floats]:
@@ -147,6 +147,8 @@ class TensorParallel:
         Source: Transformer Engine; Megatron-Core, tp_comm_overlap.
         """
         blocks = [BlockGemms.of(entering, leaving, tokens) for entering, leaving in products]
+        if not self._layout.tp_overlap:
+            return self._asynchronous_s(tokens, blocks)
         forward, backward = np.zeros_like(tokens), np.zeros_like(tokens)
         if self._layout.sequence_parallel:
             gather, scatter = self._gather_and_scatter(tokens)
@@ -161,6 +163,33 @@ class TensorParallel:
         for block in blocks:
             forward = forward + self._pipelined(reduce, block.leaving_forward)
             backward = backward + self._beside(reduce, block.entering_gradient)
+        return forward, backward
+
+    def _asynchronous_s(self, tokens: Floats, blocks: list[BlockGemms]) -> tuple[Floats, Floats]:
+        """The same with asynchronous calls around whole products.
+
+            forward  = per block: all-gather beside the rank's own 1/t of what it feeds, reduce-scatter alone
+            backward = all-gather beside 1/t of the leaving products' input gradient; second all-gather beside the
+                       entering products' input gradient, reduce-scatter beside their weight gradient, whole
+            without sequence parallelism: all-reduce alone; all-reduce beside the weight gradient
+
+        Counted: see beside_s.  Source: nanotron, tensor_parallel/functional.py (_ColumnLinearAsyncCommunication,
+        _RowLinearAsyncCommunication); Megatron-LM, LinearWithGradAccumulationAndAsyncCommunication.
+        """
+        forward, backward = np.zeros_like(tokens), np.zeros_like(tokens)
+        own = 1.0 / self._layout.tp
+        if not self._layout.sequence_parallel:
+            reduce = self._collectives.all_reduce_s(self._tensor_bytes(tokens), self._group)
+            for block in blocks:
+                forward = forward + reduce
+                backward = backward + self._beside(reduce, block.entering_gradient)
+            return forward, backward
+        gather, scatter = self._gather_and_scatter(tokens)
+        for block in blocks:
+            forward = forward + self._beside(gather, own * block.entering_forward) + scatter
+            backward = backward + self._beside(gather, own * block.leaving_gradient)
+            backward = backward + self._beside(gather, block.entering_gradient)
+            backward = backward + self._beside(scatter, block.entering_gradient)
         return forward, backward
 
     def _tensor_bytes(self, tokens: Floats) -> Floats:

@@ -13,6 +13,7 @@ from cost_models.hardware import Cluster, Node
 from cost_models.layout import Layout
 from cost_models.layout import Sharding as LayoutSharding
 from cost_models.model import LatentAttention, Model
+from experiments.record_network import node_of_cloud
 from experiments.record_sums import nic_gbps
 from experiments.record_switches import Switches, blocked, schedule_of, switches_of
 from experiments.records import RunConfig
@@ -268,7 +269,8 @@ def _dense_layers(config: RunConfig, layers: int) -> tuple[int, int]:
 
 def _cluster(config: RunConfig, gpus: int, notes: _Notes) -> Cluster:
     """Nodes of the catalog that carry the GPU, cut to what the run used."""
-    node = _node_of(catalog.gpu(config.gpu).name)
+    cloud = node_of_cloud(config)
+    node = catalog.node(cloud) if cloud else _node_of(catalog.gpu(config.gpu).name)
     domain = node.gpus
     if gpus < domain:
         domain = gpus

@@ -29,6 +29,7 @@ from experiments.record_kernels import (
     fused_loss,
     window_rule,
 )
+from experiments.record_network import bucket_parameters, checked_collectives, tensor_asynchronous
 from experiments.record_sums import (
     SPLIT_SCHEDULE,
     dp_overlap,
@@ -190,6 +191,9 @@ LAYOUT_RULES = (
     Rule(field="fused_loss", read=fused_loss, without="cross-entropy of separate kernels", plain=True),
     Rule(field="fused_kernels", read=fused_kernels, without="separate small kernels", plain=True),
     Rule(field="tp_overlap", read=_tensor_overlap, without="overlap of tensor-parallel communication"),
+    Rule(field="tp_asynchronous", read=tensor_asynchronous, without=""),
+    Rule(field="checked_collectives", read=checked_collectives, without=""),
+    Rule(field="bucket_parameters", read=bucket_parameters, without=""),
     Rule(
         field="ep_overlap",
         read=_stated(r"a2a overlap on|moe_a2a_overlap=True"),

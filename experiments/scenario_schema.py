@@ -89,6 +89,11 @@ KEYS: Mapping[str, Key] = {
     "layout.recompute_share": Key(parse=_number(0.0, 1.0), default=0.0),
     "layout.precision": Key(parse=_choice(get_args(Precision)), default="bf16"),
     "layout.tp_overlap": Key(parse=_boolean, default=False),
+    "layout.tp_asynchronous": Key(parse=_boolean, default=False),
+    "layout.checked_collectives": Key(parse=_boolean, default=False),
+    "layout.bucket_parameters": Key(
+        parse=_or_word("auto", _number(1.0, 1e12)), default=None, dump=_word_or("auto")
+    ),
     "layout.etp": Key(parse=_or_word("auto", _integer(1)), default=None, dump=_word_or("auto")),
     "layout.ep_overlap": Key(parse=_boolean, default=False),
     "layout.expert_dispatch": Key(parse=_choice(get_args(ExpertDispatch)), default="all-to-all"),
