@@ -46,7 +46,7 @@ class HostTime:
     def layer_s(self, *, moe: bool, backward: bool) -> float:
         """Forward or backward of one layer.
 
-            t = max( launches x time of one, calibrated floor ) + collectives x check        backward: twice the launches
+            t = max( launches x time of one, calibrated floor ) + collectives x check      backward: 2 x launches
 
         Counted: with sequence parallelism the backward gathers its input once more: 3 collectives for 2.
         Source: see launches and check_s.

@@ -68,12 +68,12 @@ class NetworkCalibration:
     """Rate at which a rank copies its own shard when the result is a new buffer (all-gather,
     reduce-scatter, all-to-all). Source: 2, 4, 8 H100s between 256 and 512 MiB (aiconfigurator) solve to
     368 GB/s on the wire and 1.06 TB/s for the copy."""
-    check_local_s: float = 235e-6
-    """Where hosts check with each other before every collective: per rank on the own node. Source: fitted with
-    check_remote_s, launch-bound layers of 2 to 32 tensor-parallel ranks (8.8, 13.5, 22, 49, 90-100 ms; nanotron on H100)."""
+    check_local_s: float = 212e-6
+    """Where hosts check with each other before every collective: per rank on the own node. Source: fitted, layers
+    that wait for the host with 2, 4, 8 tensor-parallel ranks (8.8, 13.5, 22 ms forward and backward; nanotron)."""
     check_remote_s: float = 327e-6
-    """The same per rank on other nodes. Source: the same, and gathers of 1 GiB over 64 to 512 ranks of such jobs (315 to
-    328 us per rank, whatever the collective)."""
+    """The same per rank on other nodes. Source: gathers and reductions of 1 GiB over 64 to 512 ranks of such jobs
+    (315 to 328 us per rank, whatever the collective); layers of 16 ranks on two nodes agree (49 ms)."""
     nvls: bool = True
     """The in-switch reduction is used where the node has it (nodes without NVLink SHARP never do)."""
 

@@ -1,4 +1,4 @@
-"""What a record says of its network: the NICs of a cloud, and collectives that the job itself measured before it trained."""
+"""What a record says of its network: NICs of a cloud, buckets, collectives that the job itself measured first."""
 
 from __future__ import annotations
 
