@@ -76,7 +76,7 @@ def gradient_bytes(config: RunConfig) -> Finding:
 
 
 def gradient_accumulation(config: RunConfig) -> Finding:
-    """DeepSpeed's engine adds gradients apart from the products, those of bf16 after a copy to fp32.
+    """DeepSpeed's engine adds gradients apart from the products, those of bf16 after a copy to fp32; nanotron adds too.
 
     Megatron-LM's products add since 2022 (gradient_accumulation_fusion). Of ZeRO-3 only shards are summed.
     """
@@ -86,6 +86,10 @@ def gradient_accumulation(config: RunConfig) -> Finding:
         if config.precision == "fp16":
             return "separate", "gradients added by kernels of their own (the framework's engine)"
         return "cast", "gradients copied to fp32 and added (the framework's engine)"
+    if (
+        "nanotron" in config.framework
+    ):  # nanotron, optim/gradient_accumulator.py: fp32_grad.add_(half_param.grad)
+        return "separate", "gradients added by kernels of their own (the framework's accumulator)"
     early = config.year is not None and config.year < ACCUMULATION_FUSION_YEAR
     if early and "Megatron-LM" in config.framework:
         return "separate", "gradients added by kernels of their own (frameworks before 2022)"

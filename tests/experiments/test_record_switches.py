@@ -21,6 +21,12 @@ def read(field: str, **config: object) -> object:
     return finding and finding[0]
 
 
+GATHERS = (
+    "NCCL busbw measured in the same job with 1 GiB fp32: AR 160.0 AG {0} RS {0} GB/s (all ranks); "
+    "AWS p5-like cluster, NIC not stated"
+)
+
+
 @pytest.mark.parametrize(
     ("field", "config", "value"),
     [
@@ -118,6 +124,18 @@ def read(field: str, **config: object) -> object:
         ("fused_loss", {"framework": "Megatron-DeepSpeed", "year": 2024}, False),
         ("fused_loss", {"framework": "NeMo", "year": 2023}, None),
         ("gradient_bytes", {"framework": "PyTorch FSDP1 (fms-fsdp)"}, 2),
+        ("bucket_parameters", {"notes": "grad accumulation 4; DDP bucket 25MB"}, 25 * 2**20 / 2),
+        ("tp_asynchronous", {"tp": 8, "notes": "TP mode REDUCE_SCATTER (=SP) with async comm"}, True),
+        ("tp_asynchronous", {"tp": 1, "notes": "TP mode REDUCE_SCATTER (=SP) with async comm"}, None),
+        ("checked_collectives", {"n_gpus": 512, "notes": GATHERS.format(6.4)}, True),
+        ("checked_collectives", {"n_gpus": 512, "notes": GATHERS.format(44.5)}, None),
+        ("checked_collectives", {"n_gpus": 32, "notes": GATHERS.format(98.0)}, True),
+        ("checked_collectives", {"n_gpus": 32, "notes": GATHERS.format(229.0)}, None),
+        ("checked_collectives", {"n_gpus": 16, "notes": GATHERS.format(165.0)}, True),
+        ("checked_collectives", {"n_gpus": 16, "notes": GATHERS.format(223.0)}, None),
+        ("checked_collectives", {"n_gpus": 8, "notes": GATHERS.format(40.0)}, None),
+        ("checked_collectives", {"n_gpus": 512, "notes": GATHERS.format(6.4).replace("AWS p5", "a")}, None),
+        ("gradient_accumulation", {"framework": "nanotron", "year": 2024}, "separate"),
         ("attention_kernel", {"year": 2024}, "flash"),
         ("attention_kernel", {"year": 2024, "attention": "eager"}, "unfused"),
     ],

@@ -1,0 +1,170 @@
+"""Hosts that check before collectives, asynchronous calls, buckets of DistributedDataParallel, rings over EFA."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ideal_hardware import HIDDEN, IDEAL, MODEL, NIC, NVLINK, ideal_cluster, ideal_cost, micro_batches
+
+from cost_models import catalog
+from cost_models.collective_algorithms import LL, SIMPLE, ring_half_s
+from cost_models.collectives import Collectives
+from cost_models.fabric import FabricModel
+from cost_models.gradient_buckets import filled_buckets, stage_buckets
+from cost_models.hardware import Cluster
+from cost_models.host_time import HostTime, check_s
+from cost_models.layer_cost import LayerCost
+from cost_models.layout import Layout
+from cost_models.micro_batch_cost import TERMS
+from cost_models.network_calibration import NetworkCalibration
+from cost_models.parameters import parameters_per_gpu
+from cost_models.step_costs import epilogue
+from hdpsim.errors import ScenarioError
+
+RANKS = 128  # all GPUs of the ideal cluster
+CHECKED = replace(IDEAL, network=replace(IDEAL.network, check_local_s=1.0, check_remote_s=10.0))
+SLOW_STEPS = replace(ideal_cluster(), node=replace(ideal_cluster().node, ring_step_s=1e-3))
+
+
+def groups(cluster: Cluster) -> Collectives:
+    return Collectives(FabricModel(cluster, IDEAL.network))
+
+
+class TestChecks:
+    def test_one_exchange_per_rank(self) -> None:
+        # 16 neighbours on 2 nodes of 8: 8 at home, 8 away
+        group = groups(ideal_cluster()).group(16)
+        assert check_s(group, CHECKED.network) == 8 * 1.0 + 8 * 10.0
+        assert check_s(groups(ideal_cluster()).group(1), CHECKED.network) == 0.0
+
+    def test_a_layer_has_four_collectives_forward_and_six_backward(self) -> None:
+        group = groups(ideal_cluster()).group(4)
+        for sequence_parallel, counts in ((True, (4, 6)), (False, (2, 2))):
+            layout = Layout(tp=4, checked_collectives=True, sequence_parallel=sequence_parallel)
+            host = HostTime(MODEL, layout, group, CHECKED)
+            found = tuple(host.layer_s(moe=False, backward=side) for side in (False, True))
+            assert found == tuple(4.0 * count for count in counts)
+
+    def test_they_hide_behind_kernels_that_take_longer(self) -> None:
+        network = replace(IDEAL.network, check_local_s=1e-9)
+        layout = Layout(tp=8, checked_collectives=True)
+        cost = ideal_cost(layout=layout, calibration=replace(IDEAL, network=network))
+        assert cost.terms_s(micro_batches([[8192]]), backward=False)[TERMS.index("host"), 0, 0] == 0.0
+
+    def test_the_least_time_of_a_micro_batch_counts_them(self) -> None:
+        cost = ideal_cost(layout=Layout(tp=8, checked_collectives=True), calibration=CHECKED)
+        assert cost.floor_s == pytest.approx(MODEL.layers * 10 * 8.0)
+
+    def test_every_bucket_of_an_all_reduce_is_checked_no_reduce_scatter_is(self) -> None:
+        layout = Layout(checked_collectives=True, bucket_parameters=1e30, sharding="none")
+        group_s = 8 * 1.0 + (RANKS - 8) * 10.0
+        cost = ideal_cost(layout=layout, calibration=CHECKED)
+        assert epilogue(cost, RANKS, data_s=0.0).gradient_sync_s == pytest.approx([group_s])
+        scattered = ideal_cost(layout=replace(layout, sharding="zero1"), calibration=CHECKED)
+        assert epilogue(scattered, RANKS, data_s=0.0).gradient_sync_s < group_s / 2
+        # the mean loss and the norm of gradients
+        plain = ideal_cost(layout=replace(layout, checked_collectives=False), calibration=CHECKED)
+        both = [epilogue(this, RANKS, data_s=0.0).optimizer_s for this in (cost, plain)]
+        assert both[0] - both[1] == pytest.approx([2 * group_s])
+
+
+class TestBuckets:
+    def test_whole_tensors_in_turn(self) -> None:
+        # 3 + 4 reach 6; 6 does alone; the last 2 are what is left
+        assert filled_buckets([3, 4, 6, 2], 6.0) == 3
+        assert filled_buckets([], 6.0) == 0
+
+    def test_llama_7b(self) -> None:
+        # down 45.1 M, gate and up 90.2, out 16.8, QKV 25.2 (8 key/value heads), vocabulary 131: limit 40 M closes after
+        # down, after gate and up, after out and QKV; head and embedding are buckets of their own
+        assert stage_buckets(MODEL, Layout(), 0, 40e6) == 3 * 32 + 2
+        assert stage_buckets(MODEL, Layout(pp=2), 1, 40e6) == 3 * 16 + 1
+        assert stage_buckets(replace(MODEL, tied_embeddings=True), Layout(), 0, 40e6) == 3 * 32 + 1
+
+    @given(st.lists(st.integers(1, 100), max_size=20), st.floats(1.0, 300.0))
+    def test_no_bucket_is_empty_and_smaller_limits_make_more(self, sizes: list[int], limit: float) -> None:
+        count = filled_buckets(sizes, limit)
+        assert (count > 0) == bool(sizes)
+        assert count <= len(sizes)
+        assert filled_buckets(sizes, limit / 2) >= count
+
+    def test_each_pays_the_latency_of_a_ring(self) -> None:
+        # 98 rings of 127 steps of 1 ms beside what is on the wire
+        layout = Layout(bucket_parameters=40e6)
+        count = parameters_per_gpu(MODEL, layout, 0).dense
+        slow, fast = (
+            epilogue(ideal_cost(layout=layout, cluster=cluster), RANKS, data_s=0.0).gradient_sync_s[0]
+            for cluster in (SLOW_STEPS, ideal_cluster())
+        )
+        assert slow - fast == pytest.approx(98 * 127e-3, rel=5e-3)
+        wire_s = 127 / 128 * 4 * count / (8 * NIC)  # NCCL's own overhead of a step is a microsecond or three
+        assert wire_s < fast < wire_s + 98 * 127 * 3e-6
+
+
+class TestAsynchronous:
+    def exposed(self, layout: Layout, tokens: float, *, backward: bool, nvlink: float = NVLINK) -> float:
+        cluster = ideal_cluster(nvlink=nvlink)
+        cost = LayerCost(MODEL, layout, cluster, IDEAL, groups(cluster), moe=False)
+        return float(cost.tp_communication_s(np.array([tokens]), backward=backward)[0])
+
+    def test_on_slow_links_whole_products_hide_next_to_nothing(self) -> None:
+        plain, asynchronous = (Layout(tp=8), Layout(tp=8, tp_asynchronous=True))
+        for backward in (False, True):
+            before = self.exposed(plain, 4096, backward=backward, nvlink=NVLINK / 100)
+            after = self.exposed(asynchronous, 4096, backward=backward, nvlink=NVLINK / 100)
+            assert 0.9 * before < after < before
+
+    def test_the_forwards_reduce_scatter_is_alone(self) -> None:
+        # fast links: gathers cost 16 of 64 SMs while they run, reduce-scatters their whole time; 2 pairs
+        once = 2 * HIDDEN * 65536 * 7 / 8 / NVLINK / 1000
+        layout = Layout(tp=8, tp_asynchronous=True)
+        forward = self.exposed(layout, 65536, backward=False, nvlink=1000 * NVLINK)
+        assert forward == pytest.approx(2 * (1 + 1 / 4) * once, rel=1e-6)
+        # backward: all three of a pair run beside products
+        backward = self.exposed(layout, 65536, backward=True, nvlink=1000 * NVLINK)
+        assert backward == pytest.approx(2 * 3 / 4 * once, rel=1e-6)
+
+    def test_all_reduces(self) -> None:
+        layout = Layout(tp=8, sequence_parallel=False)
+        plain, beside = (
+            self.exposed(this, 65536, backward=side, nvlink=1000 * NVLINK)
+            for this, side in ((layout, True), (replace(layout, tp_asynchronous=True), True))
+        )
+        assert beside == pytest.approx(plain / 4, rel=1e-6)
+
+
+class TestCloudNode:
+    node = catalog.node("p5.48xlarge")
+
+    def test_rate_of_a_gpu(self) -> None:
+        cluster = catalog.cluster_of(self.node, 64)
+        rate = FabricModel(cluster, NetworkCalibration()).bytes_per_s(1)
+        assert float(rate) == pytest.approx(0.785 * 50e9)
+
+    @pytest.mark.parametrize(
+        ("nodes", "bus_gb_per_s"), [(4, 229.0), (8, 176.0), (16, 123.0), (32, 73.0), (64, 44.0)]
+    )
+    def test_gathers_of_one_gib(self, nodes: int, bus_gb_per_s: float) -> None:
+        cluster = catalog.cluster_of(self.node, 8 * nodes)
+        group = groups(cluster).group(8 * nodes)
+        seconds = float(Collectives(FabricModel(cluster, NetworkCalibration())).all_gather_s(2.0**30, group))
+        bus = 2.0**30 * (1 - 1 / group.ranks) / seconds / 1e9
+        assert bus == pytest.approx(bus_gb_per_s, rel=0.15)
+
+    def test_a_step_of_the_ring_bounds_every_protocol_between_nodes(self) -> None:
+        for protocol in (LL, SIMPLE):
+            across = groups(SLOW_STEPS)
+            assert float(ring_half_s(1.0, across.wires(across.group(16)), protocol)) == pytest.approx(
+                15e-3, rel=1e-2
+            )
+            assert float(ring_half_s(1.0, across.wires(across.group(8)), protocol)) < 1e-3
+
+    def test_shares_above_one_are_refused(self, tmp_path) -> None:  # type: ignore[no-untyped-def]
+        bad = tmp_path / "node.yaml"
+        bad.write_text("like: p5-h100-80gb\nnic_efficiency: 1.5\n")
+        with pytest.raises(ScenarioError, match="nic_efficiency"):
+            catalog.load_node(bad)
