@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from cost_models.calibration import Calibration
 from cost_models.collectives import GroupShape
-from cost_models.launches import BACKWARD_LAUNCHES, forward_launches, tensor_collectives
+from cost_models.launches import backward_launches, forward_launches, tensor_collectives
 from cost_models.layout import Layout
 from cost_models.model import Model
 from cost_models.network_calibration import NetworkCalibration
@@ -46,16 +46,17 @@ class HostTime:
     def layer_s(self, *, moe: bool, backward: bool) -> float:
         """Forward or backward of one layer.
 
-            t = max( launches x time of one, calibrated floor ) + collectives x check      backward: 2 x launches
+            t = max( launches x time of one, calibrated floor (backward: twice) ) + collectives x check
 
         Counted: with sequence parallelism the backward gathers its input once more: 3 collectives for 2.
         Source: see launches and check_s.
         """
-        launches = forward_launches(self._model, self._layout, moe=moe)
-        once_s = max(launches * self._cal.launch_s, self._cal.layer_floor_s)
+        count = backward_launches if backward else forward_launches
+        launches_s = count(self._model, self._layout, moe=moe) * self._cal.launch_s
+        layer_s = max(launches_s, (2.0 if backward else 1.0) * self._cal.layer_floor_s)
         collectives = tensor_collectives(self._model, self._layout, moe=moe)
         again = 1.5 if backward and self._layout.sequence_parallel else 1.0
-        return (BACKWARD_LAUNCHES if backward else 1.0) * once_s + again * collectives * self._check_s
+        return layer_s + again * collectives * self._check_s
 
 
 @priced("host")

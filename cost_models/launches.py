@@ -5,7 +5,7 @@ from __future__ import annotations
 from cost_models.layout import Layout
 from cost_models.model import Model
 
-__all__ = ["BACKWARD_LAUNCHES", "forward_launches", "tensor_collectives"]
+__all__ = ["backward_launches", "forward_launches", "launches_behind_counts", "tensor_collectives"]
 
 BACKWARD_LAUNCHES = 2.0  # two gradients of every product, an operation and its accumulation elsewhere
 # A collective of PyTorch: the buffer, the NCCL call, events between its stream and the compute stream.
@@ -13,6 +13,7 @@ LAUNCHES_OF_A_COLLECTIVE = 3.0
 ROUTER_LAUNCHES = 8.0
 PERMUTATION_LAUNCHES = 12.0  # permutation and its inverse 8, counting and sorting 4
 EXPERT_MATRICES = 2
+BLOCK_CASTS = 2.0  # of an expert: the cast and the tensors of its two copies and their scales
 EXPERT_BIAS_LAUNCHES = 2.0  # of an expert: times the routing weights, added
 CLAMP_LAUNCHES = 3.0
 
@@ -23,7 +24,8 @@ def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
         fused     2 norms + products + 2 copies + attention + rotary 1 + 2 adds + activation
         separate  6 per norm, rotary 8, activation 2 (+ 1 per bias and dropout), unfused softmax 5
         experts   router 8, permutation and its inverse 8, counting and sorting 4 (fused dispatch: router only)
-                  separate kernels: a product each of 2 matrices for every expert of a GPU, and a cast with block scales
+                  separate kernels: for every expert of a GPU a product each of 2 matrices, with block scales 2 more
+                  for the cast of what it reads
         + 3 per collective: 4 with tensor parallelism (2 in a parallel block), 2 all-to-alls, 2 of cut experts
 
     Graphs without the experts (cuda_graph_experts off) hold everything up to the router.
@@ -54,15 +56,44 @@ def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
     return count + router + LAUNCHES_OF_A_COLLECTIVE * collectives + experts
 
 
+def backward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
+    """The same for its backward: twice as many, but an expert's gradient is cast once for its two products."""
+    twice = BACKWARD_LAUNCHES * forward_launches(model, layout, moe=moe)
+    if not moe or (layout.cuda_graphs and layout.cuda_graph_experts):
+        return twice
+    experts, per_expert = _separate_experts(model, layout)
+    return twice - EXPERT_MATRICES * experts * (per_expert - 1.0)
+
+
+def launches_behind_counts(model: Model, layout: Layout) -> float:
+    """Launches of a forward for which the host must know how many tokens each expert got.
+
+    It reads the counts when dispatch is done, and nothing is queued behind: experts start one launch after the
+    other. Overlapped all-to-alls leave another micro-batch's kernels in the queue.
+    """
+    if layout.expert_kernels == "grouped" or layout.ep_overlap:
+        return 0.0
+    if layout.cuda_graphs and layout.cuda_graph_experts:
+        return 0.0
+    experts, per_expert = _separate_experts(model, layout)
+    return EXPERT_MATRICES * per_expert * experts
+
+
+def _separate_experts(model: Model, layout: Layout) -> tuple[float, float]:
+    """Experts of a GPU that are launched one by one, and launches of one of their products; grouped: one of one."""
+    if layout.expert_kernels == "grouped":
+        return 1.0, 1.0
+    casts = BLOCK_CASTS if layout.precision in ("mxfp8", "nvfp4") else 0.0
+    return float(max(1, model.experts // layout.ep)), 1.0 + casts
+
+
 def _expert_launches(model: Model, layout: Layout) -> float:
     """Everything behind the router: the way to the routed experts, their products, the way back."""
     count = 0.0 if layout.expert_dispatch == "fused" else PERMUTATION_LAUNCHES
-    here, casts = 1, 0
-    if layout.expert_kernels == "separate":
-        here, casts = max(1, model.experts // layout.ep), layout.precision in ("mxfp8", "nvfp4")
-    count += EXPERT_MATRICES * (1 + casts) * here
-    count += EXPERT_BIAS_LAUNCHES * here if model.expert_biases else 0
-    count += CLAMP_LAUNCHES if model.clamped_activation else 0
+    experts, per_expert = _separate_experts(model, layout)
+    count += EXPERT_MATRICES * per_expert * experts
+    count += EXPERT_BIAS_LAUNCHES * experts if model.expert_biases else 0.0
+    count += CLAMP_LAUNCHES if model.clamped_activation else 0.0
     collectives = (2 if layout.ep > 1 else 0) + (2 if (layout.etp or 1) > 1 else 0)
     return count + LAUNCHES_OF_A_COLLECTIVE * collectives
 

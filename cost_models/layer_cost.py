@@ -16,11 +16,13 @@ from cost_models.collectives import Collectives
 from cost_models.experts import ExpertParallel
 from cost_models.gradient_accumulation import product_output_bytes
 from cost_models.hardware import Cluster
+from cost_models.launches import launches_behind_counts
 from cost_models.layer_gemms import LayerGemms, LinearOp
 from cost_models.layout import Layout
 from cost_models.model import Model
 from cost_models.small_kernels import SmallKernels
 from cost_models.tensor_parallel import TensorParallel
+from cost_models.tracing import priced
 
 __all__ = ["LayerCost", "LayerTimes"]
 
@@ -75,6 +77,8 @@ class LayerCost:
             gradient_output_bytes=product_output_bytes(layout),
         )
         self._gemms = products((*(op for side in sides for ops in side for op in ops), *rest))
+        self._expert_gemms = products(self._expert_ops()[:2]) if moe else None
+        self._behind_counts_s = launches_behind_counts(model, layout) * cal.launch_s if moe else 0.0
         self._around = [(products(entering), products(leaving)) for entering, leaving in sides]
 
     def _blocks_of_products(self) -> tuple[list[_Block], tuple[LinearOp, ...]]:
@@ -180,6 +184,21 @@ class LayerCost:
     def expert_all_to_all_s(self, tokens: Floats) -> Floats:
         """Dispatch and combine of the routed tokens, see experts."""
         return np.zeros_like(tokens) if self._experts is None else self._experts.all_to_all_s(tokens)
+
+    @priced("host")
+    def counts_wait_s(self, tokens: Floats) -> Floats:
+        """Launches of the experts' forward that outlast their kernels: nothing is queued before counts are known.
+
+            max( 0, launches behind the counts x host time of one - products and casts of the experts )
+
+        Ignored: the copy of the counts itself.  Source: Megatron-Core, TEGroupedMLP (tokens_per_expert.tolist()).
+        """
+        if self._expert_gemms is None or not self._behind_counts_s:
+            return np.zeros_like(tokens)
+        distinct, place = np.unique(tokens, return_inverse=True)
+        busy_s = self._expert_gemms.seconds(distinct, backward=False)
+        busy_s = busy_s + self._expert_gemms.cast_s(distinct, backward=False)
+        return np.maximum(0.0, self._behind_counts_s - busy_s)[place]
 
     def times(self, tokens: Floats, *, backward: bool) -> LayerTimes:
         """All linear terms of the layer's forward or backward."""

@@ -203,7 +203,8 @@ class MicroBatchCost:
                 least_s = self._host.layer_s(moe=moe, backward=side)
                 rows = result[moe, side]
                 hidden_s = 0.0 if self.layout.launch_blocking else rows.sum(axis=0)
-                rows[_TERM["host"]] = np.maximum(0.0, least_s - hidden_s)
+                wait_s = cost.counts_wait_s(tokens) if moe and not side else 0.0
+                rows[_TERM["host"]] = np.maximum(wait_s, least_s - hidden_s)
         return result
 
     def _hide_all_to_all(self, forward: Floats, backward: Floats) -> None:

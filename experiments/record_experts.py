@@ -15,8 +15,8 @@ _TOKEN_DROP = re.compile(r"force-balanced|capacity factor 1\b|token.drop(?!less)
 def expert_tensor_parallel(config: RunConfig) -> tuple[object, str] | None:
     """GPUs over which each expert is cut: as stated, or as the other layers are.
 
-    Until 2025 Megatron-Core always cut experts as it cuts the other layers: a degree of their own came with its
-    version 0.10.
+    Megatron-Core cuts experts as it cuts the other layers unless told otherwise, and could do nothing else before its
+    version 0.10. NeMo's launcher leaves it at that; recipes of Megatron-Bridge set a degree of their own.
     """
     if not config.n_experts:
         return None
@@ -25,9 +25,9 @@ def expert_tensor_parallel(config: RunConfig) -> tuple[object, str] | None:
         return int(printed[1] or printed[2]), ""
     if re.search(r"\bETP = TP\b", config.notes):
         return config.tp or 1, ""
-    old = config.year is not None and config.year < EXPERT_DEGREE_YEAR
-    if old and "Megatron-Core" in config.framework and (config.tp or 1) > 1:
-        return config.tp, "experts cut by tensor parallelism (the framework's only way that year)"
+    old = config.year is not None and config.year < EXPERT_DEGREE_YEAR and "Megatron-Core" in config.framework
+    if (old or config.framework.startswith("NeMo (")) and (config.tp or 1) > 1:
+        return config.tp, "experts cut by tensor parallelism (the framework's default)"
     return None
 
 

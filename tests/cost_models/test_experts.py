@@ -14,7 +14,7 @@ from cost_models import catalog
 from cost_models.collectives import Collectives
 from cost_models.experts import beside_the_other_micro_batch_s, parts_of_a_token
 from cost_models.fabric import FabricModel
-from cost_models.launches import forward_launches
+from cost_models.launches import backward_launches, forward_launches, launches_behind_counts
 from cost_models.layer_cost import LayerCost
 from cost_models.layout import Layout
 from cost_models.micro_batch_cost import TERMS
@@ -126,7 +126,39 @@ class TestLaunchesOfExperts:
         grouped = forward_launches(MIXTRAL, Layout(ep=2), moe=True)
         assert launches() == grouped + 2 * (4 - 1)
         assert launches(precision="fp8") == launches()  # casts of all experts in one kernel
-        assert launches(precision="mxfp8") == grouped + 2 * (2 * 4 - 1)
+        assert launches(precision="mxfp8") == grouped + 2 * (3 * 4 - 1)
+
+    def test_a_gradient_is_cast_once_for_two_products(self) -> None:
+        layout = Layout(ep=2, expert_kernels="separate", precision="mxfp8")
+        forward = forward_launches(MIXTRAL, layout, moe=True)
+        rest = forward - 2 * 4 * 3
+        assert backward_launches(MIXTRAL, layout, moe=True) == 2 * rest + 2 * 4 * (2 + 2)
+        plain = replace(layout, precision="bf16")
+        assert backward_launches(MIXTRAL, plain, moe=True) == 2 * forward_launches(MIXTRAL, plain, moe=True)
+
+    def test_behind_the_counts(self) -> None:
+        layout = Layout(ep=2, expert_kernels="separate", precision="nvfp4")
+        assert launches_behind_counts(MIXTRAL, layout) == 2 * 4 * 3
+        graphs = replace(layout, cuda_graphs=True)
+        assert launches_behind_counts(MIXTRAL, graphs) == 0
+        assert launches_behind_counts(MIXTRAL, replace(graphs, cuda_graph_experts=False)) == 24
+        assert launches_behind_counts(MIXTRAL, replace(layout, ep_overlap=True)) == 0
+        assert launches_behind_counts(MIXTRAL, Layout(ep=2)) == 0
+
+    def test_launches_behind_counts_show_beyond_their_kernels(self) -> None:
+        layout, row = Layout(ep=2, expert_kernels="separate"), TERMS.index("host")
+        batches = micro_batches([[1048576]])  # attention alone outlasts all launches of a layer
+
+        def host(launch_s: float) -> list[float]:
+            cost = ideal_cost(MIXTRAL, layout, calibration=replace(IDEAL, launch_s=launch_s))
+            return [float(side[row, 0, 0]) for side in cost.both_terms_s(batches)]
+
+        experts_s = (
+            1048576 * 2 * 6 * 4096 * 14336 / PEAK
+        )  # 2 of 8 experts, a GPU of 2 meets as many tokens as it sends
+        layers = MIXTRAL.layers
+        assert host(0.9 * experts_s / 8) == [0.0, 0.0]
+        assert host(1.1 * experts_s / 8) == pytest.approx([0.1 * experts_s * layers, 0.0], rel=1e-6)
 
     def test_graphs_may_end_at_the_router(self) -> None:
         whole, dense_only = (
