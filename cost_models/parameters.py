@@ -290,8 +290,8 @@ def stage_layers(model: Model, layout: Layout) -> tuple[tuple[int, ...], ...]:
 def _layers_by_flop(model: Model, layout: Layout) -> tuple[tuple[int, ...], ...]:
     """Layers of every (stage, chunk) when a virtual stage is full as soon as it reaches its share of the FLOP.
 
-    The output projection counts as V h / (active matrix weights of a layer) layers, the embedding as none; every
-    virtual stage keeps at least one layer.  Ignored: attention scores.
+    The output projection counts as V h / (active matrix weights of a layer) layers, the embedding as none; the last
+    virtual stages may have no layer.  Ignored: attention scores; a loss on a stage behind the projection's.
     Source: huggingface/nanotron, models/base.py (build_model).
     """
     cuts = layout.pp * layout.vpp
@@ -302,7 +302,7 @@ def _layers_by_flop(model: Model, layout: Layout) -> tuple[tuple[int, ...], ...]
     ends = [0]
     for cut in range(1, cuts):
         wanted = math.ceil(share * cut - 1e-9)
-        ends.append(max(ends[-1] + 1, min(wanted, model.layers - (cuts - cut))))
+        ends.append(min(wanted, model.layers))
     ends.append(model.layers)
     counts = [last - first for first, last in pairwise(ends)]
     return tuple(tuple(counts[stage :: layout.pp]) for stage in range(layout.pp))

@@ -87,8 +87,8 @@ def epilogue(
             pieces = _pieces(cost, counts, members)
             gathered_s, reduced_s = _gather_s(cost, counts, group), _sync_s(cost, counts, group, pieces)
             optimizer += step_checks_s(group, layout, cal.network)
-            gather, first_gather = gather + gathered_s, first_gather + gathered_s / pieces
-            sync, last_sync = sync + reduced_s, last_sync + reduced_s / pieces
+            gather, first_gather = gather + gathered_s, first_gather + gathered_s / np.maximum(pieces, 1.0)
+            sync, last_sync = sync + reduced_s, last_sync + reduced_s / np.maximum(pieces, 1.0)
             shards = counts / members if layout.sharding != "none" else counts
         optimizer += optimizer_s(shards, layout, cost.cluster, cal)
     optimizer += cal.step_fixed_s
@@ -149,7 +149,7 @@ def _sync_s(cost: MicroBatchCost, parameters: Floats, group: GroupShape, pieces:
     """
     layout = cost.layout
     each = pieces if layout.bucket_parameters is not None else np.ones_like(pieces)
-    volume = layout.gradient_bytes * parameters / each
+    volume = layout.gradient_bytes * parameters / np.maximum(each, 1.0)
     if layout.sharding == "none":
         once_s = cost.collectives.all_reduce_s(volume, group)
         if layout.checked_collectives:
