@@ -85,6 +85,15 @@ class TestBuckets:
         assert stage_buckets(MODEL, Layout(pp=2), 1, 40e6) == 3 * 16 + 1
         assert stage_buckets(replace(MODEL, tied_embeddings=True), Layout(), 0, 40e6) == 3 * 32 + 1
 
+    def test_a_stage_without_parameters_sums_nothing(self) -> None:
+        # 4 layers of 177 M and an output projection of 2,130 M: all layers on the first stage, nothing on the middle ones
+        model = replace(MODEL, layers=4, vocab=520_000)
+        layout = Layout(pp=4, stage_balance="flop", bucket_parameters=40e6, sharding="none")
+        found = epilogue(ideal_cost(model=model, layout=layout), RANKS // 4, data_s=0.0)
+        empty = [parameters_per_gpu(model, layout, stage).dense == 0 for stage in range(4)]
+        assert empty == [False, True, True, False]
+        assert [sync == 0.0 for sync in found.gradient_sync_s] == empty
+
     @given(st.lists(st.integers(1, 100), max_size=20), st.floats(1.0, 300.0))
     def test_no_bucket_is_empty_and_smaller_limits_make_more(self, sizes: list[int], limit: float) -> None:
         count = filled_buckets(sizes, limit)
