@@ -92,7 +92,8 @@ def test_no_layer_is_lost_and_only_the_last_stages_are_empty(
     vpp = vpp if pp > 1 and layers >= pp * vpp else 1
     model = replace(LLAMA, layers=layers, vocab=vocab)
     layout = Layout(pp=pp, vpp=vpp, stage_balance="flop")
-    counts = [part.layers for stage in stage_contents(model, layout) for part in stage]
+    table = stage_contents(model, layout)
+    counts = [stage[chunk].layers for chunk in range(vpp) for stage in table]  # in the order of the forward
     assert sum(counts) == layers
     first_empty = counts.index(0) if 0 in counts else len(counts)
     assert sum(counts[:first_empty]) == layers

@@ -86,7 +86,7 @@ class TestBuckets:
         assert stage_buckets(replace(MODEL, tied_embeddings=True), Layout(), 0, 40e6) == 3 * 32 + 1
 
     def test_a_stage_without_parameters_sums_nothing(self) -> None:
-        # 4 layers of 177 M and an output projection of 2,130 M: all layers on the first stage, nothing on the middle ones
+        # 4 layers of 177 M, an output projection of 2,130 M: all layers on the first stage, none on two others
         model = replace(MODEL, layers=4, vocab=520_000)
         layout = Layout(pp=4, stage_balance="flop", bucket_parameters=40e6, sharding="none")
         found = epilogue(ideal_cost(model=model, layout=layout), RANKS // 4, data_s=0.0)
