@@ -59,6 +59,8 @@ class Calibration:
     """Share of the shorter of its matrix work and HBM traffic that a grouped GEMM hides behind the longer."""
     weight_gradient_efficiency: float
     """Weight-gradient GEMM (fp32 accumulation into the gradient buffer) relative to the forward one."""
+    fp8_gradient_efficiency: float
+    """8-bit products of the backward relative to the forward's: partial sums promoted to fp32 on the way."""
     attention_forward_efficiency: float
     """Flash attention forward on long sequences: fraction of the peak tensor rate (causal FLOP)."""
     attention_backward_efficiency: float

@@ -158,7 +158,7 @@ class LayerGemms:
                 columns,
                 gpu,
                 cal,
-                efficiency=efficiency,
+                efficiency=efficiency * _promotion(precision, cal),
                 groups=groups,
                 precision=precision,
                 overlap=overlap,
@@ -175,7 +175,7 @@ class LayerGemms:
             rows,
             self._gpu,
             cal,
-            efficiency=ops.efficiency * cal.weight_gradient_efficiency,
+            efficiency=ops.efficiency * cal.weight_gradient_efficiency * _promotion(ops.precision, cal),
             groups=ops.groups,
             output_bytes=self._gradient_bytes,
             precision=ops.precision,
@@ -192,3 +192,8 @@ class LayerGemms:
             for block in (tokens[first : first + GEMM_BLOCK] for first in range(0, len(tokens), GEMM_BLOCK))
         ]
         return np.concatenate([np.zeros(0), *blocks])
+
+
+def _promotion(precision: Precision, cal: Calibration) -> float:
+    """Rate of a gradient's product over a forward product of that precision, see LayerGemms."""
+    return cal.fp8_gradient_efficiency if precision == "fp8" else 1.0

@@ -39,6 +39,7 @@ IDEAL = Calibration(
     grouped_gemm_efficiency=1.0,
     grouped_gemm_overlap=1.0,
     weight_gradient_efficiency=1.0,
+    fp8_gradient_efficiency=1.0,
     attention_forward_efficiency=1.0,
     attention_backward_efficiency=1.0,
     attention_half_tokens=0.0,
