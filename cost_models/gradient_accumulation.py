@@ -10,12 +10,17 @@ from cost_models.model import Model
 from cost_models.parameters import LayerKind, StageContents, layer_shard
 from cost_models.tracing import priced
 
-__all__ = ["accumulation_s", "product_output_bytes"]
+__all__ = ["accumulate_overlap", "accumulation_s", "product_output_bytes"]
 
 
 def product_output_bytes(layout: Layout) -> int:
     """Bytes that a weight-gradient product moves per parameter: a read and a write of the sum, or a fresh gradient."""
     return FP32_ACCUMULATE_BYTES if layout.gradient_accumulation == "fused" else BF16_BYTES
+
+
+def accumulate_overlap(output_bytes: int, cal: Calibration) -> float:
+    """Share of the shorter of matrix work and traffic that a weight-gradient product hides: all but of a read sum's."""
+    return cal.accumulate_overlap if output_bytes > BF16_BYTES else 1.0
 
 
 @priced("small_kernels")

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.calibration import Calibration
+from cost_models.gradient_accumulation import accumulate_overlap
 from cost_models.hardware import Gpu
 from cost_models.kernels import FP32_ACCUMULATE_BYTES, gemm_s, memory_bound_s
 from cost_models.layout import Precision
@@ -74,8 +75,10 @@ class LayerGemms:
     """All products of a layer; in a narrow *precision* also the casts of their operands.
 
     As Transformer Engine does it, all three products of every linear layer take narrow operands (forward, input
-    gradient, weight gradient); weight gradients accumulate in fp32. Each forward casts the layer's input once, each
-    backward the output's gradient once, both along rows and columns. Weights are cast once per step.
+    gradient, weight gradient); weight gradients accumulate in fp32, which gemm_s overlaps as calibrated. Hopper adds up
+    8-bit products in less than fp32: forwards do (fast accumulation), gradients promote partial sums.
+    Each forward casts the layer's input once, each backward the output's gradient once, both along rows and columns.
+    Weights are cast once per step.
     Counted: HBM traffic of the casts (CAST_BYTES). With sequence parallelism a tensor of full width is cast before
     it is gathered: 1/tp of its rows on each GPU.
     Ignored: casts fused with the norm before them, the weights' casts, random signs and rotations of NVFP4.
@@ -179,7 +182,7 @@ class LayerGemms:
             groups=ops.groups,
             output_bytes=self._gradient_bytes,
             precision=ops.precision,
-            overlap=ops.overlap,
+            overlap=min(ops.overlap, accumulate_overlap(self._gradient_bytes, cal)),
         )
 
     def weight_gradient_s(self, tokens: Floats) -> Floats:

@@ -11,7 +11,7 @@ from cost_models.calibration import Calibration
 from cost_models.collectives import Collectives
 from cost_models.experts import beside_the_other_micro_batch_s
 from cost_models.fabric import FabricModel
-from cost_models.gradient_accumulation import accumulation_s, product_output_bytes
+from cost_models.gradient_accumulation import accumulate_overlap, accumulation_s, product_output_bytes
 from cost_models.hardware import Cluster
 from cost_models.host_time import HostTime
 from cost_models.kernels import BF16_BYTES, gemm_s, memory_bound_s
@@ -249,7 +249,7 @@ class MicroBatchCost:
 
     def _head_weight_s(self, tokens: Floats) -> Floats:
         """The weight gradient of the output projection."""
-        cal = self.cal
+        cal, output_bytes = self.cal, product_output_bytes(self.layout)
         return gemm_s(
             self.model.hidden,
             -(-self.model.vocab // self.layout.tp),
@@ -257,7 +257,8 @@ class MicroBatchCost:
             self.cluster.gpu,
             cal,
             efficiency=cal.weight_gradient_efficiency,
-            output_bytes=product_output_bytes(self.layout),
+            output_bytes=output_bytes,
+            overlap=accumulate_overlap(output_bytes, cal),
         )
 
     @priced("small_kernels")

@@ -147,7 +147,8 @@ def predict_step(job: Job, cal: Calibration | None = None) -> tuple[float, tuple
         cal: a calibration instead of the job's own.
     """
     setup = job.setup
-    cost = MicroBatchCost(setup.model, setup.layout, setup.cluster, cal or setup.calibration)
+    cal = (cal or setup.calibration).of_job(setup.cluster.gpus)
+    cost = MicroBatchCost(setup.model, setup.layout, setup.cluster, cal)
     plan = plan_uniform(layout_cp(setup.layout), job.micro_batches, job.micro_batch, job.seq_len)
     costs = step_costs(cost, plan_micro_batches(cost, plan), setup.ranks, data_s=0.0)
     execution = run_replay(plan, costs)

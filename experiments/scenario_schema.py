@@ -128,7 +128,9 @@ KEYS: Mapping[str, Key] = {
     "execution.jitter": Key(parse=_number(0.0, 1.0), default=0.0),
     "execution.slow_node_share": Key(parse=_number(0.0, 1.0), default=0.0),
     "execution.slow_node_factor": Key(parse=_number(1.0, 100.0), default=1.1),
-    "execution.gpu_spread": Key(parse=_number(0.0, 0.5), default=0.0),
+    "execution.gpu_spread": Key(
+        parse=_or_word("auto", _number(0.0, 0.5)), default=None, dump=_word_or("auto")
+    ),
     "execution.gc_pause": _time_key(0.0, zero=True),
     "execution.gc_period_steps": Key(parse=_integer(1, 1_000_000), default=10),
     "execution.gc_synchronised": Key(parse=_boolean, default=False),

@@ -47,8 +47,9 @@ class ExecutionOptions:
     slow_node_share: float = 0.0
     """Share of nodes that are slower by slow_node_factor."""
     slow_node_factor: float = 1.1
-    gpu_spread: float = 0.0
-    """Coefficient of variation of the speed of equal GPUs, the same all the time."""
+    gpu_spread: float | None = None
+    """Coefficient of variation of the speed of equal GPUs, the same all the time, drawn from the seed; None = the
+    calibration's, and all GPUs at the rate that the slowest of so many is expected to have."""
     gc_pause_s: float = 0.0
     """One garbage collection of a training process; 0 = never."""
     gc_period_steps: int = 10

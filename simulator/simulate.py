@@ -105,7 +105,10 @@ def _cost_of(key: tuple[object, ...]) -> MicroBatchCost:
 
 def micro_batch_cost(setup: Setup) -> MicroBatchCost:
     """The cost model of a setup (kept for the next batch)."""
-    return _cost_of((setup.model, setup.layout, setup.cluster, setup.calibration))
+    cal = setup.calibration
+    if setup.execution.gpu_spread is None:  # else each GPU's rate is drawn when the step is played
+        cal = cal.of_job(setup.cluster.gpus)
+    return _cost_of((setup.model, setup.layout, setup.cluster, cal))
 
 
 def capacity_tokens(setup: Setup) -> tuple[int, MemoryReport]:

@@ -135,7 +135,7 @@ def with_spread(
         cluster's GPUs of one kind, 22 % at most; whiskers as four deviations make the spread 0.02.
     Ignored: that memory-bound kernels vary less than matrix products; drift of the spread.
     """
-    if options.gpu_spread <= 0:
+    if not options.gpu_spread:
         return noise
     variance = math.log1p(options.gpu_spread**2)
     random = _stream(options.seed, _SPREAD_STREAM)

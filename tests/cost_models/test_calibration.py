@@ -15,7 +15,7 @@ from hdpsim.errors import CatalogError
 CONSTANTS = [
     field.name
     for field in fields(Calibration)
-    if field.name not in {"name", "generation", "network", "entries"}
+    if field.name not in {"name", "generation", "network", "entries", "slowest_gpu"}
 ]
 
 
