@@ -97,7 +97,8 @@ def gradient_accumulation(config: RunConfig) -> Finding:
 
 
 def pp_overlap(config: RunConfig) -> Finding:
-    """Megatron's 1F1B sends and receives between two passes; interleaved schedules overlap transfers since 2024.
+    """Megatron's 1F1B sends and receives between two passes; interleaved schedules overlap transfers since 2024, NeMo's
+    since 2023 (overlap_p2p_comm in its submission to MLPerf Training v3.0).
 
     Source: Megatron-LM, pipeline_parallel/schedules.py (overlap_p2p_comm: interleaved only) and p2p_communication.py;
     DeepSpeed, runtime/pipe/p2p.py. Zero-bubble schedules bring their own transfers.
@@ -107,7 +108,8 @@ def pp_overlap(config: RunConfig) -> Finding:
     if SPLIT_SCHEDULE.search(f"{config.framework} {config.notes}"):
         return None
     interleaved = (config.vpp or 1) > 1 or "1F1B-I" in config.framework
-    if interleaved and (config.year is None or config.year >= ASYNCHRONOUS_TRANSFER_YEAR):
+    since = ASYNCHRONOUS_TRANSFER_YEAR - ("NeMo" in config.framework)
+    if interleaved and (config.year is None or config.year >= since):
         return None
     return False, "pipeline transfers hold sender and receiver (the framework's way)"
 
