@@ -131,8 +131,8 @@ class Calibration:
             slowest = 1 + spread x inverse normal((n - 3/8) / (n + 1/4))        E[max] of n normal durations
 
         1 for one GPU; 1.028, 1.048, 1.065 and 1.077 for 8, 64, 1,024 and 10,240 with a spread of 0.02.
-        Counted: spread of matrix work (silicon, cooling: clocks under the power limit) that lasts. Every collective waits
-        for the slowest GPU of its group, a pipeline for its slowest stage, the gradients for the slowest pipeline.
+        Counted: spread of matrix work (silicon, cooling: clocks under the power limit) that lasts. Every collective
+        waits for the slowest GPU of its group, a pipeline for its slowest stage, gradients for the slowest pipeline.
         Ignored: memory-bound kernels vary less, and not at all here; where in the job the slowest GPU sits.
         Source: Blom, Statistical Estimates and Transformed Beta-Variables, 1958 (order statistics); spread of GPUs:
             Sinha et al., "Not all GPUs are created equal", SC 2022.
@@ -142,9 +142,7 @@ class Calibration:
 
 
 _OTHER_FIELDS = {"name", "network", "generation", "entries", "slowest_gpu"}
-_SCALARS = tuple(
-    f.name for f in fields(Calibration) if f.name not in _OTHER_FIELDS
-)
+_SCALARS = tuple(f.name for f in fields(Calibration) if f.name not in _OTHER_FIELDS)
 _KEYS = {"name", "generation", "constants", "network"}
 _NETWORK = tuple(f.name for f in fields(NetworkCalibration))
 _DIVISORS = {key for key in _SCALARS if key.endswith(("_efficiency", "_per_s"))}

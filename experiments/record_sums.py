@@ -97,9 +97,9 @@ def gradient_accumulation(config: RunConfig) -> Finding:
 
 
 def pp_overlap(config: RunConfig) -> Finding:
-    """Megatron's 1F1B sends and receives between two passes; interleaved schedules overlap transfers since 2024, NeMo's
-    since 2023 (overlap_p2p_comm in its submission to MLPerf Training v3.0).
+    """Megatron's 1F1B sends and receives between two passes; interleaved schedules overlap transfers since 2024.
 
+    NeMo's since 2023: overlap_p2p_comm in its submission to MLPerf Training v3.0.
     Source: Megatron-LM, pipeline_parallel/schedules.py (overlap_p2p_comm: interleaved only) and p2p_communication.py;
     DeepSpeed, runtime/pipe/p2p.py. Zero-bubble schedules bring their own transfers.
     """

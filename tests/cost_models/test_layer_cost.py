@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ideal_hardware import (
+    FAST_MEMORY_GPU,
     FFN,
     GPU,
     HBM,
@@ -75,6 +76,43 @@ class TestGemms:
         forward, backward = gemm(layer(), 4096), gemm(layer(), 4096, backward=True)
         assert gemm(layer(cal=slow), 4096) == forward
         assert gemm(layer(cal=slow), 4096, backward=True) == pytest.approx(1.5 * backward, rel=0.01)
+
+    def test_sums_that_are_read_and_written_show_beside_the_products(self) -> None:
+        # weight gradients of 4096 tokens at 1 PFLOP/s: 8.192 ns a parameter; 8 B of its sum at 1 TB/s: 8 ns, and
+        # operands: all of it hidden, or none
+        gpu = replace(FAST_MEMORY_GPU, hbm_bytes_per_s=1e12)
+        cluster, tokens = ideal_cluster(gpu=gpu), 4096
+        hidden, shown = (
+            gemm(layer(cal=replace(IDEAL, accumulate_overlap=x), cluster=cluster), tokens, backward=True)
+            for x in (1.0, 0.0)
+        )
+        shapes = ((HIDDEN, 48 * 128), (HIDDEN, HIDDEN), (HIDDEN, 2 * FFN), (FFN, HIDDEN))
+        traffic = sum(8 * m * n + 2 * tokens * (m + n) for m, n in shapes) / 1e12
+        compute = sum(2 * tokens * m * n for m, n in shapes) / PEAK
+        assert shown - hidden == pytest.approx(min(traffic, compute), rel=0.03)
+        # gradients that kernels of their own add up are written once, which products of large tiles hide
+        apart = Layout(gradient_accumulation="separate")
+        separate = (
+            gemm(
+                layer(layout=apart, cal=replace(IDEAL, accumulate_overlap=x), cluster=cluster),
+                tokens,
+                backward=True,
+            )
+            for x in (1.0, 0.0)
+        )
+        assert len(set(separate)) == 1
+
+    def test_gradients_in_8_bit_promote_their_sums(self) -> None:
+        cluster = ideal_cluster(gpu=replace(FAST_MEMORY_GPU, fp8_flop_per_s=2 * PEAK))
+        slow = replace(IDEAL, fp8_gradient_efficiency=0.5)
+        for precision, times in (("fp8", 2.0), ("mxfp8", 1.0), ("bf16", 1.0)):
+            fast, promoted = (
+                layer(layout=Layout(precision=precision), cal=cal, cluster=cluster)  # type: ignore[arg-type]
+                for cal in (IDEAL, slow)
+            )
+            assert gemm(promoted, 4096) == gemm(fast, 4096)
+            ratio = gemm(promoted, 4096, backward=True) / gemm(fast, 4096, backward=True)
+            assert ratio == pytest.approx(times)
 
     def test_tensor_parallelism_divides_the_work(self) -> None:
         flop = (self.qkv + self.out + self.up + self.down) / 8

@@ -72,7 +72,8 @@ def test_one_sequence_is_bound_by_the_best_group():
     problem = problem_of(small_setup(context=16384), [16384])
     least = int(least_group(problem, problem.lengths)[0])
     times = problem.sequence_s(np.full(17 - least, 16384), np.arange(least, 17))
-    assert 0.9 * times.min() <= lower_bound_s(problem) <= times.min()
+    # every token counts at the rate of the largest micro-batch, whose weight gradients show less of their traffic
+    assert 0.85 * times.min() <= lower_bound_s(problem) <= times.min()
 
 
 def test_micro_batches_have_a_least_time():
