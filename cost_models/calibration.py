@@ -116,6 +116,8 @@ class Calibration:
     """Tokens one node reads and preprocesses per second."""
     host_memory_bytes_per_s: float
     """Rate at which the processors of a node stream memory in an optimizer update."""
+    allocator_bytes_per_s: float
+    """Rate at which an allocator short of memory gives blocks back to the driver and gets them again."""
     host_link_efficiency: float
     """Activation offload: fraction of the measured host-link rate while training traffic is running."""
     slowest_gpu: float = 1.0

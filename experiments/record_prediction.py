@@ -6,9 +6,11 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from cost_models.allocator import refill_s
 from cost_models.calibration import Calibration
 from cost_models.flop import model_flop_per_token
 from cost_models.layout import Recompute
+from cost_models.memory import MemoryReport
 from cost_models.micro_batch_cost import MicroBatchCost
 from cost_models.step_costs import step_costs
 from experiments.fidelity_features import Features, configuration_key, features_of
@@ -111,7 +113,7 @@ def predict(
     reason = job.blocked
     if not reason and not memory_only:
         try:
-            step_s, accounts = predict_step(job)
+            step_s, accounts = predict_step(job, memory=memory.fullest)
         except HdpSimError as error:
             reason = str(error)
     assumptions = job.assumptions
@@ -139,12 +141,16 @@ def predict(
     )
 
 
-def predict_step(job: Job, cal: Calibration | None = None) -> tuple[float, tuple[tuple[str, float], ...]]:
-    """Seconds of the step and of its accounts. Memory is not asked: the run exists.
+def predict_step(
+    job: Job, cal: Calibration | None = None, memory: MemoryReport | None = None
+) -> tuple[float, tuple[tuple[str, float], ...]]:
+    """Seconds of the step and of its accounts. Memory is not asked whether it suffices: the run exists.
 
     Args:
         job: the record, ready to predict.
         cal: a calibration instead of the job's own.
+        memory: of the fullest stage, for what a host that runs ahead into its limit waits (see allocator); a host
+            that launches for most of the step does not run ahead.
     """
     setup = job.setup
     cal = (cal or setup.calibration).of_job(setup.cluster.gpus)
@@ -153,7 +159,12 @@ def predict_step(job: Job, cal: Calibration | None = None) -> tuple[float, tuple
     costs = step_costs(cost, plan_micro_batches(cost, plan), setup.ranks, data_s=0.0)
     execution = run_replay(plan, costs)
     seconds = execution.account_s.mean(axis=(1, 2)).tolist()
-    return execution.step_s, tuple(zip(execution.accounts, seconds, strict=True))
+    accounts = dict(zip(execution.accounts, seconds, strict=True))
+    waits_s = 0.0
+    if memory is not None and accounts["host"] < execution.step_s / 2.0:
+        waits_s = job.micro_batches * refill_s(memory, cost.cal)
+    accounts["host"] += waits_s
+    return execution.step_s + waits_s, tuple(accounts.items())
 
 
 def measured_step_s(config: RunConfig, job: Job, measured: Measured) -> float | None:

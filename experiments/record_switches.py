@@ -304,6 +304,10 @@ MODEL_RULES = (
 _NOT_MODELLED = (
     (re.compile(r"activation.*offload"), "activation offload of a static mesh"),
     (re.compile(r"[Mm]amba"), "Mamba layers"),
+    (
+        re.compile(r"after_pp_fix=False"),
+        "pipeline transfers that hold a stage for a quarter of a second across nodes",
+    ),
 )
 _SCHEDULES = {
     "ZB-1p": "zb-h1",

@@ -67,6 +67,7 @@ IDEAL = Calibration(
     metadata_bytes_per_s=1e30,
     loader_tokens_per_s=1e6,
     host_memory_bytes_per_s=1e12,
+    allocator_bytes_per_s=1e9,
     host_link_efficiency=1.0,
     network=IDEAL_NETWORK,
 )
