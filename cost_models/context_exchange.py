@@ -54,8 +54,7 @@ class ContextExchange:
         Ignored: overlap (neither can start attention before it ends).
         Source: Llama 3, arXiv 2407.21783, section 3.3.2; DeepSpeed-Ulysses, arXiv 2309.14509.
         """
-        sizes, tiers = np.broadcast_arrays(group_size, tier)
-        tokens = np.broadcast_to(tokens_per_rank, sizes.shape)
+        tokens, sizes, tiers = np.broadcast_arrays(tokens_per_rank, group_size, tier)
         out = np.zeros(sizes.shape)
         for size, level in {(int(d), int(t)) for d, t in zip(sizes.flat, tiers.flat, strict=True) if d > 1}:
             here = (sizes == size) & (tiers == level)

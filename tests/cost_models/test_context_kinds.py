@@ -40,6 +40,17 @@ def test_a_rank_does_its_share_of_the_attention(kind: ContextParallelKind, backw
     assert alone.attention[0] == pytest.approx(group(attention(), 1, backward=backward).attention[0])
 
 
+@pytest.mark.parametrize("kind", ["ring", "all-gather", "ulysses"])
+def test_many_lengths_in_one_group_cost_what_each_costs(kind: ContextParallelKind) -> None:
+    """As the lower bound of a plan asks: one size and tier, an array of tokens."""
+    cost, step_s = attention(kind), np.array([1.0, 2.0])
+    size, tier = np.array(8.0), np.array(0)
+    both = cost.ring(step_s, np.array([1024.0, 4096.0]), size, tier, backward=False)
+    for index, tokens in enumerate((1024.0, 4096.0)):
+        one = cost.ring(step_s[index : index + 1], np.array([tokens]), size, tier, backward=False)
+        assert both.wait[index] == pytest.approx(float(one.wait[0]))
+
+
 def test_gathered_keys_and_values() -> None:
     gather = 2 * KV * S * 7 / 8 / NVLINK
     assert group(attention("all-gather"), 8).wait[0] == pytest.approx(gather, rel=1e-9)
