@@ -197,8 +197,9 @@ def _nodes(fields: Fields, node: Node | None) -> int:
             return 1
         return fields.integer("nodes")
     fields.raw("nodes", None)
+    known = len(fields.problems.found)
     gpus = fields.integer("gpus")
-    if node is not None and gpus % node.gpus:
+    if len(fields.problems.found) == known and node is not None and gpus % node.gpus:
         fields.problems.add(
             fields.dotted("gpus"),
             f"must be a multiple of the {node.gpus} GPUs of a {node.name} node, got {gpus}",

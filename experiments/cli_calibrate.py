@@ -39,7 +39,9 @@ def command(
     determine the constants; the message says which kind of record would.
     """
     from experiments.calibrate import calibrate
+    from experiments.out_file import check_out_file
 
+    check_out_file(output, "--output")
     chosen = None if names is None else split_list(names, "--constants")
     with progress("fitting") as shown:
         document = calibrate(

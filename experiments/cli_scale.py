@@ -14,7 +14,6 @@ from experiments.cli_common import (
     scenario_argument,
     set_option,
     show_table,
-    split_list,
     strategies,
     strategies_option,
 )
@@ -23,11 +22,20 @@ from hdpsim.errors import UserInputError
 __all__ = ["command"]
 
 
+_MOST_GPUS = 10_000_000
+
+
 def _gpu_counts(text: str) -> tuple[int, ...]:
-    parts = split_list(text, "--gpus")
-    if not all(part.isdecimal() and 1 <= int(part) <= 10_000_000 for part in parts):
-        raise UserInputError(f"--gpus: expected whole numbers separated by commas (1024,2048), got {text!r}")
-    return tuple(int(part) for part in parts)
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and 1 <= int(part) <= _MOST_GPUS for part in parts):
+        raise UserInputError(
+            f"--gpus: expected whole numbers from 1 to {_MOST_GPUS:,} separated by commas (1024,2048), got {text!r}"
+        )
+    counts = tuple(int(part) for part in parts)
+    twice = [count for index, count in enumerate(counts) if count in counts[:index]]
+    if twice:
+        raise UserInputError(f"--gpus: {twice[0]} is given more than once in {text!r}")
+    return counts
 
 
 @click.command("scale")

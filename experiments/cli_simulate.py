@@ -43,9 +43,11 @@ def command(
     from experiments import report
     from experiments.artefacts import check_out, write_run, write_spans
     from experiments.compare import compare
+    from experiments.out_file import check_out_file
 
     check_out(out)
     if timeline is not None:
+        check_out_file(timeline, "--timeline", (".json", ".json.gz"))
         overrides = (*overrides, "execution.executor=engine")  # the replay knows no single operations
     checked = load(scenario, overrides)
     with progress("simulating") as shown:

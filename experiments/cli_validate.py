@@ -58,8 +58,12 @@ def command(
         records is not None or memory or out is not None or residuals is not None or markdown
     ):
         raise click.UsageError("--kernels goes with --calibration and --json only")
+    if markdown and as_json:
+        raise click.UsageError("--markdown and --json: choose one")
     if memory and residuals is not None:
         raise click.UsageError("--write-residuals is about time, not --memory")
+    if residuals is not None:
+        import_module("experiments.out_file").check_out_file(residuals, "--write-residuals")
     with progress("predicting") as shown:
         if kernels is not None:
             validation = import_module("experiments.validate_kernels").run(kernels, calibration)

@@ -45,6 +45,15 @@ def layout_notes(model: Model, cluster: Cluster, layout: Layout) -> tuple[str, .
         )
     if layout.tp > model.kv_heads and model.latent_attention is None:
         notes.append(f"tp = {layout.tp} exceeds the {model.kv_heads} key/value heads: they are replicated")
+    if layout.shard_ranks is not None and layout.sharding != "zero3":
+        notes.append(
+            f"shard_ranks = {layout.shard_ranks} changes nothing: sharding is {layout.sharding}, not zero3"
+        )
+    if layout.recompute_share and layout.recompute != "selective":
+        notes.append(
+            f"recompute_share = {layout.recompute_share:g} changes nothing: "
+            f"recompute is {layout.recompute}, not selective"
+        )
     return tuple(notes)
 
 

@@ -40,6 +40,10 @@ _COLLECTIVES: dict[str, CollectiveKind] = {
     "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter",
     "alltoall": "all_to_all",
 }  # fmt: skip
+_PRECISIONS: dict[str, Precision] = {
+    "bf16": "bf16", "fp16": "bf16", "half": "bf16", "fp16/bf16": "bf16", "fp8": "fp8", "mxfp8": "mxfp8",
+    "fp4": "nvfp4", "nvfp4": "nvfp4",
+}  # fmt: skip
 # A sweep of short runs, or the best of many shapes, sees clocks that do not last.
 _BURST = re.compile(r"short burst|BEST shape")
 _SWEEP = re.compile(r"aiconfigurator|TransformerEngine|LLMCompass")
@@ -81,10 +85,10 @@ def _gpu(name: str) -> Gpu:
 
 
 def _precision(dtype: str) -> Precision:
-    kind = dtype.split()[0].lower() if dtype else "bf16"
-    if kind in ("fp4", "nvfp4"):
-        return "nvfp4"
-    return "mxfp8" if kind == "mxfp8" else "fp8" if kind == "fp8" else "bf16"
+    kind = dtype.split()[0].lower() if dtype.strip() else "bf16"
+    if kind not in _PRECISIONS:
+        raise InfeasibleError(f"matrix products in {kind} are not modelled")
+    return _PRECISIONS[kind]
 
 
 def _head_dim(record: Mapping[str, str]) -> float:

@@ -215,6 +215,8 @@ def _model(config: RunConfig, seq_len: int, notes: _Notes) -> Model:
     latent = _latent_attention(config, hidden, heads, notes)
     if latent is None and config.kv_heads is None:
         raise InfeasibleError("kv_heads is not stated")
+    if latent is None and config.heads and config.kv_heads and config.heads % config.kv_heads:
+        raise InfeasibleError(f"kv_heads = {config.kv_heads} does not divide the {config.heads} heads")
     head_dim = config.head_dim or (latent.v_head_dim if latent else hidden // heads)
     if config.head_dim is None and latent is None:
         notes.assumptions.append(f"head_dim {head_dim}")

@@ -137,6 +137,8 @@ class References:
             return None, None
         known = (*shipped_traces(), *shipped_distributions())
         if name in known:
+            if column is not None:
+                self._problems.add("data.trace.column", f"{name} is a shipped trace; only a file has columns")
             return name, None
         path = self._existing(name)
         if path is None:

@@ -55,6 +55,7 @@ class RunDirectory:
         self._work: Path | None = None
         self._made_parents: list[Path] = []
         _refuse_unless_ours(self.path)
+        _refuse_unwritable(self.path)
 
     def __enter__(self) -> Self:
         try:
@@ -240,6 +241,13 @@ def _refuse_unless_ours(path: Path) -> None:
         raise UserInputError(
             f"{path}: holds files that hdpsim did not write ({shown}); move them, or give a new name"
         )
+
+
+def _refuse_unwritable(path: Path) -> None:
+    """Raise UserInputError now, not after hours of work, when nothing can be made beside *path*."""
+    nearest = next(place for place in path.parents if place.exists())
+    with _writing(path):
+        os.rmdir(tempfile.mkdtemp(dir=nearest, prefix=f".{path.name}."))
 
 
 @contextmanager

@@ -302,6 +302,9 @@ def check_together(values: Mapping[str, object], problems: Problems) -> None:
             "layout.schedule", "interleaved needs vpp of at least 2 (model chunks per stage); vpp is 1"
         )
     if schedule == "1f1b" and isinstance(vpp, int) and vpp > 1:
-        problems.add("layout.vpp", f"vpp = {vpp} needs schedule: interleaved; 1f1b has one chunk per stage")
+        also = " (or zb-v)" if vpp == 2 else ""
+        problems.add(
+            "layout.vpp", f"vpp = {vpp} needs schedule: interleaved{also}; 1f1b has one chunk per stage"
+        )
     if schedule == "interleaved" and pp == 1:
         problems.add("layout.schedule", "interleaved needs pp of at least 2; pp is 1")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from experiments.compare import Lengths, Outcome, Report, run_batches
-from hdpsim.errors import InfeasibleError
+from hdpsim.errors import InfeasibleError, ScenarioError
 
 if TYPE_CHECKING:
     from experiments.scenario import Scenario
@@ -42,6 +42,7 @@ def run_variants(
     strategy: str | None = None,
     batches: int | None = None,
     report: Report,
+    contradictions: bool = False,
 ) -> tuple[Variant, ...]:
     """Simulate *base* under every set of changes; what cannot run yields its reason.
 
@@ -53,6 +54,7 @@ def run_variants(
         strategy: instead of the scenario's own.
         batches: global batches to average over; default: the scenario's.
         report: told (done, total) after every simulated step.
+        contradictions: changes whose keys contradict each other yield their reason too, instead of an error.
     """
     resolved: list[tuple[str, tuple[str, ...], Scenario | InfeasibleError]] = []
     for label, overrides in changes:
@@ -60,6 +62,10 @@ def run_variants(
             resolved.append((label, overrides, base.with_changes(overrides)))
         except InfeasibleError as error:
             resolved.append((label, overrides, error))
+        except ScenarioError as error:
+            if not contradictions:
+                raise
+            resolved.append((label, overrides, InfeasibleError("\n".join(map(": ".join, error.problems)))))
     counts = [0 if isinstance(s, InfeasibleError) else batches or s.batch_count for _, _, s in resolved]
     done, total = 0, sum(counts)
 

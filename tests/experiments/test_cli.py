@@ -257,7 +257,24 @@ WRONG: dict[str, tuple[str, ...]] = {
     "no GPU counts": ("scale", *SMALL),
     "GPU count is a word": ("scale", *SMALL, "--gpus", "8,many"),
     "negative GPU count": ("scale", *SMALL, "--gpus", "-8"),
+    "GPU count twice": ("scale", *SMALL, "--gpus", "8,8"),
+    "too many GPUs": ("scale", *SMALL, "--gpus", "99999999999"),
+    "timeline of another kind": ("simulate", *SMALL, "--timeline", "x.txt"),
+    "timeline nowhere": ("simulate", *SMALL, "--timeline", "/nowhere/x.json"),
+    "no GPUs": ("simulate", *SMALL, "--set", "cluster.gpus=0"),
+    "column of a shipped trace": (
+        "replay",
+        "quickstart-8gpu",
+        "--trace",
+        "debian-code",
+        "--column",
+        "length",
+    ),
+    "calibration nowhere": ("calibrate", "--gpu", "h100-80gb", "-o", "/nowhere/x.yaml"),
+    "residuals nowhere": ("validate", "--write-residuals", "/nowhere/x.csv"),
+    "two kinds of output": ("validate", "--markdown", "--json"),
     "nothing to change": ("whatif", *SMALL),
+    "changed twice": ("whatif", *SMALL, "--set", "layout.tp=1", "--set", "layout.tp=4"),
     "malformed change": ("whatif", *SMALL, "--set", "gpus"),
     "out is a file": ("compare", *SMALL, "--out", __file__),
     "missing trace": ("trace", "stats", "nowhere.csv"),
@@ -297,6 +314,44 @@ def test_wrong_input_is_one_message_and_exit_code_2(case: str) -> None:
     assert result.stdout == ""
     assert result.stderr.count("Error: ") == 1
     assert "Traceback" not in result.stderr
+
+
+def test_no_gpus_is_one_problem() -> None:
+    assert "1 problem\n" in run("simulate", *SMALL, "--set", "cluster.gpus=0").stderr
+
+
+def test_what_cannot_be_written_is_told_before_the_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def worked(*_: object, **__: object) -> None:
+        raise AssertionError("simulated first")
+
+    monkeypatch.setattr("experiments.compare.simulate_step", worked)
+    for option in ("--out", "--timeline"):
+        result = run("simulate", *SMALL, option, str(tmp_path / f"{'x' * 300}.json"))
+        assert result.exit_code == 2, result.exception
+        assert "cannot be written" in result.stderr or "File name too long" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_while_the_command_line_is_loaded_has_no_traceback() -> None:
+    code = (
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'click': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from hdpsim.__main__ import main\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Error: interrupted\n")
+
+
+def test_switches_without_effect_are_noted() -> None:
+    result = run("simulate", *SMALL, "--set", "layout.shard_ranks=2", "--set", "layout.recompute_share=0.5")
+    assert "shard_ranks = 2 changes nothing: sharding is zero1" in result.stdout
+    assert "recompute_share = 0.5 changes nothing: recompute is full" in result.stdout
 
 
 DAMAGED: dict[str, bytes] = {

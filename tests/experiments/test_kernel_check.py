@@ -29,6 +29,7 @@ ROWS = (
      "ranks_per_node": 8, "n_nodes": 1, "busbw_gbs": 466, "source": "NVIDIA/dgxc-benchmarking"},
     {"id": "hbm", "kind": "hbm_stream", "gpu": "H100-SXM-80G", "value": 2970, "unit": "GB/s"},
     {"id": "no-gpu", "kind": "gemm", "gpu": "TPUv4", "m": 1, "n": 1, "k": 1, "time_us": 1},
+    {"id": "integers", "kind": "gemm", "gpu": "H100-SXM-80G", "dtype": "int8", "m": 8, "n": 8, "k": 8, "time_us": 1},
     {"id": "no-shape", "kind": "gemm", "gpu": "H100-SXM-80G", "m": 1, "time_us": 1},
     {"id": "no-time", "kind": "gemm", "gpu": "H100-SXM-80G", "dtype": "bf16", "m": 1, "n": 1, "k": 1},
     {"id": "other", "kind": "layernorm", "gpu": "A100-SXM", "time_us": 1},
@@ -59,6 +60,7 @@ def test_published_kernels_are_predicted(table: Path) -> None:
     [
         ("older", "attention by Triton"),
         ("no-gpu", "TPUv4"),
+        ("integers", "matrix products in int8 are not modelled"),
         ("no-shape", "n, k not stated"),
         ("no-time", "neither a time nor a rate"),
         ("other", "layernorm"),

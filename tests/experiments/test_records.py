@@ -197,6 +197,7 @@ def test_notes_tell_what_no_column_holds(tmp_path: Path) -> None:
     [
         ({"n_gpus": ""}, "n_gpus is not stated"),
         ({"kv_heads": ""}, "kv_heads is not stated"),
+        ({"kv_heads": "3"}, "kv_heads = 3 does not divide the 16 heads"),
         ({"global_batch_seqs": ""}, "global_batch_seqs is not stated"),
         ({"dp": "8"}, r"tp x pp x cp x dp = 2 x 2 x 1 x 8 is not 16 GPUs"),
         ({"tp": "3"}, "16 GPUs do not divide"),

@@ -4,7 +4,7 @@ import pytest
 
 from experiments.scenario import Scenario, load_scenario
 from experiments.whatif import whatif, whatif_json, whatif_table
-from hdpsim.errors import InfeasibleError, ScenarioError
+from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
 
 pytestmark = pytest.mark.usefixtures("fake_simulator")
 
@@ -72,3 +72,20 @@ def test_progress_counts_every_step(scenario: Scenario) -> None:
     seen: list[tuple[int, int]] = []
     whatif(scenario, ("gpus=16",), 2, lambda done, total: seen.append((done, total)))
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_a_key_changed_twice_is_an_error(scenario: Scenario) -> None:
+    with pytest.raises(UserInputError, match=r"gpus is changed more than once"):
+        whatif(scenario, ("gpus=16", "layout.tp=4", "gpus=32"))
+
+
+def test_changes_that_need_each_other_are_rows_alone_and_run_together(scenario: Scenario) -> None:
+    variants = whatif(scenario, ("layout.pp=2", "layout.vpp=2", "layout.schedule=interleaved"))
+    assert [v.feasible for v in variants] == [True, True, False, False, True]
+    assert "needs schedule: interleaved (or zb-v)" in variants[2].outcome.reason
+    assert "layout.schedule: interleaved needs vpp" in whatif_table(variants).rows[3][-1]
+
+
+def test_changes_that_contradict_each_other_are_an_error(scenario: Scenario) -> None:
+    with pytest.raises(ScenarioError, match="interleaved needs vpp"):
+        whatif(scenario, ("layout.pp=2", "layout.schedule=interleaved"))
