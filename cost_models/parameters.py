@@ -256,8 +256,10 @@ def _expert_problems(model: Model, layout: Layout, ranks: int | None) -> list[st
 
 
 def _dealt(model: Model, layout: Layout) -> int:
-    """What is dealt to virtual stages: the layers, and embedding and head where they count as such."""
-    return model.layers + (2 if layout.embedding_layers and layout.pp > 1 else 0)
+    """What is dealt to virtual stages: layers, and where they count as such embedding, prediction layers and head."""
+    more = 2 + model.mtp_layers
+    room = (model.layers + more) // (layout.pp * layout.vpp) > model.mtp_layers
+    return model.layers + ((more if room else 2) if layout.embedding_layers and layout.pp > 1 else 0)
 
 
 def stage_layers(model: Model, layout: Layout) -> tuple[tuple[int, ...], ...]:
@@ -265,10 +267,10 @@ def stage_layers(model: Model, layout: Layout) -> tuple[tuple[int, ...], ...]:
 
     The first stage also has the embedding and the last one the head, so those get an extra layer last (as Llama 3
     405B was cut: 126 layers on 16 stages are 14 x 8 and 2 x 7). In ZB-V stage 0 has both, so extra layers start at
-    the other end. No layer is ever lost. With `embedding_layers` layers + 2 are dealt that way and the first and the
-    last virtual stage get one layer less, possibly none (Megatron-LM: account_for_embedding_in_pipeline_split and
-    account_for_loss_in_pipeline_split). Virtual stages are those of virtual_stage_table; DualPipe's two copies are
-    cut alike.
+    the other end. No layer is ever lost. With `embedding_layers` layers + 2 + prediction layers are dealt that way; the
+    first virtual stage gets one layer less, the last as many less as it has of the others (Megatron-LM:
+    account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split; pipeline layouts of DeepSeek-V3).
+    Virtual stages are those of virtual_stage_table; DualPipe's two copies are cut alike.
     """
     check_layout(model, layout)
     pp, vpp = layout.pp, layout.vpp
@@ -283,7 +285,9 @@ def stage_layers(model: Model, layout: Layout) -> tuple[tuple[int, ...], ...]:
         counts[order[position]][chunk] += 1
     if _dealt(model, layout) > model.layers:
         counts[0][0] -= 1
-        counts[0 if layout.schedule == "zb-v" else pp - 1][vpp - 1] -= 1
+        counts[0 if layout.schedule == "zb-v" else pp - 1][vpp - 1] -= (
+            _dealt(model, layout) - model.layers - 1
+        )
     return tuple(tuple(chunks) for chunks in counts)
 
 

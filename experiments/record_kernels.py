@@ -8,7 +8,15 @@ from cost_models import catalog
 from experiments.records import RunConfig
 from hdpsim.errors import CatalogError
 
-__all__ = ["architecture_rule", "attention_kernel", "dropout", "fused_kernels", "fused_loss", "window_rule"]
+__all__ = [
+    "architecture_rule",
+    "attention_kernel",
+    "dropout",
+    "fused_kernels",
+    "fused_loss",
+    "prediction_layers",
+    "window_rule",
+]
 
 FUSED_GATES_YEAR = 2024  # Megatron-Core 0.5: bias_swiglu_fusion, apply_rope_fusion
 FUSED_LOSS_YEAR = 2024  # Megatron-Core 0.5: cross_entropy_loss_fusion
@@ -106,3 +114,10 @@ def architecture_rule(config: RunConfig, field: str) -> tuple[object, str] | Non
     if known.hidden != config.hidden or not value:
         return None
     return value, f"{field.replace('_', ' ')} of {known.name}"
+
+
+def prediction_layers(config: RunConfig) -> tuple[object, str] | None:
+    """Layers of multi-token prediction, from the catalog's model of that name and all its layers."""
+    found = architecture_rule(config, "mtp_layers")
+    whole = found and catalog.model(config.model_name).layers == config.layers
+    return found if whole and not re.search(r"(?i)\b(?:no MTP|MTP off)\b", config.notes) else None

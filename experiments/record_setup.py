@@ -319,5 +319,5 @@ def _remarks(config: RunConfig, model: Model, layout: Layout, notes: _Notes) -> 
         notes.assumptions.append("selective recomputation costs nothing (attention kernels keep no scores)")
     if config.task == "sft":
         notes.assumptions.append("every sequence packed to its full length")
-    if model.latent_attention and "MTP" not in config.notes:
+    if model.latent_attention and not model.mtp_layers:
         notes.assumptions.append("no multi-token prediction")

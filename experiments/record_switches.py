@@ -27,6 +27,7 @@ from experiments.record_kernels import (
     dropout,
     fused_kernels,
     fused_loss,
+    prediction_layers,
     window_rule,
 )
 from experiments.record_network import bucket_parameters, checked_collectives, tensor_asynchronous
@@ -180,11 +181,16 @@ def _recompute_share(config: RunConfig) -> Finding:
 
 
 def _embedding_layers(config: RunConfig) -> Finding:
-    """Frameworks cut layers evenly: where only layers + 2 divide, embedding and head were counted as one each."""
+    """Frameworks cut layers evenly: where only layers + 2 divide, embedding and head were counted as one each.
+
+    So were layers of multi-token prediction.
+    """
     if re.search(r"embedding (?:and loss count|counted) as (?:layers|a pipeline layer)", config.notes):
         return True, ""
     chunks = (config.pp or 1) * (config.vpp or 1)
-    if chunks == 1 or config.layers is None or config.layers % chunks == 0 or (config.layers + 2) % chunks:
+    prediction = prediction_layers(config)
+    more = 2 + int(str(prediction[0])) if prediction else 2
+    if chunks == 1 or config.layers is None or config.layers % chunks == 0 or (config.layers + more) % chunks:
         return None
     return True, "embedding and head counted as layers of the pipeline"
 
@@ -294,6 +300,7 @@ MODEL_RULES = (
         Rule(field=field, read=partial(window_rule, field=field), without="")
         for field in ("sliding_window", "full_attention_every", "chunked_attention")
     ),
+    Rule(field="mtp_layers", read=prediction_layers, without="multi-token prediction", plain=0),
     *(
         Rule(field=field, read=partial(architecture_rule, field=field), without="")
         for field in ("qk_norm", "expert_biases", "clamped_activation")

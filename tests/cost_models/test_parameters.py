@@ -258,6 +258,19 @@ def test_embedding_and_head_count_as_layers():
         stage_layers(ten, Layout(pp=13, embedding_layers=True))
 
 
+def test_prediction_layers_count_too():
+    # 61 + 2 + 1 over 4 stages x 4 chunks are 4 each: the first has 3 beside the embedding, the last 2
+    model = replace(DENSE, layers=61, mtp_layers=1)
+    layout = Layout(pp=4, vpp=4, schedule="interleaved", embedding_layers=True)
+    counts = stage_layers(model, layout)
+    assert counts == ((3, 4, 4, 4), (4, 4, 4, 4), (4, 4, 4, 4), (4, 4, 4, 2))
+    # 126 + 3 over 128 chunks: no room, the last one holds the prediction layer on top
+    deep = stage_layers(
+        replace(model, layers=126), Layout(pp=16, vpp=8, schedule="interleaved", embedding_layers=True)
+    )
+    assert (sum(map(sum, deep)), deep[15][7]) == (126, 0)
+
+
 @given(
     st.integers(2, 40), st.sampled_from(["zb-h1", "zb-v", "dualpipe"]), st.sampled_from([2, 4]), st.booleans()
 )
