@@ -13,7 +13,12 @@ LAUNCHES_OF_A_COLLECTIVE = 3.0
 ROUTER_LAUNCHES = 8.0
 PERMUTATION_LAUNCHES = 12.0  # permutation and its inverse 8, counting and sorting 4
 EXPERT_MATRICES = 2
-BLOCK_CASTS = 2.0  # of an expert: the cast and the tensors of its two copies and their scales
+# Of an expert's input or gradient: the cast, and the tensors of its two copies and their scales.
+NARROW_CASTS = 2.0
+# All-to-alls beside another micro-batch: a layer is cut into five pieces (attention, dispatch, experts, combine, what
+# follows), each with a stream to switch to, two events, detached inputs and a backward of its own. Fitted with the
+# time of a launch: layers of H100 and B300 that take as long whatever their all-to-all (Megatron-Bridge 25.11-26.04).
+OVERLAP_LAUNCHES = 5 * 10.0
 EXPERT_BIAS_LAUNCHES = 2.0  # of an expert: times the routing weights, added
 CLAMP_LAUNCHES = 3.0
 
@@ -24,8 +29,9 @@ def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
         fused     2 norms + products + 2 copies + attention + rotary 1 + 2 adds + activation
         separate  6 per norm, rotary 8, activation 2 (+ 1 per bias and dropout), unfused softmax 5
         experts   router 8, permutation and its inverse 8, counting and sorting 4 (fused dispatch: router only)
-                  separate kernels: for every expert of a GPU a product each of 2 matrices, with block scales 2 more
+                  separate kernels: for every expert of a GPU a product each of 2 matrices, with 8 and 4 bits 2 more
                   for the cast of what it reads
+        overlap   50 with all-to-alls beside another micro-batch
         + 3 per collective: 4 with tensor parallelism (2 in a parallel block), 2 all-to-alls, 2 of cut experts
 
     Graphs without the experts (cuda_graph_experts off) hold everything up to the router.
@@ -83,7 +89,7 @@ def _separate_experts(model: Model, layout: Layout) -> tuple[float, float]:
     """Experts of a GPU that are launched one by one, and launches of one of their products; grouped: one of one."""
     if layout.expert_kernels == "grouped":
         return 1.0, 1.0
-    casts = BLOCK_CASTS if layout.precision in ("mxfp8", "nvfp4") else 0.0
+    casts = 0.0 if layout.precision == "bf16" else NARROW_CASTS
     return float(max(1, model.experts // layout.ep)), 1.0 + casts
 
 
@@ -94,6 +100,7 @@ def _expert_launches(model: Model, layout: Layout) -> float:
     count += EXPERT_MATRICES * per_expert * experts
     count += EXPERT_BIAS_LAUNCHES * experts if model.expert_biases else 0.0
     count += CLAMP_LAUNCHES if model.clamped_activation else 0.0
+    count += OVERLAP_LAUNCHES if layout.ep_overlap else 0.0
     collectives = (2 if layout.ep > 1 else 0) + (2 if (layout.etp or 1) > 1 else 0)
     return count + LAUNCHES_OF_A_COLLECTIVE * collectives
 

@@ -125,8 +125,7 @@ class TestLaunchesOfExperts:
 
         grouped = forward_launches(MIXTRAL, Layout(ep=2), moe=True)
         assert launches() == grouped + 2 * (4 - 1)
-        assert launches(precision="fp8") == launches()  # casts of all experts in one kernel
-        assert launches(precision="mxfp8") == grouped + 2 * (3 * 4 - 1)
+        assert launches(precision="fp8") == launches(precision="mxfp8") == grouped + 2 * (3 * 4 - 1)
 
     def test_a_gradient_is_cast_once_for_two_products(self) -> None:
         layout = Layout(ep=2, expert_kernels="separate", precision="mxfp8")
@@ -168,6 +167,13 @@ class TestLaunchesOfExperts:
         # permutation and counting 12, two products, two all-to-alls of 3
         assert (whole, dense_only) == (0, 12 + 2 + 6)
         assert forward_launches(MIXTRAL, Layout(cuda_graphs=True, cuda_graph_experts=False), moe=False) == 0
+
+    def test_pieces_beside_another_micro_batch(self) -> None:
+        plain, beside = (
+            forward_launches(MIXTRAL, Layout(ep=2, ep_overlap=on), moe=True) for on in (False, True)
+        )
+        assert beside - plain == 50
+        assert forward_launches(MIXTRAL, Layout(ep=2, ep_overlap=True, cuda_graphs=True), moe=True) == 0
 
     def test_biases_and_clamps(self) -> None:
         model = replace(MIXTRAL, expert_biases=True, clamped_activation=True)
