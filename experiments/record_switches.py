@@ -31,6 +31,7 @@ from experiments.record_kernels import (
     window_rule,
 )
 from experiments.record_network import bucket_parameters, checked_collectives, tensor_asynchronous
+from experiments.record_recompute import recompute_share
 from experiments.record_sums import (
     SPLIT_SCHEDULE,
     dp_overlap,
@@ -150,36 +151,6 @@ def _stage_balance(config: RunConfig) -> Finding:
     return ("flop", "") if "nanotron" in config.framework and (config.pp or 1) > 1 else None
 
 
-def _recompute_share(config: RunConfig) -> Finding:
-    """Share of a layer that "selective" of a stack repeats: half the blocks or products, or what a policy drops."""
-    if config.recompute != "selective":
-        return None
-    if any(name in config.framework for name in ("torchtitan", "fms-fsdp")):
-        return 0.5, "selective recomputation of every other layer or matrix product"
-    policy = re.search(r"remat_policy: (save_\w+)", config.notes)
-    sizes = config.hidden, config.ffn_hidden, config.heads
-    if policy is None or None in sizes:
-        return None
-    hidden, ffn, heads = (float(size or 0) for size in sizes)
-    head_dim = config.head_dim or hidden / heads
-    projections = hidden * head_dim * (heads + 2.0 * (config.kv_heads or heads))
-    output, up, down = (
-        hidden * head_dim * heads,
-        (2.0 if config.gated_mlp else 1.0) * hidden * ffn,
-        hidden * ffn,
-    )
-    repeated = {
-        "save_qkv_proj": output + up + down,
-        "save_dot_except_mlp": up + down,
-        "save_dot_except_mlpwi": up,
-    }.get(policy[1])
-    if repeated is None:
-        return None
-    return repeated / (
-        projections + output + up + down
-    ), f"{policy[1]}: the other matrix products are repeated"
-
-
 def _embedding_layers(config: RunConfig) -> Finding:
     """Frameworks cut layers evenly: where only layers + 2 divide, embedding and head were counted as one each.
 
@@ -251,7 +222,7 @@ LAYOUT_RULES = (
     ),
     Rule(
         field="recompute_share",
-        read=_recompute_share,
+        read=recompute_share,
         without="selective recomputation of parts of a layer: it costs nothing",
         plain=0.0,
     ),
