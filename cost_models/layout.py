@@ -65,6 +65,8 @@ class Layout:
     recompute_share: float = 0.0
     """Selective recomputation: share of a layer's forward repeated in the backward (every other layer: 0.5), beside
     unfused attention."""
+    recompute_small_kernels: bool = False
+    """Selective recomputation: norms and activation functions run again in the backward."""
     precision: Precision = "bf16"
     """Operands of the layers' matrix products; attention scores, router, embedding and output head stay BF16."""
     shard_ranks: int | None = None

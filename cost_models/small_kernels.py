@@ -47,7 +47,8 @@ class SmallKernels:
         experts   clamp 8 k f / t + biases 14 k h / t; routing 4 k h / t + 4 k h / t with several experts on a GPU
                   of an expert-parallel group; fused dispatch 2 (k + u) h / t, u the GPUs that a token visits
 
-    One norm in a parallel block, whose sum of three needs one kernel.
+    One norm in a parallel block, whose sum of three needs one kernel. With recompute_small_kernels the backward runs
+    norms, activation and clamps of the forward again.
     Counted: every kernel reads and writes its tensors once, the mask of a dropout, twice as much in the backward
     (as much for routing: the way back of a copy is a copy). Routing: tokens are gathered for their experts, sorted by
     expert where they arrive and back where they leave, outputs summed by weight; fused dispatch copies what arrives,
@@ -61,38 +62,46 @@ class SmallKernels:
 
     def __init__(self, model: Model, layout: Layout, gpu: Gpu, cal: Calibration, *, moe: bool) -> None:
         self._gpu, self._cal = gpu, cal
-        self.passes = (
-            cal.small_kernel_passes * _fused_passes(model, layout, moe)
-            if layout.fused_kernels
-            else _separate_passes(model, layout, moe)
-        ) + (_expert_passes(model, layout) if moe else 0.0)
+        share = cal.small_kernel_passes if layout.fused_kernels else 1.0
+        again, once = (_fused_passes if layout.fused_kernels else _separate_passes)(model, layout, moe)
+        clamps, biases = _expert_passes(model, layout) if moe else (0.0, 0.0)
+        self.passes = share * (again + once) + (clamps + biases)
         self.routing_passes = _routing(model, layout) if moe else 0.0
+        repeats = layout.recompute == "selective" and layout.recompute_small_kernels
+        self.repeated_passes = share * again + clamps if repeats else 0.0
 
     @priced("small_kernels")
     def seconds(self, tokens: Floats, *, backward: bool) -> Floats:
         """Forward or backward of all of them, for a rank's *tokens*."""
         note(passes=self.passes, routing_passes=self.routing_passes)
-        passes = self.passes * (BACKWARD_TRAFFIC if backward else 1) + self.routing_passes
+        passes = self.passes + self.routing_passes
+        if backward:
+            passes = BACKWARD_TRAFFIC * self.passes + self.routing_passes + self.repeated_passes
         traffic_bytes = BF16_BYTES * passes
         return memory_bound_s(traffic_bytes * tokens, self._gpu, self._cal)
 
 
-def _fused_passes(model: Model, layout: Layout, moe: bool) -> float:
+def _fused_passes(model: Model, layout: Layout, moe: bool) -> tuple[float, float]:
+    """Passes of norms and activation, and of the rest."""
     blocks = 1 if model.parallel_block else 2
     mask = MASK if model.dropout else 0.0
-    residual = (blocks * 2 + blocks * (3 + mask)) * model.hidden / _residual_shards(layout)
+    width = model.hidden / _residual_shards(layout)
     activation = (3 if model.gated_mlp else 2) * _width(model, moe) / layout.tp
-    return residual + 2 * _rotated(model, layout) + activation + 2 * _normalised(model, layout)
+    rest = blocks * (3 + mask) * width + 2 * _rotated(model, layout)
+    return blocks * 2 * width + activation + 2 * _normalised(model, layout), rest
 
 
-def _separate_passes(model: Model, layout: Layout, moe: bool) -> float:
+def _separate_passes(model: Model, layout: Layout, moe: bool) -> tuple[float, float]:
+    """The same of one kernel per operation."""
     blocks = 1 if model.parallel_block else 2
     output = 3 + (2 if model.biases else 0) + (2 + MASK if model.dropout else 0)
-    # a parallel block adds attention, MLP and residual: two additions, each with its bias
-    residual = (blocks * SEPARATE_NORM[model.norm] + 2 * output) * model.hidden / _residual_shards(layout)
+    width = model.hidden / _residual_shards(layout)
+    norms = blocks * SEPARATE_NORM[model.norm] * width + SEPARATE_NORM[model.norm] * _normalised(
+        model, layout
+    )
     activation = ((5 if model.gated_mlp else 2) + (2 if model.biases else 0)) * _width(model, moe) / layout.tp
-    rotary = SEPARATE_ROTARY * _rotated(model, layout)
-    return residual + rotary + activation + SEPARATE_NORM[model.norm] * _normalised(model, layout)
+    # a parallel block adds attention, MLP and residual: two additions, each with its bias
+    return norms + activation, 2 * output * width + SEPARATE_ROTARY * _rotated(model, layout)
 
 
 def _rotated(model: Model, layout: Layout) -> float:
@@ -116,11 +125,11 @@ def _width(model: Model, moe: bool) -> int:
     return model.dense_ffn_hidden if model.experts else model.ffn_hidden
 
 
-def _expert_passes(model: Model, layout: Layout) -> float:
+def _expert_passes(model: Model, layout: Layout) -> tuple[float, float]:
     """What the routed experts of some models add: clamps before the activation, biases after the last matrix."""
     clamps = CLAMPS * model.ffn_hidden if model.clamped_activation else 0.0
     biases = EXPERT_BIAS * model.hidden if model.expert_biases else 0.0
-    return model.top_k * (clamps + biases) / layout.tp
+    return model.top_k * clamps / layout.tp, model.top_k * biases / layout.tp
 
 
 def _routing(model: Model, layout: Layout) -> float:

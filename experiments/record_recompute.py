@@ -6,7 +6,7 @@ import re
 
 from experiments.records import RunConfig
 
-__all__ = ["recompute_share"]
+__all__ = ["recompute_share", "recompute_small_kernels"]
 
 
 def recompute_share(config: RunConfig) -> tuple[object, str] | None:
@@ -37,3 +37,11 @@ def recompute_share(config: RunConfig) -> tuple[object, str] | None:
     return repeated / (
         projections + output + up + down
     ), f"{policy[1]}: the other matrix products are repeated"
+
+
+def recompute_small_kernels(config: RunConfig) -> tuple[object, str] | None:
+    """Whether norms and the experts' activation are among the modules that a recipe of Megatron-Core repeats."""
+    modules = re.search(r"recompute_modules=\[([^\]]*)\]", config.notes)
+    if config.recompute != "selective" or modules is None:
+        return None
+    return (True, "") if "layernorm" in modules[1] and "moe_act" in modules[1] else None

@@ -315,7 +315,7 @@ def _node_of(gpu: str) -> Node:
 
 def _remarks(config: RunConfig, model: Model, layout: Layout, notes: _Notes) -> None:
     """Assumptions that follow from the run as a whole."""
-    if config.recompute == "selective" and not layout.recompute_share:
+    if config.recompute == "selective" and not (layout.recompute_share or layout.recompute_small_kernels):
         notes.assumptions.append("selective recomputation costs nothing (attention kernels keep no scores)")
     if config.task == "sft":
         notes.assumptions.append("every sequence packed to its full length")

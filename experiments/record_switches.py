@@ -31,7 +31,7 @@ from experiments.record_kernels import (
     window_rule,
 )
 from experiments.record_network import bucket_parameters, checked_collectives, tensor_asynchronous
-from experiments.record_recompute import recompute_share
+from experiments.record_recompute import recompute_share, recompute_small_kernels
 from experiments.record_sums import (
     SPLIT_SCHEDULE,
     dp_overlap,
@@ -225,6 +225,11 @@ LAYOUT_RULES = (
         read=recompute_share,
         without="selective recomputation of parts of a layer: it costs nothing",
         plain=0.0,
+    ),
+    Rule(
+        field="recompute_small_kernels",
+        read=recompute_small_kernels,
+        without="norms and activations run again: they cost nothing",
     ),
     Rule(field="gradient_bytes", read=gradient_bytes, without="gradients summed in 16 bits: in 32"),
     Rule(

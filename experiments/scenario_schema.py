@@ -87,6 +87,7 @@ KEYS: Mapping[str, Key] = {
     "layout.prefetch_gather": Key(parse=_boolean, default=True),
     "layout.recompute": Key(parse=_choice(get_args(Recompute)), default="none"),
     "layout.recompute_share": Key(parse=_number(0.0, 1.0), default=0.0),
+    "layout.recompute_small_kernels": Key(parse=_boolean, default=False),
     "layout.precision": Key(parse=_choice(get_args(Precision)), default="bf16"),
     "layout.tp_overlap": Key(parse=_boolean, default=False),
     "layout.tp_asynchronous": Key(parse=_boolean, default=False),

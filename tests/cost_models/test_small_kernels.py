@@ -101,3 +101,16 @@ def test_clamps_and_biases_of_experts() -> None:
     assert moe(replace(MOE, clamped_activation=True), layout).passes - plain == 8 * 8 * FFN / 2
     assert moe(replace(MOE, expert_biases=True), layout).passes - plain == 14 * 8 * HIDDEN / 2
     assert passes(replace(MOE, dense_layers=1, dense_ffn_hidden=FFN, expert_biases=True)) == passes(MODEL)
+
+
+def test_norms_activation_and_clamps_run_again() -> None:
+    model = replace(MOE, clamped_activation=True, expert_biases=True, qk_norm=True)
+    tokens, plain = np.array([1000.0]), Layout(ep=8, recompute="selective")
+    again = replace(plain, recompute_small_kernels=True)
+    for backward, passes in (
+        (False, 0),
+        (True, 2 * 2 * HIDDEN + 2 * (HEADS + KV_HEADS) * 128 + (3 + 8) * 8 * FFN),
+    ):
+        times = [moe(model, layout).seconds(tokens, backward=backward) for layout in (plain, again)]
+        assert times[1] - times[0] == pytest.approx(2 * passes * 1000 / HBM, rel=1e-9, abs=1e-15)
+    assert moe(model, replace(again, recompute="none")).repeated_passes == 0

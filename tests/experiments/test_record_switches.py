@@ -61,6 +61,13 @@ GATHERS = (
         ("qk_norm", {"model_name": "qwen3-30b-a3b", "hidden": 2048}, True),
         ("qk_norm", {"model_name": "qwen3-30b-a3b", "hidden": 4096}, None),
         ("qk_norm", {"model_name": "llama-7b", "hidden": 4096}, None),
+        (
+            "recompute_small_kernels",
+            {"recompute": "selective", "notes": "recompute_modules=['layernorm', 'moe_act'], x"},
+            True,
+        ),
+        ("recompute_small_kernels", {"recompute": "selective", "notes": "recompute_modules=['moe_act']"}, None),
+        ("recompute_small_kernels", {"recompute": "none", "notes": "recompute_modules=None"}, None),
         ("mtp_layers", {"model_name": "deepseek-v3", "hidden": 7168, "layers": 61}, 1),
         ("mtp_layers", {"model_name": "deepseek-v3", "hidden": 7168, "layers": 4}, None),
         ("mtp_layers", {"model_name": "deepseek-v3", "hidden": 7168, "layers": 61, "notes": "no MTP; x"}, None),
