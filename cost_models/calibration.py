@@ -105,7 +105,9 @@ class Calibration:
     overlap_slowdown: float
     """Share of its rate that compute loses while a data-parallel collective runs beside it."""
     step_fixed_s: float
-    """Host work of a step that nothing hides: optimizer launch, gradient norm, bookkeeping."""
+    """Host work of a step that nothing hides, whatever the model: logging, learning rate, synchronisations."""
+    step_layer_s: float
+    """The same per layer that a GPU holds: each of its tensors is zeroed, unscaled, clipped, updated and copied."""
     micro_batch_fixed_s: float
     """Host work per micro-batch and pipeline stage, forward and backward together."""
     planner_s_per_sequence: float

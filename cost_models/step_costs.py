@@ -91,7 +91,7 @@ def epilogue(
             sync, last_sync = sync + reduced_s, last_sync + reduced_s / np.maximum(pieces, 1.0)
             shards = counts / members if layout.sharding != "none" else counts
         optimizer += optimizer_s(shards, layout, cost.cluster, cal)
-    optimizer += cal.step_fixed_s
+    optimizer += cal.step_fixed_s + cal.step_layer_s * cost.layers_by_stage
     if layout.dp_overlap and windows is not None:
         first_gather = np.zeros(layout.pp) if layout.prefetch_gather else first_gather
         gather = exposed_s(gather, first_gather, windows.forward_s, cal.overlap_slowdown)

@@ -62,6 +62,7 @@ IDEAL = Calibration(
     gpu_spread=0.0,
     overlap_slowdown=0.0,
     step_fixed_s=0.0,
+    step_layer_s=0.0,
     micro_batch_fixed_s=0.0,
     planner_s_per_sequence=0.0,
     metadata_bytes_per_s=1e30,

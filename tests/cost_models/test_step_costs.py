@@ -69,11 +69,11 @@ class TestEpilogue:
         assert whole.gradient_sync_s > sharded.gradient_sync_s
 
     def test_optimizer_moves_34_bytes_per_parameter_of_the_shard(self) -> None:
-        cal = replace(IDEAL, step_fixed_s=0.25)
+        cal = replace(IDEAL, step_fixed_s=0.25, step_layer_s=0.125)
         for sharding, share in (("zero1", 1 / RANKS), ("none", 1.0)):
             cost = ideal_cost(layout=Layout(sharding=sharding), cluster=SLOW_MEMORY, calibration=cal)
             count = parameters_per_gpu(cost.model, cost.layout, 0).dense
-            expected = 0.25 + 34 * count * share / HBM
+            expected = 0.25 + 0.125 * cost.model.layers + 34 * count * share / HBM
             assert epilogue(cost, RANKS, data_s=0.0).optimizer_s == pytest.approx([expected])
 
     def test_optimizer_on_the_host(self) -> None:
