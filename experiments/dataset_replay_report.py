@@ -118,6 +118,8 @@ def replay_table(replay: DatasetReplay) -> Table:
 
 def plot_replay(replay: DatasetReplay) -> Figure:
     """Throughput of every step with the running mean and its interval, and how often steps take how long."""
+    from matplotlib.ticker import MaxNLocator
+
     number = np.array([step.step for step in replay.steps])
     each = np.array([step.tokens_per_s for step in replay.steps])
     mean = np.array([step.mean_tokens_per_s for step in replay.steps])
@@ -125,7 +127,14 @@ def plot_replay(replay: DatasetReplay) -> Figure:
     kept = np.unique(np.linspace(0, len(number) - 1, min(MOST_DOTS, len(number))).round().astype(int))
     with style():
         figure, (left, right) = figure_and_axes(10.5, 4.2, 1, 2)
-        left.plot(number[kept], each[kept], ".", color=PALETTE[5], markersize=3, label="step")
+        left.plot(
+            number[kept],
+            each[kept],
+            ".",
+            color=PALETTE[5],
+            markersize=3 if len(kept) > 100 else 6,
+            label="step",
+        )
         left.fill_between(
             number, np.maximum(mean - half, 0.0), mean + half, color=PALETTE[0], alpha=0.22, linewidth=0,
             label="95 % confidence of the mean",
@@ -138,6 +147,9 @@ def plot_replay(replay: DatasetReplay) -> Figure:
         left.grid(axis="y", color=GRID, linewidth=0.7)
         count_axis(left.yaxis)
         left.legend(loc="lower right")
+        edge = max(0.5, 0.03 * len(number))
+        left.set_xlim(number[0] - edge, number[-1] + edge)
+        left.xaxis.set_major_locator(MaxNLocator(integer=True))
         seconds = np.array([step.step_s for step in replay.steps])
         right.hist(seconds, bins=min(40, max(5, len(seconds) // 4)), color=PALETTE[0])
         right.axvline(float(seconds.mean()), color=INK, linewidth=1.2, linestyle=(0, (3, 3)))
@@ -145,6 +157,7 @@ def plot_replay(replay: DatasetReplay) -> Figure:
                        textcoords="offset points", fontsize=9)  # fmt: skip
         right.set_xlabel("time of a step (s)")
         right.set_ylabel("steps")
+        right.yaxis.set_major_locator(MaxNLocator(integer=True))
         right.set_title("Step times")
     return figure
 

@@ -165,7 +165,8 @@ def plot_paper_against_prediction(
         axes.set_xlabel(f"measured {quantity}")
         axes.set_ylabel(f"predicted {quantity}")
         inside = float(np.mean(errors <= 0.1))
-        axes.set_title(f"{title}\n{len(errors)} records: median error {np.median(errors):.1%}, "
+        records = "1 record" if len(errors) == 1 else f"{len(errors):,} records"
+        axes.set_title(f"{title}\n{records}: median error {np.median(errors):.1%}, "
                        f"{inside:.0%} within 10%", fontsize=10)  # fmt: skip
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), ncols=1 + len(pairs) // 20)
     return figure

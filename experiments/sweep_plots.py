@@ -122,6 +122,9 @@ def _facets(
     series = arrangement.colour.labels if arrangement.colour else ("",)
     colours = colours_of(dict.fromkeys(series))
     values = [scale * row[measure] for row in rows if row[measure] is not None]
+    top = max(
+        (scale * (row[measure] + _reach(row, measure)) for row in rows if row[measure] is not None), default=1
+    )
     rest = ", ".join(dimension.key for dimension in arrangement.rest)
     title = (sweep.description or sweep.name) + (f"\nbest over {rest}" if rest else "")
     with style():
@@ -141,7 +144,7 @@ def _facets(
                 mine = [row for row in inside if _in(arrangement.colour, name, row)]
                 offset = 0.16 * (number - (len(series) - 1) / 2)
                 _series(axes, arrangement.x, mine, measure, scale, colours[name], number, offset)
-            _dress(axes, arrangement.x, values)
+            _dress(axes, arrangement.x, values, top)
             head = [
                 f"{dimension.key} = {label}"
                 for dimension, label in ((arrangement.column, column), (arrangement.row, line))
@@ -184,7 +187,7 @@ def _series(
         if best is not None:
             places.append(position)
             heights.append(scale * best[measure])
-            reach.append(scale * (best.get(f"{measure}_ci95") or 0.0))
+            reach.append(scale * _reach(best, measure))
         elif any(row["status"] in ("infeasible", "invalid", "failed") for row in here):
             missing.append(position)
     named = x.numbers is None
@@ -214,12 +217,17 @@ def _series(
         )
 
 
-def _dress(axes: Axes, x: Dimension, values: Sequence[float]) -> None:
+def _reach(row: Row, measure: str) -> float:
+    """Half width of the interval of a mean; 0 of a single batch."""
+    return float(row.get(f"{measure}_ci95") or 0.0)
+
+
+def _dress(axes: Axes, x: Dimension, values: Sequence[float], top: float) -> None:
     axes.grid(axis="y", color=GRID, linewidth=0.7)
     if values and min(values) > 0 and max(values) > 30 * min(values):
         axes.set_yscale("log")
     else:
-        axes.set_ylim(0, 1.1 * max(values, default=1.0))
+        axes.set_ylim(0, max(1.1 * max(values, default=1.0), 1.03 * top))
     count_axis(axes.yaxis)
     if x.numbers is None:
         axes.set_xticks(range(len(x.labels)), list(x.labels))

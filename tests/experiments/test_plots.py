@@ -191,6 +191,11 @@ def test_scatter_reports_the_errors_it_shows() -> None:
     assert "2 records: median error 12.5%, 50% within 10%" in axes.get_title(loc="left")
 
 
+def test_one_record_is_one_record() -> None:
+    figure = plots.plot_paper_against_prediction({"a": ([100.0], [105.0])})
+    assert "\n1 record: median error 5.0%" in figure.axes[0].get_title(loc="left")
+
+
 def test_an_unwritable_plot_is_a_users_problem(tmp_path: Path) -> None:
     with pytest.raises(UserInputError, match="cannot write the plot"):
         save_figure(throughput_bars(), tmp_path / "missing" / "plot")
