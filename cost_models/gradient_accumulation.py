@@ -14,8 +14,12 @@ __all__ = ["accumulate_overlap", "accumulation_s", "product_output_bytes"]
 
 
 def product_output_bytes(layout: Layout) -> int:
-    """Bytes that a weight-gradient product moves per parameter: a read and a write of the sum, or a fresh gradient."""
-    return FP32_ACCUMULATE_BYTES if layout.gradient_accumulation == "fused" else BF16_BYTES
+    """Bytes that a weight-gradient product moves per parameter: a read and a write of the sum, or a fresh gradient.
+
+    Gathered parameters (zero3) have no sum to add to: what is summed are shards, after the reduction.
+    """
+    adds = layout.gradient_accumulation == "fused" and layout.sharding != "zero3"
+    return FP32_ACCUMULATE_BYTES if adds else BF16_BYTES
 
 
 def accumulate_overlap(output_bytes: int, cal: Calibration) -> float:

@@ -77,12 +77,17 @@ def launches_behind_counts(model: Model, layout: Layout) -> float:
     It reads the counts when dispatch is done, and nothing is queued behind: experts start one launch after the
     other. Overlapped all-to-alls leave another micro-batch's kernels in the queue.
     """
-    if layout.expert_kernels == "grouped" or layout.ep_overlap:
+    if layout.expert_kernels == "grouped" or _overlapped(layout):
         return 0.0
     if layout.cuda_graphs and layout.cuda_graph_experts:
         return 0.0
     experts, per_expert = _separate_experts(model, layout)
     return EXPERT_MATRICES * per_expert * experts
+
+
+def _overlapped(layout: Layout) -> bool:
+    """Whether there are all-to-alls that run beside another micro-batch: experts on one GPU have none."""
+    return layout.ep_overlap and layout.ep > 1
 
 
 def _separate_experts(model: Model, layout: Layout) -> tuple[float, float]:
@@ -100,7 +105,7 @@ def _expert_launches(model: Model, layout: Layout) -> float:
     count += EXPERT_MATRICES * per_expert * experts
     count += EXPERT_BIAS_LAUNCHES * experts if model.expert_biases else 0.0
     count += CLAMP_LAUNCHES if model.clamped_activation else 0.0
-    count += OVERLAP_LAUNCHES if layout.ep_overlap else 0.0
+    count += OVERLAP_LAUNCHES if _overlapped(layout) else 0.0
     collectives = (2 if layout.ep > 1 else 0) + (2 if (layout.etp or 1) > 1 else 0)
     return count + LAUNCHES_OF_A_COLLECTIVE * collectives
 

@@ -175,6 +175,12 @@ class TestLaunchesOfExperts:
         assert beside - plain == 50
         assert forward_launches(MIXTRAL, Layout(ep=2, ep_overlap=True, cuda_graphs=True), moe=True) == 0
 
+    def test_without_all_to_alls_there_is_nothing_to_overlap(self) -> None:
+        off, on = (
+            forward_launches(MIXTRAL, Layout(ep_overlap=overlap), moe=True) for overlap in (False, True)
+        )
+        assert off == on
+
     def test_biases_and_clamps(self) -> None:
         model = replace(MIXTRAL, expert_biases=True, clamped_activation=True)
         layout = Layout(ep=2, expert_kernels="separate")
