@@ -11,13 +11,15 @@ from cost_models.kernels import BF16_BYTES, memory_bound_s
 from cost_models.layout import Layout
 from cost_models.tracing import priced
 
-__all__ = ["optimizer_s"]
+__all__ = ["gradient_buffer_s", "optimizer_s"]
 
 Floats = NDArray[np.float64]
 
 # Adam in fp32: read weight 4 and moments 8, write them 4 + 8 and the bf16 weight 2
 STATE_TRAFFIC_BYTES = 26
 GRADIENT_READS = 2  # by Adam, and by the gradient norm before it
+ZEROING_PASSES = 1  # written
+SCALING_PASSES = 2  # read and written
 
 
 @priced("optimizer")
@@ -41,3 +43,21 @@ def optimizer_s(parameters: Floats, layout: Layout, cluster: Cluster, cal: Calib
     update = (traffic - layout.gradient_bytes) / host  # the norm is taken before the gradients leave the GPU
     norm = memory_bound_s(layout.gradient_bytes * parameters, cluster.gpu, cal)
     return np.asarray(norm + parameters * ((layout.gradient_bytes + BF16_BYTES) / link + update))
+
+
+@priced("optimizer")
+def gradient_buffer_s(
+    parameters: Floats, copies: int, layout: Layout, cluster: Cluster, cal: Calibration
+) -> Floats:
+    """Zeroing the gradient sums of the *parameters* a GPU holds, and dividing them by the number of their *copies*.
+
+        t = parameters x gradient x (1 write + 2 for the division [more than one copy]) / HBM
+
+    Counted: once a step, on the whole buffer; with zero3 there is none (sums are sharded layer by layer).
+    Ignored: collectives that divide by themselves.
+    Source: Megatron-LM, param_and_grad_buffer.py (zeroed every step, scaled by 1 / data-parallel size before the sum).
+    """
+    if layout.sharding == "zero3":
+        return np.zeros_like(parameters)
+    passes = ZEROING_PASSES + (SCALING_PASSES if copies > 1 else 0)
+    return memory_bound_s(passes * layout.gradient_bytes * parameters, cluster.gpu, cal)

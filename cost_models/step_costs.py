@@ -12,7 +12,7 @@ from cost_models.host_time import check_s, step_checks_s
 from cost_models.kernels import BF16_BYTES
 from cost_models.micro_batch import Epilogue, MicroBatches, StepCosts
 from cost_models.micro_batch_cost import TERMS, MicroBatchCost
-from cost_models.optimizer_cost import optimizer_s
+from cost_models.optimizer_cost import gradient_buffer_s, optimizer_s
 from cost_models.parameters import parameters_per_gpu, stage_contents
 from cost_models.pipeline import SPLIT_SCHEDULES, chunks_per_stage
 from cost_models.sharded_parameters import ShardGroups
@@ -91,6 +91,7 @@ def epilogue(
             sync, last_sync = sync + reduced_s, last_sync + reduced_s / np.maximum(pieces, 1.0)
             shards = counts / members if layout.sharding != "none" else counts
         optimizer += optimizer_s(shards, layout, cost.cluster, cal)
+        optimizer += gradient_buffer_s(counts, members, layout, cost.cluster, cal)
     optimizer += cal.step_fixed_s + cal.step_layer_s * cost.layers_by_stage
     if layout.dp_overlap and windows is not None:
         first_gather = np.zeros(layout.pp) if layout.prefetch_gather else first_gather

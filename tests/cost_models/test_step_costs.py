@@ -73,14 +73,16 @@ class TestEpilogue:
         for sharding, share in (("zero1", 1 / RANKS), ("none", 1.0)):
             cost = ideal_cost(layout=Layout(sharding=sharding), cluster=SLOW_MEMORY, calibration=cal)
             count = parameters_per_gpu(cost.model, cost.layout, 0).dense
-            expected = 0.25 + 0.125 * cost.model.layers + 34 * count * share / HBM
+            # the shard's update, and 3 passes over all 4 B gradients: zeroed, divided by the number of copies
+            expected = 0.25 + 0.125 * cost.model.layers + (34 * share + 12) * count / HBM
             assert epilogue(cost, RANKS, data_s=0.0).optimizer_s == pytest.approx([expected])
 
     def test_optimizer_on_the_host(self) -> None:
-        # 4 B of gradient down and 2 B of weight up at 20 GB/s, 30 B at an eighth of the host's 1 TB/s; norm on the GPU
+        # 4 B of gradient down and 2 B of weight up at 20 GB/s, 30 B at an eighth of the host's 1 TB/s; norm on the GPU,
+        # where all gradients are zeroed and divided
         layout = Layout(optimizer_offload=True)
         count = parameters_per_gpu(ideal_cost().model, layout, 0).dense / RANKS
-        expected = count * (4 / HBM + 6 / (2 * HOST) + 30 / (1e12 / 8))
+        expected = count * (4 / HBM + 6 / (2 * HOST) + 30 / (1e12 / 8)) + 12 * count * RANKS / HBM
         cost = ideal_cost(layout=layout, cluster=SLOW_MEMORY)
         assert epilogue(cost, RANKS, data_s=0.0).optimizer_s == pytest.approx([expected])
 
