@@ -44,7 +44,8 @@ class Plan:
     lower_bound_s: float = 0.0
     """max(total work / ranks, longest unsplittable piece), forward + backward, pipeline bubbles apart."""
     makespan_s: float = 0.0
-    """The planner's own estimate of the busiest rank's work, to be held against lower_bound_s."""
+    """The planner's own estimate, to be held against lower_bound_s: the busiest rank's work. hdp-balance with a
+    pipeline: when the last rank ends, less what bubbles add to the bound in an ideal plan (see ideal_step_s)."""
     notes: tuple[str, ...] = field(default=())
 
     @property

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +19,7 @@ Ints = NDArray[np.int64]
 
 SAME_TIME = 0.97  # shortest over longest pack from which all count as equally long
 END_BISECTIONS = 7
+FIRST_LOOK = 64  # ranks looked at before all others are
 EXCHANGE_ROUNDS = 24
 EXCHANGE_ITEMS = 24  # micro-batches of a rank that are looked at, one by one
 EXCHANGE_RUNS = (2, 3, 4)  # so many of its shortest ones are looked at together
@@ -44,6 +43,11 @@ class Packs:
     work_s: Floats
     pack: Ints
     seconds: Floats
+
+    @property
+    def same_time(self) -> bool:
+        """Do all packs take the same time, because of the least time of a micro-batch?"""
+        return len(self.seconds) > 0 and bool(self.seconds.min() >= self.seconds.max() * SAME_TIME)
 
 
 def fill_packs(problem: PlanningProblem) -> Packs:
@@ -106,7 +110,7 @@ def deal_singles(free_s: Floats, times_s: Floats, packs: Packs) -> Ints:
     the least such rest, towards the earliest end at which all packs have a place. Else to the rank free first.
     """
     plain = _first_free(free_s, times_s)
-    if not len(packs.seconds) or packs.seconds.min() < packs.seconds.max() * SAME_TIME:
+    if not packs.same_time:
         return plain
     unit_s, ranks = float(packs.seconds.max()), len(free_s)
     longer = int(np.searchsorted(-times_s, -unit_s * (1.0 + 1e-6)))  # the others count as packs
@@ -116,7 +120,7 @@ def deal_singles(free_s: Floats, times_s: Floats, packs: Packs) -> Ints:
     best: list[int] | None = None
     for _ in range(END_BISECTIONS):
         middle_s = (low_s + high_s) / 2.0
-        rank = _deal_towards((middle_s - free_s).tolist(), times_s[:longer].tolist(), unit_s, count)
+        rank = _deal_towards(middle_s - free_s, times_s[:longer].tolist(), unit_s, count)
         if rank is None:
             low_s = middle_s
         else:
@@ -127,24 +131,36 @@ def deal_singles(free_s: Floats, times_s: Floats, packs: Packs) -> Ints:
     return np.concatenate((np.array(best, dtype=np.int64), _first_free(loads_s, times_s[longer:])))
 
 
-def _deal_towards(left_s: list[float], times_s: list[float], unit_s: float, count: int) -> list[int] | None:
+def _deal_towards(left_s: Floats, times_s: list[float], unit_s: float, count: int) -> list[int] | None:
     """Ranks of sequences such that *count* packs of *unit_s* find a place in the time left; None if they do not."""
     small_s = 1e-9 * unit_s
-    rests = sorted((left % unit_s, rank) for rank, left in enumerate(left_s))
+    rest_s = left_s % unit_s
+    order = np.argsort(rest_s, kind="stable")
+    rest_s, left_s = rest_s[order], left_s[order]
     ranks: list[int] = []
     for time_s in times_s:
         # The smallest rest that is large enough, else the smallest one of all: where the least remains.
-        enough = bisect_left(rests, (time_s % unit_s - small_s, -1))
-        for at in chain(range(enough, len(rests)), range(enough)):
-            if left_s[rests[at][1]] >= time_s - small_s:
+        enough = int(rest_s.searchsorted(time_s % unit_s - small_s))
+        for first, last in ((enough, enough + FIRST_LOOK), (enough + FIRST_LOOK, None), (0, enough)):
+            fits = left_s[first:last] >= time_s - small_s
+            if fits.any():
+                at = first + int(fits.argmax())
                 break
         else:
             return None
-        rank = rests.pop(at)[1]
-        left_s[rank] = max(0.0, left_s[rank] - time_s)
-        insort(rests, (left_s[rank] % unit_s, rank))
+        rank = int(order[at])
+        after_s = max(0.0, float(left_s[at]) - time_s)
+        to = int(rest_s.searchsorted(after_s % unit_s))
+        if to > at:
+            to -= 1
+            old, new = slice(at + 1, to + 1), slice(at, to)
+        else:
+            old, new = slice(to, at), slice(to + 1, at + 1)
+        for values, value in ((rest_s, after_s % unit_s), (left_s, after_s), (order, rank)):
+            values[new] = values[old]
+            values[to] = value
         ranks.append(rank)
-    room = sum(int(left / unit_s + 1e-9) for left in left_s)
+    room = np.floor(left_s / unit_s + 1e-9).sum()
     return ranks if room >= count else None
 
 

@@ -7,15 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.strategies.group_size import SizeTable, least_group
 from simulator.strategies.problem import PlanningProblem
 
-__all__ = ["LongSequences", "RankLoads", "place_gangs"]
+__all__ = ["Neighbourhood", "RankLoads", "place_gangs"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-SMALL = 1e-3  # weight of idle time against whole units
 
 
 @dataclass(slots=True)
@@ -27,24 +24,24 @@ class RankLoads:
     longest_s: Floats
 
 
-class LongSequences:
-    """Sequences that do not fit one rank without offloading, longest first, with the time they take on any group."""
+@dataclass(frozen=True, slots=True)
+class Neighbourhood:
+    """Ranks that are close: those of a node, and those of a rail-connected block."""
 
-    def __init__(self, problem: PlanningProblem, least_limit_s: float) -> None:
-        """Limits below *least_limit_s* will not be asked for."""
-        long = np.flatnonzero(problem.lengths > problem.capacity_tokens)
-        self.sequence = long[np.argsort(-problem.lengths[long], kind="stable")]
-        self.tokens = problem.lengths[self.sequence]
-        self._least = least_group(problem, self.tokens)
-        self._least_s = problem.sequence_s(self.tokens, self._least)
-        self._late = np.flatnonzero(self._least_s > least_limit_s)
-        self._table = SizeTable(problem, self.tokens[self._late], self._least[self._late])
+    node: int
+    block: int
 
-    def within(self, limit_s: float) -> tuple[Ints, Floats]:
-        """Smallest group of every sequence that meets the limit (else the quickest), and its time."""
-        size, time_s = self._least.copy(), self._least_s.copy()
-        size[self._late], time_s[self._late] = self._table.within(limit_s)
-        return size, time_s
+    @classmethod
+    def of(cls, problem: PlanningProblem) -> Neighbourhood:
+        """Ranks per node and per block of the problem's cluster."""
+        cluster, layout = problem.cost.cluster, problem.cost.layout
+        node = problem.ranks_per_node if problem.ranks % problem.ranks_per_node == 0 else 1
+        block = cluster.fabric.nodes_per_block * cluster.node.gpus // layout.rank_stride
+        return cls(node, max(node, block // node * node))
+
+    def start(self, first: Ints, size: int) -> Ints:
+        """First rank from *first* on at which *size* neighbours (at most a node) are in one node."""
+        return np.where(first % self.node + size <= self.node, first, -(-first // self.node) * self.node)
 
 
 def place_gangs(
@@ -54,7 +51,6 @@ def place_gangs(
     times_s: Floats,
     apart_s: Floats,
     deadline_s: float,
-    unit_s: float = 0.0,
 ) -> tuple[list[Ints], Ints, Floats]:
     """Give every gang its ranks, in the order given, and book it there.
 
@@ -71,158 +67,166 @@ def place_gangs(
     members: list[Ints] = []
     slots = np.empty(len(sizes), dtype=np.int64)
     taken_s = times_s.copy()
-    places = _Places(problem)
+    places = _Places(problem, loads.free_s)
     for gang, (size, time_s) in enumerate(zip(sizes.tolist(), times_s.tolist(), strict=True)):
-        start_s = loads.free_s
+        latest_s = deadline_s - time_s
         if weight:
-            start_s = start_s + weight * np.maximum(0.0, time_s - loads.longest_s)
-        wanted = _Wanted(size, deadline_s - time_s, unit_s)
-        whole = np.floor((deadline_s - loads.free_s) / unit_s + 1e-9) if unit_s else loads.free_s
-        ranks = places.choose(wanted, start_s, loads.free_s, whole)
-        if size > 1 and start_s[ranks].max() > deadline_s - time_s:
-            spread = np.sort(np.argpartition(start_s, size - 1)[:size])
-            if start_s[spread].max() + apart_s[gang] < start_s[ranks].max() + time_s:
-                ranks, time_s = spread, float(apart_s[gang])
+            places.moved_to(loads.free_s + weight * np.maximum(0.0, time_s - loads.longest_s))
+        ranks, start_s = places.choose(size, latest_s)
+        if size > 1 and start_s > latest_s:
+            spread, spread_s = places.spread(size)
+            if spread_s + apart_s[gang] < start_s + time_s:
+                ranks, start_s, time_s = spread, spread_s, float(apart_s[gang])
                 taken_s[gang] = time_s
         members.append(ranks)
         slots[gang] = loads.slot[ranks].max()
-        loads.free_s[ranks] = start_s[ranks].max() + time_s
+        loads.free_s[ranks] = start_s + time_s
         loads.slot[ranks] = slots[gang] + 1
         loads.longest_s[ranks] = np.maximum(loads.longest_s[ranks], time_s)
+        places.booked(ranks)
     return members, slots, taken_s
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What a gang asks of its ranks."""
+class _Rows:
+    """Ranks, or nodes of *width* ranks, in rows of *row* neighbours; those of a row by the time they are ready."""
 
-    size: int
-    latest_s: float
-    """Start by which it is ready by the deadline."""
-    unit_s: float
-    """Time of the micro-batches that will fill the ranks up to the deadline, if they all take the same; else 0."""
+    def __init__(self, ranks: int, width: int, row: int) -> None:
+        self.width, self.row = width, row
+        items = ranks // width
+        self._rows = -(-items // row)
+        self._missing = self._rows * row - items
+        self._ready_s = np.empty((0, 0))
+        self._busy_s = np.empty((0, 0))
+        """Of a row's first items, 1 + so many, in order: how long they are busy, in all."""
+        self._order = np.empty((0, 0), dtype=np.int64)
 
-    def waste_s(self, last_s: Floats, free_s: Floats, whole: Floats, ranks: int) -> Floats:
-        """What *ranks* ranks lose that start together at *last_s* and were free for *free_s* in all.
+    def sort(self, ready_s: Floats, free_s: Floats) -> None:
+        """Sort all rows."""
+        if self.width > 1:
+            ready_s = ready_s.reshape(-1, self.width).max(axis=1)
+            free_s = free_s.reshape(-1, self.width).sum(axis=1)
+        if self._missing:
+            ready_s = np.concatenate((ready_s, np.full(self._missing, np.inf)))
+            free_s = np.concatenate((free_s, np.zeros(self._missing)))
+        self._order, self._ready_s, self._busy_s = _sorted_rows(
+            ready_s.reshape(self._rows, self.row), free_s.reshape(self._rows, self.row)
+        )
 
-        Without a unit: the time they wait. With one: the whole units that no longer fit before the deadline
-        (*whole*: those that did fit), and of equals the time they wait.
-        """
-        idle_s = ranks * last_s - free_s
-        if not self.unit_s:
-            return idle_s
-        left = np.floor((self.latest_s - last_s) / self.unit_s + 1e-9)
-        return np.asarray((whole - ranks * left) * self.unit_s + SMALL * idle_s)
+    def sort_again(self, ranks: Ints, ready_s: Floats, free_s: Floats) -> None:
+        """Sort the rows of *ranks*, all others are as they were."""
+        span = self.width * self.row
+        for one in np.unique(ranks // span).tolist():
+            part = slice(one * span, (one + 1) * span)
+            ready, free = ready_s[part].reshape(-1, self.width), free_s[part].reshape(-1, self.width)
+            many = len(ready)
+            order, starts_s, busy_s = _sorted_rows(ready.max(axis=1)[None], free.sum(axis=1)[None])
+            self._order[one, :many], self._ready_s[one, :many] = order[0], starts_s[0]
+            self._busy_s[one, :many], self._busy_s[one, many:] = busy_s[0], busy_s[0, -1]
+
+    def best(self, items: int, latest_s: float) -> Ints:
+        """The *items* neighbours in time that waste least, of those ready by *latest_s*; else the first ones ready."""
+        last_s = self._ready_s[:, items - 1 :]
+        late = last_s > latest_s
+        if late[:, 0].all():
+            best = int(last_s[:, 0].argmin()) * last_s.shape[1]
+        else:
+            # Waiting for each other: what they are busy from the same start on, less what they are busy anyway.
+            waste_s = (items * self.width) * last_s - self._busy_s[:, items - 1 :]
+            waste_s[:, 1:] += self._busy_s[:, :-items]
+            waste_s[late] = np.inf
+            equal = np.flatnonzero(waste_s <= waste_s.min() * (1.0 + 1e-9) + 1e-9)
+            late_s = last_s.ravel()[equal]
+            equal = equal[late_s >= late_s.max() * (1.0 - 1e-9)]
+            best = int(equal[self._busy_s[equal // last_s.shape[1], -1].argmax()])
+        line, first = divmod(best, last_s.shape[1])
+        chosen = np.sort(self._order[line, first : first + items]) + line * self.row
+        if self.width == 1:
+            return np.asarray(chosen)
+        return np.asarray((chosen[:, None] * self.width + np.arange(self.width)).ravel())
+
+
+def _sorted_rows(ready_s: Floats, free_s: Floats) -> tuple[Ints, Floats, Floats]:
+    order = np.argsort(ready_s, axis=1, kind="stable")
+    line = np.arange(len(order))[:, None]
+    return order, ready_s[line, order], np.cumsum(free_s[line, order], axis=1)
 
 
 class _Places:
     """Groups of ranks: inside a node, else whole nodes inside a block, else whole nodes anywhere."""
 
-    def __init__(self, problem: PlanningProblem) -> None:
-        cluster, ranks = problem.cost.cluster, problem.ranks
-        self._ranks = ranks
-        self._node = problem.ranks_per_node if ranks % problem.ranks_per_node == 0 else 1
-        tp_nodes = max(
-            1, problem.cost.layout.tp // cluster.node.gpus
-        )  # nodes a rank takes, if it is that large
-        self._block = max(1, cluster.fabric.nodes_per_block // tp_nodes)  # items of a block
-        if self._node == 1 and tp_nodes == 1:
-            self._block *= max(1, cluster.node.gpus // problem.cost.layout.tp)
+    def __init__(self, problem: PlanningProblem, free_s: Floats) -> None:
+        near = Neighbourhood.of(problem)
+        self._ranks, self._node = problem.ranks, near.node
+        self._block = near.block // near.node  # nodes
+        self._free_s = self._ready_s = free_s
+        self._rows: dict[tuple[int, int], _Rows] = {}
 
-    def choose(self, wanted: _Wanted, start_s: Floats, free_s: Floats, whole: Floats) -> Ints:
-        """Ranks of a gang; they are free at *free_s* and ready for it at *start_s*."""
-        size, latest_s = wanted.size, wanted.latest_s
+    def moved_to(self, ready_s: Floats) -> None:
+        """Ranks are ready for the next gang at *ready_s*: when they are free, and after the bubble it brings."""
+        self._ready_s = ready_s
+        self._rows.clear()
+
+    def booked(self, ranks: Ints) -> None:
+        """The times of *ranks* have changed."""
+        if self._ready_s is self._free_s:
+            for rows in self._rows.values():
+                rows.sort_again(ranks, self._ready_s, self._free_s)
+
+    def spread(self, size: int) -> tuple[Ints, float]:
+        """The ranks that are ready first, wherever they are, and when they are."""
+        ranks = np.sort(np.argpartition(self._ready_s, size - 1)[:size])
+        return ranks, float(self._ready_s[ranks].max())
+
+    def choose(self, size: int, latest_s: float) -> tuple[Ints, float]:
+        """Ranks of a gang that wants to start by *latest_s*, and when they are ready."""
+        ready_s = self._ready_s
         if size == self._ranks:
-            return np.arange(size, dtype=np.int64)
+            return np.arange(size, dtype=np.int64), float(ready_s.max())
         if size == 1:
-            ready = start_s <= latest_s
-            if not ready.any():
-                return np.array([start_s.argmin()])
-            waste_s = np.where(ready, wanted.waste_s(start_s, free_s, whole, 1), np.inf)
-            return np.array([np.where(waste_s <= waste_s.min() + 1e-12, start_s, -1.0).argmax()])
+            return self._single(latest_s)
         if size <= self._node:
-            return self._window(wanted, size, 1, self._node, start_s, free_s, whole)
+            ranks = self._best(size, 1, self._node, latest_s)
+            return ranks, float(ready_s[ranks].max())
         nodes, rest = divmod(size, self._node)
         all_nodes = self._ranks // self._node
-        best = np.arange(0, dtype=np.int64)
+        best, best_s = np.arange(0, dtype=np.int64), np.inf
         for row in (self._block, all_nodes):
             if nodes + (rest > 0) > min(row, all_nodes):
                 continue
             for spare in (rest > 0, False):
-                chosen = self._window(wanted, nodes + spare, self._node, row, start_s, free_s, whole)
+                chosen = self._best(nodes + spare, self._node, row, latest_s)
                 if rest:
-                    chosen = self._with_rest(
-                        wanted, chosen[: nodes * self._node], rest, row, start_s, free_s, whole
-                    )
-                if start_s[chosen].max() <= latest_s:
-                    return chosen
-                if not len(best) or start_s[chosen].max() < start_s[best].max():
-                    best = chosen
+                    chosen = self._with_rest(chosen[: nodes * self._node], rest, row, latest_s)
+                start_s = float(ready_s[chosen].max())
+                if start_s < best_s:
+                    best, best_s = chosen, start_s
+                if start_s <= latest_s:
+                    return chosen, start_s
                 if not rest:
                     break
-        return best
+        return best, best_s
 
-    def _with_rest(
-        self,
-        wanted: _Wanted,
-        chosen: Ints,
-        rest: int,
-        row: int,
-        start_s: Floats,
-        free_s: Floats,
-        whole: Floats,
-    ) -> Ints:
+    def _single(self, latest_s: float) -> tuple[Ints, float]:
+        ready = self._ready_s <= latest_s
+        if not ready.any():
+            rank = int(self._ready_s.argmin())
+        else:
+            waste_s = np.where(ready, self._ready_s - self._free_s, np.inf)
+            rank = int(np.where(waste_s <= waste_s.min() + 1e-12, self._ready_s, -1.0).argmax())
+        return np.array([rank]), float(self._ready_s[rank])
+
+    def _best(self, items: int, width: int, row: int, latest_s: float) -> Ints:
+        rows = self._rows.get((width, row))
+        if rows is None:
+            rows = self._rows[width, row] = _Rows(self._ranks, width, row)
+            rows.sort(self._ready_s, self._free_s)
+        return rows.best(items, latest_s)
+
+    def _with_rest(self, chosen: Ints, rest: int, row: int, latest_s: float) -> Ints:
         """Whole nodes *chosen* and *rest* ranks of one more node of the row, one that is in use if there is one."""
         node = np.arange(self._ranks) // self._node
         closed = np.isin(node, node[chosen]) | (node // row != node[chosen[0]] // row)
-        begin_s = np.where(closed, np.inf, np.maximum(start_s, start_s[chosen].max()))
-        more = self._window(wanted, rest, 1, self._node, begin_s, free_s, whole)
-        return np.sort(np.concatenate((chosen, more)))
-
-    def _window(
-        self,
-        wanted: _Wanted,
-        items: int,
-        width: int,
-        row: int,
-        start_s: Floats,
-        free_s: Floats,
-        whole: Floats,
-    ) -> Ints:
-        """The best *items* neighbours in start time, items of *width* ranks, out of one row of *row* items."""
-        if width > 1:
-            start_s = start_s.reshape(-1, width).max(axis=1)
-            free_s, whole = (values.reshape(-1, width).sum(axis=1) for values in (free_s, whole))
-        count = len(start_s)
-        rows = -(-count // row)
-        if rows * row > count:
-            start_s = np.concatenate((start_s, np.full(rows * row - count, np.inf)))
-            free_s, whole = (np.concatenate((x, np.zeros(rows * row - count))) for x in (free_s, whole))
-        start_s, free_s, whole = (values.reshape(rows, row) for values in (start_s, free_s, whole))
-        order = np.argsort(start_s, axis=1, kind="stable")
-        last_s = np.take_along_axis(start_s, order, axis=1)[:, items - 1 :]
-        sums = np.cumsum(np.take_along_axis(free_s, order, axis=1), axis=1)
-        ready = last_s <= wanted.latest_s
-        if ready.any():
-            spent_s = _of_windows(sums, items)
-            units = np.cumsum(np.take_along_axis(whole, order, axis=1), axis=1) if wanted.unit_s else sums
-            waste_s = wanted.waste_s(last_s, spent_s, _of_windows(units, items), items * width)
-            waste_s = np.where(ready, waste_s, np.inf)
-            equal = waste_s <= waste_s.min() * (1.0 + 1e-9) + 1e-9
-            late_s = np.where(equal, last_s, -1.0)
-            fullest_s = np.where(late_s >= late_s.max() * (1.0 - 1e-9), sums[:, -1:], -1.0)
-            best = fullest_s.argmax()
-        else:
-            best = last_s.argmin()
-        line, first = divmod(int(best), last_s.shape[1])
-        chosen = np.sort(order[line, first : first + items]) + line * row
-        if width == 1:
-            return np.asarray(chosen)
-        return np.asarray((chosen[:, None] * width + np.arange(width)).ravel())
-
-
-def _of_windows(sums: Floats, items: int) -> Floats:
-    """Sums over every window of *items* neighbours, from the cumulative sums of rows."""
-    windows = sums[:, items - 1 :].copy()
-    windows[:, 1:] -= sums[:, :-items]
-    return windows
+        begin_s = np.where(closed, np.inf, np.maximum(self._ready_s, self._ready_s[chosen].max()))
+        rows = _Rows(self._ranks, 1, self._node)
+        rows.sort(begin_s, self._free_s)
+        return np.sort(np.concatenate((chosen, rows.best(rest, latest_s))))

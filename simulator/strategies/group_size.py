@@ -39,6 +39,11 @@ class SizeTable:
         self._sizes = np.concatenate((least, np.maximum(grid, least)), axis=1)
         self._times = problem.sequence_s(lengths[:, None], self._sizes)
 
+    @property
+    def columns(self) -> tuple[Ints, Floats]:
+        """Sizes and times, [sequences, sizes]."""
+        return self._sizes, self._times
+
     def within(self, limit_s: float) -> tuple[Ints, Floats]:
         """Smallest size of every sequence whose time is at most *limit_s*, else the quickest; and that time."""
         meets = self._times <= limit_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,13 @@ from simulator.strategies.dealing import (
     exchange,
     fill_packs,
 )
-from simulator.strategies.gangs import LongSequences, RankLoads, place_gangs
+from simulator.strategies.gangs import RankLoads, place_gangs
 from simulator.strategies.group_size import needed_ratio
+from simulator.strategies.long_sequences import LongSequences, ideal_step_s
 from simulator.strategies.lower_bound import lower_bound_s
 from simulator.strategies.problem import PlanningProblem
 from simulator.strategies.rehearsal import rehearsed_s
+from simulator.strategies.whole_units import whole_unit_places
 
 __all__ = ["plan_balanced"]
 
@@ -41,10 +43,8 @@ GOOD_ENOUGH = 1.03
 """A draft this close to the ideal of its limit ends the search."""
 ROOMS = (1.01, 1.05, 1.1)
 """How much later than the ideal step gangs may end; more than the first is tried for the best limit of a pipeline."""
-WHOLE_ROOMS = (1.0, 1.02, 1.04, 1.06, 1.08, 1.1, 1.13, 1.16)
-"""The same where short micro-batches all take the same time: the least room that leaves slots for all is taken."""
-WHOLE_LIMITS = 2
-"""So many time limits are tried that way."""
+WHOLE_UNIT_DRAFTS = 3
+"""Placements by whole micro-batches that are planned in full."""
 FLOOR_SHARES = (0.25, 0.8)
 """Least time of a micro-batch over the time of a full one: below, sequences are dealt, above, packs; both between."""
 
@@ -53,7 +53,9 @@ def plan_balanced(problem: PlanningProblem) -> Plan:
     """Long sequences first, each as a gang of ranks; then everything else to the ranks that are free first.
 
     1. A time limit gives every sequence the smallest group that memory (with offload) and the limit allow. For each
-       limit the ideal step is estimated (see _ideal_step_s); the most promising ones are planned in full.
+       limit the ideal step is estimated (see _ideal_step_s); the most promising ones are planned in full. In a
+       pipeline whose short micro-batches all take the same time, group sizes follow from whole micro-batches
+       instead (see whole_units).
     2. Gangs, longest sequence first (see place_gangs); light ranks end up with more, shorter micro-batches.
     3. Sequences that fit one rank are dealt to the ranks that are free first, as full packs or one by one,
        and exchanged between the busiest and the least busy ranks (see dealing).
@@ -62,25 +64,61 @@ def plan_balanced(problem: PlanningProblem) -> Plan:
     """
     bound_s = lower_bound_s(problem)
     packs = fill_packs(problem)
+    long = LongSequences(problem)
+    drafts = _whole_unit_drafts(problem, packs, long, bound_s)
+    if not drafts:
+        drafts = _limit_drafts(problem, packs, long, bound_s)
+    best = min(drafts, key=lambda draft: draft.end_s)
+    # Bubbles apart: less what the bubbles of an ideal plan cost.
+    bubbles_s = 0.0
+    if problem.stages > 1:
+        bubbles_s = _ideal_choice(problem, packs, long, bound_s).step_s - bound_s
+    return replace(best.plan, lower_bound_s=bound_s, makespan_s=max(best.end_s - bubbles_s, bound_s))
+
+
+def _whole_unit_drafts(
+    problem: PlanningProblem, packs: Packs, long: LongSequences, bound_s: float
+) -> list[_Draft]:
+    """Plans by whole micro-batches, for pipelines whose short micro-batches all take the same time; else none."""
+    if problem.stages == 1 or not len(long.tokens) or not packs.same_time:
+        return []
+    unit_s = float(packs.seconds.max())
+    drafts = []
+    for places in islice(
+        whole_unit_places(problem, long, len(packs.seconds), unit_s, bound_s), WHOLE_UNIT_DRAFTS
+    ):
+        placed = _Placed(
+            choice=_Choice(places.size, places.time_s, places.step_s),
+            sequence=long.sequence,
+            size=places.size,
+            time_s=places.time_s,
+            offload_ratio=needed_ratio(problem, long.tokens, places.size),
+            gang_ranks=places.gang_ranks,
+            gang_slot=places.slot,
+            single_rank=np.empty(0, dtype=np.int64),
+            single_s=np.empty(0),
+            loads=places.loads,
+        )
+        drafts.append(_Draft.of(problem, packs, placed, deal_packs))
+    return drafts
+
+
+def _limit_drafts(
+    problem: PlanningProblem, packs: Packs, long: LongSequences, bound_s: float
+) -> list[_Draft]:
+    """Plans in which every long sequence keeps to one time limit, for the most promising limits."""
     drafts: list[_Draft] = []
     limits = len(LIMIT_SHARES) if problem.stages > 1 else LIMITS_WITHOUT_PIPELINE
     limits_s = [share * bound_s / problem.stages for share in LIMIT_SHARES[:limits]]
-    long = LongSequences(problem, min(limits_s))
-    choices = _promising(problem, long, packs, bound_s, limits_s)
-    for choice in choices:
+    for choice in _promising(problem, long, packs, bound_s, limits_s):
         drafts += _drafts(problem, packs, long, choice, ROOMS[0])
         if min(draft.end_s for draft in drafts) <= choice.step_s * GOOD_ENOUGH:
             break
-    best = min(drafts, key=lambda draft: draft.end_s)
     if problem.stages > 1:
+        best = min(drafts, key=lambda draft: draft.end_s)
         for room in ROOMS[1:]:
             drafts += _drafts(problem, packs, long, best.choice, room)
-        if _dealers(problem) == (deal_packs,):
-            others = [choice for choice in choices if choice is not best.choice]
-            for choice in (best.choice, *others)[:WHOLE_LIMITS]:
-                drafts += _whole_draft(problem, packs, long, choice)
-        best = min(drafts, key=lambda draft: draft.end_s)
-    return replace(best.plan, lower_bound_s=bound_s, makespan_s=max(best.plan.makespan_s, bound_s))
+    return drafts
 
 
 def _promising(
@@ -94,8 +132,7 @@ def _promising(
     short_s = float(packs.seconds.sum())
     seen: set[bytes] = set()
     ways: tuple[list[_Choice], list[_Choice]] = ([], [])
-    for limit_s in limits_s:
-        size, time_s = long.within(limit_s)
+    for size, time_s in long.within(limits_s):
         whole = _whole_nodes(problem, size)
         whole_s = time_s if whole is size else problem.sequence_s(long.tokens, whole)
         for way, sizes, times_s in zip(ways, (size, whole), (time_s, whole_s), strict=True):
@@ -103,10 +140,18 @@ def _promising(
                 seen.add(sizes.tobytes())
                 ideal_s = max(bound_s, _ideal_step_s(problem, sizes, times_s, short_s))
                 way.append(_Choice(sizes, times_s, ideal_s))
+    if problem.stages > 1 and len(long.tokens):
+        ways[0].append(_ideal_choice(problem, packs, long, bound_s))
     for way in ways:
         way.sort(key=lambda choice: choice.step_s)
     in_turn = chain.from_iterable(zip_longest(*ways))
     return [choice for choice in in_turn if choice is not None][:DRAFTS]
+
+
+def _ideal_choice(problem: PlanningProblem, packs: Packs, long: LongSequences, bound_s: float) -> _Choice:
+    """The group sizes with the shortest ideal step, every sequence with a limit of its own."""
+    step_s, size = ideal_step_s(problem, long, _usual_s(problem), float(packs.seconds.sum()), bound_s)
+    return _Choice(size, problem.sequence_s(long.tokens, size), step_s)
 
 
 def _whole_nodes(problem: PlanningProblem, size: Ints) -> Ints:
@@ -123,25 +168,6 @@ def _drafts(
     """Plans for one time limit: one for every way to deal short sequences that may be the better one."""
     placed = _place_long(problem, packs, long, choice, room)
     return [_Draft.of(problem, packs, placed, dealer) for dealer in _dealers(problem)]
-
-
-def _whole_draft(
-    problem: PlanningProblem, packs: Packs, long: LongSequences, choice: _Choice
-) -> list[_Draft]:
-    """A plan whose gangs cost the fewest whole slots of short micro-batches, at the least room that suffices."""
-    unit_s = _usual_s(problem)
-    found: _Placed | None = None
-    low, high = 0, len(WHOLE_ROOMS)
-    while low < high:
-        middle = (low + high) // 2
-        room = WHOLE_ROOMS[middle]
-        placed = _place_long(problem, packs, long, choice, room, unit_s)
-        left_s = choice.step_s * room - placed.loads.free_s
-        if left_s.min() >= 0.0 and np.floor(left_s / unit_s + 1e-9).sum() >= len(packs.seconds):
-            found, high = placed, middle
-        else:
-            low = middle + 1
-    return [] if found is None else [_Draft.of(problem, packs, found, deal_packs)]
 
 
 def _dealers(problem: PlanningProblem) -> tuple[_Dealer, ...]:
@@ -211,7 +237,6 @@ def _place_long(
     long: LongSequences,
     choice: _Choice,
     room: float,
-    unit_s: float = 0.0,
 ) -> _Placed:
     weight, usual_s = problem.bubble_weight, _usual_s(problem)
     loads = RankLoads(
@@ -226,7 +251,7 @@ def _place_long(
     apart_s = problem.sequence_s(long.tokens[gangs], choice.size[gangs], least_tier=1)
     deadline_s = choice.step_s * room
     members, slots, taken_s = place_gangs(
-        problem, loads, choice.size[gangs], choice.time_s[gangs], apart_s, deadline_s, unit_s
+        problem, loads, choice.size[gangs], choice.time_s[gangs], apart_s, deadline_s
     )
     order = np.concatenate((gangs, singles))
     return _Placed(
@@ -265,7 +290,7 @@ class _Draft:
         plan = _assemble(problem, packs, placed, pack_of, rank, seconds)
         if problem.stages == 1:
             end_s = float((base_s + np.bincount(rank, weights=seconds, minlength=problem.ranks)).max())
-            return cls(placed.choice, replace(plan, makespan_s=end_s), end_s)
+            return cls(placed.choice, plan, end_s)
         end_s = rehearsed_s(
             plan,
             np.concatenate((placed.time_s, pack_s)),
@@ -273,12 +298,7 @@ class _Draft:
             chunks=problem.cost.layout.vpp,
             schedule=problem.cost.layout.schedule,
         )
-        longest_s = longest_s.copy()
-        np.maximum.at(longest_s, rank, seconds)
-        # Bubbles apart, but no planner can fill the way of the longest micro-batch through all stages.
-        work_s = end_s - problem.bubble_weight * float(longest_s.mean())
-        makespan_s = max(work_s, problem.stages * float(longest_s.max()))
-        return cls(placed.choice, replace(plan, makespan_s=makespan_s), end_s)
+        return cls(placed.choice, plan, end_s)
 
 
 def _assemble(

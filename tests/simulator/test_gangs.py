@@ -3,7 +3,8 @@ import pytest
 from simulator_setups import FLOOR, HOPPER, problem_of, small_cluster, small_setup
 
 from cost_models.layout import Layout
-from simulator.strategies.gangs import LongSequences, RankLoads, place_gangs
+from simulator.strategies.gangs import RankLoads, place_gangs
+from simulator.strategies.long_sequences import LongSequences
 from simulator.strategies.problem import PlanningProblem
 
 
@@ -120,35 +121,23 @@ def test_ranks_larger_than_a_node_need_no_node():
 
 def test_long_sequences_meet_a_limit_or_are_as_quick_as_can_be():
     one = problem(lengths=[100, 5000, 1025, 16384, 1024])
-    long = LongSequences(one, 0.0)
+    long = LongSequences(one)
     assert long.sequence.tolist() == [3, 1, 2]
     assert long.tokens.tolist() == [16384, 5000, 1025]
-    relaxed, relaxed_s = long.within(np.inf)
+    (relaxed, relaxed_s), (_, quickest_s) = long.within([np.inf, 0.0])
     assert relaxed_s == pytest.approx(one.sequence_s(long.tokens, relaxed))
-    _, quickest_s = long.within(0.0)
     assert np.all(quickest_s <= relaxed_s)
     limit_s = float(np.sort(relaxed_s)[1])
-    size, time_s = long.within(limit_s)
+    size, time_s = next(long.within([limit_s]))
     assert np.all((time_s <= limit_s) | (time_s == quickest_s))
     assert np.all(size >= relaxed)
 
 
 def test_limits_are_met_whatever_the_floor():
     one = problem(lengths=[16384], cal=FLOOR)
-    size, time_s = LongSequences(one, 0.0).within(0.0)
+    size, time_s = next(LongSequences(one).within([0.0]))
     assert time_s[0] >= one.floor_s
     assert size[0] <= one.ranks
-
-
-@pytest.mark.parametrize(("unit", "ranks"), [(0.0, 1), (1.0, 3)])
-def test_gangs_cost_as_few_whole_micro_batches_as_can_be(unit: float, ranks: int):
-    # Three sequences of 1.3 s, 4.3 s to the end. On one rank (least waiting) 0.4 s are left there; each on its own
-    # rank leaves 3 whole seconds on every rank, and a rank that was to run 4 micro-batches of 1 s loses only one.
-    one = problem(nodes=1)
-    loads = RankLoads(np.zeros(4), np.zeros(4, dtype=np.int64), np.zeros(4))
-    times = np.array([1.3, 1.3, 1.3])
-    members, _, _ = place_gangs(one, loads, np.ones(3, dtype=np.int64), times, times, 4.3, unit)
-    assert len({int(rank[0]) for rank in members}) == ranks
 
 
 def test_spread_gangs_report_the_time_they_take():

@@ -1,0 +1,118 @@
+"""Sequences that need more than one rank: how long they take on groups of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.strategies.group_size import SizeTable, least_group
+from simulator.strategies.problem import PlanningProblem
+
+__all__ = ["LongKinds", "LongSequences", "ideal_step_s"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+LENGTH_GROWTH = 1.005
+"""Sequences whose lengths differ by less are of one kind."""
+STEP_CLOSE = 1e-4
+"""How closely the ideal step is looked for."""
+
+
+class LongKinds:
+    """Long sequences of about the same length, and the group sizes worth a look for each kind.
+
+    Attributes:
+        kind: of every sequence, longest first.
+        count: sequences of every kind.
+        sizes: group sizes at which a kind takes less time than on all smaller ones, one kind after the other.
+        times_s: the time of its longest sequence on each.
+    """
+
+    def __init__(self, problem: PlanningProblem, tokens: Ints, least: Ints) -> None:
+        """Of *tokens* (longest first) that need *least* ranks."""
+        step = np.floor(np.log(tokens) / np.log(LENGTH_GROWTH))
+        first = np.flatnonzero(np.diff(step, prepend=np.inf))
+        self.count = np.diff(first, append=len(step))
+        self.kind = np.repeat(np.arange(len(first)), self.count)
+        sizes, times_s = SizeTable(problem, tokens[first], np.maximum.reduceat(least, first)).columns
+        quicker = times_s < np.minimum.accumulate(np.insert(times_s, 0, np.inf, axis=1), axis=1)[:, :-1]
+        self.sizes, self.times_s = sizes[quicker], times_s[quicker]
+        self._row = np.nonzero(quicker)[0]
+        self._bounds = np.searchsorted(self._row, np.arange(len(first)))
+
+    def cheapest(self, cost: Floats) -> Ints | None:
+        """Of every kind the entry of *sizes* with the least *cost*; None if one has only infinite ones."""
+        least = np.minimum.reduceat(cost, self._bounds)
+        if not np.isfinite(least).all():
+            return None
+        hits = np.flatnonzero(cost <= least[self._row])
+        return np.asarray(hits[np.flatnonzero(np.diff(self._row[hits], prepend=-1))])
+
+
+class LongSequences:
+    """Sequences that do not fit one rank without offloading, longest first, with the time they take on any group."""
+
+    def __init__(self, problem: PlanningProblem) -> None:
+        long = np.flatnonzero(problem.lengths > problem.capacity_tokens)
+        self.sequence = long[np.argsort(-problem.lengths[long], kind="stable")]
+        self.tokens = problem.lengths[self.sequence]
+        self.least = least_group(problem, self.tokens)
+        self._problem = problem
+
+    @cached_property
+    def _least_s(self) -> Floats:
+        return self._problem.sequence_s(self.tokens, self.least)
+
+    @cached_property
+    def kinds(self) -> LongKinds:
+        """The same by length."""
+        return LongKinds(self._problem, self.tokens, self.least)
+
+    def within(self, limits_s: list[float]) -> Iterator[tuple[Ints, Floats]]:
+        """For every limit the smallest group of every sequence that meets it (else the quickest), and its time."""
+        late = np.flatnonzero(self._least_s > min(limits_s))
+        table = SizeTable(self._problem, self.tokens[late], self.least[late])
+        for limit_s in limits_s:
+            size, time_s = self.least.copy(), self._least_s.copy()
+            size[late], time_s[late] = table.within(limit_s)
+            yield size, time_s
+
+
+def ideal_step_s(
+    problem: PlanningProblem, long: LongSequences, usual_s: float, short_s: float, least_s: float
+) -> tuple[float, Ints]:
+    """The least step of a pipeline whose ranks are filled without gaps, with the group sizes it takes.
+
+    A rank whose longest micro-batch takes t has T - w t left for work (w t: bubble). So work of this length takes at
+    least d t / (T - w t) ranks wherever it is, and the step is the least T with
+
+        sum over long sequences of the least d t(d) / (T - w t(d))  +  short work / (T - w u)  <=  ranks
+
+    *short_s*: work of short sequences in micro-batches of *usual_s* (u). *least_s*: a step below which none is.
+    """
+    weight, kinds = problem.bubble_weight, long.kinds if len(long.tokens) else None
+
+    def choice(step_s: float) -> tuple[float, Ints | None]:
+        if step_s <= weight * usual_s and short_s:
+            return np.inf, None
+        ranks = short_s / (step_s - weight * usual_s) if short_s else 0.0
+        if kinds is None:
+            return ranks, None
+        left_s = step_s - weight * kinds.times_s
+        cost = np.where(left_s >= kinds.times_s, kinds.sizes * kinds.times_s / left_s, np.inf)
+        entry = kinds.cheapest(cost)
+        return (np.inf, None) if entry is None else (ranks + float(kinds.count @ cost[entry]), entry)
+
+    low_s = high_s = least_s
+    while choice(high_s)[0] > problem.ranks:
+        low_s, high_s = high_s, high_s * 1.2
+    while high_s > low_s * (1.0 + STEP_CLOSE):
+        middle_s = (low_s + high_s) / 2.0
+        low_s, high_s = (low_s, middle_s) if choice(middle_s)[0] <= problem.ranks else (middle_s, high_s)
+    entry = choice(high_s)[1]
+    sizes = np.empty(0, dtype=np.int64) if kinds is None or entry is None else kinds.sizes[entry][kinds.kind]
+    return high_s, sizes
