@@ -160,8 +160,18 @@ def _sync_s(cost: MicroBatchCost, parameters: Floats, group: GroupShape, pieces:
     return np.asarray(each * once_s)
 
 
-def step_costs(cost: MicroBatchCost, batches: MicroBatches, ranks: int, *, data_s: float) -> StepCosts:
-    """Everything an executor needs to play a plan with these micro-batches."""
+def step_costs(
+    cost: MicroBatchCost, batches: MicroBatches, ranks: int, *, data_s: float, planned_ranks: int | None = None
+) -> StepCosts:
+    """Everything an executor needs to play a plan with these micro-batches.
+
+    Args:
+        cost: what a micro-batch costs.
+        batches: the plan's micro-batches.
+        ranks: ranks of the job: they share gradients and parameters.
+        data_s: planning and loading.
+        planned_ranks: ranks that *batches* are the work of, when they stand for all others; None = all.
+    """
     layout = cost.layout
     neighbour = int(cost.fabric.tier(0, layout.stage_stride(ranks) % max(1, cost.cluster.gpus)))
     alike = batches.alike
@@ -172,7 +182,7 @@ def step_costs(cost: MicroBatchCost, batches: MicroBatches, ranks: int, *, data_
     forward_s, backward_s = (
         terms.sum(axis=0).mean(axis=-1)[visited].sum(axis=1) for terms in (forward, backward)
     )
-    micro_batches = float(batches.group_size.sum()) / ranks
+    micro_batches = float(batches.group_size.sum()) / (planned_ranks or ranks)
     windows = ComputeWindows.of(layout, forward_s, backward_s, micro_batches)
     weight = cost.weight_terms_s(priced) if layout.schedule in SPLIT_SCHEDULES else None
     if alike:
