@@ -19,6 +19,7 @@ __all__ = [
     "Schedule",
     "Sharding",
     "StageBalance",
+    "TensorExchange",
 ]
 
 Schedule = Literal["1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe"]
@@ -31,6 +32,7 @@ ContextParallelKind = Literal["ring", "all-gather", "ulysses"]
 ExpertDispatch = Literal["all-to-all", "fused"]
 ExpertKernels = Literal["grouped", "separate"]
 StageBalance = Literal["layers", "flop"]
+TensorExchange = Literal["none", "gathers", "mlp"]
 GradientAccumulation = Literal["fused", "separate", "cast"]
 
 
@@ -86,6 +88,9 @@ class Layout:
     """The step's first parameter gather runs while data is loaded; off: the first forward waits for a bucket."""
     tp_overlap: bool = False
     """Tensor-parallel collectives run beside the GEMMs that need or feed them, cut into chunks."""
+    tp_exchange: TensorExchange = "none"
+    """With tp_overlap: gathers feed products as chunks that neighbours copy to each other, each GPU's own chunk first;
+    mlp: what the MLP sends out is reduced that way, too."""
     tp_asynchronous: bool = False
     """Tensor-parallel collectives are called asynchronously: they run beside whole products that do not need them."""
     etp: int | None = None

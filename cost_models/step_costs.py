@@ -161,7 +161,12 @@ def _sync_s(cost: MicroBatchCost, parameters: Floats, group: GroupShape, pieces:
 
 
 def step_costs(
-    cost: MicroBatchCost, batches: MicroBatches, ranks: int, *, data_s: float, planned_ranks: int | None = None
+    cost: MicroBatchCost,
+    batches: MicroBatches,
+    ranks: int,
+    *,
+    data_s: float,
+    planned_ranks: int | None = None,
 ) -> StepCosts:
     """Everything an executor needs to play a plan with these micro-batches.
 

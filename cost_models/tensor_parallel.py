@@ -17,7 +17,7 @@ from cost_models.matrix_units import OPERAND_BYTES
 from cost_models.model import Model
 from cost_models.tracing import priced
 
-__all__ = ["BlockGemms", "TensorParallel", "beside_s", "pipelined_s"]
+__all__ = ["BlockGemms", "TensorParallel", "beside_s", "exchanged_s", "pipelined_s"]
 
 Floats = NDArray[np.float64]
 
@@ -25,6 +25,11 @@ Floats = NDArray[np.float64]
 # Megatron-Bridge performance guide, communication overlap (Transformer Engine's userbuffers: num_splits, num_sm).
 OVERLAP_CHUNKS = 4
 COMMUNICATION_SMS = 16
+# Exchanges between neighbours: copy engines and one SM that starts them; what runs whole beside them keeps 4.
+# Transformer Engine, module/base.py (ring_exchange: num_sm 1, use_ce); MLPerf Training v3.1 and v4.0, NVIDIA,
+# conf/tp_overlap/h100tp4*.yaml (bulk: num_sm 2 to 8, mostly 4).
+EXCHANGE_SMS = 1
+EXCHANGE_WHOLE_SMS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +94,24 @@ def pipelined_s(
     return np.minimum(transfer, transfer / chunks + rest)
 
 
+def exchanged_s(
+    collective_s: ArrayLike, gemm_s: ArrayLike, sm_share: float, tail_s: float, ranks: int
+) -> Floats:
+    """The same for chunks that neighbours copy to each other, a gather's while each GPU starts with its own.
+
+        max( sm_share x c, c - (t - 1) / t x GEMM ) + (t - 1) x tail,  at most c                t ranks
+
+    The k-th of t - 1 foreign chunks arrives after k / (t - 1) of the gather and is needed after k / t of the GEMM: with
+    transfers shorter than the chunks' products nothing waits; with longer ones the last chunk's product follows the
+    last arrival. A reduction is the same backwards: foreign chunks are computed and sent first, the own one last.
+    Ignored: what pipelined_s ignores; adding up the chunks that arrive.
+    Source: Transformer Engine, userbuffers (ring_exchange: CommOverlapP2P, split_overlap_ag and _rs).
+    """
+    transfer = np.asarray(collective_s, dtype=np.float64)
+    own = (ranks - 1) / ranks * np.asarray(gemm_s, dtype=np.float64)
+    return np.minimum(transfer, np.maximum(sm_share * transfer, transfer - own) + (ranks - 1) * tail_s)
+
+
 class TensorParallel:
     """Collectives around attention and MLP, exposed.
 
@@ -98,7 +121,9 @@ class TensorParallel:
     Source: Korthikanti et al., arXiv 2205.05198, section 4.2.
 
     Overlapped (`tp_overlap`): what feeds a GEMM or is fed by it is pipelined with it in chunks; in the backward the
-    second gather runs beside the input-gradient GEMM, the reduction beside the weight-gradient GEMM, whole.
+    second gather runs beside the input-gradient GEMM, the reduction beside the weight-gradient GEMM, whole. With
+    `tp_exchange` gathers that feed GEMMs (mlp: and the MLP's reduction) have no chunk without a GEMM beside it, and
+    fewer SMs move data.
     """
 
     def __init__(
@@ -107,6 +132,9 @@ class TensorParallel:
         self._hidden, self._layout, self._cal, self._collectives = model.hidden, layout, cal, collectives
         self._group = collectives.group(layout.tp)
         self._sm_share = COMMUNICATION_SMS / cluster.gpu.sm_count
+        self._exchange_share = EXCHANGE_SMS / cluster.gpu.sm_count
+        whole = EXCHANGE_WHOLE_SMS if layout.tp_exchange != "none" else COMMUNICATION_SMS
+        self._whole_share = whole / cluster.gpu.sm_count
 
     @property
     def overlaps(self) -> bool:
@@ -152,10 +180,12 @@ class TensorParallel:
         forward, backward = np.zeros_like(tokens), np.zeros_like(tokens)
         if self._layout.sequence_parallel:
             gather, scatter = self._gather_and_scatter(tokens)
-            for block in blocks:
-                forward = forward + self._pipelined(gather, block.entering_forward)
-                forward = forward + self._pipelined(scatter, block.leaving_forward)
-                backward = backward + self._pipelined(gather, block.leaving_gradient)
+            exchange = self._layout.tp_exchange
+            for number, block in enumerate(blocks):  # the last one is the MLP
+                sent = exchange == "mlp" and number == len(blocks) - 1
+                forward = forward + self._pipelined(gather, block.entering_forward, exchange != "none")
+                forward = forward + self._pipelined(scatter, block.leaving_forward, sent)
+                backward = backward + self._pipelined(gather, block.leaving_gradient, exchange != "none")
                 backward = backward + self._beside(gather, block.entering_gradient)
                 backward = backward + self._beside(scatter, block.entering_gradient)
             return forward, backward
@@ -204,8 +234,12 @@ class TensorParallel:
             self._collectives.reduce_scatter_s(volume, self._group),
         )
 
-    def _pipelined(self, collective_s: Floats, gemm_s: Floats) -> Floats:
-        return pipelined_s(collective_s, gemm_s, self._sm_share, self._cal.kernel_tail_s)
+    def _pipelined(self, collective_s: Floats, gemm_s: Floats, exchanged: bool = False) -> Floats:
+        if not exchanged:
+            return pipelined_s(collective_s, gemm_s, self._sm_share, self._cal.kernel_tail_s)
+        return exchanged_s(
+            collective_s, gemm_s, self._exchange_share, self._cal.kernel_tail_s, self._layout.tp
+        )
 
     def _beside(self, collective_s: Floats, gemm_s: Floats) -> Floats:
-        return beside_s(collective_s, gemm_s, self._sm_share)
+        return beside_s(collective_s, gemm_s, self._whole_share)

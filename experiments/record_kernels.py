@@ -21,14 +21,17 @@ __all__ = [
 FUSED_GATES_YEAR = 2024  # Megatron-Core 0.5: bias_swiglu_fusion, apply_rope_fusion
 FUSED_LOSS_YEAR = 2024  # Megatron-Core 0.5: cross_entropy_loss_fusion
 FLASH_ATTENTION_YEAR = 2023  # FlashAttention: arXiv 2205.14135; in training frameworks from the year after
+BEFORE_FLASH_2 = re.compile(r"MLPerf v[0-3]\.0\b")
+"""Benchmark rounds before July 2023, when FlashAttention-2 came out (arXiv 2307.08691)."""
 
 
 def attention_kernel(config: RunConfig) -> tuple[object, str] | None:
     """The kernel a record names; where nothing is said, its year and framework decide.
 
     Before 2023 scores were written to memory; Megatron-LM of 2023 and its forks still do unless told otherwise
-    (--use-flash-attn), Megatron-DeepSpeed in any year. Other frameworks of 2023 have FlashAttention of 2022. PyTorch's
-    own kernel is FlashAttention-2 on every GPU.
+    (--use-flash-attn), Megatron-DeepSpeed in any year. Other frameworks of 2023 have FlashAttention of 2022, NeMo
+    FlashAttention-2 once there is one (flash-attn 2.0.8: Dockerfile of its submission to MLPerf Training v3.1).
+    PyTorch's own kernel is FlashAttention-2 on every GPU.
     """
     named = config.attention
     if named:
@@ -45,8 +48,8 @@ def attention_kernel(config: RunConfig) -> tuple[object, str] | None:
         return "unfused", ""
     if config.framework.startswith("Megatron-LM"):
         return "unfused", "attention without flash kernels (the framework's default of that year)"
-    if "NeMo" in config.framework:
-        return "flash", "flash attention"
+    if "NeMo" in config.framework and not BEFORE_FLASH_2.search(config.framework):
+        return "flash2", "FlashAttention-2"
     return "flash1", "FlashAttention of 2022"
 
 

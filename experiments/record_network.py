@@ -7,10 +7,17 @@ import re
 from cost_models import catalog
 from experiments.records import RunConfig
 
-__all__ = ["bucket_parameters", "checked_collectives", "node_of_cloud", "tensor_asynchronous"]
+__all__ = [
+    "bucket_parameters",
+    "checked_collectives",
+    "node_of_cloud",
+    "tensor_asynchronous",
+    "tensor_exchange",
+]
 
 Finding = tuple[object, str] | None
 
+MLP_EXCHANGE_YEAR = 2024
 MEASURED_BYTES = 2.0**30
 _MEASURED = re.compile(
     r"NCCL busbw measured in the same job with 1 GiB[^:]*: AR [\d.]+ AG ([\d.]+) RS ([\d.]+) GB/s"
@@ -58,6 +65,35 @@ def bucket_parameters(config: RunConfig) -> Finding:
     return (float(stated[1]) * 2**20 / BYTES_PER_PARAMETER, "") if stated else None
 
 
+def tensor_overlap(config: RunConfig) -> Finding:
+    """Collectives pipelined with pieces of the GEMMs; asynchronous calls around whole GEMMs hide little of them.
+
+    Where nothing is stated, dense models of NVIDIA's recipes: ub_tp_comm_overlap of NeMo-Framework-Launcher
+    (gpt3/175b_*performance.yaml, llama/llama3_1_70b.yaml) and dgxc-benchmarking (gpt3_175b_hydra.yaml,
+    nemotron4-15b-synth.yaml), tp_comm_overlap of Megatron-Bridge's.
+    """
+    if (config.tp or 1) == 1 or re.search(r"(?i)tp.comm.overlap False", config.notes):
+        return None
+    stated = re.search(r"(?i)tp.comm.overlap(?: True|,? all on)|\basync ?tp\b", config.notes)
+    if stated:
+        return True, ""
+    recipe = not config.n_experts and re.search(r"NeMo|Megatron-Bridge", config.framework)
+    return (True, "tensor-parallel communication overlapped (the framework's recipes)") if recipe else None
+
+
 def tensor_asynchronous(config: RunConfig) -> Finding:
     """Asynchronous calls around whole products."""
     return (True, "") if (config.tp or 1) > 1 and "with async comm" in config.notes else None
+
+
+def tensor_exchange(config: RunConfig) -> Finding:
+    """Submissions to MLPerf Training say how each collective meets its product: gathers are exchanged.
+
+    Since 2024 what the MLP sends out, too. Known of Hopper: training_results_v3.1 and _v4.0, NVIDIA, gpt3,
+    conf/tp_overlap/h100tp4*.yaml (ring_exchange; fc2_fprop in v4.0).
+    """
+    hopper = catalog.gpu(config.gpu).calibration == "hopper"
+    if (config.tp or 1) == 1 or not hopper or not re.search(r"NeMo.*MLPerf", config.framework):
+        return None
+    how = "mlp" if config.year is not None and config.year >= MLP_EXCHANGE_YEAR else "gathers"
+    return how, "tensor-parallel chunks exchanged between neighbours (the benchmark's configurations)"

@@ -30,7 +30,13 @@ from experiments.record_kernels import (
     prediction_layers,
     window_rule,
 )
-from experiments.record_network import bucket_parameters, checked_collectives, tensor_asynchronous
+from experiments.record_network import (
+    bucket_parameters,
+    checked_collectives,
+    tensor_asynchronous,
+    tensor_exchange,
+    tensor_overlap,
+)
 from experiments.record_recompute import recompute_share, recompute_small_kernels
 from experiments.record_sums import (
     SPLIT_SCHEDULE,
@@ -115,22 +121,6 @@ def _cp_kind(config: RunConfig) -> Finding:
     return None
 
 
-def _tensor_overlap(config: RunConfig) -> Finding:
-    """Collectives pipelined with pieces of the GEMMs; asynchronous calls around whole GEMMs hide little of them.
-
-    Where nothing is stated, dense models of NVIDIA's recipes: ub_tp_comm_overlap of NeMo-Framework-Launcher
-    (gpt3/175b_*performance.yaml, llama/llama3_1_70b.yaml) and dgxc-benchmarking (gpt3_175b_hydra.yaml,
-    nemotron4-15b-synth.yaml), tp_comm_overlap of Megatron-Bridge's.
-    """
-    stated = re.search(r"(?i)tp.comm.overlap(?: True|,? all on)|\basync ?tp\b", config.notes)
-    if (config.tp or 1) == 1:
-        return None
-    if stated:
-        return True, ""
-    recipe = not config.n_experts and re.search(r"NeMo|Megatron-Bridge", config.framework)
-    return (True, "tensor-parallel communication overlapped (the framework's recipes)") if recipe else None
-
-
 def _precision(config: RunConfig) -> Finding:
     if config.precision is None:
         return "bf16", "bf16"
@@ -177,7 +167,8 @@ LAYOUT_RULES = (
     ),
     Rule(field="fused_loss", read=fused_loss, without="cross-entropy of separate kernels", plain=True),
     Rule(field="fused_kernels", read=fused_kernels, without="separate small kernels", plain=True),
-    Rule(field="tp_overlap", read=_tensor_overlap, without="overlap of tensor-parallel communication"),
+    Rule(field="tp_overlap", read=tensor_overlap, without="overlap of tensor-parallel communication"),
+    Rule(field="tp_exchange", read=tensor_exchange, without="", plain="none"),
     Rule(field="tp_asynchronous", read=tensor_asynchronous, without=""),
     Rule(field="checked_collectives", read=checked_collectives, without=""),
     Rule(field="bucket_parameters", read=bucket_parameters, without=""),
@@ -240,9 +231,7 @@ LAYOUT_RULES = (
     ),
     Rule(field="pp_overlap", read=pp_overlap, without="blocking pipeline transfers", plain=True),
     Rule(
-        field="launch_blocking",
-        read=_stated(r"CUDA_LAUNCH_BLOCKING=1"),
-        without="waiting for every kernel",
+        field="launch_blocking", read=_stated(r"CUDA_LAUNCH_BLOCKING=1"), without="waiting for every kernel"
     ),
     Rule(
         field="shard_ranks",

@@ -24,6 +24,7 @@ from cost_models.layout import (
     Schedule,
     Sharding,
     StageBalance,
+    TensorExchange,
 )
 from cost_models.schema import Problems, did_you_mean
 from cost_models.startup import StartupMethod
@@ -90,6 +91,7 @@ KEYS: Mapping[str, Key] = {
     "layout.recompute_small_kernels": Key(parse=_boolean, default=False),
     "layout.precision": Key(parse=_choice(get_args(Precision)), default="bf16"),
     "layout.tp_overlap": Key(parse=_boolean, default=False),
+    "layout.tp_exchange": Key(parse=_choice(get_args(TensorExchange)), default="none"),
     "layout.tp_asynchronous": Key(parse=_boolean, default=False),
     "layout.checked_collectives": Key(parse=_boolean, default=False),
     "layout.bucket_parameters": Key(

@@ -15,7 +15,7 @@ from cost_models.fabric import FabricModel
 from cost_models.layer_cost import LayerCost
 from cost_models.layout import Layout
 from cost_models.model import Model
-from cost_models.tensor_parallel import beside_s, pipelined_s
+from cost_models.tensor_parallel import beside_s, exchanged_s, pipelined_s
 
 times = st.floats(0.0, 1e3)
 shares = st.floats(0.0, 0.5)
@@ -112,3 +112,34 @@ class TestParallelBlock:
         separate = layer(Layout(fused_kernels=False), self.parallel).gemm_s(tokens, backward=False)
         assert separate == pytest.approx(layer(Layout()).gemm_s(tokens, backward=False), rel=1e-12)
         assert float(fused[0]) < float(separate[0])
+
+
+class TestExchanged:
+    @pytest.mark.parametrize(
+        ("collective", "gemm", "tail", "exposed"),
+        [
+            (3.0, 8.0, 0.0, 0.03),  # chunks of 1 behind products of 2: one SM in a hundred
+            (3.0, 8.0, 0.1, 0.33),  # three more kernels
+            (12.0, 8.0, 0.0, 6.0),  # arrives at 12, then the last product of 2: 14 - 8
+            (3.0, 0.0, 0.5, 3.0),  # gains nothing: not cut
+        ],
+    )
+    def test_by_hand(self, collective: float, gemm: float, tail: float, exposed: float) -> None:
+        assert float(exchanged_s(collective, gemm, 0.01, tail, 4)) == pytest.approx(exposed)
+
+    @given(st.floats(0.0, 10.0), st.floats(0.0, 10.0), st.integers(2, 8))
+    def test_never_more_than_chunks_of_a_collective(self, c: float, g: float, ranks: int) -> None:
+        # the same number of chunks and SMs: starting with the own chunk saves the wait for the first
+        chunks = float(pipelined_s(c, g, 0.1, 0.0, ranks))
+        assert float(exchanged_s(c, g, 0.1, 0.0, ranks)) <= chunks + 1e-9
+
+    def test_a_layer_gains_from_every_exchange(self) -> None:
+        none, gathers, mlp = (
+            layer(Layout(tp=8, tp_overlap=True, tp_exchange=how)) for how in ("none", "gathers", "mlp")
+        )
+        assert exposed(mlp, 4096) < exposed(gathers, 4096) < exposed(none, 4096)
+        backward = [exposed(cost, 4096, backward=True) for cost in (none, gathers, mlp)]
+        assert backward[0] > backward[1] == backward[2]
+
+    def test_without_overlap_it_changes_nothing(self) -> None:
+        assert exposed(layer(Layout(tp=8, tp_exchange="mlp")), 4096) == exposed(layer(Layout(tp=8)), 4096)

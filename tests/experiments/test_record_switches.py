@@ -17,7 +17,7 @@ from experiments.records import RunConfig
 def read(field: str, **config: object) -> object:
     """The value of one rule, whether or not Layout has the field."""
     rule = next(rule for rule in (*LAYOUT_RULES, *MODEL_RULES) if rule.field == field)
-    finding = rule.read(RunConfig(gpu="h100", **config))  # type: ignore[arg-type]
+    finding = rule.read(RunConfig(**{"gpu": "h100", **config}))  # type: ignore[arg-type]
     return finding and finding[0]
 
 
@@ -101,6 +101,12 @@ GATHERS = (
         ("tp_overlap", {"framework": "Megatron-Bridge 26.04", "year": 2026, "tp": 4}, True),
         ("tp_overlap", {"framework": "NeMo", "year": 2024, "tp": 4, "n_experts": 8}, None),
         ("tp_overlap", {"framework": "NeMo", "year": 2024, "tp": 1}, None),
+        ("tp_overlap", {"framework": "NeMo", "tp": 4, "notes": "TP-comm overlap False"}, None),
+        ("tp_exchange", {"framework": "NeMo (MLPerf v3.1)", "year": 2023, "tp": 4}, "gathers"),
+        ("tp_exchange", {"framework": "NeMo (MLPerf v4.1)", "year": 2024, "tp": 4}, "mlp"),
+        ("tp_exchange", {"framework": "NeMo (MLPerf v4.1)", "year": 2024, "tp": 1}, None),
+        ("tp_exchange", {"framework": "NeMo (MLPerf v5.0)", "year": 2025, "tp": 4, "gpu": "GB200-NVL72"}, None),
+        ("tp_exchange", {"framework": "NeMo", "year": 2024, "tp": 4}, None),
         ("tp_overlap", {"framework": "Megatron-LM", "year": 2024, "tp": 4}, None),
         ("pp_overlap", {"framework": "Megatron-LM fork (ZB-1p)", "year": 2023, "pp": 4}, None),
         ("pp_overlap", {"framework": "Megatron-LM", "pp": 1}, None),
@@ -121,6 +127,10 @@ GATHERS = (
         ("attention_kernel", {"year": 2025, "attention": "PyTorch SDPA (flash/cuDNN backend)"}, "flash"),
         ("attention_kernel", {"year": 2023, "framework": "Megatron-LM fork"}, "unfused"),
         ("attention_kernel", {"year": 2023, "framework": "GPT-NeoX"}, "flash1"),
+        ("attention_kernel", {"year": 2023, "framework": "NeMo"}, "flash2"),
+        ("attention_kernel", {"year": 2023, "framework": "NeMo (MLPerf v3.0)"}, "flash1"),
+        ("attention_kernel", {"year": 2023, "framework": "NeMo (MLPerf v3.1)"}, "flash2"),
+        ("attention_kernel", {"year": 2024, "framework": "NeMo (MLPerf v4.0)"}, "flash"),
         ("expert_dispatch", {"notes": "moe dispatcher=hybridep, x"}, "fused"),
         ("expert_dispatch", {"notes": "dispatcher DeepEP; x"}, "fused"),
         ("expert_dispatch", {"notes": "moe dispatcher=None"}, None),
@@ -215,4 +225,4 @@ def test_layers_that_only_divide_with_embedding_and_head(layers: int, pp: int, c
     ],
 )
 def test_network_of_a_server(config: dict[str, Any], gbps: float | None) -> None:
-    assert nic_gbps(RunConfig(gpu="h100", **config)) == gbps
+    assert nic_gbps(RunConfig(**{"gpu": "h100", **config})) == gbps

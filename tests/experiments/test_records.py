@@ -256,7 +256,16 @@ def test_attention_stays_inside_its_sequence(tmp_path: Path) -> None:
     assert large == pytest.approx(small, rel=0.02)
 
 
-@pytest.mark.parametrize("changes", [{}, {"cp": "2", "dp": "2"}, {"pp": "1", "dp": "8"}, {"vpp": "2"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"cp": "2", "dp": "2"},
+        {"pp": "1", "dp": "8"},
+        {"vpp": "2"},
+        {"vpp": "4", "n_gpus": "64", "dp": "16"},
+    ],
+)
 def test_one_replica_stands_for_all_of_a_run(tmp_path: Path, changes: dict[str, str]) -> None:
     job = job_of(config(tmp_path, **changes))
     whole = simulate_step(job.setup, [job.seq_len] * job.sequences)
