@@ -11,7 +11,7 @@ from cost_models.layout import Layout
 from cost_models.sharded_parameters import overlapped_s
 from cost_models.tracing import priced
 
-__all__ = ["ComputeWindows", "buckets", "exposed_s"]
+__all__ = ["ComputeWindows", "buckets", "edge_pieces", "exposed_s"]
 
 Floats = NDArray[np.float64]
 
@@ -50,14 +50,27 @@ def buckets(parameters: Floats, members: int, layout: Layout) -> Floats:
     return np.maximum(layout.vpp, np.ceil(np.asarray(parameters) / size))
 
 
+def edge_pieces(pieces: Floats, layout: Layout) -> Floats:
+    """Pieces of which the first gather and the last reduction are one each: buckets, or chunks that interleave.
+
+    An interleaved schedule starts the reduction of a chunk when its last micro-batch is through and the gather of a
+    chunk while the one before computes, each as a whole.
+    Source: Megatron-Core, pipeline_parallel/schedules.py (grad_sync_func, param_sync_func); MegaScale,
+    arXiv 2402.15627, section 3.2.
+    """
+    if layout.schedule == "interleaved" and layout.vpp > 1:
+        return np.full_like(pieces, layout.vpp)
+    return np.maximum(pieces, 1.0)
+
+
 @priced("parameter_gather", "gradient_sync")
 def exposed_s(transfer_s: Floats, edge_s: Floats, window_s: Floats, slowdown: float) -> Floats:
     """[stages]: what a step's gather or reduction adds to it.
 
         exposed = edge + overlapped(window, transfer - edge) - window
 
-    *edge_s*: the part that has no compute to run beside: the last bucket of gradients is complete when the backward
-    ends; the first parameters are needed when the forward starts.
+    *edge_s*: the part that has no compute to run beside: the last piece of gradients is complete when the backward
+    ends; the first parameters are needed when the forward starts (edge_pieces).
     Counted: traffic beyond the window, and the rate that compute loses beside the rest.
     Ignored: contention of gathers and reductions of different groups.
     Limits: no window, everything; an endless one, the edge and what compute loses.

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.collectives import GroupShape
-from cost_models.data_parallel import ComputeWindows, buckets, exposed_s
+from cost_models.data_parallel import ComputeWindows, buckets, edge_pieces, exposed_s
 from cost_models.gradient_buckets import stage_buckets
 from cost_models.host_time import check_s, step_checks_s
 from cost_models.kernels import BF16_BYTES
@@ -87,8 +87,9 @@ def epilogue(
             pieces = _pieces(cost, counts, members)
             gathered_s, reduced_s = _gather_s(cost, counts, group), _sync_s(cost, counts, group, pieces)
             optimizer += step_checks_s(group, layout, cal.network)
-            gather, first_gather = gather + gathered_s, first_gather + gathered_s / np.maximum(pieces, 1.0)
-            sync, last_sync = sync + reduced_s, last_sync + reduced_s / np.maximum(pieces, 1.0)
+            edges = edge_pieces(pieces, layout)
+            gather, first_gather = gather + gathered_s, first_gather + gathered_s / edges
+            sync, last_sync = sync + reduced_s, last_sync + reduced_s / edges
             shards = counts / members if layout.sharding != "none" else counts
         optimizer += optimizer_s(shards, layout, cost.cluster, cal)
         optimizer += gradient_buffer_s(counts, members, layout, cost.cluster, cal)

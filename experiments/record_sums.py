@@ -13,6 +13,7 @@ __all__ = [
     "gradient_bytes",
     "nic_gbps",
     "pp_overlap",
+    "prefetch_gather",
 ]
 
 Finding = tuple[object, str] | None
@@ -54,6 +55,18 @@ def dp_overlap(config: RunConfig) -> Finding:
     if early and re.search(r"Megatron-L\w+", config.framework) and "Overlapped" not in config.framework:
         return False, "gradients are summed after the last backward (frameworks before 2024)"
     return None
+
+
+def prefetch_gather(config: RunConfig) -> Finding:
+    """Megatron's optimizer leaves the gather of parameters to the next forward, whose first one waits for it.
+
+    Source: Megatron-Core, DistributedDataParallelConfig (overlap_param_gather: a bucket is gathered while the one
+    before computes; --overlap-param-gather-with-optimizer-step hides the first one, with few layouts); NeMo,
+    megatron_gpt_model.py (param_sync_func: the next chunk's parameters while a chunk computes).
+    """
+    if config.zero_stage not in ("zero1", "zero2") or not _megatron(config) or _deepspeed(config):
+        return None
+    return False, ""
 
 
 def gradient_bytes(config: RunConfig) -> Finding:

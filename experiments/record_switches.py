@@ -44,6 +44,7 @@ from experiments.record_sums import (
     gradient_accumulation,
     gradient_bytes,
     pp_overlap,
+    prefetch_gather,
 )
 from experiments.records import RunConfig
 
@@ -211,6 +212,7 @@ LAYOUT_RULES = (
         without="gradient sync after the last backward: overlapped with it",
         plain=True,
     ),
+    Rule(field="prefetch_gather", read=prefetch_gather, without="", plain=True),
     Rule(
         field="recompute_share",
         read=recompute_share,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ideal_hardware import ideal_cost, micro_batches
 
-from cost_models.data_parallel import ComputeWindows, buckets, exposed_s
+from cost_models.data_parallel import ComputeWindows, buckets, edge_pieces, exposed_s
 from cost_models.layout import Layout
 from cost_models.step_costs import step_costs
 
@@ -32,6 +32,19 @@ def test_windows(pp: int, vpp: int, micro_batches: int, passes: float) -> None:
 def test_buckets(parameters: float, members: int, vpp: int, count: int) -> None:
     pipeline = Layout(pp=2, vpp=vpp) if vpp > 1 else Layout()
     assert buckets(np.array([parameters]), members, pipeline).tolist() == [count]
+
+
+@pytest.mark.parametrize(
+    ("layout", "edges"),
+    [
+        (Layout(), 25.0),
+        (Layout(pp=4), 25.0),
+        (Layout(pp=4, vpp=6, schedule="interleaved"), 6.0),  # chunks are gathered and reduced as a whole
+        (Layout(pp=4, vpp=2, schedule="zb-v"), 25.0),
+    ],
+)
+def test_edges(layout: Layout, edges: float) -> None:
+    assert edge_pieces(np.array([25.0]), layout).tolist() == [edges]
 
 
 @pytest.mark.parametrize(
