@@ -235,11 +235,13 @@ class TensorParallel:
         )
 
     def _pipelined(self, collective_s: Floats, gemm_s: Floats, exchanged: bool = False) -> Floats:
+        """In chunks of the collective, or exchanged where that is faster: many ranks make small products."""
+        tail_s = self._cal.kernel_tail_s
+        chunks_s = pipelined_s(collective_s, gemm_s, self._sm_share, tail_s)
         if not exchanged:
-            return pipelined_s(collective_s, gemm_s, self._sm_share, self._cal.kernel_tail_s)
-        return exchanged_s(
-            collective_s, gemm_s, self._exchange_share, self._cal.kernel_tail_s, self._layout.tp
-        )
+            return chunks_s
+        ranks = self._layout.tp
+        return np.minimum(chunks_s, exchanged_s(collective_s, gemm_s, self._exchange_share, tail_s, ranks))
 
     def _beside(self, collective_s: Floats, gemm_s: Floats) -> Floats:
         return beside_s(collective_s, gemm_s, self._whole_share)
