@@ -43,7 +43,7 @@ GOOD_ENOUGH = 1.03
 """A draft this close to the ideal of its limit ends the search."""
 ROOMS = (1.01, 1.05, 1.1)
 """How much later than the ideal step gangs may end; more than the first is tried for the best limit of a pipeline."""
-WHOLE_UNIT_DRAFTS = 3
+WHOLE_UNIT_DRAFTS = 4
 """Placements by whole micro-batches that are planned in full."""
 FLOOR_SHARES = (0.25, 0.8)
 """Least time of a micro-batch over the time of a full one: below, sequences are dealt, above, packs; both between."""
@@ -150,7 +150,7 @@ def _promising(
 
 def _ideal_choice(problem: PlanningProblem, packs: Packs, long: LongSequences, bound_s: float) -> _Choice:
     """The group sizes with the shortest ideal step, every sequence with a limit of its own."""
-    step_s, size = ideal_step_s(problem, long, _usual_s(problem), float(packs.seconds.sum()), bound_s)
+    step_s, size = ideal_step_s(problem, long, usual_s(problem), float(packs.seconds.sum()), bound_s)
     return _Choice(size, problem.sequence_s(long.tokens, size), step_s)
 
 
@@ -178,7 +178,7 @@ def _dealers(problem: PlanningProblem) -> tuple[_Dealer, ...]:
     return (deal_packs,) if share > FLOOR_SHARES[1] else (deal_packs, deal_sequences)
 
 
-def _usual_s(problem: PlanningProblem) -> float:
+def usual_s(problem: PlanningProblem) -> float:
     """Time of a full micro-batch of short sequences."""
     return max(problem.token_s * problem.capacity_tokens, problem.floor_s) + problem.fixed_s
 
@@ -198,9 +198,9 @@ def _ideal_step_s(problem: PlanningProblem, size: Ints, time_s: Floats, short_s:
     A rank whose longest micro-batch takes t has T - w t left for work (w t: bubble), so work of level t takes
     d t / (T - w t) ranks:   sum over sequences of d t / (T - w t) + short work / (T - w u) = ranks
     """
-    weight, usual_s = problem.bubble_weight, _usual_s(problem)
+    weight, full_s = problem.bubble_weight, usual_s(problem)
     work_s = np.append(size * time_s, short_s)
-    level_s = np.append(time_s, usual_s)
+    level_s = np.append(time_s, full_s)
     if not weight:
         return max(float(work_s.sum()) / problem.ranks, float(level_s[:-1].max(initial=0.0)))
     low_s = float((weight + 1.0) * level_s[work_s > 0].max())
@@ -238,11 +238,11 @@ def _place_long(
     choice: _Choice,
     room: float,
 ) -> _Placed:
-    weight, usual_s = problem.bubble_weight, _usual_s(problem)
+    weight, full_s = problem.bubble_weight, usual_s(problem)
     loads = RankLoads(
-        free_s=np.full(problem.ranks, weight * usual_s),
+        free_s=np.full(problem.ranks, weight * full_s),
         slot=np.zeros(problem.ranks, dtype=np.int64),
-        longest_s=np.full(problem.ranks, usual_s),
+        longest_s=np.full(problem.ranks, full_s),
     )
     # Without a pipeline single ranks are filled without gaps, after the gangs; in one the levels of length stay
     # together. The longest sequences, with the largest groups, find their ranks first.

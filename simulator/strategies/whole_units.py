@@ -8,7 +8,7 @@ long micro-batches of at most l and m short ones ends by T if
 so for every k and m there is a level l(k, m) up to which long micro-batches cost the same, and the ranks such a
 micro-batch costs are those of its group times (1 - m / n) / k, with n short ones on a rank that holds nothing else.
 Every sequence takes the group size at which that is least; the least T for which all ranks suffice is the goal.
-Gangs then find their ranks one by one, highest level first, where they cost fewest whole micro-batches. The T is
+Gangs then find their ranks one by one, longest first, where they cost fewest whole micro-batches. The T is
 raised until there is a place for every short one.
 """
 
@@ -25,7 +25,7 @@ from simulator.strategies.gangs import Neighbourhood, RankLoads
 from simulator.strategies.long_sequences import LongKinds, LongSequences
 from simulator.strategies.problem import PlanningProblem
 
-__all__ = ["LongPlaces", "whole_unit_places"]
+__all__ = ["LongPlaces", "WholeUnitMenu", "whole_unit_places"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -39,6 +39,8 @@ STEP_CLOSE = 1.003
 STEP_GROWTH = 0.004
 """A step that does not suffice is raised by this share."""
 STEPS_TRIED = 40
+LENGTH_GROWTHS = (1.02, 1.1)
+"""Micro-batches whose times differ by less are placed widest first: both are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class _Mix:
     """Ranks that all work takes, were there no remainders."""
 
 
-class _Menu:
+class WholeUnitMenu:
     """Levels and group sizes for all kinds of long sequences."""
 
     def __init__(self, kinds: LongKinds, packs: int, unit_s: float, weight: float) -> None:
@@ -165,13 +167,15 @@ def whole_unit_places(
     problem: PlanningProblem, long: LongSequences, packs: int, unit_s: float, least_s: float
 ) -> Iterator[LongPlaces]:
     """Placements of all long sequences, each with room for *packs* micro-batches of *unit_s*; shortest step first."""
-    menu = _Menu(long.kinds, packs, unit_s, problem.bubble_weight)
+    menu = WholeUnitMenu(long.kinds, packs, unit_s, problem.bubble_weight)
     step_s = menu.least_step_s(problem.ranks, max(least_s, (1.0 + problem.bubble_weight) * unit_s))
     for _ in range(STEPS_TRIED):
         mix = menu.mix(step_s)
-        placed = None if mix is None else _place(problem, long, menu, mix, step_s)
         missing = 0.0
-        if placed is not None:
+        for growth in LENGTH_GROWTHS:
+            placed = None if mix is None else _place(problem, long, menu, mix, step_s, growth)
+            if placed is None:
+                continue
             left_s = np.maximum(0.0, step_s * (1.0 + SMALL) - placed.loads.free_s)
             missing = packs - float(np.floor(left_s / unit_s + SMALL).sum())
             if missing <= 0:
@@ -180,16 +184,22 @@ def whole_unit_places(
 
 
 def _place(
-    problem: PlanningProblem, long: LongSequences, menu: _Menu, mix: _Mix, step_s: float
+    problem: PlanningProblem,
+    long: LongSequences,
+    menu: WholeUnitMenu,
+    mix: _Mix,
+    step_s: float,
+    growth: float,
 ) -> LongPlaces | None:
-    """Every gang on its ranks, highest level first, of a level the widest first; None if one does not fit."""
-    size, level = mix.size[long.kinds.kind], mix.level[long.kinds.kind]
+    """Every gang on its ranks, longest first, widest first where they are about as long; None if one does not fit."""
+    size = mix.size[long.kinds.kind]
     time_s = problem.sequence_s(long.tokens, size)
     room = _Room(problem, step_s, menu.unit_s)
     ranks: list[Ints] = [np.empty(0, dtype=np.int64)] * len(size)
     slot = np.empty(len(size), dtype=np.int64)
     sizes, times_s = size.tolist(), time_s.tolist()
-    for gang in np.lexsort((-size, -level)).tolist():
+    length = np.floor(np.log(time_s / menu.unit_s) / np.log(growth) + SMALL)
+    for gang in np.lexsort((-size, -length)).tolist():
         place = room.take(sizes[gang], times_s[gang]) or room.gather(sizes[gang], times_s[gang])
         if place is None:
             return None

@@ -1,0 +1,63 @@
+"""How good hdp-balance plans of a pipeline are: `python tools/planner_gap.py demo-8x22b-12k --batches 4`.
+
+For every batch of a scenario, in seconds: the bound without bubbles; the ideal step with bubbles (no gaps, any
+fraction of a micro-batch); the least step of ranks with whole numbers of micro-batches, where all short ones take the
+same time (linear programme over kinds of ranks, fractions of ranks); the end of the plan as rehearsed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from experiments.scenario import load_scenario
+from experiments.tables import Table, plain_text
+from simulator.simulate import plan_batch
+from simulator.strategies.dealing import fill_packs
+from simulator.strategies.hdp_balance import usual_s
+from simulator.strategies.long_sequences import LongSequences, ideal_step_s
+from simulator.strategies.whole_units import WholeUnitMenu
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print the table of one scenario."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("scenario", help="name or file of a scenario with a pipeline")
+    parser.add_argument("--batches", type=int, default=4, metavar="N")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="as in hdpsim simulate"
+    )
+    options = parser.parse_args(arguments)
+    scenario = load_scenario(options.scenario, options.set)
+    setup = scenario.setup("hdp-balance")
+    rows = []
+    for number, lengths in enumerate(scenario.batches(options.batches)):
+        plan, problem, _ = plan_batch(setup, lengths)
+        packs, long = fill_packs(problem), LongSequences(problem)
+        short_s = float(packs.seconds.sum())
+        ideal_s, _ = ideal_step_s(problem, long, usual_s(problem), short_s, plan.lower_bound_s)
+        whole_s = 0.0
+        if packs.same_time and len(long.tokens):
+            unit_s = float(packs.seconds.max())
+            menu = WholeUnitMenu(long.kinds, len(packs.seconds), unit_s, problem.bubble_weight)
+            whole_s = menu.least_step_s(problem.ranks, ideal_s)
+        end_s = plan.makespan_s + ideal_s - plan.lower_bound_s
+        rows.append(
+            (
+                str(number),
+                f"{plan.lower_bound_s:.2f}",
+                f"{ideal_s:.2f}",
+                f"{whole_s:.2f} ({whole_s / ideal_s - 1:+.1%})" if whole_s else "-",
+                f"{end_s:.2f} ({end_s / ideal_s - 1:+.1%})",
+                f"{plan.makespan_s / plan.lower_bound_s - 1:+.1%}",
+            )
+        )
+    columns = ("batch", "bound s", "ideal s", "whole s", "plan s", "over bound")
+    print(plain_text(Table(title=scenario.name, columns=columns, rows=tuple(rows))))
+
+
+if __name__ == "__main__":
+    main()
