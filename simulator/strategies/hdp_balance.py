@@ -43,6 +43,8 @@ GOOD_ENOUGH = 1.03
 """A draft this close to the ideal of its limit ends the search."""
 ROOMS = (1.01, 1.05, 1.1)
 """How much later than the ideal step gangs may end; more than the first is tried for the best limit of a pipeline."""
+WHOLE_UNITS = 64
+"""Micro-batches of a rank beyond which it hardly matters that they are whole."""
 WHOLE_UNIT_DRAFTS = 4
 """Placements by whole micro-batches that are planned in full."""
 FLOOR_SHARES = (0.25, 0.8)
@@ -83,6 +85,8 @@ def _whole_unit_drafts(
     if problem.stages == 1 or not len(long.tokens) or not packs.same_time:
         return []
     unit_s = float(packs.seconds.max())
+    if bound_s > WHOLE_UNITS * unit_s:
+        return []
     drafts = []
     for places in islice(
         whole_unit_places(problem, long, len(packs.seconds), unit_s, bound_s), WHOLE_UNIT_DRAFTS
