@@ -253,9 +253,9 @@ class _Room:
         left_s, longest_s = self._seconds[:, : self._many]
         after_s = left_s - time_s - self._weight * np.maximum(0.0, time_s - longest_s)
         start = first
-        if size <= self._keep_to.node:
+        if 1 < size <= self._keep_to.node:
             start = self._keep_to.start(first, size)
-        elif size <= self._keep_to.block:
+        elif 1 < size <= self._keep_to.block:
             start = np.where(first + size <= edge, first, edge)
         fits = (start + size <= last) & (after_s >= -SMALL * time_s)
         units = self._units(after_s)
