@@ -124,20 +124,17 @@ class _Rows:
             self._busy_s[one, :many], self._busy_s[one, many:] = busy_s[0], busy_s[0, -1]
 
     def best(self, items: int, latest_s: float) -> Ints:
-        """The *items* neighbours in time that waste least, of those ready by *latest_s*; else the first ones ready."""
+        """The *items* neighbours in time that waste least, of those ready by *latest_s*, else of the first ready."""
         last_s = self._ready_s[:, items - 1 :]
-        late = last_s > latest_s
-        if late[:, 0].all():
-            best = int(last_s[:, 0].argmin()) * last_s.shape[1]
-        else:
-            # Waiting for each other: what they are busy from the same start on, less what they are busy anyway.
-            waste_s = (items * self.width) * last_s - self._busy_s[:, items - 1 :]
-            waste_s[:, 1:] += self._busy_s[:, :-items]
-            waste_s[late] = np.inf
-            equal = np.flatnonzero(waste_s <= waste_s.min() * (1.0 + 1e-9) + 1e-9)
-            late_s = last_s.ravel()[equal]
-            equal = equal[late_s >= late_s.max() * (1.0 - 1e-9)]
-            best = int(equal[self._busy_s[equal // last_s.shape[1], -1].argmax()])
+        late = last_s > max(latest_s, float(last_s[:, 0].min()) * (1.0 + 1e-9))
+        # Waiting for each other: what they are busy from the same start on, less what they are busy anyway.
+        waste_s = (items * self.width) * last_s - self._busy_s[:, items - 1 :]
+        waste_s[:, 1:] += self._busy_s[:, :-items]
+        waste_s[late] = np.inf
+        equal = np.flatnonzero(waste_s <= waste_s.min() * (1.0 + 1e-9) + 1e-9)
+        late_s = last_s.ravel()[equal]
+        equal = equal[late_s >= late_s.max() * (1.0 - 1e-9)]
+        best = int(equal[self._busy_s[equal // last_s.shape[1], -1].argmax()])
         line, first = divmod(best, last_s.shape[1])
         chosen = np.sort(self._order[line, first : first + items]) + line * self.row
         if self.width == 1:
