@@ -10,7 +10,22 @@ from pathlib import Path
 from cost_models.schema import did_you_mean
 from hdpsim.errors import UserInputError
 
-__all__ = ["one_of", "positive", "read_rows", "whole"]
+__all__ = ["one_of", "positive", "read_csv", "read_rows", "whole"]
+
+
+def read_csv(path: str | Path) -> list[list[str]]:
+    """All rows of a CSV, header included.
+
+    Raises:
+        UserInputError: unreadable, or no CSV in UTF-8.
+    """
+    try:
+        with Path(path).open(encoding="utf-8-sig", newline="") as file:
+            return list(csv.reader(file, strict=True))
+    except OSError as error:
+        raise UserInputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserInputError(f"{path}: is not a CSV file in UTF-8 ({error})") from None
 
 
 def read_rows(path: str | Path, columns: tuple[str, ...]) -> list[tuple[str, dict[str, str]]]:
@@ -19,13 +34,7 @@ def read_rows(path: str | Path, columns: tuple[str, ...]) -> list[tuple[str, dic
     Raises:
         UserInputError: unreadable, no rows, missing columns, with the row.
     """
-    try:
-        with Path(path).open(encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.reader(file, strict=True))
-    except OSError as error:
-        raise UserInputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserInputError(f"{path}: is not a CSV file in UTF-8 ({error})") from None
+    rows = read_csv(path)
     head = [name.strip() for name in rows[0]] if rows else []
     missing = [name for name in columns if name not in head]
     if missing:

@@ -6,7 +6,6 @@ see) and what was measured (`Measured`).
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cost_models.schema import did_you_mean
+from experiments.cell_files import read_csv
 from hdpsim.errors import UserInputError
 
 __all__ = [
@@ -192,13 +192,7 @@ def read_records(path: str | Path) -> tuple[Record, ...]:
 
 def _table(path: str | Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """Header and the rows that are not blank, each with its line-independent 1-based number (header = 1)."""
-    try:
-        with Path(path).open(encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.reader(file, strict=True))
-    except OSError as error:
-        raise UserInputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserInputError(f"{path}: is not a CSV file in UTF-8 ({error})") from None
+    rows = read_csv(path)
     head = [name.strip() for name in rows[0]] if rows else []
     missing = [name for name in REQUIRED_COLUMNS if name not in head]
     if missing:
