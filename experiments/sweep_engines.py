@@ -122,9 +122,7 @@ class DaskEngine:
             raise UserInputError(
                 "--engine dask://... needs the package distributed: pip install 'hdpsim[dask]'"
             ) from error
-        for name in ("distributed", *logging.root.manager.loggerDict):
-            if name.startswith("distributed"):
-                logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # we say it in one line
+        _silence()
         self._address = address
         self._without_workers_since: float | None = None
         self.deaths: tuple[type[BaseException], ...] = (distributed.KilledWorker,)
@@ -230,6 +228,14 @@ def engine_of(text: str | None, workers: int | None = None) -> Engine:
         raise UserInputError("--workers: the cluster of --engine has its own workers; leave it out")
     scheme = "tcp" if parts.scheme == "dask" else parts.scheme
     return DaskEngine(f"{scheme}://{parts.netloc}")
+
+
+def _silence() -> None:
+    """What Dask's event loop has to say of a lost connection, traceback and all, we say in one line."""
+    libraries = ("asyncio", "distributed", "tornado")
+    for name in (*libraries, *logging.root.manager.loggerDict):  # some loggers have levels of their own
+        if name.partition(".")[0] in libraries:
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 def _first_line(error: BaseException) -> str:

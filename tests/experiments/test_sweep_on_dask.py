@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -120,3 +121,15 @@ def test_a_scheduler_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("experiments.sweep_engines.CONNECT_S", 0.3)
     with pytest.raises(UserInputError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:1 "):
         engine_of("dask://127.0.0.1:1")
+
+
+@pytest.mark.parametrize("name", ["asyncio", "distributed.client", "tornado.application"])
+def test_dask_prints_no_tracebacks_of_its_own(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Its event loop logs connections that break while a result travels: whether one does is a matter of luck."""
+    from experiments.sweep_engines import engine_of
+    from hdpsim.errors import UserInputError
+
+    monkeypatch.setattr("experiments.sweep_engines.CONNECT_S", 0.3)
+    with pytest.raises(UserInputError):
+        engine_of("dask://127.0.0.1:1")
+    assert not logging.getLogger(name).isEnabledFor(logging.CRITICAL)
