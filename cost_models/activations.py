@@ -109,6 +109,7 @@ def layer_activations(
         MLP                    2 x 3 f / t with a gate (gate, up, product), 2 x 2 f / t without
         experts                2 x 2 k h / min(t, e) (t / etp where given) + 2 x 3 k f / t, router 8 E / t
 
+    Frozen weights keep no input for their gradient; what an adapter reads is kept for its own, in 16 bits.
     Without sequence parallelism the norm and linear inputs are whole on every GPU. With a gate, g/a KV groups, no
     dropout: 12 h + 4 h g/a + 6 f per token over t; GPT (f = 4 h, masks): 34 h over t; without sequence
     parallelism 10 h + 24 h / t.
@@ -118,19 +119,21 @@ def layer_activations(
     """
     tp, hidden = layout.tp, model.hidden
     sharded = _residual_shards(layout)
-    fp8 = layout.precision != "bf16"
+    fp8 = layout.precision != "bf16" and not model.frozen
     inputs = 1 if model.parallel_block else 2
     gemm_input_bytes = FP8_BYTES if fp8 else BF16_BYTES
+    read = 1 if model.frozen and (model.adapter_targets != "all" or kind == "moe") else inputs
+    product_bytes = 0.0 if model.frozen and model.adapter_targets != "all" else gemm_input_bytes
     value_dim = model.latent_attention.v_head_dim if model.latent_attention else model.head_dim
     output = model.heads * value_dim / tp
     return LayerActivations(
         norm_inputs=inputs * BF16_BYTES * hidden / sharded,
-        linear_inputs=inputs * gemm_input_bytes * hidden / sharded,
+        linear_inputs=read * gemm_input_bytes * hidden / sharded,
         queries_keys_values=_queries_keys_values(model, layout),
         attention_output=output * (BF16_BYTES + (FP8_BYTES if fp8 else 0.0))
         + (FP32_BYTES * model.heads / tp if log_sum_exp else 0.0),
-        mlp=_mlp(model, _mlp_width(model, kind) / tp, gemm_input_bytes),
-        experts=_experts(model, layout, gemm_input_bytes) if kind == "moe" else 0.0,
+        mlp=_mlp(model, _mlp_width(model, kind) / tp, product_bytes),
+        experts=_experts(model, layout, 0.0 if model.frozen else gemm_input_bytes) if kind == "moe" else 0.0,
         dropout_masks=2 * MASK_BYTES * hidden / sharded if dropout else 0.0,
     )
 

@@ -16,13 +16,14 @@ from cost_models.hardware import Gpu
 from cost_models.kernels import (
     ATTENTION_BACKWARD_FLOP_RATIO,
     BF16_BYTES,
+    KernelRate,
     attention_rate_flop_per_s,
     memory_bound_s,
 )
 from cost_models.layout import Layout
 from cost_models.matrix_units import power_slowdown
 from cost_models.model import Model
-from cost_models.tracing import note, priced
+from cost_models.tracing import listening, note, priced
 from cost_models.unfused_attention import unfused_attention_s
 
 __all__ = ["RING_BACKWARD_VOLUME", "AttentionCost", "RingTimes"]
@@ -62,8 +63,11 @@ class AttentionCost:
 
     Counted: quadratic work per segment (never across segments), kernel ramp, tiles that short pieces leave mostly
     empty, merging of partial outputs, transfers not hidden by the same step's work, slowest hop of the ring.
-    Other kinds of context parallelism: d steps are 1/d of one rank's attention, the exchange stands for the ring.
-    Older flash kernels are slower by a calibrated rate. Unfused: see unfused_attention; a block of a ring is a square.
+    Other kinds of context parallelism: d steps are 1/d of one rank's attention, the exchange stands for the ring. A
+    gathered ring merges d - 1 partial outputs all the same (in the backward: partial gradients of queries, keys and
+    values in fp32, as many bytes), and hides its gather behind the first step.
+    Older flash kernels do matrix work at a calibrated rate (KernelRate). Unfused: see unfused_attention; a block of a
+    ring is a square.
     Ignored: imbalance of zig-zag halves below one tile, overlap of a hop with later steps.
     Source: ring attention (arXiv 2310.01889), zig-zag split (zhuzilin/ring-flash-attention), FlashAttention-2.
     """
@@ -71,7 +75,7 @@ class AttentionCost:
     def __init__(self, model: Model, layout: Layout, gpu: Gpu, cal: Calibration, fabric: FabricModel) -> None:
         self._gpu, self._cal, self._fabric = gpu, cal, fabric
         self._kernel, self._fused_softmax = layout.attention_kernel, layout.fused_kernels
-        self._kernel_rate = {"flash1": cal.flash1_rate, "flash2": cal.flash2_rate}.get(self._kernel, 1.0)
+        self._kernel_rate = KernelRate.of(self._kernel, cal)
         self._dropout = model.dropout
         latent = model.latent_attention
         heads = model.heads / layout.tp
@@ -88,6 +92,9 @@ class AttentionCost:
         self._window, self._chunked = model.sliding_window, model.chunked_attention
         self._full_share = 1.0 / model.full_attention_every if model.full_attention_every else 0.0
         self._exchange = None
+        self._gathered_ring = layout.cp_kind == "gathered-ring"
+        if layout.cp_kind == "gathered-ring" and latent is None:
+            kv_width = 2.0 * self._width  # keys and values are repeated for every head first
         if layout.cp_kind != "ring":
             self._exchange = ContextExchange(
                 layout,
@@ -99,24 +106,40 @@ class AttentionCost:
                 output_width=self._output_width,
             )
         self.kv_bytes_per_token = BF16_BYTES * kv_width
+        self._known_rates: dict[bool, float] = {}
 
     def _rate(self, backward: bool) -> float:
         """FLOP/s on long sequences, in units of *forward* FLOP."""
+        if listening() or backward not in self._known_rates:  # what is read must be seen to be read
+            self._known_rates[backward] = self._long_rate(backward)
+        return self._known_rates[backward]
+
+    def _long_rate(self, backward: bool) -> float:
         rate = attention_rate_flop_per_s(
-            np.inf, self._gpu, self._cal, backward=backward, head_dim=self._head_dim
+            np.inf,
+            self._gpu,
+            self._cal,
+            backward=backward,
+            head_dim=self._head_dim,
+            kernel=self._kernel_rate,
         )
-        return self._kernel_rate * float(rate) / (ATTENTION_BACKWARD_FLOP_RATIO if backward else 1.0)
+        return float(rate) / (ATTENTION_BACKWARD_FLOP_RATIO if backward else 1.0)
 
     def _ramp(self, backward: bool) -> float:
-        return self._cal.attention_backward_ramp if backward else 1.0
+        return self._kernel_rate.ramp * (self._cal.attention_backward_ramp if backward else 1.0)
 
     def _busy_s(self, work_flop: Floats, ramp_flop: Floats, *, backward: bool) -> Floats:
-        """Seconds of *work_flop* forward FLOP and the ramp's, clocks under the power limit."""
+        """Seconds of *work_flop* forward FLOP and the ramp's, clocks under the power limit.
+
+        An older kernel keeps the SMs as busy as the best one and does less: its FLOP take more energy by as much as it
+        is slower. Assumed; it shows on boards whose limit the best kernel would exceed.
+        """
         rate = self._rate(backward)
         share = ATTENTION_BACKWARD_FLOP_RATIO if backward else 1.0
         with np.errstate(divide="ignore", invalid="ignore"):
             reached = share * rate * work_flop / (work_flop + ramp_flop)
-        slowdown = power_slowdown(reached, self._cal.bf16_joule_per_flop, self._gpu, self._cal)
+        joule_per_flop = self._cal.bf16_joule_per_flop / self._kernel_rate.rate
+        slowdown = power_slowdown(reached, joule_per_flop, self._gpu, self._cal)
         return np.asarray((work_flop + ramp_flop) / rate * slowdown)
 
     @priced("attention")
@@ -206,7 +229,11 @@ class AttentionCost:
         """Compose a ring (or what replaces it) from the summed step time of its segments."""
         if self._exchange is not None:
             wait = self._exchange.seconds(tokens_per_rank, group_size, tier, backward=backward)
-            return RingTimes(attention=group_size * step_s, merge=np.zeros_like(wait), wait=wait)
+            merges = np.zeros_like(wait)
+            if self._gathered_ring:
+                merges = np.where(group_size > 1.0, group_size - 1.0, 0.0) * self.merge_s(tokens_per_rank)
+                wait = np.maximum(0.0, wait - step_s)
+            return RingTimes(attention=group_size * step_s, merge=merges, wait=wait)
         merge = self.merge_s(tokens_per_rank)
         hop = self.hop_s(tokens_per_rank, group_size, tier, backward=backward)
         hops = group_size - 1.0
@@ -232,9 +259,8 @@ class AttentionCost:
 
         *tokens_per_rank* (default: what the segments hold) is what each rank merges and sends on, padding included.
         """
-        counts = np.diff(segment_offsets)
         sizes = group_size.astype(np.float64)
-        of_segment = np.repeat(sizes, counts)
+        of_segment = np.repeat(sizes, segment_offsets[1:] - segment_offsets[:-1])
         tokens = segment_tokens.astype(np.float64)
         per_segment = self._segment_s(tokens, of_segment, backward=backward)
         step = np.add.reduceat(per_segment, segment_offsets[:-1]) if len(tokens) else np.zeros(len(sizes))
@@ -242,7 +268,7 @@ class AttentionCost:
             tokens_per_rank = (
                 np.add.reduceat(tokens, segment_offsets[:-1]) / sizes if len(tokens) else 0.0 * sizes
             )
-        if not np.any(sizes > 1.0):  # nothing goes round
+        if not (sizes > 1.0).any():  # nothing goes round
             return RingTimes(attention=step, merge=np.zeros(len(sizes)), wait=np.zeros(len(sizes)))
         return self.ring(step, tokens_per_rank, sizes, tier, backward=backward)
 

@@ -23,12 +23,27 @@ __all__ = ["Calibration", "CalibrationEntry", "calibration", "calibration_names"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationEntry:
-    """One constant and where it comes from."""
+    """One constant and where it comes from.
+
+    Attributes:
+        value: what is used.
+        meaning: what it says.
+        source: where it comes from.
+        fitted_on: the measurements that decided it.
+        kernels: what measured kernels alone say of it, as `hdpsim calibrate` found.
+        runs: what records of whole runs add, as `hdpsim calibrate` found.
+        prior: what is known of it without runs; None: the value.
+        doubt: standard deviation of that knowledge; None: as for every generation.
+    """
 
     value: float | bool
     meaning: str
     source: str
     fitted_on: str = ""
+    kernels: str = ""
+    runs: str = ""
+    prior: float | None = None
+    doubt: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +67,8 @@ class Calibration:
     """The same with 8-bit operands."""
     fp4_joule_per_flop: float
     """The same with 4-bit operands."""
+    burst_power_share: float
+    """Part of the slowdown for a lack of power, as its exponent, that runs of some milliseconds show already."""
     gemm_half_k: float
     """Contraction length at which a GEMM reaches half of that (prologue and epilogue of a tile)."""
     grouped_gemm_efficiency: float
@@ -78,6 +95,8 @@ class Calibration:
     """The same for the unmasked blocks of ring attention."""
     attention_backward_ramp: float
     """Both half lengths of the backward over the forward's."""
+    attention_backward_tail: float
+    """Share of a longest tile that SMs idle at the end of a causal backward on its own."""
     attention_half_head_dim: float
     """Head dimension at which exponentials take as long as the matrix work; efficiencies are for dimension 128."""
     attention_tile_tokens: float
@@ -150,6 +169,8 @@ _SCALARS = tuple(f.name for f in fields(Calibration) if f.name not in _OTHER_FIE
 _KEYS = {"name", "generation", "constants", "network"}
 _NETWORK = tuple(f.name for f in fields(NetworkCalibration))
 _DIVISORS = {key for key in _SCALARS if key.endswith(("_efficiency", "_per_s"))}
+_ENTRY_KEYS = {f.name for f in fields(CalibrationEntry)}
+_WORDS = ("meaning", "source", "fitted_on", "kernels", "runs")
 _DIVISORS |= {"attention_tile_tokens", "flash1_rate", "flash2_rate"}
 
 
@@ -158,6 +179,11 @@ def _entry(data: object, where: str, key: str) -> CalibrationEntry:
     here = f"{where}.{key}"
     if not isinstance(data, dict) or not {"value", "meaning", "source"} <= set(data):
         raise CatalogError(f"{here}: an entry needs value, meaning and source")
+    if set(data) - _ENTRY_KEYS:
+        raise CatalogError(
+            f"{here}: unknown {', '.join(sorted(str(k) for k in set(data) - _ENTRY_KEYS))}; "
+            f"an entry has {', '.join(sorted(_ENTRY_KEYS))}"
+        )
     value = data["value"]
     switch = key == "nvls"
     if switch:
@@ -171,10 +197,19 @@ def _entry(data: object, where: str, key: str) -> CalibrationEntry:
         raise CatalogError(f"{here}.value: must be a share in [0, 1], got {value!r}")
     return CalibrationEntry(
         value=value if switch else float(value),
-        meaning=str(data["meaning"]),
-        source=str(data["source"]),
-        fitted_on=str(data.get("fitted_on", "")),
+        prior=_known_before(data, here, "prior"),
+        doubt=_known_before(data, here, "doubt"),
+        **{name: str(data.get(name, "")) for name in _WORDS},
     )
+
+
+def _known_before(data: dict[str, Any], here: str, name: str) -> float | None:
+    value = data.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise CatalogError(f"{here}.{name}: must be a number >= 0, got {value!r}")
+    return float(value)
 
 
 def _network(settings: dict[str, Any], where: str) -> NetworkCalibration:

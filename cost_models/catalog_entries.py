@@ -14,7 +14,7 @@ from cost_models.hardware import (
     Placement,
     Routing,
 )
-from cost_models.model import LatentAttention, Model, NormKind
+from cost_models.model import AdapterTargets, LatentAttention, Model, NormKind
 from cost_models.schema import Fields
 
 __all__ = ["model_problems", "read_cluster", "read_gpu", "read_model", "read_node"]
@@ -65,7 +65,13 @@ def read_node(fields: Fields, name: str, gpu: Gpu | None) -> Node | None:
     efficiency = fields.number("nic_efficiency", minimum=0.0, default=0.0)
     if efficiency > 1.0:
         fields.problems.add(fields.dotted("nic_efficiency"), f"must be a share in (0, 1], got {efficiency}")
+    share = fields.number("collective_share", minimum=0.0, default=1.0)
+    if not 0.0 < share <= 1.0:
+        fields.problems.add(fields.dotted("collective_share"), f"must be a share in (0, 1], got {share}")
     ring_step_s = fields.quantity("ring_step", "time", default=0.0, zero=True)
+    host_time = fields.number("host_time", minimum=0.0, default=1.0)
+    if not host_time > 0.0:
+        fields.problems.add(fields.dotted("host_time"), f"must be positive, got {host_time:g}")
     if gpu is None:
         fields.finish()
         return None
@@ -78,7 +84,9 @@ def read_node(fields: Fields, name: str, gpu: Gpu | None) -> Node | None:
         host_memory_bytes=host_memory,
         nvlink_sharp=sharp,
         nic_efficiency=efficiency or None,
+        collective_share=share,
         ring_step_s=ring_step_s,
+        host_time=host_time,
         source=source,
     )
     return _finished(fields, result, before)
@@ -135,9 +143,12 @@ def read_model(fields: Fields, name: str) -> Model | None:
         qk_norm=fields.boolean("qk_norm", default=False),
         expert_biases=fields.boolean("expert_biases", default=False),
         clamped_activation=fields.boolean("clamped_activation", default=False),
+        scaled_rotary=fields.boolean("scaled_rotary", default=False),
         dropout=fields.boolean("dropout", default=False),
         learned_positions=fields.integer("learned_positions", minimum=0, default=0),
         mtp_layers=fields.integer("mtp_layers", minimum=0, default=0),
+        adapter_rank=fields.integer("adapter_rank", minimum=0, default=0),
+        adapter_targets=_word(fields, "adapter_targets", AdapterTargets, "attention"),
         source=_source(fields),
     )
     if len(fields.problems.found) == before:
@@ -159,6 +170,8 @@ def model_problems(model: Model) -> tuple[tuple[str, str], ...]:
         for key in ("top_k", "shared_expert_ffn", "dense_layers", "dense_ffn_hidden"):
             if getattr(model, key):
                 found.append((key, "only makes sense with experts"))
+    if model.adapter_rank > model.hidden:
+        found.append(("adapter_rank", f"must not exceed hidden {model.hidden}, got {model.adapter_rank}"))
     if model.dense_layers > model.layers:
         found.append(("dense_layers", f"must not exceed the {model.layers} layers, got {model.dense_layers}"))
     if bool(model.dense_layers) != bool(model.dense_ffn_hidden) and model.experts:

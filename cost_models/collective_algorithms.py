@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from cost_models.collective_protocols import LL, LL128, PROTOCOLS, SIMPLE, Protocol
+from cost_models.collective_time import CollectiveTime, fill_s
 from cost_models.network_calibration import NetworkCalibration
 from cost_models.tracing import priced
 
@@ -30,51 +32,24 @@ __all__ = [
     "nvls_all_reduce_s",
     "nvls_tree_all_reduce_s",
     "pat_s",
+    "pat_time",
     "ring_all_reduce_s",
     "ring_broadcast_s",
     "ring_half_s",
+    "ring_half_time",
     "tree_all_reduce_s",
 ]
 
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Protocol:
-    """One NCCL wire protocol. Source of all numbers: NVIDIA/nccl 2.30, src/graph/tuning.cc."""
-
-    name: str
-    ring_base_s: float
-    tree_base_s: float
-    ring_nvlink_step_s: float
-    tree_nvlink_step_s: float
-    ring_network_step_s: float
-    tree_network_step_s: float
-    overhead_factor: float
-    """Times the 1 us a network proxy adds to every step of a multi-node ring."""
-    wire_trips: int
-    """Times a network step pays the hardware latency: Simple flushes and pays twice."""
-
-
-LL = Protocol(
-    name="LL", ring_base_s=6.6e-6, tree_base_s=6.8e-6, ring_nvlink_step_s=0.6e-6, tree_nvlink_step_s=0.6e-6,
-    ring_network_step_s=2.7e-6, tree_network_step_s=5.0e-6, overhead_factor=1.0, wire_trips=1,
-)  # fmt: skip
-LL128 = Protocol(
-    name="LL128", ring_base_s=14e-6, tree_base_s=14e-6, ring_nvlink_step_s=1.9e-6, tree_nvlink_step_s=1.25e-6,
-    ring_network_step_s=4.0e-6, tree_network_step_s=8.5e-6, overhead_factor=1.0, wire_trips=1,
-)  # fmt: skip
-SIMPLE = Protocol(
-    name="Simple", ring_base_s=8.4e-6, tree_base_s=8.4e-6, ring_nvlink_step_s=3.4e-6, tree_nvlink_step_s=4.0e-6,
-    ring_network_step_s=14e-6, tree_network_step_s=14e-6, overhead_factor=3.0, wire_trips=2,
-)  # fmt: skip
-PROTOCOLS = (LL, LL128, SIMPLE)
-
 _NETWORK_OVERHEAD_S = 1e-6  # tuning.cc getNetOverhead, any CPU but AMD
 _LL_SHARE_OF_NVLINK = 0.38  # tuning.cc llMaxBws, one node: 87.7 of 240 (A100), 141 of 371 (H100), 282 of 722
 _LL_TWO_NODES_BYTES_PER_S = 39e9  # tuning.cc llMaxBws, two nodes
 _LL_MORE_NODES_BYTES_PER_S = 20.4e9  # tuning.cc llMaxBws, three and more nodes
 _RING_SIMPLE_LATENCY_FACTOR = 1.4  # tuning.cc: multi-node ring all-reduce with Simple, Ampere and later
+# NCCL_LL_THREAD_THRESHOLD x LL threads: fewer bytes (times ranks on a ring), one channel
+_LL_CHANNEL_BYTES = 8.0 * 512
 _TREE_SHARE = 0.92  # tuning.cc: tree all-reduce against ring bus bandwidth
 _TREE_LL_DIVISOR = 3.8  # tuning.cc
 _TREE_LL128_SHARE = (7 / 9, 120 / 128)  # tuning.cc: on one node, on several
@@ -119,7 +94,7 @@ class Wires:
     propagation_s: float
     calibration: NetworkCalibration
     ring_step_s: float = 0.0
-    """Least time of a step of a ring across nodes (Node.ring_step_s)."""
+    """Least time of a step of a ring across nodes, and of a tree's step over the network (Node.ring_step_s)."""
 
     @property
     def ring_bytes_per_s(self) -> float:
@@ -127,6 +102,22 @@ class Wires:
         if self.nodes == 1:
             return self.nvlink_bytes_per_s
         network = self.ranks_per_node * self.nic_bytes_per_s
+        return network if self.ranks_per_node == 1 else min(network, self.nvlink_bytes_per_s)
+
+    @property
+    def tree_network_bytes_per_s(self) -> float:
+        """The network's share in twice a tree's rate: NICs of the group's ranks, twice that between two nodes.
+
+        Up and down the double tree a node sends twice the buffer; of two nodes each sends it once, to the other.
+        """
+        return (2 if self.nodes == 2 else 1) * self.ranks_per_node * self.nic_bytes_per_s
+
+    @property
+    def tree_bytes_per_s(self) -> float:
+        """Bus bandwidth of trees."""
+        if self.nodes == 1:
+            return self.nvlink_bytes_per_s
+        network = self.tree_network_bytes_per_s
         return network if self.ranks_per_node == 1 else min(network, self.nvlink_bytes_per_s)
 
     @property
@@ -153,15 +144,6 @@ def simple_start_s(message_bytes: ArrayLike, calibration: NetworkCalibration) ->
     later_s = (SIMPLE.ring_base_s - LL.ring_base_s) * calibration.base_latency_factor
     later_s += (SIMPLE.ring_nvlink_step_s - LL.ring_nvlink_step_s) * calibration.intra_latency_factor
     return np.where(np.asarray(message_bytes, dtype=np.float64) > _P2P_LL_BYTES, later_s, 0.0)
-
-
-def fill_s(wire_s: Floats, limit_s: float) -> Floats:
-    """Start-up and drain of a pipelined transfer that takes *wire_s* on the wire: t = w f / (w + f).
-
-    The buffers' worth of time (f) for long transfers, all of the wire time again for short ones.
-    """
-    fill: Floats = wire_s * limit_s / np.maximum(wire_s + limit_s, 1e-12)
-    return fill
 
 
 def ring_latency_s(wires: Wires, protocol: Protocol, rounds: int) -> float:
@@ -193,6 +175,14 @@ def ring_latency_s(wires: Wires, protocol: Protocol, rounds: int) -> float:
     return base_s + steps_s
 
 
+def channels_s(wires: Wires, protocol: Protocol) -> float:
+    """What an LL message takes longer once it is too long for one channel: thread blocks and channels start up.
+
+    Source: NCCL enqueue.cc (channels are dropped while a thread would have less than its threshold to send).
+    """
+    return wires.calibration.channels_rank_s * wires.ranks_per_node if protocol is LL else 0.0
+
+
 def ring_bytes_per_s(wires: Wires, protocol: Protocol) -> float:
     """Bus bandwidth of a ring with a protocol: LL half of it and limited, LL128 0.92, Simple all."""
     if protocol is LL:
@@ -212,9 +202,13 @@ def ring_half_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol, in_pla
     Source: Thakur et al., IJHPCA 19(1), 2005; NCCL tuning.cc.
     """
     sizes = np.asarray(bytes_total, dtype=np.float64)
-    wire_bytes = sizes * ((wires.ranks - 1) / wires.ranks)
-    time_s = _ring_s(wire_bytes, wires, protocol, ring_latency_s(wires, protocol, rounds=1))
-    return time_s if in_place else time_s + wires.copy_s(sizes)
+    return ring_half_time(wires, protocol, in_place).seconds(sizes)
+
+
+def ring_half_time(wires: Wires, protocol: Protocol, in_place: bool) -> CollectiveTime:
+    """See ring_half_s."""
+    latency_s, wire_share = ring_latency_s(wires, protocol, rounds=1), (wires.ranks - 1) / wires.ranks
+    return _ring_time(wires, protocol, latency_s, wire_share, copied=not in_place)
 
 
 @priced()
@@ -226,20 +220,25 @@ def ring_all_reduce_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) 
     Counted, Ignored: as ring_half_s, but no copy; multi-node Simple pays 1.4 times the latency.
     Source: Thakur et al. 2005; NCCL tuning.cc.
     """
-    wire_bytes = np.asarray(bytes_total, dtype=np.float64) * (2 * (wires.ranks - 1) / wires.ranks)
     latency_s = ring_latency_s(wires, protocol, rounds=2)
     if protocol is SIMPLE and wires.nodes > 1:
         latency_s *= _RING_SIMPLE_LATENCY_FACTOR
-    return _ring_s(wire_bytes, wires, protocol, latency_s)
+    time = _ring_time(wires, protocol, latency_s, 2 * (wires.ranks - 1) / wires.ranks)
+    return time.seconds(np.asarray(bytes_total, dtype=np.float64))
 
 
-def _ring_s(wire_bytes: Floats, wires: Wires, protocol: Protocol, latency_s: float) -> Floats:
-    bytes_per_s = ring_bytes_per_s(wires, protocol)
-    time_s: Floats = latency_s + wire_bytes / bytes_per_s
-    return (
-        time_s + fill_s(wire_bytes / bytes_per_s, wires.calibration.pipeline_fill_s)
-        if protocol is SIMPLE
-        else time_s
+def _ring_time(
+    wires: Wires, protocol: Protocol, latency_s: float, wire_share: float, *, copied: bool = False
+) -> CollectiveTime:
+    return CollectiveTime(
+        latency_s=latency_s,
+        wire_share=wire_share,
+        wire_bytes_per_s=ring_bytes_per_s(wires, protocol),
+        fill_limit_s=wires.calibration.pipeline_fill_s if protocol is SIMPLE else 0.0,
+        ranks=wires.ranks,
+        copy_bytes_per_s=wires.calibration.copy_bytes_per_s if copied else math.inf,
+        long_s=channels_s(wires, protocol),
+        long_bytes=_LL_CHANNEL_BYTES * wires.ranks,
     )
 
 
@@ -258,11 +257,11 @@ def tree_all_reduce_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) 
     sizes = np.asarray(bytes_total, dtype=np.float64)
     chain_s = protocol.tree_nvlink_step_s * calibration.intra_latency_factor
     network_s = protocol.tree_network_step_s * calibration.inter_latency_factor
-    network_s += protocol.wire_trips * wires.propagation_s
+    network_s = max(network_s + protocol.wire_trips * wires.propagation_s, wires.ring_step_s)
     depth = int(math.log2(wires.nodes))
     latency_s = protocol.tree_base_s * calibration.base_latency_factor
     latency_s += 2 * ((wires.ranks / wires.nodes - 1) * chain_s + depth * network_s)
-    bytes_per_s = _TREE_SHARE * wires.ring_bytes_per_s
+    bytes_per_s = _TREE_SHARE * wires.tree_bytes_per_s
     if protocol is LL:
         bytes_per_s = min(bytes_per_s / _TREE_LL_DIVISOR, wires.ll_limit_bytes_per_s)
     elif protocol is LL128:
@@ -270,6 +269,7 @@ def tree_all_reduce_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) 
     table = _TREE_CORRECTION[protocol.name]
     correction = np.interp(np.log2(np.maximum(sizes, 1.0) / 64), np.arange(len(table)), table)
     time_s: Floats = latency_s + 2 * sizes / (bytes_per_s * correction)
+    time_s = time_s + np.where(sizes >= _LL_CHANNEL_BYTES, channels_s(wires, protocol), 0.0)
     return (
         time_s + fill_s(2 * sizes / bytes_per_s, calibration.pipeline_fill_s)
         if protocol is SIMPLE
@@ -302,10 +302,7 @@ def nvls_all_reduce_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
     sizes = np.asarray(bytes_total, dtype=np.float64)
     bytes_per_s = nvls_bytes_per_s(wires)
     latency_s = _NVLS_INTRA_S * wires.calibration.intra_latency_factor
-    time_s: Floats = (
-        latency_s + sizes / bytes_per_s + fill_s(sizes / bytes_per_s, wires.calibration.nvls_fill_s)
-    )
-    return time_s
+    return CollectiveTime(latency_s, 1.0, bytes_per_s, wires.calibration.nvls_fill_s).seconds(sizes)
 
 
 @priced()
@@ -314,19 +311,18 @@ def nvls_tree_all_reduce_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
 
         t = 25 us + 2 floor(log2 N) network step + bytes / min(NVLS, NICs of the node / 2) + pipeline fill
 
-    Counted: every NIC carries its 1/r of the buffer up and down a double binary tree: 2 bytes / r each way.
+    Counted: every NIC carries its 1/r of the buffer up and down a double binary tree: 2 bytes / r each way (two nodes:
+        1 byte / r).
     Ignored: reduction in InfiniBand switches (SHARP).
     Source: NCCL tuning.cc, NVLSTree.
     """
     sizes = np.asarray(bytes_total, dtype=np.float64)
     calibration = wires.calibration
-    bytes_per_s = min(nvls_bytes_per_s(wires), wires.ranks_per_node * wires.nic_bytes_per_s / 2)
+    bytes_per_s = min(nvls_bytes_per_s(wires), wires.tree_network_bytes_per_s / 2)
     network_s = _NVLS_TREE_NETWORK_S * calibration.inter_latency_factor + 2 * wires.propagation_s
+    network_s = max(network_s, wires.ring_step_s)
     latency_s = _NVLS_INTRA_S * calibration.intra_latency_factor + 2 * int(math.log2(wires.nodes)) * network_s
-    time_s: Floats = (
-        latency_s + sizes / bytes_per_s + fill_s(sizes / bytes_per_s, wires.calibration.nvls_fill_s)
-    )
-    return time_s
+    return CollectiveTime(latency_s, 1.0, bytes_per_s, wires.calibration.nvls_fill_s).seconds(sizes)
 
 
 @priced()
@@ -340,16 +336,23 @@ def pat_s(bytes_total: ArrayLike, wires: Wires, in_place: bool = False) -> Float
     Ignored: what aggregation of small messages saves beyond NCCL's own estimate.
     Source: NCCL tuning.cc; Jeaugey, arXiv 2506.20252.
     """
+    return pat_time(wires, in_place).seconds(np.asarray(bytes_total, dtype=np.float64))
+
+
+def pat_time(wires: Wires, in_place: bool) -> CollectiveTime:
+    """See pat_s."""
     calibration = wires.calibration
-    sizes = np.asarray(bytes_total, dtype=np.float64)
-    wire_bytes = sizes * ((wires.ranks - 1) / wires.ranks)
     step_s = SIMPLE.tree_network_step_s * calibration.inter_latency_factor + 2 * wires.propagation_s
     latency_s = _PAT_BASE_S * calibration.base_latency_factor + _PAT_RANK_S * wires.ranks
     latency_s += int(math.log2(wires.nodes)) * step_s / _PAT_NETWORK_DIVISOR
-    bytes_per_s = _PAT_SHARE * wires.ring_bytes_per_s
-    time_s: Floats = latency_s + wire_bytes / bytes_per_s
-    time_s = time_s + fill_s(wire_bytes / bytes_per_s, calibration.pipeline_fill_s)
-    return time_s if in_place else time_s + wires.copy_s(sizes)
+    return CollectiveTime(
+        latency_s=latency_s,
+        wire_share=(wires.ranks - 1) / wires.ranks,
+        wire_bytes_per_s=_PAT_SHARE * wires.ring_bytes_per_s,
+        fill_limit_s=calibration.pipeline_fill_s,
+        ranks=wires.ranks,
+        copy_bytes_per_s=math.inf if in_place else calibration.copy_bytes_per_s,
+    )
 
 
 @priced()
@@ -362,8 +365,8 @@ def ring_broadcast_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) -
     Ignored: tree broadcasts of other libraries.
     Source: NCCL tuning.cc (NCCL broadcasts on rings only).
     """
-    sizes = np.asarray(bytes_total, dtype=np.float64)
-    return _ring_s(sizes, wires, protocol, ring_latency_s(wires, protocol, rounds=1))
+    time = _ring_time(wires, protocol, ring_latency_s(wires, protocol, rounds=1), 1.0)
+    return time.seconds(np.asarray(bytes_total, dtype=np.float64))
 
 
 @priced()

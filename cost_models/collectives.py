@@ -26,12 +26,15 @@ from cost_models.collective_algorithms import (
     nvls_all_reduce_s,
     nvls_tree_all_reduce_s,
     pat_s,
+    pat_time,
     ring_all_reduce_s,
     ring_broadcast_s,
     ring_half_s,
+    ring_half_time,
     simple_start_s,
     tree_all_reduce_s,
 )
+from cost_models.collective_time import CollectiveTime
 from cost_models.fabric import TIERS, FabricModel
 from cost_models.tracing import listening, note, priced
 from hdpsim.errors import InfeasibleError
@@ -93,6 +96,10 @@ class Collectives:
     fabric: FabricModel
     _known_wires: dict[GroupShape, Wires] = field(default_factory=dict, compare=False, repr=False)
     """Of groups asked for before: a step asks for the same few groups several times."""
+    _known_halves: dict[tuple[GroupShape, bool], CollectiveTime] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    """All options of an all-gather or reduce-scatter (in place or not) of such groups, stacked."""
 
     def group(self, ranks: int, stride: int = 1, first_gpu: int = 0, nic_share: float = 1.0) -> GroupShape:
         """Shape of the group first_gpu, first_gpu + stride, ... (*ranks* GPUs).
@@ -111,7 +118,7 @@ class Collectives:
             ranks=ranks,
             ranks_per_node=per_node,
             nodes=nodes,
-            tier=int(self.fabric.span_tier(first_gpu, last_gpu)),
+            tier=self.fabric.pair_tier(first_gpu, last_gpu),
             nic_share=nic_share,
         )
 
@@ -132,8 +139,9 @@ class Collectives:
         # rings and trees follow the numbering: of a block's (pod's) flows between nodes one crosses its edge
         tiers = list(places)
         shares = [fabric.crossing_share(tier, count, group.nodes) for tier, count in places.items()]
-        rates = fabric.bytes_per_s(tiers, shares) * group.nic_share if tiers else np.zeros(0)
-        worst = fabric.bytes_per_s(tiers) * group.nic_share if tiers else np.zeros(0)
+        nic_share = group.nic_share * cluster.node.collective_share
+        rates = fabric.bytes_per_s(tiers, shares) * nic_share if tiers else np.zeros(0)
+        worst = fabric.bytes_per_s(tiers) * nic_share if tiers else np.zeros(0)
         remote = tuple(
             (1 - group.ranks_per_node / group.ranks if tier == 1 else 1 - 1 / count, rate)
             for tier, count, rate in zip(tiers, places.values(), worst.tolist(), strict=True)
@@ -181,9 +189,24 @@ class Collectives:
         """The same for an all-gather or a reduce-scatter."""
         wires = self.wires(group)
         options = _by_protocol("ring", partial(ring_half_s, in_place=in_place), bytes_total, wires)
-        if group.nodes > 1 and group.ranks_per_node == 1:
+        if _has_pat(group):
             options["PAT"] = pat_s(bytes_total, wires, in_place)
         return options
+
+    def _half_s(self, bytes_total: ArrayLike, group: GroupShape, in_place: bool) -> Floats:
+        """The fastest of half_options: all of them in one go, as nobody wants to know which."""
+        if listening():
+            return _fastest(self.half_options(bytes_total, group, in_place), bytes_total, group)
+        times = self._known_halves.get((group, in_place))
+        if times is None:
+            wires = self.wires(group)
+            rows = [ring_half_time(wires, protocol, in_place) for protocol in PROTOCOLS]
+            if _has_pat(group):
+                rows.append(pat_time(wires, in_place))
+            times = self._known_halves[group, in_place] = CollectiveTime.stacked(rows)
+        sizes = np.asarray(bytes_total, dtype=np.float64)
+        best_s = times.seconds(sizes.reshape(-1)).min(axis=0).reshape(sizes.shape)
+        return _unless_nothing(best_s, sizes, group)
 
     @priced()
     def all_reduce_s(self, bytes_total: ArrayLike, group: GroupShape) -> Floats:
@@ -193,12 +216,12 @@ class Collectives:
     @priced()
     def all_gather_s(self, bytes_total: ArrayLike, group: GroupShape, in_place: bool = False) -> Floats:
         """Every rank ends with *bytes_total*, of which it had 1/n (already in the result's buffer: in place)."""
-        return _fastest(self.half_options(bytes_total, group, in_place), bytes_total, group)
+        return self._half_s(bytes_total, group, in_place)
 
     @priced()
     def reduce_scatter_s(self, bytes_total: ArrayLike, group: GroupShape, in_place: bool = False) -> Floats:
         """Every rank ends with its 1/n of the sum of all ranks' *bytes_total*."""
-        return _fastest(self.half_options(bytes_total, group, in_place), bytes_total, group)
+        return self._half_s(bytes_total, group, in_place)
 
     @priced()
     def all_to_all_s(self, bytes_total: ArrayLike, group: GroupShape) -> Floats:
@@ -295,16 +318,26 @@ def _by_protocol(
     return {f"{algorithm} {protocol.name}": formula(bytes_total, wires, protocol) for protocol in PROTOCOLS}
 
 
+def _has_pat(group: GroupShape) -> bool:
+    return group.nodes > 1 and group.ranks_per_node == 1
+
+
 def _fastest(options: dict[str, Floats], bytes_total: ArrayLike, group: GroupShape) -> Floats:
-    """The smallest of the options for each size; nothing to send or nobody to send to costs nothing."""
-    sizes = np.asarray(bytes_total, dtype=np.float64)
-    if not (sizes >= 0).all():
-        raise ValueError("bytes_total must be >= 0")
-    if group.ranks == 1:
-        return np.zeros_like(sizes)
-    if listening():
+    """The smallest of the options for each size."""
+    if listening() and group.ranks > 1:
         total = {name: float(np.sum(seconds)) for name, seconds in options.items()}
         note(algorithm=min(total, key=lambda name: total[name]))
     # One after the other: stacking a few short arrays takes longer than the comparisons.
-    best: Floats = np.where(sizes > 0, reduce(np.minimum, options.values()), 0.0)
-    return best
+    return _unless_nothing(
+        reduce(np.minimum, options.values()), np.asarray(bytes_total, dtype=np.float64), group
+    )
+
+
+def _unless_nothing(seconds: Floats, sizes: Floats, group: GroupShape) -> Floats:
+    """Nothing to send or nobody to send to costs nothing."""
+    least = sizes.min(initial=math.inf)
+    if not least >= 0:
+        raise ValueError("bytes_total must be >= 0")
+    if group.ranks == 1:
+        return np.zeros_like(sizes)
+    return seconds if least > 0 else np.where(sizes > 0, seconds, 0.0)

@@ -47,11 +47,13 @@ class ContextExchange:
 
             all-gather  forward: all-gather of keys and values, 2 B x kv width x d tokens; backward: the same again, and
                         a reduce-scatter of their gradients
+            gathered-ring  the gather, forward and backward
             ulysses     all-to-all of queries, keys, values and of the output, 2 B x (q + kv + o width) x tokens, from a
                         share of the tokens to a share of the heads and back; the backward the same
 
         Counted: key-value heads fewer than ranks are sent to several ranks (ulysses).
-        Ignored: overlap (neither can start attention before it ends).
+        Ignored: overlap (but for gathered-ring none can start attention before it ends; see AttentionCost.ring); in
+        a gathered ring, gradients of keys and values that go round in fp32 beside a step of the backward.
         Source: Llama 3, arXiv 2407.21783, section 3.3.2; DeepSpeed-Ulysses, arXiv 2309.14509.
         """
         tokens, sizes, tiers = np.broadcast_arrays(tokens_per_rank, group_size, tier)
@@ -62,10 +64,12 @@ class ContextExchange:
         return out
 
     def _of_group(self, tokens: Floats, group: GroupShape, *, backward: bool) -> Floats:
-        if self._layout.cp_kind == "all-gather":
+        if self._layout.cp_kind in ("all-gather", "gathered-ring"):
             volume = BF16_BYTES * self._kv_width * tokens * group.ranks
             gather = self._collectives.all_gather_s(volume, group)
-            return gather + self._collectives.reduce_scatter_s(volume, group) if backward else gather
+            if self._layout.cp_kind == "gathered-ring" or not backward:
+                return gather
+            return gather + self._collectives.reduce_scatter_s(volume, group)
         if group.ranks > self._heads:
             raise InfeasibleError(
                 f"cp_kind ulysses spreads heads over the context-parallel group: {group.ranks} ranks are more than "

@@ -55,20 +55,30 @@ class FabricModel:
 
     def tier(self, gpu_a: ArrayLike, gpu_b: ArrayLike) -> Ints:
         """Tier between GPUs, element by element (0 for a GPU and itself)."""
+        a, b = np.asarray(gpu_a, dtype=np.int64), np.asarray(gpu_b, dtype=np.int64)
+        places = [(a // gpus != b // gpus).astype(np.int64) for gpus in self._place_gpus]
+        tier: Ints = places[0] + places[1] + places[2]
+        if self.cluster.fabric.placement == "scattered":
+            tier = np.where(tier > 0, self._widest_tier, 0)
+        return tier
+
+    def pair_tier(self, gpu_a: int, gpu_b: int) -> int:
+        """Tier between two GPUs: a number without arrays."""
+        tier = sum(gpu_a // gpus != gpu_b // gpus for gpus in self._place_gpus)
+        return self._widest_tier if tier and self.cluster.fabric.placement == "scattered" else tier
+
+    @property
+    def _place_gpus(self) -> tuple[int, int, int]:
+        """GPUs of a node, a block and a pod."""
         fabric, node_gpus = self.cluster.fabric, self.cluster.node.gpus
         block_gpus = node_gpus * fabric.nodes_per_block
-        pod_gpus = block_gpus * fabric.blocks_per_pod
-        a, b = np.asarray(gpu_a, dtype=np.int64), np.asarray(gpu_b, dtype=np.int64)
-        tier: Ints = (
-            (a // node_gpus != b // node_gpus).astype(np.int64)
-            + (a // block_gpus != b // block_gpus)
-            + (a // pod_gpus != b // pod_gpus)
-        )
-        if fabric.placement == "scattered":
-            # among several neighbours one is as far away as the cluster allows
-            limits = (node_gpus, block_gpus, pod_gpus)
-            tier = np.where(tier > 0, sum(self.cluster.gpus > limit for limit in limits), 0)
-        return tier
+        return node_gpus, block_gpus, block_gpus * fabric.blocks_per_pod
+
+    @property
+    def _widest_tier(self) -> int:
+        """Scattered nodes: among several neighbours one is as far away as the cluster allows."""
+        gpus = self.cluster.gpus
+        return sum(gpus > limit for limit in self._place_gpus)
 
     def crossing_share(self, tier: int, places: int, nodes: int) -> float:
         """Share of a ring's flows between nodes that cross *tier*.
@@ -123,21 +133,21 @@ class FabricModel:
 
     def propagation_s(self, tier: ArrayLike) -> Floats:
         """Hardware latency of one message, GPU to GPU: NVSwitch, or two NICs and the switches between them."""
-        calibration, hop_s = self.calibration, self.cluster.fabric.hop_latency_s
-        by_tier = np.asarray(
-            [calibration.nvswitch_latency_s]
-            + [2 * calibration.nic_latency_s + switches * hop_s for switches in SWITCHES_BY_TIER[1:]]
-        )
-        latency: Floats = by_tier[np.asarray(tier, dtype=np.int64)]
-        return latency
+        return np.array(self._propagation_s)[np.asarray(tier, dtype=np.int64)]
 
     def latency_s(self, tier: ArrayLike) -> Floats:
         """Latency of one send/recv: software (launch, proxy) plus hardware."""
-        calibration = self.calibration
-        tiers = np.asarray(tier, dtype=np.int64)
-        software = np.where(tiers == 0, calibration.p2p_intra_latency_s, calibration.p2p_inter_latency_s)
-        latency: Floats = software + self.propagation_s(tiers)
-        return latency
+        calibration, (nvlink_s, *network_s) = self.calibration, self._propagation_s
+        by_tier = [calibration.p2p_intra_latency_s + nvlink_s]
+        by_tier += [calibration.p2p_inter_latency_s + hardware_s for hardware_s in network_s]
+        return np.array(by_tier)[np.asarray(tier, dtype=np.int64)]
+
+    @property
+    def _propagation_s(self) -> list[float]:
+        """propagation_s of every tier."""
+        calibration, hop_s = self.calibration, self.cluster.fabric.hop_latency_s
+        network_s = [2 * calibration.nic_latency_s + switches * hop_s for switches in SWITCHES_BY_TIER[1:]]
+        return [calibration.nvswitch_latency_s, *network_s]
 
     def rank_hop(self, tier: ArrayLike, tp: int, crossing_share: ArrayLike = 1.0) -> tuple[Floats, Floats]:
         """(bytes/s, latency s) of one hop between ranks of *tp* GPUs that each send their part in parallel."""

@@ -1,6 +1,7 @@
 """FLOP of training: what a token and what a sequence costs, model FLOP and hardware FLOP.
 
-Conventions: one multiply-add is 2 FLOP. *Model* FLOP are forward + backward (3 x forward), no recomputation.
+Conventions: one multiply-add is 2 FLOP. *Model* FLOP are forward + backward (3 x forward), no recomputation; of frozen
+weights 2 x forward (attention, which has none, 3 x), and adapters beside them are not counted.
 *Hardware* FLOP add what activation recomputation repeats. *Causal* counts the half of the attention scores that a
 causal mask keeps (s^2 / 2 pairs per sequence); *full* counts all s^2, as most published MFU figures do.
 """
@@ -32,6 +33,7 @@ FLOP_PER_MULTIPLY_ADD = 2
 FORWARD_AND_BACKWARD = (
     3  # the backward computes two products (input and weight gradient) for each of the forward
 )
+FORWARD_AND_INPUT_GRADIENT = 2  # frozen weights have no weight gradient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,19 +139,25 @@ def model_flop_per_token(
         model:    3 x forward
         full:     4 x forward for the layers (their forward runs twice), 3 x for the head
         selective: 4 x forward for attention (scores and values are computed twice)
+        frozen:   one less for layers and head
 
     Counted and ignored as in forward_flop. Source: arXiv 2205.05198 section 5 and appendix A.
     """
     forward = forward_flop(model)
     pairs = float(layer_pairs(model, length_tokens, causal=causal))
     keys = pairs / length_tokens
-    linear_passes = FORWARD_AND_BACKWARD + (1 if recompute == "full" else 0)
+    weights_passes = _weights_passes(model)
+    linear_passes = weights_passes + (1 if recompute == "full" else 0)
     attention_passes = FORWARD_AND_BACKWARD + (1 if recompute in ("full", "selective") else 0)
     return TokenFlop(
         linear=linear_passes * forward.linear,
-        head=FORWARD_AND_BACKWARD * forward.head,
+        head=weights_passes * forward.head,
         attention=attention_passes * forward.attention * keys,
     )
+
+
+def _weights_passes(model: Model) -> int:
+    return FORWARD_AND_INPUT_GRADIENT if model.frozen else FORWARD_AND_BACKWARD
 
 
 def sequence_flop(model: Model, lengths: ArrayLike, *, causal: bool = True) -> Floats:
@@ -162,7 +170,8 @@ def sequence_flop(model: Model, lengths: ArrayLike, *, causal: bool = True) -> F
     forward = forward_flop(model)
     s = np.asarray(lengths, dtype=np.float64)
     pairs = layer_pairs(model, s, causal=causal)
-    return FORWARD_AND_BACKWARD * ((forward.linear + forward.head) * s + forward.attention * pairs)
+    weights = _weights_passes(model) * (forward.linear + forward.head)
+    return weights * s + FORWARD_AND_BACKWARD * forward.attention * pairs
 
 
 def sequence_model_flop(model: Model, lengths: ArrayLike, causal: bool = True) -> float:

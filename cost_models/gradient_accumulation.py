@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cost_models.calibration import Calibration
 from cost_models.hardware import Gpu
-from cost_models.kernels import BF16_BYTES, FP32_ACCUMULATE_BYTES, memory_bound_s
+from cost_models.kernels import BF16_BYTES, memory_bound_s
 from cost_models.layout import Layout
 from cost_models.model import Model
 from cost_models.parameters import LayerKind, StageContents, layer_shard
@@ -16,10 +16,13 @@ __all__ = ["accumulate_overlap", "accumulation_s", "product_output_bytes"]
 def product_output_bytes(layout: Layout) -> int:
     """Bytes that a weight-gradient product moves per parameter: a read and a write of the sum, or a fresh gradient.
 
-    Gathered parameters (zero3) have no sum to add to: what is summed are shards, after the reduction.
+    The sum has the precision in which gradients are reduced (`gradient_bytes`): frameworks that fuse keep one buffer
+    for both. Gathered parameters (zero3) have no sum to add to: what is summed are shards, after the reduction.
+    Source: Megatron-Core, distributed/param_and_grad_buffer.py (grad_reduce_in_fp32: type of main_grad); Apex,
+    contrib/optimizers/distributed_fused_adam.py (grad_sync_dtype: type of the contiguous buffer of gradients).
     """
     adds = layout.gradient_accumulation == "fused" and layout.sharding != "zero3"
-    return FP32_ACCUMULATE_BYTES if adds else BF16_BYTES
+    return 2 * layout.gradient_bytes if adds else BF16_BYTES
 
 
 def accumulate_overlap(output_bytes: int, cal: Calibration) -> float:
@@ -36,12 +39,13 @@ def accumulation_s(model: Model, layout: Layout, held: StageContents, gpu: Gpu, 
         cast      parameters x (2 B + g + 3 g) / HBM          copy the gradient to the sum's precision first
 
     g = bytes of a summed gradient (`gradient_bytes`).
-    Counted: every micro-batch alike, embedding and head included; zero3 sums shards, which are small: nothing.
+    Counted: every micro-batch alike, embedding and head included; zero3 sums shards, and frozen models adapters, which
+    are small: nothing.
     Ignored: the first micro-batch, whose gradient some frameworks keep instead of adding.
     Source: Megatron-LM (fused: gradient_accumulation_fusion; separate: param.main_grad.add_(param.grad)); PyTorch's
     AccumulateGrad (separate); DeepSpeed, runtime/bf16_optimizer.py (cast: hp_grad.add_(grad.to(hp_grad.dtype))).
     """
-    if layout.gradient_accumulation == "fused" or layout.sharding == "zero3":
+    if layout.gradient_accumulation == "fused" or layout.sharding == "zero3" or model.frozen:
         return 0.0
     layers: tuple[tuple[int, LayerKind], ...] = ((held.dense_layers, "dense"), (held.moe_layers, "moe"))
     parameters = sum(count * sum(layer_shard(model, layout, kind)[:2]) for count, kind in layers if count)

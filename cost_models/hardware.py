@@ -66,8 +66,12 @@ class Node:
     """NVSwitch reduces in the network (NVLS), from Hopper on."""
     nic_efficiency: float | None = None
     """Share of the NICs' line rate that is payload; None = what the calibration says (InfiniBand, RoCE)."""
+    collective_share: float = 1.0
+    """Share of that rate which collectives reach, where NCCL cannot use all of a node's NICs at once."""
     ring_step_s: float = 0.0
     """Least time of every step of a ring that leaves the node, what the NICs' transport adds."""
+    host_time: float = 1.0
+    """Time of a launch on its processors over that on the H100 servers of the calibrations."""
     source: str = ""
 
     @property

@@ -189,6 +189,7 @@ def _model(config: _Config, name: str) -> Model:
         qk_norm=family in _QK_NORM_FAMILIES,
         expert_biases=family == "gpt_oss",
         clamped_activation=family == "gpt_oss",
+        scaled_rotary=family == "gpt_oss",
         learned_positions=config.count("positions", default=0) if family in _LEARNED_POSITION_FAMILIES else 0,
         mtp_layers=config.count("mtp", default=0),
         source=f"{config.where} (Hugging Face, {family or 'unknown family'})",

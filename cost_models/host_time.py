@@ -8,6 +8,10 @@ ranks or many buckets.
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.adapters import step_tensors
 from cost_models.calibration import Calibration
 from cost_models.collectives import GroupShape
 from cost_models.launches import backward_launches, forward_launches, tensor_collectives
@@ -16,7 +20,12 @@ from cost_models.model import Model
 from cost_models.network_calibration import NetworkCalibration
 from cost_models.tracing import priced
 
-__all__ = ["HostTime", "check_s", "step_checks_s"]
+__all__ = ["HostTime", "check_s", "step_checks_s", "step_host_s"]
+
+
+# Of the six passes over a layer's tensors that step_layer_s stands for, those behind the gradients' norm, for which the
+# host waits: clipped, updated, copied. Before it: zeroed, copied to fp32, unscaled.
+BEHIND_NORM_SHARE = 0.5
 
 
 @priced("host")
@@ -57,6 +66,36 @@ class HostTime:
         collectives = tensor_collectives(self._model, self._layout, moe=moe)
         again = 1.5 if backward and self._layout.sequence_parallel else 1.0
         return layer_s + again * collectives * self._check_s
+
+    @property
+    def pass_s(self) -> float:
+        """Work around the layers of one pass, forward or backward, of a micro-batch: schedule and hooks."""
+        if _whole_iteration(self._layout):
+            return 0.0
+        return self._cal.micro_batch_fixed_s / 2.0 / self._layout.vpp
+
+
+@priced("optimizer")
+def step_host_s(
+    model: Model, layout: Layout, layers: NDArray[np.int64], cal: Calibration
+) -> NDArray[np.float64]:
+    """Host work of a step that nothing hides, on stages of so many *layers*.
+
+        t = fixed + layers x time per layer          graph of the whole iteration: fixed + layers x time / 2
+
+    Counted: adapters have fewer tensors than a layer that is trained whole. While the GPU replays the passes of a step
+    from one graph the host queues what it does for every tensor before it needs the norm of the gradients: half.
+    Source: calibration (step_fixed_s, step_layer_s); Megatron-Core, full_cuda_graph.py (FullCudaGraphWrapper holds the
+    passes of all micro-batches, the optimizer stays outside).
+    """
+    layer_s = cal.step_layer_s * step_tensors(model, layout)
+    if _whole_iteration(layout):
+        layer_s *= BEHIND_NORM_SHARE
+    return np.asarray(cal.step_fixed_s + layer_s * layers)
+
+
+def _whole_iteration(layout: Layout) -> bool:
+    return layout.cuda_graphs and layout.cuda_graph_scope == "iteration"
 
 
 @priced("host")

@@ -5,6 +5,8 @@ Every rate is datasheet peak x calibrated efficiency x a shape factor that follo
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -18,6 +20,7 @@ __all__ = [
     "ATTENTION_BACKWARD_FLOP_RATIO",
     "BF16_BYTES",
     "FP32_ACCUMULATE_BYTES",
+    "KernelRate",
     "attention_rate_flop_per_s",
     "attention_s",
     "gemm_s",
@@ -32,6 +35,7 @@ FP32_ACCUMULATE_BYTES = 8  # weight gradients: read and write an fp32 accumulato
 # 5 matmuls against 2: Dao, FlashAttention-2, arXiv 2307.08691, section 4.1
 ATTENTION_BACKWARD_FLOP_RATIO = 2.5
 BACKWARD_TILE_TOKENS = 128.0  # blocks of keys of the FlashAttention-2 and -3 backwards
+HEAD_BY_HEAD_TAIL = 0.5  # of a longest tile, idle at the end of a kernel that works head by head
 REFERENCE_HEAD_DIM = 128.0  # attention efficiencies are stated for this head dimension
 
 # Output tiles of cuBLAS/CUTLASS kernels (CUTLASS profiler defaults).
@@ -85,9 +89,9 @@ def gemm_s(
     *,
     efficiency: ArrayLike = 1.0,
     groups: ArrayLike = 1,
-    output_bytes: float = BF16_BYTES,
+    output_bytes: ArrayLike = BF16_BYTES,
     precision: Precision = "bf16",
-    overlap: float = 1.0,
+    overlap: ArrayLike = 1.0,
     burst: bool = False,
 ) -> Floats:
     """Seconds of *groups* equal matrix products (m x k) @ (k x n) in one kernel, operands in *precision*.
@@ -97,7 +101,7 @@ def gemm_s(
         rate = quality * r / power_slowdown(r),   r = peak * e * tile_efficiency
 
     Counted: tensor-core time with tile and wave quantisation, tile prologue (k_half), clocks that the power limit
-    allows (not for a *burst* of some milliseconds), HBM roofline, start-up of the kernel on the device; nothing at
+    allows (of a *burst* of some milliseconds, in part), HBM roofline, start-up of the kernel on the device; nothing at
     all where a dimension is 0. Narrower operands pass the contraction faster: k_half and the stream-K fix-up are
     times, so they grow in elements. *efficiency* is the quality: relative to a plain product under the same limit.
     Ignored: quantisation of the operands (see layer_gemms), uneven groups.
@@ -105,20 +109,22 @@ def gemm_s(
     """
     unit = matrix_unit(gpu, cal, precision)
     rows, columns, inner = (np.asarray(x, dtype=np.float64) for x in (m, n, k))
-    copies, quality = np.asarray(groups, dtype=np.float64), np.asarray(efficiency, dtype=np.float64)
+    copies, quality, hidden, written_bytes = (
+        np.asarray(x, dtype=np.float64) for x in (groups, efficiency, overlap, output_bytes)
+    )
     depth = inner / unit.speed_up
     share = tile_efficiency(rows, columns, depth, gpu.sm_count, half_k=cal.gemm_half_k, groups=copies)
     flop = (2.0 * copies) * rows * columns * inner
     with np.errstate(divide="ignore", invalid="ignore"):
         rate = unit.peak_flop_per_s * unit.efficiency * share
         compute_s = flop / (rate * quality)
-    if not burst:
-        compute_s = compute_s * power_slowdown(rate, unit.joule_per_flop, gpu, cal)
-    traffic_bytes = copies * (unit.operand_bytes * (rows + columns) * inner + output_bytes * rows * columns)
+    slowdown = power_slowdown(rate, unit.joule_per_flop, gpu, cal)
+    compute_s = compute_s * (slowdown**cal.burst_power_share if burst else slowdown)
+    traffic_bytes = copies * (unit.operand_bytes * (rows + columns) * inner + written_bytes * rows * columns)
     memory_s = memory_bound_s(traffic_bytes, gpu, cal)
     busy_s = np.maximum(compute_s, memory_s) + cal.kernel_tail_s
-    if overlap < 1.0:
-        busy_s = busy_s + (1.0 - overlap) * np.minimum(compute_s, memory_s)
+    if (hidden < 1.0).any():
+        busy_s = busy_s + (1.0 - hidden) * np.minimum(compute_s, memory_s)
     return np.where(flop > 0, busy_s, 0.0)
 
 
@@ -130,6 +136,30 @@ def memory_bound_s(traffic_bytes: ArrayLike, gpu: Gpu, cal: Calibration) -> Floa
     )
 
 
+class KernelRate(NamedTuple):
+    """An older attention kernel beside the generation's best.
+
+    FlashAttention-2 does matrix work more slowly; what a row of tiles costs besides, and an exponential, is the same,
+    so that in units of its matrix work both half values shrink by the rate. FlashAttention of 2022 lets the warps of a
+    tile exchange results in every part of its work (arXiv 2307.08691, section 3.3), so its ramp is FlashAttention-2's.
+    """
+
+    rate: float = 1.0
+    """Of long sequences."""
+    ramp: float = 1.0
+    """Its half lengths over the best kernel's."""
+
+    @classmethod
+    def of(cls, kernel: str, cal: Calibration) -> KernelRate:
+        """The kernel of that name in a layout; whatever is no older one is the best."""
+        if kernel == "flash1":
+            return cls(cal.flash1_rate, cal.flash2_rate)
+        return cls(cal.flash2_rate, cal.flash2_rate) if kernel == "flash2" else BEST_KERNEL
+
+
+BEST_KERNEL = KernelRate()
+
+
 @priced()
 def attention_rate_flop_per_s(
     tokens: ArrayLike,
@@ -139,13 +169,15 @@ def attention_rate_flop_per_s(
     backward: bool,
     head_dim: float = REFERENCE_HEAD_DIM,
     causal: bool = True,
+    kernel: KernelRate = BEST_KERNEL,
 ) -> Floats:
     """Rate of flash attention at full clock on sequences of *tokens* tokens (infinity: the long-sequence rate).
 
-        rate = peak * e * s / (s + s_half) * g(d) / g(128),   g(d) = d / (d + d_half)
+        rate = peak * e * q * s / (s + p s_half) * g(d) / g(128),   g(d) = d / (d + q d_half [/ 2.5 backward])
 
     Counted: the ramp with sequence length (few tiles, masked half-tiles on the diagonal), longer in the backward;
-    exponentials, whose number does not depend on the head dimension d while the matrix work does.
+    exponentials, whose number does not depend on the head dimension d while the matrix work does, and as many in
+    the backward, which has 2.5 times the matrix work; a slower *kernel* of rate q and ramp p, see KernelRate.
     Ignored: number of heads (see attention_s), the power limit (see power_slowdown).
     Source: shape of the published FlashAttention-2/3 curves (Dao-AILab/flash-attention); constants calibrated.
     """
@@ -154,10 +186,13 @@ def attention_rate_flop_per_s(
     half = cal.attention_half_tokens if causal else cal.attention_block_half_tokens
     if backward:
         half *= cal.attention_backward_ramp
-    dim_half = cal.attention_half_head_dim
+    half *= kernel.ramp
+    dim_half = cal.attention_half_head_dim * kernel.rate
+    if backward:
+        dim_half /= ATTENTION_BACKWARD_FLOP_RATIO
     dims = head_dim / (head_dim + dim_half) * (REFERENCE_HEAD_DIM + dim_half) / REFERENCE_HEAD_DIM
     with np.errstate(divide="ignore"):
-        return np.asarray(gpu.bf16_flop_per_s * efficiency * dims / (1.0 + half / length))
+        return np.asarray(gpu.bf16_flop_per_s * efficiency * kernel.rate * dims / (1.0 + half / length))
 
 
 def attention_s(
@@ -171,30 +206,36 @@ def attention_s(
     backward: bool = False,
     causal: bool = True,
     kernels: int = 1,
+    kernel: KernelRate = BEST_KERNEL,
     surrounding_bytes: ArrayLike = 0.0,
     burst: bool = False,
 ) -> Floats:
     """One flash-attention kernel on *sequences* equal sequences: what kernel benchmarks measure.
 
-        t = kernels * tail + (4 b h s^2 d [/ 2 causal] [x 2.5 backward] + last tiles) / rate(s) + bytes / (hbm * e_hbm)
+        t = kernels * tail + max(w + idle * SMs * longest tile, SMs * longest tile) / rate(s) + bytes / (hbm * e_hbm)
+        w = 4 b h s^2 d [/ 2 causal] [x 2.5 backward]
 
-    Counted: the ramp with length, and the last, partly filled wave: each SM idles for half of a longest tile; clocks
-    under the power limit, unless it is a *burst*.
+    Counted: the ramp with length, and the last, partly filled wave: where tiles go out head by head, each SM idles for
+    half of a longest tile (0.5 to 0.6 when such a list is played on 108 and 148 SMs), with the longest tiles first for
+    a tenth; no kernel ends before a longest tile; clocks under the power limit (of a *burst* in part).
     *surrounding_bytes*: HBM traffic of what a benchmark times along, such as writing a key-value cache.
     Ignored: grouped keys and values (they change memory traffic, which is not the limit).
     Source: attention_rate_flop_per_s; arXiv 2307.08691, section 3.2 (work partitioning).
     """
     length = np.asarray(tokens, dtype=np.float64)
-    rate = attention_rate_flop_per_s(length, gpu, cal, backward=backward, head_dim=head_dim, causal=causal)
+    rate = attention_rate_flop_per_s(
+        length, gpu, cal, backward=backward, head_dim=head_dim, causal=causal, kernel=kernel
+    )
     share = (0.5 if causal else 1.0) * (ATTENTION_BACKWARD_FLOP_RATIO if backward else 1.0)
     pairs = np.asarray(sequences) * np.asarray(heads) * length**2 * share
     tile_tokens = cal.attention_tile_tokens
     if backward:
         tile_tokens = min(tile_tokens, BACKWARD_TILE_TOKENS)
-    last_tiles = 0.5 * gpu.sm_count * tile_tokens * length * share * (2.0 if causal else 1.0)
-    busy_s = 4.0 * head_dim * (pairs + last_tiles) / rate
-    if not burst:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            rate = 4.0 * head_dim * pairs / busy_s
-        busy_s = busy_s * power_slowdown(rate, cal.bf16_joule_per_flop, gpu, cal)
+    longest_tiles = gpu.sm_count * tile_tokens * length * share * (2.0 if causal else 1.0)
+    idle = cal.attention_backward_tail if backward and causal else HEAD_BY_HEAD_TAIL
+    busy_s = 4.0 * head_dim * np.maximum(pairs + idle * longest_tiles, longest_tiles) / rate
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate = 4.0 * head_dim * pairs / busy_s
+    slowdown = power_slowdown(rate, cal.bf16_joule_per_flop, gpu, cal)
+    busy_s = busy_s * (slowdown**cal.burst_power_share if burst else slowdown)
     return np.asarray(busy_s + kernels * cal.kernel_tail_s + memory_bound_s(surrounding_bytes, gpu, cal))

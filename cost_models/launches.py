@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from cost_models.adapters import adapted_matrices
 from cost_models.layout import Layout
 from cost_models.model import Model
+from cost_models.scale_updates import scale_update_launches
 
-__all__ = ["backward_launches", "forward_launches", "launches_behind_counts", "tensor_collectives"]
+__all__ = [
+    "backward_launches",
+    "forward_launches",
+    "launches_behind_counts",
+    "small_kernels",
+    "tensor_collectives",
+]
 
 BACKWARD_LAUNCHES = 2.0  # two gradients of every product, an operation and its accumulation elsewhere
 # A collective of PyTorch: the buffer, the NCCL call, events between its stream and the compute stream.
@@ -15,12 +25,16 @@ PERMUTATION_LAUNCHES = 12.0  # permutation and its inverse 8, counting and sorti
 EXPERT_MATRICES = 2
 # Of an expert's input or gradient: the cast, and the tensors of its two copies and their scales.
 NARROW_CASTS = 2.0
+AMAX_LAUNCHES = 1.0  # before it where the scale is the tensor's own: the largest element
+PADDING_LAUNCHES = 2.0  # rows of all experts into a padded buffer, and out of one
 # All-to-alls beside another micro-batch: a layer is cut into five pieces (attention, dispatch, experts, combine, what
 # follows), each with a stream to switch to, two events, detached inputs and a backward of its own. Fitted with the
 # time of a launch: layers of H100 and B300 that take as long whatever their all-to-all (Megatron-Bridge 25.11-26.04).
 OVERLAP_LAUNCHES = 5 * 10.0
 EXPERT_BIAS_LAUNCHES = 2.0  # of an expert: times the routing weights, added
 CLAMP_LAUNCHES = 3.0
+ADAPTER_LAUNCHES = 4.0  # two products, the scale, the sum
+ADAPTER_PRODUCTS = 2.0
 
 
 def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
@@ -30,8 +44,10 @@ def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
         separate  6 per norm, rotary 8, activation 2 (+ 1 per bias and dropout), unfused softmax 5
         experts   router 8, permutation and its inverse 8, counting and sorting 4 (fused dispatch: router only)
                   separate kernels: for every expert of a GPU a product each of 2 matrices, with 8 and 4 bits 2 more
-                  for the cast of what it reads
+                  for the cast of what it reads (3 with scales of the tensor itself); padding of all rows 2
         overlap   50 with all-to-alls beside another micro-batch
+        adapters  4 of every adapted matrix, and with tensor parallelism a gather of their narrow output
+        scales    6 with separate updates of delayed 8-bit scales
         + 3 per collective: 4 with tensor parallelism (2 in a parallel block), 2 all-to-alls, 2 of cut experts
 
     Graphs without the experts (cuda_graph_experts off) hold everything up to the router.
@@ -44,27 +60,67 @@ def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
     if layout.cuda_graphs:
         return 0.0 if layout.cuda_graph_experts else experts
     norms = 1 if model.parallel_block else 2
-    latent = model.latent_attention
-    products = 4 if latent is None else (7 if latent.q_lora_rank else 6)
-    if model.parallel_block and layout.fused_kernels and not moe:
-        products -= 2
     rotary = 0 if model.learned_positions else (1 if layout.fused_kernels else 8)
-    attention = {"unfused": 4 if layout.fused_kernels else 8}.get(layout.attention_kernel, 1)
     if layout.fused_kernels:
         count = norms + norms + 1
     else:
         extras = norms * (int(model.biases) + int(model.dropout))
         count = 6 * norms + norms + extras + 2 + int(model.biases)
-    products -= EXPERT_MATRICES if moe else 0
-    count += products + 2 + attention + rotary + (2 if model.qk_norm else 0)
-    collectives = tensor_collectives(model, layout, moe=moe)
+    count += _products(model, layout, moe=moe) + 2 + _attention_launches(layout)
+    count += rotary + (2 if model.qk_norm else 0)
     router = ROUTER_LAUNCHES + (2 if model.shared_expert_ffn else 0) if moe else 0.0
-    return count + router + LAUNCHES_OF_A_COLLECTIVE * collectives + experts
+    adapted = len(adapted_matrices(model, layout, moe=moe))
+    collectives = _collectives_around_products(model, layout, moe=moe)
+    around = LAUNCHES_OF_A_COLLECTIVE * collectives + ADAPTER_LAUNCHES * adapted
+    return count + router + around + experts + scale_update_launches(layout)
+
+
+def small_kernels(model: Model, layout: Layout, *, moe: bool) -> float:
+    """Kernels of a layer's forward that are neither products nor attention, whether the host or a graph launches them.
+
+    Counted: the operations of forward_launches without products, attention and collectives; what cutting a layer for
+    overlapped all-to-alls adds are no kernels. Updates of scales are priced apart (scale_updates).
+    """
+    eager = replace(layout, cuda_graphs=False, ep_overlap=False, separate_scale_updates=False)
+    others = float(_products(model, eager, moe=moe) + _attention_launches(eager))
+    others += ADAPTER_PRODUCTS * len(adapted_matrices(model, eager, moe=moe))
+    collectives = _collectives_around_products(model, eager, moe=moe)
+    if moe:
+        others += EXPERT_MATRICES * _separate_experts(model, eager)[0]
+        collectives += _expert_collectives(eager)
+    return forward_launches(model, eager, moe=moe) - others - LAUNCHES_OF_A_COLLECTIVE * collectives
+
+
+def _attention_launches(layout: Layout) -> int:
+    return (4 if layout.fused_kernels else 8) if layout.attention_kernel == "unfused" else 1
+
+
+def _collectives_around_products(model: Model, layout: Layout, *, moe: bool) -> int:
+    adapted = len(adapted_matrices(model, layout, moe=moe)) if layout.tp > 1 else 0
+    return tensor_collectives(model, layout, moe=moe) + adapted
+
+
+def _expert_collectives(layout: Layout) -> int:
+    return (2 if layout.ep > 1 else 0) + (2 if (layout.etp or 1) > 1 else 0)
+
+
+def _products(model: Model, layout: Layout, *, moe: bool) -> int:
+    """Matrix products of a layer without those of routed experts and the router."""
+    latent = model.latent_attention
+    products = 4 if latent is None else (7 if latent.q_lora_rank else 6)
+    if model.parallel_block and layout.fused_kernels and not moe:
+        products -= 2
+    return products - (EXPERT_MATRICES if moe else 0)
 
 
 def backward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
-    """The same for its backward: twice as many, but an expert's gradient is cast once for its two products."""
+    """The same for its backward: twice as many, but an expert's gradient is cast once for its two products.
+
+    Frozen weights have one product there instead of two; scales are updated once.
+    """
     twice = BACKWARD_LAUNCHES * forward_launches(model, layout, moe=moe)
+    if not layout.cuda_graphs:
+        twice -= scale_update_launches(layout) + (_products(model, layout, moe=moe) if model.frozen else 0)
     if not moe or (layout.cuda_graphs and layout.cuda_graph_experts):
         return twice
     experts, per_expert = _separate_experts(model, layout)
@@ -95,6 +151,8 @@ def _separate_experts(model: Model, layout: Layout) -> tuple[float, float]:
     if layout.expert_kernels == "grouped":
         return 1.0, 1.0
     casts = 0.0 if layout.precision == "bf16" else NARROW_CASTS
+    if layout.precision == "fp8" and layout.fp8_scaling == "tensor":
+        casts += AMAX_LAUNCHES
     return float(max(1, model.experts // layout.ep)), 1.0 + casts
 
 
@@ -106,8 +164,8 @@ def _expert_launches(model: Model, layout: Layout) -> float:
     count += EXPERT_BIAS_LAUNCHES * experts if model.expert_biases else 0.0
     count += CLAMP_LAUNCHES if model.clamped_activation else 0.0
     count += OVERLAP_LAUNCHES if _overlapped(layout) else 0.0
-    collectives = (2 if layout.ep > 1 else 0) + (2 if (layout.etp or 1) > 1 else 0)
-    return count + LAUNCHES_OF_A_COLLECTIVE * collectives
+    count += PADDING_LAUNCHES if layout.expert_padding and layout.precision != "bf16" else 0.0
+    return count + LAUNCHES_OF_A_COLLECTIVE * _expert_collectives(layout)
 
 
 def tensor_collectives(model: Model, layout: Layout, *, moe: bool) -> int:

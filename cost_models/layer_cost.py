@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_models.adapters import adapted_matrices, adapter_ops, adapter_s
 from cost_models.calibration import Calibration
 from cost_models.collectives import Collectives
 from cost_models.experts import ExpertParallel
@@ -73,9 +74,14 @@ class LayerCost:
             cal=cal,
             precision=layout.precision,
             full_width=model.hidden,
-            sequence_shards=layout.tp if layout.sequence_parallel else 1,
+            sequence_shards=layout.tp if layout.sequence_parallel and layout.fp8_scaling != "row" else 1,
             gradient_output_bytes=product_output_bytes(layout),
+            fp8_scaling=layout.fp8_scaling,
         )
+        self._gpu, self._cal = cluster.gpu, cal
+        self._adapted = adapted_matrices(model, layout, moe=moe)
+        self._adapters = products(adapter_ops(model, layout, moe=moe)) if self._adapted else None
+        products = partial(products, frozen=model.frozen)
         self._gemms = products((*(op for side in sides for ops in side for op in ops), *rest))
         self._expert_gemms = products(self._expert_ops()[:2]) if moe else None
         self._behind_counts_s = launches_behind_counts(model, layout) * cal.launch_s if moe else 0.0
@@ -153,18 +159,28 @@ class LayerCost:
         )
 
     def gemm_s(self, tokens: Floats, *, backward: bool) -> Floats:
-        """All matrix products: forward; backward = input gradient + weight gradient (twice the FLOP)."""
-        return self._gemms.seconds(tokens, backward=backward)
+        """All matrix products: forward; backward = input gradient + weight gradient (twice the FLOP).
+
+        Adapters are included; frozen weights have input gradients only.
+        """
+        seconds = self._gemms.seconds(tokens, backward=backward)
+        return (
+            seconds if self._adapters is None else seconds + self._adapters.seconds(tokens, backward=backward)
+        )
 
     def weight_gradient_s(self, tokens: Floats) -> Floats:
         """The weight gradients in gemm_s of the backward; each distinct number of tokens is priced once."""
         distinct, place = np.unique(tokens, return_inverse=True)
-        return self._gemms.weight_gradient_s(distinct)[place]
+        seconds: Floats = (self._adapters or self._gemms).weight_gradient_s(distinct)[place]
+        return seconds
 
     def small_kernels_s(self, tokens: Floats, *, backward: bool) -> Floats:
         """Norms, residual adds, rotary embedding, activation function, routing (see small_kernels), casts to 8 bit."""
         casts_s = self._gemms.cast_s(tokens, backward=backward)
-        return self._small.seconds(tokens, backward=backward) + casts_s
+        seconds = self._small.seconds(tokens, backward=backward) + casts_s
+        if not self._adapted:
+            return seconds
+        return np.asarray(seconds + adapter_s(self._adapted, tokens, self._gpu, self._cal, backward=backward))
 
     def tp_communication_s(self, tokens: Floats, *, backward: bool) -> Floats:
         """Tensor-parallel collectives of a layer, exposed: see tensor_parallel."""
@@ -228,13 +244,22 @@ class LayerCost:
         communication, all_to_all = self._tp_sides_s(tokens), self.expert_all_to_all_s(tokens)
         return [
             LayerTimes(
-                gemm=self.gemm_s(tokens, backward=side),
+                gemm=gemm_s,
                 small_kernels=self.small_kernels_s(tokens, backward=side),
                 tp_communication=communication[side],
                 expert_all_to_all=all_to_all,
             )
-            for side in sides
+            for side, gemm_s in zip(sides, self._gemm_sides_s(tokens, sides), strict=True)
         ]
+
+    def _gemm_sides_s(self, tokens: Floats, sides: tuple[bool, ...]) -> list[Floats]:
+        """gemm_s of one side or of forward and backward, which are cheaper together."""
+        if len(sides) == 1:
+            return [self.gemm_s(tokens, backward=sides[0])]
+        both = list(self._gemms.both_s(tokens))
+        if self._adapters is None:
+            return both
+        return [one + more for one, more in zip(both, self._adapters.both_s(tokens), strict=True)]
 
 
 def _side_by_side(attention: _Block, mlp: _Block, *, fused: bool) -> _Block:

@@ -10,17 +10,19 @@ from numpy.typing import NDArray
 from cost_models.calibration import Calibration
 from cost_models.gradient_accumulation import accumulate_overlap
 from cost_models.hardware import Gpu
-from cost_models.kernels import FP32_ACCUMULATE_BYTES, gemm_s, memory_bound_s
-from cost_models.layout import Precision
-from cost_models.matrix_units import CAST_BYTES
-from cost_models.tracing import note, priced
+from cost_models.kernels import BF16_BYTES, FP32_ACCUMULATE_BYTES, gemm_s, memory_bound_s
+from cost_models.layout import Fp8Scaling, Precision
+from cost_models.matrix_units import OPERAND_BYTES, cast_bytes
+from cost_models.tracing import listening, note, priced
 
 __all__ = ["LayerGemms", "LinearOp"]
 
 Floats = NDArray[np.float64]
 
-# Token counts priced in one go: tiles x products x this many numbers still fit a core's cache.
-GEMM_BLOCK = 1024
+# Token counts priced in one go: tiles x products x three passes x this many numbers still fit a core's cache.
+GEMM_BLOCK = 512
+# A linear layer's passes, each one product: forward, input gradient and weight gradient.
+FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = slice(0, 1), slice(1, 3), slice(1, 2), slice(2, 3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,33 +44,59 @@ class LinearOp:
 
 @dataclass(frozen=True, slots=True)
 class _Products:
-    """Products of one precision and overlap as columns, [products, 1] each."""
+    """Products of one precision and kind of kernel as columns, [products, 1] or [passes, products or 1, 1] each."""
 
     precision: Precision
-    overlap: float
-    efficiency: float
-    columns: Floats
     inner: Floats
+    columns: Floats
+    outputs: Floats
+    """Columns of the product of each pass."""
     count: Floats
     rows_share: Floats
     groups: Floats
+    efficiency: Floats
+    overlap: Floats
+    output_bytes: Floats
 
     @classmethod
-    def of(cls, precision: Precision, ops: list[LinearOp], cal: Calibration) -> _Products:
+    def of(
+        cls, precision: Precision, ops: list[LinearOp], cal: Calibration, gradient_output_bytes: int
+    ) -> _Products:
         """The columns of *ops*: all grouped, or none."""
         grouped = ops[0].groups > 1
         rows = [(op.columns, op.inner, op.count, op.rows_share, op.groups) for op in ops]
         columns, inner, count, share, groups = np.array(rows, dtype=np.float64).T[:, :, None]
+        efficiency = cal.grouped_gemm_efficiency if grouped else 1.0
+        gradient = efficiency * _promotion(precision, cal)
+        overlap = cal.grouped_gemm_overlap if grouped else 1.0
+        accumulating = min(overlap, accumulate_overlap(gradient_output_bytes, cal))
+        by_pass = np.array(
+            [
+                (efficiency, overlap, BF16_BYTES),
+                (gradient, overlap, BF16_BYTES),
+                (gradient * cal.weight_gradient_efficiency, accumulating, gradient_output_bytes),
+            ]
+        ).T[:, :, None, None]
         return cls(
             precision=precision,
-            overlap=cal.grouped_gemm_overlap if grouped else 1.0,
-            efficiency=cal.grouped_gemm_efficiency if grouped else 1.0,
-            columns=columns,
             inner=inner,
+            columns=columns,
+            outputs=np.stack([columns, inner, columns]),
             count=count,
             rows_share=share,
             groups=groups,
+            efficiency=by_pass[0],
+            overlap=by_pass[1],
+            output_bytes=by_pass[2],
         )
+
+    def shapes(self, tokens: Floats) -> tuple[Floats, Floats]:
+        """Rows and contractions of all passes, [passes, products, tokens] each."""
+        rows = tokens * self.rows_share / self.groups
+        m, k = np.empty((2, 3, *rows.shape))
+        m[:2], m[2] = rows, self.inner
+        k[0], k[1], k[2] = self.inner, self.columns, rows
+        return m, k
 
 
 class LayerGemms:
@@ -79,8 +107,9 @@ class LayerGemms:
     8-bit products in less than fp32: forwards do (fast accumulation), gradients promote partial sums.
     Each forward casts the layer's input once, each backward the output's gradient once, both along rows and columns.
     Weights are cast once per step.
-    Counted: HBM traffic of the casts (CAST_BYTES). With sequence parallelism a tensor of full width is cast before
+    Counted: HBM traffic of the casts (cast_bytes). With sequence parallelism a tensor of full width is cast before
     it is gathered: 1/tp of its rows on each GPU.
+    Frozen weights have no weight gradient, and their operands no copy for it.
     Ignored: casts fused with the norm before them, the weights' casts, random signs and rotations of NVFP4.
     Source: Transformer Engine, user guide, "Low precision training".
     """
@@ -95,16 +124,20 @@ class LayerGemms:
         full_width: int = 0,
         sequence_shards: int = 1,
         gradient_output_bytes: int = FP32_ACCUMULATE_BYTES,
+        frozen: bool = False,
+        fp8_scaling: Fp8Scaling = "delayed",
     ) -> None:
-        self._gpu, self._cal, self._precision = gpu, cal, precision
-        self._gradient_bytes = gradient_output_bytes
+        self._gpu, self._cal, self._precision, self._frozen = gpu, cal, precision, frozen
+        self._backward = INPUT_GRADIENT if frozen else BACKWARD
         self._names = tuple(op.name for op in ops)
         self._count = np.array([op.count for op in ops], dtype=np.float64)
         narrow = [op for op in ops if precision != "bf16" and not op.always_bf16]
         kinds: dict[tuple[Precision, bool], list[LinearOp]] = {}
         for op in ops:
             kinds.setdefault((precision if op in narrow else "bf16", op.groups > 1), []).append(op)
-        self._products = [_Products.of(kind, some, cal) for (kind, _), some in kinds.items()]
+        self._products = [
+            _Products.of(kind, some, cal, gradient_output_bytes) for (kind, _), some in kinds.items()
+        ]
         inputs, gradients = (
             sum(
                 op.count * op.rows_share * width / (sequence_shards if dense and width == full_width else 1)
@@ -114,87 +147,90 @@ class LayerGemms:
             )
             for backward in (False, True)
         )
-        self._cast_bytes_per_token = (CAST_BYTES[precision] * inputs, CAST_BYTES[precision] * gradients)
+        per_element = cast_bytes(precision, fp8_scaling)
+        if frozen and narrow:
+            per_element -= OPERAND_BYTES[precision]
+        self._cast_bytes_per_token = (per_element * inputs, per_element * gradients)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether there are no weight gradients."""
+        return self._frozen
 
     @priced("gemm")
     def seconds(self, tokens: Floats, *, backward: bool) -> Floats:
         """All matrix products: forward; backward = input gradient + weight gradient (twice the FLOP)."""
         note(products=self._names, per_layer=self._count, precision=self._precision)
-        blocks = [
-            self._block_s(tokens[first : first + GEMM_BLOCK], backward=backward)
-            for first in range(0, len(tokens), GEMM_BLOCK)
-        ]
-        return blocks[0] if len(blocks) == 1 else np.concatenate([np.zeros(0), *blocks])
+        return self.products_s(tokens, backward=backward)
+
+    def both_s(self, tokens: Floats) -> tuple[Floats, Floats]:
+        """Seconds of the forward and of the backward at once."""
+        if listening():  # each is an entry of its own
+            return self.seconds(tokens, backward=False), self.seconds(tokens, backward=True)
+        return self.both_products_s(tokens)
+
+    def both_products_s(self, tokens: Floats) -> tuple[Floats, Floats]:
+        """The same as numbers of whoever calls."""
+        forward, backward = self._blocks_s(tokens, FORWARD, self._backward)
+        return forward, backward
+
+    def weight_gradient_s(self, tokens: Floats) -> Floats:
+        """The part of the backward that is weight gradients: what a zero-bubble schedule can run apart."""
+        return np.zeros_like(tokens) if self._frozen else self._blocks_s(tokens, WEIGHT_GRADIENT)[0]
+
+    def products_s(self, tokens: Floats, *, backward: bool) -> Floats:
+        """See seconds."""
+        return self._blocks_s(tokens, self._backward if backward else FORWARD)[0]
 
     @priced("small_kernels")
     def cast_s(self, tokens: Floats, *, backward: bool) -> Floats:
         """Casting what the narrow products read."""
         return memory_bound_s(self._cast_bytes_per_token[backward] * tokens, self._gpu, self._cal)
 
-    def _block_s(self, tokens: Floats, *, backward: bool) -> Floats:
-        """All products of few token counts in one call: an array operation costs more than its numbers."""
-        total = self._products_s(self._products[0], tokens, backward=backward)
-        for more in self._products[1:]:
-            total = total + self._products_s(more, tokens, backward=backward)
-        return total
+    def _blocks_s(self, tokens: Floats, *sides: slice) -> list[Floats]:
+        """For each of *sides* (passes that follow each other) the seconds of all products.
 
-    def _products_s(self, ops: _Products, tokens: Floats, *, backward: bool) -> Floats:
-        gpu, cal, columns, inner = self._gpu, self._cal, ops.columns, ops.inner
-        efficiency, groups, precision, overlap = ops.efficiency, ops.groups, ops.precision, ops.overlap
-        rows = tokens * ops.rows_share / groups
-        if not backward:
-            once = gemm_s(
-                rows,
-                columns,
-                inner,
-                gpu,
-                cal,
-                efficiency=efficiency,
-                groups=groups,
-                precision=precision,
-                overlap=overlap,
-            )
-        else:
-            once = gemm_s(
-                rows,
-                inner,
-                columns,
-                gpu,
-                cal,
-                efficiency=efficiency * _promotion(precision, cal),
-                groups=groups,
-                precision=precision,
-                overlap=overlap,
-            )
-            once = once + self._weight_gradient_s(ops, rows)
-        return np.asarray((once * ops.count).sum(axis=0))
-
-    def _weight_gradient_s(self, ops: _Products, rows: Floats) -> Floats:
-        """[products, n]: the weight gradient of each product."""
-        cal = self._cal
-        return gemm_s(
-            ops.inner,
-            ops.columns,
-            rows,
-            self._gpu,
-            cal,
-            efficiency=ops.efficiency * cal.weight_gradient_efficiency * _promotion(ops.precision, cal),
-            groups=ops.groups,
-            output_bytes=self._gradient_bytes,
-            precision=ops.precision,
-            overlap=min(ops.overlap, accumulate_overlap(self._gradient_bytes, cal)),
-        )
-
-    def weight_gradient_s(self, tokens: Floats) -> Floats:
-        """The part of the backward that is weight gradients: what a zero-bubble schedule can run apart."""
+        All passes and products of few token counts in one call: an array operation costs more than its numbers.
+        """
         blocks = [
-            sum(
-                (self._weight_gradient_s(ops, block * ops.rows_share / ops.groups) * ops.count).sum(axis=0)
-                for ops in self._products
-            )
-            for block in (tokens[first : first + GEMM_BLOCK] for first in range(0, len(tokens), GEMM_BLOCK))
+            self._block_s(tokens[first : first + GEMM_BLOCK], sides)
+            for first in range(0, max(1, len(tokens)), GEMM_BLOCK)
         ]
-        return np.concatenate([np.zeros(0), *blocks])
+        return blocks[0] if len(blocks) == 1 else [np.concatenate(side) for side in zip(*blocks, strict=True)]
+
+    def _block_s(self, tokens: Floats, sides: tuple[slice, ...]) -> list[Floats]:
+        first, last = sides[0].start, sides[-1].stop
+        totals: list[Floats] = []
+        for ops in self._products:
+            once = self._passes_s(ops, tokens, slice(first, last))
+            summed = [
+                (once[side.start - first : side.stop - first].sum(axis=0) * ops.count).sum(axis=0)
+                for side in sides
+            ]
+            totals = [total + more for total, more in zip(totals, summed, strict=True)] if totals else summed
+        return totals
+
+    def _passes_s(self, ops: _Products, tokens: Floats, passes: slice) -> Floats:
+        """[passes, products, n]"""
+        m, k = ops.shapes(tokens)
+        # a listener sees each pass as a call of its own
+        chosen: list[slice | int] = list(range(3)[passes]) if listening() else [passes]
+        parts = [
+            gemm_s(
+                m[one],
+                ops.outputs[one],
+                k[one],
+                self._gpu,
+                self._cal,
+                efficiency=ops.efficiency[one],
+                groups=ops.groups,
+                output_bytes=ops.output_bytes[one],
+                precision=ops.precision,
+                overlap=ops.overlap[one],
+            )
+            for one in chosen
+        ]
+        return np.stack(parts) if listening() else parts[0]
 
 
 def _promotion(precision: Precision, cal: Calibration) -> float:

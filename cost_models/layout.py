@@ -11,6 +11,8 @@ __all__ = [
     "AttentionKernel",
     "ContextParallelKind",
     "ExpertDispatch",
+    "Fp8Scaling",
+    "GraphScope",
     "GradientAccumulation",
     "Layout",
     "Order",
@@ -28,10 +30,12 @@ Precision = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
 Order = Literal["tp-dp-pp", "tp-pp-dp"]
 Sharding = Literal["none", "zero1", "zero2", "zero3"]
 AttentionKernel = Literal["flash", "flash1", "flash2", "unfused"]
-ContextParallelKind = Literal["ring", "all-gather", "ulysses"]
+ContextParallelKind = Literal["ring", "all-gather", "gathered-ring", "ulysses"]
 ExpertDispatch = Literal["all-to-all", "fused"]
-ExpertKernels = Literal["grouped", "separate"]
+ExpertKernels = Literal["grouped", "separate", "modules"]
+GraphScope = Literal["layers", "iteration"]
 StageBalance = Literal["layers", "flop"]
+Fp8Scaling = Literal["delayed", "tensor", "row"]
 TensorExchange = Literal["none", "gathers", "mlp"]
 GradientAccumulation = Literal["fused", "separate", "cast"]
 
@@ -51,7 +55,8 @@ class Layout:
     cp: int | None = None
     """Context-parallel degree of the static mesh; None = the smallest that supports the context."""
     cp_kind: ContextParallelKind = "ring"
-    """How a group shares a sequence: keys and values go round, are gathered first, or heads are spread (Ulysses)."""
+    """How a group shares a sequence: keys and values go round, are gathered first, are gathered beside the first of the
+    steps of a ring (PyTorch), or heads are spread (Ulysses)."""
     ep: int = 1
     """Expert-parallel degree. Up to tp the experts live inside the rank's own TP group."""
     sequence_parallel: bool = True
@@ -67,17 +72,35 @@ class Layout:
     recompute_share: float = 0.0
     """Selective recomputation: share of a layer's forward repeated in the backward (every other layer: 0.5), beside
     unfused attention."""
+    recompute_products: float | None = None
+    """Recomputation, full or selective: share of the matrix products repeated, where a policy keeps some outputs or
+    nothing needs the last one; None = as the rest of the layer."""
+    recompute_attention: float | None = None
+    """The same of flash attention, whose output policies by operation keep."""
+    recompute_collectives: float | None = None
+    """The same of tensor-parallel collectives."""
     recompute_small_kernels: bool = False
     """Selective recomputation: norms and activation functions run again in the backward."""
     precision: Precision = "bf16"
     """Operands of the layers' matrix products; attention scores, router, embedding and output head stay BF16."""
+    fp8_scaling: Fp8Scaling = "delayed"
+    """Scales of fp8: of earlier steps, of the tensor itself, or of its rows and columns (tensor-parallel gathers then
+    carry 16 bits, and every GPU casts all it gathered)."""
+    separate_scale_updates: bool = False
+    """Delayed scales of fp8 are updated in every pass of a layer, module by module, by an operation per kernel."""
     shard_ranks: int | None = None
-    """zero3: neighbouring ranks that share one copy of the parameters (HSDP); None = all ranks."""
+    """Neighbouring ranks that share one copy of what is sharded: of the parameters (zero3: HSDP), of the optimizer's
+    states (zero1, zero2); None = all ranks."""
+    gather_lists: bool = False
+    """zero3: every matrix is gathered and reduced by a collective of its own that takes a list of all ranks' pieces,
+    whose copies the host launches one by one while the GPU waits."""
     gradient_bytes: int = 4
     """Bytes of a gradient when it is summed over micro-batches and reduced: 4 (fp32) or 2 (bf16)."""
     gradient_accumulation: GradientAccumulation = "fused"
     """How gradients of micro-batches add up: in the products of weight gradients, in kernels of their own, or in such
     kernels after a copy to the precision of the sum."""
+    deferred_head_gradient: bool = False
+    """1f1b, interleaved: weight gradients of the output projection wait until the pipeline drains."""
     optimizer_offload: bool = False
     """Optimizer states in host memory, updated by the CPU: gradients go there, parameters come back."""
     dp_overlap: bool = True
@@ -86,11 +109,20 @@ class Layout:
     """Parameters of a bucket of gradients; None = Megatron-Core's rule (40 million, a million per rank)."""
     prefetch_gather: bool = True
     """The step's first parameter gather runs while data is loaded; off: the first forward waits for a bucket."""
+    owner_broadcasts: bool = False
+    """zero1, zero2: whole tensors belong to ranks, which broadcast them one after the other, instead of one gather."""
+    gradient_all_reduce: bool = False
+    """zero1, zero2: every rank gets all sums of gradients (an all-reduce over all ranks), not its states' alone."""
+    gather_overlap: bool = True
+    """zero1, zero2: parameters are gathered beside the next forward; off: all of them right after the update."""
     tp_overlap: bool = False
     """Tensor-parallel collectives run beside the GEMMs that need or feed them, cut into chunks."""
     tp_exchange: TensorExchange = "none"
     """With tp_overlap: gathers feed products as chunks that neighbours copy to each other, each GPU's own chunk first;
     mlp: what the MLP sends out is reduced that way, too."""
+    tp_batch_first: bool = False
+    """Tensors are [batch, sequence, hidden] (DTensor): chunks of tensor-parallel collectives are put together and taken
+    apart by copies, and the backward gathers inputs no second time; sequence parallelism only."""
     tp_asynchronous: bool = False
     """Tensor-parallel collectives are called asynchronously: they run beside whole products that do not need them."""
     etp: int | None = None
@@ -100,7 +132,10 @@ class Layout:
     expert_dispatch: ExpertDispatch = "all-to-all"
     """fused: one kernel permutes and sends, a token once to each node (DeepEP, Hybrid-EP)."""
     expert_kernels: ExpertKernels = "grouped"
-    """separate: the host launches one product (and cast) per expert on several streams; grouped: one for all."""
+    """separate: the host launches one product (and cast) per expert on several streams; modules: one MLP after the
+    other, each writes into its part of a common output; grouped: one kernel for all."""
+    expert_padding: bool = False
+    """With 8 and 4 bits every expert's rows are copied to a multiple of what the products take, and back."""
     attention_kernel: AttentionKernel = "flash"
     """flash: the best kernel of the GPU's generation; flash1, flash2: FlashAttention of 2022 and 2023; unfused: the
     scores go to memory and back."""
@@ -115,6 +150,8 @@ class Layout:
     """The hosts of a group check with each other before every collective (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
     cuda_graphs: bool = False
     """Kernels of a layer are replayed from a graph: the host launches none of them."""
+    cuda_graph_scope: GraphScope = "layers"
+    """With graphs: one for every layer; iteration: one for all passes of a step, whose replay leaves the host free."""
     launch_blocking: bool = False
     """The host waits for every kernel before it goes on (CUDA_LAUNCH_BLOCKING=1): no launch hides behind a kernel."""
     cuda_graph_experts: bool = True
@@ -134,6 +171,11 @@ class Layout:
                 f"{gpus} GPUs do not divide by tp x pp = {self.tp} x {self.pp} = {self.tp * self.pp}"
             )
         return gpus // (self.tp * self.pp)
+
+    @property
+    def defers_head_gradient(self) -> bool:
+        """Whether weight gradients of the output projection wait until the pipeline drains: there must be one."""
+        return self.deferred_head_gradient and self.pp > 1 and self.schedule in ("1f1b", "interleaved")
 
     @property
     def rank_stride(self) -> int:

@@ -9,10 +9,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from cost_models.calibration import Calibration
 from cost_models.hardware import Gpu
-from cost_models.layout import Precision
+from cost_models.layout import Fp8Scaling, Precision
 from hdpsim.errors import InfeasibleError
 
-__all__ = ["CAST_BYTES", "OPERAND_BYTES", "MatrixUnit", "matrix_unit", "power_slowdown"]
+__all__ = ["CAST_BYTES", "OPERAND_BYTES", "MatrixUnit", "cast_bytes", "matrix_unit", "power_slowdown"]
 
 Floats = NDArray[np.float64]
 
@@ -25,15 +25,23 @@ OPERAND_BYTES: dict[Precision, float] = {
     "nvfp4": 0.5 + 1 / 16,
 }
 # HBM traffic of casting one BF16 element for two products (forward and weight gradient, or both of the backward):
-# read it, write it along its rows and along its columns; NVFP4 first reads all for the scale of the tensor.
-# Source: Transformer Engine, user guide, "Low precision training" (row-wise and column-wise copies, two-level
-# scaling). Delayed scaling; a scale taken from the tensor itself (current scaling) reads it once more.
+# read it, write it along its rows and along its columns. NVFP4 reads it three times (for the scale of the tensor, along
+# rows, and along columns through a Hadamard transform: 7.1 B), at less than the rate of a copy (6.4 of 8 TB/s, 4.5 with
+# random rounding), MXFP8 likewise. Source: Transformer Engine, user guide, "Low precision training" (row-wise and
+# column-wise copies, two-level scaling), pull requests 2412 and 2555; the bytes are what its GEMM profiling tutorial
+# measures on B300: products with their casts less products alone, 12 of a layer, 2.48e9 elements in 2.69 ms (NVFP4) and
+# 1.82 ms (MXFP8) at 7.2 TB/s. FP8: delayed scaling; a scale taken from the tensor itself reads it once more (H200 in
+# the same tutorial: 3.8 and 6.1 B).
 CAST_BYTES: dict[Precision, float] = {
     "bf16": 0.0,
     "fp8": 2.0 + 2 * 1.0,
-    "mxfp8": 2.0 + 2 * (1.0 + 1 / 32),
-    "nvfp4": 2.0 + 2.0 + 2 * (0.5 + 1 / 16),
+    "mxfp8": 5.3,
+    "nvfp4": 7.8,
 }
+# What scales of 8-bit tensors add: none where they were known before (delayed), a read for the maximum of the tensor;
+# for maxima of every row and every column (each contraction has its own) two. Source: as above; pytorch/ao,
+# float8/float8_training_tensor.py and config.py (recipes tensorwise and rowwise).
+SCALING_BYTES: dict[Fp8Scaling, float] = {"delayed": 0.0, "tensor": 2.0, "row": 4.0}
 LEAST_DYNAMIC_SHARE = 0.1  # of the power limit, whatever the calibration says static power is
 
 
@@ -48,6 +56,11 @@ class MatrixUnit:
     joule_per_flop: float
     speed_up: float
     """Peak over the BF16 peak."""
+
+
+def cast_bytes(precision: Precision, scaling: Fp8Scaling = "delayed") -> float:
+    """HBM traffic of casting a BF16 element for its two products."""
+    return CAST_BYTES[precision] + (SCALING_BYTES[scaling] if precision == "fp8" else 0.0)
 
 
 def matrix_unit(gpu: Gpu, cal: Calibration, precision: Precision) -> MatrixUnit:

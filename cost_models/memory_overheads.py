@@ -28,7 +28,6 @@ class MemoryOverheads:
         gather_buffer_bytes: per parameter, staging of the new weights that ZeRO-1 gathers at the end of the step.
         eight_bit_copy_bytes: per matrix weight, 8-bit copies beside the 16-bit weights: 2 where both layouts are
             kept, 0 where the 8-bit weights are the only ones (masters are with the optimizer).
-        trained_share: of the parameters, those with gradients and optimizer states (LoRA: next to none).
         host_run_ahead: the host queues work faster than the GPU finishes it, and what a communication stream still
             reads cannot be reused: short-lived tensors pile up (see memory.MemoryReport.run_ahead).
     """
@@ -46,7 +45,6 @@ class MemoryOverheads:
     loose_gradient_bytes: float = 0.0
     gather_buffer_bytes: float = 0.0
     eight_bit_copy_bytes: float = 2.0  # row- and column-wise copies: Transformer Engine on Hopper
-    trained_share: float = 1.0
     host_run_ahead: bool = False
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from cost_models.layout import Schedule
 
-__all__ = ["Epilogue", "MicroBatches", "StepCosts"]
+__all__ = ["Epilogue", "MicroBatches", "StepCosts", "StepSums"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -31,6 +31,8 @@ class MicroBatches:
     offload_ratio: Floats
     padding_tokens: Ints | None = None
     """Tokens that fill a micro-batch up to a fixed shape (None = none): they cost what tokens cost, attention apart."""
+    copies: int = 1
+    """A single micro-batch may stand for so many equal ones."""
 
     @property
     def tokens(self) -> Ints:
@@ -46,15 +48,21 @@ class MicroBatches:
     @property
     def alike(self) -> bool:
         """Whether all micro-batches hold the same segments in the same kind of group."""
+        if self.count == 1:
+            return True
         segments, left_over = divmod(len(self.segment_tokens), max(1, self.count))
-        if left_over or not self.count or not np.all(np.diff(self.segment_offsets) == segments):
+        if (
+            left_over
+            or not self.count
+            or (self.segment_offsets[1:] - self.segment_offsets[:-1] != segments).any()
+        ):
             return False
         by_micro_batch = self.segment_tokens.reshape(self.count, segments)
         # Equal segments have equal tokens, so that only the padding is left to compare.
         columns = [by_micro_batch, self.group_size, self.tier, self.offload_ratio]
         if self.padding_tokens is not None:
             columns.append(self.padding_tokens)
-        return all(bool(np.all(column == column[0])) for column in columns)
+        return not any((column != column[0]).any() for column in columns)
 
     @property
     def first(self) -> MicroBatches:
@@ -82,6 +90,21 @@ class Epilogue:
     """Exposed part of the gradient reduce-scatter after the last backward of a stage."""
     optimizer_s: Floats
     """Optimizer update (and gradient-norm) after the gradients of the whole model are there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSums:
+    """What ranks exchange and update once a step, before anything hides it, whatever they computed. Over stages."""
+
+    gather_s: Floats
+    """Parameter all-gather, and the part of it before the first layer can start."""
+    first_gather_s: Floats
+    sync_s: Floats
+    """Gradient sums, and the part of them that only the last layer starts."""
+    last_sync_s: Floats
+    optimizer_s: Floats
+    tied_sync_s: Floats
+    """Sum of an embedding's gradients on two stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

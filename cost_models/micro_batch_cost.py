@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -11,17 +13,19 @@ from cost_models.calibration import Calibration
 from cost_models.collectives import Collectives
 from cost_models.experts import beside_the_other_micro_batch_s
 from cost_models.fabric import FabricModel
-from cost_models.gradient_accumulation import accumulate_overlap, accumulation_s, product_output_bytes
+from cost_models.gradient_accumulation import accumulation_s, product_output_bytes
 from cost_models.hardware import Cluster
 from cost_models.host_time import HostTime
-from cost_models.kernels import BF16_BYTES, gemm_s, memory_bound_s
+from cost_models.kernels import BF16_BYTES, memory_bound_s
 from cost_models.layer_cost import LayerCost
+from cost_models.layer_gemms import LayerGemms, LinearOp
 from cost_models.layout import Layout
-from cost_models.micro_batch import MicroBatches
+from cost_models.micro_batch import MicroBatches, StepSums
 from cost_models.model import Model
 from cost_models.parameters import StageContents, stage_contents
+from cost_models.recomputation import repeated_share
 from cost_models.sharded_parameters import ShardedParameters
-from cost_models.tracing import priced
+from cost_models.tracing import listening, priced
 
 __all__ = ["TERMS", "MicroBatchCost"]
 
@@ -64,6 +68,7 @@ class MicroBatchCost:
     """Costs of one model under one layout on one cluster: built once, asked for any micro-batches."""
 
     def __init__(self, model: Model, layout: Layout, cluster: Cluster, cal: Calibration) -> None:
+        cal = replace(cal, launch_s=cal.launch_s * cluster.node.host_time)
         self.model, self.layout, self.cluster, self.cal = model, layout, cluster, cal
         self.fabric = FabricModel(cluster, cal.network)
         self.collectives = Collectives(self.fabric)
@@ -77,28 +82,40 @@ class MicroBatchCost:
             if layout.sharding == "zero3"
             else None
         )
+        self._head = LayerGemms(
+            (LinearOp(columns=-(-model.vocab // layout.tp), inner=model.hidden),),
+            cluster.gpu,
+            cal,
+            gradient_output_bytes=product_output_bytes(layout),
+            frozen=model.frozen or layout.defers_head_gradient,  # see deferred_head
+        )
         self._host = HostTime(model, layout, self.collectives.group(layout.tp), cal)
         self.kinds, self.kind = _stage_kinds(model, layout)
-        self._repeats = _repeats(layout)
+        self._counts = [self._layer_counts(kind) for kind in self.kinds]
+        self._repeats = np.array([repeated_share(layout, name) for name in TERMS])
+        self._repeating = bool(self._repeats.any())
         self._accumulation_s = [accumulation_s(model, layout, kind, cluster.gpu, cal) for kind in self.kinds]
         self.activation_bytes_per_token = activation_bytes_per_token_layer(model, layout)
+        self.step_sums: dict[int, StepSums] = {}  # by ranks, filled by step_costs
 
     def terms_s(self, batches: MicroBatches, *, backward: bool) -> Floats:
         """[T, K, n]: seconds of every term, kind of stage and micro-batch."""
         # The forward matters to a backward that runs it again.
-        again = backward and self._repeats.any()
+        again = backward and self._repeating
         sides = (False, True) if again or self.layout.ep_overlap else (backward,)
         tokens = self._tokens(batches)
-        return self._stage_terms(
-            batches, tokens, self._layer_terms(batches, tokens, sides), backward=backward
-        )
+        layers, heads = self._layer_terms(batches, tokens, sides), self._heads_s(tokens, (backward,))
+        return self._stage_terms(batches, tokens, layers, heads, backward=backward)
 
     def both_terms_s(self, batches: MicroBatches) -> tuple[Floats, Floats]:
         """Forward and backward at once; see terms_s."""
         tokens = self._tokens(batches)
-        layer = self._layer_terms(batches, tokens, (False, True))
+        layers, heads = (
+            self._layer_terms(batches, tokens, (False, True)),
+            self._heads_s(tokens, (False, True)),
+        )
         forward, backward = (
-            self._stage_terms(batches, tokens, layer, backward=side) for side in (False, True)
+            self._stage_terms(batches, tokens, layers, heads, backward=side) for side in (False, True)
         )
         return forward, backward
 
@@ -110,12 +127,12 @@ class MicroBatchCost:
         tokens = self._tokens(batches)
         out = np.zeros((len(TERMS), len(self.kinds), batches.count))
         for row, kind in enumerate(self.kinds):
-            for moe, count in self._layer_counts(kind).items():
+            for moe, count in self._counts[row].items():
                 cost = self._moe if moe else self._dense
                 if count and cost is not None:
                     out[_TERM["gemm"], row] += count * cost.weight_gradient_s(tokens)
             if kind.head:
-                out[_TERM["logits"], row] += (1 + kind.mtp_layers) * self._head_weight_s(tokens)
+                out[_TERM["logits"], row] += (1 + kind.mtp_layers) * self._head.weight_gradient_s(tokens)
         return out
 
     def _tokens(self, batches: MicroBatches) -> Floats:
@@ -127,37 +144,41 @@ class MicroBatchCost:
         batches: MicroBatches,
         tokens: Floats,
         layers: dict[tuple[bool, bool], Floats],
+        heads: dict[bool, Floats],
         *,
         backward: bool,
     ) -> Floats:
-        """[T, K, n] from the terms of one layer of each kind."""
+        """[T, K, n] from the terms of one layer of each kind and of a head."""
         out = np.zeros((len(TERMS), len(self.kinds), batches.count))
-        head_s = self._head_s(tokens, backward=backward) if any(kind.head for kind in self.kinds) else None
+        offloads = listening() or batches.offload_ratio.any()
         for row, kind in enumerate(self.kinds):
             # A multi-token-prediction layer costs a layer of the usual kind and a head.
             extra = kind.mtp_layers
-            for moe, count in self._layer_counts(kind).items():
+            for moe, count in self._counts[row].items():
                 if count:
                     out[:, row] += count * layers[moe, backward]
-                    if backward and self._repeats.any():
+                    if backward and self._repeating:
                         out[_TERM["recompute"], row] += count * (self._repeats @ layers[moe, False])
-            out[_TERM["offload_wait"], row] += self._offload_wait_s(batches, tokens, layers, kind, backward)
+            if offloads:
+                out[_TERM["offload_wait"], row] += self._offload_wait_s(
+                    batches, tokens, layers, kind, backward
+                )
             if self._sharded is not None:
                 exposed = self._sharded.exposed_s(kind, self._compute_s(layers, backward), backward=backward)
                 out[_TERM["layer_gather"], row], out[_TERM["layer_reduce"], row] = exposed
-            if kind.head and head_s is not None:
-                out[_TERM["logits"], row] += (1 + extra) * head_s
-            if kind.embedding:
+            if kind.head:
+                out[_TERM["logits"], row] += (1 + extra) * heads[backward]
+            if kind.embedding and not (backward and self.model.frozen):
                 out[_TERM["small_kernels"], row] += self._embedding_s(tokens)
             if backward:
                 out[_TERM["small_kernels"], row] += self._accumulation_s[row]
-            out[_TERM["host"], row] += self.cal.micro_batch_fixed_s / 2.0 / self.layout.vpp
+            out[_TERM["host"], row] += self._host.pass_s
         return out
 
     def _compute_s(self, layers: dict[tuple[bool, bool], Floats], backward: bool) -> dict[bool, Floats]:
         """[n] by kind of layer (experts): everything a layer does on a micro-batch, recomputation included."""
         once = {moe: rows.sum(axis=0) for (moe, side), rows in layers.items() if side == backward}
-        if backward and self._repeats.any():
+        if backward and self._repeating:
             return {moe: time_s + self._repeats @ layers[moe, False] for moe, time_s in once.items()}
         return once
 
@@ -184,7 +205,7 @@ class MicroBatchCost:
         }
         result: dict[tuple[bool, bool], Floats] = {}
         for moe, cost in ((False, self._dense), (True, self._moe)):
-            if cost is None or not any(self._layer_counts(kind)[moe] for kind in self.kinds):
+            if cost is None or not any(counts[moe] for counts in self._counts):
                 continue
             times = cost.both_times(tokens) if len(sides) == 2 else (cost.times(tokens, backward=sides[0]),)
             for side, linear in zip(sides, times, strict=True):
@@ -235,31 +256,27 @@ class MicroBatchCost:
         compute = layers[kind.moe_layers > kind.dense_layers, backward].sum(axis=0)
         return np.asarray(moving * np.maximum(0.0, transfer - compute))
 
+    def _heads_s(self, tokens: Floats, sides: tuple[bool, ...]) -> dict[bool, Floats]:
+        """[n] by side (backward): output projection and loss, of models with a head on some stage."""
+        if not any(kind.head for kind in self.kinds):
+            return {}
+        if len(sides) == 1 or listening():  # each is an entry of its own
+            return {side: self._head_s(tokens, backward=side) for side in sides}
+        forward, backward = self._head.both_products_s(tokens)
+        return {False: forward + self._loss_s(tokens), True: backward}
+
     @priced("logits")
     def _head_s(self, tokens: Floats, *, backward: bool) -> Floats:
         """Output projection (vocabulary sharded over TP) and fused cross-entropy."""
-        model, gpu, cal, tp = self.model, self.cluster.gpu, self.cal, self.layout.tp
-        shard = -(-model.vocab // tp)
-        if not backward:
-            fused = self.layout.fused_kernels and self.layout.fused_loss
-            passes_bytes = LOSS_PASSES_BYTES if fused else SEPARATE_LOSS_PASSES_BYTES
-            loss = memory_bound_s(passes_bytes * shard * tokens, gpu, cal)
-            return gemm_s(tokens, shard, model.hidden, gpu, cal) + loss
-        return gemm_s(tokens, model.hidden, shard, gpu, cal) + self._head_weight_s(tokens)
+        products_s = self._head.products_s(tokens, backward=backward)
+        return products_s if backward else products_s + self._loss_s(tokens)
 
-    def _head_weight_s(self, tokens: Floats) -> Floats:
-        """The weight gradient of the output projection."""
-        cal, output_bytes = self.cal, product_output_bytes(self.layout)
-        return gemm_s(
-            self.model.hidden,
-            -(-self.model.vocab // self.layout.tp),
-            tokens,
-            self.cluster.gpu,
-            cal,
-            efficiency=cal.weight_gradient_efficiency,
-            output_bytes=output_bytes,
-            overlap=accumulate_overlap(output_bytes, cal),
-        )
+    def _loss_s(self, tokens: Floats) -> Floats:
+        """Cross-entropy, its gradient included."""
+        fused = self.layout.fused_kernels and self.layout.fused_loss
+        passes_bytes = LOSS_PASSES_BYTES if fused else SEPARATE_LOSS_PASSES_BYTES
+        shard = -(-self.model.vocab // self.layout.tp)
+        return memory_bound_s(passes_bytes * shard * tokens, self.cluster.gpu, self.cal)
 
     @priced("small_kernels")
     def _embedding_s(self, tokens: Floats) -> Floats:
@@ -319,13 +336,13 @@ class MicroBatchCost:
         Forward, backward and recomputation; no attention and no host time, recomputed or not.
         """
         batches = self._uniform(np.asarray(tokens_per_rank, dtype=np.int64))
-        forward, backward = (self.terms_s(batches, backward=side) for side in (False, True))
+        forward, backward = self.both_terms_s(batches)
         linear = [row for name, row in _TERM.items() if name not in _NOT_LINEAR]
         total = forward[linear].sum(axis=0) + backward[linear].sum(axis=0)
-        if self._repeats.any():
+        if self._repeating:
             repeated = [_TERM[name] for name in _REPEATED]
             again = np.einsum("t,tkn->kn", self._repeats[repeated], forward[repeated])
-            fixed_s = self.cal.micro_batch_fixed_s / 2.0 / self.layout.vpp  # in "host", but not a layer's
+            fixed_s = self._host.pass_s  # in "host", but not a layer's
             total -= again - self._repeats[_TERM["host"]] * fixed_s
         return np.asarray(total[self._visited].sum(axis=1))
 
@@ -368,20 +385,6 @@ class MicroBatchCost:
             tier=np.zeros(count, dtype=np.int64),
             offload_ratio=np.zeros(count),
         )
-
-
-def _repeats(layout: Layout) -> Floats:
-    """[T]: share of each term of a layer's forward that the backward repeats.
-
-    full: all of it. selective: layout.recompute_share of it, and the attention whose scores an unfused kernel would
-    have kept (flash kernels keep none, arXiv 2205.05198 section 5).
-    """
-    shares = np.full(
-        len(TERMS), {"full": 1.0, "selective": layout.recompute_share}.get(layout.recompute, 0.0)
-    )
-    if layout.recompute == "selective" and layout.attention_kernel == "unfused":
-        shares[_TERM["attention"]] = 1.0
-    return shares
 
 
 def _stage_kinds(model: Model, layout: Layout) -> tuple[tuple[StageContents, ...], Ints]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["LatentAttention", "Model", "NormKind"]
+__all__ = ["AdapterTargets", "LatentAttention", "Model", "NormKind"]
 
+AdapterTargets = Literal["qkv", "attention", "all"]
 NormKind = Literal["rms", "layer"]
 
 
@@ -67,10 +68,21 @@ class Model:
     """The routed experts' matrices carry biases (gpt-oss)."""
     clamped_activation: bool = False
     """Gate and up projection are limited to a range before they are multiplied (gpt-oss)."""
+    scaled_rotary: bool = False
+    """The rotary embedding also scales attention (YaRN's concentration), which fused kernels cannot."""
     dropout: bool = False
     """Trained with dropout on attention weights and on the outputs of attention and MLP (GPT-2 and GPT-3 recipes)."""
     learned_positions: int = 0
     """Rows of a learned position table; 0 = rotary."""
     mtp_layers: int = 0
     """Multi-token-prediction layers (DeepSeek-V3: 1); 0 = none."""
+    adapter_rank: int = 0
+    """Rank of trained adapters beside weights that are all frozen (LoRA); 0 = every weight is trained."""
+    adapter_targets: AdapterTargets = "attention"
+    """Matrices with an adapter: the one of queries, keys and values; also attention's output; also the MLP's."""
     source: str = ""
+
+    @property
+    def frozen(self) -> bool:
+        """Whether only adapters are trained."""
+        return self.adapter_rank > 0

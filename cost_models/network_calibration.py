@@ -59,6 +59,10 @@ class NetworkCalibration:
     at 512 B (aiconfigurator, NCCL 2.29)."""
     all_to_all_remote_peer_latency_s: float = 1.0e-6
     """The same for each peer across the network. Source: NCCL's network overhead per message, 1 us."""
+    channels_rank_s: float = 0.35e-6
+    """What an LL message takes longer, per rank on a node, once it is too long for one channel (4 KiB per rank on a
+    ring, 4 KiB on a tree: NCCL's thread threshold, 8 B x 512 threads). Source: gathers of 2 and 8 H100s take 0.9 and
+    2.7 us more from 8 and 32 KiB on, all-reduces of 2 and 4 GB200s 0.7 and 1.5 us (aiconfigurator; apex_plus alike)."""
     pipeline_fill_s: float = 30e-6
     """Start-up and drain of a long transfer on a ring: what its buffers hold at the channel's speed.
     Source: 2, 4, 8 H100s gather 64 MiB and more this much later than latency and rate explain (aiconfigurator)."""

@@ -78,6 +78,8 @@ class UnitTraffic:
     """From the buffer of the gather to the parameters, before the unit's first kernel: nothing runs beside it."""
     reduce_s: float = 0.0
     """Packing the gradients into the buffer of the reduction, and the reduction."""
+    list_s: float = 0.0
+    """What the host needs for the lists of one gather or reduction, the GPU's queue empty."""
 
 
 class ShardedParameters:
@@ -88,32 +90,54 @@ class ShardedParameters:
     ) -> None:
         self._model, self._layout, self._cal, self._gpu = model, layout, cal, cluster.gpu
         self._collectives = collectives
+        self._reduces = not model.frozen
         ranks = layout.ranks(cluster.gpus)
         spread = layout.expert_gpus
         self._dense = ShardGroups.of(layout, collectives, ranks, layout.rank_stride)
         self._experts = ShardGroups.of(layout, collectives, max(1, ranks * layout.tp // spread), spread)
         kinds: tuple[LayerKind, ...] = ("dense", "moe") if model.experts else ("dense",)
-        self._layers = {kind == "moe": self._traffic(*layer_shard(model, layout, kind)[:2]) for kind in kinds}
+        self._layers = {
+            kind == "moe": self._traffic(
+                *layer_shard(model, layout, kind)[:2], tensors=_matrices(model, layout, kind)
+            )
+            for kind in kinds
+        }
         vocabulary = -(-model.vocab // layout.tp) * model.hidden
-        self._vocabulary = self._traffic(vocabulary, 0)
+        self._vocabulary = self._traffic(vocabulary, 0, tensors=1)
 
-    def _traffic(self, dense: int, experts: int) -> UnitTraffic:
-        """Collectives of a unit with so many parameters on a GPU."""
+    def _traffic(self, dense: int, experts: int, *, tensors: int) -> UnitTraffic:
+        """Collectives of a unit with so many parameters on a GPU, in so many *tensors*."""
         gather = reduce = moved = 0.0
         for parameters, groups in ((dense, self._dense), (experts, self._experts)):
             if not parameters or groups.shard.ranks == 1:
                 continue
-            volume = self._layout.gradient_bytes * parameters
-            reduce += float(self._collectives.reduce_scatter_s(volume, groups.shard, in_place=True))
+            if not self._model.frozen:  # of adapters next to nothing
+                volume = self._layout.gradient_bytes * parameters
+                reduce += float(self._collectives.reduce_scatter_s(volume, groups.shard, in_place=True))
             moved += parameters
             volume = BF16_BYTES * parameters
             gather += float(self._collectives.all_gather_s(volume, groups.shard, in_place=True))
-        copy_in_bytes = (BF16_BYTES + self._layout.gradient_bytes) * moved
+        copy_in_bytes = (BF16_BYTES + self._layout.gradient_bytes) * moved * (not self._model.frozen)
         return UnitTraffic(
             gather_s=gather,
             copy_out_s=float(memory_bound_s(COPY_OUT_BYTES * moved, self._gpu, self._cal)),
             reduce_s=reduce + float(memory_bound_s(copy_in_bytes, self._gpu, self._cal)),
+            list_s=self._lists_s(tensors),
         )
+
+    def _lists_s(self, tensors: int) -> float:
+        """Host time of collectives that take a list with a tensor for every rank, one collective for each tensor.
+
+            t = tensors x ranks x launch_s
+
+        Counted: a view and a copy of every rank's piece, launched one by one after the GPU's queue has been drained.
+        Ignored: biases and norms, which such stacks keep whole (param_persistence_threshold).
+        Source: DeepSpeed before 0.6, runtime/zero/partition_parameters.py (_allgather_param: synchronize, narrow for
+        every rank, all_gather of the list), stage3.py (reduce_scatter of lists); PyTorch, ProcessGroupNCCL.cpp
+        (allgather, reduce_scatter: recordStream and copy_ for every tensor of the list).
+        """
+        ranks = self._dense.shard.ranks
+        return tensors * ranks * self._cal.launch_s if self._layout.gather_lists and ranks > 1 else 0.0
 
     @priced("layer_gather", "layer_reduce")
     def exposed_s(
@@ -130,6 +154,7 @@ class ShardedParameters:
                       + gather of the first layer, unless the head's backward hides it
 
         Each gather is followed by its copy-out, and each reduction preceded by its copy-in.
+        Lists (_lists_s) add to each.
         Counted: one prefetched unit; gathers and reductions share the network and follow each other; embedding and
         head are not gathered again. Without overlap: every gather and every reduction.
         Ignored: traffic that another stage's waiting hides; the forward's last layer, which could stay gathered.
@@ -140,7 +165,11 @@ class ShardedParameters:
         there = [moe for moe, count in counts.items() if count]
         edge = next(iter(there), False)
         sample = next(iter(layer_s.values()))
-        gather, reduce = np.zeros_like(sample), np.zeros_like(sample)
+        lists_s = sum(counts[moe] * self._layers[moe].list_s for moe in there)
+        gather, reduce = (
+            np.full_like(sample, lists_s),
+            np.full_like(sample, lists_s * self._reduces * backward),
+        )
         # the edge layer computes before there is anything to run beside it, or transfers after the last compute
         if there:
             counts[edge] -= 1
@@ -154,8 +183,9 @@ class ShardedParameters:
             gather += counts[moe] * more_gather
             reduce += counts[moe] * more_reduce
         vocabularies = self._vocabulary_units(kind)
-        gather += vocabularies * (self._vocabulary.gather_s + self._vocabulary.copy_out_s) * (not backward)
-        reduce += vocabularies * self._vocabulary.reduce_s * backward
+        whole = self._vocabulary
+        gather += vocabularies * (whole.gather_s + whole.copy_out_s + whole.list_s) * (not backward)
+        reduce += vocabularies * (whole.reduce_s + whole.list_s * self._reduces) * backward
         return gather, reduce
 
     def _vocabulary_units(self, kind: StageContents) -> int:
@@ -175,3 +205,10 @@ class ShardedParameters:
             return np.full_like(compute_s, unit.gather_s), np.full_like(compute_s, reduce_s)
         added_s = overlapped_s(compute_s, transfer_s, self._cal.overlap_slowdown) - compute_s
         return added_s * unit.gather_s / transfer_s, added_s * reduce_s / transfer_s
+
+
+def _matrices(model: Model, layout: Layout, kind: LayerKind) -> int:
+    """Weight matrices of a layer on a GPU: QKV and output projection, two of an MLP, three with a gate."""
+    of_mlp = 3 if model.gated_mlp else 2
+    experts = max(1, model.experts // layout.ep) if kind == "moe" else 1
+    return 2 + of_mlp * (experts + bool(kind == "moe" and model.shared_expert_ffn))

@@ -13,8 +13,10 @@ from cost_models.calibration import Calibration
 from cost_models.experts import parts_of_a_token
 from cost_models.hardware import Gpu
 from cost_models.kernels import BF16_BYTES, memory_bound_s
+from cost_models.launches import BACKWARD_LAUNCHES, small_kernels
 from cost_models.layout import Layout
 from cost_models.model import Model
+from cost_models.scale_updates import scale_updates_s
 from cost_models.tracing import note, priced
 
 __all__ = ["SmallKernels"]
@@ -30,10 +32,19 @@ BACKWARD_TRAFFIC = 2  # the backward of a kernel reads its inputs again beside t
 SEPARATE_NORM = {"rms": 16.0, "layer": 10.0}
 # Rotary embedding of separate kernels: rotate half (2), times cosine (2), times sine (2), sum (3).
 SEPARATE_ROTARY = 9.0
+# The same with a scale of attention, after which what was not turned is put behind (2) what was, and rotated halves are
+# negated (1): Megatron-Core, rope_utils.py (_apply_rotary_pos_emb_bshd).
+SCALED_ROTARY = 12.0
 # Passes per element of the width: both halves clamped (2 + 2), put together again (2 + 2).
 CLAMPS = 8.0
 # Passes per element of an expert's output, see SmallKernels.
 EXPERT_BIAS = 14.0
+# Rows copied into a padded buffer before the experts and out of one behind them.
+PADDING = 4.0
+# Experts as modules, forward: the common output zeroed (1), each output copied into it (2). Backward: the gradient of a
+# part taken out of a copy of the whole (2) that is zeroed there (3); of the part's input, put into zeros (3) and added.
+MODULES = 3.0
+MODULES_BACKWARD = (2.0, 8.0)
 
 
 class SmallKernels:
@@ -44,11 +55,16 @@ class SmallKernels:
                              + activation 3 f / t (2 f without gate) + norms of queries and keys 2 (a + g) d / t ]
         separate  norms 2 x n h / S + outputs 2 x (3 + bias 2 + dropout 2 + mask) h / S + rotary 9 (a + g) d / t
                   + activation (5 with a gate, 2 without, + bias 2) f / t + norms of queries and keys n (a + g) d / t
-        experts   clamp 8 k f / t + biases 14 k h / t; routing 4 k h / t + 4 k h / t with several experts on a GPU
-                  of an expert-parallel group; fused dispatch 2 (k + u) h / t, u the GPUs that a token visits
+        experts   clamp 8 k f / t + biases 14 k h / t; routing 4 k h / t + 4 etp k h / t with several experts on a GPU
+                  of an expert-parallel group (GPUs that share experts hold all their tokens when they sort them);
+                  fused dispatch 2 (k + u) h / t, u the GPUs that a token visits
 
     One norm in a parallel block, whose sum of three needs one kernel. With recompute_small_kernels the backward runs
     norms, activation and clamps of the forward again.
+    expert_padding with narrow products 4 etp k h / t in both directions; experts as modules 3 etp k h / t, backward
+    (2 + 8 experts of a GPU) etp k h / t; a scaled rotary embedding 12 (a + g) d / t instead.
+    Every kernel starts up and drains on the device besides (kernel_tail_s; twice as many in the backward).
+    Separate updates of delayed scales: so many kernels in each pass, whatever the tokens (scale_updates).
     Counted: every kernel reads and writes its tensors once, the mask of a dropout, twice as much in the backward
     (as much for routing: the way back of a copy is a copy). Routing: tokens are gathered for their experts, sorted by
     expert where they arrive and back where they leave, outputs summed by weight; fused dispatch copies what arrives,
@@ -57,7 +73,9 @@ class SmallKernels:
     Source: derivation; *passes* (casts, a separate rotary embedding) calibrated. Clamps are operations of PyTorch
     before the fused activation (Megatron-Core, fusions/fused_bias_geglu.py: two clamps, one concatenation); the last
     bias times the routing weight is added in fp32 (transformer/moe/experts.py, _apply_bias: product 2, sum 5,
-    concatenation 4, cast 3).
+    concatenation 4, cast 3), where SequentialMLP, fp8_padding and fp8_unpadding are, too. One layer on H100
+    (Megatron-LM, moe_perf/baseline.json): 32,768 rows of 7,168 take 0.6 ms forward and 0.7 backward longer with
+    DeepEP, which leaves padding to copies, than with HybridEP, which pads as it sends; here 0.6.
     """
 
     def __init__(self, model: Model, layout: Layout, gpu: Gpu, cal: Calibration, *, moe: bool) -> None:
@@ -65,20 +83,25 @@ class SmallKernels:
         share = cal.small_kernel_passes if layout.fused_kernels else 1.0
         again, once = (_fused_passes if layout.fused_kernels else _separate_passes)(model, layout, moe)
         clamps, biases = _expert_passes(model, layout) if moe else (0.0, 0.0)
-        self.passes = share * (again + once) + (clamps + biases)
-        self.routing_passes = _routing(model, layout) if moe else 0.0
+        scaled = SCALED_ROTARY * _queries_and_keys(model, layout) if model.scaled_rotary else 0.0
+        self.passes = share * (again + once) + (clamps + biases) + scaled
+        self.routing_passes, self.routing_passes_backward = _routing(model, layout) if moe else (0.0, 0.0)
         repeats = layout.recompute == "selective" and layout.recompute_small_kernels
         self.repeated_passes = share * again + clamps if repeats else 0.0
+        self.kernels = small_kernels(model, layout, moe=moe)
+        self._scales_s = scale_updates_s(layout)
 
     @priced("small_kernels")
     def seconds(self, tokens: Floats, *, backward: bool) -> Floats:
         """Forward or backward of all of them, for a rank's *tokens*."""
-        note(passes=self.passes, routing_passes=self.routing_passes)
-        passes = self.passes + self.routing_passes
+        note(passes=self.passes, routing_passes=self.routing_passes, kernels=self.kernels)
+        passes, kernels = self.passes + self.routing_passes, self.kernels
         if backward:
-            passes = BACKWARD_TRAFFIC * self.passes + self.routing_passes + self.repeated_passes
+            kernels = BACKWARD_LAUNCHES * kernels
+            passes = BACKWARD_TRAFFIC * self.passes + self.routing_passes_backward + self.repeated_passes
         traffic_bytes = BF16_BYTES * passes
-        return memory_bound_s(traffic_bytes * tokens, self._gpu, self._cal)
+        tails_s = np.where(tokens > 0, kernels * self._cal.kernel_tail_s + self._scales_s, 0.0)
+        return memory_bound_s(traffic_bytes * tokens, self._gpu, self._cal) + tails_s
 
 
 def _fused_passes(model: Model, layout: Layout, moe: bool) -> tuple[float, float]:
@@ -106,7 +129,7 @@ def _separate_passes(model: Model, layout: Layout, moe: bool) -> tuple[float, fl
 
 def _rotated(model: Model, layout: Layout) -> float:
     """Elements of queries and keys that the rotary embedding turns."""
-    return 0.0 if model.learned_positions else _queries_and_keys(model, layout)
+    return 0.0 if model.learned_positions or model.scaled_rotary else _queries_and_keys(model, layout)
 
 
 def _normalised(model: Model, layout: Layout) -> float:
@@ -132,14 +155,21 @@ def _expert_passes(model: Model, layout: Layout) -> tuple[float, float]:
     return model.top_k * clamps / layout.tp, model.top_k * biases / layout.tp
 
 
-def _routing(model: Model, layout: Layout) -> float:
-    """One direction of a token's way to its experts and back."""
-    copies = float(model.top_k)
+def _routing(model: Model, layout: Layout) -> tuple[float, float]:
+    """A token's way to its experts and back, forward and backward."""
+    copies, held = float(model.top_k), float(model.top_k) * (layout.etp or 1)
     if layout.expert_dispatch == "fused" and layout.ep > 1:
         passes = 2.0 * (copies + parts_of_a_token(model.experts, model.top_k, layout.ep))
     else:
-        passes = (8.0 if 1 < layout.ep < model.experts else 4.0) * copies
-    return passes * model.hidden / layout.tp
+        passes = 4.0 * copies + (4.0 * held if 1 < layout.ep < model.experts else 0.0)
+    if layout.expert_padding and layout.precision != "bf16":
+        passes += PADDING * held
+    forward = backward = passes
+    if layout.expert_kernels == "modules":
+        whole, each = MODULES_BACKWARD
+        forward += MODULES * held
+        backward += (whole + each * max(1, model.experts // layout.ep)) * held
+    return forward * model.hidden / layout.tp, backward * model.hidden / layout.tp
 
 
 def _residual_shards(layout: Layout) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cost_models.adapters import trained_per_gpu
 from cost_models.layout import Layout
 from cost_models.memory_overheads import MemoryOverheads
 from cost_models.model import Model
@@ -45,8 +46,9 @@ def state_bytes(
         none 18 | zero1 2 + 4 + 12/d | zero2 2 + 16/d (+ one whole layer's gradients)
         zero3 18/d (+ two whole layers' weights and one's gradients while they are at work)
 
-    With zero3 d is at most shard_ranks. With optimizer_offload the optimizer's part is on the host.
+    d is at most shard_ranks. With optimizer_offload the optimizer's part is on the host.
     Expert parameters have fewer copies: d = ranks x tp / GPUs of one copy. fp8 may keep 8-bit copies of the matrices.
+    Of a frozen model only adapters (beside its weights) have gradients and optimizer states.
     *overheads* add gradient buckets, gradients not yet added up and the staging of the update.
     Source: arXiv 1910.02054; Megatron-Core's distributed optimizer (6 + 12/d); PyTorch FSDP prefetching one layer.
     """
@@ -55,7 +57,7 @@ def state_bytes(
     shard = parameters_per_gpu(model, layout, stage)
     copies: float = ranks
     expert_copies = ranks * layout.tp / layout.expert_gpus
-    if layout.sharding == "zero3" and layout.shard_ranks is not None:
+    if layout.shard_ranks is not None:
         copies, expert_copies = min(copies, layout.shard_ranks), min(expert_copies, layout.shard_ranks)
     level = _LEVEL[layout.sharding]
 
@@ -64,7 +66,8 @@ def state_bytes(
         whole = float(shard.total)
         return shard.dense / copies + shard.experts / expert_copies if level >= needed else whole
 
-    trained, reduced = extra.trained_share, ranks > 1
+    reduced = ranks > 1
+    trained = trained_per_gpu(model, layout, stage).total / shard.total if model.frozen else 1.0
     unit = min(shard.largest_unit, shard.total)
     one = unit * (1.0 - 1.0 / copies)
     two = min(2 * shard.largest_unit, shard.total) * (1.0 - 1.0 / copies)
@@ -76,7 +79,7 @@ def state_bytes(
     buckets = extra.bucket_bytes * shard.total if reduced and level < 2 else 0.0
     optimizer = trained * OPTIMIZER_BYTES * spread(1)
     return StateBytes(
-        weights=WEIGHT_BYTES * spread(3) + eight_bit,
+        weights=WEIGHT_BYTES * spread(3) * (1.0 + trained * model.frozen) + eight_bit,
         gradients=trained * (layout.gradient_bytes * spread(2) + buckets + extra.loose_gradient_bytes * unit),
         optimizer=0.0 if layout.optimizer_offload else optimizer,
         gathered=gathered,

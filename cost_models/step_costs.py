@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_models.adapters import trained_per_gpu
 from cost_models.collectives import GroupShape
 from cost_models.data_parallel import ComputeWindows, buckets, edge_pieces, exposed_s
+from cost_models.deferred_head import deferred_head_s
 from cost_models.gradient_buckets import stage_buckets
-from cost_models.host_time import check_s, step_checks_s
+from cost_models.host_time import check_s, step_checks_s, step_host_s
 from cost_models.kernels import BF16_BYTES
-from cost_models.micro_batch import Epilogue, MicroBatches, StepCosts
+from cost_models.micro_batch import Epilogue, MicroBatches, StepCosts, StepSums
 from cost_models.micro_batch_cost import TERMS, MicroBatchCost
 from cost_models.optimizer_cost import gradient_buffer_s, optimizer_s
-from cost_models.parameters import parameters_per_gpu, stage_contents
+from cost_models.parameters import stage_contents
 from cost_models.pipeline import SPLIT_SCHEDULES, chunks_per_stage
 from cost_models.sharded_parameters import ShardGroups
-from cost_models.tracing import priced
+from cost_models.tracing import listening, priced
 
 __all__ = ["epilogue", "loading_s", "planning_s", "step_costs"]
 
@@ -37,7 +41,7 @@ def planning_s(cost: MicroBatchCost, sequences: int) -> float:
     cal = cost.cal
     nodes = max(1, cost.cluster.nodes)
     hops = 2.0 * np.ceil(np.log2(nodes)) if nodes > 1 else 0.0
-    tier = int(cost.fabric.span_tier(0, cost.cluster.gpus - 1))
+    tier = cost.fabric.pair_tier(0, cost.cluster.gpus - 1)
     wire_s = 2.0 * sequences * METADATA_BYTES_PER_SEQUENCE / cal.metadata_bytes_per_s
     return float(sequences * cal.planner_s_per_sequence + wire_s + hops * float(cost.fabric.latency_s(tier)))
 
@@ -59,15 +63,45 @@ def epilogue(
     """Per stage: parameter all-gather, gradient reduce-scatter (exposed parts) and optimizer.
 
     none: all-reduce of gradients. zero1, zero2: reduce-scatter of gradients, all-gather of BF16 parameters, once a
-    step. zero3: both happen in every layer of every micro-batch (see sharded_parameters); with shard_ranks the shards
-    are summed over their replicas here, once a step.
-    Experts have ranks * tp / expert_gpus copies.
+    step. zero3: both happen in every layer of every micro-batch (see sharded_parameters). With shard_ranks both stay
+    among so many neighbours, and shards are summed over their replicas here, once a step.
+    Experts have ranks * tp / expert_gpus copies. Of a frozen model only adapters are summed, gathered and updated.
     Counted: collectives over all ranks at one TP index, what the first forward and the last backward
     hide of them (*windows*; None: nothing), tied embeddings, the optimizer on its shard.
     Source: ZeRO, arXiv 1910.02054, section 7.
     """
+    layout, cal = cost.layout, cost.cal
+    sums = _step_sums(cost, ranks)
+    gather, sync = sums.gather_s, sums.sync_s
+    if layout.dp_overlap and windows is not None:
+        first_gather = np.zeros(layout.pp) if layout.prefetch_gather else sums.first_gather_s
+        if layout.gather_overlap:
+            gather = exposed_s(gather, first_gather, windows.forward_s, cal.overlap_slowdown)
+        sync = exposed_s(sync, sums.last_sync_s, windows.backward_s, cal.overlap_slowdown)
+    return Epilogue(
+        data_s=data_s,
+        parameter_gather_s=gather.copy(),
+        gradient_sync_s=sync + sums.tied_sync_s,
+        optimizer_s=sums.optimizer_s.copy(),
+    )
+
+
+def _step_sums(cost: MicroBatchCost, ranks: int) -> StepSums:
+    """What the layout alone decides, kept with the costs: the steps of a data set ask for the same again and again.
+
+    Who listens sees it worked out.
+    """
+    if listening():
+        return _summed(cost, ranks)
+    if ranks not in cost.step_sums:
+        cost.step_sums[ranks] = _summed(cost, ranks)
+    return cost.step_sums[ranks]
+
+
+def _summed(cost: MicroBatchCost, ranks: int) -> StepSums:
+    """See epilogue."""
     model, layout, cal = cost.model, cost.layout, cost.cal
-    held = [parameters_per_gpu(model, layout, stage) for stage in range(layout.pp)]
+    held = [trained_per_gpu(model, layout, stage) for stage in range(layout.pp)]
     dense, experts = np.array([(part.dense, part.experts) for part in held], dtype=np.float64).T
     spread = layout.expert_gpus
     copies = max(1, ranks * layout.tp // spread)
@@ -84,22 +118,30 @@ def epilogue(
                 last_sync += reduced_s / buckets(counts, members, layout)
         else:
             group = cost.collectives.group(members, stride=stride)
+            plain = replace(layout, shard_ranks=None) if layout.sharding == "none" else layout
+            groups = ShardGroups.of(plain, cost.collectives, members, stride)
             pieces = _pieces(cost, counts, members)
-            gathered_s, reduced_s = _gather_s(cost, counts, group), _sync_s(cost, counts, group, pieces)
+            summed = ShardGroups(shard=group, replicas=None) if layout.gradient_all_reduce else groups
+            gathered_s, reduced_s = (
+                _gather_s(cost, counts, groups.shard),
+                _sync_s(cost, counts, summed, pieces),
+            )
             optimizer += step_checks_s(group, layout, cal.network)
             edges = edge_pieces(pieces, layout)
             gather, first_gather = gather + gathered_s, first_gather + gathered_s / edges
             sync, last_sync = sync + reduced_s, last_sync + reduced_s / edges
-            shards = counts / members if layout.sharding != "none" else counts
+            shards = counts / groups.shard.ranks if layout.sharding != "none" else counts
         optimizer += optimizer_s(shards, layout, cost.cluster, cal)
         optimizer += gradient_buffer_s(counts, members, layout, cost.cluster, cal)
-    optimizer += cal.step_fixed_s + cal.step_layer_s * cost.layers_by_stage
-    if layout.dp_overlap and windows is not None:
-        first_gather = np.zeros(layout.pp) if layout.prefetch_gather else first_gather
-        gather = exposed_s(gather, first_gather, windows.forward_s, cal.overlap_slowdown)
-        sync = exposed_s(sync, last_sync, windows.backward_s, cal.overlap_slowdown)
-    sync = sync + _tied_sync_s(cost, ranks)
-    return Epilogue(data_s=data_s, parameter_gather_s=gather, gradient_sync_s=sync, optimizer_s=optimizer)
+    optimizer += step_host_s(model, layout, cost.layers_by_stage, cal)
+    return StepSums(
+        gather_s=gather,
+        first_gather_s=first_gather,
+        sync_s=sync,
+        last_sync_s=last_sync,
+        optimizer_s=optimizer,
+        tied_sync_s=_tied_sync_s(cost, ranks),
+    )
 
 
 @priced("gradient_sync")
@@ -112,30 +154,44 @@ def _tied_sync_s(cost: MicroBatchCost, ranks: int) -> Floats:
     Source: Megatron-LM, finalize_model_grads (_allreduce_embedding_grads, or allreduce_word_embedding_grads).
     """
     model, layout = cost.model, cost.layout
+    seconds = np.zeros(layout.pp)
+    if not model.tied_embeddings or model.frozen:
+        return seconds
     contents = stage_contents(model, layout)
     first, last = (
         next(stage for stage, chunks in enumerate(contents) if any(getattr(c, part) for c in chunks))
         for part in ("embedding", "head")
     )
-    seconds = np.zeros(layout.pp)
-    if model.tied_embeddings and first != last:
+    if first != last:
         pair = cost.collectives.group(2, stride=abs(last - first) * layout.stage_stride(ranks))
         volume = layout.gradient_bytes * -(-model.vocab // layout.tp) * model.hidden
         seconds[[first, last]] = cost.collectives.all_reduce_s(volume, pair)
     return seconds
 
 
+MATRICES = 4  # of a layer: projections in and out of attention, up and down; one more with a gate
+
+
 @priced("parameter_gather")
 def _gather_s(cost: MicroBatchCost, parameters: Floats, group: GroupShape) -> Floats:
+    """One gather, or the owners' broadcasts: as many as there are owners, at most one for each matrix of the stage.
+
+    Ignored: tensors of unequal size, norms and biases on ranks of their own.
+    Source: ZeRO-1 by whole tensors: InternEvo, solver/optimizer/hybrid_zero_optim.py (broadcast_params).
+    """
     if cost.layout.sharding == "none":
         return np.zeros_like(parameters)
+    if cost.layout.owner_broadcasts:
+        matrices = (MATRICES + cost.model.gated_mlp) * cost.layers_by_stage + 2
+        owners = np.minimum(group.ranks, matrices)
+        return np.asarray(owners * cost.collectives.broadcast_s(BF16_BYTES * parameters / owners, group))
     return cost.collectives.all_gather_s(BF16_BYTES * parameters, group, in_place=True)
 
 
 def _pieces(cost: MicroBatchCost, parameters: Floats, members: int) -> Floats:
     """Buckets of each stage: by the layout's limit, or by Megatron-Core's rule."""
     limit = cost.layout.bucket_parameters
-    if limit is None:
+    if limit is None or cost.model.frozen:
         return buckets(parameters, members, cost.layout)
     stages = range(cost.layout.pp)
     return np.array(
@@ -144,20 +200,25 @@ def _pieces(cost: MicroBatchCost, parameters: Floats, members: int) -> Floats:
 
 
 @priced("gradient_sync")
-def _sync_s(cost: MicroBatchCost, parameters: Floats, group: GroupShape, pieces: Floats) -> Floats:
+def _sync_s(cost: MicroBatchCost, parameters: Floats, groups: ShardGroups, pieces: Floats) -> Floats:
     """One collective over everything; buckets of stated size pay its latency each, and its check.
 
+    Sharded, unless every rank gets all sums: a reduce-scatter among those that share the states, an all-reduce of the
+    shards among their replicas.
     Reduce-scatters are not checked: they take lists of tensors (measured: they are as fast as without checks).
     """
     layout = cost.layout
     each = pieces if layout.bucket_parameters is not None else np.ones_like(pieces)
     volume = layout.gradient_bytes * parameters / np.maximum(each, 1.0)
-    if layout.sharding == "none":
-        once_s = cost.collectives.all_reduce_s(volume, group)
+    if layout.sharding == "none" or layout.gradient_all_reduce:
+        once_s = cost.collectives.all_reduce_s(volume, groups.shard)
         if layout.checked_collectives:
-            once_s = np.maximum(once_s, check_s(group, cost.cal.network))
+            once_s = np.maximum(once_s, check_s(groups.shard, cost.cal.network))
     else:
-        once_s = cost.collectives.reduce_scatter_s(volume, group, in_place=True)
+        once_s = cost.collectives.reduce_scatter_s(volume, groups.shard, in_place=True)
+        if groups.replicas is not None:
+            shards = volume / groups.shard.ranks
+            once_s = once_s + cost.collectives.all_reduce_s(shards, groups.replicas)
     return np.asarray(each * once_s)
 
 
@@ -179,7 +240,7 @@ def step_costs(
         planned_ranks: ranks that *batches* are the work of, when they stand for all others; None = all.
     """
     layout = cost.layout
-    neighbour = int(cost.fabric.tier(0, layout.stage_stride(ranks) % max(1, cost.cluster.gpus)))
+    neighbour = cost.fabric.pair_tier(0, layout.stage_stride(ranks) % max(1, cost.cluster.gpus))
     alike = batches.alike
     priced = batches.first if alike else batches
     forward, backward = cost.both_terms_s(priced)
@@ -188,15 +249,16 @@ def step_costs(
     forward_s, backward_s = (
         terms.sum(axis=0).mean(axis=-1)[visited].sum(axis=1) for terms in (forward, backward)
     )
-    micro_batches = float(batches.group_size.sum()) / (planned_ranks or ranks)
+    count = batches.count * batches.copies
+    micro_batches = float(batches.group_size.sum()) * batches.copies / (planned_ranks or ranks)
     windows = ComputeWindows.of(layout, forward_s, backward_s, micro_batches)
     weight = cost.weight_terms_s(priced) if layout.schedule in SPLIT_SCHEDULES else None
+    around = epilogue(cost, ranks, data_s=data_s, windows=windows)
+    if layout.defers_head_gradient:
+        around.optimizer_s[-1] += deferred_head_s(cost, priced, micro_batches, backward_s)
     if alike:
-        forward, backward = (
-            np.broadcast_to(terms, (*terms.shape[:2], batches.count)) for terms in (forward, backward)
-        )
-        weight = None if weight is None else np.broadcast_to(weight, forward.shape)
-        transfer = np.broadcast_to(transfer, batches.count)
+        forward, backward, transfer = (_repeated(once, count) for once in (forward, backward, transfer))
+        weight = None if weight is None else _repeated(weight, count)
     return StepCosts(
         stages=layout.pp,
         chunks=chunks_per_stage(layout.schedule, layout.vpp),
@@ -205,10 +267,22 @@ def step_costs(
         backward_terms_s=backward,
         kind=cost.kind,
         transfer_s=transfer,
-        epilogue=epilogue(cost, ranks, data_s=data_s, windows=windows),
+        epilogue=around,
         alike=alike,
         schedule=layout.schedule,
         weight_terms_s=weight,
         overlapped_term=TERMS.index("expert_all_to_all") if layout.schedule == "dualpipe" else None,
         pp_overlap=layout.pp_overlap or layout.pp == 1,
     )
+
+
+def _repeated(once: Floats, count: int) -> Floats:
+    """[..., count]: the last axis of one entry *count* times, read-only, without a copy.
+
+    What np.broadcast_to does, in a sixth of its time.
+    """
+    once = np.ascontiguousarray(once)
+    shape, strides = (*once.shape[:-1], count), (*once.strides[:-1], 0)
+    every: Floats = np.ndarray(shape, once.dtype, once, strides=strides)
+    every.setflags(write=False)
+    return every

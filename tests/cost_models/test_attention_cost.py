@@ -57,6 +57,17 @@ class TestAlone:
         assert attention().alone_s(8192, backward=False) == pytest.approx(2 * HIDDEN * 8192**2 / PEAK)
         assert attention().alone_s(8192, backward=True) == pytest.approx(5 * HIDDEN * 8192**2 / PEAK)
 
+    def test_an_older_kernel_needs_as_much_power_for_less_work(self) -> None:
+        # at full clock the best kernel would take 1.4 kW of 0.7: half of its rate; so does one of half that rate
+        hungry = replace(IDEAL, bf16_joule_per_flop=1.4e-12, flash2_rate=0.5)
+        where = ideal_cluster()
+        older = AttentionCost(
+            MODEL, Layout(attention_kernel="flash2"), where.gpu, hungry, FabricModel(where, hungry.network)
+        )
+        best_s = 2 * HIDDEN * 8192**2 / PEAK
+        assert attention(hungry).alone_s(8192, backward=False) == pytest.approx(2 * best_s)
+        assert older.alone_s(8192, backward=False) == pytest.approx(4 * best_s)
+
     def test_tensor_parallelism_shares_the_heads(self) -> None:
         assert attention(tp=8).alone_s(8192, backward=False) == pytest.approx(2 * HIDDEN / 8 * 8192**2 / PEAK)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ideal_hardware import HEADS, HIDDEN, IDEAL, KV_HEADS, MODEL, NIC, NVLINK, ideal_cluster
+from ideal_hardware import GPU, HBM, HEADS, HIDDEN, IDEAL, KV_HEADS, MODEL, NIC, NVLINK, PEAK, ideal_cluster
 
 from cost_models.attention_cost import AttentionCost, RingTimes
 from cost_models.fabric import FabricModel
@@ -20,17 +20,20 @@ from hdpsim.errors import InfeasibleError
 S, KV = 65536, 2 * KV_HEADS * 128  # tokens; width of keys and values
 
 
-def attention(kind: ContextParallelKind = "ring", model: Model = MODEL, tp: int = 1) -> AttentionCost:
-    where = ideal_cluster()
+def attention(
+    kind: ContextParallelKind = "ring", model: Model = MODEL, tp: int = 1, *, merge_bytes: float = 0.0
+) -> AttentionCost:
+    where = ideal_cluster(gpu=GPU) if merge_bytes else ideal_cluster()
     layout = Layout(cp_kind=kind, tp=tp)
-    return AttentionCost(model, layout, where.gpu, IDEAL, FabricModel(where, IDEAL.network))
+    cal = replace(IDEAL, merge_bytes_per_element=merge_bytes)
+    return AttentionCost(model, layout, where.gpu, cal, FabricModel(where, IDEAL.network))
 
 
 def group(cost: AttentionCost, ranks: int, tier: int = 0, *, backward: bool = False) -> RingTimes:
     return cost.times(np.array([S]), np.array([0, 1]), np.array([ranks]), np.array([tier]), backward=backward)
 
 
-@pytest.mark.parametrize("kind", ["all-gather", "ulysses"])
+@pytest.mark.parametrize("kind", ["all-gather", "gathered-ring", "ulysses"])
 @pytest.mark.parametrize("backward", [False, True])
 def test_a_rank_does_its_share_of_the_attention(kind: ContextParallelKind, backward: bool) -> None:
     alone = group(attention(kind), 1, backward=backward)
@@ -40,7 +43,7 @@ def test_a_rank_does_its_share_of_the_attention(kind: ContextParallelKind, backw
     assert alone.attention[0] == pytest.approx(group(attention(), 1, backward=backward).attention[0])
 
 
-@pytest.mark.parametrize("kind", ["ring", "all-gather", "ulysses"])
+@pytest.mark.parametrize("kind", ["ring", "all-gather", "gathered-ring", "ulysses"])
 def test_many_lengths_in_one_group_cost_what_each_costs(kind: ContextParallelKind) -> None:
     """As the lower bound of a plan asks: one size and tier, an array of tokens."""
     cost, step_s = attention(kind), np.array([1.0, 2.0])
@@ -55,6 +58,16 @@ def test_gathered_keys_and_values() -> None:
     gather = 2 * KV * S * 7 / 8 / NVLINK
     assert group(attention("all-gather"), 8).wait[0] == pytest.approx(gather, rel=1e-9)
     assert group(attention("all-gather"), 8, backward=True).wait[0] == pytest.approx(2 * gather, rel=1e-9)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_gathered_ring_merges_and_hides_its_gather_behind_the_first_step(backward: bool) -> None:
+    # keys and values of all 32 heads; the first of 8 steps takes 2 h (S / 8)^2 / PEAK forward, 2.5 times that backward
+    gather = 2 * (2 * HIDDEN) * S * 7 / 8 / NVLINK
+    step = (2.5 if backward else 1.0) * 2 * HIDDEN * (S / 8) ** 2 / PEAK
+    ring = group(attention("gathered-ring", merge_bytes=34.0), 8, backward=backward)
+    assert ring.wait[0] == pytest.approx(gather - step, rel=1e-9)
+    assert ring.merge[0] == pytest.approx(7 * 34 * HIDDEN * S / 8 / HBM)
 
 
 def test_heads_for_tokens() -> None:

@@ -65,12 +65,6 @@ def test_capacity_is_the_largest_that_fits_with_an_update() -> None:
     assert not memory_report(LLAMA, layout, H100, 32, capacity + 256, overheads=EAGER).fits
 
 
-def test_lora_has_no_gradients_and_no_optimizer_to_speak_of() -> None:
-    states = state_bytes(LLAMA, Layout(), 8, 0, MemoryOverheads(trained_share=0.0))
-    assert states.gradients == states.optimizer == 0.0
-    assert states.weights == 2.0 * parameters(LLAMA).total
-
-
 def test_stages_balanced_by_flop() -> None:
     # head: 131072 x 2048 = 4 layers of 4 h^2 + 3 h f; 20 layers' worth: 10 and 10, 5 each, ceil(2.5) on the first
     table = {pp: stage_layers(LLAMA, Layout(pp=pp, stage_balance="flop")) for pp in (1, 2, 4, 8)}

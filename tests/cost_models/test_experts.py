@@ -127,6 +127,13 @@ class TestLaunchesOfExperts:
         assert launches() == grouped + 2 * (4 - 1)
         assert launches(precision="fp8") == launches(precision="mxfp8") == grouped + 2 * (3 * 4 - 1)
 
+    def test_padding_and_scales_of_the_tensor_itself(self) -> None:
+        plain = Layout(ep=2, expert_kernels="separate", precision="fp8")
+        for switches, more in (({"expert_padding": True}, 2), ({"fp8_scaling": "tensor"}, 2 * 4)):
+            layout = replace(plain, **switches)  # type: ignore[arg-type]
+            count = forward_launches(MIXTRAL, layout, moe=True)
+            assert count == forward_launches(MIXTRAL, plain, moe=True) + more
+
     def test_a_gradient_is_cast_once_for_two_products(self) -> None:
         layout = Layout(ep=2, expert_kernels="separate", precision="mxfp8")
         forward = forward_launches(MIXTRAL, layout, moe=True)

@@ -50,7 +50,9 @@ def test_shards_are_not_worth_counting() -> None:
 
 def test_products_write_a_fresh_gradient_unless_they_add() -> None:
     assert product_output_bytes(Layout()) == 8
+    assert product_output_bytes(Layout(gradient_bytes=2)) == 4
     assert product_output_bytes(Layout(gradient_accumulation="separate")) == 2
+    assert product_output_bytes(Layout(gradient_accumulation="separate", gradient_bytes=2)) == 2
     assert product_output_bytes(Layout(gradient_accumulation="fused", sharding="zero3")) == 2
 
 

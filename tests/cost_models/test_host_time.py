@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,10 +17,10 @@ from cost_models.collectives import Collectives
 from cost_models.fabric import FabricModel
 from cost_models.gradient_buckets import filled_buckets, stage_buckets
 from cost_models.hardware import Cluster
-from cost_models.host_time import HostTime, check_s
+from cost_models.host_time import HostTime, check_s, step_host_s
 from cost_models.layer_cost import LayerCost
 from cost_models.layout import Layout
-from cost_models.micro_batch_cost import TERMS
+from cost_models.micro_batch_cost import TERMS, MicroBatchCost
 from cost_models.network_calibration import NetworkCalibration
 from cost_models.parameters import parameters_per_gpu
 from cost_models.step_costs import epilogue
@@ -172,8 +173,54 @@ class TestCloudNode:
             )
             assert float(ring_half_s(1.0, across.wires(across.group(8)), protocol)) < 1e-3
 
-    def test_shares_above_one_are_refused(self, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [("nic_efficiency", 1.5), ("collective_share", 0), ("host_time", 0), ("host_time", -1)],
+    )
+    def test_shares_and_times_that_cannot_be_are_refused(
+        self, tmp_path: Path, key: str, value: float
+    ) -> None:
         bad = tmp_path / "node.yaml"
-        bad.write_text("like: p5-h100-80gb\nnic_efficiency: 1.5\n")
-        with pytest.raises(ScenarioError, match="nic_efficiency"):
+        bad.write_text(f"like: p5-h100-80gb\n{key}: {value}\n")
+        with pytest.raises(ScenarioError, match=key):
             catalog.load_node(bad)
+
+
+class TestGraphsOfAnIteration:
+    CAL = replace(IDEAL, step_fixed_s=1.0, step_layer_s=0.5, micro_batch_fixed_s=8.0)
+
+    @pytest.mark.parametrize(
+        ("layout", "pass_s", "step_s"),
+        [
+            (Layout(pp=2), 4.0, 1.0 + 16 * 0.5),
+            (Layout(pp=2, cuda_graphs=True), 4.0, 1.0 + 16 * 0.5),
+            (Layout(pp=2, cuda_graph_scope="iteration"), 4.0, 1.0 + 16 * 0.5),  # no graphs at all
+            (Layout(pp=2, cuda_graphs=True, cuda_graph_scope="iteration"), 0.0, 1.0 + 16 * 0.25),
+        ],
+    )
+    def test_one_launch_for_all_passes(self, layout: Layout, pass_s: float, step_s: float) -> None:
+        cost = ideal_cost(layout=layout, calibration=self.CAL)
+        host = cost.terms_s(micro_batches([[4096]]), backward=False)[TERMS.index("host")]
+        assert host == pytest.approx(np.full_like(host, pass_s))
+        assert step_host_s(MODEL, layout, cost.layers_by_stage, self.CAL) == pytest.approx([step_s, step_s])
+
+
+def test_collectives_of_a_share_of_the_links_take_longer_sends_do_not() -> None:
+    whole = ideal_cluster()
+    quarter = replace(whole, node=replace(whole.node, collective_share=0.25))
+    fabrics = [FabricModel(cluster, IDEAL.network) for cluster in (whole, quarter)]
+    gathers = [Collectives(fabric) for fabric in fabrics]
+    # one GPU of each of 16 nodes: a gather takes four times as long, and an all-to-all
+    group = gathers[0].group(16, stride=8)
+    for call in ("all_gather_s", "reduce_scatter_s", "all_to_all_s"):
+        all_links, one = (float(getattr(collectives, call)(1e9, group)) for collectives in gathers)
+        assert one == pytest.approx(4 * all_links, rel=1e-6)
+    assert fabrics[0].bytes_per_s(1) == fabrics[1].bytes_per_s(1)
+
+
+def test_launches_take_as_long_as_the_processor_needs() -> None:
+    cal = replace(IDEAL, launch_s=1e-3)
+    plain = ideal_cost(MODEL, Layout(), calibration=cal)
+    node = replace(plain.cluster.node, host_time=1.5)
+    slow = MicroBatchCost(MODEL, Layout(), replace(plain.cluster, node=node), cal)
+    assert slow.floor_s == pytest.approx(1.5 * plain.floor_s)

@@ -28,7 +28,7 @@ from ideal_hardware import (
 from cost_models import catalog
 from cost_models.calibration import calibration
 from cost_models.kernels import STREAM_K_FIXUP
-from cost_models.layout import Layout
+from cost_models.layout import Layout, Recompute
 from cost_models.micro_batch_cost import LOSS_PASSES_BYTES, TERMS, MicroBatchCost
 
 LAYERS, VOCAB = 32, 32000
@@ -195,6 +195,23 @@ def test_selective_recomputation_repeats_its_share_of_a_layer() -> None:
     )
     assert half == pytest.approx(full / 2)
     assert none.sum() == 0.0
+
+
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_policies_by_operation_repeat_shares_of_their_own(mode: Recompute) -> None:
+    batch, layout = (
+        micro_batches([[4096]]),
+        Layout(tp=8, recompute=mode, recompute_share=float(mode == "selective")),
+    )
+    shares = {"recompute_products": 0.25, "recompute_attention": 0.0, "recompute_collectives": 0.5}
+    kept = ideal_cost(layout=replace(layout, **shares)).terms_s(batch, backward=True)
+    forward = ideal_cost(layout=layout).terms_s(batch, backward=False)
+    term = {name: forward[TERMS.index(name)] for name in TERMS}
+    embedding = term["small_kernels"] - ideal_cost(layout=layout)._dense.small_kernels_s(
+        np.array([4096.0]), backward=False
+    )
+    repeated = 0.25 * term["gemm"] + 0.5 * term["tp_communication"] + term["small_kernels"] - embedding
+    assert kept[TERMS.index("recompute")] == pytest.approx(repeated)
 
 
 class TestPlannersView:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ideal_hardware import FFN, GPU, HBM, HEADS, HIDDEN, IDEAL, KV_HEADS, MODEL
 
 from cost_models.calibration import calibration
+from cost_models.launches import forward_launches, small_kernels
 from cost_models.layout import Layout
 from cost_models.model import Model
 from cost_models.small_kernels import SmallKernels
@@ -52,6 +53,32 @@ def test_the_backward_moves_twice_as_much() -> None:
     assert kernels.seconds(tokens, backward=True) == pytest.approx(4 * passes(MODEL) * 1000 / HBM)
 
 
+def test_every_kernel_starts_up_and_drains() -> None:
+    # fused: 2 norms, 2 adds, activation, rotary embedding, 2 copies; separate: 2 x 6, 2, 2, 8, 2
+    cal = replace(CAL, kernel_tail_s=1.0)
+    tokens = np.array([0.0, 1000.0])
+    for layout, kernels in ((Layout(), 8), (Layout(fused_kernels=False), 26), (Layout(cuda_graphs=True), 8)):
+        plain, tailed = (SmallKernels(MODEL, layout, GPU, c, moe=False) for c in (CAL, cal))
+        for backward in (False, True):
+            more = tailed.seconds(tokens, backward=backward) - plain.seconds(tokens, backward=backward)
+            assert more == pytest.approx([0.0, kernels * (2 if backward else 1)])
+
+
+@given(
+    st.sampled_from([MODEL, replace(MODEL, experts=64, top_k=8), replace(MODEL, qk_norm=True)]),
+    st.sampled_from([1, 8]), st.sampled_from([1, 8]), st.booleans(), st.booleans(), st.booleans(),
+)  # fmt: skip
+def test_small_kernels_are_launched(
+    model: Model, tp: int, ep: int, graphs: bool, fused: bool, overlap: bool
+) -> None:
+    layout = Layout(tp=tp, ep=ep, cuda_graphs=graphs, fused_kernels=fused, ep_overlap=overlap)
+    moe = bool(model.experts)
+    kernels = small_kernels(model, layout, moe=moe)
+    assert 0 < kernels < forward_launches(model, replace(layout, cuda_graphs=False), moe=moe)
+    # neither graphs nor the pieces of an overlapped layer change what runs on the device
+    assert kernels == small_kernels(model, replace(layout, cuda_graphs=False, ep_overlap=False), moe=moe)
+
+
 @given(
     st.sampled_from([MODEL, GPT]), st.booleans(), st.booleans(), st.sampled_from([1, 2, 4, 8]), st.booleans()
 )
@@ -75,6 +102,8 @@ def test_routing_is_copied_as_often_back_as_forth() -> None:
     assert moe(MOE, Layout(ep=8)).routing_passes == 8 * 8 * HIDDEN
     assert moe(MOE, Layout(ep=64)).routing_passes == 4 * 8 * HIDDEN  # one expert: nothing to sort
     assert moe(MOE, Layout()).routing_passes == 4 * 8 * HIDDEN
+    # experts cut over two GPUs: both sort what both gathered, 8 x 2 copies of half of the tokens
+    assert moe(MOE, Layout(tp=2, ep=8, etp=2)).routing_passes == (4 + 4 * 2) * 8 * HIDDEN / 2
     kernels, tokens = moe(MOE, Layout(ep=8)), np.array([1000.0])
     forward, backward = (kernels.seconds(tokens, backward=side) for side in (False, True))
     assert 2 * forward - backward == pytest.approx(2 * 64 * HIDDEN * 1000 / HBM)
@@ -86,6 +115,31 @@ def test_fused_dispatch_copies_what_arrives() -> None:
     assert moe(MOE, fused).routing_passes == pytest.approx(2 * (8 + 5.4327) * HIDDEN, rel=1e-4)
     one_each = Layout(ep=64, expert_dispatch="fused")
     assert moe(MOE, one_each).routing_passes == pytest.approx(4 * 8 * HIDDEN)
+
+
+def test_rows_are_padded_for_narrow_products_only() -> None:
+    plain, padded = (Layout(ep=8, precision="mxfp8", expert_padding=on) for on in (False, True))
+    more = moe(MOE, padded).routing_passes - moe(MOE, plain).routing_passes
+    assert more == 4 * 8 * HIDDEN  # into a buffer and out of one
+    assert moe(MOE, replace(padded, precision="bf16")).routing_passes == moe(MOE, plain).routing_passes
+    shared = (Layout(tp=2, ep=8, etp=2, precision="fp8", expert_padding=on) for on in (False, True))
+    without, with_padding = (moe(MOE, layout).routing_passes for layout in shared)
+    assert with_padding - without == 4 * 2 * 8 * HIDDEN / 2
+
+
+def test_experts_as_modules_write_into_one_output() -> None:
+    one, several = (replace(MODEL, experts=8, top_k=2), replace(MODEL, experts=32, top_k=2))
+    grouped, modules = Layout(ep=8), Layout(ep=8, expert_kernels="modules")
+    for model, experts in ((one, 1), (several, 4)):
+        plain, copied = moe(model, grouped), moe(model, modules)
+        assert copied.routing_passes - plain.routing_passes == 3 * 2 * HIDDEN
+        more = copied.routing_passes_backward - plain.routing_passes_backward
+        assert more == (2 + 8 * experts) * 2 * HIDDEN
+
+
+def test_a_scaled_rotary_embedding_is_not_fused() -> None:
+    scaled, turned = replace(MODEL, scaled_rotary=True), (HEADS + KV_HEADS) * 128
+    assert passes(scaled) - passes(MODEL) == (12 - 2) * turned
 
 
 def test_norms_of_queries_and_keys() -> None:

@@ -28,7 +28,7 @@ from cost_models.data_parallel import ComputeWindows
 from cost_models.layout import Layout
 from cost_models.micro_batch_cost import TERMS
 from cost_models.parameters import parameters_per_gpu
-from cost_models.step_costs import epilogue, loading_s, planning_s, step_costs
+from cost_models.step_costs import _repeated, epilogue, loading_s, planning_s, step_costs
 
 ENDLESS = ComputeWindows(forward_s=np.array([1e6]), backward_s=np.array([1e6]))
 RANKS = 128  # all GPUs of 16 nodes of 8
@@ -128,6 +128,53 @@ class TestEpilogue:
         assert off.gradient_sync_s.tolist() == bare.gradient_sync_s.tolist()
         assert off.parameter_gather_s.tolist() == bare.parameter_gather_s.tolist()
 
+    def test_states_shared_by_a_node_are_gathered_there_and_summed_over_nodes(self) -> None:
+        # Reduce-scatter and gather on NVLink, an all-reduce of an eighth over the NIC of every GPU.
+        bare = epilogue(ideal_cost(), RANKS, data_s=0.0)
+        near = epilogue(ideal_cost(layout=Layout(shard_ranks=8)), RANKS, data_s=0.0)
+        count = parameters_per_gpu(MODEL, Layout(), 0).dense
+        nodes, nvlink = RANKS // 8, ideal_cluster().gpu.nvlink_bytes_per_s
+        across = 2 * 4 * count / 8 * (nodes - 1) / nodes / NIC
+        within = 4 * count * 7 / 8 / nvlink
+        assert near.gradient_sync_s == pytest.approx([across + within], rel=0.02)
+        assert near.parameter_gather_s == pytest.approx([2 * count * 7 / 8 / nvlink], rel=0.02)
+        assert near.parameter_gather_s < bare.parameter_gather_s
+        assert near.optimizer_s > bare.optimizer_s  # 16 times the states on every GPU
+        whole = epilogue(ideal_cost(layout=Layout(shard_ranks=RANKS)), RANKS, data_s=0.0)
+        assert whole.gradient_sync_s.tolist() == bare.gradient_sync_s.tolist()
+
+    def test_gradients_summed_on_all_ranks_move_twice(self) -> None:
+        bare = epilogue(ideal_cost(), RANKS, data_s=0.0)
+        everywhere = epilogue(ideal_cost(layout=Layout(gradient_all_reduce=True)), RANKS, data_s=0.0)
+        plain = epilogue(ideal_cost(layout=Layout(sharding="none")), RANKS, data_s=0.0)
+        assert everywhere.gradient_sync_s.tolist() == plain.gradient_sync_s.tolist()
+        assert everywhere.gradient_sync_s == pytest.approx(2 * bare.gradient_sync_s, rel=0.05)
+        assert everywhere.optimizer_s.tolist() == bare.optimizer_s.tolist()
+
+    def test_owners_broadcast_one_after_the_other(self) -> None:
+        bare = epilogue(ideal_cost(), RANKS, data_s=0.0)
+        owned = epilogue(ideal_cost(layout=Layout(owner_broadcasts=True)), RANKS, data_s=0.0)
+        # All of them move what a gather moves, and each starts anew.
+        assert 1.0 <= owned.parameter_gather_s[0] / bare.parameter_gather_s[0] <= 1.25
+        # With latency every broadcast pays the whole chain: 128 of them, one a rank (160 + 2 matrices).
+        cost, one = (
+            ideal_cost(layout=Layout(owner_broadcasts=on), calibration=calibration("hopper"))
+            for on in (True, False)
+        )
+        slow = epilogue(cost, RANKS, data_s=0.0).parameter_gather_s
+        gathered = epilogue(one, RANKS, data_s=0.0).parameter_gather_s
+        group = cost.collectives.group(RANKS, stride=1)
+        count = parameters_per_gpu(MODEL, Layout(), 0).dense
+        share = float(cost.collectives.broadcast_s(2 * count / RANKS, group))
+        assert slow == pytest.approx([RANKS * share])
+        assert slow[0] > 1.2 * gathered[0]
+
+    def test_parameters_gathered_after_the_update_all_show(self) -> None:
+        bare = epilogue(ideal_cost(), RANKS, data_s=0.0)
+        shown = epilogue(ideal_cost(layout=Layout(gather_overlap=False)), RANKS, data_s=0.0, windows=ENDLESS)
+        assert shown.parameter_gather_s.tolist() == bare.parameter_gather_s.tolist()
+        assert shown.gradient_sync_s[0] < bare.gradient_sync_s[0]
+
     def test_experts_have_fewer_copies_on_other_nodes(self) -> None:
         # ep = 8 over the 8 GPUs of a node: 16 copies, one per node, each with one NIC
         layout = Layout(ep=8)
@@ -170,3 +217,13 @@ def test_terms_add_up_to_the_totals(name: str, lengths: list[int], vpp: int) -> 
     assert costs.forward_s == pytest.approx(sum(costs.forward_terms_s[row] for row in range(len(TERMS))))
     assert costs.backward_s == pytest.approx(sum(costs.backward_terms_s[row] for row in range(len(TERMS))))
     assert (costs.transfer_s > 0).all()
+
+
+def test_equal_micro_batches_are_views_of_one_that_nobody_can_write():
+    once = np.arange(12.0).reshape(4, 3).T[:, :, None]  # not contiguous
+    every = _repeated(once, 5)
+    np.testing.assert_array_equal(every, np.broadcast_to(once, (3, 4, 5)))
+    assert every.strides[-1] == 0
+    with pytest.raises(ValueError, match="read-only"):
+        every[0, 0, 0] = 1.0
+    assert _repeated(once, 1).shape == once.shape

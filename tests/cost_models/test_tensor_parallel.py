@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ideal_hardware import FFN, HIDDEN, IDEAL, MODEL, NVLINK, PEAK, ideal_cluster
+from ideal_hardware import FFN, GPU, HBM, HIDDEN, IDEAL, MODEL, NVLINK, PEAK, ideal_cluster
 
 from cost_models.collectives import Collectives
 from cost_models.fabric import FabricModel
@@ -62,6 +62,53 @@ class TestPipelined:
     @given(times, times, shares, st.floats(0.0, 1.0))
     def test_it_never_costs_more_than_no_overlap(self, c: float, g: float, x: float, tail: float) -> None:
         assert 0.0 <= float(pipelined_s(c, g, x, tail)) <= c
+
+
+def memory_layer(layout: Layout, *, nvlink: float = NVLINK) -> LayerCost:
+    """A layer on a GPU with 8-bit products and memory that takes its time."""
+    cluster = ideal_cluster(gpu=replace(GPU, fp8_flop_per_s=2 * PEAK), nvlink=nvlink)
+    network = Collectives(FabricModel(cluster, IDEAL.network))
+    return LayerCost(MODEL, layout, cluster, IDEAL, network, moe=False)
+
+
+class TestBatchFirst:
+    """[batch, sequence, hidden]: 2 h B of a tensor cross NVLink, a copy reads and writes it."""
+
+    TOKENS = 4096.0
+    TENSOR_BYTES = 2 * HIDDEN * TOKENS
+    TRANSFER_S = TENSOR_BYTES * 7 / 8 / NVLINK
+    COPY_S = 2 * TENSOR_BYTES / HBM
+
+    def test_two_blocks_gather_reduce_and_copy_alike_in_both_directions(self) -> None:
+        cost = memory_layer(Layout(tp=8, tp_batch_first=True))
+        by_hand = 2 * (2 * self.TRANSFER_S + 2 * self.COPY_S)
+        assert exposed(cost, self.TOKENS) == pytest.approx(by_hand)
+        assert exposed(cost, self.TOKENS, backward=True) == pytest.approx(by_hand)
+
+    def test_narrow_gathers_and_their_copies_are_half_but_for_scales_of_rows(self) -> None:
+        for scaling, share in (("tensor", 0.5), ("row", 1.0)):
+            layout = Layout(tp=8, tp_batch_first=True, precision="fp8", fp8_scaling=scaling)  # type: ignore[arg-type]
+            by_hand = 2 * (1 + share) * (self.TRANSFER_S + self.COPY_S)
+            assert exposed(memory_layer(layout), self.TOKENS) == pytest.approx(by_hand)
+
+    def test_broken_apart_a_forward_hides_what_is_shorter_than_its_products(self) -> None:
+        # NVLink a hundred times as fast, no SMs to speak of: 1 / 64 of the transfers, the sums of what arrived forward
+        fast = memory_layer(Layout(tp=8, tp_batch_first=True, tp_overlap=True), nvlink=100 * NVLINK)
+        transfer_s = self.TRANSFER_S / 100
+        beside = 2 * 2 * transfer_s / 64
+        assert exposed(fast, self.TOKENS) == pytest.approx(beside + 2 * self.COPY_S / 2, rel=1e-3)
+        backward = 2 * 2 * (transfer_s + self.COPY_S)  # as without
+        assert exposed(fast, self.TOKENS, backward=True) == pytest.approx(backward, rel=1e-3)
+
+    def test_scales_of_rows_leave_gathers_whole(self) -> None:
+        layout = Layout(tp=8, tp_batch_first=True, tp_overlap=True, precision="fp8", fp8_scaling="row")
+        alone = memory_layer(replace(layout, tp_overlap=False))
+        # forward: what the reduction no longer shows
+        saved = exposed(alone, self.TOKENS) - exposed(memory_layer(layout), self.TOKENS)
+        assert saved <= 2 * (self.TRANSFER_S + self.COPY_S / 2) * (1 + 1e-9)
+        assert exposed(memory_layer(layout), self.TOKENS, backward=True) == pytest.approx(
+            exposed(alone, self.TOKENS, backward=True)
+        )
 
 
 class TestLayer:

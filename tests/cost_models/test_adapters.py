@@ -1,0 +1,204 @@
+"""Adapters beside frozen weights: what is left of backward, optimizer, traffic and memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ideal_hardware import FFN, GPU, HBM, HIDDEN, IDEAL, MODEL, PEAK, ideal_cluster, ideal_cost, micro_batches
+
+from cost_models import catalog
+from cost_models.activations import layer_activations
+from cost_models.adapters import adapted_matrices, step_tensors, trained_per_gpu
+from cost_models.calibration import calibration
+from cost_models.catalog_entries import model_problems
+from cost_models.flop import model_flop_per_token, sequence_model_flop
+from cost_models.launches import backward_launches, forward_launches
+from cost_models.layout import Layout
+from cost_models.memory_overheads import MemoryOverheads
+from cost_models.micro_batch_cost import TERMS
+from cost_models.model import AdapterTargets, Model
+from cost_models.parameters import parameters
+from cost_models.state_memory import state_bytes
+from cost_models.step_costs import epilogue, step_costs
+
+RANK, TOKENS, LAYERS, VOCAB = 16, 4096, 32, 32000
+QKV = 48 * 128  # columns of llama-7b's with 8 key/value heads
+DEEPSEEK, MIXTRAL = catalog.model("deepseek-v3"), catalog.model("mixtral-8x7b")
+
+
+def lora(targets: AdapterTargets = "qkv", model: Model = MODEL, rank: int = RANK) -> Model:
+    return replace(model, adapter_rank=rank, adapter_targets=targets)
+
+
+def term(
+    model: Model, name: str, *, backward: bool, layout: Layout | None = None, slow: bool = False
+) -> float:
+    cost = ideal_cost(model, layout, cluster=ideal_cluster(gpu=GPU) if slow else None)
+    return float(cost.terms_s(micro_batches([[TOKENS]]), backward=backward)[TERMS.index(name), 0, 0])
+
+
+def test_which_matrices_have_adapters() -> None:
+    names = {
+        targets: [matrix.name for matrix in adapted_matrices(lora(targets), Layout(tp=2), moe=False)]
+        for targets in ("qkv", "attention", "all")
+    }
+    assert names["qkv"] == ["qkv"]
+    assert names["attention"] == ["qkv", "attention_out"]
+    assert names["all"] == ["qkv", "attention_out", "mlp_up", "mlp_down"]
+    assert adapted_matrices(MODEL, Layout(), moe=False) == ()
+    assert len(adapted_matrices(lora("all", MIXTRAL), Layout(), moe=True)) == 2  # experts have none
+    assert len(adapted_matrices(lora("qkv", DEEPSEEK), Layout(), moe=True)) == 4
+    cut = {
+        matrix.name: (matrix.inner, matrix.columns)
+        for matrix in adapted_matrices(lora("all"), Layout(tp=2), moe=False)
+    }
+    assert cut == {
+        "qkv": (HIDDEN, QKV // 2),
+        "attention_out": (HIDDEN // 2, HIDDEN),
+        "mlp_up": (HIDDEN, FFN),
+        "mlp_down": (FFN // 2, HIDDEN),
+    }
+
+
+def test_trained_parameters_by_hand() -> None:
+    assert trained_per_gpu(lora(), Layout(), 0).total == LAYERS * RANK * (HIDDEN + QKV)
+    assert trained_per_gpu(lora(), Layout(pp=4), 3).total == LAYERS // 4 * RANK * (HIDDEN + QKV)
+    assert trained_per_gpu(MODEL, Layout(), 0).total == parameters(MODEL).total
+    assert step_tensors(MODEL, Layout()) == 1.0
+    assert step_tensors(lora("all"), Layout()) == pytest.approx(0.8)
+
+
+def test_frozen_products_have_one_gradient() -> None:
+    forward, whole = (term(MODEL, "gemm", backward=side) for side in (False, True))
+    assert whole == pytest.approx(2 * forward, rel=0.01)  # waves
+    adapters = LAYERS * 2 * TOKENS * RANK * (HIDDEN + QKV) / PEAK
+    grown = term(lora(), "gemm", backward=False) - forward
+    assert adapters <= grown < 5 * adapters  # products of 16 columns leave tiles empty
+    left = term(lora(), "gemm", backward=True) - forward
+    assert 2 * adapters <= left < 20 * adapters
+    head = 2 * TOKENS * HIDDEN * VOCAB / PEAK
+    assert term(lora(), "logits", backward=True) == pytest.approx(head, rel=0.01)
+
+
+def test_adapters_outputs_are_scaled_and_added() -> None:
+    for backward, elements in ((False, 5 * QKV), (True, 2 * QKV + 3 * HIDDEN)):
+        added = term(lora(), "small_kernels", backward=backward, slow=True)
+        added -= term(MODEL, "small_kernels", backward=backward, slow=True)
+        embedding = 2 * 2 * HIDDEN * TOKENS / HBM if backward else 0.0  # its scatter falls away
+        assert added + embedding == pytest.approx(LAYERS * 2 * elements * TOKENS / HBM)
+
+
+def test_casts_of_frozen_operands_are_written_once() -> None:
+    cluster = ideal_cluster(gpu=replace(GPU, fp8_flop_per_s=2 * PEAK))
+    narrow = Layout(precision="fp8")
+
+    def casts(model: Model) -> float:
+        found = [
+            ideal_cost(model, layout, cluster=cluster).terms_s(micro_batches([[TOKENS]]), backward=False)
+            for layout in (narrow, Layout())
+        ]
+        return float((found[0] - found[1])[TERMS.index("small_kernels"), 0, 0])
+
+    assert casts(lora()) == pytest.approx(3 / 4 * casts(MODEL))
+
+
+def test_only_adapters_are_summed_and_updated() -> None:
+    ranks = 16
+    layout = Layout(sharding="none")
+    cal = replace(IDEAL, step_layer_s=1e-3)
+    costs = {
+        model.adapter_rank: epilogue(
+            ideal_cost(model, layout, cluster=ideal_cluster(gpu=GPU), calibration=cal), ranks, data_s=0.0
+        )
+        for model in (MODEL, lora())
+    }
+    share = trained_per_gpu(lora(), layout, 0).total / parameters(MODEL).total
+    assert costs[RANK].gradient_sync_s == pytest.approx(share * costs[0].gradient_sync_s, rel=0.2)
+    host = LAYERS * 1e-3
+    assert costs[RANK].optimizer_s - 0.2 * host == pytest.approx(share * (costs[0].optimizer_s - host))
+
+
+def test_model_flop() -> None:
+    full, frozen = (model_flop_per_token(model, TOKENS) for model in (MODEL, lora()))
+    assert frozen.linear == pytest.approx(2 / 3 * full.linear)
+    assert frozen.head == pytest.approx(2 / 3 * full.head)
+    assert frozen.attention == full.attention
+    assert sequence_model_flop(lora(), [TOKENS]) == pytest.approx(frozen.total * TOKENS)
+
+
+def test_memory_of_states_and_activations() -> None:
+    layout = Layout(precision="fp8")
+    states = state_bytes(lora(), layout, 1, 0, MemoryOverheads(eight_bit_copy_bytes=0.0))
+    trained = LAYERS * RANK * (HIDDEN + QKV)
+    assert states.weights == pytest.approx(2 * (parameters(MODEL).total + trained))
+    assert states.gradients == pytest.approx(4 * trained)
+    assert states.optimizer == pytest.approx(12 * trained)
+    full, one, every = (layer_activations(model, layout, "dense") for model in (MODEL, lora(), lora("all")))
+    assert one.linear_inputs == 2 * HIDDEN  # what QKV's adapter reads, in 16 bits
+    assert every.linear_inputs == 2 * 2 * HIDDEN
+    assert one.mlp == 2 * 2 * FFN
+    assert every.mlp == 3 * 2 * FFN
+    assert one.attention_output < full.attention_output
+    assert one.queries_keys_values == full.queries_keys_values
+
+
+def test_launches() -> None:
+    for tp, collective in ((1, 0), (2, 3)):
+        layout = Layout(tp=tp)
+        forward = forward_launches(MODEL, layout, moe=False)
+        assert forward_launches(lora(), layout, moe=False) == forward + 4 + collective
+        twice = 2 * forward_launches(lora(), layout, moe=False)
+        assert backward_launches(lora(), layout, moe=False) == twice - 4  # four products have one gradient
+    assert backward_launches(lora(), Layout(cuda_graphs=True), moe=False) >= 0
+
+
+def test_frozen_reductions_have_nothing_beside_them_but_the_input_gradient() -> None:
+    layout = Layout(tp=8)
+    full, frozen = (
+        term(model, "tp_communication", backward=True, layout=layout) for model in (MODEL, lora())
+    )
+    assert frozen == pytest.approx(2 / 3 * full)  # no second gather
+    for changed in (replace(layout, tp_overlap=True), replace(layout, tp_asynchronous=True)):
+        overlapped = term(lora(), "tp_communication", backward=True, layout=changed)
+        assert 0.0 < overlapped <= frozen
+
+
+def test_a_rank_wider_than_the_model_is_refused() -> None:
+    assert [key for key, _ in model_problems(lora(rank=HIDDEN + 1))] == ["adapter_rank"]
+    assert not model_problems(lora())
+
+
+@given(
+    rank=st.integers(1, 256),
+    targets=st.sampled_from(["qkv", "attention"]),
+    tp=st.sampled_from([1, 2, 4]),
+    pp=st.sampled_from([1, 2]),
+    precision=st.sampled_from(["bf16", "fp8"]),
+)
+def test_adapters_never_cost_more_than_training_everything(
+    rank: int, targets: AdapterTargets, tp: int, pp: int, precision: str
+) -> None:
+    layout = Layout(tp=tp, pp=pp, precision=precision)  # type: ignore[arg-type]
+    cluster = replace(ideal_cluster(), node=catalog.node("hgx-h100"), nodes=2)
+    seconds = []
+    for model in (lora(targets, rank=rank), MODEL):
+        cost = ideal_cost(model, layout, cluster=cluster, calibration=calibration("hopper"))
+        costs = step_costs(cost, micro_batches([[8192]]), 16 // tp // pp, data_s=0.0)
+        seconds.append(float(costs.forward_s.sum() + costs.backward_s.sum()))
+        assert np.isfinite(seconds[-1])
+    assert seconds[0] < seconds[1]
+
+
+def test_what_an_adapter_of_qkv_reads_is_gathered_alone() -> None:
+    # endless compute hides all that is overlapped but a chunk in four: MLP 1/4 + 1/4, output 1/4, QKV's gather whole
+    layout = Layout(tp=8, tp_overlap=True)
+    alone, overlapped = (
+        term(lora(), "tp_communication", backward=False, layout=changed) for changed in (Layout(tp=8), layout)
+    )
+    assert overlapped > (0.25 + 0.75 * 0.25) * alone
+    plain = term(MODEL, "tp_communication", backward=False, layout=layout)
+    assert overlapped > plain
