@@ -16,7 +16,7 @@ from cost_models.micro_batch import StepCosts
 from simulator.execution import Execution, Noise
 from simulator.plan import HOLE, Plan
 
-__all__ = ["Lockstep", "find_lockstep"]
+__all__ = ["Lockstep", "find_lockstep", "members_in_step"]
 
 Ints = NDArray[np.int64]
 
@@ -26,16 +26,18 @@ class Lockstep:
     """A small plan that stands for a large one.
 
     Attributes:
-        plan: one rank for each number of slots that occurs; nothing is shared.
-        costs: the large plan's, with as many columns as the small one has micro-batches.
+        counts: slots of each rank of the small plan: one rank for each number of slots that occurs; nothing is shared.
         ranks: of the large plan.
         stands_for: [ranks]: the rank of the small plan that does what each rank does; None = the only one.
     """
 
-    plan: Plan
-    costs: StepCosts
+    counts: Ints
     ranks: int
     stands_for: Ints | None
+
+    def small(self, plan: Plan, costs: StepCosts) -> tuple[Plan, StepCosts]:
+        """The small plan, and the large plan's costs with as many columns as it has micro-batches."""
+        return _alone(plan, self.counts), _columns(costs, int(self.counts.sum()))
 
     def expanded(self, execution: Execution) -> Execution:
         """The large plan's execution from the small one's."""
@@ -48,23 +50,25 @@ class Lockstep:
 
 
 def find_lockstep(plan: Plan, costs: StepCosts, noise: Noise | None) -> Lockstep | None:
-    """The small plan for *plan*, or None where its ranks may wait for each other or the plan is small itself."""
+    """What the ranks of *plan* do that all do the same, or None where they may wait for each other."""
     noisy = noise is not None and not (noise.rank_stage is noise.forward is noise.backward is None)
-    if noisy or not costs.alike or plan.ranks < 2 or np.any(plan.order == HOLE):
+    if noisy or not costs.alike:
         return None
-    slots = np.diff(plan.order_offsets)
-    shared = len(plan.member_ranks) > plan.micro_batches
-    if shared and not _members_agree(plan, slots):
+    slots = plan.order_offsets[1:] - plan.order_offsets[:-1]
+    if not (plan.in_step or members_in_step(plan, slots)):
         return None
-    stands_for: Ints | None = None
-    counts = slots[:1]
-    if np.any(slots != slots[0]):
+    counts, stands_for = slots[:1], None
+    if (slots != slots[0]).any():
         counts, stands_for = np.unique(slots, return_inverse=True)
-    return Lockstep(_alone(plan, counts), _columns(costs, int(counts.sum())), plan.ranks, stands_for)
+    return Lockstep(counts, plan.ranks, stands_for)
 
 
-def _members_agree(plan: Plan, slots: Ints) -> bool:
-    """Whether all members of every group run it at the same slot and have equally many slots."""
+def members_in_step(plan: Plan, slots: Ints) -> bool:
+    """Whether all members of every group run it at the same slot and have equally many *slots*, without holes."""
+    if (plan.order == HOLE).any():
+        return False
+    if len(plan.member_ranks) == plan.micro_batches:  # nothing is shared
+        return True
     rank = np.repeat(np.arange(plan.ranks), slots)
     place = np.arange(len(plan.order)) - plan.order_offsets[rank]
     for value in (place, slots[rank]):

@@ -47,6 +47,9 @@ class Plan:
     """The planner's own estimate, to be held against lower_bound_s: the busiest rank's work. hdp-balance with a
     pipeline: when the last rank ends, less what bubbles add to the bound in an ideal plan (see ideal_step_s)."""
     notes: tuple[str, ...] = field(default=())
+    in_step: bool = False
+    """All micro-batches hold the same segments, on groups alike whose members run them at the same slots, and there are
+    no holes. A planner that knows says so; then nobody looks at every micro-batch again."""
 
     @property
     def micro_batches(self) -> int:

@@ -27,8 +27,6 @@ Ranks that provably do the same (see lockstep) are played once.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,6 +36,7 @@ from simulator.deadlock import deadlock_error
 from simulator.execution import Execution, Noise
 from simulator.extras import Extras
 from simulator.lockstep import find_lockstep
+from simulator.lone_ranks import can_play, play_rank, run_lone_ranks
 from simulator.plan import Plan
 from simulator.program import Program, compile_program, ranges
 
@@ -55,7 +54,9 @@ def run_replay(plan: Plan, costs: StepCosts, noise: Noise | None = None) -> Exec
     """
     lockstep = find_lockstep(plan, costs, noise)
     if lockstep is not None:
-        return lockstep.expanded(_run(lockstep.plan, lockstep.costs, None))
+        if can_play(costs):
+            return lockstep.expanded(run_lone_ranks(costs, lockstep.counts.tolist()))
+        return lockstep.expanded(_run(*lockstep.small(plan, costs), None))
     return _run(plan, costs, noise)
 
 
@@ -153,42 +154,19 @@ def play(program: Program) -> tuple[Floats, Floats]:
 
 def _play_alone(program: Program) -> tuple[Floats, Floats]:
     """One rank: a wave would hold an operation per stage at most, for which plain Python is far faster than numpy."""
-    units, stages, size = program.units, program.stages, len(program.operation_s)
-    duration_s: list[float] = program.operation_s.tolist()
-    transfer_s: list[float] = program.transfer_s.tolist()
-    part_operation: list[int] = program.part_operation.tolist()
-    place: list[int] = program.part_offsets[:-1].tolist()
-    last: list[int] = program.part_offsets[1:].tolist()
-    stage_of: list[int] = program.chain.stage[0].tolist()
-    free_s: list[float] = program.opening_s.tolist()
-    input_s = [0.0] * units + [math.nan] * (size - units)  # NaN: not there yet
-    start_s, end_s = [0.0] * size, [math.nan] * size
-    todo = list(range(stages))
-    while todo:
-        stage = todo.pop()
-        at, now_s = place[stage], free_s[stage]
-        while at < last[stage]:
-            operation = part_operation[at]
-            arrival_s = input_s[operation]
-            if arrival_s != arrival_s:  # NaN
-                break
-            now_s = max(now_s, arrival_s)
-            start_s[operation] = now_s
-            now_s += duration_s[operation]
-            end_s[operation] = now_s
-            at += 1
-            following = operation + units
-            if following < size:
-                link, unit = divmod(following, units)
-                input_s[following] = now_s + transfer_s[unit]
-                other = stage_of[link]
-                if other != stage:
-                    todo.append(other)
-        place[stage], free_s[stage] = at, now_s
-    ends_s = np.array(end_s)
-    if place != last:
-        raise deadlock_error(program, ~np.isnan(ends_s))
-    return np.array(start_s), ends_s
+    played = play_rank(
+        program.units,
+        program.part_operation.tolist(),
+        program.part_offsets.tolist(),
+        program.chain.stage[0].tolist(),
+        program.operation_s.tolist(),
+        program.transfer_s.tolist(),
+        program.opening_s.tolist(),
+    )
+    end_s = np.array(played.end_s)
+    if not played.finished:
+        raise deadlock_error(program, ~np.isnan(end_s))
+    return np.array(played.start_s), end_s
 
 
 def _feed(extras: Extras, ready: Ints, end_s: Floats, start_s: Floats, missing: Ints) -> Ints:

@@ -29,6 +29,7 @@ from simulator.strategies.problem import PlanningProblem
 __all__ = [
     "StepResult",
     "capacity_tokens",
+    "distinct_micro_batches",
     "micro_batch_cost",
     "micro_batches",
     "plan_batch",
@@ -189,6 +190,24 @@ def plan_micro_batches(cost: MicroBatchCost, plan: Plan) -> MicroBatches:
     )
 
 
+def distinct_micro_batches(cost: MicroBatchCost, plan: Plan) -> MicroBatches:
+    """The same for pricing: of a plan in step only the first, which stands for all."""
+    if not plan.in_step:
+        return plan_micro_batches(cost, plan)
+    segments, members = int(plan.segment_offsets[1]), int(plan.member_offsets[1])
+    return MicroBatches(
+        segment_tokens=plan.segment_tokens[:segments],
+        segment_offsets=plan.segment_offsets[:2],
+        group_size=np.array([members]),
+        tier=cost.fabric.ring_tiers(
+            plan.member_ranks[:members] * cost.layout.rank_stride, plan.member_offsets[:2]
+        ),
+        offload_ratio=plan.offload_ratio[:1],
+        padding_tokens=None if plan.padding_tokens is None else plan.padding_tokens[:1],
+        copies=plan.micro_batches,
+    )
+
+
 def micro_batches(problem: PlanningProblem, plan: Plan) -> MicroBatches:
     """The micro-batches of a plan of this problem."""
     return plan_micro_batches(problem.cost, plan)
@@ -197,7 +216,7 @@ def micro_batches(problem: PlanningProblem, plan: Plan) -> MicroBatches:
 def price_plan(setup: Setup, problem: PlanningProblem, plan: Plan) -> StepCosts:
     """What everything in the plan takes."""
     data_s = _exposed_data_s(setup, problem.cost, len(problem.lengths), int(problem.lengths.sum()))
-    return step_costs(problem.cost, micro_batches(problem, plan), plan.ranks, data_s=data_s)
+    return step_costs(problem.cost, distinct_micro_batches(problem.cost, plan), plan.ranks, data_s=data_s)
 
 
 def play_plan(setup: Setup, plan: Plan, costs: StepCosts) -> Execution:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.micro_batch import Epilogue, StepCosts
+from cost_models.micro_batch import Epilogue, MicroBatches, StepCosts
 from hdpsim.errors import HdpSimError
+from simulator.lockstep import members_in_step
 from simulator.plan import HOLE, Plan
 from simulator.program import compile_program, plan_entries
 from simulator.replay import play
@@ -30,6 +31,7 @@ def validate_plan(plan: Plan, sequence_lengths: Ints, stages: int) -> None:
     * Every micro-batch is once in the order of each of its members and in no other's.
     * With a pipeline it has the same slot on all members; without one there are no holes.
     * The orders are free of deadlock.
+    * What is said to be in step is (but for the groups' places, which a plan does not know).
 
     Raises:
         PlanError: the first promise that is broken, and where.
@@ -40,9 +42,28 @@ def validate_plan(plan: Plan, sequence_lengths: Ints, stages: int) -> None:
     _check_tokens(plan, np.asarray(sequence_lengths, dtype=np.int64))
     _check_capacity(plan)
     _check_order(plan, stages)
+    if plan.in_step:
+        _check_in_step(plan)
     if stages == 1:
         # With a pipeline the common slots, checked above, already exclude a deadlock.
         play(compile_program(plan, _no_costs(plan.micro_batches)))
+
+
+def _check_in_step(plan: Plan) -> None:
+    padding = plan.padding_tokens
+    batches = MicroBatches(
+        segment_tokens=plan.segment_tokens,
+        segment_offsets=plan.segment_offsets,
+        group_size=plan.group_size,
+        tier=np.zeros(plan.micro_batches, dtype=np.int64),
+        offload_ratio=plan.offload_ratio,
+        padding_tokens=padding,
+    )
+    _require(batches.alike, "the plan says that it is in step, but its micro-batches are not all alike")
+    _require(
+        members_in_step(plan, np.diff(plan.order_offsets)),
+        "the plan says that it is in step, but members of a group run it at different slots or there are holes",
+    )
 
 
 def _require(holds: bool | np.bool_, message: str) -> None:

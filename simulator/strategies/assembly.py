@@ -32,6 +32,15 @@ class Pieces:
     start: Ints
     micro_batch: Ints
 
+    def at(self, places: Ints) -> Pieces:
+        """The pieces at these places."""
+        return Pieces(
+            tokens=self.tokens[places],
+            sequence=self.sequence[places],
+            start=self.start[places],
+            micro_batch=self.micro_batch[places],
+        )
+
 
 def assemble(
     *,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +21,6 @@ Ints = NDArray[np.int64]
 
 SAME_TIME = 0.97  # shortest over longest pack from which all count as equally long
 END_BISECTIONS = 7
-FIRST_LOOK = 64  # ranks looked at before all others are
 EXCHANGE_ROUNDS = 24
 EXCHANGE_ITEMS = 24  # micro-batches of a rank that are looked at, one by one
 EXCHANGE_RUNS = (2, 3, 4)  # so many of its shortest ones are looked at together
@@ -109,59 +110,64 @@ def deal_singles(free_s: Floats, times_s: Floats, packs: Packs) -> Ints:
     end of the step is no multiple of u stays idle for the rest. Then each sequence goes to the rank where it leaves
     the least such rest, towards the earliest end at which all packs have a place. Else to the rank free first.
     """
-    plain = _first_free(free_s, times_s)
     if not packs.same_time:
-        return plain
+        return _first_free(free_s, times_s)
     unit_s, ranks = float(packs.seconds.max()), len(free_s)
     longer = int(np.searchsorted(-times_s, -unit_s * (1.0 + 1e-6)))  # the others count as packs
     count = len(packs.seconds) + len(times_s) - longer
     low_s = max(float(free_s.max()), float(free_s.sum() + times_s.sum() + packs.seconds.sum()) / ranks)
     high_s = low_s + unit_s
-    best: list[int] | None = None
-    for _ in range(END_BISECTIONS):
+    longer_s = times_s[:longer].tolist()
+    # Mostly gangs or the longest of these decide when the step ends, and the least end will do.
+    best = _deal_towards(low_s + unit_s / 2**END_BISECTIONS - free_s, longer_s, unit_s, count)
+    for _ in range(END_BISECTIONS if best is None else 0):
         middle_s = (low_s + high_s) / 2.0
-        rank = _deal_towards(middle_s - free_s, times_s[:longer].tolist(), unit_s, count)
+        rank = _deal_towards(middle_s - free_s, longer_s, unit_s, count)
         if rank is None:
             low_s = middle_s
         else:
             high_s, best = middle_s, rank
     if best is None:
-        return plain
+        return _first_free(free_s, times_s)
     loads_s = free_s + np.bincount(best, weights=times_s[:longer], minlength=ranks)
     return np.concatenate((np.array(best, dtype=np.int64), _first_free(loads_s, times_s[longer:])))
 
 
 def _deal_towards(left_s: Floats, times_s: list[float], unit_s: float, count: int) -> list[int] | None:
-    """Ranks of sequences such that *count* packs of *unit_s* find a place in the time left; None if they do not."""
+    """Ranks of sequences such that *count* packs of *unit_s* find a place in the time left; None if they do not.
+
+    Each goes to the rank with the smallest rest that is large enough, else with the smallest one of all. Ranks are
+    kept by falling rest (so the lists hold it negated): what a sequence leaves goes behind, where little has to move.
+    """
     small_s = 1e-9 * unit_s
     rest_s = left_s % unit_s
-    order = np.argsort(rest_s, kind="stable")
-    rest_s, left_s = rest_s[order], left_s[order]
-    ranks: list[int] = []
+    order = np.argsort(rest_s, kind="stable")[::-1]
+    order = order[left_s[order] >= min(times_s, default=0.0) - small_s]  # the others take none
+    rests, ranks, left = (-rest_s[order]).tolist(), order.tolist(), left_s.tolist()
+    # A sequence costs the places for packs it fills, or one more.
+    spare = int(np.floor(left_s / unit_s + 1e-9).sum()) - count
+    spare -= int(np.floor(np.array(times_s) / unit_s - 1e-6).sum())
+    dealt: list[int] = []
     for time_s in times_s:
-        # The smallest rest that is large enough, else the smallest one of all: where the least remains.
-        enough = int(rest_s.searchsorted(time_s % unit_s - small_s))
-        for first, last in ((enough, enough + FIRST_LOOK), (enough + FIRST_LOOK, None), (0, enough)):
-            fits = left_s[first:last] >= time_s - small_s
-            if fits.any():
-                at = first + int(fits.argmax())
+        if spare < 0:
+            return None
+        enough = bisect_right(rests, small_s - time_s % unit_s)
+        least_s = time_s - small_s
+        for at in chain(range(enough - 1, -1, -1), range(len(rests) - 1, enough - 1, -1)):
+            if left[ranks[at]] >= least_s:
                 break
         else:
             return None
-        rank = int(order[at])
-        after_s = max(0.0, float(left_s[at]) - time_s)
-        to = int(rest_s.searchsorted(after_s % unit_s))
-        if to > at:
-            to -= 1
-            old, new = slice(at + 1, to + 1), slice(at, to)
-        else:
-            old, new = slice(to, at), slice(to + 1, at + 1)
-        for values, value in ((rest_s, after_s % unit_s), (left_s, after_s), (order, rank)):
-            values[new] = values[old]
-            values[to] = value
-        ranks.append(rank)
-    room = np.floor(left_s / unit_s + 1e-9).sum()
-    return ranks if room >= count else None
+        rank = ranks.pop(at)
+        del rests[at]
+        before_s = left[rank]
+        left[rank] = after_s = max(0.0, before_s - time_s)
+        spare -= int(before_s / unit_s + 1e-9) - int(after_s / unit_s + 1e-9) - int(time_s / unit_s - 1e-6)
+        at = bisect_right(rests, -(after_s % unit_s))
+        rests.insert(at, -(after_s % unit_s))
+        ranks.insert(at, rank)
+        dealt.append(rank)
+    return dealt if spare >= 0 else None
 
 
 def _first_free(free_s: Floats, seconds: Floats) -> Ints:

@@ -13,6 +13,7 @@ __all__ = ["Neighbourhood", "RankLoads", "place_gangs"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(slots=True)
@@ -67,7 +68,7 @@ def place_gangs(
     members: list[Ints] = []
     slots = np.empty(len(sizes), dtype=np.int64)
     taken_s = times_s.copy()
-    places = _Places(problem, loads.free_s)
+    places = _Places(problem, loads)
     for gang, (size, time_s) in enumerate(zip(sizes.tolist(), times_s.tolist(), strict=True)):
         latest_s = deadline_s - time_s
         if weight:
@@ -88,86 +89,113 @@ def place_gangs(
 
 
 class _Rows:
-    """Ranks, or nodes of *width* ranks, in rows of *row* neighbours; those of a row by the time they are ready."""
+    """Ranks, or nodes of *width* ranks, in rows of *row* neighbours; those of a row by the time they are ready.
 
-    def __init__(self, ranks: int, width: int, row: int) -> None:
+    Rows without a gang are all alike, so only the first of them is looked at; and a row is sorted again only when it
+    is looked at after something changed.
+    """
+
+    def __init__(
+        self, ready_s: Floats, free_s: Floats, width: int, row: int, used: Bools | None = None
+    ) -> None:
+        """Of ranks that are free at *free_s* and ready at *ready_s*; those not *used* (None: all are) are alike."""
         self.width, self.row = width, row
-        items = ranks // width
-        self._rows = -(-items // row)
-        self._missing = self._rows * row - items
-        self._ready_s = np.empty((0, 0))
-        self._busy_s = np.empty((0, 0))
-        """Of a row's first items, 1 + so many, in order: how long they are busy, in all."""
-        self._order = np.empty((0, 0), dtype=np.int64)
+        self._free_s, self._ready_s = free_s, ready_s
+        many = -(-len(ready_s) // (width * row))
+        self._used = np.full(many, used is None)
+        self._stale = np.ones(many, dtype=bool)
+        if used is not None:
+            self.booked(np.flatnonzero(used))
+            self._used[-1] |= len(ready_s) % (width * row) > 0
+        # Of every row: its items by the time they are ready, that time, and how long they have been busy up to each.
+        self._order = np.empty((many, row), dtype=np.int64)
+        self._start_s = np.empty((many, row))
+        self._busy_s = np.empty((many, row))
 
-    def sort(self, ready_s: Floats, free_s: Floats) -> None:
-        """Sort all rows."""
+    def booked(self, ranks: Ints) -> None:
+        """*ranks* have got a gang."""
+        rows = ranks // (self.width * self.row)
+        self._used[rows] = True
+        self._stale[rows] = True
+
+    def moved_to(self, ready_s: Floats) -> None:
+        """All ranks are ready at other times."""
+        self._ready_s = ready_s
+        self._stale[:] = True
+
+    def _sort(self, rows: Ints) -> None:
+        span, ranks = self.row * self.width, len(self._ready_s)
+        if len(rows) * span == ranks:  # in a pipeline most gangs find all rows changed
+            self._order, self._start_s, self._busy_s = self._sorted(self._ready_s, self._free_s)
+            self._stale[:] = False
+            return
+        rank = rows[:, None] * span + np.arange(span)
+        ready_s, free_s = (times_s[np.minimum(rank, ranks - 1)] for times_s in (self._ready_s, self._free_s))
+        if rank[-1, -1] >= ranks:  # places of the last row that are none
+            ready_s[rank >= ranks], free_s[rank >= ranks] = np.inf, 0.0
+        self._order[rows], self._start_s[rows], self._busy_s[rows] = self._sorted(ready_s, free_s)
+        self._stale[rows] = False
+
+    def _sorted(self, ready_s: Floats, free_s: Floats) -> tuple[Ints, Floats, Floats]:
+        """Of whole rows: the order of their items, when each is ready, and how long they have been busy up to it."""
         if self.width > 1:
             ready_s = ready_s.reshape(-1, self.width).max(axis=1)
             free_s = free_s.reshape(-1, self.width).sum(axis=1)
-        if self._missing:
-            ready_s = np.concatenate((ready_s, np.full(self._missing, np.inf)))
-            free_s = np.concatenate((free_s, np.zeros(self._missing)))
-        self._order, self._ready_s, self._busy_s = _sorted_rows(
-            ready_s.reshape(self._rows, self.row), free_s.reshape(self._rows, self.row)
-        )
-
-    def sort_again(self, ranks: Ints, ready_s: Floats, free_s: Floats) -> None:
-        """Sort the rows of *ranks*, all others are as they were."""
-        span = self.width * self.row
-        for one in np.unique(ranks // span).tolist():
-            part = slice(one * span, (one + 1) * span)
-            ready, free = ready_s[part].reshape(-1, self.width), free_s[part].reshape(-1, self.width)
-            many = len(ready)
-            order, starts_s, busy_s = _sorted_rows(ready.max(axis=1)[None], free.sum(axis=1)[None])
-            self._order[one, :many], self._ready_s[one, :many] = order[0], starts_s[0]
-            self._busy_s[one, :many], self._busy_s[one, many:] = busy_s[0], busy_s[0, -1]
+        ready_s, free_s = ready_s.reshape(-1, self.row), free_s.reshape(-1, self.row)
+        order = ready_s.argsort(axis=1, kind="stable")
+        line = np.arange(len(order))[:, None]
+        return order, ready_s[line, order], free_s[line, order].cumsum(axis=1)
 
     def best(self, items: int, latest_s: float) -> Ints:
         """The *items* neighbours in time that waste least, of those ready by *latest_s*, else of the first ready."""
-        last_s = self._ready_s[:, items - 1 :]
+        looked_at = self._used.copy()
+        looked_at[looked_at.argmin()] = True
+        stale = (looked_at & self._stale).nonzero()[0]
+        if len(stale):
+            self._sort(stale)
+        rows = looked_at.nonzero()[0]
+        busy_s, last_s = self._busy_s, self._start_s[:, items - 1 :]
+        if len(rows) < len(looked_at):
+            busy_s, last_s = busy_s[rows], last_s[rows]
         late = last_s > max(latest_s, float(last_s[:, 0].min()) * (1.0 + 1e-9))
         # Waiting for each other: what they are busy from the same start on, less what they are busy anyway.
-        waste_s = (items * self.width) * last_s - self._busy_s[:, items - 1 :]
-        waste_s[:, 1:] += self._busy_s[:, :-items]
+        waste_s = (items * self.width) * last_s - busy_s[:, items - 1 :]
+        waste_s[:, 1:] += busy_s[:, :-items]
         waste_s[late] = np.inf
-        equal = np.flatnonzero(waste_s <= waste_s.min() * (1.0 + 1e-9) + 1e-9)
+        equal = (waste_s <= waste_s.min() * (1.0 + 1e-9) + 1e-9).ravel().nonzero()[0]
         late_s = last_s.ravel()[equal]
         equal = equal[late_s >= late_s.max() * (1.0 - 1e-9)]
-        best = int(equal[self._busy_s[equal // last_s.shape[1], -1].argmax()])
-        line, first = divmod(best, last_s.shape[1])
+        best = int(equal[busy_s[equal // last_s.shape[1], -1].argmax()])
+        at, first = divmod(best, last_s.shape[1])
+        line = int(rows[at])
         chosen = np.sort(self._order[line, first : first + items]) + line * self.row
         if self.width == 1:
             return np.asarray(chosen)
         return np.asarray((chosen[:, None] * self.width + np.arange(self.width)).ravel())
 
 
-def _sorted_rows(ready_s: Floats, free_s: Floats) -> tuple[Ints, Floats, Floats]:
-    order = np.argsort(ready_s, axis=1, kind="stable")
-    line = np.arange(len(order))[:, None]
-    return order, ready_s[line, order], np.cumsum(free_s[line, order], axis=1)
-
-
 class _Places:
     """Groups of ranks: inside a node, else whole nodes inside a block, else whole nodes anywhere."""
 
-    def __init__(self, problem: PlanningProblem, free_s: Floats) -> None:
+    def __init__(self, problem: PlanningProblem, loads: RankLoads) -> None:
         near = Neighbourhood.of(problem)
         self._ranks, self._node = problem.ranks, near.node
         self._block = near.block // near.node  # nodes
-        self._free_s = self._ready_s = free_s
+        self._free_s = self._ready_s = loads.free_s
+        self._used = np.full(problem.ranks, bool(np.ptp(loads.free_s) or np.ptp(loads.longest_s)))
         self._rows: dict[tuple[int, int], _Rows] = {}
 
     def moved_to(self, ready_s: Floats) -> None:
         """Ranks are ready for the next gang at *ready_s*: when they are free, and after the bubble it brings."""
         self._ready_s = ready_s
-        self._rows.clear()
+        for rows in self._rows.values():
+            rows.moved_to(ready_s)
 
     def booked(self, ranks: Ints) -> None:
         """The times of *ranks* have changed."""
-        if self._ready_s is self._free_s:
-            for rows in self._rows.values():
-                rows.sort_again(ranks, self._ready_s, self._free_s)
+        self._used[ranks] = True
+        for rows in self._rows.values():
+            rows.booked(ranks)
 
     def spread(self, size: int) -> tuple[Ints, float]:
         """The ranks that are ready first, wherever they are, and when they are."""
@@ -194,6 +222,8 @@ class _Places:
                 chosen = self._best(nodes + spare, self._node, row, latest_s)
                 if rest:
                     chosen = self._with_rest(chosen[: nodes * self._node], rest, row, latest_s)
+                    if not len(chosen):
+                        continue
                 start_s = float(ready_s[chosen].max())
                 if start_s < best_s:
                     best, best_s = chosen, start_s
@@ -215,15 +245,19 @@ class _Places:
     def _best(self, items: int, width: int, row: int, latest_s: float) -> Ints:
         rows = self._rows.get((width, row))
         if rows is None:
-            rows = self._rows[width, row] = _Rows(self._ranks, width, row)
-            rows.sort(self._ready_s, self._free_s)
+            rows = self._rows[width, row] = _Rows(self._ready_s, self._free_s, width, row, self._used)
         return rows.best(items, latest_s)
 
     def _with_rest(self, chosen: Ints, rest: int, row: int, latest_s: float) -> Ints:
-        """Whole nodes *chosen* and *rest* ranks of one more node of the row, one that is in use if there is one."""
-        node = np.arange(self._ranks) // self._node
-        closed = np.isin(node, node[chosen]) | (node // row != node[chosen[0]] // row)
-        begin_s = np.where(closed, np.inf, np.maximum(self._ready_s, self._ready_s[chosen].max()))
-        rows = _Rows(self._ranks, 1, self._node)
-        rows.sort(begin_s, self._free_s)
-        return np.sort(np.concatenate((chosen, rows.best(rest, latest_s))))
+        """Whole nodes *chosen* and *rest* ranks of one more node of the row, one that is in use if there is one.
+
+        Empty where the row, the last one of a cluster, has no more nodes.
+        """
+        begin = chosen[0] // (row * self._node) * (row * self._node)
+        part = slice(begin, min(begin + row * self._node, self._ranks))
+        begin_s = np.maximum(self._ready_s[part], self._ready_s[chosen].max())
+        if len(begin_s) == len(chosen):
+            return chosen[:0]
+        begin_s[chosen - begin] = np.inf
+        rows = _Rows(begin_s, self._free_s[part], 1, self._node)
+        return np.sort(np.concatenate((chosen, begin + rows.best(rest, latest_s))))

@@ -28,28 +28,51 @@ EXACT_SIZES = 64
 """Group sizes up to this one are all looked at."""
 SIZE_GROWTH = 1.03
 """Larger ones in these steps."""
+FIRST_SIZES = 24
+"""So many are looked at first."""
 
 
 class SizeTable:
-    """Times of sequences on groups of any size, from *least* up; asked for several time limits."""
+    """Times of sequences on groups of any size, from *least* up; asked for several time limits.
 
-    def __init__(self, problem: PlanningProblem, lengths: Ints, least: Ints) -> None:
+    Mostly one of the next few sizes meets all limits. Only for sequences of which none does, all are looked at.
+    """
+
+    def __init__(
+        self, problem: PlanningProblem, lengths: Ints, least: Ints, limit_s: float = -np.inf
+    ) -> None:
+        """Of *lengths*, which need *least* ranks, for limits of *limit_s* and more."""
         least = np.minimum(least, problem.ranks)[:, None]
-        grid = size_grid(problem.ranks, exact=EXACT_SIZES, growth=SIZE_GROWTH)[None, :]
-        self._sizes = np.concatenate((least, np.maximum(grid, least)), axis=1)
-        self._times = problem.sequence_s(lengths[:, None], self._sizes)
+        grid = size_grid(problem.ranks, exact=EXACT_SIZES, growth=SIZE_GROWTH)
+        first = np.searchsorted(grid, least, side="right")
+        self._parts: list[tuple[Ints, Ints, Floats]] = []  # sequences, their sizes and times
+        rest = np.arange(len(lengths))
+        for columns in (FIRST_SIZES, len(grid)) if limit_s > -np.inf else (len(grid),):
+            sizes = grid[np.minimum(first[rest] + np.arange(columns), len(grid) - 1)]
+            sizes = np.concatenate((least[rest], sizes), axis=1)
+            times_s = problem.sequence_s(lengths[rest, None], sizes)
+            chosen = (times_s <= limit_s).any(axis=1) | (columns == len(grid))
+            self._parts.append((rest[chosen], sizes[chosen], times_s[chosen]))
+            rest = rest[~chosen]
+            if not len(rest):
+                break
 
     @property
     def columns(self) -> tuple[Ints, Floats]:
-        """Sizes and times, [sequences, sizes]."""
-        return self._sizes, self._times
+        """Sizes and times, [sequences, sizes]; of a table for all limits."""
+        ((_, sizes, times_s),) = self._parts
+        return sizes, times_s
 
     def within(self, limit_s: float) -> tuple[Ints, Floats]:
         """Smallest size of every sequence whose time is at most *limit_s*, else the quickest; and that time."""
-        meets = self._times <= limit_s
-        column = np.where(meets.any(axis=1), meets.argmax(axis=1), self._times.argmin(axis=1))
-        row = np.arange(len(column))
-        return self._sizes[row, column], self._times[row, column]
+        many = sum(len(part[0]) for part in self._parts)
+        size, time_s = np.empty(many, dtype=np.int64), np.empty(many)
+        for number, sizes, times_s in self._parts:
+            meets = times_s <= limit_s
+            column = np.where(meets.any(axis=1), meets.argmax(axis=1), times_s.argmin(axis=1))
+            row = np.arange(len(column))
+            size[number], time_s[number] = sizes[row, column], times_s[row, column]
+        return size, time_s
 
 
 def smallest_group(problem: PlanningProblem, lengths: Ints, limit_s: float, least: Ints) -> Ints:
@@ -62,7 +85,7 @@ def smallest_group(problem: PlanningProblem, lengths: Ints, limit_s: float, leas
     size = np.minimum(least, problem.ranks)
     late = np.flatnonzero(problem.sequence_s(lengths, size) > limit_s)
     if len(late):
-        size[late] = SizeTable(problem, lengths[late], size[late]).within(limit_s)[0]
+        size[late] = SizeTable(problem, lengths[late], size[late], limit_s).within(limit_s)[0]
     return np.asarray(size)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice, zip_longest
 
 import numpy as np
@@ -25,6 +26,7 @@ from simulator.strategies.long_sequences import LongSequences, ideal_step_s
 from simulator.strategies.lower_bound import lower_bound_s
 from simulator.strategies.problem import PlanningProblem
 from simulator.strategies.rehearsal import rehearsed_s
+from simulator.strategies.stretches import SMALL
 from simulator.strategies.whole_units import whole_unit_places
 
 __all__ = ["plan_balanced"]
@@ -42,11 +44,15 @@ DRAFTS = 4
 GOOD_ENOUGH = 1.03
 """A draft this close to the ideal of its limit ends the search."""
 ROOMS = (1.01, 1.05, 1.1)
-"""How much later than the ideal step gangs may end; more than the first is tried for the best limit of a pipeline."""
+"""How much later than the ideal step gangs may end; more than the first is tried for the best limit of a pipeline, as
+long as it ends earlier for it."""
 WHOLE_UNITS = 64
 """Micro-batches of a rank beyond which it hardly matters that they are whole."""
 WHOLE_UNIT_DRAFTS = 4
 """Placements by whole micro-batches that are planned in full."""
+AS_PLANNED = 1.001
+"""A draft that ends this close to what whole micro-batches allow ends the search (placements of them that follow have
+longer steps)."""
 FLOOR_SHARES = (0.25, 0.8)
 """Least time of a micro-batch over the time of a full one: below, sequences are dealt, above, packs; both between."""
 
@@ -67,15 +73,14 @@ def plan_balanced(problem: PlanningProblem) -> Plan:
     bound_s = lower_bound_s(problem)
     packs = fill_packs(problem)
     long = LongSequences(problem)
+    ideal = _ideal_choice(problem, packs, long, bound_s) if problem.stages > 1 else None
     drafts = _whole_unit_drafts(problem, packs, long, bound_s)
     if not drafts:
-        drafts = _limit_drafts(problem, packs, long, bound_s)
+        drafts = _limit_drafts(problem, packs, long, bound_s, ideal)
     best = min(drafts, key=lambda draft: draft.end_s)
     # Bubbles apart: less what the bubbles of an ideal plan cost.
-    bubbles_s = 0.0
-    if problem.stages > 1:
-        bubbles_s = _ideal_choice(problem, packs, long, bound_s).step_s - bound_s
-    return replace(best.plan, lower_bound_s=bound_s, makespan_s=max(best.end_s - bubbles_s, bound_s))
+    bubbles_s = 0.0 if ideal is None else ideal.step_s - bound_s
+    return replace(best.make_plan(), lower_bound_s=bound_s, makespan_s=max(best.end_s - bubbles_s, bound_s))
 
 
 def _whole_unit_drafts(
@@ -104,29 +109,56 @@ def _whole_unit_drafts(
             loads=places.loads,
         )
         drafts.append(_Draft.of(problem, packs, placed, deal_packs))
+        if drafts[-1].end_s <= places.step_s * AS_PLANNED:
+            break
     return drafts
 
 
 def _limit_drafts(
-    problem: PlanningProblem, packs: Packs, long: LongSequences, bound_s: float
+    problem: PlanningProblem, packs: Packs, long: LongSequences, bound_s: float, ideal: _Choice | None
 ) -> list[_Draft]:
     """Plans in which every long sequence keeps to one time limit, for the most promising limits."""
     drafts: list[_Draft] = []
     limits = len(LIMIT_SHARES) if problem.stages > 1 else LIMITS_WITHOUT_PIPELINE
     limits_s = [share * bound_s / problem.stages for share in LIMIT_SHARES[:limits]]
-    for choice in _promising(problem, long, packs, bound_s, limits_s):
+    choices = _promising(problem, long, packs, bound_s, limits_s, ideal)
+    whole_s = _whole_s(problem, packs, choices)
+    for choice in choices:
         drafts += _drafts(problem, packs, long, choice, ROOMS[0])
-        if min(draft.end_s for draft in drafts) <= choice.step_s * GOOD_ENOUGH:
+        if min(draft.end_s for draft in drafts) <= max(choice.step_s * GOOD_ENOUGH, whole_s * AS_PLANNED):
             break
     if problem.stages > 1:
         best = min(drafts, key=lambda draft: draft.end_s)
         for room in ROOMS[1:]:
-            drafts += _drafts(problem, packs, long, best.choice, room)
+            roomier = _drafts(problem, packs, long, best.choice, room)
+            drafts += roomier
+            if min(draft.end_s for draft in roomier) >= best.end_s:
+                break
     return drafts
 
 
+def _whole_s(problem: PlanningProblem, packs: Packs, choices: list[_Choice]) -> float:
+    """When the last rank ends at best because a rank runs whole micro-batches; 0 where they have no least time.
+
+    No micro-batch is shorter than the least pack, u: one of t takes t / u places of u, rounded down, on every rank of
+    its group, and a rank that ends by T has T / u places, rounded down.
+    """
+    if problem.stages > 1 or not packs.same_time:
+        return 0.0
+    unit_s = float(packs.seconds.min())
+    places = len(packs.seconds) + min(
+        float((choice.size * np.floor(choice.time_s / unit_s + SMALL)).sum()) for choice in choices
+    )
+    return unit_s * float(np.ceil(places / problem.ranks))
+
+
 def _promising(
-    problem: PlanningProblem, long: LongSequences, packs: Packs, bound_s: float, limits_s: list[float]
+    problem: PlanningProblem,
+    long: LongSequences,
+    packs: Packs,
+    bound_s: float,
+    limits_s: list[float],
+    ideal: _Choice | None,
 ) -> list[_Choice]:
     """Group sizes worth a plan, those with the shortest ideal step first.
 
@@ -144,8 +176,8 @@ def _promising(
                 seen.add(sizes.tobytes())
                 ideal_s = max(bound_s, _ideal_step_s(problem, sizes, times_s, short_s))
                 way.append(_Choice(sizes, times_s, ideal_s))
-    if problem.stages > 1 and len(long.tokens):
-        ways[0].append(_ideal_choice(problem, packs, long, bound_s))
+    if ideal is not None and len(long.tokens):
+        ways[0].append(ideal)
     for way in ways:
         way.sort(key=lambda choice: choice.step_s)
     in_turn = chain.from_iterable(zip_longest(*ways))
@@ -277,7 +309,7 @@ class _Draft:
     """One candidate."""
 
     choice: _Choice
-    plan: Plan
+    make_plan: Callable[[], Plan]
     end_s: float
     """When the last rank ends: its load, or with a pipeline as the replay plays it."""
 
@@ -291,10 +323,11 @@ class _Draft:
         seconds = np.concatenate((placed.single_s, pack_s))
         most_s = np.maximum(longest_s, pack_s.max(initial=0.0) if problem.stages > 1 else np.inf)
         rank = exchange(rank, seconds, base_s, most_s)
-        plan = _assemble(problem, packs, placed, pack_of, rank, seconds)
+        make_plan = partial(_assemble, problem, packs, placed, pack_of, rank, seconds)
         if problem.stages == 1:
             end_s = float((base_s + np.bincount(rank, weights=seconds, minlength=problem.ranks)).max())
-            return cls(placed.choice, plan, end_s)
+            return cls(placed.choice, make_plan, end_s)
+        plan = make_plan()
         end_s = rehearsed_s(
             plan,
             np.concatenate((placed.time_s, pack_s)),
@@ -302,7 +335,7 @@ class _Draft:
             chunks=problem.cost.layout.vpp,
             schedule=problem.cost.layout.schedule,
         )
-        return cls(placed.choice, plan, end_s)
+        return cls(placed.choice, lambda: plan, end_s)
 
 
 def _assemble(

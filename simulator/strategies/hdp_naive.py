@@ -22,10 +22,12 @@ NAIVE_OFFLOAD_SHARE = 0.1
 average work: without balancing, anything longer tends to become the critical path."""
 
 
-def naive_micro_batches(problem: PlanningProblem) -> tuple[Pieces, Ints, Floats, Floats]:
-    """Micro-batches in order of their first sequence: pieces, group sizes, offload ratios, times."""
+def naive_micro_batches(problem: PlanningProblem, average_s: float) -> tuple[Pieces, Ints, Floats, Floats]:
+    """Micro-batches in order of their first sequence: pieces, group sizes, offload ratios, times.
+
+    *average_s*: a rank's average work.
+    """
     lengths = problem.lengths
-    average_s = lower_bound_s(problem)
     inside = lengths <= problem.capacity_tokens
     short, long = np.flatnonzero(inside), np.flatnonzero(~inside)
     sizes, ratios = choose_groups(problem, lengths[long], np.inf, NAIVE_OFFLOAD_SHARE * average_s)
@@ -62,7 +64,8 @@ def plan_naive(problem: PlanningProblem) -> Plan:
     A group needs neighbouring free ranks of one wave; what does not fit goes to the first later wave with room.
     Equal slots in a group come for free (the wave is the slot), so pipelines need nothing else.
     """
-    pieces, group, ratio, time_s = naive_micro_batches(problem)
+    bound_s = lower_bound_s(problem)
+    pieces, group, ratio, time_s = naive_micro_batches(problem, bound_s)
     first, wave = _waves(group, problem.ranks)
     member_ranks = ranges(first, group)
     load = np.bincount(member_ranks, weights=np.repeat(time_s, group), minlength=problem.ranks)
@@ -76,7 +79,7 @@ def plan_naive(problem: PlanningProblem) -> Plan:
         slot=np.repeat(wave, group),
         offload_ratio=ratio,
         keep_holes=problem.stages > 1,
-        lower_bound_s=lower_bound_s(problem),
+        lower_bound_s=bound_s,
         makespan_s=float(load.max()),
         notes=(f"largest group {int(group.max())} ranks, {len(group)} micro-batches",),
     )

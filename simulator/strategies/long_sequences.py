@@ -75,7 +75,7 @@ class LongSequences:
     def within(self, limits_s: list[float]) -> Iterator[tuple[Ints, Floats]]:
         """For every limit the smallest group of every sequence that meets it (else the quickest), and its time."""
         late = np.flatnonzero(self._least_s > min(limits_s))
-        table = SizeTable(self._problem, self.tokens[late], self.least[late])
+        table = SizeTable(self._problem, self.tokens[late], self.least[late], min(limits_s))
         for limit_s in limits_s:
             size, time_s = self.least.copy(), self._least_s.copy()
             size[late], time_s[late] = table.within(limit_s)

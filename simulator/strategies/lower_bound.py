@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.micro_batch_cost import MicroBatchCost
 from simulator.strategies.group_size import EXACT_SIZES, SIZE_GROWTH, least_group, size_grid
-from simulator.strategies.problem import PlanningProblem, linear_table
+from simulator.strategies.problem import PlanningProblem
+from simulator.strategies.token_rates import token_rates
 
 __all__ = ["lower_bound_s"]
 
@@ -17,9 +18,10 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 BISECTIONS = 12
+FIRST_SIZES = 24  # group sizes looked at first
 
 
-def lower_bound_s(problem: PlanningProblem) -> float:
+def lower_bound_s(problem: PlanningProblem, *, tabulated: bool = True) -> float:
     """max(all work / ranks, the longest piece no number of ranks makes shorter), made as large as it can be.
 
     In a step that takes T every sequence s passes all stages of its pipeline within T, so it is on at least d(s, T)
@@ -31,37 +33,29 @@ def lower_bound_s(problem: PlanningProblem) -> float:
     least time of a micro-batch. Every token counts at the best GEMM rate of any micro-batch size.
     It holds for plans like HDP's: a long sequence has micro-batches to itself, short ones are on one rank, and what
     is offloaded hides behind compute. Pipeline bubbles, waiting and the step's epilogue are not in it.
+
+    *tabulated*: the planner needs linear_table anyway; False = price only what the bound needs of it. Same result.
     """
     short = problem.lengths[problem.lengths <= problem.capacity_tokens]
     long = problem.lengths[problem.lengths > problem.capacity_tokens]
-    stage, pipeline = _Ideal(problem, all_stages=False), _Ideal(problem, all_stages=True)
-    short_s = stage.short_s(short)
+    ideal = _Ideal(problem, tabulated=tabulated)
+    short_s = ideal.short_s(short)
     top = problem.lengths.max()
     every_size = np.arange(1, problem.ranks + 1 if len(long) else 2)
-    longest_s = float(pipeline.sequence_s(np.full_like(every_size, top), every_size).min())
+    longest_s = float(ideal.sequence_s(np.full_like(every_size, top), every_size)[1].min())
     if not len(long):
         return max(short_s / problem.ranks, longest_s)
     least = least_group(problem, long)
-    least_work_s = stage.sequence_s(long, least) * least
+    stage_s, through_s = ideal.sequence_s(long, least)
+    least_work_s = stage_s * least
     bound_s = max((short_s + float(least_work_s.sum())) / problem.ranks, longest_s)
-    late = pipeline.sequence_s(long, least) > bound_s
-    in_time_s = short_s + float(least_work_s[~late].sum())
-    sizes = size_grid(problem.ranks, exact=EXACT_SIZES, growth=SIZE_GROWTH)
-    through_s = pipeline.sequence_s(long[late][:, None], sizes[None, :])
-    too_small = sizes < least[late][:, None]
-    work_s = np.where(
-        too_small, least_work_s[late][:, None], stage.sequence_s(long[late][:, None], sizes[None, :]) * sizes
-    )
-    # Work grows with the group: that of the next smaller size in the table is below that of any size between.
-    numbers = np.arange(len(sizes))
-    work_s = work_s[:, np.where(np.diff(sizes, prepend=0) == 1, numbers, numbers - 1)]
+    late = np.flatnonzero(through_s > bound_s)
+    in_time_s = short_s + float(least_work_s.sum() - least_work_s[late].sum())
+    groups = list(_late_groups(ideal, long[late], least[late], least_work_s[late], bound_s))
 
     def excess_s(step_s: float) -> float:
         """Work per rank that does not fit into *step_s*."""
-        in_time = (through_s <= step_s) & ~too_small
-        # A sequence no size of the table gets ready in time is possible at best between two sizes: its least work.
-        first = np.where(in_time.any(axis=1), in_time.argmax(axis=1), 0)
-        total_s = in_time_s + float(work_s[np.arange(len(first)), first].sum())
+        total_s = in_time_s + sum(group.work_by_s(step_s) for group in groups)
         return total_s / problem.ranks - step_s
 
     # Less work in more time: the least T lies within the excess at any smaller one.
@@ -75,61 +69,97 @@ def lower_bound_s(problem: PlanningProblem) -> float:
     return bound_s
 
 
+@dataclass(frozen=True, slots=True)
+class _LateGroup:
+    """Long sequences that need more ranks than the fewest: [sequences, sizes], sizes rising."""
+
+    least_work_s: Floats
+    through_s: Floats
+    """Through all stages; infinite on fewer ranks than memory allows."""
+    work_s: Floats
+    """No more than on this size or any between it and the one before."""
+
+    def work_by_s(self, step_s: float) -> float:
+        """Their work if all are through in *step_s*."""
+        in_time = self.through_s <= step_s
+        first = in_time.argmax(axis=1)
+        row = np.arange(len(first))
+        # A sequence no size of the table gets ready in time is possible at best between two sizes: its least work.
+        return float(np.where(in_time[row, first], self.work_s[row, first], self.least_work_s).sum())
+
+
+def _late_groups(
+    ideal: _Ideal, lengths: Ints, least: Ints, least_work_s: Floats, bound_s: float
+) -> Iterator[_LateGroup]:
+    """All sequences, with sizes up to the first that is in time for *bound_s*: no longer step needs a larger one.
+
+    Mostly that is one of the next few. Only of the others all sizes are looked at.
+    """
+    sizes = size_grid(ideal.problem.ranks, exact=EXACT_SIZES, growth=SIZE_GROWTH)
+    exact = np.diff(sizes, prepend=0) == 1
+    begin = np.maximum(np.searchsorted(sizes, least) - 1, 0)
+    rest = np.arange(len(lengths))
+    for columns in (FIRST_SIZES, len(sizes)):
+        if not len(rest):
+            return
+        column = np.minimum(begin[rest, None] + np.arange(columns), len(sizes) - 1)
+        size = sizes[column]
+        stage_s, through_s = ideal.sequence_s(lengths[rest, None], size)
+        too_small = size < least[rest, None]
+        through_s = np.where(too_small, np.inf, through_s)
+        work_s = np.where(too_small, least_work_s[rest, None], stage_s * size)
+        # Work grows with the group: that of the next smaller size in the table is below that of any size between.
+        before_s = np.concatenate((work_s[:, :1], work_s[:, :-1]), axis=1)
+        work_s = np.where(exact[column], work_s, before_s)
+        chosen = (through_s <= bound_s).any(axis=1) | (columns == len(sizes))
+        yield _LateGroup(least_work_s[rest[chosen]], through_s[chosen], work_s[chosen])
+        rest = rest[~chosen]
+
+
 class _Ideal:
-    """Work on the busiest stage, or on all stages of a rank, with GEMMs at the best rate any number of tokens gets."""
+    """Work on the busiest stage and on all stages of a rank, with GEMMs at the best rate any number of tokens gets."""
 
-    def __init__(self, problem: PlanningProblem, *, all_stages: bool) -> None:
-        self._problem, self._stages = problem, problem.stages if all_stages else 1
-        self._sizes, self._token_s, self._layers = _best_token_s(
-            problem.cost, problem.capacity_tokens, problem.most_tokens, all_stages
-        )
-        self._floor_s = problem.floor_s * self._layers
+    def __init__(self, problem: PlanningProblem, *, tabulated: bool) -> None:
+        self.problem = problem
+        cost, capacity, most = problem.cost, problem.capacity_tokens, problem.most_tokens
+        self._parts = [
+            token_rates(cost, capacity, most, all_stages=all_stages, searched=not tabulated)
+            for all_stages in ((False, True) if problem.stages > 1 else (False,))
+        ]
 
-    def sequence_s(self, lengths: Ints, group_size: Ints) -> Floats:
-        """Least time of a micro-batch that holds one sequence on a group.
+    def sequence_s(self, lengths: Ints, group_size: Ints) -> tuple[Floats, Floats]:
+        """Least time of a micro-batch that holds one sequence on a group: on the busiest stage, and on all stages.
 
         One rank never counts dearer than two: short attention blocks can run better in a ring.
         """
-        work_s = self._work_s(lengths, group_size)
-        alone = np.broadcast_to(group_size == 1, work_s.shape)
-        if alone.any():
-            pair_s = 2.0 * self._work_s(lengths, np.where(alone, 2, group_size))
-            work_s = np.where(alone, np.minimum(work_s, pair_s), work_s)
-        return np.asarray(np.maximum(work_s, self._floor_s) + self._problem.fixed_s * self._stages)
+        problem = self.problem
+        tokens, sizes = np.broadcast_arrays(lengths, group_size)
+        attention_s = problem.cost.sequence_s(tokens, sizes, problem.compact_tier(sizes))
+        alone = np.nonzero(sizes == 1)
+        single = tokens[alone]
+        two = np.full(len(single), 2)
+        pair_s = problem.cost.sequence_s(single, two, problem.compact_tier(two))
+        found: list[Floats] = []
+        for part, stages in zip(self._parts, (1, problem.stages), strict=False):
+            work_s = attention_s * part.layers + part.linear_s(tokens / sizes)
+            work_s[alone] = np.minimum(
+                work_s[alone], 2.0 * (pair_s * part.layers + part.linear_s(single / 2.0))
+            )
+            found.append(np.maximum(work_s, problem.floor_s * part.layers) + problem.fixed_s * stages)
+        return found[0], found[-1]
 
     def short_s(self, lengths: Ints) -> float:
-        """Rank-seconds of sequences that fit one rank, in micro-batches of C tokens."""
-        problem = self._problem
+        """Rank-seconds on the busiest stage of sequences that fit one rank, in micro-batches of C tokens."""
+        problem, stage = self.problem, self._parts[0]
         batches = float(lengths.sum()) / problem.capacity_tokens
-        alone = problem.cost.sequence_s(lengths, 1, 0).sum() * self._layers
-        full_s = float(self._linear_s(np.array([float(problem.capacity_tokens)]))[0])
-        return max(float(alone) + batches * full_s, batches * self._floor_s) + batches * problem.fixed_s
-
-    def _work_s(self, lengths: Ints, sizes: Ints) -> Floats:
-        problem = self._problem
-        attention = problem.cost.sequence_s(lengths, sizes, problem.compact_tier(sizes))
-        return np.asarray(attention * self._layers + self._linear_s(lengths / sizes))
-
-    def _linear_s(self, tokens: Floats) -> Floats:
-        place = np.searchsorted(self._sizes, tokens, side="right") - 1
-        return np.asarray(tokens * self._token_s[np.maximum(place, 0)])
+        alone = _sum_of(lengths, lambda some: problem.cost.sequence_s(some, 1, 0)) * stage.layers
+        full_s = float(stage.linear_s(np.array([float(problem.capacity_tokens)]))[0])
+        floor_s = problem.floor_s * stage.layers
+        return max(alone + batches * full_s, batches * floor_s) + batches * problem.fixed_s
 
 
-@lru_cache(maxsize=64)
-def _best_token_s(
-    cost: MicroBatchCost, capacity: int, most: int, all_stages: bool
-) -> tuple[Ints, Floats, float]:
-    """Sizes, least linear seconds per token of micro-batches up to each size, and layers over the busiest stage's.
-
-    Of all stages together or of the stage that takes longest with one full sequence. Time grows with tokens, so
-    between two sizes of the table the smaller one's time over the larger one's tokens is below any size between.
-    """
-    sizes, linear = linear_table(cost, most)
-    layers = cost.layers_by_stage / cost.busiest_layers
-    if all_stages:
-        chosen, share = linear.sum(axis=0), layers.sum()
-    else:
-        full = cost.linear_s([capacity])[:, 0] + layers * float(cost.sequence_s(capacity, 1, 0))
-        chosen, share = linear[full.argmax()], layers[full.argmax()]
-    following = np.append(sizes[1:], sizes[-1] + 1)
-    return sizes, np.minimum.accumulate(chosen / following), float(share)
+def _sum_of(lengths: Ints, seconds: Callable[[Ints], Floats]) -> float:
+    """Sum of *seconds* over *lengths*; equal ones are worked out once."""
+    if len(lengths) and lengths.min() == lengths.max():
+        return len(lengths) * float(seconds(lengths[:1])[0])
+    return float(seconds(lengths).sum())

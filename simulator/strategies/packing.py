@@ -58,31 +58,37 @@ def _concatenate(lengths: Ints, capacity_tokens: int) -> Pieces:
 
 
 def _next_fit(lengths: Ints, capacity_tokens: int) -> Ints:
-    """Jump from pack to pack with one binary search each on the running sum."""
+    """Jump from pack to pack: where the one that starts with a sequence ends is searched for all sequences at once."""
+    count = len(lengths)
+    if lengths.min() == lengths.max():
+        return np.arange(count, dtype=np.int64) // (capacity_tokens // int(lengths[0]))
     ends = np.cumsum(lengths)
+    following = np.searchsorted(ends, ends - lengths + capacity_tokens, side="right").tolist()
     cuts = [0]
-    while cuts[-1] < len(lengths):
-        before = int(ends[cuts[-1] - 1]) if cuts[-1] else 0
-        cuts.append(int(np.searchsorted(ends, before + capacity_tokens, side="right")))
+    while cuts[-1] < count:
+        cuts.append(following[cuts[-1]])
     return np.repeat(np.arange(len(cuts) - 1, dtype=np.int64), np.diff(cuts))
 
 
 def best_fit(lengths: Ints, capacity_tokens: int) -> Ints:
     """Best fit in order of arrival: the fullest pack that still has room (a sorted list of free room)."""
-    bins = np.empty(len(lengths), dtype=np.int64)
-    room: list[tuple[int, int]] = []
+    bins: list[int] = []
+    # Free room and the number of the pack in one number each: comparing tuples takes longer.
+    bits = len(lengths).bit_length()
+    room: list[int] = []
     opened = 0
-    for i, length in enumerate(lengths.tolist()):
-        at = bisect_left(room, (length, -1))
+    for length in lengths.tolist():
+        at = bisect_left(room, length << bits)
         if at == len(room):
-            free, where = capacity_tokens, opened
+            free = (capacity_tokens << bits) + opened
             opened += 1
         else:
-            free, where = room.pop(at)
-        bins[i] = where
-        if free > length:
-            insort(room, (free - length, where))
-    return bins
+            free = room.pop(at)
+        bins.append(free & ((1 << bits) - 1))
+        left = free - (length << bits)
+        if left >> bits:
+            insort(room, left)
+    return np.array(bins, dtype=np.int64)
 
 
 def _first_fit_decreasing(lengths: Ints, capacity_tokens: int) -> Ints:
@@ -119,41 +125,60 @@ def pack_tightly(lengths: Ints, capacity_tokens: int) -> Ints:
     opened = 0
     for chunk in range(chunks):
         numbers = ascending[chunk::chunks]
-        order, where, opened = _fill_tightly(lengths[numbers].tolist(), capacity_tokens, opened)
-        bins[numbers[order]] = where
+        order, sizes = _fill_tightly(lengths[numbers].tolist(), capacity_tokens)
+        bins[numbers[order]] = np.repeat(np.arange(opened, opened + len(sizes), dtype=np.int64), sizes)
+        opened += len(sizes)
     return bins
 
 
-def _fill_tightly(left: list[int], capacity: int, opened: int) -> tuple[list[int], list[int], int]:
-    """Pack *left* (ascending): places in it, the pack of each, and the number after the last pack."""
-    numbers = list(range(len(left)))
-    order: list[int] = []
-    where: list[int] = []
+def _fill_tightly(lengths: list[int], capacity: int) -> tuple[Ints, list[int]]:
+    """Pack *lengths* (ascending): places in it, one pack after the other, and how many every pack has.
+
+    A length and its place are one number (the place in the low bits), so that one list holds both: taking something
+    out of the middle of thousands is what this spends its time on, with calls, which is why it is one loop.
+    """
+    bits = len(lengths).bit_length()
+    place = (1 << bits) - 1
+    length = ~place
+    left = [(tokens << bits) + number for number, tokens in enumerate(lengths)]
+    taken: list[int] = []
+    sizes: list[int] = []
     while left:
-        room, at = capacity, [len(left) - 1]
-        while at:
-            for place in at:
-                room -= left.pop(place)
-                order.append(numbers.pop(place))
-                where.append(opened)
-            at = _next_in_pack(left, room) if left and left[0] <= room else []
-        opened += 1
-    return order, where, opened
+        before = len(taken)
+        taken.append(left.pop())
+        # Room in these units, and all places: what is no larger fits.
+        rest = (capacity << bits) - (taken[-1] & length) + place
+        while left and left[0] <= rest:
+            shortest = left[0] & length
+            at = bisect_right(left, rest) - 1
+            if rest >= 2 * shortest and left[at] < rest & length:
+                if rest >= 3 * shortest:
+                    at = (bisect_right(left, rest - 2 * shortest) - 1) // 2
+                else:
+                    at, short = _best_pair(left, rest, at, bits)
+                    if short >= 0:
+                        taken.append(left.pop(at))
+                        rest -= taken[-1] & length
+                        at = short
+            taken.append(left.pop(at))
+            rest -= taken[-1] & length
+        sizes.append(len(taken) - before)
+    return np.array(taken, dtype=np.int64) & place, sizes
 
 
-def _next_in_pack(left: list[int], room: int) -> list[int]:
-    """Places in *left* (ascending) of what to add to a pack with *room* for at least one; later places first."""
-    shortest = left[0]
-    longest = bisect_right(left, room) - 1
-    if room < 2 * shortest or left[longest] == room:
-        return [longest]
-    if room >= 3 * shortest:
-        return [(bisect_right(left, room - 2 * shortest) - 1) // 2]
-    best, waste = [longest], room - left[longest]
-    half = bisect_right(left, room // 2)
+def _best_pair(left: list[int], rest: int, longest: int, bits: int) -> tuple[int, int]:
+    """The two in *left* that fill *rest* best, the longer one first; *longest* and -1 if alone it fills more."""
+    length = -1 << bits
+    room = rest & length
+    best, most = (longest, -1), left[longest] & length
+    half = bisect_right(left, (((rest >> bits) // 2 + 1) << bits) - 1)
     for short in range(0, half, max(1, half // TIGHT_PAIRS)):
-        long = bisect_right(left, room - left[short]) - 1
-        long -= long == short
-        if long > short and room - left[short] - left[long] < waste:
-            best, waste = [long, short], room - left[short] - left[long]
+        tokens = left[short] & length
+        long = bisect_right(left, rest - tokens) - 1
+        if long == short:
+            long -= 1
+        if long > short and tokens + (left[long] & length) > most:
+            best, most = (long, short), tokens + (left[long] & length)
+            if most == room:
+                break
     return best

@@ -12,7 +12,7 @@ from cost_models.micro_batch_cost import MicroBatchCost
 from cost_models.pipeline import bubble_weight
 from simulator.setup import StrategyOptions
 
-__all__ = ["PlanningProblem", "linear_table"]
+__all__ = ["PlanningProblem", "linear_table", "table_sizes"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -50,7 +50,7 @@ class PlanningProblem:
     @cached_property
     def token_s(self) -> float:
         """Linear work per token of a rank."""
-        return self.cost.token_s(float(self.capacity_tokens))
+        return _token_s(self.cost, self.capacity_tokens)
 
     @cached_property
     def floor_s(self) -> float:
@@ -99,11 +99,25 @@ class PlanningProblem:
 
 
 @lru_cache(maxsize=64)
+def _token_s(cost: MicroBatchCost, capacity_tokens: int) -> float:
+    """A step is planned in as little time as some of these take: kept for the next batch."""
+    return cost.token_s(float(capacity_tokens))
+
+
+@lru_cache(maxsize=64)
 def linear_table(cost: MicroBatchCost, most_tokens: int) -> tuple[Ints, Floats]:
     """Numbers of tokens up to *most_tokens*, and the linear work of a rank with so many, [stages, numbers]."""
+    tokens = table_sizes(most_tokens)
+    return tokens, cost.linear_s(tokens)
+
+
+@lru_cache(maxsize=64)
+def table_sizes(most_tokens: int) -> Ints:
+    """Every number of tokens of linear_table, ascending (read-only)."""
     finest = EVERY_SIZE_UP_TO
     steps = np.arange(int(np.log(max(1.0, most_tokens / finest)) * finest) + 1)
     spread = np.minimum(finest * np.exp(steps / finest), most_tokens)
     tokens = np.concatenate((np.arange(1, finest), spread, [most_tokens])).astype(np.int64)
     tokens = np.unique(np.minimum(tokens, most_tokens))
-    return tokens, cost.linear_s(tokens)
+    tokens.setflags(write=False)
+    return tokens

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from cost_models.micro_batch import MicroBatches
 from hdpsim.errors import InfeasibleError
 from simulator.plan import Plan
-from simulator.strategies.assembly import Pieces, assemble, ranges
+from simulator.strategies.assembly import ranges
 from simulator.strategies.lower_bound import lower_bound_s
 from simulator.strategies.packing import pack
 from simulator.strategies.problem import PlanningProblem
@@ -53,50 +53,78 @@ def plan_static(problem: PlanningProblem) -> Plan:
     degree = static_group_size(problem)
     groups = problem.ranks // degree
     pieces = pack(problem.lengths, problem.context_tokens, problem.options.packing)
-    packs = int(pieces.micro_batch.max()) + 1
-    held = np.bincount(pieces.micro_batch, weights=pieces.tokens, minlength=packs).astype(np.int64)
+    counts = np.bincount(pieces.micro_batch)
+    packs = len(counts)
+    if (pieces.micro_batch[1:] < pieces.micro_batch[:-1]).any():  # some packers choose from all sequences
+        pieces = pieces.at(np.argsort(pieces.micro_batch, kind="stable"))
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    held = np.add.reduceat(pieces.tokens, offsets[:-1])
     padding = problem.context_tokens - held if problem.options.padding else None
-    times = _pack_s(problem, pieces, packs, degree, padding)
-    numbers = np.arange(packs, dtype=np.int64)
-    group, slot = numbers % groups, numbers // groups
+    batches = MicroBatches(
+        segment_tokens=pieces.tokens,
+        segment_offsets=offsets,
+        group_size=np.full(packs, degree, dtype=np.int64),
+        tier=np.full(packs, problem.compact_tier(degree), dtype=np.int64),
+        offload_ratio=np.zeros(packs),
+        padding_tokens=padding,
+    )
+    times = problem.cost.busy_s(batches)
     if problem.options.name != "static" and problem.options.balancing:
         group, slot = _longest_first(times, groups)
-    member_ranks = ranges(group * degree, np.full(packs, degree, dtype=np.int64))
-    return assemble(
+        order, slots = _in_slots(group, slot, groups)
+        alike = False
+    else:
+        alike = batches.alike
+        group = np.arange(packs, dtype=np.int64) % groups
+        order, slots = _round_robin(packs, groups)
+    member_ranks = (group[:, None] * degree + np.arange(degree, dtype=np.int64)).ravel()
+    member_offsets = np.arange(packs + 1, dtype=np.int64) * degree
+    if alike and degree > 1:  # groups that cross a node or a block are slower
+        tiers = problem.cost.fabric.ring_tiers(member_ranks * problem.cost.layout.rank_stride, member_offsets)
+        alike = bool((tiers == tiers[0]).all())
+    return Plan(
         strategy=problem.options.name,
         ranks=problem.ranks,
         capacity_tokens=problem.capacity_tokens,
-        pieces=pieces,
+        segment_tokens=pieces.tokens.copy(),  # may be the caller's lengths
+        segment_sequence=pieces.sequence,
+        segment_start=pieces.start,
+        segment_offsets=offsets,
         member_ranks=member_ranks,
-        member_offsets=np.arange(packs + 1, dtype=np.int64) * degree,
-        slot=np.repeat(slot, degree),
-        offload_ratio=np.zeros(packs),
-        keep_holes=problem.stages > 1,
-        lower_bound_s=lower_bound_s(replace(problem, lengths=pieces.tokens)),  # a packer may split sequences
+        member_offsets=member_offsets,
+        offload_ratio=batches.offload_ratio,
+        order=_repeated(order, slots, degree),
+        order_offsets=np.concatenate(([0], np.cumsum(np.repeat(slots, degree)))),
+        padding_tokens=padding,
+        # a packer may split sequences
+        lower_bound_s=lower_bound_s(replace(problem, lengths=pieces.tokens), tabulated=False),
         makespan_s=float(np.bincount(group, weights=times, minlength=groups).max()),
+        in_step=alike,
         notes=(
             f"static mesh: cp {degree} x dp {groups}, {packs} packs, {held.mean() / problem.context_tokens:.1%} full",
         ),
-        padding_tokens=padding,
     )
 
 
-def _pack_s(
-    problem: PlanningProblem, pieces: Pieces, packs: int, degree: int, padding: Ints | None
-) -> NDArray[np.float64]:
-    """Time of every pack on its group of neighbouring ranks."""
-    by_pack = np.argsort(pieces.micro_batch, kind="stable")
-    counts = np.bincount(pieces.micro_batch, minlength=packs)
-    return problem.cost.busy_s(
-        MicroBatches(
-            segment_tokens=pieces.tokens[by_pack],
-            segment_offsets=np.concatenate(([0], np.cumsum(counts))),
-            group_size=np.full(packs, degree, dtype=np.int64),
-            tier=np.full(packs, problem.compact_tier(degree), dtype=np.int64),
-            offload_ratio=np.zeros(packs),
-            padding_tokens=padding,
-        )
-    )
+def _round_robin(packs: int, groups: int) -> tuple[Ints, Ints]:
+    """Packs by group and slot when pack i goes to group i modulo groups, and slots of every group."""
+    slots = packs // groups + (np.arange(groups) < packs % groups).astype(np.int64)
+    first = np.cumsum(slots) - slots
+    slot = np.arange(packs, dtype=np.int64) - np.repeat(first, slots)
+    return np.repeat(np.arange(groups, dtype=np.int64), slots) + groups * slot, slots
+
+
+def _in_slots(group: Ints, slot: Ints, groups: int) -> tuple[Ints, Ints]:
+    """The same of any dealing without holes."""
+    return np.lexsort((slot, group)), np.bincount(group, minlength=groups)
+
+
+def _repeated(order: Ints, slots: Ints, degree: int) -> Ints:
+    """The order of every rank: all members of a group have the group's."""
+    if degree == 1:
+        return order
+    first = np.cumsum(slots) - slots
+    return order[ranges(np.repeat(first, degree), np.repeat(slots, degree))]
 
 
 def _longest_first(times: NDArray[np.float64], groups: int) -> tuple[Ints, Ints]:

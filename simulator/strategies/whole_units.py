@@ -16,22 +16,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.strategies.gangs import Neighbourhood, RankLoads
+from simulator.strategies.gangs import RankLoads
 from simulator.strategies.long_sequences import LongKinds, LongSequences
 from simulator.strategies.problem import PlanningProblem
+from simulator.strategies.stretches import SMALL, Stretches
 
 __all__ = ["LongPlaces", "WholeUnitMenu", "whole_unit_places"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-SMALL = 1e-9
-SMALL_REST = 1e-3  # weight of time left over against whole units
 VALUE_BISECTIONS = 5
 """Bisections of what a place for a short micro-batch is worth, where there are more places than short ones."""
 STEP_CLOSE = 1.003
@@ -194,13 +192,14 @@ def _place(
     """Every gang on its ranks, longest first, widest first where they are about as long; None if one does not fit."""
     size = mix.size[long.kinds.kind]
     time_s = problem.sequence_s(long.tokens, size)
-    room = _Room(problem, step_s, menu.unit_s)
+    room = Stretches(problem, step_s, menu.unit_s)
     ranks: list[Ints] = [np.empty(0, dtype=np.int64)] * len(size)
     slot = np.empty(len(size), dtype=np.int64)
-    sizes, times_s = size.tolist(), time_s.tolist()
     length = np.floor(np.log(time_s / menu.unit_s) / np.log(growth) + SMALL)
-    for gang in np.lexsort((-size, -length)).tolist():
-        place = room.take(sizes[gang], times_s[gang]) or room.gather(sizes[gang], times_s[gang])
+    order = np.lexsort((-size, -length))
+    for gang, place in zip(
+        order.tolist(), room.place(size[order].tolist(), time_s[order].tolist()), strict=True
+    ):
         if place is None:
             return None
         slot[gang], ranks[gang] = place
@@ -215,121 +214,13 @@ def _loads(
     free_s = np.zeros(problem.ranks)
     next_slot = np.zeros(problem.ranks, dtype=np.int64)
     longest_s = np.full(problem.ranks, unit_s)
-    for gang in np.argsort(slot, kind="stable").tolist():
-        members = ranks[gang]
-        free_s[members] = free_s[members].max() + time_s[gang]
-        next_slot[members] = slot[gang] + 1
-        longest_s[members] = np.maximum(longest_s[members], time_s[gang])
+    # Gangs of a slot have no rank in common: all of them at once.
+    for number in range(int(slot.max()) + 1):
+        gangs = np.flatnonzero(slot == number)
+        sizes = np.array([len(ranks[gang]) for gang in gangs.tolist()])
+        members = np.concatenate([ranks[gang] for gang in gangs.tolist()])
+        end_s = np.maximum.reduceat(free_s[members], np.cumsum(sizes) - sizes) + time_s[gangs]
+        free_s[members] = np.repeat(end_s, sizes)
+        next_slot[members] = number + 1
+        longest_s[members] = np.maximum(longest_s[members], np.repeat(time_s[gangs], sizes))
     return RankLoads(free_s + weight * longest_s, next_slot, longest_s)
-
-
-class _Room:
-    """What is left of the step: stretches of neighbouring ranks with the same past."""
-
-    def __init__(self, problem: PlanningProblem, step_s: float, unit_s: float) -> None:
-        self._keep_to = Neighbourhood.of(problem)
-        self._weight, self._unit_s = problem.bubble_weight, unit_s
-        self._many = 0
-        self._in_blocks = False
-        # First rank, last rank + 1, next slot, edge of the first rank's block.
-        self._whole = np.zeros((4, problem.ranks + 1), dtype=np.int64)
-        self._seconds = np.zeros((2, problem.ranks + 1))  # left of the step, longest micro-batch
-        self._add(0, problem.ranks, 0, step_s - self._weight * unit_s, unit_s)
-
-    def _add(self, first: int, last: int, slot: int, left_s: float, longest_s: float) -> None:
-        self._whole[:, self._many] = first, last, slot, self._edge(first)
-        self._seconds[:, self._many] = left_s, longest_s
-        self._many += 1
-
-    def _edge(self, rank: int) -> int:
-        return (rank // self._keep_to.block + 1) * self._keep_to.block
-
-    def take(self, size: int, time_s: float) -> tuple[int, Ints] | None:
-        """Slot and ranks of the *size* neighbours with one past that lose least; None if there are none.
-
-        They lose short micro-batches that no longer fit; of equals those with the shortest rest are taken.
-        """
-        first, last, slot, edge = self._whole[:, : self._many]
-        left_s, longest_s = self._seconds[:, : self._many]
-        after_s = left_s - time_s - self._weight * np.maximum(0.0, time_s - longest_s)
-        start = first
-        if 1 < size <= self._keep_to.node:
-            start = self._keep_to.start(first, size)
-        elif 1 < size <= self._keep_to.block:
-            start = np.where(first + size <= edge, first, edge)
-        fits = (start + size <= last) & (after_s >= -SMALL * time_s)
-        units = self._units(after_s)
-        lost = self._units(left_s) - units + SMALL_REST * (after_s / self._unit_s - units)
-        at = int(np.where(fits, lost, np.inf).argmin())
-        if not fits[at]:
-            return None
-        where, begin = int(slot[at]), int(start[at])
-        self._split(at, begin, size, where + 1, float(after_s[at]), time_s)
-        return where, np.arange(begin, begin + size)
-
-    def _units(self, left_s: Floats) -> Floats:
-        return np.asarray(np.floor(left_s / self._unit_s + SMALL))
-
-    def _split(self, at: int, start: int, size: int, slot: int, after_s: float, longest_s: float) -> None:
-        """Book *size* ranks from *start* on of stretch *at*; the rest of it stays as it is."""
-        first, last, before, _ = self._whole[:, at].tolist()
-        left_s, longest_before_s = self._seconds[:, at].tolist()
-        if start > first:
-            self._add(first, start, before, left_s, longest_before_s)
-        if last > start + size:
-            self._add(start + size, last, before, left_s, longest_before_s)
-        self._whole[:, at] = start, start + size, slot, self._edge(start)
-        self._seconds[:, at] = after_s, max(longest_before_s, longest_s)
-
-    def gather(self, size: int, time_s: float) -> tuple[int, Ints] | None:
-        """Slot and ranks of several stretches with about as much left; of one block, if a block is wide enough."""
-        block = self._keep_to.block
-        if size <= block:
-            self._cut_at_blocks()
-        first, last, slot, _ = self._whole[:, : self._many]
-        left_s, longest_s = self._seconds[:, : self._many]
-        ready_s = left_s - self._weight * np.maximum(0.0, time_s - longest_s)
-        fits = np.flatnonzero(ready_s >= time_s * (1.0 - SMALL))
-        fits = fits[np.argsort(ready_s[fits], kind="stable")]
-        row = first[fits] // block if size <= block else np.zeros_like(fits)
-        best_lost, chosen = np.inf, fits[:0]
-        for one in np.unique(row):
-            part = fits[row == one]
-            widths = last[part] - first[part]
-            reach = np.cumsum(widths)
-            end = np.searchsorted(reach, reach - widths + size)  # the last stretch of the row from each on
-            begin = np.flatnonzero(end < len(part))
-            if not len(begin):
-                continue
-            units = np.cumsum(self._units(left_s[part]) * widths)
-            before = np.concatenate(([0.0], units))[begin]
-            lost = units[end[begin]] - before - size * self._units(ready_s[part[begin]] - time_s)
-            if lost.min() < best_lost:
-                at = int(lost.argmin())
-                best_lost, chosen = float(lost[at]), part[begin[at] : end[begin[at]] + 1]
-        if not len(chosen):
-            return None
-        # They start together: all wait for the one with least left.
-        after_s, top_s = float(ready_s[chosen].min()) - time_s, max(time_s, float(longest_s[chosen].max()))
-        where = int(slot[chosen].max())
-        ranks: list[Ints] = []
-        starts, widths = first[chosen].tolist(), (last - first)[chosen].tolist()
-        for at, start, width in zip(chosen.tolist(), starts, widths, strict=True):
-            many = min(width, size)
-            size -= many
-            ranks.append(np.arange(start, start + many))
-            self._split(at, start, many, where + 1, after_s, top_s)
-        return where, np.sort(np.concatenate(ranks))
-
-    def _cut_at_blocks(self) -> None:
-        """No stretch crosses the edge of a block; once cut none ever does again."""
-        if self._in_blocks:
-            return
-        self._in_blocks = True
-        block = self._keep_to.block
-        for at in range(self._many):
-            _, last, slot, edge = self._whole[:, at].tolist()
-            edges = [*range(edge, last, block), last]
-            self._whole[1, at] = edges[0]
-            for start, end in pairwise(edges):
-                self._add(start, end, slot, *self._seconds[:, at].tolist())

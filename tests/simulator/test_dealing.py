@@ -86,6 +86,22 @@ def test_singles_leave_room_for_whole_packs():
     assert rank[0] == rank[2] != rank[1]
 
 
+def test_singles_keep_within_what_the_gangs_take():
+    # Rank 0 is busy until 8 s, with which nothing can be done. 4.5 and 3.5 s share a rank; 7 packs and 2.5 s the other.
+    times = np.array([4.5, 3.5, 2.5])
+    rank = deal_singles(np.array([8.0, 0.0, 0.0]), times, equal_packs(5, 1.0))
+    assert rank[0] == rank[1] != rank[2]
+    assert 0 not in rank
+
+
+def test_singles_end_later_if_packs_find_no_place():
+    # By 4 s there is room for 4 packs, on rank 1 alone; seven need 3 more whole seconds on either.
+    rank = deal_singles(np.array([4.0, 0.0]), np.array([1.5]), equal_packs(7, 1.0))
+    assert rank.tolist() in ([0], [1])
+    load = np.array([4.0, 0.0]) + np.bincount(rank, weights=[1.5], minlength=2)
+    assert np.floor(6.5 - load).sum() >= 7
+
+
 def test_singles_of_uneven_packs_go_to_the_rank_free_first():
     packs = Packs(np.arange(2), np.full(2, 9), np.ones(2), np.arange(2), np.array([1.0, 0.5]))
     assert deal_singles(np.zeros(2), np.array([2.5, 2.4, 1.5]), packs).tolist() == [0, 1, 1]

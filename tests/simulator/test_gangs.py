@@ -1,5 +1,7 @@
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from simulator_setups import FLOOR, HOPPER, problem_of, small_cluster, small_setup
 
 from cost_models.layout import Layout
@@ -117,6 +119,27 @@ def test_ranks_larger_than_a_node_need_no_node():
     one = problem(tp=8, nodes=4)
     members, _, _ = place(one, [3], [1.0], [0.0, 5.0, 0.0, 0.0])
     assert members == [[0, 2, 3]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 12),
+    st.sampled_from([1, 2, 4, 8]),
+    st.lists(st.tuples(st.integers(1, 24), st.sampled_from([1.0, 1.5, 2.0, 4.0])), max_size=40),
+    st.floats(2.0, 20.0),
+)
+def test_rows_that_are_alike_need_not_all_be_looked_at(
+    nodes: int, tp: int, gangs: list[tuple[int, float]], deadline: float
+):
+    one = problem(nodes=nodes, tp=tp)
+    sizes, times = np.array([min(size, one.ranks) for size, _ in gangs]), np.array([t for _, t in gangs])
+    found = []
+    # Without a pipeline it does not matter how long micro-batches were; but ranks that differ are not alike.
+    for longest_s in (np.zeros(one.ranks), np.arange(one.ranks) / 10.0):
+        loads = RankLoads(np.zeros(one.ranks), np.zeros(one.ranks, dtype=np.int64), longest_s)
+        members, slots, taken = place_gangs(one, loads, sizes, times, 2 * times, deadline)
+        found.append(([ranks.tolist() for ranks in members], slots.tolist(), taken.tolist()))
+    assert found[0] == found[1]
 
 
 def test_long_sequences_meet_a_limit_or_are_as_quick_as_can_be():

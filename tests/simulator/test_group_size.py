@@ -8,6 +8,7 @@ from simulator_setups import CONGESTED, HOPPER, MODEL, problem_of, small_cluster
 
 from cost_models.layout import Layout
 from hdpsim.errors import InfeasibleError
+from simulator.strategies import group_size
 from simulator.strategies.group_size import (
     choose_groups,
     least_group,
@@ -116,6 +117,20 @@ def test_smallest_group_is_the_smallest(task: object, least: int, share: float):
             assert size == sizes[within[0]]
         else:
             assert one.sequence_s([length], [size])[0] == times.min()
+
+
+@settings(max_examples=60, deadline=None)
+@given(tasks(), st.floats(0.0, 1.2))
+def test_sizes_beyond_those_looked_at_first_change_nothing(task: object, share: float):
+    one = problem_of(task.setup, task.lengths)  # type: ignore[attr-defined]
+    least = least_group(one, one.lengths)
+    limit_s = share * float(one.sequence_s(one.lengths, least).max())
+    found = []
+    for sizes in (1, 2, 1000):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(group_size, "FIRST_SIZES", sizes)
+            found.append(smallest_group(one, one.lengths, limit_s, least).tolist())
+    assert found[0] == found[1] == found[2]
 
 
 def test_a_step_between_tiers_is_no_obstacle():

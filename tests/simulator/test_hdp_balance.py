@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from simulator_setups import FLOOR, HOPPER, MODEL, Task, problem_of, small_cluster, small_setup, tasks
 
 from cost_models.layout import Layout
@@ -10,6 +11,7 @@ from hdpsim.errors import InfeasibleError
 from simulator.plan import HOLE
 from simulator.setup import Setup
 from simulator.simulate import simulate_step
+from simulator.strategies import hdp_balance
 from simulator.strategies.hdp_balance import plan_balanced
 from simulator.validate import validate_plan
 from traces import load_distribution, synthesize_tokens
@@ -78,6 +80,15 @@ def test_a_pipeline_gets_its_long_micro_batches_first():
         assert np.all(tokens[held] > 0)
 
 
+def test_a_gang_of_a_node_and_a_rank_does_not_fit_into_a_block_of_one_node():
+    # 3 nodes of 4 ranks, 2 nodes to a block: the second gang finds the last node free, but no fifth rank beside it.
+    setup = small_setup(nodes=3, capacity=256, context=1280, layout=Layout(tp=2), selective_offloading=False)
+    lengths = np.array([1025, 1025])
+    plan = plan_balanced(problem_of(setup, lengths))
+    validate_plan(plan, lengths, stages=1)
+    assert plan.group_size.tolist() == [5, 5]
+
+
 @settings(max_examples=60)
 @given(tasks())
 def test_balancing_is_hardly_ever_slower_than_not_balancing(task: Task):
@@ -135,3 +146,27 @@ def test_every_part_earns_its_place(switch: str):
     whole = simulate_step(pipelined(), lengths)
     without = simulate_step(pipelined(**{switch: False}), lengths)
     assert whole.step_s <= without.step_s * 1.01
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.sampled_from([300, 900, 1024, 1500, 3000, 9000, 16384]), min_size=1, max_size=80),
+    st.sampled_from([1, 2]),
+)
+def test_no_draft_that_is_left_out_ends_earlier(lengths: list[int], tp: int):
+    # Every micro-batch takes a least time: the search ends where whole ones allow no earlier end.
+    one = problem_of(small_setup(context=16384, cal=FLOOR, layout=Layout(tp=tp)), lengths)
+    plan = plan_balanced(one)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hdp_balance, "AS_PLANNED", 0.0)
+        thorough = plan_balanced(one)
+    assert thorough.makespan_s <= plan.makespan_s <= thorough.makespan_s * 1.001
+
+
+def test_whole_micro_batches_bound_the_end():
+    # 40 packs and 3 sequences of two to four places on 16 ranks of one stage: 43 or more places, 3 or more a rank.
+    one = problem_of(small_setup(context=4096, cal=FLOOR), [1024] * 40 + [4096] * 3)
+    plan = plan_balanced(one)
+    places = int(plan.group_size.sum())
+    assert places >= 43
+    assert plan.makespan_s >= -(-places // 16) * (one.floor_s + one.fixed_s) * (1 - 1e-9)

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulator_setups import CALIBRATIONS, FLOOR, MODEL, problem_of, small_cluster, small_setup
+from simulator_setups import CALIBRATIONS, FLOOR, MODEL, Task, problem_of, small_cluster, small_setup, tasks
 
 from cost_models.layout import Layout
+from simulator.strategies import lower_bound
 from simulator.strategies.group_size import least_group
 from simulator.strategies.lower_bound import lower_bound_s
 from simulator.strategies.problem import PlanningProblem
@@ -109,3 +110,15 @@ def test_more_work_never_lowers_the_bound():
     lengths = [100, 1024, 5000, 16384]
     bounds = [bound(lengths * times) for times in range(1, 5)]
     assert bounds == sorted(bounds)
+
+
+@settings(max_examples=60, deadline=None)
+@given(tasks())
+def test_sizes_beyond_those_looked_at_first_change_nothing(task: Task):
+    one = problem_of(task.setup, task.lengths)
+    bounds = []
+    for sizes in (1, 2, 1000):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(lower_bound, "FIRST_SIZES", sizes)
+            bounds.append(lower_bound_s(one))
+    assert bounds == pytest.approx([bounds[0]] * 3, rel=1e-12)

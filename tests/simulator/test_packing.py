@@ -93,6 +93,11 @@ def test_tight_packs(batch: tuple[int, list[int]]):
     assert len(held) < 2 or np.sort(held)[:2].sum() > capacity
 
 
+def test_tight_packs_by_hand():
+    # 6 leaves 4: 4 fills it. 5 leaves 5, room for three of 1 or more: the middle one of those up to 3, a 2; 3 fills it.
+    assert pack_tightly(np.array([3, 1, 6, 2, 4, 5, 2]), 10).tolist() == [1, 2, 0, 1, 0, 1, 2]
+
+
 def test_tight_packs_waste_less_than_best_fit():
     lengths = np.sort(np.random.default_rng(0).integers(1000, 2000, 4000))[::-1]
     ideal = -(-int(lengths.sum()) // 8192)
@@ -109,3 +114,20 @@ def test_tight_packs_of_many_sequences_are_packed_in_parts():
 
 def test_nothing_to_pack_tightly():
     assert pack_tightly(np.zeros(0, dtype=np.int64), 10).tolist() == []
+
+
+@given(
+    st.one_of(
+        st.lists(st.integers(1, 20), min_size=1, max_size=40),
+        st.tuples(st.integers(1, 20), st.integers(1, 40)).map(lambda equal: [equal[0]] * equal[1]),
+    ),
+    st.integers(20, 60),
+)
+def test_in_order_is_next_fit(lengths: list[int], capacity: int):
+    expected, room, opened = [], 0, -1
+    for length in lengths:
+        if length > room:
+            room, opened = capacity, opened + 1
+        room -= length
+        expected.append(opened)
+    assert bins(lengths, capacity, "in-order") == expected

@@ -1,14 +1,19 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from simulator_setups import problem_of, small_setup
 
 from cost_models.layout import Layout
+from cost_models.step_costs import step_costs
 from hdpsim.errors import InfeasibleError
 from simulator.plan import HOLE
+from simulator.replay import run_replay
+from simulator.simulate import distinct_micro_batches, plan_micro_batches
 from simulator.strategies.planner import make_plan
 from simulator.strategies.problem import PlanningProblem
 from simulator.strategies.static_mesh import plan_static, static_group_size
-from simulator.validate import validate_plan
+from simulator.validate import PlanError, validate_plan
 
 
 def problem(
@@ -101,3 +106,50 @@ def test_every_packer_makes_a_valid_plan(packing: str):
     plan = plan_static(problem(lengths.tolist(), packing=packing))
     validate_plan(plan, lengths, 1)
     assert plan.makespan_s > 0
+
+
+@pytest.mark.parametrize(
+    ("lengths", "changes", "in_step"),
+    [
+        ([4096] * 6, {}, True),  # 2, 2, 1, 1 packs: who has fewer does the same for less long
+        ([1024] * 8, {}, True),
+        ([4096] * 3 + [4095], {}, False),
+        ([1024] * 7, {}, False),  # the last pack is not full
+        ([1024] * 7, {"context": 1024}, True),
+        # cp 6 on 24 ranks: the second group's ring leaves the first node
+        ([6144] * 8, {"context": 6144, "nodes": 3}, False),
+    ],
+)
+def test_equal_packs_are_in_step(lengths: list[int], changes: dict[str, int], in_step: bool):
+    made = problem(lengths, **changes)
+    plan = plan_static(made)
+    assert plan.in_step == in_step
+    validate_plan(plan, np.array(lengths), 1)
+
+
+def test_a_plan_in_step_is_priced_as_all_its_micro_batches():
+    made = problem([4096] * 6)
+    plan = plan_static(made)
+    cost = made.cost
+    one, all_of_them = (
+        step_costs(cost, price(cost, plan), plan.ranks, data_s=0.0)
+        for price in (distinct_micro_batches, plan_micro_batches)
+    )
+    assert distinct_micro_batches(cost, plan).copies == 6
+    np.testing.assert_array_equal(one.forward_terms_s, all_of_them.forward_terms_s)
+    np.testing.assert_array_equal(one.backward_terms_s, all_of_them.backward_terms_s)
+    np.testing.assert_array_equal(one.transfer_s, all_of_them.transfer_s)
+    np.testing.assert_array_equal(one.epilogue.gradient_sync_s, all_of_them.epilogue.gradient_sync_s)
+    assert run_replay(plan, one).step_s == run_replay(replace(plan, in_step=False), all_of_them).step_s
+
+
+def test_a_wrong_claim_to_be_in_step_is_found():
+    lengths = np.array([4000, 3000])
+    plan = replace(plan_static(problem(lengths.tolist())), in_step=True)
+    with pytest.raises(PlanError, match="in step, but its micro-batches are not all alike"):
+        validate_plan(plan, lengths, 1)
+    shuffled = plan_static(problem([4096] * 8))
+    members = shuffled.order[shuffled.order_offsets[0] : shuffled.order_offsets[1]]
+    members[:] = members[::-1].copy()  # of its group the first rank alone
+    with pytest.raises(PlanError, match="in step, but members of a group run it at different slots"):
+        validate_plan(shuffled, np.array([4096] * 8), 1)
