@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTHON ?=
 TEST_WORKERS ?= 2
 
-.PHONY: help venv demo test test-fast bench lint format types layers readme check clean
+.PHONY: help venv demo test test-fast bench calibrations lint format types layers readme check clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -53,7 +53,10 @@ test-fast: $(VENV)/.installed-dev ## the tests that take no longer than about tw
 	$(BIN)/python -m pytest -q -n $(TEST_WORKERS) -m "not slow"
 
 bench: $(VENV)/.installed ## measure speed and memory (a few minutes); results in benchmarks/results.json
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/run.py --plot
+
+calibrations: $(VENV)/.installed ## make the shipped calibrations: make calibrations KERNELS="a.csv b.csv.gz" (ten minutes)
+	$(BIN)/python tools/calibrations.py $(KERNELS)
 
 lint: $(VENV)/.installed-dev ## ruff: rules and formatting
 	$(BIN)/ruff check

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.validate_report import percent, summary_lines
+from experiments.validate_report import group_cells, percent, summary_lines
 
 __all__ = [
     "bytescale_markdown",
@@ -35,13 +35,7 @@ def groups_markdown(document: Document) -> str:
     """Errors by source and GPU in %."""
     rows = [
         (
-            group["family"],
-            group["gpu"],
-            str(group["records"]),
-            str(group["count"]),
-            percent(group["median_abs_error"]),
-            percent(group["median_error"], signed=True),
-            percent(group["p90_abs_error"]),
+            *group_cells(group),
             f"{percent(group['worst_error'], signed=True)} ({group['worst_record']})"
             if group["count"]
             else "-",

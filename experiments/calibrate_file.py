@@ -1,7 +1,10 @@
-"""A fitted calibration as a file: the start's entries, with the fitted ones replaced and their fit described."""
+"""A calibration as a file: every constant's entry in the order of the start, below the comment that heads it."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,45 +13,71 @@ from cost_models.network_calibration import NetworkCalibration
 from experiments.calibrate_constants import NETWORK
 from hdpsim.errors import UserInputError
 
-__all__ = ["write_calibration"]
-
-_WIDTH = 110
+__all__ = ["head_of", "meaning_of", "with_entries", "write_calibration"]
 
 
-def write_calibration(
-    path: str, base: Calibration, generation: str, fitted: dict[str, CalibrationEntry], remark: str
-) -> None:
-    """Write *base* with the *fitted* entries (by name, network ones with their prefix).
+def head_of(path: Path) -> str:
+    """The comment at the top of a calibration file."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    count = next((place for place, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    return "\n".join(lines[:count])
+
+
+def with_entries(base: Calibration, entries: Mapping[str, CalibrationEntry]) -> Calibration:
+    """*base* with some entries replaced (by name, network ones with their prefix), values and all."""
+    own = {name: float(entry.value) for name, entry in entries.items() if not name.startswith(NETWORK)}
+    network: dict[str, Any] = {
+        name.removeprefix(NETWORK): float(entry.value)
+        for name, entry in entries.items()
+        if name.startswith(NETWORK)
+    }
+    changed = replace(base, **own, entries=tuple({**dict(base.entries), **entries}.items()))  # type: ignore[arg-type]
+    return replace(changed, network=replace(base.network, **network)) if network else changed
+
+
+def write_calibration(path: str, cal: Calibration, generation: str, head: str) -> None:
+    """Write *cal* below the comment *head*. A file with the name of its generation is that generation.
 
     Raises:
         UserInputError: the file cannot be written.
     """
-    import yaml
-
-    constants = {name: entry for name, entry in base.entries if not name.startswith(NETWORK)}
-    network = {name.removeprefix(NETWORK): entry for name, entry in base.entries if name.startswith(NETWORK)}
-    for name, entry in fitted.items():
-        if name.startswith(NETWORK):
-            network[name.removeprefix(NETWORK)] = entry
-        else:
-            constants[name] = entry
-    document: dict[str, Any] = {"name": Path(path).stem, "generation": generation}
-    document["constants"] = {name: _plain(entry) for name, entry in constants.items()}
+    name = Path(path).stem
+    lines = [*([head] if head else []), f"name: {_text(name)}"]
+    lines += [] if name == generation else [f"generation: {generation}"]
+    network = [(name, entry) for name, entry in cal.entries if name.startswith(NETWORK)]
+    lines += ["constants:", *_section([pair for pair in cal.entries if pair not in network])]
     if network:
-        document["network"] = {name: _plain(entry) for name, entry in network.items()}
-    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=_WIDTH)
+        lines += ["network:", *_section(network)]
     try:
-        Path(path).write_text(f"# {remark}\n{text}", encoding="utf-8")
+        Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserInputError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
-def _plain(entry: CalibrationEntry) -> dict[str, Any]:
-    value: Any = entry.value
-    if not isinstance(value, bool) and float(value) == int(value) and abs(value) < 1e15:
-        value = int(value)
-    plain = {"value": value, "meaning": entry.meaning, "source": entry.source}
-    return {**plain, "fitted_on": entry.fitted_on} if entry.fitted_on else plain
+def _section(entries: list[tuple[str, CalibrationEntry]]) -> Iterator[str]:
+    for name, entry in entries:
+        yield f"  {name.removeprefix(NETWORK)}:"
+        for key in ("value", "prior", "doubt"):
+            number = getattr(entry, key)
+            if number is not None:
+                yield f"    {key}: {_number(number)}"
+        for key in ("meaning", "source", "fitted_on", "kernels", "runs"):
+            words = getattr(entry, key)
+            if words:
+                yield f"    {key}: {json.dumps(words, ensure_ascii=False)}"
+
+
+def _text(name: str) -> str:
+    return name if name.isidentifier() else json.dumps(name, ensure_ascii=False)
+
+
+def _number(value: float | bool) -> str:
+    """As YAML 1.1 reads it back: a float in scientific notation has a point or a sign."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if float(value) == int(value) and abs(value) < 1e6:
+        return str(int(value))
+    return f"{value:.6g}"
 
 
 def meaning_of(base: Calibration, name: str) -> str:

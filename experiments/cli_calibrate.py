@@ -27,13 +27,37 @@ __all__ = ["command"]
     "--constants", "names", metavar="A,B", help="Fit these; default: all that the records determine."
 )
 @click.option(
+    "--kernels",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(),
+    help="Table of measured kernels (csv, csv.gz) to fit on first; may be given several times.",
+)
+@click.option("--no-runs", is_flag=True, help="Fit on kernels only.")
+@click.option(
+    "--start",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Calibration to begin with; default: the shipped one.",
+)
+@click.option(
     "--workers", type=click.IntRange(1, 64), metavar="N", help="Processes; default: one per core, at most 8."
 )
 @json_option
 def command(
-    records: str | None, gpu: str, output: str, names: str | None, workers: int | None, as_json: bool
+    records: str | None,
+    gpu: str,
+    output: str,
+    names: str | None,
+    kernels: tuple[str, ...],
+    no_runs: bool,
+    start: str | None,
+    workers: int | None,
+    as_json: bool,
 ) -> None:
     """Fit the constants of a GPU generation on RECORDS.csv (default: the runs shipped) and write a calibration.
+
+    With --kernels on measured kernels first; what they say is then known before the runs are asked.
 
     Scenarios (`calibration: FILE`) and `hdpsim validate --calibration FILE` accept it. Exit 3: the records do not
     determine the constants; the message says which kind of record would.
@@ -42,79 +66,97 @@ def command(
     from experiments.out_file import check_out_file
 
     check_out_file(output, "--output")
+    if records is not None and no_runs:
+        raise click.UsageError("--no-runs takes no RECORDS.csv")
     chosen = None if names is None else split_list(names, "--constants")
     with progress("fitting") as shown:
-        document = calibrate(
+        found = calibrate(
             records,
             gpu,
             output,
+            kernels=kernels,
+            runs=not no_runs,
+            start=start,
             constants=chosen,
             workers=workers or min(8, os.cpu_count() or 1),
             report=shown,
-        ).document
+        )
+    document = dict(found.document)
     if as_json:
         emit_json(document)
         return
-    for table in _tables(dict(document)):
-        show_table(table)
+    stages = [document["kernels"], document] if document["kernels"] else [document]
+    for stage in stages if document["fitted_on"] == "runs" else stages[:1]:
+        for table in _tables(stage):
+            show_table(table)
+            click.echo()
+        for line in _lines(stage):
+            click.echo(line)
         click.echo()
-    for line in _lines(dict(document)):
-        click.echo(line)
+    click.echo(f"wrote {document['written']}")
 
 
-def _tables(document: dict[str, Any]) -> list[Any]:
+def _tables(stage: dict[str, Any]) -> list[Any]:
     from experiments.tables import Table
 
+    noun = "records" if stage["fitted_on"] == "runs" else "kernels"
     fitted = Table(
-        title=f"Fitted on {document['records']} records of {len(document['sources'])} sources",
-        columns=("constant", "start", "fitted", "95 %", "allowed", ""),
+        title=f"Fitted on {stage['records']} {noun} of {len(stage['sources'])} sources",
+        columns=("constant", "start", "known before", "fitted", "95 %", "allowed", ""),
         rows=tuple(
             (
                 row["name"],
                 f"{row['start']:.4g}",
-                f"{row['value']:.4g}",
+                "" if row["doubt"] is None else f"{row['prior']:.3g} +- {1.96 * row['doubt']:.2g}",
+                f"{row['fitted']:.4g}",
                 f"+- {row['half_width']:.2g}",
                 f"{row['low']:g} to {row['high']:g}",
                 "at its bound" if row["at_bound"] else "",
             )
-            for row in document["constants"]
+            for row in stage["constants"]
         ),
-        left=frozenset({0, 5}),
+        left=frozenset({0, 6}),
     )
     left = Table(
-        title=f"Cross-validation: {document['cross_validation']}; median error in % with and without them in the fit",
-        columns=("left out", "records", "with", "without", "moves others by"),
+        title=f"Cross-validation: {stage['cross_validation']}; median error in %",
+        columns=("left out", noun, "start", "fitted", "left out of the fit", "moves another by", ""),
         rows=tuple(
             (
                 row["left_out"],
                 str(row["records"]),
+                f"{100 * row['median_abs_error_at_start']:.1f}",
                 f"{100 * row['median_abs_error_fitted']:.1f}",
                 f"{100 * row['median_abs_error']:.1f}",
                 f"{100 * row['largest_shift']:.1f}",
+                row["shifted"],
             )
-            for row in document["left_out_one_by_one"]
+            for row in stage["left_out_one_by_one"]
         ),
+        left=frozenset({0, 6}),
     )
     return [fitted, left]
 
 
-def _lines(document: dict[str, Any]) -> list[str]:
+def _lines(stage: dict[str, Any]) -> list[str]:
     lines = [
-        f"{words}: median {100 * document[key]['median_abs_error']:.1f} %, "
-        f"p90 {100 * document[key]['p90_abs_error']:.1f} %, worst {100 * document[key]['max_abs_error']:.1f} %"
+        f"{words}: median {100 * stage[key]['median_abs_error']:.1f} %, "
+        f"p90 {100 * stage[key]['p90_abs_error']:.1f} %, worst {100 * stage[key]['max_abs_error']:.1f} %"
         for words, key in (
             ("at the start", "error_at_start"),
             ("fitted", "error_fitted"),
             ("cross-validated", "error_cross_validated"),
         )
     ]
+    if stage["constants"] and not stage["taken"]:
+        lines.append(
+            "not taken: sources left out of the fit come out no better than at the start, which stays"
+        )
     lines += [
         f"{row['first']} and {row['second']} move together: correlation {row['correlation']:+.2f}"
-        for row in document["strong_correlations"]
+        for row in stage["strong_correlations"]
     ]
     lines += [
         f"kept at {row['kept_at']:.4g}: {row['name']} ({row['reason']}); would be decided by {row['decided_by']}"
-        for row in document["undetermined"]
+        for row in stage["undetermined"]
     ]
-    lines += [f"left out, {count} x: {reason}" for reason, count in document["left_out"].items()]
-    return [*lines, f"wrote {document['written']}"]
+    return [*lines, *(f"left out, {count} x: {reason}" for reason, count in stage["left_out"].items())]

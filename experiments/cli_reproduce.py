@@ -12,6 +12,15 @@ from experiments.cli_common import emit_json, json_option, out_option, progress,
 __all__ = ["command"]
 
 
+residuals_option = click.option(
+    "--write-residuals",
+    "residuals",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Put features and log errors (no measurements) of the cells into the file that bands of predictions rest on.",
+)
+
+
 @click.group("reproduce")
 def command() -> None:
     """How close are the predictions to published measurements?"""
@@ -30,13 +39,17 @@ def command() -> None:
     metavar="N",
     help="Global batches of each prediction; default: 16.",
 )
+@residuals_option
 @out_option
 @json_option
-def bytescale(cells: str | None, batches: int | None, out: str | None, as_json: bool) -> None:
+def bytescale(
+    cells: str | None, batches: int | None, residuals: str | None, out: str | None, as_json: bool
+) -> None:
     """ByteScale (arXiv 2502.21231): Figure 17 cell by cell, the ablation of Figure 20, the case of Figure 18."""
+    _check(residuals)
     with progress("reproducing") as shown:
         module = import_module("experiments.reproduce_bytescale")
-        reproduction = module.run(cells, out, report=shown, batches=batches)
+        reproduction = module.run(cells, out, report=shown, batches=batches, residuals=residuals)
     _show(reproduction, as_json)
 
 
@@ -47,14 +60,22 @@ def bytescale(cells: str | None, batches: int | None, out: str | None, as_json: 
     type=click.Path(),
     help="CSV with system, model, gpus, global_batch, metric (step_s or mfu), measured; default: Table 2.",
 )
+@residuals_option
 @out_option
 @json_option
-def megascale(cells: str | None, out: str | None, as_json: bool) -> None:
+def megascale(cells: str | None, residuals: str | None, out: str | None, as_json: bool) -> None:
     """MegaScale (arXiv 2402.15627): Tables 2 and 3, weak scaling, start-up; whole runs of MegaScale and Llama 3."""
+    _check(residuals)
     with progress("reproducing") as shown:
         module = import_module("experiments.reproduce_megascale")
-        reproduction = module.run(cells, out, report=shown)
+        reproduction = module.run(cells, out, report=shown, residuals=residuals)
     _show(reproduction, as_json)
+
+
+def _check(residuals: str | None) -> None:
+    """The file of residuals can be written, and holds nothing else."""
+    if residuals is not None:
+        import_module("experiments.fidelity_file").check_residuals(residuals, "--write-residuals")
 
 
 def _show(reproduction: Any, as_json: bool) -> None:

@@ -63,7 +63,7 @@ def command(
     if memory and residuals is not None:
         raise click.UsageError("--write-residuals is about time, not --memory")
     if residuals is not None:
-        import_module("experiments.out_file").check_out_file(residuals, "--write-residuals")
+        import_module("experiments.fidelity_file").check_residuals(residuals, "--write-residuals")
     with progress("predicting") as shown:
         if kernels is not None:
             validation = import_module("experiments.validate_kernels").run(kernels, calibration)

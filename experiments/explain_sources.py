@@ -25,7 +25,12 @@ class Sources(dict[str, str]):
         for key, entry in cal.entries:
             fitted = f"; fitted on {entry.fitted_on}" if entry.fitted_on else ""
             name = key if key.startswith("network.") else f"calibration.{key}"
-            self[name] = f"calibration {cal.name}: {entry.source}{fitted}"
+            said = "".join(
+                f"; {kind}: {words}"
+                for kind, words in (("kernels", entry.kernels), ("runs", entry.runs))
+                if words
+            )
+            self[name] = f"calibration {cal.name}: {entry.source}{fitted}{said}"
         self._cluster, self._model = cluster, model
 
     def __missing__(self, name: str) -> str:

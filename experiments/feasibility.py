@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from cost_models.hardware import Cluster
 from cost_models.layout import Layout
 from cost_models.model import Model
@@ -45,16 +47,54 @@ def layout_notes(model: Model, cluster: Cluster, layout: Layout) -> tuple[str, .
         )
     if layout.tp > model.kv_heads and model.latent_attention is None:
         notes.append(f"tp = {layout.tp} exceeds the {model.kv_heads} key/value heads: they are replicated")
-    if layout.shard_ranks is not None and layout.sharding != "zero3":
-        notes.append(
-            f"shard_ranks = {layout.shard_ranks} changes nothing: sharding is {layout.sharding}, not zero3"
-        )
-    if layout.recompute_share and layout.recompute != "selective":
-        notes.append(
-            f"recompute_share = {layout.recompute_share:g} changes nothing: "
-            f"recompute is {layout.recompute}, not selective"
-        )
+    notes += [f"{what} changes nothing: {why}" for what, why in _without_effect(model, layout)]
     return tuple(notes)
+
+
+def _without_effect(model: Model, layout: Layout) -> Iterator[tuple[str, str]]:
+    """Settings that change nothing because of another one, and why."""
+    sharding = f"sharding is {layout.sharding}"
+    if layout.shard_ranks is not None and layout.sharding == "none":
+        yield f"shard_ranks = {layout.shard_ranks}", sharding
+    once_a_step = layout.sharding in ("zero1", "zero2")
+    for name, plain in (
+        ("owner_broadcasts", False),
+        ("gradient_all_reduce", False),
+        ("gather_overlap", True),
+    ):
+        if getattr(layout, name) != plain and not once_a_step:
+            yield f"{name} = {str(not plain).lower()}", f"{sharding}, neither zero1 nor zero2"
+    if layout.gather_lists and layout.sharding != "zero3":
+        yield "gather_lists = true", f"{sharding}, not zero3"
+    if layout.recompute_share and layout.recompute != "selective":
+        yield (
+            f"recompute_share = {layout.recompute_share:g}",
+            f"recompute is {layout.recompute}, not selective",
+        )
+    for name in ("recompute_products", "recompute_attention", "recompute_collectives"):
+        share = getattr(layout, name)
+        if share is not None and layout.recompute == "none":
+            yield f"{name} = {share:g}", "recompute is none"
+    if layout.fp8_scaling != "delayed" and layout.precision != "fp8":
+        yield f"fp8_scaling = {layout.fp8_scaling}", f"precision is {layout.precision}, not fp8"
+    if layout.separate_scale_updates and (layout.precision != "fp8" or layout.fp8_scaling != "delayed"):
+        yield (
+            "separate_scale_updates = true",
+            f"it needs fp8 with delayed scales; precision is {layout.precision}, fp8_scaling {layout.fp8_scaling}",
+        )
+    if layout.expert_padding and (not model.experts or layout.precision == "bf16"):
+        yield (
+            "expert_padding = true",
+            "precision is bf16" if model.experts else f"{model.name} has no experts",
+        )
+    if layout.tp_batch_first and (layout.tp == 1 or not layout.sequence_parallel):
+        yield "tp_batch_first = true", "tp is 1" if layout.tp == 1 else "sequence_parallel is false"
+    if layout.deferred_head_gradient and not layout.defers_head_gradient:
+        yield "deferred_head_gradient = true", f"pp is {layout.pp}, schedule is {layout.schedule}"
+    if layout.cuda_graph_scope != "layers" and not layout.cuda_graphs:
+        yield f"cuda_graph_scope = {layout.cuda_graph_scope}", "cuda_graphs is false"
+    if model.adapter_targets != "attention" and not model.frozen:
+        yield f"adapter_targets = {model.adapter_targets}", "adapter_rank is 0"
 
 
 def _gpus(cluster: Cluster, layout: Layout) -> str:

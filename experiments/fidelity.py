@@ -8,8 +8,9 @@ prediction (no measurement); `hdpsim validate --write-residuals` makes it. A pre
     band       = weighted 10 % and 90 % quantiles of the log error, stretched about the weighted median
 
 The stretch is that with which TARGET of the records lie in their own band when every record of the same configuration
-is left out, as a prediction of a known record leaves its own residual out. Far from every record the band is that of
-all records and wider still.
+is left out, as a prediction of a known record leaves its own residual out. A run of a source that no record is from is
+less known: its stretch is that with which TARGET of the *sources* (every one counts the same) lie in bands that leave
+out all of their own records. Far from every record the band is that of all records and wider still.
 """
 
 from __future__ import annotations
@@ -98,7 +99,9 @@ class Residual:
 class Residuals:
     """The validated runs: features, keys, log errors; asked for the band of a run."""
 
-    def __init__(self, rows: Sequence[Residual], stretch: float | None = None) -> None:
+    def __init__(
+        self, rows: Sequence[Residual], stretch: float | None = None, new_stretch: float | None = None
+    ) -> None:
         self.features = [row.features for row in rows]
         self.keys = np.array([row.key for row in rows], dtype=np.str_)
         self.sources = np.array([row.source for row in rows], dtype=np.str_)
@@ -112,7 +115,12 @@ class Residuals:
         }
         counts = {source: int(np.sum(self.sources == source)) for source in set(self.sources.tolist())}
         self._crowd = np.array([counts[source] ** -0.5 for source in self.sources.tolist()])
-        self.stretch = stretch if stretch is not None else self._stretch() if len(rows) else 1.0
+        self._each = self.quality / np.array([counts[source] for source in self.sources.tolist()])
+        if stretch is None and len(rows):
+            stretch = _level(self._needed(self.keys), self.quality)
+            new_stretch = max(stretch, _level(self._needed(self.sources), self._each))
+        self.stretch = 1.0 if stretch is None else stretch
+        self.new_stretch = self.stretch if new_stretch is None else new_stretch
 
     def distances(self, features: Features) -> Floats:
         """Of every record from a run."""
@@ -146,24 +154,23 @@ class Residuals:
         wider = 1.0 + max(0.0, float(distance[known].min()) - NEAR) / (FAR - NEAR)
         return middle + wider * (low - middle), middle, middle + wider * (high - middle), distance, weight
 
-    def _stretch(self) -> float:
-        """The factor on both half widths with which TARGET of the records lie in the bands that leave them out."""
+    def _needed(self, groups: NDArray[np.str_]) -> Floats:
+        """The factor on its half width with which each record lies in the band that leaves out its whole group."""
         needed = np.zeros(len(self.features))
         for place, features in enumerate(self.features):
-            low, middle, high, _, _ = self.quantiles(features, self.keys == self.keys[place])
+            low, middle, high, _, _ = self.quantiles(features, groups == groups[place])
             error = self.log_error[place] - middle
             half = max(high - middle, NARROWEST) if error >= 0 else max(middle - low, NARROWEST)
             needed[place] = abs(error) / half
-        order = np.argsort(needed)
-        share = np.cumsum(self.quality[order]) / self.quality.sum()
-        return float(needed[order][np.searchsorted(share, TARGET)])
+        return needed
 
-    def band(self, features: Features, key: str = "") -> Band:
-        """The band of a run; residuals of the same configuration are not looked at."""
+    def band(self, features: Features, key: str = "", source: str = "") -> Band:
+        """The band of a run of a *source*; residuals of the same configuration are not looked at."""
         own = self.keys == key
         low, middle, high, distance, weight = self.quantiles(features, own)
-        low = middle - self.stretch * max(middle - low, NARROWEST)
-        high = middle + self.stretch * max(high - middle, NARROWEST)
+        stretch = self.stretch if source and source in self.sources else self.new_stretch
+        low = middle - stretch * max(middle - low, NARROWEST)
+        high = middle + stretch * max(high - middle, NARROWEST)
         near = (distance <= NEAR) & ~own
         nearest = float(distance[~own].min(initial=math.inf))
         typical = _weighted_median(np.abs(np.expm1(self.log_error)), weight) if weight.any() else math.nan
@@ -184,18 +191,19 @@ class Residuals:
 
     def coverage(self, by: str = "configuration") -> float:
         """Share of the records inside the band that leaves out their configuration, or their whole source."""
-        inside = np.zeros(len(self.features))
-        for place, features in enumerate(self.features):
-            group, own = (
-                (self.keys, self.keys[place])
-                if by == "configuration"
-                else (self.sources, self.sources[place])
-            )
-            low, middle, high, _, _ = self.quantiles(features, group == own)
-            error = self.log_error[place] - middle
-            half = max(high - middle, NARROWEST) if error >= 0 else max(middle - low, NARROWEST)
-            inside[place] = abs(error) <= self.stretch * half * (1 + 1e-12)
+        if by == "configuration":
+            needed, stretch = self._needed(self.keys), self.stretch
+        else:
+            needed, stretch = self._needed(self.sources), self.new_stretch
+        inside = needed <= stretch * (1 + 1e-12)
         return float((inside * self.quality).sum() / self.quality.sum())
+
+
+def _level(needed: Floats, weights: Floats) -> float:
+    """What TARGET of the weight needs at most."""
+    order = np.argsort(needed, kind="stable")
+    share = np.cumsum(weights[order]) / weights.sum()
+    return float(needed[order][np.searchsorted(share, TARGET)])
 
 
 def _weighted_median(values: Floats, weights: Floats) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, get_type_hints
 
 from cost_models.parameters import parameters
@@ -25,6 +25,7 @@ class Features:
         experts: a mixture of experts.
         recompute: none, selective or full.
         dynamic: sequences of many lengths, packed or in dynamic groups, instead of equal micro-batches.
+        strategy: who shares them out: static, hdp-naive or hdp-balance.
         missing: the run used a mechanism that the prediction leaves out.
         gpus, parameters, sequence_tokens, tp, pp, cp, ep: sizes.
     """
@@ -44,12 +45,19 @@ class Features:
     pp: int
     cp: int
     ep: int
+    strategy: str = "static"
 
     @classmethod
     def read(cls, cells: dict[str, str]) -> Features:
-        """From the cells of a CSV row."""
+        """From the cells of a CSV row; a feature that an older file does not have keeps its default."""
         kinds = get_type_hints(cls)
-        return cls(**{field.name: _parsed(cells[field.name], kinds[field.name]) for field in fields(cls)})
+        return cls(
+            **{
+                field.name: _parsed(cells[field.name], kinds[field.name])
+                for field in fields(cls)
+                if field.name in cells or field.default is MISSING
+            }
+        )
 
 
 def _parsed(text: str, kind: type) -> Any:
@@ -65,6 +73,7 @@ DISCRETE = {
     "gpu": 0.4,
     "recompute": 0.3,
     "dynamic": 1.5,
+    "strategy": 0.3,
 }
 """What a difference adds to the squared distance."""
 
@@ -103,6 +112,7 @@ def features_of(
         pp=layout.pp,
         cp=layout.cp or 1,
         ep=layout.ep,
+        strategy=setup.strategy.name,
     )
 
 

@@ -14,12 +14,26 @@ from numpy.typing import NDArray
 
 from experiments.fidelity import Band, Residual, Residuals
 from experiments.fidelity_features import Features, configuration_key, features_of
+from experiments.out_file import check_out_file
 from hdpsim.errors import UserInputError
 from simulator.setup import Setup
 
-__all__ = ["read_residuals", "residuals_path", "setup_band", "shipped_residuals", "write_residuals"]
+__all__ = [
+    "REPRODUCED",
+    "check_residuals",
+    "read_residuals",
+    "residuals_path",
+    "rewrite_residuals",
+    "setup_band",
+    "setup_features",
+    "shipped_residuals",
+    "write_residuals",
+]
 
 _STRETCH = "# stretch="
+_NEW = " of_new_sources="
+REPRODUCED = ("bytescale", "megascale")
+"""Sources whose residuals `hdpsim reproduce` writes; `hdpsim validate` keeps those that a file has."""
 
 
 def residuals_path() -> Path:
@@ -35,8 +49,15 @@ def shipped_residuals() -> Residuals:
 
 def read_residuals(path: Path) -> Residuals:
     """Read a file of residuals."""
+    stretches, rows = _read(path)
+    return Residuals(rows, *stretches)
+
+
+def _read(path: Path) -> tuple[tuple[float, float], list[Residual]]:
+    """The stretches for known and for new sources (older files have one for both), and the rows of a file."""
     with path.open(encoding="utf-8", newline="") as file:
-        stretch = float(file.readline().removeprefix(_STRETCH))
+        known, _, new = file.readline().removeprefix(_STRETCH).partition(_NEW)
+        stretches = (float(known), float(new or known))
         rows = [
             Residual(
                 features=Features.read(row),
@@ -47,7 +68,7 @@ def read_residuals(path: Path) -> Residuals:
             )
             for row in csv.DictReader(file)
         ]
-    return Residuals(rows, stretch)
+    return stretches, rows
 
 
 def write_residuals(path: str, rows: Sequence[Residual]) -> Residuals:
@@ -61,7 +82,7 @@ def write_residuals(path: str, rows: Sequence[Residual]) -> Residuals:
     shown = Residuals([*ordered])
     try:
         with Path(path).open("w", encoding="utf-8", newline="") as file:
-            file.write(f"{_STRETCH}{shown.stretch:.6g}\n")
+            file.write(f"{_STRETCH}{shown.stretch:.6g}{_NEW}{shown.new_stretch:.6g}\n")
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(["source", "key", "complete", *names, "log_error"])
             for row in ordered:
@@ -80,15 +101,48 @@ def write_residuals(path: str, rows: Sequence[Residual]) -> Residuals:
     return shown
 
 
-def setup_band(setup: Setup, lengths: NDArray[np.int64]) -> Band:
-    """The band of a step of *setup* on a batch of sequence lengths.
+def check_residuals(path: str, option: str) -> None:
+    """Raise UserInputError unless rewrite_residuals can use *path*: asked before the minutes of work that it ends."""
+    check_out_file(path, option)
+    _held(path)
 
-    Equal sequences on a static mesh are what published runs are; other batches are dynamic, and their typical
-    sequence is that of the typical token.
+
+def rewrite_residuals(path: str, rows: Sequence[Residual], sources: Sequence[str] = ()) -> Residuals:
+    """Write *rows* and what the file already holds of others: of all but *sources*, by default of REPRODUCED.
+
+    Raises:
+        UserInputError: the file is there and holds no residuals, or cannot be written.
+    """
+    kept = [
+        row for row in _held(path) if (row.source not in sources if sources else row.source in REPRODUCED)
+    ]
+    return write_residuals(path, [*kept, *rows])
+
+
+def _held(path: str) -> list[Residual]:
+    """The rows of a file of residuals; none where there is no file, or an empty one."""
+    if not Path(path).exists() or not Path(path).stat().st_size:
+        return []
+    try:
+        return _read(Path(path))[1]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserInputError(f"{path}: is there and is no file of residuals; give another name") from None
+
+
+def setup_features(setup: Setup, lengths: NDArray[np.int64]) -> tuple[Features, str]:
+    """Features and configuration key of a step of *setup* on a batch of sequence lengths.
+
+    Equal sequences on a static mesh are what published runs mostly are; other batches are dynamic, and their typical
+    sequence is that of the typical token. Their key knows neither lengths nor strategy: what one strategy's error was
+    says much of another's on the same model and context.
     """
     uniform = setup.strategy.name == "static" and bool((lengths == lengths[0]).all())
     typical = float((lengths.astype(np.float64) ** 2).sum() / lengths.sum())
-    key = ""
-    if uniform:
-        key = configuration_key(setup, len(lengths), int(lengths[0]), setup.context_tokens)
-    return shipped_residuals().band(features_of(setup, typical, dynamic=not uniform), key)
+    sequences, tokens = (len(lengths), int(lengths[0])) if uniform else (0, 0)
+    key = configuration_key(setup, sequences, tokens, setup.context_tokens)
+    return features_of(setup, typical, dynamic=not uniform), key
+
+
+def setup_band(setup: Setup, lengths: NDArray[np.int64]) -> Band:
+    """The band of a step of *setup* on a batch of sequence lengths."""
+    return shipped_residuals().band(*setup_features(setup, lengths))

@@ -23,7 +23,7 @@ from experiments.kernel_prediction import bus_factor, flop_of, number, predicted
 from experiments.record_errors import error_of
 from hdpsim.errors import HdpSimError
 
-__all__ = ["KernelRow", "check", "group_errors"]
+__all__ = ["KernelRow", "check", "group_errors", "measured_s", "rows_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,17 +43,22 @@ class KernelRow:
 
 def check(path: str | Path, calibration: Calibration | None = None) -> list[KernelRow]:
     """Predict every row of a file (csv or csv.gz), with the calibration of its GPU or the given one."""
+    return [_row(record, calibration) for record in rows_of(path)]
+
+
+def rows_of(path: str | Path) -> list[dict[str, str]]:
+    """The rows of a file (csv or csv.gz)."""
     file = Path(path)
     opener: Any = gzip.open if file.suffix == ".gz" else open
     with opener(file, "rt", newline="", encoding="utf-8") as lines:
-        return [_row(record, calibration) for record in csv.DictReader(lines)]
+        return list(csv.DictReader(lines))
 
 
 def _row(record: Mapping[str, str], calibration: Calibration | None) -> KernelRow:
     measured = predicted = None
     reason = ""
     try:
-        measured = _measured_s(record)
+        measured = measured_s(record)
         predicted = predicted_s(record, calibration)
     except HdpSimError as error:
         reason = str(error)
@@ -74,7 +79,7 @@ def _row(record: Mapping[str, str], calibration: Calibration | None) -> KernelRo
     )
 
 
-def _measured_s(record: Mapping[str, str]) -> float | None:
+def measured_s(record: Mapping[str, str]) -> float | None:
     """The measured time, or what a measured rate makes of the row's work."""
     time_us, tflops, bus_gbs = (number(record, key) for key in ("time_us", "tflops", "busbw_gbs"))
     if time_us:

@@ -1,4 +1,4 @@
-"""What a record says of mixture-of-experts layers: how experts are cut, launched, captured in graphs, and balanced."""
+"""What a record says of mixture-of-experts layers: how experts are cut, launched, and balanced."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ import re
 
 from experiments.records import RunConfig
 
-__all__ = ["balanced_experts", "expert_kernels", "expert_tensor_parallel", "graphed_experts"]
+__all__ = [
+    "balanced_experts",
+    "expert_kernels",
+    "expert_padding",
+    "expert_tensor_parallel",
+]
 
 EXPERT_DEGREE_YEAR = 2025  # Megatron-Core 0.10 (December 2024): expert_tensor_parallel_size
-_TOKEN_DROP = re.compile(r"force-balanced|capacity factor 1\b|token.drop(?!less)")
+_TOKEN_DROP = re.compile(
+    r"(?i)force-balanced|balanced gat|(?:perfectly|fake|forced) balanced|capacity factor 1\b|token.drop(?!less)"
+)
 
 
 def expert_tensor_parallel(config: RunConfig) -> tuple[object, str] | None:
@@ -25,26 +32,53 @@ def expert_tensor_parallel(config: RunConfig) -> tuple[object, str] | None:
         return int(printed[1] or printed[2]), ""
     if re.search(r"\bETP = TP\b", config.notes):
         return config.tp or 1, ""
-    old = config.year is not None and config.year < EXPERT_DEGREE_YEAR and "Megatron-Core" in config.framework
-    if (old or config.framework.startswith("NeMo (")) and (config.tp or 1) > 1:
+    stage = (config.n_gpus or 0) // (config.pp or 1)
+    if stage % ((config.ep or 1) * (config.tp or 1)):
+        return None  # so many GPUs there are not
+    if _before_expert_degrees(config) and (config.tp or 1) > 1:
         return config.tp, "experts cut by tensor parallelism (the framework's default)"
     return None
 
 
+def _before_expert_degrees(config: RunConfig) -> bool:
+    """Megatron-Core before 0.10, and NeMo's launcher, which prints a degree of the experts where it has one."""
+    if re.search(r"expert tensor parallel \d+ printed|\bETP\b", config.notes):
+        return False
+    old = config.year is not None and config.year < EXPERT_DEGREE_YEAR and "Megatron-Core" in config.framework
+    return old or config.framework.startswith("NeMo (")
+
+
+def expert_padding(config: RunConfig) -> tuple[object, str] | None:
+    """Dropless experts of Megatron-Core pad their rows for narrow products in a copy, unless HybridEP pads as it sends.
+
+    Source: Megatron-LM, transformer/moe/experts.py (TEGroupedMLP: fp8_padding, since 0.10) and
+    token_dispatcher.py (_HybridEPManager: pad_multiple).
+    """
+    megatron = re.search(r"Megatron-Core|Megatron-Bridge|NeMo", config.framework)
+    if not config.n_experts or not megatron or config.precision in (None, "bf16", "fp16"):
+        return None
+    padded = re.search(r"(?i)dispatcher[ =]hybridep|capacity factor|token.drop(?!less)", config.notes)
+    return None if padded else (True, "rows of experts padded in a copy (the framework's default)")
+
+
 def expert_kernels(config: RunConfig) -> tuple[object, str] | None:
-    """Megatron-Core's experts are Transformer Engine's GroupedLinear: a product per expert on several streams."""
+    """Megatron-Core's experts are Transformer Engine's GroupedLinear: a product per expert on several streams.
+
+    Before 2025 one expert per GPU was a module of its own: grouped products are recommended for several.
+    Source: Megatron-LM, megatron/core/transformer/moe/README.md of 2024 ("Enable GroupedGEMM when
+    num_local_experts>1"); NeMo's recipes of those years (dgxc-benchmarking, grok1: moe_grouped_gemm: false).
+    """
     if not config.n_experts or not re.search(r"Megatron-Core|Megatron-Bridge|NeMo", config.framework):
         return None
+    if _before_expert_degrees(config) and config.n_experts == (config.ep or 1):
+        return "modules", "one expert per GPU, a module (the framework's advice of those years)"
     return "separate", "a product per expert (the framework's default)"
 
 
-def graphed_experts(config: RunConfig) -> tuple[object, str] | None:
-    """Graphs of Transformer Engine hold layers of fixed shapes: no experts that take whatever is routed to them."""
-    partial_graphs = re.search(r"cuda_graph=transformer_engine", config.notes)
-    padded = re.search(r"capacity factor|token.drop(?!less)", config.notes)
-    return (False, "") if config.n_experts and partial_graphs and not padded else None
-
-
 def balanced_experts(config: RunConfig) -> bool:
-    """Whether routing was forced to balance, or tokens beyond the experts' capacity were dropped."""
-    return bool(config.n_experts and _TOKEN_DROP.search(config.notes))
+    """Whether routing was forced to balance, or tokens beyond the experts' capacity were dropped.
+
+    NeMo AutoModel's published benchmarks all run with its fake balanced gate (its performance summary).
+    """
+    automodel = re.search(r"(?i)automodel", config.framework)
+    return bool(config.n_experts and (automodel or _TOKEN_DROP.search(config.notes)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 from cost_models import catalog
+from cost_models.model import Model
+from experiments.record_finetune import separate_loss
 from experiments.records import RunConfig
 from hdpsim.errors import CatalogError
 
@@ -12,17 +14,29 @@ __all__ = [
     "architecture_rule",
     "attention_kernel",
     "dropout",
+    "fp8_scaling",
     "fused_kernels",
     "fused_loss",
+    "known_model",
     "prediction_layers",
+    "scale_updates",
     "window_rule",
 ]
 
 FUSED_GATES_YEAR = 2024  # Megatron-Core 0.5: bias_swiglu_fusion, apply_rope_fusion
 FUSED_LOSS_YEAR = 2024  # Megatron-Core 0.5: cross_entropy_loss_fusion
+SCALE_UPDATE_YEAR = (
+    2024  # Transformer Engine 1.4: one kernel updates the scales of a module, later those of all
+)
 FLASH_ATTENTION_YEAR = 2023  # FlashAttention: arXiv 2205.14135; in training frameworks from the year after
+BEFORE_CUDNN = (2024, 5)
+"""Containers of NeMo before this one: Transformer Engine 1.5 or older takes the flash-attn package (2.x) where it can,
+and has no other kernel for rings; later ones prefer cuDNN on Hopper. The release is inferred."""
+_CONTAINER = re.compile(r"\bNeMo ?(\d\d)\.(\d\d)")
 BEFORE_FLASH_2 = re.compile(r"MLPerf v[0-3]\.0\b")
 """Benchmark rounds before July 2023, when FlashAttention-2 came out (arXiv 2307.08691)."""
+FIRST_FLASH_FRAMEWORK = re.compile(r"InternEvo|InternLM")
+FIRST_FLASH_UNTIL = 2024
 
 
 def attention_kernel(config: RunConfig) -> tuple[object, str] | None:
@@ -31,7 +45,8 @@ def attention_kernel(config: RunConfig) -> tuple[object, str] | None:
     Before 2023 scores were written to memory; Megatron-LM of 2023 and its forks still do unless told otherwise
     (--use-flash-attn), Megatron-DeepSpeed in any year. Other frameworks of 2023 have FlashAttention of 2022, NeMo
     FlashAttention-2 once there is one (flash-attn 2.0.8: Dockerfile of its submission to MLPerf Training v3.1).
-    PyTorch's own kernel is FlashAttention-2 on every GPU.
+    PyTorch's own kernel is FlashAttention-2 on every GPU; FlexAttention compiles the same algorithm, memory-efficient
+    attention is of FlashAttention's first generation. InternEvo builds flash-attention 1.0.5 (its installation guide).
     """
     named = config.attention
     if named:
@@ -39,9 +54,26 @@ def attention_kernel(config: RunConfig) -> tuple[object, str] | None:
             return "flash1", ""
         if re.search(r"(?i)flash.?attention.?3|cudnn(?! backend not stated)", named):
             return "flash", ""
-        return ("flash2" if re.search(r"(?i)flash|SDPA", named) else "unfused"), ""
+        if re.search(r"(?i)flash.?attention.?2", named):
+            return "flash2", ""
+        if FIRST_FLASH_FRAMEWORK.search(config.framework) and re.search(r"(?i)flash", named):
+            return _first_flash(config)
+        if re.search(r"(?i)flash|SDPA|flex", named):
+            return "flash2", ""
+        if re.search(r"(?i)xformers|memory.?efficient", named):
+            return "flash1", ""
+        if re.search(r"(?i)unfused|eager|standard|naive|math|softmax|none|no flash|torch\b", named):
+            return "unfused", ""
+    if _scores_run_again(config):
+        return "unfused", "attention whose scores are recomputed: no fused kernel for latent heads yet"
+    first = _first_flash(config) if FIRST_FLASH_FRAMEWORK.search(config.framework) else None
+    if first:
+        return first
     if config.framework.startswith("Megatron-DeepSpeed"):
         return "unfused", "attention without flash kernels (the framework's default)"
+    container = _CONTAINER.search(f"{config.framework} {config.notes}")
+    if container and (2000 + int(container[1]), int(container[2])) < BEFORE_CUDNN:
+        return "flash2", "FlashAttention-2"
     if config.year is None or config.year > FLASH_ATTENTION_YEAR:
         return "flash", "flash attention"
     if config.year < FLASH_ATTENTION_YEAR:
@@ -53,19 +85,42 @@ def attention_kernel(config: RunConfig) -> tuple[object, str] | None:
     return "flash1", "FlashAttention of 2022"
 
 
+def _scores_run_again(config: RunConfig) -> bool:
+    """Latent attention on Blackwell of a stack that recomputes core attention: flash kernels have nothing to repeat.
+
+    cuDNN's backward takes heads of 192 and 128 on Blackwell from 9.11 (June 2025); NeMo's recipes of before repeat
+    core_attn there, later ones and those of Hopper do not.
+    Source: Transformer Engine, common/fused_attn/fused_attn.cpp (nvte_get_fused_attn_backend); NVIDIA
+    dgxc-benchmarking, deepseek_v3/pretrain (README and launch.sh, 25.05 to 25.08).
+    """
+    latent = config.kv_heads is None and re.search(r"\bMLA\b", config.notes)
+    again = re.search(r"recompute_modules[^;]*\bcore_attn\b", config.notes)
+    return bool(latent and again and re.match(r"G?B[23]00", config.gpu))
+
+
+def _first_flash(config: RunConfig) -> tuple[object, str] | None:
+    if config.year is not None and config.year > FIRST_FLASH_UNTIL:
+        return None
+    return "flash1", "FlashAttention of 2022 (the framework's installation)"
+
+
 def dropout(config: RunConfig) -> tuple[object, str] | None:
-    """Megatron-LM trains GPT with dropout unless told otherwise; gated models are trained without."""
-    gpt = config.gated_mlp is False and config.framework.startswith("Megatron-")
+    """Megatron-LM trains GPT with dropout unless told otherwise; gated models and those without biases without."""
+    known = known_model(config)
+    plain = known is not None and not known.biases
+    gpt = config.gated_mlp is False and config.framework.startswith("Megatron-") and not plain
     return (True, "dropout (the framework's default)") if gpt else None
 
 
 def fused_kernels(config: RunConfig) -> tuple[object, str] | None:
     """PyTorch frameworks run one kernel per operation, the loss included, unless they compile.
 
-    Hugging Face transformers, nanotron; torchtitan and fms-fsdp where torch.compile is not stated. Megatron-LM and its
-    forks fused what GPT needs; gates, RMS norms and rotary embeddings were separate operations before 2024.
+    Hugging Face transformers, nanotron; torchtitan and fms-fsdp where torch.compile is not stated; GPT-NeoX but for
+    GELU (megatron/model/transformer.py, positional_embeddings.py: rotary embedding of a slice of each head, queries,
+    keys and values copied for flash attention, a residual summed in steps). Megatron-LM and its forks fused what GPT
+    needs; gates, RMS norms and rotary embeddings were separate operations before 2024.
     """
-    if re.search(r"\bHF\b|nanotron", config.framework):
+    if re.search(r"\bHF\b|nanotron|GPT-NeoX", config.framework):
         return False, "separate small kernels"
     early = config.year is not None and config.year < FUSED_GATES_YEAR
     if early and config.gated_mlp and config.framework.startswith("Megatron-L"):
@@ -76,8 +131,38 @@ def fused_kernels(config: RunConfig) -> tuple[object, str] | None:
     return None
 
 
+def fp8_scaling(config: RunConfig) -> tuple[object, str] | None:
+    """Where the scales of 8-bit tensors come from: torchao takes them from the tensors, by default one for each.
+
+    So does current scaling of Transformer Engine, where the kernel that wrote a tensor may have found its scale on the
+    way (norms, activations): not of what was routed to experts.
+    Source: pytorch/ao, float8/config.py (dynamic scaling; recipes tensorwise and rowwise); Transformer Engine,
+    pytorch/csrc/quantizer.cpp (Float8CurrentScalingQuantizer: compute_amax, then the cast).
+    """
+    if config.precision == "fp8" and config.n_experts and re.search(r"current scaling", config.notes):
+        return "tensor", ""
+    if config.precision != "fp8" or not re.search(
+        r"torchtitan|torchao", f"{config.framework} {config.notes}"
+    ):
+        return None
+    return ("row" if re.search(r"(?i)float8 rowwise|rowwise (?:float8|scal)", config.notes) else "tensor"), ""
+
+
+def scale_updates(config: RunConfig) -> tuple[object, str] | None:
+    """8-bit training before 2024 is Transformer Engine's with delayed scales, updated by operations of PyTorch.
+
+    Source: NVIDIA/TransformerEngine, pull request 593 (January 2024, version 1.4).
+    """
+    early = config.year is not None and config.year < SCALE_UPDATE_YEAR
+    if config.precision != "fp8" or not early or fp8_scaling(config) is not None:
+        return None
+    return True, "8-bit scales updated module by module (Transformer Engine before 1.4)"
+
+
 def fused_loss(config: RunConfig) -> tuple[object, str] | None:
     """Megatron's cross-entropy over a cut vocabulary, which GPT-NeoX has too, was separate operations before 2024."""
+    if separate_loss(config):
+        return False, "cross-entropy of separate kernels (the framework's recipes of LoRA)"
     deepspeed = re.search(r"Megatron-DeepSpeed|GPT-NeoX", config.framework)
     early = config.year is not None and config.year < FUSED_LOSS_YEAR
     if deepspeed or (early and config.framework.startswith("Megatron-")):
@@ -105,6 +190,15 @@ def window_rule(config: RunConfig, field: str) -> tuple[object, str] | None:
         return None
     words = f"attention windows of {known.name}" if field == "sliding_window" else ""
     return getattr(known, field), words
+
+
+def known_model(config: RunConfig) -> Model | None:
+    """The catalog's model of that name and width."""
+    try:
+        known = catalog.model(config.model_name)
+    except CatalogError:
+        return None
+    return known if known.hidden == config.hidden else None
 
 
 def architecture_rule(config: RunConfig, field: str) -> tuple[object, str] | None:

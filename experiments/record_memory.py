@@ -46,7 +46,6 @@ _TILED_LOSS = re.compile(r"tiled logits")
 _OFFLOAD = re.compile(r"activation-checkpoint offload|activation offload")
 _FUSED_LOGIT_BYTES = 4.0
 _LOGIT_BYTES = 14.0  # logits in 16 bits 2, in fp32 4, their log-softmax 4, its gradient 4
-_LORA_SHARE = 0.01  # adapters of rank 16 on a hidden size of thousands: below 1 % of the parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +104,6 @@ def stack_of(config: RunConfig) -> MemoryOverheads:
     remat = _REMAT_POLICY.search(config.notes)
     if remat and remat[1] in _REMAT:
         stack = replace(stack, selective_keeps=_REMAT[remat[1]])
-    if config.task == "lora":
-        stack = replace(stack, trained_share=_LORA_SHARE)
     return stack
 
 

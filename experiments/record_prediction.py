@@ -14,6 +14,8 @@ from cost_models.memory import MemoryReport
 from cost_models.micro_batch_cost import MicroBatchCost
 from cost_models.step_costs import step_costs
 from experiments.fidelity_features import Features, configuration_key, features_of
+from experiments.record_completion import completed
+from experiments.record_frameworks import is_internevo
 from experiments.record_memory import Gauge, predict_memory
 from experiments.record_setup import Job, job_of, layout_cp
 from experiments.records import Measured, RunConfig
@@ -27,11 +29,11 @@ __all__ = ["Convention", "Prediction", "convention_of", "measured_step_s", "pred
 Convention = Literal["model, full attention", "model, causal attention", "hardware, full attention"]
 TERA = 1e12
 
-# How a source counts FLOP, most telling words of its notes first; then by family. Established by arithmetic on the
-# sources' own figures: README of the records, "FLOP conventions of the sources".
+# How a source counts FLOP, most telling words of its notes first; then by family, then by framework. Established by
+# arithmetic on the sources' own figures: README of the records, "FLOP conventions of the sources".
 _WORDS: tuple[tuple[re.Pattern[str], Convention], ...] = (
-    (re.compile(r"HARDWARE FLOP"), "hardware, full attention"),
-    (re.compile(r"causal-half"), "model, causal attention"),
+    (re.compile(r"(?i)hardware FLOP|on and counted \(HFU\)"), "hardware, full attention"),
+    (re.compile(r"(?i)causal-half|causal attention FLOP"), "model, causal attention"),
     (re.compile(r"(?i)full.{0,16}attention|MODEL FLOP"), "model, full attention"),
 )
 _OF_FAMILY: dict[str, Convention] = {
@@ -39,6 +41,11 @@ _OF_FAMILY: dict[str, Convention] = {
     "bloom": "hardware, full attention",
     "mcore-moe-report": "model, causal attention",
 }
+_OF_FRAMEWORK: tuple[tuple[re.Pattern[str], Convention], ...] = (
+    (re.compile(r"Megatron-Bridge|(?i:automodel|model ?zoo)"), "model, causal attention"),
+    (re.compile(r"Megatron-DeepSpeed|SC21"), "hardware, full attention"),
+)
+"""Megatron-DeepSpeed prints what SC21's formula counts: four forwards, whatever is recomputed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +96,14 @@ def convention_of(config: RunConfig) -> Convention:
     for pattern, convention in _WORDS:
         if pattern.search(config.notes):
             return convention
-    if "Megatron-Bridge" in config.framework:
-        return "model, causal attention"
-    return _OF_FAMILY.get(config.family, "model, full attention")
+    if config.family in _OF_FAMILY:
+        return _OF_FAMILY[config.family]
+    for pattern, convention in _OF_FRAMEWORK:
+        if pattern.search(config.framework):
+            return convention
+    if is_internevo(config) and config.recompute == "full":
+        return "hardware, full attention"
+    return "model, full attention"
 
 
 def predict(
@@ -104,6 +116,7 @@ def predict(
     """
     convention = convention_of(config)
     try:
+        config, filled = completed(config)
         job = job_of(config, calibration)
         memory = predict_memory(config, job)
     except HdpSimError as error:
@@ -116,7 +129,7 @@ def predict(
             step_s, accounts = predict_step(job, memory=memory.fullest)
         except HdpSimError as error:
             reason = str(error)
-    assumptions = job.assumptions
+    assumptions = (*filled, *job.assumptions)
     if not memory.fits and step_s is not None:
         assumptions = (*assumptions, "fits into memory, against the prediction of memory")
     rates = _rates(job, step_s) if step_s is not None else None
@@ -155,7 +168,13 @@ def predict_step(
     setup = job.setup
     cal = (cal or setup.calibration).of_job(setup.cluster.gpus)
     cost = MicroBatchCost(setup.model, setup.layout, setup.cluster, cal)
-    plan = plan_uniform(layout_cp(setup.layout), job.micro_batches, job.micro_batch, job.seq_len)
+    plan = plan_uniform(
+        layout_cp(setup.layout),
+        job.micro_batches,
+        job.micro_batch,
+        job.seq_len,
+        documents=job.documents,
+    )
     batches = plan_micro_batches(cost, plan)
     costs = step_costs(cost, batches, setup.ranks, data_s=0.0, planned_ranks=plan.ranks)
     execution = run_replay(plan, costs)

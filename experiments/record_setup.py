@@ -13,8 +13,12 @@ from cost_models.hardware import Cluster, Node
 from cost_models.layout import Layout
 from cost_models.layout import Sharding as LayoutSharding
 from cost_models.model import LatentAttention, Model
+from experiments.record_finetune import packed_documents
+from experiments.record_kernels import known_model
 from experiments.record_network import node_of_cloud
-from experiments.record_sums import nic_gbps
+from experiments.record_pipeline import virtual_stages
+from experiments.record_recompute import recompute_mode
+from experiments.record_sums import collective_share, nic_gbps, stays_gathered
 from experiments.record_switches import Switches, blocked, schedule_of, switches_of
 from experiments.records import RunConfig
 from hdpsim.errors import CatalogError, InfeasibleError
@@ -23,6 +27,7 @@ from simulator.setup import Setup, StrategyOptions
 __all__ = ["Job", "job_of"]
 
 GPT2_VOCABULARY = 51_200  # 50,257 tokens of GPT-2, padded as Megatron-LM does for tp 8
+MOST_OF_A_SERVER = 16  # GPUs of a server with a domain of its own; racks hold more, in trays
 BYTES_PER_S_PER_GBPS = 1e9 / 8  # network rates are decimal gigabits
 
 _OF_SHARDING: dict[str, LayoutSharding] = {
@@ -42,6 +47,7 @@ class Job:
         setup: model, cluster, layout and calibration.
         sequences: sequences of a step.
         seq_len: tokens of each.
+        documents: as equal pieces of a sequence that attention stays inside of.
         micro_batch: sequences of a micro-batch.
         micro_batches: micro-batches of a step on one data-parallel rank.
         blocked: why no time can be predicted; empty when it can. Memory can be.
@@ -55,6 +61,7 @@ class Job:
     micro_batch: int
     micro_batches: int
     blocked: str
+    documents: int = 1
     assumptions: tuple[str, ...]
     not_modelled: tuple[str, ...]
 
@@ -88,11 +95,13 @@ def job_of(config: RunConfig, own: Calibration | None = None) -> Job:
     if micro_batch is None:
         micro_batch = 1
         notes.assumptions.append("micro-batches of 1 sequence")
-    sequences, micro_batches = _batch(config, degrees["dp"], micro_batch)
+    sequences, micro_batch, micro_batches = _batch(config, degrees["dp"], micro_batch, notes)
     layout = _layout(config, degrees, switches, notes)
     context = micro_batch * seq_len
     if context % layout_cp(layout):
         raise InfeasibleError(f"{context} tokens of a micro-batch do not divide by cp = {layout.cp}")
+    documents, packed = packed_documents(config)
+    notes.assumptions += [packed] if packed else []
     _remarks(config, model, layout, notes)
     cal = calibration(cluster.gpu.calibration)
     if own is not None and own.generation in ("", cluster.gpu.calibration):
@@ -115,6 +124,7 @@ def job_of(config: RunConfig, own: Calibration | None = None) -> Job:
         micro_batch=micro_batch,
         micro_batches=micro_batches,
         blocked=blocked(config),
+        documents=documents,
         assumptions=tuple(notes.assumptions),
         not_modelled=tuple(notes.not_modelled),
     )
@@ -132,18 +142,21 @@ def _needed(config: RunConfig, column: str) -> int:
     return int(value)
 
 
-def _batch(config: RunConfig, dp: int, micro_batch: int) -> tuple[int, int]:
-    """Sequences of a step, and micro-batches on each data-parallel rank."""
+def _batch(config: RunConfig, dp: int, micro_batch: int, notes: _Notes) -> tuple[int, int, int]:
+    """Sequences of a step; sequences of a micro-batch and micro-batches on the busiest data-parallel rank."""
     sequences = config.global_batch_seqs
     if sequences is None:
         if config.grad_accum is None:
             raise InfeasibleError("global_batch_seqs is not stated")
         sequences = config.grad_accum * dp * micro_batch
+    most = -(-sequences // dp)
     if sequences % (dp * micro_batch):
-        raise InfeasibleError(
-            f"a batch of {sequences} sequences does not divide by dp x micro_batch = {dp} x {micro_batch}"
+        notes.assumptions.append(
+            f"{sequences} sequences do not divide by dp x micro_batch = {dp} x {micro_batch}: "
+            f"the busiest rank has {most}"
         )
-    return sequences, sequences // (dp * micro_batch)
+    micro_batch = min(micro_batch, most)
+    return sequences, micro_batch, -(-most // micro_batch)
 
 
 def _degrees(config: RunConfig, gpus: int, notes: _Notes) -> dict[str, int]:
@@ -163,24 +176,21 @@ def _degrees(config: RunConfig, gpus: int, notes: _Notes) -> dict[str, int]:
 def _layout(config: RunConfig, degrees: dict[str, int], switches: Switches, notes: _Notes) -> Layout:
     tp, pp, cp = degrees["tp"], degrees["pp"], degrees["cp"]
     ranks = degrees["dp"] * cp
-    vpp = config.vpp
-    if vpp is None:
-        interleaved = "1F1B-I" in config.framework
-        dealt = _needed(config, "layers") + (2 if switches.layout.get("embedding_layers") else 0)
-        vpp = max(1, dealt // pp) if interleaved and pp > 1 else 1
-        if pp > 1:
-            notes.assumptions.append(f"vpp {vpp}")
-    if vpp > 1 and pp == 1:
-        notes.assumptions.append(f"vpp {vpp} ignored: there is no pipeline")
-        vpp = 1
+    dealt = _needed(config, "layers") + (2 if switches.layout.get("embedding_layers") else 0)
+    vpp, assumption = virtual_stages(config, dealt)
+    notes.assumptions += [assumption] if assumption else []
     sharding = config.zero_stage
     if sharding is None:
         sharding = "none"
         notes.assumptions.append("optimizer states not sharded")
-    recompute = config.recompute
-    if recompute is None:
-        recompute = "none"
-        notes.assumptions.append("no recomputation")
+    elif stays_gathered(config):
+        sharding = "zero1"
+        notes.assumptions.append("parameters stay gathered for a step (pipelines of PyTorch)")
+    recompute: Any = config.recompute
+    unstated = recompute_mode(config)
+    if unstated is not None:
+        recompute = unstated[0]
+        notes.assumptions.append(unstated[1])
     notes.assumptions += switches.assumptions
     if config.ep is not None and config.ep > 1 and tp > 1:
         notes.assumptions.append("each expert whole on one GPU (no expert tensor parallelism) when ep >= tp")
@@ -221,6 +231,10 @@ def _model(config: RunConfig, seq_len: int, notes: _Notes) -> Model:
     if config.head_dim is None and latent is None:
         notes.assumptions.append(f"head_dim {head_dim}")
     dense_layers, dense_ffn = _dense_layers(config, layers) if experts else (0, 0)
+    known = None if gated else known_model(config)
+    plain = known is not None and not known.biases
+    if plain and known is not None:
+        notes.assumptions.append(f"no biases, positions or tied embeddings, as {known.name}")
     return Model(
         name=config.model_name or "model",
         layers=layers,
@@ -231,7 +245,7 @@ def _model(config: RunConfig, seq_len: int, notes: _Notes) -> Model:
         ffn_hidden=ffn_hidden,
         vocab=vocab,
         gated_mlp=gated,
-        tied_embeddings=not gated,
+        tied_embeddings=not (gated or plain),
         experts=experts,
         top_k=top_k,
         shared_expert_ffn=config.shared_expert_ffn or 0,
@@ -239,8 +253,8 @@ def _model(config: RunConfig, seq_len: int, notes: _Notes) -> Model:
         dense_ffn_hidden=dense_ffn,
         latent_attention=latent,
         norm="rms" if gated else "layer",
-        biases=not gated,
-        learned_positions=0 if gated else seq_len,
+        biases=not (gated or plain),
+        learned_positions=0 if gated or plain else seq_len,
     )
 
 
@@ -274,6 +288,8 @@ def _cluster(config: RunConfig, gpus: int, notes: _Notes) -> Cluster:
     cloud = node_of_cloud(config)
     node = catalog.node(cloud) if cloud else _node_of(catalog.gpu(config.gpu).name)
     domain = node.gpus
+    if domain <= MOST_OF_A_SERVER and config.gpus_per_node:
+        domain = min(domain, config.gpus_per_node)
     if gpus < domain:
         domain = gpus
     elif gpus % domain:
@@ -287,6 +303,10 @@ def _cluster(config: RunConfig, gpus: int, notes: _Notes) -> Cluster:
     stated = nic_gbps(config)
     if stated is not None:
         node = replace(node, nics=node.gpus, nic_bytes_per_s=stated * BYTES_PER_S_PER_GBPS)
+        share = collective_share(config)
+        if share < 1.0:
+            node = replace(node, collective_share=share)
+            notes.assumptions.append("collectives use one of a server's links (Omni-Path)")
     elif gpus > domain:
         rate = node.nic_bytes_per_s_per_gpu / BYTES_PER_S_PER_GBPS
         notes.assumptions.append(f"network of {rate:g} Gbit/s per GPU")
@@ -317,7 +337,5 @@ def _remarks(config: RunConfig, model: Model, layout: Layout, notes: _Notes) -> 
     """Assumptions that follow from the run as a whole."""
     if config.recompute == "selective" and not (layout.recompute_share or layout.recompute_small_kernels):
         notes.assumptions.append("selective recomputation costs nothing (attention kernels keep no scores)")
-    if config.task == "sft":
-        notes.assumptions.append("every sequence packed to its full length")
     if model.latent_attention and not model.mtp_layers:
         notes.assumptions.append("no multi-token prediction")

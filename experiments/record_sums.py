@@ -4,37 +4,33 @@ from __future__ import annotations
 
 import re
 
+from experiments.record_frameworks import SPLIT_SCHEDULE, is_deepspeed, is_internevo, is_megatron, is_nemo
+from experiments.record_pipeline import interleaves
 from experiments.records import RunConfig
 
 __all__ = [
-    "SPLIT_SCHEDULE",
+    "collective_share",
     "dp_overlap",
+    "gather_overlap",
+    "gradient_all_reduce",
+    "owner_broadcasts",
+    "gather_lists",
     "gradient_accumulation",
     "gradient_bytes",
     "nic_gbps",
     "pp_overlap",
     "prefetch_gather",
+    "shard_ranks",
+    "stays_gathered",
 ]
 
 Finding = tuple[object, str] | None
 
-SPLIT_SCHEDULE = re.compile(r"\b(ZB-?\w+|DualPipe\w*)\b")
-"""Names of schedules with weight gradients of their own, as frameworks and notes have them."""
-
 GRADIENT_OVERLAP_YEAR = 2024  # Megatron-LM: overlap_grad_reduce, in releases of this year
 ASYNCHRONOUS_TRANSFER_YEAR = 2024  # Megatron-Core: interleaved schedules send and receive beside compute
 ACCUMULATION_FUSION_YEAR = 2022  # Megatron-LM: weight-gradient products add to the sum
+LISTS_UNTIL_YEAR = 2022
 _GPUS_OF_A_SERVER = 8
-
-
-def _deepspeed(config: RunConfig) -> bool:
-    """GPT-NeoX runs on DeepSpeed's engine."""
-    return "DeepSpeed" in config.framework or "GPT-NeoX" in config.framework
-
-
-def _megatron(config: RunConfig) -> bool:
-    """NeMo's pipelines are Megatron's."""
-    return "Megatron" in config.framework or "NeMo" in config.framework
 
 
 def dp_overlap(config: RunConfig) -> Finding:
@@ -46,7 +42,7 @@ def dp_overlap(config: RunConfig) -> Finding:
     if re.search(r"grad overlap OFF", config.notes):
         return False, ""
     year = config.year
-    if _deepspeed(config):
+    if is_deepspeed(config):
         whole = config.zero_stage != "zero3"
         if whole or (year is not None and year < 2022):
             return False, "gradients are summed after the last backward (the framework's default)"
@@ -57,6 +53,17 @@ def dp_overlap(config: RunConfig) -> Finding:
     return None
 
 
+def gather_lists(config: RunConfig) -> Finding:
+    """DeepSpeed's ZeRO-3 gathered and reduced lists of tensors before 2022 (release 0.6: one flat tensor for several).
+
+    Source: DeepSpeed 0.3.10 to 0.5, runtime/zero/partition_parameters.py (_allgather_param) and stage3.py.
+    """
+    early = config.year is not None and config.year < LISTS_UNTIL_YEAR
+    if early and is_deepspeed(config) and config.zero_stage == "zero3":
+        return True, "a collective per matrix, over lists of all ranks' pieces (the framework before 2022)"
+    return None
+
+
 def prefetch_gather(config: RunConfig) -> Finding:
     """Megatron's optimizer leaves the gather of parameters to the next forward, whose first one waits for it.
 
@@ -64,9 +71,69 @@ def prefetch_gather(config: RunConfig) -> Finding:
     before computes; --overlap-param-gather-with-optimizer-step hides the first one, with few layouts); NeMo,
     megatron_gpt_model.py (param_sync_func: the next chunk's parameters while a chunk computes).
     """
-    if config.zero_stage not in ("zero1", "zero2") or not _megatron(config) or _deepspeed(config):
+    if config.zero_stage not in ("zero1", "zero2") or not is_megatron(config) or is_deepspeed(config):
         return None
     return False, ""
+
+
+def gather_overlap(config: RunConfig) -> Finding:
+    """InternEvo's owners of parameters broadcast them after the update, and all wait.
+
+    Source: InternEvo, solver/optimizer/hybrid_zero_optim.py (broadcast_params; overlap_sync_param is off in the
+    configurations of its repository).
+    """
+    return (
+        (False, "parameters broadcast after the update (the framework's optimizer)")
+        if is_internevo(config)
+        else None
+    )
+
+
+def owner_broadcasts(config: RunConfig) -> Finding:
+    """InternEvo deals whole tensors to the ranks of its group. Source: the same file, _partition_param_list."""
+    return (True, "") if is_internevo(config) and config.zero_stage in ("zero1", "zero2") else None
+
+
+def gradient_all_reduce(config: RunConfig) -> Finding:
+    """And sums gradients on all ranks. Source: the same file, _attach_reduction_hook (reduce_rank is None)."""
+    return owner_broadcasts(config)
+
+
+def shard_ranks(config: RunConfig) -> Finding:
+    """Ranks over which parameters (HSDP) or optimizer states are sharded: stated, or those of a server.
+
+    InternEvo names the size of that group zero1, -1 for all ranks; the configurations of its repository say 8.
+    """
+    axis = re.search(r"FSDP axis (\d+)", config.notes)
+    if axis:
+        return int(axis[1]), ""
+    if is_internevo(config) and config.zero_stage not in (None, "none", "zero3", "fsdp"):
+        group = re.search(r"(?i)\bzero1(?: group)?(?: size)?(?: of)? ?[=:]? ?(-?\d+)\b", config.notes)
+        if group:
+            return (int(group[1]), "") if int(group[1]) > 0 else None
+        if re.search(r"(?i)(?:over|across|among) all (?:\w+[- ])?(?:ranks|GPUs|replicas|data)", config.notes):
+            return None
+        return _ranks_of_a_server(
+            config
+        ), "optimizer states shared by a server (the framework's configurations)"
+    if config.zero_stage != "hsdp":
+        return None
+    return _ranks_of_a_server(config), "parameters sharded over the GPUs of a server, replicated over servers"
+
+
+def _ranks_of_a_server(config: RunConfig) -> int:
+    return max(1, (config.gpus_per_node or _GPUS_OF_A_SERVER) // (config.tp or 1))
+
+
+def stays_gathered(config: RunConfig) -> bool:
+    """Whether PyTorch's pipelines gather parameters for a step and sum gradients over its micro-batches first.
+
+    Source: PyTorch, distributed/pipelining/stage.py (backward_maybe_with_nosync: no resharding and no reduction before
+    the last micro-batch); torchtitan, parallelize_llama.py (reshard_after_forward "default": not with a pipeline);
+    Llama 3, arXiv 2407.21783, section 3.3.2 (model shards are not resharded after the forward).
+    """
+    sharded = config.zero_stage in ("zero3", "fsdp", "hsdp")
+    return sharded and (config.pp or 1) > 1 and not (is_deepspeed(config) or is_megatron(config))
 
 
 def gradient_bytes(config: RunConfig) -> Finding:
@@ -81,9 +148,11 @@ def gradient_bytes(config: RunConfig) -> Finding:
         return 2, ""
     if "fms-fsdp" in config.framework:
         return 2, "gradients in 16 bits (the framework's policy)"
-    if "NeMo" in config.framework or "Megatron-Bridge" in config.framework:
+    if is_nemo(config) or "Megatron-Bridge" in config.framework:
         return 2, "gradients in 16 bits (the framework's performance recipes)"
-    if config.precision == "fp16" and (_deepspeed(config) or _megatron(config)):
+    if is_internevo(config):
+        return 2, "gradients in 16 bits (the framework's optimizer)"
+    if config.precision == "fp16" and (is_deepspeed(config) or is_megatron(config)):
         return 2, "gradients in 16 bits (fp16 training)"
     return None
 
@@ -93,7 +162,7 @@ def gradient_accumulation(config: RunConfig) -> Finding:
 
     Megatron-LM's products add since 2022 (gradient_accumulation_fusion). Of ZeRO-3 only shards are summed.
     """
-    if _deepspeed(config):
+    if is_deepspeed(config):
         if config.zero_stage == "zero3":
             return None
         if config.precision == "fp16":
@@ -103,6 +172,10 @@ def gradient_accumulation(config: RunConfig) -> Finding:
         "nanotron" in config.framework
     ):  # nanotron, optim/gradient_accumulator.py: fp32_grad.add_(half_param.grad)
         return "separate", "gradients added by kernels of their own (the framework's accumulator)"
+    if is_internevo(
+        config
+    ):  # autograd adds to .grad; hybrid_zero_optim.py reduces it after the last micro-batch
+        return "separate", "gradients added by kernels of their own (PyTorch's accumulation)"
     early = config.year is not None and config.year < ACCUMULATION_FUSION_YEAR
     if early and "Megatron-LM" in config.framework:
         return "separate", "gradients added by kernels of their own (frameworks before 2022)"
@@ -116,22 +189,37 @@ def pp_overlap(config: RunConfig) -> Finding:
     Source: Megatron-LM, pipeline_parallel/schedules.py (overlap_p2p_comm: interleaved only) and p2p_communication.py;
     DeepSpeed, runtime/pipe/p2p.py. Zero-bubble schedules bring their own transfers.
     """
-    if (config.pp or 1) == 1 or not (_megatron(config) or _deepspeed(config)):
+    if (config.pp or 1) == 1 or not (is_megatron(config) or is_deepspeed(config)):
         return None
     if SPLIT_SCHEDULE.search(f"{config.framework} {config.notes}"):
         return None
-    interleaved = (config.vpp or 1) > 1 or "1F1B-I" in config.framework
-    since = ASYNCHRONOUS_TRANSFER_YEAR - ("NeMo" in config.framework)
-    if interleaved and (config.year is None or config.year >= since):
+    since = ASYNCHRONOUS_TRANSFER_YEAR - is_nemo(config)
+    if interleaves(config) and (config.year is None or config.year >= since):
         return None
     return False, "pipeline transfers hold sender and receiver (the framework's way)"
+
+
+_OF_A_SERVER = re.compile(r"\b(?:(\d+) ?x ?)?(\d+) ?Gb(?:ps|it/s|/s)?\b[^;,]*\bper node\b")
 
 
 def nic_gbps(config: RunConfig) -> float | None:
     """Network of a GPU in Gbit/s: the column, or what the notes say of a server."""
     if config.nic_gbps_per_gpu is not None:
         return config.nic_gbps_per_gpu
-    stated = re.search(r"\b(?:(\d+) ?x ?)?(\d+) ?Gb(?:ps|it/s|/s)?\b[^;,]*\bper node\b", config.notes)
+    stated = _OF_A_SERVER.search(config.notes)
     if stated is None:
         return None
     return int(stated[1] or 1) * int(stated[2]) / (config.gpus_per_node or _GPUS_OF_A_SERVER)
+
+
+def collective_share(config: RunConfig) -> float:
+    """Share of a server's links that collectives use: of Omni-Path one.
+
+    NCCL has no transport of its own for it: on 16 servers with four links all-reduces reached 44 to 57 of 400 Gbit/s
+    (bigscience-workshop/bigscience, experiments/bandwidth: "an issue with nccl that doesn't fully utilize Intel OPA").
+    Inferred: one whole link; send and receive find the link next to their GPU.
+    """
+    stated = _OF_A_SERVER.search(config.notes)
+    if stated is None or not re.search(r"\bOPA\b|Omni-?Path", stated[0]):
+        return 1.0
+    return 1.0 / int(stated[1] or 1)

@@ -18,33 +18,57 @@ from cost_models.model import Model
 from experiments.record_experts import (
     balanced_experts,
     expert_kernels,
+    expert_padding,
     expert_tensor_parallel,
+)
+from experiments.record_finetune import adapter_rank, adapter_targets
+from experiments.record_frameworks import SPLIT_SCHEDULE
+from experiments.record_graphs import (
+    cuda_graphs,
+    deferred_head_gradient,
+    expert_dispatch,
+    expert_overlap,
+    graph_scope,
     graphed_experts,
 )
 from experiments.record_kernels import (
     architecture_rule,
     attention_kernel,
     dropout,
+    fp8_scaling,
     fused_kernels,
     fused_loss,
     prediction_layers,
+    scale_updates,
     window_rule,
 )
 from experiments.record_network import (
     bucket_parameters,
     checked_collectives,
+    context_kind,
     tensor_asynchronous,
+    tensor_batch_first,
     tensor_exchange,
     tensor_overlap,
 )
-from experiments.record_recompute import recompute_share, recompute_small_kernels
+from experiments.record_recompute import (
+    recompute_attention,
+    recompute_collectives,
+    recompute_products,
+    recompute_share,
+    recompute_small_kernels,
+)
 from experiments.record_sums import (
-    SPLIT_SCHEDULE,
     dp_overlap,
+    gather_lists,
+    gather_overlap,
     gradient_accumulation,
+    gradient_all_reduce,
     gradient_bytes,
+    owner_broadcasts,
     pp_overlap,
     prefetch_gather,
+    shard_ranks,
 )
 from experiments.records import RunConfig
 
@@ -112,30 +136,10 @@ def _sequence_parallel(config: RunConfig) -> Finding:
     return tp > 1, "sequence parallelism" if tp > 1 else ""
 
 
-def _cp_kind(config: RunConfig) -> Finding:
-    if (config.cp or 1) == 1:
-        return None
-    if re.search(r"cp = Ulysses degree", config.notes):
-        return "ulysses", ""
-    if "torchtitan" in config.framework:
-        return "all-gather", "context parallelism gathers keys and values (the framework's default)"
-    return None
-
-
 def _precision(config: RunConfig) -> Finding:
     if config.precision is None:
         return "bf16", "bf16"
     return config.precision.replace("fp16", "bf16"), ""
-
-
-def _shard_ranks(config: RunConfig) -> Finding:
-    """HSDP: ranks over which parameters are sharded: stated, or the GPUs of a server."""
-    axis = re.search(r"FSDP axis (\d+)", config.notes)
-    if axis:
-        return int(axis[1]), ""
-    if config.zero_stage != "hsdp":
-        return None
-    return config.gpus_per_node or 8, "parameters sharded over the GPUs of a server, replicated over servers"
 
 
 def _stage_balance(config: RunConfig) -> Finding:
@@ -170,24 +174,28 @@ LAYOUT_RULES = (
     Rule(field="fused_kernels", read=fused_kernels, without="separate small kernels", plain=True),
     Rule(field="tp_overlap", read=tensor_overlap, without="overlap of tensor-parallel communication"),
     Rule(field="tp_exchange", read=tensor_exchange, without="", plain="none"),
+    Rule(field="fp8_scaling", read=fp8_scaling, without="", plain="delayed"),
+    Rule(field="separate_scale_updates", read=scale_updates, without=""),
+    Rule(field="tp_batch_first", read=tensor_batch_first, without=""),
     Rule(field="tp_asynchronous", read=tensor_asynchronous, without=""),
     Rule(field="checked_collectives", read=checked_collectives, without=""),
     Rule(field="bucket_parameters", read=bucket_parameters, without=""),
     Rule(
         field="ep_overlap",
-        read=_stated(r"a2a overlap on|moe_a2a_overlap=True"),
+        read=expert_overlap,
         without="overlap of the expert all-to-all",
     ),
     Rule(
         field="expert_dispatch",
-        read=_stated(r"(?i)dispatcher[ =](?:deepep|hybridep)", "fused"),
+        read=expert_dispatch,
         without="fused expert dispatch: plain all-to-all",
     ),
     Rule(
         field="cuda_graphs",
-        read=_stated(r"cuda_graph=(?!None|none)|_cg(?:_|\b)|CUDA graph"),
+        read=cuda_graphs,
         without="CUDA graphs: every kernel is launched by the host",
     ),
+    Rule(field="cuda_graph_scope", read=graph_scope, without="", plain="layers"),
     Rule(
         field="cuda_graph_experts",
         read=graphed_experts,
@@ -200,25 +208,34 @@ LAYOUT_RULES = (
         without="a product per expert: one for all",
         plain="grouped",
     ),
+    Rule(field="expert_padding", read=expert_padding, without=""),
     Rule(
         field="etp",
         read=expert_tensor_parallel,
         without="experts cut by tensor parallelism: whole experts over max(tp, ep) neighbouring GPUs",
     ),
-    Rule(field="cp_kind", read=_cp_kind, without="context parallelism other than a ring: a ring"),
+    Rule(field="cp_kind", read=context_kind, without="context parallelism other than a ring: a ring"),
     Rule(
         field="dp_overlap",
         read=dp_overlap,
         without="gradient sync after the last backward: overlapped with it",
         plain=True,
     ),
+    Rule(field="gather_lists", read=gather_lists, without=""),
+    Rule(field="deferred_head_gradient", read=deferred_head_gradient, without=""),
     Rule(field="prefetch_gather", read=prefetch_gather, without="", plain=True),
+    Rule(field="gather_overlap", read=gather_overlap, without="", plain=True),
+    Rule(field="owner_broadcasts", read=owner_broadcasts, without=""),
+    Rule(field="gradient_all_reduce", read=gradient_all_reduce, without=""),
     Rule(
         field="recompute_share",
         read=recompute_share,
         without="selective recomputation of parts of a layer: it costs nothing",
         plain=0.0,
     ),
+    Rule(field="recompute_products", read=recompute_products, without=""),
+    Rule(field="recompute_attention", read=recompute_attention, without=""),
+    Rule(field="recompute_collectives", read=recompute_collectives, without=""),
     Rule(
         field="recompute_small_kernels",
         read=recompute_small_kernels,
@@ -237,7 +254,7 @@ LAYOUT_RULES = (
     ),
     Rule(
         field="shard_ranks",
-        read=_shard_ranks,
+        read=shard_ranks,
         without="replicas of shards (HSDP): sharded over all ranks",
     ),
     Rule(
@@ -267,10 +284,12 @@ MODEL_RULES = (
         Rule(field=field, read=partial(window_rule, field=field), without="")
         for field in ("sliding_window", "full_attention_every", "chunked_attention")
     ),
+    Rule(field="adapter_rank", read=adapter_rank, without="", plain=0),
+    Rule(field="adapter_targets", read=adapter_targets, without="", plain="attention"),
     Rule(field="mtp_layers", read=prediction_layers, without="multi-token prediction", plain=0),
     *(
         Rule(field=field, read=partial(architecture_rule, field=field), without="")
-        for field in ("qk_norm", "expert_biases", "clamped_activation")
+        for field in ("qk_norm", "expert_biases", "clamped_activation", "scaled_rotary")
     ),
 )
 
@@ -278,6 +297,7 @@ MODEL_RULES = (
 _NOT_MODELLED = (
     (re.compile(r"activation.*offload"), "activation offload of a static mesh"),
     (re.compile(r"[Mm]amba"), "Mamba layers"),
+    (re.compile(r"performance regression"), "a slow release of a library, which the source mentions"),
     (
         re.compile(r"after_pp_fix=False"),
         "pipeline transfers that hold a stage for a quarter of a second across nodes",
@@ -311,8 +331,6 @@ def blocked(config: RunConfig) -> str:
 
     What the cost model itself refuses (a sharding or a precision without a modelled speed) is not listed.
     """
-    if config.task == "lora":
-        return "LoRA is not modelled: frozen weights need no gradients"
     if re.search(r"CPU Adam|(?i:optimizer offload)", config.notes) and not _takes(
         Layout, "optimizer_offload", True
     ):

@@ -7,6 +7,7 @@ see) and what was measured (`Measured`).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib import resources
@@ -160,6 +161,20 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "precision": ("bf16", "fp16", "fp8", "mxfp8", "nvfp4"),
     "outcome": ("oom", "ran"),
 }
+_SPELLINGS = {
+    "precision": {
+        "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "amp": "fp16", "fp8e4m3": "fp8", "fp8hybrid": "fp8",
+        "fp8cs": "fp8", "fp8ds": "fp8", "fp8sc": "fp8", "fp8tensorwise": "fp8", "fp8blockwise": "fp8", "float8": "fp8",
+        "fp8mx": "mxfp8", "fp4": "nvfp4",
+    },
+    "zero_stage": {
+        "ddp": "none", "fsdp1": "fsdp", "fsdp2": "fsdp", "zero0": "none", "zero1": "zero1", "zero2": "zero2",
+        "zero3": "zero3", "distributedoptimizer": "zero1",
+    },
+    "recompute": {"false": "none", "no": "none", "true": "full", "yes": "full", "block": "full", "uniform": "full"},
+    "task": {"pretraining": "pretrain", "finetune": "sft", "finetuning": "sft", "peft": "lora"},
+}  # fmt: skip
+"""Other spellings of a choice, without hyphens and blanks."""
 _ZERO_NUMBERS = {"0": "none", "1": "zero1", "2": "zero2", "3": "zero3"}
 _CONFIG = tuple(field.name for field in fields(RunConfig))
 
@@ -269,6 +284,7 @@ def _choice(where: str, column: str, text: str) -> str:
     value = text.lower()
     if column == "zero_stage":
         value = _ZERO_NUMBERS.get(value.removesuffix(".0"), value)
+    value = _SPELLINGS.get(column, {}).get(re.sub(r"[-_ ]", "", value), value)
     known = _CHOICES[column]
     if value not in known:
         raise UserInputError(

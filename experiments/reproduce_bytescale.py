@@ -28,6 +28,8 @@ from experiments.bytescale_summary import (
 )
 from experiments.bytescale_tables import lines_of, tables_of
 from experiments.compare import silent
+from experiments.fidelity_file import rewrite_residuals
+from experiments.fidelity_reproduced import bytescale_residuals, residual_lines
 from experiments.run_directory import SCHEMA_VERSION, RunDirectory
 from experiments.tables import Table
 from hdpsim import __version__
@@ -55,6 +57,7 @@ def run(
     report: Callable[[int, int], None] = silent,
     batches: int | None = None,
     workers: int | None = None,
+    residuals: str | None = None,
 ) -> Reproduction:
     """Predict ByteScale's cells and hold them against the paper.
 
@@ -64,6 +67,7 @@ def run(
         report: told (done, total) after every configuration.
         batches: global batches of each prediction.
         workers: processes; the result does not depend on it.
+        residuals: file that takes features and log errors of the cells, instead of those it has of them.
 
     Raises:
         UserInputError: an unusable file of cells or place for the run directory.
@@ -73,9 +77,10 @@ def run(
     if count < 1:
         raise UserInputError(f"batches must be at least 1, got {count}")
     chosen = all_cells() if cells is None else read_cells(cells)
+    jobs = [_job(cell, count) for cell in chosen]
     outcomes = run_jobs(
         [
-            *(_job(cell, count) for cell in chosen),
+            *jobs,
             *(case_job(options, count) for options in ABLATION.values()),
             case_job(StrategyOptions(name="hdp-naive"), count),
         ],
@@ -104,6 +109,9 @@ def run(
         "notes": _notes(count),
     }
     lines = lines_of(document)
+    if residuals is not None:
+        written = rewrite_residuals(residuals, bytescale_residuals(chosen, jobs, records), ("bytescale",))
+        lines = (*lines, *residual_lines(written, residuals))
     if out is not None:
         _write(out, document, lines, heaviest_busy_s(case, count))
         lines = (*lines, f"wrote {out}")

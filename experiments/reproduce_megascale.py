@@ -11,6 +11,8 @@ from typing import Any
 from experiments import megascale_plots, plots
 from experiments.artefacts import check_out
 from experiments.compare import silent
+from experiments.fidelity_file import rewrite_residuals
+from experiments.fidelity_reproduced import megascale_residuals, residual_lines
 from experiments.megascale_data import facts, read_cells, table_2
 from experiments.megascale_simulation import ABLATION
 from experiments.megascale_summary import (
@@ -49,7 +51,11 @@ class Reproduction:
 
 
 def run(
-    cells: str | None = None, out: str | None = None, *, report: Callable[[int, int], None] = silent
+    cells: str | None = None,
+    out: str | None = None,
+    *,
+    report: Callable[[int, int], None] = silent,
+    residuals: str | None = None,
 ) -> Reproduction:
     """Predict MegaScale's figures and hold them against the paper.
 
@@ -57,6 +63,7 @@ def run(
         cells: CSV of cells; None: the iteration times of Table 2.
         out: run directory to write.
         report: told (done, total) after every part.
+        residuals: file that takes features and log errors of the cells, instead of those it has of them.
 
     Raises:
         UserInputError: an unusable file of cells or place for the run directory.
@@ -82,6 +89,9 @@ def run(
         "notes": NOTES,
     }
     lines = lines_of(document)
+    if residuals is not None:
+        written = rewrite_residuals(residuals, megascale_residuals(chosen, records), ("megascale",))
+        lines = (*lines, *residual_lines(written, residuals))
     if out is not None:
         _write(out, document, lines)
         lines = (*lines, f"wrote {out}")

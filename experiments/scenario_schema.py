@@ -17,7 +17,9 @@ from cost_models.layout import (
     ContextParallelKind,
     ExpertDispatch,
     ExpertKernels,
+    Fp8Scaling,
     GradientAccumulation,
+    GraphScope,
     Order,
     Precision,
     Recompute,
@@ -62,6 +64,11 @@ def strategy_names() -> tuple[str, ...]:
     return get_args(StrategyName)
 
 
+def _share_or_rest() -> Key:
+    """A share of one kind of operations, or the same as of everything else."""
+    return Key(parse=_or_word("rest", _number(0.0, 1.0)), default=None, dump=_word_or("rest"))
+
+
 KEYS: Mapping[str, Key] = {
     "name": Key(parse=_text, default=""),
     "description": Key(parse=_text, default=""),
@@ -81,15 +88,26 @@ KEYS: Mapping[str, Key] = {
     "layout.embedding_layers": Key(parse=_boolean, default=False),
     "layout.sharding": Key(parse=_choice(get_args(Sharding)), default="zero1"),
     "layout.shard_ranks": Key(parse=_or_word("all", _integer(1)), default=None, dump=_word_or("all")),
+    "layout.gather_lists": Key(parse=_boolean, default=False),
     "layout.gradient_bytes": Key(parse=_one_of(2, 4), default=4),
     "layout.gradient_accumulation": Key(parse=_choice(get_args(GradientAccumulation)), default="fused"),
+    "layout.deferred_head_gradient": Key(parse=_boolean, default=False),
     "layout.optimizer_offload": Key(parse=_boolean, default=False),
     "layout.dp_overlap": Key(parse=_boolean, default=True),
     "layout.prefetch_gather": Key(parse=_boolean, default=True),
+    "layout.gather_overlap": Key(parse=_boolean, default=True),
+    "layout.owner_broadcasts": Key(parse=_boolean, default=False),
+    "layout.gradient_all_reduce": Key(parse=_boolean, default=False),
     "layout.recompute": Key(parse=_choice(get_args(Recompute)), default="none"),
     "layout.recompute_share": Key(parse=_number(0.0, 1.0), default=0.0),
+    "layout.recompute_products": _share_or_rest(),
+    "layout.recompute_attention": _share_or_rest(),
+    "layout.recompute_collectives": _share_or_rest(),
     "layout.recompute_small_kernels": Key(parse=_boolean, default=False),
     "layout.precision": Key(parse=_choice(get_args(Precision)), default="bf16"),
+    "layout.fp8_scaling": Key(parse=_choice(get_args(Fp8Scaling)), default="delayed"),
+    "layout.separate_scale_updates": Key(parse=_boolean, default=False),
+    "layout.tp_batch_first": Key(parse=_boolean, default=False),
     "layout.tp_overlap": Key(parse=_boolean, default=False),
     "layout.tp_exchange": Key(parse=_choice(get_args(TensorExchange)), default="none"),
     "layout.tp_asynchronous": Key(parse=_boolean, default=False),
@@ -101,10 +119,12 @@ KEYS: Mapping[str, Key] = {
     "layout.ep_overlap": Key(parse=_boolean, default=False),
     "layout.expert_dispatch": Key(parse=_choice(get_args(ExpertDispatch)), default="all-to-all"),
     "layout.expert_kernels": Key(parse=_choice(get_args(ExpertKernels)), default="grouped"),
+    "layout.expert_padding": Key(parse=_boolean, default=False),
     "layout.attention_kernel": Key(parse=_choice(get_args(AttentionKernel)), default="flash"),
     "layout.fused_kernels": Key(parse=_boolean, default=True),
     "layout.fused_loss": Key(parse=_boolean, default=True),
     "layout.cuda_graphs": Key(parse=_boolean, default=False),
+    "layout.cuda_graph_scope": Key(parse=_choice(get_args(GraphScope)), default="layers"),
     "layout.launch_blocking": Key(parse=_boolean, default=False),
     "layout.cuda_graph_experts": Key(parse=_boolean, default=True),
     "layout.order": Key(parse=_choice(get_args(Order)), default="tp-dp-pp"),

@@ -14,8 +14,9 @@ import numpy as np
 from cost_models.calibration import load_calibration
 from experiments.artefacts import check_out
 from experiments.compare import silent
-from experiments.fidelity import Residual, Residuals
-from experiments.fidelity_file import shipped_residuals, write_residuals
+from experiments.fidelity import Residual
+from experiments.fidelity_file import rewrite_residuals, shipped_residuals
+from experiments.fidelity_reproduced import residual_lines
 from experiments.record_errors import error_of, error_summary
 from experiments.record_prediction import Prediction, predict
 from experiments.records import Record, read_records, shipped_records
@@ -27,7 +28,8 @@ from experiments.validate_memory import (
     memory_summary,
     memory_tables,
 )
-from experiments.validate_report import group_table, reason_table, summary_lines, write_directory
+from experiments.validate_order import rank_correlation
+from experiments.validate_report import SOUND, group_table, reason_table, summary_lines, write_directory
 from hdpsim import __version__
 
 __all__ = ["QUANTITIES", "Validation", "run"]
@@ -38,8 +40,6 @@ QUANTITIES = {
     "tflops_per_gpu": "measured_tflops_per_gpu",
 }
 """What a record is judged by, the first that was measured: predicted quantity -> column."""
-
-RANKED_AT_LEAST = 5  # fewer layouts of one model and size say little about an order
 
 Document = dict[str, Any]
 
@@ -99,21 +99,12 @@ def run(
     tables = (group_table(shown), *memory_tables(document), reason_table(document))
     lines = summary_lines(document)
     if residuals is not None:
-        written = write_residuals(residuals, residuals_of(rows, records, predictions))
-        lines = (*lines, *_residual_lines(written, residuals))
+        written = rewrite_residuals(residuals, residuals_of(rows, records, predictions))
+        lines = (*lines, *residual_lines(written, residuals))
     if out is not None:
         write_directory(out, document, lines)
         lines = (*lines, f"wrote {out}")
     return Validation(document=document, tables=tables, lines=lines)
-
-
-def _residual_lines(written: Residuals, path: str) -> tuple[str, ...]:
-    by_configuration, by_source = written.coverage(), written.coverage("source")
-    return (
-        f"bands stretched by {written.stretch:.2f} hold {by_configuration:.1%} of the runs with their configuration "
-        f"left out, {by_source:.1%} with their whole source left out",
-        f"wrote {path}",
-    )
 
 
 def _row(record: Record, prediction: Prediction, memory: bool) -> Document:
@@ -129,10 +120,7 @@ def _row(record: Record, prediction: Prediction, memory: bool) -> Document:
     return {
         **record.columns,
         "record": record.name,
-        "group": [
-            str(record.columns.get("family") or record.columns.get("source") or "-"),
-            record.config.gpu,
-        ],
+        "group": [_source(record), record.config.gpu],
         "counts": record.counts,
         "quantity": quantity,
         "measured": true,
@@ -148,18 +136,25 @@ def _row(record: Record, prediction: Prediction, memory: bool) -> Document:
         "predicted_hardware_tflops_full": prediction.hardware_tflops_full,
         "tflops_error": error_of(measured.measured_tflops_per_gpu, prediction.tflops_per_gpu),
         **memory_columns(record, prediction),
-        **_fidelity(prediction, true, predicted, quantity),
+        **_fidelity(prediction, true, predicted, quantity, _source(record)),
         "account_s": dict(prediction.account_s),
         "assumptions": list(prediction.assumptions),
         "not_modelled": list(prediction.not_modelled),
     }
 
 
-def _fidelity(prediction: Prediction, true: float | None, predicted: float | None, quantity: str) -> Document:
+def _source(record: Record) -> str:
+    """Whose record it is."""
+    return str(record.columns.get("family") or record.columns.get("source") or "-")
+
+
+def _fidelity(
+    prediction: Prediction, true: float | None, predicted: float | None, quantity: str, source: str
+) -> Document:
     """The band of a prediction, from the residuals of all other configurations, and whether the truth lies in it."""
     if prediction.step_s is None or prediction.features is None:
         return {"step_s_p10": None, "step_s_p90": None, "in_band": None, "fidelity": None}
-    band = shipped_residuals().band(prediction.features, prediction.key)
+    band = shipped_residuals().band(prediction.features, prediction.key, source)
     inside = None
     if true is not None and predicted is not None and quantity != MEMORY_QUANTITY:
         step_share = true / predicted if quantity == "step_s" else predicted / true
@@ -215,31 +210,21 @@ def _summary(rows: Sequence[Document]) -> Document:
     return {
         **_errors(rows),
         "complete_pretraining": _errors([row for row in rows if row["counts"]]),
-        "rank_correlation": _rank_correlation(rows),
+        "rank_correlation": rank_correlation(rows),
+        "by_doubt": _by_doubt(rows),
         "memory": memory_summary(rows),
         "unpredicted_reasons": dict(Counter(row["reason"] for row in rows if row["reason"]).most_common()),
     }
 
 
-def _rank_correlation(rows: Sequence[Document]) -> Document:
-    """Spearman's rank correlation of throughput over layouts of the same model, GPU, size and sequence length."""
-    from scipy.stats import rankdata
-
-    alike: dict[tuple[object, ...], list[tuple[float, float]]] = defaultdict(list)
+def _by_doubt(rows: Sequence[Document]) -> Document:
+    """Errors and order of layouts of the records that nobody doubts ("sound"), and of those with each mark."""
+    by_mark: dict[str, list[Document]] = defaultdict(list)
     for row in rows:
-        true, predicted = row.get("measured_tokens_per_s_per_gpu"), row["predicted_tokens_per_s_per_gpu"]
-        if true is not None and predicted is not None:
-            key = tuple(row.get(name) for name in ("model_name", "gpu", "n_gpus", "seq_len"))
-            alike[key].append((true, predicted))
-    found = []
-    for pairs in alike.values():
-        ranks = [rankdata(side) for side in zip(*pairs, strict=True)]
-        if len(pairs) >= RANKED_AT_LEAST and all(np.ptp(rank) > 0 for rank in ranks):
-            found.append(float(np.corrcoef(*ranks)[0, 1]))
+        by_mark[str(row.get("suspect") or SOUND)].append(row)
     return {
-        "groups": len(found),
-        "median": float(np.median(found)) if found else None,
-        "min": min(found, default=None),
+        mark: {**_errors(members), "rank_correlation": rank_correlation(members)}
+        for mark, members in sorted(by_mark.items(), key=lambda item: (item[0] != SOUND, item[0]))
     }
 
 

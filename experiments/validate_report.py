@@ -12,7 +12,18 @@ from experiments.run_directory import RunDirectory
 from experiments.tables import Table
 from experiments.validate_memory import MEMORY_QUANTITY, memory_lines
 
-__all__ = ["group_table", "percent", "reason_table", "summary_lines", "write_directory"]
+__all__ = [
+    "SOUND",
+    "group_cells",
+    "group_table",
+    "percent",
+    "reason_table",
+    "summary_lines",
+    "write_directory",
+]
+
+SOUND = "sound"
+"""Of records that nobody doubts."""
 
 Document = dict[str, Any]
 
@@ -31,19 +42,26 @@ def group_table(groups: Sequence[Document]) -> Table:
         columns=("source", "GPU", "records", "judged", "median", "bias", "p90", "worst", "worst record"),
         rows=tuple(
             (
-                group["family"],
-                group["gpu"],
-                str(group["records"]),
-                str(group["count"]),
-                percent(group["median_abs_error"]),
-                percent(group["median_error"], signed=True),
-                percent(group["p90_abs_error"]),
+                *group_cells(group),
                 percent(group["worst_error"], signed=True),
                 group["worst_record"] or "-",
             )
             for group in groups
         ),
         left=frozenset({0, 1, 8}),
+    )
+
+
+def group_cells(group: Document) -> tuple[str, ...]:
+    """Whose the group is, how many records it has, and its errors but for the worst."""
+    return (
+        group["family"],
+        group["gpu"],
+        str(group["records"]),
+        str(group["count"]),
+        percent(group["median_abs_error"]),
+        percent(group["median_error"], signed=True),
+        percent(group["p90_abs_error"]),
     )
 
 
@@ -68,14 +86,24 @@ def summary_lines(document: Document) -> tuple[str, ...]:
     covered = summary["complete_pretraining"]["band_coverage"]
     if covered is not None:
         lines.append(f"P10-P90 bands hold {covered:.1%} of those (own configuration left out)")
-    ranks, memory = summary["rank_correlation"], summary["memory"]
-    if ranks["groups"]:
-        lines.append(
-            f"order of layouts: rank correlation of throughput {ranks['median']:.3f} in the median of "
-            f"{ranks['groups']} sets of records of one model, GPU, size and sequence length; lowest {ranks['min']:.3f}"
-        )
+    lines += _order_sentences("order of layouts", summary["rank_correlation"])
+    if len(summary["by_doubt"]) > 1:
+        for mark, found in summary["by_doubt"].items():
+            what = "records that nobody doubts" if mark == SOUND else f"records marked {mark}"
+            lines.append(_sentence(what, found))
+            lines += _order_sentences(f"order of layouts, {what}", found["rank_correlation"])
+    memory = summary["memory"]
     lines += memory_lines(memory)
     return tuple(lines)
+
+
+def _order_sentences(what: str, ranks: Mapping[str, Any]) -> list[str]:
+    if not ranks["groups"]:
+        return []
+    return [
+        f"{what}: rank correlation of throughput {ranks['median']:.3f} in the median of {ranks['groups']} sets of "
+        f"records of one model, GPU, size and sequence length; lowest {ranks['min']:.3f}"
+    ]
 
 
 def _sentence(what: str, errors: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from cost_models.calibration import calibration, load_calibration
 from experiments.calibrate import calibrate
-from experiments.calibrate_constants import CONSTANTS, apply, chosen, value_of
+from experiments.calibrate_constants import KERNEL_CONSTANTS, RUN_CONSTANTS, apply, value_of
 from experiments.cli import cli
 from experiments.record_prediction import predict_step
 from experiments.record_setup import job_of
@@ -26,7 +26,7 @@ SHAPE = {
     "vpp": "1", "cp": "1", "sp": "0", "zero_stage": "zero1", "recompute": "none", "precision": "bf16", "year": "2025",
     "attention": "FlashAttention-3", "task": "pretrain",
 }  # fmt: skip
-TRUE = {"gemm_efficiency": 0.68, "step_fixed_s": 0.2}
+TRUE = {"gemm_efficiency": 0.74, "step_fixed_s": 0.03}
 
 
 def rows() -> list[dict[str, str]]:
@@ -40,7 +40,7 @@ def rows() -> list[dict[str, str]]:
         for source, layers in (("one", 8), ("two", 16))
         for seq_len in (2048, 8192)
         for micro in (1, 2)
-        for count in (1, 8)
+        for count in (1, 64)
     ]  # fmt: skip
 
 
@@ -79,9 +79,12 @@ def test_the_constants_that_made_the_data_are_found(fitted: tuple[dict[str, obje
     assert set(found) == set(TRUE)
     for name, value in TRUE.items():
         assert abs(found[name]["value"] - value) <= found[name]["half_width"] + 0.01, name
-    assert found["gemm_efficiency"]["value"] == pytest.approx(0.68, abs=0.03)
+    gemm = found["gemm_efficiency"]
+    assert (
+        TRUE["gemm_efficiency"] < gemm["value"] < gemm["prior"]
+    )  # 16 runs of a power-limited GPU and kernels agree on
     assert document["error_fitted"]["median_abs_error"] < 0.02  # type: ignore[index]
-    assert document["error_at_start"]["median_abs_error"] > 0.03  # type: ignore[index]
+    assert document["error_at_start"]["median_abs_error"] > 0.02  # type: ignore[index]
     assert document["cross_validation"] == "leave one source out"
     assert document["error_cross_validated"]["median_abs_error"] < 0.05  # type: ignore[index]
     json.dumps(document, allow_nan=False)
@@ -90,8 +93,9 @@ def test_the_constants_that_made_the_data_are_found(fitted: tuple[dict[str, obje
     assert mine.generation == "hopper"
     assert mine.hbm_efficiency == calibration("hopper").hbm_efficiency
     entry = dict(mine.entries)["gemm_efficiency"]
-    assert "hdpsim calibrate" in entry.source
-    assert entry.fitted_on == "16 runs of measured.csv"
+    assert "(95 %) by 16 runs (one, two) of measured.csv" in entry.runs
+    assert entry.prior == pytest.approx(document["constants"][0]["prior"])  # type: ignore[index]
+    assert entry.source == dict(calibration("hopper").entries)["gemm_efficiency"].source
 
 
 def test_scenarios_and_validate_take_the_file(fitted: tuple[dict[str, object], Path], measured: Path) -> None:
@@ -133,15 +137,14 @@ def test_what_records_do_not_tell_is_refused_by_name(measured: Path, tmp_path: P
 def test_constants_are_those_of_a_calibration_within_their_bounds() -> None:
     for name in ("ampere", "hopper", "blackwell", "h20"):
         cal = calibration(name)
-        for constant in chosen(None):
+        for constant in (*KERNEL_CONSTANTS, *RUN_CONSTANTS):
             assert constant.low <= value_of(cal, constant.name) <= constant.high, (name, constant.name)
-    assert {constant.name for constant in chosen(None)} == {constant.name for constant in CONSTANTS}
 
 
 def test_tied_constants_keep_their_ratio() -> None:
     base = calibration("hopper")
-    attention = next(c for c in CONSTANTS if c.name == "attention_forward_efficiency")
+    attention = next(c for c in RUN_CONSTANTS if c.name == "attention_forward_efficiency")
     changed = apply(base, base, {attention: base.attention_forward_efficiency * 0.9})
     assert changed.attention_backward_efficiency == pytest.approx(base.attention_backward_efficiency * 0.9)
-    network = next(c for c in CONSTANTS if c.name == "network.nic_efficiency")
+    network = next(c for c in RUN_CONSTANTS if c.name == "network.nic_efficiency")
     assert apply(base, base, {network: 0.5}).network.nic_efficiency == 0.5

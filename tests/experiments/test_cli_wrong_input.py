@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -133,10 +134,16 @@ def test_damaged_files_are_one_message_and_exit_code_2(case: str, tmp_path: Path
     assert result.stdout == ""
 
 
-def test_an_unreadable_file_is_a_message(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused as the system would: permissions of a file do not stop the superuser."""
     path = tmp_path / "closed.yaml"
     path.write_text("model: x")
-    path.chmod(0)
-    if os.access(path, os.R_OK):
-        pytest.skip("this user may read everything")
-    assert run("simulate", str(path)).exit_code == 2
+
+    def refused(*_: object, **__: object) -> str:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "read_text", refused)
+    result = run("simulate", str(path))
+    assert result.exit_code == 2
+    assert "closed.yaml" in result.stderr
+    assert "cannot be read" in result.stderr

@@ -11,13 +11,27 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from experiments.bytescale_data import read_cells
+from experiments.bytescale_simulation import Job
 from experiments.cli import cli
 from experiments.fidelity import TARGET, Residual, Residuals
 from experiments.fidelity_features import Features, configuration_key, features_of
-from experiments.fidelity_file import read_residuals, residuals_path, shipped_residuals, write_residuals
+from experiments.fidelity_file import (
+    check_residuals,
+    read_residuals,
+    residuals_path,
+    rewrite_residuals,
+    setup_features,
+    shipped_residuals,
+    write_residuals,
+)
+from experiments.fidelity_reproduced import bytescale_residuals, megascale_residuals, residual_lines
+from experiments.megascale_data import table_2
 from experiments.record_prediction import predict
 from experiments.records import read_records, shipped_records
 from experiments.scenario import load_scenario
+from hdpsim.errors import UserInputError
+from simulator.setup import StrategyOptions
 
 RUN = Features(
     gpu="h100-80gb", generation="hopper", bits=16, sharded=False, experts=False, recompute="none", dynamic=False,
@@ -104,6 +118,21 @@ def test_a_bias_of_neighbours_shifts_the_band() -> None:
     assert document["tokens_per_s_p10"] < 800 < document["tokens_per_s_p90"]
 
 
+def test_a_new_source_has_a_wider_band() -> None:
+    draw = np.random.default_rng(0)
+    rows: list[Residual] = []
+    for name, bias in (("a", -0.2), ("b", 0.0), ("c", 0.2), ("d", 0.1), ("e", -0.1)):
+        rows += some((bias + draw.normal(0.0, 0.02, 12)).tolist(), source=name)
+    residuals = Residuals(rows)
+    assert residuals.new_stretch >= residuals.stretch
+    known, new = residuals.band(RUN, source="a"), residuals.band(RUN, source="f")
+    assert (new.low, new.high) != (known.low, known.high)
+    assert new.low <= known.low < 1.0 < known.high <= new.high
+    assert residuals.coverage("source") >= residuals.coverage() - 0.1
+    # Nobody's run is a new source.
+    assert residuals.band(RUN).low == new.low
+
+
 def test_nothing_known_is_said() -> None:
     band = Residuals([]).band(RUN)
     assert "no validated run" in band.note
@@ -117,6 +146,7 @@ def test_the_file_comes_back(tmp_path: Path) -> None:
     written = write_residuals(str(tmp_path / "r.csv"), rows)
     again = read_residuals(tmp_path / "r.csv")
     assert again.stretch == pytest.approx(written.stretch, rel=1e-5)
+    assert again.new_stretch == pytest.approx(written.new_stretch, rel=1e-5)
     assert again.features == written.features
     assert again.band(RUN).low == pytest.approx(written.band(RUN).low, rel=1e-4)
 
@@ -151,3 +181,96 @@ def test_simulate_and_validate_carry_bands(tmp_path: Path) -> None:
         assert row["in_band"] == (row["step_s_p10"] <= row["measured_step_s"] <= row["step_s_p90"])
         assert "P10-P90" in row["fidelity"]
     assert 0.0 <= document["summary"]["band_coverage"] <= 1.0
+
+
+def test_reproduced_cells_join_the_file_and_stay_there(tmp_path: Path) -> None:
+    path = str(tmp_path / "r.csv")
+    rewrite_residuals(path, some([0.0, 0.1]) + some([0.3], source="megascale"))
+    rewrite_residuals(path, some([0.2, 0.2], replace(RUN, dynamic=True), "bytescale"), ("bytescale",))
+    assert sorted(read_residuals(Path(path)).sources.tolist()) == ["bytescale"] * 2 + ["lab"] * 2 + [
+        "megascale"
+    ]
+    rewrite_residuals(path, some([0.5], replace(RUN, dynamic=True), "bytescale"), ("bytescale",))
+    rewrite_residuals(
+        path, some([0.4], source="other")
+    )  # validate again, on other runs: reproduced cells stay
+    again = read_residuals(Path(path))
+    assert dict(zip(again.sources.tolist(), again.log_error.tolist(), strict=True)) == {
+        "bytescale": 0.5,
+        "megascale": 0.3,
+        "other": 0.4,
+    }
+    (tmp_path / "no.csv").write_text("something else\n")
+    with pytest.raises(UserInputError, match="no file of residuals"):
+        rewrite_residuals(str(tmp_path / "no.csv"), some([0.1]))
+
+
+def test_an_older_file_without_strategies_is_read(tmp_path: Path) -> None:
+    write_residuals(str(tmp_path / "r.csv"), some([0.0, 0.1, -0.1]))
+    lines = (tmp_path / "r.csv").read_text().splitlines()
+    place = lines[1].split(",").index("strategy")
+    shorter = [",".join(c for i, c in enumerate(line.split(",")) if i != place) for line in lines[1:]]
+    (tmp_path / "old.csv").write_text("\n".join([lines[0], *shorter]) + "\n")
+    assert read_residuals(tmp_path / "old.csv").features == [RUN] * 3
+
+
+def test_dynamic_runs_learn_from_dynamic_runs() -> None:
+    hdp = replace(RUN, dynamic=True, strategy="hdp-balance", gpus=128)
+    errors = (math.log(1.1) + np.random.default_rng(0).normal(0.0, 0.02, 40)).tolist()
+    residuals = Residuals(some(np.zeros(40).tolist()) + some(errors, hdp, "dynamic"), stretch=1.0)
+    band = residuals.band(replace(RUN, dynamic=True, strategy="hdp-naive"))
+    assert band.sources == ("dynamic",)
+    assert band.middle == pytest.approx(1 / 1.1, rel=0.02)
+    assert "40 validated runs like this one (dynamic)" in band.note
+    assert residuals.band(RUN).sources == ("lab",)
+
+
+def test_setups_of_many_lengths_are_dynamic_and_leave_their_strategies_out() -> None:
+    setup = load_scenario("quickstart-8gpu").setup()
+    lengths = np.array([4096, 1024, 1024], dtype=np.int64)
+    static, key = setup_features(replace(setup, strategy=StrategyOptions(name="static")), lengths)
+    hdp, same = setup_features(replace(setup, strategy=StrategyOptions(name="hdp-balance")), lengths)
+    assert (static.dynamic, static.strategy, hdp.strategy) == (True, "static", "hdp-balance")
+    assert key == same
+    # A token stands in a sequence of (4096^2 + 2 x 1024^2) / 6144 tokens.
+    assert hdp.sequence_tokens == 3072
+    uniform, other = setup_features(
+        replace(setup, strategy=StrategyOptions(name="static")), np.full(4, 2048, dtype=np.int64)
+    )
+    assert not uniform.dynamic
+    assert other != key
+
+
+def test_papers_give_residuals_without_measurements() -> None:
+    cell = read_cells(residuals_path().parent / "bytescale_fig17.csv")[0]
+    job = Job(
+        model=cell.model, dataset=cell.dataset, gpus=cell.gpus, context_tokens=cell.context_tokens,
+        options=StrategyOptions(name=cell.strategy), batches=1,
+    )  # fmt: skip
+    found = bytescale_residuals([cell, cell], [job, job], [{"error": 0.25}, {"error": None}])
+    assert len(found) == 1
+    # 25 % too many tokens/s: a step of 1 / 1.25 of the true one.
+    assert found[0].log_error == pytest.approx(math.log(0.8))
+    assert found[0].features.dynamic
+    assert found[0].features.strategy == cell.strategy
+    steps = table_2()[:1]
+    megascale = megascale_residuals(steps, [{"error": -0.1}])
+    assert megascale[0].log_error == pytest.approx(math.log(0.9))
+    assert not megascale[0].features.dynamic
+    assert megascale[0].features.gpus == steps[0].gpus
+
+
+def test_a_file_of_something_else_is_refused_before_any_work(tmp_path):
+    other = tmp_path / "notes.csv"
+    check_residuals(str(other), "--write-residuals")
+    other.write_text("hello\n")
+    with pytest.raises(UserInputError, match="no file of residuals"):
+        check_residuals(str(other), "--write-residuals")
+    assert other.read_text() == "hello\n"
+
+
+def test_no_residuals_are_said_to_be_none(tmp_path):
+    path = str(tmp_path / "none.csv")
+    assert (
+        residual_lines(rewrite_residuals(path, []), path)[0] == "no run has an error that bands could rest on"
+    )

@@ -9,7 +9,8 @@ import pytest
 
 from cost_models.layout import Layout
 from cost_models.model import Model
-from experiments.record_sums import nic_gbps
+from experiments.record_pipeline import virtual_stages
+from experiments.record_sums import collective_share, nic_gbps, stays_gathered
 from experiments.record_switches import LAYOUT_RULES, MODEL_RULES, blocked, schedule_of, switches_of
 from experiments.records import RunConfig
 
@@ -21,6 +22,13 @@ def read(field: str, **config: object) -> object:
     return finding and finding[0]
 
 
+LATENT: dict[str, object] = {
+    "year": 2025, "framework": "NeMo (Megatron-Core)", "gpu": "GB200-NVL72",
+    "notes": "MLA; recompute_modules from launch.sh: core_attn",
+}  # fmt: skip
+SECOND_NEMO: dict[str, object] = {
+    "framework": "NeMo (Megatron-Core)", "tp": 4, "n_experts": 8, "notes": "expert tensor parallel 1 printed",
+}  # fmt: skip
 GATHERS = (
     "NCCL busbw measured in the same job with 1 GiB fp32: AR 160.0 AG {0} RS {0} GB/s (all ranks); "
     "AWS p5-like cluster, NIC not stated"
@@ -53,6 +61,33 @@ GATHERS = (
         ("etp", {"tp": 4, "framework": "NeMo (Megatron-Core)", "year": 2024}, None),
         ("expert_kernels", {"n_experts": 8, "framework": "Megatron-Bridge 26.02"}, "separate"),
         ("expert_kernels", {"framework": "Megatron-Bridge 26.02"}, None),
+        ("expert_kernels", {"framework": "NeMo (Megatron-Core)", "n_experts": 8, "ep": 8}, "modules"),
+        ("expert_kernels", {"framework": "NeMo (Megatron-Core)", "n_experts": 8, "ep": 4}, "separate"),
+        (
+            "expert_kernels",
+            {"framework": "NeMo (Megatron-Core)", "n_experts": 8, "ep": 8, "notes": "expert tensor parallel 1 printed"},
+            "separate",
+        ),
+        ("expert_kernels", {"framework": "Megatron-Core v0.9", "year": 2024, "n_experts": 8, "ep": 8}, "modules"),
+        ("expert_padding", {"framework": "Megatron-Bridge 26.02", "n_experts": 8, "precision": "fp8"}, True),
+        ("expert_padding", {"framework": "Megatron-Bridge 26.02", "n_experts": 8, "precision": "bf16"}, None),
+        ("expert_padding", {"framework": "Megatron-Bridge 26.02", "precision": "fp8"}, None),
+        (
+            "expert_padding",
+            {"framework": "NeMo", "n_experts": 8, "precision": "mxfp8", "notes": "moe dispatcher=hybridep, x"},
+            None,
+        ),
+        ("deferred_head_gradient", {"framework": "NeMo/Megatron-Core (MLPerf v4.1)", "pp": 8}, True),
+        ("deferred_head_gradient", {"framework": "NeMo/Megatron-Core (MLPerf v4.0)", "pp": 8}, None),
+        ("deferred_head_gradient", {"framework": "NeMo/Megatron-Core (MLPerf v5.1)", "pp": 1}, None),
+        ("deferred_head_gradient", {"framework": "NeMo", "pp": 8}, None),
+        ("separate_scale_updates", {"framework": "NeMo", "year": 2023, "precision": "fp8"}, True),
+        ("separate_scale_updates", {"framework": "NeMo", "year": 2024, "precision": "fp8"}, None),
+        ("separate_scale_updates", {"framework": "NeMo", "year": 2023, "precision": "bf16"}, None),
+        ("separate_scale_updates", {"framework": "torchtitan", "year": 2023, "precision": "fp8"}, None),
+        ("fp8_scaling", {"precision": "fp8", "n_experts": 8, "notes": "FP8 (current scaling); x"}, "tensor"),
+        ("fp8_scaling", {"precision": "fp8", "notes": "FP8 (current scaling); x"}, None),
+        ("scaled_rotary", {"model_name": "gpt-oss-120b", "hidden": 2880}, True),
         ("expert_kernels", {"n_experts": 8, "framework": "torchtitan"}, None),
         ("cuda_graph_experts", {"n_experts": 8, "notes": "dropless; cuda_graph=transformer_engine"}, False),
         ("cuda_graph_experts", {"n_experts": 8, "notes": "token-drop; cuda_graph=transformer_engine"}, None),
@@ -74,18 +109,23 @@ GATHERS = (
         ("embedding_layers", {"model_name": "deepseek-v3", "hidden": 7168, "layers": 61, "pp": 8}, True),
         ("clamped_activation", {"model_name": "gpt-oss-120b", "hidden": 2880}, True),
         ("cp_kind", {"cp": 8, "notes": "cp = Ulysses degree (all"}, "ulysses"),
-        ("cp_kind", {"cp": 8, "framework": "torchtitan (FSDP2)"}, "all-gather"),
+        ("cp_kind", {"cp": 8, "framework": "torchtitan (FSDP2)", "year": 2024}, "gathered-ring"),
+        ("cp_kind", {"cp": 8, "framework": "torchtitan (FSDP2)", "year": 2026}, "all-gather"),
         ("cp_kind", {"cp": 1, "framework": "torchtitan (FSDP2)"}, None),
         ("dp_overlap", {"framework": "Megatron-LM (SC21)", "year": 2021}, False),
         ("dp_overlap", {"framework": "Megatron-LM fork (1F1B)", "year": 2023}, False),
         ("dp_overlap", {"framework": "Megatron-LM", "year": 2024}, None),
         ("dp_overlap", {"framework": "Megatron-LLaMA (OverlappedDistributedOptimizer)", "year": 2023}, None),
+        ("fused_kernels", {"framework": "GPT-NeoX (DeepSpeed ZeRO-1)", "gated_mlp": False}, False),
         ("fused_kernels", {"framework": "Megatron-LLaMA", "year": 2023, "gated_mlp": True}, False),
         ("fused_kernels", {"framework": "Megatron-LM", "year": 2023, "gated_mlp": False}, None),
         ("dp_overlap", {"notes": "TP/p2p/grad overlap OFF"}, False),
         ("dp_overlap", {"framework": "GPT-NeoX (DeepSpeed ZeRO-1)", "zero_stage": "zero1", "year": 2025}, False),
         ("dp_overlap", {"framework": "DeepSpeed ZeRO-3", "zero_stage": "zero3", "year": 2021}, False),
         ("dp_overlap", {"framework": "DeepSpeed ZeRO-3", "zero_stage": "zero3", "year": 2025}, None),
+        ("gather_lists", {"framework": "DeepSpeed ZeRO-3", "zero_stage": "zero3", "year": 2021}, True),
+        ("gather_lists", {"framework": "DeepSpeed ZeRO-3", "zero_stage": "zero3", "year": 2022}, None),
+        ("gather_lists", {"framework": "DeepSpeed", "zero_stage": "zero2", "year": 2021}, None),
         ("gradient_bytes", {"framework": "Megatron-LM", "precision": "fp16"}, 2),
         ("gradient_bytes", {"framework": "Megatron-DeepSpeed", "precision": "bf16"}, None),
         ("gradient_accumulation", {"framework": "Megatron-DeepSpeed", "precision": "bf16"}, "cast"),
@@ -100,6 +140,8 @@ GATHERS = (
         ("tp_overlap", {"framework": "NeMo", "year": 2024, "tp": 4}, True),
         ("tp_overlap", {"framework": "Megatron-Bridge 26.04", "year": 2026, "tp": 4}, True),
         ("tp_overlap", {"framework": "NeMo", "year": 2024, "tp": 4, "n_experts": 8}, None),
+        ("tp_overlap", {**SECOND_NEMO, "kv_heads": 8}, True),
+        ("tp_overlap", SECOND_NEMO, None),
         ("tp_overlap", {"framework": "NeMo", "year": 2024, "tp": 1}, None),
         ("tp_overlap", {"framework": "NeMo", "tp": 4, "notes": "TP-comm overlap False"}, None),
         ("tp_exchange", {"framework": "NeMo (MLPerf v3.1)", "year": 2023, "tp": 4}, "gathers"),
@@ -108,6 +150,31 @@ GATHERS = (
         ("tp_exchange", {"framework": "NeMo (MLPerf v5.0)", "year": 2025, "tp": 4, "gpu": "GB200-NVL72"}, None),
         ("tp_exchange", {"framework": "NeMo", "year": 2024, "tp": 4}, None),
         ("prefetch_gather", {"framework": "NeMo", "zero_stage": "zero1"}, False),
+        ("prefetch_gather", {"framework": "NeMo AutoModel (FSDP2)", "zero_stage": "zero1"}, None),
+        ("gather_overlap", {"framework": "InternEvo", "zero_stage": "zero1"}, False),
+        ("gather_overlap", {"framework": "Megatron-LM", "zero_stage": "zero1"}, None),
+        ("owner_broadcasts", {"framework": "InternEvo", "zero_stage": "zero1"}, True),
+        ("owner_broadcasts", {"framework": "InternEvo", "zero_stage": "fsdp"}, None),
+        ("gradient_all_reduce", {"framework": "InternEvo", "zero_stage": "zero1"}, True),
+        ("gradient_all_reduce", {"framework": "NeMo", "zero_stage": "zero1"}, None),
+        ("bucket_parameters", {"framework": "InternEvo"}, 2.0**29),
+        ("shard_ranks", {"framework": "InternEvo", "zero_stage": "zero1"}, 8),
+        ("cp_kind", {"cp": 4, "notes": "DeepSpeed-Ulysses sequence parallelism"}, "ulysses"),
+        ("cp_kind", {"cp": 4, "notes": "all-gather based CP"}, "all-gather"),
+        ("cp_kind", {"cp": 4, "notes": "ring, not Ulysses"}, None),
+        ("etp", {"framework": "NeMo (x)", "n_experts": 8, "n_gpus": 16, "tp": 4, "ep": 8}, None),
+        ("shard_ranks", {"framework": "InternEvo", "zero_stage": "zero1", "tp": 2}, 4),
+        ("shard_ranks", {"framework": "InternEvo", "zero_stage": "zero1", "notes": "zero1=-1"}, None),
+        ("shard_ranks", {"framework": "InternEvo", "zero_stage": "zero1", "notes": "zero1 size 16"}, 16),
+        ("shard_ranks", {"framework": "InternEvo", "zero_stage": "zero1", "notes": "states over all ranks"}, None),
+        ("gradient_bytes", {"framework": "InternEvo"}, 2),
+        ("gradient_bytes", {"framework": "NeMo Automodel"}, None),
+        ("attention_kernel", {"framework": "InternEvo", "year": 2023, "attention": "flash-attn"}, "flash1"),
+        ("attention_kernel", {"framework": "InternEvo", "year": 2024}, "flash1"),
+        ("attention_kernel", {"framework": "InternEvo", "year": 2025}, "flash"),
+        ("attention_kernel", {"attention": "FlexAttention", "year": 2025}, "flash2"),
+        ("attention_kernel", {"attention": "xformers memory-efficient", "year": 2023}, "flash1"),
+        ("attention_kernel", {"attention": "Transformer Engine", "year": 2025}, "flash"),
         ("prefetch_gather", {"framework": "Megatron-DeepSpeed", "zero_stage": "zero1"}, None),
         ("prefetch_gather", {"framework": "NeMo", "zero_stage": "none"}, None),
         ("tp_overlap", {"framework": "Megatron-LM", "year": 2024, "tp": 4}, None),
@@ -123,6 +190,10 @@ GATHERS = (
         ("shard_ranks", {"zero_stage": "fsdp"}, None),
         ("optimizer_offload", {"notes": "optimizer states offloaded to CPU (CPU Adam)"}, True),
         ("embedding_layers", {"notes": "asymmetric pipeline (embedding and loss count as layers: 126+2)"}, True),
+        ("attention_kernel", LATENT, "unfused"),
+        ("attention_kernel", {**LATENT, "gpu": "H100-SXM-80G"}, "flash"),
+        ("attention_kernel", {**LATENT, "notes": "MLA; recompute_modules from launch.sh: mla_up_proj"}, "flash"),
+        ("attention_kernel", {**LATENT, "kv_heads": 8}, "flash"),
         ("attention_kernel", {"year": 2022}, "unfused"),
         ("attention_kernel", {"year": 2022, "attention": "FlashAttention-1"}, "flash1"),
         ("attention_kernel", {"year": 2023, "attention": "triton flash attention"}, "flash1"),
@@ -134,6 +205,8 @@ GATHERS = (
         ("attention_kernel", {"year": 2023, "framework": "NeMo (MLPerf v3.0)"}, "flash1"),
         ("attention_kernel", {"year": 2023, "framework": "NeMo (MLPerf v3.1)"}, "flash2"),
         ("attention_kernel", {"year": 2024, "framework": "NeMo (MLPerf v4.0)"}, "flash"),
+        ("attention_kernel", {"year": 2024, "framework": "NeMo (NeMo24.03.01)"}, "flash2"),
+        ("attention_kernel", {"year": 2024, "framework": "NeMo", "notes": "container NeMo 24.07"}, "flash"),
         ("expert_dispatch", {"notes": "moe dispatcher=hybridep, x"}, "fused"),
         ("expert_dispatch", {"notes": "dispatcher DeepEP; x"}, "fused"),
         ("expert_dispatch", {"notes": "moe dispatcher=None"}, None),
@@ -157,8 +230,17 @@ GATHERS = (
         ("fused_loss", {"framework": "NeMo", "year": 2023}, None),
         ("gradient_bytes", {"framework": "PyTorch FSDP1 (fms-fsdp)"}, 2),
         ("bucket_parameters", {"notes": "grad accumulation 4; DDP bucket 25MB"}, 25 * 2**20 / 2),
-        ("tp_asynchronous", {"tp": 8, "notes": "TP mode REDUCE_SCATTER (=SP) with async comm"}, True),
-        ("tp_asynchronous", {"tp": 1, "notes": "TP mode REDUCE_SCATTER (=SP) with async comm"}, None),
+        ("fp8_scaling", {"framework": "torchtitan", "precision": "fp8", "notes": "float8 rowwise; x"}, "row"),
+        ("fp8_scaling", {"framework": "torchtitan", "precision": "fp8"}, "tensor"),
+        ("fp8_scaling", {"framework": "torchtitan", "precision": "bf16"}, None),
+        ("fp8_scaling", {"framework": "NeMo", "precision": "fp8"}, None),
+        ("fp8_scaling", {"framework": "FSDP2", "precision": "fp8", "notes": "torchao, rowwise scaling"}, "row"),
+        ("tp_batch_first", {"framework": "PyTorch", "tp": 8, "notes": "TP by DTensor"}, True),
+        ("tp_batch_first", {"framework": "torchtitan (FSDP2)", "tp": 8}, True),
+        ("tp_batch_first", {"framework": "Megatron-LM", "tp": 8}, None),
+        ("tp_asynchronous", {"tp": 8, "notes": "with async comm; CUDA_DEVICE_MAX_CONNECTIONS=1"}, True),
+        ("tp_asynchronous", {"tp": 8, "notes": "TP mode REDUCE_SCATTER (=SP) with async comm"}, None),
+        ("tp_asynchronous", {"tp": 1, "notes": "with async comm; CUDA_DEVICE_MAX_CONNECTIONS=1"}, None),
         ("checked_collectives", {"n_gpus": 512, "notes": GATHERS.format(6.4)}, True),
         ("checked_collectives", {"n_gpus": 512, "notes": GATHERS.format(44.5)}, None),
         ("checked_collectives", {"n_gpus": 32, "notes": GATHERS.format(98.0)}, True),
@@ -229,3 +311,47 @@ def test_layers_that_only_divide_with_embedding_and_head(layers: int, pp: int, c
 )
 def test_network_of_a_server(config: dict[str, Any], gbps: float | None) -> None:
     assert nic_gbps(RunConfig(**{"gpu": "h100", **config})) == gbps
+
+
+def test_collectives_use_one_link_of_omni_path() -> None:
+    shares = {"4x100Gb OPA per node": 0.25, "4x100Gb per node": 1.0, "100Gb Omni-Path per node": 1.0, "": 1.0}
+    assert {notes: collective_share(RunConfig(gpu="h100", notes=notes)) for notes in shares} == shares
+
+
+@pytest.mark.parametrize(
+    ("stated", "layout"),
+    [
+        ({"framework": "torchtitan", "zero_stage": "fsdp", "pp": 8}, True),
+        ({"framework": "torchtitan", "zero_stage": "fsdp", "pp": 1}, False),
+        ({"framework": "Megatron-Bridge", "zero_stage": "fsdp", "pp": 8}, False),
+        ({"framework": "torchtitan", "zero_stage": "zero1", "pp": 8}, False),
+    ],
+)
+def test_parameters_stay_gathered_in_pytorch_pipelines(stated: dict[str, Any], layout: bool) -> None:
+    assert stays_gathered(RunConfig(gpu="h100", **stated)) is layout
+
+
+@pytest.mark.parametrize(
+    ("stated", "chunks"),
+    [
+        ({}, 8),  # 16 micro-batches for 16 stages
+        ({"global_batch_seqs": 128 * 40}, 1),  # 40: enough
+        ({"notes": "plain 1F1B"}, 1),
+        ({"year": 2020}, 1),
+        ({"vpp": 1}, 1),
+        ({"global_batch_seqs": 128 * 40, "notes": "interleaved schedule"}, 8),
+        ({"global_batch_seqs": 128 * 40, "notes": "not interleaved"}, 1),
+    ],
+)
+def test_pipelines_too_short_to_fill_interleave(stated: dict[str, Any], chunks: int) -> None:
+    known: dict[str, Any] = {
+        "gpu": "h100", "year": 2024, "n_gpus": 16_384, "tp": 8, "pp": 16, "global_batch_seqs": 2048, **stated
+    }  # fmt: skip
+    assert virtual_stages(RunConfig(**known), 128)[0] == chunks
+
+
+def test_a_slow_release_that_the_source_mentions_is_not_modelled() -> None:
+    notes = "source footnote: known cuDNN performance regression in this release"
+    assert any(
+        "slow release" in words for words in switches_of(RunConfig(gpu="h100", notes=notes)).not_modelled
+    )

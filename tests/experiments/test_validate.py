@@ -118,6 +118,24 @@ def test_order_of_layouts_is_ranked(tmp_path: Path) -> None:
     assert found["median"] == pytest.approx(-1.0)
 
 
+def test_doubtful_records_are_summed_up_and_ranked_apart(tmp_path: Path) -> None:
+    base = next(row for row in rows() if row["id"] == "simumax-0001")
+    layouts = [{**base, "micro_batch": "1", "global_batch_seqs": str(4 * n)} for n in (1, 2, 3, 4, 5)]
+    right = [
+        {**row, "measured_tokens_per_s_per_gpu": str(100 + n), "suspect": ""} for n, row in enumerate(layouts)
+    ]
+    wrong = [
+        {**row, "measured_tokens_per_s_per_gpu": str(100 - n), "suspect": "slow_net"}
+        for n, row in enumerate(layouts)
+    ]
+    validation = run(write(tmp_path / "r.csv", right + wrong))
+    apart = validation.document["summary"]["by_doubt"]
+    assert list(apart) == ["sound", "slow_net"]
+    assert [part["count"] for part in apart.values()] == [5, 5]
+    assert [part["rank_correlation"]["median"] for part in apart.values()] == pytest.approx([1.0, -1.0])
+    assert sum("records marked slow_net" in line for line in validation.lines) == 2
+
+
 def test_the_command_writes_a_run_directory_and_json(some: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     result = CliRunner().invoke(cli, ["validate", some, "--out", str(out), "--json"])

@@ -1,0 +1,70 @@
+"""Residuals of the papers that `hdpsim reproduce` holds predictions against; bands of dynamic strategies need them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from experiments.fidelity import Residual, Residuals
+from experiments.fidelity_file import setup_features
+
+if TYPE_CHECKING:
+    from experiments.bytescale_data import Cell as ByteScaleCell
+    from experiments.bytescale_simulation import Job
+    from experiments.megascale_data import Cell as MegaScaleCell
+
+__all__ = ["bytescale_residuals", "megascale_residuals", "residual_lines"]
+
+Records = Sequence[Mapping[str, Any]]
+
+
+def bytescale_residuals(
+    cells: Sequence[ByteScaleCell], jobs: Sequence[Job], records: Records
+) -> list[Residual]:
+    """One residual for every cell with an error; layout and GPU are inferred, so none counts as complete.
+
+    A cell's error is that of tokens/s: the step's is its inverse.
+    """
+    from experiments.bytescale_simulation import batches_of, setup_of
+
+    found = []
+    for cell, job, record in zip(cells, jobs, records, strict=True):
+        if record["error"] is None:
+            continue
+        lengths = batches_of(cell.dataset, cell.context_tokens, job.batches)[0]
+        features, key = setup_features(setup_of(job), lengths)
+        error = -math.log1p(record["error"])
+        found.append(
+            Residual(features=features, key=key, source="bytescale", complete=False, log_error=error)
+        )
+    return found
+
+
+def megascale_residuals(cells: Sequence[MegaScaleCell], records: Records) -> list[Residual]:
+    """One residual for every iteration time with an error; the micro-batch is chosen, so none counts as complete."""
+    from experiments.megascale_simulation import scenario_of
+
+    found = []
+    for cell, record in zip(cells, records, strict=True):
+        if record["error"] is None or cell.metric != "step_s":
+            continue
+        scenario = scenario_of(cell)
+        features, key = setup_features(scenario.setup(), scenario.batches(1)[0])
+        error = math.log1p(record["error"])
+        found.append(
+            Residual(features=features, key=key, source="megascale", complete=False, log_error=error)
+        )
+    return found
+
+
+def residual_lines(written: Residuals, path: str) -> tuple[str, ...]:
+    """What was written, and how many of the runs its bands hold."""
+    if not written.features:
+        return "no run has an error that bands could rest on", f"wrote {path}"
+    by_configuration, by_source = written.coverage(), written.coverage("source")
+    return (
+        f"bands stretched by {written.stretch:.2f} hold {by_configuration:.1%} of the runs with their configuration "
+        f"left out; of new sources, by {written.new_stretch:.2f}: {by_source:.1%} with their whole source left out",
+        f"wrote {path}",
+    )

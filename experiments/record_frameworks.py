@@ -1,0 +1,32 @@
+"""Which family of training stacks a record's framework belongs to."""
+
+from __future__ import annotations
+
+import re
+
+from experiments.records import RunConfig
+
+__all__ = ["SPLIT_SCHEDULE", "is_deepspeed", "is_internevo", "is_megatron", "is_nemo"]
+
+SPLIT_SCHEDULE = re.compile(r"\b(ZB-?\w+|DualPipe\w*)\b")
+"""Names of schedules with weight gradients of their own, as frameworks and notes have them."""
+
+
+def is_nemo(config: RunConfig) -> bool:
+    """NeMo on Megatron-Core; AutoModel, of the same name, is PyTorch's FSDP2 (Automodel, docs: PyTorch backend)."""
+    return "NeMo" in config.framework and not re.search(r"(?i)automodel", config.framework)
+
+
+def is_megatron(config: RunConfig) -> bool:
+    """NeMo's pipelines are Megatron's."""
+    return "Megatron" in config.framework or is_nemo(config)
+
+
+def is_deepspeed(config: RunConfig) -> bool:
+    """GPT-NeoX runs on DeepSpeed's engine."""
+    return "DeepSpeed" in config.framework or "GPT-NeoX" in config.framework
+
+
+def is_internevo(config: RunConfig) -> bool:
+    """InternLM's first repository held the framework before it had a name of its own."""
+    return re.search(r"InternEvo|InternLM", config.framework) is not None

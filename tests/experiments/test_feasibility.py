@@ -1,0 +1,68 @@
+from dataclasses import replace
+
+import pytest
+
+from cost_models import catalog
+from cost_models.layout import Layout
+from experiments.feasibility import layout_notes
+
+MODEL = catalog.model("llama-3-8b")
+CLUSTER = catalog.cluster("superpod-h100")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"shard_ranks": 2, "sharding": "none"}, "shard_ranks = 2 changes nothing: sharding is none"),
+        (
+            {"gather_overlap": False, "sharding": "zero3"},
+            "gather_overlap = false changes nothing: sharding is zero3",
+        ),
+        (
+            {"owner_broadcasts": True, "sharding": "none"},
+            "owner_broadcasts = true changes nothing: sharding is none",
+        ),
+        ({"gather_lists": True}, "gather_lists = true changes nothing: sharding is zero1, not zero3"),
+        ({"recompute_products": 0.5}, "recompute_products = 0.5 changes nothing: recompute is none"),
+        ({"recompute_attention": 0.0}, "recompute_attention = 0 changes nothing: recompute is none"),
+        ({"fp8_scaling": "row"}, "fp8_scaling = row changes nothing: precision is bf16, not fp8"),
+        ({"separate_scale_updates": True}, "separate_scale_updates = true changes nothing: it needs fp8"),
+        (
+            {"expert_padding": True, "precision": "fp8"},
+            "expert_padding = true changes nothing: llama-3-8b has no",
+        ),
+        ({"tp_batch_first": True}, "tp_batch_first = true changes nothing: tp is 1"),
+        (
+            {"cuda_graph_scope": "iteration"},
+            "cuda_graph_scope = iteration changes nothing: cuda_graphs is false",
+        ),
+    ],
+)
+def test_switches_without_effect_are_named_with_the_reason(changes: dict[str, object], why: str) -> None:
+    (note,) = layout_notes(MODEL, CLUSTER, replace(Layout(), **changes))
+    assert why in note
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"shard_ranks": 2, "gather_overlap": False, "owner_broadcasts": True, "gradient_all_reduce": True},
+        {"gather_lists": True, "sharding": "zero3"},
+        {"recompute": "full", "recompute_products": 0.5, "recompute_attention": 0.0},
+        {"precision": "fp8", "separate_scale_updates": True},
+        {"precision": "fp8", "fp8_scaling": "row", "tp": 2, "tp_batch_first": True},
+        {"deferred_head_gradient": True, "pp": 4},
+        {"cuda_graphs": True, "cuda_graph_scope": "iteration"},
+    ],
+)
+def test_switches_with_an_effect_are_not(changes: dict[str, object]) -> None:
+    assert layout_notes(MODEL, CLUSTER, replace(Layout(), **changes)) == ()
+
+
+def test_targets_without_adapters_are_named() -> None:
+    aimed = replace(MODEL, adapter_targets="all")
+    assert layout_notes(aimed, CLUSTER, Layout()) == (
+        "adapter_targets = all changes nothing: adapter_rank is 0",
+    )
+    assert layout_notes(replace(aimed, adapter_rank=8), CLUSTER, Layout()) == ()

@@ -1,0 +1,74 @@
+"""Empty cells of a record that follow from others: filled in, and said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from experiments.record_prediction import predict
+from experiments.records import RunConfig
+
+RUN = RunConfig(
+    gpu="h100", n_gpus=16, gpus_per_node=8, model_name="small", layers=8, hidden=2048, ffn_hidden=8192, heads=16,
+    kv_heads=16, head_dim=128, vocab=32000, gated_mlp=True, seq_len=2048, global_batch_seqs=32, micro_batch=2, tp=2,
+    pp=2, cp=1, vpp=1, dp=4, zero_stage="zero1", recompute="none", precision="bf16", attention="flash",
+)  # fmt: skip
+NO_SHAPE: dict[str, Any] = dict.fromkeys(
+    ("hidden", "layers", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab", "gated_mlp")
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"kv_heads": None}, "as many key and value heads as heads"),
+        ({"global_batch_seqs": None}, "one micro-batch a step on every rank"),
+        ({"global_batch_seqs": None, "notes": "batch size per DP 8"}, "8 sequences a step on every rank"),
+        (
+            {"micro_batch": 3},
+            "32 sequences do not divide by dp x micro_batch = 4 x 3: the busiest rank has 8",
+        ),
+        ({"tp": None}, "tp = 2 (what the other degrees leave)"),
+        ({"tp": None, "pp": None, "dp": None}, "tp 1, pp 1: the fewest GPUs that hold a replica"),
+        ({"cp": None}, "cp = 1 (what the other degrees leave)"),
+        ({"heads": None, "head_dim": None, "kv_heads": None}, "heads 16"),
+        ({"hidden": None}, ""),
+        ({"ffn_hidden": None}, "ffn_hidden 5632"),
+        ({"model_name": "llama-2-7b", **NO_SHAPE}, "shape of llama-2-7b"),
+        ({"model_name": "llama-2-70b", **NO_SHAPE, "hidden": 8192}, "shape of llama-2-70b"),
+        ({"model_name": "kimi-k2", "ep": 8, **NO_SHAPE}, "latent attention of kimi-k2"),
+    ],
+)
+def test_a_record_that_lacks_something_is_completed_and_says_so(changes: dict[str, Any], words: str) -> None:
+    prediction = predict(replace(RUN, **changes))
+    assert prediction.step_s is not None, prediction.reason
+    assert not words or any(words in assumption for assumption in prediction.assumptions), prediction
+
+
+def test_a_complete_record_is_left_alone() -> None:
+    assert not any("rank" in words for words in predict(RUN).assumptions)
+
+
+def test_a_model_that_needs_more_than_a_server_gets_stages() -> None:
+    large = replace(
+        RUN, model_name="llama-3-405b", **NO_SHAPE, n_gpus=1024, tp=None, pp=None, dp=None, micro_batch=1
+    )
+    prediction = predict(replace(large, global_batch_seqs=1024, layers=126))
+    words = next(words for words in prediction.assumptions if "fewest GPUs" in words)
+    assert words.startswith("tp 8, pp ")
+    assert prediction.fits
+
+
+def test_a_run_that_would_not_fit_otherwise_recomputes() -> None:
+    tight = replace(RUN, recompute=None, micro_batch=1, seq_len=131072, tp=1, pp=1, dp=16)
+    words = "full recomputation: without it the run would not fit"
+    assert words in predict(tight).assumptions
+    assert words not in predict(replace(tight, recompute="none")).assumptions
+    assert "no recomputation" in predict(replace(RUN, recompute=None)).assumptions
+
+
+def test_a_contradicted_name_gives_no_shape() -> None:
+    prediction = predict(replace(RUN, layers=None, model_name="llama-2-7b"))
+    assert prediction.reason == "layers is not stated"

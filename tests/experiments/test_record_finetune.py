@@ -1,0 +1,186 @@
+"""Pipelines that a record only half states, and packs of fine-tuning recipes."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.record_finetune import packed_documents
+from experiments.record_pipeline import interleaves, virtual_stages
+from experiments.record_prediction import predict
+from experiments.record_setup import job_of
+from experiments.record_switches import switches_of
+from experiments.records import RunConfig
+from simulator.strategies.uniform_mesh import plan_uniform
+
+
+def _config(**changes: object) -> RunConfig:
+    values: dict[str, object] = {
+        "gpu": "H100-SXM-80G", "n_gpus": 8, "gpus_per_node": 8, "framework": "NeMo 24.07 (Megatron-Core)",
+        "model_name": "m", "year": 2024, "layers": 40, "hidden": 5120, "ffn_hidden": 13824, "heads": 40, "kv_heads": 40,
+        "vocab": 32000, "gated_mlp": True, "seq_len": 4096, "global_batch_seqs": 32, "micro_batch": 1, "tp": 1,
+        "sp": False, "pp": 4, "vpp": None, "cp": 1, "dp": 2, "zero_stage": "zero1", "recompute": "none",
+        "precision": "fp8", "task": "sft",
+    }  # fmt: skip
+    return RunConfig(**{**values, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "chunks", "interleaved"),
+    [
+        ({}, 10, True),  # one of 40 layers on 4 stages to a chunk
+        ({"vpp": 2}, 2, True),
+        ({"vpp": 1}, 1, False),
+        ({"pp": 1, "dp": 8}, 1, False),
+        ({"pp": 1, "vpp": 3, "dp": 8}, 1, False),
+        ({"n_experts": 8, "topk": 2}, 1, False),
+        ({"framework": "Megatron-Core MCore", "n_experts": 8, "topk": 2}, 10, True),
+        ({"framework": "Megatron-Core MCore"}, 1, False),
+        ({"framework": "Megatron-LM"}, 1, False),
+        ({"framework": "Megatron-LM fork (1F1B-I)"}, 10, True),
+        ({"notes": "VP printed NA (other releases of the same recipe print VP 5 for it)"}, 5, True),
+    ],
+)
+def test_chunks_of_a_stage(changes: dict[str, object], chunks: int, interleaved: bool) -> None:
+    config = _config(**changes)
+    assert virtual_stages(config, 40)[0] == chunks
+    assert interleaves(config) == interleaved
+
+
+def test_a_recipe_interleaves_and_its_transfers_run_beside_compute() -> None:
+    job, plain = job_of(_config()), job_of(_config(vpp=1))
+    assert (job.setup.layout.schedule, job.setup.layout.vpp, job.setup.layout.pp_overlap) == (
+        "interleaved",
+        10,
+        True,
+    )
+    assert (plain.setup.layout.schedule, plain.setup.layout.pp_overlap) == ("1f1b", False)
+    assert "vpp 10" in job.assumptions
+
+
+@pytest.mark.parametrize(
+    ("changes", "documents"),
+    [
+        ({}, 23),  # 4096 / 180
+        ({"task": "lora", "seq_len": 2048}, 11),
+        ({"seq_len": 100}, 1),
+        ({"framework": "Megatron-Bridge 26.06"}, 23),
+        ({"framework": "NeMo/Megatron-Core (MLPerf v5.0)"}, 1),
+        ({"framework": "ArcticTraining"}, 1),
+        ({"task": "pretrain"}, 1),
+    ],
+)
+def test_documents_of_a_pack(changes: dict[str, object], documents: int) -> None:
+    assert packed_documents(_config(**changes))[0] == documents
+
+
+def test_short_documents_cost_less_attention_and_nothing_else() -> None:
+    packed = dict(predict(_config(pp=1, dp=8)).account_s)
+    whole = dict(predict(_config(pp=1, dp=8, task="pretrain")).account_s)
+    assert packed["attention"] < 0.5 * whole["attention"]
+    assert packed["gemm"] == pytest.approx(whole["gemm"])
+
+
+@given(
+    tokens=st.integers(1, 5000),
+    documents=st.integers(1, 50),
+    sequences=st.integers(1, 4),
+    micro_batches=st.integers(1, 4),
+)
+def test_documents_keep_every_token(tokens: int, documents: int, sequences: int, micro_batches: int) -> None:
+    documents = min(documents, tokens)
+    plan = plan_uniform(1, micro_batches, sequences, tokens, documents=documents)
+    ends = np.cumsum(plan.segment_tokens)[plan.segment_offsets[1:] - 1]
+    assert np.diff(ends, prepend=0).tolist() == [sequences * tokens] * micro_batches
+    assert plan.segment_tokens.max() - plan.segment_tokens.min() <= 1
+
+
+MIXTURE = {
+    "framework": "Megatron-Bridge 26.08", "gpu": "GB200-NVL72", "n_gpus": 8, "layers": 48, "hidden": 2048,
+    "ffn_hidden": 768, "heads": 32, "kv_heads": 4, "head_dim": 128, "n_experts": 128, "topk": 8, "pp": 1, "dp": 8,
+    "ep": 8, "precision": "mxfp8", "task": "pretrain", "notes": "router force-balanced, dropless", "year": 2026,
+}  # fmt: skip
+FULL = {"cuda_graphs": True, "cuda_graph_scope": "iteration", "expert_dispatch": "fused", "ep_overlap": True}
+PARTIAL = {"cuda_graphs": True, "cuda_graph_experts": False, "expert_dispatch": "fused"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, FULL),
+        ({"framework": "Megatron-Bridge 26.06.01"}, FULL),
+        ({"framework": "Megatron-Bridge 26.04"}, PARTIAL),
+        ({"framework": "Megatron-Bridge 25.11"}, PARTIAL),
+        ({"framework": "Megatron-Bridge 25.09"}, {}),
+        (
+            {"framework": "Megatron-Bridge 25.09", "notes": "token-drop", "gpu": "B200-SXM-180G"},
+            {"cuda_graphs": True, "cuda_graph_scope": "iteration"},
+        ),
+        ({"gpu": "B200-SXM-180G"}, {}),
+        ({"gpu": "H100-SXM-80G"}, {}),
+        ({"notes": "perf recipe X: moe dispatcher=None, cuda_graph=None"}, {}),
+        ({"notes": "cuda_graph=full_iteration"}, {"cuda_graphs": True, "cuda_graph_scope": "iteration"}),
+        ({"notes": "cuda_graph=local"}, {"cuda_graphs": True, "cuda_graph_scope": "iteration"}),
+        ({"notes": "cuda_graph=transformer_engine"}, {"cuda_graphs": True, "cuda_graph_experts": False}),
+        ({"n_experts": None}, {}),
+        ({"framework": "Megatron-LM"}, {}),
+    ],
+)
+def test_recipes_that_are_not_printed(changes: dict[str, object], found: dict[str, object]) -> None:
+    layout = switches_of(_config(**{**MIXTURE, **changes})).layout
+    names = ("cuda_graphs", "cuda_graph_scope", "cuda_graph_experts", "expert_dispatch", "ep_overlap")
+    assert {name: layout[name] for name in names if name in layout} == found
+
+
+@pytest.mark.parametrize(
+    ("round_", "notes", "task", "graphs", "scope"),
+    [
+        ("v5.1", "config GB300_128x4x1xtp2pp1cp4_8b parsed", "pretrain", True, "iteration"),
+        ("v5.1", "config GB300_128x4x72xtp2pp8cp2_cg_fp4 parsed", "pretrain", True, "iteration"),
+        ("v5.1", "config GB200_128x4x112xtp4pp8cp2 parsed", "pretrain", None, None),
+        ("v5.0", "config GB200_128x4x112xtp4pp8cp2_cg_dplast parsed", "pretrain", True, None),
+        ("v5.0", "config X", "lora", True, None),
+        ("v4.1", "config X", "lora", None, None),
+    ],
+)
+def test_graphs_of_the_benchmark(
+    round_: str, notes: str, task: str, graphs: bool | None, scope: str | None
+) -> None:
+    config = _config(framework=f"NeMo/Megatron-Core (MLPerf {round_})", notes=notes, task=task)
+    layout = switches_of(config).layout
+    assert (layout.get("cuda_graphs"), layout.get("cuda_graph_scope")) == (graphs, scope)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rank", "targets"),
+    [
+        ({"task": "lora"}, 16, "qkv"),
+        ({"task": "lora", "notes": "LoRA rank 32"}, 32, "qkv"),
+        ({"task": "lora", "framework": "NeMo/Megatron-Core (MLPerf v4.0)"}, 16, "attention"),
+        ({"task": "sft"}, 0, "attention"),
+    ],
+)
+def test_adapters_of_a_record(changes: dict[str, object], rank: int, targets: str) -> None:
+    model = job_of(_config(**changes)).setup.model
+    assert (model.adapter_rank, model.adapter_targets) == (rank, targets)
+
+
+@pytest.mark.parametrize(
+    ("changes", "overlap"),
+    [
+        ({"precision": "fp8", "year": 2025}, True),
+        ({"precision": "bf16", "year": 2025}, False),
+        ({"precision": None, "year": 2025}, False),
+        ({"precision": "fp8", "year": 2024}, False),
+        ({"precision": "bf16", "task": "sft"}, True),
+    ],
+)
+def test_tensor_parallel_overlap_of_lora(changes: dict[str, object], overlap: bool) -> None:
+    config = _config(**{"task": "lora", "tp": 2, "sp": True, "dp": 1, **changes})
+    assert job_of(config).setup.layout.tp_overlap == overlap
+
+
+def test_the_loss_of_late_lora_recipes_is_separate() -> None:
+    assert not job_of(_config(task="lora", year=2025)).setup.layout.fused_loss
+    assert job_of(_config(task="lora", year=2024)).setup.layout.fused_loss
+    assert job_of(_config(task="sft", year=2025)).setup.layout.fused_loss
