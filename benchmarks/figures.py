@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import count
 from typing import Literal
 
 import numpy as np
@@ -19,10 +20,10 @@ from simulator.engine import run_engine
 from simulator.plan import Plan
 from simulator.replay import run_replay
 from simulator.setup import Setup
-from simulator.simulate import micro_batches, plan_batch, simulate_step
+from simulator.simulate import distinct_micro_batches, plan_batch, simulate_step
 from simulator.strategies.problem import PlanningProblem
 
-__all__ = ["FIGURES", "SCALING", "SCALING_GPUS", "Figure", "Prepared", "at_scale"]
+__all__ = ["FIGURES", "SCALING", "SCALING_GPUS", "SCALING_TARGET_GPUS", "Figure", "Prepared", "at_scale"]
 
 Lengths = NDArray[np.int64]
 Yardstick = Literal["numpy", "simpy", "python"]
@@ -31,7 +32,8 @@ DEMO = "demo-8x22b-12k"
 # One pipeline stage per rank: 12,288 GPUs are 1,536 ranks and 131,072 GPUs are 16,384. Mixtral 8x22B would not fit.
 ONE_STAGE = ("model=llama-70b", "layout.pp=1", "layout.ep=1")
 # The same layout at every size: ranks of 16 GPUs, 2,048 tokens per GPU and step.
-SCALING_GPUS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+SCALING_GPUS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288, 1048576)
+SCALING_TARGET_GPUS = 131072  # up to here the exponent has a target; sizes beyond are measured once
 SCALING_TOKENS_PER_GPU = 2048
 SCALING_CONTEXT = "256K"  # 64 ranks of 1,024 GPUs must hold the longest sequence
 
@@ -85,7 +87,7 @@ class _Step:
 
 
 def _prices(problem: PlanningProblem, plan: Plan) -> StepCosts:
-    return step_costs(problem.cost, micro_batches(problem, plan), plan.ranks, data_s=0.0)
+    return step_costs(problem.cost, distinct_micro_batches(problem.cost, plan), plan.ranks, data_s=0.0)
 
 
 def _step(setup: Setup, lengths: Lengths) -> _Step:
@@ -131,6 +133,17 @@ def _engine(step: _Step) -> Prepared:
 
 def _whole(step: _Step) -> Prepared:
     return Prepared(run=lambda: simulate_step(step.setup, step.lengths), detail=step.detail)
+
+
+def _fresh(step: _Step) -> Prepared:
+    """A configuration that nothing is known of yet, as each one of a sweep: its cluster has a name of its own."""
+    numbers = count()
+
+    def run() -> object:
+        cluster = replace(step.setup.cluster, name=f"{step.setup.cluster.name} {next(numbers)}")
+        return simulate_step(replace(step.setup, cluster=cluster), step.lengths)
+
+    return Prepared(run=run, detail=step.detail)
 
 
 def _priced_replay(step: _Step) -> Prepared:
@@ -248,6 +261,7 @@ FIGURES: tuple[Figure, ...] = (
         for kind, suffix, what, target_s in (
             (_priced_replay, "", "costs and replay", 0.0015),
             (_whole, "-planned", "plan, costs and replay", None),
+            (_fresh, "-fresh", "the same of a configuration not seen before", None),
         )
     ),
     Figure(
