@@ -59,6 +59,8 @@ class Calibration:
     """The same with 4-bit operands, of the FP4 peak."""
     static_w: float
     """Power that does not depend on the clock of the tensor cores: leakage, HBM, links."""
+    tensor_boost_w: float
+    """Power that the boost slider moves to the tensor cores."""
     power_exponent: float
     """Slowdown for a lack of power: 1 = the voltage no longer falls with the clock, 1/3 = as fast as the clock."""
     bf16_joule_per_flop: float

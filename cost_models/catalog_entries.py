@@ -45,6 +45,7 @@ def read_gpu(fields: Fields, name: str) -> Gpu | None:
         ),
         tdp_w=fields.quantity("tdp", "power"),
         calibration=fields.text("calibration"),
+        tensor_boost=fields.boolean("tensor_boost", default=False),
         usd_per_hour=fields.quantity("price", "money", default=None) if fields.has("price") else None,
         source=_source(fields),
     )

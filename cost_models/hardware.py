@@ -46,6 +46,8 @@ class Gpu:
     calibration: str
     """Name of the calibration of this GPU's hardware generation (cost_models/data/calibration)."""
     fp4_flop_per_s: float | None = None
+    tensor_boost: bool = False
+    """Power is moved from the second-level cache to the tensor cores (nvidia-smi boost-slider --vboost 1)."""
     usd_per_hour: float | None = None
     source: str = ""
 

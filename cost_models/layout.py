@@ -88,6 +88,9 @@ class Layout:
     carry 16 bits, and every GPU casts all it gathered)."""
     separate_scale_updates: bool = False
     """Delayed scales of fp8 are updated in every pass of a layer, module by module, by an operation per kernel."""
+    blocking_maxima: bool = False
+    """Delayed scales of fp8: after every pass of a stage's layers all ranks agree on the largest elements that it saw,
+    and work waits for it; off: once a step, or beside the work."""
     shard_ranks: int | None = None
     """Neighbouring ranks that share one copy of what is sharded: of the parameters (zero3: HSDP), of the optimizer's
     states (zero1, zero2); None = all ranks."""

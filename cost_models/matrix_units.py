@@ -85,10 +85,11 @@ def matrix_unit(gpu: Gpu, cal: Calibration, precision: Precision) -> MatrixUnit:
 def power_slowdown(flop_per_s: ArrayLike, joule_per_flop: float, gpu: Gpu, cal: Calibration) -> Floats:
     """How many times longer matrix work takes when the GPU's power limit lowers its clocks (1: it does not).
 
-        slowdown = max( 1, (r * J / (limit - static))^x ) * slowest GPU of the job over the mean
+        slowdown = max( 1, (r * J / (limit - static + boost))^x ) * slowest GPU of the job over the mean
 
-    r: rate at full clock, J: energy of a FLOP at the clock the limit allows. x = 1 where voltage no longer falls with
-    the clock (power proportional to the rate), 1/3 where it falls as fast (power proportional to its cube).
+    r: rate at full clock, J: energy of a FLOP at the clock the limit allows, boost: what a board with tensor_boost
+    takes from elsewhere. x = 1 where voltage no longer falls with the clock (power proportional to the rate), 1/3 where it
+    falls as fast (power proportional to its cube).
 
     Counted: matrix work that lasts; the first tens of milliseconds run at full clock.
     Ignored: power that memory-bound phases between products leave unused, temperature.
@@ -97,7 +98,8 @@ def power_slowdown(flop_per_s: ArrayLike, joule_per_flop: float, gpu: Gpu, cal: 
     rate = np.asarray(flop_per_s, dtype=np.float64)
     if not joule_per_flop:
         return np.full_like(rate, cal.slowest_gpu)
-    dynamic_w = max(gpu.tdp_w - cal.static_w, LEAST_DYNAMIC_SHARE * gpu.tdp_w)
+    boost_w = cal.tensor_boost_w if gpu.tensor_boost else 0.0
+    dynamic_w = max(gpu.tdp_w - cal.static_w + boost_w, LEAST_DYNAMIC_SHARE * gpu.tdp_w)
     with np.errstate(invalid="ignore"):
         demand = rate * (joule_per_flop / dynamic_w)
         slowdown = np.where(demand > 1.0, np.maximum(demand, 1.0) ** cal.power_exponent, 1.0)

@@ -24,6 +24,7 @@ from cost_models.micro_batch import MicroBatches, StepSums
 from cost_models.model import Model
 from cost_models.parameters import StageContents, stage_contents
 from cost_models.recomputation import repeated_share
+from cost_models.scale_updates import maxima_s
 from cost_models.sharded_parameters import ShardedParameters
 from cost_models.tracing import listening, priced
 
@@ -95,6 +96,7 @@ class MicroBatchCost:
         self._repeats = np.array([repeated_share(layout, name) for name in TERMS])
         self._repeating = bool(self._repeats.any())
         self._accumulation_s = [accumulation_s(model, layout, kind, cluster.gpu, cal) for kind in self.kinds]
+        self._maxima_s = [maxima_s(layout, self.collectives, kind.layers) for kind in self.kinds]
         self.activation_bytes_per_token = activation_bytes_per_token_layer(model, layout)
         self.step_sums: dict[int, StepSums] = {}  # by ranks, filled by step_costs
 
@@ -172,6 +174,7 @@ class MicroBatchCost:
                 out[_TERM["small_kernels"], row] += self._embedding_s(tokens)
             if backward:
                 out[_TERM["small_kernels"], row] += self._accumulation_s[row]
+            out[_TERM["tp_communication"], row] += self._maxima_s[row]
             out[_TERM["host"], row] += self._host.pass_s
         return out
 

@@ -8,6 +8,7 @@ from cost_models.hardware import Cluster
 from cost_models.layout import Layout
 from cost_models.model import Model
 from cost_models.pipeline import schedule_problems
+from cost_models.scale_updates import delayed_scales
 
 __all__ = ["layout_notes", "reasons_against"]
 
@@ -77,11 +78,12 @@ def _without_effect(model: Model, layout: Layout) -> Iterator[tuple[str, str]]:
             yield f"{name} = {share:g}", "recompute is none"
     if layout.fp8_scaling != "delayed" and layout.precision != "fp8":
         yield f"fp8_scaling = {layout.fp8_scaling}", f"precision is {layout.precision}, not fp8"
-    if layout.separate_scale_updates and (layout.precision != "fp8" or layout.fp8_scaling != "delayed"):
-        yield (
-            "separate_scale_updates = true",
-            f"it needs fp8 with delayed scales; precision is {layout.precision}, fp8_scaling {layout.fp8_scaling}",
-        )
+    for name in ("separate_scale_updates", "blocking_maxima"):
+        if getattr(layout, name) and not delayed_scales(layout):
+            yield (
+                f"{name} = true",
+                f"it needs fp8 with delayed scales; precision is {layout.precision}, fp8_scaling {layout.fp8_scaling}",
+            )
     if layout.expert_padding and (not model.experts or layout.precision == "bf16"):
         yield (
             "expert_padding = true",

@@ -13,6 +13,7 @@ from hdpsim.errors import CatalogError
 __all__ = [
     "architecture_rule",
     "attention_kernel",
+    "blocking_maxima",
     "dropout",
     "fp8_scaling",
     "fused_kernels",
@@ -33,7 +34,7 @@ BEFORE_CUDNN = (2024, 5)
 """Containers of NeMo before this one: Transformer Engine 1.5 or older takes the flash-attn package (2.x) where it can,
 and has no other kernel for rings; later ones prefer cuDNN on Hopper. The release is inferred."""
 _CONTAINER = re.compile(r"\bNeMo ?(\d\d)\.(\d\d)")
-BEFORE_FLASH_2 = re.compile(r"MLPerf v[0-3]\.0\b")
+BEFORE_MID_2023 = re.compile(r"MLPerf v[0-3]\.0\b")
 """Benchmark rounds before July 2023, when FlashAttention-2 came out (arXiv 2307.08691)."""
 FIRST_FLASH_FRAMEWORK = re.compile(r"InternEvo|InternLM")
 FIRST_FLASH_UNTIL = 2024
@@ -80,7 +81,7 @@ def attention_kernel(config: RunConfig) -> tuple[object, str] | None:
         return "unfused", ""
     if config.framework.startswith("Megatron-LM"):
         return "unfused", "attention without flash kernels (the framework's default of that year)"
-    if "NeMo" in config.framework and not BEFORE_FLASH_2.search(config.framework):
+    if "NeMo" in config.framework and not BEFORE_MID_2023.search(config.framework):
         return "flash2", "FlashAttention-2"
     return "flash1", "FlashAttention of 2022"
 
@@ -157,6 +158,20 @@ def scale_updates(config: RunConfig) -> tuple[object, str] | None:
     if config.precision != "fp8" or not early or fp8_scaling(config) is not None:
         return None
     return True, "8-bit scales updated module by module (Transformer Engine before 1.4)"
+
+
+def blocking_maxima(config: RunConfig) -> tuple[object, str] | None:
+    """Maxima of delayed scales were agreed on after every pass, before recipes of NVIDIA's switched that off.
+
+    Source: Transformer Engine before 1.4 (defaults of NVTE_DP_AMAX_REDUCE_INTERVAL and NVTE_ASYNC_AMAX_REDUCTION: every
+    pass, waiting); config_common.sh of the submissions to MLPerf Training (GPT-3): neither variable in v3.0, "AMAX AR
+    overlap and disable DP" since v3.1.
+    """
+    if scale_updates(config) is None or not re.search(r"NeMo|Megatron", config.framework):
+        return None
+    if re.search(r"MLPerf", config.framework) and not BEFORE_MID_2023.search(config.framework):
+        return None
+    return True, "maxima of 8-bit tensors reduced after every pass (Transformer Engine before 1.4)"
 
 
 def fused_loss(config: RunConfig) -> tuple[object, str] | None:

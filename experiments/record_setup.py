@@ -17,6 +17,7 @@ from experiments.record_finetune import packed_documents
 from experiments.record_kernels import known_model
 from experiments.record_network import node_of_cloud
 from experiments.record_pipeline import virtual_stages
+from experiments.record_power import tensor_boost
 from experiments.record_recompute import recompute_mode
 from experiments.record_sums import collective_share, nic_gbps, stays_gathered
 from experiments.record_switches import Switches, blocked, schedule_of, switches_of
@@ -320,6 +321,10 @@ def _cluster(config: RunConfig, gpus: int, notes: _Notes) -> Cluster:
         )
     if gpus > domain:
         notes.assumptions.append("non-blocking rail-optimised fabric")
+    boost = tensor_boost(config)
+    if boost is not None:
+        node = replace(node, gpu=replace(node.gpu, tensor_boost=True))
+        notes.assumptions += [boost] if boost else []
     return catalog.cluster_of(node, gpus)
 
 

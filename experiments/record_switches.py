@@ -34,6 +34,7 @@ from experiments.record_graphs import (
 from experiments.record_kernels import (
     architecture_rule,
     attention_kernel,
+    blocking_maxima,
     dropout,
     fp8_scaling,
     fused_kernels,
@@ -176,6 +177,7 @@ LAYOUT_RULES = (
     Rule(field="tp_exchange", read=tensor_exchange, without="", plain="none"),
     Rule(field="fp8_scaling", read=fp8_scaling, without="", plain="delayed"),
     Rule(field="separate_scale_updates", read=scale_updates, without=""),
+    Rule(field="blocking_maxima", read=blocking_maxima, without=""),
     Rule(field="tp_batch_first", read=tensor_batch_first, without=""),
     Rule(field="tp_asynchronous", read=tensor_asynchronous, without=""),
     Rule(field="checked_collectives", read=checked_collectives, without=""),

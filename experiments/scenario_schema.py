@@ -107,6 +107,7 @@ KEYS: Mapping[str, Key] = {
     "layout.precision": Key(parse=_choice(get_args(Precision)), default="bf16"),
     "layout.fp8_scaling": Key(parse=_choice(get_args(Fp8Scaling)), default="delayed"),
     "layout.separate_scale_updates": Key(parse=_boolean, default=False),
+    "layout.blocking_maxima": Key(parse=_boolean, default=False),
     "layout.tp_batch_first": Key(parse=_boolean, default=False),
     "layout.tp_overlap": Key(parse=_boolean, default=False),
     "layout.tp_exchange": Key(parse=_choice(get_args(TensorExchange)), default="none"),

@@ -31,6 +31,7 @@ IDEAL = Calibration(
     fp8_gemm_efficiency=1.0,
     fp4_gemm_efficiency=1.0,
     static_w=0.0,
+    tensor_boost_w=0.0,
     power_exponent=1.0,
     bf16_joule_per_flop=0.0,
     fp8_joule_per_flop=0.0,

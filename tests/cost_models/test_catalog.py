@@ -108,7 +108,9 @@ def test_neither_a_name_nor_a_mapping(value: object) -> None:
 
 
 def test_an_entry_can_start_from_a_shipped_one() -> None:
-    node = catalog.node_from_dict({"like": "hgx-h100", "nics": 4, "gpu": {"like": "h100", "tdp": "500W"}})
+    gpu = {"like": "h100", "tdp": "500W", "tensor_boost": True}
+    node = catalog.node_from_dict({"like": "hgx-h100", "nics": 4, "gpu": gpu})
+    assert node.gpu.tensor_boost
     assert (node.nics, node.gpu.tdp_w, node.gpus) == (4, 500.0, 8)
     small = catalog.cluster_from_dict(
         {"like": "megascale", "gpus": 1024, "fabric": {"spine_oversubscription": 3}}

@@ -51,6 +51,14 @@ class TestPower:
         seconds = attention_s(1, 65536, 32, 128.0, TIGHT_GPU, HUNGRY)
         assert seconds == pytest.approx(2 * 32 * 65536**2 * 128 / 0.4e15, rel=1e-3)
 
+    def test_the_boost_slider_adds_to_what_the_tensor_cores_have(self) -> None:
+        # 1000 W of 400 W; of 500 W with 100 W from elsewhere
+        cal = replace(HUNGRY, tensor_boost_w=100.0)
+        boosted = replace(TIGHT_GPU, tensor_boost=True)
+        assert power_slowdown(1e15, 1e-12, TIGHT_GPU, cal) == pytest.approx(2.5)
+        assert power_slowdown(1e15, 1e-12, boosted, cal) == pytest.approx(2.0)
+        assert power_slowdown(0.4e15, 1e-12, boosted, cal) == pytest.approx(1.0)
+
     def test_static_power_leaves_a_tenth_at_least(self) -> None:
         greedy = replace(HUNGRY, static_w=1000.0)
         assert power_slowdown(1e15, 1e-12, TIGHT_GPU, greedy) == pytest.approx(20.0)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from ideal_hardware import GPU, IDEAL, MODEL
 
+from cost_models import catalog
+from cost_models.calibration import calibration
+from cost_models.collectives import Collectives
+from cost_models.fabric import FabricModel
 from cost_models.launches import backward_launches, forward_launches
 from cost_models.layout import Layout
-from cost_models.scale_updates import scale_update_kernels, scale_update_launches, scale_updates_s
+from cost_models.micro_batch import MicroBatches
+from cost_models.micro_batch_cost import MicroBatchCost
+from cost_models.scale_updates import maxima_s, scale_update_kernels, scale_update_launches, scale_updates_s
 from cost_models.small_kernels import SmallKernels
 
 SEPARATE = Layout(precision="fp8", separate_scale_updates=True)
@@ -62,3 +69,51 @@ def test_graphs_launch_none() -> None:
     graphed = replace(SEPARATE, cuda_graphs=True)
     assert forward_launches(MODEL, graphed, moe=False) == 0
     assert backward_launches(MODEL, graphed, moe=False) == 0
+
+
+class TestBlockingMaxima:
+    LAYOUT = Layout(precision="fp8", blocking_maxima=True, tp=4, pp=2)
+
+    @pytest.fixture
+    def collectives(self) -> Collectives:
+        cluster = catalog.cluster_of(catalog.node("hgx-h100-80gb"), 256)
+        return Collectives(FabricModel(cluster, calibration("hopper").network))
+
+    def test_two_all_reduces_of_48_bytes_a_layer(self, collectives: Collectives) -> None:
+        # 256 GPUs / (4 x 2) = 32 ranks, 4 GPUs apart, and 4 neighbours
+        groups = collectives.group(32, stride=4), collectives.group(4)
+        by_hand = sum(float(collectives.all_reduce_s(48.0 * 12, group)) for group in groups)
+        assert maxima_s(self.LAYOUT, collectives, 12) == pytest.approx(by_hand)
+        assert 20e-6 < by_hand < 150e-6
+
+    @pytest.mark.parametrize(
+        "changes", [{"blocking_maxima": False}, {"precision": "bf16"}, {"fp8_scaling": "tensor"}]
+    )
+    def test_nothing_without_delayed_scales_or_the_switch(
+        self, collectives: Collectives, changes: dict[str, Any]
+    ) -> None:
+        assert maxima_s(replace(self.LAYOUT, **changes), collectives, 12) == 0.0
+
+    def test_more_ranks_never_agree_sooner(self) -> None:
+        node, network = catalog.node("hgx-h100-80gb"), calibration("hopper").network
+        seconds = [
+            maxima_s(self.LAYOUT, Collectives(FabricModel(catalog.cluster_of(node, gpus), network)), 12)
+            for gpus in (8, 64, 512, 4096, 32768)
+        ]
+        assert seconds == sorted(seconds)
+
+    def test_every_chunk_waits_in_both_passes(self) -> None:
+        cluster, cal = catalog.cluster_of(catalog.node("hgx-h100-80gb"), 64), calibration("hopper")
+        model = replace(catalog.model("llama-3-8b"), layers=8)
+        layout = replace(self.LAYOUT, vpp=2, schedule="interleaved")
+        batches = MicroBatches(
+            segment_tokens=np.array([2048]), segment_offsets=np.array([0, 1]), group_size=np.array([1]),
+            tier=np.array([0]), offload_ratio=np.zeros(1),
+        )  # fmt: skip
+        waiting, free = (
+            MicroBatchCost(model, used, cluster, cal)
+            for used in (layout, replace(layout, blocking_maxima=False))
+        )
+        once = maxima_s(layout, waiting.collectives, 2)
+        for blocked, plain in zip(waiting.both_terms_s(batches), free.both_terms_s(batches), strict=True):
+            assert (blocked - plain).sum(axis=0) == pytest.approx(np.full(blocked.shape[1:], once))

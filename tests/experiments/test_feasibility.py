@@ -27,6 +27,7 @@ CLUSTER = catalog.cluster("superpod-h100")
         ({"recompute_attention": 0.0}, "recompute_attention = 0 changes nothing: recompute is none"),
         ({"fp8_scaling": "row"}, "fp8_scaling = row changes nothing: precision is bf16, not fp8"),
         ({"separate_scale_updates": True}, "separate_scale_updates = true changes nothing: it needs fp8"),
+        ({"blocking_maxima": True}, "blocking_maxima = true changes nothing: it needs fp8"),
         (
             {"expert_padding": True, "precision": "fp8"},
             "expert_padding = true changes nothing: llama-3-8b has no",
@@ -50,7 +51,7 @@ def test_switches_without_effect_are_named_with_the_reason(changes: dict[str, ob
         {"shard_ranks": 2, "gather_overlap": False, "owner_broadcasts": True, "gradient_all_reduce": True},
         {"gather_lists": True, "sharding": "zero3"},
         {"recompute": "full", "recompute_products": 0.5, "recompute_attention": 0.0},
-        {"precision": "fp8", "separate_scale_updates": True},
+        {"precision": "fp8", "separate_scale_updates": True, "blocking_maxima": True},
         {"precision": "fp8", "fp8_scaling": "row", "tp": 2, "tp_batch_first": True},
         {"deferred_head_gradient": True, "pp": 4},
         {"cuda_graphs": True, "cuda_graph_scope": "iteration"},

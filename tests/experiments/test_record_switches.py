@@ -10,6 +10,7 @@ import pytest
 from cost_models.layout import Layout
 from cost_models.model import Model
 from experiments.record_pipeline import virtual_stages
+from experiments.record_power import tensor_boost
 from experiments.record_sums import collective_share, nic_gbps, stays_gathered
 from experiments.record_switches import LAYOUT_RULES, MODEL_RULES, blocked, schedule_of, switches_of
 from experiments.records import RunConfig
@@ -85,6 +86,12 @@ GATHERS = (
         ("separate_scale_updates", {"framework": "NeMo", "year": 2024, "precision": "fp8"}, None),
         ("separate_scale_updates", {"framework": "NeMo", "year": 2023, "precision": "bf16"}, None),
         ("separate_scale_updates", {"framework": "torchtitan", "year": 2023, "precision": "fp8"}, None),
+        ("blocking_maxima", {"framework": "NeMo/Megatron-Core (MLPerf v3.0)", "year": 2023, "precision": "fp8"}, True),
+        ("blocking_maxima", {"framework": "NeMo/Megatron-Core (MLPerf v3.1)", "year": 2023, "precision": "fp8"}, None),
+        ("blocking_maxima", {"framework": "Megatron-LM", "year": 2023, "precision": "fp8"}, True),
+        ("blocking_maxima", {"framework": "Megatron-LM", "year": 2023, "precision": "bf16"}, None),
+        ("blocking_maxima", {"framework": "LLM-Foundry/Composer FSDP1", "year": 2023, "precision": "fp8"}, None),
+        ("blocking_maxima", {"framework": "NeMo", "year": 2024, "precision": "fp8"}, None),
         ("fp8_scaling", {"precision": "fp8", "n_experts": 8, "notes": "FP8 (current scaling); x"}, "tensor"),
         ("fp8_scaling", {"precision": "fp8", "notes": "FP8 (current scaling); x"}, None),
         ("scaled_rotary", {"model_name": "gpt-oss-120b", "hidden": 2880}, True),
@@ -316,6 +323,37 @@ def test_network_of_a_server(config: dict[str, Any], gbps: float | None) -> None
 def test_collectives_use_one_link_of_omni_path() -> None:
     shares = {"4x100Gb OPA per node": 0.25, "4x100Gb per node": 1.0, "100Gb Omni-Path per node": 1.0, "": 1.0}
     assert {notes: collective_share(RunConfig(gpu="h100", notes=notes)) for notes in shares} == shares
+
+
+@pytest.mark.parametrize(
+    ("stated", "boosted"),
+    [
+        ({"notes": "2024-08-22, vboost run; x"}, True),
+        ({"notes": "2024-08-22; x"}, False),
+        (
+            {"framework": "NeMo (MLPerf v4.1)", "micro_batch": 2, "n_gpus": 512, "global_batch_seqs": 2048},
+            True,
+        ),
+        (
+            {"framework": "NeMo (MLPerf v4.1)", "micro_batch": 2, "n_gpus": 256, "global_batch_seqs": 2048},
+            False,
+        ),
+        (
+            {"framework": "NeMo (MLPerf v4.0)", "micro_batch": 1, "n_gpus": 512, "global_batch_seqs": 2048},
+            False,
+        ),
+        (
+            {"framework": "NeMo (MLPerf v3.1)", "micro_batch": 2, "n_gpus": 512, "global_batch_seqs": 2048},
+            False,
+        ),
+        ({"framework": "NeMo (MLPerf v4.1)", "task": "lora"}, True),
+        ({"framework": "NeMo (MLPerf v5.0)", "task": "lora"}, False),
+    ],
+)
+def test_power_moved_to_the_tensor_cores(stated: dict[str, Any], boosted: bool) -> None:
+    found = tensor_boost(RunConfig(**{"gpu": "h100", "tp": 4, "pp": 8, **stated}))
+    assert (found is not None) is boosted
+    assert bool(found) is (boosted and "notes" not in stated)
 
 
 @pytest.mark.parametrize(
