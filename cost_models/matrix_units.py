@@ -88,8 +88,8 @@ def power_slowdown(flop_per_s: ArrayLike, joule_per_flop: float, gpu: Gpu, cal: 
         slowdown = max( 1, (r * J / (limit - static + boost))^x ) * slowest GPU of the job over the mean
 
     r: rate at full clock, J: energy of a FLOP at the clock the limit allows, boost: what a board with tensor_boost
-    takes from elsewhere. x = 1 where voltage no longer falls with the clock (power proportional to the rate), 1/3 where it
-    falls as fast (power proportional to its cube).
+    takes from elsewhere. x = 1 where voltage no longer falls with the clock (power proportional to the rate), 1/3
+    where it falls as fast (power proportional to its cube).
 
     Counted: matrix work that lasts; the first tens of milliseconds run at full clock.
     Ignored: power that memory-bound phases between products leave unused, temperature.
