@@ -111,7 +111,7 @@ class LayerCost:
             qkv = (model.heads + 2 * model.kv_heads) * model.head_dim // tp
             out = model.heads * model.head_dim // tp
             return (
-                LinearOp(name="qkv", columns=qkv, inner=model.hidden),
+                LinearOp(name="qkv", columns=qkv, inner=model.hidden, matrices=3),
                 LinearOp(name="attention_out", columns=model.hidden, inner=out),
             )
         heads = model.heads // tp
@@ -283,6 +283,6 @@ def _mlp(model: Model, width: int) -> tuple[LinearOp, ...]:
     """Up (and gate) and down projection of an MLP shard of *width*."""
     up = 2 if model.gated_mlp else 1
     return (
-        LinearOp(name="mlp_up", columns=up * width, inner=model.hidden),
+        LinearOp(name="mlp_up", columns=up * width, inner=model.hidden, matrices=up),
         LinearOp(name="mlp_down", columns=model.hidden, inner=width),
     )

@@ -12,7 +12,7 @@ from cost_models.gradient_accumulation import accumulate_overlap
 from cost_models.hardware import Gpu
 from cost_models.kernels import BF16_BYTES, FP32_ACCUMULATE_BYTES, gemm_s, memory_bound_s
 from cost_models.layout import Fp8Scaling, Precision
-from cost_models.matrix_units import OPERAND_BYTES, cast_bytes
+from cost_models.operand_casts import ROW_FORWARD_RATE, OperandCasts
 from cost_models.tracing import listening, note, priced
 
 __all__ = ["LayerGemms", "LinearOp"]
@@ -36,6 +36,8 @@ class LinearOp:
     """Rows over the rank's tokens (experts: top_k / ep x imbalance, spread over `experts_here` groups)."""
     groups: int = 1
     """Number of equal groups the rows are divided into (grouped GEMM)."""
+    matrices: int = 1
+    """Matrices that stock models keep apart (queries, keys and values; gate and up)."""
     name: str = ""
     """What the layer calls it."""
     always_bf16: bool = False
@@ -60,7 +62,12 @@ class _Products:
 
     @classmethod
     def of(
-        cls, precision: Precision, ops: list[LinearOp], cal: Calibration, gradient_output_bytes: int
+        cls,
+        precision: Precision,
+        ops: list[LinearOp],
+        cal: Calibration,
+        gradient_output_bytes: int,
+        forward_rate: float,
     ) -> _Products:
         """The columns of *ops*: all grouped, or none."""
         grouped = ops[0].groups > 1
@@ -72,7 +79,7 @@ class _Products:
         accumulating = min(overlap, accumulate_overlap(gradient_output_bytes, cal))
         by_pass = np.array(
             [
-                (efficiency, overlap, BF16_BYTES),
+                (efficiency * forward_rate, overlap, BF16_BYTES),
                 (gradient, overlap, BF16_BYTES),
                 (gradient * cal.weight_gradient_efficiency, accumulating, gradient_output_bytes),
             ]
@@ -106,11 +113,11 @@ class LayerGemms:
     gradient, weight gradient); weight gradients accumulate in fp32, which gemm_s overlaps as calibrated. Hopper adds up
     8-bit products in less than fp32: forwards do (fast accumulation), gradients promote partial sums.
     Each forward casts the layer's input once, each backward the output's gradient once, both along rows and columns.
-    Weights are cast once per step.
-    Counted: HBM traffic of the casts (cast_bytes). With sequence parallelism a tensor of full width is cast before
+    Weights are cast once per step; with scales of rows in every pass, and more (operand_casts).
+    Counted: HBM traffic of the casts. With sequence parallelism a tensor of full width is cast before
     it is gathered: 1/tp of its rows on each GPU.
     Frozen weights have no weight gradient, and their operands no copy for it.
-    Ignored: casts fused with the norm before them, the weights' casts, random signs and rotations of NVFP4.
+    Ignored: casts fused with the norm before them, casts of weights once per step, random signs and rotations of NVFP4.
     Source: Transformer Engine, user guide, "Low precision training".
     """
 
@@ -135,22 +142,19 @@ class LayerGemms:
         kinds: dict[tuple[Precision, bool], list[LinearOp]] = {}
         for op in ops:
             kinds.setdefault((precision if op in narrow else "bf16", op.groups > 1), []).append(op)
+        rate = ROW_FORWARD_RATE if fp8_scaling == "row" else 1.0
         self._products = [
-            _Products.of(kind, some, cal, gradient_output_bytes) for (kind, _), some in kinds.items()
+            _Products.of(kind, some, cal, gradient_output_bytes, rate if kind == "fp8" else 1.0)
+            for (kind, _), some in kinds.items()
         ]
-        inputs, gradients = (
-            sum(
-                op.count * op.rows_share * width / (sequence_shards if dense and width == full_width else 1)
-                for op in narrow
-                for dense in (op.groups == 1,)
-                for width in (op.columns if backward else op.inner,)
-            )
-            for backward in (False, True)
+        self._casts = OperandCasts.of(
+            narrow,
+            precision,
+            fp8_scaling,
+            frozen=frozen,
+            full_width=full_width,
+            sequence_shards=sequence_shards,
         )
-        per_element = cast_bytes(precision, fp8_scaling)
-        if frozen and narrow:
-            per_element -= OPERAND_BYTES[precision]
-        self._cast_bytes_per_token = (per_element * inputs, per_element * gradients)
 
     @property
     def frozen(self) -> bool:
@@ -184,8 +188,11 @@ class LayerGemms:
 
     @priced("small_kernels")
     def cast_s(self, tokens: Floats, *, backward: bool) -> Floats:
-        """Casting what the narrow products read."""
-        return memory_bound_s(self._cast_bytes_per_token[backward] * tokens, self._gpu, self._cal)
+        """Casting what the narrow products read, and scaling what they put out."""
+        traffic = self._casts.per_token[backward] * tokens
+        if self._casts.of_weights[backward]:
+            traffic = np.where(tokens > 0, traffic + self._casts.of_weights[backward], 0.0)
+        return memory_bound_s(traffic, self._gpu, self._cal)
 
     def _blocks_s(self, tokens: Floats, *sides: slice) -> list[Floats]:
         """For each of *sides* (passes that follow each other) the seconds of all products.
