@@ -33,6 +33,7 @@ PADDING_LAUNCHES = 2.0  # rows of all experts into a padded buffer, and out of o
 OVERLAP_LAUNCHES = 5 * 10.0
 EXPERT_BIAS_LAUNCHES = 2.0  # of an expert: times the routing weights, added
 CLAMP_LAUNCHES = 3.0
+ONE_KERNEL = ("grouped", "fused")  # of expert_kernels: a product of all experts is one kernel
 ADAPTER_LAUNCHES = 4.0  # two products, the scale, the sum
 ADAPTER_PRODUCTS = 2.0
 
@@ -133,7 +134,7 @@ def launches_behind_counts(model: Model, layout: Layout) -> float:
     It reads the counts when dispatch is done, and nothing is queued behind: experts start one launch after the
     other. Overlapped all-to-alls leave another micro-batch's kernels in the queue.
     """
-    if layout.expert_kernels == "grouped" or _overlapped(layout):
+    if layout.expert_kernels in ONE_KERNEL or _overlapped(layout):
         return 0.0
     if layout.cuda_graphs and layout.cuda_graph_experts:
         return 0.0
@@ -148,7 +149,7 @@ def _overlapped(layout: Layout) -> bool:
 
 def _separate_experts(model: Model, layout: Layout) -> tuple[float, float]:
     """Experts of a GPU that are launched one by one, and launches of one of their products; grouped: one of one."""
-    if layout.expert_kernels == "grouped":
+    if layout.expert_kernels in ONE_KERNEL:
         return 1.0, 1.0
     casts = 0.0 if layout.precision == "bf16" else NARROW_CASTS
     if layout.precision == "fp8" and layout.fp8_scaling == "tensor":
@@ -161,8 +162,9 @@ def _expert_launches(model: Model, layout: Layout) -> float:
     count = 0.0 if layout.expert_dispatch == "fused" else PERMUTATION_LAUNCHES
     experts, per_expert = _separate_experts(model, layout)
     count += EXPERT_MATRICES * per_expert * experts
-    count += EXPERT_BIAS_LAUNCHES * experts if model.expert_biases else 0.0
-    count += CLAMP_LAUNCHES if model.clamped_activation else 0.0
+    if layout.expert_kernels != "fused":
+        count += EXPERT_BIAS_LAUNCHES * experts if model.expert_biases else 0.0
+        count += CLAMP_LAUNCHES if model.clamped_activation else 0.0
     count += OVERLAP_LAUNCHES if _overlapped(layout) else 0.0
     count += PADDING_LAUNCHES if layout.expert_padding and layout.precision != "bf16" else 0.0
     return count + LAUNCHES_OF_A_COLLECTIVE * _expert_collectives(layout)

@@ -32,7 +32,7 @@ Sharding = Literal["none", "zero1", "zero2", "zero3"]
 AttentionKernel = Literal["flash", "flash1", "flash2", "unfused"]
 ContextParallelKind = Literal["ring", "all-gather", "gathered-ring", "ulysses"]
 ExpertDispatch = Literal["all-to-all", "fused"]
-ExpertKernels = Literal["grouped", "separate", "modules"]
+ExpertKernels = Literal["grouped", "separate", "modules", "fused"]
 GraphScope = Literal["layers", "iteration"]
 StageBalance = Literal["layers", "flop"]
 Fp8Scaling = Literal["delayed", "tensor", "row"]
@@ -136,7 +136,8 @@ class Layout:
     """fused: one kernel permutes and sends, a token once to each node (DeepEP, Hybrid-EP)."""
     expert_kernels: ExpertKernels = "grouped"
     """separate: the host launches one product (and cast) per expert on several streams; modules: one MLP after the
-    other, each writes into its part of a common output; grouped: one kernel for all."""
+    other, each writes into its part of a common output; grouped: one kernel for all; fused: such kernels that clamp,
+    weigh and add biases, too."""
     expert_padding: bool = False
     """With 8 and 4 bits every expert's rows are copied to a multiple of what the products take, and back."""
     attention_kernel: AttentionKernel = "flash"

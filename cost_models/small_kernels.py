@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.calibration import Calibration
+from cost_models.eager_kernels import CLAMPS, EXPERT_BIAS, SCALED_ROTARY
 from cost_models.experts import parts_of_a_token
 from cost_models.hardware import Gpu
 from cost_models.kernels import BF16_BYTES, memory_bound_s
@@ -32,13 +33,6 @@ BACKWARD_TRAFFIC = 2  # the backward of a kernel reads its inputs again beside t
 SEPARATE_NORM = {"rms": 16.0, "layer": 10.0}
 # Rotary embedding of separate kernels: rotate half (2), times cosine (2), times sine (2), sum (3).
 SEPARATE_ROTARY = 9.0
-# The same with a scale of attention, after which what was not turned is put behind (2) what was, and rotated halves are
-# negated (1): Megatron-Core, rope_utils.py (_apply_rotary_pos_emb_bshd).
-SCALED_ROTARY = 12.0
-# Passes per element of the width: both halves clamped (2 + 2), put together again (2 + 2).
-CLAMPS = 8.0
-# Passes per element of an expert's output, see SmallKernels.
-EXPERT_BIAS = 14.0
 # Rows copied into a padded buffer before the experts and out of one behind them.
 PADDING = 4.0
 # Experts as modules, forward: the common output zeroed (1), each output copied into it (2). Backward: the gradient of a
@@ -55,14 +49,16 @@ class SmallKernels:
                              + activation 3 f / t (2 f without gate) + norms of queries and keys 2 (a + g) d / t ]
         separate  norms 2 x n h / S + outputs 2 x (3 + bias 2 + dropout 2 + mask) h / S + rotary 9 (a + g) d / t
                   + activation (5 with a gate, 2 without, + bias 2) f / t + norms of queries and keys n (a + g) d / t
-        experts   clamp 8 k f / t + biases 14 k h / t; routing 4 k h / t + 4 etp k h / t with several experts on a GPU
-                  of an expert-parallel group (GPUs that share experts hold all their tokens when they sort them);
+        experts   routing 4 k h / t + 4 etp k h / t with several experts on a GPU of an expert-parallel group (GPUs that
+                  share experts hold all their tokens when they sort them);
                   fused dispatch 2 (k + u) h / t, u the GPUs that a token visits
+        PyTorch   clamps of k f / t, biases of k h / t (neither where expert_kernels are fused), a scaled rotary
+                  embedding of (a + g) d / t: passes of eager_kernels, forward and backward apart
 
     One norm in a parallel block, whose sum of three needs one kernel. With recompute_small_kernels the backward runs
     norms, activation and clamps of the forward again.
     expert_padding with narrow products 4 etp k h / t in both directions; experts as modules 3 etp k h / t, backward
-    (2 + 8 experts of a GPU) etp k h / t; a scaled rotary embedding 12 (a + g) d / t instead.
+    (2 + 8 experts of a GPU) etp k h / t.
     Every kernel starts up and drains on the device besides (kernel_tail_s; twice as many in the backward).
     Separate updates of delayed scales: so many kernels in each pass, whatever the tokens (scale_updates).
     Counted: every kernel reads and writes its tensors once, the mask of a dropout, twice as much in the backward
@@ -70,10 +66,12 @@ class SmallKernels:
     expert where they arrive and back where they leave, outputs summed by weight; fused dispatch copies what arrives,
     once per GPU, for each expert and sums on the way back.
     Ignored: statistics of norms, tables of the rotary embedding, random numbers, scores of the router.
-    Source: derivation; *passes* (casts, a separate rotary embedding) calibrated. Clamps are operations of PyTorch
-    before the fused activation (Megatron-Core, fusions/fused_bias_geglu.py: two clamps, one concatenation); the last
-    bias times the routing weight is added in fp32 (transformer/moe/experts.py, _apply_bias: product 2, sum 5,
-    concatenation 4, cast 3), where SequentialMLP, fp8_padding and fp8_unpadding are, too. One layer on H100
+    Fused experts clamp, weigh and add biases in the epilogues of their products (cuDNN frontend, grouped_gemm_glu);
+    activation and casts stay kernels here: what epilogues save of their traffic, the products lose to longer epilogues
+    (64 experts in MXFP8 on a GB200, 262,144 rows, 2,560 x 1,280, forward and backward: 8.8 ms fused, marin-community,
+    marin, issue 7282; here 9.5).
+    Source: derivation; *passes* (casts, a separate rotary embedding) calibrated. SequentialMLP, fp8_padding and
+    fp8_unpadding: Megatron-Core, transformer/moe/experts.py. One layer on H100
     (Megatron-LM, moe_perf/baseline.json): 32,768 rows of 7,168 take 0.6 ms forward and 0.7 backward longer with
     DeepEP, which leaves padding to copies, than with HybridEP, which pads as it sends; here 0.6.
     """
@@ -82,12 +80,16 @@ class SmallKernels:
         self._gpu, self._cal = gpu, cal
         share = cal.small_kernel_passes if layout.fused_kernels else 1.0
         again, once = (_fused_passes if layout.fused_kernels else _separate_passes)(model, layout, moe)
-        clamps, biases = _expert_passes(model, layout) if moe else (0.0, 0.0)
-        scaled = SCALED_ROTARY * _queries_and_keys(model, layout) if model.scaled_rotary else 0.0
-        self.passes = share * (again + once) + (clamps + biases) + scaled
+        fused = share * (again + once)
+        clamps, biases = _expert_widths(model, layout) if moe else (0.0, 0.0)
+        turned = _queries_and_keys(model, layout) if model.scaled_rotary else 0.0
+        eager = ((CLAMPS, clamps), (EXPERT_BIAS, biases), (SCALED_ROTARY, turned))
+        self.passes = fused + sum(kind.forward.at_full_rate * width for kind, width in eager)
+        self.passes_backward = BACKWARD_TRAFFIC * fused
+        self.passes_backward += sum(kind.backward.at_full_rate * width for kind, width in eager)
         self.routing_passes, self.routing_passes_backward = _routing(model, layout) if moe else (0.0, 0.0)
         repeats = layout.recompute == "selective" and layout.recompute_small_kernels
-        self.repeated_passes = share * again + clamps if repeats else 0.0
+        self.repeated_passes = share * again + CLAMPS.forward.at_full_rate * clamps if repeats else 0.0
         self.kernels = small_kernels(model, layout, moe=moe)
         self._scales_s = scale_updates_s(layout)
 
@@ -98,7 +100,7 @@ class SmallKernels:
         passes, kernels = self.passes + self.routing_passes, self.kernels
         if backward:
             kernels = BACKWARD_LAUNCHES * kernels
-            passes = BACKWARD_TRAFFIC * self.passes + self.routing_passes_backward + self.repeated_passes
+            passes = self.passes_backward + self.routing_passes_backward + self.repeated_passes
         traffic_bytes = BF16_BYTES * passes
         tails_s = np.where(tokens > 0, kernels * self._cal.kernel_tail_s + self._scales_s, 0.0)
         return memory_bound_s(traffic_bytes * tokens, self._gpu, self._cal) + tails_s
@@ -148,10 +150,15 @@ def _width(model: Model, moe: bool) -> int:
     return model.dense_ffn_hidden if model.experts else model.ffn_hidden
 
 
-def _expert_passes(model: Model, layout: Layout) -> tuple[float, float]:
-    """What the routed experts of some models add: clamps before the activation, biases after the last matrix."""
-    clamps = CLAMPS * model.ffn_hidden if model.clamped_activation else 0.0
-    biases = EXPERT_BIAS * model.hidden if model.expert_biases else 0.0
+def _expert_widths(model: Model, layout: Layout) -> tuple[float, float]:
+    """Elements that some models' routed experts clamp before the activation, and add biases to behind the last matrix.
+
+    None with fused experts.
+    """
+    if layout.expert_kernels == "fused":
+        return 0.0, 0.0
+    clamps = model.ffn_hidden if model.clamped_activation else 0
+    biases = model.hidden if model.expert_biases else 0
     return model.top_k * clamps / layout.tp, model.top_k * biases / layout.tp
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from experiments.record_graphs import graph_scope, padding_dispatch, tokens_dropped
 from experiments.records import RunConfig
 
 __all__ = [
@@ -57,22 +58,39 @@ def expert_padding(config: RunConfig) -> tuple[object, str] | None:
     megatron = re.search(r"Megatron-Core|Megatron-Bridge|NeMo", config.framework)
     if not config.n_experts or not megatron or config.precision in (None, "bf16", "fp16"):
         return None
-    padded = re.search(r"(?i)dispatcher[ =]hybridep|capacity factor|token.drop(?!less)", config.notes)
-    return None if padded else (True, "rows of experts padded in a copy (the framework's default)")
+    if padding_dispatch(config) or tokens_dropped(config):
+        return None
+    return True, "rows of experts padded in a copy (the framework's default)"
 
 
 def expert_kernels(config: RunConfig) -> tuple[object, str] | None:
     """Megatron-Core's experts are Transformer Engine's GroupedLinear: a product per expert on several streams.
 
-    Before 2025 one expert per GPU was a module of its own: grouped products are recommended for several.
-    Source: Megatron-LM, megatron/core/transformer/moe/README.md of 2024 ("Enable GroupedGEMM when
-    num_local_experts>1"); NeMo's recipes of those years (dgxc-benchmarking, grok1: moe_grouped_gemm: false).
+    Before 2025 one expert per GPU was a module of its own: grouped products are recommended for several. A graph of the
+    iteration holds dropless experts only with Transformer Engine's fused grouped MLP (MXFP8, Blackwell), whose buffers
+    have fixed sizes; where a source says that its kernels regressed, separate ones are nearer.
+    Source: Megatron-Bridge, scripts/performance/utils/overrides.py (cutedsl_fused_grouped_mlp sets
+    use_transformer_engine_op_fuser, which moe_expert_rank_capacity_factor needs), pull requests 3983 and 4226, release
+    notes of v0.5.1 (cudnn-frontend issue 256); Megatron-LM, megatron/core/transformer/moe/README.md of 2024 ("Enable
+    GroupedGEMM when num_local_experts>1"); NeMo's recipes of those years (dgxc-benchmarking, grok1:
+    moe_grouped_gemm: false).
     """
     if not config.n_experts or not re.search(r"Megatron-Core|Megatron-Bridge|NeMo", config.framework):
         return None
     if _before_expert_degrees(config) and config.n_experts == (config.ep or 1):
         return "modules", "one expert per GPU, a module (the framework's advice of those years)"
+    if _in_one_graph(config):
+        return (
+            "fused",
+            "experts' products with fused epilogues (dropless experts in a graph of the iteration)",
+        )
     return "separate", "a product per expert (the framework's default)"
+
+
+def _in_one_graph(config: RunConfig) -> bool:
+    """Dropless experts in MXFP8 are part of a graph of the iteration, and their kernels are not said to be slow."""
+    whole = graph_scope(config) is not None and config.precision == "mxfp8"
+    return whole and not tokens_dropped(config) and "performance regression" not in config.notes
 
 
 def balanced_experts(config: RunConfig) -> bool:

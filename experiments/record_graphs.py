@@ -16,6 +16,8 @@ __all__ = [
     "expert_overlap",
     "graph_scope",
     "graphed_experts",
+    "padding_dispatch",
+    "tokens_dropped",
 ]
 
 Finding = tuple[object, str] | None
@@ -65,11 +67,15 @@ def _unprinted(config: RunConfig) -> _Recipe | None:
         gpu = catalog.gpu(config.gpu)
     except CatalogError:
         return None
-    fits = gpu.name.startswith("gb") if recipe.racks else gpu.calibration == "blackwell" and _dropped(config)
+    fits = (
+        gpu.name.startswith("gb")
+        if recipe.racks
+        else gpu.calibration == "blackwell" and tokens_dropped(config)
+    )
     return recipe if fits else None
 
 
-def _dropped(config: RunConfig) -> bool:
+def tokens_dropped(config: RunConfig) -> bool:
     """Tokens beyond the experts' capacity are dropped, missing ones padded: shapes are fixed."""
     return re.search(r"capacity factor|token.drop(?!less)", config.notes) is not None
 
@@ -136,7 +142,7 @@ def graphed_experts(config: RunConfig) -> Finding:
     partial_graphs = re.search(r"cuda_graph=transformer_engine", config.notes) or (
         recipe is not None and not recipe.whole_iteration
     )
-    return (False, "") if config.n_experts and partial_graphs and not _dropped(config) else None
+    return (False, "") if config.n_experts and partial_graphs and not tokens_dropped(config) else None
 
 
 def expert_dispatch(config: RunConfig) -> Finding:
@@ -145,6 +151,13 @@ def expert_dispatch(config: RunConfig) -> Finding:
         return "fused", ""
     recipe = _unprinted(config)
     return ("fused", f"fused dispatch {_WORDS}") if recipe and recipe.fused_dispatch else None
+
+
+def padding_dispatch(config: RunConfig) -> bool:
+    """Whether tokens are sent by HybridEP, which pads every expert's rows on the way: stated, or in the recipes."""
+    recipe = _unprinted(config)
+    stated = re.search(r"(?i)dispatcher[ =]hybridep", config.notes) is not None
+    return stated or (recipe is not None and recipe.fused_dispatch)
 
 
 def expert_overlap(config: RunConfig) -> Finding:

@@ -193,6 +193,8 @@ class TestLaunchesOfExperts:
         layout = Layout(ep=2, expert_kernels="separate")
         more = forward_launches(model, layout, moe=True) - forward_launches(MIXTRAL, layout, moe=True)
         assert more == 2 * 4 + 3
+        fused, grouped = (Layout(ep=2, expert_kernels=kind) for kind in ("fused", "grouped"))  # type: ignore[arg-type]
+        assert forward_launches(model, fused, moe=True) == forward_launches(MIXTRAL, grouped, moe=True)
 
 
 class TestOverlap:

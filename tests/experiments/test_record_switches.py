@@ -70,6 +70,41 @@ GATHERS = (
             "separate",
         ),
         ("expert_kernels", {"framework": "Megatron-Core v0.9", "year": 2024, "n_experts": 8, "ep": 8}, "modules"),
+        (
+            "expert_kernels",
+            {
+                "framework": "Megatron-Bridge 26.06",
+                "n_experts": 8,
+                "precision": "mxfp8",
+                "notes": "dropless; cuda_graph=full_iteration",
+            },
+            "fused",
+        ),
+        (
+            "expert_kernels",
+            {
+                "framework": "Megatron-Bridge 26.06",
+                "n_experts": 8,
+                "precision": "bf16",
+                "notes": "dropless; cuda_graph=full_iteration",
+            },
+            "separate",
+        ),
+        (
+            "expert_kernels",
+            {
+                "framework": "Megatron-Bridge 26.06",
+                "n_experts": 8,
+                "precision": "mxfp8",
+                "notes": "known cuDNN performance regression; cuda_graph=full_iteration",
+            },
+            "separate",
+        ),
+        (
+            "expert_padding",
+            {"framework": "Megatron-Bridge 26.06", "gpu": "GB200-NVL72", "n_experts": 8, "precision": "mxfp8"},
+            None,
+        ),
         ("expert_padding", {"framework": "Megatron-Bridge 26.02", "n_experts": 8, "precision": "fp8"}, True),
         ("expert_padding", {"framework": "Megatron-Bridge 26.02", "n_experts": 8, "precision": "bf16"}, None),
         ("expert_padding", {"framework": "Megatron-Bridge 26.02", "precision": "fp8"}, None),

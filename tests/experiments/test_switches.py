@@ -29,7 +29,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "layout.cp_kind": ("ring", "all-gather", "gathered-ring", "ulysses"),
     "layout.ep": ("1", "2", "4"),
     "layout.etp": ("auto", "1", "2"),
-    "layout.expert_kernels": ("grouped", "separate", "modules"),
+    "layout.expert_kernels": ("grouped", "separate", "modules", "fused"),
     "layout.bucket_parameters": ("auto", "1000000"),
     "layout.expert_dispatch": ("all-to-all", "fused"),
     "layout.cuda_graph_scope": ("layers", "iteration"),
