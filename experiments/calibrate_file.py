@@ -8,12 +8,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cost_models.calibration import Calibration, CalibrationEntry
+from cost_models.calibration import Calibration, CalibrationEntry, load_calibration
 from cost_models.network_calibration import NetworkCalibration
 from experiments.calibrate_constants import NETWORK
-from hdpsim.errors import UserInputError
+from experiments.out_file import check_out_file, write_whole
+from hdpsim.errors import HdpSimError, UserInputError
 
-__all__ = ["head_of", "meaning_of", "with_entries", "write_calibration"]
+__all__ = ["check_calibration_file", "head_of", "meaning_of", "with_entries", "write_calibration"]
+
+
+def check_calibration_file(path: str, option: str) -> None:
+    """Raise UserInputError unless a calibration can be written at *path*; only another one may be replaced."""
+    check_out_file(path, option)
+    target = Path(path)
+    if not target.exists() or (target.is_file() and not target.stat().st_size):
+        return
+    try:
+        load_calibration(target)
+    except HdpSimError:
+        raise UserInputError(f"{option}: {path}: is there and is no calibration; give another name") from None
 
 
 def head_of(path: Path) -> str:
@@ -48,10 +61,7 @@ def write_calibration(path: str, cal: Calibration, generation: str, head: str) -
     lines += ["constants:", *_section([pair for pair in cal.entries if pair not in network])]
     if network:
         lines += ["network:", *_section(network)]
-    try:
-        Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserInputError(f"{path}: cannot be written: {error.strerror or error}") from None
+    write_whole(path, "\n".join(lines) + "\n", "calibration")
 
 
 def _section(entries: list[tuple[str, CalibrationEntry]]) -> Iterator[str]:

@@ -1,34 +1,60 @@
-"""CSV files of cells: the shape `reproduce` reads, with every problem named by its row and column."""
+"""CSV files of cells, records and kernels, with every problem named by its row and column."""
 
 from __future__ import annotations
 
 import csv
+import gzip
+import io
 import math
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 from cost_models.schema import did_you_mean
 from hdpsim.errors import UserInputError
 
-__all__ = ["one_of", "positive", "read_csv", "read_rows", "whole"]
+__all__ = ["missing_columns", "one_of", "positive", "read_csv", "read_rows", "whole"]
+
+_GZIP = b"\x1f\x8b"
+_OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 def read_csv(path: str | Path) -> list[list[str]]:
-    """All rows of a CSV, header included.
+    """All rows of a CSV, plain or compressed with gzip (whatever its name says), header included.
 
     Raises:
         UserInputError: unreadable, or no CSV in UTF-8.
     """
     try:
-        with Path(path).open(encoding="utf-8-sig", newline="") as file:
-            return list(csv.reader(file, strict=True))
+        raw = Path(path).read_bytes()
+        raw = gzip.decompress(raw) if raw.startswith(_GZIP) else raw
+        return list(csv.reader(io.StringIO(raw.decode("utf-8-sig"), newline=""), strict=True))
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserInputError(f"{path}: the gzip compression is damaged ({error})") from None
     except OSError as error:
         raise UserInputError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserInputError(f"{path}: is not a CSV file in UTF-8 ({error})") from None
 
 
-def read_rows(path: str | Path, columns: tuple[str, ...]) -> list[tuple[str, dict[str, str]]]:
+def missing_columns(
+    path: str | Path, missing: list[str], needed: tuple[str, ...], head: list[str]
+) -> UserInputError:
+    """The message for a header that lacks columns."""
+    separator = next((mark for mark in _OTHER_SEPARATORS if len(head) == 1 and head[0].count(mark) > 1), None)
+    if separator is not None:
+        return UserInputError(
+            f"{path}: its columns are separated by {_OTHER_SEPARATORS[separator]}; expected commas"
+        )
+    return UserInputError(
+        f"{path}: missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; "
+        f"needed: {', '.join(needed)}; found: {', '.join(head) or 'nothing'}"
+    )
+
+
+def read_rows(
+    path: str | Path, columns: tuple[str, ...], what: str = "cells"
+) -> list[tuple[str, dict[str, str]]]:
     """Rows of a CSV with these *columns* (in any order, others allowed), each with the words for where it is.
 
     Raises:
@@ -38,10 +64,7 @@ def read_rows(path: str | Path, columns: tuple[str, ...]) -> list[tuple[str, dic
     head = [name.strip() for name in rows[0]] if rows else []
     missing = [name for name in columns if name not in head]
     if missing:
-        raise UserInputError(
-            f"{path}: missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; "
-            f"needed: {', '.join(columns)}; found: {', '.join(head) or 'nothing'}"
-        )
+        raise missing_columns(path, missing, columns, head)
     twice = sorted({name for name in head if head.count(name) > 1})
     if twice:
         raise UserInputError(f"{path}: column {', '.join(twice)} appears more than once")
@@ -56,7 +79,7 @@ def read_rows(path: str | Path, columns: tuple[str, ...]) -> list[tuple[str, dic
         fields = (field.strip() for field in row)
         found.append((f"{path}, row {number}", dict(zip(head, fields, strict=True))))
     if not found:
-        raise UserInputError(f"{path}: holds no cells below its header")
+        raise UserInputError(f"{path}: holds no {what} below its header")
     return found
 
 

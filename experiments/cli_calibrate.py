@@ -63,9 +63,9 @@ def command(
     determine the constants; the message says which kind of record would.
     """
     from experiments.calibrate import calibrate
-    from experiments.out_file import check_out_file
+    from experiments.calibrate_file import check_calibration_file
 
-    check_out_file(output, "--output")
+    check_calibration_file(output, "--output")
     if records is not None and no_runs:
         raise click.UsageError("--no-runs takes no RECORDS.csv")
     chosen = None if names is None else split_list(names, "--constants")
@@ -101,7 +101,7 @@ def _tables(stage: dict[str, Any]) -> list[Any]:
 
     noun = "records" if stage["fitted_on"] == "runs" else "kernels"
     fitted = Table(
-        title=f"Fitted on {stage['records']} {noun} of {len(stage['sources'])} sources",
+        title=f"Fitted on {stage['records']} {noun} of {_counted(len(stage['sources']), 'source')}",
         columns=("constant", "start", "known before", "fitted", "95 %", "allowed", ""),
         rows=tuple(
             (
@@ -135,6 +135,10 @@ def _tables(stage: dict[str, Any]) -> list[Any]:
         left=frozenset({0, 6}),
     )
     return [fitted, left]
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _lines(stage: dict[str, Any]) -> list[str]:

@@ -10,6 +10,7 @@ from matplotlib.lines import Line2D
 from cost_models.fabric_graph import KINDS, build_graph, layout_positions
 from cost_models.hardware import Cluster
 from cost_models.network_calibration import NetworkCalibration
+from experiments.out_file import replacing
 
 __all__ = ["FULL_DRAWING_LIMIT_GPUS", "draw_fabric"]
 
@@ -62,4 +63,5 @@ def draw_fabric(cluster: Cluster, path: Path | str, calibration: NetworkCalibrat
     axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     target = Path(path)
     metadata = {"Date": None} if target.suffix == ".svg" else {"Software": None}
-    figure.savefig(target, dpi=150, metadata=metadata)
+    with replacing(target, "plot") as file:
+        figure.savefig(file, format=target.suffix[1:].lower(), dpi=150, metadata=metadata)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from functools import cache
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from experiments.fidelity import Band, Residual, Residuals
 from experiments.fidelity_features import Features, configuration_key, features_of
-from experiments.out_file import check_out_file
+from experiments.out_file import check_out_file, write_whole
 from hdpsim.errors import UserInputError
 from simulator.setup import Setup
 
@@ -80,24 +81,16 @@ def write_residuals(path: str, rows: Sequence[Residual]) -> Residuals:
     names = [field.name for field in fields(Features)]
     ordered = sorted(rows, key=lambda row: (row.source, row.key, row.log_error))
     shown = Residuals([*ordered])
-    try:
-        with Path(path).open("w", encoding="utf-8", newline="") as file:
-            file.write(f"{_STRETCH}{shown.stretch:.6g}{_NEW}{shown.new_stretch:.6g}\n")
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["source", "key", "complete", *names, "log_error"])
-            for row in ordered:
-                features = asdict(row.features)
-                writer.writerow(
-                    [
-                        row.source,
-                        row.key,
-                        row.complete,
-                        *(features[name] for name in names),
-                        f"{row.log_error:.5f}",
-                    ]
-                )
-    except OSError as error:
-        raise UserInputError(f"{path}: cannot be written: {error.strerror or error}") from None
+    text = io.StringIO()
+    text.write(f"{_STRETCH}{shown.stretch:.6g}{_NEW}{shown.new_stretch:.6g}\n")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["source", "key", "complete", *names, "log_error"])
+    for row in ordered:
+        features = asdict(row.features)
+        writer.writerow(
+            [row.source, row.key, row.complete, *(features[name] for name in names), f"{row.log_error:.5f}"]
+        )
+    write_whole(path, text.getvalue(), "residuals")
     return shown
 
 

@@ -7,8 +7,6 @@ time_us, tflops, busbw_gbs, source, notes. A row that cannot be predicted has a 
 
 from __future__ import annotations
 
-import csv
-import gzip
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -19,11 +17,14 @@ from typing import Any
 import numpy as np
 
 from cost_models.calibration import Calibration
+from experiments.cell_files import read_rows
 from experiments.kernel_prediction import bus_factor, flop_of, number, predicted_s
 from experiments.record_errors import error_of
 from hdpsim.errors import HdpSimError
 
 __all__ = ["KernelRow", "check", "group_errors", "measured_s", "rows_of"]
+
+NEEDED_COLUMNS = ("kind", "gpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +48,12 @@ def check(path: str | Path, calibration: Calibration | None = None) -> list[Kern
 
 
 def rows_of(path: str | Path) -> list[dict[str, str]]:
-    """The rows of a file (csv or csv.gz)."""
-    file = Path(path)
-    opener: Any = gzip.open if file.suffix == ".gz" else open
-    with opener(file, "rt", newline="", encoding="utf-8") as lines:
-        return list(csv.DictReader(lines))
+    """The rows of a file (csv or csv.gz).
+
+    Raises:
+        UserInputError: it cannot be read, or has neither rows nor the columns of kernels.
+    """
+    return [row for _, row in read_rows(path, NEEDED_COLUMNS, "kernels")]
 
 
 def _row(record: Mapping[str, str], calibration: Calibration | None) -> KernelRow:

@@ -71,20 +71,45 @@ DYNAMIC_CAST_BYTES, DYNAMIC_CAST_KERNELS = 7.5, 5
 
 
 def number(record: Mapping[str, str], key: str) -> float | None:
-    """A cell as a number; None when it is empty or none."""
-    try:
-        value = float(record.get(key) or "nan")
-    except ValueError:
+    """A cell as a number; None when it is empty.
+
+    Raises:
+        InfeasibleError: something else stands there.
+    """
+    text = (record.get(key) or "").strip()
+    if not text:
         return None
-    return value if math.isfinite(value) else None
+    value = _number(text)
+    if not 0.0 <= value < math.inf:
+        raise InfeasibleError(f"{key}: expected a number of at least 0 or nothing, got {text!r}")
+    return value
 
 
-def _need(record: Mapping[str, str], *keys: str) -> list[float]:
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _need(record: Mapping[str, str], *keys: str, whole: bool = False) -> list[float]:
     values = [number(record, key) for key in keys]
     missing = [key for key, value in zip(keys, values, strict=True) if value is None]
     if missing:
         raise InfeasibleError(f"{', '.join(missing)} not stated")
-    return [float(value) for value in values if value is not None]
+    stated = [float(value) for value in values if value is not None]
+    for key, value in zip(keys, stated, strict=True):
+        if value <= 0.0 or (whole and value != int(value)):
+            raise InfeasibleError(
+                f"{key}: expected a {'whole' if whole else 'positive'} number, got {record[key]!r}"
+            )
+    return stated
+
+
+def _causal(record: Mapping[str, str]) -> bool:
+    """Whether attention is masked: a number or a word; nothing means that it is not."""
+    word = (record.get("causal") or "").strip().lower()
+    return word == "true" or (word != "false" and bool(number(record, "causal")))
 
 
 def gpu_of(name: str) -> Gpu:
@@ -107,7 +132,10 @@ def _head_dim(record: Mapping[str, str]) -> float:
     text = record.get("head_dim") or ""
     if not text:
         raise InfeasibleError("head_dim not stated")
-    return float(np.mean([float(part) for part in text.split("/")]))
+    dims = [_number(part) for part in text.split("/")]
+    if not all(0.0 < dim < math.inf for dim in dims):
+        raise InfeasibleError(f"head_dim: expected a positive number, or two as in 192/128, got {text!r}")
+    return float(np.mean(dims))
 
 
 def flop_of(record: Mapping[str, str]) -> float | None:
@@ -122,7 +150,7 @@ def flop_of(record: Mapping[str, str]) -> float | None:
             "flash_bwd": ATTENTION_BACKWARD_FLOP_RATIO,
             "flash_fwd_bwd": 1 + ATTENTION_BACKWARD_FLOP_RATIO,
         }
-        causal = 0.5 if number(record, "causal") else 1.0
+        causal = 0.5 if _causal(record) else 1.0
         return 4.0 * batch * heads * length**2 * _head_dim(record) * causal * share.get(record["kind"], 1.0)
     return None
 
@@ -130,7 +158,7 @@ def flop_of(record: Mapping[str, str]) -> float | None:
 def bus_factor(record: Mapping[str, str]) -> float:
     """Bus bandwidth over size per time."""
     kind = _COLLECTIVES.get(record["kind"])
-    return bus_bandwidth_factor(kind, int(_need(record, "n_ranks")[0])) if kind else 1.0
+    return bus_bandwidth_factor(kind, int(_need(record, "n_ranks", whole=True)[0])) if kind else 1.0
 
 
 def predicted_s(record: Mapping[str, str], calibration: Calibration | None) -> float:
@@ -218,7 +246,7 @@ def _attention(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> float:
         slowdown /= int(shared[1])
     length, heads = _need(record, "seq_len", "heads")
     batch = number(record, "batch") or 1.0
-    head_dim, causal = _head_dim(record), bool(number(record, "causal"))
+    head_dim, causal = _head_dim(record), _causal(record)
     passes = next((p for p in _ENGINE_PASSES if p[0] in source), ("", 0.0, 0.0))
     keys = 2.0 * (number(record, "kv_heads") or heads)
     surrounding = BF16_BYTES * batch * length * head_dim * (passes[1] * keys + passes[2] * heads)
@@ -262,7 +290,8 @@ def _collectives(node: Node, nodes: int, cal: Calibration) -> Collectives:
 def _communication(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> float:
     if number(record, "size_bytes") is None:
         raise InfeasibleError("size_bytes not stated")
-    size, ranks, per_node, nodes = _need(record, "size_bytes", "n_ranks", "ranks_per_node", "n_nodes")
+    size = _need(record, "size_bytes")[0]
+    ranks, per_node, nodes = _need(record, "n_ranks", "ranks_per_node", "n_nodes", whole=True)
     notes = record.get("notes") or ""
     if _UNCLEAR.search(notes):
         raise InfeasibleError("timed once, or of an unclear size")

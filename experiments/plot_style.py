@@ -7,15 +7,13 @@ can tell apart. Plots use matplotlib's object interface: no display, no global s
 from __future__ import annotations
 
 import math
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import cycle, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from hdpsim.errors import UserInputError
+from experiments.out_file import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -120,18 +118,8 @@ def save_figure(figure: Figure, stem: Path) -> tuple[Path, Path]:
     for path, metadata in zip(
         paths, ({"Software": "hdpsim"}, {"Date": None, "Creator": "hdpsim"}), strict=True
     ):
-        try:
-            handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-            try:
-                with os.fdopen(handle, "wb") as target, style():
-                    figure.savefig(target, format=path.suffix[1:], dpi=150, metadata=metadata)
-                os.chmod(name, 0o644)
-                os.replace(name, path)
-            except BaseException:
-                Path(name).unlink(missing_ok=True)
-                raise
-        except OSError as error:
-            raise UserInputError(f"{path}: cannot write the plot: {error.strerror or error}") from error
+        with replacing(path, "plot") as target, style():
+            figure.savefig(target, format=path.suffix[1:], dpi=150, metadata=metadata)
     return paths
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cost_models.schema import did_you_mean
-from experiments.cell_files import read_csv
+from experiments.cell_files import missing_columns, read_csv
 from hdpsim.errors import UserInputError
 
 __all__ = [
@@ -185,7 +185,7 @@ def shipped_records() -> Path:
 
 
 def read_records(path: str | Path) -> tuple[Record, ...]:
-    """Read a CSV of records: the REQUIRED_COLUMNS in any order, the others of the schema where there are any.
+    """Read a CSV of records (gzip too): the REQUIRED_COLUMNS in any order, others of the schema where there are any.
 
     An empty cell means that the source does not say; only `gpu` must be filled in.
 
@@ -214,10 +214,7 @@ def _table(path: str | Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
         for columns, verb in _OTHER_VERBS:
             if set(columns) <= set(head):
                 raise UserInputError(f"{path}: holds no training runs in the columns of validate; use {verb}")
-        raise UserInputError(
-            f"{path}: missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; "
-            f"needed: {', '.join(REQUIRED_COLUMNS)}; found: {', '.join(head) or 'nothing'}"
-        )
+        raise missing_columns(path, missing, REQUIRED_COLUMNS, head)
     twice = sorted({name for name in head if head.count(name) > 1})
     if twice:
         raise UserInputError(f"{path}: column {', '.join(twice)} appears more than once")

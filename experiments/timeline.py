@@ -14,8 +14,6 @@ import gzip
 import heapq
 import io
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.out_file import replacing
 from hdpsim.errors import UserInputError
 from simulator.accounts import EPILOGUE
 from simulator.execution import WAITS, Spans
@@ -125,7 +124,7 @@ def write_timeline(
         **(metadata or {}),
     }
     sizes = None if group_size is None else np.asarray(group_size, dtype=np.int64)
-    with _replacing(target) as out:
+    with _text_of(target) as out:
         out.write(f'{{"displayTimeUnit":"ms","otherData":{_ENCODE(other)},"traceEvents":[\n')
         out.write(",\n".join(_counter_events(slices)))
         for position, index in enumerate(chosen.tolist()):
@@ -287,27 +286,15 @@ def _meta(pid: int, tid: int, name: str, arguments: Mapping[str, object]) -> str
 
 
 @contextmanager
-def _replacing(target: Path) -> Iterator[IO[str]]:
-    """Open a new file beside *target* for text; it takes the target's name when the block ends well."""
-    try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "wb") as raw:
-                if target.suffix == ".gz":
-                    packed = gzip.GzipFile(
-                        filename="", mode="wb", fileobj=raw, compresslevel=_COMPRESS_LEVEL, mtime=0
-                    )
-                    with packed, io.TextIOWrapper(packed, encoding="utf-8", newline="") as out:
-                        yield out
-                else:
-                    with io.TextIOWrapper(raw, encoding="utf-8", newline="") as out:
-                        yield out
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(name, 0o666 & ~mask)
-            os.replace(name, target)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise UserInputError(f"{target}: cannot write the timeline: {error.strerror or error}") from error
+def _text_of(target: Path) -> Iterator[IO[str]]:
+    """Open a new file for text, packed where the name says so."""
+    with replacing(target, "timeline") as raw:
+        if target.suffix == ".gz":
+            packed = gzip.GzipFile(
+                filename="", mode="wb", fileobj=raw, compresslevel=_COMPRESS_LEVEL, mtime=0
+            )
+            with packed, io.TextIOWrapper(packed, encoding="utf-8", newline="") as out:
+                yield out
+        else:
+            with io.TextIOWrapper(raw, encoding="utf-8", newline="") as out:
+                yield out

@@ -29,7 +29,14 @@ from experiments.validate_memory import (
     memory_tables,
 )
 from experiments.validate_order import rank_correlation
-from experiments.validate_report import SOUND, group_table, reason_table, summary_lines, write_directory
+from experiments.validate_report import (
+    SOUND,
+    group_table,
+    reason_table,
+    record_table,
+    summary_lines,
+    write_directory,
+)
 from hdpsim import __version__
 
 __all__ = ["QUANTITIES", "Validation", "run"]
@@ -40,6 +47,9 @@ QUANTITIES = {
     "tflops_per_gpu": "measured_tflops_per_gpu",
 }
 """What a record is judged by, the first that was measured: predicted quantity -> column."""
+
+FEW_RECORDS = 30
+"""So many are shown one by one."""
 
 Document = dict[str, Any]
 
@@ -96,7 +106,12 @@ def run(
     }
     # Memory is measured in few sources; in time mode a source of which nothing can be judged is news.
     shown = [group for group in document["groups"] if group["count"] or not memory]
-    tables = (group_table(shown), *memory_tables(document), reason_table(document))
+    tables = (
+        *([record_table(document)] if len(rows) <= FEW_RECORDS else []),
+        *([group_table(shown)] if shown else []),
+        *memory_tables(document),
+        *([reason_table(document)] if document["summary"]["unpredicted_reasons"] else []),
+    )
     lines = summary_lines(document)
     if residuals is not None:
         written = rewrite_residuals(residuals, residuals_of(rows, records, predictions))

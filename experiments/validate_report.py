@@ -18,10 +18,12 @@ __all__ = [
     "group_table",
     "percent",
     "reason_table",
+    "record_table",
     "summary_lines",
     "write_directory",
 ]
 
+BEYOND_SENSE = 1e4
 SOUND = "sound"
 """Of records that nobody doubts."""
 
@@ -29,9 +31,11 @@ Document = dict[str, Any]
 
 
 def percent(share: float | None, signed: bool = False) -> str:
-    """A share in %, one digit; - where there is none."""
+    """A share in %, one digit (of what is beyond all sense, the order of magnitude); - where there is none."""
     if share is None:
         return "-"
+    if abs(share) >= BEYOND_SENSE:
+        return f"{100 * share:{'+' if signed else ''}.1e}"
     return f"{100 * share:+.1f}" if signed else f"{100 * share:.1f}"
 
 
@@ -65,13 +69,50 @@ def group_cells(group: Document) -> tuple[str, ...]:
     )
 
 
+def record_table(document: Document) -> Table:
+    """Every record of a small file: measurement, prediction, error, and where the true step lies."""
+    memory = document["kind"] == "validate-memory"
+    return Table(
+        title="Records",
+        columns=(
+            "record", "GPU", "judged by", "measured", "predicted", "error %",
+            "fits" if memory else "step s, P10 to P90",
+        ),
+        rows=tuple(
+            (
+                row["record"],
+                row["gpu"],
+                row["quantity"],
+                _number(row["measured"]),
+                _number(row["predicted"]),
+                percent(row["error"], signed=True),
+                _verdict(row) if memory else _band(row),
+            )
+            for row in document["records"]
+        ),
+        left=frozenset({0, 1, 2}),
+    )  # fmt: skip
+
+
+def _verdict(row: Mapping[str, Any]) -> str:
+    return "-" if row["predicted_fits"] is None else "yes" if row["predicted_fits"] else "no"
+
+
+def _band(row: Mapping[str, Any]) -> str:
+    return "-" if row["step_s_p10"] is None else f"{row['step_s_p10']:.4g} to {row['step_s_p90']:.4g}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
 def reason_table(document: Document) -> Table:
     """Why records are not predicted."""
     reasons = document["summary"]["unpredicted_reasons"]
     return Table(
         title="Not predicted",
         columns=("records", "reason"),
-        rows=tuple((str(count), reason) for reason, count in reasons.items()) or (("0", "-"),),
+        rows=tuple((str(count), reason) for reason, count in reasons.items()),
         left=frozenset({1}),
     )
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from click.testing import CliRunner
 from cost_models.calibration import calibration, load_calibration
 from experiments.calibrate import calibrate
 from experiments.calibrate_constants import KERNEL_CONSTANTS, RUN_CONSTANTS, apply, value_of
+from experiments.calibrate_file import check_calibration_file, write_calibration
 from experiments.cli import cli
 from experiments.record_prediction import predict_step
 from experiments.record_setup import job_of
@@ -121,6 +124,36 @@ def test_too_few_records_are_refused(tmp_path: Path, measured: Path) -> None:
     assert "4 records" in result.output
     assert "at least 6" in result.output
     assert not (tmp_path / "x.yaml").exists()
+
+
+def test_only_a_calibration_is_replaced(measured: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "runs.csv"
+    mine.write_bytes(measured.read_bytes())
+    command = ["calibrate", str(mine), "--gpu", "h100", "-o"]
+    result = CliRunner().invoke(cli, [*command, str(mine)])
+    assert result.exit_code == 2
+    assert "is there and is no calibration; give another name" in result.output
+    assert mine.read_bytes() == measured.read_bytes()
+    check_calibration_file(str(tmp_path / "new.yaml"), "--output")
+    (tmp_path / "new.yaml").touch()
+    check_calibration_file(str(tmp_path / "new.yaml"), "--output")
+
+
+def test_a_calibration_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "mine.yaml"
+    write_calibration(str(out), calibration("hopper"), "hopper", "# head")
+    before = out.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(UserInputError, match="cannot write the calibration: No space left"):
+        write_calibration(str(out), calibration("ampere"), "ampere", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
+    assert out.read_bytes() == before
 
 
 def test_what_records_do_not_tell_is_refused_by_name(measured: Path, tmp_path: Path) -> None:

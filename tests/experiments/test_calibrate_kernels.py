@@ -87,7 +87,7 @@ def test_unusable_tables_and_nothing_to_fit_on(tmp_path: Path, table: Path) -> N
     with pytest.raises(UserInputError, match="cannot be read"):
         kernel_samples([str(tmp_path / "none.csv")], "hopper")
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(UserInputError, match="columns kind and gpu"):
+    with pytest.raises(UserInputError, match="missing columns kind, gpu"):
         kernel_samples([str(tmp_path / "other.csv")], "hopper")
     out = str(tmp_path / "x.yaml")
     with pytest.raises(UserInputError, match="leaves nothing to fit on"):

@@ -11,6 +11,7 @@ from cost_models import catalog
 from cost_models.calibration import calibration
 from cost_models.kernels import gemm_s
 from experiments.kernel_check import check, group_errors
+from hdpsim.errors import UserInputError
 
 COLUMNS = (
     "id,kind,gpu,dtype,size_bytes,m,n,k,groups,batch,seq_len,heads,kv_heads,head_dim,causal,direction,n_ranks,"
@@ -28,7 +29,7 @@ ROWS = (
     {"id": "all-reduce", "kind": "allreduce", "gpu": "H100-SXM-80G", "size_bytes": 2**30, "n_ranks": 8,
      "ranks_per_node": 8, "n_nodes": 1, "busbw_gbs": 466, "source": "NVIDIA/dgxc-benchmarking"},
     {"id": "p4de", "kind": "allreduce", "gpu": "A100-80G-SXM", "size_bytes": 2**30, "n_ranks": 16, "ranks_per_node": 8,
-     "n_nodes": 2, "time_us": 26217, "source": "aws-samples", "notes": "2x p4de.24xlarge, EFA 400Gb/s per node"},
+     "n_nodes": 2, "time_us": 26217, "source": "aws-samples", "notes": "2x p4de.24xlarge; EFA 400Gb/s per node"},
     {"id": "old-cloud", "kind": "allreduce", "gpu": "A100-40G-SXM", "size_bytes": 2**30, "n_ranks": 32,
      "ranks_per_node": 8, "n_nodes": 4, "time_us": 16562, "source": "NetX-lab/Echo",
      "notes": "Azure ND A100 v4; 200Gb/s IB per GPU"},
@@ -39,6 +40,14 @@ ROWS = (
     {"id": "integers", "kind": "gemm", "gpu": "H100-SXM-80G", "dtype": "int8", "m": 8, "n": 8, "k": 8, "time_us": 1},
     {"id": "no-shape", "kind": "gemm", "gpu": "H100-SXM-80G", "m": 1, "time_us": 1},
     {"id": "no-time", "kind": "gemm", "gpu": "H100-SXM-80G", "dtype": "bf16", "m": 1, "n": 1, "k": 1},
+    {"id": "words", "kind": "gemm", "gpu": "H100-SXM-80G", "m": "many", "n": 8, "k": 8, "time_us": 1},
+    {"id": "endless", "kind": "gemm", "gpu": "H100-SXM-80G", "m": "inf", "n": 8, "k": 8, "time_us": 1},
+    {"id": "backwards", "kind": "gemm", "gpu": "H100-SXM-80G", "m": 8, "n": 8, "k": 8, "time_us": -1},
+    {"id": "nothing", "kind": "gemm", "gpu": "H100-SXM-80G", "m": 0, "n": 8, "k": 8, "time_us": 1},
+    {"id": "half-a-gpu", "kind": "allreduce", "gpu": "H100-SXM-80G", "size_bytes": 8, "n_ranks": 1.5,
+     "ranks_per_node": 8, "n_nodes": 1, "time_us": 9},
+    {"id": "odd-head", "kind": "flash_fwd", "gpu": "H100-SXM-80G", "seq_len": 64, "heads": 1, "head_dim": "x",
+     "time_us": 1},
     {"id": "other", "kind": "layernorm", "gpu": "A100-SXM", "time_us": 1},
 )  # fmt: skip
 
@@ -71,12 +80,49 @@ def test_published_kernels_are_predicted(table: Path) -> None:
         ("no-shape", "n, k not stated"),
         ("no-time", "neither a time nor a rate"),
         ("other", "layernorm"),
+        ("words", "m: expected a number of at least 0 or nothing, got 'many'"),
+        ("endless", "got 'inf'"),
+        ("backwards", "time_us: expected a number of at least 0 or nothing, got '-1'"),
+        ("nothing", "m: expected a positive number, got '0'"),
+        ("half-a-gpu", "n_ranks: expected a whole number, got '1.5'"),
+        ("odd-head", "head_dim: expected a positive number"),
     ],
 )
 def test_what_cannot_be_predicted_says_why(table: Path, name: str, reason: str) -> None:
     row = next(row for row in check(table) if row.id == name)
     assert row.error is None
     assert reason in row.reason
+
+
+def test_a_mask_may_be_a_word(tmp_path: Path) -> None:
+    head = "kind,gpu,seq_len,heads,head_dim,causal,time_us\n"
+    cells = "".join(f"flash_fwd,h100,4096,16,128,{word},500\n" for word in ("1", "True", "0", "false", ""))
+    path = tmp_path / "kernels.csv"
+    path.write_text("\ufeff" + head + cells)
+    times = [row.predicted_s for row in check(path)]
+    assert times[0] == times[1]
+    assert times[2] == times[3] == times[4]
+    assert times[0] is not None
+    assert times[2] is not None
+    assert times[0] < times[2]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "missing columns kind, gpu"),
+        (b"kind,gpu\n", "holds no kernels below its header"),
+        (b"kind,gpu\ngemm\n", "row 2: 1 fields, but the header has 2 columns"),
+        (b"kind;gpu;m\ngemm;h100;8\n", "separated by semicolons; expected commas"),
+        (b"kind,gpu\n\xff,h100\n", "is not a CSV file in UTF-8"),
+        (gzip.compress(b"kind,gpu\ngemm,h100\n")[:-9], "the gzip compression is damaged"),
+    ],
+)
+def test_a_damaged_table_is_one_message(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "kernels.csv"
+    path.write_bytes(content)
+    with pytest.raises(UserInputError, match=words):
+        check(path)
 
 
 def test_groups(table: Path) -> None:

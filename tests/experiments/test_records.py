@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 from dataclasses import replace
 from pathlib import Path
 
@@ -117,6 +118,8 @@ def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
         (",".join(ROW) + "\n", "holds no records below its header"),
         (",".join(ROW) + "\n1,2\n", "row 2: 2 fields, but the header has"),
         (",".join([*ROW, "tp"]) + "\n", "column tp appears more than once"),
+        (";".join(ROW) + "\n", "its columns are separated by semicolons; expected commas"),
+        ("\t".join(ROW) + "\n", "its columns are separated by tabs; expected commas"),
     ],
 )
 def test_an_unusable_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -124,6 +127,16 @@ def test_an_unusable_file_is_refused(tmp_path: Path, text: str, message: str) ->
     path.write_text(text)
     with pytest.raises(UserInputError, match=message):
         read_records(path)
+
+
+def test_a_file_may_be_packed(tmp_path: Path) -> None:
+    plain = write(tmp_path / "runs.csv", ROW)
+    packed = tmp_path / "runs.csv.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert read_records(packed) == read_records(plain)
+    packed.write_bytes(packed.read_bytes()[:-9])
+    with pytest.raises(UserInputError, match="the gzip compression is damaged"):
+        read_records(packed)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

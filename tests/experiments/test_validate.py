@@ -157,8 +157,22 @@ def test_the_command_prints_tables(some: str) -> None:
     result = CliRunner().invoke(cli, ["validate", some])
     assert result.exit_code == 0, result.output
     assert "megatron-lm" in result.stdout
-    assert "Not predicted" in result.stdout
+    assert "Errors by source and GPU" in result.stdout
     assert "all records: " in result.stdout
+
+
+def test_few_records_are_shown_one_by_one(tmp_path: Path) -> None:
+    one = {**rows()[0], "id": "mine", "measured_step_s": "1e-300"}
+    path = write(tmp_path / "one.csv", [one])
+    shown = CliRunner().invoke(cli, ["validate", path]).stdout
+    assert "mine" in shown.partition("Errors by source")[0]
+    assert "Not predicted" not in shown
+    assert max(len(line) for line in shown.splitlines()) < 200  # an absurd error has no hundred digits
+    assert "mine" in CliRunner().invoke(cli, ["validate", path, "--memory"]).stdout
+    lost = (
+        CliRunner().invoke(cli, ["validate", write(tmp_path / "lost.csv", [{**one, "gpu": "H900"}])]).stdout
+    )
+    assert "there is no gpu 'H900'" in lost.partition("Not predicted")[2]
 
 
 def test_bad_records_end_in_one_message(tmp_path: Path) -> None:
