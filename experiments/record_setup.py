@@ -28,6 +28,7 @@ from simulator.setup import Setup, StrategyOptions
 __all__ = ["Job", "job_of"]
 
 GPT2_VOCABULARY = 51_200  # 50,257 tokens of GPT-2, padded as Megatron-LM does for tp 8
+MOST_MICRO_BATCHES = 1_000_000  # of a step on one rank; more is a slip of the pen, and fills the memory
 MOST_OF_A_SERVER = 16  # GPUs of a server with a domain of its own; racks hold more, in trays
 BYTES_PER_S_PER_GBPS = 1e9 / 8  # network rates are decimal gigabits
 
@@ -157,7 +158,12 @@ def _batch(config: RunConfig, dp: int, micro_batch: int, notes: _Notes) -> tuple
             f"the busiest rank has {most}"
         )
     micro_batch = min(micro_batch, most)
-    return sequences, micro_batch, -(-most // micro_batch)
+    micro_batches = -(-most // micro_batch)
+    if micro_batches > MOST_MICRO_BATCHES:
+        raise InfeasibleError(
+            f"{sequences:,} sequences are {micro_batches:,} micro-batches on a rank; at most {MOST_MICRO_BATCHES:,}"
+        )
+    return sequences, micro_batch, micro_batches
 
 
 def _degrees(config: RunConfig, gpus: int, notes: _Notes) -> dict[str, int]:

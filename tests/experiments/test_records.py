@@ -139,6 +139,12 @@ def test_a_file_may_be_packed(tmp_path: Path) -> None:
         read_records(packed)
 
 
+def test_an_endless_batch_is_a_reason(tmp_path: Path) -> None:
+    found = predict(config(tmp_path, global_batch_seqs="1000000000000000"))
+    assert found.step_s is None
+    assert "125,000,000,000,000 micro-batches on a rank" in found.reason
+
+
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserInputError, match="cannot be read"):
         read_records(tmp_path / "none.csv")
