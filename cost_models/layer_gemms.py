@@ -22,6 +22,7 @@ Floats = NDArray[np.float64]
 # Token counts priced in one go: tiles x products x three passes x this many numbers still fit a core's cache.
 GEMM_BLOCK = 512
 # A linear layer's passes, each one product: forward, input gradient and weight gradient.
+PASSES = ("forward", "input gradient", "weight gradient")
 FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = slice(0, 1), slice(1, 3), slice(1, 2), slice(2, 3)
 
 
@@ -136,8 +137,6 @@ class LayerGemms:
     ) -> None:
         self._gpu, self._cal, self._precision, self._frozen = gpu, cal, precision, frozen
         self._backward = INPUT_GRADIENT if frozen else BACKWARD
-        self._names = tuple(op.name for op in ops)
-        self._count = np.array([op.count for op in ops], dtype=np.float64)
         narrow = [op for op in ops if precision != "bf16" and not op.always_bf16]
         kinds: dict[tuple[Precision, bool], list[LinearOp]] = {}
         for op in ops:
@@ -147,6 +146,11 @@ class LayerGemms:
             _Products.of(kind, some, cal, gradient_output_bytes, rate if kind == "fp8" else 1.0)
             for (kind, _), some in kinds.items()
         ]
+        self._named = {
+            "products": tuple(op.name for some in kinds.values() for op in some),
+            "per_layer": np.array([op.count for some in kinds.values() for op in some], dtype=np.float64),
+            "priced_together": tuple(len(some) for some in kinds.values()),
+        }
         self._casts = OperandCasts.of(
             narrow,
             precision,
@@ -164,7 +168,8 @@ class LayerGemms:
     @priced("gemm")
     def seconds(self, tokens: Floats, *, backward: bool) -> Floats:
         """All matrix products: forward; backward = input gradient + weight gradient (twice the FLOP)."""
-        note(products=self._names, per_layer=self._count, precision=self._precision)
+        sides = PASSES[self._backward if backward else FORWARD]
+        note(precision=self._precision, sides=sides, **self._named)
         return self.products_s(tokens, backward=backward)
 
     def both_s(self, tokens: Floats) -> tuple[Floats, Floats]:

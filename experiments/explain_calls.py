@@ -126,32 +126,37 @@ def products_of(call: Call) -> list[Document]:
 
     Of several sizes of micro-batches, seconds and shape are means.
     """
-    names = call.inputs.get("products")
-    if names is None:
+    if "per_layer" not in call.inputs:
         return []
-    per_layer = np.asarray(call.inputs["per_layer"], dtype=np.float64).reshape(-1, 1)
-    backward = bool(call.inputs.get("backward"))
-    sides = ("input gradient", "weight gradient") if backward else ("forward",)
+    names, sides = call.inputs["products"], call.inputs["sides"]
+    per_layer = np.asarray(call.inputs["per_layer"], dtype=np.float64).tolist()
+    kernels = iter(inner for inner in call.calls if "m" in inner.inputs and np.size(inner.inputs["m"]) > 0)
     rows: list[Document] = []
-    kernels = [inner for inner in call.calls if "m" in inner.inputs and np.size(inner.inputs["m"]) > 0]
-    for number, kernel in enumerate(kernels[: len(sides)]):
-        seconds = np.asarray(kernel.result).reshape(len(names), -1)
-        m, n, k, groups = (
-            np.broadcast_to(np.asarray(kernel.inputs[axis], dtype=np.float64), seconds.shape)
-            for axis in ("m", "n", "k", "groups")
-        )
-        flop = 2.0 * groups * m * n * k
-        for place, name in enumerate(names):
-            busy_s = float(seconds[place].mean())
-            rows.append(
-                {
-                    "product": name or f"product_{place}",
-                    "side": sides[number],
-                    **{axis: float(size[place].mean()) for axis, size in zip("mnk", (m, n, k), strict=True)},
-                    "groups": int(groups[place, 0]),
-                    "per_layer": int(per_layer[place, 0]),
-                    "seconds_per_layer": float(per_layer[place, 0]) * busy_s,
-                    "flop_per_s": float(flop[place].mean()) / busy_s if busy_s > 0 else 0.0,
-                }
+    first = 0
+    # of many sizes of micro-batches the first block: dense products, narrow ones and those of experts, pass by pass
+    for count in call.inputs["priced_together"]:
+        for side, kernel in zip(sides, kernels, strict=False):
+            seconds = np.asarray(kernel.result).reshape(count, -1)
+            m, n, k, groups = (
+                np.broadcast_to(np.asarray(kernel.inputs[axis], dtype=np.float64), seconds.shape)
+                for axis in ("m", "n", "k", "groups")
             )
+            flop = 2.0 * groups * m * n * k
+            for place in range(count):
+                busy_s = float(seconds[place].mean())
+                rows.append(
+                    {
+                        "product": names[first + place] or f"product_{first + place}",
+                        "side": side,
+                        **{
+                            axis: float(size[place].mean())
+                            for axis, size in zip("mnk", (m, n, k), strict=True)
+                        },
+                        "groups": int(groups[place, 0]),
+                        "per_layer": int(per_layer[first + place]),
+                        "seconds_per_layer": per_layer[first + place] * busy_s,
+                        "flop_per_s": float(flop[place].mean()) / busy_s if busy_s > 0 else 0.0,
+                    }
+                )
+        first += count
     return rows

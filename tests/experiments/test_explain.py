@@ -92,6 +92,46 @@ def test_dynamic_groups_are_explained_too() -> None:
     assert set(term_names(document)) >= {"ring_wait", "ring_merge", "optimizer", "gemm_mlp_down"}
 
 
+KINDS = {
+    "experts": ("model=mistral-8x7b", "model.layers=4", "layout.ep=2"),
+    "latent attention": ("model=deepseek-v2-lite", "model.layers=4", "layout.precision=fp8"),
+    "adapters": ("model.adapter_rank=16", "layout.precision=fp8"),
+    "parallel block, overlapped": ("model=gpt-neox-20b", "model.layers=4", "layout.tp_overlap=true"),
+    "FSDP": ("layout.sharding=zero3", "strategy.name=static", "layout.tp=1"),
+    "Ulysses": ("strategy.name=static", "layout.cp_kind=ulysses", "layout.cp=2"),
+    "zero bubble": ("model.layers=8", "layout.pp=2", "layout.schedule=zb-h1"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_model_and_layout_is_explained(kind: str) -> None:
+    """Products are summed up by precision and kind of kernel; every side of each is there and they are all of gemm."""
+    changes = ("data.batch=128K tokens", "data.context=8K", "layout.rank_capacity=8K", *KINDS[kind])
+    document = explain(load_scenario("quickstart-8gpu", changes))
+    json.dumps(document, allow_nan=False)
+    assert sum(term["seconds"] for term in document["terms"]) == pytest.approx(document["step_s"], rel=1e-9)
+    gemm = of(document, "gemm")
+    assert gemm["products"]
+    own = [
+        row for row in gemm["products"] if not row["product"].endswith(("_a", "_b"))
+    ]  # adapters' are trained
+    frozen = {"weight gradient"} if kind == "adapters" else set()
+    assert {row["side"] for row in own} == {"forward", "input gradient", "weight gradient"} - frozen
+
+
+def test_products_of_experts_are_with_their_own_kernels() -> None:
+    """One size of micro-batch: what the products of a layer take is what the layer's call says."""
+    changes = ("strategy.name=static", "data.batch=128K tokens", "data.context=4K", *KINDS["experts"])
+    gemm = of(explain(load_scenario("quickstart-8gpu", changes)), "gemm")
+    rows = {(row["product"], row["side"]): row for row in gemm["products"]}
+    assert rows["expert_mlp_up", "forward"]["groups"] == 4  # 8 experts on 2 GPUs
+    assert rows["qkv", "forward"]["groups"] == rows["router", "forward"]["groups"] == 1
+    for call in gemm["calls"]:
+        sides = ("forward",) if call["direction"] == "forward" else ("input gradient", "weight gradient")
+        taken = sum(row["seconds_per_layer"] for (_, side), row in rows.items() if side in sides)
+        assert taken == pytest.approx(call["result"])
+
+
 def test_an_unknown_term_is_refused_with_a_suggestion(uniform: dict[str, Any]) -> None:
     with pytest.raises(UserInputError, match="did you mean 'optimizer'"):
         find_term(uniform, "optimiser")
