@@ -9,6 +9,7 @@ from typing import Any
 from cost_models import catalog
 from cost_models.model import Model
 from experiments.record_memory import predict_memory
+from experiments.record_pipeline import interleaves
 from experiments.record_setup import job_of
 from experiments.records import RunConfig
 from hdpsim.errors import CatalogError, HdpSimError
@@ -42,10 +43,10 @@ def completed(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     Filled in: the shape of the catalog's model of that name where cells of it are empty and none contradicts it; sizes
     that follow from others; as many key and value heads as heads; degrees that the others leave no choice, else the
     fewest GPUs that hold a replica; a batch of the size that the notes give a rank, else one micro-batch on each; full
-    recomputation where the run would not fit without.
+    recomputation where the run would not fit without; no chunks of layers where assumed ones would not fit.
     """
     said: list[str] = []
-    for fill in (_shape, _sizes, _heads, _degrees, _replica, _batch, _recompute):
+    for fill in (_shape, _sizes, _heads, _degrees, _replica, _batch, _recompute, _chunks):
         more, words = fill(config)
         if more:
             config = replace(config, **more)
@@ -180,3 +181,15 @@ def _recompute(config: RunConfig) -> Filled:
     except HdpSimError:
         return NOTHING
     return {"recompute": "full"}, "full recomputation: without it the run would not fit"
+
+
+def _chunks(config: RunConfig) -> Filled:
+    """No chunks of layers on a stage where none are printed and the usual ones do not fit: they hold more in flight."""
+    if config.vpp is not None or not interleaves(config):
+        return NOTHING
+    try:
+        if predict_memory(config, job_of(config)).fits:
+            return NOTHING
+    except HdpSimError:
+        return NOTHING
+    return {"vpp": 1}, "vpp 1: chunks would not fit into memory"

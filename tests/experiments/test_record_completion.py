@@ -72,3 +72,13 @@ def test_a_run_that_would_not_fit_otherwise_recomputes() -> None:
 def test_a_contradicted_name_gives_no_shape() -> None:
     prediction = predict(replace(RUN, layers=None, model_name="llama-2-7b"))
     assert prediction.reason == "layers is not stated"
+
+
+def test_stages_are_not_cut_into_chunks_that_do_not_fit() -> None:
+    run = replace(
+        RUN, framework="Megatron-Core", n_experts=8, topk=2, vpp=None, tp=1, pp=4, dp=4, ep=4, micro_batch=1
+    )
+    assert "vpp 2" in predict(run).assumptions
+    tight = predict(replace(run, seq_len=32768, layers=16))
+    assert "vpp 1: chunks would not fit into memory" in tight.assumptions
+    assert tight.step_s == predict(replace(run, seq_len=32768, layers=16, vpp=1)).step_s
