@@ -98,7 +98,7 @@ def gemm_s(
 
         t = tail + max( groups * 2 m n k / rate,
                         groups * (operand_bytes (mk + kn) + output_bytes * mn) / (hbm * e_hbm) )
-        rate = quality * r / power_slowdown(r),   r = peak * e * tile_efficiency
+        rate = quality * s * r / power_slowdown(r),   r = peak * e * tile_efficiency       s: scales of blocks
 
     Counted: tensor-core time with tile and wave quantisation, tile prologue (k_half), clocks that the power limit
     allows (of a *burst* of some milliseconds, in part), HBM roofline, start-up of the kernel on the device; nothing at
@@ -117,7 +117,7 @@ def gemm_s(
     flop = (2.0 * copies) * rows * columns * inner
     with np.errstate(divide="ignore", invalid="ignore"):
         rate = unit.peak_flop_per_s * unit.efficiency * share
-        compute_s = flop / (rate * quality)
+        compute_s = flop / (rate * quality * unit.rate)
     slowdown = power_slowdown(rate, unit.joule_per_flop, gpu, cal)
     compute_s = compute_s * (slowdown**cal.burst_power_share if burst else slowdown)
     traffic_bytes = copies * (unit.operand_bytes * (rows + columns) * inner + written_bytes * rows * columns)

@@ -42,6 +42,11 @@ CAST_BYTES: dict[Precision, float] = {
 # for maxima of every row and every column (each contraction has its own) two. Source: as above; pytorch/ao,
 # float8/float8_training_tensor.py and config.py (recipes tensorwise and rowwise).
 SCALING_BYTES: dict[Fp8Scaling, float] = {"delayed": 0.0, "tensor": 2.0, "row": 4.0}
+# Products of operands with block scales over those of one scale per tensor, both cast before: tensor cores read the scales
+# as well. B300, the 12 products of a layer: 6.81 ms with a scale per tensor, 7.16 ms in MXFP8 (the same tutorial); single
+# products of GB200 reach 1.35 and 1.33 of the 16-bit rate (marin-community/marin, issue 7282). NVFP4 has a peak and an
+# efficiency of its own.
+MXFP8_RATE = 0.951
 LEAST_DYNAMIC_SHARE = 0.1  # of the power limit, whatever the calibration says static power is
 
 
@@ -56,6 +61,8 @@ class MatrixUnit:
     joule_per_flop: float
     speed_up: float
     """Peak over the BF16 peak."""
+    rate: float = 1.0
+    """What scales of blocks leave of the rate, whatever limits it."""
 
 
 def cast_bytes(precision: Precision, scaling: Fp8Scaling = "delayed") -> float:
@@ -78,7 +85,12 @@ def matrix_unit(gpu: Gpu, cal: Calibration, precision: Precision) -> MatrixUnit:
             f"layout.precision = {precision}: {gpu.name} has no such tensor cores; use bf16"
         )
     return MatrixUnit(
-        peak, efficiency, OPERAND_BYTES[precision], joule_per_flop, speed_up=peak / gpu.bf16_flop_per_s
+        peak,
+        efficiency,
+        OPERAND_BYTES[precision],
+        joule_per_flop,
+        speed_up=peak / gpu.bf16_flop_per_s,
+        rate=MXFP8_RATE if precision == "mxfp8" else 1.0,
     )
 
 

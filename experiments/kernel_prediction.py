@@ -65,9 +65,12 @@ _LAUNCH_LOOP = re.compile(r"AI-benchmarking-guide")
 LAUNCH_OF_A_PRODUCT_S = 7.4e-6
 AMAX_BYTES = 2.0  # current scaling reads a BF16 tensor once more than delayed scaling
 COPIED_BYTES = 1e9  # rates of copies are compared as the time of this much
-# An inference engine that casts its input by a scale it first has to find: unfused passes of 7.5 B per element in
-# five kernels (fitted on six GPUs: 6.8-8.7 B and 8-13 us).
-DYNAMIC_CAST_BYTES, DYNAMIC_CAST_KERNELS = 7.5, 5
+# An inference engine that casts its input by a scale it first has to find: unfused passes of 7.5 B per element (fitted on
+# six GPUs with efficiency and start-up free: 6.8-8.6 B) in five kernels, whose start and end cost 7.9 and 8.2 us on H200 and
+# H100, 12.8 to 13.5 us on B200, B300, GB200 and GB300.
+DYNAMIC_CAST_BYTES = 7.5
+DYNAMIC_CAST_S = {"hopper": 8e-6, "blackwell": 13e-6}
+USUAL_DYNAMIC_CAST_S = 10e-6
 
 
 def number(record: Mapping[str, str], key: str) -> float | None:
@@ -231,7 +234,7 @@ def _casts_s(
     per_element = CAST_BYTES[precision] + (AMAX_BYTES if "current" in dtype else 0.0)
     if "dynamic activation quantisation" in notes or "per-tensor" in dtype:
         seconds = memory_bound_s(DYNAMIC_CAST_BYTES * inputs, gpu, cal)
-        return float(seconds) + DYNAMIC_CAST_KERNELS * cal.kernel_tail_s
+        return float(seconds) + DYNAMIC_CAST_S.get(gpu.calibration, USUAL_DYNAMIC_CAST_S)
     if "includes quantisation" in notes and precision != "bf16":
         return float(memory_bound_s(per_element * (inputs + weights), gpu, cal)) + 2 * cal.kernel_tail_s
     return 0.0

@@ -131,3 +131,20 @@ def test_groups(table: Path) -> None:
         ("allreduce", 2), ("allreduce", 1), ("allreduce", 1), ("flash_fwd", 1), ("gemm", 1), ("hbm_stream", 1)
     ]  # fmt: skip
     assert all(group["median_abs_error"] <= group["p90_abs_error"] for group in groups)
+
+
+def test_engines_that_scale_their_inputs_start_more_kernels(tmp_path: Path) -> None:
+    # ai-dynamo/aiconfigurator, TensorRT-LLM 1.3.0rc20: m x 4096 x 4096, us
+    measured = {
+        ("H100-SXM-80G", 256): 21.835, ("H200-SXM-141G", 256): 20.635, ("H200-SXM-141G", 512): 26.548,
+        ("B200-SXM-180G", 256): 22.176, ("B200-SXM-180G", 512): 26.786, ("GB200-NVL72", 512): 25.308,
+        ("B300-SXM", 512): 24.572, ("GB300-NVL72", 256): 20.869,
+    }  # fmt: skip
+    path = tmp_path / "casts.csv"
+    lines = [
+        f"{gpu}-{m},gemm,{gpu},fp8 per-tensor,{m},4096,4096,{us},ai-dynamo/aiconfigurator:gemm_perf"
+        for (gpu, m), us in measured.items()
+    ]
+    path.write_text("\n".join(["id,kind,gpu,dtype,m,n,k,time_us,source", *lines]))
+    for row in check(path):
+        assert row.error == pytest.approx(0.0, abs=0.15), row.id
