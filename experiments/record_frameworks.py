@@ -6,7 +6,15 @@ import re
 
 from experiments.records import RunConfig
 
-__all__ = ["SPLIT_SCHEDULE", "is_deepspeed", "is_internevo", "is_megatron", "is_nemo"]
+__all__ = [
+    "SPLIT_SCHEDULE",
+    "is_deepspeed",
+    "is_internevo",
+    "is_hugging_face",
+    "is_megatron",
+    "is_nemo",
+    "is_pytorch",
+]
 
 SPLIT_SCHEDULE = re.compile(r"\b(ZB-?\w+|DualPipe\w*)\b")
 """Names of schedules with weight gradients of their own, as frameworks and notes have them."""
@@ -30,3 +38,22 @@ def is_deepspeed(config: RunConfig) -> bool:
 def is_internevo(config: RunConfig) -> bool:
     """InternLM's first repository held the framework before it had a name of its own."""
     return re.search(r"InternEvo|InternLM", config.framework) is not None
+
+
+_HUGGING_FACE = re.compile(
+    r"\bHF\b|(?i:hugging ?face|transformers|accelerate\b|\bTRL\b|axolotl|llama-?factory|open-?instruct)"
+)
+_PYTORCH = re.compile(
+    r"torchtitan|torchtune|fms-fsdp|nanotron|(?i:pytorch|\blit-?(?:gpt|llama)\b|lightning|\bolmo\b)"
+)
+
+
+def is_hugging_face(config: RunConfig) -> bool:
+    """Trainers of Hugging Face's models: Axolotl, LLaMA-Factory and others wrap transformers."""
+    return _HUGGING_FACE.search(config.framework) is not None
+
+
+def is_pytorch(config: RunConfig) -> bool:
+    """Stacks whose layers are PyTorch's operations: no Transformer Engine, no kernels of Megatron's or JAX."""
+    own = is_megatron(config) or re.search(r"Composer|MaxText|Paxml|\bJAX\b", config.framework)
+    return not own and (is_hugging_face(config) or _PYTORCH.search(config.framework) is not None)

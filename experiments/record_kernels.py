@@ -7,6 +7,7 @@ import re
 from cost_models import catalog
 from cost_models.model import Model
 from experiments.record_finetune import separate_loss
+from experiments.record_frameworks import is_hugging_face, is_pytorch
 from experiments.records import RunConfig
 from hdpsim.errors import CatalogError
 
@@ -38,6 +39,7 @@ BEFORE_MID_2023 = re.compile(r"MLPerf v[0-3]\.0\b")
 """Benchmark rounds before July 2023, when FlashAttention-2 came out (arXiv 2307.08691)."""
 FIRST_FLASH_FRAMEWORK = re.compile(r"InternEvo|InternLM")
 FIRST_FLASH_UNTIL = 2024
+CUDNN_FIRST_YEAR = 2026
 
 
 def attention_kernel(config: RunConfig) -> tuple[object, str] | None:
@@ -46,8 +48,9 @@ def attention_kernel(config: RunConfig) -> tuple[object, str] | None:
     Before 2023 scores were written to memory; Megatron-LM of 2023 and its forks still do unless told otherwise
     (--use-flash-attn), Megatron-DeepSpeed in any year. Other frameworks of 2023 have FlashAttention of 2022, NeMo
     FlashAttention-2 once there is one (flash-attn 2.0.8: Dockerfile of its submission to MLPerf Training v3.1).
-    PyTorch's own kernel is FlashAttention-2 on every GPU; FlexAttention compiles the same algorithm, memory-efficient
-    attention is of FlashAttention's first generation. InternEvo builds flash-attention 1.0.5 (its installation guide).
+    PyTorch's own kernel is FlashAttention-2, but cuDNN's where that comes first; FlexAttention compiles the same
+    algorithm, memory-efficient attention is of FlashAttention's first generation. InternEvo builds flash-attention
+    1.0.5 (its installation guide).
     """
     named = config.attention
     if named:
@@ -59,6 +62,10 @@ def attention_kernel(config: RunConfig) -> tuple[object, str] | None:
             return "flash2", ""
         if FIRST_FLASH_FRAMEWORK.search(config.framework) and re.search(r"(?i)flash", named):
             return _first_flash(config)
+        if re.search(r"(?i)\bSDPA|scaled.dot.product", named) and not re.search(
+            r"(?i)flash(?!/cudnn)", named
+        ):
+            return _own_kernel(config), ""
         if re.search(r"(?i)flash|SDPA|flex", named):
             return "flash2", ""
         if re.search(r"(?i)xformers|memory.?efficient", named):
@@ -76,6 +83,8 @@ def attention_kernel(config: RunConfig) -> tuple[object, str] | None:
     if container and (2000 + int(container[1]), int(container[2])) < BEFORE_CUDNN:
         return "flash2", "FlashAttention-2"
     if config.year is None or config.year > FLASH_ATTENTION_YEAR:
+        if is_pytorch(config):
+            return _own_kernel(config), "attention by PyTorch's own kernels"
         return "flash", "flash attention"
     if config.year < FLASH_ATTENTION_YEAR:
         return "unfused", ""
@@ -84,6 +93,18 @@ def attention_kernel(config: RunConfig) -> tuple[object, str] | None:
     if "NeMo" in config.framework and not BEFORE_MID_2023.search(config.framework):
         return "flash2", "FlashAttention-2"
     return "flash1", "FlashAttention of 2022"
+
+
+def _own_kernel(config: RunConfig) -> str:
+    """What scaled_dot_product_attention calls: FlashAttention-2, or cuDNN where it comes first.
+
+    That is on Blackwell, and on Hopper since the releases of 2026 (2.10 with cuDNN 9.15; 2.8 and 2.9 for those who
+    brought a newer cuDNN). Source: PyTorch, native/transformers/cuda/sdp_utils.cpp (check_prefer_cudnn_attention);
+    torchtitan, models/attention.py (_init_backend: cuDNN first on B200, later wherever there is one).
+    """
+    generation = catalog.gpu(config.gpu).calibration
+    late = config.year is not None and config.year >= CUDNN_FIRST_YEAR
+    return "flash" if generation == "blackwell" or (generation == "hopper" and late) else "flash2"
 
 
 def _scores_run_again(config: RunConfig) -> bool:
@@ -116,18 +137,21 @@ def dropout(config: RunConfig) -> tuple[object, str] | None:
 def fused_kernels(config: RunConfig) -> tuple[object, str] | None:
     """PyTorch frameworks run one kernel per operation, the loss included, unless they compile.
 
-    Hugging Face transformers, nanotron; torchtitan and fms-fsdp where torch.compile is not stated; GPT-NeoX but for
-    GELU (megatron/model/transformer.py, positional_embeddings.py: rotary embedding of a slice of each head, queries,
-    keys and values copied for flash attention, a residual summed in steps). Megatron-LM and its forks fused what GPT
-    needs; gates, RMS norms and rotary embeddings were separate operations before 2024.
+    Hugging Face transformers and what wraps it, unless kernels of others replace its own (Liger, Unsloth); nanotron;
+    torchtitan, fms-fsdp, torchtune and plain FSDP or DDP where torch.compile is not stated; GPT-NeoX but for GELU
+    (megatron/model/transformer.py, positional_embeddings.py: rotary embedding of a slice of each head, queries, keys
+    and values copied for flash attention, a residual summed in steps). Megatron-LM and its forks fused what GPT needs;
+    gates, RMS norms and rotary embeddings were separate operations before 2024.
     """
-    if re.search(r"\bHF\b|nanotron|GPT-NeoX", config.framework):
+    text = f"{config.framework} {config.notes}"
+    replaced = re.search(r"(?i)\bfused (?:kernels|layer ?norm|rms|swiglu|ops)|liger kernels|unsloth", text)
+    if re.search(r"nanotron|GPT-NeoX", config.framework) or (is_hugging_face(config) and not replaced):
         return False, "separate small kernels"
     early = config.year is not None and config.year < FUSED_GATES_YEAR
     if early and config.gated_mlp and config.framework.startswith("Megatron-L"):
         return False, "separate small kernels of gated models (frameworks before 2024)"
-    stated = re.search(r"(?<!no torch\.)(?<!no )\bcompile\b", f"{config.framework} {config.notes}")
-    if re.search(r"torchtitan|fms-fsdp", config.framework) and not stated:
+    stated = replaced or re.search(r"(?<!no torch\.)(?<!no )\bcompile\b", text)
+    if re.search(r"torchtitan|fms-fsdp|torchtune|PyTorch", config.framework) and not stated:
         return False, "separate small kernels (no torch.compile stated)"
     return None
 
