@@ -42,10 +42,10 @@ CAST_BYTES: dict[Precision, float] = {
 # for maxima of every row and every column (each contraction has its own) two. Source: as above; pytorch/ao,
 # float8/float8_training_tensor.py and config.py (recipes tensorwise and rowwise).
 SCALING_BYTES: dict[Fp8Scaling, float] = {"delayed": 0.0, "tensor": 2.0, "row": 4.0}
-# Products of operands with block scales over those of one scale per tensor, both cast before: tensor cores read the scales
-# as well. B300, the 12 products of a layer: 6.81 ms with a scale per tensor, 7.16 ms in MXFP8 (the same tutorial); single
-# products of GB200 reach 1.35 and 1.33 of the 16-bit rate (marin-community/marin, issue 7282). NVFP4 has a peak and an
-# efficiency of its own.
+# Products of operands with block scales over those of one scale per tensor, both cast before: tensor cores read
+# the scales as well. B300, the 12 products of a layer: 6.81 ms with a scale per tensor, 7.16 ms in MXFP8 (the same
+# tutorial); single products of GB200 reach 1.35 and 1.33 of the 16-bit rate (marin-community/marin, issue 7282).
+# NVFP4 has a peak and an efficiency of its own.
 MXFP8_RATE = 0.951
 LEAST_DYNAMIC_SHARE = 0.1  # of the power limit, whatever the calibration says static power is
 

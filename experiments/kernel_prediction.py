@@ -65,9 +65,9 @@ _LAUNCH_LOOP = re.compile(r"AI-benchmarking-guide")
 LAUNCH_OF_A_PRODUCT_S = 7.4e-6
 AMAX_BYTES = 2.0  # current scaling reads a BF16 tensor once more than delayed scaling
 COPIED_BYTES = 1e9  # rates of copies are compared as the time of this much
-# An inference engine that casts its input by a scale it first has to find: unfused passes of 7.5 B per element (fitted on
-# six GPUs with efficiency and start-up free: 6.8-8.6 B) in five kernels, whose start and end cost 7.9 and 8.2 us on H200 and
-# H100, 12.8 to 13.5 us on B200, B300, GB200 and GB300.
+# An inference engine that casts its input by a scale it first has to find: unfused passes of 7.5 B per element
+# (fitted on six GPUs with efficiency and start-up free: 6.8-8.6 B) in five kernels, whose start and end cost 7.9 and
+# 8.2 us on H200 and H100, 12.8 to 13.5 us on B200, B300, GB200 and GB300.
 DYNAMIC_CAST_BYTES = 7.5
 DYNAMIC_CAST_S = {"hopper": 8e-6, "blackwell": 13e-6}
 USUAL_DYNAMIC_CAST_S = 10e-6
