@@ -31,13 +31,15 @@ def adapter_rank(config: RunConfig) -> Finding:
 
 
 def adapter_targets(config: RunConfig) -> Finding:
-    """Which matrices have adapters: that of queries, keys and values in NVIDIA's recipes, else attention's.
+    """Which matrices have adapters: as stated, that of queries, keys and values in NVIDIA's recipes, else attention's.
 
     Source: NeMo-Framework-Launcher, conf/peft (default: attention_qkv); performance recipes of NeMo and Megatron-Bridge
     (target_modules = ["linear_qkv"]); MLPerf Training, llama2_70b_lora (QKV and output projection).
     """
     if config.task != "lora":
         return None
+    if re.search(r"(?i)\ball[- ](?:linear|modules|projections|layers adapted)", config.notes):
+        return "all", ""
     if _recipe(config):
         return "qkv", "adapters of queries, keys and values (the framework's recipes)"
     return "attention", "adapters of attention's matrices"

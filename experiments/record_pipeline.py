@@ -13,6 +13,7 @@ INTERLEAVED_YEAR = 2021  # the schedule's own: arXiv 2104.04473
 MICRO_BATCHES_PER_STAGE = 2  # (p - 1) / (m + p - 1) is then a third
 _INTERLEAVED = re.compile(r"1F1B-I|(?i:(?<!not )(?<!non-)\binterleav)")
 _NAMED = re.compile(rf"1F1B|GPipe|(?i:not interleaved|no interleav)|{SPLIT_SCHEDULE.pattern}")
+_V_SHAPED = re.compile(r"\b(?:ZB-?V(?:ZeroBubble)?|DualPipeV)\b")
 _OTHER_RELEASES = re.compile(r"releases of the same recipe print VP (\d+)")
 
 
@@ -58,6 +59,8 @@ def virtual_stages(config: RunConfig, dealt_layers: int) -> tuple[int, str]:
     *dealt_layers* to a chunk, as most recipes have it (NeMo's of 13 to 340 billion parameters, Megatron-Core's).
     """
     pp = config.pp or 1
+    if pp > 1 and config.vpp in (None, 1) and _V_SHAPED.search(f"{config.framework} {config.notes}"):
+        return 2, "two chunks on every stage (V-shaped schedules)"
     if config.vpp is not None:
         if config.vpp > 1 and pp == 1:
             return 1, f"vpp {config.vpp} ignored: there is no pipeline"

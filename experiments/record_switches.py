@@ -312,10 +312,13 @@ _SCHEDULES = {
     "ZB-H1": "zb-h1",
     "ZB-V": "zb-v",
     "ZBV": "zb-v",
+    "ZBVZeroBubble": "zb-v",
     "DualPipe": "dualpipe",
+    "DualPipeV": "zb-v",
 }
 """Names of schedules as frameworks write them -> of Layout. ZB-1p keeps 1F1B's memory, as ZB-H1 does,
-ZB-2p twice as much, as ZB-H2 does."""
+ZB-2p twice as much, as ZB-H2 does. DualPipeV is ZB-V with forwards and backwards paired, where experts' traffic hides
+("DualPipe could be better without the Dual", Sea AI Lab)."""
 
 
 def schedule_of(config: RunConfig, vpp: int) -> str:
@@ -361,6 +364,8 @@ def switches_of(config: RunConfig) -> Switches:
                 continue
             if assumption:
                 assumptions.append(assumption)
+    if re.search(r"\bDualPipeV\b", f"{config.framework} {config.notes}"):
+        not_modelled.append("pairs of a forward and a backward in DualPipeV: as ZB-V")
     text = f"{config.notes} {config.attention}"
     not_modelled += [words for pattern, words in _NOT_MODELLED if pattern.search(text)]
     if "sliding_window" not in found[Model] and re.search(r"sliding|window", text):

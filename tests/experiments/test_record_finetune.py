@@ -156,6 +156,7 @@ def test_graphs_of_the_benchmark(
     [
         ({"task": "lora"}, 16, "qkv"),
         ({"task": "lora", "notes": "LoRA rank 32"}, 32, "qkv"),
+        ({"task": "lora", "notes": "LoRA rank 8, all linear layers"}, 8, "all"),
         ({"task": "lora", "framework": "NeMo/Megatron-Core (MLPerf v4.0)"}, 16, "attention"),
         ({"task": "sft"}, 0, "attention"),
     ],

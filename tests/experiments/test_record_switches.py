@@ -339,13 +339,30 @@ def test_what_is_not_stated_is_said() -> None:
         ("ZB-2p", "zb-h2"),
         ("ZBV", "zb-v"),
         ("DualPipe", "dualpipe"),
-        ("DualPipeV", "1f1b"),
+        ("ZBVZeroBubble", "zb-v"),
+        ("DualPipeV", "zb-v"),
+        ("DualPipeX", "1f1b"),
     ],
 )
 def test_zero_bubble_schedules(name: str, schedule: str) -> None:
     record = RunConfig(gpu="h100", framework=f"fork ({name})")
     assert schedule_of(record, 1) == schedule
     assert bool(blocked(record)) == (schedule == "1f1b")
+
+
+@pytest.mark.parametrize(
+    ("name", "pp", "vpp", "chunks"),
+    [
+        ("ZBV", 4, None, 2),
+        ("DualPipeV", 4, 1, 2),
+        ("ZB-V", 1, None, 1),
+        ("ZB-2p", 4, 1, 1),
+        ("DualPipe", 4, 1, 1),
+    ],
+)
+def test_v_shaped_schedules_have_two_chunks(name: str, pp: int, vpp: int | None, chunks: int) -> None:
+    record = RunConfig(gpu="h100", framework=f"fork ({name})", pp=pp, vpp=vpp)
+    assert virtual_stages(record, 32)[0] == chunks
 
 
 @pytest.mark.parametrize(
