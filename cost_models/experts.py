@@ -36,18 +36,21 @@ class ExpertParallel:
     """
 
     def __init__(self, model: Model, layout: Layout, cal: Calibration, collectives: Collectives) -> None:
-        self._model, self._layout, self._cal, self._collectives = model, layout, cal, collectives
+        self._model, self._layout, self._collectives = model, layout, collectives
+        # one GPU that holds all experts meets every token, whichever expert it goes to
+        imbalance = cal.expert_imbalance if layout.expert_imbalance is None else layout.expert_imbalance
+        self._imbalance = imbalance if layout.ep > 1 else 1.0
         self._group = collectives.group(layout.ep, stride=layout.etp or 1)
         self._cut_group = collectives.group(layout.etp or 1)
 
     def products(self, mlp: tuple[LinearOp, ...]) -> tuple[LinearOp, ...]:
         """Grouped products of the experts on a GPU, *mlp* being the matrices of one shard of one expert."""
         model, layout = self._model, self._layout
-        rows = model.top_k / layout.tp * self._cal.expert_imbalance
+        rows = model.top_k / layout.tp * self._imbalance
         if layout.etp is not None:
             rows *= layout.etp  # a GPU meets the tokens of all GPUs that share its experts
         elif layout.ep < layout.tp:
-            rows = model.top_k / layout.ep * self._cal.expert_imbalance
+            rows = model.top_k / layout.ep * self._imbalance
         groups = max(1, model.experts // layout.ep)
         return tuple(replace(op, name=f"expert_{op.name}", rows_share=rows, groups=groups) for op in mlp)
 
@@ -62,7 +65,7 @@ class ExpertParallel:
     def _routed_bytes(self, tokens: Floats) -> Floats:
         """Routed copies of the tokens of one GPU."""
         model = self._model
-        return BF16_BYTES * model.hidden * model.top_k * self._cal.expert_imbalance * tokens / self._layout.tp
+        return BF16_BYTES * model.hidden * model.top_k * self._imbalance * tokens / self._layout.tp
 
     @priced("expert_all_to_all")
     def all_to_all_s(self, tokens: Floats) -> Floats:

@@ -138,6 +138,8 @@ class Layout:
     """separate: the host launches one product (and cast) per expert on several streams; modules: one MLP after the
     other, each writes into its part of a common output; grouped: one kernel for all; fused: such kernels that clamp,
     weigh and add biases, too."""
+    expert_imbalance: float | None = None
+    """Rows of the busiest GPU of an expert-parallel group over the mean, at least 1; None = the calibration's."""
     expert_padding: bool = False
     """With 8 and 4 bits every expert's rows are copied to a multiple of what the products take, and back."""
     attention_kernel: AttentionKernel = "flash"

@@ -84,6 +84,11 @@ def _without_effect(model: Model, layout: Layout) -> Iterator[tuple[str, str]]:
                 f"{name} = true",
                 f"it needs fp8 with delayed scales; precision is {layout.precision}, fp8_scaling {layout.fp8_scaling}",
             )
+    if layout.expert_imbalance is not None and layout.ep == 1:
+        yield (
+            f"expert_imbalance = {layout.expert_imbalance:g}",
+            "ep is 1, every GPU meets all tokens" if model.experts else f"{model.name} has no experts",
+        )
     if layout.expert_padding and (not model.experts or layout.precision == "bf16"):
         yield (
             "expert_padding = true",

@@ -109,7 +109,7 @@ def job_of(config: RunConfig, own: Calibration | None = None) -> Job:
     if own is not None and own.generation in ("", cluster.gpu.calibration):
         cal = own
     if switches.balanced_experts:
-        cal = replace(cal, expert_imbalance=1.0)
+        layout = replace(layout, expert_imbalance=1.0)
         notes.assumptions.append("experts perfectly balanced (forced, or tokens dropped)")
     setup = Setup(
         model=model,

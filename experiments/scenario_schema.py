@@ -120,6 +120,9 @@ KEYS: Mapping[str, Key] = {
     "layout.ep_overlap": Key(parse=_boolean, default=False),
     "layout.expert_dispatch": Key(parse=_choice(get_args(ExpertDispatch)), default="all-to-all"),
     "layout.expert_kernels": Key(parse=_choice(get_args(ExpertKernels)), default="grouped"),
+    "layout.expert_imbalance": Key(
+        parse=_or_word("auto", _number(1.0, 1e4)), default=None, dump=_word_or("auto")
+    ),
     "layout.expert_padding": Key(parse=_boolean, default=False),
     "layout.attention_kernel": Key(parse=_choice(get_args(AttentionKernel)), default="flash"),
     "layout.fused_kernels": Key(parse=_boolean, default=True),

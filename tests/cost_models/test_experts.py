@@ -35,6 +35,26 @@ def one(values: np.ndarray) -> float:
     return float(values[0])
 
 
+class TestImbalance:
+    def test_the_busiest_gpu_has_more_rows_and_more_to_send(self) -> None:
+        tokens = np.array([T])
+        even, busy = (layer(Layout(ep=8, expert_imbalance=share)) for share in (1.0, 1.5))
+        # two of eight experts a token, one expert a GPU: 1.5 x 2 x 8192 rows of three matrices
+        more = 0.5 * 2 * T * 3 * 2 * 4096 * 14336 / PEAK
+        assert one(
+            busy.gemm_s(tokens, backward=False) - even.gemm_s(tokens, backward=False)
+        ) == pytest.approx(more, rel=0.01)
+        assert one(busy.expert_all_to_all_s(tokens)) == pytest.approx(
+            1.5 * one(even.expert_all_to_all_s(tokens)), rel=0.01
+        )
+
+    def test_a_gpu_that_holds_all_experts_meets_all_tokens_however_they_are_routed(self) -> None:
+        tokens = np.array([T])
+        for layout in (Layout(), Layout(tp=4), Layout(tp=4, etp=4)):
+            even, busy = (layer(replace(layout, expert_imbalance=share)) for share in (1.0, 3.0))
+            assert one(busy.gemm_s(tokens, backward=True)) == one(even.gemm_s(tokens, backward=True))
+
+
 class TestCutExperts:
     def test_the_flop_of_a_gpu_do_not_depend_on_the_cut(self) -> None:
         # 8192 / 4 tokens of a GPU, twice routed, three matrices: the same work however experts are cut

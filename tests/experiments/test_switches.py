@@ -30,6 +30,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "layout.ep": ("1", "2", "4"),
     "layout.etp": ("auto", "1", "2"),
     "layout.expert_kernels": ("grouped", "separate", "modules", "fused"),
+    "layout.expert_imbalance": ("auto", "1", "1.5"),
     "layout.bucket_parameters": ("auto", "1000000"),
     "layout.expert_dispatch": ("all-to-all", "fused"),
     "layout.cuda_graph_scope": ("layers", "iteration"),
@@ -78,6 +79,7 @@ FASTER = (
     ("layout.attention_kernel", "unfused", "flash"),
     ("layout.gradient_accumulation", "cast", "separate"),
     ("layout.gradient_accumulation", "separate", "fused"),
+    ("layout.expert_imbalance", "2", "1"),
     ("data.asynchronous_loading", "false", "true"),
     ("data.loader", "redundant", "shared"),
 )
