@@ -144,36 +144,41 @@ def model_flop_per_token(
     Counted and ignored as in forward_flop. Source: arXiv 2205.05198 section 5 and appendix A.
     """
     forward = forward_flop(model)
-    pairs = float(layer_pairs(model, length_tokens, causal=causal))
-    keys = pairs / length_tokens
-    weights_passes = _weights_passes(model)
-    linear_passes = weights_passes + (1 if recompute == "full" else 0)
-    attention_passes = FORWARD_AND_BACKWARD + (1 if recompute in ("full", "selective") else 0)
+    keys = float(layer_pairs(model, length_tokens, causal=causal)) / length_tokens
+    linear, head, attention = _passes(model, recompute)
     return TokenFlop(
-        linear=linear_passes * forward.linear,
-        head=weights_passes * forward.head,
-        attention=attention_passes * forward.attention * keys,
+        linear=linear * forward.linear,
+        head=head * forward.head,
+        attention=attention * forward.attention * keys,
     )
 
 
-def _weights_passes(model: Model) -> int:
-    return FORWARD_AND_INPUT_GRADIENT if model.frozen else FORWARD_AND_BACKWARD
+def _passes(model: Model, recompute: Recompute) -> tuple[int, int, int]:
+    """How many forwards' FLOP a step does of the layers' matrices, of the head and of attention."""
+    weights = FORWARD_AND_INPUT_GRADIENT if model.frozen else FORWARD_AND_BACKWARD
+    again = recompute == "full"
+    return weights + again, weights, FORWARD_AND_BACKWARD + (again or recompute == "selective")
 
 
-def sequence_flop(model: Model, lengths: ArrayLike, *, causal: bool = True) -> Floats:
-    """Model FLOP (forward + backward) of each sequence.
+def sequence_flop(
+    model: Model, lengths: ArrayLike, *, causal: bool = True, recompute: Recompute = "none"
+) -> Floats:
+    """Model FLOP (forward + backward) of each sequence; hardware FLOP when *recompute* is given.
 
         3 x [ (linear + head) s + attention x pairs(s) ]  =  6 N s + 6 l a d s^2  (causal, plain attention)
 
-    Attention never crosses sequences, however they are packed. Counted and ignored as in forward_flop.
+    Attention never crosses sequences, however they are packed. Counted and ignored as in forward_flop, recomputation
+    as in model_flop_per_token.
     """
     forward = forward_flop(model)
     s = np.asarray(lengths, dtype=np.float64)
-    pairs = layer_pairs(model, s, causal=causal)
-    weights = _weights_passes(model) * (forward.linear + forward.head)
-    return weights * s + FORWARD_AND_BACKWARD * forward.attention * pairs
+    linear, head, attention = _passes(model, recompute)
+    weights = linear * forward.linear + head * forward.head
+    return weights * s + attention * forward.attention * layer_pairs(model, s, causal=causal)
 
 
-def sequence_model_flop(model: Model, lengths: ArrayLike, causal: bool = True) -> float:
-    """Model FLOP of all the sequences together (see sequence_flop)."""
-    return float(sequence_flop(model, lengths, causal=causal).sum())
+def sequence_model_flop(
+    model: Model, lengths: ArrayLike, causal: bool = True, recompute: Recompute = "none"
+) -> float:
+    """FLOP of all the sequences together (see sequence_flop)."""
+    return float(sequence_flop(model, lengths, causal=causal, recompute=recompute).sum())

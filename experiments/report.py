@@ -22,6 +22,7 @@ __all__ = [
     "account_table",
     "comparison_table",
     "explanation",
+    "flop_rates",
     "headline",
     "json_document",
     "mfu_note",
@@ -33,6 +34,8 @@ __all__ = [
     "step_table",
     "with_interval",
 ]
+
+TERA = 1e12
 
 _MEASURED = frozenset({"planning_wall_s", "execution_wall_s"})
 """Fields that differ from run to run; documents of equal scenarios are equal byte for byte without them."""
@@ -103,6 +106,7 @@ def outcome_json(outcome: Outcome, base: Outcome | None = None) -> dict[str, Any
         "tokens_per_s_per_gpu": tokens_per_s.mean / first.gpus,
         "mfu": outcome.mfu,
         "mfu_full": outcome.mfu_full,
+        "tflops_per_gpu": flop_rates(outcome),
         "over_lower_bound": outcome.over_bound,
         "account_s": outcome.account_s(),
         "memory": first.memory,
@@ -120,6 +124,21 @@ def outcome_json(outcome: Outcome, base: Outcome | None = None) -> dict[str, Any
     if base is not None and base.results:
         document["speed_up"] = _estimate_json(outcome.speed_up(base))
     return document
+
+
+def flop_rates(outcome: Outcome) -> dict[str, float]:
+    """TFLOP/s per GPU in every convention that papers use, mean over the batches; named as `validate` names them."""
+    conventions = {
+        "model, causal attention": "model_flop",
+        "model, full attention": "model_flop_full",
+        "hardware, full attention": "hardware_flop_full",
+    }
+    return {
+        words: float(
+            np.mean([getattr(step, flop) / step.step_s / step.gpus / TERA for step in outcome.results])
+        )
+        for words, flop in conventions.items()
+    }
 
 
 def _estimate_json(value: Estimate) -> dict[str, float | None]:
@@ -202,6 +221,11 @@ def step_table(comparison: Comparison) -> Table:
         ("throughput", f"{with_interval(tokens_per_s)} tokens/s"),
         ("per GPU", f"{tokens_per_s.mean / scenario.cluster.gpus:,.1f} tokens/s"),
         ("MFU", f"{outcome.mfu:.1%} ({outcome.mfu_full:.1%} if attention counts as a full square)"),
+        (
+            "FLOP rate",
+            "; ".join(f"{rate:,.1f} ({words})" for words, rate in flop_rates(outcome).items())
+            + " TFLOP/s per GPU",
+        ),
         ("tokens per step", f"{np.mean([result.tokens for result in outcome.results]):,.0f}"),
         ("micro-batches", f"{first.plan_micro_batches:,}, largest group {first.largest_group:,} ranks"),
         ("busiest rank", f"{outcome.over_bound:.1%} above the lower bound of {first.lower_bound_s:.3f} s"),

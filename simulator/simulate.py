@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cost_models.data_pipeline import node_loading_s
-from cost_models.flop import model_flop_per_token, sequence_model_flop
+from cost_models.flop import sequence_model_flop
 from cost_models.memory import MemoryReport, memory_report, rank_capacity_tokens
 from cost_models.micro_batch import MicroBatches, StepCosts
 from cost_models.micro_batch_cost import MicroBatchCost
@@ -55,7 +55,8 @@ class StepResult:
         tokens_per_s: throughput of the whole cluster.
         model_flop: model FLOP of the step, causal attention counted (half), recomputation not counted.
         model_flop_full: the same with full attention counted (the convention of most MFU figures).
-        hardware_flop: model_flop plus recomputation.
+        hardware_flop: model_flop plus recomputation (selective: of attention), causal attention.
+        hardware_flop_full: the same with full attention.
         mfu: model_flop over dense BF16 peak.
         mfu_full: model_flop_full over dense BF16 peak.
         accounts: names of the time accounts.
@@ -81,6 +82,7 @@ class StepResult:
     model_flop: float
     model_flop_full: float
     hardware_flop: float
+    hardware_flop_full: float
     mfu: float
     mfu_full: float
     accounts: tuple[str, ...]
@@ -255,8 +257,14 @@ def simulate_step(setup: Setup, lengths: ArrayLike) -> StepResult:
     total = int(problem.lengths.sum())
     execution = play_plan(setup, plan, price_plan(setup, problem, plan))
     played = time.perf_counter()
-    model_flop = sequence_model_flop(setup.model, problem.lengths, causal=True)
-    full_flop = sequence_model_flop(setup.model, problem.lengths, causal=False)
+    model, again = setup.model, setup.layout.recompute
+    model_flop, full_flop = (
+        sequence_model_flop(model, problem.lengths, causal=causal) for causal in (True, False)
+    )
+    hardware, hardware_full = (
+        sequence_model_flop(model, problem.lengths, causal=causal, recompute=again)
+        for causal in (True, False)
+    )
     peak = setup.cluster.gpus * setup.cluster.gpu.bf16_flop_per_s * execution.step_s
     return StepResult(
         strategy=setup.strategy.name,
@@ -266,7 +274,8 @@ def simulate_step(setup: Setup, lengths: ArrayLike) -> StepResult:
         tokens_per_s=total / execution.step_s,
         model_flop=model_flop,
         model_flop_full=full_flop,
-        hardware_flop=model_flop * _recompute_factor(setup),
+        hardware_flop=hardware,
+        hardware_flop_full=hardware_full,
         mfu=model_flop / peak,
         mfu_full=full_flop / peak,
         accounts=execution.accounts,
@@ -311,12 +320,3 @@ def _exposed_data_s(setup: Setup, cost: MicroBatchCost, sequences: int, tokens: 
     if setup.strategy.remote_data_loading:
         return pause_s
     return pause_s + planning_s(cost, sequences) + loading_s(cost, tokens)
-
-
-def _recompute_factor(setup: Setup) -> float:
-    """Hardware over model FLOP: full recomputation repeats every layer's forward."""
-    if setup.layout.recompute != "full":
-        return 1.0
-    plain = model_flop_per_token(setup.model, setup.context_tokens)
-    again = model_flop_per_token(setup.model, setup.context_tokens, recompute="full")
-    return float(again.total / plain.total)

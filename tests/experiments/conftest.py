@@ -28,6 +28,9 @@ class FakeResult:
     tokens: int
     gpus: int
     tokens_per_s: float
+    model_flop: float
+    model_flop_full: float
+    hardware_flop_full: float
     mfu: float
     mfu_full: float
     accounts: tuple[str, ...]
@@ -64,6 +67,9 @@ def fake_step(setup: Setup, lengths: NDArray[np.int64]) -> FakeResult:
         tokens=tokens,
         gpus=setup.cluster.gpus,
         tokens_per_s=tokens / step_s,
+        model_flop=4e14 * setup.cluster.gpus * step_s,
+        model_flop_full=5e14 * setup.cluster.gpus * step_s,
+        hardware_flop_full=6e14 * setup.cluster.gpus * step_s,
         mfu=0.4,
         mfu_full=0.5,
         accounts=("attention", "cp_ring", "wait_group"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from simulator_setups import HOPPER, MODEL, small_cluster, small_setup
 
-from cost_models.flop import sequence_model_flop
+from cost_models.flop import forward_flop, sequence_model_flop
 from cost_models.layout import Layout
 from cost_models.step_costs import loading_s, planning_s
 from hdpsim.errors import InfeasibleError, OutOfMemoryError, UserInputError
@@ -27,12 +27,26 @@ def test_throughput_and_utilisation_by_hand():
     assert result.model_flop_full > result.model_flop
     assert result.mfu_full / result.mfu == pytest.approx(result.model_flop_full / result.model_flop)
     assert result.hardware_flop == result.model_flop  # nothing is recomputed
+    assert result.hardware_flop_full == result.model_flop_full
 
 
 def test_full_recomputation_adds_a_forward_of_the_layers():
     setup = small_setup(layout=Layout(recompute="full"))
     result = simulate_step(setup, LENGTHS)
     assert 1.2 < result.hardware_flop / result.model_flop < 4 / 3
+    # of each sequence by its own length: a third more of the layers' products and scores, nothing of the head
+    head = 3 * forward_flop(MODEL).head * LENGTHS.sum()
+    for model, hardware in (
+        (result.model_flop, result.hardware_flop),
+        (result.model_flop_full, result.hardware_flop_full),
+    ):
+        assert hardware == pytest.approx((model - head) * 4 / 3 + head)
+
+
+def test_selective_recomputation_counts_attention_once_more():
+    result = simulate_step(small_setup(layout=Layout(recompute="selective")), LENGTHS)
+    scores = forward_flop(MODEL).attention * (LENGTHS.astype(float) ** 2).sum()
+    assert result.hardware_flop_full - result.model_flop_full == pytest.approx(scores)
 
 
 def test_accounts_name_every_second():
