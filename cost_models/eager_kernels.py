@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["CLAMPS", "EXPERT_BIAS", "SCALED_ROTARY", "EagerPasses", "Passes"]
+__all__ = ["CLAMPS", "EXPERT_BIAS", "LATENT_HEADS", "LATENT_ROTARY", "SCALED_ROTARY", "EagerPasses", "Passes"]
 
 # Rate of such kernels over that of vectorised ones, H200, 16 bits, PyTorch 2.9: a broadcast bias 0.62 of 1.39 TB/s,
 # a PReLU with a broadcast slope 1.18 against a leaky ReLU's 2.57 TB/s (tile-ai/TileOPs, pull requests 537 and 500).
@@ -54,3 +54,15 @@ EXPERT_BIAS = EagerPasses(forward=Passes(7.0, 7.0), backward=Passes(9.0, 11.0))
 # halves put together (2), both ways summed (3), slices written into zeros (1 + 2, 1) and summed (3).
 # Source: Megatron-Core, models/common/embeddings/rope_utils.py (_apply_rotary_pos_emb_bshd).
 SCALED_ROTARY = EagerPasses(forward=Passes(5.0, 7.0), backward=Passes(10.0, 7.0))
+
+# The same of the part of latent queries that turns, whose even and odd elements are put apart before (2); backward
+# each of the two is written into zeros (1 + 1) and both are summed (3).
+LATENT_ROTARY = EagerPasses(
+    forward=SCALED_ROTARY.forward._replace(strided=SCALED_ROTARY.forward.strided + 2.0),
+    backward=Passes(SCALED_ROTARY.backward.vectorised + 5.0, SCALED_ROTARY.backward.strided + 2.0),
+)
+
+# Per element of latent queries, keys and values. Forward: what turns put behind what does not (2), values copied out of
+# what they share with keys (2). Backward: gradients of the parts put together (2).
+# Source: Megatron-Core, transformer/multi_latent_attention.py (qkv_up_proj_and_rope_apply).
+LATENT_HEADS = EagerPasses(forward=Passes(0.0, 2.0), backward=Passes(0.0, 2.0))

@@ -33,6 +33,11 @@ PADDING_LAUNCHES = 2.0  # rows of all experts into a padded buffer, and out of o
 OVERLAP_LAUNCHES = 5 * 10.0
 EXPERT_BIAS_LAUNCHES = 2.0  # of an expert: times the routing weights, added
 CLAMP_LAUNCHES = 3.0
+# Of rotary embeddings that no fused kernel does, a third of forward and backward: of queries and of keys cosine and
+# sine scaled and cast 6, turned 6, backward 10; latent ones also even and odd elements apart 1 and 6, parts put
+# together 3 and 3.
+SCALED_ROTARY_LAUNCHES = (2 * 12 + 2 * 10) / 3
+LATENT_ROTARY_LAUNCHES = (2 * 13 + 3 + 2 * 16 + 3) / 3
 ONE_KERNEL = ("grouped", "fused")  # of expert_kernels: a product of all experts is one kernel
 ADAPTER_LAUNCHES = 4.0  # two products, the scale, the sum
 ADAPTER_PRODUCTS = 2.0
@@ -42,6 +47,7 @@ def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
     """Operations that the host issues for a layer's forward; CUDA graphs issue none.
 
         fused     2 norms + products + 2 copies + attention + rotary 1 + 2 adds + activation
+        scaled    rotary 15, of latent attention 21
         separate  6 per norm, rotary 8, activation 2 (+ 1 per bias and dropout), unfused softmax 5
         experts   router 8, permutation and its inverse 8, counting and sorting 4 (fused dispatch: router only)
                   separate kernels: for every expert of a GPU a product each of 2 matrices, with 8 and 4 bits 2 more
@@ -61,14 +67,13 @@ def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
     if layout.cuda_graphs:
         return 0.0 if layout.cuda_graph_experts else experts
     norms = 1 if model.parallel_block else 2
-    rotary = 0 if model.learned_positions else (1 if layout.fused_kernels else 8)
     if layout.fused_kernels:
-        count = norms + norms + 1
+        count = float(norms + norms + 1)
     else:
         extras = norms * (int(model.biases) + int(model.dropout))
         count = 6 * norms + norms + extras + 2 + int(model.biases)
     count += _products(model, layout, moe=moe) + 2 + _attention_launches(layout)
-    count += rotary + (2 if model.qk_norm else 0)
+    count += _rotary_launches(model, layout) + (2 if model.qk_norm else 0)
     router = ROUTER_LAUNCHES + (2 if model.shared_expert_ffn else 0) if moe else 0.0
     adapted = len(adapted_matrices(model, layout, moe=moe))
     collectives = _collectives_around_products(model, layout, moe=moe)
@@ -90,6 +95,14 @@ def small_kernels(model: Model, layout: Layout, *, moe: bool) -> float:
         others += EXPERT_MATRICES * _separate_experts(model, eager)[0]
         collectives += _expert_collectives(eager)
     return forward_launches(model, eager, moe=moe) - others - LAUNCHES_OF_A_COLLECTIVE * collectives
+
+
+def _rotary_launches(model: Model, layout: Layout) -> float:
+    if model.learned_positions:
+        return 0.0
+    if model.scaled_rotary:
+        return LATENT_ROTARY_LAUNCHES if model.latent_attention else SCALED_ROTARY_LAUNCHES
+    return 1.0 if layout.fused_kernels else 8.0
 
 
 def _attention_launches(layout: Layout) -> int:

@@ -69,7 +69,8 @@ class Model:
     clamped_activation: bool = False
     """Gate and up projection are limited to a range before they are multiplied (gpt-oss)."""
     scaled_rotary: bool = False
-    """The rotary embedding also scales attention (YaRN's concentration), which fused kernels cannot."""
+    """No fused kernel does the rotary embedding: it also scales attention (YaRN's concentration), or is that of latent
+    attention in a stack without such a kernel."""
     dropout: bool = False
     """Trained with dropout on attention weights and on the outputs of attention and MLP (GPT-2 and GPT-3 recipes)."""
     learned_positions: int = 0

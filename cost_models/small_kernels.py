@@ -10,7 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.calibration import Calibration
-from cost_models.eager_kernels import CLAMPS, EXPERT_BIAS, SCALED_ROTARY
+from cost_models.eager_kernels import (
+    CLAMPS,
+    EXPERT_BIAS,
+    LATENT_HEADS,
+    LATENT_ROTARY,
+    SCALED_ROTARY,
+    EagerPasses,
+)
 from cost_models.experts import parts_of_a_token
 from cost_models.hardware import Gpu
 from cost_models.kernels import BF16_BYTES, memory_bound_s
@@ -53,7 +60,8 @@ class SmallKernels:
                   share experts hold all their tokens when they sort them);
                   fused dispatch 2 (k + u) h / t, u the GPUs that a token visits
         PyTorch   clamps of k f / t, biases of k h / t (neither where expert_kernels are fused), a scaled rotary
-                  embedding of (a + g) d / t: passes of eager_kernels, forward and backward apart
+                  embedding of (a + g) d / t, with latent attention of a r / t in queries of n + r, keys of n + r and
+                  values of v put together, a (2 (n + r) + v) / t: passes of eager_kernels, forward and backward apart
 
     One norm in a parallel block, whose sum of three needs one kernel. With recompute_small_kernels the backward runs
     norms, activation and clamps of the forward again.
@@ -82,8 +90,7 @@ class SmallKernels:
         again, once = (_fused_passes if layout.fused_kernels else _separate_passes)(model, layout, moe)
         fused = share * (again + once)
         clamps, biases = _expert_widths(model, layout) if moe else (0.0, 0.0)
-        turned = _queries_and_keys(model, layout) if model.scaled_rotary else 0.0
-        eager = ((CLAMPS, clamps), (EXPERT_BIAS, biases), (SCALED_ROTARY, turned))
+        eager = [(CLAMPS, clamps), (EXPERT_BIAS, biases), *_eager_rotary(model, layout)]
         self.passes = fused + sum(kind.forward.at_full_rate * width for kind, width in eager)
         self.passes_backward = BACKWARD_TRAFFIC * fused
         self.passes_backward += sum(kind.backward.at_full_rate * width for kind, width in eager)
@@ -132,6 +139,17 @@ def _separate_passes(model: Model, layout: Layout, moe: bool) -> tuple[float, fl
 def _rotated(model: Model, layout: Layout) -> float:
     """Elements of queries and keys that the rotary embedding turns."""
     return 0.0 if model.learned_positions or model.scaled_rotary else _queries_and_keys(model, layout)
+
+
+def _eager_rotary(model: Model, layout: Layout) -> list[tuple[EagerPasses, float]]:
+    """Operations of a rotary embedding that no fused kernel does, and the elements of each."""
+    if not model.scaled_rotary:
+        return []
+    latent, heads = model.latent_attention, model.heads / layout.tp
+    if latent is None:
+        return [(SCALED_ROTARY, _queries_and_keys(model, layout))]
+    whole = 2 * (latent.qk_nope_head_dim + latent.qk_rope_head_dim) + latent.v_head_dim
+    return [(LATENT_ROTARY, heads * latent.qk_rope_head_dim), (LATENT_HEADS, heads * whole)]
 
 
 def _normalised(model: Model, layout: Layout) -> float:

@@ -22,10 +22,12 @@ __all__ = [
     "known_model",
     "prediction_layers",
     "scale_updates",
+    "scaled_rotary",
     "window_rule",
 ]
 
 FUSED_GATES_YEAR = 2024  # Megatron-Core 0.5: bias_swiglu_fusion, apply_rope_fusion
+LATENT_ROTARY_YEAR = 2025  # Megatron-Core 0.13 (July): fused_mla_yarn_rope_apply
 FUSED_LOSS_YEAR = 2024  # Megatron-Core 0.5: cross_entropy_loss_fusion
 SCALE_UPDATE_YEAR = (
     2024  # Transformer Engine 1.4: one kernel updates the scales of a module, later those of all
@@ -250,6 +252,21 @@ def architecture_rule(config: RunConfig, field: str) -> tuple[object, str] | Non
     if known.hidden != config.hidden or not value:
         return None
     return value, f"{field.replace('_', ' ')} of {known.name}"
+
+
+def scaled_rotary(config: RunConfig) -> tuple[object, str] | None:
+    """Models whose rotary embedding scales attention; latent attention of NeMo, and of Megatron-Core before 2025.
+
+    Megatron-Core has fused kernels for latent attention since 0.13 (mid-2025), which NeMo never asked for.
+    Source: NeMo, collections/llm/gpt/model/deepseek.py (apply_rope_fusion: False); Megatron-LM issue 1411, release
+    notes of core 0.13.0.
+    """
+    model = known_model(config)
+    nemo = re.search(r"^NeMo(?:/Megatron-Core| \(|$)", config.framework)
+    old = "Megatron" in config.framework and config.year is not None and config.year < LATENT_ROTARY_YEAR
+    if model and model.latent_attention and (nemo or old):
+        return True, "rotary embedding of latent attention in separate kernels (the framework's default)"
+    return architecture_rule(config, "scaled_rotary")
 
 
 def prediction_layers(config: RunConfig) -> tuple[object, str] | None:

@@ -41,6 +41,7 @@ from experiments.record_kernels import (
     fused_loss,
     prediction_layers,
     scale_updates,
+    scaled_rotary,
     window_rule,
 )
 from experiments.record_network import (
@@ -291,8 +292,9 @@ MODEL_RULES = (
     Rule(field="mtp_layers", read=prediction_layers, without="multi-token prediction", plain=0),
     *(
         Rule(field=field, read=partial(architecture_rule, field=field), without="")
-        for field in ("qk_norm", "expert_biases", "clamped_activation", "scaled_rotary")
+        for field in ("qk_norm", "expert_biases", "clamped_activation")
     ),
+    Rule(field="scaled_rotary", read=scaled_rotary, without=""),
 )
 
 # What has no switch yet, as notes and attention column word it; a mechanism that gets one moves up.

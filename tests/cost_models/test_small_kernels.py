@@ -13,7 +13,7 @@ from ideal_hardware import FFN, GPU, HBM, HEADS, HIDDEN, IDEAL, KV_HEADS, MODEL
 from cost_models.calibration import calibration
 from cost_models.launches import forward_launches, small_kernels
 from cost_models.layout import Layout
-from cost_models.model import Model
+from cost_models.model import LatentAttention, Model
 from cost_models.small_kernels import SmallKernels
 
 CAL = replace(IDEAL, small_kernel_passes=1.0)
@@ -141,6 +141,31 @@ def test_a_scaled_rotary_embedding_is_not_fused() -> None:
     scaled, turned = replace(MODEL, scaled_rotary=True), (HEADS + KV_HEADS) * 128
     # forward 5 passes of vectorised kernels, 7 of views and broadcast operands, at 0.45 of the rate
     assert passes(scaled) - passes(MODEL) == pytest.approx((5 + 7 / 0.45 - 2) * turned)
+
+
+def test_the_rotary_embedding_of_latent_attention_in_separate_kernels() -> None:
+    latent = LatentAttention(
+        q_lora_rank=256, kv_lora_rank=128, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128
+    )
+    fused = replace(MODEL, kv_heads=HEADS, latent_attention=latent)
+    separate, layout = replace(fused, scaled_rotary=True), Layout(tp=2)
+    kernels = SmallKernels(separate, layout, GPU, CAL, moe=False)
+    turned, whole = HEADS / 2 * 64, HEADS / 2 * (2 * 192 + 128)
+    rest = passes(fused, layout) - 2 * (2 * HEADS) * 128 / 2  # what a fused kernel reads and writes
+    assert kernels.passes - rest == pytest.approx((5 + 9 / 0.45) * turned + 2 / 0.45 * whole)
+    backward = kernels.passes_backward - 2 * rest
+    assert backward == pytest.approx((15 + 9 / 0.45) * turned + 2 / 0.45 * whole)
+
+
+def test_kernels_of_scaled_rotary_embeddings() -> None:
+    latent = LatentAttention(
+        q_lora_rank=256, kv_lora_rank=128, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128
+    )
+    for model, kernels in ((MODEL, 44 / 3), (replace(MODEL, latent_attention=latent), 64 / 3)):
+        counts = [
+            small_kernels(replace(model, scaled_rotary=on), Layout(), moe=False) for on in (False, True)
+        ]
+        assert counts[1] - counts[0] == pytest.approx(kernels - 1)
 
 
 def test_norms_of_queries_and_keys() -> None:
