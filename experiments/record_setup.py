@@ -199,7 +199,7 @@ def _layout(config: RunConfig, degrees: dict[str, int], switches: Switches, note
         recompute = unstated[0]
         notes.assumptions.append(unstated[1])
     notes.assumptions += switches.assumptions
-    if config.ep is not None and config.ep > 1 and tp > 1:
+    if config.ep is not None and config.ep > 1 and tp > 1 and "etp" not in switches.layout:
         notes.assumptions.append("each expert whole on one GPU (no expert tensor parallelism) when ep >= tp")
     settings: dict[str, Any] = {"precision": "fp8", **switches.layout, "schedule": schedule_of(config, vpp)}
     return Layout(

@@ -208,6 +208,16 @@ def test_what_the_source_does_not_say_is_assumed_and_said(tmp_path: Path) -> Non
     assert job.setup.layout.sequence_parallel
 
 
+@pytest.mark.parametrize(("notes", "etp"), [("", None), ("ETP 1; x", 1), ("ETP = TP (no folding); x", 2)])
+def test_how_experts_are_cut_is_assumed_where_nothing_says_it(
+    tmp_path: Path, notes: str, etp: int | None
+) -> None:
+    experts = {"n_experts": "8", "topk": "2", "ep": "2", "tp": "2", "dp": "4", "pp": "1", "n_gpus": "8"}
+    job = job_of(config(tmp_path, **experts, gpus_per_node="8", vpp="1", notes=notes))
+    assert job.setup.layout.etp == etp
+    assert any("each expert whole" in words for words in job.assumptions) == (etp is None)
+
+
 def test_models_without_a_gate_are_gpt_unless_the_catalog_knows_better(tmp_path: Path) -> None:
     gpt = job_of(config(tmp_path, gated_mlp="0")).setup.model
     assert (gpt.biases, gpt.tied_embeddings, gpt.learned_positions) == (True, True, 2048)
