@@ -19,6 +19,7 @@ __all__ = [
     "Precision",
     "Recompute",
     "Schedule",
+    "ShardCopies",
     "Sharding",
     "StageBalance",
     "TensorExchange",
@@ -38,6 +39,7 @@ StageBalance = Literal["layers", "flop"]
 Fp8Scaling = Literal["delayed", "tensor", "row"]
 TensorExchange = Literal["none", "gathers", "mlp"]
 GradientAccumulation = Literal["fused", "separate", "cast"]
+ShardCopies = Literal["both", "gradients", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,9 @@ class Layout:
     gather_lists: bool = False
     """zero3: every matrix is gathered and reduced by a collective of its own that takes a list of all ranks' pieces,
     whose copies the host launches one by one while the GPU waits."""
+    shard_copies: ShardCopies = "both"
+    """zero3: what is copied between a collective's buffer and the tensors: gathered parameters and gradients, these
+    alone (parameters are views of the buffer), or nothing."""
     gradient_bytes: int = 4
     """Bytes of a gradient when it is summed over micro-batches and reduced: 4 (fp32) or 2 (bf16)."""
     gradient_accumulation: GradientAccumulation = "fused"

@@ -117,10 +117,13 @@ class ShardedParameters:
             moved += parameters
             volume = BF16_BYTES * parameters
             gather += float(self._collectives.all_gather_s(volume, groups.shard, in_place=True))
-        copy_in_bytes = (BF16_BYTES + self._layout.gradient_bytes) * moved * (not self._model.frozen)
+        copies = self._layout.shard_copies
+        copied = moved if copies != "none" and not self._model.frozen else 0.0
+        copy_in_bytes = (BF16_BYTES + self._layout.gradient_bytes) * copied
+        copy_out_bytes = COPY_OUT_BYTES * moved if copies == "both" else 0.0
         return UnitTraffic(
             gather_s=gather,
-            copy_out_s=float(memory_bound_s(COPY_OUT_BYTES * moved, self._gpu, self._cal)),
+            copy_out_s=float(memory_bound_s(copy_out_bytes, self._gpu, self._cal)),
             reduce_s=reduce + float(memory_bound_s(copy_in_bytes, self._gpu, self._cal)),
             list_s=self._lists_s(tensors),
         )
@@ -153,7 +156,7 @@ class ShardedParameters:
                       + reduction of the last layer and of embedding and head
                       + gather of the first layer, unless the head's backward hides it
 
-        Each gather is followed by its copy-out, and each reduction preceded by its copy-in.
+        Each gather is followed by its copy-out, and each reduction preceded by its copy-in (layout.shard_copies).
         Lists (_lists_s) add to each.
         Counted: one prefetched unit; gathers and reductions share the network and follow each other; embedding and
         head are not gathered again. Without overlap: every gather and every reduction.

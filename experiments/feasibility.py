@@ -67,6 +67,8 @@ def _without_effect(model: Model, layout: Layout) -> Iterator[tuple[str, str]]:
             yield f"{name} = {str(not plain).lower()}", f"{sharding}, neither zero1 nor zero2"
     if layout.gather_lists and layout.sharding != "zero3":
         yield "gather_lists = true", f"{sharding}, not zero3"
+    if layout.shard_copies != "both" and layout.sharding != "zero3":
+        yield f"shard_copies = {layout.shard_copies}", f"{sharding}, not zero3"
     if layout.recompute_share and layout.recompute != "selective":
         yield (
             f"recompute_share = {layout.recompute_share:g}",

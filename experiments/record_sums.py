@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import re
 
-from experiments.record_frameworks import SPLIT_SCHEDULE, is_deepspeed, is_internevo, is_megatron, is_nemo
+from experiments.record_frameworks import (
+    SPLIT_SCHEDULE,
+    is_deepspeed,
+    is_internevo,
+    is_megatron,
+    is_nemo,
+    is_pytorch,
+)
 from experiments.record_pipeline import interleaves
 from experiments.records import RunConfig
 
@@ -20,6 +27,7 @@ __all__ = [
     "nic_gbps",
     "pp_overlap",
     "prefetch_gather",
+    "shard_copies",
     "shard_ranks",
     "stays_gathered",
 ]
@@ -30,6 +38,7 @@ GRADIENT_OVERLAP_YEAR = 2024  # Megatron-LM: overlap_grad_reduce, in releases of
 ASYNCHRONOUS_TRANSFER_YEAR = 2024  # Megatron-Core: interleaved schedules send and receive beside compute
 ACCUMULATION_FUSION_YEAR = 2022  # Megatron-LM: weight-gradient products add to the sum
 LISTS_UNTIL_YEAR = 2022
+FULLY_SHARD_YEAR = 2024  # PyTorch 2.4
 _GPUS_OF_A_SERVER = 8
 
 
@@ -61,6 +70,26 @@ def gather_lists(config: RunConfig) -> Finding:
     early = config.year is not None and config.year < LISTS_UNTIL_YEAR
     if early and is_deepspeed(config) and config.zero_stage == "zero3":
         return True, "a collective per matrix, over lists of all ranks' pieces (the framework before 2022)"
+    return None
+
+
+def shard_copies(config: RunConfig) -> Finding:
+    """What FSDP copies around its collectives; PyTorch's second one, and DeepSpeed: parameters and gradients.
+
+    Source: FSDP, arXiv 2304.11277, section 4.2 (parameters are views of the unsharded FlatParameter); PyTorch 2.4
+    brought fully_shard, whose parameters are copied out of the buffer. MaxText's GPU scripts set
+    --xla_gpu_enable_while_loop_double_buffering=true (as NVIDIA/dgxc-benchmarking, maxtext/configure.sh): a layer's
+    gathered weights are then where its products read them, XLA's other copies are gone (openxla/xla, pull request
+    5473); Paxml's leave it off.
+    """
+    if config.zero_stage not in ("fsdp", "hsdp", "zero3"):
+        return None
+    if "MaxText" in config.framework:
+        return "none", ""
+    flat = re.search(r"FSDP1|Composer|LLM-Foundry|fms-fsdp", config.framework)
+    early = config.year is not None and config.year < FULLY_SHARD_YEAR and is_pytorch(config)
+    if flat or (early and re.search(r"(?i)fsdp", f"{config.framework} {config.zero_stage}")):
+        return "gradients", ""
     return None
 
 
@@ -137,12 +166,13 @@ def stays_gathered(config: RunConfig) -> bool:
 
 
 def gradient_bytes(config: RunConfig) -> Finding:
-    """Gradients are kept and reduced in 16 bits where stated, by NVIDIA's recipes, fms-fsdp, and in fp16 training.
+    """Gradients are kept and reduced in 16 bits where stated, by NVIDIA's recipes, fms-fsdp, JAX, in fp16 training.
 
     Source: NeMo's launcher (grad_sync_dtype: bf16), Megatron-Bridge's performance recipes (grad_reduce_in_fp32=False);
     fms-fsdp (policies/mixed_precision.py: reduce_dtype bfloat16); Megatron-LM (accumulate_allreduce_grads_in_fp32 is
     forced by bf16, off with fp16); DeepSpeed reduces gradients as they are, but sums those of bf16 in fp32
-    (bf16_optimizer.py).
+    (bf16_optimizer.py); JAX's partitioner sums what the products put out, the cast to fp32 comes later (jax-ml/jax,
+    issue 27496).
     """
     if re.search(r"mixed_precision=PURE\b", config.notes):
         return 2, ""
@@ -150,6 +180,8 @@ def gradient_bytes(config: RunConfig) -> Finding:
         return 2, "gradients in 16 bits (the framework's policy)"
     if is_nemo(config) or "Megatron-Bridge" in config.framework:
         return 2, "gradients in 16 bits (the framework's performance recipes)"
+    if re.search(r"MaxText|Paxml|\bJAX\b", config.framework):
+        return 2, "gradients in 16 bits (the framework sums what its products put out)"
     if is_internevo(config):
         return 2, "gradients in 16 bits (the framework's optimizer)"
     if config.precision == "fp16" and (is_deepspeed(config) or is_megatron(config)):

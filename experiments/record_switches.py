@@ -70,6 +70,7 @@ from experiments.record_sums import (
     owner_broadcasts,
     pp_overlap,
     prefetch_gather,
+    shard_copies,
     shard_ranks,
 )
 from experiments.records import RunConfig
@@ -225,6 +226,7 @@ LAYOUT_RULES = (
         plain=True,
     ),
     Rule(field="gather_lists", read=gather_lists, without=""),
+    Rule(field="shard_copies", read=shard_copies, without=""),
     Rule(field="deferred_head_gradient", read=deferred_head_gradient, without=""),
     Rule(field="prefetch_gather", read=prefetch_gather, without="", plain=True),
     Rule(field="gather_overlap", read=gather_overlap, without="", plain=True),

@@ -142,16 +142,18 @@ def test_other_shardings_have_no_layer_traffic() -> None:
         assert sum(side[[GATHER, REDUCE]].sum() for side in both) == 0.0
 
 
-def test_copies_around_the_collectives() -> None:
+@pytest.mark.parametrize(("copies", "out", "into"), [("both", 4, 6), ("gradients", 0, 6), ("none", 0, 0)])
+def test_copies_around_the_collectives(copies: str, out: int, into: int) -> None:
     # one layer: 4 B per parameter out of the gather's buffer on either side, 2 + 4 B into that of the reduction
     fast, slow = (
-        terms(1, dp_overlap=False, cluster=ideal_cluster(gpu=gpu)) for gpu in (FAST_MEMORY_GPU, GPU)
+        terms(1, shard_copies=copies, dp_overlap=False, cluster=ideal_cluster(gpu=gpu))
+        for gpu in (FAST_MEMORY_GPU, GPU)
     )
     forward, backward = (after - before for before, after in zip(fast, slow, strict=True))
     layers = 32 * LAYER
-    assert forward[GATHER] == pytest.approx(4 * (layers + 2 * VOCABULARY) / HBM)
-    assert backward[GATHER] == pytest.approx(4 * layers / HBM)
-    assert backward[REDUCE] == pytest.approx(6 * (layers + 2 * VOCABULARY) / HBM)
+    assert forward[GATHER] == pytest.approx(out * (layers + 2 * VOCABULARY) / HBM)
+    assert backward[GATHER] == pytest.approx(out * layers / HBM)
+    assert backward[REDUCE] == pytest.approx(into * (layers + 2 * VOCABULARY) / HBM)
 
 
 seconds = st.floats(0.0, 1e3)

@@ -23,6 +23,7 @@ CLUSTER = catalog.cluster("superpod-h100")
             "owner_broadcasts = true changes nothing: sharding is none",
         ),
         ({"gather_lists": True}, "gather_lists = true changes nothing: sharding is zero1, not zero3"),
+        ({"shard_copies": "none"}, "shard_copies = none changes nothing: sharding is zero1, not zero3"),
         ({"recompute_products": 0.5}, "recompute_products = 0.5 changes nothing: recompute is none"),
         ({"recompute_attention": 0.0}, "recompute_attention = 0 changes nothing: recompute is none"),
         ({"fp8_scaling": "row"}, "fp8_scaling = row changes nothing: precision is bf16, not fp8"),
@@ -49,7 +50,7 @@ def test_switches_without_effect_are_named_with_the_reason(changes: dict[str, ob
     [
         {},
         {"shard_ranks": 2, "gather_overlap": False, "owner_broadcasts": True, "gradient_all_reduce": True},
-        {"gather_lists": True, "sharding": "zero3"},
+        {"gather_lists": True, "shard_copies": "gradients", "sharding": "zero3"},
         {"recompute": "full", "recompute_products": 0.5, "recompute_attention": 0.0},
         {"precision": "fp8", "separate_scale_updates": True, "blocking_maxima": True},
         {"precision": "fp8", "fp8_scaling": "row", "tp": 2, "tp_batch_first": True},
