@@ -30,6 +30,9 @@ def read_gpu(fields: Fields, name: str) -> Gpu | None:
     """A GPU; None when something was noted."""
     before = len(fields.problems.found)
     host_link = fields.quantity("host_link", "bandwidth")
+    exponentials = fields.number("exponentials", minimum=0.0, default=1.0)
+    if not exponentials > 0.0:
+        fields.problems.add(fields.dotted("exponentials"), f"must be positive, got {exponentials:g}")
     result = Gpu(
         name=_name(fields, name),
         bf16_flop_per_s=fields.quantity("bf16", "flop_rate"),
@@ -46,6 +49,7 @@ def read_gpu(fields: Fields, name: str) -> Gpu | None:
         tdp_w=fields.quantity("tdp", "power"),
         calibration=fields.text("calibration"),
         tensor_boost=fields.boolean("tensor_boost", default=False),
+        exponentials=exponentials,
         usd_per_hour=fields.quantity("price", "money", default=None) if fields.has("price") else None,
         source=_source(fields),
     )

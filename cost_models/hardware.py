@@ -48,6 +48,8 @@ class Gpu:
     fp4_flop_per_s: float | None = None
     tensor_boost: bool = False
     """Power is moved from the second-level cache to the tensor cores (nvidia-smi boost-slider --vboost 1)."""
+    exponentials: float = 1.0
+    """Exponentials per SM and clock over those of the GPUs that the generation's attention was calibrated on."""
     usd_per_hour: float | None = None
     source: str = ""
 

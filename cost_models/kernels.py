@@ -37,6 +37,11 @@ ATTENTION_BACKWARD_FLOP_RATIO = 2.5
 BACKWARD_TILE_TOKENS = 128.0  # blocks of keys of the FlashAttention-2 and -3 backwards
 HEAD_BY_HEAD_TAIL = 0.5  # of a longest tile, idle at the end of a kernel that works head by head
 REFERENCE_HEAD_DIM = 128.0  # attention efficiencies are stated for this head dimension
+# Share of what an attention kernel does beside matrix work that is exponentials: what the doubled ones of Blackwell
+# Ultra gain. cuDNN 9.18, dimension 128, 4,096 to 32,768 causal tokens: GB300 over GB200 1.20 to 1.30 times the
+# forward's rate, 1.08 to 1.09 the backward's (NVIDIA/cudnn-frontend, benchmark/sdpa_benchmark_training/results,
+# *_918_only_cudnn); forwards of three engines on B300 over B200: 1.17 to 1.27 (ai-dynamo/aiconfigurator).
+FORWARD_EXPONENTIALS, BACKWARD_EXPONENTIALS = 0.53, 0.32
 
 # Output tiles of cuBLAS/CUTLASS kernels (CUTLASS profiler defaults).
 TILE_ROWS = np.array([128.0, 256.0, 128.0, 64.0, 128.0])
@@ -174,12 +179,15 @@ def attention_rate_flop_per_s(
     """Rate of flash attention at full clock on sequences of *tokens* tokens (infinity: the long-sequence rate).
 
         rate = peak * e * q * s / (s + p s_half) * g(d) / g(128),   g(d) = d / (d + q d_half [/ 2.5 backward])
+        x times the exponentials: d_half in g(d), not in g(128), shrinks to 1 - share (1 - 1 / x)
 
     Counted: the ramp with sequence length (few tiles, masked half-tiles on the diagonal), longer in the backward;
     exponentials, whose number does not depend on the head dimension d while the matrix work does, and as many in
-    the backward, which has 2.5 times the matrix work; a slower *kernel* of rate q and ramp p, see KernelRate.
+    the backward, which has 2.5 times the matrix work; a slower *kernel* of rate q and ramp p, see KernelRate; GPUs
+    with faster exponentials than the calibrated ones (the best kernel only).
     Ignored: number of heads (see attention_s), the power limit (see power_slowdown).
-    Source: shape of the published FlashAttention-2/3 curves (Dao-AILab/flash-attention); constants calibrated.
+    Source: shape of the published FlashAttention-2/3 curves (Dao-AILab/flash-attention); constants calibrated; NVIDIA,
+    "Making Softmax More Efficient with NVIDIA Blackwell Ultra".
     """
     length = np.asarray(tokens, dtype=np.float64)
     efficiency = cal.attention_backward_efficiency if backward else cal.attention_forward_efficiency
@@ -190,7 +198,9 @@ def attention_rate_flop_per_s(
     dim_half = cal.attention_half_head_dim * kernel.rate
     if backward:
         dim_half /= ATTENTION_BACKWARD_FLOP_RATIO
-    dims = head_dim / (head_dim + dim_half) * (REFERENCE_HEAD_DIM + dim_half) / REFERENCE_HEAD_DIM
+    share = BACKWARD_EXPONENTIALS if backward else FORWARD_EXPONENTIALS
+    faster = 1.0 - share * (1.0 - 1.0 / gpu.exponentials) if kernel == BEST_KERNEL else 1.0
+    dims = head_dim / (head_dim + dim_half * faster) * (REFERENCE_HEAD_DIM + dim_half) / REFERENCE_HEAD_DIM
     with np.errstate(divide="ignore"):
         return np.asarray(gpu.bf16_flop_per_s * efficiency * kernel.rate * dims / (1.0 + half / length))
 

@@ -24,6 +24,7 @@ OPERAND_BYTES: dict[Precision, float] = {
     "mxfp8": 1.0 + 1 / 32,
     "nvfp4": 0.5 + 1 / 16,
 }
+BLOCK_SCALED: tuple[Precision, ...] = ("mxfp8", "nvfp4")
 # HBM traffic of casting one BF16 element for two products (forward and weight gradient, or both of the backward):
 # read it, write it along its rows and along its columns. NVFP4 reads it three times (for the scale of the tensor, along
 # rows, and along columns through a Hadamard transform: 7.1 B), at less than the rate of a copy (6.4 of 8 TB/s, 4.5 with

@@ -13,7 +13,7 @@ from cost_models.hardware import Cluster
 from cost_models.kernels import BF16_BYTES, memory_bound_s
 from cost_models.layer_gemms import LayerGemms
 from cost_models.layout import Layout
-from cost_models.matrix_units import OPERAND_BYTES
+from cost_models.matrix_units import BLOCK_SCALED, OPERAND_BYTES
 from cost_models.model import Model
 from cost_models.tracing import priced
 
@@ -134,6 +134,9 @@ class TensorParallel:
     pipelined with the input gradient (Transformer Engine, ub_overlap_rs_dgrad), otherwise alone. QKV's adapter reads
     the gathered input as well, so nothing of QKV's is overlapped (NeMo, scripts/performance/llm/finetune_llama3_70b.py:
     tp_comm_overlap_disable_qkv).
+    Blocks of scales lie along what a product sums over, so the weight gradient needs a gradient cast along columns,
+    gathered as well: overlapped beside the input gradient (Transformer Engine, pull requests 1581, 1711 and 1982;
+    module/linear.py: "overlapping the AG operation with the dgrad GEMM").
     """
 
     def __init__(
@@ -141,6 +144,7 @@ class TensorParallel:
     ) -> None:
         self._hidden, self._layout, self._cal, self._collectives = model.hidden, layout, cal, collectives
         self._frozen = model.frozen
+        self._two_gradients = layout.precision in BLOCK_SCALED and not model.frozen
         self._gpu = cluster.gpu
         self._group = collectives.group(layout.tp)
         self._sm_share = COMMUNICATION_SMS / cluster.gpu.sm_count
@@ -158,7 +162,7 @@ class TensorParallel:
         """Forward and backward of *pairs* blocks with nothing beside the collectives.
 
             forward  = pairs x (all-gather + reduce-scatter)            sequence parallel
-            backward = pairs x (2 all-gathers + reduce-scatter)
+            backward = pairs x (2 all-gathers + reduce-scatter)     3 all-gathers with scales of blocks
             both     = pairs x all-reduce                               without sequence parallelism
             bytes    = 2 B x hidden x tokens                            gathered in the products' precision
             batch first: forward and backward pairs x (all-gather + reduce-scatter + copies)
@@ -173,7 +177,7 @@ class TensorParallel:
             if self._layout.tp_batch_first:
                 once = np.asarray(pairs * (gather + scatter + sum(self._copies_s(tokens))))
                 return once, once
-            gathers = 1 if self._frozen else 2
+            gathers = 1 if self._frozen else 2 + self._two_gradients
             return np.asarray(pairs * (gather + scatter)), np.asarray(pairs * (gather * gathers + scatter))
         reduce = np.asarray(pairs * self._collectives.all_reduce_s(self._tensor_bytes(tokens), self._group))
         return reduce, reduce
@@ -207,6 +211,8 @@ class TensorParallel:
                 forward = forward + (gather if alone else entering)
                 forward = forward + self._pipelined(scatter, block.leaving_forward, sent)
                 backward = backward + self._pipelined(gather, block.leaving_gradient, exchange != "none")
+                if self._two_gradients:
+                    backward = backward + self._beside(gather, block.leaving_gradient)
                 if self._frozen:
                     backward = backward + (
                         scatter if alone else self._pipelined(scatter, block.entering_gradient)

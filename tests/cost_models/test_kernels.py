@@ -179,6 +179,43 @@ class TestAttention:
         narrow = attention_rate_flop_per_s(np.inf, GPU, cal, backward=False, head_dim=64, kernel=older)
         assert narrow == pytest.approx(5 / 6 * PEAK / 2)
 
+    def test_faster_exponentials(self) -> None:
+        cal = replace(IDEAL, attention_half_head_dim=64.0, flash2_rate=0.5)
+        twice, endless = replace(GPU, exponentials=2.0), replace(GPU, exponentials=np.inf)
+        rates = [
+            float(attention_rate_flop_per_s(np.inf, gpu, cal, backward=side))
+            for gpu in (twice, endless)
+            for side in (False, True)
+        ]
+        # 0.53 of 64 beside 128 (0.32 of 64 / 2.5 in the backward): half of it is saved, or all
+        assert rates == pytest.approx(
+            [192 / 175.04 * PEAK, 153.6 / 149.504 * PEAK, 192 / 158.08 * PEAK, 153.6 / 145.408 * PEAK]
+        )
+        older = KernelRate.of("flash2", cal)
+        same = [
+            float(attention_rate_flop_per_s(np.inf, gpu, cal, backward=False, kernel=older))
+            for gpu in (GPU, twice)
+        ]
+        assert same[0] == same[1]
+
+    @pytest.mark.parametrize(
+        ("tokens", "forward", "backward"),
+        # cuDNN 9.18, causal, 64 heads of dimension 128 (NVIDIA/cudnn-frontend): TFLOP/s of GB300 over those of GB200
+        [
+            (4096, 1679 / 1297, 1198 / 1105),
+            (8192, 1927 / 1563, 1391 / 1279),
+            (16384, 1998 / 1646, 1494 / 1371),
+        ],
+    )
+    def test_blackwell_ultra(self, tokens: int, forward: float, backward: float) -> None:
+        cal = calibration("blackwell")
+        for side, measured in ((False, forward), (True, backward)):
+            older, ultra = (
+                float(attention_s(1, tokens, 64, 128, catalog.gpu(name), cal, backward=side, burst=True))
+                for name in ("gb200", "gb300")
+            )
+            assert older / ultra == pytest.approx(measured, rel=0.06)
+
     def test_no_kernel_ends_before_its_longest_tile(self) -> None:
         cal = replace(IDEAL, attention_tile_tokens=128, attention_backward_tail=0.0)
         # one head: every SM could hold a tile of its own, and the longest takes 128 keys x 4096 queries

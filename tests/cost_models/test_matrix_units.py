@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ideal_hardware import FFN, GPU, HBM, HIDDEN, IDEAL, MODEL, PEAK, ideal_cluster
+from ideal_hardware import FFN, GPU, HBM, HIDDEN, IDEAL, MODEL, NVLINK, PEAK, ideal_cluster
 
 from cost_models import catalog
 from cost_models.calibration import calibration
@@ -192,10 +192,18 @@ class TestUnits:
             assert blocks / whole == pytest.approx(7.161 / 6.812, rel=0.01)
 
 
-def layer(precision: Precision, gpu: Gpu = NARROW_GPU, *, tp: int = 1, moe: bool = False) -> LayerCost:
+def layer(
+    precision: Precision,
+    gpu: Gpu = NARROW_GPU,
+    *,
+    tp: int = 1,
+    moe: bool = False,
+    tp_overlap: bool = False,
+    adapter_rank: int = 0,
+) -> LayerCost:
     where: Cluster = ideal_cluster(gpu=gpu)
-    model = catalog.model("mixtral-8x7b") if moe else MODEL
-    layout = Layout(tp=tp, precision=precision)
+    model = catalog.model("mixtral-8x7b") if moe else replace(MODEL, adapter_rank=adapter_rank)
+    layout = Layout(tp=tp, precision=precision, tp_overlap=tp_overlap)
     return LayerCost(model, layout, where, IDEAL, Collectives(FabricModel(where, IDEAL.network)), moe=moe)
 
 
@@ -231,3 +239,23 @@ class TestLayers:
         ]
         # per pair an all-gather and a reduce-scatter of the same bytes: 1 + 1 against 1/2 + 1
         assert sides[1] == pytest.approx(0.75 * sides[0])
+
+    def test_scales_of_blocks_gather_the_gradient_twice(self) -> None:
+        # two blocks; a gather moves 33/32 B of every element, half of them to the other GPU
+        gather = 33 / 32 * HIDDEN * 4096.0 / 2 / NVLINK
+
+        def sides(kind: Precision, *, overlap: bool = False, rank: int = 0) -> list[float]:
+            cost = layer(kind, tp=2, tp_overlap=overlap, adapter_rank=rank)
+            return [float(cost.tp_communication_s(self.tokens, backward=side)[0]) for side in (False, True)]
+
+        for kind, more in (("fp8", 1), ("mxfp8", 2)):
+            forward, backward = sides(kind)
+            size = gather if kind == "mxfp8" else 32 / 33 * gather
+            assert backward - forward == pytest.approx(2 * more * size)
+        # overlapped: beside input gradients that last longer, it keeps 16 of 64 SMs
+        assert sides("mxfp8", overlap=True)[1] - sides("fp8", overlap=True)[1] == pytest.approx(
+            2 * gather / 4, rel=0.1
+        )
+        # frozen products have no weight gradient
+        forward, backward = sides("mxfp8", rank=16)
+        assert backward == pytest.approx(forward)
