@@ -98,7 +98,10 @@ class Scenario:
                 return True
 
         def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-            plain = all(part.isalnum() for part in value.replace("-", " ").split()) and value[:1].isalpha()
+            plain = (
+                all(part.isalnum() for part in value.replace("-", " ").replace("_", " ").split())
+                and value[:1].isalpha()
+            )
             return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"')
 
         Dumper.add_representer(str, text)

@@ -4,15 +4,9 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from hypothesis import HealthCheck, settings
-
 _spec = importlib.util.spec_from_file_location("ideal_hardware", Path(__file__).with_name("ideal.py"))
 assert _spec is not None
 assert _spec.loader is not None
 _module = importlib.util.module_from_spec(_spec)
 sys.modules[_spec.name] = _module
 _spec.loader.exec_module(_module)
-
-# On a loaded machine a single example may take long; that is no failure.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")

@@ -76,7 +76,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         "if __name__ == '__main__':\n"
         "    with worker_pool(1) as pool:\n"
         "        print(pool.submit(os.getpid).result(), flush=True)\n"
-        "        pool.submit(eval, \"__import__('time').sleep(60)\").result()\n"
+        "        pool.submit(eval, \"__import__('time').sleep(600)\").result()\n"
     )
     root = Path(__file__).resolve().parents[2]
     parent = subprocess.Popen(
@@ -87,7 +87,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    for _ in range(100):
+    for _ in range(1000):
         if _gone(worker):
             return
         time.sleep(0.1)

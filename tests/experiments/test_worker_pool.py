@@ -23,9 +23,9 @@ def test_an_error_stops_what_still_runs() -> None:
     began = time.monotonic()
     with pytest.raises(ValueError, match="enough"), worker_pool(1) as pool:
         assert pool.submit(abs, -1).result() == 1  # the worker is up
-        pool.submit(time.sleep, 60)
+        pool.submit(time.sleep, 600)
         raise ValueError("enough")
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 300  # not the ten minutes of its sleep
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals to process groups")
@@ -37,7 +37,7 @@ def test_an_interrupt_of_the_whole_group_ends_it(tmp_path: Path) -> None:
         "if __name__ == '__main__':\n"
         "    with worker_pool(1) as pool:\n"
         "        pool.submit(abs, -1).result()\n"
-        "        waits = [pool.submit(time.sleep, 60) for _ in range(5)]\n"
+        "        waits = [pool.submit(time.sleep, 600) for _ in range(5)]\n"
         "        print('up', flush=True)\n"
         "        waits[-1].result()\n"
     )
@@ -46,7 +46,7 @@ def test_an_interrupt_of_the_whole_group_ends_it(tmp_path: Path) -> None:
     assert work.stdout.readline() == b"up\n"
     os.killpg(work.pid, signal.SIGINT)
     try:
-        assert work.wait(timeout=20) != 0
+        assert work.wait(timeout=300) != 0
     finally:
         work.stdout.close()
         if work.poll() is None:

@@ -4,8 +4,6 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from hypothesis import HealthCheck, settings
-
 for _name in ("plans", "setups"):
     _spec = importlib.util.spec_from_file_location(
         f"simulator_{_name}", Path(__file__).with_name(f"{_name}.py")
@@ -15,7 +13,3 @@ for _name in ("plans", "setups"):
     _module = importlib.util.module_from_spec(_spec)
     sys.modules[_spec.name] = _module
     _spec.loader.exec_module(_module)
-
-# On a loaded machine a single example may take long; that is no failure.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
