@@ -176,9 +176,11 @@ class Residuals:
         typical = _weighted_median(np.abs(np.expm1(self.log_error)), weight) if weight.any() else math.nan
         sources = tuple(sorted(set(self.sources[near].tolist())))
         band = Band(
-            low=math.exp(-high),
+            low=min(
+                1.0, math.exp(-high)
+            ),  # where all like it were off to one side, the prediction is the end
             middle=math.exp(-middle),
-            high=math.exp(-low),
+            high=max(1.0, math.exp(-low)),
             alike=int(near.sum()),
             sources=sources,
             nearest=nearest,

@@ -18,6 +18,13 @@ GIGABYTE = 1e9  # peak_mem_gb is decimal: the README of the records
 Gauge = Literal["device", "reserved", "allocated"]
 """What is read: all of the GPU's memory in use, what PyTorch's allocator holds, or the tensors in it."""
 
+_NOT_READ: dict[Gauge, frozenset[str]] = {
+    "device": frozenset(),
+    "reserved": frozenset({"communication", "context"}),
+    "allocated": frozenset({"communication", "context", "fragmentation"}),
+}
+"""Parts of a report that a gauge does not see."""
+
 # Words of a source about its own measurement, and what the logs of frameworks print.
 _GAUGES: tuple[tuple[re.Pattern[str], Gauge], ...] = (
     (re.compile(r"peak_mem_gb = (?:max )?reserved"), "reserved"),
@@ -57,17 +64,24 @@ class MemoryPrediction:
         fits: whether every stage fits.
         gauge: what the source reads.
         fullest: the stage that needs most.
+        read: the stage that the source reads.
     """
 
     peak_gb: float
     fits: bool
     gauge: Gauge
     fullest: MemoryReport
+    read: MemoryReport
 
     @property
     def parts_gb(self) -> tuple[tuple[str, float], ...]:
-        """Memory of the fullest stage by part, in 1e9 bytes."""
-        return tuple((name, amount / GIGABYTE) for name, amount in self.fullest.parts.items())
+        """What the gauge reads by part, in 1e9 bytes; the parts sum to peak_gb."""
+        left_out = _NOT_READ[self.gauge]
+        parts = {name: amount / GIGABYTE for name, amount in self.read.parts.items() if name not in left_out}
+        run_ahead = self.peak_gb - sum(parts.values())
+        if self.gauge == "reserved" and self.read.run_ahead:
+            parts["run_ahead"] = run_ahead
+        return tuple(parts.items())
 
 
 def gauge_of(config: RunConfig) -> Gauge:
@@ -133,4 +147,6 @@ def predict_memory(config: RunConfig, job: Job) -> MemoryPrediction:
         "reserved": read.reserved_bytes,
         "allocated": read.allocated_bytes,
     }[gauge]
-    return MemoryPrediction(peak_gb=peak_bytes / GIGABYTE, fits=fullest.fits, gauge=gauge, fullest=fullest)
+    return MemoryPrediction(
+        peak_gb=peak_bytes / GIGABYTE, fits=fullest.fits, gauge=gauge, fullest=fullest, read=read
+    )

@@ -64,7 +64,7 @@ class Prediction:
         peak_mem_gb: what the source would have read (memory_gauge) as the peak, in 1e9 bytes.
         fits: whether every stage fits.
         memory_gauge: what the source reads: all of the GPU's memory in use, the allocator's, or the tensors'.
-        memory_parts_gb: memory of the fullest stage by part.
+        memory_parts_gb: the same by part; they sum to it.
         features: what its fidelity is judged by.
         key: of its configuration, see experiments.fidelity_features.
         reason: why there is no time (or nothing at all).

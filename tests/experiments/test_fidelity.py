@@ -111,7 +111,7 @@ def test_a_bias_of_neighbours_shifts_the_band() -> None:
     # Predictions of such runs were 20 % too fast: the true step is longer.
     errors = (math.log(0.8) + np.random.default_rng(0).normal(0.0, 0.02, 40)).tolist()
     band = Residuals(some(errors), stretch=1.0).band(RUN)
-    assert band.low > 1.0
+    assert band.low == 1.0  # the prediction itself is never outside its own band
     assert band.middle == pytest.approx(1.25, rel=0.03)
     document = band.document(10.0, 1000.0)
     assert document["step_s_p10"] < 12.5 < document["step_s_p90"]

@@ -49,12 +49,29 @@ def test_the_first_stage_is_read_and_every_stage_must_fit() -> None:
     config = _config(notes="peak_mem_gb = reserved", micro_batch=2)
     found = predict_memory(config, job_of(config))
     assert found.gauge == "reserved"
-    assert sum(amount for _, amount in found.parts_gb) == pytest.approx(found.fullest.total_bytes / 1e9)
     assert found.fits == found.fullest.fits
     assert job_of(config).setup.layout.stage_balance == "flop"
-    assert {part for part, _ in found.parts_gb} >= {"weights", "activations", "context"}
     device = predict_memory(_config(micro_batch=2), job_of(_config(micro_batch=2)))
     assert device.peak_gb > found.peak_gb
+    assert {part for part, _ in device.parts_gb} >= {"weights", "activations", "context"}
+
+
+@pytest.mark.parametrize(
+    ("notes", "not_read"),
+    [
+        ("", set()),
+        ("peak_mem_gb = reserved", {"context", "communication"}),
+        ("peak_mem_gb = allocated", {"context", "communication", "fragmentation"}),
+    ],
+)
+def test_parts_are_what_the_source_reads_and_sum_to_its_peak(notes: str, not_read: set[str]) -> None:
+    for changes in ({}, {"framework": "Megatron-LM"}, {"zero_stage": "fsdp", "tp": 1, "dp": 8}):
+        config = _config(notes=notes or "nvidia-smi", **changes)
+        found = predict_memory(config, job_of(config))
+        parts = dict(found.parts_gb)
+        assert sum(parts.values()) == pytest.approx(found.peak_gb, rel=1e-12)
+        assert not not_read & set(parts)
+        assert min(parts.values()) >= 0.0
 
 
 def test_tied_embeddings_are_read_from_the_notes() -> None:
