@@ -67,6 +67,11 @@ def read_node(fields: Fields, name: str, gpu: Gpu | None) -> Node | None:
     nic = fields.quantity("nic", "bandwidth")
     host_memory = fields.quantity("host_memory", "bytes")
     sharp = fields.boolean("nvlink_sharp", default=False)
+    board = fields.integer("board_gpus", default=0)
+    if board == 1 or 0 < board < gpus:
+        fields.problems.add(
+            fields.dotted("board_gpus"), f"must be at least 2 and the node's {gpus}, got {board}"
+        )
     efficiency = fields.number("nic_efficiency", minimum=0.0, default=0.0)
     if efficiency > 1.0:
         fields.problems.add(fields.dotted("nic_efficiency"), f"must be a share in (0, 1], got {efficiency}")
@@ -88,6 +93,7 @@ def read_node(fields: Fields, name: str, gpu: Gpu | None) -> Node | None:
         nic_bytes_per_s=nic,
         host_memory_bytes=host_memory,
         nvlink_sharp=sharp,
+        board_gpus=board or None,
         nic_efficiency=efficiency or None,
         collective_share=share,
         ring_step_s=ring_step_s,

@@ -134,7 +134,7 @@ class Collectives:
     def _wires(self, group: GroupShape) -> Wires:
         fabric, calibration = self.fabric, self.fabric.calibration
         cluster = fabric.cluster
-        nvlink = cluster.gpu.nvlink_bytes_per_s
+        nvlink = cluster.gpu.nvlink_bytes_per_s * cluster.node.nvlink_share(group.ranks_per_node)
         places = self._places(group)
         # rings and trees follow the numbering: of a block's (pod's) flows between nodes one crosses its edge
         tiers = list(places)

@@ -106,7 +106,7 @@ class FabricModel:
     def bytes_per_s(self, tier: ArrayLike, crossing_share: ArrayLike = 1.0) -> Floats:
         """One GPU's share of the links of a tier while all GPUs send.
 
-            tier 0: NVLink x efficiency
+            tier 0: NVLink x efficiency, of a board without a switch the links of a pair
             tier 1: NICs per GPU x efficiency = nic
             tier 2: min(nic, nic / (leaf oversubscription x crossing share))
             tier 3: min(tier 2, nic / (leaf x spine oversubscription x crossing share))
@@ -121,7 +121,7 @@ class FabricModel:
         calibration, node, fabric = self.calibration, self.cluster.node, self.cluster.fabric
         tiers = np.asarray(tier, dtype=np.int64)
         nic = node.nic_bytes_per_s_per_gpu * (node.nic_efficiency or calibration.nic_efficiency)
-        nvlink = node.gpu.nvlink_bytes_per_s * calibration.p2p_nvlink_efficiency
+        nvlink = node.gpu.nvlink_bytes_per_s * node.nvlink_share(2) * calibration.p2p_nvlink_efficiency
         leaf = fabric.leaf_oversubscription
         by_tier = np.asarray([1.0, 1.0, leaf, leaf * fabric.spine_oversubscription])
         shares = np.asarray(crossing_share, dtype=np.float64)

@@ -68,6 +68,8 @@ class Node:
     host_memory_bytes: float
     nvlink_sharp: bool = False
     """NVSwitch reduces in the network (NVLS), from Hopper on."""
+    board_gpus: int | None = None
+    """GPUs of a board without NVSwitch: each one's links run in equal parts to the others; None = a switch."""
     nic_efficiency: float | None = None
     """Share of the NICs' line rate that is payload; None = what the calibration says (InfiniBand, RoCE)."""
     collective_share: float = 1.0
@@ -82,6 +84,18 @@ class Node:
     def nic_bytes_per_s_per_gpu(self) -> float:
         """Share of the node's NICs that one GPU gets when all GPUs send at once."""
         return self.nics * self.nic_bytes_per_s / self.gpus
+
+    def nvlink_share(self, gpus: int) -> float:
+        """Share of a GPU's NVLink rate within a group of so many *gpus* of the node.
+
+            (gpus - 1) / (GPUs of the board - 1) without a switch, otherwise 1
+
+        Limits: the whole board, 1; a pair of four, 1/3.
+        Source: HGX A100 and H100 4-GPU boards: 4 of 12, 6 of 18 links to each of the other three GPUs.
+        """
+        if self.board_gpus is None or gpus < 2:
+            return 1.0
+        return min(1.0, (gpus - 1) / (self.board_gpus - 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

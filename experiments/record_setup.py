@@ -29,6 +29,7 @@ __all__ = ["Job", "job_of"]
 
 GPT2_VOCABULARY = 51_200  # 50,257 tokens of GPT-2, padded as Megatron-LM does for tp 8
 MOST_MICRO_BATCHES = 1_000_000  # of a step on one rank; more is a slip of the pen, and fills the memory
+BOARD_GPUS = 4  # of a board without NVSwitch; one that holds eight has switches
 MOST_OF_A_SERVER = 16  # GPUs of a server with a domain of its own; racks hold more, in trays
 BYTES_PER_S_PER_GBPS = 1e9 / 8  # network rates are decimal gigabits
 
@@ -317,6 +318,9 @@ def _cluster(config: RunConfig, gpus: int, notes: _Notes) -> Cluster:
     elif gpus > domain:
         rate = node.nic_bytes_per_s_per_gpu / BYTES_PER_S_PER_GBPS
         notes.assumptions.append(f"network of {rate:g} Gbit/s per GPU")
+    if config.gpus_per_node == BOARD_GPUS < gpus and node.name.startswith("hgx-"):
+        node = replace(node, board_gpus=BOARD_GPUS, nvlink_sharp=False)
+        notes.assumptions.append("four GPUs on a board without NVSwitch")
     if domain != node.gpus:
         node = replace(
             node,

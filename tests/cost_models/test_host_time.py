@@ -175,7 +175,13 @@ class TestCloudNode:
 
     @pytest.mark.parametrize(
         ("key", "value"),
-        [("nic_efficiency", 1.5), ("collective_share", 0), ("host_time", 0), ("host_time", -1)],
+        [
+            ("nic_efficiency", 1.5),
+            ("collective_share", 0),
+            ("host_time", 0),
+            ("host_time", -1),
+            ("board_gpus", 4),
+        ],
     )
     def test_shares_and_times_that_cannot_be_are_refused(
         self, tmp_path: Path, key: str, value: float
@@ -203,6 +209,22 @@ class TestGraphsOfAnIteration:
         host = cost.terms_s(micro_batches([[4096]]), backward=False)[TERMS.index("host")]
         assert host == pytest.approx(np.full_like(host, pass_s))
         assert step_host_s(MODEL, layout, cost.layers_by_stage, self.CAL) == pytest.approx([step_s, step_s])
+
+
+def test_a_pair_of_a_board_without_a_switch_has_a_third_of_the_links() -> None:
+    four = replace(ideal_cluster().node, gpus=4, nics=4)
+    fabrics = [
+        FabricModel(replace(ideal_cluster(), node=node), IDEAL.network)
+        for node in (four, replace(four, board_gpus=4))
+    ]
+    switched, board = (Collectives(fabric) for fabric in fabrics)
+    for gpus, slower in ((2, 3.0), (3, 1.5), (4, 1.0)):
+        group = switched.group(gpus)
+        for call in ("all_gather_s", "reduce_scatter_s", "all_to_all_s"):
+            times = [float(getattr(this, call)(1e12, group)) for this in (switched, board)]
+            assert times[1] / times[0] == pytest.approx(slower, rel=1e-3)
+    rates = [float(fabric.bytes_per_s(0)) for fabric in fabrics]
+    assert rates[0] / rates[1] == pytest.approx(3.0)
 
 
 def test_collectives_of_a_share_of_the_links_take_longer_sends_do_not() -> None:

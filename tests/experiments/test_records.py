@@ -197,6 +197,7 @@ def test_the_cluster_is_what_the_run_used(
     cluster = job_of(config(tmp_path, **changes)).setup.cluster
     assert (cluster.node.gpus, cluster.nodes) == (gpus, nodes)
     assert cluster.node.nic_bytes_per_s_per_gpu == rate
+    assert cluster.node.board_gpus == (4 if gpus == 4 and nodes > 1 else None)
 
 
 def test_what_the_source_does_not_say_is_assumed_and_said(tmp_path: Path) -> None:
