@@ -250,46 +250,6 @@ class Collectives:
         time_s: Floats = np.where(sizes > 0, latency_s + later_s + sizes / bytes_per_s, 0.0)
         return time_s
 
-    def hierarchical_all_reduce_s(self, bytes_total: ArrayLike, group: GroupShape) -> Floats:
-        """Reduce-scatter inside nodes, all-reduce of the shards along rails, all-gather inside nodes.
-
-            t = RS(bytes, node) + AR(bytes / r, rail) + AG(bytes, node)        r = ranks per node
-
-        Counted: the three phases one after the other, r rails at once, each on the NICs of its own ranks.
-        Ignored: overlap of the phases. NCCL does not choose this by itself; HSDP and 2D schemes do.
-        Source: Ueno, Yokota, CCGrid 2019 (hierarchical ring all-reduce).
-        """
-        local, rail = self.split(group)
-        sizes = np.asarray(bytes_total, dtype=np.float64)
-        phases = (
-            self.reduce_scatter_s(sizes, local),
-            self.all_reduce_s(sizes / local.ranks, rail),
-            self.all_gather_s(sizes, local),
-        )
-        return np.asarray(phases[0] + phases[1] + phases[2])
-
-    def hierarchical_all_gather_s(self, bytes_total: ArrayLike, group: GroupShape) -> Floats:
-        """All-gather along rails, then inside nodes; a reduce-scatter is the same backwards.
-
-            t = AG(bytes / r, rail) + AG(bytes, node)        r = ranks per node
-
-        Counted: r rails at once, each on the NICs of its own ranks.
-        Ignored: overlap of the phases.
-        Source: as hierarchical_all_reduce_s.
-        """
-        local, rail = self.split(group)
-        sizes = np.asarray(bytes_total, dtype=np.float64)
-        return self.all_gather_s(sizes / local.ranks, rail) + self.all_gather_s(sizes, local)
-
-    @staticmethod
-    def split(group: GroupShape) -> tuple[GroupShape, GroupShape]:
-        """The group's part inside a node, and one of its rails (one rank per node)."""
-        local = GroupShape(ranks=group.ranks_per_node, ranks_per_node=group.ranks_per_node, nodes=1, tier=0)
-        rail = GroupShape(
-            ranks=group.nodes, ranks_per_node=1, nodes=group.nodes, tier=group.tier, nic_share=group.nic_share
-        )
-        return local, rail
-
 
 def _members_by_node(ranks: int, stride: int, first_gpu: int, node_gpus: int) -> tuple[int, int]:
     """Members on the fullest node, and nodes, of the group first_gpu, first_gpu + stride, ...

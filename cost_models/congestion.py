@@ -13,7 +13,7 @@ from functools import lru_cache
 from cost_models.ecmp import busiest_load, delivered_share
 from cost_models.hardware import CongestionControl, Fabric
 
-__all__ = ["blocked_share", "congested_rate", "incast_efficiency"]
+__all__ = ["blocked_share", "congested_rate"]
 
 # DCQCN's rate timer, and the 5 increase events after a cut before it probes upwards: Zhu et al., "Congestion control
 # for large-scale RDMA deployments", SIGCOMM 2015, section 5 (55 us, F = 5)
@@ -46,17 +46,6 @@ def blocked_share(control: CongestionControl) -> float:
     if control == "none":
         return 1.0
     return _CONVERGENCE_S[control] / (_CONVERGENCE_S[control] + BURST_S)
-
-
-def incast_efficiency(senders: float, control: CongestionControl) -> float:
-    """Throughput behind a link that *senders* flows at full rate meet, over fair sharing's.
-
-        (1 - b) + b / senders      b = blocked_share
-
-    Paused, a port delivers 1 / senders to everybody behind it. One sender or fewer: nothing is congested.
-    """
-    blocked = blocked_share(control)
-    return 1.0 - blocked + blocked / max(1.0, senders)
 
 
 @lru_cache(maxsize=4096)

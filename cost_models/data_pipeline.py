@@ -9,7 +9,7 @@ from cost_models.calibration import Calibration
 from cost_models.hardware import Cluster
 from cost_models.layout import Layout
 
-__all__ = ["DataPipeline", "Loader", "exposed_loading_s", "node_loading_s"]
+__all__ = ["DataPipeline", "Loader", "node_loading_s"]
 
 Loader = Literal["shared", "redundant"]
 
@@ -46,21 +46,3 @@ def node_loading_s(
     data_parallel = ranks / (layout.cp or 1)
     groups = max(1.0, here / (layout.cp or 1))
     return copies * groups * tokens / data_parallel / cal.loader_tokens_per_s
-
-
-def exposed_loading_s(
-    tokens: float,
-    layout: Layout,
-    cluster: Cluster,
-    cal: Calibration,
-    pipeline: DataPipeline,
-    *,
-    training_s: float = float("inf"),
-) -> float:
-    """The part of node_loading_s that the GPUs wait for.
-
-    Asynchronous: what takes longer than the step before it. Otherwise all of it: MegaScale section 3.4 (GPU workers
-    are idle while the data of a step is loaded and preprocessed).
-    """
-    needed_s = node_loading_s(tokens, layout, cluster, cal, pipeline)
-    return max(0.0, needed_s - training_s) if pipeline.asynchronous else needed_s

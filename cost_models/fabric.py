@@ -173,21 +173,6 @@ class FabricModel:
         tiers: Ints = np.maximum.reduceat(self.tier(members, successors), starts[:-1])
         return tiers
 
-    def ring_link(self, member_gpus: ArrayLike) -> tuple[float, float]:
-        """(bytes/s, latency s) of the slowest hop of one ring in the given order, wrap-around included.
-
-        All rings of the cluster are taken to look like this one, so the share of flows that cross a tier is
-        that of this ring's network hops.
-        """
-        members = np.asarray(member_gpus, dtype=np.int64)
-        if members.size == 0:
-            raise ValueError("a ring needs at least one member")
-        hops = self.tier(members, np.roll(members, -1))
-        network_hops = max(1, int(np.count_nonzero(hops)))
-        present = np.unique(hops)
-        crossing_share = np.asarray([np.count_nonzero(hops >= tier) / network_hops for tier in present])
-        return float(self.bytes_per_s(present, crossing_share).min()), float(self.latency_s(present).max())
-
 
 def _hashed(fabric: Fabric, tiers: Ints, shares: Floats) -> Floats:
     """congested_rate of every tier and share; up-links begin above the blocks (tier 2)."""

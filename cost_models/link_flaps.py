@@ -15,7 +15,6 @@ from cost_models.failure_rates import FailureCause
 __all__ = ["LinkFlaps", "nccl_timeout_s"]
 
 DAY_S = 86400.0
-HOUR_S = 3600.0
 # InfiniBand's local ACK timeout is 4.096 us x 2^t: InfiniBand Architecture Specification, volume 1, section 9.7.6.1.3
 ACK_TIMEOUT_UNIT_S = 4.096e-6
 # Adaptive retransmission tries again after milliseconds and doubles: NVIDIA adaptive retransmission of RoCE NICs.
@@ -82,10 +81,6 @@ class LinkFlaps:
         Ignored: flaps that overlap, flaps of links that are idle until they are back.
         """
         return min(1.0, self.per_link_day * links * self.survived_share * self.stall_s / DAY_S)
-
-    def stall_s_per_hour(self, links: float) -> float:
-        """The same in seconds per hour."""
-        return HOUR_S * self.stall_share(links)
 
     @property
     def cause(self) -> FailureCause | None:

@@ -1,7 +1,7 @@
 """What a real network reaches of its datasheet: efficiencies, latencies, and where each number comes from.
 
-One frozen value per hardware generation. The defaults describe a healthy H100 cluster on NDR InfiniBand;
-a cluster whose network is slower gets a smaller `nic_efficiency` (the first A100 clouds: 0.64).
+The defaults describe a healthy H100 cluster on NDR InfiniBand; the calibration file of a generation says in what its network
+differs. A cluster whose network is slower gets a smaller `nic_efficiency` (the first A100 clouds: 0.64).
 """
 
 from __future__ import annotations
@@ -10,12 +10,7 @@ from dataclasses import dataclass, fields
 
 from hdpsim.errors import CatalogError
 
-__all__ = [
-    "AMPERE_NETWORK",
-    "BLACKWELL_NETWORK",
-    "HOPPER_NETWORK",
-    "NetworkCalibration",
-]
+__all__ = ["NetworkCalibration"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,30 +87,3 @@ class NetworkCalibration:
                     raise CatalogError(f"network.{field.name} must be in (0, 1], got {value}")
             elif not isinstance(value, bool) and not 0.0 <= value < float("inf"):
                 raise CatalogError(f"network.{field.name} must be a number >= 0, got {value}")
-
-
-HOPPER_NETWORK = NetworkCalibration()
-
-AMPERE_NETWORK = NetworkCalibration(
-    nvlink_efficiency=0.783,  # 8 A100s all-reduce at 235 of 300 GB/s (stas00); NCCL topo.h counts on 240
-    p2p_nvlink_efficiency=0.86,  # vidur A100 send_recv, 258 of 300 GB/s
-    nic_efficiency=0.94,  # SimAI: 23.5 of 25 GB/s (ConnectX-6)
-    base_latency_factor=1.2,  # 2, 4, 8 A100s at 512 B (aiconfigurator): 8.0 us + 0.95 us per step
-    intra_latency_factor=1.6,  # the same
-    p2p_intra_latency_s=8e-6,  # vidur A100 send_recv at 2 KiB
-    all_to_all_peer_latency_s=1.4e-6,  # 4 A100s take 12.4 us at 512 B (aiconfigurator)
-    pipeline_fill_s=60e-6,  # 8 A100s reduce-scatter, 256 and 512 MiB (aiconfigurator)
-    copy_bytes_per_s=0.58e12,  # the same
-    nvls=False,  # third-generation NVSwitch (Hopper) introduced it
-)
-
-BLACKWELL_NETWORK = NetworkCalibration(
-    nvlink_efficiency=0.767,  # 2 and 4 B300s gather at 690 of 900 GB/s (aiconfigurator); ring of 8 B200s 682 (stas00)
-    nvls_efficiency=0.78,  # 7 and 8 B200s: 811 and 838 GB/s bus = 540 on the wire of 690 (stas00)
-    p2p_nvlink_efficiency=0.72,  # all-to-all of 8 B300s, 256 to 512 MiB: 646 of 900 GB/s (aiconfigurator)
-    base_latency_factor=1.05,  # 2, 4, 8 B300s at 512 B (aiconfigurator): 7.0 us + 1.3 us per step
-    intra_latency_factor=2.15,  # the same
-    p2p_intra_latency_s=9e-6,  # 2 GB200s all-to-all at 512 B, 9.8 us (aiconfigurator)
-    pipeline_fill_s=10e-6,  # 2 and 4 B300s gather (aiconfigurator)
-    copy_bytes_per_s=1.42e12,  # the same, solved as for H100
-)

@@ -33,7 +33,6 @@ __all__ = [
     "plot_paper_against_prediction",
     "plot_rank_step_time",
     "plot_scaling",
-    "plot_throughput_against_context",
     "plot_throughput_bars",
     "plot_time_breakdown",
 ]
@@ -67,25 +66,6 @@ def plot_length_distribution(
         axes.set_xlabel("length of the sequence, up to (tokens)")
         axes.set_ylabel("share (%)")
         axes.grid(axis="y", color=GRID, linewidth=0.7)
-        axes.set_title(title)
-        axes.legend()
-    return figure
-
-
-def plot_throughput_against_context(
-    context_tokens: Sequence[int],
-    tokens_per_s: Mapping[str, Sequence[float | None]],
-    *,
-    title: str = "Throughput against context length",
-) -> Figure:
-    """Lines per strategy over the context length, which doubles from tick to tick; None leaves a gap."""
-    with style():
-        figure, (axes,) = figure_and_axes(7.0, 4.4)
-        _lines(axes, list(context_tokens), tokens_per_s)
-        base2_ticks(axes, [float(c) for c in context_tokens], [format_tokens(c) for c in context_tokens])
-        _count_scale(axes, [v for row in tokens_per_s.values() for v in row if v is not None])
-        axes.set_xlabel("context length (tokens)")
-        axes.set_ylabel("throughput (tokens/s)")
         axes.set_title(title)
         axes.legend()
     return figure

@@ -1,4 +1,4 @@
-"""What waiting for the slowest costs: theory of the maximum, garbage collection, screening for slow nodes.
+"""What waiting for the slowest costs: the expected maximum, garbage collection, screening for slow nodes.
 
 Slow nodes and jitter themselves are drawn in `noise` and played by the engine; here is what they can be held
 against, and the pauses of garbage collectors.
@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from simulator.setup import ExecutionOptions
 
 __all__ = [
-    "asymptotic_maximum",
     "clean_probability",
     "expected_maximum",
-    "pause_probability",
     "synchronised_pause_s",
     "with_pauses",
     "with_spread",
@@ -38,19 +36,9 @@ _COMPUTE = frozenset({"gemm", "attention", "ring_merge", "small_kernels", "recom
 """Terms of a micro-batch that a slower GPU lengthens; transfers and the host are as fast as elsewhere."""
 
 
-def asymptotic_maximum(ranks: float, deviation: float) -> float:
-    """Expected slowest of *ranks* independent normal durations of mean 1, for many ranks and small deviations.
-
-        E[max] ~ 1 + deviation sqrt(2 ln N)
-
-    Source: Cramer, Mathematical Methods of Statistics, 1946, section 28.6 (leading term; an upper bound).
-    """
-    return 1.0 + deviation * math.sqrt(2.0 * math.log(max(1.0, ranks)))
-
-
 @lru_cache(maxsize=256)
 def expected_maximum(ranks: int, deviation: float) -> float:
-    """The same exactly, for the log-normal durations that the simulator draws (mean 1, that deviation).
+    """Expected slowest of *ranks* independent log-normal durations of mean 1 and that deviation, as the simulator draws.
 
         E[max] = integral over z of  phi_N(z) exp(sigma z - sigma^2 / 2),   phi_N = d/dz Phi(z)^N
 
@@ -77,11 +65,6 @@ def clean_probability(nodes: int, slow_share: float) -> float:
     node, so large jobs on unscreened clusters are always slow.
     """
     return (1.0 - slow_share) ** nodes
-
-
-def pause_probability(processes: int, period_steps: int) -> float:
-    """Chance that some process collects garbage in a step: 1 - (1 - 1 / period)^N, each process when its turn comes."""
-    return 1.0 - (1.0 - 1.0 / period_steps) ** processes
 
 
 def synchronised_pause_s(options: ExecutionOptions) -> float:

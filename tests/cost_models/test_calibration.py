@@ -9,7 +9,6 @@ import pytest
 
 from cost_models import catalog
 from cost_models.calibration import Calibration, calibration, calibration_names, load_calibration
-from cost_models.network_calibration import AMPERE_NETWORK, BLACKWELL_NETWORK, HOPPER_NETWORK
 from hdpsim.errors import CatalogError
 
 CONSTANTS = [
@@ -53,12 +52,6 @@ def test_shipped_shares_are_shares(name: str) -> None:
             assert 0.0 <= getattr(shipped, key) <= 1.0, key
     assert shipped.expert_imbalance >= 1.0
     assert shipped.attention_block_half_tokens <= shipped.attention_half_tokens
-
-
-def test_networks_of_the_files_are_the_presets() -> None:
-    assert calibration("ampere").network == AMPERE_NETWORK
-    assert calibration("hopper").network == HOPPER_NETWORK
-    assert calibration("blackwell").network == BLACKWELL_NETWORK
 
 
 def test_a_users_file(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cost_models import catalog
+from cost_models.calibration import calibration as shipped
 from cost_models.collective_algorithms import (
     LL,
     PROTOCOLS,
@@ -23,14 +24,12 @@ from cost_models.collective_algorithms import (
 from cost_models.collectives import Collectives, GroupShape, _members_by_node, bus_bandwidth_factor
 from cost_models.fabric import FabricModel
 from cost_models.hardware import Cluster, Fabric, Gpu, Node
-from cost_models.network_calibration import (
-    AMPERE_NETWORK,
-    BLACKWELL_NETWORK,
-    HOPPER_NETWORK,
-    NetworkCalibration,
-)
+from cost_models.network_calibration import NetworkCalibration
 from hdpsim.errors import CatalogError, InfeasibleError
 
+AMPERE_NETWORK, HOPPER_NETWORK, BLACKWELL_NETWORK = (
+    shipped(generation).network for generation in ("ampere", "hopper", "blackwell")
+)
 PLAIN = NetworkCalibration(
     nvlink_efficiency=0.8, p2p_nvlink_efficiency=0.8, nic_efficiency=1.0, base_latency_factor=1.0,
     intra_latency_factor=1.0, pipeline_fill_s=0.0, nvls_fill_s=0.0, nic_latency_s=0.0, channels_rank_s=0.0,
@@ -184,19 +183,6 @@ def test_reduction_over_the_switches_of_a_rack_is_slower() -> None:
     )
     # local / (local + 1) of what the switches pass
     assert rack / server == pytest.approx(0.625 / 0.83 * (72 / 73) / (16 / 17))
-
-
-def test_hierarchical_sums_its_phases() -> None:
-    this = collectives()
-    local, rail = shape(1, 8), shape(4, 1)
-    parts_s = (
-        seconds(this, "reduce_scatter", 1e9, local)
-        + seconds(this, "all_reduce", 1e9 / 8, rail)
-        + seconds(this, "all_gather", 1e9, local)
-    )
-    assert float(this.hierarchical_all_reduce_s(1e9, shape(4, 8))) == pytest.approx(parts_s)
-    parts_s = seconds(this, "all_gather", 1e9 / 8, rail) + seconds(this, "all_gather", 1e9, local)
-    assert float(this.hierarchical_all_gather_s(1e9, shape(4, 8))) == pytest.approx(parts_s)
 
 
 def test_bus_bandwidth_factors() -> None:

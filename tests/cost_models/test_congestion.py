@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cost_models import catalog
 from cost_models.collectives import Collectives
-from cost_models.congestion import blocked_share, congested_rate, incast_efficiency
+from cost_models.congestion import blocked_share, congested_rate
 from cost_models.ecmp import busiest_load, delivered_share, maximum_distribution
 from cost_models.fabric import FabricModel
 from cost_models.hardware import Cluster, Fabric
@@ -73,10 +73,6 @@ def test_congestion_control_orders_itself() -> None:
     assert blocked_share("ideal") == 0.0
     assert blocked_share("dcqcn") == pytest.approx(0.275 / 1.275)
     assert blocked_share("hybrid") == pytest.approx(0.11 / 1.11)
-    # ten senders, nothing but pauses: a tenth; the hybrid: 0.9009 + 0.0991 / 10
-    assert incast_efficiency(10, "none") == pytest.approx(0.1)
-    assert incast_efficiency(10, "hybrid") == pytest.approx(0.910811, rel=1e-5)
-    assert incast_efficiency(0.5, "none") == 1.0
 
 
 def hashed(**changes: object) -> Fabric:

@@ -8,7 +8,7 @@ import pytest
 
 from cost_models import catalog
 from cost_models.calibration import calibration
-from cost_models.data_pipeline import DataPipeline, exposed_loading_s, node_loading_s
+from cost_models.data_pipeline import DataPipeline, node_loading_s
 from cost_models.layout import Layout
 from experiments.references import cluster_of_size
 
@@ -30,11 +30,3 @@ def test_several_ranks_of_a_node_and_context_parallel_ones() -> None:
     assert node_loading_s(128e6, layout, CLUSTER, CAL, REDUNDANT) == pytest.approx(8.0)
     # 4 context-parallel ranks read the same sequences: 32 data-parallel groups, one a node
     assert node_loading_s(128e6, replace(layout, cp=4), CLUSTER, CAL, SHARED) == pytest.approx(4.0)
-
-
-def test_asynchronous_loading_shows_only_what_outlasts_the_step() -> None:
-    layout = Layout(tp=8, pp=8)
-    assert exposed_loading_s(4e6, layout, CLUSTER, CAL, SHARED, training_s=2.0) == 0.0
-    assert exposed_loading_s(4e6, layout, CLUSTER, CAL, REDUNDANT, training_s=2.0) == pytest.approx(6.0)
-    waiting = replace(REDUNDANT, asynchronous=False)
-    assert exposed_loading_s(4e6, layout, CLUSTER, CAL, waiting, training_s=2.0) == pytest.approx(8.0)

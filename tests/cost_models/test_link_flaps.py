@@ -30,13 +30,11 @@ def test_stall_and_survival_against_monte_carlo(flaps: LinkFlaps) -> None:
     assert flaps.stall_s == pytest.approx(stall.mean(), rel=0.01)
 
 
-def test_seconds_per_hour_by_hand() -> None:
+def test_stalls_by_hand() -> None:
     # 1,000 links, one flap in 100 days each: 10 a day
     flaps = LinkFlaps(per_link_day=0.01, mean_s=5.0, timeout=22)
-    assert flaps.stall_s_per_hour(1000) == pytest.approx(
-        3600 * 10 * flaps.survived_share * flaps.stall_s / 86400
-    )
-    assert LinkFlaps().stall_s_per_hour(1e6) == 0.0
+    assert flaps.stall_share(1000) == pytest.approx(10 * flaps.survived_share * flaps.stall_s / 86400)
+    assert LinkFlaps().stall_share(1e6) == 0.0
     assert LinkFlaps().cause is None
 
 

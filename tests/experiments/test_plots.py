@@ -57,11 +57,6 @@ def length_distribution() -> Figure:
     return plots.plot_length_distribution([2**i for i in range(7, 22)], share, share)
 
 
-def throughput_against_context() -> Figure:
-    rows = {"static": [4e6, 2.2e6, 1.2e6, 6e5], "hdp-balance": [6e6, None, 5.1e6, 4.7e6]}
-    return plots.plot_throughput_against_context([2**18, 2**19, 2**20, 2**21], rows)
-
-
 def scaling() -> Figure:
     gpus = [1024, 2048, 4096, 8192, 12288, 16384]
     rows = {"static": [None, *(400.0 * n for n in gpus[1:])], "hdp-balance": [900.0 * n**0.98 for n in gpus]}
@@ -89,7 +84,6 @@ ALL: list[Callable[[], Figure]] = [
     time_breakdown,
     rank_step_time,
     length_distribution,
-    throughput_against_context,
     scaling,
     paper_against_prediction,
     throughput_bars,
