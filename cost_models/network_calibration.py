@@ -1,7 +1,7 @@
 """What a real network reaches of its datasheet: efficiencies, latencies, and where each number comes from.
 
-The defaults describe a healthy H100 cluster on NDR InfiniBand; the calibration file of a generation says in what its network
-differs. A cluster whose network is slower gets a smaller `nic_efficiency` (the first A100 clouds: 0.64).
+The defaults describe a healthy H100 cluster on NDR InfiniBand; the calibration file of a generation says in what its
+network differs. A cluster whose network is slower gets a smaller `nic_efficiency` (the first A100 clouds: 0.64).
 """
 
 from __future__ import annotations

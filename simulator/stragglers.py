@@ -38,7 +38,7 @@ _COMPUTE = frozenset({"gemm", "attention", "ring_merge", "small_kernels", "recom
 
 @lru_cache(maxsize=256)
 def expected_maximum(ranks: int, deviation: float) -> float:
-    """Expected slowest of *ranks* independent log-normal durations of mean 1 and that deviation, as the simulator draws.
+    """Expected slowest of *ranks* log-normal durations of mean 1 and that deviation, each drawn as the simulator does.
 
         E[max] = integral over z of  phi_N(z) exp(sigma z - sigma^2 / 2),   phi_N = d/dz Phi(z)^N
 
