@@ -14,6 +14,7 @@ __all__ = [
     "is_megatron",
     "is_nemo",
     "is_pytorch",
+    "states_compile",
 ]
 
 SPLIT_SCHEDULE = re.compile(r"\b(ZB-?\w+|DualPipe\w*)\b")
@@ -51,6 +52,11 @@ _PYTORCH = re.compile(
 def is_hugging_face(config: RunConfig) -> bool:
     """Trainers of Hugging Face's models: Axolotl, LLaMA-Factory and others wrap transformers."""
     return _HUGGING_FACE.search(config.framework) is not None
+
+
+def states_compile(config: RunConfig) -> bool:
+    """torch.compile is said to be on."""
+    return re.search(r"(?<!no torch\.)(?<!no )\bcompile\b", f"{config.framework} {config.notes}") is not None
 
 
 def is_pytorch(config: RunConfig) -> bool:

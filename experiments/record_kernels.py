@@ -7,7 +7,7 @@ import re
 from cost_models import catalog
 from cost_models.model import Model
 from experiments.record_finetune import separate_loss
-from experiments.record_frameworks import is_hugging_face, is_pytorch
+from experiments.record_frameworks import is_hugging_face, is_pytorch, states_compile
 from experiments.records import RunConfig
 from hdpsim.errors import CatalogError
 
@@ -152,7 +152,7 @@ def fused_kernels(config: RunConfig) -> tuple[object, str] | None:
     early = config.year is not None and config.year < FUSED_GATES_YEAR
     if early and config.gated_mlp and config.framework.startswith("Megatron-L"):
         return False, "separate small kernels of gated models (frameworks before 2024)"
-    stated = replaced or re.search(r"(?<!no torch\.)(?<!no )\bcompile\b", text)
+    stated = replaced or states_compile(config)
     if re.search(r"torchtitan|fms-fsdp|torchtune|PyTorch", config.framework) and not stated:
         return False, "separate small kernels (no torch.compile stated)"
     return None

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from cost_models import catalog
+from experiments.record_frameworks import is_pytorch, states_compile
 from experiments.records import RunConfig
 from hdpsim.errors import CatalogError
 
@@ -100,7 +101,8 @@ def recompute_products(config: RunConfig) -> Finding:
 
     torchtitan's policy by operation keeps every other output of aten.mm, counted from the first (queries, values, up,
     down), and none of the products of narrow numbers, which are other operations; what is compiled never repeats the
-    last. Source: torchtitan, distributed/activation_checkpoint.py (_save_list, _custom_policy). JAX: what MaxText's
+    last. Source: torchtitan, distributed/activation_checkpoint.py (_save_list, _custom_policy);
+    functorch.compile, min_cut_rematerialization_partition (dead code of the backward is dropped). JAX: what MaxText's
     policy does not name, but the last. Megatron-Core's mla_up_proj: what unfolds latent queries, keys and values.
     """
     unfolded = _latent_up_projections(config)
@@ -124,7 +126,7 @@ def recompute_products(config: RunConfig) -> Finding:
         return 1.0 - last - kept / products.total, ""
     mode = config.recompute or (recompute_mode(config) or ("none",))[0]
     compiled = re.search(r"Paxml|MaxText", config.framework) or (
-        "torchtitan" in config.framework and re.search(r"torch\.compile|\bcompile\b", config.notes)
+        is_pytorch(config) and states_compile(config)
     )
     return (1.0 - last, "") if compiled and mode == "full" else None
 

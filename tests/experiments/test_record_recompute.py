@@ -43,6 +43,18 @@ def value(rule: Callable[[RunConfig], tuple[object, str] | None], config: dict[s
         ({**MAXTEXT, "notes": "remat_policy: save_something"}, None, None, None),
         ({"framework": "Paxml", **SHAPE}, (144 - 32) / 144, None, None),
         ({"framework": "Megatron-LM", "recompute": "full", **SHAPE}, None, None, None),
+        (
+            {"framework": "PyTorch FSDP2", "recompute": "full", "notes": "torch.compile", **SHAPE},
+            (144 - 32) / 144,
+            None,
+            None,
+        ),
+        (
+            {"framework": "PyTorch FSDP2", "recompute": "full", "notes": "no compile", **SHAPE},
+            None,
+            None,
+            None,
+        ),
     ],
 )
 def test_policies_by_operation_repeat_what_they_do_not_keep(
