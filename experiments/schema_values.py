@@ -228,6 +228,10 @@ def dump_tokens(value: object) -> str:
     return f"{value} tokens"
 
 
+MOST_TOKENS, MOST_SEQUENCES = 2**36, 10**8
+"""Of a batch. Thousands of times what anybody trains on; more is a slip of the pen, and fills the memory."""
+
+
 def batch(value: object) -> Batch:
     """A global batch: "32M tokens" or "512 sequences"."""
     if isinstance(value, str) and value.rstrip().endswith(("sequences", "sequence")):
@@ -236,10 +240,15 @@ def batch(value: object) -> Batch:
             raise ValueError(
                 f'expected a positive whole number of sequences ("512 sequences"), got {value!r}'
             )
+        if int(number) > MOST_SEQUENCES:
+            raise ValueError(f"must be at most {MOST_SEQUENCES:,} sequences, got {value!r}")
         return Batch(sequences=int(number))
     if not isinstance(value, str):
         raise ValueError(f'expected "32M tokens" or "512 sequences", got {shown(value)}')
-    return Batch(tokens=tokens(value))
+    found = tokens(value)
+    if found > MOST_TOKENS:
+        raise ValueError(f"must be at most {MOST_TOKENS >> 20}M tokens, got {value!r}")
+    return Batch(tokens=found)
 
 
 def time_key(default_s: float, *, zero: bool = False) -> Key:

@@ -119,6 +119,8 @@ BAD: dict[str, tuple[str, str, str]] = {
     "no context": ("context: 128K", "context: 0", "data.context"),
     "no sequences": ("1M tokens", "0 sequences", "data.batch"),
     "half a sequence": ("1M tokens", "1.5 sequences", "data.batch"),
+    "endless batch": ("1M tokens", "65537M tokens", "data.batch"),
+    "endless sequences": ("1M tokens", "100000001 sequences", "data.batch"),
     "context over batch": ("128K", "2M", "data.context"),
     "unknown policy": ("batch:", "policy: crop, batch:", "data.policy"),
     "negative seed": ("batch:", "seed: -1, batch:", "data.seed"),
