@@ -28,7 +28,7 @@ from simulator.setup import Setup, StrategyOptions
 __all__ = ["Job", "job_of"]
 
 GPT2_VOCABULARY = 51_200  # 50,257 tokens of GPT-2, padded as Megatron-LM does for tp 8
-MOST_MICRO_BATCHES = 1_000_000  # of a step on one rank; more is a slip of the pen, and fills the memory
+MOST_SEQUENCES = 1_000_000  # of a step on one data-parallel rank; more fills the memory
 BOARD_GPUS = 4  # of a board without NVSwitch; one that holds eight has switches
 MOST_OF_A_SERVER = 16  # GPUs of a server with a domain of its own; racks hold more, in trays
 BYTES_PER_S_PER_GBPS = 1e9 / 8  # network rates are decimal gigabits
@@ -159,12 +159,11 @@ def _batch(config: RunConfig, dp: int, micro_batch: int, notes: _Notes) -> tuple
             f"the busiest rank has {most}"
         )
     micro_batch = min(micro_batch, most)
-    micro_batches = -(-most // micro_batch)
-    if micro_batches > MOST_MICRO_BATCHES:
+    if most > MOST_SEQUENCES:
         raise InfeasibleError(
-            f"{sequences:,} sequences are {micro_batches:,} micro-batches on a rank; at most {MOST_MICRO_BATCHES:,}"
+            f"{sequences:,} sequences are {most:,} on each data-parallel rank; at most {MOST_SEQUENCES:,}"
         )
-    return sequences, micro_batch, micro_batches
+    return sequences, micro_batch, -(-most // micro_batch)
 
 
 def _degrees(config: RunConfig, gpus: int, notes: _Notes) -> dict[str, int]:
