@@ -244,11 +244,12 @@ def load_calibration(path: str | Path) -> Calibration:
     entries = {key: _entry(value, f"{where}: constants", key) for key, value in constants.items()}
     links = {key: _entry(value, f"{where}: network", key) for key, value in network.items()}
     settings: dict[str, Any] = {key: entry.value for key, entry in links.items()}
+    name = str(data.get("name", Path(path).stem))
     return Calibration(
-        name=str(data.get("name", Path(path).stem)),
+        name=name,
         **{key: entry.value for key, entry in entries.items()},
         network=_network(settings, where),
-        generation=str(data.get("generation", "")),
+        generation=str(data.get("generation", name if name in calibration_names() else "")),
         entries=tuple(entries.items()) + tuple((f"network.{key}", entry) for key, entry in links.items()),
     )
 

@@ -43,7 +43,7 @@ class KernelRow:
 
 
 def check(path: str | Path, calibration: Calibration | None = None) -> list[KernelRow]:
-    """Predict every row of a file (csv or csv.gz), with the calibration of its GPU or the given one."""
+    """Predict every row of a file (csv or csv.gz) with the calibration of its GPU, or a given one of its generation."""
     return [_row(record, calibration) for record in rows_of(path)]
 
 

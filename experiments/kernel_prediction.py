@@ -165,7 +165,7 @@ def bus_factor(record: Mapping[str, str]) -> float:
 
 
 def predicted_s(record: Mapping[str, str], calibration: Calibration | None) -> float:
-    """Seconds of a row's kernel.
+    """Seconds of a row's kernel; *calibration* is taken for GPUs of its generation (of any, where it names none).
 
     Raises:
         InfeasibleError: the row lacks something, or is of a kind that is not modelled.
@@ -173,7 +173,8 @@ def predicted_s(record: Mapping[str, str], calibration: Calibration | None) -> f
     """
     kind = record["kind"]
     gpu = gpu_of(record["gpu"])
-    cal = calibration or shipped(gpu.calibration)
+    own = calibration is not None and calibration.generation in ("", gpu.calibration)
+    cal = calibration if calibration is not None and own else shipped(gpu.calibration)
     if kind in ("gemm", "grouped_gemm"):
         return _gemm(record, gpu, cal)
     if kind in ("flash_fwd", "flash_bwd", "flash_fwd_bwd"):

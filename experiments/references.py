@@ -65,6 +65,11 @@ class References:
         if isinstance(gpus, int):
             cluster = cluster_of_size(cluster, gpus)
         self._written["gpus"] = cluster.gpus
+        if fitted.generation not in ("", cluster.gpu.calibration):
+            self._notes.append(
+                f"calibration {fitted.name} is of generation {fitted.generation}, {cluster.gpu.name} of "
+                f"{cluster.gpu.calibration}: rates and overheads are another GPU's"
+            )
         return Found(
             model=model,
             cluster=cluster,

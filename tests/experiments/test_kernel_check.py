@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,18 @@ def test_a_damaged_table_is_one_message(tmp_path: Path, content: bytes, words: s
     path.write_bytes(content)
     with pytest.raises(UserInputError, match=words):
         check(path)
+
+
+def test_a_calibration_counts_for_its_own_generation(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.csv"
+    path.write_text("kind,gpu,m,n,k,time_us\ngemm,h100,8192,8192,8192,1500\ngemm,b200,8192,8192,8192,700\n")
+    slow = replace(calibration("hopper"), gemm_efficiency=0.4)
+    shipped, own, nameless = (
+        check(path, cal) for cal in (None, replace(slow, generation="hopper"), replace(slow, generation=""))
+    )
+    for number, changed in ((0, (own, nameless)), (1, (nameless,))):
+        for rows in (own, nameless):
+            assert (rows[number].predicted_s != shipped[number].predicted_s) == (rows in changed)
 
 
 def test_groups(table: Path) -> None:

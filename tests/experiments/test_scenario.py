@@ -322,3 +322,9 @@ def test_a_damaged_config_is_one_problem(tmp_path: Path) -> None:
 def test_an_unknown_scenario_lists_the_shipped_ones() -> None:
     with pytest.raises(UserInputError, match=r"did you mean 'quickstart-8gpu'.*demo-8x22b-12k"):
         load_scenario("quickstart-8gpus")
+
+
+def test_a_calibration_of_another_generation_is_said() -> None:
+    assert not any("generation" in note for note in load_scenario("quickstart-8gpu").notes)
+    (note,) = load_scenario("quickstart-8gpu", ("calibration=ampere",)).notes
+    assert note.startswith("calibration ampere is of generation ampere, h100-80gb of hopper")
