@@ -36,10 +36,7 @@ class ExpertParallel:
     """
 
     def __init__(self, model: Model, layout: Layout, cal: Calibration, collectives: Collectives) -> None:
-        self._model, self._layout, self._collectives = model, layout, collectives
-        # one GPU that holds all experts meets every token, whichever expert it goes to
-        imbalance = cal.expert_imbalance if layout.expert_imbalance is None else layout.expert_imbalance
-        self._imbalance = imbalance if layout.ep > 1 else 1.0
+        self._model, self._layout, self._cal, self._collectives = model, layout, cal, collectives
         self._group = collectives.group(layout.ep, stride=layout.etp or 1)
         self._cut_group = collectives.group(layout.etp or 1)
 
@@ -53,6 +50,14 @@ class ExpertParallel:
             rows = model.top_k / layout.ep * self._imbalance
         groups = max(1, model.experts // layout.ep)
         return tuple(replace(op, name=f"expert_{op.name}", rows_share=rows, groups=groups) for op in mlp)
+
+    @property
+    def _imbalance(self) -> float:
+        """Rows of the busiest GPU over the mean; one that holds all experts meets every token, however it is routed."""
+        if self._layout.ep == 1:
+            return 1.0
+        stated = self._layout.expert_imbalance
+        return self._cal.expert_imbalance if stated is None else stated
 
     @property
     def width(self) -> int:

@@ -132,6 +132,16 @@ def test_products_of_experts_are_with_their_own_kernels() -> None:
         assert taken == pytest.approx(call["result"])
 
 
+def test_imbalance_is_shown_with_its_source() -> None:
+    changes = ("strategy.name=static", "data.batch=128K tokens", "data.context=4K", *KINDS["experts"])
+    for more, name in (
+        ((), "calibration.expert_imbalance"),
+        (("layout.expert_imbalance=2",), "layout.expert_imbalance"),
+    ):
+        term = of(explain(load_scenario("quickstart-8gpu", (*changes, *more))), "expert_all_to_all")
+        assert name in term["calls"][0]["constants"]
+
+
 def test_an_unknown_term_is_refused_with_a_suggestion(uniform: dict[str, Any]) -> None:
     with pytest.raises(UserInputError, match="did you mean 'optimizer'"):
         find_term(uniform, "optimiser")
