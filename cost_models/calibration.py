@@ -240,7 +240,9 @@ def load_calibration(path: str | Path) -> Calibration:
             for label, keys in (("missing constants", missing), ("unknown", unknown))
             if keys
         ]
-        raise CatalogError(f"{where}: {'; '.join(problems)}")
+        raise CatalogError(
+            f"{where}: {'; '.join(problems)}; a file of another version of hdpsim? `hdpsim calibrate` makes it again"
+        )
     entries = {key: _entry(value, f"{where}: constants", key) for key, value in constants.items()}
     links = {key: _entry(value, f"{where}: network", key) for key, value in network.items()}
     settings: dict[str, Any] = {key: entry.value for key, entry in links.items()}

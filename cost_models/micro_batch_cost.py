@@ -13,15 +13,15 @@ from cost_models.calibration import Calibration
 from cost_models.collectives import Collectives
 from cost_models.experts import beside_the_other_micro_batch_s
 from cost_models.fabric import FabricModel
-from cost_models.gradient_accumulation import accumulation_s, product_output_bytes
+from cost_models.gradient_accumulation import accumulation_s
 from cost_models.hardware import Cluster
 from cost_models.host_time import HostTime
 from cost_models.kernels import BF16_BYTES, memory_bound_s
 from cost_models.layer_cost import LayerCost
-from cost_models.layer_gemms import LayerGemms, LinearOp
 from cost_models.layout import Layout
 from cost_models.micro_batch import MicroBatches, StepSums
 from cost_models.model import Model
+from cost_models.output_head import OutputHead
 from cost_models.parameters import StageContents, stage_contents
 from cost_models.recomputation import repeated_share
 from cost_models.scale_updates import maxima_s
@@ -56,10 +56,6 @@ _REPEATED = frozenset(
 _COMPUTE = ("gemm", "attention", "ring_merge", "small_kernels")
 _NOT_LINEAR = _REPEATED | {"layer_gather", "layer_reduce"}
 
-LOSS_PASSES_BYTES = 12.0  # fused cross-entropy on fp32 logits: write, read, write gradient (4 B each)
-# Separate operations (Megatron-LM, core/tensor_parallel/cross_entropy.py without fusion): to fp32 2 + 4, maximum 4,
-# subtract 4 + 4, exponential 4 + 4, sum 4, divide 4 + 4; gradient: scale 4 + 4, to 16 bits 4 + 2
-SEPARATE_LOSS_PASSES_BYTES = 48.0
 # Of the host work of a micro-batch (forward and backward pass), the part before the first kernel of one pass: half of
 # one of two. Assumed.
 RESTART_SHARE = 0.25
@@ -83,20 +79,13 @@ class MicroBatchCost:
             if layout.sharding == "zero3"
             else None
         )
-        self._head = LayerGemms(
-            (LinearOp(columns=-(-model.vocab // layout.tp), inner=model.hidden),),
-            cluster.gpu,
-            cal,
-            gradient_output_bytes=product_output_bytes(layout),
-            frozen=model.frozen or layout.defers_head_gradient,  # see deferred_head
-        )
+        self._head = OutputHead(model, layout, cluster.gpu, cal)
         self._host = HostTime(model, layout, self.collectives.group(layout.tp), cal)
         self.kinds, self.kind = _stage_kinds(model, layout)
         self._counts = [self._layer_counts(kind) for kind in self.kinds]
         self._repeats = np.array([repeated_share(layout, name) for name in TERMS])
         self._repeating = bool(self._repeats.any())
-        self._accumulation_s = [accumulation_s(model, layout, kind, cluster.gpu, cal) for kind in self.kinds]
-        self._maxima_s = [maxima_s(layout, self.collectives, kind.layers) for kind in self.kinds]
+        self._of_passes = self._pass_times()
         self.activation_bytes_per_token = activation_bytes_per_token_layer(model, layout)
         self.step_sums: dict[int, StepSums] = {}  # by ranks, filled by step_costs
 
@@ -106,7 +95,7 @@ class MicroBatchCost:
         again = backward and self._repeating
         sides = (False, True) if again or self.layout.ep_overlap else (backward,)
         tokens = self._tokens(batches)
-        layers, heads = self._layer_terms(batches, tokens, sides), self._heads_s(tokens, (backward,))
+        layers, heads = self._layer_terms(batches, tokens, sides), self._head.sides_s(tokens, (backward,))
         return self._stage_terms(batches, tokens, layers, heads, backward=backward)
 
     def both_terms_s(self, batches: MicroBatches) -> tuple[Floats, Floats]:
@@ -114,7 +103,7 @@ class MicroBatchCost:
         tokens = self._tokens(batches)
         layers, heads = (
             self._layer_terms(batches, tokens, (False, True)),
-            self._heads_s(tokens, (False, True)),
+            self._head.sides_s(tokens, (False, True)),
         )
         forward, backward = (
             self._stage_terms(batches, tokens, layers, heads, backward=side) for side in (False, True)
@@ -153,6 +142,7 @@ class MicroBatchCost:
         """[T, K, n] from the terms of one layer of each kind and of a head."""
         out = np.zeros((len(TERMS), len(self.kinds), batches.count))
         offloads = listening() or batches.offload_ratio.any()
+        of_passes = self._pass_times() if listening() else self._of_passes
         for row, kind in enumerate(self.kinds):
             # A multi-token-prediction layer costs a layer of the usual kind and a head.
             extra = kind.mtp_layers
@@ -172,11 +162,24 @@ class MicroBatchCost:
                 out[_TERM["logits"], row] += (1 + extra) * heads[backward]
             if kind.embedding and not (backward and self.model.frozen):
                 out[_TERM["small_kernels"], row] += self._embedding_s(tokens)
-            if backward:
-                out[_TERM["small_kernels"], row] += self._accumulation_s[row]
-            out[_TERM["tp_communication"], row] += self._maxima_s[row]
+            added_s, agreed_s = of_passes[row]
+            out[_TERM["small_kernels"], row] += added_s if backward else 0.0
+            out[_TERM["tp_communication"], row] += agreed_s
             out[_TERM["host"], row] += self._host.pass_s
         return out
+
+    def _pass_times(self) -> list[tuple[float, float]]:
+        """By kind of stage, whatever the tokens: a backward's sums of gradients, agreement on maxima in a pass."""
+        gpu, cal, layout = self.cluster.gpu, self.cal, self.layout
+        adds = layout.gradient_accumulation != "fused"  # what is nothing needs no explanation
+        agrees = layout.blocking_maxima
+        return [
+            (
+                accumulation_s(self.model, layout, kind, gpu, cal) if adds else 0.0,
+                maxima_s(layout, self.collectives, kind.layers) if agrees else 0.0,
+            )
+            for kind in self.kinds
+        ]
 
     def _compute_s(self, layers: dict[tuple[bool, bool], Floats], backward: bool) -> dict[bool, Floats]:
         """[n] by kind of layer (experts): everything a layer does on a micro-batch, recomputation included."""
@@ -258,28 +261,6 @@ class MicroBatchCost:
         transfer = ratio * self.activation_bytes_per_token * tokens / rate
         compute = layers[kind.moe_layers > kind.dense_layers, backward].sum(axis=0)
         return np.asarray(moving * np.maximum(0.0, transfer - compute))
-
-    def _heads_s(self, tokens: Floats, sides: tuple[bool, ...]) -> dict[bool, Floats]:
-        """[n] by side (backward): output projection and loss, of models with a head on some stage."""
-        if not any(kind.head for kind in self.kinds):
-            return {}
-        if len(sides) == 1 or listening():  # each is an entry of its own
-            return {side: self._head_s(tokens, backward=side) for side in sides}
-        forward, backward = self._head.both_products_s(tokens)
-        return {False: forward + self._loss_s(tokens), True: backward}
-
-    @priced("logits")
-    def _head_s(self, tokens: Floats, *, backward: bool) -> Floats:
-        """Output projection (vocabulary sharded over TP) and fused cross-entropy."""
-        products_s = self._head.products_s(tokens, backward=backward)
-        return products_s if backward else products_s + self._loss_s(tokens)
-
-    def _loss_s(self, tokens: Floats) -> Floats:
-        """Cross-entropy, its gradient included."""
-        fused = self.layout.fused_kernels and self.layout.fused_loss
-        passes_bytes = LOSS_PASSES_BYTES if fused else SEPARATE_LOSS_PASSES_BYTES
-        shard = -(-self.model.vocab // self.layout.tp)
-        return memory_bound_s(passes_bytes * shard * tokens, self.cluster.gpu, self.cal)
 
     @priced("small_kernels")
     def _embedding_s(self, tokens: Floats) -> Floats:

@@ -48,6 +48,8 @@ _MEANING = {
     "ring_wait": "context-parallel communication that attention does not hide",
     "ring_merge": "putting together what the ring's steps computed",
     "offload_wait": "activations on their way to and from the host",
+    "layer_gather": "sharded parameters gathered layer by layer, beyond the compute beside it",
+    "layer_reduce": "gradients reduced layer by layer, beyond the compute beside it",
     "wait_pipeline": "pipeline bubbles",
     "wait_group": "the slower ranks of a group",
     "wait_stages": "the slower pipeline stages",

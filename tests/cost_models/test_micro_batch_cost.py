@@ -29,7 +29,8 @@ from cost_models import catalog
 from cost_models.calibration import calibration
 from cost_models.kernels import STREAM_K_FIXUP
 from cost_models.layout import Layout, Recompute
-from cost_models.micro_batch_cost import LOSS_PASSES_BYTES, TERMS, MicroBatchCost
+from cost_models.micro_batch_cost import TERMS, MicroBatchCost
+from cost_models.output_head import LOSS_PASSES_BYTES
 
 LAYERS, VOCAB = 32, 32000
 SLOW_MEMORY = ideal_cluster(gpu=GPU)

@@ -53,6 +53,23 @@ def test_one_layer_times_layers_times_micro_batches_is_the_term(uniform: dict[st
     assert call["result"] == pytest.approx([2 * (gather + scatter), 2 * (2 * gather + scatter)])
 
 
+@pytest.mark.parametrize(
+    ("switches", "term", "name"),
+    [
+        (("layout.precision=fp8", "layout.blocking_maxima=true"), "tp_communication", "maxima_s"),
+        (("layout.gradient_accumulation=separate",), "small_kernels", "accumulation_s"),
+    ],
+)
+def test_what_a_pass_takes_whatever_its_tokens_is_listed(
+    switches: tuple[str, ...], term: str, name: str
+) -> None:
+    calls = of(explain(load_scenario("quickstart-8gpu", (*UNIFORM, *switches))), term)["calls"]
+    (listed,) = [call for call in calls if call["name"] == name]
+    assert listed["formula"]
+    assert listed["source"]
+    assert listed["result"] > 0.0
+
+
 def test_a_number_leads_back_to_constants_and_their_sources(uniform: dict[str, Any]) -> None:
     found = find_term(uniform, "tp_all_gather")
     (part,) = found["parts"]
