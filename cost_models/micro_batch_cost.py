@@ -163,8 +163,10 @@ class MicroBatchCost:
             if kind.embedding and not (backward and self.model.frozen):
                 out[_TERM["small_kernels"], row] += self._embedding_s(tokens)
             added_s, agreed_s = of_passes[row]
-            out[_TERM["small_kernels"], row] += added_s if backward else 0.0
-            out[_TERM["tp_communication"], row] += agreed_s
+            if backward and added_s:
+                out[_TERM["small_kernels"], row] += added_s
+            if agreed_s:
+                out[_TERM["tp_communication"], row] += agreed_s
             out[_TERM["host"], row] += self._host.pass_s
         return out
 
