@@ -94,6 +94,11 @@ class TestBlockingMaxima:
     ) -> None:
         assert maxima_s(replace(self.LAYOUT, **changes), collectives, 12) == 0.0
 
+    def test_a_gpu_that_shares_nothing_agrees_at_once(self) -> None:
+        node, network = catalog.node("hgx-h100-80gb"), calibration("hopper").network
+        alone = replace(self.LAYOUT, tp=1, pp=8)  # eight stages of one rank
+        assert maxima_s(alone, Collectives(FabricModel(catalog.cluster_of(node, 8), network)), 12) == 0.0
+
     def test_more_ranks_never_agree_sooner(self) -> None:
         node, network = catalog.node("hgx-h100-80gb"), calibration("hopper").network
         seconds = [

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
 
 import pytest
 
 from cost_models.layout import Layout
 from cost_models.model import Model
-from experiments.record_pipeline import virtual_stages
-from experiments.record_power import tensor_boost
-from experiments.record_sums import collective_share, nic_gbps, stays_gathered
-from experiments.record_switches import LAYOUT_RULES, MODEL_RULES, blocked, schedule_of, switches_of
+from experiments.record_switches import LAYOUT_RULES, MODEL_RULES, switches_of
 from experiments.records import RunConfig
 
 
@@ -346,125 +342,10 @@ def test_what_is_not_stated_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "schedule"),
-    [
-        ("ZB-1p", "zb-h1"),
-        ("ZB-2p", "zb-h2"),
-        ("ZBV", "zb-v"),
-        ("DualPipe", "dualpipe"),
-        ("ZBVZeroBubble", "zb-v"),
-        ("DualPipeV", "zb-v"),
-        ("DualPipeX", "1f1b"),
-    ],
-)
-def test_zero_bubble_schedules(name: str, schedule: str) -> None:
-    record = RunConfig(gpu="h100", framework=f"fork ({name})")
-    assert schedule_of(record, 1) == schedule
-    assert bool(blocked(record)) == (schedule == "1f1b")
-
-
-@pytest.mark.parametrize(
-    ("name", "pp", "vpp", "chunks"),
-    [
-        ("ZBV", 4, None, 2),
-        ("DualPipeV", 4, 1, 2),
-        ("ZB-V", 1, None, 1),
-        ("ZB-2p", 4, 1, 1),
-        ("DualPipe", 4, 1, 1),
-    ],
-)
-def test_v_shaped_schedules_have_two_chunks(name: str, pp: int, vpp: int | None, chunks: int) -> None:
-    record = RunConfig(gpu="h100", framework=f"fork ({name})", pp=pp, vpp=vpp)
-    assert virtual_stages(record, 32)[0] == chunks
-
-
-@pytest.mark.parametrize(
     ("layers", "pp", "counted"), [(30, 8, True), (32, 8, None), (31, 8, None), (30, 1, None)]
 )
 def test_layers_that_only_divide_with_embedding_and_head(layers: int, pp: int, counted: bool | None) -> None:
     assert read("embedding_layers", layers=layers, pp=pp) is counted
-
-
-@pytest.mark.parametrize(
-    ("config", "gbps"),
-    [
-        ({"notes": "A100 nodes, 4x100Gb OPA per node (recalled)", "gpus_per_node": 8}, 50.0),
-        ({"notes": "400 Gbps per node", "gpus_per_node": 4}, 100.0),
-        ({"notes": "400 Gbps per node", "nic_gbps_per_gpu": 200.0}, 200.0),
-        ({"notes": "NIC 8x400Gb of DGX-H100 (inferred)"}, None),
-        ({"notes": "8 GPUs per node"}, None),
-    ],
-)
-def test_network_of_a_server(config: dict[str, Any], gbps: float | None) -> None:
-    assert nic_gbps(RunConfig(**{"gpu": "h100", **config})) == gbps
-
-
-def test_collectives_use_one_link_of_omni_path() -> None:
-    shares = {"4x100Gb OPA per node": 0.25, "4x100Gb per node": 1.0, "100Gb Omni-Path per node": 1.0, "": 1.0}
-    assert {notes: collective_share(RunConfig(gpu="h100", notes=notes)) for notes in shares} == shares
-
-
-@pytest.mark.parametrize(
-    ("stated", "boosted"),
-    [
-        ({"notes": "2024-08-22, vboost run; x"}, True),
-        ({"notes": "2024-08-22; x"}, False),
-        (
-            {"framework": "NeMo (MLPerf v4.1)", "micro_batch": 2, "n_gpus": 512, "global_batch_seqs": 2048},
-            True,
-        ),
-        (
-            {"framework": "NeMo (MLPerf v4.1)", "micro_batch": 2, "n_gpus": 256, "global_batch_seqs": 2048},
-            False,
-        ),
-        (
-            {"framework": "NeMo (MLPerf v4.0)", "micro_batch": 1, "n_gpus": 512, "global_batch_seqs": 2048},
-            False,
-        ),
-        (
-            {"framework": "NeMo (MLPerf v3.1)", "micro_batch": 2, "n_gpus": 512, "global_batch_seqs": 2048},
-            False,
-        ),
-        ({"framework": "NeMo (MLPerf v4.1)", "task": "lora"}, True),
-        ({"framework": "NeMo (MLPerf v5.0)", "task": "lora"}, False),
-    ],
-)
-def test_power_moved_to_the_tensor_cores(stated: dict[str, Any], boosted: bool) -> None:
-    found = tensor_boost(RunConfig(**{"gpu": "h100", "tp": 4, "pp": 8, **stated}))
-    assert (found is not None) is boosted
-    assert bool(found) is (boosted and "notes" not in stated)
-
-
-@pytest.mark.parametrize(
-    ("stated", "layout"),
-    [
-        ({"framework": "torchtitan", "zero_stage": "fsdp", "pp": 8}, True),
-        ({"framework": "torchtitan", "zero_stage": "fsdp", "pp": 1}, False),
-        ({"framework": "Megatron-Bridge", "zero_stage": "fsdp", "pp": 8}, False),
-        ({"framework": "torchtitan", "zero_stage": "zero1", "pp": 8}, False),
-    ],
-)
-def test_parameters_stay_gathered_in_pytorch_pipelines(stated: dict[str, Any], layout: bool) -> None:
-    assert stays_gathered(RunConfig(gpu="h100", **stated)) is layout
-
-
-@pytest.mark.parametrize(
-    ("stated", "chunks"),
-    [
-        ({}, 8),  # 16 micro-batches for 16 stages
-        ({"global_batch_seqs": 128 * 40}, 1),  # 40: enough
-        ({"notes": "plain 1F1B"}, 1),
-        ({"year": 2020}, 1),
-        ({"vpp": 1}, 1),
-        ({"global_batch_seqs": 128 * 40, "notes": "interleaved schedule"}, 8),
-        ({"global_batch_seqs": 128 * 40, "notes": "not interleaved"}, 1),
-    ],
-)
-def test_pipelines_too_short_to_fill_interleave(stated: dict[str, Any], chunks: int) -> None:
-    known: dict[str, Any] = {
-        "gpu": "h100", "year": 2024, "n_gpus": 16_384, "tp": 8, "pp": 16, "global_batch_seqs": 2048, **stated
-    }  # fmt: skip
-    assert virtual_stages(RunConfig(**known), 128)[0] == chunks
 
 
 def test_a_slow_release_that_the_source_mentions_is_not_modelled() -> None:

@@ -1,0 +1,61 @@
+"""What records say of their machines: network of a server, power of its GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from experiments.record_power import tensor_boost
+from experiments.record_sums import collective_share, nic_gbps
+from experiments.records import RunConfig
+
+
+@pytest.mark.parametrize(
+    ("config", "gbps"),
+    [
+        ({"notes": "A100 nodes, 4x100Gb OPA per node (recalled)", "gpus_per_node": 8}, 50.0),
+        ({"notes": "400 Gbps per node", "gpus_per_node": 4}, 100.0),
+        ({"notes": "400 Gbps per node", "nic_gbps_per_gpu": 200.0}, 200.0),
+        ({"notes": "NIC 8x400Gb of DGX-H100 (inferred)"}, None),
+        ({"notes": "8 GPUs per node"}, None),
+    ],
+)
+def test_network_of_a_server(config: dict[str, Any], gbps: float | None) -> None:
+    assert nic_gbps(RunConfig(**{"gpu": "h100", **config})) == gbps
+
+
+def test_collectives_use_one_link_of_omni_path() -> None:
+    shares = {"4x100Gb OPA per node": 0.25, "4x100Gb per node": 1.0, "100Gb Omni-Path per node": 1.0, "": 1.0}
+    assert {notes: collective_share(RunConfig(gpu="h100", notes=notes)) for notes in shares} == shares
+
+
+@pytest.mark.parametrize(
+    ("stated", "boosted"),
+    [
+        ({"notes": "2024-08-22, vboost run; x"}, True),
+        ({"notes": "2024-08-22; x"}, False),
+        (
+            {"framework": "NeMo (MLPerf v4.1)", "micro_batch": 2, "n_gpus": 512, "global_batch_seqs": 2048},
+            True,
+        ),
+        (
+            {"framework": "NeMo (MLPerf v4.1)", "micro_batch": 2, "n_gpus": 256, "global_batch_seqs": 2048},
+            False,
+        ),
+        (
+            {"framework": "NeMo (MLPerf v4.0)", "micro_batch": 1, "n_gpus": 512, "global_batch_seqs": 2048},
+            False,
+        ),
+        (
+            {"framework": "NeMo (MLPerf v3.1)", "micro_batch": 2, "n_gpus": 512, "global_batch_seqs": 2048},
+            False,
+        ),
+        ({"framework": "NeMo (MLPerf v4.1)", "task": "lora"}, True),
+        ({"framework": "NeMo (MLPerf v5.0)", "task": "lora"}, False),
+    ],
+)
+def test_power_moved_to_the_tensor_cores(stated: dict[str, Any], boosted: bool) -> None:
+    found = tensor_boost(RunConfig(**{"gpu": "h100", "tp": 4, "pp": 8, **stated}))
+    assert (found is not None) is boosted
+    assert bool(found) is (boosted and "notes" not in stated)
