@@ -23,7 +23,7 @@ from cost_models.kernels import (
 from cost_models.layout import Layout
 from cost_models.matrix_units import power_slowdown
 from cost_models.model import Model
-from cost_models.tracing import listening, note, priced
+from cost_models.tracing import note, priced, remembered
 from cost_models.unfused_attention import unfused_attention_s
 
 __all__ = ["RING_BACKWARD_VOLUME", "AttentionCost", "RingTimes"]
@@ -110,9 +110,7 @@ class AttentionCost:
 
     def _rate(self, backward: bool) -> float:
         """FLOP/s on long sequences, in units of *forward* FLOP."""
-        if listening() or backward not in self._known_rates:  # what is read must be seen to be read
-            self._known_rates[backward] = self._long_rate(backward)
-        return self._known_rates[backward]
+        return remembered(self._known_rates, backward, self._long_rate)
 
     def _long_rate(self, backward: bool) -> float:
         rate = attention_rate_flop_per_s(

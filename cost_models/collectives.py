@@ -36,7 +36,7 @@ from cost_models.collective_algorithms import (
 )
 from cost_models.collective_time import CollectiveTime
 from cost_models.fabric import TIERS, FabricModel
-from cost_models.tracing import listening, note, priced
+from cost_models.tracing import aside, note, priced, remembered
 from hdpsim.errors import InfeasibleError
 
 __all__ = ["CollectiveKind", "Collectives", "GroupShape", "bus_bandwidth_factor"]
@@ -124,12 +124,7 @@ class Collectives:
 
     def wires(self, group: GroupShape) -> Wires:
         """What the hardware gives *group*: rates, shares that cross each layer, latency."""
-        if listening():  # what is read must be seen to be read
-            return self._wires(group)
-        known = self._known_wires.get(group)
-        if known is None:
-            known = self._known_wires[group] = self._wires(group)
-        return known
+        return remembered(self._known_wires, group, self._wires)
 
     def _wires(self, group: GroupShape) -> Wires:
         fabric, calibration = self.fabric, self.fabric.calibration
@@ -147,9 +142,10 @@ class Collectives:
             for tier, count, rate in zip(tiers, places.values(), worst.tolist(), strict=True)
         )
         nic_bytes_per_s = min(rates.tolist(), default=math.inf)
-        if listening():
-            note(nvlink_bytes_per_s=nvlink * calibration.nvlink_efficiency)
-            note(nic_bytes_per_s=nic_bytes_per_s if group.nodes > 1 else None)
+        note(
+            nvlink_bytes_per_s=nvlink * calibration.nvlink_efficiency,
+            nic_bytes_per_s=nic_bytes_per_s if group.nodes > 1 else None,
+        )
         return Wires(
             ranks=group.ranks,
             nodes=group.nodes,
@@ -194,19 +190,21 @@ class Collectives:
         return options
 
     def _half_s(self, bytes_total: ArrayLike, group: GroupShape, in_place: bool) -> Floats:
-        """The fastest of half_options: all of them in one go, as nobody wants to know which."""
-        if listening():
-            return _fastest(self.half_options(bytes_total, group, in_place), bytes_total, group)
-        times = self._known_halves.get((group, in_place))
-        if times is None:
-            wires = self.wires(group)
-            rows = [ring_half_time(wires, protocol, in_place) for protocol in PROTOCOLS]
-            if _has_pat(group):
-                rows.append(pat_time(wires, in_place))
-            times = self._known_halves[group, in_place] = CollectiveTime.stacked(rows)
+        """The fastest of half_options: all of them in one go; a listener also sees them one by one."""
+        aside(lambda: _note_fastest(self.half_options(bytes_total, group, in_place), group))
+        times = remembered(self._known_halves, (group, in_place), self._stacked_halves)
         sizes = np.asarray(bytes_total, dtype=np.float64)
         best_s = times.seconds(sizes.reshape(-1)).min(axis=0).reshape(sizes.shape)
         return _unless_nothing(best_s, sizes, group)
+
+    def _stacked_halves(self, key: tuple[GroupShape, bool]) -> CollectiveTime:
+        """The half_options of a group, in place or not, as one row each."""
+        group, in_place = key
+        wires = self.wires(group)
+        rows = [ring_half_time(wires, protocol, in_place) for protocol in PROTOCOLS]
+        if _has_pat(group):
+            rows.append(pat_time(wires, in_place))
+        return CollectiveTime.stacked(rows)
 
     @priced()
     def all_reduce_s(self, bytes_total: ArrayLike, group: GroupShape) -> Floats:
@@ -284,13 +282,17 @@ def _has_pat(group: GroupShape) -> bool:
 
 def _fastest(options: dict[str, Floats], bytes_total: ArrayLike, group: GroupShape) -> Floats:
     """The smallest of the options for each size."""
-    if listening() and group.ranks > 1:
-        total = {name: float(np.sum(seconds)) for name, seconds in options.items()}
-        note(algorithm=min(total, key=lambda name: total[name]))
+    aside(lambda: _note_fastest(options, group))
     # One after the other: stacking a few short arrays takes longer than the comparisons.
     return _unless_nothing(
         reduce(np.minimum, options.values()), np.asarray(bytes_total, dtype=np.float64), group
     )
+
+
+def _note_fastest(options: dict[str, Floats], group: GroupShape) -> None:
+    """Tell a listener which algorithm takes least over all sizes."""
+    if group.ranks > 1:
+        note(algorithm=min(options, key=lambda name: float(np.sum(options[name]))))
 
 
 def _unless_nothing(seconds: Floats, sizes: Floats, group: GroupShape) -> Floats:

@@ -13,7 +13,7 @@ from cost_models.hardware import Gpu
 from cost_models.kernels import BF16_BYTES, FP32_ACCUMULATE_BYTES, gemm_s, memory_bound_s
 from cost_models.layout import Fp8Scaling, Precision
 from cost_models.operand_casts import ROW_FORWARD_RATE, OperandCasts
-from cost_models.tracing import listening, note, priced
+from cost_models.tracing import note, priced
 
 __all__ = ["LayerGemms", "LinearOp"]
 
@@ -172,10 +172,10 @@ class LayerGemms:
         note(precision=self._precision, sides=sides, **self._named)
         return self.products_s(tokens, backward=backward)
 
+    @priced("gemm")
     def both_s(self, tokens: Floats) -> tuple[Floats, Floats]:
-        """Seconds of the forward and of the backward at once."""
-        if listening():  # each is an entry of its own
-            return self.seconds(tokens, backward=False), self.seconds(tokens, backward=True)
+        """All matrix products of the forward, and of the backward (input and weight gradients), at once."""
+        note(precision=self._precision, sides=PASSES[FORWARD] + PASSES[self._backward], **self._named)
         return self.both_products_s(tokens)
 
     def both_products_s(self, tokens: Floats) -> tuple[Floats, Floats]:
@@ -225,24 +225,18 @@ class LayerGemms:
     def _passes_s(self, ops: _Products, tokens: Floats, passes: slice) -> Floats:
         """[passes, products, n]"""
         m, k = ops.shapes(tokens)
-        # a listener sees each pass as a call of its own
-        chosen: list[slice | int] = list(range(3)[passes]) if listening() else [passes]
-        parts = [
-            gemm_s(
-                m[one],
-                ops.outputs[one],
-                k[one],
-                self._gpu,
-                self._cal,
-                efficiency=ops.efficiency[one],
-                groups=ops.groups,
-                output_bytes=ops.output_bytes[one],
-                precision=ops.precision,
-                overlap=ops.overlap[one],
-            )
-            for one in chosen
-        ]
-        return np.stack(parts) if listening() else parts[0]
+        return gemm_s(
+            m[passes],
+            ops.outputs[passes],
+            k[passes],
+            self._gpu,
+            self._cal,
+            efficiency=ops.efficiency[passes],
+            groups=ops.groups,
+            output_bytes=ops.output_bytes[passes],
+            precision=ops.precision,
+            overlap=ops.overlap[passes],
+        )
 
 
 def _promotion(precision: Precision, cal: Calibration) -> float:

@@ -26,7 +26,7 @@ from cost_models.parameters import StageContents, stage_contents
 from cost_models.recomputation import repeated_share
 from cost_models.scale_updates import maxima_s
 from cost_models.sharded_parameters import ShardedParameters
-from cost_models.tracing import listening, priced
+from cost_models.tracing import priced, remembered
 
 __all__ = ["TERMS", "MicroBatchCost"]
 
@@ -85,7 +85,7 @@ class MicroBatchCost:
         self._counts = [self._layer_counts(kind) for kind in self.kinds]
         self._repeats = np.array([repeated_share(layout, name) for name in TERMS])
         self._repeating = bool(self._repeats.any())
-        self._of_passes = self._pass_times()
+        self._of_passes: dict[StageContents, tuple[float, float]] = {}
         self.activation_bytes_per_token = activation_bytes_per_token_layer(model, layout)
         self.step_sums: dict[int, StepSums] = {}  # by ranks, filled by step_costs
 
@@ -141,8 +141,7 @@ class MicroBatchCost:
     ) -> Floats:
         """[T, K, n] from the terms of one layer of each kind and of a head."""
         out = np.zeros((len(TERMS), len(self.kinds), batches.count))
-        offloads = listening() or batches.offload_ratio.any()
-        of_passes = self._pass_times() if listening() else self._of_passes
+        offloads = batches.offload_ratio.any()
         for row, kind in enumerate(self.kinds):
             # A multi-token-prediction layer costs a layer of the usual kind and a head.
             extra = kind.mtp_layers
@@ -162,7 +161,7 @@ class MicroBatchCost:
                 out[_TERM["logits"], row] += (1 + extra) * heads[backward]
             if kind.embedding and not (backward and self.model.frozen):
                 out[_TERM["small_kernels"], row] += self._embedding_s(tokens)
-            added_s, agreed_s = of_passes[row]
+            added_s, agreed_s = remembered(self._of_passes, kind, self._pass_times)
             if backward and added_s:
                 out[_TERM["small_kernels"], row] += added_s
             if agreed_s:
@@ -170,18 +169,15 @@ class MicroBatchCost:
             out[_TERM["host"], row] += self._host.pass_s
         return out
 
-    def _pass_times(self) -> list[tuple[float, float]]:
-        """By kind of stage, whatever the tokens: a backward's sums of gradients, agreement on maxima in a pass."""
+    def _pass_times(self, kind: StageContents) -> tuple[float, float]:
+        """On a stage, whatever the tokens: a backward's sums of gradients, agreement on maxima in a pass."""
         gpu, cal, layout = self.cluster.gpu, self.cal, self.layout
         adds = layout.gradient_accumulation != "fused"  # what is nothing needs no explanation
         agrees = layout.blocking_maxima
-        return [
-            (
-                accumulation_s(self.model, layout, kind, gpu, cal) if adds else 0.0,
-                maxima_s(layout, self.collectives, kind.layers) if agrees else 0.0,
-            )
-            for kind in self.kinds
-        ]
+        return (
+            accumulation_s(self.model, layout, kind, gpu, cal) if adds else 0.0,
+            maxima_s(layout, self.collectives, kind.layers) if agrees else 0.0,
+        )
 
     def _compute_s(self, layers: dict[tuple[bool, bool], Floats], backward: bool) -> dict[bool, Floats]:
         """[n] by kind of layer (experts): everything a layer does on a micro-batch, recomputation included."""

@@ -12,7 +12,7 @@ from cost_models.kernels import memory_bound_s
 from cost_models.layer_gemms import LayerGemms, LinearOp
 from cost_models.layout import Layout
 from cost_models.model import Model
-from cost_models.tracing import listening, priced
+from cost_models.tracing import priced
 
 __all__ = ["LOSS_PASSES_BYTES", "OutputHead"]
 
@@ -40,14 +40,20 @@ class OutputHead:
 
     def sides_s(self, tokens: Floats, sides: tuple[bool, ...]) -> dict[bool, Floats]:
         """[n] by side (backward): projection and loss."""
-        if len(sides) == 1 or listening():  # each is an entry of its own
+        if len(sides) == 1:
             return {side: self._side_s(tokens, backward=side) for side in sides}
-        forward, backward = self._products.both_products_s(tokens)
-        return {False: forward + self._loss_s(tokens), True: backward}
+        forward, backward = self._logits_s(tokens)
+        return {False: forward, True: backward}
 
     def weight_gradient_s(self, tokens: Floats) -> Floats:
         """[n]: the part of the backward that is the weight gradient."""
         return self._products.weight_gradient_s(tokens)
+
+    @priced("logits")
+    def _logits_s(self, tokens: Floats) -> tuple[Floats, Floats]:
+        """Output projection (vocabulary sharded over TP) and fused cross-entropy, forward and backward."""
+        forward, backward = self._products.both_products_s(tokens)
+        return forward + self._loss_s(tokens), backward
 
     @priced("logits")
     def _side_s(self, tokens: Floats, *, backward: bool) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from cost_models.optimizer_cost import gradient_buffer_s, optimizer_s
 from cost_models.parameters import stage_contents
 from cost_models.pipeline import SPLIT_SCHEDULES, chunks_per_stage
 from cost_models.sharded_parameters import ShardGroups
-from cost_models.tracing import listening, priced
+from cost_models.tracing import priced, remembered
 
 __all__ = ["epilogue", "loading_s", "planning_s", "step_costs"]
 
@@ -87,15 +88,8 @@ def epilogue(
 
 
 def _step_sums(cost: MicroBatchCost, ranks: int) -> StepSums:
-    """What the layout alone decides, kept with the costs: the steps of a data set ask for the same again and again.
-
-    Who listens sees it worked out.
-    """
-    if listening():
-        return _summed(cost, ranks)
-    if ranks not in cost.step_sums:
-        cost.step_sums[ranks] = _summed(cost, ranks)
-    return cost.step_sums[ranks]
+    """What the layout alone decides, kept with the costs: the steps of a data set ask for the same again and again."""
+    return remembered(cost.step_sums, ranks, partial(_summed, cost))
 
 
 def _summed(cost: MicroBatchCost, ranks: int) -> StepSums:

@@ -2,7 +2,9 @@
 
 A cost function marked `@priced` reports itself to whoever is listening: its arguments, its result, the constants it
 read and the priced functions it called. Nobody else pays for it: without a listener a call costs one look-up. There
-is no second implementation of any formula; words come from the functions' own docstrings.
+is no second implementation of any formula; words come from the functions' own docstrings. No number depends on
+whether somebody listens: what was kept is worked out again (`remembered`), and what only a listener wants to see is
+worked out beside it (`aside`).
 
     with tracing() as calls:
         costs = step_costs(...)         # of values wrapped by `watched`, so that what they are asked for is noted
@@ -19,11 +21,12 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["Call", "listening", "note", "priced", "tracing", "watched"]
+__all__ = ["Call", "aside", "note", "priced", "remembered", "tracing", "watched"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 V = TypeVar("V")
+K = TypeVar("K")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,9 +90,19 @@ def priced(*terms: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return mark
 
 
-def listening() -> bool:
-    """Whether somebody listens: numbers that only explain need not be worked out otherwise."""
-    return _current.get() is not None
+def remembered(kept: dict[K, V], key: K, work: Callable[[K], V]) -> V:
+    """What *work* made of *key* before, kept in *kept*; a listener sees the same work done again."""
+    if _current.get() is not None:
+        return work(key)
+    if key not in kept:
+        kept[key] = work(key)
+    return kept[key]
+
+
+def aside(work: Callable[[], object]) -> None:
+    """Let a listener see *work*, whose result nothing else uses; without one it is not done."""
+    if _current.get() is not None:
+        work()
 
 
 def note(**numbers: object) -> None:

@@ -106,7 +106,7 @@ def _value(value: object) -> Any:
 def _array(values: Any) -> Any:
     if values.size == 1:
         return values.item()
-    if values.ndim == 2 and values.shape[0] <= _LISTED:
+    if values.ndim >= 2 and values.shape[0] <= _LISTED:
         return [_array(row) for row in values]
     flat = values.ravel()
     if flat.size and (flat == flat[0]).all():
@@ -130,17 +130,19 @@ def products_of(call: Call) -> list[Document]:
         return []
     names, sides = call.inputs["products"], call.inputs["sides"]
     per_layer = np.asarray(call.inputs["per_layer"], dtype=np.float64).tolist()
-    kernels = iter(inner for inner in call.calls if "m" in inner.inputs and np.size(inner.inputs["m"]) > 0)
+    kernels = (inner for inner in call.calls if "m" in inner.inputs and np.size(inner.inputs["m"]) > 0)
     rows: list[Document] = []
     first = 0
-    # of many sizes of micro-batches the first block: dense products, narrow ones and those of experts, pass by pass
-    for count in call.inputs["priced_together"]:
-        for side, kernel in zip(sides, kernels, strict=False):
-            seconds = np.asarray(kernel.result).reshape(count, -1)
-            m, n, k, groups = (
-                np.broadcast_to(np.asarray(kernel.inputs[axis], dtype=np.float64), seconds.shape)
-                for axis in ("m", "n", "k", "groups")
-            )
+    # of many sizes of micro-batches the first block: dense products, narrow ones and those of experts, all passes each
+    for count, kernel in zip(call.inputs["priced_together"], kernels, strict=False):
+        every = np.asarray(kernel.result).reshape(len(sides), count, -1)
+        sizes = [
+            np.broadcast_to(np.asarray(kernel.inputs[axis], dtype=np.float64), every.shape)
+            for axis in ("m", "n", "k", "groups")
+        ]
+        for pass_, side in enumerate(sides):
+            seconds = every[pass_]
+            m, n, k, groups = (size[pass_] for size in sizes)
             flop = 2.0 * groups * m * n * k
             for place in range(count):
                 busy_s = float(seconds[place].mean())

@@ -12,14 +12,14 @@ from cost_models.catalog import cluster_of, gpu, node
 from cost_models.collectives import Collectives
 from cost_models.fabric import FabricModel
 from cost_models.kernels import gemm_s
-from cost_models.tracing import Call, listening, note, priced, tracing, watched
+from cost_models.tracing import Call, aside, note, priced, remembered, tracing, watched
 
 H100, HOPPER = gpu("h100"), calibration("hopper")
 
 
 def test_nobody_listens_nothing_is_kept() -> None:
     note(ignored=1)
-    assert not listening()
+    aside(lambda: pytest.fail("nobody wants to see this"))
     assert gemm_s(8192, 8192, 8192, H100, HOPPER) == gemm_s(
         8192, 8192, 8192, watched(H100, "gpu"), watched(HOPPER, "calibration")
     )
@@ -39,7 +39,23 @@ def test_a_call_reports_arguments_constants_and_what_it_called() -> None:
     assert memory.inputs["traffic_bytes"] == 2 * (8192 + 4096) * 2048 + 2 * 8192 * 4096
     assert memory.read["calibration.hbm_efficiency"] == HOPPER.hbm_efficiency
     assert call.result == seconds
-    assert not listening()
+    aside(lambda: pytest.fail("nobody listens any more"))
+
+
+def test_what_was_kept_is_worked_out_again_for_a_listener() -> None:
+    kept: dict[int, int] = {}
+    asked: list[int] = []
+
+    def work(key: int) -> int:
+        asked.append(key)
+        return key * key
+
+    assert [remembered(kept, 3, work) for _ in range(2)] == [9, 9]
+    assert asked == [3]
+    with tracing():
+        assert remembered(kept, 3, work) == 9
+        aside(lambda: asked.append(0))
+    assert asked == [3, 3, 0]
 
 
 def test_parts_of_a_watched_value_are_watched_under_their_own_name() -> None:

@@ -1,0 +1,149 @@
+"""hdpsim explain takes apart the very step that hdpsim simulate shows: every second of it, whatever is switched on."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import cost_models
+from cost_models import layer_gemms
+from cost_models.collective_time import CollectiveTime
+from cost_models.kernels import gemm_s
+from experiments.explain import explain
+from experiments.scenario import Scenario, load_scenario, scenario_names
+from hdpsim.errors import HdpSimError
+from simulator.simulate import simulate_step
+
+SMALL = ("data.batch=128K tokens", "data.context=8K", "layout.rank_capacity=8K")
+MODELS = {
+    "dense": ("model.layers=8",),
+    "experts": ("model=mistral-8x7b", "model.layers=8"),
+    "latent attention": ("model=deepseek-v2-lite", "model.layers=8"),
+    "adapters": ("model.layers=8", "model.adapter_rank=16"),
+    "parallel block": ("model=gpt-neox-20b", "model.layers=8"),
+}
+CHOICES: dict[str, tuple[object, ...]] = {
+    "gpus": (8, 16, 64),
+    "layout.tp": (1, 2, 4),
+    "layout.pp": (1, 1, 2, 4),
+    "layout.cp": ("auto", 1, 2),
+    "layout.cp_kind": ("ring", "ring", "all-gather", "gathered-ring", "ulysses"),
+    "layout.ep": (1, 1, 2, 4),
+    "layout.etp": ("auto", "auto", 1, 2),
+    "layout.schedule": ("1f1b", "1f1b", "zb-h1", "zb-h2"),
+    "layout.sharding": ("none", "zero1", "zero1", "zero2", "zero3"),
+    "layout.shard_ranks": ("all", "all", 2),
+    "layout.recompute": ("none", "selective", "full", "full"),
+    "layout.precision": ("bf16", "bf16", "fp8"),
+    "layout.fp8_scaling": ("delayed", "tensor", "row"),
+    "layout.gradient_accumulation": ("fused", "separate", "cast"),
+    "layout.expert_dispatch": ("all-to-all", "fused"),
+    "layout.expert_kernels": ("grouped", "separate", "modules", "fused"),
+    "layout.attention_kernel": ("flash", "flash", "flash1", "unfused"),
+    "layout.tp_exchange": ("none", "none", "gathers", "mlp"),
+    "layout.order": ("tp-dp-pp", "tp-pp-dp"),
+    "strategy.name": ("static", "hdp-naive", "hdp-balance"),
+    "execution.gpu_spread": ("auto", "auto", 0.02),
+    "execution.executor": ("replay", "engine"),
+    "data.asynchronous_loading": (True, False),
+    "strategy.remote_data_loading": (True, False),
+    **{
+        f"layout.{switch}": (False, True)
+        for switch in (
+            "sequence_parallel", "pp_overlap", "dp_overlap", "prefetch_gather", "gather_overlap", "owner_broadcasts",
+            "gradient_all_reduce", "gather_lists", "deferred_head_gradient", "optimizer_offload", "tp_overlap",
+            "tp_batch_first", "tp_asynchronous", "ep_overlap", "expert_padding", "fused_kernels", "fused_loss",
+            "cuda_graphs", "launch_blocking", "checked_collectives", "blocking_maxima", "separate_scale_updates",
+            "recompute_small_kernels", "embedding_layers",
+        )
+    },
+}  # fmt: skip
+"""Values that a key takes; what goes together is left to the scenario's own checks."""
+
+SWITCHES = st.fixed_dictionaries(
+    {"model": st.sampled_from(sorted(MODELS))},
+    optional={key: st.sampled_from(values) for key, values in CHOICES.items()},
+)
+
+
+def assert_same_step(scenario: Scenario) -> None:
+    simulated = simulate_step(scenario.setup(), scenario.batches(1)[0])
+    explained = explain(scenario)
+    assert explained["step_s"] == simulated.step_s
+    seconds = {
+        name: float(of_account.mean())
+        for name, of_account in zip(simulated.accounts, simulated.account_s, strict=True)
+    }
+    assert {term["term"]: term["seconds"] for term in explained["terms"]} == seconds
+
+
+@settings(max_examples=30)
+@given(switches=SWITCHES)
+def test_every_switch_leaves_the_explained_step_the_simulated_one(switches: dict[str, object]) -> None:
+    model = MODELS[str(switches.pop("model"))]
+    changes = (*model, *SMALL, *(f"{key}={str(value).lower()}" for key, value in switches.items()))
+    try:
+        scenario = load_scenario("quickstart-8gpu", changes)
+        simulate_step(scenario.setup(), scenario.batches(1)[0])
+    except HdpSimError:
+        assume(False)
+    assert_same_step(scenario)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zb-v", "dualpipe"])
+def test_schedules_of_several_chunks(schedule: str) -> None:
+    chunks = "layout.vpp=2" if schedule != "dualpipe" else "layout.vpp=1"
+    changes = ("model.layers=8", *SMALL, "layout.pp=2", chunks, f"layout.schedule={schedule}")
+    assert_same_step(load_scenario("quickstart-8gpu", (*changes, "strategy.name=static", "layout.cp=1")))
+
+
+def test_the_same_arithmetic_is_called_in_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels and collectives that are slower the more of them are priced in one go: nobody may split the calls."""
+    seconds = CollectiveTime.seconds
+
+    def slower(self: CollectiveTime, bytes_total: np.ndarray) -> np.ndarray:
+        time_s = seconds(self, bytes_total)
+        return time_s * (1.0 + time_s.ndim)
+
+    def slower_gemm_s(*sizes: object, **options: object) -> np.ndarray:
+        time_s = gemm_s(*sizes, **options)  # type: ignore[arg-type]
+        return np.asarray(time_s * (1.0 + time_s.size))
+
+    monkeypatch.setattr(CollectiveTime, "seconds", slower)
+    monkeypatch.setattr(layer_gemms, "gemm_s", slower_gemm_s)
+    assert_same_step(load_scenario("quickstart-8gpu", (*SMALL, "model.layers=8", "layout.pp=2")))
+
+
+def test_no_cost_model_knows_whether_somebody_listens() -> None:
+    """Only `tracing` looks; what it does for a listener alone (`aside`, `note`) is a statement without a value."""
+    for path in Path(cost_models.__file__).parent.glob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imported = {
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module == "cost_models.tracing"
+            for alias in node.names
+        }
+        assert imported <= {"aside", "note", "priced", "remembered"}, path.name
+        statements = [
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+        ]
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in ("aside", "note")
+            ):
+                assert path.name == "tracing.py" or node in statements, f"{path.name}:{node.lineno}"
+
+
+@pytest.mark.parametrize("name", scenario_names())
+def test_every_shipped_scenario(name: str) -> None:
+    assert_same_step(load_scenario(name))
