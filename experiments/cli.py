@@ -10,13 +10,15 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 
 import click
 
 from experiments.distribution_check import check_distribution
-from hdpsim.errors import HdpSimError
+from hdpsim.errors import HdpSimError, InfeasibleError, UserInputError
+from hdpsim.quoting import message
 
 __all__ = ["VERBS", "cli", "main"]
 
@@ -41,14 +43,18 @@ VERBS = {
 """Verb -> module that holds its click command as `command`, in the order of the help text."""
 
 INTERRUPTED = 130  # 128 + SIGINT, what a shell reports for a program stopped by Ctrl-C
+_OUT_OF_MEMORY = (
+    "this needs more memory than there is; take fewer or smaller batches, a shorter trace, fewer GPUs"
+)
+_TOO_DEEP = "the input is nested more deeply than anything that can be read"
 PIPE_CLOSED = 141  # 128 + SIGPIPE, the same for a reader that went away
 
 
 class _Failure(click.ClickException):
     """A message on stderr and an exit code, without a traceback."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(message(text))
         # click declares exit_code as a class variable, and documents setting it on the exception.
         self.exit_code = exit_code  # type: ignore[misc]
 
@@ -72,14 +78,37 @@ class _Verbs(click.Group):
         """Run the verb. Errors raised on purpose become one message; anything else keeps its traceback."""
         return _guarded(lambda: super(_Verbs, self).invoke(ctx))
 
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: object
+    ) -> click.Context:
+        """Read the arguments before the verb; what click says of them is made printable, too."""
+        with _printable_usage():
+            return super().make_context(info_name, args, parent, **extra)
+
+
+@contextmanager
+def _printable_usage() -> Iterator[None]:
+    """Messages of click quote what was typed: cut them, and take out what a terminal would obey."""
+    try:
+        yield
+    except click.ClickException as error:
+        error.message = message(error.message)  # type: ignore[misc]  # click has no other way in
+        raise
+
 
 def _guarded(run: Callable[[], object]) -> object:
     try:
         check_distribution()
-        result = run()
+        with _printable_usage():
+            result = run()
         sys.stdout.flush()
     except HdpSimError as error:
         raise _Failure(str(error), error.exit_code) from None
+    except MemoryError:
+        # The frames that held the memory are gone by now, so there is some for the message.
+        raise _Failure(_OUT_OF_MEMORY, InfeasibleError.exit_code) from None
+    except RecursionError:
+        raise _Failure(_TOO_DEEP, UserInputError.exit_code) from None
     except KeyboardInterrupt:
         raise _Failure("interrupted", INTERRUPTED) from None
     except BrokenPipeError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hdpsim.quoting import LONGEST_NAME, printable, shortened
+
 __all__ = ["Table", "plain_text", "print_rich"]
 
 
@@ -16,6 +18,15 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     left: frozenset[int] = frozenset({0})
     """Columns aligned left."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", tuple(tuple(map(_cell, row)) for row in self.rows))
+        object.__setattr__(self, "columns", tuple(map(_cell, self.columns)))
+
+
+def _cell(text: str) -> str:
+    """The text of a cell: names of others' files may hold anything."""
+    return shortened(printable(text, lines=False), LONGEST_NAME)
 
 
 _GAP = 3  # blanks and rule that rich puts around a cell
