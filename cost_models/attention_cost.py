@@ -108,6 +108,11 @@ class AttentionCost:
         self.kv_bytes_per_token = BF16_BYTES * kv_width
         self._known_rates: dict[bool, float] = {}
 
+    @property
+    def most_ranks(self) -> int | None:
+        """Ranks over which one sequence can be spread: a head stays whole (ulysses); None = any number."""
+        return None if self._exchange is None else self._exchange.most_ranks
+
     def _rate(self, backward: bool) -> float:
         """FLOP/s on long sequences, in units of *forward* FLOP."""
         return remembered(self._known_rates, backward, self._long_rate)

@@ -41,6 +41,11 @@ class ContextExchange:
         self._heads, self._kv_heads = heads, kv_heads
         self._query_width, self._kv_width, self._output_width = query_width, kv_width, output_width
 
+    @property
+    def most_ranks(self) -> int | None:
+        """Ranks of the largest group: as many as a GPU has heads (ulysses); None = any number."""
+        return max(1, int(self._heads)) if self._layout.cp_kind == "ulysses" else None
+
     @priced("ring_wait")
     def seconds(self, tokens_per_rank: Floats, group_size: Floats, tier: Ints, *, backward: bool) -> Floats:
         """Collectives of one layer's forward or backward.
@@ -70,7 +75,7 @@ class ContextExchange:
             if self._layout.cp_kind == "gathered-ring" or not backward:
                 return gather
             return gather + self._collectives.reduce_scatter_s(volume, group)
-        if group.ranks > self._heads:
+        if self.most_ranks is not None and group.ranks > self.most_ranks:
             raise InfeasibleError(
                 f"cp_kind ulysses spreads heads over the context-parallel group: {group.ranks} ranks are more than "
                 f"the {self._heads:g} heads of a GPU (tp = {self._layout.tp})"

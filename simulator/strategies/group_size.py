@@ -42,8 +42,8 @@ class SizeTable:
         self, problem: PlanningProblem, lengths: Ints, least: Ints, limit_s: float = -np.inf
     ) -> None:
         """Of *lengths*, which need *least* ranks, for limits of *limit_s* and more."""
-        least = np.minimum(least, problem.ranks)[:, None]
-        grid = size_grid(problem.ranks, exact=EXACT_SIZES, growth=SIZE_GROWTH)
+        least = np.minimum(least, problem.most_ranks)[:, None]
+        grid = size_grid(problem.most_ranks, exact=EXACT_SIZES, growth=SIZE_GROWTH)
         first = np.searchsorted(grid, least, side="right")
         self._parts: list[tuple[Ints, Ints, Floats]] = []  # sequences, their sizes and times
         rest = np.arange(len(lengths))
@@ -82,7 +82,7 @@ def smallest_group(problem: PlanningProblem, lengths: Ints, limit_s: float, leas
     the block or the pod, and ripples from the tiles of GEMMs: so all sizes up to EXACT_SIZES are looked at, and
     larger ones in steps of SIZE_GROWTH.
     """
-    size = np.minimum(least, problem.ranks)
+    size = np.minimum(least, problem.most_ranks)
     late = np.flatnonzero(problem.sequence_s(lengths, size) > limit_s)
     if len(late):
         size[late] = SizeTable(problem, lengths[late], size[late], limit_s).within(limit_s)[0]
@@ -131,9 +131,11 @@ def needed_ratio(problem: PlanningProblem, lengths: Ints, group_size: Ints) -> F
     least_room = RESIDENT_LAYERS / layers if offload else 1.0
     if np.any(room < least_room * (1.0 - 1e-12)):
         longest = int(lengths[np.argmin(room)])
+        reason = problem.spread_reason
         raise InfeasibleError(
             f"a sequence of {longest} tokens does not fit on {int(group_size[np.argmin(room)])} ranks of "
-            f"{problem.capacity_tokens} tokens{', even with its activations offloaded' if offload else ''}"
+            f"{problem.capacity_tokens} tokens{', even with its activations offloaded' if offload else ''} "
+            f"(layout.rank_capacity){'; ' if reason else ''}{reason}"
         )
     if not offload:
         return np.zeros(len(lengths))
@@ -147,7 +149,8 @@ def least_group(problem: PlanningProblem, lengths: Ints) -> Ints:
         r = min(1, t_forward * B / (act * s)),   d = ceil(s / C * [2 + (1 - r)(l - 2)] / l)
 
     t_forward: a layer's forward of the whole sequence, on one rank; B: host link, both ways busy. Spreading the
-    sequence over d ranks divides compute and transfer alike, so r does not depend on d. At most all ranks.
+    sequence over d ranks divides compute and transfer alike, so r does not depend on d. At most as
+    many ranks as can share a sequence.
     """
     cost, layers = problem.cost, float(problem.cost.busiest_layers)
     without = _group_without_offload(problem, lengths)
@@ -159,8 +162,8 @@ def least_group(problem: PlanningProblem, lengths: Ints) -> Ints:
     ratio = np.minimum(1.0, layer_forward_s * rate / (cost.activation_bytes_per_token * lengths))
     shrink = (RESIDENT_LAYERS + (1.0 - ratio) * (layers - RESIDENT_LAYERS)) / layers
     size = np.ceil(lengths / problem.capacity_tokens * shrink - 1e-9).astype(np.int64)
-    return np.asarray(np.clip(size, 1, problem.ranks))
+    return np.asarray(np.clip(size, 1, problem.most_ranks))
 
 
 def _group_without_offload(problem: PlanningProblem, lengths: Ints) -> Ints:
-    return np.minimum(-(-lengths // problem.capacity_tokens), problem.ranks)
+    return np.minimum(-(-lengths // problem.capacity_tokens), problem.most_ranks)

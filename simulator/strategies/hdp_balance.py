@@ -195,7 +195,8 @@ def _whole_nodes(problem: PlanningProblem, size: Ints) -> Ints:
     node = problem.ranks_per_node
     if node == 1 or problem.ranks % node or not (size > node).any():
         return size
-    return np.where(size > node, -(-size // node) * node, size)
+    whole = np.where(size > node, -(-size // node) * node, size)
+    return np.where(whole <= problem.most_ranks, whole, size)
 
 
 def _drafts(

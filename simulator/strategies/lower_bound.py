@@ -41,7 +41,7 @@ def lower_bound_s(problem: PlanningProblem, *, tabulated: bool = True) -> float:
     ideal = _Ideal(problem, tabulated=tabulated)
     short_s = ideal.short_s(short)
     top = problem.lengths.max()
-    every_size = np.arange(1, problem.ranks + 1 if len(long) else 2)
+    every_size = np.arange(1, problem.most_ranks + 1 if len(long) else 2)
     longest_s = float(ideal.sequence_s(np.full_like(every_size, top), every_size)[1].min())
     if not len(long):
         return max(short_s / problem.ranks, longest_s)
@@ -95,7 +95,7 @@ def _late_groups(
 
     Mostly that is one of the next few. Only of the others all sizes are looked at.
     """
-    sizes = size_grid(ideal.problem.ranks, exact=EXACT_SIZES, growth=SIZE_GROWTH)
+    sizes = size_grid(ideal.problem.most_ranks, exact=EXACT_SIZES, growth=SIZE_GROWTH)
     exact = np.diff(sizes, prepend=0) == 1
     begin = np.maximum(np.searchsorted(sizes, least) - 1, 0)
     rest = np.arange(len(lengths))
@@ -137,7 +137,7 @@ class _Ideal:
         attention_s = problem.cost.sequence_s(tokens, sizes, problem.compact_tier(sizes))
         alone = np.nonzero(sizes == 1)
         single = tokens[alone]
-        two = np.full(len(single), 2)
+        two = np.full(len(single), min(2, problem.most_ranks))
         pair_s = problem.cost.sequence_s(single, two, problem.compact_tier(two))
         found: list[Floats] = []
         for part, stages in zip(self._parts, (1, problem.stages), strict=False):

@@ -48,6 +48,22 @@ class PlanningProblem:
         return max(1, self.cost.cluster.node.gpus // self.cost.layout.rank_stride)
 
     @cached_property
+    def most_ranks(self) -> int:
+        """Ranks of the largest group that can share a sequence: all, or what the kind of context parallelism allows."""
+        most = self.cost.attention.most_ranks
+        return self.ranks if most is None else min(self.ranks, most)
+
+    @property
+    def spread_reason(self) -> str:
+        """Why no group has more than most_ranks; empty where all ranks may share a sequence."""
+        if self.most_ranks == self.ranks:
+            return ""
+        return (
+            f"layout.cp_kind = {self.cost.layout.cp_kind} spreads whole heads, of which a GPU has {self.most_ranks} "
+            f"(layout.tp = {self.cost.layout.tp})"
+        )
+
+    @cached_property
     def token_s(self) -> float:
         """Linear work per token of a rank."""
         return _token_s(self.cost, self.capacity_tokens)

@@ -23,7 +23,7 @@ Ints = NDArray[np.int64]
 def static_group_size(problem: PlanningProblem) -> int:
     """The mesh's CP degree: as asked, else the smallest divisor of the ranks that supports the context."""
     needed = -(-problem.context_tokens // problem.capacity_tokens)
-    asked = problem.cost.layout.cp
+    asked, most = problem.cost.layout.cp, problem.most_ranks
     if asked is not None:
         if problem.ranks % asked:
             raise InfeasibleError(f"{problem.ranks} ranks do not divide by cp = {asked}")
@@ -32,13 +32,25 @@ def static_group_size(problem: PlanningProblem) -> int:
                 f"cp = {asked} ranks of {problem.capacity_tokens} tokens cannot hold a context of "
                 f"{problem.context_tokens} tokens; cp must be at least {needed}"
             )
+        if asked > most:
+            raise InfeasibleError(f"cp = {asked} is too many ranks: {problem.spread_reason}")
         return asked
     if needed > problem.ranks:
         raise InfeasibleError(
             f"a context of {problem.context_tokens} tokens needs {needed} ranks of {problem.capacity_tokens} tokens, "
             f"but there are only {problem.ranks}"
         )
-    return next(degree for degree in range(needed, problem.ranks + 1) if problem.ranks % degree == 0)
+    degrees = (degree for degree in range(needed, most + 1) if problem.ranks % degree == 0)
+    degree = next(degrees, None)
+    if degree is None:
+        raise InfeasibleError(
+            f"a context of {problem.context_tokens} tokens needs {needed} ranks of {problem.capacity_tokens} tokens or "
+            f"more; {problem.spread_reason}, and none of {needed} to {most} divides the {problem.ranks} ranks"
+            if needed <= most
+            else f"a context of {problem.context_tokens} tokens needs {needed} ranks of {problem.capacity_tokens} "
+            f"tokens; {problem.spread_reason}"
+        )
+    return degree
 
 
 def plan_static(problem: PlanningProblem) -> Plan:
