@@ -286,6 +286,14 @@ class MicroBatchCost:
         """[S, V]: kinds of the chunks that a micro-batch passes: all, but one of DualPipe's two copies."""
         return self.kind[:, : self.layout.vpp]
 
+    def _by_stage(self, per_kind: Floats) -> Floats:
+        """[S, ...]: what a micro-batch adds to every stage, all its chunks together, from [K, ...].
+
+        DualPipe's micro-batches come from both ends in turn, and each visits one of a stage's two copies: their mean.
+        """
+        turns = self.kind.shape[1] / self.layout.vpp
+        return np.asarray(per_kind[self.kind].sum(axis=1) / turns)
+
     @property
     def busiest_layers(self) -> int:
         """Layers of the stage that holds most (all its chunks together)."""
@@ -297,7 +305,7 @@ class MicroBatchCost:
             return np.repeat(self.busy_s(batches.first), batches.count)
         forward, backward = self.both_terms_s(batches)
         total = forward.sum(axis=0) + backward.sum(axis=0)
-        return np.asarray(total[self._visited].sum(axis=1).max(axis=0))
+        return np.asarray(self._by_stage(total).max(axis=0))
 
     def sequence_s(self, lengths: ArrayLike, group_size: ArrayLike, tier: ArrayLike) -> Floats:
         """Attention of one sequence (forward + backward) on the busiest stage, per rank of its group."""
@@ -326,7 +334,7 @@ class MicroBatchCost:
             again = np.einsum("t,tkn->kn", self._repeats[repeated], forward[repeated])
             fixed_s = self._host.pass_s  # in "host", but not a layer's
             total -= again - self._repeats[_TERM["host"]] * fixed_s
-        return np.asarray(total[self._visited].sum(axis=1))
+        return self._by_stage(total)
 
     def token_s(self, tokens_per_rank: float) -> float:
         """Everything linear in tokens (forward + backward) on the busiest stage, per token of a rank; no host time."""
@@ -350,7 +358,7 @@ class MicroBatchCost:
             sum(count * layer_s[moe] for moe, count in self._layer_counts(kind).items() if count)
             for kind in self.kinds
         ]
-        return float(np.array(per_kind)[self.kind].sum(axis=1).max())
+        return float(self._by_stage(np.array(per_kind)).max())
 
     @property
     def _forward_passes(self) -> float:

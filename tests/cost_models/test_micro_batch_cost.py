@@ -237,6 +237,18 @@ class TestPlannersView:
         cost = ideal_cost(layout=Layout(pp=2), calibration=replace(IDEAL, launch_s=1 / LAUNCHES))
         assert cost.floor_s == pytest.approx(3.0 * LAYERS / 2)
 
+    def test_a_micro_batch_passes_one_of_the_two_copies_of_dualpipe(self) -> None:
+        cal = replace(IDEAL, layer_floor_s=1.0)
+        plain = ideal_cost(layout=Layout(pp=2), calibration=cal)
+        both_ways = ideal_cost(layout=Layout(pp=2, schedule="dualpipe"), calibration=cal)
+        assert both_ways.floor_s == plain.floor_s == 3.0 * LAYERS / 2
+        batch = micro_batches([[8192]])
+        # Micro-batches start at either end in turn: both stages do half of what first and last do in 1F1B.
+        sums = [cost.linear_s([8192]).sum(axis=0) for cost in (plain, both_ways)]
+        assert sums[1] == pytest.approx(sums[0])
+        assert both_ways.linear_s([8192]) == pytest.approx(sums[0][0] / 2)
+        assert both_ways.busy_s(batch) <= plain.busy_s(batch)
+
 
 lengths = st.integers(1, 200_000)
 
