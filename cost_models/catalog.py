@@ -199,8 +199,9 @@ def _fields(
 def _merge(original: dict[str, Any], changes: dict[str, Any], base: Kind) -> dict[str, Any]:
     """*original* with *changes* on top; nested mappings are merged, a cluster's new size replaces the old one."""
     merged = {k: v for k, v in original.items() if k not in ("aliases", "sources")}
-    if base == "cluster" and changes.get("gpus") is not None:
-        merged.pop("nodes", None)
+    sizes = ("gpus", "nodes")
+    if base == "cluster" and any(changes.get(size) is not None for size in sizes):
+        merged = {k: v for k, v in merged.items() if k not in sizes}
     for key, value in changes.items():
         old = merged.get(key)
         nested = isinstance(value, dict) and isinstance(old, dict)

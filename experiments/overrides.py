@@ -9,7 +9,7 @@ from cost_models import catalog
 from cost_models.yaml_loader import YamlError, load_yaml
 from hdpsim.errors import CatalogError, ScenarioError
 
-__all__ = ["RIVALS", "apply_overrides", "apply_values", "parse_override"]
+__all__ = ["apply_overrides", "apply_values", "parse_override", "rivals"]
 
 _NAMED = {
     "model": "like",
@@ -20,8 +20,14 @@ _NAMED = {
 }
 """Keys whose text stands for a whole mapping: setting a key below them refines the named thing."""
 
-RIVALS = {"data.trace": "data.distribution", "data.distribution": "data.trace"}
-"""Setting one of these replaces the other."""
+RIVALS: Mapping[str, tuple[str, ...]] = {
+    "data.trace": ("data.distribution",),
+    "data.distribution": ("data.trace",),
+    "gpus": ("cluster.gpus", "cluster.nodes"),
+    "cluster.gpus": ("gpus", "cluster.nodes"),
+    "cluster.nodes": ("gpus", "cluster.gpus"),
+}
+"""Keys that say the same thing in different ways: setting one replaces the others."""
 
 
 def parse_override(text: str) -> tuple[str, object]:
@@ -51,22 +57,47 @@ def parse_override(text: str) -> tuple[str, object]:
 
 
 def apply_overrides(document: Mapping[str, object], overrides: Iterable[str]) -> dict[str, object]:
-    """A copy of *document* with every ``key=value`` applied, in order.
-
-    Unknown keys are put in as they are; the check of the whole document names them.
-    """
+    """A copy of *document* with every ``key=value`` applied; see apply_values."""
     return apply_values(document, map(parse_override, overrides))
 
 
 def apply_values(document: Mapping[str, object], values: Iterable[tuple[str, object]]) -> dict[str, object]:
-    """The same for pairs of a dotted key and a scalar."""
+    """A copy of *document* with every pair of a dotted key and a scalar applied.
+
+    A key comes before the keys below it (`cluster` before `cluster.node.nic`, which refines it), whatever their order;
+    of one key given twice the last value counts. Unknown keys are put in as they are; the check of the whole
+    document names them.
+
+    Raises:
+        ScenarioError: two of the keys replace each other, or a key below a plain value.
+    """
+    changes = sorted(values, key=lambda change: change[0].count("."))
+    _refuse_rivals(changes)
     result: dict[str, object] = copy.deepcopy(dict(document))
-    for key, value in values:
-        rival = RIVALS.get(key)
-        if rival is not None:
+    for key, value in changes:
+        for rival in rivals(key, value):
             _remove(result, rival)
         _put(result, key, value)
     return result
+
+
+def rivals(key: str, value: object = None) -> tuple[str, ...]:
+    """The keys that *key* replaces when it is set to *value*."""
+    if key == "gpus" and value == "auto":
+        return ()  # the cluster's own size: nothing is replaced
+    return RIVALS.get("data.trace" if key.startswith("data.trace.") else key, ())
+
+
+def _refuse_rivals(changes: Iterable[tuple[str, object]]) -> None:
+    homes: dict[str, str] = {}
+    for key, value in changes:
+        other = homes.get(key)
+        if other is not None:
+            first, second = sorted((key, other))
+            raise ScenarioError(
+                ((first, f"contradicts {second}, which is set too; set one of them"),), "--set"
+            )
+        homes |= dict.fromkeys(rivals(key, value), key)
 
 
 def _put(document: dict[str, object], key: str, value: object) -> None:
@@ -103,7 +134,7 @@ def _inherited(dotted: str, parent: Mapping[str, object]) -> str | None:
 
 
 def _remove(document: dict[str, object], key: str) -> None:
-    section, _, leaf = key.partition(".")
-    inner = document.get(section)
+    section, dot, leaf = key.rpartition(".")
+    inner = document.get(section) if dot else document
     if isinstance(inner, dict):
         inner.pop(leaf, None)

@@ -55,16 +55,16 @@ class References:
     def resolve(self, values: Mapping[str, object]) -> Found | None:
         """Look up everything; None after a problem was noted (here or before)."""
         model = self._model(values.get("model"))
-        cluster = self._cluster(values.get("cluster"))
+        gpus = values.get("gpus")
+        cluster = self._cluster(values.get("cluster"), gpus)
         trace, column = self._trace(values.get("data.trace"))
         distribution = self._distribution(values.get("data.distribution"))
         fitted = self._calibration(values.get("calibration"), cluster)
+        self._failures(values.get("campaign.failures"))
         if self._problems.found or model is None or cluster is None or fitted is None:
             return None
-        gpus = values.get("gpus")
         if isinstance(gpus, int):
             cluster = cluster_of_size(cluster, gpus)
-        self._written["gpus"] = cluster.gpus
         if fitted.generation not in ("", cluster.gpu.calibration):
             self._notes.append(
                 f"calibration {fitted.name} is of generation {fitted.generation}, {cluster.gpu.name} of "
@@ -97,13 +97,23 @@ class References:
             self._notes.append(f"{path.name}: keys without influence: {', '.join(ignored)}")
         return replace(model, name=path.parent.name) if model.name == "config" else model
 
-    def _cluster(self, value: object) -> Cluster | None:
+    def _cluster(self, value: object, gpus: object) -> Cluster | None:
+        """The cluster; *gpus* is the size that replaces its own, or None."""
         if value is None:
             return None
         path = self._path(value, _YAML)
         if path is not None:
             return self._loaded("cluster", path, catalog.load_cluster)
-        return catalog.cluster_entry(value, self._problems, "cluster")
+        if not isinstance(value, Mapping) or gpus is None:
+            return catalog.cluster_entry(value, self._problems, "cluster")
+        sized = [key for key in ("gpus", "nodes") if value.get(key) is not None]
+        if not sized and "like" not in value:
+            value = {**value, "nodes": 1}  # of any size: `gpus` says which
+        cluster = catalog.cluster_entry(value, self._problems, "cluster")
+        if sized and cluster is not None and cluster.gpus != gpus:
+            given = f"cluster.{sized[0]}: {value[sized[0]]}"
+            self._problems.add("gpus", f"{gpus} contradicts {given}; give one of them")
+        return cluster
 
     def _calibration(self, value: object, cluster: Cluster | None) -> Calibration | None:
         if not isinstance(value, str):
@@ -171,6 +181,12 @@ class References:
         if path is not None:
             self._written["data.distribution"] = str(path)
         return str(path or value)
+
+    def _failures(self, value: object) -> None:
+        """Note where the file of a failure profile lies; it is read when a campaign needs it."""
+        path = self._path(value, _YAML)
+        if path is not None and path.is_file():
+            self._written["campaign.failures"] = str(path)
 
     def _path(self, value: object, endings: tuple[str, ...]) -> Path | None:
         """The absolute path when *value* is written like a path to such a file."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from itertools import islice
 from pathlib import Path
@@ -67,6 +67,8 @@ class Scenario:
         batch_count: global batches a verb averages over unless told otherwise.
         notes: what is legal but deserves a word in the report.
         resolved_json: every key with its value, defaults filled in, as canonical JSON.
+        written_json: the document as it was written, changes of single keys included: what further changes apply to.
+        folder: where relative paths of that document start.
     """
 
     name: str
@@ -81,6 +83,8 @@ class Scenario:
     batch_count: int
     notes: tuple[str, ...]
     resolved_json: str
+    written_json: str = field(compare=False, repr=False)
+    folder: Path | None = field(compare=False)
 
     @property
     def document(self) -> dict[str, Any]:
@@ -145,8 +149,14 @@ class Scenario:
         return tuple(batch.lengths for batch in islice(cut, self.batch_count if count is None else count))
 
     def with_changes(self, overrides: Iterable[str]) -> Scenario:
-        """This scenario with some ``key=value`` changes."""
-        return resolve_scenario(self.document, overrides=tuple(overrides), source=self.name)
+        """This scenario with some ``key=value`` changes: what reading its document with these changes gives."""
+        return resolve_scenario(
+            json.loads(self.written_json),
+            overrides=tuple(overrides),
+            source=self.name,
+            folder=self.folder,
+            default_name=self.name,
+        )
 
 
 def _folder() -> Path:
@@ -244,6 +254,8 @@ def resolve_scenario(
         batch_count=batch_count,
         notes=found.notes + layout_notes(found.model, found.cluster, layout),
         resolved_json=_resolved_json({**values, **found.written, "name": name}),
+        written_json=json.dumps(document),
+        folder=folder,
     )
 
 

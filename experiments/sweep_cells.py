@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cost_models.schema import Problems
 from cost_models.yaml_loader import load_document
-from experiments.overrides import apply_values, parse_override
+from experiments.overrides import apply_values, parse_override, rivals
 from experiments.scenario import Scenario, check_together, resolve_scenario, scenario_path
 from experiments.scenario_schema import read_keys
 from experiments.store_key import scenario_key
 from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
 
 if TYPE_CHECKING:
-    from experiments.sweep_file import Point, Sweep, Value
+    from experiments.sweep_file import Point, Sweep
 
-__all__ = ["Cell", "base_document", "expand"]
+__all__ = ["Cell", "expand"]
 
 _MOST_SHOWN = 20
 
@@ -43,13 +43,13 @@ class Cell:
     reason: str = ""
 
 
-def base_document(sweep: Sweep, overrides: tuple[str, ...] = ()) -> tuple[dict[str, Any], Path, str]:
-    """The scenario document with the fixed changes and *overrides*, where its paths start, and its name.
+def _base(sweep: Sweep, overrides: tuple[str, ...]) -> tuple[Mapping[str, object], Point, Path, str]:
+    """The base document, the changes of every cell (fixed ones and *overrides*), where its paths start, and its name.
 
     Raises:
         UserInputError: the base cannot be read.
     """
-    document: Any = sweep.base
+    document: object = sweep.base
     folder, name = sweep.folder, sweep.name
     if isinstance(sweep.base, str):
         beside = sweep.folder / sweep.base
@@ -62,12 +62,15 @@ def base_document(sweep: Sweep, overrides: tuple[str, ...] = ()) -> tuple[dict[s
         raise ScenarioError((("base", "is not a scenario: expected a mapping of keys"),), sweep.source)
     given = tuple(parse_override(text) for text in overrides)
     twice = tuple(
-        (key, "is on an axis of the sweep; --set cannot change it") for key, _ in given if key in sweep.keys
+        (key, "is on an axis of the sweep; --set cannot change it")
+        for key, value in given
+        if any(name in sweep.keys for name in (key, *rivals(key, value)))
     )
     if twice:
         raise ScenarioError(twice, "--set")
-    values = (*sweep.fixed, *given)
-    return apply_values(document, _outer_first(values)), folder, name
+    replaced = {name for key, value in given for name in rivals(key, value)}
+    fixed = tuple(value for value in sweep.fixed if value[0] not in replaced)
+    return document, (*fixed, *given), folder, name
 
 
 def expand(sweep: Sweep, overrides: tuple[str, ...] = ()) -> tuple[Cell, ...]:
@@ -79,12 +82,12 @@ def expand(sweep: Sweep, overrides: tuple[str, ...] = ()) -> tuple[Cell, ...]:
     Raises:
         ScenarioError: every problem of the base or of a value, each once.
     """
-    document, folder, name = base_document(sweep, overrides)
+    document, fixed, folder, name = _base(sweep, overrides)
     cells: list[Cell] = []
     problems: dict[tuple[str, str], int] = {}
     for index, changes in enumerate(sweep.combinations()):
         try:
-            cells.append(_cell(index, changes, document, folder, name))
+            cells.append(_cell(index, changes, fixed, document, folder, name))
         except ScenarioError as error:
             for problem in error.problems:
                 problems[problem] = problems.get(problem, 0) + 1
@@ -102,8 +105,10 @@ def expand(sweep: Sweep, overrides: tuple[str, ...] = ()) -> tuple[Cell, ...]:
     return tuple(cells)
 
 
-def _cell(index: int, changes: Point, base: Mapping[str, object], folder: Path, name: str) -> Cell:
-    document = apply_values(base, _outer_first(changes))
+def _cell(
+    index: int, changes: Point, fixed: Point, base: Mapping[str, object], folder: Path, name: str
+) -> Cell:
+    document = apply_values(base, (*fixed, *changes))
     try:
         scenario = resolve_scenario(document, source="cell", folder=folder, default_name=name)
     except InfeasibleError as error:
@@ -123,8 +128,3 @@ def _contradiction(document: Mapping[str, object], error: ScenarioError) -> str:
     if not set(error.problems) <= set(together.found):
         return ""
     return "; ".join(f"{key}: {text}" for key, text in error.problems)
-
-
-def _outer_first(values: tuple[Value, ...]) -> list[Value]:
-    """`cluster` before `cluster.node.nic`, which refines it."""
-    return sorted(values, key=lambda value: value[0].count("."))

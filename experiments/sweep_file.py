@@ -28,7 +28,7 @@ from typing import Any
 
 from cost_models.schema import Problems, did_you_mean
 from cost_models.yaml_loader import load_document
-from experiments.overrides import RIVALS
+from experiments.overrides import rivals
 from experiments.scenario_schema import KEYS, read_keys
 from hdpsim.errors import UserInputError
 
@@ -271,10 +271,10 @@ def _check_overlap(fixed: Point, axes: Sequence[Axis], problems: Problems) -> No
     homes: dict[str, int] = {}
     for number, keys in enumerate((tuple(key for key, _ in fixed), *(axis.keys for axis in axes))):
         for key in keys:
-            other = RIVALS.get(key, key)
+            others = [other for other in rivals(key) if homes.get(other, number) != number]
             if key in homes:
                 problems.add(key, "is set in two places: it can be on one axis only, or in set")
-            elif homes.get(other, number) != number:
+            for other in others:
                 problems.add(key, f"replaces {other}: they can be alternatives of a list, not two axes")
             homes.setdefault(key, number)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +16,14 @@ from numpy.typing import NDArray
 from hdpsim.errors import InfeasibleError
 from simulator.execution import Spans
 from simulator.setup import Setup
+
+# key_values.py becomes importable: --import-mode=importlib puts no test folder on sys.path.
+_spec = importlib.util.spec_from_file_location("key_values", Path(__file__).with_name("key_values.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = _module
+_spec.loader.exec_module(_module)
 
 ATTENTION_S = 1.0
 RING_S = {"static": 3.0, "hdp-naive": 1.0, "hdp-balance": 0.5}

@@ -90,7 +90,7 @@ def test_shipped_scenarios_are_fine_and_survive_writing_and_reading(name: str, t
 def test_the_written_scenario_holds_every_key_that_applies() -> None:
     document = resolve_scenario(load_yaml(GOOD)).document
     assert document["layout"]["cp"] == "auto"
-    assert document["gpus"] == 16
+    assert (document["cluster"]["gpus"], document["gpus"]) == (16, "auto")
     assert document["data"]["batch"] == "1048576 tokens"
     assert "trace" not in document["data"]
 

@@ -6,59 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from key_values import SWITCHES as VALUES
 
 from experiments.scenario import load_scenario
-from experiments.scenario_schema import KEYS
 from hdpsim.errors import InfeasibleError, ScenarioError
 from simulator.simulate import StepResult, simulate_step
 
 Switches = dict[str, str]
 
-SECTIONS = ("layout.", "data.", "strategy.", "execution.")
-VALUES: dict[str, tuple[str, ...]] = {
-    name: ("true", "false")
-    for name, key in KEYS.items()
-    if name.startswith(SECTIONS) and isinstance(key.default, bool)
-} | {
-    "layout.tp": ("1", "2", "4", "8"),
-    "layout.pp": ("1", "2", "3", "4"),
-    "layout.vpp": ("1", "2"),
-    "layout.schedule": ("1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe"),
-    "layout.stage_balance": ("layers", "flop"),
-    "layout.cp": ("auto", "1", "2", "4"),
-    "layout.cp_kind": ("ring", "all-gather", "gathered-ring", "ulysses"),
-    "layout.ep": ("1", "2", "4"),
-    "layout.etp": ("auto", "1", "2"),
-    "layout.expert_kernels": ("grouped", "separate", "modules", "fused"),
-    "layout.expert_imbalance": ("auto", "1", "1.5"),
-    "layout.bucket_parameters": ("auto", "1000000"),
-    "layout.expert_dispatch": ("all-to-all", "fused"),
-    "layout.cuda_graph_scope": ("layers", "iteration"),
-    "layout.sharding": ("none", "zero1", "zero2", "zero3"),
-    "layout.shard_ranks": ("all", "1", "2"),
-    "layout.gradient_bytes": ("2", "4"),
-    "layout.gradient_accumulation": ("fused", "separate", "cast"),
-    "layout.shard_copies": ("both", "gradients", "none"),
-    "layout.recompute": ("none", "selective", "full"),
-    "layout.recompute_share": ("0", "0.5"),
-    "layout.recompute_products": ("rest", "0.3"),
-    "layout.recompute_attention": ("rest", "0"),
-    "layout.recompute_collectives": ("rest", "0.5"),
-    "layout.precision": ("bf16", "fp8", "mxfp8"),
-    "layout.fp8_scaling": ("delayed", "tensor", "row"),
-    "layout.tp_batch_first": ("false", "true"),
-    "layout.attention_kernel": ("flash", "flash1", "flash2", "unfused"),
-    "layout.tp_exchange": ("none", "gathers", "mlp"),
-    "layout.order": ("tp-dp-pp", "tp-pp-dp"),
-    "layout.rank_capacity": ("auto", "4K"),
-    "data.loader": ("shared", "redundant"),
-    "strategy.name": ("static", "hdp-naive", "hdp-balance"),
-    "strategy.packing": ("in-order", "first-fit", "best-fit", "concatenate"),
-    "execution.jitter": ("0", "0.1"),
-    "execution.slow_node_share": ("0", "0.5"),
-    "execution.gpu_spread": ("auto", "0", "0.02"),
-    "execution.gc_pause": ("0s", "100ms"),
-}
 FASTER = (
     ("layout.tp_overlap", "false", "true"),
     ("layout.ep_overlap", "false", "true"),
@@ -152,11 +107,3 @@ def test_overlap_and_fusion_never_slow_the_static_mesh(
         return
     if after.rank_capacity_tokens == before.rank_capacity_tokens:
         assert after.step_s <= before.step_s * (1 + 1e-9)
-
-
-def test_all_keys_are_combined() -> None:
-    left_out = {"execution.executor", "execution.seed", "execution.batches", "execution.slow_node_factor",
-                "execution.gc_period_steps", "data.trace", "data.distribution", "data.batch", "data.context",
-                "data.policy", "data.seed"}  # fmt: skip
-    missing = {name for name in KEYS if name.startswith(SECTIONS)} - left_out - set(VALUES)
-    assert not missing, "a switch that is not true or false needs its values above"
