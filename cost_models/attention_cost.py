@@ -74,6 +74,7 @@ class AttentionCost:
 
     def __init__(self, model: Model, layout: Layout, gpu: Gpu, cal: Calibration, fabric: FabricModel) -> None:
         self._gpu, self._cal, self._fabric = gpu, cal, fabric
+        self._rank_stride = layout.rank_stride
         self._kernel, self._fused_softmax = layout.attention_kernel, layout.fused_kernels
         self._kernel_rate = KernelRate.of(self._kernel, cal)
         self._dropout = model.dropout
@@ -210,24 +211,48 @@ class AttentionCost:
 
     @priced("ring_wait")
     def hop_s(
-        self, tokens_per_rank: ArrayLike, group_size: ArrayLike, tier: ArrayLike, *, backward: bool
+        self,
+        tokens_per_rank: ArrayLike,
+        group_size: ArrayLike,
+        tier: ArrayLike,
+        *,
+        backward: bool,
+        crossing: Floats | None = None,
     ) -> Floats:
         """One hop of the ring: every GPU passes its share of keys and values to the next rank.
 
             t = latency + delay * (ln d + 0.577) [across nodes] + bytes / link
 
         A ring moves at the pace of its slowest neighbour: with exponential delays of mean *delay* at each of d
-        hops the slowest takes delay * H_d, H_d = 1 + 1/2 + ... + 1/d.
+        hops the slowest takes delay * H_d, H_d = 1 + 1/2 + ... + 1/d. The link is that of the slowest hop, where only
+        the hops that cross a block or pod share its up-links (*crossing*; None: as rings of neighbours cross).
         """
         sizes = np.asarray(group_size, dtype=np.float64)
         slowest = np.where(np.asarray(tier) > 0, np.log(sizes) + EULER_GAMMA, 0.0) * self._cal.ring_delay_s
         volume = np.asarray(tokens_per_rank, dtype=np.float64) * self.kv_bytes_per_token
         if backward:
             volume = volume * RING_BACKWARD_VOLUME
-        return np.asarray(self._fabric.latency_s(tier) + slowest + volume / self._fabric.bytes_per_s(tier))
+        rate = self._link_bytes_per_s(sizes, tier, crossing)
+        return np.asarray(self._fabric.latency_s(tier) + slowest + volume / rate)
+
+    def _link_bytes_per_s(self, group_size: Floats, tier: ArrayLike, crossing: Floats | None) -> Floats:
+        """What a GPU gets of the slowest hop of its ring."""
+        if not self._fabric.has_shared_uplinks:
+            return self._fabric.bytes_per_s(tier)
+        if crossing is None:
+            crossing = self._fabric.neighbour_crossing(group_size, tier, self._rank_stride)
+        tiers = np.broadcast_to(np.asarray(tier, dtype=np.int64), crossing.shape[:-1])
+        return self._fabric.slowest_bytes_per_s(tiers, crossing)
 
     def ring(
-        self, step_s: Floats, tokens_per_rank: Floats, group_size: Floats, tier: Ints, *, backward: bool
+        self,
+        step_s: Floats,
+        tokens_per_rank: Floats,
+        group_size: Floats,
+        tier: Ints,
+        *,
+        backward: bool,
+        crossing: Floats | None = None,
     ) -> RingTimes:
         """Compose a ring (or what replaces it) from the summed step time of its segments."""
         if self._exchange is not None:
@@ -238,7 +263,7 @@ class AttentionCost:
                 wait = np.maximum(0.0, wait - step_s)
             return RingTimes(attention=group_size * step_s, merge=merges, wait=wait)
         merge = self.merge_s(tokens_per_rank)
-        hop = self.hop_s(tokens_per_rank, group_size, tier, backward=backward)
+        hop = self.hop_s(tokens_per_rank, group_size, tier, backward=backward, crossing=crossing)
         hops = group_size - 1.0
         work = step_s + merge
         return RingTimes(
@@ -257,10 +282,12 @@ class AttentionCost:
         *,
         backward: bool,
         tokens_per_rank: Floats | None = None,
+        crossing: Floats | None = None,
     ) -> RingTimes:
         """Micro-batches in CSR form: seconds of attention, merging and waiting of one layer.
 
         *tokens_per_rank* (default: what the segments hold) is what each rank merges and sends on, padding included.
+        *crossing*: see hop_s.
         """
         sizes = group_size.astype(np.float64)
         of_segment = np.repeat(sizes, segment_offsets[1:] - segment_offsets[:-1])
@@ -273,7 +300,7 @@ class AttentionCost:
             )
         if not (sizes > 1.0).any():  # nothing goes round
             return RingTimes(attention=step, merge=np.zeros(len(sizes)), wait=np.zeros(len(sizes)))
-        return self.ring(step, tokens_per_rank, sizes, tier, backward=backward)
+        return self.ring(step, tokens_per_rank, sizes, tier, backward=backward, crossing=crossing)
 
     def _segment_s(self, tokens: Floats, group_size: Floats, *, backward: bool) -> Floats:
         """Per segment: all of it on one rank, or one step of its ring; only what occurs is worked out."""

@@ -67,6 +67,9 @@ class GroupShape:
         nic_share: part of its members' NICs the group gets: 1 while every GPU is in one such group at a time,
             1/2 when each GPU runs two collectives over the network at once. Groups that share a node through
             different GPUs do not share NICs: each member brings its own.
+        blocks: blocks the members sit on; None: as few as hold so many nodes.
+        pods: pods they sit on, likewise.
+        stride: GPUs from a member to the next one, groups of the same kind in between; None: members are anywhere.
     """
 
     ranks: int
@@ -74,6 +77,9 @@ class GroupShape:
     nodes: int
     tier: int
     nic_share: float = 1.0
+    blocks: int | None = None
+    pods: int | None = None
+    stride: int | None = None
 
     def __post_init__(self) -> None:
         per_node, nodes = self.ranks_per_node, self.nodes
@@ -120,6 +126,9 @@ class Collectives:
             nodes=nodes,
             tier=self.fabric.pair_tier(first_gpu, last_gpu),
             nic_share=nic_share,
+            blocks=int(self.fabric.places(2, first_gpu, ranks, stride)),
+            pods=int(self.fabric.places(3, first_gpu, ranks, stride)),
+            stride=stride,
         )
 
     def wires(self, group: GroupShape) -> Wires:
@@ -131,9 +140,13 @@ class Collectives:
         cluster = fabric.cluster
         nvlink = cluster.gpu.nvlink_bytes_per_s * cluster.node.nvlink_share(group.ranks_per_node)
         places = self._places(group)
-        # rings and trees follow the numbering: of a block's (pod's) flows between nodes one crosses its edge
+        # rings and trees follow the numbering, and use all the NICs of their members wherever they leave a node
         tiers = list(places)
-        shares = [fabric.crossing_share(tier, count, group.nodes) for tier, count in places.items()]
+        spacing = None if group.stride is None else max(group.stride, cluster.node.gpus)
+        shares = [
+            float(fabric.crossing_share(tier, count, group.nodes, spacing_gpus=spacing))
+            for tier, count in places.items()
+        ]
         nic_share = group.nic_share * cluster.node.collective_share
         rates = fabric.bytes_per_s(tiers, shares) * nic_share if tiers else np.zeros(0)
         worst = fabric.bytes_per_s(tiers) * nic_share if tiers else np.zeros(0)
@@ -162,8 +175,8 @@ class Collectives:
     def _places(self, group: GroupShape) -> dict[int, int]:
         """Nodes, blocks, pods the group spreads over, by the tier its traffic between them crosses."""
         fabric = self.fabric.cluster.fabric
-        blocks = max(2, math.ceil(group.nodes / fabric.nodes_per_block))
-        pods = max(2, math.ceil(blocks / fabric.blocks_per_pod))
+        blocks = max(2, group.blocks or math.ceil(group.nodes / fabric.nodes_per_block))
+        pods = max(2, group.pods or math.ceil(blocks / fabric.blocks_per_pod))
         return dict(list({1: group.nodes, 2: blocks, 3: min(pods, blocks)}.items())[: group.tier])
 
     def all_reduce_options(self, bytes_total: ArrayLike, group: GroupShape) -> dict[str, Floats]:

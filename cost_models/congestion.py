@@ -53,9 +53,9 @@ def congested_rate(fabric: Fabric, tier: int, crossing_share: float) -> float:
     """Rate of a flow that is hashed at every layer up to *tier*, over what even spreading would give it.
 
         flows  = round(up-links x port split x oversubscription x flows per connection x share)
-        fair   = k E[min(load, 1)] / sum of loads        per layer
+        fair   = k E[min(load, 1)] / sum of loads        of the first layer, and of each further one at most filled
         paced  = 1 / E[busiest load]                     over all layers
-        rate   = (1 - b) fair + b paced
+        rate   = (1 - b) fair + b paced                  over min(1, 1 / (oversubscription x share))
 
     Counted: leaf up-links (tier 2), leaf and spine up-links (tier 3, hashed independently); port split and several
         flows per connection make flows smaller against links; fewer flows where fewer cross.
@@ -69,10 +69,11 @@ def congested_rate(fabric: Fabric, tier: int, crossing_share: float) -> float:
     flows = round(fabric.uplinks * per_link * offered)
     if not flows:
         return 1.0
-    layers = tier - 1
+    layers, links = tier - 1, fabric.uplinks
     even = min(1.0, 1.0 / offered)
-    fair = min(1.0, delivered_share(fabric.uplinks, flows, per_link=per_link) / even) ** layers
-    busiest = max(1.0, busiest_load(fabric.uplinks, flows, per_link=per_link, switches=layers))
-    paced = min(fair, 1.0 / (busiest * even))
+    fair = min(even, delivered_share(links, flows, per_link=per_link))
+    # What the first layer lets through fills the next one's links at most.
+    fair *= delivered_share(links, min(flows, links * per_link), per_link=per_link) ** (layers - 1)
+    busiest = max(1.0, busiest_load(links, flows, per_link=per_link, switches=layers))
     blocked = blocked_share(fabric.congestion_control)
-    return (1.0 - blocked) * fair + blocked * paced
+    return ((1.0 - blocked) * fair + blocked * min(fair, 1.0 / busiest)) / even

@@ -91,4 +91,10 @@ class ContextExchange:
             return GroupShape(ranks=ranks, ranks_per_node=ranks, nodes=1, tier=0)
         per_node = max(1, self._collectives.fabric.cluster.node.gpus // self._layout.rank_stride)
         per_node = min(per_node, math.ceil(ranks / 2))  # it does cross nodes
-        return GroupShape(ranks=ranks, ranks_per_node=per_node, nodes=math.ceil(ranks / per_node), tier=tier)
+        return GroupShape(
+            ranks=ranks,
+            ranks_per_node=per_node,
+            nodes=math.ceil(ranks / per_node),
+            tier=tier,
+            stride=self._layout.rank_stride,
+        )

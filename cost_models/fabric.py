@@ -80,24 +80,147 @@ class FabricModel:
         gpus = self.cluster.gpus
         return sum(gpus > limit for limit in self._place_gpus)
 
-    def crossing_share(self, tier: int, places: int, nodes: int) -> float:
-        """Share of a ring's flows between nodes that cross *tier*.
+    def crossing_share(
+        self,
+        tier: int,
+        crossings: ArrayLike,
+        between_nodes: ArrayLike,
+        *,
+        senders: ArrayLike | None = None,
+        spacing_gpus: float | None = None,
+    ) -> Floats:
+        """Share of the NICs below a tier's up-links whose flows cross it at the same time: one law for all groups.
 
-            grouped:    places / nodes               one flow leaves each of the blocks (pods) the ring runs through
-            scattered:  1 - (m - 1) / (n - 1)        the next of n nodes is not one of the m - 1 near ones
+            grouped:    min( crossings / senders, 2 x spacing / GPUs of the block (pod) )
+            scattered:  between nodes / senders x (1 - (m - 1) / (n - 1))
+
+        All GPUs send at the same time, in groups like this one. Of a group's NICs those of its *crossings* carry a
+        flow over the edge of a block (pod). Groups that follow the numbering are next to each other: a block's flows
+        leave it at its two ends, once for each of the groups that interleave there, however many groups it holds.
+        Scattered: the next of n nodes is not one of the m - 1 near ones.
 
         Args:
             tier: 1 (between nodes), 2 (between blocks) or 3 (between pods).
-            places: nodes, blocks or pods the ring runs through.
-            nodes: nodes it runs through.
+            crossings: hops of the group that cross the tier; of a ring that follows the numbering as many as it has
+                blocks (pods), if more than one.
+            between_nodes: hops of the group that leave a node.
+            senders: hops of the group whose NICs wait for the slowest; None: only hops that leave a node have NICs.
+            spacing_gpus: GPUs from one hop's sender to the next one's, in a group that follows the numbering; None:
+                its members are anywhere.
         """
+        leaving = np.asarray(between_nodes, dtype=np.float64)
+        all_hops = leaving if senders is None else np.asarray(senders, dtype=np.float64)
         if tier == 1:
-            return 1.0
+            return np.asarray(leaving / all_hops)
         fabric, all_nodes = self.cluster.fabric, self.cluster.nodes
         if fabric.placement == "grouped" or all_nodes < 2:
-            return places / nodes
+            share = np.asarray(crossings, dtype=np.float64) / all_hops
+            if spacing_gpus is not None:
+                share = np.minimum(share, 2.0 * spacing_gpus / self._place_gpus[tier - 1])
+            return np.asarray(share)
         near = fabric.nodes_per_block * (fabric.blocks_per_pod if tier == 3 else 1)
-        return max(0.0, 1.0 - (min(near, all_nodes) - 1) / (all_nodes - 1))
+        return np.asarray(leaving / all_hops * max(0.0, 1.0 - (min(near, all_nodes) - 1) / (all_nodes - 1)))
+
+    @property
+    def has_shared_uplinks(self) -> bool:
+        """Whether a flow that leaves its block can get less than its NIC gives."""
+        fabric = self.cluster.fabric
+        return (
+            fabric.routing == "ecmp" or max(fabric.leaf_oversubscription, fabric.spine_oversubscription) > 1
+        )
+
+    def places(self, tier: int, first_gpu: ArrayLike, members: ArrayLike, stride: int) -> Ints:
+        """Nodes (tier 1), blocks (2) or pods (3) of the GPUs first, first + stride, ... (*members* GPUs)."""
+        first, count = np.asarray(first_gpu, dtype=np.int64), np.asarray(members, dtype=np.int64)
+        gpus = self._place_gpus[tier - 1]
+        if stride >= gpus:
+            return np.broadcast_to(count, np.broadcast(first, count).shape)
+        return np.asarray((first + (count - 1) * stride) // gpus - first // gpus + 1)
+
+    def neighbour_crossing(self, group_size: ArrayLike, tier: ArrayLike, stride: int) -> Floats:
+        """[..., 2]: crossing_share of tiers 2 and 3 of rings of neighbouring ranks, *stride* GPUs apart.
+
+        A ring whose *tier* says that it leaves a block that could hold it runs through two.
+        """
+        sizes, _ = np.broadcast_arrays(np.asarray(group_size, dtype=np.int64), np.asarray(tier))
+        nodes = self.places(1, 0, sizes, stride)
+        shares = [
+            self.crossing_share(
+                level,
+                np.maximum(2, self.places(level, 0, sizes, stride)),
+                np.maximum(2, nodes),
+                senders=np.maximum(2, sizes),
+                spacing_gpus=stride,
+            )
+            for level in (2, 3)
+        ]
+        return np.stack(shares, axis=-1)
+
+    def ring_crossing(self, member_gpus: ArrayLike, offsets: ArrayLike, stride: int) -> Floats | None:
+        """[n, 2]: crossing_share of tiers 2 and 3 of many rings, wrap-around included; None where none can matter.
+
+        Args:
+            member_gpus: see ring_tiers.
+            offsets: see ring_tiers.
+            stride: GPUs from a rank to the next one; a ring that has all ranks from its first to its last follows
+                the numbering.
+        """
+        members, starts = np.asarray(member_gpus, dtype=np.int64), np.asarray(offsets, dtype=np.int64)
+        if not self.has_shared_uplinks or len(starts) < 2:
+            return None
+        tiers = self.tier(members, _successors(members, starts))
+        sizes, first = np.diff(starts), starts[:-1]
+        between_nodes, *crossings = (
+            np.add.reduceat((tiers >= level).astype(np.int64), first) for level in (1, 2, 3)
+        )
+        lowest, highest = np.minimum.reduceat(members, first), np.maximum.reduceat(members, first)
+        follows = highest - lowest == (sizes - 1) * stride
+        shares = [
+            np.where(
+                follows,
+                self.crossing_share(level, hops, between_nodes, senders=sizes, spacing_gpus=stride),
+                self.crossing_share(level, hops, between_nodes, senders=sizes),
+            )
+            for level, hops in zip((2, 3), crossings, strict=True)
+        ]
+        return np.stack(shares, axis=-1)
+
+    def flow_crossing(self, source_gpus: ArrayLike, target_gpus: ArrayLike, width: int) -> Floats:
+        """[2]: crossing_share of tiers 2 and 3 of given flows, each from *width* GPUs to as many: the busiest block's.
+
+        The same flows the other way round are a time of their own; what is returned holds for both.
+        """
+        source, target = (np.asarray(gpus, dtype=np.int64).ravel() for gpus in (source_gpus, target_gpus))
+        tiers = self.tier(source, target)
+        between_nodes = width * int((tiers > 0).sum())
+        shares = []
+        for level in (2, 3):
+            gpus = self._place_gpus[level - 1]
+            here = tiers >= level
+            leaving = max(
+                (int(np.bincount(ends[here] // gpus).max()) for ends in (source, target) if here.any()),
+                default=0,
+            )
+            scattered = self.cluster.fabric.placement == "scattered"
+            shares.append(
+                self.crossing_share(
+                    level,
+                    min(gpus, width * leaving),
+                    between_nodes,
+                    senders=max(1, self.cluster.gpus if scattered else gpus),
+                )
+            )
+        return np.asarray(shares)
+
+    def slowest_bytes_per_s(self, tier: ArrayLike, crossing: ArrayLike) -> Floats:
+        """One GPU's rate over the slowest layer that hops of a *tier* pass; *crossing*: [..., 2], of tiers 2 and 3."""
+        tiers, shares = np.asarray(tier, dtype=np.int64), np.asarray(crossing, dtype=np.float64)
+        rate = self.bytes_per_s(np.minimum(tiers, 1))
+        for level in (2, 3):
+            if (tiers >= level).any():
+                shared = self.bytes_per_s(np.full(tiers.shape, level), shares[..., level - 2])
+                rate = np.where(tiers >= level, np.minimum(rate, shared), rate)
+        return rate
 
     def span_tier(self, first_gpu: ArrayLike, last_gpu: ArrayLike) -> Ints:
         """Tier of the widest hop among the GPUs first..last: with this numbering, that of the two ends."""
@@ -115,8 +238,8 @@ class FabricModel:
 
         Args:
             tier: tier or array of tiers.
-            crossing_share: share of all flows that cross this tier at the same time. 1 is the worst case;
-                rings whose members follow the numbering cross a block's edge with one flow in many.
+            crossing_share: share of all flows that cross this tier at the same time, see crossing_share. 1 is the
+                worst case; rings whose members follow the numbering cross a block's edge with one flow in many.
         """
         calibration, node, fabric = self.calibration, self.cluster.node, self.cluster.fabric
         tiers = np.asarray(tier, dtype=np.int64)
@@ -168,21 +291,29 @@ class FabricModel:
             raise ValueError("offsets must start at 0, end at len(member_gpus) and leave no ring empty")
         if len(members) == len(starts) - 1:  # rings of one
             return np.zeros(len(members), dtype=np.int64)
-        successors = np.roll(members, -1)
-        successors[starts[1:] - 1] = members[starts[:-1]]
-        tiers: Ints = np.maximum.reduceat(self.tier(members, successors), starts[:-1])
+        tiers: Ints = np.maximum.reduceat(self.tier(members, _successors(members, starts)), starts[:-1])
         return tiers
+
+
+def _successors(members: Ints, starts: Ints) -> Ints:
+    """The next member of every member's ring."""
+    successors = np.roll(members, -1)
+    successors[starts[1:] - 1] = members[starts[:-1]]
+    return successors
 
 
 def _hashed(fabric: Fabric, tiers: Ints, shares: Floats) -> Floats:
     """congested_rate of every tier and share; up-links begin above the blocks (tier 2)."""
     tiers, shares = np.broadcast_arrays(tiers, shares)
-    pairs = {(int(t), float(s)) for t, s in zip(tiers.ravel(), shares.ravel(), strict=True)}
-    factor = {
-        (tier, share): congested_rate(fabric, tier, share) if tier > 1 else 1.0 for tier, share in pairs
-    }
-    values = [factor[int(t), float(s)] for t, s in zip(tiers.ravel(), shares.ravel(), strict=True)]
-    return np.asarray(values, dtype=np.float64).reshape(tiers.shape)
+    factor = np.ones(tiers.shape)
+    for tier in range(2, TIERS):
+        here = tiers == tier
+        if here.any():
+            distinct, place = np.unique(shares[here], return_inverse=True)
+            factor[here] = np.array([congested_rate(fabric, tier, share) for share in distinct.tolist()])[
+                place
+            ]
+    return factor
 
 
 def check_fabric(cluster: Cluster) -> None:

@@ -33,6 +33,9 @@ class MicroBatches:
     """Tokens that fill a micro-batch up to a fixed shape (None = none): they cost what tokens cost, attention apart."""
     copies: int = 1
     """A single micro-batch may stand for so many equal ones."""
+    crossing: Floats | None = None
+    """[n, 2]: share of the flows of a group's ring that leave their block, and their pod (FabricModel.ring_crossing).
+    None: groups are of neighbours."""
 
     @property
     def tokens(self) -> Ints:
@@ -60,8 +63,7 @@ class MicroBatches:
         by_micro_batch = self.segment_tokens.reshape(self.count, segments)
         # Equal segments have equal tokens, so that only the padding is left to compare.
         columns = [by_micro_batch, self.group_size, self.tier, self.offload_ratio]
-        if self.padding_tokens is not None:
-            columns.append(self.padding_tokens)
+        columns += [column for column in (self.padding_tokens, self.crossing) if column is not None]
         return not any((column != column[0]).any() for column in columns)
 
     @property
@@ -75,6 +77,7 @@ class MicroBatches:
             tier=self.tier[:1],
             offload_ratio=self.offload_ratio[:1],
             padding_tokens=None if self.padding_tokens is None else self.padding_tokens[:1],
+            crossing=None if self.crossing is None else self.crossing[:1],
         )
 
 

@@ -23,6 +23,7 @@ from cost_models.micro_batch import MicroBatches, StepSums
 from cost_models.model import Model
 from cost_models.output_head import OutputHead
 from cost_models.parameters import StageContents, stage_contents
+from cost_models.pipeline import SPLIT_SCHEDULES
 from cost_models.recomputation import repeated_share
 from cost_models.scale_updates import maxima_s
 from cost_models.sharded_parameters import ShardedParameters
@@ -88,6 +89,7 @@ class MicroBatchCost:
         self._of_passes: dict[StageContents, tuple[float, float]] = {}
         self.activation_bytes_per_token = activation_bytes_per_token_layer(model, layout)
         self.step_sums: dict[int, StepSums] = {}  # by ranks, filled by step_costs
+        self._known_links: dict[int, tuple[Ints, Floats]] = {}  # by ranks
 
     def terms_s(self, batches: MicroBatches, *, backward: bool) -> Floats:
         """[T, K, n]: seconds of every term, kind of stage and micro-batch."""
@@ -204,6 +206,7 @@ class MicroBatchCost:
                 batches.tier,
                 backward=side,
                 tokens_per_rank=tokens,
+                crossing=batches.crossing,
             )
             for side in sides
         }
@@ -268,9 +271,12 @@ class MicroBatchCost:
         )
 
     @priced("wait_pipeline")
-    def transfer_s(self, batches: MicroBatches, tier: int) -> Floats:
+    def transfer_s(self, batches: MicroBatches, ranks: int) -> Floats:
         """[n]: activations of a micro-batch from one stage to the next: 2 B x tokens x h / tp per GPU.
 
+            t = latency + bytes / link, mean over the links of the rank whose stages are farthest apart
+
+        Counted: all *ranks* send at the same time; of a block's flows those share its up-links that leave it.
         Blocking transfers (pp_overlap off) drain the GPU's queue: what the host does for the next pass until its first
         kernel starts shows as well. Source: Megatron-LM of 2023, megatron/p2p_communication.py (torch.cuda.synchronize
         after every batch of transfers).
@@ -279,7 +285,34 @@ class MicroBatchCost:
             return np.zeros(batches.count)
         volume = BF16_BYTES * self.model.hidden / self.layout.tp * self._tokens(batches)
         restart_s = 0.0 if self.layout.pp_overlap else RESTART_SHARE * self.cal.micro_batch_fixed_s
-        return np.asarray(self.fabric.latency_s(tier) + restart_s + volume / self.fabric.bytes_per_s(tier))
+        tiers, crossing = self._stage_links(ranks)
+        rate = self.fabric.slowest_bytes_per_s(tiers, np.broadcast_to(crossing, (len(tiers), 2)))
+        passes = np.full(len(tiers), self.layout.vpp)
+        passes[self.layout.pp - 1 :] -= 1  # the way back to the first stage is gone once less
+        latency_s = np.average(self.fabric.latency_s(tiers), weights=passes)
+        return np.asarray(latency_s + restart_s + volume * np.average(1.0 / rate, weights=passes))
+
+    def _stage_links(self, ranks: int) -> tuple[Ints, Floats]:
+        """Tiers of the links between the stages of the rank whose stages are farthest apart; their crossing_share.
+
+        With chunks in turn the last stage sends to the first as well.
+        """
+        if ranks not in self._known_links:
+            layout = self.layout
+            stages = np.arange(layout.pp) * layout.stage_stride(ranks)
+            first = (
+                np.arange(ranks)[:, None] * layout.rank_stride + stages
+            )  # first GPU of every rank and stage
+            wraps = layout.vpp > 1 and layout.schedule not in SPLIT_SCHEDULES
+            target = np.roll(first, -1, axis=1) if wraps else first[:, 1:]
+            source = first[:, : target.shape[1]]
+            tiers = self.fabric.tier(source, target)
+            farthest = int(tiers.sum(axis=1).argmax())
+            self._known_links[ranks] = (
+                tiers[farthest],
+                self.fabric.flow_crossing(source, target, layout.tp),
+            )
+        return self._known_links[ranks]
 
     @property
     def _visited(self) -> Ints:

@@ -234,11 +234,10 @@ def step_costs(
         planned_ranks: ranks that *batches* are the work of, when they stand for all others; None = all.
     """
     layout = cost.layout
-    neighbour = cost.fabric.pair_tier(0, layout.stage_stride(ranks) % max(1, cost.cluster.gpus))
     alike = batches.alike
     priced = batches.first if alike else batches
     forward, backward = cost.both_terms_s(priced)
-    transfer = cost.transfer_s(priced, neighbour)
+    transfer = cost.transfer_s(priced, ranks)
     visited = cost.kind[:, : layout.vpp]  # one of the two copies of DualPipe
     forward_s, backward_s = (
         terms.sum(axis=0).mean(axis=-1)[visited].sum(axis=1) for terms in (forward, backward)

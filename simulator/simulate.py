@@ -181,14 +181,17 @@ def plan_batch(setup: Setup, lengths: ArrayLike) -> tuple[Plan, PlanningProblem,
 
 
 def plan_micro_batches(cost: MicroBatchCost, plan: Plan) -> MicroBatches:
-    """The plan's micro-batches as the cost model takes them, with the tier of every group's ring."""
+    """The plan's micro-batches as the cost model takes them, with the way of every group's ring."""
+    stride = cost.layout.rank_stride
+    gpus = plan.member_ranks * stride
     return MicroBatches(
         segment_tokens=plan.segment_tokens,
         segment_offsets=plan.segment_offsets,
         group_size=plan.group_size,
-        tier=cost.fabric.ring_tiers(plan.member_ranks * cost.layout.rank_stride, plan.member_offsets),
+        tier=cost.fabric.ring_tiers(gpus, plan.member_offsets),
         offload_ratio=plan.offload_ratio,
         padding_tokens=plan.padding_tokens,
+        crossing=cost.fabric.ring_crossing(gpus, plan.member_offsets, stride),
     )
 
 
@@ -197,15 +200,16 @@ def distinct_micro_batches(cost: MicroBatchCost, plan: Plan) -> MicroBatches:
     if not plan.in_step:
         return plan_micro_batches(cost, plan)
     segments, members = int(plan.segment_offsets[1]), int(plan.member_offsets[1])
+    stride = cost.layout.rank_stride
+    gpus = plan.member_ranks[:members] * stride
     return MicroBatches(
         segment_tokens=plan.segment_tokens[:segments],
         segment_offsets=plan.segment_offsets[:2],
         group_size=np.array([members]),
-        tier=cost.fabric.ring_tiers(
-            plan.member_ranks[:members] * cost.layout.rank_stride, plan.member_offsets[:2]
-        ),
+        tier=cost.fabric.ring_tiers(gpus, plan.member_offsets[:2]),
         offload_ratio=plan.offload_ratio[:1],
         padding_tokens=None if plan.padding_tokens is None else plan.padding_tokens[:1],
+        crossing=cost.fabric.ring_crossing(gpus, plan.member_offsets[:2], stride),
         copies=plan.micro_batches,
     )
 

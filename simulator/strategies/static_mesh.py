@@ -92,8 +92,10 @@ def plan_static(problem: PlanningProblem) -> Plan:
     member_ranks = (group[:, None] * degree + np.arange(degree, dtype=np.int64)).ravel()
     member_offsets = np.arange(packs + 1, dtype=np.int64) * degree
     if alike and degree > 1:  # groups that cross a node or a block are slower
-        tiers = problem.cost.fabric.ring_tiers(member_ranks * problem.cost.layout.rank_stride, member_offsets)
-        alike = bool((tiers == tiers[0]).all())
+        fabric, stride = problem.cost.fabric, problem.cost.layout.rank_stride
+        tiers = fabric.ring_tiers(member_ranks * stride, member_offsets)
+        crossing = fabric.ring_crossing(member_ranks * stride, member_offsets, stride)
+        alike = bool((tiers == tiers[0]).all() and (crossing is None or (crossing == crossing[0]).all()))
     return Plan(
         strategy=problem.options.name,
         ranks=problem.ranks,

@@ -196,10 +196,16 @@ def test_bus_bandwidth_factors() -> None:
 
 def test_group_of_strided_gpus() -> None:
     this = collectives(nodes=256)
-    assert this.group(8) == shape(1, 8)
-    assert this.group(512, stride=2) == shape(128, 4)
-    assert this.group(4, stride=8) == shape(4, 1)
-    assert this.group(1, first_gpu=17) == shape(1, 1)
+    for group, expected in (
+        (this.group(8), shape(1, 8)),
+        (this.group(512, stride=2), shape(128, 4)),
+        (this.group(4, stride=8), shape(4, 1)),
+        (this.group(1, first_gpu=17), shape(1, 1)),
+    ):
+        assert replace(group, blocks=None, pods=None, stride=None) == expected
+    # 128 nodes in four blocks of 32; one member of a group in each of 256 / 8 nodes of a block
+    assert (this.group(512, stride=2).blocks, this.group(512, stride=2).pods) == (4, 1)
+    assert (this.group(4, stride=512).nodes, this.group(4, stride=512).blocks) == (4, 4)
     uneven = this.group(9)
     assert (uneven.nodes, uneven.ranks_per_node, uneven.tier) == (2, 8, 1)
     with pytest.raises(InfeasibleError, match="does not fit"):

@@ -171,10 +171,22 @@ class TestTransfers:
 
     def test_activations_of_a_rank_to_the_next_stage(self) -> None:
         # 2 B * 4096 / 8 * (8000 tokens / 4 ranks)
-        cost = ideal_cost(layout=Layout(tp=8, pp=2))
         batch = micro_batches([[3000, 5000]], group_size=[4])
-        assert cost.transfer_s(batch, 1) == pytest.approx([2 * HIDDEN / 8 * 2000 / NIC])
-        assert cost.transfer_s(batch, 0) == pytest.approx([2 * HIDDEN / 8 * 2000 / NVLINK])
+        across = ideal_cost(layout=Layout(tp=8, pp=2)).transfer_s(batch, 4)
+        assert across == pytest.approx([2 * HIDDEN / 8 * 2000 / NIC])
+        inside = ideal_cost(layout=Layout(tp=2, pp=4, order="tp-pp-dp")).transfer_s(batch, 4)
+        assert inside == pytest.approx([2 * HIDDEN / 2 * 2000 / NVLINK])
+
+    def test_links_inside_a_node_and_between_nodes(self) -> None:
+        # one rank of 4 stages of 4 GPUs, two stages a node: of its three links the middle one leaves the node
+        batch = micro_batches([[2000]])
+        layout = Layout(tp=4, pp=4, order="tp-pp-dp")
+        volume = 2 * HIDDEN / 4 * 2000
+        seconds = ideal_cost(layout=layout).transfer_s(batch, 1)
+        assert seconds == pytest.approx([volume * (2 / NVLINK + 1 / NIC) / 3])
+        # two chunks a stage pass each link twice, and once from the last stage back to the first: 3 of 7 leave the node
+        chunks = ideal_cost(layout=replace(layout, vpp=2)).transfer_s(batch, 1)
+        assert chunks == pytest.approx([volume * (4 / NVLINK + 3 / NIC) / 7])
 
     def test_blocking_transfers_show_the_host_until_the_next_kernel(self) -> None:
         # a quarter of the 2 ms that the host works for a forward and a backward

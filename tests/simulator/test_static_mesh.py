@@ -2,14 +2,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from simulator_setups import problem_of, small_setup
+from simulator_setups import problem_of, small_cluster, small_setup
 
 from cost_models.layout import Layout
 from cost_models.step_costs import step_costs
 from hdpsim.errors import InfeasibleError
 from simulator.plan import HOLE
 from simulator.replay import run_replay
-from simulator.simulate import distinct_micro_batches, plan_micro_batches
+from simulator.simulate import distinct_micro_batches, plan_micro_batches, simulate_step
 from simulator.strategies.planner import make_plan
 from simulator.strategies.problem import PlanningProblem
 from simulator.strategies.static_mesh import plan_static, static_group_size
@@ -153,3 +153,18 @@ def test_a_wrong_claim_to_be_in_step_is_found():
     members[:] = members[::-1].copy()  # of its group the first rank alone
     with pytest.raises(PlanError, match="in step, but members of a group run it at different slots"):
         validate_plan(shuffled, np.array([4096] * 8), 1)
+
+
+@pytest.mark.parametrize("cp", [32, 64])
+def test_rings_that_leave_a_block_with_one_flow_in_many_are_not_slowed_by_oversubscription(cp: int):
+    # 8 nodes of 8 ranks, 4 nodes a block: rings of 32 ranks are blocks, the ring of all 64 crosses with 2 of 64 hops
+    steps = []
+    for oversubscription in (1.0, 4.0, 32.0):
+        cluster = small_cluster(8, nodes_per_block=4, oversubscription=oversubscription)
+        setup = small_setup(
+            cluster=cluster, context=64 * 1024, capacity=2048, layout=Layout(cp=cp), name="static"
+        )
+        steps.append(simulate_step(setup, np.array([60_000, 3_000, 30_000, 64_000])).step_s)
+    free, four, most = steps
+    assert four == pytest.approx(free, rel=1e-3)
+    assert most < 1.05 * free  # gradients, whose rings send over all NICs of a node, have an eighth of them
