@@ -139,6 +139,8 @@ class StepCosts:
     """[T, K, n]: the part of backward_terms_s that is the weight gradient. None = nothing of it can run apart."""
     overlapped_term: int | None = None
     """The term (its place in terms) that DualPipe hides behind the computation of the other direction."""
+    allocator_s: float = 0.0
+    """What the host of a rank waits for memory in every micro-batch."""
     pp_overlap: bool = True
     """Transfers run beside computation. False: they hold the sending and the receiving stage."""
 

@@ -17,6 +17,7 @@ from cost_models.calibration import Calibration
 from cost_models.data_pipeline import DataPipeline
 from cost_models.hardware import Cluster
 from cost_models.layout import Layout
+from cost_models.memory_overheads import MemoryOverheads
 from cost_models.model import Model
 from cost_models.schema import Problems, did_you_mean
 from cost_models.yaml_loader import load_document
@@ -25,7 +26,7 @@ from experiments.overrides import apply_overrides, parse_override
 from experiments.references import References
 from experiments.scenario_schema import KEYS, Batch, read_keys
 from hdpsim.errors import InfeasibleError, UserInputError
-from simulator.setup import ExecutionOptions, Setup, StrategyOptions
+from simulator.setup import ExecutionOptions, MemoryOptions, Setup, StrategyOptions
 from traces import LongSequencePolicy, shipped_distributions
 
 __all__ = [
@@ -79,6 +80,7 @@ class Scenario:
     data: DataOptions
     strategy: StrategyOptions
     execution: ExecutionOptions
+    memory: MemoryOptions
     calibration: Calibration
     batch_count: int
     notes: tuple[str, ...]
@@ -123,6 +125,7 @@ class Scenario:
             strategy=options,
             execution=self.execution,
             data_pipeline=self.data.pipeline,
+            memory=self.memory,
         )
 
     def batches(self, count: int | None = None) -> tuple[Lengths, ...]:
@@ -228,6 +231,8 @@ def resolve_scenario(
     data = _section(values, "data")
     execution = _section(values, "execution")
     batch_count = execution.pop("batches")
+    overheads = _section(values, "memory")
+    must_fit = overheads.pop("must_fit")
     name = str(values["name"] or default_name)
     against = reasons_against(found.model, found.cluster, layout, int(data["context"]))
     if against:
@@ -250,6 +255,7 @@ def resolve_scenario(
         ),
         strategy=StrategyOptions(**_section(values, "strategy")),
         execution=ExecutionOptions(**execution),
+        memory=MemoryOptions(overheads=MemoryOverheads(**overheads), must_fit=must_fit),
         calibration=found.calibration,
         batch_count=batch_count,
         notes=found.notes + layout_notes(found.model, found.cluster, layout),
@@ -259,7 +265,14 @@ def resolve_scenario(
     )
 
 
-_FIELD = {"rank_capacity": "rank_capacity_tokens", "gc_pause": "gc_pause_s"}
+_FIELD = {
+    "rank_capacity": "rank_capacity_tokens",
+    "gc_pause": "gc_pause_s",
+    "cuda_context": "cuda_context_bytes",
+    "libraries": "library_bytes",
+    "nccl_per_group": "nccl_bytes_per_group",
+    "fragmentation": "fragmentation_share",
+}
 """Keys whose field carries its unit."""
 
 

@@ -8,8 +8,10 @@ divide, a context longer than the batch) is checked by `experiments.scenario`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import get_args
 
+from cost_models.activations import LayerActivations
 from cost_models.checkpoint import Readers
 from cost_models.data_pipeline import Loader
 from cost_models.layout import (
@@ -29,6 +31,7 @@ from cost_models.layout import (
     StageBalance,
     TensorExchange,
 )
+from cost_models.memory_overheads import MemoryOverheads
 from cost_models.schema import Problems, did_you_mean
 from cost_models.startup import StartupMethod
 from experiments.schema_values import REQUIRED, Batch, Key
@@ -37,6 +40,7 @@ from experiments.schema_values import batch as _batch
 from experiments.schema_values import boolean as _boolean
 from experiments.schema_values import choice as _choice
 from experiments.schema_values import dump_bandwidth as _dump_bandwidth
+from experiments.schema_values import dump_bytes as _dump_bytes
 from experiments.schema_values import dump_interval as _dump_interval
 from experiments.schema_values import dump_time as _dump_time
 from experiments.schema_values import dump_tokens as _dump_tokens
@@ -48,6 +52,7 @@ from experiments.schema_values import or_word as _or_word
 from experiments.schema_values import quantity as _quantity
 from experiments.schema_values import reference as _reference
 from experiments.schema_values import shown as _shown
+from experiments.schema_values import some_of as _some_of
 from experiments.schema_values import text as _text
 from experiments.schema_values import time_key as _time_key
 from experiments.schema_values import tokens as _tokens
@@ -68,6 +73,19 @@ def strategy_names() -> tuple[str, ...]:
 def _share_or_rest() -> Key:
     """A share of one kind of operations, or the same as of everything else."""
     return Key(parse=_or_word("rest", _number(0.0, 1.0)), default=None, dump=_word_or("rest"))
+
+
+_LEAN = MemoryOverheads()
+
+
+def _kept_bytes(default: float) -> Key:
+    """Bytes of a buffer, whatever the model."""
+    return Key(parse=_quantity("bytes", zero=True), default=default, dump=_dump_bytes)
+
+
+def _names(value: object) -> object:
+    """A tuple as YAML has it."""
+    return "share" if value is None else list(value)  # type: ignore[call-overload]
 
 
 KEYS: Mapping[str, Key] = {
@@ -148,10 +166,30 @@ KEYS: Mapping[str, Key] = {
     "strategy.name": Key(parse=_choice(get_args(StrategyName)), default="hdp-balance"),
     "strategy.packing": Key(parse=_choice(get_args(Packing)), default="in-order"),
     "strategy.padding": Key(parse=_boolean, default=True),
+    "strategy.activation_offload": Key(parse=_number(0.0, 1.0), default=0.0),
     "strategy.dynamic_groups": Key(parse=_boolean, default=True),
     "strategy.selective_offloading": Key(parse=_boolean, default=True),
     "strategy.balancing": Key(parse=_boolean, default=True),
     "strategy.remote_data_loading": Key(parse=_boolean, default=True),
+    "memory.must_fit": Key(parse=_boolean, default=True),
+    "memory.cuda_context": _kept_bytes(_LEAN.cuda_context_bytes),
+    "memory.libraries": _kept_bytes(_LEAN.library_bytes),
+    "memory.nccl_per_group": _kept_bytes(_LEAN.nccl_bytes_per_group),
+    "memory.fragmentation": Key(parse=_number(0.0, 1.0), default=_LEAN.fragmentation_share),
+    "memory.activation_factor": Key(parse=_number(0.0, 100.0), default=_LEAN.activation_factor),
+    "memory.logit_bytes": Key(parse=_number(0.0, 100.0), default=_LEAN.logit_bytes),
+    "memory.selective_share": Key(parse=_number(0.0, 1.0), default=_LEAN.selective_share),
+    "memory.selective_keeps": Key(
+        parse=_or_word("share", _some_of(tuple(field.name for field in fields(LayerActivations)))),
+        default=None,
+        dump=_names,
+    ),
+    "memory.unfused_copies": Key(parse=_boolean, default=_LEAN.unfused_copies),
+    "memory.bucket_bytes": Key(parse=_number(0.0, 100.0), default=_LEAN.bucket_bytes),
+    "memory.loose_gradient_bytes": Key(parse=_number(0.0, 100.0), default=_LEAN.loose_gradient_bytes),
+    "memory.gather_buffer_bytes": Key(parse=_number(0.0, 100.0), default=_LEAN.gather_buffer_bytes),
+    "memory.eight_bit_copy_bytes": Key(parse=_number(0.0, 100.0), default=_LEAN.eight_bit_copy_bytes),
+    "memory.host_run_ahead": Key(parse=_boolean, default=_LEAN.host_run_ahead),
     "execution.executor": Key(parse=_choice(("replay", "engine")), default="replay"),
     "execution.seed": Key(parse=_integer(0), default=0),
     "execution.jitter": Key(parse=_number(0.0, 1.0), default=0.0),

@@ -19,6 +19,7 @@ __all__ = [
     "boolean",
     "choice",
     "dump_bandwidth",
+    "dump_bytes",
     "dump_interval",
     "dump_time",
     "dump_tokens",
@@ -30,6 +31,7 @@ __all__ = [
     "quantity",
     "reference",
     "shown",
+    "some_of",
     "text",
     "time_key",
     "tokens",
@@ -100,6 +102,18 @@ def reference(value: object) -> object:
     if isinstance(value, str) and value.strip():
         return value
     raise ValueError(f"expected a name, a path or a mapping, got {shown(value)}")
+
+
+def some_of(options: tuple[str, ...]) -> Callable[[object], tuple[str, ...]]:
+    """A parser of a list of these words, each at most once."""
+
+    def parse(value: object) -> tuple[str, ...]:
+        words = value if isinstance(value, list | tuple) else [value]
+        if any(word not in options for word in words) or len(set(map(str, words))) < len(words):
+            raise ValueError(f"expected a list of some of {', '.join(options)}, got {shown(value)}")
+        return tuple(map(str, words))
+
+    return parse
 
 
 def boolean(value: object) -> bool:
@@ -180,7 +194,7 @@ def quantity(dimension: str, *, zero: bool = False) -> Callable[[object], float]
 
     def parse(value: object) -> float:
         if not isinstance(value, str):
-            example = {"time": "30d", "bandwidth": "100GB/s"}[dimension]
+            example = {"time": "30d", "bandwidth": "100GB/s", "bytes": "0.5GiB"}[dimension]
             raise ValueError(f'expected a text with a unit such as "{example}", got {shown(value)}')
         parsed = parse_quantity(value, dimension)
         if not (parsed > 0 or (zero and parsed == 0)):
@@ -200,6 +214,11 @@ def dump_time(value: object) -> str:
 def dump_bandwidth(value: object) -> str:
     """Bytes per second as text."""
     return f"{Decimal(repr(value)).scaleb(-9).normalize():f}GB/s"
+
+
+def dump_bytes(value: object) -> str:
+    """Bytes as text."""
+    return f"{plain_number(value)}B"
 
 
 def plain_number(value: object) -> str:

@@ -9,9 +9,17 @@ from cost_models.calibration import Calibration
 from cost_models.data_pipeline import DataPipeline
 from cost_models.hardware import Cluster
 from cost_models.layout import Layout
+from cost_models.memory_overheads import MemoryOverheads
 from cost_models.model import Model
 
-__all__ = ["ExecutionOptions", "Packing", "Setup", "StrategyName", "StrategyOptions"]
+__all__ = [
+    "ExecutionOptions",
+    "MemoryOptions",
+    "Packing",
+    "Setup",
+    "StrategyName",
+    "StrategyOptions",
+]
 
 StrategyName = Literal["static", "hdp-naive", "hdp-balance"]
 Packing = Literal["in-order", "first-fit", "best-fit", "concatenate"]
@@ -26,6 +34,8 @@ class StrategyOptions:
     """How the static mesh packs sequences up to the context length."""
     padding: bool = True
     """Static mesh: micro-batches have a fixed shape, packs are filled up to the context with padding tokens."""
+    activation_offload: float = 0.0
+    """Static mesh: share of kept activations that goes to host memory (a stage's first and last layer keep theirs)."""
     dynamic_groups: bool = True
     """HDP: communicate only where a sequence needs it. Off: every sequence uses the static CP group."""
     selective_offloading: bool = True
@@ -61,6 +71,15 @@ class ExecutionOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryOptions:
+    """What the training stack keeps in memory beside training itself, and what becomes of a step that does not fit."""
+
+    overheads: MemoryOverheads = field(default_factory=MemoryOverheads)
+    must_fit: bool = True
+    """A step that needs more memory than there is cannot run; off: it is simulated all the same (a run that exists)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """One configuration, ready to simulate any batch."""
 
@@ -72,6 +91,7 @@ class Setup:
     strategy: StrategyOptions = field(default_factory=StrategyOptions)
     execution: ExecutionOptions = field(default_factory=ExecutionOptions)
     data_pipeline: DataPipeline = field(default_factory=DataPipeline)
+    memory: MemoryOptions = field(default_factory=MemoryOptions)
 
     @property
     def ranks(self) -> int:

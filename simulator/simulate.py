@@ -11,24 +11,31 @@ from numpy.typing import ArrayLike, NDArray
 
 from cost_models.data_pipeline import node_loading_s
 from cost_models.flop import sequence_model_flop
-from cost_models.memory import MemoryReport, memory_report, rank_capacity_tokens
+from cost_models.memory import MemoryReport
 from cost_models.micro_batch import MicroBatches, StepCosts
 from cost_models.micro_batch_cost import MicroBatchCost
 from cost_models.step_costs import loading_s, planning_s, step_costs
-from hdpsim.errors import InfeasibleError, OutOfMemoryError, UserInputError
+from hdpsim.errors import InfeasibleError, UserInputError
 from simulator.engine import run_engine
 from simulator.execution import Execution, Noise, Spans
 from simulator.noise import draw_noise
 from simulator.plan import Plan
 from simulator.replay import run_replay
 from simulator.setup import Setup
+from simulator.step_memory import (
+    allocator_s,
+    capacity_tokens,
+    check_fits,
+    memory_of,
+    plan_memory,
+    with_allocator_waits,
+)
 from simulator.stragglers import synchronised_pause_s, with_pauses, with_spread
 from simulator.strategies.planner import make_plan
 from simulator.strategies.problem import PlanningProblem
 
 __all__ = [
     "StepResult",
-    "capacity_tokens",
     "distinct_micro_batches",
     "micro_batch_cost",
     "micro_batches",
@@ -66,7 +73,7 @@ class StepResult:
         plan_micro_batches: micro-batches of the plan.
         largest_group: ranks of the largest dynamic group.
         rank_capacity_tokens: C.
-        memory: the fullest stage.
+        memory: of the fullest stage, whether it fits included.
         planning_wall_s: wall-clock time planning took here.
         execution_wall_s: wall-clock time pricing and playing took here.
         events: SimPy events processed (0 with the replay).
@@ -114,35 +121,6 @@ def micro_batch_cost(setup: Setup) -> MicroBatchCost:
     return _cost_of((setup.model, setup.layout, setup.cluster, cal))
 
 
-def capacity_tokens(setup: Setup) -> tuple[int, MemoryReport]:
-    """Rank capacity C (fixed by the layout or what memory allows) and the memory it takes.
-
-    Raises:
-        OutOfMemoryError: the layout's capacity, or even the smallest one, does not fit.
-    """
-    layout, ranks = setup.layout, setup.ranks
-    capacity = layout.rank_capacity_tokens
-    if capacity is None:
-        capacity = min(
-            rank_capacity_tokens(setup.model, layout, setup.cluster, ranks),
-            _rounded_up(setup.context_tokens, layout.tp),
-        )
-    report = memory_report(setup.model, layout, setup.cluster, ranks, capacity)
-    if not report.fits:
-        raise OutOfMemoryError(
-            f"{capacity} tokens per rank need {report.total_bytes / 2**30:.1f} GiB on each GPU of stage "
-            f"{report.stage}, which has {report.capacity_bytes / 2**30:.1f} GiB; lower layout.rank_capacity "
-            f"or raise tp or pp",
-            report.total_bytes,
-            report.capacity_bytes,
-        )
-    return capacity, report
-
-
-def _rounded_up(tokens: int, multiple: int) -> int:
-    return -(-tokens // multiple) * multiple
-
-
 def plan_batch(setup: Setup, lengths: ArrayLike) -> tuple[Plan, PlanningProblem, MemoryReport]:
     """Plan one batch (lengths of at most the context) under the setup's strategy."""
     tokens = np.ascontiguousarray(lengths, dtype=np.int64)
@@ -168,7 +146,8 @@ def plan_batch(setup: Setup, lengths: ArrayLike) -> tuple[Plan, PlanningProblem,
             "HDP ranks run different numbers of micro-batches; layout.schedule = dualpipe needs the same even number "
             "everywhere: use strategy.name = static, or zb-h1, zb-h2 or zb-v, which take any number"
         )
-    capacity, report = capacity_tokens(setup)
+    capacity = capacity_tokens(setup)
+    check_fits(setup, memory_of(setup, capacity, micro_batches=1, sequence_tokens=1))  # before a long search
     problem = PlanningProblem(
         lengths=tokens,
         ranks=setup.ranks,
@@ -177,7 +156,10 @@ def plan_batch(setup: Setup, lengths: ArrayLike) -> tuple[Plan, PlanningProblem,
         cost=micro_batch_cost(setup),
         options=setup.strategy,
     )
-    return make_plan(problem), problem, report
+    plan = make_plan(problem)
+    report = plan_memory(setup, plan)
+    check_fits(setup, report)
+    return plan, problem, report
 
 
 def plan_micro_batches(cost: MicroBatchCost, plan: Plan) -> MicroBatches:
@@ -222,7 +204,9 @@ def micro_batches(problem: PlanningProblem, plan: Plan) -> MicroBatches:
 def price_plan(setup: Setup, problem: PlanningProblem, plan: Plan) -> StepCosts:
     """What everything in the plan takes."""
     data_s = _exposed_data_s(setup, problem.cost, len(problem.lengths), int(problem.lengths.sum()))
-    return step_costs(problem.cost, distinct_micro_batches(problem.cost, plan), plan.ranks, data_s=data_s)
+    costs = step_costs(problem.cost, distinct_micro_batches(problem.cost, plan), plan.ranks, data_s=data_s)
+    wait_s = allocator_s(setup, plan, problem.cost.cal)
+    return replace(costs, allocator_s=wait_s) if wait_s else costs
 
 
 def play_plan(setup: Setup, plan: Plan, costs: StepCosts) -> Execution:
@@ -294,14 +278,32 @@ def simulate_step(setup: Setup, lengths: ArrayLike) -> StepResult:
         execution_wall_s=played - planned,
         events=execution.events,
         spans=execution.spans,
-        notes=(f"calibration {setup.calibration.name}", *plan.notes),
+        notes=(f"calibration {setup.calibration.name}", *plan.notes, *_does_not_fit(report)),
+    )
+
+
+def _does_not_fit(report: MemoryReport) -> tuple[str, ...]:
+    """A word about a step that is simulated although memory does not suffice for it."""
+    if report.fits:
+        return ()
+    needed, there = report.total_bytes / 2**30, report.capacity_bytes / 2**30
+    on_host = ""
+    if report.host_bytes > report.host_capacity_bytes:
+        on_host = (
+            f", {report.host_bytes / 2**30:.1f} of {report.host_capacity_bytes / 2**30:.1f} GiB of the host"
+        )
+    return (
+        f"does not fit: {needed:.1f} of {there:.1f} GiB on each GPU of stage {report.stage}{on_host} "
+        f"(memory.must_fit is off)",
     )
 
 
 def _play(setup: Setup, plan: Plan, costs: StepCosts, noise: Noise | None) -> Execution:
     if setup.execution.executor == "engine":
-        return run_engine(plan, costs, noise, spans=setup.execution.spans)
-    return run_replay(plan, costs, noise)
+        execution = run_engine(plan, costs, noise, spans=setup.execution.spans)
+    else:
+        execution = run_replay(plan, costs, noise)
+    return with_allocator_waits(plan, costs.allocator_s, execution)
 
 
 def _loading_s(setup: Setup, tokens: int) -> float:

@@ -77,7 +77,7 @@ def plan_static(problem: PlanningProblem) -> Plan:
         segment_offsets=offsets,
         group_size=np.full(packs, degree, dtype=np.int64),
         tier=np.full(packs, problem.compact_tier(degree), dtype=np.int64),
-        offload_ratio=np.zeros(packs),
+        offload_ratio=np.full(packs, problem.options.activation_offload),
         padding_tokens=padding,
     )
     times = problem.cost.busy_s(batches)

@@ -10,7 +10,8 @@ from cost_models.step_costs import loading_s, planning_s
 from hdpsim.errors import InfeasibleError, OutOfMemoryError, UserInputError
 from simulator.execution import WAITS
 from simulator.setup import ExecutionOptions
-from simulator.simulate import capacity_tokens, micro_batch_cost, plan_batch, simulate_step
+from simulator.simulate import micro_batch_cost, plan_batch, simulate_step
+from simulator.step_memory import capacity_tokens, memory_of
 
 LENGTHS = np.array([4096, 3000, 500, 100, 1024] * 10)
 
@@ -107,14 +108,14 @@ def test_a_capacity_that_does_not_fit_is_out_of_memory():
 def test_the_capacity_follows_from_memory_and_context():
     setup = small_setup()
     free = replace(setup, layout=Layout(tp=2), context_tokens=4095)
-    assert capacity_tokens(free)[0] == 4096  # the context in whole tokens per GPU
+    assert capacity_tokens(free) == 4096  # the context in whole tokens per GPU
     long = replace(free, context_tokens=2**24)
-    capacity, report = capacity_tokens(long)
-    assert report.fits
+    capacity = capacity_tokens(long)
+    assert memory_of(long, capacity).fits
     assert capacity < 2**24
     more = replace(long, layout=replace(long.layout, rank_capacity_tokens=int(capacity * 1.1)))
     with pytest.raises(OutOfMemoryError):
-        capacity_tokens(more)
+        simulate_step(more, LENGTHS)
 
 
 def data_s(**strategy: object) -> float:

@@ -1,0 +1,129 @@
+"""Memory of a step: how many tokens a rank may hold, what a plan needs, and what a full memory costs in time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from cost_models.allocator import refill_s
+from cost_models.calibration import Calibration
+from cost_models.memory import MemoryReport, memory_report, rank_capacity_tokens
+from hdpsim.errors import OutOfMemoryError
+from simulator.execution import Execution
+from simulator.plan import HOLE, Plan
+from simulator.setup import Setup
+
+__all__ = ["allocator_s", "capacity_tokens", "check_fits", "memory_of", "plan_memory", "with_allocator_waits"]
+
+
+def capacity_tokens(setup: Setup) -> int:
+    """Rank capacity C: fixed by the layout, or what memory allows, at most the context.
+
+    Raises:
+        OutOfMemoryError: C is not fixed, and even the smallest one does not fit.
+    """
+    layout = setup.layout
+    if layout.rank_capacity_tokens is not None:
+        return layout.rank_capacity_tokens
+    allowed = rank_capacity_tokens(
+        setup.model,
+        layout,
+        setup.cluster,
+        setup.ranks,
+        offload_ratio=_offload_ratio(setup),
+        overheads=setup.memory.overheads,
+    )
+    return min(allowed, -(-setup.context_tokens // layout.tp) * layout.tp)
+
+
+def memory_of(
+    setup: Setup,
+    tokens_per_rank: int,
+    *,
+    micro_batches: int | None = None,
+    sequence_tokens: int | None = None,
+    stage: int | None = None,
+) -> MemoryReport:
+    """What a stage (None: the fullest) needs with so many tokens per rank and micro-batch.
+
+    Args:
+        setup: what is simulated.
+        tokens_per_rank: tokens of a micro-batch on one rank.
+        micro_batches: of a step on one rank; None: enough to fill the pipeline.
+        sequence_tokens: the longest piece of a sequence on one rank; None: one fills the rank.
+        stage: the pipeline stage.
+    """
+    return memory_report(
+        setup.model,
+        setup.layout,
+        setup.cluster,
+        setup.ranks,
+        tokens_per_rank,
+        stage=stage,
+        offload_ratio=_offload_ratio(setup),
+        micro_batches=micro_batches,
+        overheads=setup.memory.overheads,
+        sequence_tokens=sequence_tokens,
+    )
+
+
+def plan_memory(setup: Setup, plan: Plan) -> MemoryReport:
+    """What the fullest stage needs to run *plan*: its capacity, its micro-batches, its longest sequence."""
+    longest: int | None = None
+    if setup.layout.attention_kernel == "unfused":  # the only kernel that keeps scores
+        ranks = np.repeat(plan.group_size, np.diff(plan.segment_offsets))
+        longest = int((-(-plan.segment_tokens // ranks)).max())
+    return memory_of(
+        setup,
+        plan.capacity_tokens,
+        micro_batches=int(np.diff(plan.order_offsets).max()),
+        sequence_tokens=longest,
+    )
+
+
+def check_fits(setup: Setup, report: MemoryReport) -> None:
+    """Refuse a step that does not fit, unless the setup says that it must not.
+
+    Raises:
+        OutOfMemoryError: memory does not suffice.
+    """
+    if report.fits or not setup.memory.must_fit:
+        return
+    needed, available, where = report.total_bytes, report.capacity_bytes, f"each GPU of stage {report.stage}"
+    if needed <= available:
+        needed, available = report.host_bytes, report.host_capacity_bytes
+        where = f"the host for each GPU of stage {report.stage}"
+    raise OutOfMemoryError(
+        f"{report.tokens_per_rank} tokens per rank need {needed / 2**30:.1f} GiB on {where}, "
+        f"which has {available / 2**30:.1f} GiB; lower layout.rank_capacity or raise tp or pp",
+        needed,
+        available,
+    )
+
+
+def allocator_s(setup: Setup, plan: Plan, cal: Calibration) -> float:
+    """What every micro-batch waits for memory that a host which runs ahead has used up; see refill_s."""
+    if not setup.memory.overheads.host_run_ahead:
+        return 0.0
+    return refill_s(plan_memory(setup, plan), cal)
+
+
+def with_allocator_waits(plan: Plan, wait_s: float, execution: Execution) -> Execution:
+    """*execution* with the host's wait for memory in every micro-batch; ranks with fewer wait for the others.
+
+    A host that launches kernels for half of the step or more never gets so far ahead.
+    """
+    host = execution.accounts.index("host")
+    if not wait_s or execution.account_s[host].mean() >= execution.step_s / 2.0:
+        return execution
+    of_entry = np.repeat(np.arange(plan.ranks), np.diff(plan.order_offsets))
+    waits_s = wait_s * np.bincount(of_entry[plan.order != HOLE], minlength=plan.ranks)
+    account_s = execution.account_s.copy()
+    account_s[host] += waits_s[:, None]
+    account_s[execution.accounts.index("wait_gradients")] += (waits_s.max() - waits_s)[:, None]
+    return replace(execution, step_s=execution.step_s + float(waits_s.max()), account_s=account_s)
+
+
+def _offload_ratio(setup: Setup) -> float:
+    return setup.strategy.activation_offload if setup.strategy.name == "static" else 0.0
