@@ -6,7 +6,6 @@ and the records it was fitted on. Nothing here knows a model, a data set, a stra
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib import resources
@@ -17,6 +16,8 @@ from typing import Any
 from cost_models.network_calibration import NetworkCalibration
 from cost_models.yaml_loader import load_yaml
 from hdpsim.errors import CatalogError
+from hdpsim.quoting import LONGEST_NAME, quoted, shortened
+from hdpsim.ranges import constant_range
 
 __all__ = ["Calibration", "CalibrationEntry", "calibration", "calibration_names", "load_calibration"]
 
@@ -170,10 +171,9 @@ _OTHER_FIELDS = {"name", "network", "generation", "entries", "slowest_gpu"}
 _SCALARS = tuple(f.name for f in fields(Calibration) if f.name not in _OTHER_FIELDS)
 _KEYS = {"name", "generation", "constants", "network"}
 _NETWORK = tuple(f.name for f in fields(NetworkCalibration))
-_DIVISORS = {key for key in _SCALARS if key.endswith(("_efficiency", "_per_s"))}
 _ENTRY_KEYS = {f.name for f in fields(CalibrationEntry)}
+_MOST_KNOWN = 1e18  # the widest range of a constant
 _WORDS = ("meaning", "source", "fitted_on", "kernels", "runs")
-_DIVISORS |= {"attention_tile_tokens", "flash1_rate", "flash2_rate"}
 
 
 def _entry(data: object, where: str, key: str) -> CalibrationEntry:
@@ -190,27 +190,29 @@ def _entry(data: object, where: str, key: str) -> CalibrationEntry:
     switch = key == "nvls"
     if switch:
         if not isinstance(value, bool):
-            raise CatalogError(f"{here}.value: must be true or false, got {value!r}")
-    elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise CatalogError(f"{here}.value: must be a number >= 0, got {value!r}")
-    elif value == 0 and key in _DIVISORS:
-        raise CatalogError(f"{here}.value: must be > 0, got {value!r}")
-    elif value > 1 and key.endswith(("_overlap", "overlap_slowdown")):
-        raise CatalogError(f"{here}.value: must be a share in [0, 1], got {value!r}")
+            raise CatalogError(f"{here}.value: must be true or false, got {quoted(value)}")
+    elif not constant_range(key).holds(value):
+        raise CatalogError(f"{here}.value: {constant_range(key).complaint(value)}")
     return CalibrationEntry(
         value=value if switch else float(value),
         prior=_known_before(data, here, "prior"),
         doubt=_known_before(data, here, "doubt"),
-        **{name: str(data.get(name, "")) for name in _WORDS},
+        **{name: _words(data.get(name, ""), f"{here}.{name}") for name in _WORDS},
     )
+
+
+def _words(value: object, here: str) -> str:
+    if not isinstance(value, str | int | float):
+        raise CatalogError(f"{here}: must be a text, got {quoted(value)}")
+    return str(value)
 
 
 def _known_before(data: dict[str, Any], here: str, name: str) -> float | None:
     value = data.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise CatalogError(f"{here}.{name}: must be a number >= 0, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_KNOWN:
+        raise CatalogError(f"{here}.{name}: must be a number >= 0, got {quoted(value)}")
     return float(value)
 
 
@@ -224,13 +226,15 @@ def _network(settings: dict[str, Any], where: str) -> NetworkCalibration:
 def load_calibration(path: str | Path) -> Calibration:
     """Read a calibration file; every constant must be there, nothing else may be."""
     data = load_yaml(Path(path))
-    where = str(path)
+    where = shortened(str(path), LONGEST_NAME)
     if not isinstance(data, dict) or set(data) - _KEYS or "constants" not in data:
         raise CatalogError(f"{where}: a calibration has the keys {', '.join(sorted(_KEYS))}")
     constants, network = data["constants"] or {}, data.get("network") or {}
     for section, content in (("constants", constants), ("network", network)):
         if not isinstance(content, dict):
-            raise CatalogError(f"{where}: {section} must be a section of named entries, got {content!r}")
+            raise CatalogError(
+                f"{where}: {section} must be a section of named entries, got {quoted(content)}"
+            )
     missing = [key for key in _SCALARS if key not in constants]
     unknown = [str(key) for key in constants if key not in _SCALARS]
     unknown += [f"network.{key}" for key in network if key not in _NETWORK]
@@ -246,12 +250,14 @@ def load_calibration(path: str | Path) -> Calibration:
     entries = {key: _entry(value, f"{where}: constants", key) for key, value in constants.items()}
     links = {key: _entry(value, f"{where}: network", key) for key, value in network.items()}
     settings: dict[str, Any] = {key: entry.value for key, entry in links.items()}
-    name = str(data.get("name", Path(path).stem))
+    name = _words(data.get("name", Path(path).stem), f"{where}: name")
     return Calibration(
         name=name,
         **{key: entry.value for key, entry in entries.items()},
         network=_network(settings, where),
-        generation=str(data.get("generation", name if name in calibration_names() else "")),
+        generation=_words(
+            data.get("generation", name if name in calibration_names() else ""), f"{where}: generation"
+        ),
         entries=tuple(entries.items()) + tuple((f"network.{key}", entry) for key, entry in links.items()),
     )
 
@@ -269,5 +275,5 @@ def calibration_names() -> tuple[str, ...]:
 def calibration(name: str) -> Calibration:
     """A shipped calibration by name."""
     if name not in calibration_names():
-        raise CatalogError(f"unknown calibration {name!r}; shipped: {', '.join(calibration_names())}")
+        raise CatalogError(f"unknown calibration {quoted(name)}; shipped: {', '.join(calibration_names())}")
     return load_calibration(_folder() / f"{name}.yaml")

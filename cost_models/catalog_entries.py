@@ -16,6 +16,7 @@ from cost_models.hardware import (
 )
 from cost_models.model import AdapterTargets, LatentAttention, Model, NormKind
 from cost_models.schema import Fields
+from hdpsim.ranges import RANGES
 
 __all__ = ["model_problems", "read_cluster", "read_gpu", "read_model", "read_node"]
 
@@ -30,9 +31,7 @@ def read_gpu(fields: Fields, name: str) -> Gpu | None:
     """A GPU; None when something was noted."""
     before = len(fields.problems.found)
     host_link = fields.quantity("host_link", "bandwidth")
-    exponentials = fields.number("exponentials", minimum=0.0, default=1.0)
-    if not exponentials > 0.0:
-        fields.problems.add(fields.dotted("exponentials"), f"must be positive, got {exponentials:g}")
+    exponentials = fields.number("exponentials", default=1.0, kind="ratio")
     result = Gpu(
         name=_name(fields, name),
         bf16_flop_per_s=fields.quantity("bf16", "flop_rate"),
@@ -63,7 +62,7 @@ def read_node(fields: Fields, name: str, gpu: Gpu | None) -> Node | None:
     """A node around *gpu*; None when something was noted."""
     before = len(fields.problems.found)
     node_name, source = _name(fields, name), _source(fields)
-    gpus, nics = fields.integer("gpus"), fields.integer("nics")
+    gpus, nics = fields.integer("gpus", kind="gpus_per_node"), fields.integer("nics")
     nic = fields.quantity("nic", "bandwidth")
     host_memory = fields.quantity("host_memory", "bytes")
     sharp = fields.boolean("nvlink_sharp", default=False)
@@ -72,16 +71,10 @@ def read_node(fields: Fields, name: str, gpu: Gpu | None) -> Node | None:
         fields.problems.add(
             fields.dotted("board_gpus"), f"must be at least 2 and the node's {gpus}, got {board}"
         )
-    efficiency = fields.number("nic_efficiency", minimum=0.0, default=0.0)
-    if efficiency > 1.0:
-        fields.problems.add(fields.dotted("nic_efficiency"), f"must be a share in (0, 1], got {efficiency}")
-    share = fields.number("collective_share", minimum=0.0, default=1.0)
-    if not 0.0 < share <= 1.0:
-        fields.problems.add(fields.dotted("collective_share"), f"must be a share in (0, 1], got {share}")
+    efficiency = fields.number("nic_efficiency", default=0.0, kind="positive_share")
+    share = fields.number("collective_share", default=1.0, kind="positive_share")
     ring_step_s = fields.quantity("ring_step", "time", default=0.0, zero=True)
-    host_time = fields.number("host_time", minimum=0.0, default=1.0)
-    if not host_time > 0.0:
-        fields.problems.add(fields.dotted("host_time"), f"must be positive, got {host_time:g}")
+    host_time = fields.number("host_time", default=1.0, kind="ratio")
     if gpu is None:
         fields.finish()
         return None
@@ -109,6 +102,12 @@ def read_cluster(fields: Fields, name: str, node: Node | None) -> Cluster | None
     cluster_name, source = _name(fields, name), _source(fields)
     nodes = _nodes(fields, node)
     fabric = _fabric(fields.mapping("fabric"))
+    most = RANGES["gpus"]
+    if node is not None and not most.holds(nodes * node.gpus):
+        fields.problems.add(
+            fields.dotted("nodes"),
+            f"{nodes:,} nodes of {node.gpus} GPUs: {most.complaint(nodes * node.gpus)}",
+        )
     if node is None:
         fields.finish()
         return None
@@ -126,13 +125,13 @@ def read_model(fields: Fields, name: str) -> Model | None:
             f"is required: hidden {hidden} does not divide by {heads} heads",
         )
     experts = fields.integer("experts", minimum=0, default=0)
-    window = fields.integer("sliding_window", default=0)
+    window = fields.integer("sliding_window", default=0, kind="window_tokens")
     result = Model(
         name=_name(fields, name),
         layers=fields.integer("layers"),
         hidden=hidden,
         heads=heads,
-        kv_heads=fields.integer("kv_heads", default=heads),
+        kv_heads=fields.integer("kv_heads", default=heads, kind="heads"),
         head_dim=fields.integer("head_dim", default=max(1, hidden // heads)),
         ffn_hidden=fields.integer("ffn_hidden"),
         vocab=fields.integer("vocab"),
@@ -140,9 +139,9 @@ def read_model(fields: Fields, name: str) -> Model | None:
         tied_embeddings=fields.boolean("tied_embeddings", default=False),
         experts=experts,
         top_k=fields.integer("top_k", minimum=0, default=0),
-        shared_expert_ffn=fields.integer("shared_expert_ffn", minimum=0, default=0),
-        dense_layers=fields.integer("dense_layers", minimum=0, default=0),
-        dense_ffn_hidden=fields.integer("dense_ffn_hidden", minimum=0, default=0),
+        shared_expert_ffn=fields.integer("shared_expert_ffn", minimum=0, default=0, kind="ffn_hidden"),
+        dense_layers=fields.integer("dense_layers", minimum=0, default=0, kind="layers"),
+        dense_ffn_hidden=fields.integer("dense_ffn_hidden", minimum=0, default=0, kind="ffn_hidden"),
         latent_attention=_latent_attention(fields),
         sliding_window=window or None,
         full_attention_every=fields.integer("full_attention_every", minimum=0, default=0),
@@ -156,9 +155,9 @@ def read_model(fields: Fields, name: str) -> Model | None:
         clamped_activation=fields.boolean("clamped_activation", default=False),
         scaled_rotary=fields.boolean("scaled_rotary", default=False),
         dropout=fields.boolean("dropout", default=False),
-        learned_positions=fields.integer("learned_positions", minimum=0, default=0),
+        learned_positions=fields.integer("learned_positions", minimum=0, default=0, kind="positions"),
         mtp_layers=fields.integer("mtp_layers", minimum=0, default=0),
-        adapter_rank=fields.integer("adapter_rank", minimum=0, default=0),
+        adapter_rank=fields.integer("adapter_rank", minimum=0, default=0, kind="lora_rank"),
         adapter_targets=_word(fields, "adapter_targets", AdapterTargets, "attention"),
         source=_source(fields),
     )
@@ -196,11 +195,11 @@ def _latent_attention(fields: Fields) -> LatentAttention | None:
         return None
     part = fields.mapping("latent_attention")
     result = LatentAttention(
-        q_lora_rank=part.integer("q_lora_rank", minimum=0, default=0),
-        kv_lora_rank=part.integer("kv_lora_rank"),
-        qk_nope_head_dim=part.integer("qk_nope_head_dim"),
-        qk_rope_head_dim=part.integer("qk_rope_head_dim", minimum=0),
-        v_head_dim=part.integer("v_head_dim"),
+        q_lora_rank=part.integer("q_lora_rank", minimum=0, default=0, kind="lora_rank"),
+        kv_lora_rank=part.integer("kv_lora_rank", kind="lora_rank"),
+        qk_nope_head_dim=part.integer("qk_nope_head_dim", kind="head_dim"),
+        qk_rope_head_dim=part.integer("qk_rope_head_dim", minimum=0, kind="head_dim"),
+        v_head_dim=part.integer("v_head_dim", kind="head_dim"),
     )
     part.finish()
     return result
@@ -238,10 +237,16 @@ def _fabric(fields: Fields) -> Fabric:
         nodes_per_block=fields.integer("nodes_per_block", default=default.nodes_per_block),
         blocks_per_pod=fields.integer("blocks_per_pod", default=default.blocks_per_pod),
         leaf_oversubscription=fields.number(
-            "leaf_oversubscription", minimum=1.0, default=default.leaf_oversubscription
+            "leaf_oversubscription",
+            minimum=1.0,
+            default=default.leaf_oversubscription,
+            kind="oversubscription",
         ),
         spine_oversubscription=fields.number(
-            "spine_oversubscription", minimum=1.0, default=default.spine_oversubscription
+            "spine_oversubscription",
+            minimum=1.0,
+            default=default.spine_oversubscription,
+            kind="oversubscription",
         ),
         hop_latency_s=fields.quantity("hop_latency", "time", default=default.hop_latency_s, zero=True),
         routing=_word(fields, "routing", Routing, default.routing),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,9 @@ from typing import Any
 from cost_models.catalog_entries import model_problems
 from cost_models.model import LatentAttention, Model
 from hdpsim.errors import CatalogError
+from hdpsim.quoting import LONGEST_NAME, quoted, shortened
+from hdpsim.ranges import RANGES
+from hdpsim.reading import UnreadableError, loads_json, read_text
 
 __all__ = ["model_from_hf_config"]
 
@@ -31,6 +33,21 @@ _ALIASES: dict[str, tuple[str, ...]] = {
     "positions": ("n_positions", "max_position_embeddings", "n_ctx"),
     "mtp": ("num_nextn_predict_layers",),
 }
+_KINDS = {
+    "kv_heads": "heads", "ffn": "ffn_hidden", "expert_ffn": "ffn_hidden", "shared_ffn": "ffn_hidden",
+    "shared_experts": "experts", "dense_layers": "layers", "mtp": "mtp_layers", "q_lora_rank": "lora_rank",
+    "kv_lora_rank": "lora_rank", "qk_nope_head_dim": "head_dim", "qk_rope_head_dim": "head_dim",
+    "v_head_dim": "head_dim", "sliding_window": "window_tokens", "attention_chunk_size": "window_tokens",
+    "decoder_sparse_step": "layers", "moe_layer_freq": "layers",
+}  # fmt: skip
+"""The ranges of counts that are not called like a range."""
+_MAY_BE_ZERO = frozenset(
+    {
+        "experts", "top_k", "shared_ffn", "shared_experts", "dense_layers", "mtp", "q_lora_rank", "qk_rope_head_dim",
+        "positions", "sliding_window", "attention_chunk_size", "expert_ffn", "ffn",
+    }
+)  # fmt: skip
+"""Counts of which 0 means that there is no such thing."""
 _REQUIRED = ("layers", "hidden", "heads", "vocab")
 _PLAIN_MLP_FAMILIES = frozenset(
     {"gpt2", "gpt_neox", "gptj", "gpt_neo", "bloom", "falcon", "opt", "mpt", "phi"}
@@ -71,13 +88,33 @@ class _Config:
         return next((self._data[key] for key in keys if self._data.get(key) is not None), None)
 
     def count(self, name: str, default: int | None = None) -> int:
-        """A non-negative whole number under any alias of *name*."""
+        """A whole number under any alias of *name*, in its range; 0 only where that means that there is none."""
         value = self.raw(*_ALIASES.get(name, (name,)))
         if value is None:
             value = default
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        allowed = RANGES[_KINDS.get(name, name)].from_least(0 if name in _MAY_BE_ZERO else 1)
+        if not allowed.holds(value):
             keys = " / ".join(_ALIASES.get(name, (name,)))
-            raise CatalogError(f"{self.where}: {keys} must be a whole number, got {value!r}")
+            raise CatalogError(f"{self.where}: {keys} {allowed.complaint(value)}")
+        return int(value)
+
+    def text(self, *keys: str) -> str:
+        """A text, empty when none of the keys is set."""
+        value = self.raw(*keys)
+        if value is not None and not isinstance(value, str):
+            raise CatalogError(f"{self.where}: {' / '.join(keys)} must be a text, got {quoted(value)}")
+        return value or ""
+
+    def numbers(self, key: str) -> list[int]:
+        """A list of whole numbers, empty when the key is not set."""
+        value = self.raw(key)
+        if value is None:
+            return []
+        allowed = RANGES["layers"].from_least(0)
+        if not isinstance(value, list) or not all(map(allowed.holds, value)):
+            raise CatalogError(
+                f"{self.where}: {key} must be a list of whole numbers from {allowed}, got {quoted(value)}"
+            )
         return value
 
     def has(self, name: str) -> bool:
@@ -85,9 +122,11 @@ class _Config:
         return self.raw(*_ALIASES.get(name, (name,))) is not None
 
     def flag(self, *keys: str, default: bool = False) -> bool:
-        """A true/false value."""
+        """A true/false value, spelled so."""
         value = self.raw(*keys)
-        return default if value is None else bool(value)
+        if value is not None and not isinstance(value, bool):
+            raise CatalogError(f"{self.where}: {' / '.join(keys)} must be true or false, got {quoted(value)}")
+        return default if value is None else value
 
     def ignored(self) -> tuple[str, ...]:
         """Keys that were set, were not taken, and might have mattered."""
@@ -111,7 +150,8 @@ def model_from_hf_config(
     missing = [f"{what} ({' or '.join(_ALIASES[what])})" for what in _REQUIRED if not config.has(what)]
     if missing:
         raise CatalogError(f"{where}: not the config.json of a language model: missing {', '.join(missing)}")
-    result = _model(config, name or str(data.get("name") or data.get("_name_or_path") or Path(where).stem))
+    own = config.text("name") or config.text("_name_or_path")
+    result = _model(config, name or own or Path(where).stem)
     problems = model_problems(result)
     if problems:
         raise CatalogError(f"{where}: " + "; ".join(f"{key} {text}" for key, text in problems))
@@ -125,24 +165,22 @@ def _source(path_or_dict: str | Path | Mapping[str, Any]) -> tuple[Mapping[str, 
     else:
         path = Path(path_or_dict)
         path = path / "config.json" if path.is_dir() else path
-        where = str(path)
+        where = shortened(str(path), LONGEST_NAME)
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise CatalogError(f"{where}: cannot be read: {error.strerror}") from None
-        except (ValueError, RecursionError) as error:
-            raise CatalogError(f"{where}: not JSON: {error}") from None
+            data = loads_json(read_text(path), str(path))
+        except UnreadableError as error:
+            raise CatalogError(str(error)) from None
     if not isinstance(data, Mapping):
-        raise CatalogError(f"{where}: must be a JSON object, got {type(data).__name__}")
+        raise CatalogError(f"{where}: must be a JSON object, got {quoted(data)}")
     inner = data.get("text_config")
-    return (inner, where) if isinstance(inner, Mapping) else (data, where)
+    if inner is not None and not isinstance(inner, Mapping):
+        raise CatalogError(f"{where}: text_config must be a JSON object, got {quoted(inner)}")
+    return (data, where) if inner is None else (inner, where)
 
 
 def _model(config: _Config, name: str) -> Model:
-    family = str(config.raw("model_type") or "")
+    family = config.text("model_type")
     layers, hidden, heads = config.count("layers"), config.count("hidden"), config.count("heads")
-    if not (layers and hidden and heads):
-        raise CatalogError(f"{config.where}: layers, hidden size and heads must be positive")
     plain = family in _PLAIN_MLP_FAMILIES
     latent = _latent_attention(config)
     head_dim = latent.v_head_dim if latent else config.count("head_dim", default=hidden // heads)
@@ -202,16 +240,17 @@ def _dense_layers(config: _Config, experts: int, layers: int) -> int:
         return 0
     every = config.raw("decoder_sparse_step", "moe_layer_freq")
     if isinstance(every, list):
+        every = config.numbers("moe_layer_freq")
         first = every.index(1) if 1 in every else layers
         if every != [0] * first + [1] * (len(every) - first):
             raise CatalogError(f"{config.where}: moe_layer_freq mixes dense and expert layers; not supported")
         return first
-    if every is not None and every != 1:
+    if every is not None and config.count("decoder_sparse_step", config.raw("moe_layer_freq")) != 1:
         raise CatalogError(f"{config.where}: only every {every}th layer has experts; not supported")
-    only_dense = config.raw("mlp_only_layers") or []
+    only_dense = config.numbers("mlp_only_layers")
     if only_dense != list(range(len(only_dense))):
         raise CatalogError(
-            f"{config.where}: mlp_only_layers {only_dense} are not the first layers; not supported"
+            f"{config.where}: mlp_only_layers ({quoted(only_dense)}) are not the first layers; not supported"
         )
     return config.count("dense_layers", default=len(only_dense))
 
@@ -228,14 +267,17 @@ def _windows(config: _Config) -> tuple[int | None, int, bool]:
 
     Of layers of both kinds the share counts, rounded to one in so many.
     """
-    chunk, window = config.raw("attention_chunk_size"), config.raw("sliding_window")
+    chunk = config.count("attention_chunk_size", 0)
+    window = config.count("sliding_window", 0)
     used = config.flag("use_sliding_window", default=True)
-    width = window if isinstance(window, int) and window > 0 and used else chunk
-    if not isinstance(width, int) or width <= 0:
-        return None, 0, False
+    width = window if window and used else chunk
     kinds = config.raw("layer_types")
+    if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
+        raise CatalogError(f"{config.where}: layer_types must be a list of texts, got {quoted(kinds)}")
+    if not width:
+        return None, 0, False
     chunked = width == chunk and width != window
-    if not isinstance(kinds, list) or "full_attention" not in kinds:
+    if not kinds or "full_attention" not in kinds:
         return width, 0, chunked
     every = round(len(kinds) / kinds.count("full_attention"))
     return (None, 0, False) if every < 2 else (width, every, chunked)

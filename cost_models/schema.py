@@ -9,14 +9,19 @@ from typing import Any
 
 from cost_models.units import parse_quantity
 from hdpsim.errors import QuantityError, ScenarioError
+from hdpsim.quoting import quoted
+from hdpsim.ranges import RANGES
 
 __all__ = ["Fields", "Problems", "did_you_mean"]
 
 _MISSING: Any = object()
+_LONGEST_KNOWN = 200  # characters: no key or name is as long, and the comparison takes the square of it
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """` (did you mean 'x'?)` when something similar is known, else an empty text."""
+    if len(name) > _LONGEST_KNOWN:
+        return ""
     by_folded = {option.casefold(): option for option in known}
     close = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.6)
     return f" (did you mean {by_folded[close[0]]!r}?)" if close else ""
@@ -80,9 +85,18 @@ class Fields:
         return default
 
     def quantity(
-        self, name: str, dimension: str, *, default: float | None = _MISSING, zero: bool = False
+        self,
+        name: str,
+        dimension: str,
+        *,
+        default: float | None = _MISSING,
+        zero: bool = False,
+        kind: str | None = None,
     ) -> float:
-        """A number with a unit, in base units; positive, or zero too when *zero* is set."""
+        """A number with a unit, in base units and in the range of its *kind* (default: its dimension).
+
+        Zero is allowed, too, when *zero* is set.
+        """
         value = self.raw(name, default)
         if value is _MISSING or value is default:
             return 1.0 if default is _MISSING or default is None else float(default)
@@ -94,35 +108,53 @@ class Fields:
             self.problems.add(self.dotted(name), str(error))
             return 1.0
         if not parsed > 0 and not zero:
-            self.problems.add(self.dotted(name), f"must be positive, got {value!r}")
+            self.problems.add(self.dotted(name), f"must be positive, got {quoted(value)}")
+            return 1.0
+        allowed = RANGES[kind or dimension]
+        if parsed > 0 and not allowed.low <= parsed <= allowed.high:
+            self.problems.add(self.dotted(name), allowed.complaint(value))
             return 1.0
         return parsed
 
-    def integer(self, name: str, *, minimum: int = 1, default: int = _MISSING) -> int:
-        """A whole number of at least *minimum*."""
+    def integer(
+        self, name: str, *, minimum: int = 1, default: int = _MISSING, kind: str | None = None
+    ) -> int:
+        """A whole number of at least *minimum* in the range of its *kind* (default: its name)."""
         value = self.raw(name, default)
         if value is _MISSING:
             return max(minimum, 1)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
-            self.problems.add(self.dotted(name), f"must be a whole number, got {_kind(value)} {value!r}")
+            self.problems.add(
+                self.dotted(name), f"must be a whole number, got {_kind(value)} {quoted(value)}"
+            )
             return max(minimum, 1)
         if value < minimum and value is not default:
-            self.problems.add(self.dotted(name), f"must be at least {minimum}, got {value}")
+            self.problems.add(self.dotted(name), f"must be at least {minimum}, got {quoted(value)}")
+            return max(minimum, 1)
+        allowed = RANGES[kind or (name if name in RANGES else "count")]
+        if value > allowed.high:
+            self.problems.add(self.dotted(name), allowed.from_least(minimum).complaint(value))
             return max(minimum, 1)
         return int(value)
 
-    def number(self, name: str, *, minimum: float = 0.0, default: float = _MISSING) -> float:
-        """A finite number of at least *minimum*."""
+    def number(
+        self, name: str, *, minimum: float = 0.0, default: float = _MISSING, kind: str | None = None
+    ) -> float:
+        """A finite number of at least *minimum* in the range of its *kind* (default: its name)."""
         value = self.raw(name, default)
         if value is _MISSING:
             return minimum
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            self.problems.add(self.dotted(name), f"must be a number, got {_kind(value)} {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
+            self.problems.add(self.dotted(name), f"must be a number, got {_kind(value)} {quoted(value)}")
             return minimum
         if not value >= minimum:
-            self.problems.add(self.dotted(name), f"must be at least {minimum:g}, got {value:g}")
+            self.problems.add(self.dotted(name), f"must be at least {minimum:g}, got {quoted(value)}")
+            return minimum
+        allowed = RANGES[kind or (name if name in RANGES else "number")]
+        if value is not default and not allowed.low <= value <= allowed.high:
+            self.problems.add(self.dotted(name), allowed.complaint(value))
             return minimum
         return float(value)
 
@@ -132,7 +164,7 @@ class Fields:
         if isinstance(value, bool):
             return value
         if value is not _MISSING:
-            self.problems.add(self.dotted(name), f"must be true or false, got {_kind(value)} {value!r}")
+            self.problems.add(self.dotted(name), f"must be true or false, got {_kind(value)} {quoted(value)}")
         return False
 
     def text(self, name: str, *, default: str = _MISSING) -> str:
@@ -141,17 +173,19 @@ class Fields:
         if isinstance(value, str) and (value or value is default):
             return value
         if value is not _MISSING:
-            self.problems.add(self.dotted(name), f"must be a text, got {_kind(value)} {value!r}")
+            self.problems.add(self.dotted(name), f"must be a text, got {_kind(value)} {quoted(value)}")
         return ""
 
     def choice(self, name: str, options: Iterable[str], *, default: str = _MISSING) -> str:
         """One of the *options*."""
         allowed = tuple(options)
         value = self.raw(name, default)
-        if value is _MISSING or value in allowed:
+        if value is _MISSING or (isinstance(value, str) and value in allowed):
             return str(value) if value is not _MISSING else allowed[0]
         hint = did_you_mean(str(value), allowed)
-        self.problems.add(self.dotted(name), f"must be one of {', '.join(allowed)}; got {value!r}{hint}")
+        self.problems.add(
+            self.dotted(name), f"must be one of {', '.join(allowed)}; got {quoted(value)}{hint}"
+        )
         return allowed[0]
 
     def texts(self, name: str) -> tuple[str, ...]:

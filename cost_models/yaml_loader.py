@@ -15,10 +15,14 @@ from typing import Any
 import yaml
 
 from hdpsim.errors import UserInputError
+from hdpsim.quoting import LONGEST_NAME, quoted, shortened
+from hdpsim.ranges import LIMITS
+from hdpsim.reading import UnreadableError, read_text
 
 __all__ = ["YamlDocument", "YamlError", "load_document", "load_yaml"]
 
-_MAX_BYTES = 8 * 2**20  # a scenario is a few KiB; anything near this is a data file given by mistake
+_DEPTH, _TOO_DEEP = LIMITS["configuration_depth"]
+_VALUES, _TOO_MANY = LIMITS["configuration_values"]
 
 
 class YamlError(UserInputError):
@@ -30,6 +34,7 @@ class YamlError(UserInputError):
     """
 
     def __init__(self, message: str, source: str, line: int | None = None) -> None:
+        source = shortened(source, LONGEST_NAME)
         where = source if line is None else f"{source}:{line}"
         super().__init__(f"{where}: {message}")
         self.message, self.source, self.line = message, source, line
@@ -59,8 +64,26 @@ class YamlDocument:
         return f"{self.source}:{self.lines[key]}" if key else self.source
 
 
+class _TooDeepError(Exception):
+    """Nested beyond the limit, in this line."""
+
+    def __init__(self, line: int) -> None:
+        self.line = line
+
+
 class _CoreLoader(yaml.SafeLoader):
     """Parser with the scalar rules of the YAML 1.2 core schema (and no octal trap: 010 stays text)."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """As the base, but not deeper than a configuration is."""
+        self._depth += 1
+        if self._depth > _DEPTH:
+            raise _TooDeepError(self.line + 1)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 _CoreLoader.yaml_implicit_resolvers = {}
@@ -92,38 +115,37 @@ def load_document(source: Path | str, name: str = "<text>") -> YamlDocument:
     text = source if isinstance(source, str) else _read(source)
     name = name if isinstance(source, str) else str(source)
     try:
+        text.encode("utf-8")
         node = yaml.compose(text, Loader=_CoreLoader)
         builder = _Builder(name)
         data = None if node is None else builder.build(node, "")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = ", ".join(part for part in (error.context, error.problem) if part)
-        raise YamlError(f"not valid YAML: {problem}", name, mark.line + 1 if mark else None) from error
+        raise YamlError(
+            f"not valid YAML: {shortened(problem, LONGEST_NAME)}", name, mark.line + 1 if mark else None
+        ) from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise YamlError(
             f"not valid YAML: character #x{error.character:04x} is not allowed", name, line
         ) from error
-    except RecursionError as error:
-        raise YamlError("nested too deeply to be a configuration", name) from error
+    except _TooDeepError as error:
+        raise YamlError(f"is nested more than {_DEPTH} levels deep: {_TOO_DEEP}", name, error.line) from None
+    except UnicodeEncodeError as error:
+        line = text.count("\n", 0, error.start) + 1
+        raise YamlError("not valid YAML: half a character (a lone surrogate)", name, line) from None
+    except ValueError as error:  # an escape that stands for no character
+        raise YamlError(f"not valid YAML: {shortened(str(error), LONGEST_NAME)}", name) from None
     return YamlDocument(data=data, source=name, lines=builder.lines)
 
 
 def _read(path: Path) -> str:
     """The text of a file, or a YamlError that says why not."""
     try:
-        if path.is_dir():
-            raise YamlError("is a directory, not a YAML file", str(path))
-        if path.stat().st_size > _MAX_BYTES:
-            raise YamlError(f"is larger than {_MAX_BYTES // 2**20} MiB; not a configuration file", str(path))
-        return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise YamlError("no such file", str(path)) from None
-    except UnicodeDecodeError as error:
-        raise YamlError(f"is not UTF-8 text (byte {error.start})", str(path)) from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise YamlError(f"cannot be read: {reason}", str(path)) from None
+        return read_text(path)
+    except UnreadableError as error:
+        raise YamlError(error.reason, str(path)) from None
 
 
 class _Builder:
@@ -140,8 +162,8 @@ class _Builder:
         line = node.start_mark.line + 1
         self.lines.setdefault(key, line)
         self._values += 1
-        if self._values > 1_000_000:  # an anchor that repeats anchors ("billion laughs")
-            raise YamlError("expands to more than a million values", self._source, line)
+        if self._values > _VALUES:  # also by an anchor that repeats anchors ("billion laughs")
+            raise YamlError(f"expands to more than {_VALUES:,} values: {_TOO_MANY}", self._source, line)
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node)
         if id(node) in self._open:
@@ -162,11 +184,13 @@ class _Builder:
             line = name_node.start_mark.line + 1
             if not isinstance(name_node, yaml.ScalarNode):
                 raise YamlError("a key must be a word, not a list or mapping", self._source, line)
-            name = str(name_node.value)
+            name = self._text(str(name_node.value), name_node)
             dotted = f"{key}.{name}" if key else name
             if name in result:
                 first = self.lines[dotted]
-                raise YamlError(f"{dotted!r} is given twice (first in line {first})", self._source, line)
+                raise YamlError(
+                    f"{quoted(dotted)} is given twice (first in line {first})", self._source, line
+                )
             self.lines[dotted] = line
             result[name] = self.build(value_node, dotted)
         return result
@@ -175,24 +199,34 @@ class _Builder:
         text = str(node.value)
         kind = str(node.tag).removeprefix("tag:yaml.org,2002:")
         if kind == "str":
-            return text
+            return self._text(text, node)
         try:
             if kind == "int":
-                return int(text, 0) if text[:2] in ("0x", "0o") else int(text)
+                # Python refuses to read decimal numbers of thousands of digits, but others it cannot print.
+                return int(text[:1000], 0) if text[:2] in ("0x", "0o") else int(text)
             if kind == "float":
                 return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
         except ValueError:
             line = node.start_mark.line + 1
-            raise YamlError(f"{text[:40]!r} is not a number of type {kind}", self._source, line) from None
+            raise YamlError(f"{quoted(text)} is not a number of type {kind}", self._source, line) from None
         if kind == "bool":
             return text.lower() == "true"
         if kind == "null":
             return None
         raise self._unknown_tag(node)
 
+    def _text(self, text: str, node: yaml.Node) -> str:
+        """A text without halves of characters, which an escape can hold."""
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            line = node.start_mark.line + 1
+            raise YamlError(f"{quoted(text)} holds half a character (a lone surrogate)", self._source, line)
+        return text
+
     def _check_tag(self, node: yaml.Node, kind: str) -> None:
         if node.tag != f"tag:yaml.org,2002:{kind}":
             raise self._unknown_tag(node)
 
     def _unknown_tag(self, node: yaml.Node) -> YamlError:
-        return YamlError(f"the tag {node.tag!r} is not allowed here", self._source, node.start_mark.line + 1)
+        return YamlError(
+            f"the tag {quoted(node.tag)} is not allowed here", self._source, node.start_mark.line + 1
+        )

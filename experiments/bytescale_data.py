@@ -133,9 +133,11 @@ def _cell(where: str, row: Mapping[str, str]) -> Cell:
     return Cell(
         model=one_of(where, "model", row, tuple(layouts())),
         dataset=one_of(where, "dataset", row, tuple(DATASETS)),
-        gpus=whole(where, "gpus", row),
-        context_tokens=whole(where, "context_tokens", row),
+        gpus=whole(where, "gpus", row, "gpus"),
+        context_tokens=whole(where, "context_tokens", row, "context_tokens"),
         strategy=cast("StrategyName", one_of(where, "strategy", row, STRATEGIES)),
-        measured_tokens_per_s=positive(where, "measured_tokens_per_s", measured) if measured else None,
+        measured_tokens_per_s=positive(where, "measured_tokens_per_s", measured, "tokens_per_s")
+        if measured
+        else None,
         extra=tuple((name, value) for name, value in row.items() if name not in COLUMNS),
     )

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import math
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 from cost_models.schema import did_you_mean
 from hdpsim.errors import UserInputError
+from hdpsim.quoting import LONGEST_NAME, quoted, shortened
+from hdpsim.ranges import RANGES
+from hdpsim.reading import read_bytes
 
-__all__ = ["missing_columns", "one_of", "positive", "read_csv", "read_rows", "whole"]
+__all__ = ["as_number", "missing_columns", "one_of", "positive", "read_csv", "read_rows", "whole"]
 
-_GZIP = b"\x1f\x8b"
 _OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
@@ -26,13 +26,8 @@ def read_csv(path: str | Path) -> list[list[str]]:
         UserInputError: unreadable, or no CSV in UTF-8.
     """
     try:
-        raw = Path(path).read_bytes()
-        raw = gzip.decompress(raw) if raw.startswith(_GZIP) else raw
-        return list(csv.reader(io.StringIO(raw.decode("utf-8-sig"), newline=""), strict=True))
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserInputError(f"{path}: the gzip compression is damaged ({error})") from None
-    except OSError as error:
-        raise UserInputError(f"{path}: cannot be read: {error.strerror or error}") from None
+        text = read_bytes(path, "table_bytes", unpack=True).decode("utf-8-sig")
+        return list(csv.reader(io.StringIO(text, newline=""), strict=True))
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserInputError(f"{path}: is not a CSV file in UTF-8 ({error})") from None
 
@@ -48,7 +43,7 @@ def missing_columns(
         )
     return UserInputError(
         f"{path}: missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; "
-        f"needed: {', '.join(needed)}; found: {', '.join(head) or 'nothing'}"
+        f"needed: {', '.join(needed)}; found: {shortened(', '.join(head), LONGEST_NAME) or 'nothing'}"
     )
 
 
@@ -88,24 +83,38 @@ def one_of(where: str, column: str, row: Mapping[str, str], known: tuple[str, ..
     value = row[column]
     if value not in known:
         hint = did_you_mean(value, known)
-        raise UserInputError(f"{where}: {column}: {value!r} is not one of {', '.join(known)}{hint}")
+        raise UserInputError(f"{where}: {column}: {quoted(value)} is not one of {', '.join(known)}{hint}")
     return value
 
 
-def whole(where: str, column: str, row: Mapping[str, str]) -> int:
-    """A whole number of at least 1."""
+def whole(where: str, column: str, row: Mapping[str, str], kind: str) -> int:
+    """A whole number in the range of that *kind*."""
     value = row[column]
-    if not (value.isascii() and value.isdigit() and 0 < len(value) <= len(str(2**53)) and int(value) > 0):
-        raise UserInputError(f"{where}: {column}: expected a whole number of at least 1, got {value!r}")
+    allowed = RANGES[kind]
+    digits = value.isascii() and value.isdigit() and len(value) <= len(str(2**53))
+    if not (digits and int(value) >= allowed.low):
+        raise UserInputError(
+            f"{where}: {column}: expected a whole number of at least {allowed.low}, got {quoted(value)}"
+        )
+    if not allowed.holds(int(value)):
+        raise UserInputError(f"{where}: {column}: {allowed.complaint(int(value))}")
     return int(value)
 
 
-def positive(where: str, column: str, value: str) -> float:
-    """A positive number."""
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not 0.0 < number < math.inf:
-        raise UserInputError(f"{where}: {column}: expected a positive number or nothing, got {value!r}")
+def positive(where: str, column: str, value: str, kind: str) -> float:
+    """A positive number in the range of that *kind*."""
+    number = as_number(value)
+    allowed = RANGES[kind]
+    if not 0 < number < math.inf:
+        raise UserInputError(f"{where}: {column}: expected a positive number or nothing, got {quoted(value)}")
+    if not allowed.holds(number):
+        raise UserInputError(f"{where}: {column}: {allowed.complaint(number)}")
     return number
+
+
+def as_number(text: str) -> float:
+    """A cell as a number; nan when it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

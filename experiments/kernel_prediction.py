@@ -27,7 +27,10 @@ from cost_models.kernels import (
 )
 from cost_models.layout import Precision
 from cost_models.matrix_units import CAST_BYTES
+from experiments.cell_files import as_number
 from hdpsim.errors import InfeasibleError
+from hdpsim.quoting import quoted
+from hdpsim.ranges import RANGES
 
 __all__ = ["bus_factor", "flop_of", "gpu_of", "number", "predicted_s"]
 
@@ -37,6 +40,13 @@ _BOARDS: dict[str, tuple[str, dict[str, float]]] = {
     "A100-SXM": ("a100-80gb", {}),
     "H800-SXM-80G": ("h800-80gb", {}),
 }
+_KINDS = {
+    "time_us": "kernel_us",
+    "tflops": "kernel_tflops",
+    "busbw_gbs": "kernel_gbps",
+    "value": "kernel_gbps",
+}
+"""The ranges of columns that are no dimension."""
 _COLLECTIVES: dict[str, CollectiveKind] = {
     "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter",
     "alltoall": "all_to_all",
@@ -82,17 +92,13 @@ def number(record: Mapping[str, str], key: str) -> float | None:
     text = (record.get(key) or "").strip()
     if not text:
         return None
-    value = _number(text)
+    value = as_number(text)
     if not 0.0 <= value < math.inf:
-        raise InfeasibleError(f"{key}: expected a number of at least 0 or nothing, got {text!r}")
+        raise InfeasibleError(f"{key}: expected a number of at least 0 or nothing, got {quoted(text)}")
+    allowed = RANGES[_KINDS.get(key, "kernel_dimension")]
+    if value and not allowed.low <= value <= allowed.high:
+        raise InfeasibleError(f"{key}: {allowed.complaint(value)}")
     return value
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 def _need(record: Mapping[str, str], *keys: str, whole: bool = False) -> list[float]:
@@ -104,7 +110,7 @@ def _need(record: Mapping[str, str], *keys: str, whole: bool = False) -> list[fl
     for key, value in zip(keys, stated, strict=True):
         if value <= 0.0 or (whole and value != int(value)):
             raise InfeasibleError(
-                f"{key}: expected a {'whole' if whole else 'positive'} number, got {record[key]!r}"
+                f"{key}: expected a {'whole' if whole else 'positive'} number, got {quoted(record[key])}"
             )
     return stated
 
@@ -135,9 +141,11 @@ def _head_dim(record: Mapping[str, str]) -> float:
     text = record.get("head_dim") or ""
     if not text:
         raise InfeasibleError("head_dim not stated")
-    dims = [_number(part) for part in text.split("/")]
-    if not all(0.0 < dim < math.inf for dim in dims):
-        raise InfeasibleError(f"head_dim: expected a positive number, or two as in 192/128, got {text!r}")
+    dims = [as_number(part) for part in text.split("/")]
+    if not all(0.0 < dim <= RANGES["head_dim"].high for dim in dims):
+        raise InfeasibleError(
+            f"head_dim: expected a positive number, or two as in 192/128, got {quoted(text)}"
+        )
     return float(np.mean(dims))
 
 

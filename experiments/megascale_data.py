@@ -75,14 +75,16 @@ def read_cells(path: str | Path) -> tuple[Cell, ...]:
 
 
 def _cell(where: str, row: Mapping[str, str]) -> Cell:
-    measured = row["measured"]
+    measured, metric = row["measured"], one_of(where, "metric", row, METRICS)
     return Cell(
         system=one_of(where, "system", row, SYSTEMS),
         model=one_of(where, "model", row, MODELS),
-        gpus=whole(where, "gpus", row),
-        global_batch=whole(where, "global_batch", row),
-        metric=one_of(where, "metric", row, METRICS),
-        measured=positive(where, "measured", measured) if measured else None,
+        gpus=whole(where, "gpus", row, "gpus"),
+        global_batch=whole(where, "global_batch", row, "batch_sequences"),
+        metric=metric,
+        measured=positive(where, "measured", measured, "percent" if metric == "mfu" else metric)
+        if measured
+        else None,
         extra=tuple((name, value) for name, value in row.items() if name not in COLUMNS),
     )
 

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cost_models.schema import did_you_mean
-from experiments.cell_files import missing_columns, read_csv
+from experiments.cell_files import as_number, missing_columns, positive, read_csv
 from hdpsim.errors import UserInputError
+from hdpsim.quoting import quoted
+from hdpsim.ranges import RANGES
 
 __all__ = [
     "MEASURED_COLUMNS",
@@ -146,13 +148,25 @@ _OTHER_VERBS = (
 )
 """Columns of files that another verb takes."""
 
-_WHOLE = (
-    "n_gpus", "gpus_per_node", "year", "layers", "hidden", "ffn_hidden", "heads", "kv_heads", "head_dim", "vocab",
-    "n_experts", "topk", "shared_expert_ffn", "seq_len", "global_batch_seqs", "grad_accum", "micro_batch", "tp", "pp",
-    "vpp", "cp", "ep", "dp",
-)  # fmt: skip
+_WHOLE = {
+    **{name: name for name in ("gpus_per_node", "year", "layers", "hidden", "ffn_hidden", "heads", "head_dim")},
+    "vocab": "vocab",
+    **{name: name for name in ("tp", "pp", "vpp", "cp", "ep", "dp")},
+    "n_gpus": "gpus", "kv_heads": "heads", "n_experts": "experts", "topk": "top_k", "shared_expert_ffn": "ffn_hidden",
+    "seq_len": "context_tokens", "global_batch_seqs": "sequences", "grad_accum": "micro_batches",
+    "micro_batch": "sequences",
+}  # fmt: skip
+"""Columns of whole numbers, and the range of each."""
 _MAY_BE_ZERO = ("n_experts", "topk", "shared_expert_ffn")  # 0 and nothing both mean a dense model
-_POSITIVE = ("nic_gbps_per_gpu", *(name for name in MEASURED_COLUMNS if name != "outcome"))
+_POSITIVE = {
+    "nic_gbps_per_gpu": "network_gbps",
+    "measured_step_s": "step_s",
+    "measured_tokens_per_s_per_gpu": "tokens_per_s",
+    "measured_tflops_per_gpu": "tflops",
+    "measured_mfu_pct": "percent",
+    "peak_mem_gb": "memory_gb",
+}
+"""Columns of positive numbers, and the range of each."""
 _FLAGS = ("gated_mlp", "sp", "complete")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "task": ("pretrain", "sft", "lora"),
@@ -246,7 +260,7 @@ def _value(where: str, column: str, text: str) -> object:
     if column in _WHOLE:
         return _whole(where, column, text)
     if column in _POSITIVE:
-        return _positive(where, column, text)
+        return positive(where, column, text, _POSITIVE[column])
     if column in _FLAGS:
         return _flag(where, column, text)
     if column in _CHOICES:
@@ -254,26 +268,22 @@ def _value(where: str, column: str, text: str) -> object:
     return text
 
 
-def _positive(where: str, column: str, text: str) -> float:
-    number = _number(text)
-    if not 0.0 < number < math.inf:
-        raise UserInputError(f"{where}: {column}: expected a positive number or nothing, got {text!r}")
-    return number
-
-
 def _whole(where: str, column: str, text: str) -> int:
-    number, least = _number(text), 0 if column in _MAY_BE_ZERO else 1
-    if not (least <= number <= 2.0**53 and number == int(number)):
+    number, least = as_number(text), 0 if column in _MAY_BE_ZERO else 1
+    if not (least <= number < math.inf and number == int(number)):
         raise UserInputError(
-            f"{where}: {column}: expected a whole number of at least {least} or nothing, got {text!r}"
+            f"{where}: {column}: expected a whole number of at least {least} or nothing, got {quoted(text)}"
         )
+    allowed = RANGES[_WHOLE[column]].from_least(least)
+    if not allowed.holds(int(number)):
+        raise UserInputError(f"{where}: {column}: {allowed.complaint(int(number))}")
     return int(number)
 
 
 def _flag(where: str, column: str, text: str) -> bool:
-    number = _number(text)
+    number = as_number(text)
     if number not in (0.0, 1.0):
-        raise UserInputError(f"{where}: {column}: expected 0, 1 or nothing, got {text!r}")
+        raise UserInputError(f"{where}: {column}: expected 0, 1 or nothing, got {quoted(text)}")
     return number == 1.0
 
 
@@ -285,13 +295,6 @@ def _choice(where: str, column: str, text: str) -> str:
     known = _CHOICES[column]
     if value not in known:
         raise UserInputError(
-            f"{where}: {column}: {text!r} is not one of {', '.join(known)}{did_you_mean(value, known)}"
+            f"{where}: {column}: {quoted(text)} is not one of {', '.join(known)}{did_you_mean(value, known)}"
         )
     return value
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan

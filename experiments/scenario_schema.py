@@ -72,7 +72,7 @@ def strategy_names() -> tuple[str, ...]:
 
 def _share_or_rest() -> Key:
     """A share of one kind of operations, or the same as of everything else."""
-    return Key(parse=_or_word("rest", _number(0.0, 1.0)), default=None, dump=_word_or("rest"))
+    return Key(parse=_or_word("rest", _number("share")), default=None, dump=_word_or("rest"))
 
 
 _LEAN = MemoryOverheads()
@@ -93,20 +93,22 @@ KEYS: Mapping[str, Key] = {
     "description": Key(parse=_text, default=""),
     "model": Key(parse=_reference),
     "cluster": Key(parse=_reference),
-    "gpus": Key(parse=_or_word("auto", _integer(1, 10_000_000)), default=None, dump=_word_or("auto")),
-    "layout.tp": Key(parse=_integer(1), default=1),
-    "layout.pp": Key(parse=_integer(1), default=1),
-    "layout.vpp": Key(parse=_integer(1), default=1),
-    "layout.cp": Key(parse=_or_word("auto", _integer(1)), default=None, dump=_word_or("auto")),
+    "gpus": Key(parse=_or_word("auto", _integer("gpus")), default=None, dump=_word_or("auto")),
+    "layout.tp": Key(parse=_integer("tp"), default=1),
+    "layout.pp": Key(parse=_integer("pp"), default=1),
+    "layout.vpp": Key(parse=_integer("vpp"), default=1),
+    "layout.cp": Key(parse=_or_word("auto", _integer("cp")), default=None, dump=_word_or("auto")),
     "layout.cp_kind": Key(parse=_choice(get_args(ContextParallelKind)), default="ring"),
-    "layout.ep": Key(parse=_integer(1), default=1),
+    "layout.ep": Key(parse=_integer("ep"), default=1),
     "layout.sequence_parallel": Key(parse=_boolean, default=True),
     "layout.stage_balance": Key(parse=_choice(get_args(StageBalance)), default="layers"),
     "layout.schedule": Key(parse=_choice(get_args(Schedule)), default="1f1b"),
     "layout.pp_overlap": Key(parse=_boolean, default=True),
     "layout.embedding_layers": Key(parse=_boolean, default=False),
     "layout.sharding": Key(parse=_choice(get_args(Sharding)), default="zero1"),
-    "layout.shard_ranks": Key(parse=_or_word("all", _integer(1)), default=None, dump=_word_or("all")),
+    "layout.shard_ranks": Key(
+        parse=_or_word("all", _integer("shard_ranks")), default=None, dump=_word_or("all")
+    ),
     "layout.gather_lists": Key(parse=_boolean, default=False),
     "layout.shard_copies": Key(parse=_choice(get_args(ShardCopies)), default="both"),
     "layout.gradient_bytes": Key(parse=_one_of(2, 4), default=4),
@@ -119,7 +121,7 @@ KEYS: Mapping[str, Key] = {
     "layout.owner_broadcasts": Key(parse=_boolean, default=False),
     "layout.gradient_all_reduce": Key(parse=_boolean, default=False),
     "layout.recompute": Key(parse=_choice(get_args(Recompute)), default="none"),
-    "layout.recompute_share": Key(parse=_number(0.0, 1.0), default=0.0),
+    "layout.recompute_share": Key(parse=_number("share"), default=0.0),
     "layout.recompute_products": _share_or_rest(),
     "layout.recompute_attention": _share_or_rest(),
     "layout.recompute_collectives": _share_or_rest(),
@@ -134,14 +136,14 @@ KEYS: Mapping[str, Key] = {
     "layout.tp_asynchronous": Key(parse=_boolean, default=False),
     "layout.checked_collectives": Key(parse=_boolean, default=False),
     "layout.bucket_parameters": Key(
-        parse=_or_word("auto", _number(1.0, 1e12)), default=None, dump=_word_or("auto")
+        parse=_or_word("auto", _number("bucket_parameters")), default=None, dump=_word_or("auto")
     ),
-    "layout.etp": Key(parse=_or_word("auto", _integer(1)), default=None, dump=_word_or("auto")),
+    "layout.etp": Key(parse=_or_word("auto", _integer("tp")), default=None, dump=_word_or("auto")),
     "layout.ep_overlap": Key(parse=_boolean, default=False),
     "layout.expert_dispatch": Key(parse=_choice(get_args(ExpertDispatch)), default="all-to-all"),
     "layout.expert_kernels": Key(parse=_choice(get_args(ExpertKernels)), default="grouped"),
     "layout.expert_imbalance": Key(
-        parse=_or_word("auto", _number(1.0, 1e4)), default=None, dump=_word_or("auto")
+        parse=_or_word("auto", _number("expert_imbalance")), default=None, dump=_word_or("auto")
     ),
     "layout.expert_padding": Key(parse=_boolean, default=False),
     "layout.attention_kernel": Key(parse=_choice(get_args(AttentionKernel)), default="flash"),
@@ -153,14 +155,16 @@ KEYS: Mapping[str, Key] = {
     "layout.cuda_graph_experts": Key(parse=_boolean, default=True),
     "layout.order": Key(parse=_choice(get_args(Order)), default="tp-dp-pp"),
     "layout.rank_capacity": Key(
-        parse=_or_word("auto", _tokens), default=None, dump=_word_or("auto", _dump_tokens)
+        parse=_or_word("auto", _tokens("rank_capacity_tokens")),
+        default=None,
+        dump=_word_or("auto", _dump_tokens),
     ),
     "data.trace": Key(parse=_reference, default=None),
     "data.distribution": Key(parse=_text, default=None),
     "data.batch": Key(parse=_batch, dump=str),
-    "data.context": Key(parse=_tokens, dump=_dump_tokens),
+    "data.context": Key(parse=_tokens("context_tokens"), dump=_dump_tokens),
     "data.policy": Key(parse=_choice(get_args(LongSequencePolicy)), default="chunk"),
-    "data.seed": Key(parse=_or_word("none", _integer(0)), default=0, dump=_word_or("none")),
+    "data.seed": Key(parse=_or_word("none", _integer("seed")), default=0, dump=_word_or("none")),
     "data.loader": Key(parse=_choice(get_args(Loader)), default="shared"),
     "data.asynchronous_loading": Key(parse=_boolean, default=True),
     "strategy.name": Key(parse=_choice(get_args(StrategyName)), default="hdp-balance"),
@@ -191,38 +195,38 @@ KEYS: Mapping[str, Key] = {
     "memory.eight_bit_copy_bytes": Key(parse=_number(0.0, 100.0), default=_LEAN.eight_bit_copy_bytes),
     "memory.host_run_ahead": Key(parse=_boolean, default=_LEAN.host_run_ahead),
     "execution.executor": Key(parse=_choice(("replay", "engine")), default="replay"),
-    "execution.seed": Key(parse=_integer(0), default=0),
-    "execution.jitter": Key(parse=_number(0.0, 1.0), default=0.0),
-    "execution.slow_node_share": Key(parse=_number(0.0, 1.0), default=0.0),
-    "execution.slow_node_factor": Key(parse=_number(1.0, 100.0), default=1.1),
+    "execution.seed": Key(parse=_integer("seed"), default=0),
+    "execution.jitter": Key(parse=_number("jitter"), default=0.0),
+    "execution.slow_node_share": Key(parse=_number("share"), default=0.0),
+    "execution.slow_node_factor": Key(parse=_number("slow_factor"), default=1.1),
     "execution.gpu_spread": Key(
-        parse=_or_word("auto", _number(0.0, 0.5)), default=None, dump=_word_or("auto")
+        parse=_or_word("auto", _number("gpu_spread")), default=None, dump=_word_or("auto")
     ),
     "execution.gc_pause": _time_key(0.0, zero=True),
-    "execution.gc_period_steps": Key(parse=_integer(1, 1_000_000), default=10),
+    "execution.gc_period_steps": Key(parse=_integer("period_steps"), default=10),
     "execution.gc_synchronised": Key(parse=_boolean, default=False),
-    "execution.batches": Key(parse=_integer(1, 100_000), default=1),
+    "execution.batches": Key(parse=_integer("batches"), default=1),
     "calibration": Key(parse=_text, default="default"),
     "campaign.duration": _time_key(30 * _DAY_S),
-    "campaign.seeds": Key(parse=_integer(1, 100_000), default=8),
-    "campaign.seed": Key(parse=_integer(0), default=0),
+    "campaign.seeds": Key(parse=_integer("seeds"), default=8),
+    "campaign.seed": Key(parse=_integer("seed"), default=0),
     "campaign.step": _auto_time_key(),
-    "campaign.jitter": Key(parse=_number(0.0, 1.0), default=0.0),
-    "campaign.drift_per_day": Key(parse=_number(0.0, 1.0), default=0.0),
+    "campaign.jitter": Key(parse=_number("jitter"), default=0.0),
+    "campaign.drift_per_day": Key(parse=_number("share"), default=0.0),
     "campaign.failures": Key(parse=_text, default="llama3"),
-    "campaign.failure_scale": Key(parse=_number(0.0, 1000.0), default=1.0),
+    "campaign.failure_scale": Key(parse=_number("failure_scale"), default=1.0),
     "campaign.heartbeat": _time_key(10.0),
-    "campaign.heartbeat_misses": Key(parse=_integer(1, 1000), default=3),
+    "campaign.heartbeat_misses": Key(parse=_integer("misses"), default=3),
     "campaign.hang_timeout": _time_key(600.0),
     "campaign.diagnosis": _time_key(300.0, zero=True),
-    "campaign.link_flaps_per_day": Key(parse=_number(0.0, 1e6), default=0.0),
+    "campaign.link_flaps_per_day": Key(parse=_number("per_day"), default=0.0),
     "campaign.link_flap_mean": _time_key(5.0),
-    "campaign.nccl_timeout": Key(parse=_integer(1, 31), default=20),
-    "campaign.nccl_retries": Key(parse=_integer(0, 1000), default=7),
+    "campaign.nccl_timeout": Key(parse=_integer("nccl_timeout"), default=20),
+    "campaign.nccl_retries": Key(parse=_integer("misses", 0), default=7),
     "campaign.adaptive_retransmission": Key(parse=_boolean, default=False),
-    "campaign.manual_share": Key(parse=_number(0.0, 1.0), default=0.0),
+    "campaign.manual_share": Key(parse=_number("share"), default=0.0),
     "campaign.manual": _time_key(3600.0, zero=True),
-    "campaign.spares": Key(parse=_or_word("auto", _integer(0)), default=None, dump=_word_or("auto")),
+    "campaign.spares": Key(parse=_or_word("auto", _integer("spares")), default=None, dump=_word_or("auto")),
     "campaign.repair": _time_key(_DAY_S),
     "campaign.scheduling": _time_key(60.0, zero=True),
     "campaign.startup": Key(parse=_choice(get_args(StartupMethod)), default="ordered"),
@@ -233,8 +237,8 @@ KEYS: Mapping[str, Key] = {
     "campaign.checkpoint_load": _auto_time_key(zero=True),
     "campaign.storage_bandwidth": Key(parse=_quantity("bandwidth"), default=100e9, dump=_dump_bandwidth),
     "campaign.readers": Key(parse=_choice(get_args(Readers)), default="one-per-group"),
-    "campaign.straggler_share": Key(parse=_number(0.0, 1.0), default=0.0),
-    "campaign.straggler_factor": Key(parse=_number(1.0, 100.0), default=1.1),
+    "campaign.straggler_share": Key(parse=_number("share"), default=0.0),
+    "campaign.straggler_factor": Key(parse=_number("slow_factor"), default=1.1),
     "campaign.straggler_detection": _time_key(3600.0),
     "campaign.straggler_mttf": Key(
         parse=_or_word("never", _quantity("time")), default=None, dump=_word_or("never", _dump_time)

@@ -9,6 +9,8 @@ from decimal import Decimal
 from cost_models.schema import did_you_mean
 from cost_models.units import parse_quantity, unit_names
 from hdpsim.errors import QuantityError
+from hdpsim.quoting import quoted
+from hdpsim.ranges import RANGES
 
 __all__ = [
     "Batch",
@@ -37,9 +39,6 @@ __all__ = [
     "tokens",
     "word_or",
 ]
-
-_DAY_S = 86400.0
-_LONGEST_S = 36500 * _DAY_S  # a century: beyond it a duration is a mistake
 
 
 class _Required:
@@ -85,7 +84,7 @@ def shown(value: object) -> str:
         return "a mapping"
     if isinstance(value, list):
         return "a list"
-    return repr(value)
+    return quoted(value)
 
 
 def text(value: object) -> str:
@@ -123,13 +122,15 @@ def boolean(value: object) -> bool:
     return value
 
 
-def integer(minimum: int, maximum: int = 2**53) -> Callable[[object], int]:
-    """A parser of whole numbers from *minimum* to *maximum*."""
+def integer(kind: str, minimum: int | None = None) -> Callable[[object], int]:
+    """A parser of whole numbers in the range of that *kind* (see `hdpsim.ranges`), with another lower end if given."""
+    allowed = RANGES[kind] if minimum is None else RANGES[kind].from_least(minimum)
 
     def parse(value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-            upper = "" if maximum == 2**53 else f" and at most {maximum}"
-            raise ValueError(f"expected a whole number of at least {minimum}{upper}, got {shown(value)}")
+        if isinstance(value, bool) or not isinstance(value, int) or not value >= allowed.low:
+            raise ValueError(f"expected a whole number of at least {allowed.low}, got {shown(value)}")
+        if not allowed.holds(value):
+            raise ValueError(allowed.complaint(value))
         return value
 
     return parse
@@ -146,13 +147,13 @@ def one_of(*values: int) -> Callable[[object], int]:
     return parse
 
 
-def number(minimum: float, maximum: float) -> Callable[[object], float]:
-    """A parser of numbers from *minimum* to *maximum*."""
+def number(kind: str) -> Callable[[object], float]:
+    """A parser of numbers in the range of that *kind*."""
+    allowed = RANGES[kind]
 
     def parse(value: object) -> float:
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and minimum <= value <= maximum
-        if not fits:
-            raise ValueError(f"expected a number from {minimum:g} to {maximum:g}, got {shown(value)}")
+        if not allowed.holds(value):
+            raise ValueError(f"expected a number from {allowed}, got {shown(value)}")
         return float(value)  # type: ignore[arg-type]  # checked in the line above
 
     return parse
@@ -190,7 +191,8 @@ def word_or(word: str, dump: Callable[[object], object] = lambda value: value) -
 
 
 def quantity(dimension: str, *, zero: bool = False) -> Callable[[object], float]:
-    """A quantity with its unit ("30d", "2TB/s"), positive, or zero too."""
+    """A quantity with its unit ("30d", "2TB/s"), in the range of its dimension, or zero too."""
+    allowed = RANGES[dimension]
 
     def parse(value: object) -> float:
         if not isinstance(value, str):
@@ -199,8 +201,8 @@ def quantity(dimension: str, *, zero: bool = False) -> Callable[[object], float]
         parsed = parse_quantity(value, dimension)
         if not (parsed > 0 or (zero and parsed == 0)):
             raise ValueError(f"must be positive, got {shown(value)}")
-        if dimension == "time" and parsed > _LONGEST_S:
-            raise ValueError(f"must be at most {_LONGEST_S / _DAY_S:.0f}d, got {shown(value)}")
+        if parsed > 0 and not allowed.holds(parsed):
+            raise ValueError(allowed.complaint(value))
         return parsed
 
     return parse
@@ -227,8 +229,19 @@ def plain_number(value: object) -> str:
     return text.removesuffix(".0")
 
 
-def tokens(value: object) -> int:
-    """Tokens: 8192, "8K", "8K tokens"."""
+def tokens(kind: str) -> Callable[[object], int]:
+    """A parser of tokens (8192, "8K", "8K tokens") in the range of that *kind*."""
+
+    def parse(value: object) -> int:
+        found = _tokens(value)
+        if not RANGES[kind].holds(found):
+            raise ValueError(RANGES[kind].complaint(value))
+        return found
+
+    return parse
+
+
+def _tokens(value: object) -> int:
     tokens = 0.0
     if isinstance(value, int | float | str) and not isinstance(value, bool):
         text = value.strip().removesuffix("tokens") if isinstance(value, str) else value
@@ -236,7 +249,7 @@ def tokens(value: object) -> int:
             tokens = parse_quantity(text, "tokens")
         except QuantityError:
             tokens = 0.0
-    if not 1 <= tokens < 2**53:
+    if not tokens >= 1:
         allowed = ", ".join(unit_names("tokens"))
         raise ValueError(f"expected a positive number of tokens with one of {allowed}; got {shown(value)}")
     return int(tokens)
@@ -247,27 +260,21 @@ def dump_tokens(value: object) -> str:
     return f"{value} tokens"
 
 
-MOST_TOKENS, MOST_SEQUENCES = 2**36, 10**8
-"""Of a batch. Thousands of times what anybody trains on; more is a slip of the pen, and fills the memory."""
-
-
 def batch(value: object) -> Batch:
     """A global batch: "32M tokens" or "512 sequences"."""
     if isinstance(value, str) and value.rstrip().endswith(("sequences", "sequence")):
         number = value.strip().removesuffix("s").removesuffix("sequence").strip()
-        if not number.isdecimal() or int(number) < 1:
+        if not (number.isascii() and number.isdecimal() and number.strip("0")):
             raise ValueError(
-                f'expected a positive whole number of sequences ("512 sequences"), got {value!r}'
+                f'expected a positive whole number of sequences ("512 sequences"), got {quoted(value)}'
             )
-        if int(number) > MOST_SEQUENCES:
-            raise ValueError(f"must be at most {MOST_SEQUENCES:,} sequences, got {value!r}")
+        allowed = RANGES["batch_sequences"]
+        if len(number) > len(str(allowed.high)) or not allowed.holds(int(number)):
+            raise ValueError(allowed.complaint(value))
         return Batch(sequences=int(number))
     if not isinstance(value, str):
         raise ValueError(f'expected "32M tokens" or "512 sequences", got {shown(value)}')
-    found = tokens(value)
-    if found > MOST_TOKENS:
-        raise ValueError(f"must be at most {MOST_TOKENS >> 20}M tokens, got {value!r}")
-    return Batch(tokens=found)
+    return Batch(tokens=tokens("batch_tokens")(value))
 
 
 def time_key(default_s: float, *, zero: bool = False) -> Key:

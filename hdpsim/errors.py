@@ -16,6 +16,8 @@ All of them pickle, because sweeps run in process pools.
 
 from __future__ import annotations
 
+from hdpsim.quoting import LONGEST_NAME, LONGEST_QUOTE, quoted, shortened
+
 __all__ = [
     "CatalogError",
     "DeadlockError",
@@ -27,6 +29,10 @@ __all__ = [
     "TraceError",
     "UserInputError",
 ]
+
+
+_MOST_PROBLEMS = 50
+"""Of one file; whoever has more reads the first ones."""
 
 
 class HdpSimError(Exception):
@@ -48,7 +54,8 @@ class TraceError(UserInputError):
     """
 
     def __init__(self, message: str, path: str, row: int | None = None) -> None:
-        where = path if row is None else f"{path}, row {row}"
+        shown = shortened(path, LONGEST_NAME)
+        where = shown if row is None else f"{shown}, row {row}"
         super().__init__(f"{where}: {message}")
         self.message, self.path, self.row = message, path, row
 
@@ -65,8 +72,15 @@ class ScenarioError(UserInputError):
     """
 
     def __init__(self, problems: tuple[tuple[str, str], ...], source: str = "scenario") -> None:
-        lines = [f"{source}: {len(problems)} problem{'s' if len(problems) != 1 else ''}"]
-        lines += [f"  {key}: {text}" if key else f"  {text}" for key, text in problems]
+        lines = [
+            f"{shortened(source, LONGEST_NAME)}: {len(problems)} problem{'s' if len(problems) != 1 else ''}"
+        ]
+        lines += [
+            f"  {shortened(key, 2 * LONGEST_QUOTE)}: {text}" if key else f"  {text}"
+            for key, text in problems[:_MOST_PROBLEMS]
+        ]
+        if len(problems) > _MOST_PROBLEMS:
+            lines.append(f"  and {len(problems) - _MOST_PROBLEMS:,} more")
         super().__init__("\n".join(lines))
         self.problems, self.source = problems, source
 
@@ -82,7 +96,7 @@ class QuantityError(UserInputError, ValueError):
     """A text that is not a quantity of the wanted dimension."""
 
     def __init__(self, text: str, dimension: str, known: tuple[str, ...]) -> None:
-        super().__init__(f"{text!r} is not a {dimension}; write a number and one of {', '.join(known)}")
+        super().__init__(f"{quoted(text)} is not a {dimension}; write a number and one of {', '.join(known)}")
         self.text, self.dimension, self.known = text, dimension, known
 
     def __reduce__(self) -> tuple[object, ...]:

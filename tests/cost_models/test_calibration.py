@@ -19,12 +19,12 @@ CONSTANTS = [
 
 
 def write(path: Path, *, without: str = "", change: str = "", network: str = "", extra: str = "") -> Path:
-    """A complete calibration file of ones; *change* replaces the entry of its key."""
+    """A complete calibration file with a shipped one's values; *change* replaces the entry of its key."""
     lines = ["name: mine", "constants:"]
     for key in CONSTANTS:
         if key == without:
             continue
-        line = f"  {key}: {{value: 1, meaning: m, source: s}}"
+        line = f"  {key}: {{value: {getattr(calibration('hopper'), key)!r}, meaning: m, source: s}}"
         lines.append(change if change.startswith(f"  {key}:") else line)
     path.write_text("\n".join([*lines, extra, network]), encoding="utf-8")
     return path
@@ -59,7 +59,7 @@ def test_a_users_file(tmp_path: Path) -> None:
         write(tmp_path / "mine.yaml", network="network:\n  nvls: {value: false, meaning: m, source: s}")
     )
     assert mine.name == "mine"
-    assert mine.gemm_efficiency == 1.0
+    assert mine.gemm_efficiency == calibration("hopper").gemm_efficiency
     assert mine.network.nvls is False
     assert dict(mine.entries)["gemm_efficiency"].source == "s"
 
@@ -90,14 +90,14 @@ def test_a_users_file(tmp_path: Path) -> None:
         ),
         (
             {"change": "  gemm_efficiency: {value: 0, meaning: m, source: s}"},
-            ["constants.gemm_efficiency", "> 0"],
+            ["constants.gemm_efficiency", "from 0.001"],
         ),
         (
             {"network": "network:\n  nvls: {value: 1, meaning: m, source: s}"},
             ["network.nvls.value", "true or false"],
         ),
         (
-            {"network": "network:\n  nic_efficiency: {value: 2, meaning: m, source: s}"},
+            {"network": "network:\n  nic_efficiency: {value: 1.2, meaning: m, source: s}"},
             ["network.nic_efficiency", "(0, 1]"],
         ),
     ],

@@ -113,7 +113,7 @@ def test_an_entry_can_start_from_a_shipped_one() -> None:
     assert node.gpu.tensor_boost
     assert node.gpu.exponentials == 1.0
     assert catalog.gpu("gb300").exponentials == catalog.gpu("b300").exponentials == 2.0
-    with pytest.raises(ScenarioError, match=r"exponentials: must be positive"):
+    with pytest.raises(ScenarioError, match=r"exponentials: must be a number from 0.001"):
         catalog.node_from_dict({"like": "hgx-h100", "gpu": {"like": "h100", "exponentials": 0}})
     assert (node.nics, node.gpu.tdp_w, node.gpus) == (4, 500.0, 8)
     small = catalog.cluster_from_dict(

@@ -77,11 +77,11 @@ def test_faults_name_their_line(text: str, line: int, words: str) -> None:
 
 
 def test_too_deep_and_too_large_texts_are_refused() -> None:
-    with pytest.raises(YamlError, match="nested too deeply"):
+    with pytest.raises(YamlError, match="more than 50 levels deep"):
         load_yaml("[" * 5000)
     bomb = "a0: &a0 [x, x, x, x, x, x, x, x]\n"
     bomb += "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 8)}]\n" for i in range(1, 9))
-    with pytest.raises(YamlError, match="million"):
+    with pytest.raises(YamlError, match="100,000 values"):
         load_yaml(bomb)
 
 

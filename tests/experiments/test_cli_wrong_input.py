@@ -139,10 +139,10 @@ def test_an_unreadable_file_is_a_message(tmp_path: Path, monkeypatch: pytest.Mon
     path = tmp_path / "closed.yaml"
     path.write_text("model: x")
 
-    def refused(*_: object, **__: object) -> str:
+    def refused(*_: object, **__: object) -> int:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(Path, "read_text", refused)
+    monkeypatch.setattr("hdpsim.reading.os.open", refused)
     result = run("simulate", str(path))
     assert result.exit_code == 2
     assert "closed.yaml" in result.stderr

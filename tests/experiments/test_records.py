@@ -139,15 +139,15 @@ def test_a_file_may_be_packed(tmp_path: Path) -> None:
         read_records(packed)
 
 
-@pytest.mark.parametrize("micro_batch", ["2", "1000000000"])
+@pytest.mark.parametrize("micro_batch", ["2", "100000000"])
 def test_an_endless_batch_is_a_reason(tmp_path: Path, micro_batch: str) -> None:
-    found = predict(config(tmp_path, global_batch_seqs="1000000000000000", micro_batch=micro_batch))
+    found = predict(config(tmp_path, global_batch_seqs="100000000", micro_batch=micro_batch))
     assert found.step_s is None
-    assert "are 250,000,000,000,000 on each data-parallel rank; at most 1,000,000" in found.reason
+    assert "are 25,000,000 on each data-parallel rank; at most 1,000,000" in found.reason
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserInputError, match="cannot be read"):
+    with pytest.raises(UserInputError, match="no such file"):
         read_records(tmp_path / "none.csv")
 
 

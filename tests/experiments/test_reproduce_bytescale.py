@@ -129,7 +129,7 @@ def test_a_bad_file_is_explained(tmp_path: Path, text: bytes, message: str) -> N
 
 def test_a_missing_file_and_a_folder_are_explained(tmp_path: Path) -> None:
     for path in (tmp_path / "none.csv", tmp_path):
-        with pytest.raises(UserInputError, match="cannot be read"):
+        with pytest.raises(UserInputError, match=r"no such file|is a directory"):
             read_cells(path)
 
 
