@@ -62,6 +62,7 @@ def scenario_key(scenario: Scenario) -> str:
         "layout": _plain(scenario.layout),
         "strategy": _plain(scenario.strategy),
         "execution": _plain(scenario.execution),
+        "memory": _plain(scenario.memory),
         "batches": scenario.batch_count,
         "data": _plain(data) | {"trace": _content(data.trace), "distribution": _content(data.distribution)},
     }

@@ -123,6 +123,9 @@ RANGES: Mapping[str, Range] = {
     "ratio": _FACTOR,
     "share": _SHARE,
     "positive_share": _POSITIVE_SHARE,
+    # what a software stack keeps in memory
+    "stack_bytes": Range(0.0, 100.0, "B", "per parameter, weight or logit"),
+    "activation_factor": Range(0.0, 100.0, "", "it is a ratio"),
     # time
     "time": Range(1e-12, 36_500 * 86_400.0, "s", "beyond a century a duration is a slip", "1e-3ns to 36500d"),
     "step_s": Range(1e-9, 1e9, "s"),

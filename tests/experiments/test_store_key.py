@@ -32,6 +32,9 @@ def quickstart(*changes: str) -> Scenario:
         "cluster.node.nic=200Gbps",
         "model=llama-2-7b",
         "calibration=ampere",
+        "memory.host_run_ahead=true",
+        "memory.must_fit=false",
+        "strategy.activation_offload=1",
     ],
 )
 def test_every_change_that_counts_changes_it(change: str) -> None:
