@@ -19,6 +19,7 @@ from traces import (
     Distribution,
     GlobalBatch,
     LengthStream,
+    RepeatedLengths,
     Trace,
     global_batches,
     load_source,
@@ -124,7 +125,9 @@ def _play(lengths: Lengths, setup: Setup) -> _Played | InfeasibleError:
 class _Batches:
     """Full batches in order, with an account of what is in none."""
 
-    def __init__(self, data: DataOptions, source: Trace | Distribution | LengthStream) -> None:
+    def __init__(
+        self, data: DataOptions, source: Trace | Distribution | RepeatedLengths | LengthStream
+    ) -> None:
         self.rows = source.rows if isinstance(source, LengthStream) else None
         if isinstance(source, Trace):
             self.rows = len(source)
@@ -184,10 +187,8 @@ def replay_dataset(
         UserInputError: there is not one full batch, or a distribution has no end.
     """
     source = _source(scenario.data)
-    if isinstance(source, Distribution) and steps is None and until is None:
-        raise UserInputError(
-            f"{source.name} is a distribution, which has no end: give --steps N or --until-ci"
-        )
+    if isinstance(source, Distribution | RepeatedLengths) and steps is None and until is None:
+        raise UserInputError(f"the source ({source.name}) has no end: give --steps N or --until-ci")
     batches = _Batches(scenario.data, source)
     throughput = RunningThroughput()
     rows: list[ReplayStep] = []
@@ -236,10 +237,12 @@ def replay_dataset(
 
 def source_name(scenario: Scenario) -> str:
     """Name or path of the data."""
-    return str(scenario.data.trace or scenario.data.distribution)
+    return scenario.data.source_name
 
 
-def _source(data: DataOptions) -> Trace | Distribution | LengthStream:
+def _source(data: DataOptions) -> Trace | Distribution | RepeatedLengths | LengthStream:
+    if data.lengths_tokens is not None:
+        return RepeatedLengths(data.lengths_tokens)
     name = str(data.trace or data.distribution)
     if data.distribution is not None or name in (*shipped_traces(), *shipped_distributions()):
         return load_source(name)

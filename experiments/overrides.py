@@ -21,8 +21,9 @@ _NAMED = {
 """Keys whose text stands for a whole mapping: setting a key below them refines the named thing."""
 
 RIVALS: Mapping[str, tuple[str, ...]] = {
-    "data.trace": ("data.distribution",),
-    "data.distribution": ("data.trace",),
+    "data.trace": ("data.distribution", "data.lengths"),
+    "data.distribution": ("data.trace", "data.lengths"),
+    "data.lengths": ("data.trace", "data.distribution"),
     "gpus": ("cluster.gpus", "cluster.nodes"),
     "cluster.gpus": ("gpus", "cluster.nodes"),
     "cluster.nodes": ("gpus", "cluster.gpus"),

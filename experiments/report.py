@@ -170,7 +170,7 @@ def headline(scenario: Scenario) -> str:
     )
     return (
         f"{scenario.name}: {scenario.model.name} on {cluster.gpus:,} x {cluster.gpu.name} ({degrees}); "
-        f"{data.distribution or data.trace}, batches of {size}, context {format_tokens(data.context_tokens)}"
+        f"{data.source_name}, batches of {size}, context {format_tokens(data.context_tokens)}"
     )
 
 

@@ -42,10 +42,12 @@ from experiments.schema_values import choice as _choice
 from experiments.schema_values import dump_bandwidth as _dump_bandwidth
 from experiments.schema_values import dump_bytes as _dump_bytes
 from experiments.schema_values import dump_interval as _dump_interval
+from experiments.schema_values import dump_lengths as _dump_lengths
 from experiments.schema_values import dump_time as _dump_time
 from experiments.schema_values import dump_tokens as _dump_tokens
 from experiments.schema_values import integer as _integer
 from experiments.schema_values import interval as _interval
+from experiments.schema_values import lengths as _lengths
 from experiments.schema_values import number as _number
 from experiments.schema_values import one_of as _one_of
 from experiments.schema_values import or_word as _or_word
@@ -161,6 +163,7 @@ KEYS: Mapping[str, Key] = {
     ),
     "data.trace": Key(parse=_reference, default=None),
     "data.distribution": Key(parse=_text, default=None),
+    "data.lengths": Key(parse=_lengths, default=None, dump=_dump_lengths),
     "data.batch": Key(parse=_batch, dump=str),
     "data.context": Key(parse=_tokens("context_tokens"), dump=_dump_tokens),
     "data.policy": Key(parse=_choice(get_args(LongSequencePolicy)), default="chunk"),
