@@ -123,7 +123,11 @@ def _play(lengths: Lengths, setup: Setup) -> _Played | InfeasibleError:
 
 
 class _Batches:
-    """Full batches in order, with an account of what is in none."""
+    """Full batches in order, with an account of what is in none.
+
+    Attributes:
+        error: why the data ended early. It is not raised on the way: batches before it may still be played.
+    """
 
     def __init__(
         self, data: DataOptions, source: Trace | Distribution | RepeatedLengths | LengthStream
@@ -132,6 +136,7 @@ class _Batches:
         if isinstance(source, Trace):
             self.rows = len(source)
         self.left_out_tokens = 0
+        self.error: HdpSimError | None = None
         self.given: dict[int, GlobalBatch] = {}
         self.done = self.sequences = 0
         self._batches = global_batches(
@@ -145,14 +150,17 @@ class _Batches:
         )
 
     def __iter__(self) -> Iterator[Lengths]:
-        for batch in self._batches:
-            if not batch.complete:
-                self.left_out_tokens = batch.tokens
-                return
-            self.given[batch.index] = batch
-            self.done += 1
-            self.sequences += len(batch.lengths)
-            yield batch.lengths
+        try:
+            for batch in self._batches:
+                if not batch.complete:
+                    self.left_out_tokens = batch.tokens
+                    return
+                self.given[batch.index] = batch
+                self.done += 1
+                self.sequences += len(batch.lengths)
+                yield batch.lengths
+        except HdpSimError as error:
+            self.error = error
 
     def expected(self, most: int | None) -> int | None:
         """About how many steps there will be."""
@@ -208,6 +216,8 @@ def replay_dataset(
                 if until is not None and relative is not None and relative <= until:
                     stopped = "confidence"
                     break
+        if batches.error is not None and stopped != "confidence":
+            raise batches.error
     except KeyboardInterrupt:
         stopped = "interrupted"
     except HdpSimError as reason:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hdpsim.errors import TraceError
 from traces.formats import choose_column
-from traces.lengths import BadValueError, lengths_from_array, lengths_from_arrow
+from traces.lengths import BadValueError, good_ones, lengths_from_array, lengths_from_arrow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,11 +38,11 @@ def parquet_lengths(path: Path, column: str | None, chunk_rows: int) -> Iterator
             columns = {field.name: pa.types.is_integer(field.type) for field in schema}
             chosen = choose_column(path, columns, column)
             for batch in file.iter_batches(chunk_rows, columns=[chosen]):
-                lengths = lengths_from_arrow(batch.column(0))
-                yield lengths
-                rows += len(lengths)
+                for lengths in good_ones(lengths_from_arrow, batch.column(0)):
+                    yield lengths
+                    rows += len(lengths)
     except BadValueError as error:
-        raise TraceError(error.message, str(path), rows + error.index + 1) from None
+        raise TraceError(error.message, str(path), rows + 1) from None
     except (pa.ArrowException, OSError, ValueError, IndexError) as error:
         raise _unreadable(path, "parquet", error) from None
 
@@ -66,7 +66,7 @@ def npy_lengths(path: Path, column: str | None, chunk_rows: int) -> Iterator[Int
         begin_bytes = array.offset + start * array.dtype.itemsize
         piece = np.memmap(path, array.dtype, "r", begin_bytes, (rows,))
         try:
-            yield lengths_from_array(piece)
+            yield from good_ones(lengths_from_array, piece)
         except BadValueError as error:
             raise TraceError(error.message, str(path), start + error.index + 1) from None
 
@@ -94,6 +94,6 @@ def _array_lengths(path: Path, array: NDArray[Any], what: str, chunk_rows: int) 
         )
     for start in range(0, len(array), chunk_rows):
         try:
-            yield lengths_from_array(np.asarray(array[start : start + chunk_rows]))
+            yield from good_ones(lengths_from_array, np.asarray(array[start : start + chunk_rows]))
         except BadValueError as error:
             raise TraceError(error.message, str(path), start + error.index + 1) from None

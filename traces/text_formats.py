@@ -7,6 +7,7 @@ import gzip
 import json
 import re
 import zlib
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, cast
 
@@ -17,9 +18,11 @@ from hdpsim.errors import TraceError
 from traces.formats import choose_column
 from traces.lengths import (
     BadValueError,
+    good_ones,
     length_from_text,
     length_from_value,
     lengths_from_arrow,
+    lengths_from_texts,
 )
 
 if TYPE_CHECKING:
@@ -66,15 +69,16 @@ def txt_lengths(path: Path, gzipped: bool) -> Iterator[Ints]:
     for lines_before, block in _line_blocks(path, gzipped):
         lines = block.splitlines()
         try:
-            lengths = lengths_from_arrow(pa.array(lines, pa.binary()))
+            blocks = iter([lengths_from_arrow(pa.array(lines, pa.binary()))])
         except BadValueError:
-            lengths = _commented_lengths(path, lines, rows, lines_before)
-        yield lengths
-        rows += len(lengths)
+            blocks = _commented_lengths(path, lines, rows, lines_before)
+        for lengths in blocks:
+            yield lengths
+            rows += len(lengths)
 
 
-def _commented_lengths(path: Path, lines: list[bytes], rows: int, lines_before: int) -> Ints:
-    """Parse line by line, skipping comments and empty lines."""
+def _commented_lengths(path: Path, lines: list[bytes], rows: int, lines_before: int) -> Iterator[Ints]:
+    """Parse line by line, skipping comments and empty lines; before the first bad line comes what is good."""
     lengths: list[int] = []
     for number, line in enumerate(lines, start=lines_before + 1):
         text = line.partition(b"#")[0].strip()
@@ -83,8 +87,9 @@ def _commented_lengths(path: Path, lines: list[bytes], rows: int, lines_before: 
         try:
             lengths.append(length_from_text(text.decode("utf-8", "replace")))
         except ValueError as error:
+            yield np.array(lengths, dtype=np.int64)
             _refuse(path, str(error), rows + len(lengths) + 1, number)
-    return np.array(lengths, dtype=np.int64)
+    yield np.array(lengths, dtype=np.int64)
 
 
 def jsonl_lengths(path: Path, gzipped: bool, column: str | None) -> Iterator[Ints]:
@@ -99,11 +104,11 @@ def jsonl_lengths(path: Path, gzipped: bool, column: str | None) -> Iterator[Int
     column = choose_column(path, integers, column)
     rows = 0
     for lines_before, block in _line_blocks(path, gzipped):
-        lengths = _fast_jsonl(block, column)
-        if lengths is None:
-            lengths = _careful_jsonl(path, block, column, rows, lines_before)
-        yield lengths
-        rows += len(lengths)
+        fast = _fast_jsonl(block, column)
+        blocks = _careful_jsonl(path, block, column, rows, lines_before) if fast is None else iter([fast])
+        for lengths in blocks:
+            yield lengths
+            rows += len(lengths)
 
 
 def _first_json(path: Path, gzipped: bool) -> object:
@@ -142,21 +147,25 @@ def _fast_jsonl(block: bytes, column: str) -> Ints | None:
     return lengths if len(lengths) == lines else None
 
 
-def _careful_jsonl(path: Path, block: bytes, column: str, rows: int, lines_before: int) -> Ints:
-    """Parse line by line, skipping empty lines; the first bad one is reported with its number."""
+def _careful_jsonl(path: Path, block: bytes, column: str, rows: int, lines_before: int) -> Iterator[Ints]:
+    """Parse line by line, skipping empty lines; before the first bad one, reported with its number, what is good."""
     lengths: list[int] = []
     for number, line in enumerate(block.splitlines(), start=lines_before + 1):
         if not line.strip():
             continue
         row = rows + len(lengths) + 1
-        record = _parse_json(path, line, row, number)
-        if not isinstance(record, dict):
-            _refuse(path, f"the line holds no JSON object with the key {column!r}", row, number)
         try:
-            lengths.append(length_from_value(record.get(column)))
-        except ValueError as error:
-            _refuse(path, str(error), row, number)
-    return np.array(lengths, dtype=np.int64)
+            record = _parse_json(path, line, row, number)
+            if not isinstance(record, dict):
+                _refuse(path, f"the line holds no JSON object with the key {column!r}", row, number)
+            try:
+                lengths.append(length_from_value(record.get(column)))
+            except ValueError as error:
+                _refuse(path, str(error), row, number)
+        except TraceError:
+            yield np.array(lengths, dtype=np.int64)
+            raise
+    yield np.array(lengths, dtype=np.int64)
 
 
 _UNEVEN_ROW = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
@@ -172,7 +181,7 @@ def csv_lengths(path: Path, gzipped: bool, column: str | None) -> Iterator[Ints]
     # No invalid_row_handler: Arrow hands it the row as text and complains on stderr when the row is not UTF-8.
     parse = pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     read = pa_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, column_names=header)
-    rows = 0
+    rows, place = 0, -1
     try:
         with open_binary(path, gzipped) as file, pa_csv.open_csv(file, read, parse) as probe:
             columns = {field.name: pa.types.is_integer(field.type) for field in probe.schema}
@@ -180,14 +189,15 @@ def csv_lengths(path: Path, gzipped: bool, column: str | None) -> Iterator[Ints]
         chosen = choose_column(path, columns, column)
         if repeated and probe.schema.get_field_index(chosen) < 0:
             raise TraceError(f"there are several columns {chosen!r}", str(path))
+        place = probe.schema.get_field_index(chosen)
         convert = pa_csv.ConvertOptions(column_types={chosen: pa.binary()}, include_columns=[chosen])
         with open_binary(path, gzipped) as file, pa_csv.open_csv(file, read, parse, convert) as batches:
             for batch in batches:
-                lengths = lengths_from_arrow(batch.column(0))
-                yield lengths
-                rows += len(lengths)
+                for lengths in good_ones(lengths_from_arrow, batch.column(0)):
+                    yield lengths
+                    rows += len(lengths)
     except BadValueError as error:
-        row = rows + error.index + 1
+        row = rows + 1
         _refuse(path, error.message, row, _csv_line(path, gzipped, delimiter, row + (header is None)))
     except pa.ArrowException as error:
         uneven = _UNEVEN_ROW.search(str(error))
@@ -197,6 +207,11 @@ def csv_lengths(path: Path, gzipped: bool, column: str | None) -> Iterator[Ints]
         record, expected, actual = map(int, uneven.groups())
         message = f"the row has {actual} columns where the first row has {expected}"
         row = record - (header is None)
+        before = range(rows + (header is None), record - 1)
+        with contextlib.suppress(TraceError):
+            if place < 0:  # already in the block that tells the types of the columns
+                place = _csv_place(path, gzipped, delimiter, header, column)
+            yield from _csv_rows(path, gzipped, delimiter, place, before)
         _refuse(path, message, row, _csv_line(path, gzipped, delimiter, record))
     except UnicodeDecodeError:
         raise TraceError("the names of the columns are not UTF-8 text", str(path)) from None
@@ -230,6 +245,37 @@ def _csv_dialect(path: Path, gzipped: bool) -> tuple[str, list[str] | None]:
     except ValueError:
         return delimiter, None
     return delimiter, [f"column_{number}" for number in range(1, len(fields) + 1)]
+
+
+def _csv_place(
+    path: Path, gzipped: bool, delimiter: str, header: list[str] | None, column: str | None
+) -> int:
+    """Which column has the lengths, as far as the first two records tell."""
+    with _csv_records(path, gzipped, delimiter) as records:
+        names = header or next(records)
+        first = next(records, [])
+    columns = {name: text.strip().isdecimal() for name, text in zip(names, first, strict=False)}
+    return names.index(choose_column(path, columns, column))
+
+
+def _csv_rows(path: Path, gzipped: bool, delimiter: str, place: int, wanted: range) -> Iterator[Ints]:
+    """Yield the lengths of some records (counted from 0, header included), parsed one by one; none if one is bad."""
+    with _csv_records(path, gzipped, delimiter) as records, contextlib.suppress(BadValueError, IndexError):
+        yield lengths_from_texts(
+            fields[place].encode() for fields in islice(records, wanted.start, wanted.stop)
+        )
+
+
+@contextlib.contextmanager
+def _csv_records(path: Path, gzipped: bool, delimiter: str) -> Iterator[Iterator[list[str]]]:
+    """The records of a csv file, empty lines left out; they end at the first one that is too long for a record."""
+    import csv
+    import io
+
+    with open_binary(path, gzipped) as file, contextlib.suppress(csv.Error):
+        yield filter(
+            None, csv.reader(io.TextIOWrapper(file, "utf-8", "replace", newline=""), delimiter=delimiter)
+        )
 
 
 def _csv_line(path: Path, gzipped: bool, delimiter: str, record: int) -> int:

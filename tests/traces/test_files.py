@@ -260,7 +260,7 @@ def test_parquet_rows_are_counted_over_row_groups(tmp_path: Path) -> None:
 def test_chunks_are_bounded_and_rows_counted_over_them(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(10, 0, -1) - 3)
     stream = traces.iter_lengths(tmp_path / "a.npy", chunk_rows=3)
-    assert [next(stream).tolist(), next(stream).tolist()] == [[7, 6, 5], [4, 3, 2]]
+    assert [next(stream).tolist() for _ in range(3)] == [[7, 6, 5], [4, 3, 2], [1]]
     with pytest.raises(TraceError, match="row 8: the length is zero"):
         next(stream)
     with pytest.raises(ValueError, match="chunk_rows"):
