@@ -17,14 +17,13 @@ from experiments.cli_common import (
     set_option,
     show_table,
 )
+from hdpsim import interrupts
 from hdpsim.errors import UserInputError
 
 if TYPE_CHECKING:
     from experiments.scenario import Scenario
 
 __all__ = ["command"]
-
-INTERRUPTED = 130
 
 
 @click.command("replay")
@@ -96,8 +95,8 @@ def command(
     if replay.error is not None:
         raise replay.error
     if replay.stopped == "interrupted":
-        click.echo("interrupted: the result is partial", err=True)
-        raise click.exceptions.Exit(INTERRUPTED)
+        click.echo(f"{interrupts.message()}: the result is partial", err=True)
+        raise click.exceptions.Exit(interrupts.exit_code())
 
 
 def _with_trace(scenario: str, trace: str | None, column: str | None, overrides: tuple[str, ...]) -> Scenario:

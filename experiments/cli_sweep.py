@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from experiments.cli_common import emit_json, json_option, out_option, set_option, show_table
+from hdpsim import interrupts
 
 if TYPE_CHECKING:
     from experiments.store import ResultStore
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from experiments.sweep_file import Sweep
 
 __all__ = ["command"]
-
-INTERRUPTED = 130
 
 
 def default_store() -> str:
@@ -114,10 +113,10 @@ def _run(
             click.echo(line)
     if run.interrupted:
         click.echo(
-            f"interrupted: what is finished is kept in {kept.folder}; run the same command again to go on",
+            f"{interrupts.message()}: what is finished is kept in {kept.folder}; run the same command again to go on",
             err=True,
         )
-        raise click.exceptions.Exit(INTERRUPTED)
+        raise click.exceptions.Exit(interrupts.exit_code())
     if run.count("failed"):
         click.echo(f"{run.count('failed')} cells failed; the same command tries them again", err=True)
         raise click.exceptions.Exit(1)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from hdpsim import files
 from hdpsim.errors import UserInputError
 
 __all__ = ["check_out_file", "replacing", "write_whole"]
@@ -21,10 +20,8 @@ def check_out_file(path: str, option: str, endings: tuple[str, ...] = ()) -> Non
     """
     if endings and not path.lower().endswith(endings):
         raise UserInputError(f"{option}: expected a file ending in {' or '.join(endings)}, got {path!r}")
-    target = Path(path).absolute()
     try:
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}."):
-            pass
+        files.try_out(Path(path).absolute())
     except OSError as error:
         raise UserInputError(f"{option}: {path}: cannot be written: {error.strerror or error}") from error
 
@@ -37,17 +34,8 @@ def replacing(target: Path, what: str = "file") -> Iterator[IO[bytes]]:
         UserInputError: *target* cannot be written, the disk is full.
     """
     try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "wb") as raw:
-                yield raw
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(name, 0o666 & ~mask)
-            os.replace(name, target)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        with files.replacing(target) as file:
+            yield file
     except OSError as error:
         raise UserInputError(f"{target}: cannot write the {what}: {error.strerror or error}") from error
 

@@ -67,7 +67,7 @@ class LocalEngine:
 
     deaths: tuple[type[BaseException], ...] = (BrokenProcessPool,)
     spreads = True
-    patience = 2
+    patience = 4  # a person or the system may kill a worker that did nothing wrong
     task_s = 0.0
 
     def __init__(self, workers: int | None = None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hdpsim.errors import TraceError
+from hdpsim.files import replacing
 from traces.array_formats import npy_lengths, npz_lengths, parquet_lengths
 from traces.formats import file_format, trace_name
 from traces.text_formats import csv_lengths, jsonl_lengths, txt_lengths
@@ -101,9 +101,8 @@ def write_trace(trace: Trace, path: str | Path) -> None:
     """
     path = Path(path)
     form = file_format(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with temporary.open("wb") as file:
+        with replacing(path) as file:
             if form.gzipped:
                 import gzip
 
@@ -113,12 +112,8 @@ def write_trace(trace: Trace, path: str | Path) -> None:
                     _write(trace.lengths, form.kind, compressed)
             else:
                 _write(trace.lengths, form.kind, file)
-        temporary.replace(path)
     except OSError as error:
         raise TraceError(f"cannot be written ({error.strerror or error})", str(path)) from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
 
 
 def _write(lengths: NDArray[Any], kind: str, file: BinaryIO | Any) -> None:
