@@ -78,11 +78,12 @@ class _Step:
     @property
     def detail(self) -> str:
         cluster, tokens = self.setup.cluster, int(self.lengths.sum())
-        over_bound = self.plan.makespan_s / self.plan.lower_bound_s - 1.0
+        ideal_s = self.plan.ideal_s
+        over = f", plan {self.plan.makespan_s / ideal_s - 1.0:+.1%} over its ideal" if ideal_s else ""
         return (
             f"{cluster.gpus:,} GPUs, {self.plan.ranks:,} ranks x {self.setup.layout.pp} stages, "
-            f"{tokens / 2**20:g}M tokens, {len(self.lengths):,} sequences, {self.plan.micro_batches:,} micro-batches, "
-            f"plan {over_bound:+.1%} over its bound"
+            f"{tokens / 2**20:g}M tokens, {len(self.lengths):,} sequences, {self.plan.micro_batches:,} micro-batches"
+            f"{over}"
         )
 
 

@@ -43,6 +43,11 @@ class ComputeWindows:
         passes = ((layout.vpp - 1) * min(layout.pp, micro_batches) + 1) / layout.vpp
         return cls(forward_s=passes * forward_s, backward_s=passes * backward_s)
 
+    @classmethod
+    def endless(cls, stages: int) -> ComputeWindows:
+        """More compute than any traffic takes."""
+        return cls(forward_s=np.full(stages, np.inf), backward_s=np.full(stages, np.inf))
+
 
 def buckets(parameters: Floats, members: int, layout: Layout) -> Floats:
     """Pieces in which the gradients of a stage are reduced (and its parameters gathered): at least one a chunk."""
@@ -76,4 +81,6 @@ def exposed_s(transfer_s: Floats, edge_s: Floats, window_s: Floats, slowdown: fl
     Limits: no window, everything; an endless one, the edge and what compute loses.
     Source: MegaScale, arXiv 2402.15627 section 3.2 (exposed: the first gather and the last reduction, one chunk each).
     """
+    if np.isinf(window_s).all():
+        return edge_s + slowdown * (transfer_s - edge_s)
     return edge_s + overlapped_s(window_s, transfer_s - edge_s, slowdown) - window_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
@@ -319,7 +320,7 @@ class MicroBatchCost:
         """[S, V]: kinds of the chunks that a micro-batch passes: all, but one of DualPipe's two copies."""
         return self.kind[:, : self.layout.vpp]
 
-    def _by_stage(self, per_kind: Floats) -> Floats:
+    def by_stage(self, per_kind: Floats) -> Floats:
         """[S, ...]: what a micro-batch adds to every stage, all its chunks together, from [K, ...].
 
         DualPipe's micro-batches come from both ends in turn, and each visits one of a stage's two copies: their mean.
@@ -338,7 +339,7 @@ class MicroBatchCost:
             return np.repeat(self.busy_s(batches.first), batches.count)
         forward, backward = self.both_terms_s(batches)
         total = forward.sum(axis=0) + backward.sum(axis=0)
-        return np.asarray(self._by_stage(total).max(axis=0))
+        return np.asarray(self.by_stage(total).max(axis=0))
 
     def sequence_s(self, lengths: ArrayLike, group_size: ArrayLike, tier: ArrayLike) -> Floats:
         """Attention of one sequence (forward + backward) on the busiest stage, per rank of its group."""
@@ -353,21 +354,43 @@ class MicroBatchCost:
             total = total + passes * np.where(sizes > 1, ring, alone)
         return total * self.busiest_layers
 
-    def linear_s(self, tokens_per_rank: ArrayLike) -> Floats:
-        """[S, n]: everything linear in tokens on every stage, for micro-batches of one rank.
+    def least_attention_s(self, lengths: ArrayLike) -> Floats:
+        """[n]: rank-seconds of one layer's attention of whole sequences on the group that takes fewest, both ways.
 
-        Forward, backward and recomputation; no attention and no host time, recomputed or not.
+        Counted: the kernels. Ignored: transfers, exchanges and merging of partial outputs, which larger groups add; so
+        do they add tiles that are partly empty. One rank or two: short blocks of a ring can have the shorter ramp.
+        """
+        tokens = np.asarray(lengths, dtype=np.float64)
+        total = np.zeros(tokens.shape)
+        for backward, passes in ((False, self._forward_passes), (True, 1.0)):
+            alone_s = self.attention.alone_s(tokens, backward=backward)
+            pair_s = 4.0 * self.attention.ring_step_s(tokens, 2.0, backward=backward)
+            total = total + passes * np.minimum(alone_s, pair_s)
+        return total
+
+    def linear_s(self, tokens_per_rank: ArrayLike) -> Floats:
+        """[S, n]: everything linear in tokens on every stage, for micro-batches of one rank; see linear_by_kind_s."""
+        return self.by_stage(self.linear_by_kind_s(tokens_per_rank))
+
+    def linear_by_kind_s(
+        self, tokens_per_rank: ArrayLike, *, without: Collection[str] = (), weight_gradients: bool = True
+    ) -> Floats:
+        """[K, n]: everything linear in tokens on a virtual stage of every kind, for micro-batches of one rank.
+
+        Forward, backward and recomputation; no attention and no host time, recomputed or not; no terms *without*.
         """
         batches = self._uniform(np.asarray(tokens_per_rank, dtype=np.int64))
         forward, backward = self.both_terms_s(batches)
-        linear = [row for name, row in _TERM.items() if name not in _NOT_LINEAR]
+        linear = [row for name, row in _TERM.items() if name not in _NOT_LINEAR and name not in without]
         total = forward[linear].sum(axis=0) + backward[linear].sum(axis=0)
         if self._repeating:
             repeated = [_TERM[name] for name in _REPEATED]
             again = np.einsum("t,tkn->kn", self._repeats[repeated], forward[repeated])
             fixed_s = self._host.pass_s  # in "host", but not a layer's
             total -= again - self._repeats[_TERM["host"]] * fixed_s
-        return self._by_stage(total)
+        if not weight_gradients:
+            total -= self.weight_terms_s(batches).sum(axis=0)
+        return np.asarray(total)
 
     def token_s(self, tokens_per_rank: float) -> float:
         """Everything linear in tokens (forward + backward) on the busiest stage, per token of a rank; no host time."""
@@ -381,17 +404,29 @@ class MicroBatchCost:
     @property
     def floor_s(self) -> float:
         """Least time of a micro-batch (forward + backward) on the busiest stage: its layers cannot run faster."""
+        return float(self.by_stage(self.floor_by_kind_s).max())
+
+    @property
+    def floor_by_kind_s(self) -> Floats:
+        """[K]: the same on a virtual stage of every kind."""
         forwards = 1.0 + self._repeats[_TERM["host"]]
         layer_s = {
             moe: forwards * self._host.layer_s(moe=moe, backward=False)
             + self._host.layer_s(moe=moe, backward=True)
             for moe in ((False, True) if self.model.experts else (False,))
         }
-        per_kind = [
-            sum(count * layer_s[moe] for moe, count in self._layer_counts(kind).items() if count)
-            for kind in self.kinds
-        ]
-        return float(self._by_stage(np.array(per_kind)).max())
+        return np.array(
+            [
+                sum(count * layer_s[moe] for moe, count in self._layer_counts(kind).items() if count)
+                for kind in self.kinds
+            ],
+            dtype=np.float64,
+        )
+
+    @property
+    def pass_s(self) -> float:
+        """Host work around one pass, forward or backward, of a virtual stage."""
+        return self._host.pass_s
 
     @property
     def _forward_passes(self) -> float:

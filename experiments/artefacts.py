@@ -154,6 +154,7 @@ def _summary_rows(comparison: Comparison) -> list[dict[str, object]]:
                 "speed_up": speed_up.mean,
                 "speed_up_ci95": speed_up.half_width,
                 "over_lower_bound": outcome.over_bound,
+                "over_plan_ideal": outcome.over_plan_ideal,
             }
         )
     return rows
@@ -171,11 +172,12 @@ def _batch_rows(comparison: Comparison) -> list[dict[str, object]]:
             "mfu_full": result.mfu_full,
             "micro_batches": result.plan_micro_batches,
             "largest_group": result.largest_group,
-            "lower_bound_s": result.lower_bound_s,
+            "lower_bound_s": bound_s,
+            "plan_ideal_s": result.plan_ideal_s,
             "makespan_s": result.makespan_s,
         }
         for outcome in comparison.feasible
-        for number, result in enumerate(outcome.results)
+        for number, (result, bound_s) in enumerate(zip(outcome.results, outcome.lower_bounds_s, strict=True))
     ]
 
 

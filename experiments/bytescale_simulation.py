@@ -73,7 +73,8 @@ class Outcome:
         tokens: of all batches.
         step_s: of every batch.
         mfu: model FLOP utilisation, causal attention.
-        over_lower_bound: how far the plans' busiest ranks are above the lower bound (0.03 = 3 %), mean.
+        over_plan_ideal: how far the plans' busiest ranks are above the ideal of their kind (0.03 = 3 %), mean; None for
+            a static mesh.
         memory_bytes: of the fullest GPU.
         busy_s: [batches, ranks] seconds a rank (mean over its stages) spends in forward and backward, exposed
             communication inside them included, waits and gradient synchronisation not; only with keep_ranks.
@@ -84,7 +85,7 @@ class Outcome:
     tokens: int = 0
     step_s: tuple[float, ...] = ()
     mfu: float = 0.0
-    over_lower_bound: float = 0.0
+    over_plan_ideal: float | None = None
     memory_bytes: float = 0.0
     busy_s: Floats | None = None
     notes: tuple[str, ...] = ()
@@ -179,7 +180,9 @@ def run_job(job: Job) -> Outcome:
         tokens=sum(result.tokens for result in results),
         step_s=tuple(result.step_s for result in results),
         mfu=float(np.mean([result.mfu for result in results])),
-        over_lower_bound=float(np.mean([r.makespan_s / r.lower_bound_s - 1.0 for r in results])),
+        over_plan_ideal=float(np.mean([r.makespan_s / r.plan_ideal_s - 1.0 for r in results]))
+        if results[0].plan_ideal_s
+        else None,
         memory_bytes=max(result.memory.total_bytes for result in results),
         busy_s=np.array(busy) if busy else None,
         notes=results[0].notes,

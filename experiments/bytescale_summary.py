@@ -56,7 +56,7 @@ def records_of(cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> list[Recor
                 "error": error_of(cell.measured_tokens_per_s, predicted),
                 "step_s": outcome.total_s / len(outcome.step_s) if ran else None,
                 "mfu": outcome.mfu if ran else None,
-                "over_lower_bound": outcome.over_lower_bound if ran else None,
+                "over_plan_ideal": outcome.over_plan_ideal,
                 "memory_bytes": outcome.memory_bytes if ran else None,
                 "reason": outcome.reason or None,
             }

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from experiments.fidelity import Band
 from experiments.fidelity_file import setup_band
 from hdpsim.errors import InfeasibleError
+from simulator.lower_bound import lower_bound_s
+from simulator.setup import Setup
 from simulator.simulate import StepResult, simulate_step
 
 if TYPE_CHECKING:
@@ -77,6 +79,9 @@ class Outcome:
     """Why it cannot run; empty when it ran."""
     band: Band | None = None
     """How well runs like it were predicted, for the first batch; None when it cannot run."""
+    setup: Setup | None = None
+    lengths: tuple[Lengths, ...] = ()
+    """What was simulated, and the batches; only of a strategy that ran."""
 
     @property
     def tokens_per_s(self) -> Estimate:
@@ -99,13 +104,23 @@ class Outcome:
         return float(np.mean([result.mfu_full for result in self.results]))
 
     @property
+    def lower_bounds_s(self) -> tuple[float, ...]:
+        """For every batch the time below which no plan of it can be, without noise; worked out when asked for."""
+        assert self.setup is not None
+        return tuple(lower_bound_s(self.setup, lengths) for lengths in self.lengths)
+
+    @property
     def over_bound(self) -> float:
-        """How far the planner's busiest rank is above the lower bound (0.03 = 3 %), mean over the batches."""
+        """How far steps are above the lower bound (0.03 = 3 %), mean over the batches."""
         return float(
-            np.mean(
-                [r.makespan_s / r.lower_bound_s - 1.0 if r.lower_bound_s > 0 else 0.0 for r in self.results]
-            )
+            np.mean([r.step_s / s - 1.0 for r, s in zip(self.results, self.lower_bounds_s, strict=True)])
         )
+
+    @property
+    def over_plan_ideal(self) -> float | None:
+        """How far the planner's busiest rank is above the ideal of plans of its kind; None for a static mesh."""
+        planned = [r.makespan_s / r.plan_ideal_s - 1.0 for r in self.results if r.plan_ideal_s > 0]
+        return float(np.mean(planned)) if planned else None
 
     def account_s(self) -> dict[str, float]:
         """Seconds of a step in each account, mean over ranks, stages and batches; they sum to the mean step."""
@@ -171,7 +186,7 @@ def run_batches(
     except InfeasibleError as error:
         return Outcome(strategy=name, reason=str(error))
     band = setup_band(setup, batches[0]) if results else None
-    return Outcome(strategy=name, results=tuple(results), band=band)
+    return Outcome(strategy=name, results=tuple(results), band=band, setup=setup, lengths=tuple(batches))
 
 
 def compare(

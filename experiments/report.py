@@ -110,6 +110,7 @@ def outcome_json(outcome: Outcome, base: Outcome | None = None) -> dict[str, Any
         "mfu_full": outcome.mfu_full,
         "tflops_per_gpu": flop_rates(outcome),
         "over_lower_bound": outcome.over_bound,
+        "over_plan_ideal": outcome.over_plan_ideal,
         "account_s": outcome.account_s(),
         "memory": first.memory,
         "fidelity": outcome.band and outcome.band.document(outcome.step_s.mean, tokens_per_s.mean),
@@ -120,7 +121,8 @@ def outcome_json(outcome: Outcome, base: Outcome | None = None) -> dict[str, Any
                 for field in dataclasses.fields(result)
                 if field.name not in _MEASURED | _LARGE | {"memory", "notes", "strategy"}
             }
-            for result in outcome.results
+            | {"lower_bound_s": bound_s}
+            for result, bound_s in zip(outcome.results, outcome.lower_bounds_s, strict=True)
         ],
     }
     if base is not None and base.results:
@@ -230,7 +232,10 @@ def step_table(comparison: Comparison) -> Table:
         ),
         ("tokens per step", f"{np.mean([result.tokens for result in outcome.results]):,.0f}"),
         ("micro-batches", f"{first.plan_micro_batches:,}, largest group {first.largest_group:,} ranks"),
-        ("busiest rank", f"{outcome.over_bound:.1%} above the lower bound of {first.lower_bound_s:.3f} s"),
+        (
+            "over bound",
+            f"{outcome.over_bound:+.1%}: no plan takes less than {np.mean(outcome.lower_bounds_s):.3f} s",
+        ),
     )
     return Table(title=f"{outcome.strategy}{mean}", columns=("", ""), rows=rows, left=frozenset({0, 1}))
 
@@ -275,7 +280,7 @@ def comparison_table(comparison: Comparison) -> Table:
                 "1"
                 if outcome is comparison.base
                 else f"{with_interval(outcome.speed_up(comparison.base), digits=2)}",
-                f"+{outcome.over_bound:.1%}",
+                f"{outcome.over_bound:+.1%}",
                 ", ".join(f"{readable_name(name)} {seconds / step:.0%}" for name, seconds in top),
             )
         )

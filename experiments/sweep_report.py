@@ -58,6 +58,7 @@ def _row(run: SweepRun, result: CellResult) -> Row:
         "mfu": found.get("mfu"),
         "mfu_full": found.get("mfu_full"),
         "over_lower_bound": found.get("over_lower_bound"),
+        "over_plan_ideal": found.get("over_plan_ideal"),
         "rank_capacity_tokens": first.get("rank_capacity_tokens"),
         "micro_batches": first.get("plan_micro_batches"),
         "largest_group": first.get("largest_group"),

@@ -37,6 +37,7 @@ __all__ = [
     "gpu",
     "load_scenario",
     "load_trace",
+    "lower_bound_s",
     "model",
     "node",
     "read_trace",
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
         TraceError,
         UserInputError,
     )
+    from simulator.lower_bound import lower_bound_s
     from simulator.plan import Plan
     from simulator.setup import ExecutionOptions, Setup, StrategyOptions
     from simulator.simulate import StepResult, simulate_step
@@ -83,6 +85,7 @@ _HOME = {
     "gpu": "cost_models.catalog",
     "load_scenario": "experiments.scenario",
     "load_trace": "traces",
+    "lower_bound_s": "simulator.lower_bound",
     "model": "cost_models.catalog",
     "node": "cost_models.catalog",
     "read_trace": "traces",

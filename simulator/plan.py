@@ -41,11 +41,12 @@ class Plan:
     order_offsets: Ints
     padding_tokens: Ints | None = None
     """Tokens each micro-batch is filled up with to a fixed shape (None = none); no token of the batch."""
-    lower_bound_s: float = 0.0
-    """max(total work / ranks, longest unsplittable piece), forward + backward, pipeline bubbles apart."""
+    ideal_s: float = 0.0
+    """What plans of this kind (dynamic groups; each long sequence alone in its group, short ones on one rank) take at
+    least, pipeline bubbles apart; other kinds may be faster. 0: not planned against one (the static mesh)."""
     makespan_s: float = 0.0
-    """The planner's own estimate, to be held against lower_bound_s: the busiest rank's work. hdp-balance with a
-    pipeline: when the last rank ends, less what bubbles add to the bound in an ideal plan (see ideal_step_s)."""
+    """The planner's own estimate, to be held against ideal_s: the busiest rank's work. hdp-balance with a
+    pipeline: when the last rank ends, less what bubbles add to it in an ideal pipeline (see ideal_step_s)."""
     notes: tuple[str, ...] = field(default=())
     in_step: bool = False
     """All micro-batches hold the same segments, on groups alike whose members run them at the same slots, and there are

@@ -41,6 +41,7 @@ __all__ = [
     "micro_batches",
     "plan_batch",
     "plan_micro_batches",
+    "planning_problem",
     "play_plan",
     "price_plan",
     "simulate_step",
@@ -68,7 +69,8 @@ class StepResult:
         mfu_full: model_flop_full over dense BF16 peak.
         accounts: names of the time accounts.
         account_s: [A, R, S] seconds by account, rank and stage; sums to step_s over A.
-        lower_bound_s: no plan is faster (see Plan.lower_bound_s).
+        plan_ideal_s: what plans of this kind take at least, 0 for a static mesh (see Plan.ideal_s). What every
+            plan takes at least: simulator.lower_bound.
         makespan_s: busiest rank's work in the plan.
         plan_micro_batches: micro-batches of the plan.
         largest_group: ranks of the largest dynamic group.
@@ -94,7 +96,7 @@ class StepResult:
     mfu_full: float
     accounts: tuple[str, ...]
     account_s: Floats
-    lower_bound_s: float
+    plan_ideal_s: float
     makespan_s: float
     plan_micro_batches: int
     largest_group: int
@@ -148,18 +150,27 @@ def plan_batch(setup: Setup, lengths: ArrayLike) -> tuple[Plan, PlanningProblem,
         )
     capacity = capacity_tokens(setup)
     check_fits(setup, memory_of(setup, capacity, micro_batches=1, sequence_tokens=1))  # before a long search
-    problem = PlanningProblem(
-        lengths=tokens,
+    problem = _problem(setup, tokens, capacity)
+    plan = make_plan(problem)
+    report = plan_memory(setup, plan)
+    check_fits(setup, report)
+    return plan, problem, report
+
+
+def planning_problem(setup: Setup, lengths: ArrayLike) -> PlanningProblem:
+    """What a strategy is asked for this batch."""
+    return _problem(setup, np.asarray(lengths, dtype=np.int64), capacity_tokens(setup))
+
+
+def _problem(setup: Setup, lengths: Ints, capacity: int) -> PlanningProblem:
+    return PlanningProblem(
+        lengths=lengths,
         ranks=setup.ranks,
         capacity_tokens=capacity,
         context_tokens=setup.context_tokens,
         cost=micro_batch_cost(setup),
         options=setup.strategy,
     )
-    plan = make_plan(problem)
-    report = plan_memory(setup, plan)
-    check_fits(setup, report)
-    return plan, problem, report
 
 
 def plan_micro_batches(cost: MicroBatchCost, plan: Plan) -> MicroBatches:
@@ -268,7 +279,7 @@ def simulate_step(setup: Setup, lengths: ArrayLike) -> StepResult:
         mfu_full=full_flop / peak,
         accounts=execution.accounts,
         account_s=execution.account_s,
-        lower_bound_s=plan.lower_bound_s,
+        plan_ideal_s=plan.ideal_s,
         makespan_s=plan.makespan_s,
         plan_micro_batches=plan.micro_batches,
         largest_group=int(plan.group_size.max()),

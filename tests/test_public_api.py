@@ -39,6 +39,7 @@ PUBLIC = {
     "gpu",
     "load_scenario",
     "load_trace",
+    "lower_bound_s",
     "model",
     "node",
     "read_trace",

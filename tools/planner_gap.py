@@ -38,24 +38,24 @@ def main(arguments: list[str] | None = None) -> None:
         plan, problem, _ = plan_batch(setup, lengths)
         packs, long = fill_packs(problem), LongSequences(problem)
         short_s = float(packs.seconds.sum())
-        ideal_s, _ = ideal_step_s(problem, long, usual_s(problem), short_s, plan.lower_bound_s)
+        ideal_s, _ = ideal_step_s(problem, long, usual_s(problem), short_s, plan.ideal_s)
         whole_s = 0.0
         if packs.same_time and len(long.tokens):
             unit_s = float(packs.seconds.max())
             menu = WholeUnitMenu(long.kinds, len(packs.seconds), unit_s, problem.bubble_weight)
             whole_s = menu.least_step_s(problem.ranks, ideal_s)
-        end_s = plan.makespan_s + ideal_s - plan.lower_bound_s
+        end_s = plan.makespan_s + ideal_s - plan.ideal_s
         rows.append(
             (
                 str(number),
-                f"{plan.lower_bound_s:.2f}",
+                f"{plan.ideal_s:.2f}",
                 f"{ideal_s:.2f}",
                 f"{whole_s:.2f} ({whole_s / ideal_s - 1:+.1%})" if whole_s else "-",
                 f"{end_s:.2f} ({end_s / ideal_s - 1:+.1%})",
-                f"{plan.makespan_s / plan.lower_bound_s - 1:+.1%}",
+                f"{plan.makespan_s / plan.ideal_s - 1:+.1%}",
             )
         )
-    columns = ("batch", "bound s", "ideal s", "whole s", "plan s", "over bound")
+    columns = ("batch", "plan ideal s", "ideal s", "whole s", "plan s", "over plan ideal")
     print(plain_text(Table(title=scenario.name, columns=columns, rows=tuple(rows))))
 
 

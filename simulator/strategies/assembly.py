@@ -53,7 +53,7 @@ def assemble(
     slot: Ints,
     offload_ratio: Floats,
     keep_holes: bool,
-    lower_bound_s: float,
+    ideal_s: float,
     makespan_s: float,
     notes: tuple[str, ...] = (),
     padding_tokens: Ints | None = None,
@@ -71,7 +71,7 @@ def assemble(
         offload_ratio: per micro-batch.
         keep_holes: keep slot numbers as they are (pipelines need equal slots in a group); otherwise a rank's
             micro-batches only keep their order.
-        lower_bound_s: see Plan.
+        ideal_s: see Plan.
         makespan_s: see Plan.
         notes: remarks for the reader of the result.
         padding_tokens: per micro-batch, see Plan.
@@ -105,7 +105,7 @@ def assemble(
         order=order,
         order_offsets=order_offsets,
         padding_tokens=padding_tokens,
-        lower_bound_s=lower_bound_s,
+        ideal_s=ideal_s,
         makespan_s=makespan_s,
         notes=notes,
     )

@@ -10,6 +10,7 @@ from simulator.strategies.problem import PlanningProblem
 
 __all__ = [
     "EXACT_SIZES",
+    "RESIDENT_LAYERS",
     "SIZE_GROWTH",
     "SizeTable",
     "choose_groups",

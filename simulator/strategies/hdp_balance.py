@@ -23,7 +23,7 @@ from simulator.strategies.dealing import (
 from simulator.strategies.gangs import RankLoads, place_gangs
 from simulator.strategies.group_size import needed_ratio
 from simulator.strategies.long_sequences import LongSequences, ideal_step_s
-from simulator.strategies.lower_bound import lower_bound_s
+from simulator.strategies.plan_ideal import plan_ideal_s
 from simulator.strategies.problem import PlanningProblem
 from simulator.strategies.rehearsal import rehearsed_s
 from simulator.strategies.stretches import SMALL
@@ -70,7 +70,7 @@ def plan_balanced(problem: PlanningProblem) -> Plan:
     With a pipeline a rank's longest micro-batch also costs (p - 1) / v bubbles of its length: it counts as load.
     The draft with the smallest estimated makespan wins.
     """
-    bound_s = lower_bound_s(problem)
+    bound_s = plan_ideal_s(problem)
     packs = fill_packs(problem)
     long = LongSequences(problem)
     ideal = _ideal_choice(problem, packs, long, bound_s) if problem.stages > 1 else None
@@ -80,7 +80,7 @@ def plan_balanced(problem: PlanningProblem) -> Plan:
     best = min(drafts, key=lambda draft: draft.end_s)
     # Bubbles apart: less what the bubbles of an ideal plan cost.
     bubbles_s = 0.0 if ideal is None else ideal.step_s - bound_s
-    return replace(best.make_plan(), lower_bound_s=bound_s, makespan_s=max(best.end_s - bubbles_s, bound_s))
+    return replace(best.make_plan(), ideal_s=bound_s, makespan_s=max(best.end_s - bubbles_s, bound_s))
 
 
 def _whole_unit_drafts(
@@ -364,7 +364,7 @@ def _assemble(
         slot=np.concatenate((gang_slots, _slots(placed.loads.slot, rank, seconds))),
         offload_ratio=np.concatenate((placed.offload_ratio, np.zeros(len(size) - long))),
         keep_holes=problem.stages > 1,
-        lower_bound_s=0.0,
+        ideal_s=0.0,
         makespan_s=0.0,
         notes=(f"largest group {int(size.max())} ranks",),
     )

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from simulator.plan import Plan
 from simulator.strategies.assembly import Pieces, assemble, ranges
 from simulator.strategies.group_size import choose_groups
-from simulator.strategies.lower_bound import lower_bound_s
 from simulator.strategies.packing import best_fit
+from simulator.strategies.plan_ideal import plan_ideal_s
 from simulator.strategies.problem import PlanningProblem
 
 __all__ = ["naive_micro_batches", "plan_naive"]
@@ -64,8 +64,8 @@ def plan_naive(problem: PlanningProblem) -> Plan:
     A group needs neighbouring free ranks of one wave; what does not fit goes to the first later wave with room.
     Equal slots in a group come for free (the wave is the slot), so pipelines need nothing else.
     """
-    bound_s = lower_bound_s(problem)
-    pieces, group, ratio, time_s = naive_micro_batches(problem, bound_s)
+    ideal_s = plan_ideal_s(problem)
+    pieces, group, ratio, time_s = naive_micro_batches(problem, ideal_s)
     first, wave = _waves(group, problem.ranks)
     member_ranks = ranges(first, group)
     load = np.bincount(member_ranks, weights=np.repeat(time_s, group), minlength=problem.ranks)
@@ -79,7 +79,7 @@ def plan_naive(problem: PlanningProblem) -> Plan:
         slot=np.repeat(wave, group),
         offload_ratio=ratio,
         keep_holes=problem.stages > 1,
-        lower_bound_s=bound_s,
+        ideal_s=ideal_s,
         makespan_s=float(load.max()),
         notes=(f"largest group {int(group.max())} ranks, {len(group)} micro-batches",),
     )

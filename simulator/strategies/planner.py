@@ -18,10 +18,10 @@ def make_plan(problem: PlanningProblem) -> Plan:
 
     static, and HDP without dynamic groups: the static mesh. hdp-balance without balancing is hdp-naive.
     The planners' makespan is the work of the busiest stage. Where the longest sequence's way through all stages of
-    a pipeline binds, that says too little: no plan's makespan is below the bound.
+    a pipeline binds, that says too little: no plan's makespan is below its ideal.
     """
     plan = _plan(problem)
-    return replace(plan, makespan_s=max(plan.makespan_s, plan.lower_bound_s))
+    return replace(plan, makespan_s=max(plan.makespan_s, plan.ideal_s))
 
 
 def _plan(problem: PlanningProblem) -> Plan:

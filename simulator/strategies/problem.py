@@ -75,8 +75,8 @@ class PlanningProblem:
 
     @cached_property
     def fixed_s(self) -> float:
-        """Host work of one micro-batch."""
-        return self.cost.cal.micro_batch_fixed_s
+        """Host work of one micro-batch on a stage: a pass forward and one backward of every chunk."""
+        return 2.0 * self.cost.layout.vpp * self.cost.pass_s
 
     def compact_tier(self, group_size: ArrayLike) -> Ints:
         """Tier of a group of neighbouring ranks: the best its ring can get."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,7 +9,6 @@ from cost_models.micro_batch import MicroBatches
 from hdpsim.errors import InfeasibleError
 from simulator.plan import Plan
 from simulator.strategies.assembly import ranges
-from simulator.strategies.lower_bound import lower_bound_s
 from simulator.strategies.packing import pack
 from simulator.strategies.problem import PlanningProblem
 
@@ -110,8 +107,6 @@ def plan_static(problem: PlanningProblem) -> Plan:
         order=_repeated(order, slots, degree),
         order_offsets=np.concatenate(([0], np.cumsum(np.repeat(slots, degree)))),
         padding_tokens=padding,
-        # a packer may split sequences
-        lower_bound_s=lower_bound_s(replace(problem, lengths=pieces.tokens), tabulated=False),
         makespan_s=float(np.bincount(group, weights=times, minlength=groups).max()),
         in_step=alike,
         notes=(

@@ -46,7 +46,7 @@ class FakeResult:
     mfu_full: float
     accounts: tuple[str, ...]
     account_s: NDArray[np.float64]
-    lower_bound_s: float
+    plan_ideal_s: float
     makespan_s: float
     plan_micro_batches: int
     largest_group: int
@@ -85,7 +85,7 @@ def fake_step(setup: Setup, lengths: NDArray[np.int64]) -> FakeResult:
         mfu_full=0.5,
         accounts=("attention", "cp_ring", "wait_group"),
         account_s=np.broadcast_to(seconds[:, None, None], (3, setup.ranks, setup.layout.pp)).copy(),
-        lower_bound_s=step_s / 1.04,
+        plan_ideal_s=step_s / 1.04,
         makespan_s=step_s,
         plan_micro_batches=7,
         largest_group=4,
@@ -101,6 +101,9 @@ def fake_step(setup: Setup, lengths: NDArray[np.int64]) -> FakeResult:
 def fake_simulator(monkeypatch: pytest.MonkeyPatch) -> Callable[[Setup, NDArray[np.int64]], FakeResult]:
     """Replace the simulator by `fake_step`."""
     monkeypatch.setattr("experiments.compare.simulate_step", fake_step)
+    monkeypatch.setattr(
+        "experiments.compare.lower_bound_s", lambda setup, lengths: fake_step(setup, lengths).step_s / 1.04
+    )
     return fake_step
 
 

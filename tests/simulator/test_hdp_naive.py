@@ -4,7 +4,7 @@ from simulator_setups import FLOOR, problem_of, small_setup
 
 from hdpsim.errors import InfeasibleError
 from simulator.strategies.hdp_naive import naive_micro_batches, plan_naive
-from simulator.strategies.lower_bound import lower_bound_s
+from simulator.strategies.plan_ideal import plan_ideal_s
 from simulator.strategies.problem import PlanningProblem
 from simulator.validate import validate_plan
 
@@ -17,7 +17,7 @@ def problem(lengths: list[int], **changes: object) -> PlanningProblem:
 def test_short_sequences_are_packed_and_long_ones_are_alone():
     # Best fit of the short ones into 1024 tokens: {600, 400}, {900}; 3000 tokens need 3 ranks. In order of arrival.
     one = problem([600, 3000, 900, 400])
-    pieces, group, ratio, time_s = naive_micro_batches(one, lower_bound_s(one))
+    pieces, group, ratio, time_s = naive_micro_batches(one, plan_ideal_s(one))
     assert pieces.micro_batch.tolist() == [0, 1, 2, 0]
     assert group.tolist() == [1, 3, 1]
     assert ratio.tolist() == [0.0, 0.0, 0.0]

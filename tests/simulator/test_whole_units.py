@@ -107,4 +107,4 @@ def test_a_plan_of_whole_micro_batches_is_near_the_ideal_step():
     one = problem(lengths.tolist())
     plan = plan_balanced(one)
     validate_plan(plan, lengths, 2)
-    assert plan.lower_bound_s <= plan.makespan_s <= plan.lower_bound_s + 2 * UNIT_S
+    assert plan.ideal_s <= plan.makespan_s <= plan.ideal_s + 2 * UNIT_S

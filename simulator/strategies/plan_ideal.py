@@ -1,4 +1,7 @@
-"""The time below which no HDP plan of a batch can be: what a planner is held against."""
+"""The least time of HDP's plans of a batch, whose long sequences are alone in their groups: what a planner is held to.
+
+Plans of other kinds may be faster; what bounds them all is simulator.lower_bound.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from simulator.strategies.group_size import EXACT_SIZES, SIZE_GROWTH, least_grou
 from simulator.strategies.problem import PlanningProblem
 from simulator.strategies.token_rates import token_rates
 
-__all__ = ["lower_bound_s"]
+__all__ = ["plan_ideal_s"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -21,11 +24,11 @@ BISECTIONS = 12
 FIRST_SIZES = 24  # group sizes looked at first
 
 
-def lower_bound_s(problem: PlanningProblem, *, tabulated: bool = True) -> float:
+def plan_ideal_s(problem: PlanningProblem) -> float:
     """max(all work / ranks, the longest piece no number of ranks makes shorter), made as large as it can be.
 
     In a step that takes T every sequence s passes all stages of its pipeline within T, so it is on at least d(s, T)
-    ranks, and on no fewer than memory allows. The bound is the least T for which that work fits:
+    ranks, and on no fewer than memory allows. The ideal is the least T for which that work fits:
 
         sum over long s of d(s, T) * t(s, d(s, T)) + work of the short sequences  <=  ranks * T
 
@@ -33,12 +36,10 @@ def lower_bound_s(problem: PlanningProblem, *, tabulated: bool = True) -> float:
     least time of a micro-batch. Every token counts at the best GEMM rate of any micro-batch size.
     It holds for plans like HDP's: a long sequence has micro-batches to itself, short ones are on one rank, and what
     is offloaded hides behind compute. Pipeline bubbles, waiting and the step's epilogue are not in it.
-
-    *tabulated*: the planner needs linear_table anyway; False = price only what the bound needs of it. Same result.
     """
     short = problem.lengths[problem.lengths <= problem.capacity_tokens]
     long = problem.lengths[problem.lengths > problem.capacity_tokens]
-    ideal = _Ideal(problem, tabulated=tabulated)
+    ideal = _Ideal(problem)
     short_s = ideal.short_s(short)
     top = problem.lengths.max()
     every_size = np.arange(1, problem.most_ranks + 1 if len(long) else 2)
@@ -119,18 +120,19 @@ def _late_groups(
 class _Ideal:
     """Work on the busiest stage and on all stages of a rank, with GEMMs at the best rate any number of tokens gets."""
 
-    def __init__(self, problem: PlanningProblem, *, tabulated: bool) -> None:
+    def __init__(self, problem: PlanningProblem) -> None:
         self.problem = problem
         cost, capacity, most = problem.cost, problem.capacity_tokens, problem.most_tokens
         self._parts = [
-            token_rates(cost, capacity, most, all_stages=all_stages, searched=not tabulated)
+            token_rates(cost, capacity, most, all_stages=all_stages)
             for all_stages in ((False, True) if problem.stages > 1 else (False,))
         ]
 
     def sequence_s(self, lengths: Ints, group_size: Ints) -> tuple[Floats, Floats]:
-        """Least time of a micro-batch that holds one sequence on a group: on the busiest stage, and on all stages.
+        """Least time of a micro-batch that holds one sequence on a group: on the busiest stage, and through all stages.
 
-        One rank never counts dearer than two: short attention blocks can run better in a ring.
+        One rank never counts dearer than two: short attention blocks can run better in a ring. On the way through all
+        stages nobody waits for weight gradients that a schedule runs apart.
         """
         problem = self.problem
         tokens, sizes = np.broadcast_arrays(lengths, group_size)
@@ -145,7 +147,8 @@ class _Ideal:
             work_s[alone] = np.minimum(
                 work_s[alone], 2.0 * (pair_s * part.layers + part.linear_s(single / 2.0))
             )
-            found.append(np.maximum(work_s, problem.floor_s * part.layers) + problem.fixed_s * stages)
+            least_s = problem.floor_s * part.layers if part.whole else 0.0
+            found.append(np.maximum(work_s, least_s) + problem.fixed_s * stages)
         return found[0], found[-1]
 
     def short_s(self, lengths: Ints) -> float:

@@ -1,0 +1,244 @@
+"""The time below which no plan of a batch can be, whatever the strategy, its group sizes and what it offloads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cost_models.data_parallel import ComputeWindows
+from cost_models.micro_batch import MicroBatches
+from cost_models.micro_batch_cost import MicroBatchCost
+from cost_models.pipeline import SPLIT_SCHEDULES
+from cost_models.step_costs import epilogue
+from simulator.chain import Chain, make_chain
+from simulator.schedules import STAGE_BY_STAGE
+from simulator.setup import Setup
+from simulator.simulate import planning_problem
+from simulator.strategies.group_size import RESIDENT_LAYERS, size_grid
+from simulator.strategies.packing import pack
+from simulator.strategies.problem import PlanningProblem
+
+__all__ = ["least_rate_s", "lower_bound_s"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+RATE_CLOSE = 2e-3
+"""How closely the best rate is looked for: so much lower is what is taken for it."""
+PARTS = 8
+"""A stretch of sizes that may hold the best rate is cut into so many."""
+EXACT_SIZES = 64
+SIZE_GROWTH = 1.03
+"""Group sizes up to EXACT_SIZES are all looked at, larger ones in steps; between two of them see _chain_s."""
+
+
+def lower_bound_s(setup: Setup, lengths: ArrayLike) -> float:
+    """The largest of three times that every step of this batch on this layout takes, without noise:
+
+    * All work over all ranks, stage by stage: every sequence's attention on the group that takes fewest rank-seconds,
+      no transfers; every token at the best rate of any micro-batch a rank can hold; host work of the fewest passes.
+      Around it what the first micro-batch needs to get to the stage and the last one to leave it, at least.
+    * The longest sequence's way through all stages, on the group on which it is quickest, with its transfers.
+    * Both with what of parameters, gradients and the optimizer nothing can hide.
+
+    It holds for plans that keep sequences whole, whatever they pack, pad, offload or spread. Attention of a sequence
+    that is cut is less work: under a packer that cuts (static, `concatenate`) it is the bound of the pieces.
+    Ignored: that ranks hold whole micro-batches, transfers of the other sequences, waiting, bubbles of full pipelines.
+    """
+    problem = planning_problem(setup, lengths)
+    return _StepBound(_whole(setup, problem)).seconds()
+
+
+def _whole(setup: Setup, problem: PlanningProblem) -> PlanningProblem:
+    """The problem with the sequences as attention sees them."""
+    options = setup.strategy
+    static = options.name == "static" or not options.dynamic_groups
+    if not static or options.packing != "concatenate":
+        return problem
+    return replace(problem, lengths=pack(problem.lengths, problem.context_tokens, "concatenate").tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _StageRates:
+    """Of a cost model, per stage: what no batch changes. Arrays over stages."""
+
+    linear_s: Floats
+    """Least seconds of a token on one rank: linear work and host time of its passes."""
+    floor_s: Floats
+    """The same where layers take their least time or wait for offloaded activations."""
+    layers: Floats
+    """Transformer layers that a micro-batch passes."""
+
+
+class _StepBound:
+    """The bound of one batch."""
+
+    def __init__(self, problem: PlanningProblem) -> None:
+        self._problem, self._cost = problem, problem.cost
+        layout = self._cost.layout
+        self._schedule = layout.schedule
+        self._split = layout.schedule in SPLIT_SCHEDULES
+        self._chain: Chain = make_chain(layout.schedule, layout.pp, self._cost.kind.shape[1])
+        self._around = epilogue(
+            self._cost, problem.ranks, data_s=0.0, windows=ComputeWindows.endless(layout.pp)
+        )
+
+    def seconds(self) -> float:
+        """See lower_bound_s."""
+        return max(self._work_bound_s(), self._chain_bound_s())
+
+    def _work_bound_s(self) -> float:
+        problem, around = self._problem, self._around
+        rates = _stage_rates(self._cost, problem.capacity_tokens, problem.most_tokens)
+        distinct, count = np.unique(problem.lengths, return_counts=True)
+        attention_s = float(count @ self._cost.least_attention_s(distinct))
+        tokens = float(problem.lengths.sum())
+        work_s = np.maximum(rates.layers * attention_s + tokens * rates.linear_s, tokens * rates.floor_s)
+        busy_s = work_s / problem.ranks
+        opening_s, closing_s = around.parameter_gather_s, around.gradient_sync_s
+        if self._schedule in STAGE_BY_STAGE:
+            return float((opening_s + busy_s + closing_s + around.optimizer_s).max())
+        fill_s, drain_s = self._fill_s()
+        first = self._chain.stage[:, 0]
+        opening_s = np.maximum(opening_s, opening_s[first].min() + fill_s)
+        closing_s = np.maximum(closing_s, closing_s[first].min() + drain_s)
+        return float((opening_s + busy_s + closing_s).max() + around.optimizer_s.max())
+
+    def _fill_s(self) -> tuple[Floats, Floats]:
+        """[S]: from the first forward of a step to a stage's first, and from its last backward to the last.
+
+        At least what a micro-batch of one token takes. A weight gradient may be the last that a stage does.
+        """
+        cost, chain = self._cost, self._chain
+        one = MicroBatches(
+            segment_tokens=np.ones(1, dtype=np.int64),
+            segment_offsets=np.array([0, 1]),
+            group_size=np.ones(1, dtype=np.int64),
+            tier=np.zeros(1, dtype=np.int64),
+            offload_ratio=np.zeros(1),
+        )
+        ways = []
+        depth = chain.virtual_stages
+        for stage, chunk in zip(chain.stage[:, :depth], chain.chunk[:, :depth], strict=True):
+            kinds = cost.kind[stage, chunk]
+            sides = []
+            for terms in cost.both_terms_s(one):
+                until_s = np.concatenate(([0.0], np.cumsum(terms.sum(axis=0)[kinds, 0])[:-1]))
+                least_s = np.full(cost.layout.pp, np.inf)
+                np.minimum.at(least_s, stage, until_s)
+                sides.append(least_s)
+            ways.append(sides)
+        fill_s, drain_s = np.array(ways).min(axis=0)
+        return fill_s, np.zeros_like(drain_s) if self._split else drain_s
+
+    def _chain_bound_s(self) -> float:
+        """The longest sequence's way through all stages, from the first forward to the last backward."""
+        around, first = self._around, self._chain.stage[:, 0]
+        optimizer_s = (
+            around.optimizer_s[first] if self._schedule in STAGE_BY_STAGE else around.optimizer_s.max()
+        )
+        around_s = around.parameter_gather_s[first] + around.gradient_sync_s[first] + optimizer_s
+        return self._chain_s() + float(around_s.min())
+
+    def _chain_s(self) -> float:
+        """The least over all group sizes.
+
+        Between two sizes d < e that are looked at, attention takes at least d / e of its time on d ranks (its
+        rank-seconds only grow with the group), and linear work at least what it takes on e.
+        """
+        problem, cost = self._problem, self._cost
+        longest = int(problem.lengths.max())
+        room = problem.capacity_tokens * max(1.0, cost.busiest_layers / RESIDENT_LAYERS)
+        least = min(max(1, int(np.ceil(longest / room - 1e-9))), problem.most_ranks)
+        grid = size_grid(min(problem.most_ranks, max(longest, least)), exact=EXACT_SIZES, growth=SIZE_GROWTH)
+        grid = grid[grid >= least] if least in grid else np.concatenate(([least], grid[grid > least]))
+        before = np.concatenate((grid[:1], grid[:-1]))
+        before = np.where(grid - before == 1, grid, before)  # nothing lies between
+        total_layers = cost.layers_by_stage.sum()
+        attention_s = cost.sequence_s(longest, before, problem.compact_tier(before)) / cost.busiest_layers
+        tokens = longest // grid
+        kinds = cost.kind[self._chain.stage[0], self._chain.chunk[0]][: self._chain.virtual_stages]
+        linear_s = cost.linear_by_kind_s(tokens, without=self._overlapped, weight_gradients=not self._split)[
+            kinds
+        ].sum(axis=0)
+        chain_s = total_layers * attention_s * (before / grid) + linear_s
+        if not self._split:
+            chain_s = np.maximum(chain_s, cost.floor_by_kind_s[kinds].sum())
+        return float(chain_s.min()) + 2.0 * len(kinds) * cost.pass_s
+
+    @property
+    def _overlapped(self) -> tuple[str, ...]:
+        return overlapped_terms(self._cost)
+
+
+def overlapped_terms(cost: MicroBatchCost) -> tuple[str, ...]:
+    """Terms that a schedule can hide behind another micro-batch's work."""
+    return ("expert_all_to_all",) if cost.layout.schedule == "dualpipe" else ()
+
+
+@lru_cache(maxsize=64)
+def _stage_rates(cost: MicroBatchCost, capacity_tokens: int, most_tokens: int) -> _StageRates:
+    """Kept for the next batch."""
+    passes_s = 2.0 * cost.layout.vpp * cost.pass_s
+    floor_s = cost.by_stage(cost.floor_by_kind_s)[:, None]
+
+    def linear(tokens: Ints) -> Floats:
+        return cost.by_stage(cost.linear_by_kind_s(tokens, without=overlapped_terms(cost)))
+
+    return _StageRates(
+        linear_s=least_rate_s(lambda tokens: linear(tokens) + passes_s, most_tokens),
+        floor_s=least_rate_s(
+            lambda tokens: np.maximum(floor_s, _offload_s(cost, tokens, capacity_tokens)) + passes_s,
+            most_tokens,
+        ),
+        layers=cost.by_stage(np.array([kind.layers for kind in cost.kinds], dtype=np.float64)),
+    )
+
+
+def _offload_s(cost: MicroBatchCost, tokens: Ints, capacity_tokens: int) -> Floats:
+    """[S, n]: least time of micro-batches of more than C tokens, whose activations go to the host and come back.
+
+    The share r that has to go is Equation 3's (see needed_ratio); a layer takes no less than its transfer.
+    """
+    layers = float(cost.busiest_layers)
+    if layers <= RESIDENT_LAYERS:
+        return np.zeros((cost.layout.pp, len(tokens)))
+    kept = (capacity_tokens * layers / tokens - RESIDENT_LAYERS) / (layers - RESIDENT_LAYERS)
+    rate = cost.cluster.gpu.host_link_duplex_bytes_per_s * cost.cal.host_link_efficiency
+    layer_s = np.clip(1.0 - kept, 0.0, 1.0) * cost.activation_bytes_per_token * tokens / rate
+    moving = np.array([max(0.0, kind.layers - RESIDENT_LAYERS) for kind in cost.kinds])
+    return cost.by_stage(2.0 * moving[:, None] * layer_s)
+
+
+def least_rate_s(seconds: Callable[[Ints], Floats], most_tokens: int) -> Floats:
+    """[S]: least seconds per token of micro-batches of 1 to *most_tokens*, up to RATE_CLOSE lower.
+
+    *seconds* [S, n] grows with tokens: so the time of the first size of a stretch over the tokens of the last is below
+    all its rates. Stretches that may hold the best rate are cut into parts until none is left.
+    """
+    low, high = np.array([1]), np.array([most_tokens])
+    best: Floats | None = None
+    while True:
+        ends_s = seconds(np.concatenate((low, high)))
+        first_s, last_s = ends_s[:, : len(low)], ends_s[:, len(low) :]
+        rate_s = np.minimum((first_s / low).min(axis=1), (last_s / high).min(axis=1))
+        best = rate_s if best is None else np.minimum(best, rate_s)
+        least = best * (1.0 - RATE_CLOSE)
+        undecided = (first_s / high < least[:, None]).any(axis=0) & (high > low)
+        if not undecided.any():
+            return np.asarray(least)
+        low, high = _parts(low[undecided], high[undecided])
+
+
+def _parts(low: Ints, high: Ints) -> tuple[Ints, Ints]:
+    """Stretches cut into PARTS that grow geometrically; empty ones are left out."""
+    share = np.arange(PARTS + 1) / PARTS
+    cuts = np.floor(low[:, None] * ((high + 1.0) / low)[:, None] ** share).astype(np.int64)
+    cuts[:, 0], cuts[:, -1] = low, high + 1
+    begin, end = cuts[:, :-1].ravel(), cuts[:, 1:].ravel() - 1
+    kept = begin <= end
+    return begin[kept], end[kept]
