@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import assert_never
 
 from cost_models.layout import Layout, Recompute
 from cost_models.model import Model
@@ -92,6 +93,8 @@ def activation_bytes_per_token_layer(
     tensors = layer_activations(model, layout, kind, dropout=model.dropout)
     if mode == "none":
         return tensors.total + copies
+    if mode != "selective":
+        assert_never(mode)
     if selective_keeps is not None:
         return layer_input + float(sum(getattr(tensors, name) for name in selective_keeps))
     return selective_share * (tensors.total + copies) + (1.0 - selective_share) * layer_input

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial, reduce
-from typing import Literal
+from typing import Literal, assert_never
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -50,9 +50,15 @@ def bus_bandwidth_factor(kind: CollectiveKind, ranks: int) -> float:
 
     Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md.
     """
-    if kind == "broadcast":
-        return 1.0
-    return (2.0 if kind == "all_reduce" else 1.0) * (ranks - 1) / ranks
+    match kind:
+        case "broadcast":
+            return 1.0
+        case "all_reduce":
+            return 2.0 * (ranks - 1) / ranks
+        case "all_gather" | "reduce_scatter" | "all_to_all":
+            return (ranks - 1) / ranks
+        case _:
+            assert_never(kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,12 +70,23 @@ class ContextExchange:
         return out
 
     def _of_group(self, tokens: Floats, group: GroupShape, *, backward: bool) -> Floats:
-        if self._layout.cp_kind in ("all-gather", "gathered-ring"):
-            volume = BF16_BYTES * self._kv_width * tokens * group.ranks
-            gather = self._collectives.all_gather_s(volume, group)
-            if self._layout.cp_kind == "gathered-ring" or not backward:
-                return gather
-            return gather + self._collectives.reduce_scatter_s(volume, group)
+        kind = self._layout.cp_kind
+        match kind:
+            case "all-gather" | "gathered-ring":
+                volume = BF16_BYTES * self._kv_width * tokens * group.ranks
+                gather = self._collectives.all_gather_s(volume, group)
+                if kind == "gathered-ring" or not backward:
+                    return gather
+                return gather + self._collectives.reduce_scatter_s(volume, group)
+            case "ulysses":
+                return self._spread_heads(tokens, group)
+            case "ring":
+                raise ValueError("a ring exchanges nothing before attention")
+            case _:
+                assert_never(kind)
+
+    def _spread_heads(self, tokens: Floats, group: GroupShape) -> Floats:
+        """All-to-alls that give every rank all tokens of some heads, and back (Ulysses)."""
         if self.most_ranks is not None and group.ranks > self.most_ranks:
             raise InfeasibleError(
                 f"cp_kind ulysses spreads heads over the context-parallel group: {group.ranks} ranks are more than "

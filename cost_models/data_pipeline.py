@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cost_models.calibration import Calibration
+from cost_models.checked import Checked
 from cost_models.hardware import Cluster
 from cost_models.layout import Layout
 
@@ -15,7 +16,7 @@ Loader = Literal["shared", "redundant"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataPipeline:
+class DataPipeline(Checked):
     """How a node feeds its GPUs."""
 
     loader: Loader = "shared"

@@ -45,12 +45,13 @@ def accumulation_s(model: Model, layout: Layout, held: StageContents, gpu: Gpu, 
     Source: Megatron-LM (fused: gradient_accumulation_fusion; separate: param.main_grad.add_(param.grad)); PyTorch's
     AccumulateGrad (separate); DeepSpeed, runtime/bf16_optimizer.py (cast: hp_grad.add_(grad.to(hp_grad.dtype))).
     """
-    if layout.gradient_accumulation == "fused" or layout.sharding == "zero3" or model.frozen:
+    how = layout.gradient_accumulation
+    if how == "fused" or layout.sharding == "zero3" or model.frozen:
         return 0.0
     layers: tuple[tuple[int, LayerKind], ...] = ((held.dense_layers, "dense"), (held.moe_layers, "moe"))
     parameters = sum(count * sum(layer_shard(model, layout, kind)[:2]) for count, kind in layers if count)
     vocabularies = 1 if model.tied_embeddings and layout.pp == 1 else int(held.embedding) + int(held.head)
     parameters += vocabularies * -(-model.vocab // layout.tp) * model.hidden
-    copies = 2.0 if layout.gradient_accumulation == "separate" else 4.0
+    copies = {"separate": 2.0, "cast": 4.0}[how]
     traffic_bytes = BF16_BYTES + copies * layout.gradient_bytes
     return float(memory_bound_s(traffic_bytes * parameters, gpu, cal))

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from cost_models.checked import Amount, Checked, Count, Factor, Number
+
 __all__ = [
     "Cluster",
     "CongestionControl",
@@ -27,7 +29,7 @@ Placement = Literal["grouped", "scattered"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class Gpu(Checked):
     """One accelerator, as its datasheet describes it (dense rates, no sparsity)."""
 
     name: str
@@ -35,7 +37,7 @@ class Gpu:
     fp8_flop_per_s: float | None
     hbm_bytes: float
     hbm_bytes_per_s: float
-    sm_count: int
+    sm_count: Count
     nvlink_bytes_per_s: float
     """NVLink per GPU, per direction."""
     host_link_bytes_per_s: float
@@ -55,26 +57,26 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class Node(Checked):
     """One server: the GPUs that share NVLink, their NICs and the host memory."""
 
     name: str
     gpu: Gpu
-    gpus: int
+    gpus: Count
     """GPUs of one NVLink domain: 8 in a DGX/HGX server, 72 in an NVL72 rack."""
-    nics: int
+    nics: Number
     nic_bytes_per_s: float
     """Line rate of one NIC, per direction."""
     host_memory_bytes: float
     nvlink_sharp: bool = False
     """NVSwitch reduces in the network (NVLS), from Hopper on."""
-    board_gpus: int | None = None
+    board_gpus: Count | None = None
     """GPUs of a board without NVSwitch: each one's links run in equal parts to the others; None = a switch."""
     nic_efficiency: float | None = None
     """Share of the NICs' line rate that is payload; None = what the calibration says (InfiniBand, RoCE)."""
     collective_share: float = 1.0
     """Share of that rate which collectives reach, where NCCL cannot use all of a node's NICs at once."""
-    ring_step_s: float = 0.0
+    ring_step_s: Amount = 0.0
     """Least time of every step of a ring that leaves the node, what the NICs' transport adds."""
     host_time: float = 1.0
     """Time of a launch on its processors over that on the H100 servers of the calibrations."""
@@ -99,7 +101,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fabric:
+class Fabric(Checked):
     """The network between nodes: a leaf/spine/core Clos, rail-optimised or plain.
 
     Attributes:
@@ -120,26 +122,26 @@ class Fabric:
     """
 
     kind: FabricKind = "rail-optimised"
-    nodes_per_block: int = 32
-    blocks_per_pod: int = 16
-    leaf_oversubscription: float = 1.0
-    spine_oversubscription: float = 1.0
-    hop_latency_s: float = 0.5e-6
+    nodes_per_block: Count = 32
+    blocks_per_pod: Count = 16
+    leaf_oversubscription: Factor = 1.0
+    spine_oversubscription: Factor = 1.0
+    hop_latency_s: Amount = 0.5e-6
     routing: Routing = "ideal"
-    uplinks: int = 32
-    port_split: int = 1
-    flows_per_connection: int = 1
+    uplinks: Count = 32
+    port_split: Count = 1
+    flows_per_connection: Count = 1
     congestion_control: CongestionControl = "ideal"
     placement: Placement = "grouped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class Cluster(Checked):
     """Identical nodes on one fabric."""
 
     name: str
     node: Node
-    nodes: int
+    nodes: Count
     fabric: Fabric = Fabric()
     source: str = ""
 

@@ -5,14 +5,14 @@ Every rate is datasheet peak x calibrated efficiency x a shape factor that follo
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cost_models.calibration import Calibration
 from cost_models.hardware import Gpu
-from cost_models.layout import Precision
+from cost_models.layout import AttentionKernel, Precision
 from cost_models.matrix_units import matrix_unit, power_slowdown
 from cost_models.tracing import priced
 
@@ -155,11 +155,17 @@ class KernelRate(NamedTuple):
     """Its half lengths over the best kernel's."""
 
     @classmethod
-    def of(cls, kernel: str, cal: Calibration) -> KernelRate:
-        """The kernel of that name in a layout; whatever is no older one is the best."""
-        if kernel == "flash1":
-            return cls(cal.flash1_rate, cal.flash2_rate)
-        return cls(cal.flash2_rate, cal.flash2_rate) if kernel == "flash2" else BEST_KERNEL
+    def of(cls, kernel: AttentionKernel, cal: Calibration) -> KernelRate:
+        """The kernel of that name in a layout; unfused attention has none, and asks for no rate."""
+        match kernel:
+            case "flash1":
+                return cls(cal.flash1_rate, cal.flash2_rate)
+            case "flash2":
+                return cls(cal.flash2_rate, cal.flash2_rate)
+            case "flash" | "unfused":
+                return BEST_KERNEL
+            case _:
+                assert_never(kernel)
 
 
 BEST_KERNEL = KernelRate()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from cost_models.checked import Checked, Count, Share
 from hdpsim.errors import InfeasibleError
+from hdpsim.ranges import RANGES
 
 __all__ = [
     "AttentionKernel",
@@ -43,23 +45,23 @@ ShardCopies = Literal["both", "gradients", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class Layout(Checked):
     """Degrees and switches.
 
     A *rank* is one model replica slice of tp x pp GPUs; there are gpus / (tp * pp) of them (d_hdp = d_dp x d_cp).
     GPU numbering is Megatron's: tensor parallel innermost, then rank, then pipeline stage (see `order`).
     """
 
-    tp: int = 1
-    pp: int = 1
-    vpp: int = 1
+    tp: Annotated[int, RANGES["tp"]] = 1
+    pp: Annotated[int, RANGES["pp"]] = 1
+    vpp: Annotated[int, RANGES["vpp"]] = 1
     """Model chunks a pipeline stage holds: 1, more when interleaved, 2 in ZB-V."""
-    cp: int | None = None
+    cp: Annotated[int, RANGES["cp"]] | None = None
     """Context-parallel degree of the static mesh; None = the smallest that supports the context."""
     cp_kind: ContextParallelKind = "ring"
     """How a group shares a sequence: keys and values go round, are gathered first, are gathered beside the first of the
     steps of a ring (PyTorch), or heads are spread (Ulysses)."""
-    ep: int = 1
+    ep: Annotated[int, RANGES["ep"]] = 1
     """Expert-parallel degree. Up to tp the experts live inside the rank's own TP group."""
     sequence_parallel: bool = True
     schedule: Schedule = "1f1b"
@@ -71,15 +73,15 @@ class Layout:
     """Transfers between stages run beside computation; off: they hold the sending and the receiving stage."""
     sharding: Sharding = "zero1"
     recompute: Recompute = "none"
-    recompute_share: float = 0.0
+    recompute_share: Share = 0.0
     """Selective recomputation: share of a layer's forward repeated in the backward (every other layer: 0.5), beside
     unfused attention."""
-    recompute_products: float | None = None
+    recompute_products: Share | None = None
     """Recomputation, full or selective: share of the matrix products repeated, where a policy keeps some outputs or
     nothing needs the last one; None = as the rest of the layer."""
-    recompute_attention: float | None = None
+    recompute_attention: Share | None = None
     """The same of flash attention, whose output policies by operation keep."""
-    recompute_collectives: float | None = None
+    recompute_collectives: Share | None = None
     """The same of tensor-parallel collectives."""
     recompute_small_kernels: bool = False
     """Selective recomputation: norms and activation functions run again in the backward."""
@@ -93,7 +95,7 @@ class Layout:
     blocking_maxima: bool = False
     """Delayed scales of fp8: after every pass of a stage's layers all ranks agree on the largest elements that it saw,
     and work waits for it; off: once a step, or beside the work."""
-    shard_ranks: int | None = None
+    shard_ranks: Annotated[int, RANGES["shard_ranks"]] | None = None
     """Neighbouring ranks that share one copy of what is sharded: of the parameters (zero3: HSDP), of the optimizer's
     states (zero1, zero2); None = all ranks."""
     gather_lists: bool = False
@@ -102,7 +104,7 @@ class Layout:
     shard_copies: ShardCopies = "both"
     """zero3: what is copied between a collective's buffer and the tensors: gathered parameters and gradients, these
     alone (parameters are views of the buffer), or nothing."""
-    gradient_bytes: int = 4
+    gradient_bytes: Literal[2, 4] = 4
     """Bytes of a gradient when it is summed over micro-batches and reduced: 4 (fp32) or 2 (bf16)."""
     gradient_accumulation: GradientAccumulation = "fused"
     """How gradients of micro-batches add up: in the products of weight gradients, in kernels of their own, or in such
@@ -113,7 +115,7 @@ class Layout:
     """Optimizer states in host memory, updated by the CPU: gradients go there, parameters come back."""
     dp_overlap: bool = True
     """Gradient reduction and parameter gather run beside compute; off: nothing of them is hidden."""
-    bucket_parameters: float | None = None
+    bucket_parameters: Annotated[float, RANGES["bucket_parameters"]] | None = None
     """Parameters of a bucket of gradients; None = Megatron-Core's rule (40 million, a million per rank)."""
     prefetch_gather: bool = True
     """The step's first parameter gather runs while data is loaded; off: the first forward waits for a bucket."""
@@ -133,7 +135,7 @@ class Layout:
     apart by copies, and the backward gathers inputs no second time; sequence parallelism only."""
     tp_asynchronous: bool = False
     """Tensor-parallel collectives are called asynchronously: they run beside whole products that do not need them."""
-    etp: int | None = None
+    etp: Count | None = None
     """GPUs over which each expert is cut; None = tp / ep, at least 1."""
     ep_overlap: bool = False
     """The expert all-to-all of a micro-batch runs beside the compute of another."""
@@ -143,7 +145,7 @@ class Layout:
     """separate: the host launches one product (and cast) per expert on several streams; modules: one MLP after the
     other, each writes into its part of a common output; grouped: one kernel for all; fused: such kernels that clamp,
     weigh and add biases, too."""
-    expert_imbalance: float | None = None
+    expert_imbalance: Annotated[float, RANGES["expert_imbalance"]] | None = None
     """Rows of the busiest GPU of an expert-parallel group over the mean, at least 1; None = the calibration's."""
     expert_padding: bool = False
     """With 8 and 4 bits every expert's rows are copied to a multiple of what the products take, and back."""
@@ -167,7 +169,7 @@ class Layout:
     """The host waits for every kernel before it goes on (CUDA_LAUNCH_BLOCKING=1): no launch hides behind a kernel."""
     cuda_graph_experts: bool = True
     """With graphs: the experts are part of them; off: token counts are known too late, the host launches theirs."""
-    rank_capacity_tokens: int | None = None
+    rank_capacity_tokens: Annotated[int, RANGES["rank_capacity_tokens"]] | None = None
     """Tokens one rank holds per micro-batch (C); None = what memory allows."""
 
     @property

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cost_models.checked import Amount, Checked, Share
+
 __all__ = ["EAGER", "MemoryOverheads"]
 
 GIB = 2.0**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryOverheads:
+class MemoryOverheads(Checked):
     """Buffers and copies of a training process. The defaults are a lean stack: fused kernels, contiguous buffers.
 
     Attributes:
@@ -32,19 +34,19 @@ class MemoryOverheads:
             reads cannot be reused: short-lived tensors pile up (see memory.MemoryReport.run_ahead).
     """
 
-    cuda_context_bytes: float = 0.5 * GIB  # 0.47 GiB measured on A100 with lazy loading (0.92 eager)
-    library_bytes: float = 0.25 * GIB  # estimate
-    nccl_bytes_per_group: float = 0.3 * GIB  # 16 channels x 2 directions x 9.2 MiB (NCCL 2.30 buffer sizes)
-    fragmentation_share: float = 0.05  # 3-10 % reported with PyTorch
-    activation_factor: float = 1.0
-    logit_bytes: float = 6.0  # bf16 output of the projection 2, fp32 softmax and then its gradient 4
-    selective_share: float = 1.0
+    cuda_context_bytes: Amount = 0.5 * GIB  # 0.47 GiB measured on A100 with lazy loading (0.92 eager)
+    library_bytes: Amount = 0.25 * GIB  # estimate
+    nccl_bytes_per_group: Amount = 0.3 * GIB  # 16 channels x 2 directions x 9.2 MiB (NCCL 2.30 buffer sizes)
+    fragmentation_share: Share = 0.05  # 3-10 % reported with PyTorch
+    activation_factor: Amount = 1.0
+    logit_bytes: Amount = 6.0  # bf16 output of the projection 2, fp32 softmax and then its gradient 4
+    selective_share: Share = 1.0
     selective_keeps: tuple[str, ...] | None = None
     unfused_copies: bool = False
-    bucket_bytes: float = 0.0
-    loose_gradient_bytes: float = 0.0
-    gather_buffer_bytes: float = 0.0
-    eight_bit_copy_bytes: float = 2.0  # row- and column-wise copies: Transformer Engine on Hopper
+    bucket_bytes: Amount = 0.0
+    loose_gradient_bytes: Amount = 0.0
+    gather_buffer_bytes: Amount = 0.0
+    eight_bit_copy_bytes: Amount = 2.0  # row- and column-wise copies: Transformer Engine on Hopper
     host_run_ahead: bool = False
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from cost_models.checked import Checked, Count, Number
+
 __all__ = ["AdapterTargets", "LatentAttention", "Model", "NormKind"]
 
 AdapterTargets = Literal["qkv", "attention", "all"]
@@ -12,19 +14,19 @@ NormKind = Literal["rms", "layer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttention:
+class LatentAttention(Checked):
     """Multi-head latent attention (DeepSeek-V2/V3): low-rank queries and keys/values."""
 
-    q_lora_rank: int
+    q_lora_rank: Number
     """0 = queries are projected directly."""
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
+    kv_lora_rank: Count
+    qk_nope_head_dim: Count
+    qk_rope_head_dim: Number
+    v_head_dim: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class Model(Checked):
     """A decoder-only transformer.
 
     `ffn_hidden` is the width of one expert in mixture-of-experts layers. With `dense_layers` > 0 the first
@@ -32,27 +34,27 @@ class Model:
     """
 
     name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn_hidden: int
-    vocab: int
+    layers: Count
+    hidden: Count
+    heads: Count
+    kv_heads: Count
+    head_dim: Count
+    ffn_hidden: Count
+    vocab: Count
     gated_mlp: bool = True
     """SwiGLU-like MLP of three matrices; False: two."""
     tied_embeddings: bool = False
-    experts: int = 0
+    experts: Number = 0
     """Experts of an MoE layer; 0 = dense model."""
-    top_k: int = 0
-    shared_expert_ffn: int = 0
+    top_k: Number = 0
+    shared_expert_ffn: Number = 0
     """Width of the always-active expert(s) beside the routed ones; 0 = none."""
-    dense_layers: int = 0
-    dense_ffn_hidden: int = 0
+    dense_layers: Number = 0
+    dense_ffn_hidden: Number = 0
     latent_attention: LatentAttention | None = None
-    sliding_window: int | None = None
+    sliding_window: Count | None = None
     """Attention reaches this many tokens back; None = all."""
-    full_attention_every: int = 0
+    full_attention_every: Number = 0
     """With a window: every so many layers one attends to everything (2: every second layer); 0 = none does."""
     chunked_attention: bool = False
     """The window is a fixed chunk of the sequence: attention never leaves it."""
@@ -73,11 +75,11 @@ class Model:
     attention in a stack without such a kernel."""
     dropout: bool = False
     """Trained with dropout on attention weights and on the outputs of attention and MLP (GPT-2 and GPT-3 recipes)."""
-    learned_positions: int = 0
+    learned_positions: Number = 0
     """Rows of a learned position table; 0 = rotary."""
-    mtp_layers: int = 0
+    mtp_layers: Number = 0
     """Multi-token-prediction layers (DeepSeek-V3: 1); 0 = none."""
-    adapter_rank: int = 0
+    adapter_rank: Number = 0
     """Rank of trained adapters beside weights that are all frozen (LoRA); 0 = every weight is trained."""
     adapter_targets: AdapterTargets = "attention"
     """Matrices with an adapter: the one of queries, keys and values; also attention's output; also the MLP's."""

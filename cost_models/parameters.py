@@ -200,14 +200,8 @@ def check_layout(model: Model, layout: Layout, ranks: int | None = None) -> None
 
     *ranks* (when known) is needed for expert parallelism across ranks.
     """
-    tp, ep = layout.tp, layout.ep
-    problems = [
-        f"{name} {value} must be at least 1"
-        for name, value in (("tp", tp), ("pp", layout.pp), ("vpp", layout.vpp), ("ep", ep))
-        if value < 1
-    ]
-    if problems:
-        raise InfeasibleError(f"{model.name}: " + "; ".join(problems))
+    tp = layout.tp
+    problems: list[str] = []
     widths = {f"{model.heads} heads do": model.heads}
     if dense_layer_count(model):
         widths[f"MLP width {dense_width(model)} does"] = dense_width(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import assert_never
 
 from cost_models.layout import Layout, Schedule
 
@@ -34,11 +35,15 @@ def virtual_stage_table(schedule: Schedule, stages: int, chunks: int) -> tuple[t
 
     Source: arXiv 2104.04473 (in turn), 2401.10241 section 6 (V), 2412.19437 section 3.2.1 (both ways).
     """
-    if schedule == "zb-v":
-        return tuple((stage, 2 * stages - 1 - stage) for stage in range(stages))
-    if schedule == "dualpipe":
-        return tuple((stage, stages - 1 - stage) for stage in range(stages))
-    return tuple(tuple(chunk * stages + stage for chunk in range(chunks)) for stage in range(stages))
+    match schedule:
+        case "zb-v":
+            return tuple((stage, 2 * stages - 1 - stage) for stage in range(stages))
+        case "dualpipe":
+            return tuple((stage, stages - 1 - stage) for stage in range(stages))
+        case "1f1b" | "interleaved" | "zb-h1" | "zb-h2":
+            return tuple(tuple(chunk * stages + stage for chunk in range(chunks)) for stage in range(stages))
+        case _:
+            assert_never(schedule)
 
 
 def schedule_problems(layout: Layout) -> list[str]:
@@ -67,13 +72,17 @@ def bubble_weight(layout: Layout) -> float:
 
     B is the whole backward.  Source: arXiv 2104.04473, 2401.10241; DualPipe's README.
     """
-    if layout.schedule == "zb-h1":
-        return (layout.pp - 1) / 3.0
-    if layout.schedule in ("zb-h2", "zb-v"):
-        return 0.0
-    if layout.schedule == "dualpipe":
-        return (layout.pp / 2.0 - 1.0) * 2.0 / 3.0
-    return (layout.pp - 1) / layout.vpp
+    match layout.schedule:
+        case "1f1b" | "interleaved":
+            return (layout.pp - 1) / layout.vpp
+        case "zb-h1":
+            return (layout.pp - 1) / 3.0
+        case "zb-h2" | "zb-v":
+            return 0.0
+        case "dualpipe":
+            return (layout.pp / 2.0 - 1.0) * 2.0 / 3.0
+        case _:
+            assert_never(layout.schedule)
 
 
 def in_flight_passes(layout: Layout, stage: int, micro_batches: int | None = None) -> tuple[int, ...]:

@@ -175,10 +175,12 @@ def _context_parallel(cluster: Cluster, layout: Layout) -> str:
 
 def _precision(cluster: Cluster, layout: Layout) -> str:
     gpu, name = cluster.gpu, layout.precision
-    peak = gpu.fp4_flop_per_s if name in ("mxfp8", "nvfp4") else gpu.fp8_flop_per_s
-    if name == "bf16" or peak is not None:
+    if name == "bf16":
         return ""
-    units = "FP8 tensor cores" if name == "fp8" else f"tensor cores for {name} (Blackwell has)"
+    blocks = name != "fp8"
+    if (gpu.fp4_flop_per_s if blocks else gpu.fp8_flop_per_s) is not None:
+        return ""
+    units = f"tensor cores for {name} (Blackwell has)" if blocks else "FP8 tensor cores"
     return f"layout.precision: {gpu.name} has no {units}; use bf16"
 
 

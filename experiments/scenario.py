@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.calibration import Calibration
+from cost_models.checked import Checked, Count
 from cost_models.data_pipeline import DataPipeline
 from cost_models.hardware import Cluster
 from cost_models.layout import Layout
@@ -43,7 +44,7 @@ Lengths = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataOptions:
+class DataOptions(Checked):
     """Where the sequence lengths come from and how they become global batches."""
 
     trace: str | None
@@ -53,7 +54,7 @@ class DataOptions:
     lengths_tokens: tuple[int, ...] | None
     """The lengths of a round of sequences that repeats without end, instead of either."""
     batch: Batch
-    context_tokens: int
+    context_tokens: Count
     policy: LongSequencePolicy
     """What happens to sequences longer than the context."""
     pipeline: DataPipeline

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from itertools import repeat
+from typing import assert_never
 
 import numpy as np
 import simpy
@@ -73,11 +74,15 @@ def mean_detection_s(cause: FailureCause, handling: Handling) -> float:
 
 def detection_ticks(cause: FailureCause, handling: Handling, random: np.random.Generator) -> int:
     """One draw of the time whose mean is mean_detection_s."""
-    if cause.detection == "in-band":
-        return ticks(random.uniform(*IN_BAND_S))
-    if cause.detection == "heartbeat":
-        return ticks(handling.heartbeat_s * (handling.heartbeat_misses - random.uniform()))
-    return ticks(mean_detection_s(cause, handling))
+    match cause.detection:
+        case "in-band":
+            return ticks(random.uniform(*IN_BAND_S))
+        case "heartbeat":
+            return ticks(handling.heartbeat_s * (handling.heartbeat_misses - random.uniform()))
+        case "hang" | "planned":
+            return ticks(mean_detection_s(cause, handling))
+        case _:
+            assert_never(cause.detection)
 
 
 class FailureDraws:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.layout import Schedule
-from cost_models.pipeline import SPLIT_SCHEDULES
 
 __all__ = [
     "BACKWARD",
@@ -126,17 +125,20 @@ def stage_order(schedule: Schedule, stages: int, chunks: int, stage: int, slots:
     depends on their number. DualPipe's slots take turns: even ones start at the first stage (chunk 0), odd ones at
     the last (chunk 1).
     """
-    if schedule not in SPLIT_SCHEDULES:
+    if schedule == "1f1b" or schedule == "interleaved":  # mypy narrows by ==, not by in
         op, chunk, slot, batch = _in_turn(stages, chunks, stage, slots)
         return Order(op, chunk, slot, np.zeros(len(op), dtype=np.bool_), batch)
     if stages < 2 or not 0 <= stage < stages or slots < 0:
         raise ValueError(f"no stage {stage} of {stages} with {slots} slots in {schedule}")
-    if schedule == "zb-v":
-        rows = _v_order(stages, stage, slots)
-    elif schedule == "dualpipe":
-        rows = _dualpipe_order(stages, stage, slots)
-    else:
-        rows = _handcrafted_order(schedule, stages, stage, slots)
+    match schedule:
+        case "zb-v":
+            rows = _v_order(stages, stage, slots)
+        case "dualpipe":
+            rows = _dualpipe_order(stages, stage, slots)
+        case "zb-h1" | "zb-h2":
+            rows = _handcrafted_order(schedule, stages, stage, slots)
+        case _:
+            assert_never(schedule)
     table = np.array(rows, dtype=np.int64).reshape(-1, 4).T
     op, chunk, slot, paired = (np.ascontiguousarray(row) for row in table[:, table[2] < slots])
     for column in (op, chunk, slot):

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from cost_models.calibration import Calibration
+from cost_models.checked import Amount, Checked, Count, Number, Share
 from cost_models.data_pipeline import DataPipeline
 from cost_models.hardware import Cluster
 from cost_models.layout import Layout
 from cost_models.memory_overheads import MemoryOverheads
 from cost_models.model import Model
+from hdpsim.ranges import RANGES
 
 __all__ = [
     "ExecutionOptions",
+    "Executor",
     "MemoryOptions",
     "Packing",
     "Setup",
@@ -22,11 +25,12 @@ __all__ = [
 ]
 
 StrategyName = Literal["static", "hdp-naive", "hdp-balance"]
+Executor = Literal["replay", "engine"]
 Packing = Literal["in-order", "first-fit", "best-fit", "concatenate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StrategyOptions:
+class StrategyOptions(Checked):
     """The strategy and its parts, each of which can be switched off on its own."""
 
     name: StrategyName = "hdp-balance"
@@ -47,22 +51,22 @@ class StrategyOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutionOptions:
+class ExecutionOptions(Checked):
     """How the plan is played."""
 
-    executor: Literal["replay", "engine"] = "replay"
-    seed: int = 0
-    jitter: float = 0.0
+    executor: Executor = "replay"
+    seed: Number = 0
+    jitter: Share = 0.0
     """Coefficient of variation of every operation's duration (log-normal)."""
-    slow_node_share: float = 0.0
+    slow_node_share: Share = 0.0
     """Share of nodes that are slower by slow_node_factor."""
-    slow_node_factor: float = 1.1
-    gpu_spread: float | None = None
+    slow_node_factor: Annotated[float, RANGES["slow_factor"]] = 1.1
+    gpu_spread: Annotated[float, RANGES["gpu_spread"]] | None = None
     """Coefficient of variation of the speed of equal GPUs, the same all the time, drawn from the seed; None = the
     calibration's, and all GPUs at the rate that the slowest of so many is expected to have."""
-    gc_pause_s: float = 0.0
+    gc_pause_s: Amount = 0.0
     """One garbage collection of a training process; 0 = never."""
-    gc_period_steps: int = 10
+    gc_period_steps: Count = 10
     """Steps from one collection of a process to its next."""
     gc_synchronised: bool = False
     """All processes collect in the same step, at its start, instead of whenever each one's turn comes."""
@@ -71,7 +75,7 @@ class ExecutionOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryOptions:
+class MemoryOptions(Checked):
     """What the training stack keeps in memory beside training itself, and what becomes of a step that does not fit."""
 
     overheads: MemoryOverheads = field(default_factory=MemoryOverheads)
@@ -80,14 +84,14 @@ class MemoryOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class Setup(Checked):
     """One configuration, ready to simulate any batch."""
 
     model: Model
     cluster: Cluster
     layout: Layout
     calibration: Calibration
-    context_tokens: int
+    context_tokens: Count
     strategy: StrategyOptions = field(default_factory=StrategyOptions)
     execution: ExecutionOptions = field(default_factory=ExecutionOptions)
     data_pipeline: DataPipeline = field(default_factory=DataPipeline)

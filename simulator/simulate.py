@@ -9,6 +9,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from cost_models.checked import expect
 from cost_models.data_pipeline import node_loading_s
 from cost_models.flop import sequence_model_flop
 from cost_models.memory import MemoryReport
@@ -125,6 +126,7 @@ def micro_batch_cost(setup: Setup) -> MicroBatchCost:
 
 def plan_batch(setup: Setup, lengths: ArrayLike) -> tuple[Plan, PlanningProblem, MemoryReport]:
     """Plan one batch (lengths of at most the context) under the setup's strategy."""
+    expect(setup, Setup, "the setup() of a scenario is one" if hasattr(setup, "setup") else "")
     tokens = np.ascontiguousarray(lengths, dtype=np.int64)
     if tokens.ndim != 1 or not len(tokens):
         raise UserInputError("a batch needs at least one sequence")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,14 +30,17 @@ def pack(lengths: Ints, capacity_tokens: int, method: Packing) -> Pieces:
     count = len(lengths)
     sequence = np.arange(count, dtype=np.int64)
     start = np.zeros(count, dtype=np.int64)
-    if method == "concatenate":
-        return _concatenate(lengths, capacity_tokens)
-    if method == "in-order":
-        bins = _next_fit(lengths, capacity_tokens)
-    elif method == "best-fit":
-        bins = best_fit(lengths, capacity_tokens)
-    else:
-        bins = _first_fit_decreasing(lengths, capacity_tokens)
+    match method:
+        case "concatenate":
+            return _concatenate(lengths, capacity_tokens)
+        case "in-order":
+            bins = _next_fit(lengths, capacity_tokens)
+        case "best-fit":
+            bins = best_fit(lengths, capacity_tokens)
+        case "first-fit":
+            bins = _first_fit_decreasing(lengths, capacity_tokens)
+        case _:
+            assert_never(method)
     return Pieces(tokens=lengths, sequence=sequence, start=start, micro_batch=bins)
 
 

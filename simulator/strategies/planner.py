@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import assert_never
 
 from simulator.plan import Plan
 from simulator.strategies.hdp_balance import plan_balanced
@@ -26,8 +27,13 @@ def make_plan(problem: PlanningProblem) -> Plan:
 
 def _plan(problem: PlanningProblem) -> Plan:
     options = problem.options
-    if options.name == "static" or not options.dynamic_groups:
-        return plan_static(problem)
-    if options.name == "hdp-balance" and options.balancing:
-        return plan_balanced(problem)
-    return plan_naive(problem)
+    name = options.name if options.dynamic_groups else "static"
+    match name:
+        case "static":
+            return plan_static(problem)
+        case "hdp-naive":
+            return plan_naive(problem)
+        case "hdp-balance":
+            return plan_balanced(problem) if options.balancing else plan_naive(problem)
+        case _:
+            assert_never(name)

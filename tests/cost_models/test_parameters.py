@@ -189,7 +189,6 @@ def test_megascales_shard_by_hand() -> None:
         ("llama-7b", Layout(pp=8, vpp=5), "too few"),
         ("llama-7b", Layout(vpp=2), "needs a pipeline"),
         ("llama-7b", Layout(ep=2), "mixture-of-experts"),
-        ("llama-7b", Layout(tp=0), "at least 1"),
         ("llama-30b", Layout(tp=7), "8 KV heads can neither"),
         ("llama-70b", Layout(tp=64, pp=81), "too few"),
         ("mixtral-8x7b", Layout(ep=3), "8 experts do not divide by ep 3"),

@@ -59,7 +59,7 @@ def test_both_passes_launch_them_once() -> None:
 
 
 def test_a_fifth_of_the_host_s_forward_is_theirs() -> None:
-    model = replace(MODEL, learned_positions=True)
+    model = replace(MODEL, learned_positions=2048)
     separate = replace(SEPARATE, tp=4)
     share = scale_update_launches(separate) / forward_launches(model, separate, moe=False)
     assert share == pytest.approx(0.2, abs=0.02)
