@@ -107,7 +107,7 @@ def layer_activations(
         q, k, v                2 (a + 2 g) d / t        latent: 2 a (2 (n + r) + v) / t + 4 (q + c) + 2 r, over t
         attention output       2 a d / t + 4 a / t (log-sum-exp); + 1 B per element in fp8 (the cast copy)
         MLP                    2 x 3 f / t with a gate (gate, up, product), 2 x 2 f / t without
-        experts                2 x 2 k h etp / t + 2 x 3 k f / t, router 8 E / t
+        experts                2 x 2 k h / min(t, e) (t / etp where given) + 2 x 3 k f / t, router 8 E / t
 
     Frozen weights keep no input for their gradient; what an adapter reads is kept for its own, in 16 bits.
     Without sequence parallelism the norm and linear inputs are whole on every GPU. With a gate, g/a KV groups, no
@@ -253,7 +253,7 @@ def _mlp(model: Model, width: float, gemm_input_bytes: float) -> float:
 
 
 def _experts(model: Model, layout: Layout, gemm_input_bytes: float) -> float:
-    spread = layout.tp / layout.expert_cut
+    spread = min(layout.tp, layout.ep) if layout.etp is None else layout.tp / layout.etp
     dispatched = model.top_k * model.hidden * (gemm_input_bytes + BF16_BYTES) / spread
     router = 2 * FP32_BYTES * model.experts / _residual_shards(layout)
     return dispatched + _mlp(model, model.top_k * model.ffn_hidden / layout.tp, gemm_input_bytes) + router

@@ -28,23 +28,26 @@ DISPATCH_SMS = 20
 class ExpertParallel:
     """The experts of a layer under a layout.
 
-    ep x etp GPUs hold one copy, each 1/etp of experts / ep of them, whatever tp is (MoE parallel folding); an expert's
-    GPUs are neighbours, an expert-parallel group takes every etp-th GPU. Without an etp given the experts live on
-    max(tp, ep) GPUs: etp is 1 where ep >= tp, tp / ep otherwise.
+    etp is None: the experts live on max(tp, ep) GPUs, whole where ep >= tp, cut over tp / ep GPUs otherwise.
+    etp given:   ep x etp GPUs hold one copy, each 1/etp of experts / ep of them, whatever tp is (MoE parallel folding);
+                 an expert's GPUs are neighbours, an expert-parallel group takes every etp-th GPU.
     A GPU routes its tokens / tp of a rank's tokens.
     Source: Megatron-Core (expert_tensor_parallel_size); arXiv 2504.14960, section 3.
     """
 
     def __init__(self, model: Model, layout: Layout, cal: Calibration, collectives: Collectives) -> None:
         self._model, self._layout, self._cal, self._collectives = model, layout, cal, collectives
-        self._group = collectives.group(layout.ep, stride=layout.expert_cut)
-        self._cut_group = collectives.group(layout.expert_cut)
+        self._group = collectives.group(layout.ep, stride=layout.etp or 1)
+        self._cut_group = collectives.group(layout.etp or 1)
 
     def products(self, mlp: tuple[LinearOp, ...]) -> tuple[LinearOp, ...]:
         """Grouped products of the experts on a GPU, *mlp* being the matrices of one shard of one expert."""
         model, layout = self._model, self._layout
-        # a GPU meets the tokens of all GPUs that share its experts
-        rows = model.top_k / layout.tp * self._imbalance * layout.expert_cut
+        rows = model.top_k / layout.tp * self._imbalance
+        if layout.etp is not None:
+            rows *= layout.etp  # a GPU meets the tokens of all GPUs that share its experts
+        elif layout.ep < layout.tp:
+            rows = model.top_k / layout.ep * self._imbalance
         groups = max(1, model.experts // layout.ep)
         return tuple(replace(op, name=f"expert_{op.name}", rows_share=rows, groups=groups) for op in mlp)
 
@@ -59,7 +62,10 @@ class ExpertParallel:
     @property
     def width(self) -> int:
         """Inner width of one expert's shard."""
-        return self._model.ffn_hidden // self._layout.expert_cut
+        layout = self._layout
+        return self._model.ffn_hidden // (
+            max(1, layout.tp // layout.ep) if layout.etp is None else layout.etp
+        )
 
     def _routed_bytes(self, tokens: Floats) -> Floats:
         """Routed copies of the tokens of one GPU."""
@@ -108,18 +114,13 @@ class ExpertParallel:
         """All-gather of the routed tokens over the GPUs that share an expert, and reduce-scatter of its outputs.
 
             bytes = etp * tokens / tp * top_k * h * 2 B * imbalance, the same in the backward
-            ep = 1: etp * tokens / tp * h * 2 B
 
-        With ep = 1 a GPU has a part of every expert: tokens are gathered once, copied for their experts there, and
-        their outputs summed before they are scattered. Where the GPUs are the tensor-parallel group, this is its own
-        gather and scatter around the MLP, as of dense layers (tensor_parallel), and nothing is left here.
-        Source: Megatron-Core, MoEAlltoAllTokenDispatcher (tp_extended), MoEAllGatherTokenDispatcher.
+        Source: Megatron-Core, MoEAlltoAllTokenDispatcher (tp_extended).
         """
         layout = self._layout
-        if layout.expert_cut == 1 or layout.experts_cut_like_dense:
+        if layout.etp is None or layout.etp == 1:
             return np.zeros_like(tokens)
-        copies = self._model.top_k if layout.ep == 1 else 1
-        volume = layout.expert_cut * self._routed_bytes(tokens) / copies
+        volume = layout.etp * self._routed_bytes(tokens)
         gather = self._collectives.all_gather_s(volume, self._cut_group)
         return np.asarray(gather + self._collectives.reduce_scatter_s(volume, self._cut_group))
 

@@ -115,8 +115,7 @@ def _collectives_around_products(model: Model, layout: Layout, *, moe: bool) -> 
 
 
 def _expert_collectives(layout: Layout) -> int:
-    joined = layout.expert_cut > 1 and not layout.experts_cut_like_dense
-    return (2 if layout.ep > 1 else 0) + (2 if joined else 0)
+    return (2 if layout.ep > 1 else 0) + (2 if (layout.etp or 1) > 1 else 0)
 
 
 def _products(model: Model, layout: Layout, *, moe: bool) -> int:
@@ -185,13 +184,9 @@ def _expert_launches(model: Model, layout: Layout) -> float:
 
 
 def tensor_collectives(model: Model, layout: Layout, *, moe: bool) -> int:
-    """Collectives of the tensor-parallel group in a layer's forward: around attention and around what is cut by tp.
-
-    A parallel block has one pair around both. Of experts that are cut or spread otherwise only a shared one has a pair.
-    """
+    """Collectives of the tensor-parallel group in a layer's forward."""
     if layout.tp == 1:
         return 0
     per_pair = 2 if layout.sequence_parallel else 1
-    if moe and not layout.experts_cut_like_dense:
-        return per_pair * (2 if model.shared_expert_ffn else 1)
-    return per_pair * (1 if model.parallel_block else 2)
+    spread = moe and (layout.ep > 1 or layout.etp is not None)
+    return per_pair * (1 if model.parallel_block or spread else 2)

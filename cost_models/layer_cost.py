@@ -92,13 +92,13 @@ class LayerCost:
         attention = self._attention_ops()
         blocks = [_Block(entering=attention[:-1], leaving=attention[-1:])]
         other = self._expert_ops() if self._moe else self._mlp_ops()
-        if (
-            self._moe and not self._layout.experts_cut_like_dense
-        ):  # a shared expert is cut as dense layers are
+        if self._moe and self._layout.etp is not None:  # a shared expert is cut as dense layers are
             shared = (
                 [_Block(entering=other[2:3], leaving=other[3:4])] if self._model.shared_expert_ffn else []
             )
             return blocks + shared, other[:2] + other[-1:]
+        if self._moe and self._layout.ep > 1:
+            return blocks, other
         blocks.append(_Block(entering=other[:1], leaving=other[1:2]))
         if self._model.parallel_block:
             blocks = [_side_by_side(*blocks, fused=self._layout.fused_kernels and not self._moe)]
@@ -192,7 +192,7 @@ class LayerCost:
             forward, backward = self._tensor_parallel.sides_s(tokens, len(self._around))
         else:
             forward, backward = self._tensor_parallel.overlapped_s(tokens, self._around)
-        if self._experts is None:
+        if self._experts is None or self._layout.etp is None:
             return forward, backward
         cut = self._experts.cut_experts_s(tokens)
         return forward + cut, backward + cut

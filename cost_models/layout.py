@@ -171,19 +171,9 @@ class Layout:
     """Tokens one rank holds per micro-batch (C); None = what memory allows."""
 
     @property
-    def expert_cut(self) -> int:
-        """GPUs over which each expert is cut: etp as given or meant."""
-        return max(1, self.tp // self.ep) if self.etp is None else self.etp
-
-    @property
     def expert_gpus(self) -> int:
         """GPUs of a pipeline stage that hold one copy of its experts."""
-        return self.ep * self.expert_cut
-
-    @property
-    def experts_cut_like_dense(self) -> bool:
-        """Whether every expert is cut over the tensor-parallel group, as a dense MLP is."""
-        return self.ep == 1 and self.expert_cut == self.tp
+        return max(self.tp, self.ep) if self.etp is None else self.ep * self.etp
 
     def ranks(self, gpus: int) -> int:
         """Number of ranks on *gpus* GPUs."""

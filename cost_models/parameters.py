@@ -343,7 +343,7 @@ def parameters_per_gpu(model: Model, layout: Layout, stage: int) -> StageParamet
 
     Counted: tensor parallelism splits attention, MLP, embedding and head (vocabulary rounded up); KV heads fewer
     than tp are repeated; the low-rank input projections of latent attention, norms, router and learned positions
-    are on every GPU; routed experts are spread over ep x etp GPUs. A tied head is a second copy of the
+    are on every GPU; routed experts are spread over max(tp, ep) GPUs, or ep x etp. A tied head is a second copy of the
     embedding when it sits on another stage than the embedding. Multi-token prediction is on the last stage.
     Source: arXiv 1909.08053 section 3; arXiv 2104.04473 (embedding copies); Megatron-Core (latent attention).
     """

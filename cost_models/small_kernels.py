@@ -57,8 +57,7 @@ class SmallKernels:
         separate  norms 2 x n h / S + outputs 2 x (3 + bias 2 + dropout 2 + mask) h / S + rotary 9 (a + g) d / t
                   + activation (5 with a gate, 2 without, + bias 2) f / t + norms of queries and keys n (a + g) d / t
         experts   routing 4 k h / t + 4 etp k h / t with several experts on a GPU of an expert-parallel group (GPUs that
-                  share experts hold all their tokens when they sort them); with ep = 1 4 etp k h / t (they gather
-                  tokens before they copy them);
+                  share experts hold all their tokens when they sort them);
                   fused dispatch 2 (k + u) h / t, u the GPUs that a token visits
         PyTorch   clamps of k f / t, biases of k h / t (neither where expert_kernels are fused), a scaled rotary
                   embedding of (a + g) d / t, with latent attention of a r / t in queries of n + r, keys of n + r and
@@ -183,14 +182,11 @@ def _expert_widths(model: Model, layout: Layout) -> tuple[float, float]:
 
 def _routing(model: Model, layout: Layout) -> tuple[float, float]:
     """A token's way to its experts and back, forward and backward."""
-    copies, held = float(model.top_k), float(model.top_k) * layout.expert_cut
+    copies, held = float(model.top_k), float(model.top_k) * (layout.etp or 1)
     if layout.expert_dispatch == "fused" and layout.ep > 1:
         passes = 2.0 * (copies + parts_of_a_token(model.experts, model.top_k, layout.ep))
     else:
-        here = (
-            held if layout.ep == 1 else copies
-        )  # without an all-to-all the tokens of all that share experts
-        passes = 4.0 * here + (4.0 * held if 1 < layout.ep < model.experts else 0.0)
+        passes = 4.0 * copies + (4.0 * held if 1 < layout.ep < model.experts else 0.0)
     if layout.expert_padding and layout.precision != "bf16":
         passes += PADDING * held
     forward = backward = passes

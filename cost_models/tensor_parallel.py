@@ -123,8 +123,7 @@ class TensorParallel:
 
     With sequence parallelism a block all-gathers its input and reduce-scatters its output; the backward all-gathers
     the gradient, reduce-scatters its own result and gathers the input once more. Without: one all-reduce each way.
-    A parallel block has one pair instead of two. Experts have one where they are cut as dense layers are, otherwise
-    only a shared expert has (experts.py joins what is cut besides).
+    A parallel block has one pair instead of two. Experts spread over GPUs have none.
     Source: Korthikanti et al., arXiv 2205.05198, section 4.2.
 
     Overlapped (`tp_overlap`): what feeds a GEMM or is fed by it is pipelined with it in chunks; in the backward the

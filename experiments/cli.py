@@ -17,7 +17,6 @@ from importlib import import_module
 import click
 
 from experiments.distribution_check import check_distribution
-from hdpsim import interrupts
 from hdpsim.errors import HdpSimError, InfeasibleError, UserInputError
 from hdpsim.quoting import message
 
@@ -43,14 +42,12 @@ VERBS = {
 }
 """Verb -> module that holds its click command as `command`, in the order of the help text."""
 
+INTERRUPTED = 130  # 128 + SIGINT, what a shell reports for a program stopped by Ctrl-C
 _OUT_OF_MEMORY = (
     "this needs more memory than there is; take fewer or smaller batches, a shorter trace, fewer GPUs"
 )
 _TOO_DEEP = "the input is nested more deeply than anything that can be read"
-PIPE_CLOSED = 141  # 128 + SIGPIPE, what a shell reports for a program whose reader went away
-
-_OUTPUT_ERRORS = (errno.ENOSPC, errno.EIO, errno.EBADF)
-"""What writing to stdout may end in: a full disk, a closed terminal. Any other error without a file's name is a bug."""
+PIPE_CLOSED = 141  # 128 + SIGPIPE, the same for a reader that went away
 
 
 class _Failure(click.ClickException):
@@ -102,7 +99,6 @@ def _printable_usage() -> Iterator[None]:
 def _guarded(run: Callable[[], object]) -> object:
     try:
         check_distribution()
-        _check_current_directory()
         with _printable_usage():
             result = run()
         sys.stdout.flush()
@@ -114,32 +110,16 @@ def _guarded(run: Callable[[], object]) -> object:
     except RecursionError:
         raise _Failure(_TOO_DEEP, UserInputError.exit_code) from None
     except KeyboardInterrupt:
-        raise _Failure(interrupts.message(), interrupts.exit_code()) from None
+        raise _Failure("interrupted", INTERRUPTED) from None
     except BrokenPipeError:
-        _write_nowhere()
+        # The interpreter flushes stdout once more when it ends; give it somewhere to write.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise click.exceptions.Exit(PIPE_CLOSED) from None
     except OSError as error:
-        if error.filename is None:
-            if error.errno not in _OUTPUT_ERRORS:
-                raise
-            _write_nowhere()
+        if error.filename is None and error.errno != errno.ENOSPC:
+            raise
         raise _Failure(f"{error.filename or 'output'}: {error.strerror}", 2) from None
     return result
-
-
-def _check_current_directory() -> None:
-    """Refuse a directory that somebody has deleted: every relative path would fail, some after all the work."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        raise UserInputError("the current directory was deleted; change to another one") from None
-
-
-def _write_nowhere() -> None:
-    """Stop writing to stdout: the interpreter flushes it once more when it ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
 
 
 def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from experiments.cli_common import emit_json, json_option, out_option, set_option, show_table
-from hdpsim import interrupts
+from experiments.cli_common import emit_json, json_option, out_option, set_option, show_table, whole_number
 
 if TYPE_CHECKING:
     from experiments.store import ResultStore
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     from experiments.sweep_file import Sweep
 
 __all__ = ["command"]
+
+INTERRUPTED = 130
 
 
 def default_store() -> str:
@@ -32,7 +33,7 @@ def default_store() -> str:
 @click.option("--dry-run", is_flag=True, help="Say how many simulations it would be, and about how long.")
 @click.option(
     "--workers",
-    type=click.IntRange(1, 1024),
+    type=whole_number("workers"),
     metavar="N",
     help="Processes; default: one per processor. The result does not depend on it.",
 )
@@ -113,10 +114,10 @@ def _run(
             click.echo(line)
     if run.interrupted:
         click.echo(
-            f"{interrupts.message()}: what is finished is kept in {kept.folder}; run the same command again to go on",
+            f"interrupted: what is finished is kept in {kept.folder}; run the same command again to go on",
             err=True,
         )
-        raise click.exceptions.Exit(interrupts.exit_code())
+        raise click.exceptions.Exit(INTERRUPTED)
     if run.count("failed"):
         click.echo(f"{run.count('failed')} cells failed; the same command tries them again", err=True)
         raise click.exceptions.Exit(1)

@@ -19,7 +19,6 @@ from traces import (
     Distribution,
     GlobalBatch,
     LengthStream,
-    RepeatedLengths,
     Trace,
     global_batches,
     load_source,
@@ -123,20 +122,13 @@ def _play(lengths: Lengths, setup: Setup) -> _Played | InfeasibleError:
 
 
 class _Batches:
-    """Full batches in order, with an account of what is in none.
+    """Full batches in order, with an account of what is in none."""
 
-    Attributes:
-        error: why the data ended early. It is not raised on the way: batches before it may still be played.
-    """
-
-    def __init__(
-        self, data: DataOptions, source: Trace | Distribution | RepeatedLengths | LengthStream
-    ) -> None:
+    def __init__(self, data: DataOptions, source: Trace | Distribution | LengthStream) -> None:
         self.rows = source.rows if isinstance(source, LengthStream) else None
         if isinstance(source, Trace):
             self.rows = len(source)
         self.left_out_tokens = 0
-        self.error: HdpSimError | None = None
         self.given: dict[int, GlobalBatch] = {}
         self.done = self.sequences = 0
         self._batches = global_batches(
@@ -150,17 +142,14 @@ class _Batches:
         )
 
     def __iter__(self) -> Iterator[Lengths]:
-        try:
-            for batch in self._batches:
-                if not batch.complete:
-                    self.left_out_tokens = batch.tokens
-                    return
-                self.given[batch.index] = batch
-                self.done += 1
-                self.sequences += len(batch.lengths)
-                yield batch.lengths
-        except HdpSimError as error:
-            self.error = error
+        for batch in self._batches:
+            if not batch.complete:
+                self.left_out_tokens = batch.tokens
+                return
+            self.given[batch.index] = batch
+            self.done += 1
+            self.sequences += len(batch.lengths)
+            yield batch.lengths
 
     def expected(self, most: int | None) -> int | None:
         """About how many steps there will be."""
@@ -195,8 +184,10 @@ def replay_dataset(
         UserInputError: there is not one full batch, or a distribution has no end.
     """
     source = _source(scenario.data)
-    if isinstance(source, Distribution | RepeatedLengths) and steps is None and until is None:
-        raise UserInputError(f"the source ({source.name}) has no end: give --steps N or --until-ci")
+    if isinstance(source, Distribution) and steps is None and until is None:
+        raise UserInputError(
+            f"{source.name} is a distribution, which has no end: give --steps N or --until-ci"
+        )
     batches = _Batches(scenario.data, source)
     throughput = RunningThroughput()
     rows: list[ReplayStep] = []
@@ -216,8 +207,6 @@ def replay_dataset(
                 if until is not None and relative is not None and relative <= until:
                     stopped = "confidence"
                     break
-        if batches.error is not None and stopped != "confidence":
-            raise batches.error
     except KeyboardInterrupt:
         stopped = "interrupted"
     except HdpSimError as reason:
@@ -247,12 +236,10 @@ def replay_dataset(
 
 def source_name(scenario: Scenario) -> str:
     """Name or path of the data."""
-    return scenario.data.source_name
+    return str(scenario.data.trace or scenario.data.distribution)
 
 
-def _source(data: DataOptions) -> Trace | Distribution | RepeatedLengths | LengthStream:
-    if data.lengths_tokens is not None:
-        return RepeatedLengths(data.lengths_tokens)
+def _source(data: DataOptions) -> Trace | Distribution | LengthStream:
     name = str(data.trace or data.distribution)
     if data.distribution is not None or name in (*shipped_traces(), *shipped_distributions()):
         return load_source(name)

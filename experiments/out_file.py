@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from hdpsim import files
 from hdpsim.errors import UserInputError
+from hdpsim.quoting import quoted
 
 __all__ = ["check_out_file", "replacing", "write_whole"]
 
@@ -19,9 +21,13 @@ def check_out_file(path: str, option: str, endings: tuple[str, ...] = ()) -> Non
     The folder is tried out with a file that is gone at once.
     """
     if endings and not path.lower().endswith(endings):
-        raise UserInputError(f"{option}: expected a file ending in {' or '.join(endings)}, got {path!r}")
+        raise UserInputError(
+            f"{option}: expected a file ending in {' or '.join(endings)}, got {quoted(path)}"
+        )
+    target = Path(path).absolute()
     try:
-        files.try_out(Path(path).absolute())
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}."):
+            pass
     except OSError as error:
         raise UserInputError(f"{option}: {path}: cannot be written: {error.strerror or error}") from error
 
@@ -34,8 +40,17 @@ def replacing(target: Path, what: str = "file") -> Iterator[IO[bytes]]:
         UserInputError: *target* cannot be written, the disk is full.
     """
     try:
-        with files.replacing(target) as file:
-            yield file
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(handle, "wb") as raw:
+                yield raw
+            mask = os.umask(0)
+            os.umask(mask)
+            os.chmod(name, 0o666 & ~mask)
+            os.replace(name, target)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise UserInputError(f"{target}: cannot write the {what}: {error.strerror or error}") from error
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import hashlib
 import json
 import os
-import sys
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from hdpsim import __version__, files
+from hdpsim import __version__
 from hdpsim.errors import UserInputError
-from hdpsim.interrupts import held
-from hdpsim.reading import open_regular
+from hdpsim.quoting import quoted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,15 +25,12 @@ if TYPE_CHECKING:
 __all__ = ["MARKER", "SCHEMA_VERSION", "RunDirectory"]
 
 MARKER = ".hdpsim-run.json"
-"""The file that makes a directory one of ours; it lists the files hdpsim wrote, with their hashes."""
+"""The file that makes a directory one of ours; it lists the files hdpsim wrote."""
 
 SCHEMA_VERSION = 1
 """Version of the JSON documents and tables; raised when a reader of the old ones would be misled."""
 
 _README = "README.md"
-
-_FORMULA = ("=", "+", "-", "@", "\t", "\n")
-"""How a cell starts that a spreadsheet evaluates when it opens the table (OWASP, CSV injection)."""
 
 
 class RunDirectory:
@@ -44,7 +40,7 @@ class RunDirectory:
             run.write_csv("steps", table, "One row per step and strategy.")
 
     A failure or an interrupt inside the block leaves nothing behind. An existing directory is replaced only if
-    hdpsim made it and nobody has added or changed anything in it.
+    hdpsim made it and nobody added files to it.
 
     Attributes:
         path: the run directory.
@@ -58,17 +54,16 @@ class RunDirectory:
         self._title, self._command, self._notes = title, command, tuple(notes)
         self._files: dict[str, str] = {}
         self._work: Path | None = None
-        self._making = ExitStack()
+        self._made_parents: list[Path] = []
         _refuse_unless_ours(self.path)
         _refuse_unwritable(self.path)
 
     def __enter__(self) -> Self:
         try:
             with _writing(self.path):
-                self._making.enter_context(files.made_parents(self.path))
-                self._work = self._making.enter_context(files.temporary_folder(self.path))
+                self._make_work_directory()
         except BaseException:
-            self._making.__exit__(*sys.exc_info())
+            self._discard()
             raise
         return self
 
@@ -79,10 +74,11 @@ class RunDirectory:
             if kind is None:
                 self._finish()
         except BaseException:
-            self._making.__exit__(*sys.exc_info())
+            self._discard()
             raise
         else:
-            self._making.__exit__(kind, error, trace)
+            if kind is not None:
+                self._discard()
         finally:
             self._work = None
 
@@ -92,9 +88,9 @@ class RunDirectory:
             raise RuntimeError("a run directory is written inside its `with` block")
         parts = PurePosixPath(name)
         if parts.is_absolute() or ".." in parts.parts or not parts.name or name in (MARKER, _README):
-            raise ValueError(f"{name!r} is not a file name inside a run directory")
+            raise ValueError(f"{quoted(name)} is not a file name inside a run directory")
         if name in self._files:
-            raise ValueError(f"{name!r} is written twice")
+            raise ValueError(f"{quoted(name)} is written twice")
         self._files[name] = " ".join(description.split())
         path = self._work / name
         with _writing(self.path / name):
@@ -120,16 +116,10 @@ class RunDirectory:
     def write_csv(
         self, name: str, table: pd.DataFrame | Sequence[Mapping[str, object]], description: str
     ) -> Path:
-        """Write a data frame (without its index), or rows that all have the same keys.
-
-        A text that a spreadsheet would run as a formula (names come from files of others) gets a ' before it.
-        """
+        """Write a data frame (without its index), or rows that all have the same keys."""
         name = _with_suffix(name, ".csv")
         if not isinstance(table, Sequence):
-            neutral = table.rename(columns=_neutral).apply(
-                lambda column: column.map(_neutral) if column.dtype.kind not in "biufcmM" else column
-            )
-            return self.write_text(name, neutral.to_csv(index=False, lineterminator="\n"), description)
+            return self.write_text(name, table.to_csv(index=False, lineterminator="\n"), description)
         columns = list(table[0]) if table else []
         for number, row in enumerate(table, start=1):
             if list(row) != columns:
@@ -137,8 +127,8 @@ class RunDirectory:
         path = self.file(name, description)
         with _writing(self.path / name), path.open("w", encoding="utf-8", newline="") as out:
             writer = csv.writer(out, lineterminator="\n")
-            writer.writerow([_neutral(column) for column in columns])
-            writer.writerows([_neutral(value) for value in row.values()] for row in table)
+            writer.writerow(columns)
+            writer.writerows(list(row.values()) for row in table)
         return path
 
     def write_parquet(self, name: str, rows: Sequence[Mapping[str, object]], description: str) -> Path:
@@ -163,6 +153,17 @@ class RunDirectory:
         self.file(f"{name}.svg", f"The same as {PurePosixPath(name).name}.png, as vectors.")
         return save_figure(figure, png.with_suffix(""))
 
+    def _make_work_directory(self) -> None:
+        missing = self.path.parent
+        while not missing.exists():
+            self._made_parents.append(missing)
+            missing = missing.parent
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._work = Path(tempfile.mkdtemp(dir=self.path.parent, prefix=f".{self.path.name}."))
+        mask = os.umask(0)
+        os.umask(mask)
+        self._work.chmod(0o777 & ~mask)
+
     def _finish(self) -> None:
         assert self._work is not None
         with _writing(self.path):
@@ -173,27 +174,30 @@ class RunDirectory:
             marker = {
                 "schema_version": SCHEMA_VERSION,
                 "hdpsim": __version__,
-                "files": {name: _sha256(self._work / name) for name in (_README, *self._files)},
+                "files": [_README, *self._files],
             }
             (self._work / MARKER).write_text(json.dumps(marker, indent=2) + "\n", encoding="utf-8")
             _refuse_unless_ours(self.path)  # again: it may have changed while the run was computing
-            with held():
-                self._work.chmod(0o777 & ~files.umask())
-                self._take_its_place()
-
-    def _take_its_place(self) -> None:
-        """Give the work directory its name; what had it goes, but not before."""
-        assert self._work is not None
-        if not self.path.exists():
-            self._work.rename(self.path)
-            return
-        with files.temporary_folder(self.path) as bin_:
-            self.path.rename(bin_ / "old")
+            if not self.path.exists():
+                self._work.rename(self.path)
+                return
+            old = Path(tempfile.mkdtemp(dir=self.path.parent, prefix=f".{self.path.name}.old."))
+            self.path.rename(old)
             try:
                 self._work.rename(self.path)
-            except BaseException:
-                (bin_ / "old").rename(self.path)
+            except OSError:
+                old.rename(self.path)
                 raise
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _discard(self) -> None:
+        if self._work is not None:
+            shutil.rmtree(self._work, ignore_errors=True)
+        for parent in self._made_parents:
+            try:
+                parent.rmdir()
+            except OSError:  # somebody else uses it by now
+                return
 
     def _readme(self) -> str:
         lines = [f"# {self._title}", ""]
@@ -219,7 +223,7 @@ def _refuse_unless_ours(path: Path) -> None:
         return
     if path == Path.cwd() or path in Path.cwd().parents:
         raise UserInputError(f"{path}: is the current directory (or above it); give the name of a new one")
-    present = set(_contents(path))
+    present = {item.relative_to(path).as_posix() for item in path.rglob("*") if not item.is_dir()}
     if not present:
         return
     if MARKER not in present:
@@ -227,54 +231,24 @@ def _refuse_unless_ours(path: Path) -> None:
             f"{path}: exists and is not a run directory of hdpsim; give a new name, or remove it first"
         )
     try:
-        with open_regular(path / MARKER) as file:
-            written = json.load(file)["files"]
-        known: dict[str, Any] = dict.fromkeys(written)
-        known.update(written if isinstance(written, dict) else {})  # it was a list of names
-    except (OSError, UserInputError, ValueError, KeyError, TypeError) as error:
+        known = set(json.loads((path / MARKER).read_text(encoding="utf-8"))["files"]) | {MARKER}
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserInputError(
             f"{path / MARKER}: unreadable, so {path} will not be replaced ({error})"
         ) from error
-    foreign = sorted(present - {MARKER, *known})
+    foreign = sorted(present - known)
     if foreign:
+        shown = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
         raise UserInputError(
-            f"{path}: holds files that hdpsim did not write ({_few(foreign)}); move them, or give a new name"
+            f"{path}: holds files that hdpsim did not write ({shown}); move them, or give a new name"
         )
-    changed = sorted(name for name in present & set(known) if known[name] not in (None, _sha256(path / name)))
-    if changed:
-        raise UserInputError(
-            f"{path}: holds files that were changed since hdpsim wrote them ({_few(changed)}); move them, or give "
-            "a new name"
-        )
-
-
-def _contents(path: Path) -> Iterator[str]:
-    """All files and links below *path*, and the folders in which nothing is (with a slash at the end)."""
-    for place, folders, names in os.walk(path):
-        here = Path(place).relative_to(path)
-        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
-        yield from ((here / name).as_posix() for name in (*names, *links))
-        if not folders and not names and place != str(path):
-            yield f"{here.as_posix()}/"
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _sha256(path: Path) -> str:
-    """Hash of a file's content; of a link or anything else something that no content has."""
-    if path.is_symlink() or not path.is_file():
-        return "not a file"
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _refuse_unwritable(path: Path) -> None:
     """Raise UserInputError now, not after hours of work, when nothing can be made beside *path*."""
     nearest = next(place for place in path.parents if place.exists())
     with _writing(path):
-        files.try_out(nearest / path.name)
+        os.rmdir(tempfile.mkdtemp(dir=nearest, prefix=f".{path.name}."))
 
 
 @contextmanager
@@ -284,23 +258,6 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserInputError(f"{path}: cannot be written: {error.strerror or error}") from error
-
-
-def _neutral(value: Any) -> Any:
-    """A cell as it is; with a ' before a text that a spreadsheet would take for a formula and run.
-
-    Ends of lines become those that csv.writer knows to quote.
-    """
-    if not isinstance(value, str):
-        return value
-    text = value.replace("\r\n", "\n").replace("\r", "\n")
-    if not text.startswith(_FORMULA):
-        return text
-    try:
-        float(text)
-    except ValueError:
-        return f"'{text}"
-    return text
 
 
 def _with_suffix(name: str, suffix: str) -> str:

@@ -20,14 +20,15 @@ from cost_models.layout import Layout
 from cost_models.memory_overheads import MemoryOverheads
 from cost_models.model import Model
 from cost_models.schema import Problems, did_you_mean
-from cost_models.yaml_loader import load_document
 from experiments.feasibility import layout_notes, reasons_against
 from experiments.overrides import apply_overrides, parse_override
 from experiments.references import References
 from experiments.scenario_schema import KEYS, Batch, read_keys
 from hdpsim.errors import InfeasibleError, UserInputError
+from hdpsim.ranges import LIMITS
+from hdpsim.yaml_loader import load_document
 from simulator.setup import ExecutionOptions, MemoryOptions, Setup, StrategyOptions
-from traces import Distribution, LongSequencePolicy, RepeatedLengths, Trace, shipped_distributions
+from traces import LongSequencePolicy, shipped_distributions
 
 __all__ = [
     "DataOptions",
@@ -50,8 +51,6 @@ class DataOptions:
     """Name of a shipped trace or path of a file; None when the lengths are drawn from a distribution."""
     column: str | None
     distribution: str | None
-    lengths_tokens: tuple[int, ...] | None
-    """The lengths of a round of sequences that repeats without end, instead of either."""
     batch: Batch
     context_tokens: int
     policy: LongSequencePolicy
@@ -60,13 +59,6 @@ class DataOptions:
     """How nodes feed their GPUs."""
     seed: int | None
     """Shuffles a trace or draws from a distribution; None keeps a trace in the order of its file."""
-
-    @property
-    def source_name(self) -> str:
-        """Where the lengths come from, in words."""
-        if self.lengths_tokens is not None:
-            return RepeatedLengths(self.lengths_tokens).name
-        return str(self.distribution or self.trace)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,22 +137,28 @@ class Scenario:
         from traces import global_batches, load_distribution, load_source
 
         data = self.data
-        source: Trace | Distribution | RepeatedLengths
-        if data.lengths_tokens is not None:
-            source = RepeatedLengths(data.lengths_tokens)
-        elif data.distribution is not None:
-            source = load_distribution(data.distribution)
-        else:
-            source = load_source(str(data.trace), column=data.column)
+        source = (
+            load_distribution(data.distribution)
+            if data.distribution is not None
+            else load_source(str(data.trace), column=data.column)
+        )
         cut = global_batches(
             source,
             context_tokens=data.context_tokens,
             policy=data.policy,
             budget_tokens=data.batch.tokens,
             sequences=data.batch.sequences,
-            seed=None if isinstance(source, RepeatedLengths) else data.seed,
+            seed=data.seed,
         )
-        return tuple(batch.lengths for batch in islice(cut, self.batch_count if count is None else count))
+        most, why = LIMITS["batches_pieces"]
+        batches: list[Lengths] = []
+        held = 0
+        for batch in islice(cut, self.batch_count if count is None else count):
+            held += len(batch.lengths)
+            if held > most:
+                raise InfeasibleError(f"the batches hold more than {most:,} sequences: {why}")
+            batches.append(batch.lengths)
+        return tuple(batches)
 
     def with_changes(self, overrides: Iterable[str]) -> Scenario:
         """This scenario with some ``key=value`` changes: what reading its document with these changes gives."""
@@ -245,8 +243,7 @@ def resolve_scenario(
     overheads = _section(values, "memory")
     must_fit = overheads.pop("must_fit")
     name = str(values["name"] or default_name)
-    longest = int(data["context"]) if data["lengths"] is None else max(data["lengths"])
-    against = reasons_against(found.model, found.cluster, layout, longest)
+    against = reasons_against(found.model, found.cluster, layout, int(data["context"]))
     if against:
         raise InfeasibleError(f"{name} cannot run:\n" + "\n".join(f"  {reason}" for reason in against))
     return Scenario(
@@ -259,7 +256,6 @@ def resolve_scenario(
             trace=found.trace,
             column=found.column,
             distribution=found.distribution,
-            lengths_tokens=data["lengths"],
             batch=data["batch"],
             context_tokens=data["context"],
             policy=data["policy"],
@@ -317,12 +313,11 @@ def _resolved_json(values: Mapping[str, object]) -> str:
 
 def check_together(values: Mapping[str, object], problems: Problems) -> None:
     """Problems that only show when several keys are looked at together."""
-    sources = ("data.trace", "data.distribution", "data.lengths")
-    if all(key in values for key in sources):
-        given = [key for key in sources if values[key] is not None]
+    if "data.trace" in values and "data.distribution" in values:
+        given = [key for key in ("data.trace", "data.distribution") if values[key] is not None]
         if len(given) != 1:
-            what = f"{' and '.join(given)} are given" if given else "none is given"
-            problems.add("data.trace", f"give one of data.trace, data.distribution and data.lengths; {what}")
+            what = "both are given" if given else "neither is given"
+            problems.add("data.trace", f"give either data.trace or data.distribution; {what}")
     drawn = values.get("data.distribution") is not None or values.get("data.trace") in shipped_distributions()
     if drawn and values.get("data.seed", 0) is None:
         problems.add(
@@ -337,12 +332,6 @@ def check_together(values: Mapping[str, object], problems: Problems) -> None:
     ):
         problems.add(
             "data.context", f"{context} tokens are more than the whole batch ({batch.tokens} tokens)"
-        )
-    lengths = values.get("data.lengths")
-    if isinstance(lengths, tuple) and isinstance(context, int) and max(lengths) > context:
-        problems.add(
-            "data.lengths",
-            f"a sequence of {max(lengths)} tokens is longer than data.context, {context} tokens",
         )
     schedule, vpp, pp = (values.get(f"layout.{key}") for key in ("schedule", "vpp", "pp"))
     if schedule == "interleaved" and vpp == 1:

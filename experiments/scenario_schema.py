@@ -42,12 +42,10 @@ from experiments.schema_values import choice as _choice
 from experiments.schema_values import dump_bandwidth as _dump_bandwidth
 from experiments.schema_values import dump_bytes as _dump_bytes
 from experiments.schema_values import dump_interval as _dump_interval
-from experiments.schema_values import dump_lengths as _dump_lengths
 from experiments.schema_values import dump_time as _dump_time
 from experiments.schema_values import dump_tokens as _dump_tokens
 from experiments.schema_values import integer as _integer
 from experiments.schema_values import interval as _interval
-from experiments.schema_values import lengths as _lengths
 from experiments.schema_values import number as _number
 from experiments.schema_values import one_of as _one_of
 from experiments.schema_values import or_word as _or_word
@@ -59,6 +57,7 @@ from experiments.schema_values import text as _text
 from experiments.schema_values import time_key as _time_key
 from experiments.schema_values import tokens as _tokens
 from experiments.schema_values import word_or as _word_or
+from hdpsim.quoting import quoted
 from simulator.setup import Packing, StrategyName
 from traces import LongSequencePolicy
 
@@ -163,7 +162,6 @@ KEYS: Mapping[str, Key] = {
     ),
     "data.trace": Key(parse=_reference, default=None),
     "data.distribution": Key(parse=_text, default=None),
-    "data.lengths": Key(parse=_lengths, default=None, dump=_dump_lengths),
     "data.batch": Key(parse=_batch, dump=str),
     "data.context": Key(parse=_tokens("context_tokens"), dump=_dump_tokens),
     "data.policy": Key(parse=_choice(get_args(LongSequencePolicy)), default="chunk"),
@@ -303,7 +301,7 @@ def _flatten(document: Mapping[str, object], problems: Problems) -> tuple[dict[s
 def _unknown(dotted: str) -> str:
     section, dot, leaf = dotted.rpartition(".")
     if dot and section not in SECTIONS:
-        return f"is not a known key: there is no section {section!r}; sections: {', '.join(SECTIONS)}"
+        return f"is not a known key: there is no section {quoted(section)}; sections: {', '.join(SECTIONS)}"
     known = [key.rpartition(".")[2] for key in KEYS if key.rpartition(".")[0] == section]
     if not dot:
         known += SECTIONS

@@ -23,11 +23,9 @@ __all__ = [
     "dump_bandwidth",
     "dump_bytes",
     "dump_interval",
-    "dump_lengths",
     "dump_time",
     "dump_tokens",
     "integer",
-    "lengths",
     "interval",
     "number",
     "one_of",
@@ -255,24 +253,6 @@ def _tokens(value: object) -> int:
         allowed = ", ".join(unit_names("tokens"))
         raise ValueError(f"expected a positive number of tokens with one of {allowed}; got {shown(value)}")
     return int(tokens)
-
-
-def lengths(value: object) -> tuple[int, ...] | None:
-    """Tokens of every sequence, or a list of tokens of the sequences of a round."""
-    parse = tokens("length_tokens")
-    if not isinstance(value, list | tuple):
-        return (parse(value),)
-    if not value:
-        raise ValueError("expected the tokens of a sequence, or a list of them; got an empty list")
-    return tuple(map(parse, value))
-
-
-def dump_lengths(value: object) -> object:
-    """What `lengths` reads back."""
-    if value is None:
-        return None
-    several = list(value)  # type: ignore[call-overload]
-    return dump_tokens(several[0]) if len(several) == 1 else several
 
 
 def dump_tokens(value: object) -> str:

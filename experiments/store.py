@@ -11,14 +11,13 @@ import contextlib
 import hashlib
 import json
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hdpsim import files
 from hdpsim.errors import UserInputError
-from hdpsim.reading import open_regular
 
 __all__ = ["ResultStore", "StoreError"]
 
@@ -52,18 +51,18 @@ class ResultStore:
         """
         with self._writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            files.try_out(self.folder / "entry")
+            handle, name = tempfile.mkstemp(dir=self.folder, suffix=_TEMPORARY)
+            os.close(handle)
+            os.unlink(name)
         self._remove_abandoned()
 
     def get(self, key: str) -> Any | None:
         """The value of *key*; None when there is none, or when its entry is damaged."""
-        path = self._path(key)
-        if not os.path.lexists(path):
-            return None
         try:
-            with open_regular(path) as file:
-                text = file.read()
-        except (OSError, UserInputError):
+            text = self._path(key).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError:
             self.damaged += 1
             return None
         try:
@@ -91,10 +90,16 @@ class ResultStore:
         text = json.dumps(entry, allow_nan=False)
         path = self._path(key)
         with self._writing(path):
-            _make_way(path)
             path.parent.mkdir(parents=True, exist_ok=True)
-            with files.replacing(path, _TEMPORARY) as file:
-                file.write(text.encode("utf-8"))
+            handle, name = tempfile.mkstemp(dir=path.parent, suffix=_TEMPORARY)
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    file.write(text)
+                os.replace(name, path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(name)
+                raise
 
     def keys(self) -> Iterator[str]:
         """The keys of all entries, damaged ones included."""
@@ -120,17 +125,6 @@ class ResultStore:
                 f"{path}: the store cannot be written: {error.strerror or error}. Results that are in it stay; "
                 "free some space or choose another place with --store DIR"
             ) from error
-
-
-def _make_way(path: Path) -> None:
-    """Rename what stands where an entry or its folder belongs and is neither: nothing of somebody else is deleted."""
-    parent = path.parent
-    for place, wrong in (
-        (parent, os.path.lexists(parent) and not parent.is_dir()),
-        (path, path.is_dir() and not path.is_symlink()),
-    ):
-        if wrong:
-            place.rename(place.with_name(f"{place.name}.{os.urandom(8).hex()}.unusable"))
 
 
 def _digest(value: Any) -> str:

@@ -22,22 +22,21 @@ if TYPE_CHECKING:
 __all__ = ["code_version", "file_sha256", "scenario_key"]
 
 _PACKAGES = ("hdpsim", "traces", "cost_models", "simulator", "experiments")
-_BYTECODE = (".pyc", ".pyo")
 
 
 @cache
 def code_version() -> str:
-    """Version and a hash of the code and data that results depend on.
+    """Version and a hash of the code and catalogs that results depend on.
 
-    Counted: every file of the five packages, whatever it holds (also those that only draw: better a sweep too many
-    than one with stale results), but for the bytecode that Python itself leaves there. Ignored: versions of Python
-    and of other packages (numpy), which move results by rounding at most.
+    Counted: every Python file of the five packages (also those that only draw: better a sweep too many than one with
+    stale results), and the catalogs and traces of those below experiments. Ignored: versions of Python and of other
+    packages (numpy), which move results by rounding at most.
     """
     digest = hashlib.sha256()
     for package in _PACKAGES:
         folder = Path(str(resources.files(package)))
         for path in sorted(folder.rglob("*")):
-            if path.is_file() and path.suffix not in _BYTECODE:
+            if path.suffix in (".py", *(() if package == "experiments" else (".yaml", ".npz"))):
                 _add_file(digest, f"{package}/{path.relative_to(folder).as_posix()}", path)
     return f"{__version__}+{digest.hexdigest()[:16]}"
 

@@ -111,9 +111,8 @@ def run_sweep(
         UserInputError: the store cannot be written, or the engine has lost all its workers. What was finished before is
             in the store.
     """
+    store.prepare()
     by_key, waiting = _look_up(cells, store)
-    if waiting:  # a complete store may be read-only
-        store.prepare()
     found = len(by_key)
     total = found + len(waiting)
     report(found, total)

@@ -6,31 +6,24 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import wait
-from typing import Any
-
-from hdpsim.interrupts import held
 
 __all__ = ["worker_pool"]
-
-
-_PARENTS = {signal.SIGINT, signal.SIGHUP} if hasattr(signal, "pthread_sigmask") else set()
-"""Signals that reach every process of a terminal and are answered by the first one alone; Windows has no masks."""
 
 
 @contextmanager
 def worker_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
     """Yield an executor of *processes* fresh processes; leaving the block by an exception stops what still runs.
 
-    Ctrl-C in a terminal, and its end (SIGHUP), reach every process. A worker would answer with the next piece of work
-    in its queue, so workers ignore them, and this process, which does not, ends them.
+    Ctrl-C in a terminal reaches every process. A worker would answer it with the next piece of work in its queue, so
+    workers ignore it, and this process, which does not, ends them.
     """
     # spawn: the thread of a progress bar must not be copied into a worker
     context = multiprocessing.get_context("spawn")
-    pool = _Pool(processes, mp_context=context, initializer=_depend_on_the_parent)
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_depend_on_the_parent)
     others = set(multiprocessing.active_children())
     try:
         yield pool
@@ -42,27 +35,9 @@ def worker_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
     pool.shutdown()
 
 
-class _Pool(ProcessPoolExecutor):
-    """Starts its workers, which it does when it is given work, with the parent's interrupts waiting and their own off.
-
-    A worker that is interrupted while it starts, or whose parent is, says so with a traceback.
-    """
-
-    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        """As in the base class."""
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS) if _PARENTS else ()
-        try:
-            with held():
-                return super().submit(function, *arguments, **named)
-        finally:
-            if _PARENTS:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
 def _depend_on_the_parent() -> None:
     """Leave interrupts to the parent, and end when it does: a worker whose parent was killed would wait for ever."""
-    for number in _PARENTS or {signal.SIGINT}:
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
 
 

@@ -42,8 +42,8 @@ def test_a_breach_is_named(tmp_path: Path, module: str, line: str, blamed: str) 
     for package in ("hdpsim", "traces", "cost_models", "simulator", "experiments"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").touch()
-    for path in (ROOT / "hdpsim").glob("*.py"):
-        (tmp_path / "hdpsim" / path.name).touch()
+    for name in ("errors", "quoting", "ranges", "reading", "yaml_loader"):
+        (tmp_path / "hdpsim" / f"{name}.py").touch()
     (tmp_path / module).write_text(line + "\n")
     done = lint_imports(tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr

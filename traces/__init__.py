@@ -9,7 +9,7 @@ from traces.files import iter_lengths, read_trace, write_trace
 from traces.lengths import LARGEST_LENGTH_TOKENS
 from traces.streaming import LengthStream, open_stream
 from traces.summary import LengthBucket, TraceStatistics, bucket_label, statistics
-from traces.trace import RepeatedLengths, Trace
+from traces.trace import Trace
 
 __all__ = [
     "LARGEST_LENGTH_TOKENS",
@@ -18,7 +18,6 @@ __all__ = [
     "LengthBucket",
     "LengthStream",
     "LongSequencePolicy",
-    "RepeatedLengths",
     "Trace",
     "TraceStatistics",
     "bucket_label",

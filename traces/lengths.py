@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable
 
 __all__ = [
     "LARGEST_LENGTH_TOKENS",
     "BadValueError",
-    "good_ones",
     "lengths_from_array",
     "lengths_from_arrow",
     "lengths_from_texts",
@@ -89,17 +88,6 @@ def length_from_text(text: str) -> int:
         exact = _WHOLE.fullmatch(text) and len(text) <= 20
         return length_from_value(int(text) if exact else float(text))
     raise ValueError(_complaint(text))
-
-
-def good_ones(convert: Callable[[Any], Ints], values: Any) -> Iterator[Ints]:
-    """The lengths of a block; when one is bad, those before it, and then its BadValueError."""
-    try:
-        lengths = convert(values)
-    except BadValueError as error:
-        if error.index:
-            yield from good_ones(convert, values[: error.index])
-        raise
-    yield lengths
 
 
 def lengths_from_array(values: NDArray[Any]) -> Ints:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +11,7 @@ from numpy.typing import NDArray
 from hdpsim.errors import TraceError
 from traces.lengths import BadValueError, lengths_from_array
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["RepeatedLengths", "Trace"]
-
-_BLOCK_SEQUENCES = 2**15
+__all__ = ["Trace"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,33 +53,3 @@ class Trace:
     def tokens(self) -> int:
         """Sum of all lengths."""
         return int(self.lengths.sum(dtype=np.int64))
-
-
-@dataclass(frozen=True, slots=True)
-class RepeatedLengths:
-    """The same few lengths again and again, in their order and without end: what a benchmark of equal sequences feeds.
-
-    Attributes:
-        lengths_tokens: tokens of each sequence of a round.
-
-    Raises:
-        TraceError: there is no length, or one is not a whole number from 1 to 2**31.
-    """
-
-    lengths_tokens: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        Trace(np.asarray(self.lengths_tokens), self.name)  # checks them
-
-    @property
-    def name(self) -> str:
-        """What they are, in words."""
-        if len(set(self.lengths_tokens)) == 1:
-            return f"sequences of {self.lengths_tokens[0]:,} tokens"
-        return f"{len(self.lengths_tokens):,} lengths in turn"
-
-    def __iter__(self) -> Iterator[NDArray[np.int64]]:
-        rounds = max(1, _BLOCK_SEQUENCES // len(self.lengths_tokens))
-        block = np.tile(np.asarray(self.lengths_tokens, dtype=np.int64), rounds)
-        while True:
-            yield block

@@ -6,30 +6,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ideal_hardware import IDEAL, NIC, NVLINK, PEAK, ideal_cluster, ideal_cost, micro_batches
 
 from cost_models import catalog
-from cost_models.activations import layer_activations
-from cost_models.calibration import calibration
 from cost_models.collectives import Collectives
 from cost_models.experts import beside_the_other_micro_batch_s, parts_of_a_token
 from cost_models.fabric import FabricModel
-from cost_models.launches import (
-    backward_launches,
-    forward_launches,
-    launches_behind_counts,
-    small_kernels,
-    tensor_collectives,
-)
+from cost_models.launches import backward_launches, forward_launches, launches_behind_counts
 from cost_models.layer_cost import LayerCost
 from cost_models.layout import Layout
-from cost_models.memory import memory_report
-from cost_models.micro_batch_cost import TERMS, MicroBatchCost
+from cost_models.micro_batch_cost import TERMS
 from cost_models.model import Model
 from cost_models.parameters import check_layout, parameters_per_gpu
-from cost_models.step_costs import step_costs
 from hdpsim.errors import InfeasibleError
 
 MIXTRAL = catalog.model("mixtral-8x7b")  # hidden 4096, 8 experts of 14336, top 2, no shared expert
@@ -287,111 +277,3 @@ class TestLaunches:
         for side, passes in ((0, 1), (1, 2)):
             assert eager[side][:, 0, 0].sum() >= 32 * passes * 13e-3
             assert graphs[side][row, 0, 0] == 0.0
-
-
-SHARED = catalog.model("deepseek-v2-lite")
-PARALLEL = replace(MIXTRAL, name="parallel", parallel_block=True)
-
-
-@st.composite
-def placements(draw: st.DrawFn) -> tuple[Model, Layout, Layout]:
-    """A model with experts and one placement of them, without etp and with it written out."""
-    model = draw(st.sampled_from([MIXTRAL, SHARED, PARALLEL]))
-    tp = draw(st.sampled_from([1, 2, 4, 8]))
-    ep = draw(st.sampled_from([1, 2, 4, 8]))
-    layout = Layout(
-        tp=tp,
-        ep=ep,
-        sequence_parallel=draw(st.booleans()),
-        precision=draw(st.sampled_from(["bf16", "fp8"])),
-        recompute=draw(st.sampled_from(["none", "full"])),
-        tp_overlap=draw(st.booleans()),
-        cuda_graphs=draw(st.booleans()),
-        expert_kernels=draw(st.sampled_from(["grouped", "separate", "modules", "fused"])),
-        expert_dispatch=draw(st.sampled_from(["all-to-all", "fused"])),
-        expert_padding=draw(st.booleans()),
-        expert_imbalance=draw(st.sampled_from([None, 1.0, 1.5])),
-        ep_overlap=draw(st.booleans()),
-    )
-    return model, layout, replace(layout, etp=max(1, tp // ep))
-
-
-class TestTwoWaysToWriteAPlacement:
-    """ep alone, or ep with the etp that it means, is the same placement: nothing may tell them apart."""
-
-    @settings(max_examples=60)
-    @given(placements())
-    def test_they_cost_the_same(self, case: tuple[Model, Layout, Layout]) -> None:
-        model, meant, written = case
-        where, cal = catalog.cluster_of("hgx-h100-80gb", gpus=64), calibration("hopper")
-        batch = micro_batches([[1000, 3000], [4096]])
-        costs = [MicroBatchCost(model, layout, where, cal) for layout in (meant, written)]
-        for backward in (False, True):
-            one, other = (cost.terms_s(batch, backward=backward) for cost in costs)
-            for name, a, b in zip(TERMS, one, other, strict=True):
-                np.testing.assert_allclose(a, b, rtol=1e-12, err_msg=name)
-        ranks = meant.ranks(where.gpus)
-        one_step, other_step = (step_costs(cost, batch, ranks, data_s=0.0).epilogue for cost in costs)
-        for part in ("gradient_sync_s", "parameter_gather_s", "optimizer_s"):
-            np.testing.assert_allclose(getattr(one_step, part), getattr(other_step, part), rtol=1e-12)
-
-    @settings(max_examples=60)
-    @given(placements())
-    def test_they_hold_and_launch_the_same(self, case: tuple[Model, Layout, Layout]) -> None:
-        model, meant, written = case
-        where = ideal_cluster()
-        ranks = meant.ranks(where.gpus)
-        assert parameters_per_gpu(model, meant, 0) == parameters_per_gpu(model, written, 0)
-        memories = [memory_report(model, layout, where, ranks, 4096) for layout in (meant, written)]
-        assert memories[0] == memories[1]
-        one, other = (layer_activations(model, layout, "moe") for layout in (meant, written))
-        assert one == other
-        one_count, other_count = (
-            [
-                count(model, layout, moe=True)
-                for count in (forward_launches, backward_launches, small_kernels, tensor_collectives)
-            ]
-            for layout in (meant, written)
-        )
-        assert one_count == other_count
-
-    @settings(max_examples=60)
-    @given(placements(), st.booleans(), st.sampled_from([None, 1, 2, 4]))
-    def test_every_collective_that_is_priced_is_launched(
-        self, case: tuple[Model, Layout, Layout], moe: bool, etp: int | None
-    ) -> None:
-        model, layout = case[0], replace(case[1], etp=etp, tp_overlap=False)
-        where = ideal_cluster()
-
-        class OneSecondEach(Collectives):
-            """Every collective takes a second, so that seconds count them."""
-
-            def all_gather_s(self, bytes_total, group, in_place=False):  # type: ignore[no-untyped-def]
-                return np.ones_like(bytes_total)
-
-            reduce_scatter_s = all_reduce_s = all_gather_s
-
-        seconds = OneSecondEach(FabricModel(where, IDEAL.network))
-        cost = LayerCost(model, layout, where, IDEAL, seconds, moe=moe)
-        of_a_cut = 2 if moe and layout.expert_cut > 1 and not layout.experts_cut_like_dense else 0
-        priced = one(cost.tp_communication_s(np.array([T]), backward=False))
-        assert priced == tensor_collectives(model, layout, moe=moe) + of_a_cut
-
-
-def test_shared_and_cut_experts_have_collectives_of_their_own() -> None:
-    """Each takes as long as attention's pair: deepseek-v2-lite's shared expert, and a top-1 model cut over two GPUs."""
-    tokens = np.array([T])
-
-    def seconds(model: Model, layout: Layout) -> float:
-        where = ideal_cluster()
-        cost = LayerCost(
-            model, layout, where, IDEAL, Collectives(FabricModel(where, IDEAL.network)), moe=True
-        )
-        return one(cost.tp_communication_s(tokens, backward=False))
-
-    alone = seconds(MIXTRAL, Layout(tp=2, ep=2))  # attention's gather and reduce-scatter
-    width = SHARED.hidden / MIXTRAL.hidden
-    assert seconds(SHARED, Layout(tp=2, ep=2)) == pytest.approx(2 * width * alone)
-    # of 8192 / 4 tokens a GPU, twice routed, two GPUs gather and scatter half each
-    cut = seconds(MIXTRAL, Layout(tp=4, ep=2)) - seconds(MIXTRAL, Layout(tp=4, ep=4))
-    assert cut == pytest.approx(2 * 0.5 * 2 * (T / 4) * 2 * 4096 * 2 / NVLINK)

@@ -74,7 +74,6 @@ VALUES: dict[str, tuple[str, ...]] = {
     "calibration": ("default", "ampere"),
     "data.trace": ("debian-code", "bytescale-github"),
     "data.distribution": ("bytescale-github", "bytescale-byted"),
-    "data.lengths": ("4K", "1000 tokens"),
     "data.batch": ("256K tokens", "64 sequences"),
     "data.context": ("16K", "32K"),
     "data.policy": ("chunk", "truncate", "drop"),

@@ -172,7 +172,6 @@ def test_a_written_scenario_does_not_hold_a_second_size(bases: dict[str, Path]) 
         ("gpus=8", "cluster.gpus=16"),
         ("cluster.nodes=1", "cluster.gpus=16"),
         ("data.trace=debian-code", "data.distribution=bytescale-github"),
-        ("data.trace=debian-code", "data.lengths=4K"),
     ],
 )
 def test_two_changes_that_replace_each_other_are_an_error(
@@ -205,7 +204,7 @@ def test_the_size_of_a_cluster_may_stand_outside(tmp_path: Path) -> None:
 
 
 def test_rivals_replace_each_other_both_ways() -> None:
-    for key in ("gpus", "cluster.gpus", "cluster.nodes", "data.trace", "data.distribution", "data.lengths"):
+    for key in ("gpus", "cluster.gpus", "cluster.nodes", "data.trace", "data.distribution"):
         assert all(key in rivals(other) for other in rivals(key))
     assert not SWITCHES.keys() & {"gpus"}
 

@@ -179,19 +179,6 @@ def test_a_bad_row_after_hours_does_not_lose_them(tmp_path: Path, thread_engine:
 
 
 @pytest.mark.usefixtures("fast_steps")
-@pytest.mark.parametrize("good_rows", [2400, 2500, 4999])
-def test_a_bad_row_in_the_first_block_leaves_all_full_batches_before_it(
-    tmp_path: Path, thread_engine: type, good_rows: int
-) -> None:
-    path = tmp_path / "bad.csv"
-    path.write_text("tokens\n" + "1000\n" * good_rows + "oops\n" + "1000\n" * 100)
-    replay = replay_dataset(scenario(path, "data.seed=none"), thread_engine())
-    assert replay.stopped == "error"
-    assert len(replay.steps) == good_rows * 1000 // BATCH
-    assert f"row {good_rows + 1}: 'oops' is not an integer" in str(replay.error)
-
-
-@pytest.mark.usefixtures("fast_steps")
 def test_data_that_fill_no_batch_or_never_end_are_refused(trace: Path, thread_engine: type) -> None:
     with pytest.raises(UserInputError, match=r"end before one batch of .* is full"):
         replay_dataset(scenario(trace, "data.batch=512M tokens"), thread_engine())

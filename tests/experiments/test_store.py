@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import string
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -72,51 +71,6 @@ def test_an_entry_under_another_name_is_not_believed(tmp_path: Path) -> None:
     assert store.get(OTHER) is None
 
 
-def directory(path: Path) -> None:
-    path.mkdir(parents=True)
-    (path / "mine").write_text("somebody's work")
-
-
-def fifo(path: Path) -> None:
-    path.parent.mkdir(parents=True)
-    os.mkfifo(path)
-
-
-def link_to_itself(path: Path) -> None:
-    path.parent.mkdir(parents=True)
-    path.symlink_to(path)
-
-
-def link_to_a_device(path: Path) -> None:
-    path.parent.mkdir(parents=True)
-    path.symlink_to("/dev/zero")
-
-
-def link_to_a_directory(path: Path) -> None:
-    path.parent.mkdir(parents=True)
-    path.symlink_to(path.parent.parent)
-
-
-def file_for_a_folder(path: Path) -> None:
-    path.parent.write_text("somebody's work")
-
-
-@pytest.mark.parametrize(
-    "wrong", [directory, fifo, link_to_itself, link_to_a_device, link_to_a_directory, file_for_a_folder]
-)
-def test_what_is_no_entry_counts_as_absent_is_replaced_and_nothing_is_deleted(
-    tmp_path: Path, wrong: Callable[[Path], None]
-) -> None:
-    wrong(tmp_path / "ab" / f"{KEY}.json")
-    work = sum(path.is_file() and "work" in path.read_text() for path in tmp_path.rglob("*"))
-    store = ResultStore(tmp_path)
-    assert store.get(KEY) is None
-    store.put(KEY, 1)
-    assert store.get(KEY) == 1
-    assert list(store.keys()) == [KEY]
-    assert work == sum(path.is_file() and "work" in path.read_text() for path in tmp_path.rglob("*"))
-
-
 def test_a_full_disk_is_said_and_what_was_written_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +81,7 @@ def test_a_full_disk_is_said_and_what_was_written_stays(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr("hdpsim.files.os.replace", full)
+        patched.setattr("experiments.store.os.replace", full)
         with pytest.raises(StoreError, match=r"No space left on device.*stay.*--store"):
             store.put(OTHER, 2)
     assert store.get(KEY) == 1

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from experiments.scenario import Scenario, load_scenario
-from experiments.store_key import code_version, scenario_key
+from experiments.store_key import scenario_key
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -59,48 +59,10 @@ def test_a_trace_counts_with_its_content_wherever_it_is(tmp_path: Path) -> None:
     assert same != scenario_key(quickstart(f"data.trace={two}"))
 
 
-def shipped_files() -> list[Path]:
-    """Every file of the five packages that is in version control, or would be: no bytecode."""
-    packages = ("hdpsim", "traces", "cost_models", "simulator", "experiments")
-    return [
-        path.relative_to(ROOT)
-        for package in packages
-        for path in sorted((ROOT / package).rglob("*"))
-        if path.is_file() and "__pycache__" not in path.parts
-    ]
-
-
-def test_every_shipped_file_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted: list[str] = []
-    monkeypatch.setattr("experiments.store_key._add_file", lambda _digest, name, _path: counted.append(name))
-    code_version.__wrapped__()
-    assert counted == sorted(set(counted), key=counted.index)
-    assert {Path(name) for name in counted} == set(shipped_files())
-    kinds = {path.suffix for path in shipped_files()}
-    assert {".py", ".yaml", ".csv", ".npz"} <= kinds
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "experiments/data/residuals.csv",  # bands inside stored results
-        "experiments/data/records/runs.csv",
-        "experiments/scenarios/quickstart-8gpu.yaml",
-        "cost_models/data/calibration/hopper.yaml",
-        "traces/data/debian-code.npz",
-    ],
-)
-def test_a_changed_byte_of_data_changes_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = code_version.__wrapped__()
-    read = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b" " if path == ROOT / name else b""))
-    assert code_version.__wrapped__() != before
-
-
 def test_it_is_the_same_in_every_process() -> None:
     code = (
         "from experiments.scenario import load_scenario\n"
-        "from experiments.store_key import code_version, scenario_key\n"
+        "from experiments.store_key import scenario_key\n"
         "print(scenario_key(load_scenario('quickstart-8gpu')))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "123", "PYTHONPATH": str(ROOT)}
