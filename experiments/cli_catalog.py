@@ -1,4 +1,4 @@
-"""`hdpsim catalog`: the models, GPUs, nodes and clusters that are shipped, with their sources."""
+"""`hdpsim catalog`: the models, GPUs, nodes, clusters and software stacks that are shipped, with their sources."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["command"]
 
 @click.group("catalog")
 def command() -> None:
-    """List the shipped models, GPUs and clusters."""
+    """List the shipped models, GPUs, clusters and software stacks."""
 
 
 @command.command("models")
@@ -103,6 +103,81 @@ def clusters(as_json: bool) -> None:
         for c in entries
     ]
     _show(as_json, entries, ("cluster", "GPUs", "nodes", "fabric", "shape", "oversubscription"), rows)
+
+
+@command.command("software")
+@click.argument("name", required=False)
+@json_option
+def software(name: str | None, as_json: bool) -> None:
+    """Software stacks: what each does by default, since when, and who says so.
+
+    Without NAME all stacks that `software:` of a scenario may name; with it the rules of one.
+    """
+    from cost_models.schema import did_you_mean
+    from experiments.software.rules import stacks
+    from hdpsim.errors import UserInputError
+
+    known = {other: stack for stack in stacks() for other in (*stack.frameworks, stack.name)}
+    if name is not None and name not in known:
+        raise UserInputError(
+            f"unknown software {name}{did_you_mean(name, known)}; known: {', '.join(sorted(known))}"
+        )
+    chosen = stacks() if name is None else (known[name],)
+    entries: list[dict[str, Any]] = [
+        {
+            "stack": stack.name,
+            "names": list(stack.frameworks),
+            "about": stack.about,
+            "releases": dict(stack.releases),
+            "rules": [
+                {"switch": rule.switch, "value": rule.value, "when": rule.condition, "class": rule.kind,
+                 "words": rule.words, "source": rule.source}
+                for rule in stack.rules
+            ],
+        }
+        for stack in chosen
+    ]  # fmt: skip
+    if name is None:
+        rows = [
+            (
+                ", ".join(entry["names"]) or f"({entry['stack']})",
+                _span(entry["releases"]),
+                str(len(entry["rules"])),
+                entry["about"],
+            )
+            for entry in entries
+        ]
+        _show(as_json, entries, ("software", "releases", "rules", "what it is"), rows)
+        return
+    rules = [
+        (
+            str(rule["switch"]),
+            _value(rule["value"]),
+            str(rule["class"]),
+            _condition(rule["when"]),
+            str(rule["source"]),
+        )
+        for rule in entries[0]["rules"]
+    ]
+    _show(as_json, entries, ("switch", "value", "class", "when", "source"), rules)
+
+
+def _span(releases: dict[str, int]) -> str:
+    names = list(releases)
+    return f"{names[0]} to {names[-1]}" if names else "-"
+
+
+def _value(value: object) -> str:
+    return f"computed: {value['compute']}" if isinstance(value, dict) else str(value).lower()
+
+
+def _condition(when: object) -> str:
+    """A condition in few words."""
+    if isinstance(when, dict):
+        return "; ".join(f"{key} {_condition(value)}" for key, value in when.items()) or "always"
+    if isinstance(when, list):
+        return ", ".join(map(_condition, when))
+    return "not stated" if when is None else str(when)
 
 
 def _show(

@@ -40,6 +40,9 @@ def command(scenario: str, overrides: tuple[str, ...], term: str | None, as_json
     if found is None:
         show_table(explain_text.step_table(document))
         click.echo()
+        if document["software"]:
+            show_table(explain_text.software_table(document))
+            click.echo()
         for note in document["notes"]:
             click.echo(note)
         click.echo(f"parts for --term: {', '.join(explain.term_names(document))}")

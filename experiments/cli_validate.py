@@ -37,6 +37,13 @@ __all__ = ["command"]
     type=click.Path(dir_okay=False),
     help="Write features and log errors (no measurements) of the runs judged: what bands of predictions rest on.",
 )
+@click.option(
+    "--without",
+    metavar="CLASS",
+    type=click.Choice(("stated", "release", "inferred")),
+    multiple=True,
+    help="Leave rules about software of this class out (docs/software.md); may be given again.",
+)
 @click.option("--markdown", is_flag=True, help="Print tables and summary as Markdown.")
 @out_option
 @json_option
@@ -46,6 +53,7 @@ def command(
     calibration: str | None,
     kernels: str | None,
     residuals: str | None,
+    without: tuple[str, ...],
     markdown: bool,
     out: str | None,
     as_json: bool,
@@ -58,6 +66,8 @@ def command(
         records is not None or memory or out is not None or residuals is not None or markdown
     ):
         raise click.UsageError("--kernels goes with --calibration and --json only")
+    if without and (kernels is not None or residuals is not None):
+        raise click.UsageError("--without goes with predictions of runs, and not with --write-residuals")
     if markdown and as_json:
         raise click.UsageError("--markdown and --json: choose one")
     if memory and residuals is not None:
@@ -70,7 +80,13 @@ def command(
         else:
             module = import_module("experiments.validate")
             validation = module.run(
-                records, out, memory=memory, calibration=calibration, residuals=residuals, report=shown
+                records,
+                out,
+                memory=memory,
+                calibration=calibration,
+                residuals=residuals,
+                without=frozenset(without),
+                report=shown,
             )
     if as_json:
         emit_json(validation.document)

@@ -86,6 +86,10 @@ def explain(scenario: Scenario) -> Document:
         "step_s": execution.step_s,
         "counts": _counts(plan, problem.cost),
         "terms": [_term(name, row, execution, calls, sources) for row, name in enumerate(execution.accounts)],
+        "software": [
+            {"switch": s.switch, "value": s.value, "class": s.kind, "stack": s.stack, "source": s.source}
+            for s in scenario.settings
+        ],
         "notes": [f"calibration {setup.calibration.name}", *plan.notes, *scenario.notes],
     }
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.tables import Table
 
-__all__ = ["part_lines", "product_table", "step_table", "term_lines"]
+__all__ = ["part_lines", "product_table", "software_table", "step_table", "term_lines"]
 
 Document = Mapping[str, Any]
 
@@ -35,6 +35,23 @@ def step_table(document: Document) -> Table:
         ),
         left=frozenset({0, 4}),
     )
+
+
+def software_table(document: Document) -> Table:
+    """Switches that the scenario's software stack set, and who says so."""
+    return Table(
+        title="What the software does unless the scenario says otherwise",
+        columns=("switch", "value", "class", "source"),
+        rows=tuple(
+            (row["switch"], str(row["value"]).lower(), row["class"], _short(row["source"]))
+            for row in document["software"]
+        ),
+        left=frozenset({0, 1, 2, 3}),
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_SOURCE else text[: _SHOWN_SOURCE - 3] + "..."
 
 
 def product_table(term: Document) -> Table:

@@ -9,9 +9,9 @@ from typing import Any
 from cost_models import catalog
 from cost_models.model import Model
 from experiments.record_memory import predict_memory
-from experiments.record_pipeline import interleaves
 from experiments.record_setup import job_of
 from experiments.records import RunConfig
+from experiments.software.facts import Run, interleaves
 from hdpsim.errors import CatalogError, HdpSimError
 
 __all__ = ["completed"]
@@ -185,7 +185,7 @@ def _recompute(config: RunConfig) -> Filled:
 
 def _chunks(config: RunConfig) -> Filled:
     """No chunks of layers on a stage where none are printed and the usual ones do not fit: they hold more in flight."""
-    if config.vpp is not None or not interleaves(config):
+    if config.vpp is not None or not interleaves(Run(config)):
         return NOTHING
     try:
         if predict_memory(config, job_of(config)).fits:

@@ -1,63 +1,60 @@
-"""What a record says of its pipeline: chunks of layers on each stage."""
+"""What a record says of its pipeline: schedule, and chunks of layers on each stage."""
 
 from __future__ import annotations
 
 import re
+from typing import get_args
 
-from experiments.record_frameworks import SPLIT_SCHEDULE, is_nemo
+from cost_models.layout import Schedule
 from experiments.records import RunConfig
+from experiments.software.facts import OTHER_RELEASES, Run, interleaves
 
-__all__ = ["interleaves", "virtual_stages"]
-
-INTERLEAVED_YEAR = 2021  # the schedule's own: arXiv 2104.04473
-MICRO_BATCHES_PER_STAGE = 2  # (p - 1) / (m + p - 1) is then a third
-_INTERLEAVED = re.compile(r"1F1B-I|(?i:(?<!not )(?<!non-)\binterleav)")
-_NAMED = re.compile(rf"1F1B|GPipe|(?i:not interleaved|no interleav)|{SPLIT_SCHEDULE.pattern}")
+_SPLIT = re.compile(r"\b(ZB-?\w+|DualPipe\w*)\b")
 _V_SHAPED = re.compile(r"\b(?:ZB-?V(?:ZeroBubble)?|DualPipeV)\b")
-_OTHER_RELEASES = re.compile(r"releases of the same recipe print VP (\d+)")
+_SCHEDULES = {
+    "ZB-1p": "zb-h1",
+    "ZB-2p": "zb-h2",
+    "ZB-H2": "zb-h2",
+    "ZB-H1": "zb-h1",
+    "ZB-V": "zb-v",
+    "ZBV": "zb-v",
+    "ZBVZeroBubble": "zb-v",
+    "DualPipe": "dualpipe",
+    "DualPipeV": "zb-v",
+}
+"""Names of schedules as frameworks write them -> of Layout. ZB-1p keeps 1F1B's memory, as ZB-H1 does,
+ZB-2p twice as much, as ZB-H2 does. DualPipeV is ZB-V with forwards and backwards paired, where experts' traffic hides
+("DualPipe could be better without the Dual", Sea AI Lab)."""
 
 
-def interleaves(config: RunConfig) -> bool:
-    """Whether stages hold several chunks; where nothing is printed, NeMo's pipelines of dense models do.
-
-    So do pipelines that could not fill their stages otherwise (see _short), and Megatron-Core's of mixture-of-experts
-    models: its guide to them interleaves whatever has stages.
-    Source: NeMo-Framework-Launcher, conf/training (llama/llama2_13b, llama2_70b, nemotron/nemotron4_340b), and
-    dgxc-benchmarking (llama3/finetuning): every recipe of a dense model with stages sets
-    virtual_pipeline_model_parallel_size. Megatron-LM of 2024 and 2025, megatron/core/transformer/moe/README.md
-    ("Enable Communication Overlap"; reference mappings: 32 layers on PP 4 x VP 8, 56 layers on PP 8 x VP 7).
-    """
-    if (config.pp or 1) == 1:
-        return False
-    if config.vpp is not None:
-        return config.vpp > 1
-    text = f"{config.framework} {config.notes}"
-    if _INTERLEAVED.search(text) or _OTHER_RELEASES.search(config.notes):
-        return True
-    guided = config.framework.startswith("Megatron-Core") if config.n_experts else is_nemo(config)
-    return guided or (not _NAMED.search(text) and _short(config))
+def schedule_of(config: RunConfig, vpp: int) -> str:
+    """The pipeline schedule; a name that Layout does not know blocks the prediction."""
+    name = _named(config)
+    if name in get_args(Schedule):
+        return name
+    return "interleaved" if vpp > 1 else "1f1b"
 
 
-def _short(config: RunConfig) -> bool:
-    """Whether so few sequences pass a pipeline that without chunks it would idle for a third of the step and more.
-
-    Runs since 2022 are taken not to: Llama 3, arXiv 2407.21783, section 3.3.2 (16 stages, 16 to 32 sequences, chunks).
-    """
-    if config.year is None or config.year <= INTERLEAVED_YEAR:
-        return False
-    if not config.global_batch_seqs or not config.n_gpus:
-        return False
-    pp = config.pp or 1
-    ranks = max(1, config.n_gpus // ((config.tp or 1) * pp * (config.cp or 1)))
-    return config.global_batch_seqs / ranks / (config.micro_batch or 1) <= MICRO_BATCHES_PER_STAGE * pp
+def blocked(config: RunConfig) -> str:
+    """Why the time of a record cannot be predicted: its schedule is not modelled. Empty: it can."""
+    name = _named(config)
+    if name and name not in get_args(Schedule):
+        return f"the pipeline schedule {name} is not modelled: only {', '.join(get_args(Schedule))} are"
+    return ""
 
 
-def virtual_stages(config: RunConfig, dealt_layers: int) -> tuple[int, str]:
+def _named(config: RunConfig) -> str:
+    named = _SPLIT.search(config.framework) or _SPLIT.search(config.notes)
+    return _SCHEDULES.get(named[1], named[1]) if named else ""
+
+
+def virtual_stages(run: Run, dealt_layers: int) -> tuple[int, str]:
     """Chunks of a stage and the words of an assumption.
 
     As printed, by this release or another of the same recipe; where only interleaving is known one of the
     *dealt_layers* to a chunk, as most recipes have it (NeMo's of 13 to 340 billion parameters, Megatron-Core's).
     """
+    config = run.config
     pp = config.pp or 1
     if pp > 1 and config.vpp in (None, 1) and _V_SHAPED.search(f"{config.framework} {config.notes}"):
         return 2, "two chunks on every stage (V-shaped schedules)"
@@ -67,8 +64,8 @@ def virtual_stages(config: RunConfig, dealt_layers: int) -> tuple[int, str]:
         return config.vpp, ""
     if pp == 1:
         return 1, ""
-    stated = _OTHER_RELEASES.search(config.notes)
+    stated = OTHER_RELEASES.search(config.notes)
     if stated:
         return int(stated[1]), f"vpp {stated[1]} of the recipe's other releases"
-    chunks = max(1, dealt_layers // pp) if interleaves(config) else 1
+    chunks = max(1, dealt_layers // pp) if interleaves(run) else 1
     return chunks, f"vpp {chunks}"

@@ -15,10 +15,11 @@ from cost_models.micro_batch_cost import MicroBatchCost
 from cost_models.step_costs import step_costs
 from experiments.fidelity_features import Features, configuration_key, features_of
 from experiments.record_completion import completed
-from experiments.record_frameworks import is_internevo
 from experiments.record_memory import Gauge, predict_memory
 from experiments.record_setup import Job, job_of, layout_cp
 from experiments.records import Measured, RunConfig
+from experiments.software.facts import Run
+from experiments.software.rules import holds
 from hdpsim.errors import HdpSimError
 from simulator.replay import run_replay
 from simulator.simulate import plan_micro_batches
@@ -70,6 +71,7 @@ class Prediction:
         reason: why there is no time (or nothing at all).
         assumptions: what the source does not say and was filled in.
         not_modelled: what the run did and the prediction does not.
+        rule_kinds: classes of the software rules that were applied: stated, release, inferred.
     """
 
     step_s: float | None = None
@@ -89,6 +91,7 @@ class Prediction:
     reason: str = ""
     assumptions: tuple[str, ...] = ()
     not_modelled: tuple[str, ...] = ()
+    rule_kinds: frozenset[str] = frozenset()
 
 
 def convention_of(config: RunConfig) -> Convention:
@@ -101,13 +104,17 @@ def convention_of(config: RunConfig) -> Convention:
     for pattern, convention in _OF_FRAMEWORK:
         if pattern.search(config.framework):
             return convention
-    if is_internevo(config) and config.recompute == "full":
+    if holds(Run(config), "internevo") and config.recompute == "full":
         return "hardware, full attention"
     return "model, full attention"
 
 
 def predict(
-    config: RunConfig, *, memory_only: bool = False, calibration: Calibration | None = None
+    config: RunConfig,
+    *,
+    memory_only: bool = False,
+    calibration: Calibration | None = None,
+    without: frozenset[str] = frozenset(),
 ) -> Prediction:
     """Predict a record from its configuration alone. What cannot be predicted has a reason; nothing is raised.
 
@@ -117,7 +124,7 @@ def predict(
     convention = convention_of(config)
     try:
         config, filled = completed(config)
-        job = job_of(config, calibration)
+        job = job_of(config, calibration, without)
         memory = predict_memory(config, job)
     except HdpSimError as error:
         return Prediction(convention=convention, reason=str(error))
@@ -151,6 +158,7 @@ def predict(
         reason=reason,
         assumptions=assumptions,
         not_modelled=job.not_modelled,
+        rule_kinds=job.rule_kinds,
     )
 
 

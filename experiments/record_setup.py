@@ -13,15 +13,12 @@ from cost_models.hardware import Cluster, Node
 from cost_models.layout import Layout
 from cost_models.layout import Sharding as LayoutSharding
 from cost_models.model import LatentAttention, Model
-from experiments.record_finetune import packed_documents
-from experiments.record_kernels import known_model
-from experiments.record_network import node_of_cloud
-from experiments.record_pipeline import virtual_stages
-from experiments.record_power import tensor_boost
-from experiments.record_recompute import recompute_mode
-from experiments.record_sums import collective_share, nic_gbps, stays_gathered
-from experiments.record_switches import Switches, blocked, schedule_of, switches_of
+from experiments.record_machine import collective_share, nic_gbps, node_of_cloud
+from experiments.record_pipeline import blocked, schedule_of, virtual_stages
+from experiments.record_switches import Switches, switches_of
 from experiments.records import RunConfig
+from experiments.software.facts import Run, known_model
+from experiments.software.rules import setting_of
 from hdpsim.errors import CatalogError, InfeasibleError
 from simulator.setup import Setup, StrategyOptions
 
@@ -54,6 +51,7 @@ class Job:
         micro_batch: sequences of a micro-batch.
         micro_batches: micro-batches of a step on one data-parallel rank.
         blocked: why no time can be predicted; empty when it can. Memory can be.
+        rule_kinds: classes of the software rules that were applied.
         assumptions: what the source does not say and was filled in.
         not_modelled: what the run did and the prediction does not.
     """
@@ -65,6 +63,7 @@ class Job:
     micro_batches: int
     blocked: str
     documents: int = 1
+    rule_kinds: frozenset[str]
     assumptions: tuple[str, ...]
     not_modelled: tuple[str, ...]
 
@@ -77,21 +76,23 @@ class _Notes:
     not_modelled: list[str] = field(default_factory=list)
 
 
-def job_of(config: RunConfig, own: Calibration | None = None) -> Job:
+def job_of(config: RunConfig, own: Calibration | None = None, without: frozenset[str] = frozenset()) -> Job:
     """What the simulator needs to predict a record.
 
     Args:
         config: what was run.
         own: constants for GPUs of its generation (of any, where it names none) instead of the shipped ones.
+        without: classes of software rules that are not asked.
 
     Raises:
         InfeasibleError: the record lacks something that cannot be assumed, or contradicts itself.
         CatalogError: its GPU is not in the catalog.
     """
-    switches = switches_of(config)
+    run = Run(config, without)
+    switches = switches_of(run)
     notes = _Notes([], list(switches.not_modelled))
     gpus, seq_len = _needed(config, "n_gpus"), _needed(config, "seq_len")
-    cluster = _cluster(config, gpus, notes)
+    cluster = _cluster(run, gpus, notes)
     model = replace(_model(config, seq_len, notes), **switches.model)
     degrees = _degrees(config, gpus, notes)
     micro_batch = config.micro_batch
@@ -99,19 +100,16 @@ def job_of(config: RunConfig, own: Calibration | None = None) -> Job:
         micro_batch = 1
         notes.assumptions.append("micro-batches of 1 sequence")
     sequences, micro_batch, micro_batches = _batch(config, degrees["dp"], micro_batch, notes)
-    layout = _layout(config, degrees, switches, notes)
+    layout = _layout(run, degrees, switches, notes)
     context = micro_batch * seq_len
     if context % layout_cp(layout):
         raise InfeasibleError(f"{context} tokens of a micro-batch do not divide by cp = {layout.cp}")
-    documents, packed = packed_documents(config)
+    documents, packed = _documents(run, seq_len)
     notes.assumptions += [packed] if packed else []
     _remarks(config, model, layout, notes)
     cal = calibration(cluster.gpu.calibration)
     if own is not None and own.generation in ("", cluster.gpu.calibration):
         cal = own
-    if switches.balanced_experts:
-        layout = replace(layout, expert_imbalance=1.0)
-        notes.assumptions.append("experts perfectly balanced (forced, or tokens dropped)")
     setup = Setup(
         model=model,
         cluster=cluster,
@@ -128,6 +126,7 @@ def job_of(config: RunConfig, own: Calibration | None = None) -> Job:
         micro_batches=micro_batches,
         blocked=blocked(config),
         documents=documents,
+        rule_kinds=frozenset(kind for kind, _, _ in switches.origins.values()),
         assumptions=tuple(notes.assumptions),
         not_modelled=tuple(notes.not_modelled),
     )
@@ -166,6 +165,15 @@ def _batch(config: RunConfig, dp: int, micro_batch: int, notes: _Notes) -> tuple
     return sequences, micro_batch, -(-most // micro_batch)
 
 
+def _documents(run: Run, seq_len: int) -> tuple[int, str]:
+    """Documents in a sequence, which attention never leaves, and the words of an assumption."""
+    short = setting_of(run, "document_tokens")
+    if short is None:
+        return 1, "every sequence packed to its full length" if run.config.task == "sft" else ""
+    documents = max(1, round(seq_len / float(str(short.value))))
+    return documents, short.words.replace("short documents", f"{documents} short documents")
+
+
 def _degrees(config: RunConfig, gpus: int, notes: _Notes) -> dict[str, int]:
     """tp, pp, cp, dp, checked against the number of GPUs."""
     tp, pp = _needed(config, "tp"), _needed(config, "pp")
@@ -180,24 +188,25 @@ def _degrees(config: RunConfig, gpus: int, notes: _Notes) -> dict[str, int]:
     return {"tp": tp, "pp": pp, "cp": cp, "dp": dp}
 
 
-def _layout(config: RunConfig, degrees: dict[str, int], switches: Switches, notes: _Notes) -> Layout:
+def _layout(run: Run, degrees: dict[str, int], switches: Switches, notes: _Notes) -> Layout:
+    config = run.config
     tp, pp, cp = degrees["tp"], degrees["pp"], degrees["cp"]
     ranks = degrees["dp"] * cp
     dealt = _needed(config, "layers") + (2 if switches.layout.get("embedding_layers") else 0)
-    vpp, assumption = virtual_stages(config, dealt)
+    vpp, assumption = virtual_stages(run, dealt)
     notes.assumptions += [assumption] if assumption else []
     sharding = config.zero_stage
     if sharding is None:
         sharding = "none"
         notes.assumptions.append("optimizer states not sharded")
-    elif stays_gathered(config):
+    elif (gathered := setting_of(run, "stays_gathered")) is not None:
         sharding = "zero1"
-        notes.assumptions.append("parameters stay gathered for a step (pipelines of PyTorch)")
+        notes.assumptions.append(gathered.words)
     recompute: Any = config.recompute
-    unstated = recompute_mode(config)
-    if unstated is not None:
-        recompute = unstated[0]
-        notes.assumptions.append(unstated[1])
+    unstated = setting_of(run, "recompute")
+    if recompute is None:
+        recompute = unstated.value if unstated else "none"
+        notes.assumptions.append(unstated.words if unstated else "no recomputation")
     notes.assumptions += switches.assumptions
     if config.ep is not None and config.ep > 1 and tp > 1 and "etp" not in switches.layout:
         notes.assumptions.append("each expert whole on one GPU (no expert tensor parallelism) when ep >= tp")
@@ -290,8 +299,9 @@ def _dense_layers(config: RunConfig, layers: int) -> tuple[int, int]:
     return min(layers, int((stated or first)[1])), int(first[2])
 
 
-def _cluster(config: RunConfig, gpus: int, notes: _Notes) -> Cluster:
+def _cluster(run: Run, gpus: int, notes: _Notes) -> Cluster:
     """Nodes of the catalog that carry the GPU, cut to what the run used."""
+    config = run.config
     cloud = node_of_cloud(config)
     node = catalog.node(cloud) if cloud else _node_of(catalog.gpu(config.gpu).name)
     domain = node.gpus
@@ -330,10 +340,10 @@ def _cluster(config: RunConfig, gpus: int, notes: _Notes) -> Cluster:
         )
     if gpus > domain:
         notes.assumptions.append("non-blocking rail-optimised fabric")
-    boost = tensor_boost(config)
+    boost = setting_of(run, "tensor_boost")
     if boost is not None:
         node = replace(node, gpu=replace(node.gpu, tensor_boost=True))
-        notes.assumptions += [boost] if boost else []
+        notes.assumptions += [boost.words] if boost.words else []
     return catalog.cluster_of(node, gpus)
 
 

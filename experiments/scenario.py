@@ -24,8 +24,9 @@ from cost_models.schema import Problems, did_you_mean
 from cost_models.yaml_loader import load_document
 from experiments.feasibility import layout_notes, reasons_against
 from experiments.overrides import apply_overrides, parse_override
-from experiments.references import References
+from experiments.references import Found, References
 from experiments.scenario_schema import KEYS, Batch, read_keys
+from experiments.software.rules import Setting
 from hdpsim.errors import InfeasibleError, UserInputError
 from simulator.setup import ExecutionOptions, MemoryOptions, Setup, StrategyOptions
 from traces import Distribution, LongSequencePolicy, RepeatedLengths, Trace, shipped_distributions
@@ -80,6 +81,7 @@ class Scenario:
         resolved_json: every key with its value, defaults filled in, as canonical JSON.
         written_json: the document as it was written, changes of single keys included: what further changes apply to.
         folder: where relative paths of that document start.
+        settings: switches that the scenario's software stack set, each with who says so.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Scenario:
     resolved_json: str
     written_json: str = field(compare=False, repr=False)
     folder: Path | None = field(compare=False)
+    settings: tuple[Setting, ...] = ()
 
     @property
     def document(self) -> dict[str, Any]:
@@ -238,8 +241,12 @@ def resolve_scenario(
     if found is None:
         problems.raise_if_any()
         raise AssertionError("references are missing without a problem")
+    settings = _of_software(document, values, found, problems)
     problems.raise_if_any()
-    layout = Layout(**_section(values, "layout"))
+    own: dict[str, Any] = {setting.switch: setting.value for setting in settings}
+    model = replace(found.model, **{name: value for name, value in own.items() if hasattr(found.model, name)})
+    of_layout = {name: value for name, value in own.items() if f"layout.{name}" in KEYS}
+    layout = Layout(**{**_section(values, "layout"), **of_layout})
     data = _section(values, "data")
     execution = _section(values, "execution")
     batch_count = execution.pop("batches")
@@ -247,13 +254,13 @@ def resolve_scenario(
     must_fit = overheads.pop("must_fit")
     name = str(values["name"] or default_name)
     longest = int(data["context"]) if data["lengths"] is None else max(data["lengths"])
-    against = reasons_against(found.model, found.cluster, layout, longest)
+    against = reasons_against(model, found.cluster, layout, longest)
     if against:
         raise InfeasibleError(f"{name} cannot run:\n" + "\n".join(f"  {reason}" for reason in against))
     return Scenario(
         name=name,
         description=str(values["description"]),
-        model=found.model,
+        model=model,
         cluster=found.cluster,
         layout=layout,
         data=DataOptions(
@@ -272,11 +279,34 @@ def resolve_scenario(
         memory=MemoryOptions(overheads=MemoryOverheads(**overheads), must_fit=must_fit),
         calibration=found.calibration,
         batch_count=batch_count,
-        notes=found.notes + layout_notes(found.model, found.cluster, layout),
-        resolved_json=_resolved_json({**values, **found.written, "name": name}),
+        notes=found.notes + layout_notes(model, found.cluster, layout),
+        resolved_json=_resolved_json(
+            {**values, **found.written, "name": name}, _left_to_software(document, values)
+        ),
         written_json=json.dumps(document),
         folder=folder,
+        settings=settings,
     )
+
+
+def _of_software(
+    document: Mapping[str, object] | None, values: Mapping[str, Any], found: Found, problems: Problems
+) -> tuple[Setting, ...]:
+    """What the scenario's software stack sets of layout and model, without what the scenario writes itself."""
+    if not values["software"] or document is None:
+        return ()
+    from experiments.software.choice import read_software, run_of, settings_of
+
+    try:
+        software = read_software(values["software"])
+    except ValueError as error:
+        problems.add("software", str(error))
+        return ()
+    sections = (document.get("layout"), document.get("model"))
+    written = frozenset(str(key) for section in sections if isinstance(section, Mapping) for key in section)
+    layout = _section(values, "layout")
+    run = run_of(software, found.model, found.cluster, layout, int(values["data.context"]))
+    return settings_of(run, written)
 
 
 _FIELD = {
@@ -303,9 +333,20 @@ def _section(values: Mapping[str, object], section: str) -> dict[str, Any]:
     return {_FIELD.get(name, name): value for name, value in own.items()}
 
 
-def _resolved_json(values: Mapping[str, object]) -> str:
+def _left_to_software(document: Mapping[str, object] | None, values: Mapping[str, object]) -> frozenset[str]:
+    """Layout keys that stay unwritten in the resolved document, so that another stack still decides them."""
+    if not values["software"] or document is None:
+        return frozenset()
+    layout = document.get("layout")
+    written = {f"layout.{key}" for key in layout} if isinstance(layout, Mapping) else set()
+    return frozenset(key for key in KEYS if key.startswith("layout.") and key not in written)
+
+
+def _resolved_json(values: Mapping[str, object], left_out: frozenset[str]) -> str:
     document: dict[str, Any] = {}
     for dotted, key in KEYS.items():
+        if dotted in left_out:
+            continue
         value = values[dotted]
         written = key.dump(value)
         if written is None or written == "":

@@ -96,6 +96,7 @@ KEYS: Mapping[str, Key] = {
     "model": Key(parse=_reference),
     "cluster": Key(parse=_reference),
     "gpus": Key(parse=_or_word("auto", _integer("gpus")), default=None, dump=_word_or("auto")),
+    "software": Key(parse=_text, default=""),
     "layout.tp": Key(parse=_integer("tp"), default=1),
     "layout.pp": Key(parse=_integer("pp"), default=1),
     "layout.vpp": Key(parse=_integer("vpp"), default=1),

@@ -21,6 +21,7 @@ from experiments.record_errors import error_of, error_summary
 from experiments.record_prediction import Prediction, predict
 from experiments.records import Record, read_records, shipped_records
 from experiments.run_directory import SCHEMA_VERSION
+from experiments.software.rules import KINDS
 from experiments.tables import Table
 from experiments.validate_memory import (
     MEMORY_QUANTITY,
@@ -70,6 +71,7 @@ def run(
     memory: bool = False,
     calibration: str | None = None,
     residuals: str | None = None,
+    without: frozenset[str] = frozenset(),
     report: Callable[[int, int], None] = silent,
 ) -> Validation:
     """Predict every record of a file and hold the predictions against what was measured.
@@ -80,6 +82,7 @@ def run(
         calibration: file of constants for the GPUs of its generation, instead of the shipped ones.
         memory: judge peak memory and whether a run fits, not its time.
         residuals: file to write with features and log errors of the runs judged.
+        without: classes of rules about software that are not asked.
         report: told (done, total) after every record.
 
     Raises:
@@ -91,7 +94,7 @@ def run(
     predictions: list[Prediction] = []
     for done, record in enumerate(records, start=1):
         # no measurement comes near it
-        predictions.append(predict(record.config, memory_only=memory, calibration=own))
+        predictions.append(predict(record.config, memory_only=memory, calibration=own, without=without))
         report(done, len(records))
     rows = [_row(record, prediction, memory) for record, prediction in zip(records, predictions, strict=True)]
     document: Document = {
@@ -101,6 +104,7 @@ def run(
         "file": Path(path).name if path is not None else "shipped runs.csv",
         "records": rows,
         "calibration": own and own.name,
+        "without": sorted(without),
         "summary": _summary(rows),
         "groups": _groups(rows),
     }
@@ -153,6 +157,7 @@ def _row(record: Record, prediction: Prediction, memory: bool) -> Document:
         **memory_columns(record, prediction),
         **_fidelity(prediction, true, predicted, quantity, _source(record)),
         "account_s": dict(prediction.account_s),
+        "rules": sorted(prediction.rule_kinds),
         "assumptions": list(prediction.assumptions),
         "not_modelled": list(prediction.not_modelled),
     }
@@ -227,6 +232,7 @@ def _summary(rows: Sequence[Document]) -> Document:
         "complete_pretraining": _errors([row for row in rows if row["counts"]]),
         "rank_correlation": rank_correlation(rows),
         "by_doubt": _by_doubt(rows),
+        "by_rules": _by_rules(rows),
         "memory": memory_summary(rows),
         "unpredicted_reasons": dict(Counter(row["reason"] for row in rows if row["reason"]).most_common()),
     }
@@ -241,6 +247,16 @@ def _by_doubt(rows: Sequence[Document]) -> Document:
         mark: {**_errors(members), "rank_correlation": rank_correlation(members)}
         for mark, members in sorted(by_mark.items(), key=lambda item: (item[0] != SOUND, item[0]))
     }
+
+
+def _by_rules(rows: Sequence[Document]) -> Document:
+    """Errors of sound records by the least certain class of rules about software that a prediction rests on."""
+    by_class: dict[str, list[Document]] = defaultdict(list)
+    for row in rows:
+        if row["counts"]:
+            kinds = row["rules"]
+            by_class[next((kind for kind in reversed(KINDS) if kind in kinds), "none")].append(row)
+    return {kind: _errors(by_class[kind]) for kind in ("none", *KINDS) if kind in by_class}
 
 
 def _groups(rows: Sequence[Document]) -> list[Document]:

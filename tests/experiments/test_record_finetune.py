@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.record_finetune import packed_documents
-from experiments.record_pipeline import interleaves, virtual_stages
+from experiments.record_pipeline import virtual_stages
 from experiments.record_prediction import predict
 from experiments.record_setup import job_of
 from experiments.record_switches import switches_of
 from experiments.records import RunConfig
+from experiments.software.facts import Run, interleaves
 from simulator.strategies.uniform_mesh import plan_uniform
 
 
@@ -43,8 +43,8 @@ def _config(**changes: object) -> RunConfig:
 )
 def test_chunks_of_a_stage(changes: dict[str, object], chunks: int, interleaved: bool) -> None:
     config = _config(**changes)
-    assert virtual_stages(config, 40)[0] == chunks
-    assert interleaves(config) == interleaved
+    assert virtual_stages(Run(config), 40)[0] == chunks
+    assert interleaves(Run(config)) == interleaved
 
 
 def test_a_recipe_interleaves_and_its_transfers_run_beside_compute() -> None:
@@ -71,7 +71,7 @@ def test_a_recipe_interleaves_and_its_transfers_run_beside_compute() -> None:
     ],
 )
 def test_documents_of_a_pack(changes: dict[str, object], documents: int) -> None:
-    assert packed_documents(_config(**changes))[0] == documents
+    assert job_of(_config(**changes)).documents == documents
 
 
 def test_short_documents_cost_less_attention_and_nothing_else() -> None:
@@ -127,7 +127,7 @@ PARTIAL = {"cuda_graphs": True, "cuda_graph_experts": False, "expert_dispatch": 
     ],
 )
 def test_recipes_that_are_not_printed(changes: dict[str, object], found: dict[str, object]) -> None:
-    layout = switches_of(_config(**{**MIXTURE, **changes})).layout
+    layout = switches_of(Run(_config(**{**MIXTURE, **changes}))).layout
     names = ("cuda_graphs", "cuda_graph_scope", "cuda_graph_experts", "expert_dispatch", "ep_overlap")
     assert {name: layout[name] for name in names if name in layout} == found
 
@@ -147,7 +147,7 @@ def test_graphs_of_the_benchmark(
     round_: str, notes: str, task: str, graphs: bool | None, scope: str | None
 ) -> None:
     config = _config(framework=f"NeMo/Megatron-Core (MLPerf {round_})", notes=notes, task=task)
-    layout = switches_of(config).layout
+    layout = switches_of(Run(config)).layout
     assert (layout.get("cuda_graphs"), layout.get("cuda_graph_scope")) == (graphs, scope)
 
 

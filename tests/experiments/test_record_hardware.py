@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from experiments.record_power import tensor_boost
-from experiments.record_sums import collective_share, nic_gbps
+from experiments.record_machine import collective_share, nic_gbps
 from experiments.records import RunConfig
+from experiments.software.facts import Run
+from experiments.software.rules import setting_of
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,7 @@ def test_collectives_use_one_link_of_omni_path() -> None:
     ],
 )
 def test_power_moved_to_the_tensor_cores(stated: dict[str, Any], boosted: bool) -> None:
-    found = tensor_boost(RunConfig(**{"gpu": "h100", "tp": 4, "pp": 8, **stated}))
+    run = Run(RunConfig(**{"gpu": "h100", "tp": 4, "pp": 8, **stated}))
+    found = setting_of(run, "tensor_boost")
     assert (found is not None) is boosted
-    assert bool(found) is (boosted and "notes" not in stated)
+    assert found is None or bool(found.words) is ("notes" not in stated)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from experiments.record_pipeline import virtual_stages
-from experiments.record_sums import stays_gathered
-from experiments.record_switches import blocked, schedule_of
+from experiments.record_pipeline import blocked, schedule_of, virtual_stages
 from experiments.records import RunConfig
+from experiments.software.facts import Run
+from experiments.software.rules import setting_of
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_zero_bubble_schedules(name: str, schedule: str) -> None:
 )
 def test_v_shaped_schedules_have_two_chunks(name: str, pp: int, vpp: int | None, chunks: int) -> None:
     record = RunConfig(gpu="h100", framework=f"fork ({name})", pp=pp, vpp=vpp)
-    assert virtual_stages(record, 32)[0] == chunks
+    assert virtual_stages(Run(record), 32)[0] == chunks
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,8 @@ def test_v_shaped_schedules_have_two_chunks(name: str, pp: int, vpp: int | None,
     ],
 )
 def test_parameters_stay_gathered_in_pytorch_pipelines(stated: dict[str, Any], layout: bool) -> None:
-    assert stays_gathered(RunConfig(gpu="h100", **stated)) is layout
+    found = setting_of(Run(RunConfig(gpu="h100", **stated)), "stays_gathered")
+    assert (found is not None) is layout
 
 
 @pytest.mark.parametrize(
@@ -74,4 +75,4 @@ def test_pipelines_too_short_to_fill_interleave(stated: dict[str, Any], chunks: 
     known: dict[str, Any] = {
         "gpu": "h100", "year": 2024, "n_gpus": 16_384, "tp": 8, "pp": 16, "global_batch_seqs": 2048, **stated
     }  # fmt: skip
-    assert virtual_stages(RunConfig(**known), 128)[0] == chunks
+    assert virtual_stages(Run(RunConfig(**known)), 128)[0] == chunks

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from experiments.record_recompute import (
-    recompute_attention,
-    recompute_collectives,
-    recompute_mode,
-    recompute_products,
-    recompute_share,
-    recompute_small_kernels,
-)
 from experiments.records import RunConfig
+from experiments.software.facts import Run
+from experiments.software.rules import setting_of
 
 SHAPE = {"hidden": 4, "heads": 2, "kv_heads": 1, "ffn_hidden": 8, "gated_mlp": True}
 """Products of 16 (queries), 8, 8, 16 (output), 32 (gate), 32, 32 (down): 144 in all."""
@@ -23,10 +16,10 @@ TITAN = {"framework": "torchtitan (FSDP2)", "recompute": "selective", **SHAPE}
 MAXTEXT = {"framework": "MaxText", "recompute": "selective", **SHAPE}
 
 
-def value(rule: Callable[[RunConfig], tuple[object, str] | None], config: dict[str, object]) -> object:
-    """What the rule finds, without its words."""
-    finding = rule(RunConfig(**{"gpu": "h100", **config}))  # type: ignore[arg-type]
-    return finding and finding[0]
+def value(switch: str, config: dict[str, Any]) -> object:
+    """What the rules make of the switch."""
+    found = setting_of(Run(RunConfig(**{"gpu": "h100", **config})), switch)
+    return None if found is None else found.value
 
 
 @pytest.mark.parametrize(
@@ -60,17 +53,15 @@ def value(rule: Callable[[RunConfig], tuple[object, str] | None], config: dict[s
 def test_policies_by_operation_repeat_what_they_do_not_keep(
     config: dict[str, object], products: float | None, rest: float | None, attention: float | None
 ) -> None:
-    assert value(recompute_products, config) == (pytest.approx(products) if products else None)
-    assert value(recompute_share, config) == rest
-    assert value(recompute_attention, config) == attention
+    assert value("recompute_products", config) == (pytest.approx(products) if products else None)
+    assert value("recompute_share", config) == rest
+    assert value("recompute_attention", config) == attention
 
 
 def test_what_is_not_stated_of_recomputation() -> None:
-    for framework, mode in (("Paxml", "full"), ("NeMo", "none")):
-        finding = recompute_mode(RunConfig(gpu="h100", framework=framework))
-        assert finding is not None
-        assert finding[0] == mode
-    assert recompute_mode(RunConfig(gpu="h100", recompute="selective")) is None
+    assert value("recompute", {"framework": "Paxml"}) == "full"
+    assert value("recompute", {"framework": "NeMo"}) == "none"
+    assert value("recompute", {"recompute": "selective"}) is None
 
 
 def test_what_unfolds_latent_queries_keys_and_values_runs_again() -> None:
@@ -81,8 +72,8 @@ def test_what_unfolds_latent_queries_keys_and_values_runs_again() -> None:
     up = 1536 * 128 * 192 + 512 * 128 * 256
     rest = 7168 * (1536 + 512 + 64) + 128 * 128 * 7168 + 9 * 3 * 7168 * 2048
     for notes, share in (("recompute_modules from launch.sh: mla_up_proj", up / (up + rest)), ("x", None)):
-        found = recompute_products(RunConfig(**deepseek, notes=notes))  # type: ignore[arg-type]
-        assert (found[0] if found else None) == (pytest.approx(share) if share else None)
+        found = value("recompute_products", {**deepseek, "notes": notes})
+        assert found == (pytest.approx(share) if share else None)
 
 
 def test_experts_run_again_as_a_module() -> None:
@@ -90,15 +81,15 @@ def test_experts_run_again_as_a_module() -> None:
         "hidden": 4096, "heads": 64, "kv_heads": 4, "head_dim": 128, "ffn_hidden": 1536, "n_experts": 128, "topk": 8
     }  # fmt: skip
     notes = "recompute_modules=[layernorm, moe_act, moe]"
-    config = RunConfig(gpu="h100", recompute="selective", notes=notes, **shape)
+    config = {"recompute": "selective", "notes": notes, **shape}
     # Attention 4096 x 128 x (2 x 64 + 2 x 4), experts 3 x 4096 x 8 x 1536.
     attention, experts = 4096 * 128 * 136, 3 * 4096 * 8 * 1536
-    assert recompute_products(config) == (pytest.approx(experts / (attention + experts)), "")
-    assert recompute_share(config) == (1.0, "")
-    assert recompute_attention(config) == (0.0, "")
-    assert recompute_collectives(config) == (0.0, "")
-    assert recompute_small_kernels(config) is None  # already among what runs again
-    small = RunConfig(gpu="h100", recompute="selective", notes="recompute-modules layernorm moe_act", **shape)
-    assert recompute_products(small) is None
-    assert recompute_small_kernels(small) == (True, "")
-    assert recompute_products(RunConfig(gpu="h100", recompute="none", notes=notes, **shape)) is None
+    assert value("recompute_products", config) == pytest.approx(experts / (attention + experts))
+    assert value("recompute_share", config) == 1.0
+    assert value("recompute_attention", config) == 0.0
+    assert value("recompute_collectives", config) == 0.0
+    assert value("recompute_small_kernels", config) is None  # already among what runs again
+    small = {"recompute": "selective", "notes": "recompute-modules layernorm moe_act", **shape}
+    assert value("recompute_products", small) is None
+    assert value("recompute_small_kernels", small) is True
+    assert value("recompute_products", {**config, "recompute": "none"}) is None

@@ -1,0 +1,130 @@
+"""`software:` of a scenario: a stack and a release of it, and the switches that it sets for this model and cluster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from cost_models.hardware import Cluster
+from cost_models.layout import Layout
+from cost_models.model import Model
+from cost_models.schema import did_you_mean
+from experiments.records import RunConfig
+from experiments.software.facts import Run
+from experiments.software.rules import Setting, Stack, setting_of, stacks, switches
+
+_TEXT = re.compile(r"(?P<name>[A-Za-z][\w-]*)(?: +v?(?P<release>\d+(?:\.\d+)*))?(?P<more> +with .+)?")
+_NOT_OF_A_SCENARIO = frozenset({"recompute", "adapter_rank", "adapter_targets"})
+"""Switches that a scenario always writes itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """A stack of the catalog in one release.
+
+    Attributes:
+        framework: how a record would write it.
+        year: in which the release came out.
+    """
+
+    name: str
+    release: str
+    framework: str
+    year: int
+
+    @property
+    def shown(self) -> str:
+        """As a scenario writes it."""
+        return f"{self.name} {self.release}"
+
+
+def software_names() -> tuple[str, ...]:
+    """Every stack that a scenario may name."""
+    return tuple(sorted(name for stack in stacks() for name in stack.frameworks))
+
+
+def read_software(text: str) -> Software:
+    """Read "megatron-core 0.13", "torchtitan 2.8 with torch.compile".
+
+    Without a release the newest known one counts. What follows `with` is matched by the rules as the words of a
+    record's framework are.
+
+    Raises:
+        ValueError: an unknown stack, or a release before all known ones.
+    """
+    found = _TEXT.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"expected a stack and its release, such as megatron-core 0.13, got {text!r}")
+    name = found["name"].lower()
+    stack = next((stack for stack in stacks() if name in stack.frameworks), None)
+    if stack is None:
+        known = software_names()
+        raise ValueError(f"unknown software {name!r}{did_you_mean(name, known)}; known: {', '.join(known)}")
+    release = found["release"] or max(stack.releases, key=_number)
+    framework = stack.frameworks[name].format(release=release) + (found["more"] or "")
+    return Software(name=name, release=release, framework=framework, year=_year(stack, name, release))
+
+
+def _number(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split("."))
+
+
+def _year(stack: Stack, name: str, release: str) -> int:
+    """The year of the newest known release that is not newer."""
+    known = sorted(stack.releases, key=_number)
+    before = [other for other in known if _number(other) <= _number(release)]
+    if not before:
+        raise ValueError(f"{name} {release} is older than the releases that are known: {', '.join(known)}")
+    return stack.releases[before[-1]]
+
+
+def run_of(
+    software: Software, model: Model, cluster: Cluster, layout: Mapping[str, Any], context_tokens: int
+) -> Run:
+    """The run of a scenario as the rules of stacks see it: the columns that a record of it would have."""
+    sharding = layout["sharding"]
+    config = RunConfig(
+        gpu=cluster.gpu.name,
+        n_gpus=cluster.gpus,
+        gpus_per_node=cluster.node.gpus,
+        year=software.year,
+        framework=software.framework,
+        model_name=model.name,
+        layers=model.layers,
+        hidden=model.hidden,
+        ffn_hidden=model.ffn_hidden,
+        heads=model.heads,
+        kv_heads=None if model.latent_attention else model.kv_heads,
+        head_dim=model.head_dim,
+        vocab=model.vocab,
+        gated_mlp=model.gated_mlp,
+        n_experts=model.experts or None,
+        topk=model.top_k or None,
+        shared_expert_ffn=model.shared_expert_ffn or None,
+        seq_len=context_tokens,
+        task="lora" if model.frozen else "pretrain",
+        tp=layout["tp"],
+        sp=layout["sequence_parallel"],
+        pp=layout["pp"],
+        vpp=layout["vpp"],
+        cp=layout["cp"],
+        ep=layout["ep"],
+        zero_stage="hsdp" if sharding == "zero3" and layout["shard_ranks"] else sharding,
+        recompute=layout["recompute"],
+        precision=layout["precision"],
+    )
+    return Run(config)
+
+
+def settings_of(run: Run, written: frozenset[str]) -> tuple[Setting, ...]:
+    """What the stack sets of Layout and of Model, without the switches that are *written* in the scenario."""
+    known = {field.name for owner in (Layout, Model) for field in fields(owner)}
+    left_alone = written | _NOT_OF_A_SCENARIO
+    asked = [switch for switch in switches() if switch in known and switch not in left_alone]
+    found = [setting for switch in asked if (setting := setting_of(run, switch)) is not None]
+    balanced = setting_of(run, "balanced_experts")
+    if balanced is not None and "expert_imbalance" not in written:
+        found.append(replace(balanced, switch="expert_imbalance", value=1.0))
+    return tuple(found)

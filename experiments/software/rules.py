@@ -1,0 +1,369 @@
+"""The rules of software stacks: which switch a stack sets, when, since when, and who says so.
+
+Rules are data (cost_models/data/software, a file a stack). The first rule of a switch whose condition holds decides;
+stacks with a lower `precedence` are asked first. A condition is a mapping that holds when all of its parts do:
+
+    framework, notes, attention, gpu, gpu_as_written   a regular expression (or several) that the text must hold
+    text, texts                          the same of framework and notes; of framework, notes and attention
+    tp, pp, year, n_experts, ...         a number: ">1", "<2024", "==8", "known" or "unknown"
+    zero_stage, precision, task, ...     one word of a column, or a list of which one must be it (null: not stated)
+    release, mentions                    "MLPerf >= 5.1": the number behind that name in the framework (or the notes)
+    generation                           of the GPU: "hopper"
+    switch                               what other rules decided: {cuda_graph_scope: iteration}; "set": anything
+    is                                   terms (terms.yaml) or facts that are computed (experiments/software/facts.py)
+    any, unless                          one of these conditions holds; none of these holds
+
+A value is what the switch becomes, `default` (leave it alone, ask no further rule), `=tp` (that column), `$1` (the
+number that a regular expression caught) or {compute: NAME} of facts.py.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from cost_models.yaml_loader import load_document
+from experiments.software.facts import COMPUTED, FACTS, Run
+from hdpsim.errors import CatalogError
+
+Kind = Literal["stated", "release", "inferred"]
+"""Who says so: the record itself, the documentation of a release, or a guess from one of these."""
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+Captured = tuple[str, ...]
+Test = Callable[[Run], Captured | None]
+"""What regular expressions caught where the condition holds; None where it does not."""
+
+_TEXTS: dict[str, Callable[[Run], str]] = {
+    "framework": lambda run: run.config.framework,
+    "notes": lambda run: run.config.notes,
+    "attention": lambda run: run.config.attention,
+    "gpu_as_written": lambda run: run.config.gpu,
+    "gpu": lambda run: run.gpu,
+    "text": lambda run: f"{run.config.framework} {run.config.notes}",
+    "texts": lambda run: f"{run.config.framework} {run.config.notes} {run.config.attention}",
+}
+_ONE_OF_NONE = ("tp", "pp", "cp", "ep")  # a degree that nobody states is 1
+_NUMBERS = (
+    *_ONE_OF_NONE, "year", "n_experts", "topk", "kv_heads", "micro_batch", "vpp", "dp", "sequences_per_replica",
+)  # fmt: skip
+_WORDS = ("zero_stage", "precision", "recompute", "task", "gated_mlp")
+_COMPARE: dict[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+_COMPARISON = re.compile(r"(>=|<=|==|>|<) ?([\d.]+)")
+_RELEASE = re.compile(r"(.+?) (>=|<=|==|>|<) (\d+(?:\.\d+)*)")
+_FOLDER = Path(str(resources.files("cost_models") / "data" / "software"))
+_SHARED = "terms"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One sentence about a stack.
+
+    Attributes:
+        switch: a field of Layout or Model, or a reading that other code asks for by name.
+        value: see the module.
+        holds: the condition.
+        condition: the same as it is written.
+        words: how an assumption is told to people; empty where the record states it.
+    """
+
+    switch: str
+    value: object
+    holds: Test
+    condition: Mapping[str, object]
+    words: str
+    kind: Kind
+    source: str
+    stack: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """A training stack of the catalog.
+
+    Attributes:
+        frameworks: name -> how records write it, with {release}; empty for what belongs to no stack.
+        releases: release -> year in which it came out.
+    """
+
+    name: str
+    about: str
+    frameworks: Mapping[str, str]
+    releases: Mapping[str, int]
+    precedence: int
+    rules: tuple[Rule, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a rule made of a switch, and who says so."""
+
+    switch: str
+    value: object
+    words: str
+    kind: Kind
+    stack: str
+    source: str
+
+
+def stacks() -> tuple[Stack, ...]:
+    """All stacks of the catalog in the order in which their rules are asked."""
+    return _stacks()
+
+
+@cache
+def _stacks() -> tuple[Stack, ...]:
+    reader = _Conditions(_terms())
+    read = [reader.stack(path) for path in sorted(_FOLDER.glob("*.yaml")) if path.stem != _SHARED]
+    return tuple(sorted(read, key=lambda stack: (stack.precedence, stack.name)))
+
+
+@cache
+def _by_switch() -> dict[str, tuple[Rule, ...]]:
+    found: dict[str, list[Rule]] = {}
+    for stack in _stacks():
+        for rule in stack.rules:
+            found.setdefault(rule.switch, []).append(rule)
+    return {switch: tuple(rules) for switch, rules in found.items()}
+
+
+def switches() -> tuple[str, ...]:
+    """Every switch that some rule sets."""
+    return tuple(_by_switch())
+
+
+def setting_of(run: Run, switch: str) -> Setting | None:
+    """What the rules make of a switch for a run; None leaves it at its default."""
+    if switch not in run.settings:
+        run.settings[switch] = None  # a switch that depends on itself is not set
+        run.settings[switch] = _first(run, switch)
+    found = run.settings[switch]
+    assert found is None or isinstance(found, Setting)
+    return found
+
+
+def _first(run: Run, switch: str) -> Setting | None:
+    for rule in _by_switch().get(switch, ()):
+        if rule.kind in run.without:
+            continue
+        caught = rule.holds(run)
+        if caught is None:
+            continue
+        value = _value(run, rule.value, caught)
+        if value is None:
+            continue
+        if value == "default":
+            return None
+        words = rule.words.replace("$1", caught[0]) if caught else rule.words
+        return Setting(
+            switch=switch, value=value, words=words, kind=rule.kind, stack=rule.stack, source=rule.source
+        )
+    return None
+
+
+def _value(run: Run, value: object, caught: Captured) -> object:
+    if isinstance(value, Mapping):
+        return COMPUTED[value["compute"]](run.config)
+    if value == "$1":
+        return int(caught[0])
+    if isinstance(value, str) and value.startswith("="):
+        return getattr(run.config, value[1:]) or 1
+    return value
+
+
+@cache
+def _terms() -> Mapping[str, object]:
+    terms: Mapping[str, object] = load_document(_FOLDER / f"{_SHARED}.yaml").data["terms"]
+    return terms
+
+
+def holds(run: Run, term: str) -> bool:
+    """Whether a term of terms.yaml, or a computed fact, holds for a run."""
+    return _term(term)(run) is not None
+
+
+@cache
+def _term(name: str) -> Test:
+    return _Conditions(_terms()).compile({"is": name}, name)
+
+
+class _Conditions:
+    """Compiles conditions, with the terms that all stacks share."""
+
+    def __init__(self, terms: Mapping[str, object]) -> None:
+        self._terms = terms
+        self._compiled: dict[str, Test] = {}
+
+    def stack(self, path: Path) -> Stack:
+        data = load_document(path).data
+        unknown = data.keys() - {"name", "about", "frameworks", "precedence", "releases", "rules"}
+        if unknown:
+            raise CatalogError(f"{path.name}: unknown keys {', '.join(sorted(unknown))}")
+        name = str(data["name"])
+        rules = tuple(
+            self._rule(entry, f"{path.name}, rule {n}", name) for n, entry in enumerate(data["rules"], 1)
+        )
+        return Stack(
+            name=name,
+            about=str(data["about"]),
+            frameworks={str(key): str(text) for key, text in data.get("frameworks", {}).items()},
+            releases={str(release): int(year) for release, year in data.get("releases", {}).items()},
+            precedence=int(data["precedence"]),
+            rules=rules,
+        )
+
+    def _rule(self, entry: Mapping[str, Any], where: str, stack: str) -> Rule:
+        unknown = entry.keys() - {"switch", "value", "when", "words", "class", "source"}
+        if unknown or "switch" not in entry or "value" not in entry or entry.get("class") not in KINDS:
+            raise CatalogError(f"{where}: needs switch, value and a class of {', '.join(KINDS)}; got {entry}")
+        value = entry["value"]
+        if isinstance(value, Mapping) and value.get("compute") not in COMPUTED:
+            raise CatalogError(f"{where}: computes {value}; known: {', '.join(COMPUTED)}")
+        condition = entry.get("when", {})
+        return Rule(
+            switch=entry["switch"],
+            value=value,
+            holds=self.compile(condition, where),
+            condition=condition,
+            words=entry.get("words", ""),
+            kind=entry["class"],
+            source=entry.get("source", ""),
+            stack=stack,
+        )
+
+    def compile(self, spec: Mapping[str, object], where: str) -> Test:
+        """The test of a condition: all its parts must hold."""
+        parts = [part for key, value in spec.items() for part in self._parts(key, value, where)]
+
+        def test(run: Run) -> Captured | None:
+            caught: Captured = ()
+            for part in parts:
+                found = part(run)
+                if found is None:
+                    return None
+                caught += found
+            return caught
+
+        return test
+
+    def _parts(self, key: str, value: Any, where: str) -> Iterable[Test]:
+        if key in _TEXTS:
+            return [_matches(_TEXTS[key], pattern) for pattern in _listed(value)]
+        if key in _NUMBERS:
+            return [_number(key, str(value), where)]
+        if key in _WORDS:
+            return [_word(key, () if value == "unknown" else tuple(_listed(value)))]
+        if key in ("release", "mentions"):
+            return [_release(str(value), "framework" if key == "release" else "text", where)]
+        if key == "generation":
+            return [_plain(lambda run: run.generation in _listed(value))]
+        if key == "switch":
+            return [_switch(switch, wanted) for switch, wanted in value.items()]
+        if key == "is":
+            return [self._named(name, where) for name in _listed(value)]
+        if key in ("any", "unless"):
+            inner = [self.compile(spec, where) for spec in _listed(value)]
+            return [_any(inner) if key == "any" else _none(inner)]
+        raise CatalogError(f"{where}: unknown condition {key!r}")
+
+    def _named(self, name: str, where: str) -> Test:
+        if name in FACTS:
+            return _plain(FACTS[name])
+        if name not in self._terms:
+            raise CatalogError(f"{where}: no term or fact is called {name!r}")
+        if name not in self._compiled:
+            spec = self._terms[name]
+            assert isinstance(spec, Mapping)
+            self._compiled[name] = self.compile(spec, f"terms.yaml, {name}")
+        return self._compiled[name]
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _plain(test: Callable[[Run], bool]) -> Test:
+    return lambda run: () if test(run) else None
+
+
+def _matches(text_of: Callable[[Run], str], pattern: str) -> Test:
+    compiled = re.compile(pattern)
+
+    def test(run: Run) -> Captured | None:
+        found = compiled.search(text_of(run))
+        return None if found is None else tuple(group for group in found.groups() if group is not None)
+
+    return test
+
+
+def _number(column: str, text: str, where: str) -> Test:
+    if text in ("known", "unknown"):
+        return _plain(lambda run: (run.number(column) is not None) == (text == "known"))
+    found = _COMPARISON.fullmatch(text)
+    if found is None:
+        raise CatalogError(f"{where}: {column}: {text!r} is no comparison such as '>1'")
+    compare, bound = _COMPARE[found[1]], float(found[2])
+
+    def test(run: Run) -> bool:
+        number = run.number(column)
+        return number is not None and compare(number, bound)
+
+    return _plain(test)
+
+
+def _word(column: str, allowed: tuple[object, ...]) -> Test:
+    wanted = allowed or (None,)
+    return _plain(lambda run: getattr(run.config, column) in wanted)
+
+
+def _release(text: str, where_found: str, where: str) -> Test:
+    found = _RELEASE.fullmatch(text)
+    if found is None:
+        raise CatalogError(f"{where}: {text!r} is no release such as 'MLPerf >= 5.1'")
+    named = re.compile(rf"\b{re.escape(found[1])} ?v?(\d+(?:\.\d+)+)")
+    compare, bound = found[2], _release_number(found[3])
+
+    def test(run: Run) -> bool:
+        stated = named.search(_TEXTS[where_found](run))
+        if stated is None:
+            return False
+        number = _release_number(stated[1])[: len(bound)]
+        return {">=": number >= bound, "<=": number <= bound, "==": number == bound, ">": number > bound,
+                "<": number < bound}[compare]  # fmt: skip
+
+    return _plain(test)
+
+
+def _release_number(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))
+
+
+def _switch(switch: str, wanted: object) -> Test:
+    def test(run: Run) -> bool:
+        found = setting_of(run, switch)
+        return found is not None and (wanted == "set" or found.value == wanted)
+
+    return _plain(test)
+
+
+def _any(tests: list[Test]) -> Test:
+    def test(run: Run) -> Captured | None:
+        return next((caught for caught in (inner(run) for inner in tests) if caught is not None), None)
+
+    return test
+
+
+def _none(tests: list[Test]) -> Test:
+    return _plain(lambda run: all(inner(run) is None for inner in tests))
