@@ -32,7 +32,7 @@ HOUR_S = 3600.0
 _MEANING = {
     "training": "steps whose result was kept",
     "drift": "the same steps, slower since the last restart",
-    "stragglers": "the same steps, as slow as the slowest node",
+    "stragglers": "the same steps, slower by what slow nodes cost",
     "checkpoint": "copying to the host, training stands still",
     "checkpoint_wait": "waiting for a checkpoint's upload",
     "lost_work": "steps and checkpoints since the last safe one",

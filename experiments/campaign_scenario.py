@@ -86,6 +86,9 @@ def plan_campaign(scenario: Scenario, folder: Path | None = None) -> CampaignPla
     values = _campaign_values(scenario)
     layout, cluster = scenario.layout, scenario.cluster
     ranks = cluster.gpus // (layout.tp * layout.pp)
+    stragglers = values["straggler_share"] > 0 or values["straggler_mttf"] is not None
+    if stragglers:  # the campaign's slow nodes come and go: none is part of the undisturbed step
+        scenario = _with_slow_nodes(scenario, 0, 1.0)
     step_s, tokens, step_note = _step(scenario, values["step"])
     if step_s > values["duration"]:
         raise InfeasibleError(
@@ -144,7 +147,7 @@ def plan_campaign(scenario: Scenario, folder: Path | None = None) -> CampaignPla
         handling=handling,
         spares=_spares(values["spares"], away),
         straggler_share=values["straggler_share"],
-        straggler_factor=values["straggler_factor"],
+        slow_steps=_slow_steps(scenario, values["straggler_factor"]) if stragglers else (),
         straggler_detection_s=values["straggler_detection"],
         straggler_mttf_s=values["straggler_mttf"],
     )
@@ -192,6 +195,29 @@ def _step(scenario: Scenario, fixed_s: float | None) -> tuple[float, float, str]
     count = len(outcome.results)
     batches = "one global batch" if count == 1 else f"{count} global batches"
     return outcome.step_s.mean, tokens, f"simulated, mean over {batches} ({outcome.strategy})"
+
+
+def _with_slow_nodes(scenario: Scenario, nodes: int, factor: float) -> Scenario:
+    execution = replace(
+        scenario.execution, slow_node_share=nodes / scenario.cluster.nodes, slow_node_factor=factor
+    )
+    return replace(scenario, execution=execution)
+
+
+def _slow_steps(scenario: Scenario, factor: float) -> tuple[tuple[int, float], ...]:
+    """What 1, 4, 16, ... and all nodes that are slower by *factor* do to the step: simulated, as `simulate` would.
+
+    A slow node holds up its own stage, and the job only as far as the others do not wait anyway.
+    """
+    outcomes = {}
+    nodes = sorted({*(4**i for i in range(12) if 4**i < scenario.cluster.nodes), scenario.cluster.nodes})
+    batches = scenario.batches()
+    for slow in (0, *nodes):
+        outcome = run_batches(_with_slow_nodes(scenario, slow, factor), batches)
+        if not outcome.results:
+            raise InfeasibleError(f"the step of {scenario.name} cannot be simulated: {outcome.reason}")
+        outcomes[slow] = outcome.step_s.mean
+    return tuple((slow, max(1.0, outcomes[slow] / outcomes[0])) for slow in nodes)
 
 
 def _profile(name: str, folder: Path | None) -> FailureProfile:

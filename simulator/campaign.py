@@ -138,7 +138,7 @@ class _Run:
             return None
 
     def _begin_stretch(self) -> Stretch:
-        self._slowness = self._setup.straggler_factor if self._slow else 1.0
+        self._slowness = self._setup.slowness(self._slow)
         self._stretch = Stretch(
             self._pace,
             self._now,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
+
+import numpy as np
 
 from cost_models.failure_rates import FailureProfile
 from simulator.campaign_events import Handling
@@ -50,7 +53,7 @@ class CampaignSetup:
         handling: detection, diagnosis, repair.
         spares: healthy nodes in the pool at the start.
         straggler_share: probability that a node, at the start or from the pool, is slow.
-        straggler_factor: how much longer its steps take; the job is as slow as its slowest node.
+        slow_steps: what slow nodes do to the step, by the step's own law: (nodes, factor) from one node upwards.
         straggler_detection_s: time until a slow node is found.
         straggler_mttf_s: mean time until a healthy node becomes slow; None = never.
         seed: of this run, and its number among the runs of a study.
@@ -74,10 +77,17 @@ class CampaignSetup:
     handling: Handling
     spares: int
     straggler_share: float
-    straggler_factor: float
+    slow_steps: tuple[tuple[int, float], ...]
     straggler_detection_s: float
     straggler_mttf_s: float | None
     seed: tuple[int, int] = (0, 0)
+
+    def slowness(self, nodes: int) -> float:
+        """Factor on the step while so many nodes are slow; between two known numbers linear in the logarithm."""
+        if nodes < 1 or not self.slow_steps:
+            return 1.0
+        known, factors = zip(*self.slow_steps, strict=True)
+        return float(np.interp(math.log(nodes), np.log(known), factors))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

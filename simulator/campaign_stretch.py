@@ -99,7 +99,7 @@ class Stretch:
     ) -> None:
         """Begin at tick *start*.
 
-        *slowness* multiplies every step (the slowest node's factor); *uploading* is a cycle of the stretch before
+        *slowness* multiplies every step (see `CampaignSetup.slowness`); *uploading* is a cycle of the stretch before
         whose upload began at *start*. Ticks that the methods are asked about must not go back.
         """
         self._pace, self.start, self._random = pace, start, random

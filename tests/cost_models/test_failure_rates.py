@@ -3,6 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cost_models.failure_rates import (
     failure_profile,
@@ -108,3 +110,20 @@ def test_anything_else_is_a_message_too(text: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(UserInputError):
         load_failure_profile(path)
+
+
+@pytest.mark.parametrize("name", failure_profile_names())
+@given(nodes=st.integers(1, 20_000), times=st.integers(2, 100))
+def test_everything_that_stops_a_job_grows_with_it(name: str, nodes: int, times: int) -> None:
+    profile = failure_profile(name)
+    assert profile.per_s(times * nodes, 8) == pytest.approx(
+        [times * rate for rate in profile.per_s(nodes, 8)]
+    )
+
+
+def test_one_node_is_hardly_ever_maintained() -> None:
+    profile = failure_profile("llama3")
+    planned = [
+        r for r, c in zip(profile.per_s(1, 8), profile.causes, strict=True) if c.detection == "planned"
+    ]
+    assert planned == [pytest.approx(47 / 54 / DAY / 2048)]  # one in 6.4 years, not 26 a month

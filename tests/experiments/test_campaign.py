@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from experiments.campaign import run_campaign
 from experiments.campaign_scenario import plan_campaign
 from experiments.cli import cli
+from experiments.compare import run_batches
 from experiments.scenario import Scenario, load_scenario, resolve_scenario
 from experiments.scenario_schema import KEYS
 from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
@@ -73,6 +74,33 @@ def test_the_step_comes_from_the_simulator_unless_it_is_fixed() -> None:
     assert plan.setup.tokens_per_step == 2**20
     assert plan.setup.nodes == 1
     assert plan_campaign(llama()).setup.step_s == 6.0
+
+
+@pytest.mark.parametrize("nodes", [1, 4, 64])
+@pytest.mark.parametrize("factor", [1.1, 2.0])
+def test_slow_nodes_cost_a_campaign_what_they_cost_a_step(nodes: int, factor: float) -> None:
+    small = ("gpus=1024", "data.batch=1M tokens")
+    scenario = llama(*small, "campaign.straggler_share=0.1", f"campaign.straggler_factor={factor}")
+    slow = llama(*small, f"execution.slow_node_share={nodes / 128}", f"execution.slow_node_factor={factor}")
+    steps = [run_batches(of, of.batches()).step_s.mean for of in (llama(*small), slow)]
+    found = plan_campaign(scenario).setup.slowness(nodes)
+    assert found == pytest.approx(steps[1] / steps[0], rel=1e-12)
+    assert 1.0 < found <= factor
+
+
+def test_slow_nodes_of_the_step_and_of_the_campaign_are_not_counted_twice() -> None:
+    own = ("gpus=1024", "data.batch=1M tokens", "campaign.step=auto", "execution.slow_node_share=0.1")
+    clean = plan_campaign(llama(*own[:3])).setup.step_s
+    assert plan_campaign(llama(*own)).setup.step_s > clean
+    assert plan_campaign(llama(*own, "campaign.straggler_share=0.01")).setup.step_s == clean
+    assert plan_campaign(llama(*own, "campaign.straggler_mttf=90d")).setup.step_s == clean
+
+
+def test_megascales_campaign_takes_megascales_steps() -> None:
+    step = load_scenario("megascale-175b-12k")
+    plan = plan_campaign(load_scenario("campaign-megascale-12k"))
+    assert plan.setup.step_s == run_batches(step, step.batches()).step_s.mean
+    assert plan.setup.step_s == pytest.approx(6.34, rel=0.05)  # table 2
 
 
 def test_spares_cover_the_nodes_in_repair() -> None:

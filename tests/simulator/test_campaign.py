@@ -53,7 +53,7 @@ CALM = CampaignSetup(
     handling=HANDLING,
     spares=1000,
     straggler_share=0.0,
-    straggler_factor=1.1,
+    slow_steps=((1, 1.1),),
     straggler_detection_s=HOUR,
     straggler_mttf_s=None,
 )
