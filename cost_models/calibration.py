@@ -14,10 +14,10 @@ from statistics import NormalDist
 from typing import Any
 
 from cost_models.network_calibration import NetworkCalibration
-from cost_models.yaml_loader import load_yaml
 from hdpsim.errors import CatalogError
 from hdpsim.quoting import LONGEST_NAME, quoted, shortened
 from hdpsim.ranges import constant_range
+from hdpsim.yaml_loader import load_yaml
 
 __all__ = ["Calibration", "CalibrationEntry", "calibration", "calibration_names", "load_calibration"]
 

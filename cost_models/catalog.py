@@ -16,8 +16,9 @@ from cost_models.catalog_entries import read_cluster, read_gpu, read_model, read
 from cost_models.hardware import Cluster, Fabric, Gpu, Node
 from cost_models.model import Model
 from cost_models.schema import Fields, Problems, did_you_mean
-from cost_models.yaml_loader import YamlDocument, load_document
 from hdpsim.errors import CatalogError, InfeasibleError
+from hdpsim.quoting import quoted
+from hdpsim.yaml_loader import YamlDocument, load_document
 
 __all__ = [
     "Kind",
@@ -180,7 +181,7 @@ def _fields(
             problems.add(key, str(error))
             return None, ""
     if not isinstance(data, dict):
-        what = "is required" if data is None else f"got {data!r}"
+        what = "is required" if data is None else f"got {quoted(data)}"
         problems.add(key, f"must be the name of a {kind} or a mapping; {what}")
         return None, ""
     merged = dict(data)
@@ -215,7 +216,7 @@ def _read(data: object, where: str, locate: Where | None, build: Callable[[Probl
     entry = build(problems)
     problems.raise_if_any()
     if entry is None:
-        raise CatalogError(f"{where}: nothing could be read from {data!r}")
+        raise CatalogError(f"{where}: nothing could be read from {quoted(data)}")
     return entry
 
 
@@ -258,7 +259,9 @@ def _resolve(kind: Kind, name: str) -> str:
         if _folded(alias) == wanted:
             return known
     hint = did_you_mean(name, (*names(kind), *spellings))
-    raise CatalogError(f"there is no {kind} {name!r} in the catalog{hint}; known: {', '.join(names(kind))}")
+    raise CatalogError(
+        f"there is no {kind} {quoted(name)} in the catalog{hint}; known: {', '.join(names(kind))}"
+    )
 
 
 @cache

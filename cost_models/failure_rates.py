@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from cost_models.schema import Fields, Problems, did_you_mean
-from cost_models.yaml_loader import load_document
 from hdpsim.errors import CatalogError
+from hdpsim.quoting import quoted
+from hdpsim.yaml_loader import load_document
 
 __all__ = [
     "Detection",
@@ -107,7 +108,7 @@ def failure_profile(name: str) -> FailureProfile:
     if name not in failure_profile_names():
         hint = did_you_mean(name, failure_profile_names())
         known = ", ".join(failure_profile_names())
-        raise CatalogError(f"no failure profile {name!r}{hint}; known: {known}, or a .yaml file")
+        raise CatalogError(f"no failure profile {quoted(name)}{hint}; known: {known}, or a .yaml file")
     return load_failure_profile(_FOLDER / f"{name}.yaml")
 
 

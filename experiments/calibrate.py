@@ -18,6 +18,7 @@ from experiments.calibrate_report import document_of, refusal
 from experiments.calibrate_samples import kernel_samples, kernels_s, run_samples, runs_s
 from experiments.calibrate_stage import FEWEST, Stage, entries_of, run_stage, without_runs
 from experiments.compare import silent
+from experiments.finite import finite
 from experiments.records import read_records, shipped_records
 from experiments.worker_pool import worker_pool
 from hdpsim.errors import InfeasibleError, UserInputError
@@ -95,7 +96,7 @@ def calibrate(
     if message:
         raise InfeasibleError(message)
     write_calibration(out, cal, device.calibration, head)
-    return Calibrated(document=document_of(stages, file=name, gpu=device, written=out))
+    return Calibrated(document=finite(document_of(stages, file=name, gpu=device, written=out)))
 
 
 def _start(generation: str, start: str | None) -> tuple[Calibration, str]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from cost_models.calibration import Calibration, CalibrationEntry
 from cost_models.schema import did_you_mean
 from hdpsim.errors import UserInputError
+from hdpsim.quoting import quoted
 
 __all__ = [
     "KERNEL_CONSTANTS",
@@ -214,7 +215,7 @@ def check_names(names: Sequence[str] | None) -> None:
     for name in names or ():
         if name not in known:
             raise UserInputError(
-                f"--constants: {name!r} cannot be fitted{did_you_mean(name, known)}; known: {', '.join(known)}"
+                f"--constants: {quoted(name)} cannot be fitted{did_you_mean(name, known)}; known: {', '.join(known)}"
             )
 
 

@@ -13,6 +13,7 @@ from experiments.cli_common import (
     scenario_argument,
     set_option,
     show_table,
+    whole_number,
 )
 
 __all__ = ["command"]
@@ -23,10 +24,10 @@ __all__ = ["command"]
 @click.option(
     "--duration", metavar="TIME", help="Wall-clock time to simulate, such as 30d; default: campaign.duration."
 )
-@click.option("--seeds", type=click.IntRange(min=1), metavar="N", help="Runs; default: campaign.seeds.")
+@click.option("--seeds", type=whole_number("seeds"), metavar="N", help="Runs; default: campaign.seeds.")
 @click.option(
     "--workers",
-    type=click.IntRange(min=1),
+    type=whole_number("workers"),
     metavar="N",
     help="Processes; default: one per processor. The result does not depend on it.",
 )

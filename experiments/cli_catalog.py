@@ -183,7 +183,7 @@ def _condition(when: object) -> str:
 def _show(
     as_json: bool, entries: list[Any], columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]
 ) -> None:
-    from experiments.report import plain
+    from experiments.finite import plain
     from experiments.tables import Table
 
     if as_json:

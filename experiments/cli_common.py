@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hdpsim.errors import ScenarioError, UserInputError
+from hdpsim.quoting import quoted
+from hdpsim.ranges import RANGES
 
 if TYPE_CHECKING:
     from experiments.scenario import Scenario
@@ -31,12 +33,20 @@ __all__ = [
     "split_list",
     "strategies",
     "strategies_option",
+    "whole_number",
 ]
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 PROGRESS_AFTER_S = 2.0
 """Work that ends sooner shows no progress bar."""
+
+
+def whole_number(kind: str) -> click.IntRange:
+    """The type of an option: a whole number in the range of that *kind* (see `hdpsim.ranges`)."""
+    allowed = RANGES[kind]
+    return click.IntRange(int(allowed.low), int(allowed.high))
+
 
 scenario_argument: Decorator = click.argument("scenario", metavar="SCENARIO")
 
@@ -61,7 +71,7 @@ out_option: Decorator = click.option(
 
 batches_option: Decorator = click.option(
     "--batches",
-    type=click.IntRange(1, 100_000),
+    type=whole_number("batches"),
     metavar="N",
     help="Global batches to average over; default: execution.batches of the scenario.",
 )
@@ -85,7 +95,7 @@ def split_list(text: str, option: str) -> tuple[str, ...]:
     """The parts of a comma-separated option; empty or repeated ones are an error."""
     parts = tuple(part.strip() for part in text.split(","))
     if not all(parts) or len(set(parts)) != len(parts):
-        raise UserInputError(f"{option}: expected different names separated by commas, got {text!r}")
+        raise UserInputError(f"{option}: expected different names separated by commas, got {quoted(text)}")
     return parts
 
 
@@ -98,7 +108,10 @@ def strategies(text: str | None, default: tuple[str, ...]) -> tuple[str, ...]:
         return default
     names = split_list(text, "--strategies")
     problems = tuple(
-        ("", f"{name!r} is not one of {', '.join(strategy_names())}{did_you_mean(name, strategy_names())}")
+        (
+            "",
+            f"{quoted(name)} is not one of {', '.join(strategy_names())}{did_you_mean(name, strategy_names())}",
+        )
         for name in names
         if name not in strategy_names()
     )
@@ -109,7 +122,9 @@ def strategies(text: str | None, default: tuple[str, ...]) -> tuple[str, ...]:
 
 def emit_json(document: object) -> None:
     """Print *document* as the one JSON document on stdout."""
-    click.echo(json.dumps(document, indent=2, allow_nan=False))
+    from experiments.finite import finite
+
+    click.echo(json.dumps(finite(document), indent=2, allow_nan=False))
 
 
 def show_table(table: Table) -> None:

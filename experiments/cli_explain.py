@@ -25,9 +25,10 @@ def command(scenario: str, overrides: tuple[str, ...], term: str | None, as_json
     the numbers that went in, the constants and where they come from.
     """
     from experiments import explain, explain_text, report
+    from experiments.finite import finite
 
     checked = load(scenario, overrides)
-    document = explain.explain(checked)
+    document = finite(explain.explain(checked))
     found = None if term is None else explain.find_term(document, term)
     if as_json:
         emit_json(

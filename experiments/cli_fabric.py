@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from experiments.cli_common import emit_json, json_option, show_table
+from experiments.cli_common import emit_json, json_option, show_table, whole_number
 from hdpsim.errors import InfeasibleError, UserInputError
+from hdpsim.quoting import quoted
 
 if TYPE_CHECKING:
     from cost_models.hardware import Cluster
@@ -23,7 +24,7 @@ DRAWING_LIMIT_BLOCKS = 80
 
 @click.command("fabric")
 @click.argument("source", metavar="SCENARIO|CLUSTER")
-@click.option("--gpus", type=click.IntRange(min=1), metavar="N", help="As many GPUs of it instead of all.")
+@click.option("--gpus", type=whole_number("gpus"), metavar="N", help="As many GPUs of it instead of all.")
 @click.option(
     "--out",
     metavar="FILE",
@@ -134,8 +135,8 @@ def _cluster(source: str) -> tuple[Cluster, NetworkCalibration]:
     from cost_models import catalog
     from cost_models.calibration import calibration
     from cost_models.schema import did_you_mean
-    from cost_models.yaml_loader import load_document
     from experiments.scenario import load_scenario, scenario_names
+    from hdpsim.yaml_loader import load_document
 
     path = Path(source)
     if path.is_file():
@@ -163,7 +164,7 @@ def _check_drawing(cluster: Cluster, out: str) -> None:
     """Refuse what cannot be drawn or written before any work is done."""
     path, fabric = Path(out), cluster.fabric
     if path.suffix.lower() not in (".png", ".svg"):
-        raise UserInputError(f"--out: expected a file ending in .png or .svg, got {out!r}")
+        raise UserInputError(f"--out: expected a file ending in .png or .svg, got {quoted(out)}")
     if not path.absolute().parent.is_dir():
         raise UserInputError(f"--out: there is no directory {path.parent}")
     blocks = -(-cluster.nodes // fabric.nodes_per_block)

@@ -16,9 +16,12 @@ from experiments.cli_common import (
     scenario_argument,
     set_option,
     show_table,
+    whole_number,
 )
 from hdpsim import interrupts
 from hdpsim.errors import UserInputError
+from hdpsim.quoting import quoted
+from hdpsim.ranges import RANGES
 
 if TYPE_CHECKING:
     from experiments.scenario import Scenario
@@ -42,7 +45,7 @@ __all__ = ["command"]
 )
 @click.option(
     "--workers",
-    type=click.IntRange(1, 1024),
+    type=whole_number("workers"),
     metavar="N",
     help="Processes; default: one per processor. The result does not depend on it.",
 )
@@ -78,8 +81,9 @@ def command(
     with long_progress("replaying", "steps") as shown:
         replay = replay_dataset(checked, LocalEngine(workers), steps=most, until=until, report=shown)
     written = None if out is None else write_replay(out, replay)
+    document = replay_json(replay)
     if as_json:
-        emit_json(replay_json(replay))
+        emit_json(document)
     else:
         click.echo(report.headline(checked))
         click.echo()
@@ -115,8 +119,8 @@ def _with_trace(scenario: str, trace: str | None, column: str | None, overrides:
 def _step_count(text: str) -> int | None:
     if text == "all":
         return None
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= 10**9):
-        raise UserInputError(f"--steps: expected all or a whole number of at least 1, got {text!r}")
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10 and RANGES["steps"].holds(int(text))):
+        raise UserInputError(f"--steps: expected all or a whole number of at least 1, got {quoted(text)}")
     return int(text)
 
 
@@ -129,6 +133,6 @@ def _share(text: str) -> float:
         share = 0.0
     if not 0.0 < share < 1.0:
         raise UserInputError(
-            f"--until-ci: expected a share between 0 and 100 % such as 1% or 0.01, got {text!r}"
+            f"--until-ci: expected a share between 0 and 100 % such as 1% or 0.01, got {quoted(text)}"
         )
     return share

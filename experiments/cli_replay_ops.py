@@ -28,6 +28,7 @@ def command(trace: str, meta: str, out: str | None, as_json: bool) -> None:
     """
     from experiments import recorded_report
     from experiments.artefacts import check_out
+    from experiments.finite import finite
     from experiments.recorded_trace import read_recorded_job
     from simulator.recorded_graph import link_operations
     from simulator.recorded_whatif import analyse
@@ -36,7 +37,7 @@ def command(trace: str, meta: str, out: str | None, as_json: bool) -> None:
     graph = link_operations(read_recorded_job(trace, meta))
     with progress("replaying") as shown:
         analysis = analyse(graph, shown)
-    document = recorded_report.document_of(graph, analysis)
+    document = finite(recorded_report.document_of(graph, analysis))
     written = None if out is None else recorded_report.write_replay(out, document, graph, analysis)
     if as_json:
         emit_json(document)

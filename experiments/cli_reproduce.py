@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from experiments.cli_common import emit_json, json_option, out_option, progress, show_table
+from experiments.cli_common import emit_json, json_option, out_option, progress, show_table, whole_number
 
 __all__ = ["command"]
 
@@ -35,7 +35,7 @@ def command() -> None:
 )
 @click.option(
     "--batches",
-    type=click.IntRange(1, 100_000),
+    type=whole_number("batches"),
     metavar="N",
     help="Global batches of each prediction; default: 16.",
 )

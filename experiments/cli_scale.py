@@ -18,23 +18,27 @@ from experiments.cli_common import (
     strategies_option,
 )
 from hdpsim.errors import UserInputError
+from hdpsim.quoting import quoted
+from hdpsim.ranges import RANGES
 
 __all__ = ["command"]
 
 
-_MOST_GPUS = 10_000_000
-
-
 def _gpu_counts(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdecimal() and 1 <= int(part) <= _MOST_GPUS for part in parts):
+    allowed = RANGES["gpus"]
+    longest = len(str(allowed.high))
+    if not all(
+        part.isascii() and part.isdecimal() and len(part) <= longest and allowed.holds(int(part))
+        for part in parts
+    ):
         raise UserInputError(
-            f"--gpus: expected whole numbers from 1 to {_MOST_GPUS:,} separated by commas (1024,2048), got {text!r}"
+            f"--gpus: expected whole numbers from {allowed} separated by commas (1024,2048), got {quoted(text)}"
         )
     counts = tuple(int(part) for part in parts)
     twice = [count for index, count in enumerate(counts) if count in counts[:index]]
     if twice:
-        raise UserInputError(f"--gpus: {twice[0]} is given more than once in {text!r}")
+        raise UserInputError(f"--gpus: {twice[0]} is given more than once in {quoted(text)}")
     return counts
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from experiments.cli_common import emit_json, json_option, out_option, set_option, show_table
+from experiments.cli_common import emit_json, json_option, out_option, set_option, show_table, whole_number
 from hdpsim import interrupts
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def default_store() -> str:
 @click.option("--dry-run", is_flag=True, help="Say how many simulations it would be, and about how long.")
 @click.option(
     "--workers",
-    type=click.IntRange(1, 1024),
+    type=whole_number("workers"),
     metavar="N",
     help="Processes; default: one per processor. The result does not depend on it.",
 )

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from experiments.cli_common import emit_json, json_option, show_table
+from experiments.cli_common import emit_json, json_option, show_table, whole_number
 from hdpsim.errors import UserInputError
+from hdpsim.ranges import RANGES
 
 if TYPE_CHECKING:
     from experiments.tables import Table
@@ -55,9 +56,9 @@ def stats(file: str, column: str | None, plot: str | None, as_json: bool) -> Non
 @click.option(
     "--distribution", required=True, metavar="NAME", help="A shipped distribution or a YAML file of one."
 )
-@click.option("--count", type=click.IntRange(1, 1_000_000_000), metavar="N", help="Sequences to draw.")
+@click.option("--count", type=whole_number("drawn_sequences"), metavar="N", help="Sequences to draw.")
 @click.option("--tokens", metavar="T", help="Tokens to draw (such as 32M), the last sequence cut to fit.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, metavar="S")
+@click.option("--seed", type=whole_number("seed"), default=0, show_default=True, metavar="S")
 @click.option(
     "-o",
     "--output",
@@ -105,9 +106,9 @@ def check(file: str, column: str | None, as_json: bool) -> None:
 def _tokens(text: str) -> int:
     from cost_models.units import parse_quantity
 
-    tokens = parse_quantity(text, "tokens")
-    if not 1 <= tokens < 2**40:
-        raise UserInputError(f"--tokens: expected a number from 1 to 2^40, got {text!r}")
+    tokens, allowed = parse_quantity(text, "tokens"), RANGES["drawn_tokens"]
+    if not allowed.holds(int(tokens)):
+        raise UserInputError(f"--tokens: {allowed.complaint(text)}")
     return int(tokens)
 
 

@@ -20,6 +20,7 @@ from experiments.explain_sources import Sources
 from experiments.run_directory import SCHEMA_VERSION
 from hdpsim import __version__
 from hdpsim.errors import UserInputError
+from hdpsim.quoting import quoted
 from simulator.execution import Execution
 from simulator.plan import Plan
 from simulator.setup import Setup
@@ -190,5 +191,5 @@ def find_term(document: Document, name: str) -> Document:
             return {"term": term, "part": name, "parts": distinct}
     known = term_names(document)
     raise UserInputError(
-        f"--term: {name!r} is no part of this step{did_you_mean(name, known)}; known: {', '.join(known)}"
+        f"--term: {quoted(name)} is no part of this step{did_you_mean(name, known)}; known: {', '.join(known)}"
     )

@@ -9,6 +9,7 @@ from typing import IO
 
 from hdpsim import files
 from hdpsim.errors import UserInputError
+from hdpsim.quoting import quoted
 
 __all__ = ["check_out_file", "replacing", "write_whole"]
 
@@ -19,7 +20,9 @@ def check_out_file(path: str, option: str, endings: tuple[str, ...] = ()) -> Non
     The folder is tried out with a file that is gone at once.
     """
     if endings and not path.lower().endswith(endings):
-        raise UserInputError(f"{option}: expected a file ending in {' or '.join(endings)}, got {path!r}")
+        raise UserInputError(
+            f"{option}: expected a file ending in {' or '.join(endings)}, got {quoted(path)}"
+        )
     try:
         files.try_out(Path(path).absolute())
     except OSError as error:

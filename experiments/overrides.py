@@ -6,8 +6,9 @@ import copy
 from collections.abc import Iterable, Mapping
 
 from cost_models import catalog
-from cost_models.yaml_loader import YamlError, load_yaml
 from hdpsim.errors import CatalogError, ScenarioError
+from hdpsim.quoting import quoted
+from hdpsim.yaml_loader import YamlError, load_yaml
 
 __all__ = ["apply_overrides", "apply_values", "parse_override", "rivals"]
 
@@ -45,14 +46,16 @@ def parse_override(text: str) -> tuple[str, object]:
     key, equals, value_text = text.partition("=")
     key = key.strip()
     if not equals or not all(part.strip() for part in key.split(".")):
-        raise ScenarioError((("", f"expected key=value with a dotted key, got {text!r}"),), "--set")
+        raise ScenarioError((("", f"expected key=value with a dotted key, got {quoted(text)}"),), "--set")
     try:
         value: object = load_yaml(value_text)
     except YamlError:
-        raise ScenarioError(((key, f"{value_text!r} is not a YAML scalar; quote it"),), "--set") from None
+        raise ScenarioError(
+            ((key, f"{quoted(value_text)} is not a YAML scalar; quote it"),), "--set"
+        ) from None
     if isinstance(value, Mapping | list):
         raise ScenarioError(
-            ((key, f"expected one value, got {value_text!r}; set its keys one by one"),), "--set"
+            ((key, f"expected one value, got {quoted(value_text)}; set its keys one by one"),), "--set"
         )
     return key, value
 
@@ -115,7 +118,7 @@ def _put(document: dict[str, object], key: str, value: object) -> None:
         elif isinstance(inner, str) and dotted in _NAMED:
             below = {_NAMED[dotted]: inner}
         elif inner is not None:
-            raise ScenarioError(((key, f"{dotted} is {inner!r}; it has no keys of its own"),), "--set")
+            raise ScenarioError(((key, f"{dotted} is {quoted(inner)}; it has no keys of its own"),), "--set")
         here[part] = below
         here = below
     here[leaf] = value

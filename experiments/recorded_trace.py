@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.schema import Fields, Problems, did_you_mean
-from cost_models.yaml_loader import load_document
 from hdpsim.errors import TraceError, UserInputError
+from hdpsim.quoting import LONGEST_NAME, quoted, shortened
+from hdpsim.ranges import LIMITS, RANGES
+from hdpsim.reading import UnreadableError, open_trace, regular_file
+from hdpsim.yaml_loader import load_document
 from simulator.recorded import COMPUTE, KINDS, RecordedJob, is_kind
 
 if TYPE_CHECKING:
@@ -24,7 +28,10 @@ _SECONDS = ("start_ts", "duration")
 COLUMNS = (*_INTEGERS, *_SECONDS, "optype")
 """The columns a trace needs; others are ignored."""
 
-_LONGEST_S = 1e6  # an operation of eleven days is milliseconds taken for seconds
+_LONGEST_S = 1e6  # an operation or a step of eleven days is milliseconds taken for seconds
+_LATEST_S = (
+    1e11  # thousands of years after 1970, in seconds; later ones are no seconds, and lose the microseconds
+)
 
 Ints = NDArray[np.int64]
 
@@ -38,10 +45,6 @@ def read_recorded_job(trace: str | Path, meta: str | Path) -> RecordedJob:
     path = Path(trace)
     name, degrees = _read_meta(Path(meta))
     table = _read_table(path)
-    missing = [column for column in COLUMNS if column not in table.columns]
-    if missing:
-        present = ", ".join(str(column) for column in table.columns[:20])
-        raise TraceError(f"no column {', '.join(missing)}; the columns are {present}", str(path))
     if not len(table):
         raise TraceError("holds no operations", str(path))
     whole = {column: _integers(table, column, path) for column in _INTEGERS}
@@ -52,9 +55,23 @@ def read_recorded_job(trace: str | Path, meta: str | Path) -> RecordedJob:
         raise TraceError(
             f"duration is {duration_s[bad[0]]:g}; expected 0 to {_LONGEST_S:g} s", str(path), int(bad[0]) + 1
         )
+    bad = np.flatnonzero(np.abs(start_s) > _LATEST_S)
+    if len(bad):
+        raise TraceError(
+            f"start_ts is {start_s[bad[0]]:g}; expected seconds, at most {_LATEST_S:g}",
+            str(path),
+            int(bad[0]) + 1,
+        )
     steps, step = np.unique(whole["step"], return_inverse=True)
     first_s = np.full(len(steps), np.inf)
     np.minimum.at(first_s, step, start_s)
+    bad = np.flatnonzero(start_s - first_s[step] > _LONGEST_S)
+    if len(bad):
+        raise TraceError(
+            f"starts {start_s[bad[0]] - first_s[step[bad[0]]]:g} s after its step; at most {_LONGEST_S:g} s",
+            str(path),
+            int(bad[0]) + 1,
+        )
     job = RecordedJob(
         name=name,
         data_parallel=degrees["dp_size"],
@@ -84,10 +101,15 @@ def _read_meta(path: Path) -> tuple[str, dict[str, int]]:
     fields = Fields(document.data, problems)
     name = fields.text("trial_name", default=path.stem)
     fields.integer("run_id", minimum=0, default=0)
-    degrees = {key: fields.integer(key) for key in ("dp_size", "pp_size")}
-    degrees |= {key: fields.integer(key, default=1) for key in ("tp_size", "dsp_size", "vpp_size")}
+    degrees = {key: fields.integer(key, kind=kind) for key, kind in (("dp_size", "dp"), ("pp_size", "pp"))}
+    degrees |= {
+        key: fields.integer(key, default=1, kind=kind)
+        for key, kind in (("tp_size", "tp"), ("dsp_size", "cp"), ("vpp_size", "vpp"))
+    }
     product = degrees["dp_size"] * degrees["pp_size"] * degrees["tp_size"] * degrees["dsp_size"]
-    degrees["world_size"] = fields.integer("world_size", default=product)
+    degrees["world_size"] = fields.integer(
+        "world_size", default=min(product, int(RANGES["gpus"].high)), kind="gpus"
+    )
     fields.finish()
     if not problems.found and degrees["world_size"] != product:
         problems.add(
@@ -99,21 +121,55 @@ def _read_meta(path: Path) -> tuple[str, dict[str, int]]:
 
 
 def _read_table(path: Path) -> pd.DataFrame:
+    """The columns that count (in any order, others left out), and not more operations than fit into memory."""
     import pandas as pd
     import pyarrow as pa
 
-    if not path.is_file():
-        raise UserInputError(f"{path}: {'is not a file' if path.exists() else 'no such file'}")
+    regular_file(path)
     name = path.name.lower()
+    most, why = LIMITS["operations"]
     try:
         if name.endswith((".parquet", ".pq")):
-            return pd.read_parquet(path)
-        if name.endswith((".csv", ".csv.gz")):
-            return pd.read_csv(path, low_memory=False)
-    except (pa.ArrowException, ValueError, OSError, EOFError) as error:
+            table = _parquet(path, most)
+        elif name.endswith((".csv", ".csv.gz")):
+            with open_trace(path, name.endswith(".gz"), "operations_bytes") as file:
+                head = pd.read_csv(file, nrows=0)
+            with open_trace(path, name.endswith(".gz"), "operations_bytes") as file:
+                table = pd.read_csv(
+                    file, nrows=most + 1, usecols=_wanted(path, list(head.columns)), low_memory=False
+                )
+        else:
+            raise UserInputError(f"{path}: expected a name that ends in .parquet, .pq, .csv or .csv.gz")
+    except UnreadableError as error:
+        raise TraceError(error.reason, str(path)) from None
+    except (pa.ArrowException, ValueError, OSError, EOFError, zlib.error) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise TraceError(f"cannot be read ({reason})", str(path)) from None
-    raise UserInputError(f"{path}: expected a name that ends in .parquet, .pq, .csv or .csv.gz")
+        raise TraceError(f"cannot be read ({shortened(reason, LONGEST_NAME)})", str(path)) from None
+    if len(table) > most:
+        raise TraceError(f"holds more than {most:,} operations: {why}", str(path))
+    return table
+
+
+def _parquet(path: Path, most: int) -> pd.DataFrame:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        if file.metadata.num_rows > most:
+            raise TraceError(
+                f"holds {file.metadata.num_rows:,} operations; at most {most:,}: {LIMITS['operations'][1]}",
+                str(path),
+            )
+        table: pd.DataFrame = file.read(columns=_wanted(path, file.schema_arrow.names)).to_pandas()
+        return table
+
+
+def _wanted(path: Path, columns: list[str]) -> list[str]:
+    """The columns to read, which must all be there."""
+    missing = [column for column in COLUMNS if column not in columns]
+    if missing:
+        present = shortened(", ".join(str(column) for column in columns[:20]), LONGEST_NAME)
+        raise TraceError(f"no column {', '.join(missing)}; the columns are {present}", str(path))
+    return list(COLUMNS)
 
 
 def _numbers(table: pd.DataFrame, column: str, path: Path) -> NDArray[np.float64]:
@@ -126,7 +182,7 @@ def _numbers(table: pd.DataFrame, column: str, path: Path) -> NDArray[np.float64
     bad = np.flatnonzero(~np.isfinite(numbers))
     if len(bad):
         raise TraceError(
-            f"{column} is {values.iloc[bad[0]]!r}; expected a finite number", str(path), int(bad[0]) + 1
+            f"{column} is {quoted(values.iloc[bad[0]])}; expected a finite number", str(path), int(bad[0]) + 1
         )
     return numbers
 
@@ -148,7 +204,7 @@ def _kinds(table: pd.DataFrame, path: Path) -> Ints:
     if len(bad):
         name = texts.iloc[bad[0]]
         raise TraceError(
-            f"optype {name!r} is not known{did_you_mean(name, KINDS)}; known: {', '.join(KINDS)}",
+            f"optype {quoted(name)} is not known{did_you_mean(name, KINDS)}; known: {', '.join(KINDS)}",
             str(path),
             int(bad[0]) + 1,
         )
@@ -158,6 +214,13 @@ def _kinds(table: pd.DataFrame, path: Path) -> Ints:
 def _check_degrees(job: RecordedJob, path: Path, meta: Path) -> None:
     """Every number of a row must fit the degrees, and every degree must be filled."""
     compute = is_kind(job.kind, *COMPUTE)
+    needed = len(job.steps) * job.workers * len(COMPUTE)
+    if needed > len(job):
+        raise TraceError(
+            f"{len(job.steps):,} steps of {job.data_parallel:,} x {job.stages:,} workers (dp_size x pp_size in {meta}) "
+            f"have at least {needed:,} operations, but there are {len(job):,}",
+            str(path),
+        )
     checks = (
         ("dp_rank", job.data_parallel_rank, np.ones(len(job), dtype=np.bool_), job.data_parallel, "dp_size"),
         ("stage", job.stage, np.ones(len(job), dtype=np.bool_), job.stages, "pp_size"),

@@ -14,6 +14,7 @@ from cost_models.hf_config import model_from_hf_config
 from cost_models.model import Model
 from cost_models.schema import Problems, did_you_mean
 from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
+from hdpsim.quoting import quoted
 
 __all__ = ["Found", "References", "cluster_of_size"]
 
@@ -130,7 +131,7 @@ class References:
             hint = did_you_mean(name, calibration_names())
             known = ", ".join(("default", *calibration_names()))
             whose = f" (of {cluster.gpu.name})" if cluster is not None and value == "default" else ""
-            text = f"there is no calibration {name!r}{whose}{hint}; known: {known}, or a .yaml file"
+            text = f"there is no calibration {quoted(name)}{whose}{hint}; known: {known}, or a .yaml file"
             self._problems.add("calibration", text)
             return None
         return calibration(name)
@@ -147,7 +148,9 @@ class References:
                 return None, None
             name, column = value["file"], value.get("column")
             if column is not None and not isinstance(column, str):
-                self._problems.add("data.trace.column", f"expected the name of a column, got {column!r}")
+                self._problems.add(
+                    "data.trace.column", f"expected the name of a column, got {quoted(column)}"
+                )
         if not isinstance(name, str):
             return None, None
         known = (*shipped_traces(), *shipped_distributions())
@@ -159,7 +162,8 @@ class References:
         if path is None:
             hint = did_you_mean(name, known)
             self._problems.add(
-                "data.trace", f"{name!r} is no file and no shipped trace{hint}; shipped: {', '.join(known)}"
+                "data.trace",
+                f"{quoted(name)} is no file and no shipped trace{hint}; shipped: {', '.join(known)}",
             )
             return None, None
         self._written["data.trace"] = str(path) if column is None else {"file": str(path), "column": column}
@@ -175,7 +179,7 @@ class References:
             load_distribution(path or value)
         except UserInputError as error:
             hint = did_you_mean(value, shipped_distributions())
-            text = f"there is no distribution {value!r}{hint}; shipped: {', '.join(shipped_distributions())}"
+            text = f"there is no distribution {quoted(value)}{hint}; shipped: {', '.join(shipped_distributions())}"
             self._problems.add("data.distribution", str(error) if path is not None else text)
             return None
         if path is not None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cost_models.units import format_quantity
+from experiments.finite import plain
 from experiments.plot_style import format_tokens, readable_name
 from experiments.run_directory import SCHEMA_VERSION
 from experiments.tables import Table
@@ -29,7 +30,6 @@ __all__ = [
     "notes_of",
     "one_line",
     "outcome_json",
-    "plain",
     "remarks",
     "step_table",
     "with_interval",
@@ -59,25 +59,6 @@ _MEANING = {
 """What an account means, where its name does not say it."""
 
 
-def plain(value: object) -> Any:
-    """*value* as JSON data: dataclasses become objects, arrays lists, numbers that are not finite null."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, np.ndarray):
-        return plain(value.tolist())
-    if isinstance(value, np.generic):
-        return plain(value.item())
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(inner) for inner in value]
-    if value is None or isinstance(value, str | int):
-        return value
-    return str(value)
-
-
 def json_document(kind: str, scenario: Scenario, results: object, **more: object) -> dict[str, Any]:
     """The envelope every verb prints: version, scenario with all defaults, seed, results."""
     from hdpsim import __version__
@@ -90,7 +71,7 @@ def json_document(kind: str, scenario: Scenario, results: object, **more: object
         "seed": {"data": scenario.data.seed, "execution": scenario.execution.seed},
         "calibration": scenario.calibration.name,
         **{key: plain(value) for key, value in more.items()},
-        "results": plain(results),
+        "results": plain(results, "results"),
     }
 
 

@@ -30,6 +30,7 @@ from experiments.bytescale_tables import lines_of, tables_of
 from experiments.compare import silent
 from experiments.fidelity_file import rewrite_residuals
 from experiments.fidelity_reproduced import bytescale_residuals, residual_lines
+from experiments.finite import finite
 from experiments.run_directory import SCHEMA_VERSION, RunDirectory
 from experiments.tables import Table
 from hdpsim import __version__
@@ -115,7 +116,7 @@ def run(
     if out is not None:
         _write(out, document, lines, heaviest_busy_s(case, count))
         lines = (*lines, f"wrote {out}")
-    return Reproduction(document=document, tables=tables_of(document), lines=lines)
+    return Reproduction(document=finite(document), tables=tables_of(document), lines=lines)
 
 
 def _job(cell: Cell, batches: int) -> Job:

@@ -13,6 +13,7 @@ from experiments.artefacts import check_out
 from experiments.compare import silent
 from experiments.fidelity_file import rewrite_residuals
 from experiments.fidelity_reproduced import megascale_residuals, residual_lines
+from experiments.finite import finite
 from experiments.megascale_data import facts, read_cells, table_2
 from experiments.megascale_simulation import ABLATION
 from experiments.megascale_summary import (
@@ -95,7 +96,7 @@ def run(
     if out is not None:
         _write(out, document, lines)
         lines = (*lines, f"wrote {out}")
-    return Reproduction(document=document, tables=tables_of(document), lines=lines)
+    return Reproduction(document=finite(document), tables=tables_of(document), lines=lines)
 
 
 class _Counter:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from hdpsim import __version__, files
 from hdpsim.errors import UserInputError
 from hdpsim.interrupts import held
+from hdpsim.quoting import quoted
 from hdpsim.reading import open_regular
 
 if TYPE_CHECKING:
@@ -92,9 +93,9 @@ class RunDirectory:
             raise RuntimeError("a run directory is written inside its `with` block")
         parts = PurePosixPath(name)
         if parts.is_absolute() or ".." in parts.parts or not parts.name or name in (MARKER, _README):
-            raise ValueError(f"{name!r} is not a file name inside a run directory")
+            raise ValueError(f"{quoted(name)} is not a file name inside a run directory")
         if name in self._files:
-            raise ValueError(f"{name!r} is written twice")
+            raise ValueError(f"{quoted(name)} is written twice")
         self._files[name] = " ".join(description.split())
         path = self._work / name
         with _writing(self.path / name):

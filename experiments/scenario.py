@@ -21,13 +21,14 @@ from cost_models.layout import Layout
 from cost_models.memory_overheads import MemoryOverheads
 from cost_models.model import Model
 from cost_models.schema import Problems, did_you_mean
-from cost_models.yaml_loader import load_document
 from experiments.feasibility import layout_notes, reasons_against
 from experiments.overrides import apply_overrides, parse_override
 from experiments.references import Found, References
 from experiments.scenario_schema import KEYS, Batch, read_keys
 from experiments.software.rules import Setting
 from hdpsim.errors import InfeasibleError, UserInputError
+from hdpsim.ranges import LIMITS
+from hdpsim.yaml_loader import load_document
 from simulator.setup import ExecutionOptions, MemoryOptions, Setup, StrategyOptions
 from traces import Distribution, LongSequencePolicy, RepeatedLengths, Trace, shipped_distributions
 
@@ -164,7 +165,15 @@ class Scenario:
             sequences=data.batch.sequences,
             seed=None if isinstance(source, RepeatedLengths) else data.seed,
         )
-        return tuple(batch.lengths for batch in islice(cut, self.batch_count if count is None else count))
+        most, why = LIMITS["batches_pieces"]
+        batches: list[Lengths] = []
+        held = 0
+        for batch in islice(cut, self.batch_count if count is None else count):
+            held += len(batch.lengths)
+            if held > most:
+                raise InfeasibleError(f"the batches hold more than {most:,} sequences: {why}")
+            batches.append(batch.lengths)
+        return tuple(batches)
 
     def with_changes(self, overrides: Iterable[str]) -> Scenario:
         """This scenario with some ``key=value`` changes: what reading its document with these changes gives."""

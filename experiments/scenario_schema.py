@@ -59,6 +59,7 @@ from experiments.schema_values import text as _text
 from experiments.schema_values import time_key as _time_key
 from experiments.schema_values import tokens as _tokens
 from experiments.schema_values import word_or as _word_or
+from hdpsim.quoting import quoted
 from simulator.setup import Packing, StrategyName
 from traces import LongSequencePolicy
 
@@ -304,7 +305,7 @@ def _flatten(document: Mapping[str, object], problems: Problems) -> tuple[dict[s
 def _unknown(dotted: str) -> str:
     section, dot, leaf = dotted.rpartition(".")
     if dot and section not in SECTIONS:
-        return f"is not a known key: there is no section {section!r}; sections: {', '.join(SECTIONS)}"
+        return f"is not a known key: there is no section {quoted(section)}; sections: {', '.join(SECTIONS)}"
     known = [key.rpartition(".")[2] for key in KEYS if key.rpartition(".")[0] == section]
     if not dot:
         known += SECTIONS

@@ -9,7 +9,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from experiments.compare import Lengths, run_batches
-from experiments.report import outcome_json, plain
+from experiments.finite import plain
+from experiments.report import outcome_json
 from experiments.store_key import code_version
 from hdpsim.errors import HdpSimError, UserInputError
 

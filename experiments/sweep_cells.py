@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cost_models.schema import Problems
-from cost_models.yaml_loader import load_document
 from experiments.overrides import apply_values, parse_override, rivals
 from experiments.scenario import Scenario, check_together, resolve_scenario, scenario_path
 from experiments.scenario_schema import read_keys
 from experiments.store_key import scenario_key
 from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
+from hdpsim.yaml_loader import load_document
 
 if TYPE_CHECKING:
     from experiments.sweep_file import Point, Sweep

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from experiments.store_key import code_version
 from experiments.worker_pool import worker_pool
 from hdpsim.errors import UserInputError
+from hdpsim.quoting import quoted
 
 __all__ = ["DaskEngine", "Engine", "LocalEngine", "engine_of"]
 
@@ -217,13 +218,14 @@ def engine_of(text: str | None, workers: int | None = None) -> Engine:
     """
     if text is None or text == "local":
         return LocalEngine(workers)
-    parts = urlsplit(text)
     try:
+        parts = urlsplit(text)
         sound = parts.scheme in ("dask", "tcp", "tls") and bool(parts.hostname) and bool(parts.port)
-    except ValueError:  # a port that is no number, or too large
+        sound &= text.isprintable() and text.isascii()
+    except ValueError:  # a port that is no number or too large, half an address in brackets
         sound = False
     if not sound:
-        raise UserInputError(f"--engine: expected local or dask://host:port, got {text!r}")
+        raise UserInputError(f"--engine: expected local or dask://host:port, got {quoted(text)}")
     if workers is not None:
         raise UserInputError("--workers: the cluster of --engine has its own workers; leave it out")
     scheme = "tcp" if parts.scheme == "dask" else parts.scheme

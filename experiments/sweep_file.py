@@ -27,10 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from cost_models.schema import Problems, did_you_mean
-from cost_models.yaml_loader import load_document
 from experiments.overrides import rivals
 from experiments.scenario_schema import KEYS, read_keys
 from hdpsim.errors import UserInputError
+from hdpsim.quoting import quoted
+from hdpsim.yaml_loader import load_document
 
 __all__ = ["MOST_CELLS", "Axis", "Sweep", "load_sweep", "sweep_names", "sweep_path"]
 
@@ -316,4 +317,4 @@ def _shown(value: object) -> str:
         return "a mapping"
     if isinstance(value, list):
         return "an empty list" if not value else "a list"
-    return "nothing" if value is None else repr(value)
+    return "nothing" if value is None else quoted(value)

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from experiments.finite import finite, plain
 from experiments.plot_style import account_group
-from experiments.report import one_line, plain
+from experiments.report import one_line
 from experiments.run_directory import SCHEMA_VERSION, RunDirectory
 from experiments.tables import Table
 from hdpsim import __version__
@@ -112,7 +113,7 @@ def _account_rows(run: SweepRun) -> list[Row]:
 def sweep_json(run: SweepRun) -> dict[str, Any]:
     """The document of --json. How much came from the store is not part of it: equal sweeps give equal documents."""
     sweep = run.sweep
-    return {
+    document = {
         "schema_version": SCHEMA_VERSION,
         "kind": "sweep",
         "hdpsim_version": __version__,
@@ -137,6 +138,7 @@ def sweep_json(run: SweepRun) -> dict[str, Any]:
             for result in run.results
         ],
     }
+    return finite(document)
 
 
 def sweep_table(run: SweepRun) -> Table:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from experiments.out_file import replacing
 from hdpsim.errors import UserInputError
+from hdpsim.quoting import quoted
 from simulator.accounts import EPILOGUE
 from simulator.execution import WAITS, Spans
 from simulator.schedules import BACKWARD, BACKWARD_WEIGHT, FORWARD
@@ -158,7 +159,7 @@ def check_timeline(path: str | Path) -> tuple[str, ...]:
                 problems.append(f"lane {lane}: {event['name']} has ts {event['ts']}, dur {event['dur']}")
             lanes.setdefault(lane, []).append((start_ns, start_ns + length_ns))
         elif kind not in ("M", "C"):
-            problems.append(f"unknown kind of event {kind!r}")
+            problems.append(f"unknown kind of event {quoted(kind)}")
     for lane, pieces in lanes.items():
         if lane not in named:
             problems.append(f"lane {lane} has no name")

@@ -17,6 +17,7 @@ from experiments.compare import silent
 from experiments.fidelity import Residual
 from experiments.fidelity_file import rewrite_residuals, shipped_residuals
 from experiments.fidelity_reproduced import residual_lines
+from experiments.finite import finite
 from experiments.record_errors import error_of, error_summary
 from experiments.record_prediction import Prediction, predict
 from experiments.records import Record, read_records, shipped_records
@@ -123,7 +124,7 @@ def run(
     if out is not None:
         write_directory(out, document, lines)
         lines = (*lines, f"wrote {out}")
-    return Validation(document=document, tables=tables, lines=lines)
+    return Validation(document=finite(document), tables=tables, lines=lines)
 
 
 def _row(record: Record, prediction: Prediction, memory: bool) -> Document:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cost_models.calibration import load_calibration
+from experiments.finite import finite
 from experiments.kernel_check import check, group_errors
 from experiments.record_errors import error_summary
 from experiments.run_directory import SCHEMA_VERSION
@@ -49,7 +50,7 @@ def run(path: str, calibration: str | None = None) -> Validation:
         "groups": groups,
     }
     return Validation(
-        document=document,
+        document=finite(document),
         tables=(
             _table("Errors by kind, in % of the measured time", document["summary"]["by_kind"], ("kind",)),
             _table("By GPU and precision", groups, ("kind", "gpu", "dtype")),

@@ -9,6 +9,7 @@
     +-- InfeasibleError         a legal request that cannot run (memory, degrees) exit code 3
     |   +-- OutOfMemoryError    the reason is memory: needed and available bytes
     +-- DeadlockError           a schedule in which operations wait for each other in a cycle
+    +-- NotFiniteError          a result that is nan or infinite: a bug, never shown  exit code 1
 
 Everything else that escapes is a bug and keeps its traceback (exit code 1).
 All of them pickle, because sweeps run in process pools.
@@ -23,6 +24,7 @@ __all__ = [
     "DeadlockError",
     "HdpSimError",
     "InfeasibleError",
+    "NotFiniteError",
     "OutOfMemoryError",
     "QuantityError",
     "ScenarioError",
@@ -124,3 +126,19 @@ class DeadlockError(HdpSimError):
     """A schedule that can never finish; the message names the cycle of waits."""
 
     exit_code = 3
+
+
+class NotFiniteError(HdpSimError):
+    """A figure of a result that is no finite number: a bug of hdpsim, which is not shown as an answer."""
+
+    exit_code = 1
+
+    def __init__(self, key: str, value: object) -> None:
+        super().__init__(
+            f"{key or 'a figure'} of the result is {value}, no finite number: nothing is shown. This is a bug of "
+            "hdpsim; please report it with the input"
+        )
+        self.key, self.value = key, value
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (NotFiniteError, (self.key, self.value))

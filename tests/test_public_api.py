@@ -21,6 +21,7 @@ PUBLIC = {
     "InfeasibleError",
     "Layout",
     "Model",
+    "NotFiniteError",
     "OutOfMemoryError",
     "Plan",
     "QuantityError",

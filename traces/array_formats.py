@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,20 +10,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hdpsim.errors import TraceError
+from hdpsim.quoting import LONGEST_NAME, quoted, shortened
+from hdpsim.ranges import LIMITS
+from hdpsim.reading import open_regular
 from traces.formats import choose_column
 from traces.lengths import BadValueError, good_ones, lengths_from_array, lengths_from_arrow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from zipfile import ZipFile
 
 __all__ = ["npy_lengths", "npz_lengths", "parquet_lengths"]
 
 Ints = NDArray[np.int64]
 
+_WIDEST_BYTES = 16  # of a number; a text of more is no length
+
 
 def _unreadable(path: Path, kind: str, error: Exception) -> TraceError:
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
-    return TraceError(f"cannot be read as {kind} ({reason})", str(path))
+    return TraceError(f"cannot be read as {kind} ({shortened(reason, LONGEST_NAME)})", str(path))
 
 
 def parquet_lengths(path: Path, column: str | None, chunk_rows: int) -> Iterator[Ints]:
@@ -57,7 +64,7 @@ def npy_lengths(path: Path, column: str | None, chunk_rows: int) -> Iterator[Int
     except Exception as error:  # numpy evaluates the header: a damaged one may raise anything
         raise _unreadable(path, "npy", error) from None
     if column is not None:
-        raise TraceError(f"there is no column {column!r}: a .npy file holds one array", str(path))
+        raise TraceError(f"there is no column {quoted(column)}: a .npy file holds one array", str(path))
     if array.ndim != 1 or array.dtype.hasobject:
         yield from _array_lengths(path, array, "the array", chunk_rows)
         return
@@ -75,16 +82,36 @@ def npz_lengths(path: Path, column: str | None, chunk_rows: int) -> Iterator[Int
     """Yield the lengths of one array of a .npz file."""
     import zipfile
 
-    if not zipfile.is_zipfile(path):
-        raise TraceError("is not an .npz archive, or a damaged one", str(path))
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+            members = {name.removesuffix(".npy"): name for name in archive.namelist()}
+            heads = {array: _npz_head(archive, member) for array, member in members.items()}
+            columns = {name: len(shape) == 1 and dtype.kind in "iu" for name, (shape, dtype) in heads.items()}
+            chosen = choose_column(path, columns, column)
+            shape, dtype = heads[chosen]
+            most, why = LIMITS["trace_sequences"]
+            if math.prod(shape) > most or dtype.itemsize > _WIDEST_BYTES:
+                raise TraceError(f"array {quoted(chosen)} holds more than {most:,} lengths: {why}", str(path))
+            with archive.open(members[chosen]) as member:
+                array = np.lib.format.read_array(member, allow_pickle=False)
+    except (TraceError, MemoryError):
+        raise
+    except zipfile.BadZipFile as error:
+        raise TraceError(f"is not an .npz archive, or a damaged one ({error})", str(path)) from None
     except Exception as error:  # a damaged archive or header may raise anything
         raise _unreadable(path, "npz", error) from None
-    columns = {name: array.ndim == 1 and array.dtype.kind in "iu" for name, array in arrays.items()}
-    chosen = choose_column(path, columns, column)
-    yield from _array_lengths(path, arrays[chosen], f"array {chosen!r}", chunk_rows)
+    yield from _array_lengths(path, array, f"array {quoted(chosen)}", chunk_rows)
+
+
+def _npz_head(archive: ZipFile, member: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type of an array of an archive, without unpacking the array."""
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        read = (
+            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        )
+        shape, _, dtype = read(file)
+    return shape, dtype
 
 
 def _array_lengths(path: Path, array: NDArray[Any], what: str, chunk_rows: int) -> Iterator[Ints]:

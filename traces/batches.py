@@ -9,7 +9,9 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from hdpsim.errors import TraceError, UserInputError
+from hdpsim.errors import InfeasibleError, TraceError, UserInputError
+from hdpsim.quoting import quoted
+from hdpsim.ranges import LIMITS
 from traces.distributions import Distribution
 from traces.lengths import BadValueError, lengths_from_array
 from traces.pieces import Block, cut_block
@@ -23,6 +25,7 @@ LongSequencePolicy = Literal["chunk", "truncate", "drop"]
 """What becomes of sequences longer than the context; see `global_batches`."""
 
 _BLOCK_SEQUENCES = 2**15
+_BLOCK_PIECES = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -93,7 +96,7 @@ def global_batches(
     """
     if policy not in get_args(LongSequencePolicy):
         raise UserInputError(
-            f"policy must be one of {', '.join(get_args(LongSequencePolicy))}, got {policy!r}"
+            f"policy must be one of {', '.join(get_args(LongSequencePolicy))}, got {quoted(policy)}"
         )
     if (budget_tokens is None) == (sequences is None):
         raise UserInputError("give the size of a global batch either in tokens or in sequences")
@@ -148,6 +151,25 @@ def _small_blocks(arrays: Iterable[NDArray[np.integer]]) -> Iterator[Ints]:
             rows += len(block)
 
 
+def _of_few_pieces(blocks: Iterator[Ints], context_tokens: int) -> Iterator[Ints]:
+    """The same lengths in blocks that the context cuts into not many more than _BLOCK_PIECES pieces.
+
+    Raises:
+        InfeasibleError: one sequence alone falls into more pieces than a batch may have.
+    """
+    most, why = LIMITS["batch_pieces"]
+    for block in blocks:
+        counts = (block - 1) // context_tokens + 1
+        longest = int(counts.max(initial=0))
+        if longest > most:
+            raise InfeasibleError(
+                f"a sequence of {int(block.max()):,} tokens falls into {longest:,} pieces of the context "
+                f"({context_tokens:,} tokens); at most {most:,}: {why}"
+            )
+        parts = (np.cumsum(counts) - 1) // _BLOCK_PIECES
+        yield from np.split(block, np.flatnonzero(np.diff(parts)) + 1)
+
+
 class _Pieces:
     """The source as a line of pieces, of which the head block is in memory.
 
@@ -159,7 +181,8 @@ class _Pieces:
     """
 
     def __init__(self, blocks: Iterator[Ints], context_tokens: int, policy: str) -> None:
-        self._blocks, self._context_tokens, self._policy = blocks, context_tokens, policy
+        self._blocks = blocks if policy != "chunk" else _of_few_pieces(blocks, context_tokens)
+        self._context_tokens, self._policy = context_tokens, policy
         self.block = Block.empty()
         self.taken_tokens = self.counted = 0
         self.trailing_tokens = self.trailing_sequences = 0
@@ -190,9 +213,10 @@ class _Pieces:
 
 
 def _batches(pieces: _Pieces, budget_tokens: int | None, sequences: int | None) -> Iterator[GlobalBatch]:
-    index = 0
+    index, (most, why) = 0, LIMITS["batch_pieces"]
     while pieces.refill():
         parts: list[Ints] = []
+        found = 0
         accounts = np.zeros(Block.ACCOUNTS, dtype=np.int64)
         missing = budget_tokens if budget_tokens is not None else sequences or 0
         split_tokens = 0
@@ -207,6 +231,12 @@ def _batches(pieces: _Pieces, budget_tokens: int | None, sequences: int | None) 
                 end_token = int(block.sequence_ends[done + taken - 1])
                 missing -= taken
             lengths, counts, split_tokens = pieces.take(end_token)
+            found += len(lengths)
+            if found > most:
+                raise InfeasibleError(
+                    f"a global batch holds more than {most:,} sequences or pieces of some: {why}; take a smaller "
+                    "batch or a longer context"
+                )
             parts.append(lengths)
             accounts += counts
         if not pieces.refill():

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hdpsim.errors import TraceError
+from hdpsim.quoting import LONGEST_NAME, quoted, shortened
+from hdpsim.ranges import LIMITS, RANGES
 from traces.lengths import LARGEST_LENGTH_TOKENS
 from traces.trace import Trace
 
@@ -54,12 +56,14 @@ class Distribution:
     def __post_init__(self) -> None:
         edges, shares = self.edges_tokens, self.token_shares
         if any(isinstance(edge, bool) or not isinstance(edge, int) for edge in edges):
-            raise TraceError(f"edges_tokens must be whole numbers, got {list(edges)}", self.name)
+            raise TraceError(
+                f"edges_tokens must be whole numbers, got {shortened(str(list(edges)))}", self.name
+            )
         rising = all(low < high for low, high in pairwise(edges))
         if len(edges) < 2 or not rising or edges[0] < 1 or edges[-1] > LARGEST_LENGTH_TOKENS:
             raise TraceError(
                 f"edges_tokens must be two or more numbers that increase from at least 1 to at most "
-                f"{LARGEST_LENGTH_TOKENS}, got {list(edges)}",
+                f"{LARGEST_LENGTH_TOKENS}, got {shortened(str(list(edges)))}",
                 self.name,
             )
         if len(shares) != len(edges) - 1:
@@ -69,7 +73,9 @@ class Distribution:
             )
         total = math.fsum(shares)
         if not all(share >= 0 for share in shares) or not 0 < total < math.inf:
-            raise TraceError(f"token shares must be 0 or more and not all 0, got {list(shares)}", self.name)
+            raise TraceError(
+                f"token shares must be 0 or more and not all 0, got {shortened(str(list(shares)))}", self.name
+            )
         object.__setattr__(self, "token_shares", tuple(share / total for share in shares))
 
     @property
@@ -135,18 +141,16 @@ class Distribution:
 
 def read_distribution(path: str | Path) -> Distribution:
     """Read a distribution from a YAML file with the keys name, source, edges_tokens and token_percent."""
-    import yaml
+    from hdpsim.yaml_loader import YamlError, load_yaml
 
     where = str(path)
     try:
-        content: Any = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TraceError(f"cannot be read ({error.strerror or error})", where) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise TraceError(f"is not YAML ({error})", where) from None
+        content: Any = load_yaml(Path(path))
+    except YamlError as error:
+        raise TraceError(error.message, where) from None
     keys = {"name", "source", "edges_tokens", "token_percent"}
     if not isinstance(content, dict) or not {"edges_tokens", "token_percent"} <= content.keys() <= keys:
-        found = ", ".join(map(str, content)) if isinstance(content, dict) else type(content).__name__
+        found = shortened(", ".join(content), LONGEST_NAME) if isinstance(content, dict) else quoted(content)
         raise TraceError(
             f"expected the keys edges_tokens and token_percent, and perhaps name and source; found {found}",
             where,
@@ -154,10 +158,14 @@ def read_distribution(path: str | Path) -> Distribution:
     edges, percents = content["edges_tokens"], content["token_percent"]
     for key, values in (("edges_tokens", edges), ("token_percent", percents)):
         numbers = isinstance(values, list) and all(
-            isinstance(value, int | float) and not isinstance(value, bool) for value in values
+            isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+            for value in values
         )
         if not numbers:
-            raise TraceError(f"{key} must be a list of numbers, got {values!r}", where)
+            raise TraceError(f"{key} must be a list of numbers, got {quoted(values)}", where)
+    for key in ("name", "source"):
+        if not isinstance(content.get(key, ""), str):
+            raise TraceError(f"{key} must be a text, got {quoted(content[key])}", where)
     return Distribution(
         name=str(content.get("name", Path(path).stem)),
         edges_tokens=tuple(edges),
@@ -168,16 +176,24 @@ def read_distribution(path: str | Path) -> Distribution:
 
 def synthesize(distribution: Distribution, count: int, seed: int = 0) -> Trace:
     """Draw a trace of *count* sequences."""
-    if count < 1:
-        raise TraceError(f"the number of sequences must be at least 1, got {count}", distribution.name)
+    allowed = RANGES["drawn_sequences"]
+    if not allowed.holds(count):
+        raise TraceError(f"the number of sequences {allowed.complaint(count)}", distribution.name)
     lengths = distribution.sample(count, np.random.default_rng(seed))
     return Trace(lengths, distribution.name, f"{count} lengths drawn with seed {seed}; {distribution.source}")
 
 
 def synthesize_tokens(distribution: Distribution, tokens: int, seed: int = 0) -> Trace:
     """Draw a trace of exactly *tokens* tokens: sequences in turn, the last one cut to fit."""
-    if tokens < 1:
-        raise TraceError(f"the number of tokens must be at least 1, got {tokens}", distribution.name)
+    allowed, most = RANGES["drawn_tokens"], LIMITS["trace_sequences"][0]
+    if not allowed.holds(tokens):
+        raise TraceError(f"the number of tokens {allowed.complaint(tokens)}", distribution.name)
+    if tokens > most * distribution.mean_tokens:
+        raise TraceError(
+            f"{tokens:,} tokens are about {tokens / distribution.mean_tokens:,.0f} sequences of it; "
+            f"at most {most:,} fit into memory",
+            distribution.name,
+        )
     blocks, drawn = [], 0
     for block in distribution.stream(seed):
         ends = drawn + np.cumsum(block)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,9 @@ from numpy.typing import NDArray
 
 from hdpsim.errors import TraceError
 from hdpsim.files import replacing
+from hdpsim.quoting import quoted
+from hdpsim.ranges import LIMITS
+from hdpsim.reading import UnreadableError, regular_file
 from traces.array_formats import npy_lengths, npz_lengths, parquet_lengths
 from traces.formats import file_format, trace_name
 from traces.text_formats import csv_lengths, jsonl_lengths, txt_lengths
@@ -36,10 +38,10 @@ def iter_lengths(
     wrong with a row comes up when the stream gets there.
     """
     path = Path(path)
-    if not os.path.exists(path):  # unlike Path.exists, False for names that no file can have
-        raise TraceError("there is no such file", str(path))
-    if path.is_dir():
-        raise TraceError("is a directory, not a trace file", str(path))
+    try:
+        regular_file(path)
+    except UnreadableError as error:
+        raise TraceError(error.reason, str(path)) from None
     file_format(path)
     if chunk_rows < 1:
         raise ValueError(f"chunk_rows must be at least 1, got {chunk_rows}")
@@ -69,7 +71,9 @@ def _blocks(path: Path, column: str | None, chunk_rows: int) -> Iterator[Ints]:
     if form.kind == "npz":
         return npz_lengths(path, column, chunk_rows)
     if column is not None:
-        raise TraceError(f"there is no column {column!r}: a text file holds one length a line", str(path))
+        raise TraceError(
+            f"there is no column {quoted(column)}: a text file holds one length a line", str(path)
+        )
     return txt_lengths(path, form.gzipped)
 
 
@@ -89,7 +93,13 @@ def read_trace(path: str | Path, column: str | None = None, name: str | None = N
             the line where the two differ.
     """
     path = Path(path)
-    chunks = list(iter_lengths(path, column))
+    most, why = LIMITS["trace_sequences"]
+    chunks, rows = [], 0
+    for chunk in iter_lengths(path, column):
+        rows += len(chunk)
+        if rows > most:
+            raise TraceError(f"holds more than {most:,} lengths: {why}", str(path))
+        chunks.append(chunk)
     origin = f"read from {path.name}" + (f", column {column}" if column else "")
     return Trace(np.concatenate(chunks), name or trace_name(path), origin)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hdpsim.errors import TraceError
+from hdpsim.quoting import LONGEST_NAME, quoted, shortened
 
 __all__ = ["DEFAULT_COLUMNS", "FORMATS", "FileFormat", "choose_column", "file_format", "trace_name"]
 
@@ -46,7 +47,8 @@ def file_format(path: Path) -> FileFormat:
         text_endings = ", ".join(f"{ending}.gz" for ending, kind in FORMATS.items() if kind in _GZIPPED)
         ending = "".join(path.suffixes[-2:] if gzipped else path.suffixes[-1:]) or "no ending"
         raise TraceError(
-            f"unknown kind of trace file ({ending}); known are {endings}, {text_endings}", str(path)
+            f"unknown kind of trace file ({shortened(ending)}); known are {endings}, {text_endings}",
+            str(path),
         )
     return FileFormat(kind, gzipped)
 
@@ -70,10 +72,10 @@ def choose_column(path: Path, columns: dict[str, bool], wanted: str | None) -> s
         columns: name of each column, and whether it holds integers.
         wanted: name the user asked for.
     """
-    listed = ", ".join(columns) if columns else "none"
+    listed = shortened(", ".join(columns), LONGEST_NAME) if columns else "none"
     if wanted is not None:
         if wanted not in columns:
-            raise TraceError(f"there is no column {wanted!r}; the columns are: {listed}", str(path))
+            raise TraceError(f"there is no column {quoted(wanted)}; the columns are: {listed}", str(path))
         return wanted
     by_lower = {name.lower(): name for name in reversed(columns)}
     for default in DEFAULT_COLUMNS:

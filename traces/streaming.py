@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hdpsim.errors import TraceError
+from hdpsim.reading import open_regular
 from traces.files import iter_lengths
 from traces.formats import file_format
-from traces.text_formats import open_binary
 
 __all__ = ["LengthStream", "open_stream"]
 
@@ -83,7 +83,7 @@ def _parquet_rows(path: Path) -> int | None:
 def _text_rows(path: Path) -> int | None:
     """Size of the file over the mean length of its first lines."""
     try:
-        with open_binary(path, False) as file:
+        with open_regular(path) as file:
             sample = file.read(_SAMPLE_BYTES)
         lines = sample.count(b"\n")
         return round(os.path.getsize(path) * lines / (sample.rindex(b"\n") + 1)) if lines else None

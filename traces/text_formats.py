@@ -9,12 +9,15 @@ import re
 import zlib
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hdpsim.errors import TraceError
+from hdpsim.quoting import LONGEST_NAME, quoted, shortened
+from hdpsim.ranges import LIMITS
+from hdpsim.reading import UnreadableError, open_trace
 from traces.formats import choose_column
 from traces.lengths import (
     BadValueError,
@@ -27,30 +30,34 @@ from traces.lengths import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import BinaryIO
 
-__all__ = ["csv_lengths", "jsonl_lengths", "open_binary", "txt_lengths"]
+__all__ = ["csv_lengths", "jsonl_lengths", "txt_lengths"]
 
 Ints = NDArray[np.int64]
 
 _BLOCK_BYTES = 2**22  # a reader holds about thirty times this
+_LONGEST_LINE_BYTES, _WHY_NO_LONGER = LIMITS["line_bytes"]
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-
-def open_binary(path: Path, gzipped: bool) -> BinaryIO:
-    """Open a plain or gzip-compressed file for reading."""
-    return cast("BinaryIO", gzip.open(path, "rb")) if gzipped else path.open("rb")
 
 
 def _line_blocks(path: Path, gzipped: bool) -> Iterator[tuple[int, bytes]]:
     """Yield the file in blocks of whole lines, each with the number of lines before it."""
     lines_before = 0
     try:
-        with open_binary(path, gzipped) as file:
+        with open_trace(path, gzipped) as file:
             while block := file.read(_BLOCK_BYTES):
-                block += file.readline()
+                rest = file.readline(_LONGEST_LINE_BYTES)
+                block += rest
+                if len(rest) == _LONGEST_LINE_BYTES or (
+                    b"\n" not in block and len(block) > _LONGEST_LINE_BYTES
+                ):
+                    raise TraceError(
+                        f"a line is longer than {_LONGEST_LINE_BYTES >> 20} MiB: {_WHY_NO_LONGER}", str(path)
+                    )
                 yield lines_before, block.removeprefix(_BYTE_ORDER_MARK) if lines_before == 0 else block
                 lines_before += block.count(b"\n")
+    except UnreadableError as error:
+        raise TraceError(error.reason, str(path)) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TraceError(f"the gzip compression is damaged ({error})", str(path)) from None
     except OSError as error:
@@ -97,7 +104,9 @@ def jsonl_lengths(path: Path, gzipped: bool, column: str | None) -> Iterator[Int
     first = _first_json(path, gzipped)
     if not isinstance(first, dict):
         if column is not None:
-            raise TraceError(f"there is no column {column!r}: the lines are not JSON objects", str(path))
+            raise TraceError(
+                f"there is no column {quoted(column)}: the lines are not JSON objects", str(path)
+            )
         yield from txt_lengths(path, gzipped)
         return
     integers = {key: isinstance(value, int) and not isinstance(value, bool) for key, value in first.items()}
@@ -124,7 +133,7 @@ def _parse_json(path: Path, line: bytes, row: int, number: int) -> object:
         return json.loads(line)
     except (ValueError, RecursionError):
         shown = line.strip()[:40].decode("utf-8", "replace")
-        _refuse(path, f"{shown!r} is not JSON", row, number)
+        _refuse(path, f"{quoted(shown)} is not JSON", row, number)
 
 
 def _fast_jsonl(block: bytes, column: str) -> Ints | None:
@@ -141,7 +150,7 @@ def _fast_jsonl(block: bytes, column: str) -> Ints | None:
             ),
         )
         lengths = lengths_from_arrow(table.column(column).combine_chunks())
-    except (pa.ArrowException, BadValueError):
+    except (pa.ArrowException, BadValueError, UnicodeEncodeError):
         return None
     lines = block.count(b"\n") + (not block.endswith(b"\n"))
     return lengths if len(lengths) == lines else None
@@ -157,7 +166,7 @@ def _careful_jsonl(path: Path, block: bytes, column: str, rows: int, lines_befor
         try:
             record = _parse_json(path, line, row, number)
             if not isinstance(record, dict):
-                _refuse(path, f"the line holds no JSON object with the key {column!r}", row, number)
+                _refuse(path, f"the line holds no JSON object with the key {quoted(column)}", row, number)
             try:
                 lengths.append(length_from_value(record.get(column)))
             except ValueError as error:
@@ -183,15 +192,15 @@ def csv_lengths(path: Path, gzipped: bool, column: str | None) -> Iterator[Ints]
     read = pa_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, column_names=header)
     rows, place = 0, -1
     try:
-        with open_binary(path, gzipped) as file, pa_csv.open_csv(file, read, parse) as probe:
+        with open_trace(path, gzipped) as file, pa_csv.open_csv(file, read, parse) as probe:
             columns = {field.name: pa.types.is_integer(field.type) for field in probe.schema}
             repeated = len(columns) < len(probe.schema)
         chosen = choose_column(path, columns, column)
         if repeated and probe.schema.get_field_index(chosen) < 0:
-            raise TraceError(f"there are several columns {chosen!r}", str(path))
+            raise TraceError(f"there are several columns {quoted(chosen)}", str(path))
         place = probe.schema.get_field_index(chosen)
         convert = pa_csv.ConvertOptions(column_types={chosen: pa.binary()}, include_columns=[chosen])
-        with open_binary(path, gzipped) as file, pa_csv.open_csv(file, read, parse, convert) as batches:
+        with open_trace(path, gzipped) as file, pa_csv.open_csv(file, read, parse, convert) as batches:
             for batch in batches:
                 for lengths in good_ones(lengths_from_arrow, batch.column(0)):
                     yield lengths
@@ -202,7 +211,11 @@ def csv_lengths(path: Path, gzipped: bool, column: str | None) -> Iterator[Ints]
     except pa.ArrowException as error:
         uneven = _UNEVEN_ROW.search(str(error))
         if uneven is None:
-            reason = "holds no lengths" if "Empty CSV" in str(error) else f"cannot be read as csv ({error})"
+            reason = (
+                "holds no lengths"
+                if "Empty CSV" in str(error)
+                else f"cannot be read as csv ({shortened(str(error), LONGEST_NAME)})"
+            )
             raise TraceError(reason, str(path)) from None
         record, expected, actual = map(int, uneven.groups())
         message = f"the row has {actual} columns where the first row has {expected}"
@@ -215,6 +228,8 @@ def csv_lengths(path: Path, gzipped: bool, column: str | None) -> Iterator[Ints]
         _refuse(path, message, row, _csv_line(path, gzipped, delimiter, record))
     except UnicodeDecodeError:
         raise TraceError("the names of the columns are not UTF-8 text", str(path)) from None
+    except UnreadableError as error:
+        raise TraceError(error.reason, str(path)) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TraceError(f"the gzip compression is damaged ({error})", str(path)) from None
     except OSError as error:
@@ -272,7 +287,7 @@ def _csv_records(path: Path, gzipped: bool, delimiter: str) -> Iterator[Iterator
     import csv
     import io
 
-    with open_binary(path, gzipped) as file, contextlib.suppress(csv.Error):
+    with open_trace(path, gzipped) as file, contextlib.suppress(csv.Error):
         yield filter(
             None, csv.reader(io.TextIOWrapper(file, "utf-8", "replace", newline=""), delimiter=delimiter)
         )
@@ -283,7 +298,7 @@ def _csv_line(path: Path, gzipped: bool, delimiter: str, record: int) -> int:
     import csv
     import io
 
-    with open_binary(path, gzipped) as file:
+    with open_trace(path, gzipped) as file:
         reader = csv.reader(io.TextIOWrapper(file, "utf-8", "replace", newline=""), delimiter=delimiter)
         seen = 0
         with contextlib.suppress(csv.Error):  # an overlong field: the line where it starts is close enough

@@ -28,9 +28,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from cost_models.yaml_loader import load_document
 from experiments.software.facts import COMPUTED, FACTS, Run
 from hdpsim.errors import CatalogError
+from hdpsim.yaml_loader import load_document
 
 Kind = Literal["stated", "release", "inferred"]
 """Who says so: the record itself, the documentation of a release, or a guess from one of these."""

@@ -5,8 +5,8 @@ import pytest
 
 from cost_models import catalog
 from cost_models.hardware import Fabric
-from cost_models.yaml_loader import YamlError, load_yaml
 from hdpsim.errors import CatalogError, InfeasibleError, ScenarioError
+from hdpsim.yaml_loader import YamlError, load_yaml
 
 DATA = Path(catalog.__file__).parent / "data"
 

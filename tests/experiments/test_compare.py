@@ -4,21 +4,22 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from experiments.artefacts import write_run
 from experiments.compare import Outcome, compare, estimate
+from experiments.finite import plain
 from experiments.report import (
     account_table,
     comparison_table,
     explanation,
     json_document,
     outcome_json,
-    plain,
 )
 from experiments.scale import scale, scaling_json, scaling_table
 from experiments.scenario import Scenario, load_scenario
-from hdpsim.errors import InfeasibleError
+from hdpsim.errors import InfeasibleError, NotFiniteError
 
 pytestmark = pytest.mark.usefixtures("fake_simulator")
 
@@ -94,7 +95,9 @@ def test_documents_are_equal_from_run_to_run_and_hold_no_nan(scenario: Scenario)
 
     assert document() == document()
     assert "wall" not in document()
-    assert plain({"a": float("nan"), "b": float("inf")}) == {"a": None, "b": None}
+    for value in (math.nan, math.inf, -math.inf, np.float64("nan"), np.array([1.0, math.inf])):
+        with pytest.raises(NotFiniteError, match=r"results\.step_s of the result is"):
+            plain({"results": {"step_s": value}})
 
 
 def test_a_strategy_that_cannot_run_is_reported_beside_the_others(

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_models.yaml_loader import load_yaml
 from experiments.overrides import apply_overrides, parse_override
 from experiments.scenario import Scenario, load_scenario, resolve_scenario, scenario_names
 from experiments.scenario_schema import KEYS
 from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
+from hdpsim.yaml_loader import load_yaml
 
 GOOD = """\
 model: llama-7b

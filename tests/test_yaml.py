@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_models.yaml_loader import YamlError, load_document, load_yaml
+from hdpsim.yaml_loader import YamlError, load_document, load_yaml
 
 
 @pytest.mark.parametrize(
