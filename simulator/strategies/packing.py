@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from dataclasses import replace
 from typing import assert_never
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from simulator.setup import Packing
 from simulator.strategies.assembly import Pieces, ranges
 
-__all__ = ["best_fit", "pack", "pack_tightly"]
+__all__ = ["best_fit", "pack", "pack_tightly", "split_packs"]
 
 Ints = NDArray[np.int64]
 
@@ -42,6 +43,19 @@ def pack(lengths: Ints, capacity_tokens: int, method: Packing) -> Pieces:
         case _:
             assert_never(method)
     return Pieces(tokens=lengths, sequence=sequence, start=start, micro_batch=bins)
+
+
+def split_packs(pieces: Pieces, more: int) -> Pieces:
+    """The same packs and *more*: the last sequences of the first packs that hold several get packs of their own.
+
+    *pieces* are in the order of their packs, and hold enough of them.
+    """
+    counts = np.bincount(pieces.micro_batch)
+    spare = counts - 1
+    leaving = np.clip(more - (np.cumsum(spare) - spare), 0, spare)
+    place = ranges(np.zeros_like(counts), counts)
+    begins = (place == 0) | (place >= np.repeat(counts - leaving, counts))
+    return replace(pieces, micro_batch=np.cumsum(begins) - 1)
 
 
 def _concatenate(lengths: Ints, capacity_tokens: int) -> Pieces:

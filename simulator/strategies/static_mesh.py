@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from cost_models.micro_batch import MicroBatches
 from hdpsim.errors import InfeasibleError
 from simulator.plan import Plan
-from simulator.strategies.assembly import ranges
-from simulator.strategies.packing import pack
+from simulator.strategies.assembly import Pieces, ranges
+from simulator.strategies.packing import pack, split_packs
 from simulator.strategies.problem import PlanningProblem
 
 __all__ = ["plan_static", "static_group_size"]
@@ -56,16 +56,20 @@ def plan_static(problem: PlanningProblem) -> Plan:
     Micro-batches of a static mesh have one shape (pipelines exchange fixed buffers, kernels and graphs are built
     once): with `padding` a pack that is not full is computed and sent round the ring as if it were, attention apart.
 
+    DualPipe wants the same even number of packs everywhere: packs are split until there are so many.
+
     With `balancing` and without dynamic groups (an HDP ablation) packs go to the least-loaded group instead,
     longest first; the mesh itself stays.
     """
     degree = static_group_size(problem)
     groups = problem.ranks // degree
     pieces = pack(problem.lengths, problem.context_tokens, problem.options.packing)
-    counts = np.bincount(pieces.micro_batch)
-    packs = len(counts)
     if (pieces.micro_batch[1:] < pieces.micro_batch[:-1]).any():  # some packers choose from all sequences
         pieces = pieces.at(np.argsort(pieces.micro_batch, kind="stable"))
+    if problem.cost.layout.schedule == "dualpipe":
+        pieces = _both_ways(problem, pieces, groups)
+    counts = np.bincount(pieces.micro_batch)
+    packs = len(counts)
     offsets = np.concatenate(([0], np.cumsum(counts)))
     held = np.add.reduceat(pieces.tokens, offsets[:-1])
     padding = problem.context_tokens - held if problem.options.padding else None
@@ -113,6 +117,25 @@ def plan_static(problem: PlanningProblem) -> Plan:
             f"static mesh: cp {degree} x dp {groups}, {packs} packs, {held.mean() / problem.context_tokens:.1%} full",
         ),
     )
+
+
+def _both_ways(problem: PlanningProblem, pieces: Pieces, groups: int) -> Pieces:
+    """Packs for DualPipe, which starts micro-batches at both ends: every group gets the same even number of them.
+
+    Packs of several sequences are taken apart until there are enough: at least 2 pp for each group.
+
+    Raises:
+        InfeasibleError: there are fewer sequences than that takes packs.
+    """
+    packs, pairs = int(pieces.micro_batch[-1]) + 1, 2 * groups
+    needed = max(problem.stages, -(-packs // pairs)) * pairs
+    if needed > len(pieces.tokens):
+        raise InfeasibleError(
+            f"layout.schedule = dualpipe needs the same even number of micro-batches on each of {groups} data-parallel "
+            f"groups, at least 2 pp = {2 * problem.stages}: {needed} in all, and the batch has "
+            f"{len(pieces.tokens)} sequences to make them of; take a larger data.batch, a larger cp or another schedule"
+        )
+    return split_packs(pieces, needed - packs)
 
 
 def _round_robin(packs: int, groups: int) -> tuple[Ints, Ints]:

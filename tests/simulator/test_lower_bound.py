@@ -68,12 +68,9 @@ def pipelines(draw: st.DrawFn) -> Task:
         name=name,
         packing=draw(st.sampled_from(["in-order", "concatenate"])),
     )
-    if schedule == "dualpipe":  # every group the same even number of full packs
-        each = 2 * draw(st.integers(pp, pp + 2))
-        count = setup.ranks // (context // 512) * each
-        lengths = [context] * count
-    else:
-        lengths = draw(st.lists(st.integers(1, context), min_size=1, max_size=24))
+    # DualPipe needs sequences for 2 pp micro-batches of every group, and splits packs for an even number of them.
+    least = 2 * setup.ranks * (2 * pp + 2) if schedule == "dualpipe" else 1
+    lengths = draw(st.lists(st.integers(1, context), min_size=least, max_size=least + 23))
     return Task(setup, np.array(lengths, dtype=np.int64))
 
 

@@ -2,6 +2,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from simulator_setups import problem_of, small_cluster, small_setup
 
 from cost_models.layout import Layout
@@ -9,7 +11,9 @@ from cost_models.step_costs import step_costs
 from hdpsim.errors import InfeasibleError
 from simulator.plan import HOLE
 from simulator.replay import run_replay
-from simulator.simulate import distinct_micro_batches, plan_micro_batches, simulate_step
+from simulator.setup import Packing
+from simulator.simulate import distinct_micro_batches, plan_batch, plan_micro_batches, simulate_step
+from simulator.strategies.packing import pack
 from simulator.strategies.planner import make_plan
 from simulator.strategies.problem import PlanningProblem
 from simulator.strategies.static_mesh import plan_static, static_group_size
@@ -168,3 +172,40 @@ def test_rings_that_leave_a_block_with_one_flow_in_many_are_not_slowed_by_oversu
     free, four, most = steps
     assert four == pytest.approx(free, rel=1e-3)
     assert most < 1.05 * free  # gradients, whose rings send over all NICs of a node, have an eighth of them
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from([2, 4]),
+    st.sampled_from(["in-order", "first-fit", "best-fit", "concatenate"]),
+    st.booleans(),
+    st.lists(st.integers(1, 2048), min_size=1, max_size=60),
+)
+def test_dualpipe_runs_or_is_refused_when_planned(
+    pp: int, packing: Packing, padding: bool, lengths: list[int]
+):
+    layout = Layout(tp=4, pp=pp, schedule="dualpipe")
+    setup = small_setup(
+        nodes=4, layout=layout, capacity=1024, context=2048, name="static", packing=packing, padding=padding
+    )
+    groups = setup.ranks // 2
+    pieces = pack(np.array(lengths), 2048, packing)
+    pairs = max(pp, -(-(int(pieces.micro_batch.max()) + 1) // (2 * groups)))
+    if 2 * groups * pairs > len(pieces.tokens):
+        with pytest.raises(InfeasibleError, match=r"layout\.schedule = dualpipe .* data\.batch"):
+            plan_batch(setup, lengths)
+        return
+    plan, *_ = plan_batch(setup, lengths)
+    validate_plan(plan, np.array(lengths), pp)
+    assert (np.diff(plan.order_offsets) == 2 * pairs).all()
+    simulate_step(setup, lengths)
+
+
+def test_only_as_many_packs_are_split_as_dualpipe_needs():
+    # Two groups of two ranks, 15 packs: the one of two sequences is taken apart, and every group has 8.
+    layout = Layout(tp=2, pp=2, schedule="dualpipe", cp=2)
+    setup = small_setup(layout=layout, capacity=1024, context=2048, name="static")
+    lengths = [1500] * 6 + [1000, 1000] + [1500] * 8
+    plan, *_ = plan_batch(setup, lengths)
+    assert np.diff(plan.segment_offsets).tolist() == [1] * 16
+    assert plan.segment_sequence.tolist() == list(range(16))
