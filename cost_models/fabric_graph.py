@@ -21,7 +21,7 @@ from cost_models.hardware import Cluster
 from cost_models.network_calibration import NetworkCalibration
 from hdpsim.errors import InfeasibleError
 
-__all__ = ["FULL_GRAPH_LIMIT_GPUS", "KINDS", "build_graph", "layout_positions"]
+__all__ = ["FULL_GRAPH_LIMIT_GPUS", "KINDS", "build_graph", "count_devices", "layout_positions"]
 
 FULL_GRAPH_LIMIT_GPUS = 4096
 """Above this the full graph only wastes memory: the collapsed one says the same."""
@@ -54,6 +54,21 @@ def build_graph(
     return _Builder(cluster, calibration or NetworkCalibration(), collapse).build()
 
 
+def count_devices(cluster: Cluster) -> dict[str, int]:
+    """How many devices of every kind the graph of *cluster* stands for, from the core down, without making it."""
+    check_fabric(cluster)
+    builder = _Builder(cluster, NetworkCalibration(), collapse=True)
+    above = {"core": builder.cores} if builder.pods > 1 else {}
+    if builder.blocks > 1:
+        above["spine"] = builder.spines_per_pod * builder.pods
+    if cluster.nodes > 1:
+        above["leaf"] = builder.leaves_per_block * builder.blocks
+    below = {"gpu": cluster.nodes * cluster.node.gpus, "nvswitch": cluster.nodes}
+    if cluster.nodes > 1:
+        below["nic"] = cluster.nodes * cluster.node.nics
+    return above | below
+
+
 class _Builder:
     """Adds one layer after the other; *collapse* only decides whether devices get nodes of their own."""
 
@@ -74,19 +89,17 @@ class _Builder:
         self.pod_up_bytes_per_s = pod_blocks * self.block_up_bytes_per_s / fabric.spine_oversubscription
 
     def build(self) -> nx.Graph[str]:
-        if self.pods > 1:
-            self._devices("core", self.cores)
+        cores = self._devices("core", self.cores) if self.pods > 1 else []
         for pod in range(self.pods):
-            self._pod(pod)
+            self._pod(pod, cores)
         return self.graph
 
-    def _pod(self, pod: int) -> None:
+    def _pod(self, pod: int, cores: list[str]) -> None:
         fabric = self.cluster.fabric
         spines: list[str] = []
         if self.blocks > 1:
             spines = self._devices("spine", self.spines_per_pod, pod=pod)
         if self.pods > 1:
-            cores = [name for name in self.graph if self.graph.nodes[name]["kind"] == "core"]
             self._mesh(spines, cores, self.pod_up_bytes_per_s, self.spines_per_pod * self.cores)
         first = pod * fabric.blocks_per_pod
         for block in range(first, min(first + fabric.blocks_per_pod, self.blocks)):

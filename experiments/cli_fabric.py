@@ -37,7 +37,7 @@ def command(source: str, gpus: int | None, out: str | None, as_json: bool) -> No
 
     SCENARIO|CLUSTER is a scenario or a cluster: a shipped name or a YAML file.
     """
-    from cost_models.fabric_graph import build_graph
+    from cost_models.fabric_graph import count_devices
     from experiments.references import cluster_of_size
 
     cluster, network = _cluster(source)
@@ -46,10 +46,7 @@ def command(source: str, gpus: int | None, out: str | None, as_json: bool) -> No
     if out is not None:
         _check_drawing(cluster, out)
     tiers = _tiers(cluster, network)
-    graph = build_graph(cluster, network)
-    devices: dict[str, int] = {}
-    for _, device in graph.nodes(data=True):
-        devices[device["kind"]] = devices.get(device["kind"], 0) + int(device["count"])
+    devices = count_devices(cluster)
     if out is not None:
         from experiments.fabric_plot import draw_fabric
 

@@ -85,33 +85,43 @@ def _in_turn(stages: int, chunks: int, stage: int, slots: int) -> Ints:
     if stages < 1 or chunks < 1 or not 0 <= stage < stages or slots < 0:
         raise ValueError(f"no stage {stage} of {stages} with {chunks} chunks and {slots} slots")
     group = 1 if chunks == 1 else stages
-    rounded = -(-slots // group) * group
-    index = np.arange(rounded * chunks, dtype=np.int64)
+    slot = np.arange(slots, dtype=np.int64)[:, None]
+    first = slot // group * (chunks * group) + slot % group
+    index = np.sort((first + group * np.arange(chunks, dtype=np.int64)).ravel())  # of the slots that exist
+    count = -(-slots // group) * group * chunks
     chunk = index // group % chunks
     slot = index // (group * chunks) * group + index % group
-    warm_up = min(warm_up_forwards(stages, chunks, stage), len(index))
+    warm_up = min(warm_up_forwards(stages, chunks, stage), count)
     table = _alternating(
-        warm_up, np.stack([chunk, slot, index]), np.stack([chunks - 1 - chunk, slot, index + warm_up])
+        warm_up,
+        np.stack([chunk, slot, index]),
+        np.stack([chunks - 1 - chunk, slot, index + warm_up]),
+        index,
+        count,
     )
     if chunks == 1:
         table[3] = np.arange(table.shape[1])
-    table = np.ascontiguousarray(table[:, table[2] < slots])
     table.setflags(write=False)
     return table
 
 
-def _alternating(warm_up: int, forwards: Ints, backwards: Ints) -> Ints:
-    """Columns (op, rows of a forward or backward): warm-up, forwards and backwards in turn, remaining backwards."""
-    count = forwards.shape[1]
-    index = np.arange(count, dtype=np.int64)
+def _alternating(warm_up: int, forwards: Ints, backwards: Ints, index: Ints, count: int) -> Ints:
+    """Columns (op, rows of a forward or backward): warm-up, forwards and backwards in turn, remaining backwards.
+
+    *index* are the numbers of those that exist, of *count*: the order is that of all, without the missing ones.
+    """
     warm_up = min(warm_up, count)
     # The place of forward i and of backward j in the order: before forward i run all forwards up to i and all
     # backwards that the alternation has let through; after the last forward only backwards are left.
-    table = np.empty((1 + len(forwards), 2 * count), dtype=np.int64)
-    table[:, index + np.maximum(index - warm_up, 0)] = np.stack([np.full_like(index, FORWARD), *forwards])
-    table[:, index + np.minimum(index + warm_up + 1, count)] = np.stack(
-        [np.full_like(index, BACKWARD), *backwards]
+    place = np.concatenate(
+        [index + np.maximum(index - warm_up, 0), index + np.minimum(index + warm_up + 1, count)]
     )
+    op = np.repeat(np.array([FORWARD, BACKWARD], dtype=np.int64), len(index))
+    both = np.concatenate([op[None], np.concatenate([forwards, backwards], axis=1)])
+    if len(index) < count:
+        return np.ascontiguousarray(both[:, np.argsort(place)])
+    table = np.empty_like(both)
+    table[:, place] = both
     return table
 
 
@@ -132,14 +142,13 @@ def stage_order(schedule: Schedule, stages: int, chunks: int, stage: int, slots:
         raise ValueError(f"no stage {stage} of {stages} with {slots} slots in {schedule}")
     match schedule:
         case "zb-v":
-            rows = _v_order(stages, stage, slots)
+            table = _v_order(stages, stage, slots)
         case "dualpipe":
-            rows = _dualpipe_order(stages, stage, slots)
+            table = _columns(_dualpipe_order(stages, stage, slots))
         case "zb-h1" | "zb-h2":
-            rows = _handcrafted_order(schedule, stages, stage, slots)
+            table = _columns(_handcrafted_order(schedule, stages, stage, slots))
         case _:
             assert_never(schedule)
-    table = np.array(rows, dtype=np.int64).reshape(-1, 4).T
     op, chunk, slot, paired = (np.ascontiguousarray(row) for row in table[:, table[2] < slots])
     for column in (op, chunk, slot):
         column.setflags(write=False)
@@ -147,6 +156,10 @@ def stage_order(schedule: Schedule, stages: int, chunks: int, stage: int, slots:
 
 
 _Row = tuple[int, int, int, int]
+
+
+def _columns(rows: list[_Row]) -> Ints:
+    return np.array(rows, dtype=np.int64).reshape(-1, 4).T
 
 
 def _handcrafted_order(schedule: Schedule, stages: int, stage: int, slots: int) -> list[_Row]:
@@ -165,7 +178,7 @@ def _handcrafted_order(schedule: Schedule, stages: int, stage: int, slots: int) 
     behind = 0  # weight gradients put off
     most = stage if schedule == "zb-h1" else 2 * stage
     hurry = 0 if schedule == "zb-h1" else slots - 2 * stages + 1
-    for op, _, slot in _alternating(warm_up, both, both).T.tolist():
+    for op, _, slot in _alternating(warm_up, both, both, number[1], slots).T.tolist():
         if op == FORWARD:
             rows.append((FORWARD, 0, slot, 0))
             continue
@@ -176,6 +189,48 @@ def _handcrafted_order(schedule: Schedule, stages: int, stage: int, slots: int) 
             rows.append((BACKWARD_WEIGHT, 0, slot - behind, 0))
     rows += [(BACKWARD_WEIGHT, 0, slot, 0) for slot in range(slots - behind, slots)]
     return rows
+
+
+def _v_order(stages: int, stage: int, slots: int) -> Ints:
+    """ZB-V: chunk 0 going down the stages, chunk 1 coming back. Columns op, chunk, slot, 0.
+
+    The schedule is one pattern after the other, each repeated so and so often; slots of a kind are numbered in turn.
+    Only those that exist are written down: the schedule itself is made for at least 2 stages - 1.
+
+    Source: Qi et al., arXiv 2401.10241, section 6; PyTorch's ScheduleZBVZeroBubble
+    (torch/distributed/pipelining/schedules.py), which this follows phase by phase.
+    """
+    F0, F1, B0, B1 = (FORWARD, 0), (FORWARD, 1), (BACKWARD_INPUT, 0), (BACKWARD_INPUT, 1)
+    W0, W1 = (BACKWARD_WEIGHT, 0), (BACKWARD_WEIGHT, 1)
+    above, below = stage, stages - stage
+    most = max(2 * stages - 1, slots)
+    phases: tuple[tuple[tuple[tuple[int, int], ...], int], ...] = (
+        ((F0,), 2 * below - 1),
+        ((F1, F0), above),
+        ((F1, B1, W1), below),
+        ((F0, B0, W0, F1, B1, W1), most - (2 * below - 1 + above)),
+        ((B0, W0, F1, B1, W1), below - 1),
+        ((B0, B1), above),
+        ((B0, W0), below),
+        ((W1,), above),
+        ((W0,), above),
+    )
+    seen = dict.fromkeys((F0, F1, B0, B1, W0, W1), 0)
+    pieces: list[Ints] = []
+    places: list[Ints] = []
+    before = 0
+    for pattern, times in phases:
+        for offset, kind in enumerate(pattern):
+            existing = np.arange(
+                min(times, slots - seen[kind]), dtype=np.int64
+            )  # none where that is negative
+            piece = np.zeros((4, len(existing)), dtype=np.int64)
+            piece[0], piece[1], piece[2] = *kind, seen[kind] + existing
+            pieces.append(piece)
+            places.append(before + offset + len(pattern) * existing)
+            seen[kind] += times
+        before += len(pattern) * times
+    return np.concatenate(pieces, axis=1)[:, np.argsort(np.concatenate(places))]
 
 
 class _Counted:
@@ -190,48 +245,6 @@ class _Counted:
         number = self.count.get((op, chunk), 0)
         self.count[op, chunk] = number + 1
         return number
-
-    def add(self, op: int, chunk: int) -> None:
-        """The next slot of that operation on that chunk."""
-        self.rows.append((op, chunk, self.next(op, chunk), 0))
-
-    def of(self, op: int, chunk: int) -> int:
-        """How many there are by now."""
-        return self.count.get((op, chunk), 0)
-
-
-def _v_order(stages: int, stage: int, slots: int) -> list[_Row]:
-    """ZB-V: chunk 0 going down the stages, chunk 1 coming back.
-
-    Source: Qi et al., arXiv 2401.10241, section 6; PyTorch's ScheduleZBVZeroBubble
-    (torch/distributed/pipelining/schedules.py), which this follows phase by phase.
-    """
-    made = _Counted()
-    F, B, W = FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
-    most = max(2 * stages - 1, slots)
-    for _ in range(2 * (stages - stage) - 1):
-        made.add(F, 0)
-    for _ in range(stage):
-        made.add(F, 1)
-        made.add(F, 0)
-    for _ in range(stages - stage):
-        for op in (F, B, W):
-            made.add(op, 1)
-    while made.of(F, 1) < made.of(F, 0) or made.of(F, 0) < most:
-        if made.of(F, 0) < most:
-            made.add(F, 0)
-        for op, chunk in ((B, 0), (W, 0), (F, 1), (B, 1), (W, 1)):
-            made.add(op, chunk)
-    for _ in range(stage):
-        made.add(B, 0)
-        made.add(B, 1)
-    for _ in range(stages - stage):
-        made.add(B, 0)
-        made.add(W, 0)
-    for chunk in (1, 0):
-        while made.of(W, chunk) < made.of(B, chunk):
-            made.add(W, chunk)
-    return made.rows
 
 
 def _dualpipe_order(stages: int, stage: int, slots: int) -> list[_Row]:

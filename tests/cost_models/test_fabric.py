@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cost_models.fabric import FabricModel
-from cost_models.fabric_graph import FULL_GRAPH_LIMIT_GPUS, build_graph, layout_positions
+from cost_models.fabric_graph import FULL_GRAPH_LIMIT_GPUS, build_graph, count_devices, layout_positions
 from cost_models.hardware import Cluster, Fabric, FabricKind, Gpu, Node
 from cost_models.network_calibration import NetworkCalibration
 from hdpsim.errors import InfeasibleError, UserInputError
@@ -33,6 +34,8 @@ def cluster(
     )  # fmt: skip
     return Cluster(name="test", node=node, nodes=nodes, fabric=fabric or Fabric())
 
+
+KINDS_DOWN = ("core", "spine", "leaf", "gpu", "nvswitch", "nic")
 
 SMALL = Fabric(nodes_per_block=2, blocks_per_pod=2)  # with 4 GPUs a node: blocks of 8 GPUs, pods of 16
 
@@ -193,6 +196,39 @@ def test_huge_clusters_stay_small_graphs() -> None:
     assert graph.number_of_nodes() < 3000
     gpus = sum(data["count"] for _, data in graph.nodes(data=True) if data["kind"] == "gpu")
     assert gpus == 131072
+
+
+@given(
+    nodes=st.integers(1, 200),
+    fabric=st.builds(
+        Fabric,
+        kind=st.sampled_from(["rail-optimised", "fat-tree"]),
+        nodes_per_block=st.integers(1, 5),
+        blocks_per_pod=st.integers(1, 5),
+        leaf_oversubscription=st.sampled_from([1.0, 3.0]),
+    ),
+)
+def test_devices_are_counted_without_the_graph(nodes: int, fabric: Fabric) -> None:
+    this = cluster(nodes, fabric)
+    counts: dict[str, int] = {}
+    for _, data in build_graph(this).nodes(data=True):
+        counts[data["kind"]] = counts.get(data["kind"], 0) + data["count"]
+    assert count_devices(this) == counts
+    assert list(count_devices(this)) == sorted(counts, key=KINDS_DOWN.index)
+
+
+def test_the_graph_grows_with_the_cluster_and_no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    real = nx.Graph.__iter__
+
+    def counted(graph: nx.Graph[str]) -> Iterator[str]:
+        nonlocal looks
+        looks += 1
+        return real(graph)
+
+    monkeypatch.setattr(nx.Graph, "__iter__", counted)
+    build_graph(cluster(640, Fabric(nodes_per_block=2, blocks_per_pod=2)))
+    assert looks <= 1  # it went over the whole graph once for every pod
 
 
 def test_full_graph_of_a_huge_cluster_is_refused() -> None:

@@ -1,11 +1,20 @@
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.schedules import operation_order, warm_up_forwards
+from cost_models.layout import Schedule
+from simulator.schedules import (
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    operation_order,
+    stage_order,
+    warm_up_forwards,
+)
 
 
 def text(stages: int, chunks: int, stage: int, slots: int) -> str:
@@ -96,3 +105,47 @@ def test_tables_are_shared_and_read_only():
 def test_impossible_shapes(shape: tuple[int, int, int, int]):
     with pytest.raises(ValueError, match="no stage"):
         operation_order(*shape)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks"), [("1f1b", 1), ("interleaved", 3), ("zb-v", 2), ("zb-h1", 1), ("zb-h2", 1)]
+)
+@pytest.mark.parametrize("place", [0.0, 0.37, 1.0])
+def test_few_slots_take_no_more_for_many_stages(schedule: Schedule, chunks: int, place: float):
+    """A plan of p stages asks for p orders: one that takes memory (and time) by p would make it quadratic."""
+    peaks = []
+    for stages in (100, 10_000):
+        stage = round(place * (stages - 1))
+        tracemalloc.start()
+        order = stage_order(schedule, stages, chunks, stage, 5)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert len(order.op) == 5 * chunks * (3 if schedule.startswith("zb") else 2)
+    assert peaks[1] < 2 * peaks[0] + 20_000
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("interleaved", 2), ("interleaved", 3), ("zb-v", 2)])
+@given(stages=st.integers(2, 9), place=st.floats(0, 1), few=st.integers(0, 20), more=st.integers(0, 20))
+def test_the_order_of_few_slots_is_that_of_many(
+    schedule: Schedule, chunks: int, stages: int, place: float, few: int, more: int
+):
+    stage = round(place * (stages - 1))
+    short = stage_order(schedule, stages, chunks, stage, few)
+    long = stage_order(schedule, stages, chunks, stage, few + more)
+    seen = (long.slot < few) & (long.op != BACKWARD_WEIGHT)  # nobody else sees when weight gradients are done
+    own = short.op != BACKWARD_WEIGHT
+    for column in ("op", "chunk", "slot"):
+        np.testing.assert_array_equal(getattr(short, column)[own], getattr(long, column)[seen])
+
+
+def test_zb_v_is_pytorchs():
+    """ScheduleZBVZeroBubble for 3 stages and 5 micro-batches, as it writes down its phases."""
+    order = stage_order("zb-v", 3, 2, 1, 5)
+    words = [
+        "FBW"[(FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT).index(op)] + f"{slot}.{chunk}"
+        for op, chunk, slot in zip(order.op.tolist(), order.chunk.tolist(), order.slot.tolist(), strict=True)
+    ]
+    assert " ".join(words) == (
+        "F0.0 F1.0 F2.0 F0.1 F3.0 F1.1 B0.1 W0.1 F2.1 B1.1 W1.1 F4.0 B0.0 W0.0 F3.1 B2.1 W2.1 B1.0 W1.0 F4.1 B3.1 "
+        "W3.1 B2.0 B4.1 B3.0 W2.0 B4.0 W3.0 W4.1 W4.0"
+    )
