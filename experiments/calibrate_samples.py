@@ -12,11 +12,11 @@ from experiments.calibrate_constants import Constant, apply
 from experiments.calibrate_model import Sample
 from experiments.kernel_check import measured_s, rows_of
 from experiments.kernel_prediction import gpu_of, predicted_s
-from experiments.record_memory import predict_memory
 from experiments.record_prediction import measured_step_s, predict_step
 from experiments.record_setup import job_of
 from experiments.records import Record
 from hdpsim.errors import CatalogError, HdpSimError, InfeasibleError
+from simulator.simulate import plan_batch
 
 __all__ = ["kernel_samples", "kernels_s", "run_samples", "runs_s"]
 
@@ -34,8 +34,8 @@ _SHARE = "(balanced"
 
 
 def runs_s(work: Sequence[Any], base: Calibration, values: Mapping[Constant, float]) -> list[float]:
-    """Step seconds of some jobs, each with its memory."""
-    return [predict_step(job, apply(job.setup.calibration, base, values), memory)[0] for job, memory in work]
+    """Step seconds of some jobs, each with its plan."""
+    return [predict_step(job, apply(job.setup.calibration, base, values), plan)[0] for job, plan in work]
 
 
 def kernels_s(work: Sequence[Any], base: Calibration, values: Mapping[Constant, float]) -> list[float]:
@@ -76,10 +76,10 @@ def _run(record: Record, base: Calibration) -> Sample:
     measured = measured_step_s(record.config, job, record.measured)
     if measured is None:
         raise InfeasibleError("no time measured")
-    memory = predict_memory(record.config, job).fullest
-    predict_step(job, memory=memory)
+    plan, _, _ = plan_batch(job.setup, job.lengths)
+    predict_step(job, plan=plan)
     source = str(record.columns.get("family") or record.columns.get("source") or "-")
-    return Sample(name=record.name, source=source, group=source, work=(job, memory), measured_s=measured)
+    return Sample(name=record.name, source=source, group=source, work=(job, plan), measured_s=measured)
 
 
 def kernel_samples(paths: Sequence[str], generation: str) -> tuple[list[Sample], Counter[str]]:

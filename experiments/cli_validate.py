@@ -44,6 +44,19 @@ __all__ = ["command"]
     multiple=True,
     help="Leave rules about software of this class out (docs/software.md); may be given again.",
 )
+@click.option(
+    "--scenario-of",
+    "scenario_of",
+    metavar="ID",
+    help="Print the scenario of one record, which `hdpsim simulate` times as it is predicted here.",
+)
+@click.option(
+    "-o",
+    "scenario_file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="With --scenario-of: write it to a .yaml file instead.",
+)
 @click.option("--markdown", is_flag=True, help="Print tables and summary as Markdown.")
 @out_option
 @json_option
@@ -54,6 +67,8 @@ def command(
     kernels: str | None,
     residuals: str | None,
     without: tuple[str, ...],
+    scenario_of: str | None,
+    scenario_file: str | None,
     markdown: bool,
     out: str | None,
     as_json: bool,
@@ -62,6 +77,15 @@ def command(
 
     The columns are explained in docs/validation.md. A record that cannot be predicted is listed with the reason.
     """
+    if scenario_of is not None:
+        if memory or kernels is not None or residuals is not None or markdown or out is not None or as_json:
+            raise click.UsageError(
+                "--scenario-of goes with RECORDS.csv, --calibration, --without and -o only"
+            )
+        _write_scenario(scenario_of, records, calibration, frozenset(without), scenario_file)
+        return
+    if scenario_file is not None:
+        raise click.UsageError("-o goes with --scenario-of; a run directory is --out")
     if kernels is not None and (
         records is not None or memory or out is not None or residuals is not None or markdown
     ):
@@ -99,3 +123,18 @@ def command(
         click.echo()
     for line in validation.lines:
         click.echo(line)
+
+
+def _write_scenario(
+    name: str, records: str | None, calibration: str | None, without: frozenset[str], target: str | None
+) -> None:
+    """Print or write the scenario of a record."""
+    files = import_module("experiments.out_file")
+    if target is not None:
+        files.check_out_file(target, "-o", (".yaml", ".yml"))
+    text = import_module("experiments.record_scenario").record_scenario(name, records, calibration, without)
+    if target is None:
+        click.echo(text, nl=False)
+        return
+    files.write_whole(target, text, "scenario")
+    click.echo(f"wrote {target}")

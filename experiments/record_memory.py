@@ -1,17 +1,18 @@
-"""Peak memory of a record: which stack it ran on, and what its source calls peak memory."""
+"""Peak memory of a record, and what its source calls peak memory."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
-from cost_models.memory import MemoryReport, memory_report
-from cost_models.memory_overheads import EAGER, MemoryOverheads
+from cost_models.memory import MemoryReport
 from experiments.record_setup import Job, layout_cp
 from experiments.records import RunConfig
+from simulator.step_memory import memory_of
 
-__all__ = ["Gauge", "MemoryPrediction", "gauge_of", "predict_memory", "stack_of"]
+__all__ = ["Gauge", "MemoryPrediction", "gauge_of", "predict_memory"]
 
 GIGABYTE = 1e9  # peak_mem_gb is decimal: the README of the records
 
@@ -36,23 +37,7 @@ _GAUGE_OF_FRAMEWORK: tuple[tuple[str, Gauge], ...] = (
     ("zero-bubble", "allocated"),  # arXiv 2401.10241, table 4
     ("Megatron-LM", "allocated"),  # megatron/training/utils.py, report_memory
 )
-_EAGER = ("nanotron",)
 _FIRST_STAGE = ("nanotron",)  # its rank 0 writes the table: helpers.py, log_throughput
-_SYNCHRONOUS_PIPELINE = re.compile(r"after_pp_fix=False")  # the host waits for every transfer
-_EIGHT_BIT_WEIGHTS = ("NeMo", "Megatron-Bridge")  # their 8-bit recipes: fp8_params, fp8_param_gather = True
-_FULL_LOSS = ("torchtitan", "fms-fsdp")  # torch.nn.functional.cross_entropy on fp32 logits
-_FUSED_LOSS = ("LLM-Foundry",)  # flash-attn's cross-entropy: logits and their gradient in 16 bits
-_HALF_SELECTIVE = ("torchtitan", "fms-fsdp")  # every other matrix product, or every other layer
-_REMAT = {  # MaxText's policies by what they keep beside the layer's input
-    "save_qkv_proj": ("queries_keys_values",),
-    "save_dot_except_mlp": ("queries_keys_values", "attention_output"),
-    "save_dot_except_mlpwi": ("queries_keys_values", "attention_output", "linear_inputs"),
-}
-_REMAT_POLICY = re.compile(r"remat_policy: (\w+)")
-_TILED_LOSS = re.compile(r"tiled logits")
-_OFFLOAD = re.compile(r"activation-checkpoint offload|activation offload")
-_FUSED_LOGIT_BYTES = 4.0
-_LOGIT_BYTES = 14.0  # logits in 16 bits 2, in fp32 4, their log-softmax 4, its gradient 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,52 +80,18 @@ def gauge_of(config: RunConfig) -> Gauge:
     return "device"
 
 
-def stack_of(config: RunConfig) -> MemoryOverheads:
-    """Buffers and copies of the record's framework generation."""
-    eager = any(name in config.framework for name in _EAGER)
-    stack = EAGER if eager else MemoryOverheads()
-    if _SYNCHRONOUS_PIPELINE.search(config.notes) and (config.pp or 1) > 1:
-        stack = replace(stack, host_run_ahead=False)
-
-    def runs(names: tuple[str, ...]) -> bool:
-        return any(name in config.framework for name in names)
-
-    if runs(_EIGHT_BIT_WEIGHTS):
-        stack = replace(stack, eight_bit_copy_bytes=0.0)
-    if _TILED_LOSS.search(config.notes):
-        stack = replace(stack, logit_bytes=0.0)
-    elif runs(_FUSED_LOSS):
-        stack = replace(stack, logit_bytes=_FUSED_LOGIT_BYTES)
-    elif runs(_FULL_LOSS):
-        stack = replace(stack, logit_bytes=_LOGIT_BYTES)
-    if runs(_HALF_SELECTIVE):
-        stack = replace(stack, selective_share=0.5)
-    remat = _REMAT_POLICY.search(config.notes)
-    if remat and remat[1] in _REMAT:
-        stack = replace(stack, selective_keeps=_REMAT[remat[1]])
-    return stack
-
-
 def predict_memory(config: RunConfig, job: Job) -> MemoryPrediction:
     """Predict what a record needs, and what its source would have read."""
-    setup, stack = job.setup, stack_of(config)
-
-    def report(stage: int | None) -> MemoryReport:
-        return memory_report(
-            setup.model,
-            setup.layout,
-            setup.cluster,
-            setup.ranks,
-            setup.context_tokens // layout_cp(setup.layout),
-            stage=stage,
-            offload_ratio=1.0 if _OFFLOAD.search(config.notes) else 0.0,
-            micro_batches=job.micro_batches,
-            overheads=stack,
-            sequence_tokens=job.seq_len,
-        )
-
-    fullest = report(None)
-    read = report(0) if any(name in config.framework for name in _FIRST_STAGE) else fullest
+    setup = job.setup
+    report = partial(
+        memory_of,
+        setup,
+        setup.context_tokens // layout_cp(setup.layout),
+        micro_batches=job.micro_batches,
+        sequence_tokens=-(-max(job.round_tokens) // layout_cp(setup.layout)),
+    )
+    fullest = report()
+    read = report(stage=0) if any(name in config.framework for name in _FIRST_STAGE) else fullest
     gauge = gauge_of(config)
     peak_bytes = {
         "device": read.total_bytes,

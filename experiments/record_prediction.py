@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from cost_models.allocator import refill_s
 from cost_models.calibration import Calibration
 from cost_models.flop import model_flop_per_token
 from cost_models.layout import Recompute
-from cost_models.memory import MemoryReport
-from cost_models.micro_batch_cost import MicroBatchCost
-from cost_models.step_costs import step_costs
 from experiments.fidelity_features import Features, configuration_key, features_of
 from experiments.record_completion import completed
 from experiments.record_memory import Gauge, predict_memory
-from experiments.record_setup import Job, job_of, layout_cp
+from experiments.record_setup import Job, job_of
 from experiments.records import Measured, RunConfig
 from experiments.software.facts import Run
 from experiments.software.rules import holds
 from hdpsim.errors import HdpSimError
-from simulator.replay import run_replay
-from simulator.simulate import plan_micro_batches
-from simulator.strategies.uniform_mesh import plan_uniform
+from simulator.plan import Plan
+from simulator.simulate import plan_batch, planning_problem, play_plan, price_plan
 
 __all__ = ["Convention", "Prediction", "convention_of", "measured_step_s", "predict", "predict_step"]
 
@@ -118,8 +113,8 @@ def predict(
 ) -> Prediction:
     """Predict a record from its configuration alone. What cannot be predicted has a reason; nothing is raised.
 
-    Every data-parallel rank runs the same number of micro-batches of whole sequences, in order; the tokens of a
-    micro-batch are spread over its context-parallel group.
+    Whole sequences go to micro-batches in order, these to the data-parallel ranks in turn; the tokens of a micro-batch
+    are spread over its context-parallel group.
     """
     convention = convention_of(config)
     try:
@@ -133,7 +128,7 @@ def predict(
     reason = job.blocked
     if not reason and not memory_only:
         try:
-            step_s, accounts = predict_step(job, memory=memory.fullest)
+            step_s, accounts = predict_step(job)
         except HdpSimError as error:
             reason = str(error)
     assumptions = (*filled, *job.assumptions)
@@ -163,36 +158,24 @@ def predict(
 
 
 def predict_step(
-    job: Job, cal: Calibration | None = None, memory: MemoryReport | None = None
+    job: Job, cal: Calibration | None = None, plan: Plan | None = None
 ) -> tuple[float, tuple[tuple[str, float], ...]]:
-    """Seconds of the step and of its accounts. Memory is not asked whether it suffices: the run exists.
+    """Seconds of the step and of its accounts: what `hdpsim simulate` makes of the record's scenario.
 
     Args:
         job: the record, ready to predict.
         cal: a calibration instead of the job's own.
-        memory: of the fullest stage, for what a host that runs ahead into its limit waits (see allocator); a host
-            that launches for most of the step does not run ahead.
+        plan: of the job's batch, where it is known: no calibration changes it.
     """
-    setup = job.setup
-    cal = (cal or setup.calibration).of_job(setup.cluster.gpus)
-    cost = MicroBatchCost(setup.model, setup.layout, setup.cluster, cal)
-    plan = plan_uniform(
-        layout_cp(setup.layout),
-        job.micro_batches,
-        job.micro_batch,
-        job.seq_len,
-        documents=job.documents,
-    )
-    batches = plan_micro_batches(cost, plan)
-    costs = step_costs(cost, batches, setup.ranks, data_s=0.0, planned_ranks=plan.ranks)
-    execution = run_replay(plan, costs)
+    setup = job.setup if cal is None else replace(job.setup, calibration=cal)
+    lengths = job.lengths
+    if plan is None:
+        plan, problem, _ = plan_batch(setup, lengths)
+    else:
+        problem = planning_problem(setup, lengths)
+    execution = play_plan(setup, plan, price_plan(setup, problem, plan))
     seconds = execution.account_s.mean(axis=(1, 2)).tolist()
-    accounts = dict(zip(execution.accounts, seconds, strict=True))
-    waits_s = 0.0
-    if memory is not None and accounts["host"] < execution.step_s / 2.0:
-        waits_s = job.micro_batches * refill_s(memory, cost.cal)
-    accounts["host"] += waits_s
-    return execution.step_s + waits_s, tuple(accounts.items())
+    return execution.step_s, tuple(zip(execution.accounts, seconds, strict=True))
 
 
 def measured_step_s(config: RunConfig, job: Job, measured: Measured) -> float | None:

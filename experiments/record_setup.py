@@ -7,6 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cost_models import catalog
 from cost_models.calibration import Calibration, calibration
 from cost_models.hardware import Cluster, Node
@@ -15,17 +18,19 @@ from cost_models.layout import Sharding as LayoutSharding
 from cost_models.model import LatentAttention, Model
 from experiments.record_machine import collective_share, nic_gbps, node_of_cloud
 from experiments.record_pipeline import blocked, schedule_of, virtual_stages
+from experiments.record_stack import activation_offload, stack_of
 from experiments.record_switches import Switches, switches_of
 from experiments.records import RunConfig
 from experiments.software.facts import Run, known_model
 from experiments.software.rules import setting_of
 from hdpsim.errors import CatalogError, InfeasibleError
-from simulator.setup import Setup, StrategyOptions
+from hdpsim.ranges import RANGES
+from simulator.setup import MemoryOptions, Setup, StrategyOptions
 
 __all__ = ["Job", "job_of"]
 
 GPT2_VOCABULARY = 51_200  # 50,257 tokens of GPT-2, padded as Megatron-LM does for tp 8
-MOST_SEQUENCES = 1_000_000  # of a step on one data-parallel rank; more fills the memory
+MOST_SEQUENCES = RANGES["batch_sequences"]
 BOARD_GPUS = 4  # of a board without NVSwitch; one that holds eight has switches
 MOST_OF_A_SERVER = 16  # GPUs of a server with a domain of its own; racks hold more, in trays
 BYTES_PER_S_PER_GBPS = 1e9 / 8  # network rates are decimal gigabits
@@ -47,7 +52,7 @@ class Job:
         setup: model, cluster, layout and calibration.
         sequences: sequences of a step.
         seq_len: tokens of each.
-        documents: as equal pieces of a sequence that attention stays inside of.
+        round_tokens: tokens of the documents of one sequence; attention stays inside each.
         micro_batch: sequences of a micro-batch.
         micro_batches: micro-batches of a step on one data-parallel rank.
         blocked: why no time can be predicted; empty when it can. Memory can be.
@@ -62,10 +67,15 @@ class Job:
     micro_batch: int
     micro_batches: int
     blocked: str
-    documents: int = 1
+    round_tokens: tuple[int, ...]
     rule_kinds: frozenset[str]
     assumptions: tuple[str, ...]
     not_modelled: tuple[str, ...]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """The step's batch: the documents of every sequence."""
+        return np.tile(np.asarray(self.round_tokens, dtype=np.int64), self.sequences)
 
 
 @dataclass(slots=True)
@@ -116,7 +126,8 @@ def job_of(config: RunConfig, own: Calibration | None = None, without: frozenset
         layout=replace(layout, rank_capacity_tokens=context // layout_cp(layout)),
         calibration=cal,
         context_tokens=context,
-        strategy=StrategyOptions(name="static"),
+        strategy=StrategyOptions(name="static", activation_offload=activation_offload(config)),
+        memory=MemoryOptions(overheads=stack_of(config), must_fit=False),
     )
     return Job(
         setup=setup,
@@ -125,7 +136,7 @@ def job_of(config: RunConfig, own: Calibration | None = None, without: frozenset
         micro_batch=micro_batch,
         micro_batches=micro_batches,
         blocked=blocked(config),
-        documents=documents,
+        round_tokens=_round_tokens(seq_len, documents),
         rule_kinds=frozenset(kind for kind, _, _ in switches.origins.values()),
         assumptions=tuple(notes.assumptions),
         not_modelled=tuple(notes.not_modelled),
@@ -135,6 +146,12 @@ def job_of(config: RunConfig, own: Calibration | None = None, without: frozenset
 def layout_cp(layout: Layout) -> int:
     """The context-parallel degree, 1 when the layout leaves it open."""
     return layout.cp or 1
+
+
+def _round_tokens(seq_len: int, documents: int) -> tuple[int, ...]:
+    """Tokens of so many documents that share a sequence, as equal as whole tokens allow."""
+    whole, rest = divmod(seq_len, documents)
+    return (whole + 1,) * rest + (whole,) * (documents - rest)
 
 
 def _needed(config: RunConfig, column: str) -> int:
@@ -158,10 +175,8 @@ def _batch(config: RunConfig, dp: int, micro_batch: int, notes: _Notes) -> tuple
             f"the busiest rank has {most}"
         )
     micro_batch = min(micro_batch, most)
-    if most > MOST_SEQUENCES:
-        raise InfeasibleError(
-            f"{sequences:,} sequences are {most:,} on each data-parallel rank; at most {MOST_SEQUENCES:,}"
-        )
+    if sequences > MOST_SEQUENCES.high:
+        raise InfeasibleError(f"global_batch_seqs {MOST_SEQUENCES.complaint(sequences)}")
     return sequences, micro_batch, -(-most // micro_batch)
 
 

@@ -24,7 +24,8 @@ from cost_models.schema import Problems, did_you_mean
 from experiments.feasibility import layout_notes, reasons_against
 from experiments.overrides import apply_overrides, parse_override
 from experiments.references import Found, References
-from experiments.scenario_schema import KEYS, Batch, read_keys
+from experiments.scenario_schema import FIELDS, KEYS, Batch, read_keys
+from experiments.setup_document import as_yaml
 from experiments.software.rules import Setting
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.ranges import LIMITS
@@ -110,22 +111,7 @@ class Scenario:
 
     def to_yaml(self) -> str:
         """The scenario with all defaults filled in; reading it back gives the same scenario."""
-        import yaml
-
-        # JSON is YAML, and its quoted texts cannot be taken for numbers: quote only where it is needed.
-        class Dumper(yaml.SafeDumper):
-            def ignore_aliases(self, data: object) -> bool:
-                return True
-
-        def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-            plain = (
-                all(part.isalnum() for part in value.replace("-", " ").replace("_", " ").split())
-                and value[:1].isalpha()
-            )
-            return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"')
-
-        Dumper.add_representer(str, text)
-        return yaml.dump(self.document, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)
+        return as_yaml(self.document)
 
     def setup(self, strategy: str | None = None) -> Setup:
         """What the simulator needs besides the batch; *strategy* replaces the scenario's own."""
@@ -318,17 +304,6 @@ def _of_software(
     return settings_of(run, written)
 
 
-_FIELD = {
-    "rank_capacity": "rank_capacity_tokens",
-    "gc_pause": "gc_pause_s",
-    "cuda_context": "cuda_context_bytes",
-    "libraries": "library_bytes",
-    "nccl_per_group": "nccl_bytes_per_group",
-    "fragmentation": "fragmentation_share",
-}
-"""Keys whose field carries its unit."""
-
-
 def _place(where: Callable[[str], str] | None, changed: frozenset[str]) -> Callable[[str], str] | None:
     """Like *where*, but silent about keys that came from the command line."""
     if where is None:
@@ -339,7 +314,7 @@ def _place(where: Callable[[str], str] | None, changed: frozenset[str]) -> Calla
 def _section(values: Mapping[str, object], section: str) -> dict[str, Any]:
     prefix = f"{section}."
     own = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
-    return {_FIELD.get(name, name): value for name, value in own.items()}
+    return {FIELDS.get(name, name): value for name, value in own.items()}
 
 
 def _left_to_software(document: Mapping[str, object] | None, values: Mapping[str, object]) -> frozenset[str]:

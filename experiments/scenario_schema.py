@@ -63,7 +63,7 @@ from hdpsim.quoting import quoted
 from simulator.setup import Packing, StrategyName
 from traces import LongSequencePolicy
 
-__all__ = ["KEYS", "REQUIRED", "SECTIONS", "Batch", "Key", "read_keys", "strategy_names"]
+__all__ = ["FIELDS", "KEYS", "REQUIRED", "SECTIONS", "Batch", "Key", "read_keys", "strategy_names"]
 
 _DAY_S = 86400.0
 
@@ -249,6 +249,16 @@ KEYS: Mapping[str, Key] = {
         parse=_or_word("never", _quantity("time")), default=None, dump=_word_or("never", _dump_time)
     ),
 }
+
+FIELDS: Mapping[str, str] = {
+    "rank_capacity": "rank_capacity_tokens",
+    "gc_pause": "gc_pause_s",
+    "cuda_context": "cuda_context_bytes",
+    "libraries": "library_bytes",
+    "nccl_per_group": "nccl_bytes_per_group",
+    "fragmentation": "fragmentation_share",
+}
+"""Keys whose field carries its unit."""
 
 SECTIONS = tuple(dict.fromkeys(key.partition(".")[0] for key in KEYS if "." in key))
 """The parts of a scenario that hold keys of their own."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.record_pipeline import virtual_stages
@@ -11,7 +11,7 @@ from experiments.record_setup import job_of
 from experiments.record_switches import switches_of
 from experiments.records import RunConfig
 from experiments.software.facts import Run, interleaves
-from simulator.strategies.uniform_mesh import plan_uniform
+from simulator.simulate import plan_batch
 
 
 def _config(**changes: object) -> RunConfig:
@@ -71,7 +71,7 @@ def test_a_recipe_interleaves_and_its_transfers_run_beside_compute() -> None:
     ],
 )
 def test_documents_of_a_pack(changes: dict[str, object], documents: int) -> None:
-    assert job_of(_config(**changes)).documents == documents
+    assert len(job_of(_config(**changes)).round_tokens) == documents
 
 
 def test_short_documents_cost_less_attention_and_nothing_else() -> None:
@@ -81,18 +81,20 @@ def test_short_documents_cost_less_attention_and_nothing_else() -> None:
     assert packed["gemm"] == pytest.approx(whole["gemm"])
 
 
+@settings(max_examples=20)
 @given(
     tokens=st.integers(1, 5000),
-    documents=st.integers(1, 50),
     sequences=st.integers(1, 4),
     micro_batches=st.integers(1, 4),
 )
-def test_documents_keep_every_token(tokens: int, documents: int, sequences: int, micro_batches: int) -> None:
-    documents = min(documents, tokens)
-    plan = plan_uniform(1, micro_batches, sequences, tokens, documents=documents)
+def test_documents_keep_every_token(tokens: int, sequences: int, micro_batches: int) -> None:
+    batch = {"global_batch_seqs": 8 * sequences * micro_batches, "micro_batch": sequences, "pp": 1, "dp": 8}
+    job = job_of(_config(seq_len=tokens, **batch))
+    plan, _, _ = plan_batch(job.setup, job.lengths)
     ends = np.cumsum(plan.segment_tokens)[plan.segment_offsets[1:] - 1]
-    assert np.diff(ends, prepend=0).tolist() == [sequences * tokens] * micro_batches
-    assert plan.segment_tokens.max() - plan.segment_tokens.min() <= 1
+    assert np.diff(ends, prepend=0).tolist() == [sequences * tokens] * micro_batches * 8
+    assert sum(job.round_tokens) == tokens
+    assert max(job.round_tokens) - min(job.round_tokens) <= 1
 
 
 MIXTURE = {

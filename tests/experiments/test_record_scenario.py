@@ -1,0 +1,203 @@
+"""A record is a scenario: what is written of it is read back as the same setup, and simulated as it is predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cost_models import catalog
+from cost_models.catalog_documents import cluster_document, model_document
+from cost_models.hardware import Cluster, Fabric
+from cost_models.layout import Layout
+from cost_models.memory_overheads import MemoryOverheads
+from cost_models.model import Model
+from cost_models.schema import Problems
+from experiments.cli import cli
+from experiments.record_completion import completed
+from experiments.record_memory import predict_memory
+from experiments.record_prediction import predict, predict_step
+from experiments.record_scenario import job_document, record_scenario
+from experiments.record_setup import Job, job_of
+from experiments.records import Record, RunConfig, read_records, shipped_records
+from experiments.scenario import load_scenario, resolve_scenario
+from experiments.scenario_schema import FIELDS, KEYS
+from hdpsim.errors import HdpSimError, InfeasibleError, UserInputError
+from simulator.setup import ExecutionOptions, MemoryOptions, StrategyOptions
+from simulator.simulate import simulate_step
+
+PACKED, EXPERTS = "nemo-0013", "megatron-bridge-0005"
+
+
+@cache
+def jobs(every: int) -> tuple[tuple[Record, RunConfig, Job], ...]:
+    """Every so many-th shipped record, if it can be predicted."""
+    found = []
+    for record in read_records(shipped_records())[::every]:
+        try:
+            config, _ = completed(record.config)
+            job = job_of(config)
+        except HdpSimError:
+            continue
+        if not job.blocked:
+            found.append((record, config, job))
+    return tuple(found)
+
+
+def assert_simulated_as_predicted(cases: Sequence[tuple[Record, RunConfig, Job]]) -> None:
+    for record, config, job in cases:
+        scenario = resolve_scenario(job_document(job, record.name))
+        result = simulate_step(scenario.setup(), scenario.batches(1)[0])
+        step_s, accounts = predict_step(job)
+        memory = predict_memory(config, job)
+        assert result.step_s == pytest.approx(step_s, rel=1e-12), record.name
+        means = dict(zip(result.accounts, result.account_s.mean(axis=(1, 2)).tolist(), strict=True))
+        assert means == pytest.approx(dict(accounts), rel=1e-12, abs=1e-15), record.name
+        assert result.memory == memory.fullest, record.name
+        assert result.memory.fits == memory.fits, record.name
+        assert result.tokens == job.sequences * job.seq_len, record.name
+        assert any("does not fit" in note for note in result.notes) != memory.fits, record.name
+
+
+def test_some_records_are_simulated_as_they_are_predicted() -> None:
+    several = jobs(24)
+    assert len(several) > 30
+    assert_simulated_as_predicted(several)
+
+
+@pytest.mark.slow
+def test_every_record_is_simulated_as_it_is_predicted() -> None:
+    every = jobs(1)
+    assert len(every) > 800
+    assert_simulated_as_predicted(every)
+
+
+@pytest.mark.parametrize("name", ["megatron-lm-0001", PACKED, EXPERTS])
+def test_what_validate_reports_is_what_simulate_makes_of_the_file(tmp_path: Path, name: str) -> None:
+    """From the command that writes the file to the step, for packed documents and for experts, too."""
+    record = next(record for record in read_records(shipped_records()) if record.name == name)
+    path = tmp_path / f"{name}.yaml"
+    done = CliRunner().invoke(cli, ["validate", "--scenario-of", name, "-o", str(path)])
+    assert done.exit_code == 0, done.output
+    scenario = load_scenario(path)
+    assert len(scenario.data.lengths_tokens or ()) == (23 if name == PACKED else 1)
+    assert bool(scenario.model.experts) == (name == EXPERTS)
+    result = simulate_step(scenario.setup(), scenario.batches(1)[0])
+    prediction = predict(record.config)
+    assert prediction.step_s == pytest.approx(result.step_s, rel=1e-12)
+    assert prediction.fits == result.memory.fits
+    tokens_per_s = result.tokens_per_s / result.gpus
+    assert prediction.tokens_per_s_per_gpu == pytest.approx(tokens_per_s, rel=1e-12)
+    if name != PACKED:  # sources count the FLOP of a pack as those of one sequence
+        flop = result.model_flop / result.step_s / result.gpus / 1e12
+        assert prediction.model_tflops_causal == pytest.approx(flop, rel=1e-9)
+
+
+def test_the_text_says_what_was_assumed(tmp_path: Path) -> None:
+    name = "megatron-lm-0020"
+    text = record_scenario(name)
+    assert "# assumed: vpp 3" in text
+    assert "must_fit: false" in text
+    printed = CliRunner().invoke(cli, ["validate", "--scenario-of", name])
+    assert printed.output == text
+
+
+def test_what_cannot_be_written_is_said() -> None:
+    with pytest.raises(UserInputError, match="did you mean 'megatron-lm-0020'"):
+        record_scenario("megatron-lm-020")
+    with pytest.raises(InfeasibleError, match="is not stated"):
+        record_scenario(next(r.name for r in read_records(shipped_records()) if r.config.layers is None))
+    run = CliRunner()
+    for options in (["--memory"], ["--json"], ["--markdown"]):
+        assert run.invoke(cli, ["validate", "--scenario-of", "x", *options]).exit_code == 2
+    assert run.invoke(cli, ["validate", "-o", "x.yaml"]).exit_code == 2
+
+
+def without_words(model: Model) -> Model:
+    return replace(model, source="")
+
+
+@pytest.mark.parametrize("name", catalog.names("model"))
+def test_shipped_models_are_read_back(name: str) -> None:
+    problems = Problems("x", None)
+    read = catalog.model_entry(model_document(catalog.model(name)), problems, "model")
+    assert not problems.found
+    assert read == without_words(catalog.model(name))
+
+
+def read_cluster(cluster: Cluster) -> Cluster:
+    problems = Problems("x", None)
+    read = catalog.cluster_entry(cluster_document(cluster), problems, "cluster")
+    assert read is not None, problems.found
+    return bare(read)
+
+
+def bare(cluster: Cluster) -> Cluster:
+    """The same without words about sources."""
+    node = replace(cluster.node, source="", gpu=replace(cluster.node.gpu, source=""))
+    return replace(cluster, source="", node=node)
+
+
+@pytest.mark.parametrize("name", catalog.names("cluster"))
+def test_shipped_clusters_are_read_back(name: str) -> None:
+    assert read_cluster(catalog.cluster(name)) == bare(catalog.cluster(name))
+
+
+@settings(max_examples=60)
+@given(
+    name=st.sampled_from(catalog.names("node")),
+    nic=st.floats(1e9, 1e12),
+    memory=st.floats(1e9, 1e13),
+    boost=st.booleans(),
+    tdp=st.floats(100.0, 2000.0),
+    efficiency=st.none() | st.floats(0.01, 1.0),
+    share=st.floats(0.01, 1.0),
+    latency=st.floats(1e-9, 1e-3),
+    own=st.booleans(),
+)
+def test_any_cluster_is_read_back_to_the_last_bit(
+    name: str,
+    nic: float,
+    memory: float,
+    boost: bool,
+    tdp: float,
+    efficiency: float | None,
+    share: float,
+    latency: float,
+    own: bool,
+) -> None:
+    node = catalog.node(name)
+    node = replace(
+        node,
+        name="my node" if own else node.name,
+        gpu=replace(node.gpu, tensor_boost=boost, tdp_w=tdp, name="my GPU" if own else node.gpu.name),
+        nic_bytes_per_s=nic,
+        host_memory_bytes=memory,
+        nic_efficiency=efficiency,
+        collective_share=share,
+    )
+    cluster = catalog.cluster_of(node, 4 * node.gpus, Fabric(hop_latency_s=latency, routing="ecmp"))
+    assert read_cluster(cluster) == bare(cluster)
+
+
+def test_everything_of_a_setup_has_a_key() -> None:
+    """What a prediction may depend on can be written in a scenario."""
+    written = {
+        section: {
+            FIELDS.get(leaf, leaf)
+            for home, _, leaf in (key.rpartition(".") for key in KEYS)
+            if home == section
+        }
+        for section in ("layout", "strategy", "memory", "execution")
+    }
+    assert {item.name for item in fields(Layout)} <= written["layout"]
+    assert {item.name for item in fields(StrategyOptions)} <= written["strategy"]
+    assert {item.name for item in fields(MemoryOverheads)} <= written["memory"]
+    assert {item.name for item in fields(MemoryOptions)} - {"overheads"} <= written["memory"]
+    assert {item.name for item in fields(ExecutionOptions)} - {"spans"} <= written["execution"]
