@@ -6,6 +6,7 @@ and the records it was fitted on. Nothing here knows a model, a data set, a stra
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib import resources
@@ -151,6 +152,22 @@ class Calibration:
     """Name of the shipped calibration that this one stands in for; empty: for any GPU."""
     entries: tuple[tuple[str, CalibrationEntry], ...] = ()
 
+    @property
+    def fitted_on(self) -> frozenset[str]:
+        """Words of the training runs that decided a constant, in small letters; their sources are among them.
+
+        What `hdpsim calibrate` found counts where it was taken: not where runs leave a constant open or it stays.
+        Measured kernels are no runs.
+        """
+        texts = [
+            text
+            for _, entry in self.entries
+            for text in (entry.fitted_on, entry.runs)
+            if not text.startswith("left open") and not text.endswith("stays")
+        ]
+        words = (re.findall(r"[a-z][a-z0-9-]*", text.lower()) for text in texts)
+        return frozenset(word for text in words if not _OF_RUNS.isdisjoint(text) for word in text)
+
     def of_job(self, gpus: int) -> Calibration:
         """The calibration of the slowest of *gpus* GPUs, for which all others of a synchronous job wait.
 
@@ -172,6 +189,8 @@ _SCALARS = tuple(f.name for f in fields(Calibration) if f.name not in _OTHER_FIE
 _KEYS = {"name", "generation", "constants", "network"}
 _NETWORK = tuple(f.name for f in fields(NetworkCalibration))
 _ENTRY_KEYS = {f.name for f in fields(CalibrationEntry)}
+_OF_RUNS = frozenset({"runs", "grid", "cells", "steps", "configurations"})
+"""Words for what was measured where it was no kernel."""
 _MOST_KNOWN = 1e18  # the widest range of a constant
 _WORDS = ("meaning", "source", "fitted_on", "kernels", "runs")
 

@@ -28,6 +28,7 @@ from traces import global_batches, load_distribution
 
 __all__ = [
     "BATCH_TOKENS",
+    "CALIBRATION",
     "CLUSTER",
     "DEFAULT_BATCHES",
     "Job",
@@ -40,6 +41,7 @@ __all__ = [
 ]
 
 CLUSTER = "bytescale-h20"
+CALIBRATION = "bytescale-h20"
 BATCH_TOKENS = (
     32 * 2**20
 )  # ByteScale section 6.1: 32M tokens; 8 micro-batches x DP 2 x 2M in Figure 18 make it 2^25
@@ -122,7 +124,7 @@ def setup_of(job: Job) -> Setup:
         model=model,
         cluster=cluster,
         layout=chosen,
-        calibration=calibration(cluster.gpu.calibration),
+        calibration=calibration(CALIBRATION),
         context_tokens=job.context_tokens,
         strategy=job.options,
     )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, get_type_hints
 
+from cost_models.calibration import calibration, calibration_names
 from cost_models.parameters import parameters
 from simulator.setup import Setup
 
-__all__ = ["CONTINUOUS", "DISCRETE", "Features", "configuration_key", "features_of"]
+__all__ = ["CONTINUOUS", "DISCRETE", "Features", "configuration_key", "features_of", "in_sample"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +21,7 @@ class Features:
 
     Attributes:
         gpu: by catalog name.
-        generation: of its calibration.
+        generation: of its calibration; a shipped one for a certain software stack counts as one of its own.
         bits: of the matrix products' operands.
         sharded: parameters are sharded (ZeRO-3, FSDP).
         experts: a mixture of experts.
@@ -98,7 +100,9 @@ def features_of(
     model, layout, cluster = setup.model, setup.layout, setup.cluster
     return Features(
         gpu=cluster.gpu.name,
-        generation=cluster.gpu.calibration,
+        generation=name
+        if (name := setup.calibration.name) in calibration_names()
+        else cluster.gpu.calibration,
         bits=_BITS[layout.precision],
         sharded=layout.sharding == "zero3",
         experts=bool(model.experts),
@@ -126,6 +130,14 @@ def configuration_key(setup: Setup, sequences: int, sequence_tokens: int, micro_
         layout.sharding, layout.recompute, layout.precision, sequences, sequence_tokens, micro_batch_tokens,
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def in_sample(generation: str, sources: Sequence[str]) -> tuple[str, ...]:
+    """Those of *sources* whose runs had a part in a constant of the shipped calibration of that name."""
+    if generation not in calibration_names():
+        return ()
+    fitted = calibration(generation).fitted_on
+    return tuple(source for source in sources if source in fitted)
 
 
 def log2(value: float) -> float:

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.catalog import cluster
 from experiments import bytescale_plots, plots
 from experiments.artefacts import check_out
 from experiments.bytescale_case import case_document, case_job, heaviest_busy_s
 from experiments.bytescale_data import Cell, all_cells, read_cells
-from experiments.bytescale_simulation import CLUSTER, DEFAULT_BATCHES, Job, Outcome, run_jobs
+from experiments.bytescale_simulation import CALIBRATION, DEFAULT_BATCHES, Job, Outcome, run_jobs
 from experiments.bytescale_summary import (
     ABLATION,
     ablation_document,
@@ -133,11 +132,10 @@ def _job(cell: Cell, batches: int) -> Job:
 
 
 def _notes(batches: int) -> tuple[str, ...]:
-    name = cluster(CLUSTER).gpu.calibration
     return (
         f"Means over {batches} global batches of 32M tokens, the same for every model and strategy.",
-        f"GPU type, network and layouts are inferred (docs/bytescale.md). Calibration {name} was fitted on the 60 "
-        "published cells shipped with hdpsim, all together; no other cell had a part in it.",
+        f"GPU type, network and layouts are inferred (docs/bytescale.md). Calibration {CALIBRATION} was fitted on the "
+        "60 published cells shipped with hdpsim, all together; no other cell had a part in it.",
     )
 
 

@@ -127,4 +127,4 @@ def micro_batches(
     )
 
 
-shipped_calibrations = st.sampled_from(["ampere", "hopper", "blackwell", "h20"])
+shipped_calibrations = st.sampled_from(["ampere", "hopper", "blackwell", "bytescale-h20"])

@@ -111,7 +111,7 @@ class TestPower:
         assert gemm_s(8192, 8192, 8192, gpu, job, burst=True) == gemm_s(
             8192, 8192, 8192, gpu, one, burst=True
         )
-        assert calibration("h20").of_job(12288).slowest_gpu == 1.0
+        assert calibration("bytescale-h20").of_job(12288).slowest_gpu == 1.0
 
     def test_boards_of_one_chip_differ_by_their_power(self) -> None:
         sustained = []

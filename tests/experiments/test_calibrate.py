@@ -168,7 +168,7 @@ def test_what_records_do_not_tell_is_refused_by_name(measured: Path, tmp_path: P
 
 
 def test_constants_are_those_of_a_calibration_within_their_bounds() -> None:
-    for name in ("ampere", "hopper", "blackwell", "h20"):
+    for name in ("ampere", "hopper", "blackwell", "bytescale-h20"):
         cal = calibration(name)
         for constant in (*KERNEL_CONSTANTS, *RUN_CONSTANTS):
             assert constant.low <= value_of(cal, constant.name) <= constant.high, (name, constant.name)
