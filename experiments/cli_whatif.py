@@ -43,4 +43,5 @@ def command(scenario: str, changes: tuple[str, ...], batches: int | None, as_jso
     click.echo()
     show_table(whatif_table(variants))
     click.echo()
-    click.echo(report.mfu_note(checked))
+    ran = [variant.scenario for variant in variants if variant.feasible and variant.scenario is not None]
+    click.echo(report.mfu_note(*ran))

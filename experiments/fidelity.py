@@ -11,6 +11,9 @@ The stretch is that with which TARGET of the records lie in their own band when 
 is left out, as a prediction of a known record leaves its own residual out. A run of a source that no record is from is
 less known: its stretch is that with which TARGET of the *sources* (every one counts the same) lie in bands that leave
 out all of their own records. Far from every record the band is that of all records and wider still.
+
+Runs on which constants were fitted that a prediction takes are in-sample: their errors are those of a fit, and a
+note on a band that rests on them says so.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.fidelity_features import CONTINUOUS, DISCRETE, Features, log2
+from experiments.fidelity_features import CONTINUOUS, DISCRETE, Features, in_sample, log2
 
 __all__ = ["Band", "Residual", "Residuals"]
 
@@ -56,6 +59,7 @@ class Band:
         high: P90.
         alike: records at most NEAR away.
         sources: sources of those.
+        in_sample: how many of those had a part in constants of the calibration that prices the run.
         nearest: distance of the nearest record.
         median_abs_error: weighted median of absolute errors of records like this one.
         note: all that in words.
@@ -66,6 +70,7 @@ class Band:
     high: float
     alike: int
     sources: tuple[str, ...]
+    in_sample: int
     nearest: float
     median_abs_error: float
     note: str
@@ -79,6 +84,7 @@ class Band:
             "tokens_per_s_p90": None if tokens_per_s is None else tokens_per_s / self.low,
             "records_alike": self.alike,
             "sources_alike": list(self.sources),
+            "records_in_sample": self.in_sample,
             "nearest_distance": self.nearest if math.isfinite(self.nearest) else None,
             "median_abs_error_alike": None if math.isnan(self.median_abs_error) else self.median_abs_error,
             "note": self.note,
@@ -175,6 +181,7 @@ class Residuals:
         nearest = float(distance[~own].min(initial=math.inf))
         typical = _weighted_median(np.abs(np.expm1(self.log_error)), weight) if weight.any() else math.nan
         sources = tuple(sorted(set(self.sources[near].tolist())))
+        fitted = in_sample(features.generation, sources)
         band = Band(
             low=min(
                 1.0, math.exp(-high)
@@ -183,13 +190,16 @@ class Residuals:
             high=max(1.0, math.exp(-low)),
             alike=int(near.sum()),
             sources=sources,
+            in_sample=int(np.isin(self.sources[near], fitted).sum()),
             nearest=nearest,
             median_abs_error=typical,
             note="",
         )
         if own.all():
             return replace(band, note="no validated run to compare with")
-        return _with_note(band, features, self.features[int(np.where(own, np.inf, distance).argmin())])
+        return _with_note(
+            band, fitted, features, self.features[int(np.where(own, np.inf, distance).argmin())]
+        )
 
     def coverage(self, by: str = "configuration") -> float:
         """Share of the records inside the band that leaves out their configuration, or their whole source."""
@@ -199,6 +209,10 @@ class Residuals:
             needed, stretch = self._needed(self.sources), self.new_stretch
         inside = needed <= stretch * (1 + 1e-12)
         return float((inside * self.quality).sum() / self.quality.sum())
+
+
+def _listed(sources: Sequence[str]) -> str:
+    return ", ".join(sources[:4]) + (" and others" if len(sources) > 4 else "")
 
 
 def _level(needed: Floats, weights: Floats) -> float:
@@ -214,15 +228,17 @@ def _weighted_median(values: Floats, weights: Floats) -> float:
     return float(values[order][np.searchsorted(share, 0.5 * share[-1])])
 
 
-def _with_note(band: Band, features: Features, nearest: Features) -> Band:
-    """Add the words."""
+def _with_note(band: Band, fitted: Sequence[str], features: Features, nearest: Features) -> Band:
+    """Add the words; *fitted*: the sources among the band's that constants were fitted on."""
     span = f"true step {100 * (band.low - 1):+.0f} to {100 * (band.high - 1):+.0f} % of the predicted one (P10-P90)"
     if band.alike:
-        sources = ", ".join(band.sources[:4]) + (" and others" if len(band.sources) > 4 else "")
-        words = (
-            f"{span}; {band.alike} validated runs like this one ({sources}), median error of its neighbourhood "
-            f"{100 * band.median_abs_error:.0f} %"
-        )
+        sources = _listed(band.sources)
+        words = f"{span}; {band.alike} validated runs like this one ({sources})"
+        if band.in_sample:
+            number = "all" if band.in_sample == band.alike else f"{band.in_sample}"
+            words += f", {number} in-sample: constants of {features.generation} were fitted on runs of "
+            words += _listed(fitted)
+        words += f"; median error of its neighbourhood {100 * band.median_abs_error:.0f} %"
     else:
         differ = [name for name in DISCRETE if getattr(features, name) != getattr(nearest, name)]
         differ += [

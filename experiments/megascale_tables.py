@@ -184,7 +184,9 @@ def _ablation_lines(rows: Sequence[Document]) -> list[str]:
     gains = [(r["gain"], r["paper_gain"]) for r in rows if r["gain"] is not None]
     if not off or not gains:
         return []
-    right = sum(gain * paper > 0 for gain, paper in gains)
+    right = sum(
+        round(gain, 1) * paper > 0 for gain, paper in gains
+    )  # a gain that is shown as 0.0 has no sign
     worst = max(abs(gain - paper) for gain, paper in gains)
     return [
         f"Table 3: cumulative MFU off by at most {max(off):.1f} points; {right} of {len(gains)} gains have the right "

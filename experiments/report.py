@@ -157,13 +157,16 @@ def headline(scenario: Scenario) -> str:
     )
 
 
-def mfu_note(scenario: Scenario) -> str:
-    """Which peak and which FLOP convention the MFU column means."""
-    gpu = scenario.cluster.gpu
-    return (
-        f"MFU: of {format_quantity(gpu.bf16_flop_per_s, 'flop_rate')}, the dense bf16 peak of {gpu.name}; "
-        f"model FLOP with causal attention inside each sequence, no recompute."
-    )
+def mfu_note(*scenarios: Scenario) -> str:
+    """Which peak and which FLOP convention the MFU column means, whose rows are of these scenarios."""
+    gpus = [scenario.cluster.gpu for scenario in scenarios]
+    peaks = dict.fromkeys((format_quantity(gpu.bf16_flop_per_s, "flop_rate"), gpu.name) for gpu in gpus)
+    if len(peaks) == 1:
+        ((peak, name),) = peaks
+        of = f"{peak}, the dense bf16 peak of {name}"
+    else:
+        of = f"the dense bf16 peak of each row's GPU ({', '.join(f'{name}: {peak}' for peak, name in peaks)})"
+    return f"MFU: of {of}; model FLOP with causal attention inside each sequence, no recompute."
 
 
 def account_table(outcomes: Iterable[Outcome], title: str = "Where the time goes") -> Table:

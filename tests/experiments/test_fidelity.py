@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from cost_models.calibration import calibration
 from experiments.bytescale_data import read_cells
 from experiments.bytescale_simulation import Job
 from experiments.cli import cli
@@ -274,3 +275,29 @@ def test_no_residuals_are_said_to_be_none(tmp_path):
     assert (
         residual_lines(rewrite_residuals(path, []), path)[0] == "no run has an error that bands could rest on"
     )
+
+
+def test_a_band_says_which_of_its_runs_had_a_part_in_the_constants() -> None:
+    """For every run that the shipped bands rest on: in-sample where its source is named by a constant, else not."""
+    shipped = shipped_residuals()
+    seen = set()
+    for features, key in dict.fromkeys(zip(shipped.features, shipped.keys.tolist(), strict=True)):
+        band = shipped.band(features, key)
+        fitted = set(band.sources) & calibration(features.generation).fitted_on
+        assert (band.in_sample > 0) == bool(fitted)
+        assert ("in-sample" in band.note) == bool(fitted)
+        assert band.document(1.0)["records_in_sample"] == band.in_sample <= band.alike
+        seen |= {(features.generation, source) for source in fitted}
+    assert ("bytescale-h20", "bytescale") in seen
+    assert ("hopper", "dgxc") in seen  # 210 runs of Hopper decided small_kernel_passes
+    # kernels of that source had a part, runs had none; the other calibrations' runs decided nothing
+    assert all(source != "simumax" for _, source in seen)
+
+
+def test_what_was_fitted_to_a_stack_is_no_property_of_its_gpu() -> None:
+    for calibrations, generation in (((), "hopper"), (("calibration=bytescale-h20",), "bytescale-h20")):
+        overrides = ("cluster.node=hgx-h20-96gb", *calibrations)
+        scenario = load_scenario("quickstart-8gpu", overrides)
+        features, _ = setup_features(scenario.setup(), np.full(8, 2048))
+        assert features.generation == generation
+        assert not scenario.notes  # both are made for Hoppers

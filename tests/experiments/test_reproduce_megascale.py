@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cost_models import catalog
+from experiments import megascale_tables
 from experiments.cli import cli
 from experiments.megascale_data import Cell, facts, model_flop_per_token, read_cells, table_2
 from experiments.megascale_simulation import ABLATION, predict, scenario_of
@@ -116,6 +117,13 @@ def test_table_3() -> None:
         if row["gain"] is not None:
             assert row["gain"] > 0, row["step"]
             assert abs(row["gain"] - row["paper_gain"]) < 1.5, row["step"]
+
+
+@pytest.mark.parametrize(("gain", "right"), [(0.04, 0), (-0.04, 0), (0.0, 0), (-1.0, 0), (0.06, 1), (1.0, 1)])
+def test_a_gain_that_is_shown_as_nothing_has_no_sign(gain: float, right: int) -> None:
+    rows = [{"mfu": 50.0, "paper_mfu": 50.0, "gain": gain, "paper_gain": 1.0}]
+    (line,) = megascale_tables._ablation_lines(rows)
+    assert f"{right} of 1 gains have the right sign" in line
 
 
 def test_the_last_step_of_the_ablation_is_the_shipped_scenario() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from experiments.report import mfu_note
 from experiments.scenario import Scenario, load_scenario
 from experiments.whatif import whatif, whatif_json, whatif_table
 from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
@@ -89,3 +90,14 @@ def test_changes_that_need_each_other_are_rows_alone_and_run_together(scenario: 
 def test_changes_that_contradict_each_other_are_an_error(scenario: Scenario) -> None:
     with pytest.raises(ScenarioError, match="interleaved needs vpp"):
         whatif(scenario, ("layout.pp=2", "layout.schedule=interleaved"))
+
+
+def test_the_note_on_mfu_names_the_gpu_of_every_row(scenario: Scenario) -> None:
+    variants = whatif(scenario, ("cluster.node=hgx-b200-180gb", "gpus=16"))
+    shown = [variant.scenario for variant in variants if variant.scenario is not None]
+    note = mfu_note(*shown)
+    for row in shown:
+        assert row.cluster.gpu.name in note
+    assert ("989" in note and "2,25" in note) or "2.25" in note
+    assert "each row's GPU" in note
+    assert "each row's GPU" not in mfu_note(scenario, scenario)
