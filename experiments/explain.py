@@ -25,6 +25,7 @@ from simulator.execution import Execution
 from simulator.plan import Plan
 from simulator.setup import Setup
 from simulator.simulate import plan_batch, play_plan, price_plan
+from simulator.step_memory import fit_notes
 
 if TYPE_CHECKING:
     from experiments.scenario import Scenario
@@ -73,7 +74,7 @@ def explain(scenario: Scenario) -> Document:
         InfeasibleError: the scenario cannot run.
     """
     setup = _watched_setup(scenario.setup())
-    plan, problem, _memory = plan_batch(setup, scenario.batches(1)[0])
+    plan, problem, memory = plan_batch(setup, scenario.batches(1)[0])
     with tracing() as calls:
         costs = price_plan(setup, problem, plan)
     execution = play_plan(setup, plan, costs)
@@ -91,7 +92,7 @@ def explain(scenario: Scenario) -> Document:
             {"switch": s.switch, "value": s.value, "class": s.kind, "stack": s.stack, "source": s.source}
             for s in scenario.settings
         ],
-        "notes": [f"calibration {setup.calibration.name}", *plan.notes, *scenario.notes],
+        "notes": [f"calibration {setup.calibration.name}", *plan.notes, *fit_notes(memory), *scenario.notes],
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from itertools import islice
 from pathlib import Path
@@ -23,9 +23,12 @@ from cost_models.model import Model
 from cost_models.schema import Problems, did_you_mean
 from experiments.feasibility import layout_notes, reasons_against
 from experiments.overrides import apply_overrides, parse_override
+from experiments.record_stack import stack_of
 from experiments.references import Found, References
 from experiments.scenario_schema import FIELDS, KEYS, Batch, read_keys
 from experiments.setup_document import as_yaml
+from experiments.software.choice import read_software, run_of, settings_of
+from experiments.software.facts import Run
 from experiments.software.rules import Setting
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.ranges import LIMITS
@@ -236,8 +239,11 @@ def resolve_scenario(
     if found is None:
         problems.raise_if_any()
         raise AssertionError("references are missing without a problem")
-    settings = _of_software(document, values, found, problems)
+    run = _run_of(values, found, problems)
     problems.raise_if_any()
+    settings = (
+        () if run is None else settings_of(run, _written(document, "layout") | _written(document, "model"))
+    )
     own: dict[str, Any] = {setting.switch: setting.value for setting in settings}
     model = replace(found.model, **{name: value for name, value in own.items() if hasattr(found.model, name)})
     of_layout = {name: value for name, value in own.items() if f"layout.{name}" in KEYS}
@@ -245,8 +251,7 @@ def resolve_scenario(
     data = _section(values, "data")
     execution = _section(values, "execution")
     batch_count = execution.pop("batches")
-    overheads = _section(values, "memory")
-    must_fit = overheads.pop("must_fit")
+    memory = _memory(values, run, _written(document, "memory"))
     name = str(values["name"] or default_name)
     longest = int(data["context"]) if data["lengths"] is None else max(data["lengths"])
     against = reasons_against(model, found.cluster, layout, longest)
@@ -271,10 +276,10 @@ def resolve_scenario(
         ),
         strategy=StrategyOptions(**_section(values, "strategy")),
         execution=ExecutionOptions(**execution),
-        memory=MemoryOptions(overheads=MemoryOverheads(**overheads), must_fit=must_fit),
+        memory=memory,
         calibration=found.calibration,
         batch_count=batch_count,
-        notes=found.notes + layout_notes(model, found.cluster, layout),
+        notes=found.notes + layout_notes(model, found.cluster, layout) + _stack_notes(memory, run),
         resolved_json=_resolved_json(
             {**values, **found.written, "name": name}, _left_to_software(document, values)
         ),
@@ -284,24 +289,43 @@ def resolve_scenario(
     )
 
 
-def _of_software(
-    document: Mapping[str, object] | None, values: Mapping[str, Any], found: Found, problems: Problems
-) -> tuple[Setting, ...]:
-    """What the scenario's software stack sets of layout and model, without what the scenario writes itself."""
-    if not values["software"] or document is None:
-        return ()
-    from experiments.software.choice import read_software, run_of, settings_of
-
+def _run_of(values: Mapping[str, Any], found: Found, problems: Problems) -> Run | None:
+    """The scenario's software stack at work on its model, layout and cluster; None without `software:`."""
+    if not values["software"]:
+        return None
     try:
         software = read_software(values["software"])
     except ValueError as error:
         problems.add("software", str(error))
-        return ()
-    sections = (document.get("layout"), document.get("model"))
-    written = frozenset(str(key) for section in sections if isinstance(section, Mapping) for key in section)
+        return None
     layout = _section(values, "layout")
-    run = run_of(software, found.model, found.cluster, layout, int(values["data.context"]))
-    return settings_of(run, written)
+    return run_of(software, found.model, found.cluster, layout, int(values["data.context"]))
+
+
+def _written(document: Mapping[str, object] | None, section: str) -> frozenset[str]:
+    """Keys of a section that the scenario writes itself."""
+    keys = None if document is None else document.get(section)
+    return frozenset(map(str, keys)) if isinstance(keys, Mapping) else frozenset()
+
+
+def _memory(values: Mapping[str, object], run: Run | None, written: frozenset[str]) -> MemoryOptions:
+    """The keys `memory.*`; what is not *written* is as the software stack has it."""
+    keys = _section(values, "memory")
+    must_fit = keys.pop("must_fit")
+    if run is None:
+        return MemoryOptions(overheads=MemoryOverheads(**keys), must_fit=must_fit)
+    own = {FIELDS.get(key, key) for key in written}
+    stated = {name: value for name, value in keys.items() if name in own}
+    return MemoryOptions(overheads=replace(stack_of(run.config), **stated), must_fit=must_fit)
+
+
+def _stack_notes(memory: MemoryOptions, run: Run | None) -> tuple[str, ...]:
+    """What of a software stack's memory is not that of a lean one."""
+    lean, stack = MemoryOverheads(), memory.overheads
+    changed = [item.name for item in fields(stack) if getattr(stack, item.name) != getattr(lean, item.name)]
+    if run is None or not changed:
+        return ()
+    return ("memory of the software: " + ", ".join(f"{name} {getattr(stack, name)}" for name in changed),)
 
 
 def _place(where: Callable[[str], str] | None, changed: frozenset[str]) -> Callable[[str], str] | None:
@@ -318,12 +342,12 @@ def _section(values: Mapping[str, object], section: str) -> dict[str, Any]:
 
 
 def _left_to_software(document: Mapping[str, object] | None, values: Mapping[str, object]) -> frozenset[str]:
-    """Layout keys that stay unwritten in the resolved document, so that another stack still decides them."""
-    if not values["software"] or document is None:
+    """Keys that stay unwritten in the resolved document, so that another stack still decides them."""
+    if not values["software"]:
         return frozenset()
-    layout = document.get("layout")
-    written = {f"layout.{key}" for key in layout} if isinstance(layout, Mapping) else set()
-    return frozenset(key for key in KEYS if key.startswith("layout.") and key not in written)
+    written = {f"{section}.{key}" for section in ("layout", "memory") for key in _written(document, section)}
+    decided = (key for key in KEYS if key.startswith(("layout.", "memory.")) and key != "memory.must_fit")
+    return frozenset(decided) - written
 
 
 def _resolved_json(values: Mapping[str, object], left_out: frozenset[str]) -> str:

@@ -27,6 +27,7 @@ from simulator.step_memory import (
     allocator_s,
     capacity_tokens,
     check_fits,
+    fit_notes,
     memory_of,
     plan_memory,
     with_allocator_waits,
@@ -291,23 +292,7 @@ def simulate_step(setup: Setup, lengths: ArrayLike) -> StepResult:
         execution_wall_s=played - planned,
         events=execution.events,
         spans=execution.spans,
-        notes=(f"calibration {setup.calibration.name}", *plan.notes, *_does_not_fit(report)),
-    )
-
-
-def _does_not_fit(report: MemoryReport) -> tuple[str, ...]:
-    """A word about a step that is simulated although memory does not suffice for it."""
-    if report.fits:
-        return ()
-    needed, there = report.total_bytes / 2**30, report.capacity_bytes / 2**30
-    on_host = ""
-    if report.host_bytes > report.host_capacity_bytes:
-        on_host = (
-            f", {report.host_bytes / 2**30:.1f} of {report.host_capacity_bytes / 2**30:.1f} GiB of the host"
-        )
-    return (
-        f"does not fit: {needed:.1f} of {there:.1f} GiB on each GPU of stage {report.stage}{on_host} "
-        f"(memory.must_fit is off)",
+        notes=(f"calibration {setup.calibration.name}", *plan.notes, *fit_notes(report)),
     )
 
 

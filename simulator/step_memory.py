@@ -14,7 +14,15 @@ from simulator.execution import Execution
 from simulator.plan import HOLE, Plan
 from simulator.setup import Setup
 
-__all__ = ["allocator_s", "capacity_tokens", "check_fits", "memory_of", "plan_memory", "with_allocator_waits"]
+__all__ = [
+    "allocator_s",
+    "capacity_tokens",
+    "check_fits",
+    "fit_notes",
+    "memory_of",
+    "plan_memory",
+    "with_allocator_waits",
+]
 
 
 def capacity_tokens(setup: Setup) -> int:
@@ -99,6 +107,22 @@ def check_fits(setup: Setup, report: MemoryReport) -> None:
         f"which has {available / 2**30:.1f} GiB; lower layout.rank_capacity or raise tp or pp",
         needed,
         available,
+    )
+
+
+def fit_notes(report: MemoryReport) -> tuple[str, ...]:
+    """A word about a step that is simulated although memory does not suffice for it."""
+    if report.fits:
+        return ()
+    needed, there = report.total_bytes / 2**30, report.capacity_bytes / 2**30
+    on_host = ""
+    if report.host_bytes > report.host_capacity_bytes:
+        on_host = (
+            f", {report.host_bytes / 2**30:.1f} of {report.host_capacity_bytes / 2**30:.1f} GiB of the host"
+        )
+    return (
+        f"does not fit: {needed:.1f} of {there:.1f} GiB on each GPU of stage {report.stage}{on_host} "
+        f"(memory.must_fit is off)",
     )
 
 

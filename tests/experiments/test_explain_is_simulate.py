@@ -48,6 +48,8 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "layout.tp_exchange": ("none", "none", "gathers", "mlp"),
     "layout.order": ("tp-dp-pp", "tp-pp-dp"),
     "strategy.name": ("static", "hdp-naive", "hdp-balance"),
+    "memory.host_run_ahead": (True, False),
+    "strategy.activation_offload": (0, 0.5),
     "execution.gpu_spread": ("auto", "auto", 0.02),
     "execution.executor": ("replay", "engine"),
     "data.asynchronous_loading": (True, False),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_models.layout import Layout
+from cost_models.memory_overheads import EAGER, MemoryOverheads
 from cost_models.model import Model
 from experiments.cli import cli
 from experiments.record_setup import job_of
@@ -212,6 +213,7 @@ def test_a_resolved_scenario_leaves_to_its_software_what_the_software_decides(
     path.write_text(scenario.to_yaml())
     again = load_scenario(path)
     assert (again.layout, again.model, again.settings) == (scenario.layout, scenario.model, scenario.settings)
+    assert again.memory == scenario.memory
     other = load_scenario(path, ("software=nemo 24.07",))
     assert other.layout == load_scenario("quickstart-8gpu", ("software=nemo 24.07",)).layout
 
@@ -229,9 +231,22 @@ def test_a_record_and_a_scenario_of_one_stack_have_the_same_switches(release: st
         kv_heads=model.kv_heads, vocab=model.vocab, seq_len=8192, micro_batch=1, global_batch_seqs=8, tp=2, pp=1, cp=1,
         zero_stage="zero1", recompute=scenario.layout.recompute, precision="bf16",
     )  # fmt: skip
-    layout = job_of(record).setup.layout
+    setup = job_of(record).setup
+    assert setup.memory.overheads == scenario.memory.overheads
+    assert setup.memory.overheads.logit_bytes == 14.0  # PyTorch's own cross-entropy
+    layout = setup.layout
     names = [field.name for field in fields(Layout) if field.name != "rank_capacity_tokens"]
     assert {n: getattr(layout, n) for n in names} == {n: getattr(scenario.layout, n) for n in names}
+
+
+def test_memory_that_a_scenario_writes_wins_over_its_software() -> None:
+    changes = ("software=nanotron", "memory.logit_bytes=4", "memory.must_fit=false")
+    memory = load_scenario("quickstart-8gpu", changes).memory
+    assert memory.overheads == replace(EAGER, logit_bytes=4.0)
+    assert not memory.must_fit
+    notes = load_scenario("quickstart-8gpu", changes).notes
+    assert any("memory of the software: " in note and "host_run_ahead True" in note for note in notes)
+    assert load_scenario("quickstart-8gpu").memory.overheads == MemoryOverheads()
 
 
 def test_the_catalog_lists_stacks_and_their_rules() -> None:
