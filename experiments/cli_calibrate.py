@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from experiments.cli_common import emit_json, json_option, progress, show_table, split_list
+from experiments.cli_common import emit_json, json_option, progress, say, show_table, split_list
 
 __all__ = ["command"]
 
@@ -89,11 +89,11 @@ def command(
     for stage in stages if document["fitted_on"] == "runs" else stages[:1]:
         for table in _tables(stage):
             show_table(table)
-            click.echo()
+            say()
         for line in _lines(stage):
-            click.echo(line)
-        click.echo()
-    click.echo(f"wrote {document['written']}")
+            say(line)
+        say()
+    say(f"wrote {document['written']}")
 
 
 def _tables(stage: dict[str, Any]) -> list[Any]:

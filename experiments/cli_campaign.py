@@ -10,6 +10,7 @@ from experiments.cli_common import (
     load,
     out_option,
     progress,
+    say,
     scenario_argument,
     set_option,
     show_table,
@@ -62,14 +63,14 @@ def command(
     if as_json:
         emit_json(document)
         return
-    click.echo(report.headline(checked))
+    say(report.headline(checked))
     for table in (
         campaign_report.summary_table(study),
         campaign_report.account_table(study),
         campaign_report.cause_table(study),
     ):
-        click.echo()
+        say()
         show_table(table)
-    click.echo()
+    say()
     for line in (*campaign_report.campaign_remarks(study), *((written,) if written else ())):
-        click.echo(line)
+        say(line)

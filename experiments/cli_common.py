@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hdpsim.errors import ScenarioError, UserInputError
-from hdpsim.quoting import quoted
+from hdpsim.quoting import printable, quoted
 from hdpsim.ranges import RANGES
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ __all__ = [
     "load",
     "out_option",
     "progress",
+    "say",
     "scenario_argument",
     "set_option",
     "show_table",
@@ -120,6 +121,11 @@ def strategies(text: str | None, default: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+def say(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print lines on stdout (or stderr), whatever is in them: names of others' files may hold what a terminal obeys."""
+    click.echo(printable(text), err=err, nl=nl)
+
+
 def emit_json(document: object) -> None:
     """Print *document* as the one JSON document on stdout."""
     from experiments.finite import finite
@@ -136,7 +142,7 @@ def show_table(table: Table) -> None:
     else:
         from experiments.tables import plain_text
 
-        click.echo(plain_text(table))
+        say(plain_text(table))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from experiments.cli_common import (
     load,
     out_option,
     progress,
+    say,
     scenario_argument,
     set_option,
     show_table,
@@ -63,15 +64,15 @@ def command(
     if as_json:
         emit_json(document)
         return
-    click.echo(report.headline(checked))
-    click.echo()
+    say(report.headline(checked))
+    say()
     show_table(report.comparison_table(comparison))
-    click.echo()
-    click.echo(why)
-    click.echo()
+    say()
+    say(why)
+    say()
     show_table(report.account_table(comparison.feasible))
-    click.echo()
+    say()
     for line in report.remarks(comparison):
-        click.echo(line)
+        say(line)
     if written is not None:
-        click.echo(written)
+        say(written)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import click
 
-from experiments.cli_common import emit_json, json_option, load, scenario_argument, set_option, show_table
+from experiments.cli_common import (
+    emit_json,
+    json_option,
+    load,
+    say,
+    scenario_argument,
+    set_option,
+    show_table,
+)
 
 __all__ = ["command"]
 
@@ -35,25 +43,25 @@ def command(scenario: str, overrides: tuple[str, ...], term: str | None, as_json
             document if found is None else {**document, "terms": [found["term"]], "parts": found["parts"]}
         )
         return
-    click.echo(report.headline(checked))
-    click.echo(f"strategy {document['strategy']}: step {explain_text.seconds(document['step_s'])}")
-    click.echo()
+    say(report.headline(checked))
+    say(f"strategy {document['strategy']}: step {explain_text.seconds(document['step_s'])}")
+    say()
     if found is None:
         show_table(explain_text.step_table(document))
-        click.echo()
+        say()
         if document["software"]:
             show_table(explain_text.software_table(document))
-            click.echo()
+            say()
         for note in document["notes"]:
-            click.echo(note)
-        click.echo(f"parts for --term: {', '.join(explain.term_names(document))}")
+            say(note)
+        say(f"parts for --term: {', '.join(explain.term_names(document))}")
         return
     if found["part"] is not None:
-        click.echo(f"{found['part']}, a part of {found['term']['term']}")
+        say(f"{found['part']}, a part of {found['term']['term']}")
         for part in found["parts"]:
-            click.echo("\n".join(explain_text.part_lines(part)))
+            say("\n".join(explain_text.part_lines(part)))
         return
-    click.echo("\n".join(explain_text.term_lines(document, found["term"])))
+    say("\n".join(explain_text.term_lines(document, found["term"])))
     if found["term"]["products"]:
-        click.echo()
+        say()
         show_table(explain_text.product_table(found["term"]))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from experiments.cli_common import emit_json, json_option, show_table, whole_number
+from experiments.cli_common import emit_json, json_option, say, show_table, whole_number
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.quoting import quoted
 
@@ -67,14 +67,14 @@ def command(source: str, gpus: int | None, out: str | None, as_json: bool) -> No
             }
         )
         return
-    click.echo(
+    say(
         f"{cluster.name}: {cluster.gpus:,} x {cluster.gpu.name} in {cluster.nodes:,} x {cluster.node.name}, "
         f"{fabric.kind}, oversubscription {fabric.leaf_oversubscription:g}:1 at the leaves, "
         f"{fabric.spine_oversubscription:g}:1 at the spines"
     )
     _show(tiers, devices)
     if out is not None:
-        click.echo(f"Drawing: {out}")
+        say(f"Drawing: {out}")
 
 
 def _show(tiers: list[dict[str, Any]], devices: Mapping[str, int]) -> None:
@@ -90,13 +90,13 @@ def _show(tiers: list[dict[str, Any]], devices: Mapping[str, int]) -> None:
         )
         for tier in tiers
     )
-    click.echo()
+    say()
     show_table(
         Table(title="", columns=("inside one", "GPUs", "GB/s per GPU", "latency us", "switches"), rows=rows)
     )
-    click.echo()
-    click.echo("GB/s per GPU and direction while all GPUs send; latency of one message between two GPUs.")
-    click.echo("Devices: " + ", ".join(f"{count:,} {kind}" for kind, count in devices.items()))
+    say()
+    say("GB/s per GPU and direction while all GPUs send; latency of one message between two GPUs.")
+    say("Devices: " + ", ".join(f"{count:,} {kind}" for kind, count in devices.items()))
 
 
 def _tiers(cluster: Cluster, network: NetworkCalibration) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import click
+from experiments.cli_common import say
 
 __all__ = ["long_progress"]
 
@@ -54,7 +54,7 @@ class _Lines:
 
             left_s = (elapsed_s - self._first[1]) * (total - done) / (done - self._first[0])
             parts.append(f"about {duration(left_s)} left")
-        click.echo(", ".join(part for part in (*parts, note) if part), err=True)
+        say(", ".join(part for part in (*parts, note) if part), err=True)
 
 
 @contextmanager

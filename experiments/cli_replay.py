@@ -13,6 +13,7 @@ from experiments.cli_common import (
     json_option,
     load,
     out_option,
+    say,
     scenario_argument,
     set_option,
     show_table,
@@ -85,21 +86,21 @@ def command(
     if as_json:
         emit_json(document)
     else:
-        click.echo(report.headline(checked))
-        click.echo()
+        say(report.headline(checked))
+        say()
         for line in replay_lines(replay):
-            click.echo(line)
+            say(line)
         if replay.steps:
-            click.echo()
+            say()
             show_table(replay_table(replay))
-            click.echo()
-            click.echo(report.mfu_note(checked))
+            say()
+            say(report.mfu_note(checked))
         if written is not None:
-            click.echo(written)
+            say(written)
     if replay.error is not None:
         raise replay.error
     if replay.stopped == "interrupted":
-        click.echo(f"{interrupts.message()}: the result is partial", err=True)
+        say(f"{interrupts.message()}: the result is partial", err=True)
         raise click.exceptions.Exit(interrupts.exit_code())
 
 

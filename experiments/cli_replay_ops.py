@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from experiments.cli_common import emit_json, json_option, out_option, progress, show_table
+from experiments.cli_common import emit_json, json_option, out_option, progress, say, show_table
 
 __all__ = ["command"]
 
@@ -42,12 +42,12 @@ def command(trace: str, meta: str, out: str | None, as_json: bool) -> None:
     if as_json:
         emit_json(document)
         return
-    click.echo(recorded_report.headline(graph.job))
+    say(recorded_report.headline(graph.job))
     for table in recorded_report.tables(graph, analysis):
-        click.echo()
+        say()
         show_table(table)
-    click.echo()
+    say()
     for line in recorded_report.sentences(graph, analysis):
-        click.echo(line)
+        say(line)
     if written is not None:
-        click.echo(written)
+        say(written)

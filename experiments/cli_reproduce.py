@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from experiments.cli_common import emit_json, json_option, out_option, progress, show_table, whole_number
+from experiments.cli_common import emit_json, json_option, out_option, progress, say, show_table, whole_number
 
 __all__ = ["command"]
 
@@ -85,6 +85,6 @@ def _show(reproduction: Any, as_json: bool) -> None:
         return
     for table in reproduction.tables:
         show_table(table)
-        click.echo()
+        say()
     for line in reproduction.lines:
-        click.echo(line)
+        say(line)

@@ -11,6 +11,7 @@ from experiments.cli_common import (
     load,
     out_option,
     progress,
+    say,
     scenario_argument,
     set_option,
     show_table,
@@ -80,11 +81,11 @@ def command(
     if as_json:
         emit_json(document)
         return
-    click.echo(report.headline(checked))
-    click.echo()
+    say(report.headline(checked))
+    say()
     show_table(scaling_table(scaling))
-    click.echo()
-    click.echo("Efficiency: tokens/s per GPU relative to the smallest number of GPUs that can run.")
-    click.echo(report.mfu_note(checked))
+    say()
+    say("Efficiency: tokens/s per GPU relative to the smallest number of GPUs that can run.")
+    say(report.mfu_note(checked))
     if written is not None:
-        click.echo(written)
+        say(written)

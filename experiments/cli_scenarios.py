@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from experiments.cli_common import emit_json, json_option, load, set_option, show_table
+from experiments.cli_common import emit_json, json_option, load, say, set_option, show_table
 
 __all__ = ["command"]
 
@@ -27,7 +27,7 @@ def command(scenario: str | None, overrides: tuple[str, ...], as_json: bool) -> 
         if as_json:
             emit_json(checked.document)
         else:
-            click.echo(checked.to_yaml(), nl=False)
+            say(checked.to_yaml(), nl=False)
         return
     if overrides:
         raise UserInputError("--set changes one scenario: name it")

@@ -11,6 +11,7 @@ from experiments.cli_common import (
     load,
     out_option,
     progress,
+    say,
     scenario_argument,
     set_option,
     show_table,
@@ -60,11 +61,11 @@ def command(
     if as_json:
         emit_json(document)
         return
-    click.echo(report.headline(checked))
-    click.echo()
+    say(report.headline(checked))
+    say()
     show_table(report.step_table(result))
-    click.echo()
+    say()
     show_table(report.account_table(result.feasible))
-    click.echo()
+    say()
     for line in (*report.remarks(result), *lines):
-        click.echo(line)
+        say(line)

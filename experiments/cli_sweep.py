@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from experiments.cli_common import emit_json, json_option, out_option, set_option, show_table, whole_number
+from experiments.cli_common import (
+    emit_json,
+    json_option,
+    out_option,
+    say,
+    set_option,
+    show_table,
+    whole_number,
+)
 from hdpsim import interrupts
 
 if TYPE_CHECKING:
@@ -89,7 +97,7 @@ def command(
 
         emit_json({"kind": "sweep-estimate", "name": sweep.name, **dataclasses.asdict(estimate)})
     else:
-        click.echo("\n".join(estimate_lines(estimate)))
+        say("\n".join(estimate_lines(estimate)))
 
 
 def _run(
@@ -108,17 +116,17 @@ def _run(
         emit_json(sweep_json(run))
     else:
         show_table(sweep_table(run))
-        click.echo()
+        say()
         for line in (*summary_lines(run), *([written] if written else [])):
-            click.echo(line)
+            say(line)
     if run.interrupted:
-        click.echo(
+        say(
             f"{interrupts.message()}: what is finished is kept in {kept.folder}; run the same command again to go on",
             err=True,
         )
         raise click.exceptions.Exit(interrupts.exit_code())
     if run.count("failed"):
-        click.echo(f"{run.count('failed')} cells failed; the same command tries them again", err=True)
+        say(f"{run.count('failed')} cells failed; the same command tries them again", err=True)
         raise click.exceptions.Exit(1)
     if not run.count("ok"):
         reasons = dict.fromkeys(one_line(result.reason) for result in run.results)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from experiments.cli_common import emit_json, json_option, show_table, whole_number
+from experiments.cli_common import emit_json, json_option, say, show_table, whole_number
 from hdpsim.errors import UserInputError
 from hdpsim.ranges import RANGES
 
@@ -45,11 +45,11 @@ def stats(file: str, column: str | None, plot: str | None, as_json: bool) -> Non
         number = (
             value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
         )
-        click.echo(f"{label:<20}{number}{' tokens' if key.endswith('_tokens') else ''}")
-    click.echo()
+        say(f"{label:<20}{number}{' tokens' if key.endswith('_tokens') else ''}")
+    say()
     show_table(_bucket_table(summary))
     if written is not None:
-        click.echo(written)
+        say(written)
 
 
 @command.command("synth")
@@ -85,7 +85,7 @@ def synth(
     if as_json:
         emit_json({"file": output, "sequences": len(trace), "tokens": trace.tokens, "seed": seed})
     else:
-        click.echo(f"wrote {output}: {len(trace):,} sequences, {trace.tokens:,} tokens (seed {seed})")
+        say(f"wrote {output}: {len(trace):,} sequences, {trace.tokens:,} tokens (seed {seed})")
 
 
 @command.command("check")
@@ -100,7 +100,7 @@ def check(file: str, column: str | None, as_json: bool) -> None:
     if as_json:
         emit_json({"file": file, "ok": True, "sequences": len(trace), "tokens": trace.tokens})
     else:
-        click.echo(f"{file}: fine; {len(trace):,} sequences, {trace.tokens:,} tokens")
+        say(f"{file}: fine; {len(trace):,} sequences, {trace.tokens:,} tokens")
 
 
 def _tokens(text: str) -> int:

@@ -6,7 +6,7 @@ from importlib import import_module
 
 import click
 
-from experiments.cli_common import emit_json, json_option, out_option, progress, show_table
+from experiments.cli_common import emit_json, json_option, out_option, progress, say, show_table
 
 __all__ = ["command"]
 
@@ -116,13 +116,13 @@ def command(
         emit_json(validation.document)
         return
     if markdown:
-        click.echo(import_module("experiments.accuracy").markdown(validation.document))
+        say(import_module("experiments.accuracy").markdown(validation.document))
         return
     for table in validation.tables:
         show_table(table)
-        click.echo()
+        say()
     for line in validation.lines:
-        click.echo(line)
+        say(line)
 
 
 def _write_scenario(
@@ -134,7 +134,7 @@ def _write_scenario(
         files.check_out_file(target, "-o", (".yaml", ".yml"))
     text = import_module("experiments.record_scenario").record_scenario(name, records, calibration, without)
     if target is None:
-        click.echo(text, nl=False)
+        say(text, nl=False)
         return
     files.write_whole(target, text, "scenario")
-    click.echo(f"wrote {target}")
+    say(f"wrote {target}")

@@ -10,6 +10,7 @@ from experiments.cli_common import (
     json_option,
     load,
     progress,
+    say,
     scenario_argument,
     show_table,
 )
@@ -39,9 +40,9 @@ def command(scenario: str, changes: tuple[str, ...], batches: int | None, as_jso
     if as_json:
         emit_json(report.json_document("whatif", checked, whatif_json(variants)))
         return
-    click.echo(report.headline(checked))
-    click.echo()
+    say(report.headline(checked))
+    say()
     show_table(whatif_table(variants))
-    click.echo()
+    say()
     ran = [variant.scenario for variant in variants if variant.feasible and variant.scenario is not None]
-    click.echo(report.mfu_note(*ran))
+    say(report.mfu_note(*ran))

@@ -7,6 +7,7 @@ can tell apart. Plots use matplotlib's object interface: no display, no global s
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import cycle, pairwise
@@ -118,7 +119,10 @@ def save_figure(figure: Figure, stem: Path) -> tuple[Path, Path]:
     for path, metadata in zip(
         paths, ({"Software": "hdpsim"}, {"Date": None, "Creator": "hdpsim"}), strict=True
     ):
-        with replacing(path, "plot") as target, style():
+        with replacing(path, "plot") as target, style(), warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "Glyph"
+            )  # a character of a name that the font has not: a box is drawn
             figure.savefig(target, format=path.suffix[1:], dpi=150, metadata=metadata)
     return paths
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from hdpsim import __version__, files
 from hdpsim.errors import UserInputError
 from hdpsim.interrupts import held
-from hdpsim.quoting import quoted
+from hdpsim.quoting import printable, quoted
 from hdpsim.reading import open_regular
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ class RunDirectory:
             lines += [*(f"- {note}" for note in self._notes), ""]
         lines += ["| File | What it holds |", "|---|---|"]
         lines += [f"| `{name}` | {text.replace('|', chr(92) + '|')} |" for name, text in self._files.items()]
-        return "\n".join(lines) + "\n"
+        return printable("\n".join(lines)) + "\n"  # people look at it with cat
 
 
 def _refuse_unless_ours(path: Path) -> None:

@@ -22,6 +22,7 @@ class Table:
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", tuple(tuple(map(_cell, row)) for row in self.rows))
         object.__setattr__(self, "columns", tuple(map(_cell, self.columns)))
+        object.__setattr__(self, "title", _cell(self.title))
 
 
 def _cell(text: str) -> str:
