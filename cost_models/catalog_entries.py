@@ -50,6 +50,7 @@ def read_gpu(fields: Fields, name: str) -> Gpu | None:
         tensor_boost=fields.boolean("tensor_boost", default=False),
         exponentials=exponentials,
         usd_per_hour=fields.quantity("price", "money", default=None) if fields.has("price") else None,
+        price_source=_source_of(fields, "price"),
         source=_source(fields),
     )
     fields.raw("fp8", None)
@@ -281,6 +282,12 @@ def _source(fields: Fields) -> str:
         fields.problems.add(fields.dotted("sources"), "must be a mapping from key to source")
         return text
     return "; ".join([*([text] if text else []), *(f"{key}: {value}" for key, value in parts.items())])
+
+
+def _source_of(fields: Fields, figure: str) -> str:
+    """Where one figure comes from; empty when nobody says."""
+    sources = fields.raw("sources", None)
+    return str(sources.get(figure, "")) if isinstance(sources, dict) else ""
 
 
 def _finished(fields: Fields, result: Entry, before: int) -> Entry | None:

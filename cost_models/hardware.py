@@ -53,6 +53,7 @@ class Gpu(Checked):
     exponentials: float = 1.0
     """Exponentials per SM and clock over those of the GPUs that the generation's attention was calibrated on."""
     usd_per_hour: float | None = None
+    price_source: str = ""
     source: str = ""
 
 

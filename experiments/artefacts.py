@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments import plots
+from experiments.compare_report import remarks
 from experiments.plot_style import account_group
-from experiments.report import headline, mfu_note, remarks
+from experiments.report import headline, mfu_note
 from experiments.run_directory import RunDirectory
+from experiments.scale import scaling_lines
 from hdpsim.errors import UserInputError
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from experiments.compare import Comparison, Outcome
     from experiments.scale import Scaling
     from experiments.scenario import Scenario
+    from experiments.statistics import Estimate
 
 __all__ = ["check_out", "write_run", "write_scaling", "write_spans"]
 
@@ -61,45 +64,35 @@ def write_run(out: str, document: Mapping[str, Any], comparison: Comparison) -> 
         )
         run.save_figure(
             "rank_step_time",
-            plots.plot_rank_step_time({o.strategy: _rank_layers(o) for o in comparison.feasible}),
-            "First batch: what each rank does, ranks sorted by busy time.",
+            plots.plot_rank_step_time(
+                {o.strategy: _rank_layers(o) for o in comparison.feasible},
+                title="Time of every rank in the step of the first batch",
+            ),
+            "First batch: what each rank does, the ranks that wait least first.",
         )
         run.save_figure("length_distribution", _length_figure(comparison), "Sequence lengths of the batches.")
-        intervals = {
-            o.strategy: (o.tokens_per_s.mean - half, o.tokens_per_s.mean + half)
-            for o in comparison.feasible
-            if (half := o.tokens_per_s.half_width) is not None
-        }
-        run.save_figure(
-            "throughput",
-            plots.plot_throughput_bars(
-                {o.strategy: o.tokens_per_s.mean for o in comparison.feasible},
-                intervals or None,
-                base=comparison.base.strategy,
-            ),
-            "Throughput per strategy, with the 95 % confidence interval over the batches.",
-        )
+        rates = {o.strategy: o.tokens_per_s for o in comparison.feasible}
+        if len(rates) > 1:
+            base = comparison.best_static or comparison.base
+            run.save_figure(
+                "throughput",
+                plots.plot_throughput_bars(
+                    {name: rate.mean for name, rate in rates.items()},
+                    _bars(rates),
+                    base=base.strategy,
+                    what=_bar_words(rates),
+                    speed_up={o.strategy: o.speed_up(base).mean for o in comparison.feasible},
+                ),
+                "Throughput per strategy; bars: 95 % confidence over the batches, or their range where they are few.",
+            )
     return f"wrote {out}"
 
 
 def write_scaling(out: str, document: Mapping[str, Any], scaling: Scaling, scenario: Scenario) -> str:
     """Write the run directory of a scaling study; returns a line that says so."""
-    throughput, efficiency = scaling.tokens_per_s(), scaling.efficiency()
-    rows = [
-        {
-            "strategy": strategy,
-            "gpus": gpus,
-            "tokens_per_s": throughput[strategy][i],
-            "step_s": variant.outcome.step_s.mean if variant.feasible else None,
-            "mfu": variant.outcome.mfu if variant.feasible else None,
-            "efficiency": efficiency[strategy][i],
-            "reason": variant.outcome.reason,
-        }
-        for strategy, variants in scaling.points.items()
-        for i, (gpus, variant) in enumerate(zip(scaling.gpus, variants, strict=True))
-    ]
+    rows = _scaling_rows(scaling)
     title = f"{'Weak' if scaling.weak else 'Strong'} scaling of {scenario.name}"
-    notes = (headline(scenario), mfu_note(scenario))
+    notes = (headline(scenario), *scaling_lines(scaling, scenario), mfu_note(scenario))
     with RunDirectory(out, title=title, command=_command(), notes=notes) as run:
         run.write_json(
             "result.json", document, "The whole result as one JSON document, as printed by --json."
@@ -108,10 +101,40 @@ def write_scaling(out: str, document: Mapping[str, Any], scaling: Scaling, scena
         run.write_csv("scaling.csv", rows, "One row per strategy and number of GPUs.")
         run.save_figure(
             "scaling",
-            plots.plot_scaling(scaling.gpus, throughput, title=title),
-            "Throughput and efficiency against the number of GPUs, with the ideal line.",
+            plots.plot_scaling(
+                scaling.gpus, scaling.tokens_per_s(), scaling.half_widths() or None, title=title
+            ),
+            "Throughput, in all and per GPU, against the number of GPUs, with the ideal line.",
         )
     return f"wrote {out}"
+
+
+_SCALING_FIGURES = (
+    "tokens_per_s", "tokens_per_s_ci95", "tokens_per_s_per_gpu", "step_s", "step_s_ci95", "mfu", "memory_bytes",
+)  # fmt: skip
+
+
+def _scaling_rows(scaling: Scaling) -> list[dict[str, object]]:
+    efficiency = scaling.efficiency()
+    rows: list[dict[str, object]] = []
+    for strategy, variants in scaling.points.items():
+        for i, (gpus, variant) in enumerate(zip(scaling.gpus, variants, strict=True)):
+            outcome = variant.outcome
+            row: dict[str, object] = {"strategy": strategy, "gpus": gpus, "batches": len(outcome.results)}
+            row |= dict.fromkeys(_SCALING_FIGURES)
+            if variant.feasible:
+                rate, step_s = outcome.tokens_per_s, outcome.step_s
+                row |= {
+                    "tokens_per_s": rate.mean,
+                    "tokens_per_s_ci95": rate.half_width,
+                    "tokens_per_s_per_gpu": rate.mean / gpus,
+                    "step_s": step_s.mean,
+                    "step_s_ci95": step_s.half_width,
+                    "mfu": outcome.mfu,
+                    "memory_bytes": outcome.results[0].memory.total_bytes,
+                }
+            rows.append(row | {"efficiency": efficiency[strategy][i], "reason": outcome.reason})
+    return rows
 
 
 def write_spans(path: str, outcome: Outcome, scenario: Scenario) -> str:
@@ -127,6 +150,23 @@ def write_spans(path: str, outcome: Outcome, scenario: Scenario) -> str:
     )
 
 
+def _bars(rates: Mapping[str, Estimate]) -> dict[str, tuple[float, float]] | None:
+    """Ends of the bars: the interval, or the range of the batches."""
+    bars = {
+        name: (rate.lowest, rate.highest)
+        if rate.half_width is None
+        else (rate.mean - rate.half_width, rate.mean + rate.half_width)
+        for name, rate in rates.items()
+        if rate.count > 1
+    }
+    return bars or None
+
+
+def _bar_words(rates: Mapping[str, Estimate]) -> str:
+    known = all(rate.half_width is not None for rate in rates.values())
+    return "95% confidence interval" if known else "range of the batches"
+
+
 def _command() -> str:
     return shlex.join(["hdpsim", *sys.argv[1:]])
 
@@ -137,6 +177,7 @@ def _write_scenario(run: RunDirectory, scenario: Scenario) -> None:
 
 def _summary_rows(comparison: Comparison) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
+    best = comparison.best_static
     for outcome in comparison.feasible:
         step_s, tokens_per_s = outcome.step_s, outcome.tokens_per_s
         speed_up = outcome.speed_up(comparison.base)
@@ -153,8 +194,14 @@ def _summary_rows(comparison: Comparison) -> list[dict[str, object]]:
                 "mfu_full": outcome.mfu_full,
                 "speed_up": speed_up.mean,
                 "speed_up_ci95": speed_up.half_width,
+                "speed_up_vs_best_static": None if best is None else outcome.speed_up(best).mean,
+                "packing": outcome.mesh.packing if outcome.mesh else None,
+                "padding": outcome.mesh.padding if outcome.mesh else None,
+                "cp": outcome.mesh.cp if outcome.mesh else None,
+                "work_left_out": outcome.work_left_out,
                 "over_lower_bound": outcome.over_bound,
                 "over_plan_ideal": outcome.over_plan_ideal,
+                "memory_bytes": outcome.results[0].memory.total_bytes,
             }
         )
     return rows

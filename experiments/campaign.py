@@ -6,23 +6,34 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.campaign_scenario import CampaignPlan, plan_campaign
-from experiments.compare import Estimate, Report, estimate, silent
+from experiments.compare import Report, silent
+from experiments.cost_to_target import Target, price_of
+from experiments.statistics import Estimate, estimate
+from experiments.words import duration, token_amount
 from experiments.worker_pool import worker_pool
+from hdpsim.errors import InfeasibleError
 from simulator.campaign import simulate_campaign
 from simulator.campaign_setup import ACCOUNTS, CampaignResult, CampaignSetup
 
 if TYPE_CHECKING:
     from experiments.scenario import Scenario
 
-__all__ = ["CampaignStudy", "run_campaign"]
+__all__ = ["CampaignStudy", "reached_s", "run_campaign"]
 
 WORTH_A_POOL_S = (
     2.0  # processes take about a second to start; less work than this is done sooner without them
 )
+
+MARGIN, LEAST_SHARE, MOST_DOUBLINGS = 1.1, 0.05, 5
+"""A run to a number of tokens: this much longer than the closed form expects, and again twice as long if need be."""
+
+YEAR_S = 365.25 * 86400.0
+LONGEST_S = 100.0 * YEAR_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +43,8 @@ class CampaignStudy:
     scenario: Scenario
     plan: CampaignPlan
     results: tuple[CampaignResult, ...]
+    target: Target | None = None
+    """What it takes to reach a number of tokens, when somebody asked."""
 
     @property
     def ettr(self) -> Estimate:
@@ -81,6 +94,7 @@ def run_campaign(
     *,
     folder: Path | None = None,
     workers: int | None = None,
+    tokens: float | None = None,
     report: Report = silent,
 ) -> CampaignStudy:
     """Run every seed of the scenario's campaign.
@@ -89,11 +103,52 @@ def run_campaign(
         scenario: what to run.
         folder: where the path of a failure profile starts.
         workers: processes; default: as many as there are processors. The result does not depend on it.
+        tokens: run until so many are trained on and kept, instead of for campaign.duration.
         report: told (done, total) after every run.
 
     Raises:
-        UserInputError, InfeasibleError: see plan_campaign.
+        UserInputError, InfeasibleError: see plan_campaign; also: the tokens are never reached.
     """
+    if tokens is None:
+        return _run(scenario, folder, workers, report)
+    plan = plan_campaign(scenario, folder)
+    undisturbed_s = tokens / plan.setup.tokens_per_step * plan.setup.step_s
+    share = max(plan.closed_form_ettr, LEAST_SHARE)
+    duration_s = max(MARGIN * undisturbed_s / share, undisturbed_s + plan.interval_s) + 2 * plan.restart_s
+    for _ in range(MOST_DOUBLINGS):
+        if duration_s > LONGEST_S:
+            break
+        longer = scenario.with_changes((f"campaign.duration={duration_s:.0f}s",))
+        study = _run(longer, folder, workers, report)
+        seconds = [reached_s(result, tokens) for result in study.results]
+        known = [at for at in seconds if at is not None]
+        if len(known) == len(seconds):
+            cluster = scenario.cluster
+            target = Target(
+                tokens=tokens, seconds=estimate(known), gpus=cluster.gpus, price=price_of(cluster.gpu)
+            )
+            return replace(study, target=target)
+        duration_s *= 2.0
+    raise InfeasibleError(
+        f"{token_amount(tokens)} tokens are not reached in {LONGEST_S / YEAR_S:.0f} years or {MOST_DOUBLINGS} times as "
+        f"long as expected: without failures they take {duration(undisturbed_s)}, and the job keeps "
+        f"{max(plan.closed_form_ettr, 0.0):.1%} of its time"
+    )
+
+
+def reached_s(result: CampaignResult, tokens: float) -> float | None:
+    """When a run had trained on so many tokens for the first time; None when it never had.
+
+    Between two points of the curve training goes on evenly, or work was lost.
+    """
+    points = list(zip(result.curve_s, result.curve_tokens, strict=True))
+    for (begin_s, before), (end_s, after) in pairwise(points):
+        if after >= tokens and after > before:
+            return begin_s + max(0.0, tokens - before) / (after - before) * (end_s - begin_s)
+    return None
+
+
+def _run(scenario: Scenario, folder: Path | None, workers: int | None, report: Report) -> CampaignStudy:
     plan = plan_campaign(scenario, folder)
     setups = [replace(plan.setup, seed=(plan.seed, number)) for number in range(plan.seeds)]
     results = []

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from cost_models.units import format_quantity
 from experiments.plot_style import readable_name
-from experiments.report import headline, with_interval
+from experiments.report import headline
 from experiments.run_directory import RunDirectory
+from experiments.statistics import FEWEST, estimate_json, with_interval
 from experiments.tables import Table
+from experiments.words import tokens_with_interval
 from simulator.campaign_setup import EFFECTIVE
 
 if TYPE_CHECKING:
     from experiments.campaign import CampaignStudy
-    from experiments.compare import Estimate
 
 __all__ = [
     "account_table",
@@ -50,11 +51,11 @@ def summary_table(study: CampaignStudy) -> Table:
     plan, duration_s = study.plan, study.plan.setup.duration_s
     mtbf, expected = study.mtbf_s, plan.expected_mtbf_s
     note = "" if plan.closed_form_valid else ", outside its validity"
-    rows = (
+    rows: tuple[tuple[str, str], ...] = (
         ("effective training time", f"{with_interval(study.ettr, 100, 2)} %"),
         ("closed form", f"{100 * plan.closed_form_ettr:.2f} % (first order{note})"),
         ("goodput", f"{with_interval(study.goodput, 100, 2)} % of an undisturbed run"),
-        ("tokens", f"{with_interval(study.tokens, 1e-9, 1)} G in {_time(duration_s)}"),
+        ("tokens", f"{tokens_with_interval(study.tokens)} in {_time(duration_s)}"),
         ("throughput", f"{study.tokens.mean / duration_s:,.0f} tokens/s"),
         ("MTBF", f"{_time(mtbf)} (rate: {_time(expected)})"),
         (
@@ -62,6 +63,8 @@ def summary_table(study: CampaignStudy) -> Table:
             f"{with_interval(study.restarts, 1, 1)}, unplanned {with_interval(study.failures, 1, 1)}",
         ),
     )
+    if study.target is not None:
+        rows += (("target", f"{study.target.words}, failures included"),)
     return Table(title="Campaign", columns=("", ""), rows=rows, left=frozenset({0, 1}))
 
 
@@ -102,8 +105,15 @@ def campaign_remarks(study: CampaignStudy) -> tuple[str, ...]:
         f"(group initialisation {_time(setup.group_initialisation_s)}).",
         f"Spares: {setup.spares} nodes, at least {least} left at any time.",
         f"Failures: {setup.failures.title}.",
-        f"{len(study.results)} runs; ± is the 95 % confidence interval of the mean.",
+        _runs(len(study.results)),
+        *((study.target.price.note,) if study.target is not None else ()),
     )
+
+
+def _runs(count: int) -> str:
+    if count >= FEWEST:
+        return f"{count} runs; ± is the 95 % confidence interval of the mean (chance of failures only)."
+    return "1 run." if count == 1 else f"{count} runs; ranges in brackets (too few for an interval)."
 
 
 def campaign_json(study: CampaignStudy) -> dict[str, Any]:
@@ -118,15 +128,16 @@ def campaign_json(study: CampaignStudy) -> dict[str, Any]:
     rates = setup.failures.per_s(setup.nodes, setup.links_per_node, setup.failure_scale)
     return {
         "duration_s": setup.duration_s,
-        "ettr": _estimate(study.ettr),
-        "goodput": _estimate(study.goodput),
-        "tokens": _estimate(study.tokens),
+        "ettr": estimate_json(study.ettr),
+        "goodput": estimate_json(study.goodput),
+        "tokens": estimate_json(study.tokens),
         "tokens_per_s": study.tokens.mean / setup.duration_s,
+        "target": None if study.target is None else study.target.document(),
         "mtbf_s": study.mtbf_s,
-        "restarts": _estimate(study.restarts),
-        "unplanned_restarts": _estimate(study.failures),
-        "restarts_by_cause": {name: _estimate(v) for name, v in study.restarts_by_cause().items()},
-        "account_s": {name: _estimate(value) for name, value in study.account_s().items()},
+        "restarts": estimate_json(study.restarts),
+        "unplanned_restarts": estimate_json(study.failures),
+        "restarts_by_cause": {name: estimate_json(v) for name, v in study.restarts_by_cause().items()},
+        "account_s": {name: estimate_json(value) for name, value in study.account_s().items()},
         "effective_accounts": sorted(EFFECTIVE),
         "closed_form": {
             "ettr": plan.closed_form_ettr,
@@ -229,10 +240,6 @@ def _token_rows(study: CampaignStudy) -> list[dict[str, object]]:
         for number, result in enumerate(study.results)
         for at, tokens in zip(result.curve_s, result.curve_tokens, strict=True)
     ]
-
-
-def _estimate(value: Estimate) -> dict[str, float | None]:
-    return {"mean": value.mean, "ci95_half_width": value.half_width}
 
 
 def _hours(seconds: float | None) -> float | None:

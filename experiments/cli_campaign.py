@@ -14,8 +14,11 @@ from experiments.cli_common import (
     scenario_argument,
     set_option,
     show_table,
+    target_option,
+    target_tokens,
     whole_number,
 )
+from hdpsim.errors import UserInputError
 
 __all__ = ["command"]
 
@@ -25,6 +28,7 @@ __all__ = ["command"]
 @click.option(
     "--duration", metavar="TIME", help="Wall-clock time to simulate, such as 30d; default: campaign.duration."
 )
+@target_option
 @click.option("--seeds", type=whole_number("seeds"), metavar="N", help="Runs; default: campaign.seeds.")
 @click.option(
     "--workers",
@@ -38,6 +42,7 @@ __all__ = ["command"]
 def command(
     scenario: str,
     duration: str | None,
+    target: str | None,
     seeds: int | None,
     workers: int | None,
     overrides: tuple[str, ...],
@@ -51,13 +56,18 @@ def command(
     from experiments.scenario import scenario_path
 
     check_out(out)
+    tokens = target_tokens(target)
+    if duration is not None and tokens is not None:
+        raise UserInputError("give either --duration or --tokens: so many tokens take as long as they take")
     if duration is not None:
         overrides = (*overrides, f"campaign.duration={duration}")
     if seeds is not None:
         overrides = (*overrides, f"campaign.seeds={seeds}")
     checked = load(scenario, overrides)
     with progress("simulating runs") as shown:
-        study = run_campaign(checked, folder=scenario_path(scenario).parent, workers=workers, report=shown)
+        study = run_campaign(
+            checked, folder=scenario_path(scenario).parent, workers=workers, tokens=tokens, report=shown
+        )
     document = report.json_document("campaign", checked, campaign_report.campaign_json(study))
     written = None if out is None else campaign_report.write_campaign(out, document, study)
     if as_json:

@@ -35,6 +35,8 @@ __all__ = [
     "strategies",
     "strategies_option",
     "whole_number",
+    "target_option",
+    "target_tokens",
 ]
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -74,7 +76,7 @@ batches_option: Decorator = click.option(
     "--batches",
     type=whole_number("batches"),
     metavar="N",
-    help="Global batches to average over; default: execution.batches of the scenario.",
+    help="Global batches to average over; default: execution.batches of the scenario (8 unless it says otherwise).",
 )
 
 strategies_option: Decorator = click.option(
@@ -83,6 +85,20 @@ strategies_option: Decorator = click.option(
     metavar="A,B,C",
     help="Strategies, the first being the base of the speed-ups.",
 )
+
+target_option: Decorator = click.option(
+    "--tokens",
+    "target",
+    metavar="N",
+    help="Time, GPU-hours and cost of training on so many tokens, such as 300B or 1.5T.",
+)
+
+
+def target_tokens(text: str | None) -> float | None:
+    """The tokens of `--tokens`."""
+    from experiments.words import parse_target
+
+    return None if text is None else parse_target(text)
 
 
 def load(scenario: str, overrides: tuple[str, ...]) -> Scenario:

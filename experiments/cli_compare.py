@@ -17,6 +17,8 @@ from experiments.cli_common import (
     show_table,
     strategies,
     strategies_option,
+    target_option,
+    target_tokens,
 )
 
 __all__ = ["command"]
@@ -27,6 +29,7 @@ __all__ = ["command"]
 @strategies_option
 @set_option
 @batches_option
+@target_option
 @out_option
 @json_option
 def command(
@@ -34,30 +37,39 @@ def command(
     strategy_list: str | None,
     overrides: tuple[str, ...],
     batches: int | None,
+    target: str | None,
     out: str | None,
     as_json: bool,
 ) -> None:
     """Which strategy is fastest, by how much, and why?
 
-    All strategies see the same global batches; the first one is the base of the speed-ups.
+    All strategies see the same global batches; the first one is the base of the speed-ups. The static mesh is compared
+    as the scenario has it, and with the packer and context-parallel degree that suit it best.
     """
-    from experiments import report
+    from experiments import compare_report, report
     from experiments.artefacts import check_out, write_run
     from experiments.compare import DEFAULT_STRATEGIES, compare
+    from experiments.cost_to_target import price_of
 
     check_out(out)
+    tokens = target_tokens(target)
     chosen = strategies(strategy_list, DEFAULT_STRATEGIES)
     checked = load(scenario, overrides)
     with progress("comparing") as shown:
-        comparison = compare(checked, chosen, batches, shown)
-    results = [report.outcome_json(outcome, comparison.base) for outcome in comparison.outcomes]
-    why = report.explanation(comparison)
+        comparison = compare(checked, chosen, batches, shown, baseline=True)
+    why = compare_report.explanation(comparison)
+    best = comparison.best_static
     document = report.json_document(
         "compare",
         checked,
-        results,
+        compare_report.comparison_json(comparison, tokens),
         base=comparison.base.strategy,
+        best_static=None if best is None else best.strategy,
+        static_meshes_tried=[each.document() for each in comparison.baseline.tried]
+        if comparison.baseline
+        else [],
         batches=comparison.batches,
+        data=comparison.use.document(),
         explanation=why,
     )
     written = None if out is None else write_run(out, document, comparison)
@@ -66,13 +78,19 @@ def command(
         return
     say(report.headline(checked))
     say()
-    show_table(report.comparison_table(comparison))
+    show_table(compare_report.comparison_table(comparison))
+    say()
+    show_table(compare_report.resources_table(comparison))
+    if tokens is not None:
+        say()
+        show_table(compare_report.target_table(comparison, tokens))
+        say(price_of(checked.cluster.gpu).note)
     say()
     say(why)
     say()
     show_table(report.account_table(comparison.feasible))
     say()
-    for line in report.remarks(comparison):
+    for line in compare_report.remarks(comparison):
         say(line)
     if written is not None:
         say(written)

@@ -50,10 +50,10 @@ class _Lines:
         of = "" if total is None else f" of {total:,}"
         parts = [f"{self._label}: {done:,}{of} {self._unit}"]
         if total is not None and self._first is not None and total > done > self._first[0]:
-            from experiments.sweep_report import duration
+            from experiments.words import span
 
             left_s = (elapsed_s - self._first[1]) * (total - done) / (done - self._first[0])
-            parts.append(f"about {duration(left_s)} left")
+            parts.append(f"about {span(left_s)} left")
         say(", ".join(part for part in (*parts, note) if part), err=True)
 
 

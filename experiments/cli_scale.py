@@ -68,7 +68,7 @@ def command(
     """
     from experiments import report
     from experiments.artefacts import check_out, write_scaling
-    from experiments.scale import scale, scaling_json, scaling_table
+    from experiments.scale import scale, scaling_json, scaling_lines, scaling_table
 
     check_out(out)
     counts = _gpu_counts(gpus)
@@ -85,7 +85,7 @@ def command(
     say()
     show_table(scaling_table(scaling))
     say()
-    say("Efficiency: tokens/s per GPU relative to the smallest number of GPUs that can run.")
-    say(report.mfu_note(checked))
+    for line in (*scaling_lines(scaling, checked), report.mfu_note(checked)):
+        say(line)
     if written is not None:
         say(written)

@@ -15,6 +15,8 @@ from experiments.cli_common import (
     scenario_argument,
     set_option,
     show_table,
+    target_option,
+    target_tokens,
 )
 
 __all__ = ["command"]
@@ -30,6 +32,7 @@ __all__ = ["command"]
     type=click.Path(dir_okay=False),
     help="Write every operation of the first step as a Chrome/Perfetto trace (.json or .json.gz).",
 )
+@target_option
 @out_option
 @json_option
 def command(
@@ -37,16 +40,19 @@ def command(
     overrides: tuple[str, ...],
     batches: int | None,
     timeline: str | None,
+    target: str | None,
     out: str | None,
     as_json: bool,
 ) -> None:
     """How long is one step, and where does the time go?"""
-    from experiments import report
+    from experiments import compare_report, report
     from experiments.artefacts import check_out, write_run, write_spans
     from experiments.compare import compare
+    from experiments.cost_to_target import price_of
     from experiments.out_file import check_out_file
 
     check_out(out)
+    tokens = target_tokens(target)
     if timeline is not None:
         check_out_file(timeline, "--timeline", (".json", ".json.gz"))
         overrides = (*overrides, "execution.executor=engine")  # the replay knows no single operations
@@ -54,18 +60,22 @@ def command(
     with progress("simulating") as shown:
         result = compare(checked, (checked.strategy.name,), batches, shown, spans=timeline is not None)
     outcome = result.base
-    document = report.json_document("simulate", checked, report.outcome_json(outcome))
+    goal = compare_report.target_of(result, outcome, tokens)
+    document = report.json_document(
+        "simulate", checked, report.outcome_json(outcome, target=goal), data=result.use.document()
+    )
     lines = [] if timeline is None else [write_spans(timeline, outcome, checked)]
     if out is not None:
         lines.append(write_run(out, document, result))
     if as_json:
         emit_json(document)
         return
+    prices = [] if goal is None else [price_of(checked.cluster.gpu).note]
     say(report.headline(checked))
     say()
-    show_table(report.step_table(result))
+    show_table(report.step_table(result, goal))
     say()
     show_table(report.account_table(result.feasible))
     say()
-    for line in (*report.remarks(result), *lines):
+    for line in (*compare_report.remarks(result), *prices, *lines):
         say(line)

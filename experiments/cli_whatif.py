@@ -30,7 +30,7 @@ def command(scenario: str, changes: tuple[str, ...], batches: int | None, as_jso
     Simulates the scenario as it is, with each --set alone, and with all of them.
     """
     from experiments import report
-    from experiments.whatif import whatif, whatif_json, whatif_table
+    from experiments.whatif import whatif, whatif_json, whatif_lines, whatif_table
 
     if not changes:
         raise UserInputError("whatif needs at least one change: --set key=value")
@@ -45,4 +45,5 @@ def command(scenario: str, changes: tuple[str, ...], batches: int | None, as_jso
     show_table(whatif_table(variants))
     say()
     ran = [variant.scenario for variant in variants if variant.feasible and variant.scenario is not None]
-    say(report.mfu_note(*ran))
+    for line in (*whatif_lines(variants), report.mfu_note(*ran)):
+        say(line)

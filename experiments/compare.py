@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -12,28 +11,33 @@ from numpy.typing import NDArray
 
 from experiments.fidelity import Band
 from experiments.fidelity_file import setup_band
+from experiments.statistics import Estimate, estimate, paired_ratio
 from hdpsim.errors import InfeasibleError
 from simulator.lower_bound import lower_bound_s
 from simulator.setup import Setup
 from simulator.simulate import StepResult, simulate_step
 
 if TYPE_CHECKING:
+    from experiments.baseline import Baseline
+    from experiments.data_use import DataUse, Drawn
     from experiments.scenario import Scenario
 
 __all__ = [
+    "BEST_STATIC",
     "DEFAULT_STRATEGIES",
     "Comparison",
-    "Estimate",
+    "Mesh",
     "Outcome",
     "compare",
-    "estimate",
     "run_batches",
+    "run_setup",
     "silent",
 ]
 
 DEFAULT_STRATEGIES = ("static", "hdp-naive", "hdp-balance")
 
-CONFIDENCE = 0.95
+BEST_STATIC = "best-static"
+"""The row of the fastest static mesh that was found; see `baseline`."""
 
 Lengths = NDArray[np.int64]
 Report = Callable[[int, int], None]
@@ -45,28 +49,17 @@ def silent(done: int, total: int) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """A mean over batches and the half width of its 95 % confidence interval (None from a single batch)."""
+class Mesh:
+    """What decides how fast a static mesh is, besides the layout: packer, padding, context-parallel degree."""
 
-    mean: float
-    half_width: float | None
+    packing: str
+    padding: bool
+    cp: int
 
-
-def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and Student-t confidence interval of independent *values*.
-
-        half width = t(0.975, n - 1) * s / sqrt(n)
-
-    Source: Student, Biometrika 6(1), 1908.
-    """
-    from scipy.stats import t
-
-    count = len(values)
-    mean = float(np.mean(values))
-    if count < 2:
-        return Estimate(mean=mean, half_width=None)
-    quantile = float(t.ppf(0.5 + CONFIDENCE / 2, count - 1))
-    return Estimate(mean=mean, half_width=quantile * float(np.std(values, ddof=1)) / math.sqrt(count))
+    @property
+    def words(self) -> str:
+        """For a sentence: `in-order packing, padded, CP 8`."""
+        return f"{self.packing} packing, {'padded' if self.padding else 'not padded'}, CP {self.cp}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,16 +75,24 @@ class Outcome:
     setup: Setup | None = None
     lengths: tuple[Lengths, ...] = ()
     """What was simulated, and the batches; only of a strategy that ran."""
+    mesh: Mesh | None = None
+    """Of a static mesh that ran."""
+    independent: bool = True
+    """Whether the batches are independent samples; no interval if not."""
+
+    def over_batches(self, name: str) -> Estimate:
+        """Mean and interval of one field of the results."""
+        return estimate([getattr(result, name) for result in self.results], independent=self.independent)
 
     @property
     def tokens_per_s(self) -> Estimate:
         """Throughput over the batches."""
-        return estimate([result.tokens_per_s for result in self.results])
+        return self.over_batches("tokens_per_s")
 
     @property
     def step_s(self) -> Estimate:
         """Step time over the batches."""
-        return estimate([result.step_s for result in self.results])
+        return self.over_batches("step_s")
 
     @property
     def mfu(self) -> float:
@@ -122,6 +123,11 @@ class Outcome:
         planned = [r.makespan_s / r.plan_ideal_s - 1.0 for r in self.results if r.plan_ideal_s > 0]
         return float(np.mean(planned)) if planned else None
 
+    @property
+    def work_left_out(self) -> float:
+        """Share of the model FLOP that a packer saves by splitting sequences, mean over the batches."""
+        return float(np.mean([result.work_left_out for result in self.results]))
+
     def account_s(self) -> dict[str, float]:
         """Seconds of a step in each account, mean over ranks, stages and batches; they sum to the mean step."""
         totals: dict[str, float] = {}
@@ -131,24 +137,42 @@ class Outcome:
                 totals[account] = totals.get(account, 0.0) + float(mean_s)
         return {account: total_s / len(self.results) for account, total_s in totals.items()}
 
+    def shares(self) -> dict[str, float]:
+        """Shares of the step by kind: compute, exposed communication, overhead, waiting; they sum to 1."""
+        from experiments.plot_style import ACCOUNT_GROUPS, account_group
+
+        seconds = dict.fromkeys(ACCOUNT_GROUPS, 0.0)
+        for account, mean_s in self.account_s().items():
+            seconds[account_group(account)] += mean_s
+        total_s = sum(seconds.values())
+        return {name: part / total_s for name, part in seconds.items()}
+
     def speed_up(self, base: Outcome) -> Estimate:
-        """Throughput relative to *base*, paired batch by batch."""
-        return estimate(
-            [
-                mine.tokens_per_s / its.tokens_per_s
-                for mine, its in zip(self.results, base.results, strict=True)
-            ]
-        )
+        """Throughput relative to *base* on the same batches, batch by batch."""
+        mine, its = ([result.tokens_per_s for result in outcome.results] for outcome in (self, base))
+        return paired_ratio(mine, its, independent=self.independent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All strategies of one comparison, in the order asked for."""
+    """All strategies of one comparison, in the order asked for; the best static mesh follows `static`."""
 
     scenario: Scenario
     outcomes: tuple[Outcome, ...]
-    lengths: tuple[Lengths, ...]
+    drawn: Drawn
     """The global batches all of them saw."""
+    baseline: Baseline | None = None
+    """What was tried to find the best static mesh; None when nobody asked, or none can run."""
+
+    @property
+    def lengths(self) -> tuple[Lengths, ...]:
+        """Of every batch."""
+        return self.drawn.lengths
+
+    @property
+    def use(self) -> DataUse:
+        """What the batches make of their source."""
+        return self.drawn.use
 
     @property
     def batches(self) -> int:
@@ -165,6 +189,11 @@ class Comparison:
         """What the speed-ups are relative to."""
         return self.feasible[0]
 
+    @property
+    def best_static(self) -> Outcome | None:
+        """The fastest static mesh, as a row of its own or as the scenario has it; None when it was not looked for."""
+        return None if self.baseline is None else self.baseline.best
+
 
 def run_batches(
     scenario: Scenario,
@@ -173,20 +202,64 @@ def run_batches(
     report: Callable[[], None] = lambda: None,
     *,
     spans: bool = False,
+    independent: bool = True,
 ) -> Outcome:
     """Simulate one strategy on every batch; a strategy that cannot run yields its reason, not an error."""
-    results: list[StepResult] = []
     name = strategy or scenario.strategy.name
     try:
         setup = scenario.setup(strategy)
+    except InfeasibleError as error:
+        return Outcome(strategy=name, reason=str(error))
+    return run_setup(setup, batches, name, report, spans=spans, independent=independent)
+
+
+def run_setup(
+    setup: Setup,
+    batches: Sequence[Lengths],
+    name: str,
+    report: Callable[[], None] = lambda: None,
+    *,
+    spans: bool = False,
+    independent: bool = True,
+) -> Outcome:
+    """The same for a setup; equal batches are simulated once.
+
+    Args:
+        setup: what to simulate.
+        batches: sequence lengths.
+        name: of the row.
+        report: called after every batch.
+        spans: record every operation of the first batch (executor engine only).
+        independent: whether the batches are independent samples.
+    """
+    known: dict[bytes, StepResult] = {}
+    results: list[StepResult] = []
+    try:
         for number, lengths in enumerate(batches):
-            recorded = replace(setup, execution=replace(setup.execution, spans=spans and number == 0))
-            results.append(simulate_step(recorded, lengths))
+            key = lengths.tobytes()
+            if key not in known:
+                recorded = replace(setup, execution=replace(setup.execution, spans=spans and number == 0))
+                known[key] = simulate_step(recorded, lengths)
+            results.append(known[key])
             report()
     except InfeasibleError as error:
         return Outcome(strategy=name, reason=str(error))
-    band = setup_band(setup, batches[0]) if results else None
-    return Outcome(strategy=name, results=tuple(results), band=band, setup=setup, lengths=tuple(batches))
+    return Outcome(
+        strategy=name,
+        results=tuple(results),
+        band=setup_band(setup, batches[0]) if results else None,
+        mesh=_mesh(setup, results),
+        independent=independent,
+        setup=setup,
+        lengths=tuple(batches),
+    )
+
+
+def _mesh(setup: Setup, results: Sequence[StepResult]) -> Mesh | None:
+    options = setup.strategy
+    if options.name != "static" or not results:
+        return None
+    return Mesh(packing=options.packing, padding=options.padding, cp=results[0].largest_group)
 
 
 def compare(
@@ -196,6 +269,7 @@ def compare(
     report: Report = silent,
     *,
     spans: bool = False,
+    baseline: bool = False,
 ) -> Comparison:
     """Simulate every strategy on the same global batches.
 
@@ -205,11 +279,15 @@ def compare(
         batches: how many global batches; default: the scenario's.
         report: told (done, total) after every simulated step.
         spans: record every operation of the first batch (executor engine only).
+        baseline: look for the fastest static mesh, and give it a row when it is not the scenario's own.
 
     Raises:
         InfeasibleError: no strategy can run.
     """
-    lengths = scenario.batches(batches)
+    from experiments.baseline import best_static
+
+    drawn = scenario.draw(batches)
+    lengths, independent = drawn.lengths, not drawn.use.repeated
     total = len(strategies) * len(lengths)
     done = 0
 
@@ -218,10 +296,17 @@ def compare(
         done += 1
         report(done, total)
 
-    outcomes = tuple(
-        run_batches(scenario, lengths, strategy, step_done, spans=spans) for strategy in strategies
-    )
+    outcomes = [
+        run_batches(scenario, lengths, strategy, step_done, spans=spans, independent=independent)
+        for strategy in strategies
+    ]
     if not any(outcome.results for outcome in outcomes):
         reasons = "\n".join(f"  {outcome.strategy}: {outcome.reason}" for outcome in outcomes)
         raise InfeasibleError(f"no strategy can run this scenario:\n{reasons}")
-    return Comparison(scenario=scenario, outcomes=outcomes, lengths=lengths)
+    found = None
+    if baseline and "static" in strategies:
+        place = list(strategies).index("static")
+        found = best_static(scenario, lengths, outcomes[place], independent=independent)
+        if found is not None and found.best is not outcomes[place]:
+            outcomes.insert(place + 1, found.best)
+    return Comparison(scenario=scenario, outcomes=tuple(outcomes), drawn=drawn, baseline=found)

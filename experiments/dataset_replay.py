@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from experiments.data_use import LongSequences
 from experiments.dataset_replay_mean import RunningThroughput
 from experiments.dispatch import dispatch
 from hdpsim.errors import HdpSimError, InfeasibleError, UserInputError
@@ -77,6 +78,7 @@ class DatasetReplay:
         left_out_tokens: tokens of a last batch that did not fill up.
         dropped_tokens: tokens of sequences that the policy left out, up to here.
         truncated_tokens: tokens it cut off.
+        long: sequences longer than the context, up to here.
     """
 
     scenario: Scenario
@@ -89,6 +91,7 @@ class DatasetReplay:
     left_out_tokens: int
     dropped_tokens: int
     truncated_tokens: int
+    long: LongSequences
 
     @property
     def partial(self) -> bool:
@@ -201,6 +204,7 @@ def replay_dataset(
     throughput = RunningThroughput()
     rows: list[ReplayStep] = []
     accounts: dict[str, float] = {}
+    long = LongSequences.of((), scenario.data.context_tokens, scenario.data.policy)
     lost = np.zeros(2, dtype=np.int64)
     stopped, error = "end of the data" if steps is None else "steps", None
     try:
@@ -208,6 +212,7 @@ def replay_dataset(
             for batch, played in _in_order(batches, steps, scenario.setup(), engine):
                 throughput.add(batch.tokens, played.step_s)
                 lost += (batch.dropped_tokens, batch.truncated_tokens)
+                long = long.with_batch(batch)
                 for account, seconds in played.account_s.items():
                     accounts[account] = accounts.get(account, 0.0) + seconds
                 rows.append(_row(batch, played, throughput))
@@ -242,6 +247,7 @@ def replay_dataset(
         left_out_tokens=batches.left_out_tokens if stopped == "end of the data" else 0,
         dropped_tokens=int(lost[0]),
         truncated_tokens=int(lost[1]),
+        long=long,
     )
 
 

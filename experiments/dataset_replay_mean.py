@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from experiments.compare import CONFIDENCE
+from experiments.statistics import CONFIDENCE
 
 __all__ = ["FEWEST_STEPS", "RunningThroughput"]
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.compare import Estimate
 from experiments.plot_style import GRID, INK, PALETTE, count_axis, figure_and_axes, readable_name, style
-from experiments.report import headline, json_document, mfu_note, with_interval
+from experiments.report import headline, json_document, mfu_note
 from experiments.run_directory import RunDirectory
+from experiments.statistics import Estimate, with_interval
 from experiments.tables import Table
+from experiments.words import duration, token_amount
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,6 +54,7 @@ def replay_json(replay: DatasetReplay) -> dict[str, Any]:
         "left_out_tokens": replay.left_out_tokens,
         "dropped_tokens": replay.dropped_tokens,
         "truncated_tokens": replay.truncated_tokens,
+        "longer_than_context": replay.long.document(),
         "per_step": {name: [getattr(step, name) for step in replay.steps] for name in _SERIES},
     }
     return json_document("replay", replay.scenario, results)
@@ -79,16 +81,26 @@ def replay_lines(replay: DatasetReplay) -> list[str]:
     ending = _ENDS[replay.stopped]
     if not count:
         return [f"No step was finished ({ending})."]
-    mean = Estimate(mean=throughput.tokens_per_s, half_width=throughput.half_width())
+    rates = [step.tokens_per_s for step in replay.steps]
+    mean = Estimate(
+        mean=throughput.tokens_per_s,
+        half_width=throughput.half_width(),
+        lowest=min(rates),
+        highest=max(rates),
+        count=count,
+    )
+    interval = "95 % confidence" if mean.half_width is not None else "range of the steps in brackets"
     lines = [
-        f"{count:,} steps, {throughput.tokens:,} tokens ({ending}).",
-        f"{with_interval(mean)} tokens/s (tokens over time of all steps; 95 % confidence), "
+        f"{count:,} steps, {token_amount(throughput.tokens)} tokens ({ending}).",
+        f"{with_interval(mean)} tokens/s (tokens over time of all steps; {interval}), "
         f"{throughput.seconds / count:.3f} s a step, MFU {_weighted(replay, 'mfu'):.1%}.",
-        f"Training on these tokens takes {throughput.seconds / 3600:,.2f} h without interruptions.",
+        f"Training on these tokens takes {duration(throughput.seconds)} without interruptions.",
     ]
     steps = np.array([step.step_s for step in replay.steps])
     low, middle, high = np.percentile(steps, (5, 50, 95))
     lines.append(f"Step times: 5 % below {low:.3f} s, half below {middle:.3f} s, 5 % above {high:.3f} s.")
+    if replay.long.line:
+        lines.append(replay.long.line)
     for tokens, what in (
         (replay.left_out_tokens, "of a last batch that did not fill up are left out"),
         (replay.dropped_tokens, "of sequences longer than the context were dropped (data.policy)"),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from experiments.out_file import replacing
+from experiments.words import large_amount
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
+    "ACCOUNT_GROUPS",
     "GRID",
     "INK",
     "PALETTE",
@@ -45,7 +47,12 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 INK = "#222222"
 GRID = "#DDDDDD"
 
-_STRATEGY_COLOURS = {"static": "#8C8C8C", "hdp-naive": "#E69F00", "hdp-balance": "#0072B2"}
+_STRATEGY_COLOURS = {
+    "static": "#8C8C8C",
+    "best-static": "#4D4D4D",
+    "hdp-naive": "#E69F00",
+    "hdp-balance": "#0072B2",
+}
 
 _RC: dict[str, Any] = {
     "axes.edgecolor": "#888888",
@@ -71,6 +78,9 @@ _RC: dict[str, Any] = {
     "ytick.color": INK,
     "ytick.labelsize": 9,
 }
+
+ACCOUNT_GROUPS = ("compute", "communication", "overhead", "waiting")
+"""The kinds of accounts. Communication is what compute does not hide: it is no work."""
 
 _GROUPS = {"ring_merge": "compute", "host": "overhead"}
 """Accounts that the words below would put in the wrong place."""
@@ -145,25 +155,19 @@ def format_tokens(tokens: float) -> str:
     >>> format_tokens(262_144), format_tokens(2 * 2**20), format_tokens(12_345), format_tokens(1)
     ('256K', '2M', '12,345', '1')
     """
-    for scale, letter in ((2**30, "G"), (2**20, "M"), (2**10, "K")):
+    for scale, letter in ((2**20, "M"), (2**10, "K")):
         if tokens >= scale and tokens % scale == 0:
             return f"{tokens / scale:,.0f}{letter}"
     return f"{tokens:,.0f}"
 
 
 def format_count(value: float) -> str:
-    """Return a number with three significant digits and a decimal K, M, G or T.
+    """Return a number with three significant digits and a decimal K, M, B or T.
 
     >>> format_count(1_234_567), format_count(12_288), format_count(950), format_count(0.25), format_count(999_999)
     ('1.23M', '12.3K', '950', '0.25', '1M')
     """
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    rounded = float(f"{value:.3g}")
-    for scale, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K")):
-        if abs(rounded) >= scale:
-            return f"{rounded / scale:.3g}{letter}"
-    return f"{rounded:g}"
+    return large_amount(value) if math.isfinite(value) else f"{value:g}"
 
 
 def readable_name(account: str) -> str:

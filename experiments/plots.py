@@ -72,17 +72,29 @@ def plot_length_distribution(
 
 
 def plot_scaling(
-    gpus: Sequence[int], tokens_per_s: Mapping[str, Sequence[float | None]], *, title: str = "Scaling"
+    gpus: Sequence[int],
+    tokens_per_s: Mapping[str, Sequence[float | None]],
+    half_width: Mapping[str, Sequence[float | None]] | None = None,
+    *,
+    title: str = "Scaling",
 ) -> Figure:
-    """Throughput against the number of GPUs with each strategy's ideal line, and the efficiency it means.
+    """Throughput against the number of GPUs with each strategy's ideal line, and throughput per GPU.
 
-    The ideal line goes through a strategy's first point that is not None; efficiency is the ratio to it.
+    The ideal line goes through a strategy's first point that is not None; the share of it that the last point reaches
+    is written beside that. It is relative to the strategy's own start: what ranks strategies is throughput per GPU.
+
+    Args:
+        gpus: numbers of GPUs, ascending.
+        tokens_per_s: strategy -> throughput at each; None where it cannot run.
+        half_width: strategy -> half widths of the 95 % intervals; None where there is none.
+        title: heading of the plot.
     """
     count = np.asarray(gpus, dtype=np.float64)
     colours = colours_of(tokens_per_s)
     with style():
         figure, (left, right) = figure_and_axes(10.5, 4.4, 1, 2)
-        efficiency: dict[str, list[float]] = {}
+        per_gpu: dict[str, list[float]] = {}
+        reach: dict[str, NDArray[np.float64]] = {}
         for name, row in tokens_per_s.items():
             values = _with_gaps(row)
             known = np.flatnonzero(np.isfinite(values))
@@ -90,9 +102,22 @@ def plot_scaling(
                 continue
             ideal = values[known[0]] * count / count[known[0]]
             left.plot(count, ideal, color=colours[name], linewidth=1, linestyle=(0, (3, 3)))
-            efficiency[name] = list(100 * values / ideal)
+            per_gpu[name] = list(values / count)
+            reach[name] = np.nan_to_num(_with_gaps((half_width or {}).get(name, [None] * len(row))))
+            last = known[-1]
+            if last != known[0]:
+                right.annotate(
+                    f"{values[last] / ideal[last]:.0%} of its start", (count[last], per_gpu[name][last]), (-4, 7),
+                    textcoords="offset points", ha="right", fontsize=8, color=colours[name],
+                )  # fmt: skip
         _lines(left, list(gpus), tokens_per_s)
-        _lines(right, list(gpus), efficiency)
+        _lines(right, list(gpus), per_gpu)
+        for name, width in reach.items():
+            for axes, scale in ((left, 1.0), (right, 1.0 / count)):
+                values = _with_gaps(tokens_per_s[name])
+                low = np.minimum(width, 0.95 * values)
+                axes.errorbar(count, values * scale, [low * scale, width * scale], fmt="none",
+                              ecolor=colours[name], elinewidth=0.9, capsize=2.5)  # fmt: skip
         left.plot([], [], color=INK, linewidth=1, linestyle=(0, (3, 3)), label="ideal (linear)")
         for axes in (left, right):
             base2_ticks(axes, [float(g) for g in gpus], [f"{g:,}" for g in gpus])
@@ -102,11 +127,11 @@ def plot_scaling(
         left.set_ylabel("throughput (tokens/s)")
         left.set_title(title)
         left.legend()
-        right.set_ylabel("efficiency against linear (%)")
-        top = max([100.0, *(v for row in efficiency.values() for v in row if math.isfinite(v))])
-        right.set_ylim(0, 1.08 * top)
-        right.axhline(100, color=INK, linewidth=1, linestyle=(0, (3, 3)))
-        right.set_title("Efficiency")
+        right.set_ylim(bottom=0)
+        right.margins(y=0.15)
+        count_axis(right.yaxis)
+        right.set_ylabel("throughput per GPU (tokens/s)")
+        right.set_title("Per GPU" + ("; bars: 95% confidence" if half_width else ""))
     return figure
 
 
@@ -157,6 +182,8 @@ def plot_throughput_bars(
     interval: Mapping[str, Interval] | None = None,
     *,
     base: str | None = None,
+    what: str = "95% confidence interval",
+    speed_up: Mapping[str, float] | None = None,
     title: str = "Throughput",
 ) -> Figure:
     """Bars of tokens/s with confidence intervals, each labelled with its speed-up over *base*.
@@ -165,6 +192,8 @@ def plot_throughput_bars(
         tokens_per_s: strategy -> mean throughput.
         interval: strategy -> (low, high) of its confidence interval.
         base: the strategy that speed-ups refer to; default: the first.
+        what: the intervals are.
+        speed_up: strategy -> speed-up over *base*; default: the ratio of the means.
         title: heading of the plot.
     """
     base = next(iter(tokens_per_s)) if base is None else base
@@ -180,8 +209,9 @@ def plot_throughput_bars(
                 low, top = bounds[name]
                 reach = [[max(value - low, 0.0)], [max(top - value, 0.0)]]
                 axes.errorbar(i, value, reach, color=INK, capsize=4, linewidth=1.2)
-            speed_up = "" if name == base else f"\n{value / tokens_per_s[base]:.2f}×"
-            axes.annotate(f"{format_count(value)}{speed_up}", (i, max(top, value)), (0, 6), ha="center",
+            ratio = value / tokens_per_s[base] if speed_up is None else speed_up[name]
+            over_base = "" if name == base else f"\n{ratio:.2f}×"
+            axes.annotate(f"{format_count(value)}{over_base}", (i, max(top, value)), (0, 6), ha="center",
                           textcoords="offset points", fontweight="bold")  # fmt: skip
         axes.set_xticks(range(len(tokens_per_s)), list(tokens_per_s))
         axes.set_ylim(0, 1.18 * highest)
@@ -189,7 +219,7 @@ def plot_throughput_bars(
         axes.grid(axis="y", color=GRID, linewidth=0.7)
         axes.set_ylabel("throughput (tokens/s)")
         axes.set_title(title)
-        axes.set_xlabel(f"× = speed-up over {base}" + ("; bars: 95% confidence interval" if bounds else ""))
+        axes.set_xlabel(f"× = speed-up over {base}" + (f"; bars: {what}" if bounds else ""))
     return figure
 
 

@@ -36,6 +36,11 @@ _MAX_BINS = 256
 
 _LAYER_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 
+_LAYER_WORDS = {"communication": "exposed communication"}
+
+_LEGEND_ENTRY_IN = 1.9
+"""Width of the widest entry of a legend."""
+
 
 def plot_time_breakdown(seconds: Mapping[str, Seconds], *, title: str = "Where the time goes") -> Figure:
     """Stacked horizontal bars, one per strategy: seconds of a step by account.
@@ -76,49 +81,62 @@ def plot_time_breakdown(seconds: Mapping[str, Seconds], *, title: str = "Where t
 def plot_rank_step_time(
     layers_s: Mapping[str, Mapping[str, ArrayLike]], *, title: str = "Time of every rank in one step"
 ) -> Figure:
-    """One panel per strategy: what each rank does, ranks sorted by their busy time, waits on top.
+    """One panel per strategy: what each rank does, ranks sorted by what they do beside waiting, waits on top.
+
+    The title of a panel tells compute and exposed communication apart: a rank that only sends is not at work.
 
     Args:
         layers_s: strategy -> layer -> seconds per rank, stacked in this order; layers whose name starts with
-            "wait" are waits (grey, not counted as busy).
+            "wait" are waits (grey), "compute" is work, "communication" is what compute does not hide.
         title: heading of the plot.
     """
+    from matplotlib.ticker import MaxNLocator
+
     with style():
-        figure, panels = figure_and_axes(max(5.0, 3.6 * len(layers_s)), 3.9, 1, len(layers_s), share_y=True)
+        width = max(5.6, 3.6 * len(layers_s))
+        figure, panels = figure_and_axes(width, 3.9, 1, len(layers_s), share_y=True)
         names = list(dict.fromkeys(name for layers in layers_s.values() for name in layers))
-        busy_names = [name for name in names if not name.startswith("wait")]
-        colours = dict(zip(busy_names, cycle(_LAYER_COLOURS), strict=False))
+        active = [name for name in names if not name.startswith("wait")]
+        colours = dict(zip(active, cycle(_LAYER_COLOURS), strict=False))
         for axes, (strategy, layers) in zip(panels, layers_s.items(), strict=True):
             stack = {name: np.asarray(layers[name], dtype=np.float64) for name in names if name in layers}
             ranks = len(next(iter(stack.values())))
-            busy = np.sum([stack[name] for name in stack if name in colours] or [np.zeros(ranks)], axis=0)
-            by_busy = np.argsort(-busy, kind="stable")
+            nothing = np.zeros(ranks)
+            order = np.argsort(
+                -np.sum([stack[name] for name in stack if name in colours] or [nothing], axis=0),
+                kind="stable",
+            )
             edges = np.unique(np.linspace(0, ranks, min(ranks, _MAX_BINS) + 1).astype(np.int64))
             bottom = np.zeros(len(edges) - 1)
             for name in [*(n for n in stack if n in colours), *(n for n in stack if n not in colours)]:
-                top = bottom + np.add.reduceat(stack[name][by_busy], edges[:-1]) / np.diff(edges)
+                top = bottom + np.add.reduceat(stack[name][order], edges[:-1]) / np.diff(edges)
                 axes.stairs(
                     top,
                     edges,
                     baseline=bottom,
                     fill=True,
                     color=colours.get(name, "#D2D2D2"),
-                    label=readable_name(name),
+                    label=_LAYER_WORDS.get(name, readable_name(name)),
                 )
                 bottom = top
-            axes.set_title(f"{strategy}: {busy.mean() / max(bottom.max(), 1e-300):.0%} busy", fontsize=10)
-            axes.set_xlabel("ranks, busiest first")
+            compute = stack.get("compute", nothing)
+            step_s = max(float(bottom.max()), 1e-300)
+            words = [f"{compute.mean() / step_s:.0%} compute"]
+            if "communication" in stack:
+                words.append(f"{stack['communication'].mean() / step_s:.0%} exposed comm.")
+            axes.set_title(f"{strategy}\n{', '.join(words)}", fontsize=10)
+            axes.set_xlabel("ranks, least waiting first")
             axes.set_xlim(0, ranks)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
             axes.set_ylim(bottom=0)
-            _mean_line(axes, busy)
+            _mean_line(axes, compute)
         panels[0].set_ylabel("seconds in one step")
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
         handles: dict[str, Artist] = {}
         for axes in panels:
             handles.update({str(a.get_label()): a for a in axes.get_legend_handles_labels()[0]})
-        figure.legend(
-            list(handles.values()), list(handles), loc="outside lower center", ncols=min(6, len(handles))
-        )
+        columns = max(1, min(len(handles), int(width / _LEGEND_ENTRY_IN)))
+        figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=columns)
     return figure
 
 
@@ -162,5 +180,5 @@ def _grouped_legend(axes: Axes, parts: Iterable[tuple[str, str, list[str], str]]
             text.set_fontweight("bold")
 
 
-def _mean_line(axes: Axes, busy: NDArray[np.float64]) -> None:
-    axes.axhline(float(busy.mean()), color=INK, linewidth=1, linestyle=(0, (3, 3)), label="mean busy time")
+def _mean_line(axes: Axes, compute: NDArray[np.float64]) -> None:
+    axes.axhline(float(compute.mean()), color=INK, linewidth=1, linestyle=(0, (3, 3)), label="mean compute")

@@ -3,60 +3,53 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cost_models.units import format_quantity
 from experiments.finite import plain
-from experiments.plot_style import format_tokens, readable_name
+from experiments.plot_style import ACCOUNT_GROUPS, account_group, format_tokens, readable_name
 from experiments.run_directory import SCHEMA_VERSION
+from experiments.statistics import FEWEST, estimate_json, with_interval
 from experiments.tables import Table
+from experiments.words import memory_of, memory_parts
 
 if TYPE_CHECKING:
-    from experiments.compare import Comparison, Estimate, Outcome
+    from cost_models.memory import MemoryReport
+    from experiments.compare import Comparison, Outcome
+    from experiments.cost_to_target import Target
     from experiments.scenario import Scenario
 
 __all__ = [
+    "GROUP_WORDS",
     "account_table",
-    "comparison_table",
-    "explanation",
+    "averaging",
+    "band_lines",
     "flop_rates",
     "headline",
     "json_document",
+    "memory_json",
     "mfu_note",
+    "noise_note",
     "notes_of",
     "one_line",
     "outcome_json",
-    "remarks",
+    "split_words",
     "step_table",
-    "with_interval",
 ]
 
 TERA = 1e12
+
+GROUP_WORDS = {name: name for name in ACCOUNT_GROUPS} | {"communication": "exposed communication"}
+"""Kinds of accounts in words."""
 
 _MEASURED = frozenset({"planning_wall_s", "execution_wall_s"})
 """Fields that differ from run to run; documents of equal scenarios are equal byte for byte without them."""
 
 _LARGE = frozenset({"spans", "account_s", "accounts"})
 """Fields that are summarised (account means) or exported on their own (timeline)."""
-
-
-_MEANING = {
-    "ring_wait": "context-parallel communication that attention does not hide",
-    "ring_merge": "putting together what the ring's steps computed",
-    "offload_wait": "activations on their way to and from the host",
-    "layer_gather": "sharded parameters gathered layer by layer, beyond the compute beside it",
-    "layer_reduce": "gradients reduced layer by layer, beyond the compute beside it",
-    "wait_pipeline": "pipeline bubbles",
-    "wait_group": "the slower ranks of a group",
-    "wait_stages": "the slower pipeline stages",
-    "wait_gradients": "the slower ranks, before gradients are summed",
-    "data": "planning and loading the batch",
-}
-"""What an account means, where its name does not say it."""
 
 
 def json_document(kind: str, scenario: Scenario, results: object, **more: object) -> dict[str, Any]:
@@ -75,7 +68,12 @@ def json_document(kind: str, scenario: Scenario, results: object, **more: object
     }
 
 
-def outcome_json(outcome: Outcome, base: Outcome | None = None) -> dict[str, Any]:
+def outcome_json(
+    outcome: Outcome,
+    base: Outcome | None = None,
+    best_static: Outcome | None = None,
+    target: Target | None = None,
+) -> dict[str, Any]:
     """One strategy: means with confidence intervals, the account means, and every batch."""
     if not outcome.results:
         return {"strategy": outcome.strategy, "feasible": False, "reason": outcome.reason}
@@ -84,8 +82,8 @@ def outcome_json(outcome: Outcome, base: Outcome | None = None) -> dict[str, Any
     document: dict[str, Any] = {
         "strategy": outcome.strategy,
         "feasible": True,
-        "step_s": _estimate_json(outcome.step_s),
-        "tokens_per_s": _estimate_json(tokens_per_s),
+        "step_s": estimate_json(outcome.step_s),
+        "tokens_per_s": estimate_json(tokens_per_s),
         "tokens_per_s_per_gpu": tokens_per_s.mean / first.gpus,
         "mfu": outcome.mfu,
         "mfu_full": outcome.mfu_full,
@@ -93,7 +91,10 @@ def outcome_json(outcome: Outcome, base: Outcome | None = None) -> dict[str, Any
         "over_lower_bound": outcome.over_bound,
         "over_plan_ideal": outcome.over_plan_ideal,
         "account_s": outcome.account_s(),
-        "memory": first.memory,
+        "share_of_step": outcome.shares(),
+        "memory": memory_json(first.memory),
+        "static_mesh": outcome.mesh,
+        "work_left_out": outcome.work_left_out,
         "fidelity": outcome.band and outcome.band.document(outcome.step_s.mean, tokens_per_s.mean),
         "notes": notes_of(outcome),
         "batches": [
@@ -107,8 +108,18 @@ def outcome_json(outcome: Outcome, base: Outcome | None = None) -> dict[str, Any
         ],
     }
     if base is not None and base.results:
-        document["speed_up"] = _estimate_json(outcome.speed_up(base))
+        document["speed_up"] = estimate_json(outcome.speed_up(base))
+    if best_static is not None:
+        document["speed_up_vs_best_static"] = estimate_json(outcome.speed_up(best_static))
+    if target is not None:
+        document["target"] = target.document()
     return document
+
+
+def memory_json(report: MemoryReport) -> dict[str, Any]:
+    """Every part of the fullest stage's memory, and their total."""
+    document: dict[str, Any] = plain(report)
+    return {**document, "total_bytes": report.total_bytes, "parts": report.parts}
 
 
 def flop_rates(outcome: Outcome) -> dict[str, float]:
@@ -126,19 +137,9 @@ def flop_rates(outcome: Outcome) -> dict[str, float]:
     }
 
 
-def _estimate_json(value: Estimate) -> dict[str, float | None]:
-    return {"mean": value.mean, "ci95_half_width": value.half_width}
-
-
 def notes_of(outcome: Outcome) -> tuple[str, ...]:
     """The notes of all batches, each once."""
     return tuple(dict.fromkeys(note for result in outcome.results for note in result.notes))
-
-
-def with_interval(value: Estimate, scale: float = 1.0, digits: int = 0) -> str:
-    """`1,234 ± 56`, or just the mean when there is no interval."""
-    text = f"{value.mean * scale:,.{digits}f}"
-    return text if value.half_width is None else f"{text} ± {value.half_width * scale:,.{digits}f}"
 
 
 def headline(scenario: Scenario) -> str:
@@ -169,8 +170,53 @@ def mfu_note(*scenarios: Scenario) -> str:
     return f"MFU: of {of}; model FLOP with causal attention inside each sequence, no recompute."
 
 
+def averaging(batches: int, independent: bool = True) -> str:
+    """What stands behind means and the ± of a table."""
+    if batches == 1:
+        return "one batch"
+    if not independent:
+        return f"means over {batches} batches, ranges in brackets (repeated data: no interval)"
+    if batches < FEWEST:
+        return f"means over {batches} batches, ranges in brackets (too few for an interval)"
+    return f"means over {batches} batches, ± = 95 % confidence (sampling of batches only)"
+
+
+def band_lines(outcomes: Iterable[Outcome]) -> tuple[str, ...]:
+    """How well runs like these were predicted: a matter of its own, not of the interval over batches."""
+    by_note: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        if outcome.band is not None:
+            by_note.setdefault(outcome.band.note, []).append(outcome.strategy)
+    if not by_note:
+        return ()
+    lines = [f"  {', '.join(dict.fromkeys(names))}: {note}" for note, names in by_note.items()]
+    return ("How far off predictions of such runs were (± is sampling only and knows nothing of it):", *lines)
+
+
+def noise_note(scenario: Scenario) -> str:
+    """Which disturbances of large clusters the figures do not have; empty when they have all."""
+    options = scenario.execution
+    off = [
+        words
+        for words, share in (
+            ("jitter (execution.jitter)", options.jitter),
+            ("slow nodes (execution.slow_node_share)", options.slow_node_share),
+        )
+        if share == 0.0
+    ]
+    if not off:
+        return ""
+    are = "are" if len(off) > 1 or off[0].startswith("slow") else "is"
+    return f"{' and '.join(off).capitalize()} {are} off: on a real cluster they cost more the more GPUs there are."
+
+
+def split_words(shares: Mapping[str, float]) -> str:
+    """What the GPUs do: `55 % compute, 25 % exposed communication, ...`."""
+    return ", ".join(f"{share:.0%} {GROUP_WORDS[name]}" for name, share in shares.items() if share >= 0.005)
+
+
 def account_table(outcomes: Iterable[Outcome], title: str = "Where the time goes") -> Table:
-    """Seconds and share of the step per account, largest first; accounts below 0.05 % everywhere are summed."""
+    """Seconds and share of the step per account, largest first, then per kind; those below 0.05 % are summed."""
     columns = tuple(outcomes)
     seconds = [outcome.account_s() for outcome in columns]
     totals = [sum(row.values()) for row in seconds]
@@ -188,6 +234,9 @@ def account_table(outcomes: Iterable[Outcome], title: str = "Where the time goes
     if any(row.get(name, 0.0) > 0 for row in seconds for name in small):
         rest = [sum(row.get(name, 0.0) for name in small) for row in seconds]
         rows.append(("all others", *_seconds_cells(rest, totals)))
+    for group in ACCOUNT_GROUPS:
+        parts = [sum(v for name, v in row.items() if account_group(name) == group) for row in seconds]
+        rows.append((f"= {GROUP_WORDS[group]}", *_seconds_cells(parts, totals)))
     rows.append(("step", *_seconds_cells(totals, totals)))
     heads = tuple(head for outcome in columns for head in (f"{outcome.strategy} s", "share"))
     return Table(title=f"{title} (mean over ranks and stages)", columns=("account", *heads), rows=tuple(rows))
@@ -199,132 +248,41 @@ def _seconds_cells(seconds: list[float], totals: list[float]) -> list[str]:
     ]
 
 
-def step_table(comparison: Comparison) -> Table:
+def step_table(comparison: Comparison, target: Target | None = None) -> Table:
     """The figures of one strategy, one below the other."""
     scenario, outcome = comparison.scenario, comparison.base
     first, tokens_per_s = outcome.results[0], outcome.tokens_per_s
-    mean = "" if comparison.batches == 1 else f", mean of {comparison.batches} batches (± = 95 % confidence)"
-    rows = (
+    rows = [
         ("step", f"{with_interval(outcome.step_s, digits=3)} s"),
         ("throughput", f"{with_interval(tokens_per_s)} tokens/s"),
         ("per GPU", f"{tokens_per_s.mean / scenario.cluster.gpus:,.1f} tokens/s"),
         ("MFU", f"{outcome.mfu:.1%} ({outcome.mfu_full:.1%} if attention counts as a full square)"),
-        (
-            "FLOP rate",
-            "; ".join(f"{rate:,.1f} ({words})" for words, rate in flop_rates(outcome).items())
-            + " TFLOP/s per GPU",
+        *(
+            ("FLOP rate" if not place else "", f"{rate:,.1f} TFLOP/s per GPU ({words})")
+            for place, (words, rate) in enumerate(flop_rates(outcome).items())
         ),
+        ("the step is", split_words(outcome.shares())),
+        ("memory", f"{memory_of(first.memory)}: {memory_parts(first.memory.parts)}"),
         ("tokens per step", f"{np.mean([result.tokens for result in outcome.results]):,.0f}"),
         ("micro-batches", f"{first.plan_micro_batches:,}, largest group {first.largest_group:,} ranks"),
         (
             "over bound",
             f"{outcome.over_bound:+.1%}: no plan takes less than {np.mean(outcome.lower_bounds_s):.3f} s",
         ),
-    )
-    return Table(title=f"{outcome.strategy}{mean}", columns=("", ""), rows=rows, left=frozenset({0, 1}))
-
-
-def remarks(comparison: Comparison) -> tuple[str, ...]:
-    """What a reader of the numbers must know: conventions, assumptions, who could not run."""
-    failures = [
-        f"{o.strategy} cannot run: {one_line(o.reason)}" for o in comparison.outcomes if not o.results
     ]
-    by_note: dict[str, list[str]] = {}
-    for outcome in comparison.feasible:
-        for note in outcome.results[0].notes:
-            by_note.setdefault(note, []).append(outcome.strategy)
-    everybody = len(comparison.feasible)
-    notes = [
-        note if len(names) == everybody else f"{', '.join(names)}: {note}" for note, names in by_note.items()
-    ]
-    if comparison.batches > 1 and notes:
-        notes.insert(0, "Of the first batch:")
-    bands = [f"{o.strategy}: {o.band.note}" for o in comparison.feasible if o.band is not None]
-    return (mfu_note(comparison.scenario), *comparison.scenario.notes, *bands, *notes, *failures)
-
-
-def comparison_table(comparison: Comparison) -> Table:
-    """One row per strategy; the ones that cannot run give their reason below the table."""
-    scenario = comparison.scenario
-    rows = []
-    for outcome in comparison.outcomes:
-        if not outcome.results:
-            rows.append((outcome.strategy, *("-",) * 6, "cannot run"))
-            continue
-        tokens_per_s = outcome.tokens_per_s
-        top = sorted(outcome.account_s().items(), key=lambda item: -item[1])[:3]
-        step = outcome.step_s.mean
-        rows.append(
-            (
-                outcome.strategy,
-                with_interval(outcome.step_s, digits=3),
-                with_interval(tokens_per_s),
-                f"{tokens_per_s.mean / scenario.cluster.gpus:,.1f}",
-                f"{outcome.mfu:.1%}",
-                "1"
-                if outcome is comparison.base
-                else f"{with_interval(outcome.speed_up(comparison.base), digits=2)}",
-                f"{outcome.over_bound:+.1%}",
-                ", ".join(f"{readable_name(name)} {seconds / step:.0%}" for name, seconds in top),
-            )
-        )
-    heads = (
-        "strategy",
-        "step s",
-        "tokens/s",
-        "tokens/s/GPU",
-        "MFU",
-        "speed-up",
-        "over bound",
-        "most time in",
-    )
-    batches = f"{comparison.batches} batch{'es' if comparison.batches != 1 else ''}"
-    interval = ", ± = 95 % confidence" if comparison.batches > 1 else ""
+    if outcome.mesh is not None:
+        rows.append(("static mesh", outcome.mesh.words))
+    if target is not None:
+        rows.append(("target", target.words))
     return Table(
-        title=f"Means over {batches}{interval}", columns=heads, rows=tuple(rows), left=frozenset({0, 7})
+        title=f"{outcome.strategy}, {averaging(comparison.batches, outcome.independent)}",
+        columns=("", ""),
+        rows=tuple(rows),
+        left=frozenset({0, 1}),
     )
-
-
-def explanation(comparison: Comparison) -> str:
-    """Which strategy is fastest, by how much, and in which accounts the difference lies."""
-    ranked = sorted(comparison.feasible, key=lambda outcome: -outcome.tokens_per_s.mean)
-    if len(ranked) == 1:
-        return f"Only {ranked[0].strategy} can run this scenario."
-    fastest = ranked[0]
-    other = comparison.base if comparison.base is not fastest else ranked[1]
-    ratio = fastest.speed_up(other)
-    if math.isclose(ratio.mean, 1.0, abs_tol=0.002):
-        return f"{fastest.strategy} and {other.strategy} are equally fast (within 0.2 %)."
-    mine, its = fastest.account_s(), other.account_s()
-    saved_s = {name: its.get(name, 0.0) - mine.get(name, 0.0) for name in dict.fromkeys((*its, *mine))}
-    total_s = sum(saved_s.values())
-    gains = sorted((item for item in saved_s.items() if item[1] > 0.02 * total_s), key=lambda item: -item[1])[
-        :3
-    ]
-    losses = sorted(
-        (item for item in saved_s.items() if item[1] < -0.02 * total_s), key=lambda item: item[1]
-    )[:2]
-    first = f"{fastest.strategy} is {with_interval(ratio, digits=2)} times as fast as {other.strategy}: "
-    first += f"a step takes {fastest.step_s.mean:.3f} s instead of {other.step_s.mean:.3f} s."
-    if not gains:
-        return first
-    parts = [f"{seconds:.3f} s less in {_explained(name)}" for name, seconds in gains]
-    text = f"{first} Where the {total_s:.3f} s come from: {_listed(parts)}"
-    if losses:
-        text += f"; against that, {_listed([f'{-s:.3f} s more in {_explained(n)}' for n, s in losses])}"
-    return text + "."
-
-
-def _explained(account: str) -> str:
-    meaning = _MEANING.get(account)
-    return readable_name(account) + (f" ({meaning})" if meaning else "")
 
 
 def one_line(reason: str) -> str:
     """The reason of an InfeasibleError for a table: its lines side by side, without the heading."""
     lines = [line.strip() for line in reason.splitlines()]
     return "; ".join(lines[1:] if len(lines) > 1 and lines[0].endswith(":") else lines)
-
-
-def _listed(parts: list[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

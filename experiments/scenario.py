@@ -21,6 +21,7 @@ from cost_models.layout import Layout
 from cost_models.memory_overheads import MemoryOverheads
 from cost_models.model import Model
 from cost_models.schema import Problems, did_you_mean
+from experiments.data_use import Drawn, data_use
 from experiments.feasibility import layout_notes, reasons_against
 from experiments.overrides import apply_overrides, parse_override
 from experiments.record_stack import stack_of
@@ -34,7 +35,14 @@ from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.ranges import LIMITS
 from hdpsim.yaml_loader import load_document
 from simulator.setup import ExecutionOptions, MemoryOptions, Setup, StrategyOptions
-from traces import Distribution, LongSequencePolicy, RepeatedLengths, Trace, shipped_distributions
+from traces import (
+    Distribution,
+    GlobalBatch,
+    LongSequencePolicy,
+    RepeatedLengths,
+    Trace,
+    shipped_distributions,
+)
 
 __all__ = [
     "DataOptions",
@@ -131,8 +139,8 @@ class Scenario:
             memory=self.memory,
         )
 
-    def batches(self, count: int | None = None) -> tuple[Lengths, ...]:
-        """The first *count* global batches (default: batch_count): sequence lengths, cut to the context.
+    def draw(self, count: int | None = None) -> Drawn:
+        """The first *count* global batches (default: batch_count), and what they make of their source.
 
         A recorded trace starts again when it ends.
         """
@@ -155,14 +163,22 @@ class Scenario:
             seed=None if isinstance(source, RepeatedLengths) else data.seed,
         )
         most, why = LIMITS["batches_pieces"]
-        batches: list[Lengths] = []
+        batches: list[GlobalBatch] = []
         held = 0
         for batch in islice(cut, self.batch_count if count is None else count):
             held += len(batch.lengths)
             if held > most:
                 raise InfeasibleError(f"the batches hold more than {most:,} sequences: {why}")
-            batches.append(batch.lengths)
-        return tuple(batches)
+            batches.append(batch)
+        name = str(data.trace or data.distribution or "data.lengths")
+        return Drawn(
+            lengths=tuple(batch.lengths for batch in batches),
+            use=data_use(name, source, tuple(batches), data.context_tokens, data.policy),
+        )
+
+    def batches(self, count: int | None = None) -> tuple[Lengths, ...]:
+        """The same without the account: sequence lengths of every batch, cut to the context."""
+        return self.draw(count).lengths
 
     def with_changes(self, overrides: Iterable[str]) -> Scenario:
         """This scenario with some ``key=value`` changes: what reading its document with these changes gives."""

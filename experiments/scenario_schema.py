@@ -210,7 +210,7 @@ KEYS: Mapping[str, Key] = {
     "execution.gc_pause": _time_key(0.0, zero=True),
     "execution.gc_period_steps": Key(parse=_integer("period_steps"), default=10),
     "execution.gc_synchronised": Key(parse=_boolean, default=False),
-    "execution.batches": Key(parse=_integer("batches"), default=1),
+    "execution.batches": Key(parse=_integer("batches"), default=8),
     "calibration": Key(parse=_text, default="default"),
     "campaign.duration": _time_key(30 * _DAY_S),
     "campaign.seeds": Key(parse=_integer("seeds"), default=8),

@@ -8,13 +8,14 @@ import traceback
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from experiments.compare import Lengths, run_batches
+from experiments.compare import run_batches
 from experiments.finite import plain
 from experiments.report import outcome_json
 from experiments.store_key import code_version
 from hdpsim.errors import HdpSimError, UserInputError
 
 if TYPE_CHECKING:
+    from experiments.data_use import Drawn
     from experiments.scenario import Scenario
 
 __all__ = ["simulate_cell", "simulate_cells"]
@@ -46,7 +47,8 @@ def simulate_cell(scenario: Scenario) -> dict[str, Any]:
     began = time.perf_counter()
     found: dict[str, Any] = {"status": "ok", "reason": "", "result": None}
     try:
-        outcome = run_batches(scenario, _batches(scenario))
+        drawn = _drawn(scenario)
+        outcome = run_batches(scenario, drawn.lengths, independent=not drawn.use.repeated)
     except HdpSimError as error:
         found |= {"status": "infeasible" if error.exit_code == 3 else "invalid", "reason": str(error)}
     except Exception as error:
@@ -56,31 +58,33 @@ def simulate_cell(scenario: Scenario) -> dict[str, Any]:
     else:
         if outcome.results:
             memory_bytes = outcome.results[0].memory.total_bytes
-            found["result"] = plain({**outcome_json(outcome), "memory_bytes": memory_bytes})
+            found["result"] = plain(
+                {**outcome_json(outcome), "memory_bytes": memory_bytes, "data": drawn.use.document()}
+            )
         else:
             found |= {"status": "infeasible", "reason": outcome.reason}
     found["wall_s"] = time.perf_counter() - began
     return found
 
 
-def _batches(scenario: Scenario) -> tuple[Lengths, ...]:
+def _drawn(scenario: Scenario) -> Drawn:
     data = json.dumps(scenario.document["data"], sort_keys=True)
-    return _drawn_batches(_Drawn(scenario, (data, scenario.batch_count)))
+    return _drawn_batches(_Key(scenario, (data, scenario.batch_count)))
 
 
-class _Drawn:
+class _Key:
     """A scenario that equals others with the same batches, so that these are read and cut once."""
 
     def __init__(self, scenario: Scenario, key: tuple[str, int]) -> None:
         self.scenario, self._key = scenario, key
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Drawn) and self._key == other._key
+        return isinstance(other, _Key) and self._key == other._key
 
     def __hash__(self) -> int:
         return hash(self._key)
 
 
 @lru_cache(maxsize=8)
-def _drawn_batches(drawn: _Drawn) -> tuple[Lengths, ...]:
-    return drawn.scenario.batches(drawn.scenario.batch_count)
+def _drawn_batches(key: _Key) -> Drawn:
+    return key.scenario.draw(key.scenario.batch_count)

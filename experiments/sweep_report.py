@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from experiments.data_use import WORTH_A_WORD
 from experiments.finite import finite, plain
 from experiments.plot_style import account_group
 from experiments.report import one_line
 from experiments.run_directory import SCHEMA_VERSION, RunDirectory
+from experiments.statistics import Estimate, paired_ratio
 from experiments.tables import Table
+from experiments.words import memory_parts, span
 from hdpsim import __version__
 from hdpsim.errors import ScenarioError
 
@@ -20,7 +24,6 @@ if TYPE_CHECKING:
     from experiments.sweep import CellResult, SweepEstimate, SweepRun
 
 __all__ = [
-    "duration",
     "estimate_lines",
     "rows_of",
     "summary_lines",
@@ -29,6 +32,10 @@ __all__ = [
     "write_sweep",
 ]
 
+GIB = 2.0**30
+MOST_FASTEST = 8
+"""Groups of comparable cells whose fastest is named in the text."""
+
 MOST_SHOWN = 40
 """Rows of the terminal's table; files have all."""
 
@@ -36,8 +43,51 @@ Row = dict[str, Any]
 
 
 def rows_of(run: SweepRun) -> list[Row]:
-    """One flat row per cell: its keys as the sweep file writes them, its state, and the numbers if it ran."""
-    return [_row(run, result) for result in run.results]
+    """One flat row per cell: its keys as the sweep file writes them, its state, and the numbers if it ran.
+
+    `of_fastest` is throughput relative to the fastest cell with as many GPUs and the same batches, batch by batch.
+    """
+    fastest = _fastest(run)
+    rows = []
+    for result in run.results:
+        row = _row(run, result)
+        ratio = _of_fastest(result, fastest)
+        row["of_fastest"] = None if ratio is None else ratio.mean
+        row["of_fastest_ci95"] = None if ratio is None else ratio.half_width
+        rows.append(row)
+    return rows
+
+
+def _peers(result: CellResult) -> str:
+    """Cells that share this do the same work on as many GPUs: they may be ranked against each other."""
+    scenario = result.cell.scenario
+    if scenario is None:
+        return ""
+    return json.dumps([scenario.cluster.gpus, scenario.batch_count, scenario.document["data"]])
+
+
+def _fastest(run: SweepRun) -> dict[str, CellResult]:
+    """The fastest cell of every group of peers."""
+    best: dict[str, CellResult] = {}
+    for result in run.results:
+        if result.result is None:
+            continue
+        found = best.setdefault(_peers(result), result)
+        if _rate(result) > _rate(found):
+            best[_peers(result)] = result
+    return best
+
+
+def _rate(result: CellResult) -> float:
+    return float(_at(result.result or {}, "tokens_per_s", "mean"))
+
+
+def _of_fastest(result: CellResult, fastest: Mapping[str, CellResult]) -> Estimate | None:
+    if result.result is None:
+        return None
+    best = fastest[_peers(result)].result or {}
+    rates = [[batch["tokens_per_s"] for batch in found["batches"]] for found in (result.result, best)]
+    return paired_ratio(*rates, independent=not result.result["data"]["repeated"])
 
 
 def _row(run: SweepRun, result: CellResult) -> Row:
@@ -64,6 +114,9 @@ def _row(run: SweepRun, result: CellResult) -> Row:
         "micro_batches": first.get("plan_micro_batches"),
         "largest_group": first.get("largest_group"),
         "memory_bytes": found.get("memory_bytes"),
+        "memory_capacity_bytes": _at(found, "memory", "capacity_bytes"),
+        "data_repeated": _at(found, "data", "repeated"),
+        "share_of_tokens_longer_than_context": _at(found, "data", "longer_than_context", "share_of_tokens"),
     }
     return row | {name: value for name, value in fixed.items() if name not in row}
 
@@ -152,20 +205,29 @@ def sweep_table(run: SweepRun) -> Table:
         title += f": the {len(rows)} fastest of {len(run.results):,} cells; --out writes all"
     shown = []
     for row in rows:
-        numbers = ("-", "-", "-", "-")
+        numbers = ("-",) * 6
         if row["status"] == "ok":
             numbers = (
                 f"{row['step_s']:.3f}",
                 f"{row['tokens_per_s']:,.0f}",
                 f"{row['tokens_per_s_per_gpu']:,.1f}",
                 f"{row['mfu']:.1%}",
+                _of_fastest_words(row),
+                f"{row['memory_bytes'] / GIB:.1f} of {row['memory_capacity_bytes'] / GIB:.1f}",
             )
         remark = "" if row["status"] == "ok" else f"{_WORDS[row['status']]}: {row['reason']}"
         shown.append((*(_text(row[key]) for key in keys), *numbers, remark))
-    heads = (*keys, "step s", "tokens/s", "tokens/s/GPU", "MFU", "remark")
+    heads = (*keys, "step s", "tokens/s", "tok/s/GPU", "MFU", "of fastest", "memory GiB", "remark")
     width = len(heads) if any(row[-1] for row in shown) else len(heads) - 1
     left = frozenset({*range(len(keys)), len(heads) - 1})
     return Table(title=title, columns=heads[:width], rows=tuple(row[:width] for row in shown), left=left)
+
+
+def _of_fastest_words(row: Row) -> str:
+    if row["of_fastest"] == 1.0 and not row["of_fastest_ci95"]:
+        return "1"
+    half = row["of_fastest_ci95"]
+    return f"{row['of_fastest']:.3f}" + ("" if half is None else f" ± {half:.3f}")
 
 
 _WORDS = {"infeasible": "cannot run", "invalid": "contradiction", "failed": "FAILED", "not run": "not run"}
@@ -190,14 +252,24 @@ def summary_lines(run: SweepRun) -> list[str]:
 def result_lines(run: SweepRun) -> list[str]:
     """The best cell, and how many there are of each kind."""
     lines = []
-    best = max(
-        (row for row in rows_of(run) if row["status"] == "ok"),
-        key=lambda row: row["tokens_per_s"],
-        default=None,
-    )
-    if best is not None:
+    fastest = _fastest(run)
+    for peers, result in list(fastest.items())[:MOST_FASTEST]:
+        best = _row(run, result)
         what = ", ".join(f"{key} = {_text(best[key])}" for key in run.sweep.keys)
-        lines.append(f"Fastest: {what}: {best['tokens_per_s']:,.0f} tokens/s, MFU {best['mfu']:.1%}.")
+        among = ""
+        if len(fastest) > 1:
+            count = sum(_peers(other) == peers for other in run.results)
+            among = f" of {count} with {best['gpus']:,} GPUs and the same batches"
+        memory = f"memory {best['memory_bytes'] / GIB:.1f} of {best['memory_capacity_bytes'] / GIB:.1f} GiB"
+        lines.append(
+            f"Fastest{among}: {what}: {best['tokens_per_s']:,.0f} tokens/s, MFU {best['mfu']:.1%}, {memory} "
+            f"({memory_parts(_parts(result))})."
+        )
+    if len(fastest) > MOST_FASTEST:
+        lines.append(
+            f"... and of {len(fastest) - MOST_FASTEST} more groups of cells with the same GPUs and batches."
+        )
+    lines += _data_lines(run)
     parts = [f"{run.count('ok'):,} of {len(run.results):,} cells ran"]
     for status, words in (
         ("infeasible", "cannot run"),
@@ -208,6 +280,31 @@ def result_lines(run: SweepRun) -> list[str]:
         if run.count(status):
             parts.append(f"{run.count(status):,} {words}")
     lines.append(f"{', '.join(parts)}.")
+    return lines
+
+
+def _parts(result: CellResult) -> dict[str, float]:
+    """Parts of the memory of a cell that ran."""
+    parts: dict[str, float] = (result.result or {})["memory"]["parts"]
+    return parts
+
+
+def _data_lines(run: SweepRun) -> list[str]:
+    """What the batches of the cells make of their data."""
+    uses = [result.result["data"] for result in run.results if result.result is not None]
+    lines = []
+    repeated = [use["rounds_per_batch"] for use in uses if use["repeated"]]
+    if repeated:
+        lines.append(
+            f"Data repeated in {len(repeated):,} cells, up to {max(repeated):.1f} times per batch: their batches share "
+            f"sequences, so they have no confidence interval."
+        )
+    long = [use["longer_than_context"]["share_of_tokens"] for use in uses]
+    if long and max(long) >= WORTH_A_WORD:
+        span_of = f"{max(long):.1%}" if max(long) == min(long) else f"{min(long):.1%} to {max(long):.1%}"
+        lines.append(
+            f"{span_of} of the tokens are in sequences longer than the context (data.policy says what becomes of them)."
+        )
     return lines
 
 
@@ -226,28 +323,10 @@ def estimate_lines(estimate: SweepEstimate) -> list[str]:
     else:
         workers = f"{estimate.workers} worker{'s' if estimate.workers != 1 else ''}"
         lines.append(
-            f"{left:,} simulations, {estimate.steps:,} steps to play: about {duration(estimate.seconds)} on "
+            f"{left:,} simulations, {estimate.steps:,} steps to play: about {span(estimate.seconds)} on "
             f"{workers} ({estimate.sampled} timed)"
         )
     return lines
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them.
-
-    >>> duration(0.4), duration(75), duration(4000), duration(200_000)
-    ('1 s', '1 min 15 s', '1 h 7 min', '2 d 8 h')
-    """
-    whole = max(1, round(seconds))
-    for (unit, size), (smaller, part) in (
-        (("d", 86400), ("h", 3600)),
-        (("h", 3600), ("min", 60)),
-        (("min", 60), ("s", 1)),
-    ):
-        if whole >= size:
-            rest = whole % size // part
-            return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
-    return f"{whole} s"
 
 
 def write_sweep(out: str, run: SweepRun, store: str) -> str:

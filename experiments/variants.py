@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from experiments.compare import Lengths, Outcome, Report, run_batches
+from experiments.compare import Outcome, Report, run_batches
+from experiments.statistics import Estimate, fixed
 from hdpsim.errors import InfeasibleError, ScenarioError
 
 if TYPE_CHECKING:
+    from experiments.data_use import Drawn
     from experiments.scenario import Scenario
 
-__all__ = ["Variant", "run_variants"]
+__all__ = ["Variant", "data_json", "data_lines", "run_variants"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,17 +24,31 @@ class Variant:
 
     Attributes:
         scenario: None when the change itself is infeasible.
+        drawn: the batches it saw, the same object for variants that saw the same; None when there are none.
     """
 
     label: str
     changes: tuple[str, ...]
     scenario: Scenario | None
     outcome: Outcome
+    drawn: Drawn | None = None
 
     @property
     def feasible(self) -> bool:
         """Whether it ran."""
         return bool(self.outcome.results)
+
+    def paired_with(self, other: Variant) -> bool:
+        """Whether both saw the very same batches."""
+        return self.drawn is not None and self.drawn is other.drawn
+
+    def speed_up(self, base: Variant) -> Estimate | None:
+        """Throughput relative to *base*: batch by batch, or of the means alone where the batches are others."""
+        if not (self.feasible and base.feasible):
+            return None
+        if self.paired_with(base):
+            return self.outcome.speed_up(base.outcome)
+        return fixed(self.outcome.tokens_per_s.mean / base.outcome.tokens_per_s.mean)
 
 
 def run_variants(
@@ -43,6 +59,7 @@ def run_variants(
     batches: int | None = None,
     report: Report,
     contradictions: bool = False,
+    drawn: dict[str, Drawn] | None = None,
 ) -> tuple[Variant, ...]:
     """Simulate *base* under every set of changes; what cannot run yields its reason.
 
@@ -55,6 +72,7 @@ def run_variants(
         batches: global batches to average over; default: the scenario's.
         report: told (done, total) after every simulated step.
         contradictions: changes whose keys contradict each other yield their reason too, instead of an error.
+        drawn: batches by what they depend on, of other calls that shall see the same ones; new ones are added.
     """
     resolved: list[tuple[str, tuple[str, ...], Scenario | InfeasibleError]] = []
     for label, overrides in changes:
@@ -74,7 +92,7 @@ def run_variants(
         done += 1
         report(done, total)
 
-    drawn: dict[str, tuple[Lengths, ...]] = {}
+    drawn = {} if drawn is None else drawn
     variants = []
     for label, overrides, scenario in resolved:
         if isinstance(scenario, InfeasibleError):
@@ -85,7 +103,28 @@ def run_variants(
         count = batches or scenario.batch_count
         key = json.dumps([scenario.document["data"], count])
         if key not in drawn:
-            drawn[key] = scenario.batches(count)
-        outcome = run_batches(scenario, drawn[key], strategy, step_done)
-        variants.append(Variant(label=label, changes=overrides, scenario=scenario, outcome=outcome))
+            drawn[key] = scenario.draw(count)
+        seen = drawn[key]
+        outcome = run_batches(scenario, seen.lengths, strategy, step_done, independent=not seen.use.repeated)
+        variants.append(
+            Variant(label=label, changes=overrides, scenario=scenario, outcome=outcome, drawn=seen)
+        )
     return tuple(variants)
+
+
+def data_lines(variants: Iterable[Variant]) -> tuple[str, ...]:
+    """What the batches of all variants make of their data, each sentence once, with the variants it is about."""
+    by_line: dict[str, list[str]] = {}
+    several = list(variants)
+    for variant in several:
+        for line in variant.drawn.use.lines if variant.drawn is not None else ():
+            by_line.setdefault(line, []).append(variant.label)
+    ran = sum(variant.drawn is not None for variant in several)
+    return tuple(
+        line if len(labels) == ran else f"{', '.join(labels)}: {line}" for line, labels in by_line.items()
+    )
+
+
+def data_json(variant: Variant) -> dict[str, Any] | None:
+    """The same of one variant as JSON data."""
+    return None if variant.drawn is None else variant.drawn.use.document()

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.compare import Report, silent
 from experiments.overrides import parse_override
-from experiments.report import one_line, outcome_json
+from experiments.report import averaging, band_lines, one_line, outcome_json
+from experiments.statistics import estimate_json, with_interval
 from experiments.tables import Table
-from experiments.variants import Variant, run_variants
+from experiments.variants import Variant, data_json, data_lines, run_variants
+from experiments.words import memory_of, memory_parts
 from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
 
 if TYPE_CHECKING:
     from experiments.scenario import Scenario
 
-__all__ = ["whatif", "whatif_json", "whatif_table"]
+__all__ = ["whatif", "whatif_json", "whatif_lines", "whatif_table"]
 
 
 def whatif(
@@ -66,23 +68,22 @@ def _all_make_sense(scenario: Scenario, changes: Sequence[str]) -> bool:
     return True
 
 
-def _speed_up(variant: Variant, base: Variant) -> float | None:
-    if not (variant.feasible and base.feasible):
-        return None
-    return variant.outcome.tokens_per_s.mean / base.outcome.tokens_per_s.mean
-
-
 def whatif_json(variants: Sequence[Variant]) -> list[dict[str, Any]]:
-    """One object per row of the table. Speed-ups are ratios of mean throughput: batches may differ."""
-    return [
-        {
-            "label": variant.label,
-            "changes": list(variant.changes),
-            "speed_up_vs_base": _speed_up(variant, variants[0]),
-            **outcome_json(variant.outcome),
-        }
-        for variant in variants
-    ]
+    """One object per row of the table."""
+    rows = []
+    for variant in variants:
+        ratio = variant.speed_up(variants[0])
+        rows.append(
+            {
+                "label": variant.label,
+                "changes": list(variant.changes),
+                "speed_up_vs_base": None if ratio is None else ratio.mean,
+                "speed_up": ratio and {**estimate_json(ratio), "paired": variant.paired_with(variants[0])},
+                "data": data_json(variant),
+                **outcome_json(variant.outcome),
+            }
+        )
+    return rows
 
 
 def whatif_table(variants: Sequence[Variant]) -> Table:
@@ -91,25 +92,46 @@ def whatif_table(variants: Sequence[Variant]) -> Table:
     for variant in variants:
         if not variant.feasible:
             reason = f"cannot run: {one_line(variant.outcome.reason)}"
-            rows.append((variant.label, "-", "-", "-", "-", reason))
+            rows.append((variant.label, "-", "-", "-", "-", "-", reason))
             continue
         outcome = variant.outcome
-        ratio = _speed_up(variant, variants[0])
+        ratio = variant.speed_up(variants[0])
+        speed_up = "-" if ratio is None else with_interval(ratio, digits=3)
         rows.append(
             (
                 variant.label,
-                f"{outcome.tokens_per_s.mean:,.0f}",
+                with_interval(outcome.tokens_per_s),
                 f"{outcome.step_s.mean:.3f}",
                 f"{outcome.mfu:.1%}",
-                "-" if ratio is None else f"{ratio:.3f}",
-                "",
+                "1" if variant is variants[0] else speed_up,
+                memory_of(outcome.results[0].memory),
+                "" if variant.paired_with(variants[0]) or ratio is None else "other batches",
             )
         )
-    heads = ("change", "tokens/s", "step s", "MFU", "speed-up", "remark")
+    heads = ("change", "tokens/s", "step s", "MFU", "speed-up", "memory per GPU", "remark")
     width = len(heads) if any(row[-1] for row in rows) else len(heads) - 1
     return Table(
-        title=f"What if ({variants[0].outcome.strategy})",
+        title=f"What if ({variants[0].outcome.strategy}), {_averaging(variants)}",
         columns=heads[:width],
         rows=tuple(row[:width] for row in rows),
-        left=frozenset({0, 5}),
+        left=frozenset({0, 6}),
     )
+
+
+def _averaging(variants: Sequence[Variant]) -> str:
+    ran = next(variant.outcome for variant in variants if variant.feasible)
+    return averaging(len(ran.results), ran.independent)
+
+
+def whatif_lines(variants: Sequence[Variant]) -> tuple[str, ...]:
+    """What a reader of the table must know."""
+    base = variants[0]
+    lines = list(data_lines(variants))
+    if base.feasible:
+        parts = memory_parts(base.outcome.results[0].memory.parts)
+        lines.append(f"Memory of the base, largest parts in GiB: {parts}.")
+    if any(v.feasible and base.feasible and not v.paired_with(base) for v in variants):
+        lines.append(
+            "Other batches: the change touches the data, so the speed-up compares means and has no interval."
+        )
+    return (*lines, *band_lines(v.outcome for v in variants[:1]))

@@ -63,7 +63,8 @@ class StepResult:
         tokens: tokens trained on.
         gpus: GPUs used.
         tokens_per_s: throughput of the whole cluster.
-        model_flop: model FLOP of the step, causal attention counted (half), recomputation not counted.
+        model_flop: model FLOP of the step, causal attention counted (half), recomputation not counted. Of a sequence
+            that a packer splits, the pieces: that is what is computed.
         model_flop_full: the same with full attention counted (the convention of most MFU figures).
         hardware_flop: model_flop plus recomputation (selective: of attention), causal attention.
         hardware_flop_full: the same with full attention.
@@ -78,6 +79,7 @@ class StepResult:
         largest_group: ranks of the largest dynamic group.
         rank_capacity_tokens: C.
         memory: of the fullest stage, whether it fits included.
+        work_left_out: share of the model FLOP of whole sequences that is not done because a packer splits them.
         planning_wall_s: wall-clock time planning took here.
         execution_wall_s: wall-clock time pricing and playing took here.
         events: SimPy events processed (0 with the replay).
@@ -109,6 +111,7 @@ class StepResult:
     events: int
     spans: Spans | None
     notes: tuple[str, ...]
+    work_left_out: float = 0.0
 
 
 @lru_cache(maxsize=64)
@@ -260,13 +263,13 @@ def simulate_step(setup: Setup, lengths: ArrayLike) -> StepResult:
     execution = play_plan(setup, plan, price_plan(setup, problem, plan))
     played = time.perf_counter()
     model, again = setup.model, setup.layout.recompute
-    model_flop, full_flop = (
-        sequence_model_flop(model, problem.lengths, causal=causal) for causal in (True, False)
-    )
+    split = len(plan.segment_tokens) > len(problem.lengths)
+    pieces = plan.segment_tokens if split else problem.lengths  # attention stays inside a piece
+    model_flop, full_flop = (sequence_model_flop(model, pieces, causal=causal) for causal in (True, False))
     hardware, hardware_full = (
-        sequence_model_flop(model, problem.lengths, causal=causal, recompute=again)
-        for causal in (True, False)
+        sequence_model_flop(model, pieces, causal=causal, recompute=again) for causal in (True, False)
     )
+    whole_flop = sequence_model_flop(model, problem.lengths, causal=True) if split else model_flop
     peak = setup.cluster.gpus * setup.cluster.gpu.bf16_flop_per_s * execution.step_s
     return StepResult(
         strategy=setup.strategy.name,
@@ -293,6 +296,7 @@ def simulate_step(setup: Setup, lengths: ArrayLike) -> StepResult:
         events=execution.events,
         spans=execution.spans,
         notes=(f"calibration {setup.calibration.name}", *plan.notes, *fit_notes(report)),
+        work_left_out=1.0 - model_flop / whole_flop,
     )
 
 

@@ -43,6 +43,7 @@ class GlobalBatch:
         truncated_tokens: tokens cut off the ends of sequences that exceed the context.
         truncated_sequences: how many sequences that were.
         chunked_sequences: sequences cut into pieces because they exceed the context.
+        long_tokens: tokens of the batch in sequences that are longer than the context: pieces, or first parts, of them.
         split_tokens: tokens of the last sequence (or piece) that did not fit the budget and open the next batch.
         complete: the batch reached its budget; False only for the last one of a source that ended.
     """
@@ -54,6 +55,7 @@ class GlobalBatch:
     truncated_tokens: int = 0
     truncated_sequences: int = 0
     chunked_sequences: int = 0
+    long_tokens: int = 0
     split_tokens: int = 0
     complete: bool = True
 
@@ -200,16 +202,21 @@ class _Pieces:
             self.block, self.taken_tokens, self.counted = block, 0, 0
         return True
 
-    def take(self, end_token: int) -> tuple[Ints, NDArray[np.int64], int]:
-        """Take the tokens up to *end_token* of the block: lengths, accounts, and how much of the last piece stays."""
+    def take(self, end_token: int) -> tuple[Ints, NDArray[np.int64], int, int]:
+        """Take the tokens up to *end_token* of the block.
+
+        Returns:
+            lengths, accounts, tokens that come from too long sequences, and how much of the last piece stays.
+        """
         ends = self.block.ends
         first = int(np.searchsorted(ends, self.taken_tokens, side="right"))
         last = int(np.searchsorted(ends, end_token, side="left"))
         inner_ends = np.minimum(ends[first : last + 1], end_token)
         lengths = np.diff(inner_ends, prepend=self.taken_tokens)
         accounts = self.block.accounts[:, last + 1] - self.block.accounts[:, self.counted]
+        long_tokens = int(lengths[self.block.of_long[first : last + 1]].sum())
         self.taken_tokens, self.counted = end_token, last + 1
-        return lengths, accounts, int(ends[last]) - end_token
+        return lengths, accounts, long_tokens, int(ends[last]) - end_token
 
 
 def _batches(pieces: _Pieces, budget_tokens: int | None, sequences: int | None) -> Iterator[GlobalBatch]:
@@ -219,7 +226,7 @@ def _batches(pieces: _Pieces, budget_tokens: int | None, sequences: int | None) 
         found = 0
         accounts = np.zeros(Block.ACCOUNTS, dtype=np.int64)
         missing = budget_tokens if budget_tokens is not None else sequences or 0
-        split_tokens = 0
+        split_tokens = long_tokens = 0
         while missing and pieces.refill():
             block = pieces.block
             if budget_tokens is not None:
@@ -230,7 +237,7 @@ def _batches(pieces: _Pieces, budget_tokens: int | None, sequences: int | None) 
                 taken = min(missing, len(block.sequence_ends) - done)
                 end_token = int(block.sequence_ends[done + taken - 1])
                 missing -= taken
-            lengths, counts, split_tokens = pieces.take(end_token)
+            lengths, counts, of_long, split_tokens = pieces.take(end_token)
             found += len(lengths)
             if found > most:
                 raise InfeasibleError(
@@ -238,6 +245,7 @@ def _batches(pieces: _Pieces, budget_tokens: int | None, sequences: int | None) 
                     "batch or a longer context"
                 )
             parts.append(lengths)
+            long_tokens += of_long
             accounts += counts
         if not pieces.refill():
             accounts[0] += pieces.trailing_tokens
@@ -253,6 +261,7 @@ def _batches(pieces: _Pieces, budget_tokens: int | None, sequences: int | None) 
             truncated_tokens=truncated_tokens,
             truncated_sequences=truncated,
             chunked_sequences=chunked,
+            long_tokens=long_tokens,
             split_tokens=split_tokens,
             complete=missing == 0,
         )

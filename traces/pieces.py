@@ -22,6 +22,7 @@ class Block:
         sequence_ends: the same for whole sequences (a chunked one ends with its last piece).
         accounts: [ACCOUNTS, pieces + 1]: dropped tokens, dropped sequences, truncated tokens, truncated sequences and
             chunked sequences before each piece. What was dropped is booked on the piece that follows.
+        of_long: whether each piece comes from a sequence longer than the context.
         trailing_tokens: tokens dropped after the last piece, to be booked on the next block.
         trailing_sequences: how many sequences that were.
     """
@@ -31,6 +32,7 @@ class Block:
     ends: Ints
     sequence_ends: Ints
     accounts: Ints
+    of_long: NDArray[np.bool_]
     trailing_tokens: int = 0
     trailing_sequences: int = 0
 
@@ -43,7 +45,12 @@ class Block:
     def empty(cls) -> Block:
         """A block without pieces."""
         nothing = np.empty(0, dtype=np.int64)
-        return cls(ends=nothing, sequence_ends=nothing, accounts=np.zeros((cls.ACCOUNTS, 1), dtype=np.int64))
+        return cls(
+            ends=nothing,
+            sequence_ends=nothing,
+            accounts=np.zeros((cls.ACCOUNTS, 1), dtype=np.int64),
+            of_long=np.zeros(0, dtype=bool),
+        )
 
 
 def cut_block(
@@ -60,18 +67,19 @@ def cut_block(
     """
     too_long = lengths > context_tokens
     any_too_long = bool(too_long.any())
-    pieces, last_piece = lengths, np.arange(len(lengths))
+    pieces, last_piece, of_long = lengths, np.arange(len(lengths)), too_long
     kept = np.ones(len(lengths), dtype=bool)
     if policy == "chunk" and any_too_long:
         counts = (lengths - 1) // context_tokens + 1
         last_piece = np.cumsum(counts) - 1
         pieces = np.full(int(last_piece[-1]) + 1, context_tokens)
         pieces[last_piece] = lengths - (counts - 1) * context_tokens
+        of_long = np.repeat(too_long, counts)
     elif policy == "truncate":
         pieces = np.minimum(lengths, context_tokens)
     elif policy == "drop" and any_too_long:
         kept = ~too_long
-        pieces = lengths[kept]
+        pieces, of_long = lengths[kept], too_long[kept]
         last_piece = np.arange(len(pieces))
 
     accounts = np.zeros((Block.ACCOUNTS, len(pieces) + 1), dtype=np.int64)
@@ -98,6 +106,7 @@ def cut_block(
         ends=ends,
         sequence_ends=ends[last_piece],
         accounts=accounts,
+        of_long=of_long,
         trailing_tokens=trailing_tokens,
         trailing_sequences=trailing_sequences,
     )

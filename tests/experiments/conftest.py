@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from cost_models.memory import MemoryReport
 from hdpsim.errors import InfeasibleError
 from simulator.execution import Spans
 from simulator.setup import Setup
@@ -28,6 +29,14 @@ _spec.loader.exec_module(_module)
 ATTENTION_S = 1.0
 RING_S = {"static": 3.0, "hdp-naive": 1.0, "hdp-balance": 0.5}
 WAIT_S = {"static": 1.0, "hdp-naive": 1.0, "hdp-balance": 0.25}
+
+GIB = 2.0**30
+MEMORY = MemoryReport(
+    stage=0, tokens_per_rank=1024, weights=8 * GIB, gradients=4 * GIB, optimizer=6 * GIB, gathered=0.0,
+    activations=40 * GIB, head=0.0, working_set=GIB, communication=GIB / 2, context=GIB / 2, fragmentation=0.0,
+    host_bytes=0.0, capacity_bytes=80 * GIB, host_capacity_bytes=100 * GIB,
+)  # fmt: skip
+"""60 of 80 GiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +59,12 @@ class FakeResult:
     makespan_s: float
     plan_micro_batches: int
     largest_group: int
-    memory: None
+    memory: MemoryReport
     planning_wall_s: float
     execution_wall_s: float
     spans: Spans | None
     notes: tuple[str, ...]
+    work_left_out: float = 0.0
 
 
 def fake_step(setup: Setup, lengths: NDArray[np.int64]) -> FakeResult:
@@ -89,7 +99,7 @@ def fake_step(setup: Setup, lengths: NDArray[np.int64]) -> FakeResult:
         makespan_s=step_s,
         plan_micro_batches=7,
         largest_group=4,
-        memory=None,
+        memory=MEMORY,
         planning_wall_s=0.1,
         execution_wall_s=0.2,
         spans=spans,

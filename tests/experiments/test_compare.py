@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from experiments.artefacts import write_run
-from experiments.compare import Outcome, compare, estimate
+from experiments.compare import Outcome, compare
+from experiments.compare_report import comparison_table, explanation, resources_table
 from experiments.finite import plain
 from experiments.report import (
     account_table,
-    comparison_table,
-    explanation,
     json_document,
     outcome_json,
 )
 from experiments.scale import scale, scaling_json, scaling_table
 from experiments.scenario import Scenario, load_scenario
+from experiments.statistics import estimate, with_interval
 from hdpsim.errors import InfeasibleError, NotFiniteError
 
 pytestmark = pytest.mark.usefixtures("fake_simulator")
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("fake_simulator")
 
 @pytest.fixture
 def scenario() -> Scenario:
-    return load_scenario("quickstart-8gpu", ("execution.batches=2",))
+    return load_scenario("quickstart-8gpu", ("execution.batches=3",))
 
 
 def test_the_interval_is_students() -> None:
@@ -36,8 +36,11 @@ def test_the_interval_is_students() -> None:
     assert found.half_width == pytest.approx(2.484138, rel=1e-6)
 
 
-def test_one_batch_has_no_interval() -> None:
+def test_too_few_values_have_a_range_and_no_interval() -> None:
     assert estimate([5.0]).half_width is None
+    two = estimate([4.0, 6.0])
+    assert (two.mean, two.half_width, two.lowest, two.highest) == (5.0, None, 4.0, 6.0)
+    assert with_interval(two, digits=1) == "5.0 (4.0 to 6.0)"
 
 
 def test_strategies_see_the_same_batches_and_speed_ups_are_paired(scenario: Scenario) -> None:
@@ -73,12 +76,14 @@ def test_equals_are_called_equal(scenario: Scenario) -> None:
     assert "equally fast" in explanation(comparison)
 
 
-def test_the_table_gives_bound_and_largest_accounts(scenario: Scenario) -> None:
-    row = comparison_table(compare(scenario)).rows[0]
-    assert row[0] == "static"
-    assert row[4] == "40.0%"
-    assert row[6] == "+4.0%"
-    assert row[7] == "CP ring 60%, attention 20%, wait group 20%"
+def test_the_tables_give_packing_bound_and_memory(scenario: Scenario) -> None:
+    comparison = compare(scenario)
+    row = comparison_table(comparison).rows[0]
+    assert (row[0], row[4]) == ("static", "40.0%")
+    # 8 GPUs of TP 2: four ranks, and groups of four of them.
+    row = resources_table(comparison).rows[0]
+    memory = "activations 40.0, weights 8.0"
+    assert row == ("static", "in-order, padded, CP 4", "+4.0%", "60.0 of 80.0 GiB", memory)
 
 
 def test_the_account_table_ends_with_the_step(scenario: Scenario) -> None:
@@ -116,7 +121,7 @@ def test_a_strategy_that_cannot_run_is_reported_beside_the_others(
     comparison = compare(scenario)
     assert comparison.outcomes[0] == Outcome(strategy="static", reason="out of memory")
     assert comparison.base.strategy == "hdp-naive"
-    assert comparison_table(comparison).rows[0][-1] == "cannot run"
+    assert comparison_table(comparison).rows[0][1] == "cannot run"
     assert outcome_json(comparison.outcomes[0], comparison.base)["reason"] == "out of memory"
 
 

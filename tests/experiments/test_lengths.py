@@ -34,7 +34,7 @@ def test_lengths_come_in_turn_and_without_end(lengths: list[int], sequences: int
 
 def test_one_length_is_that_of_every_sequence() -> None:
     found = scenario("4K", "1M tokens")
-    (batch,) = found.batches()
+    (batch,) = found.batches(1)
     assert batch.tolist() == [4096] * 256
     assert found.document["data"]["lengths"] == "4096 tokens"
     assert "sequences of 4,096 tokens" in headline(found)
@@ -42,7 +42,7 @@ def test_one_length_is_that_of_every_sequence() -> None:
 
 
 def test_a_whole_round_is_more_than_a_block() -> None:
-    (batch,) = scenario([4, 5, 6], "100000 sequences").batches()
+    (batch,) = scenario([4, 5, 6], "100000 sequences").batches(1)
     assert batch[:6].tolist() == batch[32_766:32_772].tolist() == [4, 5, 6, 4, 5, 6]
 
 

@@ -167,10 +167,23 @@ def test_small_accounts_are_drawn_together_and_lose_no_time() -> None:
     assert len(widths) == 2  # gemm and "other compute"
 
 
-def test_rank_panels_state_the_busy_share() -> None:
-    # busy 4 and 2 of a step of 4 s: (4 + 2) / 2 / 4 = 75 %
-    figure = plots.plot_rank_step_time({"static": {"compute": [4.0, 2.0], "wait": [0.0, 2.0]}})
-    assert "static: 75% busy" in [text.get_text() for text in texts_of(figure)]
+def test_rank_panels_tell_work_from_exposed_communication() -> None:
+    # A step of 8 s: compute 4 and 2 s, (4 + 2) / 2 / 8 = 38 %; communication 4 and 2 s, the same.
+    parts = {"compute": [4.0, 2.0], "communication": [4.0, 2.0], "waiting": [0.0, 4.0]}
+    figure = plots.plot_rank_step_time({"static": parts})
+    shown = [text.get_text() for text in texts_of(figure)]
+    assert "static\n38% compute, 38% exposed comm." in shown
+    assert not any("busy" in text for text in shown)
+
+
+@pytest.mark.parametrize("strategies", [1, 2, 3, 4])
+def test_the_legend_of_rank_panels_is_inside_the_figure(strategies: int) -> None:
+    layers = {name: [1.0, 2.0] for name in ("overhead", "compute", "communication", "waiting")}
+    figure = plots.plot_rank_step_time({f"s{i}": layers for i in range(strategies)})
+    figure.canvas.draw()
+    box = figure.legends[0].get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
 
 
 def test_speed_ups_are_over_the_base() -> None:
@@ -202,7 +215,7 @@ def test_numbers_read_well() -> None:
         "1K",
         "1,536K",
         "2M",
-        "1G",
+        "1,024M",
     ]
     assert [format_count(x) for x in (0, 0.5, 999.6, 12_288, 4.8e6, math.inf)] == [
         "0",

@@ -152,10 +152,10 @@ def test_a_bug_in_one_cell_is_its_row_and_is_tried_again(
 ) -> None:
     from experiments.compare import run_batches
 
-    def buggy(scenario: Any, batches: Any) -> Any:
+    def buggy(scenario: Any, batches: Any, **options: Any) -> Any:
         if scenario.layout.tp == 4:
             raise ZeroDivisionError("oops")
-        return run_batches(scenario, batches)
+        return run_batches(scenario, batches, **options)
 
     with monkeypatch.context() as patched:
         patched.setattr("experiments.sweep_cell.run_batches", buggy)

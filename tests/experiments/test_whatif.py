@@ -32,13 +32,13 @@ def test_variants_with_the_same_data_see_the_same_batches(
     scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = []
-    real = Scenario.batches
+    real = Scenario.draw
 
     def counted(self: Scenario, count: int | None = None) -> object:
         drawn.append(self.data.context_tokens)
         return real(self, count)
 
-    monkeypatch.setattr(Scenario, "batches", counted)
+    monkeypatch.setattr(Scenario, "draw", counted)
     whatif(scenario, ("gpus=16", "data.context=64K"))
     assert drawn == [128 * 1024, 64 * 1024]
 

@@ -110,6 +110,10 @@ def test_batches_equal_the_naive_ones(
         too_long = sum(length > context for length in lengths)
         counted = sum(b.dropped_sequences + b.truncated_sequences + b.chunked_sequences for b in batches)
         assert counted == too_long
+        of_long = sum(length for length in lengths if length > context)
+        lost = sum(batch.dropped_tokens + batch.truncated_tokens for batch in batches)
+        assert sum(batch.long_tokens for batch in batches) == of_long - lost
+        assert all(0 <= batch.long_tokens <= batch.tokens for batch in batches)
         assert all(batch.complete for batch in batches[:-1])
         if budget:
             assert all(batch.tokens == budget for batch in batches[:-1])

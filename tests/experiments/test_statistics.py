@@ -1,0 +1,43 @@
+"""Means, intervals and ranges: what they say of few values, of repeated data, of the same batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.statistics import FEWEST, estimate, estimate_json, paired_ratio, with_interval
+
+values = st.lists(st.floats(1.0, 1e6), min_size=1, max_size=12)
+
+
+@settings(derandomize=True, max_examples=60, deadline=None)
+@given(values, st.booleans())
+def test_no_interval_of_few_or_dependent_values(found: list[float], independent: bool) -> None:
+    value = estimate(found, independent=independent)
+    assert (value.half_width is None) == (not independent or len(found) < FEWEST)
+    assert value.lowest <= value.mean * (1 + 1e-12)
+    assert value.mean <= value.highest * (1 + 1e-12)
+    assert ("±" in with_interval(value)) == (value.half_width is not None)
+    assert estimate_json(value)["ci95_half_width"] == value.half_width
+
+
+@settings(derandomize=True, max_examples=40, deadline=None)
+@given(st.lists(st.floats(10.0, 1e4), min_size=3, max_size=10), st.floats(0.5, 3.0))
+def test_what_a_batch_does_to_both_cancels_out(base: list[float], gain: float) -> None:
+    ratio = paired_ratio([gain * rate for rate in base], base)
+    assert ratio.mean == pytest.approx(gain)
+    assert ratio.half_width == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_gain_that_batches_hide_shows_in_pairs() -> None:
+    rng = np.random.default_rng(0)
+    base = rng.uniform(100.0, 400.0, 8)
+    mine = 1.05 * base * (1.0 + rng.normal(0.0, 0.005, 8))
+    ratio = paired_ratio(mine.tolist(), base.tolist())
+    assert ratio.half_width is not None
+    assert ratio.half_width < 0.01
+    alone = estimate(mine.tolist())
+    assert alone.half_width is not None
+    assert alone.half_width / alone.mean > 0.1
