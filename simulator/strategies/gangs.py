@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +17,11 @@ __all__ = ["Neighbourhood", "RankLoads", "place_gangs"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+
+MOST_LOOKS = 2**24
+"""Gangs times ranks that are placed at once: half a second."""
+ROOM = 8
+"""A region has at least so many times the ranks of the largest gang, so that it has a choice."""
 
 
 @dataclass(slots=True)
@@ -61,14 +69,70 @@ def place_gangs(
     node, or to whole nodes of one rail-connected block, if it fits there; where that makes it late, it may
     spread over any ranks and take *apart_s* instead of *times_s*.
 
+    Every gang looks at every rank. Where that would be too much, the ranks are cut into regions of whole blocks, each
+    gang goes to the region with the least to do, and looks at the ranks of that alone: time grows with the gangs and
+    ranks, not with their product.
+
     Returns:
         Ranks of every gang (ascending); its slot, the first one free on all of them; the time it takes there.
     """
-    weight = problem.bubble_weight
+    members: list[Ints] = [np.arange(0)] * len(sizes)
+    slots = np.empty(len(sizes), dtype=np.int64)
+    taken_s = times_s.copy()
+    near = Neighbourhood.of(problem)
+    for region, gangs in _regions(near, loads, sizes, times_s):
+        own = RankLoads(
+            loads.free_s[region], loads.slot[region], loads.longest_s[region]
+        )  # views: booked in place
+        placed = _place_in_turn(
+            near, problem.bubble_weight, own, sizes[gangs], times_s[gangs], apart_s[gangs], deadline_s
+        )
+        for gang, ranks in zip(gangs.tolist(), placed[0], strict=True):
+            members[gang] = ranks + region.start
+        slots[gangs], taken_s[gangs] = placed[1:]
+    return members, slots, taken_s
+
+
+def _regions(
+    near: Neighbourhood, loads: RankLoads, sizes: Ints, times_s: Floats
+) -> Iterator[tuple[slice, Ints]]:
+    """Regions of the ranks, and the gangs of each in the order given; one region unless that is too much."""
+    ranks, gangs = len(loads.free_s), len(sizes)
+    wanted = max(1, -(-gangs * ranks // MOST_LOOKS))
+    least = ROOM * int(sizes.max(initial=1))
+    region = -(-max(ranks // wanted, least) // near.block) * near.block
+    count = max(1, ranks // region)  # what is left over belongs to the last one
+    if count == 1:
+        yield slice(0, ranks), np.arange(gangs)
+        return
+    cuts = [*range(0, count * region, region), ranks]
+    busy = [
+        (float(loads.free_s[begin:end].mean()), number) for number, (begin, end) in enumerate(pairwise(cuts))
+    ]
+    heapq.heapify(busy)
+    where = np.empty(gangs, dtype=np.int64)
+    for gang, work_s in enumerate((sizes * times_s).tolist()):
+        busy_s, number = busy[0]
+        where[gang] = number
+        heapq.heapreplace(busy, (busy_s + work_s / (cuts[number + 1] - cuts[number]), number))
+    for number, (begin, end) in enumerate(pairwise(cuts)):
+        yield slice(begin, end), np.flatnonzero(where == number)
+
+
+def _place_in_turn(
+    near: Neighbourhood,
+    weight: float,
+    loads: RankLoads,
+    sizes: Ints,
+    times_s: Floats,
+    apart_s: Floats,
+    deadline_s: float,
+) -> tuple[list[Ints], Ints, Floats]:
+    """As place_gangs, every gang looking at all ranks of *loads*."""
     members: list[Ints] = []
     slots = np.empty(len(sizes), dtype=np.int64)
     taken_s = times_s.copy()
-    places = _Places(problem, loads)
+    places = _Places(near, loads)
     for gang, (size, time_s) in enumerate(zip(sizes.tolist(), times_s.tolist(), strict=True)):
         latest_s = deadline_s - time_s
         if weight:
@@ -177,12 +241,11 @@ class _Rows:
 class _Places:
     """Groups of ranks: inside a node, else whole nodes inside a block, else whole nodes anywhere."""
 
-    def __init__(self, problem: PlanningProblem, loads: RankLoads) -> None:
-        near = Neighbourhood.of(problem)
-        self._ranks, self._node = problem.ranks, near.node
+    def __init__(self, near: Neighbourhood, loads: RankLoads) -> None:
+        self._ranks, self._node = len(loads.free_s), near.node
         self._block = near.block // near.node  # nodes
         self._free_s = self._ready_s = loads.free_s
-        self._used = np.full(problem.ranks, bool(np.ptp(loads.free_s) or np.ptp(loads.longest_s)))
+        self._used = np.full(self._ranks, bool(np.ptp(loads.free_s) or np.ptp(loads.longest_s)))
         self._rows: dict[tuple[int, int], _Rows] = {}
 
     def moved_to(self, ready_s: Floats) -> None:

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from simulator_setups import FLOOR, HOPPER, problem_of, small_cluster, small_setup
 
 from cost_models.layout import Layout
+from simulator.strategies import gangs as gangs_module
 from simulator.strategies.gangs import RankLoads, place_gangs
 from simulator.strategies.long_sequences import LongSequences
 from simulator.strategies.problem import PlanningProblem
@@ -168,3 +169,41 @@ def test_spread_gangs_report_the_time_they_take():
     loads = RankLoads(np.array([2.5, 2.5, 2.5, 0.0] * 2), np.zeros(8, dtype=np.int64), np.zeros(8))
     _, _, taken = place_gangs(one, loads, np.array([2]), np.array([1.0]), np.array([2.0]), 3.0)
     assert taken.tolist() == [2.0]
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=60),
+    seconds=st.lists(st.floats(0.1, 5.0), min_size=60, max_size=60),
+    pp=st.sampled_from([1, 2]),
+    busy=st.booleans(),
+)
+def test_regions_keep_every_promise_and_bound_what_is_looked_at(
+    sizes: list[int], seconds: list[float], pp: int, busy: bool
+):
+    one = problem(nodes=32, pp=pp)
+    times = np.sort(np.array(seconds[: len(sizes)]))[::-1].copy()
+    looks: list[int] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(gangs_module, "MOST_LOOKS", 500)
+        real = gangs_module._place_in_turn
+
+        def counted(near: object, weight: float, loads: RankLoads, *rest: object) -> object:
+            looks.append(len(loads.free_s) * len(rest[0]))  # type: ignore[arg-type]
+            return real(near, weight, loads, *rest)  # type: ignore[arg-type]
+
+        patched.setattr(gangs_module, "_place_in_turn", counted)
+        free = np.linspace(0.0, 1.0, one.ranks) if busy else np.zeros(one.ranks)
+        loads = RankLoads(free.copy(), np.zeros(one.ranks, dtype=np.int64), np.zeros(one.ranks))
+        members, slots, taken = place_gangs(one, loads, np.array(sizes), times, 2 * times, 20.0)
+    asked = np.zeros(one.ranks)
+    last = np.full(one.ranks, -1)
+    for ranks, size, slot, time_s in zip(members, sizes, slots, taken, strict=True):
+        assert len(set(ranks.tolist())) == size
+        assert (np.diff(ranks) > 0).all()
+        assert (slot > last[ranks]).all()
+        last[ranks] = slot
+        asked[ranks] += time_s
+    assert (loads.free_s >= asked + free - 1e-9).all()
+    widest = gangs_module.ROOM * max(sizes)
+    assert sum(looks) <= max(2 * 500, 2 * len(sizes) * (widest + 8)) + one.ranks
