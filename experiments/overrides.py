@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterable, Mapping
 
 from cost_models import catalog
+from experiments.scenario_schema import KEYS
 from hdpsim.errors import CatalogError, ScenarioError
 from hdpsim.quoting import quoted
 from hdpsim.yaml_loader import YamlError, load_yaml
@@ -79,6 +81,8 @@ def apply_values(document: Mapping[str, object], values: Iterable[tuple[str, obj
     _refuse_rivals(changes)
     result: dict[str, object] = copy.deepcopy(dict(document))
     for key, value in changes:
+        if key == "software":
+            _leave_defaults_to_software(result)
         for rival in rivals(key, value):
             _remove(result, rival)
         _put(result, key, value)
@@ -90,6 +94,22 @@ def rivals(key: str, value: object = None) -> tuple[str, ...]:
     if key == "gpus" and value == "auto":
         return ()  # the cluster's own size: nothing is replaced
     return RIVALS.get("data.trace" if key.startswith("data.trace.") else key, ())
+
+
+def _leave_defaults_to_software(document: dict[str, object]) -> None:
+    """Take every switch of layout and memory that stands at its default out: another stack decides it.
+
+    Files with all defaults filled in would leave a stack nothing to say otherwise.
+    """
+    for section in ("layout", "memory"):
+        inner = document.get(section)
+        if not isinstance(inner, dict):
+            continue
+        for name, value in list(inner.items()):
+            key = KEYS.get(f"{section}.{name}")
+            with contextlib.suppress(ValueError):
+                if key is not None and key.parse(value) == key.default:
+                    del inner[name]
 
 
 def _refuse_rivals(changes: Iterable[tuple[str, object]]) -> None:

@@ -71,6 +71,8 @@ def temporary_folder(target: Path) -> Iterator[Path]:
 
 def try_out(target: Path) -> None:
     """Make a file beside *target* and remove it: an OSError now is better than one after hours of work."""
+    with contextlib.suppress(FileNotFoundError):
+        target.lstat()  # a name that is too long is: the temporary one is cut
     path = _temporary(target)
     try:
         open(path, "w+b", opener=_open_new).close()

@@ -61,7 +61,7 @@ class TestChecks:
         assert cost.floor_s == pytest.approx(MODEL.layers * 10 * 8.0)
 
     def test_every_bucket_of_an_all_reduce_is_checked_no_reduce_scatter_is(self) -> None:
-        layout = Layout(checked_collectives=True, bucket_parameters=1e30, sharding="none")
+        layout = Layout(checked_collectives=True, bucket_parameters=1e12, sharding="none")
         group_s = 8 * 1.0 + (RANKS - 8) * 10.0
         cost = ideal_cost(layout=layout, calibration=CHECKED)
         assert epilogue(cost, RANKS, data_s=0.0).gradient_sync_s == pytest.approx([group_s])

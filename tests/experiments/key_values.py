@@ -10,6 +10,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
 SWITCHES: dict[str, tuple[str, ...]] = {
     name: values for name, values in FLAGS.items() if not name.startswith("campaign.")
 } | {
+    "software": ("megatron-core 0.13", "torchtitan 2.8"),
     "layout.tp": ("1", "2", "4", "8"),
     "layout.pp": ("1", "2", "3", "4"),
     "layout.vpp": ("1", "2"),
