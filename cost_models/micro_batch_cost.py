@@ -231,10 +231,24 @@ class MicroBatchCost:
             for side in sides:
                 least_s = self._host.layer_s(moe=moe, backward=side)
                 rows = result[moe, side]
-                hidden_s = 0.0 if self.layout.launch_blocking else rows.sum(axis=0)
+                hidden_s = (
+                    0.0 if self.layout.launch_blocking else self._behind_launches_s(cost, tokens, rows, side)
+                )
                 wait_s = cost.counts_wait_s(tokens) if moe and not side else 0.0
                 rows[_TERM["host"]] = np.maximum(wait_s, least_s - hidden_s)
         return result
+
+    def _behind_launches_s(self, cost: LayerCost, tokens: Floats, rows: Floats, backward: bool) -> Floats:
+        """[n]: work of a layer that its launches hide behind, from its terms.
+
+        Not what runs at another time: weight gradients that a schedule runs apart, DualPipe's all-to-alls.
+        """
+        work_s = rows.sum(axis=0)
+        if self.layout.schedule == "dualpipe":
+            work_s = work_s - rows[_TERM["expert_all_to_all"]]
+        if backward and self.layout.schedule in SPLIT_SCHEDULES:
+            work_s = work_s - cost.weight_gradient_s(tokens)
+        return np.asarray(work_s)
 
     def _hide_all_to_all(self, forward: Floats, backward: Floats) -> None:
         """The all-to-all of a layer runs beside the compute of another micro-batch in the other direction."""

@@ -14,7 +14,7 @@ from simulator.parts import Entries
 from simulator.program import Program
 from simulator.schedules import BACKWARD, BACKWARD_WEIGHT, FORWARD
 
-__all__ = ["EPILOGUE", "Timeline", "account", "begins", "make_spans"]
+__all__ = ["EPILOGUE", "Timeline", "account", "make_spans"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -30,7 +30,8 @@ class Timeline:
     Attributes:
         start_s: of each operation of the program.
         end_s: of each operation of the program.
-        begin_s: [stages]: when the step of a stage begins; 0 unless steps follow each other stage by stage.
+        begin_s: [stages]: when the step of a stage begins; 0 unless steps follow each other stage by stage (see
+            simulator.repetition).
         sync_start_s: [stages]: when all ranks of a stage had finished their operations.
         optimizer_start_s: [stages]: when the gradients of all stages, or else of this one, were there.
         step_s: from the begin to the end of the slowest optimizer.
@@ -42,23 +43,6 @@ class Timeline:
     sync_start_s: Floats
     optimizer_start_s: Floats
     step_s: float
-
-
-def begins(program: Program, start_s: Floats) -> Floats:
-    """Return when the step of each stage begins, so that its first rank does not wait before its first operation.
-
-    Zero unless steps follow each other stage by stage: then a stage that starts late also ends late, and what looks
-    like waiting for the first micro-batch is the tail of its step before.
-    """
-    begin_s = np.zeros(program.stages)
-    extras, offsets = program.extras, program.part_offsets
-    if extras is None or not extras.stage_by_stage:
-        return begin_s
-    first = np.full(program.processes, np.inf)
-    busy = np.flatnonzero(np.diff(offsets))
-    first[busy] = start_s[program.part_operation[offsets[busy]]] - extras.part_wait_s[offsets[busy]]
-    stage_s = first.reshape(program.stages, program.ranks).min(axis=1) - program.opening_s
-    return np.where(np.isfinite(stage_s), stage_s, 0.0)
 
 
 def account(program: Program, costs: StepCosts, timeline: Timeline) -> Execution:
@@ -270,8 +254,8 @@ def _unit_columns(program: Program, timeline: Timeline) -> list[_Columns]:
 def _epilogue_columns(program: Program, costs: StepCosts, timeline: Timeline) -> list[_Columns]:
     epilogue, zeros = costs.epilogue, np.zeros(program.stages)
     parts = {
-        "data": (zeros, zeros + epilogue.data_s),
-        "parameter_gather": (zeros + epilogue.data_s, epilogue.parameter_gather_s),
+        "data": (timeline.begin_s, zeros + epilogue.data_s),
+        "parameter_gather": (timeline.begin_s + epilogue.data_s, epilogue.parameter_gather_s),
         "gradient_sync": (timeline.sync_start_s, epilogue.gradient_sync_s),
         "optimizer": (timeline.optimizer_start_s, epilogue.optimizer_s),
     }

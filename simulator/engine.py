@@ -11,22 +11,26 @@ from __future__ import annotations
 import gc
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import simpy
+from numpy.typing import NDArray
 
 from cost_models.micro_batch import StepCosts
-from simulator.accounts import Timeline, account, begins, make_spans
+from simulator.accounts import Timeline, account, make_spans
 from simulator.deadlock import deadlock_error
 from simulator.execution import Execution, Noise
 from simulator.plan import Plan
 from simulator.program import Program, compile_program
+from simulator.repetition import steady_timeline
 
 __all__ = ["run_engine"]
 
 BUNDLE_PROCESSES = 256
 """Processes played together at least, if there are so many: few enough for the caches."""
 
+Floats = NDArray[np.float64]
 _Process = Generator[simpy.Event, None, None]
 
 
@@ -37,15 +41,23 @@ def run_engine(plan: Plan, costs: StepCosts, noise: Noise | None = None, spans: 
         DeadlockError: the orders of the ranks contradict each other.
     """
     program = compile_program(plan, costs, noise)
-    stage_engine = _Engine(program, costs)
-    timeline = stage_engine.run()
+    events = 0
+
+    def play(program: Program, costs: StepCosts, begin_s: Floats) -> Timeline:
+        nonlocal events
+        stage_engine = _Engine(replace(program, opening_s=program.opening_s + begin_s), costs)
+        timeline = stage_engine.run(begin_s)
+        events = stage_engine.events
+        return timeline
+
+    timeline = steady_timeline(program, costs, play)
     execution = account(program, costs, timeline)
     return Execution(
         step_s=execution.step_s,
         accounts=execution.accounts,
         account_s=execution.account_s,
         spans=make_spans(program, costs, timeline) if spans else None,
-        events=stage_engine.events,
+        events=events,
     )
 
 
@@ -123,8 +135,8 @@ class _Engine:
             self._on_end = self._operation_ended_with_extras
         self.events = 0
 
-    def run(self) -> Timeline:
-        """Play the program to its end."""
+    def run(self, begin_s: Floats) -> Timeline:
+        """Play the program, whose stages begin at *begin_s*, to its end."""
         program, bundles = self._program, _bundles(self._program)
         part_operation: list[int] = program.part_operation.tolist()
         with _without_collector():
@@ -144,7 +156,6 @@ class _Engine:
         self.events += 0 if program.extras is None else int(np.count_nonzero(program.extras.tail_s))
         self.events += 5 * program.stages + (not self._stage_by_stage)
         start_s, optimizer_start_s = np.array(self._start_s), np.array(self._optimizer_start_s)
-        begin_s = begins(program, start_s)
         return Timeline(
             start_s=start_s,
             end_s=end_s,

@@ -14,9 +14,8 @@ What both executors mean by playing a plan:
 * When all ranks of stage s have run their operations, its gradients are summed in gradient_sync_s[s]. When those of
   all stages are there, the optimizers run for optimizer_s[s]. The step ends with the slowest of them.
 * Zero-bubble schedules split the backward: its weight gradient feeds nobody and runs between two operations of its
-  process. ZB-H2 and ZB-V have no barrier over the stages: the step of stage s begins when its first operation can,
-  and the time of a step is the longest way from there to the end of a stage's optimizer, at which steps that
-  follow each other repeat.
+  process. ZB-H2 and ZB-V have no barrier over the stages: a stage begins its next step when its optimizer is done, and
+  the time of a step is the least period at which all stages can repeat (see repetition).
 * Blocking transfers and overlapped pairs: see parts.
 
 The replay advances in waves: all operations whose parties are there start together in one numpy step; each wave
@@ -27,11 +26,13 @@ Ranks that provably do the same (see lockstep) are played once.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.micro_batch import StepCosts
-from simulator.accounts import Timeline, account, begins
+from simulator.accounts import Timeline, account
 from simulator.deadlock import deadlock_error
 from simulator.execution import Execution, Noise
 from simulator.extras import Extras
@@ -39,6 +40,7 @@ from simulator.lockstep import find_lockstep
 from simulator.lone_ranks import can_play, play_rank, run_lone_ranks
 from simulator.plan import Plan
 from simulator.program import Program, compile_program, ranges
+from simulator.repetition import steady_timeline
 
 __all__ = ["play", "run_replay"]
 
@@ -62,9 +64,14 @@ def run_replay(plan: Plan, costs: StepCosts, noise: Noise | None = None) -> Exec
 
 def _run(plan: Plan, costs: StepCosts, noise: Noise | None) -> Execution:
     program = compile_program(plan, costs, noise)
-    start_s, end_s = play(program)
-    begin_s = begins(program, start_s)
-    done_s = np.repeat(program.opening_s + begin_s, program.ranks)
+    return account(program, costs, steady_timeline(program, costs, _timeline))
+
+
+def _timeline(program: Program, costs: StepCosts, begin_s: Floats) -> Timeline:
+    """One step whose stages begin at *begin_s*."""
+    opening_s = program.opening_s + begin_s
+    start_s, end_s = play(replace(program, opening_s=opening_s))
+    done_s = np.repeat(opening_s, program.ranks)
     busy = np.flatnonzero(np.diff(program.part_offsets))
     done_s[busy] = end_s[program.part_operation[program.part_offsets[busy + 1] - 1]]
     extras = program.extras
@@ -74,7 +81,7 @@ def _run(plan: Plan, costs: StepCosts, noise: Noise | None) -> Execution:
     optimizer_start_s = sync_start_s + costs.epilogue.gradient_sync_s
     if extras is None or not extras.stage_by_stage:
         optimizer_start_s[:] = optimizer_start_s.max()
-    timeline = Timeline(
+    return Timeline(
         start_s=start_s,
         end_s=end_s,
         begin_s=begin_s,
@@ -82,7 +89,6 @@ def _run(plan: Plan, costs: StepCosts, noise: Noise | None) -> Execution:
         optimizer_start_s=optimizer_start_s,
         step_s=float((optimizer_start_s + costs.epilogue.optimizer_s - begin_s).max()),
     )
-    return account(program, costs, timeline)
 
 
 def play(program: Program) -> tuple[Floats, Floats]:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from cost_models import catalog
 from cost_models.calibration import Calibration, calibration
 from cost_models.hardware import Cluster, Fabric
-from cost_models.layout import Layout
+from cost_models.layout import Layout, Schedule
 from cost_models.model import Model
-from simulator.setup import ExecutionOptions, Setup, StrategyOptions
+from simulator.setup import ExecutionOptions, Setup, StrategyName, StrategyOptions
 from simulator.simulate import micro_batch_cost
 from simulator.strategies.problem import PlanningProblem
 
@@ -108,6 +108,8 @@ class Task:
         printer.text(repr(self))
 
 
+SCHEDULES: tuple[Schedule, ...] = ("1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe")
+STRATEGIES: tuple[StrategyName, ...] = ("static", "hdp-naive", "hdp-balance")
 SHAPES = [(1, 1), (1, 1), (1, 1), (2, 1), (4, 1), (2, 2), (4, 2)]
 """Pipeline stages and chunks of each."""
 
@@ -158,4 +160,46 @@ def tasks(draw: st.DrawFn, *, noise: bool = False) -> Task:
     short = st.integers(1, min(capacity, context))
     length = st.one_of(short, short, st.integers(1, context), st.just(context))
     lengths = draw(st.lists(length, min_size=1, max_size=40))
+    return Task(setup, np.array(lengths, dtype=np.int64))
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> Task:
+    """Every schedule under every strategy that it allows, on uneven stages, experts, kinds of context parallelism."""
+    schedule = draw(st.sampled_from(SCHEDULES))
+    vpp = {"interleaved": 2, "zb-v": 2}.get(schedule, 1)
+    pp = draw(st.sampled_from([2, 4]))
+    tp = draw(st.sampled_from([1, 2, 4]))
+    model = draw(st.sampled_from(MODELS))
+    if model.layers % (pp * vpp):
+        model = MODEL
+    layout = Layout(
+        tp=tp,
+        pp=pp,
+        vpp=vpp,
+        ep=tp if model.experts else 1,
+        schedule=schedule,
+        recompute=draw(st.sampled_from(["none", "selective", "full"])),
+        cp_kind=draw(st.sampled_from(["ring", "all-gather", "gathered-ring", "ulysses"])),
+        sharding=draw(st.sampled_from(["none", "zero1"])),
+        gather_overlap=draw(st.booleans()),
+        dp_overlap=draw(st.booleans()),
+        stage_balance=draw(st.sampled_from(["layers", "flop"])) if vpp == 1 else "layers",
+    )
+    ranks = draw(st.sampled_from([2, 4, 8]))
+    context = draw(st.sampled_from([1, 2])) * 512
+    name = "static" if schedule == "dualpipe" else draw(st.sampled_from(STRATEGIES))
+    setup = small_setup(
+        cluster=small_cluster(max(1, ranks * tp * pp // 8)),
+        capacity=512,
+        context=context,
+        model=model,
+        cal=draw(st.sampled_from(CALIBRATIONS)),
+        layout=layout,
+        name=name,
+        packing=draw(st.sampled_from(["in-order", "concatenate"])),
+    )
+    # DualPipe needs sequences for 2 pp micro-batches of every group, and splits packs for an even number of them.
+    least = 2 * setup.ranks * (2 * pp + 2) if schedule == "dualpipe" else 1
+    lengths = draw(st.lists(st.integers(1, context), min_size=least, max_size=least + 23))
     return Task(setup, np.array(lengths, dtype=np.int64))

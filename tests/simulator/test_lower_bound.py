@@ -6,17 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulator_setups import CALIBRATIONS, HOPPER, MODEL, MODELS, Task, small_cluster, small_setup, tasks
+from simulator_setups import CALIBRATIONS, HOPPER, SCHEDULES, STRATEGIES, Task, pipelines, small_setup, tasks
 
 from cost_models import catalog
 from cost_models.calibration import Calibration
 from cost_models.layout import Layout, Schedule
 from simulator.lower_bound import least_rate_s, lower_bound_s
-from simulator.setup import Setup, StrategyName
+from simulator.setup import Setup
 from simulator.simulate import simulate_step
-
-SCHEDULES: tuple[Schedule, ...] = ("1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe")
-STRATEGIES: tuple[StrategyName, ...] = ("static", "hdp-naive", "hdp-balance")
 
 
 def assert_bounded(setup: Setup, lengths: np.ndarray) -> float:
@@ -30,48 +27,6 @@ def assert_bounded(setup: Setup, lengths: np.ndarray) -> float:
 @given(tasks())
 def test_no_step_is_below_its_bound(task: Task):
     assert_bounded(task.setup, task.lengths)
-
-
-@st.composite
-def pipelines(draw: st.DrawFn) -> Task:
-    """Every schedule under every strategy that it allows, on uneven stages, experts, kinds of context parallelism."""
-    schedule = draw(st.sampled_from(SCHEDULES))
-    vpp = {"interleaved": 2, "zb-v": 2}.get(schedule, 1)
-    pp = draw(st.sampled_from([2, 4]))
-    tp = draw(st.sampled_from([1, 2, 4]))
-    model = draw(st.sampled_from(MODELS))
-    if model.layers % (pp * vpp):
-        model = MODEL
-    layout = Layout(
-        tp=tp,
-        pp=pp,
-        vpp=vpp,
-        ep=tp if model.experts else 1,
-        schedule=schedule,
-        recompute=draw(st.sampled_from(["none", "selective", "full"])),
-        cp_kind=draw(st.sampled_from(["ring", "all-gather", "gathered-ring", "ulysses"])),
-        sharding=draw(st.sampled_from(["none", "zero1"])),
-        gather_overlap=draw(st.booleans()),
-        dp_overlap=draw(st.booleans()),
-        stage_balance=draw(st.sampled_from(["layers", "flop"])) if vpp == 1 else "layers",
-    )
-    ranks = draw(st.sampled_from([2, 4, 8]))
-    context = draw(st.sampled_from([1, 2])) * 512
-    name = "static" if schedule == "dualpipe" else draw(st.sampled_from(STRATEGIES))
-    setup = small_setup(
-        cluster=small_cluster(max(1, ranks * tp * pp // 8)),
-        capacity=512,
-        context=context,
-        model=model,
-        cal=draw(st.sampled_from(CALIBRATIONS)),
-        layout=layout,
-        name=name,
-        packing=draw(st.sampled_from(["in-order", "concatenate"])),
-    )
-    # DualPipe needs sequences for 2 pp micro-batches of every group, and splits packs for an even number of them.
-    least = 2 * setup.ranks * (2 * pp + 2) if schedule == "dualpipe" else 1
-    lengths = draw(st.lists(st.integers(1, context), min_size=least, max_size=least + 23))
-    return Task(setup, np.array(lengths, dtype=np.int64))
 
 
 @settings(max_examples=250)
