@@ -8,9 +8,9 @@ from typing import Literal
 
 from cost_models.hardware import Cluster
 from cost_models.layout import Layout
-from cost_models.memory import state_bytes
 from cost_models.model import Model
 from cost_models.parameters import parameters
+from cost_models.state_memory import state_bytes
 
 __all__ = [
     "CheckpointSize",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments import plots
+from experiments import plots, plots_of_time
 from experiments.compare_report import remarks
 from experiments.plot_style import account_group
 from experiments.report import headline, mfu_note
@@ -59,12 +59,12 @@ def write_run(out: str, document: Mapping[str, Any], comparison: Comparison) -> 
         )
         run.save_figure(
             "time_breakdown",
-            plots.plot_time_breakdown({o.strategy: o.account_s() for o in comparison.feasible}),
+            plots_of_time.plot_time_breakdown({o.strategy: o.account_s() for o in comparison.feasible}),
             "Where the time of a step goes, per strategy.",
         )
         run.save_figure(
             "rank_step_time",
-            plots.plot_rank_step_time(
+            plots_of_time.plot_rank_step_time(
                 {o.strategy: _rank_layers(o) for o in comparison.feasible},
                 title="Time of every rank in the step of the first batch",
             ),

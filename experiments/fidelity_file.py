@@ -23,6 +23,7 @@ __all__ = [
     "REPRODUCED",
     "check_residuals",
     "read_residuals",
+    "residual_lines",
     "residuals_path",
     "rewrite_residuals",
     "setup_band",
@@ -139,3 +140,15 @@ def setup_features(setup: Setup, lengths: NDArray[np.int64]) -> tuple[Features, 
 def setup_band(setup: Setup, lengths: NDArray[np.int64]) -> Band:
     """The band of a step of *setup* on a batch of sequence lengths."""
     return shipped_residuals().band(*setup_features(setup, lengths))
+
+
+def residual_lines(written: Residuals, path: str) -> tuple[str, ...]:
+    """What was written, and how many of the runs its bands hold."""
+    if not written.features:
+        return "no run has an error that bands could rest on", f"wrote {path}"
+    by_configuration, by_source = written.coverage(), written.coverage("source")
+    return (
+        f"bands stretched by {written.stretch:.2f} hold {by_configuration:.1%} of the runs with their configuration "
+        f"left out; of new sources, by {written.new_stretch:.2f}: {by_source:.1%} with their whole source left out",
+        f"wrote {path}",
+    )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from experiments.fidelity import Residual, Residuals
+from experiments.fidelity import Residual
 from experiments.fidelity_file import setup_features
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from experiments.bytescale_simulation import Job
     from experiments.megascale_data import Cell as MegaScaleCell
 
-__all__ = ["bytescale_residuals", "megascale_residuals", "residual_lines"]
+__all__ = ["bytescale_residuals", "megascale_residuals"]
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -56,15 +56,3 @@ def megascale_residuals(cells: Sequence[MegaScaleCell], records: Records) -> lis
             Residual(features=features, key=key, source="megascale", complete=False, log_error=error)
         )
     return found
-
-
-def residual_lines(written: Residuals, path: str) -> tuple[str, ...]:
-    """What was written, and how many of the runs its bands hold."""
-    if not written.features:
-        return "no run has an error that bands could rest on", f"wrote {path}"
-    by_configuration, by_source = written.coverage(), written.coverage("source")
-    return (
-        f"bands stretched by {written.stretch:.2f} hold {by_configuration:.1%} of the runs with their configuration "
-        f"left out; of new sources, by {written.new_stretch:.2f}: {by_source:.1%} with their whole source left out",
-        f"wrote {path}",
-    )

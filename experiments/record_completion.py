@@ -10,8 +10,8 @@ from cost_models import catalog
 from cost_models.model import Model
 from experiments.record_memory import predict_memory
 from experiments.record_setup import job_of
-from experiments.records import RunConfig
 from experiments.software.facts import Run, interleaves
+from experiments.software.run import RunConfig
 from hdpsim.errors import CatalogError, HdpSimError
 
 __all__ = ["completed"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from cost_models import catalog
-from experiments.records import RunConfig
+from experiments.software.run import RunConfig
 
 _CLOUD_NODES = ((re.compile(r"\bAWS p5\b|\bEFA\b"), "H100-SXM-80G", "p5-h100-80gb"),)
 _OF_A_SERVER = re.compile(r"\b(?:(\d+) ?x ?)?(\d+) ?Gb(?:ps|it/s|/s)?\b[^;,]*\bper node\b")

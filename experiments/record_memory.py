@@ -9,7 +9,7 @@ from typing import Literal
 
 from cost_models.memory import MemoryReport
 from experiments.record_setup import Job, layout_cp
-from experiments.records import RunConfig
+from experiments.software.run import RunConfig
 from simulator.step_memory import memory_of
 
 __all__ = ["Gauge", "MemoryPrediction", "gauge_of", "predict_memory"]

@@ -6,8 +6,8 @@ import re
 from typing import get_args
 
 from cost_models.layout import Schedule
-from experiments.records import RunConfig
 from experiments.software.facts import OTHER_RELEASES, Run, interleaves
+from experiments.software.run import RunConfig
 
 _SPLIT = re.compile(r"\b(ZB-?\w+|DualPipe\w*)\b")
 _V_SHAPED = re.compile(r"\b(?:ZB-?V(?:ZeroBubble)?|DualPipeV)\b")

@@ -13,9 +13,10 @@ from experiments.fidelity_features import Features, configuration_key, features_
 from experiments.record_completion import completed
 from experiments.record_memory import Gauge, predict_memory
 from experiments.record_setup import Job, job_of
-from experiments.records import Measured, RunConfig
+from experiments.records import Measured
 from experiments.software.facts import Run
 from experiments.software.rules import holds
+from experiments.software.run import RunConfig
 from hdpsim.errors import HdpSimError
 from simulator.plan import Plan
 from simulator.simulate import plan_batch, planning_problem, play_plan, price_plan

@@ -20,9 +20,9 @@ from experiments.record_machine import collective_share, nic_gbps, node_of_cloud
 from experiments.record_pipeline import blocked, schedule_of, virtual_stages
 from experiments.record_stack import activation_offload, stack_of
 from experiments.record_switches import Switches, switches_of
-from experiments.records import RunConfig
 from experiments.software.facts import Run, known_model
 from experiments.software.rules import setting_of
+from experiments.software.run import RunConfig
 from hdpsim.errors import CatalogError, InfeasibleError
 from hdpsim.ranges import RANGES
 from simulator.setup import MemoryOptions, Setup, StrategyOptions

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from cost_models.memory_overheads import EAGER, MemoryOverheads
-from experiments.records import RunConfig
+from experiments.software.run import RunConfig
 
 __all__ = ["activation_offload", "stack_of"]
 

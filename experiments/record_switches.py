@@ -10,9 +10,9 @@ from typing import Any
 from cost_models import catalog
 from cost_models.layout import Layout
 from cost_models.model import Model
-from experiments.records import RunConfig
 from experiments.software.facts import Run, known_model
 from experiments.software.rules import setting_of, switches
+from experiments.software.run import RunConfig
 from hdpsim.errors import CatalogError
 
 # What has no switch yet, as notes and attention column word it; a mechanism that gets one moves up.

@@ -27,8 +27,8 @@ from experiments.bytescale_summary import (
 )
 from experiments.bytescale_tables import lines_of, tables_of
 from experiments.compare import silent
-from experiments.fidelity_file import rewrite_residuals
-from experiments.fidelity_reproduced import bytescale_residuals, residual_lines
+from experiments.fidelity_file import residual_lines, rewrite_residuals
+from experiments.fidelity_reproduced import bytescale_residuals
 from experiments.finite import finite
 from experiments.run_directory import SCHEMA_VERSION, RunDirectory
 from experiments.tables import Table

@@ -11,8 +11,8 @@ from typing import Any
 from experiments import megascale_plots, plots
 from experiments.artefacts import check_out
 from experiments.compare import silent
-from experiments.fidelity_file import rewrite_residuals
-from experiments.fidelity_reproduced import megascale_residuals, residual_lines
+from experiments.fidelity_file import residual_lines, rewrite_residuals
+from experiments.fidelity_reproduced import megascale_residuals
 from experiments.finite import finite
 from experiments.megascale_data import facts, read_cells, table_2
 from experiments.megascale_simulation import ABLATION

@@ -26,7 +26,8 @@ from experiments.feasibility import layout_notes, reasons_against
 from experiments.overrides import apply_overrides, parse_override
 from experiments.record_stack import stack_of
 from experiments.references import Found, References
-from experiments.scenario_schema import FIELDS, KEYS, Batch, read_keys
+from experiments.scenario_schema import FIELDS, KEYS, read_keys
+from experiments.schema_values import Batch
 from experiments.setup_document import as_yaml
 from experiments.software.choice import read_software, run_of, settings_of
 from experiments.software.facts import Run

@@ -17,7 +17,8 @@ from experiments.plot_style import (
     marker_of,
     style,
 )
-from experiments.scenario_schema import KEYS, Batch
+from experiments.scenario_schema import KEYS
+from experiments.schema_values import Batch
 from hdpsim.errors import QuantityError
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from cost_models.calibration import load_calibration
 from experiments.artefacts import check_out
 from experiments.compare import silent
 from experiments.fidelity import Residual
-from experiments.fidelity_file import rewrite_residuals, shipped_residuals
-from experiments.fidelity_reproduced import residual_lines
+from experiments.fidelity_file import residual_lines, rewrite_residuals, shipped_residuals
 from experiments.finite import finite
 from experiments.record_errors import error_of, error_summary
 from experiments.record_prediction import Prediction, predict

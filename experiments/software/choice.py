@@ -11,9 +11,9 @@ from cost_models.hardware import Cluster
 from cost_models.layout import Layout
 from cost_models.model import Model
 from cost_models.schema import did_you_mean
-from experiments.records import RunConfig
 from experiments.software.facts import Run
 from experiments.software.rules import Setting, Stack, setting_of, stacks, switches
+from experiments.software.run import RunConfig
 
 _TEXT = re.compile(r"(?P<name>[A-Za-z][\w-]*)(?: +v?(?P<release>\d+(?:\.\d+)*))?(?P<more> +with .+)?")
 _NOT_OF_A_SCENARIO = frozenset({"recompute", "adapter_rank", "adapter_targets"})

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from cost_models import catalog
 from cost_models.model import Model
-from experiments.records import RunConfig
+from experiments.software.run import RunConfig
 from hdpsim.errors import CatalogError
 
 INTERLEAVED_YEAR = 2021  # the schedule's own: arXiv 2104.04473

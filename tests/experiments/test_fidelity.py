@@ -20,13 +20,14 @@ from experiments.fidelity_features import Features, configuration_key, features_
 from experiments.fidelity_file import (
     check_residuals,
     read_residuals,
+    residual_lines,
     residuals_path,
     rewrite_residuals,
     setup_features,
     shipped_residuals,
     write_residuals,
 )
-from experiments.fidelity_reproduced import bytescale_residuals, megascale_residuals, residual_lines
+from experiments.fidelity_reproduced import bytescale_residuals, megascale_residuals
 from experiments.megascale_data import table_2
 from experiments.record_prediction import predict
 from experiments.records import read_records, shipped_records

@@ -13,7 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from experiments import plots
+from experiments import plots, plots_of_time
 from experiments.plot_style import (
     PALETTE,
     account_group,
@@ -43,13 +43,13 @@ ACCOUNTS = {
 
 
 def time_breakdown() -> Figure:
-    return plots.plot_time_breakdown(dict.fromkeys(STRATEGIES, ACCOUNTS))
+    return plots_of_time.plot_time_breakdown(dict.fromkeys(STRATEGIES, ACCOUNTS))
 
 
 def rank_step_time() -> Figure:
     busy = np.linspace(4.0, 9.0, 1536)
     layers = {"compute": busy, "communication": np.full(1536, 0.5), "wait": 9.0 - busy}
-    return plots.plot_rank_step_time(dict.fromkeys(STRATEGIES, layers))
+    return plots_of_time.plot_rank_step_time(dict.fromkeys(STRATEGIES, layers))
 
 
 def length_distribution() -> Figure:
@@ -161,7 +161,7 @@ def test_bars_of_the_breakdown_end_at_the_step_time() -> None:
 
 def test_small_accounts_are_drawn_together_and_lose_no_time() -> None:
     accounts = {f"kernel_{i}": 0.01 for i in range(20)} | {"gemm": 10.0}
-    (axes,) = plots.plot_time_breakdown({"static": accounts}).axes
+    (axes,) = plots_of_time.plot_time_breakdown({"static": accounts}).axes
     widths = [bar.get_width() for container in axes.containers for bar in container]  # type: ignore[attr-defined]
     assert sum(widths) == pytest.approx(10.2)
     assert len(widths) == 2  # gemm and "other compute"
@@ -170,7 +170,7 @@ def test_small_accounts_are_drawn_together_and_lose_no_time() -> None:
 def test_rank_panels_tell_work_from_exposed_communication() -> None:
     # A step of 8 s: compute 4 and 2 s, (4 + 2) / 2 / 8 = 38 %; communication 4 and 2 s, the same.
     parts = {"compute": [4.0, 2.0], "communication": [4.0, 2.0], "waiting": [0.0, 4.0]}
-    figure = plots.plot_rank_step_time({"static": parts})
+    figure = plots_of_time.plot_rank_step_time({"static": parts})
     shown = [text.get_text() for text in texts_of(figure)]
     assert "static\n38% compute, 38% exposed comm." in shown
     assert not any("busy" in text for text in shown)
@@ -179,7 +179,7 @@ def test_rank_panels_tell_work_from_exposed_communication() -> None:
 @pytest.mark.parametrize("strategies", [1, 2, 3, 4])
 def test_the_legend_of_rank_panels_is_inside_the_figure(strategies: int) -> None:
     layers = {name: [1.0, 2.0] for name in ("overhead", "compute", "communication", "waiting")}
-    figure = plots.plot_rank_step_time({f"s{i}": layers for i in range(strategies)})
+    figure = plots_of_time.plot_rank_step_time({f"s{i}": layers for i in range(strategies)})
     figure.canvas.draw()
     box = figure.legends[0].get_window_extent()
     assert box.x0 >= 0

@@ -9,8 +9,8 @@ from experiments.record_pipeline import virtual_stages
 from experiments.record_prediction import predict
 from experiments.record_setup import job_of
 from experiments.record_switches import switches_of
-from experiments.records import RunConfig
 from experiments.software.facts import Run, interleaves
+from experiments.software.run import RunConfig
 from simulator.simulate import plan_batch
 
 

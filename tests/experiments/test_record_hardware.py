@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from experiments.record_machine import collective_share, nic_gbps
-from experiments.records import RunConfig
 from experiments.software.facts import Run
 from experiments.software.rules import setting_of
+from experiments.software.run import RunConfig
 
 
 @pytest.mark.parametrize(

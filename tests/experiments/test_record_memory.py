@@ -6,7 +6,7 @@ from cost_models.memory_overheads import EAGER, MemoryOverheads
 from experiments.record_memory import gauge_of, predict_memory
 from experiments.record_setup import job_of
 from experiments.record_stack import stack_of
-from experiments.records import RunConfig
+from experiments.software.run import RunConfig
 
 
 def _config(**changes: object) -> RunConfig:

@@ -25,9 +25,10 @@ from experiments.record_memory import predict_memory
 from experiments.record_prediction import predict, predict_step
 from experiments.record_scenario import job_document, record_scenario
 from experiments.record_setup import Job, job_of
-from experiments.records import Record, RunConfig, read_records, shipped_records
+from experiments.records import Record, read_records, shipped_records
 from experiments.scenario import load_scenario, resolve_scenario
 from experiments.scenario_schema import FIELDS, KEYS
+from experiments.software.run import RunConfig
 from hdpsim.errors import HdpSimError, InfeasibleError, UserInputError
 from simulator.setup import ExecutionOptions, MemoryOptions, StrategyOptions
 from simulator.simulate import simulate_step

@@ -11,7 +11,8 @@ import pytest
 
 from experiments.record_prediction import convention_of, predict, predict_step
 from experiments.record_setup import job_of
-from experiments.records import REQUIRED_COLUMNS, Record, RunConfig, read_records, shipped_records
+from experiments.records import REQUIRED_COLUMNS, Record, read_records, shipped_records
+from experiments.software.run import RunConfig
 from hdpsim.errors import CatalogError, InfeasibleError, UserInputError
 from simulator.simulate import simulate_step
 

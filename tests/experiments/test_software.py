@@ -16,11 +16,12 @@ from cost_models.model import Model
 from experiments.cli import cli
 from experiments.record_setup import job_of
 from experiments.record_switches import switches_of
-from experiments.records import RunConfig, read_records, shipped_records
+from experiments.records import read_records, shipped_records
 from experiments.scenario import load_scenario
 from experiments.software.choice import read_software, software_names
 from experiments.software.facts import Run
 from experiments.software.rules import KINDS, Stack, _Conditions, setting_of, stacks, switches
+from experiments.software.run import RunConfig
 from experiments.validate import run as validate
 from hdpsim.errors import CatalogError, ScenarioError
 from simulator.simulate import simulate_step

@@ -10,9 +10,8 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import experiments.statistics
-import experiments.words
 from cost_models import catalog
+from experiments import statistics, words
 from experiments.campaign import reached_s, run_campaign
 from experiments.cli import cli
 from experiments.cost_to_target import price_of, time_at
@@ -22,7 +21,7 @@ from experiments.words import duration, parse_target, token_amount
 from hdpsim.errors import UserInputError
 
 
-@pytest.mark.parametrize("module", [experiments.words, experiments.statistics])
+@pytest.mark.parametrize("module", [words, statistics])
 def test_examples_in_the_docstrings(module: object) -> None:
     assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]
 

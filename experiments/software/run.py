@@ -1,0 +1,61 @@
+"""What was run: the columns that a prediction of a record may see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Sharding = Literal["none", "zero1", "zero2", "zero3", "fsdp", "hsdp"]
+Recompute = Literal["none", "selective", "full"]
+Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
+Task = Literal["pretrain", "sft", "lora"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """What was run. None: the source does not say. Names are those of the columns.
+
+    Attributes:
+        gpus_per_node: GPUs of one server or, in a rack-scale system, of one tray.
+        ffn_hidden: width of the MLP; of one expert in mixture-of-experts models.
+        cp: context-parallel degree, of whatever kind.
+        grad_accum: micro-batches of a step on one data-parallel rank (instead of global_batch_seqs).
+        notes: free text; statements about the model that no column can hold are looked for here.
+    """
+
+    gpu: str
+    n_gpus: int | None = None
+    gpus_per_node: int | None = None
+    nic_gbps_per_gpu: float | None = None
+    year: int | None = None
+    framework: str = ""
+    model_name: str = ""
+    layers: int | None = None
+    hidden: int | None = None
+    ffn_hidden: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    vocab: int | None = None
+    gated_mlp: bool | None = None
+    n_experts: int | None = None
+    topk: int | None = None
+    shared_expert_ffn: int | None = None
+    seq_len: int | None = None
+    global_batch_seqs: int | None = None
+    grad_accum: int | None = None
+    micro_batch: int | None = None
+    task: Task | None = None
+    tp: int | None = None
+    sp: bool | None = None
+    pp: int | None = None
+    vpp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    dp: int | None = None
+    zero_stage: Sharding | None = None
+    recompute: Recompute | None = None
+    precision: Precision | None = None
+    attention: str = ""
+    family: str = ""
+    notes: str = ""
