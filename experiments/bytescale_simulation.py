@@ -178,13 +178,12 @@ def run_job(job: Job) -> Outcome:
         for result in results
         if job.keep_ranks
     ]
+    over_ideal = [r.makespan_s / r.plan_ideal_s - 1.0 for r in results if r.plan_ideal_s]
     return Outcome(
         tokens=sum(result.tokens for result in results),
         step_s=tuple(result.step_s for result in results),
         mfu=float(np.mean([result.mfu for result in results])),
-        over_plan_ideal=float(np.mean([r.makespan_s / r.plan_ideal_s - 1.0 for r in results]))
-        if results[0].plan_ideal_s
-        else None,
+        over_plan_ideal=float(np.mean(over_ideal)) if over_ideal else None,
         memory_bytes=max(result.memory.total_bytes for result in results),
         busy_s=np.array(busy) if busy else None,
         notes=results[0].notes,

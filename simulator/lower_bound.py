@@ -46,7 +46,7 @@ def lower_bound_s(setup: Setup, lengths: ArrayLike) -> float:
     * Both with what of parameters, gradients and the optimizer nothing can hide.
 
     It holds for plans that keep sequences whole, whatever they pack, pad, offload or spread. Attention of a sequence
-    that is cut is less work: under a packer that cuts (static, `concatenate`) it is the bound of the pieces.
+    that is cut is less work: where cutting is accepted (`concatenate`) it is the bound of the pieces.
     Ignored: that ranks hold whole micro-batches, transfers of the other sequences, waiting, bubbles of full pipelines.
     """
     problem = planning_problem(setup, lengths)
@@ -56,8 +56,8 @@ def lower_bound_s(setup: Setup, lengths: ArrayLike) -> float:
 def _whole(setup: Setup, problem: PlanningProblem) -> PlanningProblem:
     """The problem with the sequences as attention sees them."""
     options = setup.strategy
-    static = options.name == "static" or not options.dynamic_groups
-    if not static or options.packing != "concatenate":
+    whole = options.name == "hdp-naive" and options.dynamic_groups
+    if whole or options.packing != "concatenate":
         return problem
     return replace(problem, lengths=pack(problem.lengths, problem.context_tokens, "concatenate").tokens)
 

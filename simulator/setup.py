@@ -35,7 +35,7 @@ class StrategyOptions(Checked):
 
     name: StrategyName = "hdp-balance"
     packing: Packing = "in-order"
-    """How the static mesh packs sequences up to the context length."""
+    """How the static mesh packs sequences up to the context length; concatenate: any plan may cut them."""
     padding: bool = True
     """Static mesh: micro-batches have a fixed shape, packs are filled up to the context with padding tokens."""
     activation_offload: float = 0.0

@@ -21,6 +21,7 @@ from simulator.engine import run_engine
 from simulator.execution import Execution, Noise, Spans
 from simulator.noise import draw_noise
 from simulator.plan import Plan
+from simulator.plan_pieces import distinct_micro_batches, plan_micro_batches
 from simulator.replay import run_replay
 from simulator.setup import Setup
 from simulator.step_memory import (
@@ -176,40 +177,6 @@ def _problem(setup: Setup, lengths: Ints, capacity: int) -> PlanningProblem:
         context_tokens=setup.context_tokens,
         cost=micro_batch_cost(setup),
         options=setup.strategy,
-    )
-
-
-def plan_micro_batches(cost: MicroBatchCost, plan: Plan) -> MicroBatches:
-    """The plan's micro-batches as the cost model takes them, with the way of every group's ring."""
-    stride = cost.layout.rank_stride
-    gpus = plan.member_ranks * stride
-    return MicroBatches(
-        segment_tokens=plan.segment_tokens,
-        segment_offsets=plan.segment_offsets,
-        group_size=plan.group_size,
-        tier=cost.fabric.ring_tiers(gpus, plan.member_offsets),
-        offload_ratio=plan.offload_ratio,
-        padding_tokens=plan.padding_tokens,
-        crossing=cost.fabric.ring_crossing(gpus, plan.member_offsets, stride),
-    )
-
-
-def distinct_micro_batches(cost: MicroBatchCost, plan: Plan) -> MicroBatches:
-    """The same for pricing: of a plan in step only the first, which stands for all."""
-    if not plan.in_step:
-        return plan_micro_batches(cost, plan)
-    segments, members = int(plan.segment_offsets[1]), int(plan.member_offsets[1])
-    stride = cost.layout.rank_stride
-    gpus = plan.member_ranks[:members] * stride
-    return MicroBatches(
-        segment_tokens=plan.segment_tokens[:segments],
-        segment_offsets=plan.segment_offsets[:2],
-        group_size=np.array([members]),
-        tier=cost.fabric.ring_tiers(gpus, plan.member_offsets[:2]),
-        offload_ratio=plan.offload_ratio[:1],
-        padding_tokens=None if plan.padding_tokens is None else plan.padding_tokens[:1],
-        crossing=cost.fabric.ring_crossing(gpus, plan.member_offsets[:2], stride),
-        copies=plan.micro_batches,
     )
 
 

@@ -29,7 +29,7 @@ EXCHANGE_GOAL = 0.002  # how far above the mean a rank may stay
 
 @dataclass(frozen=True, slots=True)
 class Packs:
-    """Sequences that fit one rank, longest first, packed into as few micro-batches of C tokens as can be.
+    """Sequences that fit a pack, longest first, packed into as few micro-batches of so many tokens as can be.
 
     Attributes:
         sequence: their numbers in the batch.
@@ -52,12 +52,12 @@ class Packs:
 
 
 def fill_packs(problem: PlanningProblem) -> Packs:
-    """Pack all sequences that fit one rank in as few micro-batches as can be."""
-    inside = np.flatnonzero(problem.lengths <= problem.capacity_tokens)
+    """Pack all sequences that fit a pack in as few micro-batches as can be."""
+    inside = np.flatnonzero(problem.lengths <= problem.target_tokens)
     sequence = inside[np.argsort(-problem.lengths[inside], kind="stable")]
     tokens = problem.lengths[sequence]
     work_s = problem.piece_s(tokens)
-    pack = pack_tightly(tokens, problem.capacity_tokens)
+    pack = pack_tightly(tokens, problem.target_tokens)
     return Packs(sequence, tokens, work_s, pack, _pack_s(problem, pack, tokens, work_s))
 
 
@@ -86,7 +86,7 @@ def deal_sequences(problem: PlanningProblem, free_s: Floats, packs: Packs) -> tu
 
     Best where time follows the work of a micro-batch, however small. Returns as deal_packs.
     """
-    rank_of = _first_free(free_s, packs.work_s + problem.fixed_s * packs.tokens / problem.capacity_tokens)
+    rank_of = _first_free(free_s, packs.work_s + problem.fixed_s * packs.tokens / problem.target_tokens)
     by_rank = np.argsort(rank_of, kind="stable")
     bounds = np.searchsorted(rank_of[by_rank], np.arange(problem.ranks + 1)).tolist()
     tokens = packs.tokens[by_rank].tolist()
@@ -94,7 +94,7 @@ def deal_sequences(problem: PlanningProblem, free_s: Floats, packs: Packs) -> tu
     bin_rank: list[int] = []
     for rank in range(problem.ranks):
         where, opened = _even_bins(
-            tokens[bounds[rank] : bounds[rank + 1]], problem.capacity_tokens, len(bin_rank)
+            tokens[bounds[rank] : bounds[rank + 1]], problem.target_tokens, len(bin_rank)
         )
         placed += where
         bin_rank += [rank] * opened

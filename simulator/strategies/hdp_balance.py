@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, islice, zip_longest
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,31 +21,37 @@ from simulator.strategies.dealing import (
     fill_packs,
 )
 from simulator.strategies.gangs import RankLoads, place_gangs
+from simulator.strategies.group_choices import (
+    FEW_LONG,
+    Choice,
+    ideal_choice,
+    promising_choices,
+    turn_choices,
+    usual_s,
+)
 from simulator.strategies.group_size import needed_ratio
-from simulator.strategies.long_sequences import LongSequences, ideal_step_s
+from simulator.strategies.long_sequences import LongSequences
 from simulator.strategies.plan_ideal import plan_ideal_s
 from simulator.strategies.problem import PlanningProblem
 from simulator.strategies.rehearsal import rehearsed_s
 from simulator.strategies.stretches import SMALL
 from simulator.strategies.whole_units import whole_unit_places
 
-__all__ = ["plan_balanced"]
+__all__ = ["Draft", "balanced_draft", "plan_balanced"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 _Dealer = Callable[[PlanningProblem, Floats, Packs], tuple[Ints, Ints, Floats]]
 
-LIMIT_SHARES = (1.1, 1.03, 1.0, 0.7, 0.5, 0.35, 0.25, 0.17, 0.12, 0.08, 0.055, 0.04, 0.028)
-"""Time limits of one sequence that are considered, as shares of the longest a step of the bound allows."""
-LIMITS_WITHOUT_PIPELINE = 5
-"""So many of them without a pipeline: long micro-batches cost no bubbles there."""
-DRAFTS = 4
-"""Most promising time limits that are planned in full."""
+DRAFTS = (4, 8)
+"""Most promising time limits that are planned in full; more of them for few long sequences."""
 GOOD_ENOUGH = 1.03
 """A draft this close to the ideal of its limit ends the search."""
 ROOMS = (1.01, 1.05, 1.1)
 """How much later than the ideal step gangs may end; more than the first is tried for the best limit of a pipeline, as
 long as it ends earlier for it."""
+TURN_DRAFTS = 2
+"""So many ways to run the long sequences in turns are planned in full, as long as their ideal step is shorter."""
 WHOLE_UNITS = 64
 """Micro-batches of a rank beyond which it hardly matters that they are whole."""
 WHOLE_UNIT_DRAFTS = 4
@@ -61,43 +67,52 @@ def plan_balanced(problem: PlanningProblem) -> Plan:
     """Long sequences first, each as a gang of ranks; then everything else to the ranks that are free first.
 
     1. A time limit gives every sequence the smallest group that memory (with offload) and the limit allow. For each
-       limit the ideal step is estimated (see _ideal_step_s); the most promising ones are planned in full. In a
+       limit the ideal step is estimated (see group_choices); the most promising ones are planned in full. In a
        pipeline whose short micro-batches all take the same time, group sizes follow from whole micro-batches
        instead (see whole_units).
     2. Gangs, longest sequence first (see place_gangs); light ranks end up with more, shorter micro-batches.
-    3. Sequences that fit one rank are dealt to the ranks that are free first, as full packs or one by one,
+    3. Sequences that fit a pack are dealt to the ranks that are free first, as full packs or one by one,
        and exchanged between the busiest and the least busy ranks (see dealing).
     With a pipeline a rank's longest micro-batch also costs (p - 1) / v bubbles of its length: it counts as load.
     The draft with the smallest estimated makespan wins.
     """
-    bound_s = plan_ideal_s(problem)
+    return balanced_draft(problem).plan()
+
+
+def balanced_draft(problem: PlanningProblem) -> Draft:
+    """See plan_balanced."""
+    step_s = plan_ideal_s(problem)
     packs = fill_packs(problem)
     long = LongSequences(problem)
-    ideal = _ideal_choice(problem, packs, long, bound_s) if problem.stages > 1 else None
-    drafts = _whole_unit_drafts(problem, packs, long, bound_s)
+    short_s = float(packs.seconds.sum())
+    ideal = ideal_choice(problem, long, short_s, step_s) if problem.stages > 1 else None
+    drafts = _whole_unit_drafts(problem, packs, long, step_s)
     if not drafts:
-        drafts = _limit_drafts(problem, packs, long, bound_s, ideal)
+        drafts = _limit_drafts(problem, packs, long, step_s, ideal)
+    turns = turn_choices(problem, long, short_s)
+    for choice in turns[:TURN_DRAFTS]:
+        if choice.step_s < min(draft.end_s for draft in drafts):
+            drafts += _drafts(problem, packs, long, choice, ROOMS[0])
     best = min(drafts, key=lambda draft: draft.end_s)
-    # Bubbles apart: less what the bubbles of an ideal plan cost.
-    bubbles_s = 0.0 if ideal is None else ideal.step_s - bound_s
-    return replace(best.make_plan(), ideal_s=bound_s, makespan_s=max(best.end_s - bubbles_s, bound_s))
+    bubbles_s = 0.0 if ideal is None else ideal.step_s - step_s
+    return replace(best, ideal_s=step_s, bubbles_s=bubbles_s)
 
 
 def _whole_unit_drafts(
-    problem: PlanningProblem, packs: Packs, long: LongSequences, bound_s: float
-) -> list[_Draft]:
+    problem: PlanningProblem, packs: Packs, long: LongSequences, step_s: float
+) -> list[Draft]:
     """Plans by whole micro-batches, for pipelines whose short micro-batches all take the same time; else none."""
     if problem.stages == 1 or not len(long.tokens) or not packs.same_time:
         return []
     unit_s = float(packs.seconds.max())
-    if bound_s > WHOLE_UNITS * unit_s:
+    if step_s > WHOLE_UNITS * unit_s:
         return []
     drafts = []
     for places in islice(
-        whole_unit_places(problem, long, len(packs.seconds), unit_s, bound_s), WHOLE_UNIT_DRAFTS
+        whole_unit_places(problem, long, len(packs.seconds), unit_s, step_s), WHOLE_UNIT_DRAFTS
     ):
         placed = _Placed(
-            choice=_Choice(places.size, places.time_s, places.step_s),
+            choice=Choice(places.size, places.time_s, places.step_s),
             sequence=long.sequence,
             size=places.size,
             time_s=places.time_s,
@@ -108,20 +123,19 @@ def _whole_unit_drafts(
             single_s=np.empty(0),
             loads=places.loads,
         )
-        drafts.append(_Draft.of(problem, packs, placed, deal_packs))
+        drafts.append(Draft.of(problem, packs, placed, deal_packs))
         if drafts[-1].end_s <= places.step_s * AS_PLANNED:
             break
     return drafts
 
 
 def _limit_drafts(
-    problem: PlanningProblem, packs: Packs, long: LongSequences, bound_s: float, ideal: _Choice | None
-) -> list[_Draft]:
+    problem: PlanningProblem, packs: Packs, long: LongSequences, step_s: float, ideal: Choice | None
+) -> list[Draft]:
     """Plans in which every long sequence keeps to one time limit, for the most promising limits."""
-    drafts: list[_Draft] = []
-    limits = len(LIMIT_SHARES) if problem.stages > 1 else LIMITS_WITHOUT_PIPELINE
-    limits_s = [share * bound_s / problem.stages for share in LIMIT_SHARES[:limits]]
-    choices = _promising(problem, long, packs, bound_s, limits_s, ideal)
+    drafts: list[Draft] = []
+    many = DRAFTS[len(long.tokens) <= FEW_LONG]
+    choices = promising_choices(problem, long, float(packs.seconds.sum()), step_s, ideal)[:many]
     whole_s = _whole_s(problem, packs, choices)
     for choice in choices:
         drafts += _drafts(problem, packs, long, choice, ROOMS[0])
@@ -137,7 +151,7 @@ def _limit_drafts(
     return drafts
 
 
-def _whole_s(problem: PlanningProblem, packs: Packs, choices: list[_Choice]) -> float:
+def _whole_s(problem: PlanningProblem, packs: Packs, choices: list[Choice]) -> float:
     """When the last rank ends at best because a rank runs whole micro-batches; 0 where they have no least time.
 
     No micro-batch is shorter than the least pack, u: one of t takes t / u places of u, rounded down, on every rank of
@@ -152,110 +166,27 @@ def _whole_s(problem: PlanningProblem, packs: Packs, choices: list[_Choice]) -> 
     return unit_s * float(np.ceil(places / problem.ranks))
 
 
-def _promising(
-    problem: PlanningProblem,
-    long: LongSequences,
-    packs: Packs,
-    bound_s: float,
-    limits_s: list[float],
-    ideal: _Choice | None,
-) -> list[_Choice]:
-    """Group sizes worth a plan, those with the shortest ideal step first.
-
-    For every limit the smallest groups, and where some are larger than a node the same in whole nodes, which pack
-    better; the best of both in turn.
-    """
-    short_s = float(packs.seconds.sum())
-    seen: set[bytes] = set()
-    ways: tuple[list[_Choice], list[_Choice]] = ([], [])
-    for size, time_s in long.within(limits_s):
-        whole = _whole_nodes(problem, size)
-        whole_s = time_s if whole is size else problem.sequence_s(long.tokens, whole)
-        for way, sizes, times_s in zip(ways, (size, whole), (time_s, whole_s), strict=True):
-            if sizes.tobytes() not in seen:
-                seen.add(sizes.tobytes())
-                ideal_s = max(bound_s, _ideal_step_s(problem, sizes, times_s, short_s))
-                way.append(_Choice(sizes, times_s, ideal_s))
-    if ideal is not None and len(long.tokens):
-        ways[0].append(ideal)
-    for way in ways:
-        way.sort(key=lambda choice: choice.step_s)
-    in_turn = chain.from_iterable(zip_longest(*ways))
-    return [choice for choice in in_turn if choice is not None][:DRAFTS]
-
-
-def _ideal_choice(problem: PlanningProblem, packs: Packs, long: LongSequences, bound_s: float) -> _Choice:
-    """The group sizes with the shortest ideal step, every sequence with a limit of its own."""
-    step_s, size = ideal_step_s(problem, long, usual_s(problem), float(packs.seconds.sum()), bound_s)
-    return _Choice(size, problem.sequence_s(long.tokens, size), step_s)
-
-
-def _whole_nodes(problem: PlanningProblem, size: Ints) -> Ints:
-    """Groups larger than a node rounded up to whole nodes."""
-    node = problem.ranks_per_node
-    if node == 1 or problem.ranks % node or not (size > node).any():
-        return size
-    whole = np.where(size > node, -(-size // node) * node, size)
-    return np.where(whole <= problem.most_ranks, whole, size)
-
-
 def _drafts(
-    problem: PlanningProblem, packs: Packs, long: LongSequences, choice: _Choice, room: float
-) -> list[_Draft]:
+    problem: PlanningProblem, packs: Packs, long: LongSequences, choice: Choice, room: float
+) -> list[Draft]:
     """Plans for one time limit: one for every way to deal short sequences that may be the better one."""
     placed = _place_long(problem, packs, long, choice, room)
-    return [_Draft.of(problem, packs, placed, dealer) for dealer in _dealers(problem)]
+    return [Draft.of(problem, packs, placed, dealer) for dealer in _dealers(problem)]
 
 
 def _dealers(problem: PlanningProblem) -> tuple[_Dealer, ...]:
     """What may be the better way to deal short sequences."""
-    share = problem.floor_s / (problem.token_s * problem.capacity_tokens)
+    share = problem.floor_s / (problem.token_s * problem.target_tokens)
     if share < FLOOR_SHARES[0]:
         return (deal_sequences,)
     return (deal_packs,) if share > FLOOR_SHARES[1] else (deal_packs, deal_sequences)
-
-
-def usual_s(problem: PlanningProblem) -> float:
-    """Time of a full micro-batch of short sequences."""
-    return max(problem.token_s * problem.capacity_tokens, problem.floor_s) + problem.fixed_s
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """Group sizes under one time limit and the step they could ideally reach."""
-
-    size: Ints
-    time_s: Floats
-    step_s: float
-
-
-def _ideal_step_s(problem: PlanningProblem, size: Ints, time_s: Floats, short_s: float) -> float:
-    """Step in which all work fits if ranks could be filled without gaps, by levels of micro-batch length.
-
-    A rank whose longest micro-batch takes t has T - w t left for work (w t: bubble), so work of level t takes
-    d t / (T - w t) ranks:   sum over sequences of d t / (T - w t) + short work / (T - w u) = ranks
-    """
-    weight, full_s = problem.bubble_weight, usual_s(problem)
-    work_s = np.append(size * time_s, short_s)
-    level_s = np.append(time_s, full_s)
-    if not weight:
-        return max(float(work_s.sum()) / problem.ranks, float(level_s[:-1].max(initial=0.0)))
-    low_s = float((weight + 1.0) * level_s[work_s > 0].max())
-    high_s = low_s + float(work_s.sum()) / problem.ranks * (1.0 + weight)
-    for _ in range(20):
-        middle_s = (low_s + high_s) / 2.0
-        if float((work_s / (middle_s - weight * level_s)).sum()) > problem.ranks:
-            low_s = middle_s
-        else:
-            high_s = middle_s
-    return high_s
 
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
     """Long sequences on their ranks: gangs with their slots, single ranks still without."""
 
-    choice: _Choice
+    choice: Choice
     sequence: Ints
     size: Ints
     time_s: Floats
@@ -272,7 +203,7 @@ def _place_long(
     problem: PlanningProblem,
     packs: Packs,
     long: LongSequences,
-    choice: _Choice,
+    choice: Choice,
     room: float,
 ) -> _Placed:
     weight, full_s = problem.bubble_weight, usual_s(problem)
@@ -306,16 +237,25 @@ def _place_long(
 
 
 @dataclass(frozen=True, slots=True)
-class _Draft:
+class Draft:
     """One candidate."""
 
-    choice: _Choice
+    choice: Choice
     make_plan: Callable[[], Plan]
     end_s: float
     """When the last rank ends: its load, or with a pipeline as the replay plays it."""
+    ideal_s: float = 0.0
+    """See plan_ideal."""
+    bubbles_s: float = 0.0
+    """What the bubbles of an ideal pipeline add to that."""
+
+    def plan(self) -> Plan:
+        """The plan, with its makespan, bubbles apart."""
+        makespan_s = max(self.end_s - self.bubbles_s, self.ideal_s)
+        return replace(self.make_plan(), ideal_s=self.ideal_s, makespan_s=makespan_s)
 
     @classmethod
-    def of(cls, problem: PlanningProblem, packs: Packs, placed: _Placed, dealer: _Dealer) -> _Draft:
+    def of(cls, problem: PlanningProblem, packs: Packs, placed: _Placed, dealer: _Dealer) -> Draft:
         """Deal the short sequences, then exchange micro-batches of one rank between ranks."""
         base_s, longest_s = placed.loads.free_s, placed.loads.longest_s
         free_s = base_s + np.bincount(placed.single_rank, weights=placed.single_s, minlength=problem.ranks)

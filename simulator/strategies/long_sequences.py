@@ -1,4 +1,4 @@
-"""Sequences that need more than one rank: how long they take on groups of any size."""
+"""Sequences with micro-batches to themselves: how long they take on groups of any size."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class LongKinds:
         count: sequences of every kind.
         sizes: group sizes at which a kind takes less time than on all smaller ones, one kind after the other.
         times_s: the time of its longest sequence on each.
+        bounds: the first entry of every kind.
     """
 
     def __init__(self, problem: PlanningProblem, tokens: Ints, least: Ints) -> None:
@@ -42,11 +43,11 @@ class LongKinds:
         quicker = times_s < np.minimum.accumulate(np.insert(times_s, 0, np.inf, axis=1), axis=1)[:, :-1]
         self.sizes, self.times_s = sizes[quicker], times_s[quicker]
         self._row = np.nonzero(quicker)[0]
-        self._bounds = np.searchsorted(self._row, np.arange(len(first)))
+        self.bounds = np.searchsorted(self._row, np.arange(len(first)))
 
     def cheapest(self, cost: Floats) -> Ints | None:
         """Of every kind the entry of *sizes* with the least *cost*; None if one has only infinite ones."""
-        least = np.minimum.reduceat(cost, self._bounds)
+        least = np.minimum.reduceat(cost, self.bounds)
         if not np.isfinite(least).all():
             return None
         hits = np.flatnonzero(cost <= least[self._row])
@@ -54,10 +55,10 @@ class LongKinds:
 
 
 class LongSequences:
-    """Sequences that do not fit one rank without offloading, longest first, with the time they take on any group."""
+    """Sequences that do not fit a pack, longest first, with the time they take on any group that memory allows."""
 
     def __init__(self, problem: PlanningProblem) -> None:
-        long = np.flatnonzero(problem.lengths > problem.capacity_tokens)
+        long = np.flatnonzero(problem.lengths > problem.target_tokens)
         self.sequence = long[np.argsort(-problem.lengths[long], kind="stable")]
         self.tokens = problem.lengths[self.sequence]
         self.least = least_group(problem, self.tokens)

@@ -32,13 +32,13 @@ def plan_ideal_s(problem: PlanningProblem) -> float:
 
         sum over long s of d(s, T) * t(s, d(s, T)) + work of the short sequences  <=  ranks * T
 
-    Short sequences (at most C tokens) count together: their work, or the micro-batches of C tokens they fill at the
+    Short sequences (of a pack at most) count together: their work, or the full packs they make at the
     least time of a micro-batch. Every token counts at the best GEMM rate of any micro-batch size.
     It holds for plans like HDP's: a long sequence has micro-batches to itself, short ones are on one rank, and what
     is offloaded hides behind compute. Pipeline bubbles, waiting and the step's epilogue are not in it.
     """
-    short = problem.lengths[problem.lengths <= problem.capacity_tokens]
-    long = problem.lengths[problem.lengths > problem.capacity_tokens]
+    short = problem.lengths[problem.lengths <= problem.target_tokens]
+    long = problem.lengths[problem.lengths > problem.target_tokens]
     ideal = _Ideal(problem)
     short_s = ideal.short_s(short)
     top = problem.lengths.max()
@@ -122,7 +122,7 @@ class _Ideal:
 
     def __init__(self, problem: PlanningProblem) -> None:
         self.problem = problem
-        cost, capacity, most = problem.cost, problem.capacity_tokens, problem.most_tokens
+        cost, capacity, most = problem.cost, problem.target_tokens, problem.most_tokens
         self._parts = [
             token_rates(cost, capacity, most, all_stages=all_stages)
             for all_stages in ((False, True) if problem.stages > 1 else (False,))
@@ -152,11 +152,11 @@ class _Ideal:
         return found[0], found[-1]
 
     def short_s(self, lengths: Ints) -> float:
-        """Rank-seconds on the busiest stage of sequences that fit one rank, in micro-batches of C tokens."""
+        """Rank-seconds on the busiest stage of sequences that fit one rank, in full packs."""
         problem, stage = self.problem, self._parts[0]
-        batches = float(lengths.sum()) / problem.capacity_tokens
+        batches = float(lengths.sum()) / problem.target_tokens
         alone = _sum_of(lengths, lambda some: problem.cost.sequence_s(some, 1, 0)) * stage.layers
-        full_s = float(stage.linear_s(np.array([float(problem.capacity_tokens)]))[0])
+        full_s = float(stage.linear_s(np.array([float(problem.target_tokens)]))[0])
         floor_s = problem.floor_s * stage.layers
         return max(alone + batches * full_s, batches * floor_s) + batches * problem.fixed_s
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from simulator.plan import Plan
-from simulator.strategies.hdp_balance import plan_balanced
+from simulator.strategies.best_plan import plan_best
 from simulator.strategies.hdp_naive import plan_naive
 from simulator.strategies.problem import PlanningProblem
 from simulator.strategies.static_mesh import plan_static
@@ -34,6 +34,6 @@ def _plan(problem: PlanningProblem) -> Plan:
         case "hdp-naive":
             return plan_naive(problem)
         case "hdp-balance":
-            return plan_balanced(problem) if options.balancing else plan_naive(problem)
+            return plan_best(problem) if options.balancing else plan_naive(problem)
         case _:
             assert_never(name)

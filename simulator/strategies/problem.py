@@ -31,6 +31,14 @@ class PlanningProblem:
     context_tokens: int
     cost: MicroBatchCost
     options: StrategyOptions
+    pack_tokens: int | None = None
+    """Tokens that packs are filled up to; longer sequences are micro-batches of their own, which may be shared though
+    they fit one rank. None = the capacity."""
+
+    @property
+    def target_tokens(self) -> int:
+        """Tokens of a full pack."""
+        return self.capacity_tokens if self.pack_tokens is None else self.pack_tokens
 
     @property
     def stages(self) -> int:
@@ -65,8 +73,8 @@ class PlanningProblem:
 
     @cached_property
     def token_s(self) -> float:
-        """Linear work per token of a rank."""
-        return _token_s(self.cost, self.capacity_tokens)
+        """Linear work per token of a rank, in full packs."""
+        return _token_s(self.cost, self.target_tokens)
 
     @cached_property
     def floor_s(self) -> float:
@@ -115,9 +123,9 @@ class PlanningProblem:
 
 
 @lru_cache(maxsize=64)
-def _token_s(cost: MicroBatchCost, capacity_tokens: int) -> float:
+def _token_s(cost: MicroBatchCost, pack_tokens: int) -> float:
     """A step is planned in as little time as some of these take: kept for the next batch."""
-    return cost.token_s(float(capacity_tokens))
+    return cost.token_s(float(pack_tokens))
 
 
 @lru_cache(maxsize=64)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.micro_batch import MicroBatches
 from hdpsim.errors import InfeasibleError
 from simulator.plan import Plan
+from simulator.setup import Packing
 from simulator.strategies.assembly import Pieces, ranges
 from simulator.strategies.packing import pack, split_packs
 from simulator.strategies.problem import PlanningProblem
 
-__all__ = ["plan_static", "static_group_size"]
+__all__ = ["MeshPacks", "mesh_plan", "plan_static", "static_group_size"]
 
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
@@ -62,32 +66,81 @@ def plan_static(problem: PlanningProblem) -> Plan:
     longest first; the mesh itself stays.
     """
     degree = static_group_size(problem)
-    groups = problem.ranks // degree
-    pieces = pack(problem.lengths, problem.context_tokens, problem.options.packing)
-    if (pieces.micro_batch[1:] < pieces.micro_batch[:-1]).any():  # some packers choose from all sequences
-        pieces = pieces.at(np.argsort(pieces.micro_batch, kind="stable"))
-    if problem.cost.layout.schedule == "dualpipe":
-        pieces = _both_ways(problem, pieces, groups)
-    counts = np.bincount(pieces.micro_batch)
-    packs = len(counts)
-    offsets = np.concatenate(([0], np.cumsum(counts)))
-    held = np.add.reduceat(pieces.tokens, offsets[:-1])
-    padding = problem.context_tokens - held if problem.options.padding else None
-    batches = MicroBatches(
-        segment_tokens=pieces.tokens,
-        segment_offsets=offsets,
-        group_size=np.full(packs, degree, dtype=np.int64),
-        tier=np.full(packs, problem.compact_tier(degree), dtype=np.int64),
-        offload_ratio=np.full(packs, problem.options.activation_offload),
-        padding_tokens=padding,
+    packed = MeshPacks.of(
+        problem, problem.options.packing, padding=problem.options.padding, groups=problem.ranks // degree
     )
-    times = problem.cost.busy_s(batches)
-    if problem.options.name != "static" and problem.options.balancing:
-        group, slot = _longest_first(times, groups)
+    balanced = problem.options.name != "static" and problem.options.balancing
+    return mesh_plan(problem, packed, degree, packed.times_s(problem, degree), longest_first=balanced)
+
+
+@dataclass(frozen=True, slots=True)
+class MeshPacks:
+    """Sequences packed up to the context.
+
+    Attributes:
+        pieces: by pack.
+        offsets: of every pack's first piece.
+        padding_tokens: per pack; None: packs stay as they are.
+    """
+
+    pieces: Pieces
+    offsets: Ints
+    padding_tokens: Ints | None
+
+    @classmethod
+    def of(cls, problem: PlanningProblem, packing: Packing, *, padding: bool, groups: int) -> MeshPacks:
+        """The packs of a batch that *groups* groups share."""
+        pieces = pack(problem.lengths, problem.context_tokens, packing)
+        if (pieces.micro_batch[1:] < pieces.micro_batch[:-1]).any():  # some packers choose from all sequences
+            pieces = pieces.at(np.argsort(pieces.micro_batch, kind="stable"))
+        if problem.cost.layout.schedule == "dualpipe":
+            pieces = _both_ways(problem, pieces, groups)
+        counts = np.bincount(pieces.micro_batch)
+        offsets = np.concatenate(([0], np.cumsum(counts)))
+        held = np.add.reduceat(pieces.tokens, offsets[:-1])
+        return cls(pieces, offsets, problem.context_tokens - held if padding else None)
+
+    @property
+    def count(self) -> int:
+        """Number of packs."""
+        return len(self.offsets) - 1
+
+    def same_as(self, other: MeshPacks) -> bool:
+        """Do both hold the same pieces in the same packs, padded or not?"""
+        return (
+            (self.padding_tokens is None) == (other.padding_tokens is None)
+            and np.array_equal(self.offsets, other.offsets)
+            and np.array_equal(self.pieces.sequence, other.pieces.sequence)
+        )
+
+    def batches(self, problem: PlanningProblem, degree: int) -> MicroBatches:
+        """The packs on neighbouring groups of *degree* ranks."""
+        return MicroBatches(
+            segment_tokens=self.pieces.tokens,
+            segment_offsets=self.offsets,
+            group_size=np.full(self.count, degree, dtype=np.int64),
+            tier=np.full(self.count, problem.compact_tier(degree), dtype=np.int64),
+            offload_ratio=np.full(self.count, problem.options.activation_offload),
+            padding_tokens=self.padding_tokens,
+        )
+
+    def times_s(self, problem: PlanningProblem, degree: int) -> Floats:
+        """Time of every pack on *degree* neighbouring ranks."""
+        return problem.cost.busy_s(self.batches(problem, degree))
+
+
+def mesh_plan(
+    problem: PlanningProblem, packed: MeshPacks, degree: int, times_s: Floats, *, longest_first: bool
+) -> Plan:
+    """Deal packs that take *times_s* to groups of *degree* ranks, in turn or longest first."""
+    groups, packs = problem.ranks // degree, packed.count
+    pieces, offsets = packed.pieces, packed.offsets
+    if longest_first:
+        group, slot = _longest_first(times_s, groups)
         order, slots = _in_slots(group, slot, groups)
         alike = False
     else:
-        alike = batches.alike
+        alike = packed.batches(problem, degree).alike
         group = np.arange(packs, dtype=np.int64) % groups
         order, slots = _round_robin(packs, groups)
     member_ranks = (group[:, None] * degree + np.arange(degree, dtype=np.int64)).ravel()
@@ -97,6 +150,7 @@ def plan_static(problem: PlanningProblem) -> Plan:
         tiers = fabric.ring_tiers(member_ranks * stride, member_offsets)
         crossing = fabric.ring_crossing(member_ranks * stride, member_offsets, stride)
         alike = bool((tiers == tiers[0]).all() and (crossing is None or (crossing == crossing[0]).all()))
+    full = int(pieces.tokens.sum()) / packs / problem.context_tokens
     return Plan(
         strategy=problem.options.name,
         ranks=problem.ranks,
@@ -107,15 +161,13 @@ def plan_static(problem: PlanningProblem) -> Plan:
         segment_offsets=offsets,
         member_ranks=member_ranks,
         member_offsets=member_offsets,
-        offload_ratio=batches.offload_ratio,
+        offload_ratio=np.full(packs, problem.options.activation_offload),
         order=_repeated(order, slots, degree),
         order_offsets=np.concatenate(([0], np.cumsum(np.repeat(slots, degree)))),
-        padding_tokens=padding,
-        makespan_s=float(np.bincount(group, weights=times, minlength=groups).max()),
+        padding_tokens=packed.padding_tokens,
+        makespan_s=float(np.bincount(group, weights=times_s, minlength=groups).max()),
         in_step=alike,
-        notes=(
-            f"static mesh: cp {degree} x dp {groups}, {packs} packs, {held.mean() / problem.context_tokens:.1%} full",
-        ),
+        notes=(f"static mesh: cp {degree} x dp {groups}, {packs} packs, {full:.1%} full",),
     )
 
 

@@ -60,7 +60,8 @@ def test_plans_of_long_sequences_alone_are_never_below_their_ideal(task: Task):
     if strategy.name == "static":
         strategy = replace(strategy, name="hdp-balance")
     result = simulate_step(replace(task.setup, strategy=strategy), task.lengths)
-    assert result.plan_ideal_s > 0
+    # hdp-balance may find that a static mesh is best: that is planned against no ideal.
+    assert result.plan_ideal_s > 0 or result.notes[1].startswith("static mesh")
     assert result.step_s - epilogue_s(result) >= result.plan_ideal_s * (1 - 1e-9)
     if strategy.name == "hdp-balance" and strategy.balancing:
         assert result.makespan_s >= result.plan_ideal_s * (1 - 1e-9)

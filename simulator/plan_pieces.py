@@ -1,0 +1,45 @@
+"""A plan's micro-batches as the cost model takes them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cost_models.micro_batch import MicroBatches
+from cost_models.micro_batch_cost import MicroBatchCost
+from simulator.plan import Plan
+
+__all__ = ["distinct_micro_batches", "plan_micro_batches"]
+
+
+def plan_micro_batches(cost: MicroBatchCost, plan: Plan) -> MicroBatches:
+    """The plan's micro-batches as the cost model takes them, with the way of every group's ring."""
+    stride = cost.layout.rank_stride
+    gpus = plan.member_ranks * stride
+    return MicroBatches(
+        segment_tokens=plan.segment_tokens,
+        segment_offsets=plan.segment_offsets,
+        group_size=plan.group_size,
+        tier=cost.fabric.ring_tiers(gpus, plan.member_offsets),
+        offload_ratio=plan.offload_ratio,
+        padding_tokens=plan.padding_tokens,
+        crossing=cost.fabric.ring_crossing(gpus, plan.member_offsets, stride),
+    )
+
+
+def distinct_micro_batches(cost: MicroBatchCost, plan: Plan) -> MicroBatches:
+    """The same for pricing: of a plan in step only the first, which stands for all."""
+    if not plan.in_step:
+        return plan_micro_batches(cost, plan)
+    segments, members = int(plan.segment_offsets[1]), int(plan.member_offsets[1])
+    stride = cost.layout.rank_stride
+    gpus = plan.member_ranks[:members] * stride
+    return MicroBatches(
+        segment_tokens=plan.segment_tokens[:segments],
+        segment_offsets=plan.segment_offsets[:2],
+        group_size=np.array([members]),
+        tier=cost.fabric.ring_tiers(gpus, plan.member_offsets[:2]),
+        offload_ratio=plan.offload_ratio[:1],
+        padding_tokens=None if plan.padding_tokens is None else plan.padding_tokens[:1],
+        crossing=cost.fabric.ring_crossing(gpus, plan.member_offsets[:2], stride),
+        copies=plan.micro_batches,
+    )

@@ -1,0 +1,191 @@
+"""The best of several plans: balanced ones with packs of several sizes, meshes of equal groups, and naive waves.
+
+Group sizes follow from time as well as from memory: what a rank can hold is a limit and no aim. Where sequences are
+few, packs smaller than memory allows leave more sequences to be shared, and more slots to fill a pipeline with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.data_parallel import ComputeWindows
+from cost_models.step_costs import epilogue, step_costs
+from simulator.plan import HOLE, Plan
+from simulator.plan_pieces import distinct_micro_batches
+from simulator.replay import run_replay
+from simulator.strategies.group_choices import usual_s
+from simulator.strategies.hdp_balance import balanced_draft
+from simulator.strategies.hdp_naive import plan_naive
+from simulator.strategies.long_sequences import LongSequences, ideal_step_s
+from simulator.strategies.mesh_drafts import mesh_drafts
+from simulator.strategies.problem import PlanningProblem
+
+__all__ = ["plan_best"]
+
+Floats = NDArray[np.float64]
+
+SLOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Packs of a rank that are considered: each of a share of the tokens that a rank gets on average."""
+CONTEXT_SHARES = (1, 2, 4, 8)
+"""Parts of the context that are considered as packs, too: sizes that do not depend on what memory allows."""
+SMALL = 4096
+"""Sequences and ranks up to which planning once more takes some milliseconds."""
+NEARLY = 0.9
+"""A plan may end so much earlier than by the planner's times, which take the slowest stage for all."""
+FEW = 64
+"""Micro-batches up to which their order matters to a pipeline."""
+UNBALANCED = 1.3
+"""Naive waves of many micro-batches are no better than a plan that ends this close to its ideal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Effort:
+    """How thoroughly packs of other sizes than the capacity are looked at.
+
+    Attributes:
+        worth_it: how much longer than an ideal step the best plan so far must take for another to be planned.
+        looked_at: sizes whose ideal step is worked out at most.
+        planned: sizes that are planned at most.
+        sharing_saves: work on the best groups over that on one rank, at least: tiles and short kernels fit better or
+            worse; with many sequences none of that remains.
+    """
+
+    worth_it: float
+    looked_at: int
+    planned: int
+    sharing_saves: float
+
+
+_THOROUGH = _Effort(worth_it=1.002, looked_at=24, planned=12, sharing_saves=0.9)
+_QUICK = _Effort(worth_it=1.03, looked_at=3, planned=2, sharing_saves=1.0)
+
+
+def plan_best(problem: PlanningProblem) -> Plan:
+    """Plan with the capacity as the size of packs, then whatever else may end earlier, and take the best.
+
+    A candidate is planned where its ideal (all ranks filled without gaps) ends before the best plan so far. The
+    planner's own times leave out transfers, what distinguishes stages and what the epilogue hides behind, so a plan
+    that may be the best is priced and played as the step will be, without noise.
+    """
+    small = len(problem.lengths) + problem.ranks <= SMALL
+    effort = _THOROUGH if small else _QUICK
+    draft = balanced_draft(problem)
+    contest = _Contest(problem, draft.plan(), draft.end_s)
+    if small:
+        contest.judge()
+    for target in _targets(problem, contest.end_s / effort.worth_it, effort):
+        if target.step_s * effort.worth_it < contest.end_s:
+            other = balanced_draft(target.problem)
+            contest.enter(other.plan(), other.end_s * NEARLY)
+    for mesh in mesh_drafts(problem, contest.end_s):
+        if mesh.least_s < contest.end_s:
+            contest.enter(mesh.plan(), mesh.least_s)
+    if small or contest.end_s > UNBALANCED * (draft.ideal_s + draft.bubbles_s):
+        naive = plan_naive(problem)
+        contest.enter(naive, naive.makespan_s)
+    return contest.best
+
+
+class _Contest:
+    """The best plan so far, and when it ends: by the planner's times until there is another to be held against."""
+
+    def __init__(self, problem: PlanningProblem, plan: Plan, end_s: float) -> None:
+        self._problem, self.best, self.end_s = problem, plan, end_s
+        self._judged = False
+        self._seen: set[bytes] = set()
+        windows = ComputeWindows.endless(problem.stages)
+        around = epilogue(problem.cost, problem.ranks, data_s=0.0, windows=windows)
+        self._around_s = float(
+            (around.parameter_gather_s + around.gradient_sync_s + around.optimizer_s).min()
+        )
+
+    def judge(self) -> None:
+        """Price and play the best plan."""
+        if not self._judged:
+            plan, self._judged, self.end_s = self.best, True, np.inf
+            self._play(plan)
+
+    def enter(self, plan: Plan, least_s: float) -> None:
+        """Take *plan* if it is better; it ends no earlier than *least_s*."""
+        if least_s < self.end_s:
+            self.judge()
+            self._play(plan)
+
+    def _play(self, plan: Plan) -> None:
+        """Price and play a plan, and of few micro-batches in a pipeline their opposite order, too."""
+        key = b"".join(
+            part.tobytes()
+            for part in (plan.order, plan.segment_sequence, plan.segment_offsets, plan.member_ranks)
+        )
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        ways = [plan]
+        if self._problem.stages > 1 and plan.micro_batches <= FEW:
+            ways.append(_backwards(plan))
+        for way in ways:
+            step_s = self._step_s(way)
+            if step_s < self.end_s:
+                self.best, self.end_s = way, step_s
+
+    def _step_s(self, plan: Plan) -> float:
+        """The step of a plan, without noise and loading, and without what every plan's epilogue takes."""
+        batches = distinct_micro_batches(self._problem.cost, plan)
+        costs = step_costs(self._problem.cost, batches, plan.ranks, data_s=0.0)
+        return run_replay(plan, costs).step_s - self._around_s
+
+
+def _backwards(plan: Plan) -> Plan:
+    """The plan with its slots in the opposite order: of few micro-batches the short ones may better come first."""
+    slots = np.diff(plan.order_offsets)
+    last = int(slots.max())
+    order = np.full((plan.ranks, last), HOLE, dtype=np.int64)
+    rank = np.repeat(np.arange(plan.ranks), slots)
+    order[rank, last - 1 - (np.arange(len(plan.order)) - plan.order_offsets[rank])] = plan.order
+    return replace(plan, order=order.ravel(), order_offsets=np.arange(plan.ranks + 1) * last, in_step=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """The problem with packs of a certain size, and a step that its plans hardly undercut."""
+
+    problem: PlanningProblem
+    step_s: float
+
+
+def _targets(problem: PlanningProblem, below_s: float, effort: _Effort) -> list[_Target]:
+    """Sizes of packs below the capacity whose ideal step is below *below_s*, the shortest first."""
+    mean = int(problem.lengths.sum()) / problem.ranks
+    sizes = {int(np.ceil(mean / slots)) for slots in SLOTS}
+    sizes |= {problem.context_tokens // share for share in CONTEXT_SHARES} - {0}
+    alone_s = problem.cost.sequence_s(problem.lengths, 1, 0)
+    # Sharing takes hardly less work than one rank would.
+    work_s = np.maximum(alone_s + problem.token_s * problem.lengths, problem.floor_s) + problem.fixed_s
+    likely = []
+    for size in sorted((size for size in sizes if size < problem.capacity_tokens), reverse=True):
+        smaller = replace(problem, pack_tokens=size)
+        inside = problem.lengths <= size
+        packs = float(problem.lengths[inside].sum()) / size
+        short_s = 0.0
+        if packs:
+            short_s = packs * float(smaller.micro_batch_s(float(alone_s[inside].sum()) / packs, size))
+        usual = usual_s(smaller) if packs else 0.0
+        at_best_s = (short_s + float(work_s[~inside].sum())) / problem.ranks
+        if at_best_s * effort.sharing_saves + problem.bubble_weight * usual < below_s:
+            likely.append(
+                (at_best_s + problem.bubble_weight * usual, -size, smaller, usual, short_s, at_best_s)
+            )
+        if not packs:  # smaller packs are none either
+            break
+    likely.sort(key=lambda entry: entry[:2])
+    targets = []
+    for *_, smaller, usual, short_s, at_best_s in likely[: effort.looked_at]:
+        step_s, _ = ideal_step_s(
+            smaller, LongSequences(smaller), usual, short_s, at_best_s * effort.sharing_saves
+        )
+        if step_s < below_s:
+            targets.append(_Target(smaller, step_s))
+    return sorted(targets, key=lambda target: target.step_s)[: effort.planned]

@@ -1,0 +1,186 @@
+"""The planner uses what there is: more of anything never slows a step planned anew, and no static mesh is faster."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulator_setups import Task, small_cluster, small_setup, tasks
+
+from cost_models import catalog
+from cost_models.calibration import calibration
+from cost_models.hardware import Cluster, Fabric
+from cost_models.layout import Layout
+from hdpsim.errors import InfeasibleError
+from simulator.setup import Setup, StrategyOptions
+from simulator.simulate import plan_batch, simulate_step
+from simulator.validate import validate_plan
+
+FOR_NOTHING = 1.02
+"""A planner is no optimiser: so much slower a step on better parts may be."""
+WHOLE = ("in-order", "first-fit", "best-fit")
+
+
+def balanced(setup: Setup) -> Setup:
+    """The setup with everything the planner may use, and data loaded as a static mesh loads it."""
+    strategy = replace(
+        setup.strategy,
+        name="hdp-balance",
+        balancing=True,
+        dynamic_groups=True,
+        remote_data_loading=True,
+    )
+    return replace(setup, strategy=strategy)
+
+
+def meshes(setup: Setup) -> Iterator[Setup]:
+    """Every static mesh of this tp and pp that keeps sequences whole."""
+    for cp in (cp for cp in range(1, setup.ranks + 1) if setup.ranks % cp == 0):
+        for packing in WHOLE:
+            for padding in (True, False):
+                yield replace(
+                    setup,
+                    layout=replace(setup.layout, cp=cp),
+                    strategy=StrategyOptions(name="static", packing=packing, padding=padding),
+                )
+
+
+def best_mesh_s(setup: Setup, lengths: np.ndarray) -> float:
+    best_s = np.inf
+    for mesh in meshes(setup):
+        try:
+            best_s = min(best_s, simulate_step(mesh, lengths).step_s)
+        except InfeasibleError:  # too few ranks a group for the context
+            continue
+    return float(best_s)
+
+
+def with_more(setup: Setup, part: str, times: float) -> Setup:
+    """The setup with more of one resource."""
+    node, gpu = setup.cluster.node, setup.cluster.node.gpu
+    if part == "memory":
+        tokens = setup.layout.rank_capacity_tokens
+        assert tokens is not None
+        return replace(setup, layout=replace(setup.layout, rank_capacity_tokens=int(tokens * times)))
+    if part == "nic":
+        node = replace(node, nic_bytes_per_s=node.nic_bytes_per_s * times)
+    else:
+        rate = {"nvlink": "nvlink_bytes_per_s", "flop": "bf16_flop_per_s", "hbm": "hbm_bytes_per_s"}[part]
+        node = replace(node, gpu=replace(gpu, **{rate: getattr(gpu, rate) * times}))
+    return replace(setup, cluster=replace(setup.cluster, node=node))
+
+
+@pytest.mark.slow
+@settings(max_examples=30, deadline=None)
+@given(tasks(), st.sampled_from([1.0, 8.0, 64.0]))
+def test_no_static_mesh_is_faster(task: Task, memory: float):
+    setup = with_more(balanced(task.setup), "memory", memory)
+    assert simulate_step(setup, task.lengths).step_s <= best_mesh_s(setup, task.lengths) * 1.01
+
+
+@pytest.mark.slow
+@settings(max_examples=30, deadline=None)
+@given(tasks())
+def test_naive_waves_are_not_faster(task: Task):
+    setup = balanced(task.setup)
+    naive = replace(setup, strategy=replace(setup.strategy, name="hdp-naive"))
+    assert simulate_step(setup, task.lengths).step_s <= simulate_step(naive, task.lengths).step_s * 1.01
+
+
+@pytest.mark.slow
+@settings(max_examples=50, deadline=None)
+@given(
+    tasks(),
+    st.sampled_from(["memory", "memory", "memory", "nvlink", "nic", "flop", "hbm"]),
+    st.sampled_from([1.3, 2.0, 4.0]),
+)
+def test_more_of_anything_never_slows_a_step_planned_anew(task: Task, part: str, times: float):
+    setup = balanced(task.setup)
+    before_s = simulate_step(setup, task.lengths).step_s
+    assert simulate_step(with_more(setup, part, times), task.lengths).step_s <= before_s * FOR_NOTHING
+
+
+def job(
+    model: str, node: str, nodes: int, *, capacity: int, context: int, layout: Layout | None = None
+) -> Setup:
+    """A model of the catalog on nodes of the catalog."""
+    hardware = catalog.node(node)
+    return Setup(
+        model=catalog.model(model),
+        cluster=Cluster(name="named", node=hardware, nodes=nodes, fabric=Fabric()),
+        layout=replace(layout or Layout(), rank_capacity_tokens=capacity),
+        calibration=calibration(hardware.gpu.calibration),
+        context_tokens=context,
+        strategy=StrategyOptions(),
+    )
+
+
+def spread(tokens: int, context: int) -> np.ndarray:
+    """Lengths of a log-normal distribution up to the context, the same every time."""
+    lengths = np.exp(np.random.default_rng(1).normal(np.log(context / 16), 1.5, 400)).astype(np.int64)
+    lengths = np.clip(lengths, 16, context)
+    return lengths[: int(np.searchsorted(np.cumsum(lengths), tokens)) + 1]
+
+
+NAMED = {
+    "a million tokens on 128 A100": (
+        job(
+            "mistral-7b",
+            "hgx-a100-80gb",
+            16,
+            capacity=131_072,
+            context=131_072,
+            layout=Layout(recompute="full"),
+        ),
+        spread(1 << 20, 131_072),
+    ),
+    "11 sequences on 32 H200": (
+        job(
+            "llama-3-8b",
+            "hgx-h200-141gb",
+            4,
+            capacity=131_072,
+            context=131_072,
+            layout=Layout(recompute="full"),
+        ),
+        np.linspace(60_000, 131_072, 11).astype(np.int64),
+    ),
+    "a zero-bubble pipeline of 32 B200": (
+        job(
+            "mistral-7b",
+            "hgx-b200-180gb",
+            4,
+            capacity=262_144,
+            context=262_144,
+            layout=Layout(pp=4, schedule="zb-h1", recompute="full"),
+        ),
+        spread(1 << 20, 262_144),
+    ),
+}
+"""Memory for whole sequences, and fewer of them than ranks: before, none was shared, and most ranks idled."""
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_sequences_that_fit_one_rank_are_shared_where_ranks_idle(name: str):
+    setup, lengths = NAMED[name]
+    room = replace(setup.cluster.node.gpu, hbm_bytes=1e13)
+    setup = replace(setup, cluster=replace(setup.cluster, node=replace(setup.cluster.node, gpu=room)))
+    plan, _, _ = plan_batch(setup, lengths)
+    validate_plan(plan, lengths, setup.layout.pp)
+    assert plan.group_size.max() > 1
+    step_s = simulate_step(setup, lengths).step_s
+    assert step_s <= best_mesh_s(setup, lengths) * 1.01
+    tight = with_more(setup, "memory", 1 / 16)
+    assert step_s <= simulate_step(tight, lengths).step_s * FOR_NOTHING
+
+
+def test_one_sequence_takes_as_many_ranks_as_make_it_quick():
+    # 16 ranks with memory for the whole sequence each. The best group is found by pricing them all.
+    setup = small_setup(capacity=65_536, context=65_536, cluster=small_cluster(2))
+    plan, problem, _ = plan_batch(setup, [65_536])
+    sizes = np.arange(1, 17)
+    quickest = sizes[problem.sequence_s(np.full(16, 65_536), sizes).argmin()]
+    assert quickest > 1
+    assert plan.group_size.tolist() == [quickest]
