@@ -25,6 +25,7 @@ from cost_models.startup import group_initialisation_s
 from experiments.compare import run_batches
 from experiments.scenario_schema import KEYS
 from hdpsim.errors import CatalogError, InfeasibleError, ScenarioError
+from hdpsim.ranges import LIMITS
 from simulator.campaign_events import Handling, mean_detection_s
 from simulator.campaign_setup import CampaignSetup
 
@@ -128,6 +129,8 @@ def plan_campaign(scenario: Scenario, folder: Path | None = None) -> CampaignPla
     )
     steps = _steps_per_checkpoint(values["checkpoint_interval"], step_s, block, unplanned, values["duration"])
     _refuse_too_many(values["duration"] / (steps * step_s + block))
+    slow_per_s = 0.0 if values["straggler_mttf"] is None else cluster.nodes / values["straggler_mttf"]
+    _refuse_too_many_stops(values["duration"] * (unplanned + planned + slow_per_s))
     setup = CampaignSetup(
         duration_s=values["duration"],
         nodes=cluster.nodes,
@@ -257,7 +260,7 @@ def _steps_per_checkpoint(
     if isinstance(interval, str):
         formula = young_interval_s if interval == "young" else daly_interval_s
         interval = formula(block_s, 1.0 / failures_per_s) if failures_per_s > 0 else duration_s
-    return max(1, round(interval / step_s))
+    return max(1, round(min(interval, duration_s) / step_s))  # a longer one is once at the end, too
 
 
 def _refuse_too_many(checkpoints: float) -> None:
@@ -265,6 +268,15 @@ def _refuse_too_many(checkpoints: float) -> None:
         raise InfeasibleError(
             f"campaign.checkpoint_interval: {checkpoints:.3g} checkpoints in campaign.duration are more than "
             f"{MOST_CHECKPOINTS:.0e}; take fewer, or a shorter run"
+        )
+
+
+def _refuse_too_many_stops(stops: float) -> None:
+    most, why = LIMITS["campaign_stops"]
+    if stops > most:
+        raise InfeasibleError(
+            f"{stops:,.3g} failures, slow nodes and planned stops are expected in campaign.duration; at most "
+            f"{most:,}: {why}"
         )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.schema import Fields, Problems, did_you_mean
+from experiments.cell_files import as_number
 from hdpsim.errors import TraceError, UserInputError
 from hdpsim.quoting import LONGEST_NAME, quoted, shortened
 from hdpsim.ranges import LIMITS, RANGES
@@ -178,7 +179,10 @@ def _numbers(table: pd.DataFrame, column: str, path: Path) -> NDArray[np.float64
     values = table[column]
     if pd.api.types.is_bool_dtype(values) or pd.api.types.is_datetime64_any_dtype(values):
         raise TraceError(f"column {column} holds {values.dtype}; expected numbers", str(path))
-    numbers = pd.to_numeric(values, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    try:
+        numbers = pd.to_numeric(values, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    except (OverflowError, ValueError):  # a whole number of hundreds of digits
+        numbers = np.array([as_number(str(value)) for value in values])
     bad = np.flatnonzero(~np.isfinite(numbers))
     if len(bad):
         raise TraceError(
@@ -202,7 +206,7 @@ def _kinds(table: pd.DataFrame, path: Path) -> Ints:
     numbers = texts.map({kind: i for i, kind in enumerate(KINDS)}).astype("float64").to_numpy()
     bad = np.flatnonzero(np.isnan(numbers))
     if len(bad):
-        name = texts.iloc[bad[0]]
+        name = str(texts.iloc[bad[0]])
         raise TraceError(
             f"optype {quoted(name)} is not known{did_you_mean(name, KINDS)}; known: {', '.join(KINDS)}",
             str(path),

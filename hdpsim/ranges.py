@@ -111,7 +111,9 @@ RANGES: Mapping[str, Range] = {
     "batch_tokens": Range(1, 2**34, "tokens", "a hundred times the largest batches"),
     "batch_sequences": Range(1, 4_000_000, "sequences", "a hundred times the largest batches"),
     "drawn_tokens": Range(1, 2**40, "tokens"),
-    "drawn_sequences": Range(1, 100_000_000, "sequences", "more do not fit into memory"),
+    "drawn_sequences": Range(
+        1, 20_000_000, "sequences", "a scenario draws from the distribution itself, without end"
+    ),
     # the parts of a node
     "flop_rate": Range(1e9, 1e21, "FLOP/s", "from a telephone to a thousand times today's fastest GPU"),
     "bandwidth": Range(1e3, 1e18, "B/s"),
@@ -198,6 +200,7 @@ LIMITS: Mapping[str, tuple[int, str]] = {
     "table_bytes": (64 * 2**20, "a table of measurements has some megabytes"),
     "operations_bytes": (2**29, "some hundred bytes for each of the operations allowed"),
     "operations": (5_000_000, "more do not fit into memory at once; cut the recording by steps"),
+    "campaign_stops": (100_000, "each is an event of the simulation; take a shorter run or lower rates"),
     "line_bytes": (2**20, "a length has ten digits"),
     "trace_sequences": (100_000_000, "more do not fit into memory; `hdpsim replay` streams a file"),
     "trace_bytes": (2**36, "a damaged or hostile archive"),

@@ -60,7 +60,7 @@ class YamlDocument:
     def where(self, key: str) -> str:
         """`file:line` of a dotted key, or of its nearest ancestor that is there."""
         while key and key not in self.lines:
-            key = re.sub(r"(\.[^.\[\]]*|\[\d+\]|^[^.\[\]]*)$", "", key)
+            key = key[: max(key.rfind("."), key.rfind("["), 0)]
         return f"{self.source}:{self.lines[key]}" if key else self.source
 
 

@@ -23,14 +23,15 @@ __all__ = [
     "ticks",
 ]
 
+_NEVER_S = 1e12  # 30,000 years
 IN_BAND_S = (0.3, 5.6)  # errors reported by the process or the driver; Unicron, arXiv 2401.00134
 STRAGGLER = FailureCause(name="straggler", per_day=0.0, scope="node", detection="planned", evict=True)
 """A slow node that was found: it leaves at the next checkpoint."""
 
 
 def ticks(seconds: float) -> int:
-    """Seconds as whole microseconds."""
-    return round(seconds * TICKS_PER_S)
+    """Seconds as whole microseconds; what lies beyond all campaigns stays a number."""
+    return round(min(seconds, _NEVER_S) * TICKS_PER_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hdpsim.errors import TraceError
 from hdpsim.quoting import LONGEST_NAME, quoted, shortened
-from hdpsim.ranges import LIMITS, RANGES
+from hdpsim.ranges import RANGES
 from traces.lengths import LARGEST_LENGTH_TOKENS
 from traces.trace import Trace
 
@@ -158,7 +158,9 @@ def read_distribution(path: str | Path) -> Distribution:
     edges, percents = content["edges_tokens"], content["token_percent"]
     for key, values in (("edges_tokens", edges), ("token_percent", percents)):
         numbers = isinstance(values, list) and all(
-            isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and abs(value) <= RANGES["number"].high
             for value in values
         )
         if not numbers:
@@ -185,13 +187,13 @@ def synthesize(distribution: Distribution, count: int, seed: int = 0) -> Trace:
 
 def synthesize_tokens(distribution: Distribution, tokens: int, seed: int = 0) -> Trace:
     """Draw a trace of exactly *tokens* tokens: sequences in turn, the last one cut to fit."""
-    allowed, most = RANGES["drawn_tokens"], LIMITS["trace_sequences"][0]
+    allowed, most = RANGES["drawn_tokens"], int(RANGES["drawn_sequences"].high)
     if not allowed.holds(tokens):
         raise TraceError(f"the number of tokens {allowed.complaint(tokens)}", distribution.name)
     if tokens > most * distribution.mean_tokens:
         raise TraceError(
             f"{tokens:,} tokens are about {tokens / distribution.mean_tokens:,.0f} sequences of it; "
-            f"at most {most:,} fit into memory",
+            f"at most {most:,} are drawn at once",
             distribution.name,
         )
     blocks, drawn = [], 0

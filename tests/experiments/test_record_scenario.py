@@ -141,7 +141,7 @@ def read_cluster(cluster: Cluster) -> Cluster:
 
 def bare(cluster: Cluster) -> Cluster:
     """The same without words about sources."""
-    node = replace(cluster.node, source="", gpu=replace(cluster.node.gpu, source=""))
+    node = replace(cluster.node, source="", gpu=replace(cluster.node.gpu, source="", price_source=""))
     return replace(cluster, source="", node=node)
 
 
