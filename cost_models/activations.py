@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from cost_models.layout import Layout, Recompute
-from cost_models.model import Model
-from cost_models.parameters import LayerKind, dense_width
+from cost_models.model import Model, dense_width
+from cost_models.parameters import LayerKind
 
 __all__ = [
     "LayerActivations",

@@ -20,8 +20,8 @@ from cost_models.hardware import Gpu
 from cost_models.kernels import BF16_BYTES, memory_bound_s
 from cost_models.layer_gemms import LinearOp
 from cost_models.layout import Layout
-from cost_models.model import Model
-from cost_models.parameters import LayerKind, StageParameters, dense_width, parameters_per_gpu, stage_contents
+from cost_models.model import Model, dense_width
+from cost_models.parameters import LayerKind, StageParameters, parameters_per_gpu, stage_contents
 from cost_models.tracing import priced
 
 __all__ = ["AdaptedMatrix", "adapted_matrices", "adapter_ops", "adapter_s", "step_tensors", "trained_per_gpu"]

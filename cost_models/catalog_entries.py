@@ -35,8 +35,8 @@ def read_gpu(fields: Fields, name: str) -> Gpu | None:
     result = Gpu(
         name=_name(fields, name),
         bf16_flop_per_s=fields.quantity("bf16", "flop_rate"),
-        fp8_flop_per_s=fields.quantity("fp8", "flop_rate", default=None) if fields.has("fp8") else None,
-        fp4_flop_per_s=fields.quantity("fp4", "flop_rate", default=None) if fields.has("fp4") else None,
+        fp8_flop_per_s=fields.quantity("fp8", "flop_rate", default=None),
+        fp4_flop_per_s=fields.quantity("fp4", "flop_rate", default=None),
         hbm_bytes=fields.quantity("hbm", "bytes"),
         hbm_bytes_per_s=fields.quantity("hbm_bandwidth", "bandwidth"),
         sm_count=fields.integer("sm_count"),
@@ -49,13 +49,10 @@ def read_gpu(fields: Fields, name: str) -> Gpu | None:
         calibration=fields.text("calibration"),
         tensor_boost=fields.boolean("tensor_boost", default=False),
         exponentials=exponentials,
-        usd_per_hour=fields.quantity("price", "money", default=None) if fields.has("price") else None,
+        usd_per_hour=fields.quantity("price", "money", default=None),
         price_source=_source_of(fields, "price"),
         source=_source(fields),
     )
-    fields.raw("fp8", None)
-    fields.raw("fp4", None)
-    fields.raw("price", None)
     return _finished(fields, result, before)
 
 

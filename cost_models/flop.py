@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cost_models.layout import Recompute
-from cost_models.model import Model
-from cost_models.parameters import dense_layer_count, dense_width
+from cost_models.model import Model, dense_layer_count, dense_width
 
 __all__ = [
     "TokenFlop",

@@ -7,7 +7,7 @@ from typing import Literal
 
 from cost_models.checked import Checked, Count, Number
 
-__all__ = ["AdapterTargets", "LatentAttention", "Model", "NormKind"]
+__all__ = ["AdapterTargets", "LatentAttention", "Model", "NormKind", "dense_layer_count", "dense_width"]
 
 AdapterTargets = Literal["qkv", "attention", "all"]
 NormKind = Literal["rms", "layer"]
@@ -89,3 +89,13 @@ class Model(Checked):
     def frozen(self) -> bool:
         """Whether only adapters are trained."""
         return self.adapter_rank > 0
+
+
+def dense_layer_count(model: Model) -> int:
+    """Layers without routed experts."""
+    return model.dense_layers if model.experts else model.layers
+
+
+def dense_width(model: Model) -> int:
+    """Width of the MLP of a dense layer."""
+    return model.dense_ffn_hidden if model.experts and model.dense_ffn_hidden else model.ffn_hidden

@@ -8,9 +8,10 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Literal
 
+from cost_models.feasibility import check_layout, layer_units
 from cost_models.layout import Layout
-from cost_models.model import Model
-from cost_models.pipeline import chunks_per_stage, schedule_problems, virtual_stage_table
+from cost_models.model import Model, dense_layer_count, dense_width
+from cost_models.pipeline import chunks_per_stage, virtual_stage_table
 from hdpsim.errors import InfeasibleError
 
 __all__ = [
@@ -19,7 +20,6 @@ __all__ = [
     "StageContents",
     "StageParameters",
     "active_parameters",
-    "check_layout",
     "layer_parameters",
     "layer_shard",
     "mtp_parameters",
@@ -185,77 +185,6 @@ def active_parameters(model: Model) -> int:
     return total.total - idle
 
 
-def dense_layer_count(model: Model) -> int:
-    """Layers without routed experts."""
-    return model.dense_layers if model.experts else model.layers
-
-
-def dense_width(model: Model) -> int:
-    """Width of the MLP of a dense layer."""
-    return model.dense_ffn_hidden if model.experts and model.dense_ffn_hidden else model.ffn_hidden
-
-
-def check_layout(model: Model, layout: Layout, ranks: int | None = None) -> None:
-    """Raise InfeasibleError, with every reason, when the model cannot be cut this way.
-
-    *ranks* (when known) is needed for expert parallelism across ranks.
-    """
-    tp = layout.tp
-    problems: list[str] = []
-    widths = {f"{model.heads} heads do": model.heads}
-    if dense_layer_count(model):
-        widths[f"MLP width {dense_width(model)} does"] = dense_width(model)
-    if model.shared_expert_ffn:
-        widths[f"shared expert width {model.shared_expert_ffn} does"] = model.shared_expert_ffn
-    problems += [f"{what} not divide by tp {tp}" for what, width in widths.items() if width % tp]
-    if model.kv_heads % tp and tp % model.kv_heads:
-        problems.append(f"{model.kv_heads} KV heads can neither be split over nor repeated on tp {tp}")
-    chunks = layout.pp * layout.vpp
-    if _dealt(model, layout) < chunks:
-        counted = ", embedding and head" if layout.embedding_layers else ""
-        problems.append(
-            f"{model.layers} layers{counted} are too few for pp {layout.pp} x vpp {layout.vpp} chunks"
-        )
-    problems += schedule_problems(layout)
-    if layout.vpp > 1 and layout.pp == 1:
-        problems.append(f"vpp {layout.vpp} needs a pipeline (pp > 1)")
-    problems += _expert_problems(model, layout, ranks)
-    if problems:
-        raise InfeasibleError(f"{model.name}: " + "; ".join(problems))
-
-
-def _expert_problems(model: Model, layout: Layout, ranks: int | None) -> list[str]:
-    """What is wrong with the expert-parallel degree."""
-    tp, ep = layout.tp, layout.ep
-    if not model.experts:
-        degrees = {"ep": ep, "etp": layout.etp or 1}
-        return [
-            f"{name} {value} needs a mixture-of-experts model" for name, value in degrees.items() if value > 1
-        ]
-    problems = []
-    if model.experts % ep:
-        problems.append(f"{model.experts} experts do not divide by ep {ep}")
-    if layout.etp is not None:
-        if layout.etp < 1 or model.ffn_hidden % layout.etp:
-            problems.append(f"expert width {model.ffn_hidden} does not divide by etp {layout.etp}")
-        elif ranks is not None and ranks * tp % layout.expert_gpus:
-            problems.append(f"{ranks * tp} GPUs of a stage do not divide by ep x etp = {layout.expert_gpus}")
-    elif max(tp, ep) % min(tp, ep):
-        problems.append(f"of tp {tp} and ep {ep} one must divide the other")
-    elif ep < tp and model.ffn_hidden % (tp // ep):
-        problems.append(f"expert width {model.ffn_hidden} does not divide by tp / ep = {tp // ep}")
-    elif ep > tp and ranks is not None and ranks % (ep // tp):
-        problems.append(f"{ranks} ranks do not divide by ep / tp = {ep // tp}")
-    return problems
-
-
-def _dealt(model: Model, layout: Layout) -> int:
-    """What is dealt to virtual stages: layers, and where they count as such embedding, prediction layers and head."""
-    more = 2 + model.mtp_layers
-    room = (model.layers + more) // (layout.pp * layout.vpp) > model.mtp_layers
-    return model.layers + ((more if room else 2) if layout.embedding_layers and layout.pp > 1 else 0)
-
-
 def stage_layers(model: Model, layout: Layout) -> tuple[tuple[int, ...], ...]:
     """Layers of every (stage, chunk): as even as possible, the extra ones on the stages in the middle.
 
@@ -270,17 +199,17 @@ def stage_layers(model: Model, layout: Layout) -> tuple[tuple[int, ...], ...]:
     pp, vpp = layout.pp, layout.vpp
     if layout.stage_balance == "flop":
         return _layers_by_flop(model, layout)
-    base, extra = divmod(_dealt(model, layout), pp * vpp)
+    base, extra = divmod(layer_units(model, layout), pp * vpp)
     middle = (pp - 1) if layout.schedule == "zb-v" else (pp - 1) / 2
     order = sorted(range(pp), key=lambda stage: (abs(stage - middle), stage))
     counts = [[base] * vpp for _ in range(pp)]
     for place in range(extra):
         chunk, position = divmod(place, pp)
         counts[order[position]][chunk] += 1
-    if _dealt(model, layout) > model.layers:
+    if layer_units(model, layout) > model.layers:
         counts[0][0] -= 1
         counts[0 if layout.schedule == "zb-v" else pp - 1][vpp - 1] -= (
-            _dealt(model, layout) - model.layers - 1
+            layer_units(model, layout) - model.layers - 1
         )
     return tuple(tuple(chunks) for chunks in counts)
 

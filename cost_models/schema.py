@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, overload
 
 from cost_models.units import parse_quantity
 from hdpsim.errors import QuantityError, ScenarioError
@@ -84,6 +84,16 @@ class Fields:
             self.problems.add(self.dotted(name), "is required")
         return default
 
+    @overload
+    def quantity(
+        self, name: str, dimension: str, *, default: float = ..., zero: bool = ..., kind: str | None = ...
+    ) -> float: ...
+
+    @overload
+    def quantity(
+        self, name: str, dimension: str, *, default: None, zero: bool = ..., kind: str | None = ...
+    ) -> float | None: ...
+
     def quantity(
         self,
         name: str,
@@ -92,14 +102,14 @@ class Fields:
         default: float | None = _MISSING,
         zero: bool = False,
         kind: str | None = None,
-    ) -> float:
+    ) -> float | None:
         """A number with a unit, in base units and in the range of its *kind* (default: its dimension).
 
-        Zero is allowed, too, when *zero* is set.
+        Zero is allowed, too, when *zero* is set. What is absent is the default, None included.
         """
         value = self.raw(name, default)
-        if value is _MISSING or value is default:
-            return 1.0 if default is _MISSING or default is None else float(default)
+        if not self.has(name):
+            return 1.0 if default is _MISSING else default
         try:
             if not isinstance(value, int | float | str):
                 raise QuantityError(_kind(value), dimension, ("its unit",))

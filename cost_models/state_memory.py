@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cost_models.adapters import trained_per_gpu
+from cost_models.feasibility import check_layout
 from cost_models.layout import Layout
 from cost_models.memory_overheads import MemoryOverheads
 from cost_models.model import Model
-from cost_models.parameters import check_layout, parameters_per_gpu
+from cost_models.parameters import parameters_per_gpu
 
 __all__ = ["StateBytes", "state_bytes"]
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from cost_models import catalog
 from cost_models.calibration import calibration
+from cost_models.feasibility import reasons_against
 from cost_models.flop import sequence_model_flop
 from experiments.bytescale_data import DATASETS, layouts
-from experiments.feasibility import reasons_against
 from experiments.references import cluster_of_size
 from experiments.worker_pool import worker_pool
 from hdpsim.errors import InfeasibleError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -168,11 +168,15 @@ def round_tokens(
     if not isinstance(source, Trace):
         return None
     lengths = source.lengths
-    if policy == "truncate":
-        return int(np.minimum(lengths, context_tokens).sum(dtype=np.int64))
-    if policy == "drop":
-        return int(lengths[lengths <= context_tokens].sum(dtype=np.int64))
-    return int(lengths.sum(dtype=np.int64))
+    match policy:
+        case "chunk":
+            return int(lengths.sum(dtype=np.int64))
+        case "truncate":
+            return int(np.minimum(lengths, context_tokens).sum(dtype=np.int64))
+        case "drop":
+            return int(lengths[lengths <= context_tokens].sum(dtype=np.int64))
+        case _:
+            assert_never(policy)
 
 
 def data_use(

@@ -26,6 +26,7 @@ from simulator.plan import Plan
 from simulator.setup import Setup
 from simulator.simulate import plan_batch, play_plan, price_plan
 from simulator.step_memory import fit_notes
+from simulator.without_effect import without_effect
 
 if TYPE_CHECKING:
     from experiments.scenario import Scenario
@@ -92,7 +93,13 @@ def explain(scenario: Scenario) -> Document:
             {"switch": s.switch, "value": s.value, "class": s.kind, "stack": s.stack, "source": s.source}
             for s in scenario.settings
         ],
-        "notes": [f"calibration {setup.calibration.name}", *plan.notes, *fit_notes(memory), *scenario.notes],
+        "notes": [
+            f"calibration {setup.calibration.name}",
+            *plan.notes,
+            *without_effect(setup, int(plan.group_size.max()), memory),
+            *fit_notes(memory),
+            *scenario.notes,
+        ],
     }
 
 

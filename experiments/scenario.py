@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from cost_models.calibration import Calibration
 from cost_models.checked import Checked, Count
 from cost_models.data_pipeline import DataPipeline
+from cost_models.feasibility import layout_notes, reasons_against
 from cost_models.hardware import Cluster
 from cost_models.layout import Layout
 from cost_models.memory_overheads import MemoryOverheads
 from cost_models.model import Model
 from cost_models.schema import Problems, did_you_mean
 from experiments.data_use import Drawn, data_use
-from experiments.feasibility import layout_notes, reasons_against
 from experiments.overrides import apply_overrides, parse_override
 from experiments.record_stack import stack_of
 from experiments.references import Found, References
@@ -296,7 +296,12 @@ def resolve_scenario(
         memory=memory,
         calibration=found.calibration,
         batch_count=batch_count,
-        notes=found.notes + layout_notes(model, found.cluster, layout) + _stack_notes(memory, run),
+        notes=(
+            *found.notes,
+            *layout_notes(model, found.cluster, layout),
+            *_stack_notes(memory, run),
+            *_overruled(values, settings, _written(document, "memory")),
+        ),
         resolved_json=_resolved_json(
             {**values, **found.written, "name": name}, _left_to_software(document, values)
         ),
@@ -343,6 +348,16 @@ def _stack_notes(memory: MemoryOptions, run: Run | None) -> tuple[str, ...]:
     if run is None or not changed:
         return ()
     return ("memory of the software: " + ", ".join(f"{name} {getattr(stack, name)}" for name in changed),)
+
+
+def _overruled(
+    values: Mapping[str, object], settings: tuple[Setting, ...], written: frozenset[str]
+) -> tuple[str, ...]:
+    """A word when the scenario itself says all that its software stack would: then the stack changes nothing."""
+    memory = {key.removeprefix("memory.") for key in KEYS if key.startswith("memory.")}
+    if not values["software"] or settings or not memory <= written:
+        return ()
+    return (f"software = {values['software']} changes nothing: the scenario writes every key that it sets",)
 
 
 def _place(where: Callable[[str], str] | None, changed: frozenset[str]) -> Callable[[str], str] | None:

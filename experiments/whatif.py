@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.compare import Report, silent
 from experiments.overrides import parse_override
-from experiments.report import averaging, band_lines, one_line, outcome_json
+from experiments.report import averaging, band_lines, notes_of, one_line, outcome_json
 from experiments.statistics import estimate_json, with_interval
 from experiments.tables import Table
 from experiments.variants import Variant, data_json, data_lines, run_variants
@@ -89,6 +89,7 @@ def whatif_json(variants: Sequence[Variant]) -> list[dict[str, Any]]:
 def whatif_table(variants: Sequence[Variant]) -> Table:
     """Base, each change alone, all together."""
     rows = []
+    known = notes_of(variants[0].outcome)
     for variant in variants:
         if not variant.feasible:
             reason = f"cannot run: {one_line(variant.outcome.reason)}"
@@ -97,6 +98,8 @@ def whatif_table(variants: Sequence[Variant]) -> Table:
         outcome = variant.outcome
         ratio = variant.speed_up(variants[0])
         speed_up = "-" if ratio is None else with_interval(ratio, digits=3)
+        idle = [note for note in notes_of(outcome) if "changes nothing" in note and note not in known]
+        paired = variant.paired_with(variants[0]) or ratio is None
         rows.append(
             (
                 variant.label,
@@ -105,7 +108,7 @@ def whatif_table(variants: Sequence[Variant]) -> Table:
                 f"{outcome.mfu:.1%}",
                 "1" if variant is variants[0] else speed_up,
                 memory_of(outcome.results[0].memory),
-                "" if variant.paired_with(variants[0]) or ratio is None else "other batches",
+                "; ".join(idle if paired else ["other batches", *idle]),
             )
         )
     heads = ("change", "tokens/s", "step s", "MFU", "speed-up", "memory per GPU", "remark")

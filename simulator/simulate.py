@@ -36,6 +36,7 @@ from simulator.step_memory import (
 from simulator.stragglers import synchronised_pause_s, with_pauses, with_spread
 from simulator.strategies.planner import make_plan
 from simulator.strategies.problem import PlanningProblem
+from simulator.without_effect import without_effect
 
 __all__ = [
     "StepResult",
@@ -262,7 +263,12 @@ def simulate_step(setup: Setup, lengths: ArrayLike) -> StepResult:
         execution_wall_s=played - planned,
         events=execution.events,
         spans=execution.spans,
-        notes=(f"calibration {setup.calibration.name}", *plan.notes, *fit_notes(report)),
+        notes=(
+            f"calibration {setup.calibration.name}",
+            *plan.notes,
+            *without_effect(setup, int(plan.group_size.max()), report),
+            *fit_notes(report),
+        ),
         work_left_out=1.0 - model_flop / whole_flop,
     )
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from cost_models.allocator import refill_s
 from cost_models.calibration import Calibration
+from cost_models.layout import Layout
 from cost_models.memory import MemoryReport, memory_report, rank_capacity_tokens
 from hdpsim.errors import OutOfMemoryError
 from simulator.execution import Execution
@@ -36,7 +37,7 @@ def capacity_tokens(setup: Setup) -> int:
         return layout.rank_capacity_tokens
     allowed = rank_capacity_tokens(
         setup.model,
-        layout,
+        _layout(setup),
         setup.cluster,
         setup.ranks,
         offload_ratio=_offload_ratio(setup),
@@ -64,7 +65,7 @@ def memory_of(
     """
     return memory_report(
         setup.model,
-        setup.layout,
+        _layout(setup),
         setup.cluster,
         setup.ranks,
         tokens_per_rank,
@@ -147,6 +148,12 @@ def with_allocator_waits(plan: Plan, wait_s: float, execution: Execution) -> Exe
     account_s[host] += waits_s[:, None]
     account_s[execution.accounts.index("wait_gradients")] += (waits_s.max() - waits_s)[:, None]
     return replace(execution, step_s=execution.step_s + float(waits_s.max()), account_s=account_s)
+
+
+def _layout(setup: Setup) -> Layout:
+    """The layout as memory sees it: groups as sequences need them have no degree, whatever the mesh would have."""
+    dynamic = setup.strategy.name != "static" and setup.strategy.dynamic_groups
+    return replace(setup.layout, cp=None) if dynamic and setup.layout.cp is not None else setup.layout
 
 
 def _offload_ratio(setup: Setup) -> float:

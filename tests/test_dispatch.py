@@ -67,12 +67,12 @@ def conditions(statement: ast.stmt) -> Iterator[ast.expr]:
             yield node.test
 
 
-def choices(body: list[ast.stmt]) -> Iterator[dict[str, set[str]]]:
+def choices(body: list[ast.stmt]) -> Iterator[dict[str, set[frozenset[str]]]]:
     """Runs of statements that tell words apart: an if with its elifs, or one that leaves after another."""
-    found: dict[str, set[str]] = {}
+    found: dict[str, set[frozenset[str]]] = {}
     for statement in body:
         for subject, words in filter(None, map(asked, conditions(statement))):
-            found.setdefault(subject, set()).update(words)
+            found.setdefault(subject, set()).add(words)
         if not (isinstance(statement, ast.If) and leaves(statement.body) and not statement.orelse):
             yield found
             found = {}
@@ -93,8 +93,9 @@ def fall_throughs(tree: ast.Module) -> Iterator[str]:
             continue
         text = ast.unparse(function)
         for found in (choice for body in bodies(function) for choice in choices(body)):
-            for subject, words in found.items():
-                kinds = [kind for kind in WORDS if len(words) > 1 and words <= kind]
+            for subject, asked_for in found.items():
+                words = frozenset[str]().union(*asked_for)
+                kinds = [kind for kind in WORDS if len(asked_for) > 1 and words <= kind]
                 if kinds and all(kind - words for kind in kinds) and f"assert_never({subject})" not in text:
                     left = sorted(min(kinds, key=len) - words)
                     yield f"{function.name}, line {function.lineno}: {subject} may also be {left}"

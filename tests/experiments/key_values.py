@@ -73,6 +73,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "cluster": ("superpod-h100", "superpod-a100"),
     "gpus": ("8", "16", "auto"),
     "calibration": ("default", "ampere"),
+    "software": ("megatron-core 0.13", "torchtitan 2.8"),
     "data.trace": ("debian-code", "bytescale-github"),
     "data.distribution": ("bytescale-github", "bytescale-byted"),
     "data.lengths": ("4K", "1000 tokens"),

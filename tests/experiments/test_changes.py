@@ -230,3 +230,12 @@ def test_a_fixed_part_of_a_cluster_survives_another_cluster(bases: dict[str, Pat
     found = [cell.scenario.cluster for cell in expand(load_sweep(path)) if cell.scenario is not None]
     assert [cluster.node.nic_bytes_per_s for cluster in found] == [100e9, 100e9]
     assert len({cluster.gpu.name for cluster in found}) == 2
+
+
+def test_a_file_that_writes_every_key_leaves_its_software_nothing(
+    tmp_path: Path, bases: dict[str, Path]
+) -> None:
+    path = tmp_path / "all.yaml"
+    path.write_text(load_scenario(bases["named"]).to_yaml() + 'software: "megatron-core 0.13"\n')
+    notes = load_scenario(path).notes
+    assert any("software = megatron-core 0.13 changes nothing" in note for note in notes)

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from cost_models import catalog
+from cost_models.feasibility import reasons_against
 from cost_models.memory import memory_report
 from experiments.bytescale_data import (
     CONTEXTS_TOKENS,
@@ -28,7 +29,6 @@ from experiments.bytescale_summary import (
     speedups_document,
 )
 from experiments.cli import cli
-from experiments.feasibility import reasons_against
 from experiments.record_errors import error_of, error_summary
 from experiments.references import cluster_of_size
 from experiments.reproduce_bytescale import run

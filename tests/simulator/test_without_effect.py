@@ -3,11 +3,21 @@ from dataclasses import replace
 import pytest
 
 from cost_models import catalog
+from cost_models.calibration import calibration
 from cost_models.layout import Layout
-from experiments.feasibility import layout_notes
+from cost_models.model import Model
+from simulator.setup import Setup
+from simulator.without_effect import without_effect
 
 MODEL = catalog.model("llama-3-8b")
 CLUSTER = catalog.cluster("superpod-h100")
+
+
+def named(layout: Layout, model: Model = MODEL) -> tuple[str, ...]:
+    setup = Setup(
+        model=model, cluster=CLUSTER, layout=layout, calibration=calibration("hopper"), context_tokens=8192
+    )
+    return without_effect(setup)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +51,7 @@ CLUSTER = catalog.cluster("superpod-h100")
     ],
 )
 def test_switches_without_effect_are_named_with_the_reason(changes: dict[str, object], why: str) -> None:
-    (note,) = layout_notes(MODEL, CLUSTER, replace(Layout(), **changes))
+    (note,) = named(replace(Layout(), **changes))
     assert why in note
 
 
@@ -59,12 +69,10 @@ def test_switches_without_effect_are_named_with_the_reason(changes: dict[str, ob
     ],
 )
 def test_switches_with_an_effect_are_not(changes: dict[str, object]) -> None:
-    assert layout_notes(MODEL, CLUSTER, replace(Layout(), **changes)) == ()
+    assert named(replace(Layout(), **changes)) == ()
 
 
 def test_targets_without_adapters_are_named() -> None:
     aimed = replace(MODEL, adapter_targets="all")
-    assert layout_notes(aimed, CLUSTER, Layout()) == (
-        "adapter_targets = all changes nothing: adapter_rank is 0",
-    )
-    assert layout_notes(replace(aimed, adapter_rank=8), CLUSTER, Layout()) == ()
+    assert named(Layout(), aimed) == ("model.adapter_targets = all changes nothing: adapter_rank is 0",)
+    assert named(Layout(), replace(aimed, adapter_rank=8)) == ()

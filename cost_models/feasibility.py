@@ -1,0 +1,172 @@
+"""Can this model be spread over these GPUs in this way? All reasons against it, in words: the one place that decides.
+
+A scenario asks before anything is simulated (`reasons_against`), everything that prices or counts parameters asks again
+(`check_layout`): both read the same rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cost_models.hardware import Cluster
+from cost_models.layout import Layout
+from cost_models.model import Model, dense_layer_count, dense_width
+from cost_models.pipeline import schedule_problems
+from hdpsim.errors import InfeasibleError
+
+__all__ = ["check_layout", "layer_units", "layout_notes", "reasons_against"]
+
+
+def reasons_against(model: Model, cluster: Cluster, layout: Layout, context_tokens: int) -> tuple[str, ...]:
+    """Why the layout cannot run, each with its dotted key; empty when nothing speaks against it.
+
+    Counted: what check_layout counts; GPUs that do not divide; learned positions; 8-bit support. Memory is
+        not: it depends on the batch's micro-batches and is checked when the step is planned; nor is what single
+        strategies refuse.
+    """
+    ranks, rest = divmod(cluster.gpus, layout.tp * layout.pp)
+    reasons = list(_reasons(model, layout, None if rest else ranks))
+    if rest:
+        model_gpus = layout.tp * layout.pp
+        reasons.insert(
+            0,
+            f"gpus: {cluster.gpus} GPUs do not divide by tp x pp = {layout.tp} x {layout.pp} = {model_gpus}; "
+            f"use a multiple of {model_gpus}",
+        )
+    return tuple(filter(None, (*reasons, _precision(cluster, layout), _positions(model, context_tokens))))
+
+
+def check_layout(model: Model, layout: Layout, ranks: int | None = None) -> None:
+    """Raise InfeasibleError, with every reason, when the model cannot be cut this way.
+
+    Counted: heads, widths, layers, experts; where *ranks* is known, what has to divide them.
+    """
+    reasons = tuple(_reasons(model, layout, ranks))
+    if reasons:
+        raise InfeasibleError(f"{model.name}: " + "; ".join(reasons))
+
+
+def layer_units(model: Model, layout: Layout) -> int:
+    """What is dealt to virtual stages: layers, and where they count as such embedding, prediction layers and head."""
+    more = 2 + model.mtp_layers
+    room = (model.layers + more) // (layout.pp * layout.vpp) > model.mtp_layers
+    return model.layers + ((more if room else 2) if layout.embedding_layers and layout.pp > 1 else 0)
+
+
+def layout_notes(model: Model, cluster: Cluster, layout: Layout) -> tuple[str, ...]:
+    """What is legal but deserves a word in the report."""
+    notes = []
+    node_gpus = cluster.node.gpus
+    if layout.tp > node_gpus:
+        notes.append(
+            f"tp = {layout.tp} is wider than a node ({node_gpus} GPUs): tensor parallelism crosses the network"
+        )
+    if layer_units(model, layout) % (layout.pp * layout.vpp):
+        notes.append(
+            f"{model.layers} layers do not divide by pp x vpp = {layout.pp} x {layout.vpp}: stages are uneven"
+        )
+    if layout.tp > model.kv_heads and model.latent_attention is None:
+        notes.append(f"tp = {layout.tp} exceeds the {model.kv_heads} key/value heads: they are replicated")
+    return tuple(notes)
+
+
+def _reasons(model: Model, layout: Layout, ranks: int | None) -> Iterator[str]:
+    yield from _widths(model, layout)
+    yield from _stages(model, layout)
+    yield from _experts(model, layout, ranks)
+    if ranks is not None:
+        yield from _ranks(model, layout, ranks)
+
+
+def _widths(model: Model, layout: Layout) -> Iterator[str]:
+    """What tensor parallelism cuts must divide."""
+    tp = layout.tp
+    widths = {f"{model.heads} attention heads of {model.name} do": model.heads}
+    if dense_layer_count(model):
+        widths[f"the MLP width {dense_width(model)} of {model.name} does"] = dense_width(model)
+    if model.shared_expert_ffn:
+        what = f"the shared expert width {model.shared_expert_ffn} of {model.name} does"
+        widths[what] = model.shared_expert_ffn
+    for what, width in widths.items():
+        if width % tp:
+            yield f"layout.tp: {what} not divide by tp = {tp}"
+    if model.latent_attention is None and model.kv_heads % tp and tp % model.kv_heads:
+        yield (
+            f"layout.tp: {model.kv_heads} key/value heads of {model.name} can neither be divided by "
+            f"nor replicated to tp = {tp}"
+        )
+
+
+def _stages(model: Model, layout: Layout) -> Iterator[str]:
+    """Every virtual stage needs a layer, and schedules have wishes of their own."""
+    for wrong in schedule_problems(layout):
+        yield f"layout.schedule: {wrong}"
+    if layout.vpp > 1 and layout.pp == 1:
+        yield f"layout.vpp: vpp = {layout.vpp} needs a pipeline (pp > 1)"
+    chunks = layout.pp * layout.vpp
+    if layer_units(model, layout) < chunks:
+        counted = ", embedding and head" if layout.embedding_layers else ""
+        yield (
+            f"layout.pp: pp x vpp = {layout.pp} x {layout.vpp} = {chunks} stages are more than "
+            f"the {model.layers} layers{counted} of {model.name}"
+        )
+
+
+def _experts(model: Model, layout: Layout, ranks: int | None) -> Iterator[str]:
+    """Experts are dealt to ep GPUs and cut over etp, or over what ep leaves of tp."""
+    tp, ep, etp = layout.tp, layout.ep, layout.etp
+    if not model.experts:
+        for key, value in (("ep", ep), ("etp", etp or 1)):
+            if value > 1:
+                yield f"layout.{key}: {model.name} has no experts; {key} must be 1, not {value}"
+        return
+    if model.experts % ep:
+        yield f"layout.ep: {model.experts} experts of {model.name} do not divide by ep = {ep}"
+    width = f"the expert width {model.ffn_hidden} of {model.name} does not divide by"
+    if etp is not None:
+        if model.ffn_hidden % etp:
+            yield f"layout.etp: {width} etp = {etp}"
+    elif max(tp, ep) % min(tp, ep):
+        yield f"layout.ep: of ep = {ep} and tp = {tp} one must divide the other"
+    elif ep < tp and model.ffn_hidden % (tp // ep):
+        yield f"layout.ep: {width} tp / ep = {tp // ep}"
+    if layout.expert_gpus > tp and layout.order != "tp-dp-pp":
+        yield f"layout.order: experts across ranks (on {layout.expert_gpus} GPUs, tp = {tp}) need tp-dp-pp"
+    if ranks is not None and ranks * tp % layout.expert_gpus:
+        degrees = f"ep = {ep}" if etp is None else f"ep x etp = {ep} x {etp}"
+        yield f"layout.ep: the {ranks * tp} GPUs of a pipeline stage do not divide by {degrees}"
+
+
+def _ranks(model: Model, layout: Layout, ranks: int) -> Iterator[str]:
+    """What is dealt to ranks must divide them."""
+    if layout.cp is not None and ranks % layout.cp:
+        yield f"layout.cp: {ranks} ranks (gpus / (tp x pp)) do not divide by cp = {layout.cp}"
+    within = layout.shard_ranks
+    if within is None or layout.sharding == "none":
+        return
+    copies = {"ranks": ranks}
+    if model.experts and ranks * layout.tp % layout.expert_gpus == 0:
+        copies["copies of an expert"] = ranks * layout.tp // layout.expert_gpus
+    for what, members in copies.items():
+        if within < members and members % within:
+            yield f"layout.shard_ranks: {members} {what} do not divide by shard_ranks = {within}"
+
+
+def _precision(cluster: Cluster, layout: Layout) -> str:
+    gpu, name = cluster.gpu, layout.precision
+    if name == "bf16":
+        return ""
+    blocks = name != "fp8"
+    if (gpu.fp4_flop_per_s if blocks else gpu.fp8_flop_per_s) is not None:
+        return ""
+    units = f"tensor cores for {name} (Blackwell has)" if blocks else "FP8 tensor cores"
+    return f"layout.precision: {gpu.name} has no {units}; use bf16"
+
+
+def _positions(model: Model, context_tokens: int) -> str:
+    if not model.learned_positions or context_tokens <= model.learned_positions:
+        return ""
+    return (
+        f"data.context: {context_tokens} tokens are more than the {model.learned_positions} learned "
+        f"positions of {model.name}"
+    )

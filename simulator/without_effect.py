@@ -1,0 +1,233 @@
+"""Settings that change nothing in a setup, because of another one: each by its dotted key, with the reason.
+
+A switch without effect is legal, but whoever set it believes that it does something. Only settings other than the
+defaults are looked at: nobody set the others.
+
+A rule is a reason and the keys that it takes the effect from. What is merely hidden (launches behind kernels, loading
+behind the step before) is no such rule: more work, or less of it, brings it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import MISSING, fields, replace
+from typing import Any
+
+from cost_models.memory import MemoryReport
+from cost_models.parameters import stage_layers
+from cost_models.scale_updates import delayed_scales
+from simulator.setup import Setup
+
+__all__ = ["without_effect"]
+
+Rule = tuple[str, tuple[str, ...]]
+"""Why some settings change nothing (an empty text: they may), and their dotted keys."""
+
+_FIELDS = {
+    "rank_capacity": "rank_capacity_tokens",
+    "gc_pause": "gc_pause_s",
+    "asynchronous_loading": "asynchronous",
+}
+"""Keys whose field has another name."""
+
+
+def without_effect(
+    setup: Setup, largest_group: int | None = None, report: MemoryReport | None = None
+) -> tuple[str, ...]:
+    """One sentence for every setting that changes nothing.
+
+    *largest_group* of the plan and its memory *report*, where there is a plan, tell more.
+    """
+    rules = (
+        *_of_model(setup),
+        *_of_sharding(setup),
+        *_of_recomputation(setup),
+        *_of_precision(setup),
+        *_of_tensor_parallelism(setup),
+        *_of_experts(setup),
+        *_of_pipeline(setup),
+        *_of_host(setup),
+        *_of_strategy(setup, largest_group),
+        *_of_execution(setup),
+        *_of_memory(setup, report),
+    )
+    found: dict[str, str] = {}
+    for why, keys in rules:
+        for key in keys if why else ():
+            value, usual = _value(setup, key)
+            if value != usual:
+                found.setdefault(key, f"{key} = {_shown(value)} changes nothing: {why}")
+    return tuple(found.values())
+
+
+def _value(setup: Setup, key: str) -> tuple[Any, Any]:
+    """The value of a dotted key, and its default."""
+    section, _, name = key.partition(".")
+    parts = {"data": setup.data_pipeline, "memory": setup.memory.overheads}
+    part: Any = setup.memory if key == "memory.must_fit" else parts.get(section) or getattr(setup, section)
+    name = _FIELDS.get(name, name)
+    default = next(field.default for field in fields(part) if field.name == name)
+    return getattr(part, name), None if default is MISSING else default
+
+
+def _shown(value: object) -> str:
+    """As a scenario file has it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _keys(section: str, names: str) -> tuple[str, ...]:
+    return tuple(f"{section}.{name}" for name in names.split())
+
+
+def _layout(names: str) -> tuple[str, ...]:
+    return _keys("layout", names)
+
+
+def _of_model(setup: Setup) -> Iterator[Rule]:
+    yield "" if setup.model.frozen else "adapter_rank is 0", ("model.adapter_targets",)
+
+
+def _of_sharding(setup: Setup) -> Iterator[Rule]:
+    layout, ranks = setup.layout, setup.ranks
+    sharding = f"sharding is {layout.sharding}"
+    alone = "there is one rank" if ranks == 1 else ""
+    of_gradients = "gather_overlap prefetch_gather owner_broadcasts gradient_all_reduce bucket_parameters"
+    yield alone, _layout(f"dp_overlap shard_ranks gather_lists shard_copies {of_gradients}")
+    yield alone, _layout("cp" if layout.sharding == "zero3" else "cp sharding")
+    yield alone, _keys("memory", "bucket_bytes gather_buffer_bytes")
+    few = layout.shard_ranks is not None and layout.shard_ranks >= ranks
+    yield f"there are only {ranks} ranks" if few else "", _layout("shard_ranks")
+    yield sharding if layout.sharding == "none" else "", _layout("shard_ranks")
+    once = "" if layout.sharding in ("zero1", "zero2") else f"{sharding}, neither zero1 nor zero2"
+    yield once, _layout("owner_broadcasts gradient_all_reduce gather_overlap prefetch_gather")
+    yield "" if layout.dp_overlap else "dp_overlap is false", _layout("gather_overlap prefetch_gather")
+    yield "" if layout.sharding == "zero3" else f"{sharding}, not zero3", _layout("gather_lists shard_copies")
+    whole = f"{sharding}, which sums shards" if layout.sharding == "zero3" else ""
+    frozen = "the weights are frozen" if setup.model.frozen else ""
+    yield whole or frozen, _layout("gradient_accumulation")
+    yield whole, _layout("bucket_parameters")
+    early = "" if layout.sharding in ("none", "zero1") else f"{sharding}, neither none nor zero1"
+    yield early, _keys("memory", "bucket_bytes")
+    yield (
+        "" if layout.sharding == "zero1" else f"{sharding}, not zero1",
+        _keys("memory", "gather_buffer_bytes"),
+    )
+
+
+def _of_recomputation(setup: Setup) -> Iterator[Rule]:
+    layout, kept = setup.layout, setup.memory.overheads
+    mode = f"recompute is {layout.recompute}"
+    selective = "" if layout.recompute == "selective" else f"{mode}, not selective"
+    yield selective, _layout("recompute_share recompute_small_kernels")
+    yield selective, _keys("memory", "selective_share selective_keeps")
+    shares = (layout.recompute_products, layout.recompute_attention, layout.recompute_collectives)
+    again = any((layout.recompute_share, layout.recompute_small_kernels, *shares))
+    spared = kept.selective_share < 1.0 or kept.selective_keeps is not None
+    if layout.recompute == "selective" and layout.attention_kernel != "unfused" and not again and not spared:
+        yield "flash attention keeps no scores, and nothing else is recomputed", _layout("recompute")
+    none = mode if layout.recompute == "none" else ""
+    yield none, _layout("recompute_products recompute_attention recompute_collectives")
+    if layout.recompute == "selective" and layout.attention_kernel == "unfused":
+        yield "selective recomputation repeats unfused attention", _layout("recompute_attention")
+    if kept.selective_keeps is not None:
+        yield "selective_keeps names what is kept", _keys("memory", "selective_share")
+    separate = "" if layout.fused_kernels else "fused_kernels is false, which makes such copies"
+    full = f"{mode}: no layer keeps them" if layout.recompute == "full" else ""
+    yield separate or full, _keys("memory", "unfused_copies")
+
+
+def _of_precision(setup: Setup) -> Iterator[Rule]:
+    layout = setup.layout
+    precision = f"precision is {layout.precision}"
+    yield "" if layout.precision == "fp8" else f"{precision}, not fp8", _layout("fp8_scaling")
+    delayed = "" if delayed_scales(layout) else "it needs fp8 with delayed scales; "
+    why = delayed and f"{delayed}{precision}, fp8_scaling {layout.fp8_scaling}"
+    yield why, _layout("separate_scale_updates blocking_maxima")
+    wide = precision if layout.precision == "bf16" else ""
+    yield wide, (*_layout("expert_padding"), *_keys("memory", "eight_bit_copy_bytes"))
+    sharded = "sharding is zero3" if layout.sharding == "zero3" else ""
+    yield sharded, _keys("memory", "eight_bit_copy_bytes")
+
+
+def _of_tensor_parallelism(setup: Setup) -> Iterator[Rule]:
+    layout = setup.layout
+    names = "sequence_parallel tp_overlap tp_asynchronous tp_batch_first tp_exchange recompute_collectives"
+    yield "tp is 1" if layout.tp == 1 else "", _layout(names)
+    yield "" if layout.sequence_parallel else "sequence_parallel is false", _layout("tp_batch_first")
+    yield "" if layout.tp_overlap else "tp_overlap is false", _layout("tp_exchange")
+    yield "tp_overlap is true" if layout.tp_overlap else "", _layout("tp_asynchronous")
+
+
+def _of_experts(setup: Setup) -> Iterator[Rule]:
+    model, layout = setup.model, setup.layout
+    none = "" if model.experts else f"{model.name} has no experts"
+    names = "etp expert_kernels expert_dispatch expert_imbalance expert_padding ep_overlap cuda_graph_experts"
+    yield none, _layout(names)
+    same = layout.etp == max(1, layout.tp // layout.ep)
+    yield "that is what tp / ep leaves of it anyway" if same else "", _layout("etp")
+    alone = layout.ep == 1
+    yield "ep is 1, every GPU meets all tokens" if alone else "", _layout("expert_imbalance")
+    yield "ep is 1, there is no all-to-all" if alone else "", _layout("ep_overlap")
+
+
+def _of_pipeline(setup: Setup) -> Iterator[Rule]:
+    model, layout = setup.model, setup.layout
+    short = "pp is 1" if layout.pp == 1 else ""
+    yield short, _layout("pp_overlap order stage_balance embedding_layers")
+    why = "" if layout.defers_head_gradient else f"pp is {layout.pp}, schedule is {layout.schedule}"
+    yield why, _layout("deferred_head_gradient")
+    for name in ("embedding_layers", "stage_balance") if layout.pp > 1 else ():
+        plain = replace(layout, **{name: _value(setup, f"layout.{name}")[1]})
+        same = stage_layers(model, plain) == stage_layers(model, layout)
+        yield "every stage has the same layers without it" if same else "", _layout(name)
+
+
+def _of_host(setup: Setup) -> Iterator[Rule]:
+    layout = setup.layout
+    why = "" if layout.cuda_graphs else "cuda_graphs is false"
+    yield why, _layout("cuda_graph_scope cuda_graph_experts")
+    if layout.cuda_graphs and (layout.cuda_graph_experts or not setup.model.experts):
+        yield "graphs leave no launch of a layer to wait for", _layout("launch_blocking")
+
+
+def _of_strategy(setup: Setup, largest_group: int | None) -> Iterator[Rule]:
+    options = setup.strategy
+    name = f"strategy is {options.name}"
+    if options.name == "static":
+        parts = "dynamic_groups selective_offloading balancing remote_data_loading"
+        yield f"{name}, they are parts of HDP", _keys("strategy", parts)
+    else:
+        yield f"{name}, not static", _keys("strategy", "activation_offload")
+        yield f"{name}, which loads remotely", _keys("data", "loader asynchronous_loading")
+    if options.name == "hdp-naive":
+        yield f"{name}, which never balances", _keys("strategy", "balancing")
+    if options.name != "static" and options.dynamic_groups:
+        yield f"{name}, which packs and groups as sequences need it", _keys("strategy", "packing padding")
+        yield f"{name}, whose groups are dynamic", _layout("cp")
+    elif options.name != "static":
+        yield "dynamic_groups is false", _keys("strategy", "selective_offloading")
+        yield "dynamic_groups is false, which leaves HDP the static mesh", _keys("strategy", "name")
+    yield "no sequence is shared by several ranks" if largest_group == 1 else "", _layout("cp_kind")
+
+
+def _of_execution(setup: Setup) -> Iterator[Rule]:
+    options = setup.execution
+    drawn = (options.jitter, options.slow_node_share, options.gpu_spread or 0.0)
+    pauses = options.gc_pause_s > 0.0 and not options.gc_synchronised
+    why = "" if any(drawn) or pauses else "no jitter, slow nodes, spread or pauses are drawn"
+    yield why, _keys("execution", "seed")
+    yield "" if options.slow_node_share else "slow_node_share is 0", _keys("execution", "slow_node_factor")
+    why = "" if options.gc_pause_s else "gc_pause is 0"
+    yield why, _keys("execution", "gc_period_steps gc_synchronised")
+
+
+def _of_memory(setup: Setup, report: MemoryReport | None) -> Iterator[Rule]:
+    if report is None:
+        return
+    yield "the step fits" if report.fits else "", _keys("memory", "must_fit")
+    room = report.capacity_bytes - report.total_bytes - report.run_ahead
+    yield "there is memory left for it" if room >= 0.0 else "", _keys("memory", "host_run_ahead")
