@@ -202,7 +202,10 @@ LIMITS: Mapping[str, tuple[int, str]] = {
     "operations": (5_000_000, "more do not fit into memory at once; cut the recording by steps"),
     "campaign_stops": (100_000, "each is an event of the simulation; take a shorter run or lower rates"),
     "line_bytes": (2**20, "a length has ten digits"),
-    "trace_sequences": (100_000_000, "more do not fit into memory; `hdpsim replay` streams a file"),
+    "trace_sequences": (
+        20_000_000,
+        "statistics of more fill the memory; `hdpsim replay` streams a file of any length",
+    ),
     "trace_bytes": (2**36, "a damaged or hostile archive"),
     "batch_pieces": (4_000_000, "planning takes seconds for every million"),
     "batches_pieces": (50_000_000, "more do not fit into memory; take fewer batches"),
