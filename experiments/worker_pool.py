@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -20,6 +21,9 @@ __all__ = ["worker_pool"]
 _PARENTS = {signal.SIGINT, signal.SIGHUP} if hasattr(signal, "pthread_sigmask") else set()
 """Signals that reach every process of a terminal and are answered by the first one alone; Windows has no masks."""
 
+_END_S = 5.0
+"""How long a pool that was given up may take to end."""
+
 
 @contextmanager
 def worker_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
@@ -30,16 +34,33 @@ def worker_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
     """
     # spawn: the thread of a progress bar must not be copied into a worker
     context = multiprocessing.get_context("spawn")
-    pool = _Pool(processes, mp_context=context, initializer=_depend_on_the_parent)
+    with _sheltered():
+        resource_tracker.ensure_running()  # it would be ended by SIGHUP, and a second one knows nothing of the first's
+        pool = _Pool(processes, mp_context=context, initializer=_depend_on_the_parent)
     others = set(multiprocessing.active_children())
     try:
         yield pool
     except BaseException:
+        manager = getattr(pool, "_executor_manager_thread", None)
         pool.shutdown(wait=False, cancel_futures=True)
         for worker in set(multiprocessing.active_children()) - others:
             worker.terminate()
+        if manager is not None:  # while it closes its pipes, Python may want to write into them to end it
+            manager.join(_END_S)
         raise
     pool.shutdown()
+
+
+@contextmanager
+def _sheltered() -> Iterator[None]:
+    """Processes started in this block never hear of the parent's signals; the parent's own wait for its end."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS) if _PARENTS else ()
+    try:
+        with held():
+            yield
+    finally:
+        if _PARENTS:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 class _Pool(ProcessPoolExecutor):
@@ -50,13 +71,8 @@ class _Pool(ProcessPoolExecutor):
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
         """As in the base class."""
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS) if _PARENTS else ()
-        try:
-            with held():
-                return super().submit(function, *arguments, **named)
-        finally:
-            if _PARENTS:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        with _sheltered():
+            return super().submit(function, *arguments, **named)
 
 
 def _depend_on_the_parent() -> None:

@@ -51,3 +51,41 @@ def test_an_interrupt_of_the_whole_group_ends_it(tmp_path: Path) -> None:
         work.stdout.close()
         if work.poll() is None:
             os.killpg(work.pid, signal.SIGKILL)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals to process groups")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("moment", ["starting", "up"])
+def test_a_signal_to_the_whole_group_is_answered_by_its_first_process_alone(
+    tmp_path: Path, name: str, moment: str
+) -> None:
+    script = tmp_path / "long_work.py"
+    script.write_text(
+        "import time\n"
+        "from experiments.worker_pool import worker_pool\n"
+        "from hdpsim import interrupts\n"
+        "if __name__ == '__main__':\n"
+        "    interrupts.listen()\n"
+        "    try:\n"
+        "        with worker_pool(2) as pool:\n"
+        "            waits = [pool.submit(time.sleep, 600) for _ in range(5)]\n"
+        f"            {'pass' if moment == 'starting' else 'time.sleep(0.7)'}\n"
+        "            print('ready', flush=True)\n"
+        "            waits[-1].result()\n"
+        "    except KeyboardInterrupt:\n"
+        "        print(interrupts.message())\n"
+    )
+    work = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+    )  # fmt: skip
+    assert work.stdout is not None
+    assert work.stdout.readline() == "ready\n"
+    os.killpg(work.pid, getattr(signal, name))
+    try:
+        stdout, stderr = work.communicate(timeout=60)
+    finally:
+        if work.poll() is None:
+            os.killpg(work.pid, signal.SIGKILL)
+    assert stdout == ("interrupted\n" if name == "SIGINT" else f"interrupted ({name})\n")
+    assert stderr == ""
