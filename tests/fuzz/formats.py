@@ -277,7 +277,7 @@ def _table(dice: random.Random, rows: list[dict[str, Any]], columns: list[str], 
         row = dice.choice(rows)
         column = dice.choice([name for name in columns if row.get(name) not in (None, "")] or columns)
         old: Any = row.get(column, "")
-        with contextlib.suppress(TypeError, ValueError):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
             old = float(old)
         row[column] = other_value(dice, old)
     if dice.random() < 0.1:
