@@ -1,4 +1,4 @@
-"""Reading and preprocessing a step's tokens on every node, and how much of it the GPUs wait for."""
+"""The way of a batch to the GPUs: reading and preprocessing, planning, and how much of both the GPUs wait for."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cost_models.calibration import Calibration
-from cost_models.checked import Checked
+from cost_models.checked import Checked, Count
 from cost_models.hardware import Cluster
 from cost_models.layout import Layout
+from cost_models.tracing import priced
 
-__all__ = ["DataPipeline", "Loader", "node_loading_s"]
+__all__ = ["DataPath", "DataPipeline", "Loader", "node_loading_s"]
 
 Loader = Literal["shared", "redundant"]
 
@@ -23,8 +24,51 @@ class DataPipeline(Checked):
     """One loader a node writes into shared memory, or every GPU's process reads and preprocesses for itself."""
     asynchronous: bool = True
     """The next step's data is prepared while this step trains; off: when the step begins."""
+    prefetch_steps: Count = 1
+    """Asynchronous: so many steps ahead the batches are prepared."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataPath:
+    """What a batch passes before the GPUs may start with it: loading, then planning.
+
+    Attributes:
+        loading_s: reading and preprocessing on the node that reads most.
+        planning_s: metadata to one controller, planning, sending the plan; 0 where there is nothing to plan.
+        ahead_steps: batches that are on their way beside training; 0: none, the step waits for its own.
+    """
+
+    loading_s: float
+    planning_s: float
+    ahead_steps: int
+
+    @property
+    def period_s(self) -> float:
+        """Time from one batch that is ready to the next, beside training that never lets it wait.
+
+            max(loading, planning, (loading + planning) / q)        q: steps ahead
+
+        Counted: loaders and planner work on one batch at a time, each on its own; with q batches on their way a batch
+        is begun when the q-th before it has been taken.
+        """
+        if not self.ahead_steps:
+            return 0.0
+        return max(self.loading_s, self.planning_s, (self.loading_s + self.planning_s) / self.ahead_steps)
+
+    def exposed_s(self, step_s: float) -> tuple[float, float]:
+        """What loading and planning add to every step of *step_s*, once steps have settled.
+
+        Steps cannot follow each other faster than batches get ready, so beside training they add what their period
+        exceeds the step by. Planning is the last on the way: it shows first.
+        """
+        if not self.ahead_steps:
+            return self.loading_s, self.planning_s
+        late_s = max(0.0, self.period_s - step_s)
+        planning_s = min(late_s, self.planning_s)
+        return late_s - planning_s, planning_s
+
+
+@priced("data")
 def node_loading_s(
     tokens: float, layout: Layout, cluster: Cluster, cal: Calibration, pipeline: DataPipeline
 ) -> float:

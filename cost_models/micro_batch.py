@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_models.data_pipeline import DataPath
 from cost_models.layout import Schedule
 
 __all__ = ["Epilogue", "MicroBatches", "StepCosts", "StepSums"]
@@ -86,13 +87,15 @@ class Epilogue:
     """What follows a stage's last backward, and what precedes its first forward. Arrays over stages."""
 
     data_s: float
-    """Exposed time before the step's first forward: batch metadata, planning, loading (all ranks alike)."""
+    """Exposed time before the step's first forward: loading, planning, a common pause (all ranks alike)."""
     parameter_gather_s: Floats
     """Exposed part of the parameter all-gather before the first forward of a stage."""
     gradient_sync_s: Floats
     """Exposed part of the gradient reduce-scatter after the last backward of a stage."""
     optimizer_s: Floats
     """Optimizer update (and gradient-norm) after the gradients of the whole model are there."""
+    planning_s: float = 0.0
+    """Of data_s: batch metadata, planning and sending the plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +146,8 @@ class StepCosts:
     """What the host of a rank waits for memory in every micro-batch."""
     pp_overlap: bool = True
     """Transfers run beside computation. False: they hold the sending and the receiving stage."""
+    data_path: DataPath | None = None
+    """What runs beside training to get the next batches ready; None: nothing that could be late."""
 
     @property
     def forward_s(self) -> Floats:

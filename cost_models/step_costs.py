@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 METADATA_BYTES_PER_SEQUENCE = 16  # length, id to the planner; rank, slot back: our own plan, 4 x 4 B
 
 
-@priced("data")
+@priced("planning")
 def planning_s(cost: MicroBatchCost, sequences: int) -> float:
     """Gathering the batch's metadata at one controller, planning, and sending every rank its part.
 

@@ -36,7 +36,8 @@ _MEANING = {
     "wait_group": "the slower ranks of a group",
     "wait_stages": "the slower pipeline stages",
     "wait_gradients": "the slower ranks, before gradients are summed",
-    "data": "planning and loading the batch",
+    "data": "loading the batch",
+    "planning": "planning the batch and sending the plan",
 }
 """What an account means, where its name does not say it."""
 

@@ -288,7 +288,11 @@ def resolve_scenario(
             batch=data["batch"],
             context_tokens=data["context"],
             policy=data["policy"],
-            pipeline=DataPipeline(loader=data["loader"], asynchronous=data["asynchronous_loading"]),
+            pipeline=DataPipeline(
+                loader=data["loader"],
+                asynchronous=data["asynchronous_loading"],
+                prefetch_steps=data["prefetch_steps"],
+            ),
             seed=data["seed"],
         ),
         strategy=StrategyOptions(**_section(values, "strategy")),

@@ -172,6 +172,7 @@ KEYS: Mapping[str, Key] = {
     "data.seed": Key(parse=_or_word("none", _integer("seed")), default=0, dump=_word_or("none")),
     "data.loader": Key(parse=_choice(get_args(Loader)), default="shared"),
     "data.asynchronous_loading": Key(parse=_boolean, default=True),
+    "data.prefetch_steps": Key(parse=_integer("prefetch_steps"), default=1),
     "strategy.name": Key(parse=_choice(get_args(StrategyName)), default="hdp-balance"),
     "strategy.packing": Key(parse=_choice(get_args(Packing)), default="in-order"),
     "strategy.padding": Key(parse=_boolean, default=True),

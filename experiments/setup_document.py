@@ -30,6 +30,7 @@ def setup_document(
     pipeline = {
         "loader": setup.data_pipeline.loader,
         "asynchronous_loading": setup.data_pipeline.asynchronous,
+        "prefetch_steps": setup.data_pipeline.prefetch_steps,
     }
     sections = {
         "layout": _changed("layout", {item: getattr(setup.layout, item) for item in setup.layout.__slots__}),

@@ -79,6 +79,7 @@ RANGES: Mapping[str, Range] = {
     "vpp": Range(1, 10_000, "chunks of a stage", "no more than layers"),
     "cp": Range(1, 10_000_000, "ranks"),
     "ep": Range(1, 65_536, "ranks", "no more than experts"),
+    "prefetch_steps": Range(1, 1000, "steps"),
     "dp": Range(1, 10_000_000, "ranks"),
     "shard_ranks": Range(1, 10_000_000, "ranks"),
     "bucket_parameters": Range(1.0, 1e12, "parameters"),

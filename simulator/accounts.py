@@ -63,7 +63,8 @@ def account(program: Program, costs: StepCosts, timeline: Timeline) -> Execution
 
     done_s, wait_pipeline_s, wait_group_s = _waits(program, timeline)
     epilogue = costs.epilogue
-    waits["data"][:] = epilogue.data_s
+    waits["data"][:] = epilogue.data_s - epilogue.planning_s
+    waits["planning"][:] = epilogue.planning_s
     waits["parameter_gather"][:] = epilogue.parameter_gather_s[:, None]
     waits["wait_pipeline"][:] = wait_pipeline_s.reshape(S, R)
     waits["wait_group"][:] = wait_group_s.reshape(S, R)
@@ -254,7 +255,8 @@ def _unit_columns(program: Program, timeline: Timeline) -> list[_Columns]:
 def _epilogue_columns(program: Program, costs: StepCosts, timeline: Timeline) -> list[_Columns]:
     epilogue, zeros = costs.epilogue, np.zeros(program.stages)
     parts = {
-        "data": (timeline.begin_s, zeros + epilogue.data_s),
+        "data": (timeline.begin_s, zeros + epilogue.data_s - epilogue.planning_s),
+        "planning": (timeline.begin_s + epilogue.data_s - epilogue.planning_s, zeros + epilogue.planning_s),
         "parameter_gather": (timeline.begin_s + epilogue.data_s, epilogue.parameter_gather_s),
         "gradient_sync": (timeline.sync_start_s, epilogue.gradient_sync_s),
         "optimizer": (timeline.optimizer_start_s, epilogue.optimizer_s),

@@ -13,7 +13,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 WAITS = (
-    "data",  # before the first forward: batch metadata, planning, loading
+    "data",  # before the first forward: loading, and a pause that all processes make together
+    "planning",  # before the first forward: batch metadata, planning, sending the plan
     "parameter_gather",  # exposed parameter all-gather before the first forward
     "wait_pipeline",  # waiting for the neighbour stage: bubbles and transfers
     "wait_group",  # waiting for the other ranks of a dynamic group

@@ -124,7 +124,8 @@ def run_lone_ranks(costs: StepCosts, counts: list[int]) -> Execution:
     updated_s = synced_s.max() + epilogue.optimizer_s
     step_s = float(updated_s.max())
     waits = {
-        "data": epilogue.data_s,
+        "data": epilogue.data_s - epilogue.planning_s,
+        "planning": epilogue.planning_s,
         "parameter_gather": epilogue.parameter_gather_s,
         "wait_pipeline": np.array(waited),
         "wait_group": 0.0,

@@ -47,7 +47,7 @@ class StrategyOptions(Checked):
     balancing: bool = True
     """hdp-balance: equalise work over ranks (off = hdp-naive)."""
     remote_data_loading: bool = True
-    """HDP: remote data loader with prefetch; off: loading and planning are exposed."""
+    """HDP: a remote loader reads every token once, beside training; off: all nodes read all, when the step begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cost_models.checked import expect
-from cost_models.data_pipeline import node_loading_s
+from cost_models.data_pipeline import DataPath, node_loading_s
 from cost_models.flop import sequence_model_flop
 from cost_models.memory import MemoryReport
 from cost_models.micro_batch import MicroBatches, StepCosts
@@ -188,8 +188,11 @@ def micro_batches(problem: PlanningProblem, plan: Plan) -> MicroBatches:
 
 def price_plan(setup: Setup, problem: PlanningProblem, plan: Plan) -> StepCosts:
     """What everything in the plan takes."""
-    data_s = _exposed_data_s(setup, problem.cost, len(problem.lengths), int(problem.lengths.sum()))
+    path = _data_path(setup, problem.cost, problem.lengths)
+    loading, planning = (0.0, 0.0) if path.ahead_steps else path.exposed_s(0.0)
+    data_s = synchronised_pause_s(setup.execution) + loading + planning
     costs = step_costs(problem.cost, distinct_micro_batches(problem.cost, plan), plan.ranks, data_s=data_s)
+    costs = replace(costs, epilogue=replace(costs.epilogue, planning_s=planning), data_path=path)
     wait_s = allocator_s(setup, plan, problem.cost.cal)
     return replace(costs, allocator_s=wait_s) if wait_s else costs
 
@@ -209,12 +212,13 @@ def play_plan(setup: Setup, plan: Plan, costs: StepCosts) -> Execution:
     noise = with_spread(noise, plan, costs, setup.layout.tp, options)
     noise = with_pauses(noise, plan, costs, setup.layout.tp, options)
     execution = _play(setup, plan, costs, noise)
-    needed_s = _loading_s(setup, int(plan.segment_tokens.sum())) if setup.data_pipeline.asynchronous else 0.0
-    if needed_s <= execution.step_s:
+    path, around = costs.data_path, costs.epilogue
+    loading, planning = path.exposed_s(execution.step_s) if path and path.ahead_steps else (0.0, 0.0)
+    if not loading + planning:
         return execution
-    # the loaders are slower than the training they run beside
-    late_s = costs.epilogue.data_s + needed_s - execution.step_s
-    return _play(setup, plan, replace(costs, epilogue=replace(costs.epilogue, data_s=late_s)), noise)
+    # The next batch is not ready when this step ends.
+    later = replace(around, data_s=around.data_s + loading + planning, planning_s=planning)
+    return _play(setup, plan, replace(costs, epilogue=later), noise)
 
 
 def simulate_step(setup: Setup, lengths: ArrayLike) -> StepResult:
@@ -281,23 +285,22 @@ def _play(setup: Setup, plan: Plan, costs: StepCosts, noise: Noise | None) -> Ex
     return with_allocator_waits(plan, costs.allocator_s, execution)
 
 
-def _loading_s(setup: Setup, tokens: int) -> float:
-    """What a node's loaders need for a step; 0 for HDP, whose loading _exposed_data_s knows."""
-    if setup.strategy.name != "static":
-        return 0.0
-    return node_loading_s(tokens, setup.layout, setup.cluster, setup.calibration, setup.data_pipeline)
+def _data_path(setup: Setup, cost: MicroBatchCost, lengths: Ints) -> DataPath:
+    """What this batch passes before its step.
 
-
-def _exposed_data_s(setup: Setup, cost: MicroBatchCost, sequences: int, tokens: int) -> float:
-    """Time before the first forward that data, planning and a common garbage collection take.
-
-    Static mesh: its loaders know their share beforehand and prefetch unless they are synchronous. HDP with the remote
-    loader: planning, sending the plan and loading run beside the step before (they take far less than a step), so
-    nothing shows. HDP without it: everything shows.
+    Static mesh: its loaders know their share beforehand. HDP with the remote loader: servers read their share, one
+    controller plans, ranks pull what is theirs. HDP without it: no rank knows its sequences before the plan, so every
+    node reads the whole batch, and all that begins with the step.
     """
-    pause_s = synchronised_pause_s(setup.execution)
+    tokens, pipeline = int(lengths.sum()), setup.data_pipeline
+    ahead = pipeline.prefetch_steps if pipeline.asynchronous else 0
+    shares = (setup.cluster, setup.calibration, pipeline)
     if setup.strategy.name == "static":
-        return pause_s + (0.0 if setup.data_pipeline.asynchronous else _loading_s(setup, tokens))
-    if setup.strategy.remote_data_loading:
-        return pause_s
-    return pause_s + planning_s(cost, sequences) + loading_s(cost, tokens)
+        return DataPath(
+            loading_s=node_loading_s(tokens, setup.layout, *shares), planning_s=0.0, ahead_steps=ahead
+        )
+    plan_s = planning_s(cost, len(lengths))
+    if not setup.strategy.remote_data_loading:
+        return DataPath(loading_s=loading_s(cost, tokens), planning_s=plan_s, ahead_steps=0)
+    read_s = node_loading_s(tokens, replace(setup.layout, cp=None), *shares)
+    return DataPath(loading_s=read_s, planning_s=plan_s, ahead_steps=ahead)

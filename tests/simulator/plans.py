@@ -82,6 +82,7 @@ def scale_costs(costs: StepCosts, factor: float) -> StepCosts:
         transfer_s=factor * costs.transfer_s,
         epilogue=Epilogue(
             data_s=factor * epilogue.data_s,
+            planning_s=factor * epilogue.planning_s,
             parameter_gather_s=factor * epilogue.parameter_gather_s,
             gradient_sync_s=factor * epilogue.gradient_sync_s,
             optimizer_s=factor * epilogue.optimizer_s,
@@ -215,7 +216,7 @@ def naive_step(case: Case) -> tuple[float, np.ndarray]:
                 if orders[rank][slot] != HOLE
             ]
 
-    accounts = np.zeros((len(TERMS) + 9, R, S))
+    accounts = np.zeros((len(TERMS) + 10, R, S))
     opening = costs.epilogue.data_s + costs.epilogue.parameter_gather_s
     free = {(rank, stage): opening[stage] for rank in range(R) for stage in range(S)}
     ended: dict[tuple[int, int, int], float] = {}  # (op, virtual stage, micro-batch) -> time
@@ -247,8 +248,8 @@ def naive_step(case: Case) -> tuple[float, np.ndarray]:
             for member, own in zip(members[m], factors, strict=True):
                 ready = max(there, free[member, stage])
                 accounts[: len(TERMS), member, stage] += own * terms
-                accounts[len(TERMS) + 2, member, stage] += ready - free[member, stage]
-                accounts[len(TERMS) + 3, member, stage] += start - ready + (max(factors) - own) * terms.sum()
+                accounts[len(TERMS) + 3, member, stage] += ready - free[member, stage]
+                accounts[len(TERMS) + 4, member, stage] += start - ready + (max(factors) - own) * terms.sum()
                 free[member, stage] = end
                 todo[member, stage].pop(0)
             ended[op, chunk * S + stage, m] = end
@@ -263,11 +264,12 @@ def naive_step(case: Case) -> tuple[float, np.ndarray]:
     optimizer_start = (sync_start + epilogue.gradient_sync_s).max()
     step = float((optimizer_start + epilogue.optimizer_s).max())
     first = len(TERMS)
-    accounts[first] = epilogue.data_s
-    accounts[first + 1] = epilogue.parameter_gather_s
-    accounts[first + 4] = sync_start - done
-    accounts[first + 5] = epilogue.gradient_sync_s
-    accounts[first + 6] = optimizer_start - sync_start - epilogue.gradient_sync_s
-    accounts[first + 7] = epilogue.optimizer_s
-    accounts[first + 8] = step - optimizer_start - epilogue.optimizer_s
+    accounts[first] = epilogue.data_s - epilogue.planning_s
+    accounts[first + 1] = epilogue.planning_s
+    accounts[first + 2] = epilogue.parameter_gather_s
+    accounts[first + 5] = sync_start - done
+    accounts[first + 6] = epilogue.gradient_sync_s
+    accounts[first + 7] = optimizer_start - sync_start - epilogue.gradient_sync_s
+    accounts[first + 8] = epilogue.optimizer_s
+    accounts[first + 9] = step - optimizer_start - epilogue.optimizer_s
     return step, accounts

@@ -53,7 +53,18 @@ def test_epilogue_by_hand():
     assert execution.step_s == 18.0
     account = accounts(execution)
     assert account["wait_gradients"][:, 0].tolist() == [3.0, 0.0]
-    assert [float(account[name][0, 0]) for name in WAITS] == [1.0, 2.0, 0.0, 0.0, 3.0, 4.0, 0.0, 5.0, 0.0]
+    assert [float(account[name][0, 0]) for name in WAITS] == [
+        1.0,
+        0.0,
+        2.0,
+        0.0,
+        0.0,
+        3.0,
+        4.0,
+        0.0,
+        5.0,
+        0.0,
+    ]
 
 
 def test_stages_wait_for_the_gradients_and_optimizers_of_all():

@@ -120,7 +120,8 @@ def test_the_capacity_follows_from_memory_and_context():
 
 def data_s(**strategy: object) -> float:
     result = simulate_step(small_setup(**strategy), LENGTHS)
-    return float(result.account_s[result.accounts.index("data")].max())
+    rows = [result.accounts.index(name) for name in ("data", "planning")]
+    return float(result.account_s[rows].sum(axis=0).max())
 
 
 def test_prefetched_data_and_plans_take_no_time():

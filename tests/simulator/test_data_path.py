@@ -1,0 +1,73 @@
+"""Loading and planning have a clock of their own: slow enough, they decide every strategy's step."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulator_setups import Task, tasks
+
+from simulator.setup import Setup
+from simulator.simulate import StepResult, simulate_step
+
+PLANNED = ("planner_s_per_sequence", "metadata_bytes_per_s")
+"""What only strategies with a plan wait for."""
+
+
+def slower(setup: Setup, constant: str, times: float) -> Setup:
+    """The setup with one constant of loading or planning so many times worse."""
+    value = getattr(setup.calibration, constant)
+    worse = value * times if constant == "planner_s_per_sequence" else value / times
+    return replace(setup, calibration=replace(setup.calibration, **{constant: worse}))
+
+
+def shown_s(result: StepResult) -> dict[str, float]:
+    accounts = dict(zip(result.accounts, result.account_s, strict=True))
+    return {name: float(accounts[name].max()) for name in ("data", "planning")}
+
+
+@pytest.mark.slow
+@settings(max_examples=30, deadline=None)
+@given(
+    tasks(),
+    st.sampled_from(["loader_tokens_per_s", *PLANNED]),
+    st.sampled_from(["static", "hdp-naive", "hdp-balance"]),
+    st.sampled_from([1, 2]),
+)
+def test_loading_and_planning_show_when_they_are_slow_enough(
+    task: Task, constant: str, name: str, prefetch: int
+):
+    strategy = replace(task.setup.strategy, name=name)
+    pipeline = replace(task.setup.data_pipeline, prefetch_steps=prefetch)
+    setup = replace(task.setup, strategy=strategy, data_pipeline=pipeline)
+    before = simulate_step(setup, task.lengths)
+    after = simulate_step(slower(setup, constant, 1e9), task.lengths)
+    if name == "static" and constant in PLANNED:
+        assert after.step_s == before.step_s
+        return
+    assert after.step_s > 2 * before.step_s
+    assert max(shown_s(after).values()) > before.step_s
+    assert after.account_s.sum(axis=0) == pytest.approx(after.step_s)
+    # What is late is said to be late: the other accounts are as before.
+    hidden = after.step_s - sum(shown_s(after).values())
+    assert hidden == pytest.approx(before.step_s - sum(shown_s(before).values()))
+
+
+@pytest.mark.slow
+@settings(max_examples=15, deadline=None)
+@given(tasks(), st.floats(1.0, 1e6), st.booleans())
+def test_a_slower_way_of_the_data_never_shortens_a_step(task: Task, times: float, asynchronous: bool):
+    pipeline = replace(task.setup.data_pipeline, asynchronous=asynchronous)
+    setup = replace(task.setup, data_pipeline=pipeline)
+    at_once = setup
+    for constant in ("loader_tokens_per_s", *PLANNED):
+        at_once = slower(at_once, constant, 1e-9)
+    steps_s = [
+        simulate_step(one, task.lengths).step_s
+        for one in (at_once, setup, slower(setup, "loader_tokens_per_s", times))
+    ]
+    assert steps_s[0] <= steps_s[1] * (1 + 1e-12)
+    assert steps_s[1] <= steps_s[2] * (1 + 1e-12)
+    if asynchronous:  # preparing further ahead never slows a step either
+        ahead = replace(setup, data_pipeline=replace(pipeline, prefetch_steps=4))
+        assert simulate_step(ahead, task.lengths).step_s <= steps_s[1] * (1 + 1e-12)
