@@ -22,6 +22,7 @@ from cost_models.checkpoint import (
 from cost_models.failure_rates import FailureProfile, failure_profile, load_failure_profile
 from cost_models.link_flaps import LinkFlaps
 from cost_models.startup import group_initialisation_s
+from experiments.campaign_notes import idle_keys
 from experiments.compare import run_batches
 from experiments.scenario_schema import KEYS
 from hdpsim.errors import CatalogError, InfeasibleError, ScenarioError
@@ -53,6 +54,7 @@ class CampaignPlan:
         closed_form_ettr: first-order expectation of the effective-training-time ratio.
         closed_form_valid: whether its assumptions hold here.
         step_note: where the step time comes from.
+        idle_notes: keys that change nothing, each with the reason.
     """
 
     setup: CampaignSetup
@@ -65,6 +67,7 @@ class CampaignPlan:
     closed_form_ettr: float
     closed_form_valid: bool
     step_note: str
+    idle_notes: tuple[str, ...]
 
     @property
     def interval_s(self) -> float:
@@ -166,6 +169,7 @@ def plan_campaign(scenario: Scenario, folder: Path | None = None) -> CampaignPla
         closed_form_ettr=ettr,
         closed_form_valid=valid,
         step_note=step_note,
+        idle_notes=idle_keys(values, profile),
     )
 
 
