@@ -202,15 +202,27 @@ def _of_strategy(setup: Setup, largest_group: int | None) -> Iterator[Rule]:
         yield f"{name}, they are parts of HDP", _keys("strategy", parts)
     else:
         yield f"{name}, not static", _keys("strategy", "activation_offload")
-        yield f"{name}, which loads remotely", _keys("data", "loader asynchronous_loading")
+        why = (
+            ""
+            if options.remote_data_loading
+            else "remote_data_loading is false: every node reads all at once"
+        )
+        yield why, _keys("data", "loader asynchronous_loading prefetch_steps")
     if options.name == "hdp-naive":
         yield f"{name}, which never balances", _keys("strategy", "balancing")
     if options.name != "static" and options.dynamic_groups:
-        yield f"{name}, which packs and groups as sequences need it", _keys("strategy", "packing padding")
+        if options.name == "hdp-naive" or not options.balancing:
+            yield f"{name}, which packs and groups as sequences need it", _keys("strategy", "packing padding")
+        elif options.packing != "concatenate":
+            yield f"{name}, which tries all packers that keep sequences whole", _keys("strategy", "packing")
         yield f"{name}, whose groups are dynamic", _layout("cp")
     elif options.name != "static":
         yield "dynamic_groups is false", _keys("strategy", "selective_offloading")
         yield "dynamic_groups is false, which leaves HDP the static mesh", _keys("strategy", "name")
+    yield (
+        "" if setup.data_pipeline.asynchronous else "asynchronous_loading is false",
+        _keys("data", "prefetch_steps"),
+    )
     yield "no sequence is shared by several ranks" if largest_group == 1 else "", _layout("cp_kind")
 
 

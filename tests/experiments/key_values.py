@@ -42,6 +42,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "layout.order": ("tp-dp-pp", "tp-pp-dp"),
     "layout.rank_capacity": ("auto", "4K"),
     "data.loader": ("shared", "redundant"),
+    "data.prefetch_steps": ("1", "4"),
     "strategy.name": ("static", "hdp-naive", "hdp-balance"),
     "strategy.packing": ("in-order", "first-fit", "best-fit", "concatenate"),
     "strategy.activation_offload": ("0", "1"),
