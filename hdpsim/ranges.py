@@ -75,7 +75,7 @@ RANGES: Mapping[str, Range] = {
     "board_gpus": Range(2, 4096, "GPUs of one board"),
     "links_per_node": Range(1, 4096, "links of one node"),
     "tp": Range(1, 65_536, "GPUs"),
-    "pp": Range(1, 10_000, "pipeline stages", "no more than layers"),
+    "pp": Range(1, 4096, "pipeline stages", "a hundred times the deepest pipelines"),
     "vpp": Range(1, 10_000, "chunks of a stage", "no more than layers"),
     "cp": Range(1, 10_000_000, "ranks"),
     "ep": Range(1, 65_536, "ranks", "no more than experts"),
@@ -110,7 +110,7 @@ RANGES: Mapping[str, Range] = {
     "positions": Range(0, 2**31, "positions"),
     "rank_capacity_tokens": Range(1, 2**34, "tokens"),
     "batch_tokens": Range(1, 2**34, "tokens", "a hundred times the largest batches"),
-    "batch_sequences": Range(1, 4_000_000, "sequences", "a hundred times the largest batches"),
+    "batch_sequences": Range(1, 1_000_000, "sequences", "thirty times the largest batches"),
     "drawn_tokens": Range(1, 2**40, "tokens"),
     "drawn_sequences": Range(
         1, 20_000_000, "sequences", "a scenario draws from the distribution itself, without end"
@@ -208,7 +208,8 @@ LIMITS: Mapping[str, tuple[int, str]] = {
         "statistics of more fill the memory; `hdpsim replay` streams a file of any length",
     ),
     "trace_bytes": (2**36, "a damaged or hostile archive"),
-    "batch_pieces": (4_000_000, "planning takes seconds for every million"),
+    "batch_pieces": (1_000_000, "planning takes ten seconds for a million"),
+    "ranks": (262_144, "planning takes half a minute for as many with a large batch"),
     "batches_pieces": (50_000_000, "more do not fit into memory; take fewer batches"),
 }
 """What one input may ask for, and why not more."""

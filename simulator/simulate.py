@@ -17,6 +17,7 @@ from cost_models.micro_batch import MicroBatches, StepCosts
 from cost_models.micro_batch_cost import MicroBatchCost
 from cost_models.step_costs import loading_s, planning_s, step_costs
 from hdpsim.errors import InfeasibleError, UserInputError
+from hdpsim.ranges import LIMITS
 from simulator.engine import run_engine
 from simulator.execution import Execution, Noise, Spans
 from simulator.noise import draw_noise
@@ -155,6 +156,11 @@ def plan_batch(setup: Setup, lengths: ArrayLike) -> tuple[Plan, PlanningProblem,
         raise InfeasibleError(
             "HDP ranks run different numbers of micro-batches; layout.schedule = dualpipe needs the same even number "
             "everywhere: use strategy.name = static, or zb-h1, zb-h2 or zb-v, which take any number"
+        )
+    most, why = LIMITS["ranks"]
+    if setup.ranks > most:
+        raise InfeasibleError(
+            f"{setup.ranks:,} ranks of tp x pp GPUs are to be planned; at most {most:,}: {why}"
         )
     capacity = capacity_tokens(setup)
     check_fits(setup, memory_of(setup, capacity, micro_batches=1, sequence_tokens=1))  # before a long search

@@ -144,7 +144,7 @@ def test_a_file_may_be_packed(tmp_path: Path) -> None:
 def test_an_endless_batch_is_a_reason(tmp_path: Path, micro_batch: str) -> None:
     found = predict(config(tmp_path, global_batch_seqs="100000000", micro_batch=micro_batch))
     assert found.step_s is None
-    assert "global_batch_seqs must be a whole number from 1 to 4,000,000 sequences" in found.reason
+    assert "global_batch_seqs must be a whole number from 1 to 1,000,000 sequences" in found.reason
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
