@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 from figures import Figure, Prepared
 
-from experiments.dataset_replay import replay_dataset
-from experiments.scenario import load_scenario
-from experiments.store import ResultStore
-from experiments.sweep import run_sweep
-from experiments.sweep_cells import expand
-from experiments.sweep_engines import LocalEngine
-from experiments.sweep_file import load_sweep
-from traces import global_batches, open_stream
+from hdpsim.experiments.datasets.replay import replay_dataset
+from hdpsim.experiments.parallel.engines import LocalEngine
+from hdpsim.experiments.scenario.scenario import load_scenario
+from hdpsim.experiments.sweeps.cells import expand
+from hdpsim.experiments.sweeps.file import load_sweep
+from hdpsim.experiments.sweeps.run import run_sweep
+from hdpsim.experiments.sweeps.store import ResultStore
+from hdpsim.traces import global_batches, open_stream
 
 __all__ = ["DATASET_FIGURES"]
 

@@ -13,15 +13,15 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.micro_batch import StepCosts
-from cost_models.step_costs import step_costs
-from experiments.scenario import Scenario, load_scenario
-from simulator.engine import run_engine
-from simulator.plan import Plan
-from simulator.replay import run_replay
-from simulator.setup import Setup
-from simulator.simulate import distinct_micro_batches, plan_batch, simulate_step
-from simulator.strategies.problem import PlanningProblem
+from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.cost_models.step.step import step_costs
+from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
+from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.play.engine import run_engine
+from hdpsim.simulator.play.replay import run_replay
+from hdpsim.simulator.setup import Setup
+from hdpsim.simulator.step import distinct_micro_batches, plan_batch, simulate_step
+from hdpsim.simulator.strategies.problem import PlanningProblem
 
 __all__ = ["FIGURES", "SCALING", "SCALING_GPUS", "SCALING_TARGET_GPUS", "Figure", "Prepared", "at_scale"]
 

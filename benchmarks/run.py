@@ -22,7 +22,7 @@ from measure import (
 )
 from scaling_plot import draw_scaling
 
-from experiments.tables import Table, plain_text
+from hdpsim.experiments.output.tables import Table, plain_text
 
 EXPONENT_LIMIT = 1.1  # linear, with some room for noise
 RESULTS = Path(__file__).with_name("results.json")

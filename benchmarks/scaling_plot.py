@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from measure import fitted_exponent
 
-from experiments.plot_style import (
+from hdpsim.experiments.output.plot_style import (
     GRID,
     INK,
     PALETTE,

@@ -7,14 +7,15 @@ A scenario asks before anything is simulated (`reasons_against`), everything tha
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from cost_models.hardware import Cluster
-from cost_models.layout import Layout
-from cost_models.model import Model, dense_layer_count, dense_width
-from cost_models.pipeline import schedule_problems
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.transformer.model import Model, dense_layer_count, dense_width
+from hdpsim.cost_models.transformer.stages import schedule_problems
 from hdpsim.errors import InfeasibleError
 
-__all__ = ["check_layout", "layer_units", "layout_notes", "reasons_against"]
+if TYPE_CHECKING:
+    from hdpsim.cost_models.hardware.parts import Cluster
 
 
 def reasons_against(model: Model, cluster: Cluster, layout: Layout, context_tokens: int) -> tuple[str, ...]:

@@ -21,8 +21,6 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["Call", "aside", "note", "priced", "remembered", "tracing", "watched"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 V = TypeVar("V")

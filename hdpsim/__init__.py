@@ -46,12 +46,11 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from cost_models.calibration import calibration
-    from cost_models.catalog import cluster, cluster_of, gpu, model, node
-    from cost_models.hardware import Cluster
-    from cost_models.layout import Layout
-    from cost_models.model import Model
-    from experiments.scenario import load_scenario
+    from hdpsim.cost_models.calibration.calibration import calibration
+    from hdpsim.cost_models.hardware.catalog import cluster, cluster_of, gpu, model, node
+    from hdpsim.cost_models.hardware.parts import Cluster
+    from hdpsim.cost_models.layout.layout import Layout
+    from hdpsim.cost_models.transformer.model import Model
     from hdpsim.errors import (
         CatalogError,
         DeadlockError,
@@ -64,34 +63,35 @@ if TYPE_CHECKING:
         TraceError,
         UserInputError,
     )
-    from simulator.lower_bound import lower_bound_s
-    from simulator.plan import Plan
-    from simulator.setup import ExecutionOptions, Setup, StrategyOptions
-    from simulator.simulate import StepResult, simulate_step
-    from traces import Trace, global_batches, load_trace, read_trace
+    from hdpsim.experiments.scenario.scenario import load_scenario
+    from hdpsim.simulator.lower_bound import lower_bound_s
+    from hdpsim.simulator.plan import Plan
+    from hdpsim.simulator.setup import ExecutionOptions, Setup, StrategyOptions
+    from hdpsim.simulator.step import StepResult, simulate_step
+    from hdpsim.traces import Trace, global_batches, load_trace, read_trace
 
 _HOME = {
-    "Cluster": "cost_models.hardware",
-    "ExecutionOptions": "simulator.setup",
-    "Layout": "cost_models.layout",
-    "Model": "cost_models.model",
-    "Plan": "simulator.plan",
-    "Setup": "simulator.setup",
-    "StepResult": "simulator.simulate",
-    "StrategyOptions": "simulator.setup",
-    "Trace": "traces",
-    "calibration": "cost_models.calibration",
-    "cluster": "cost_models.catalog",
-    "cluster_of": "cost_models.catalog",
-    "global_batches": "traces",
-    "gpu": "cost_models.catalog",
-    "load_scenario": "experiments.scenario",
-    "load_trace": "traces",
-    "lower_bound_s": "simulator.lower_bound",
-    "model": "cost_models.catalog",
-    "node": "cost_models.catalog",
-    "read_trace": "traces",
-    "simulate_step": "simulator.simulate",
+    "Cluster": "hdpsim.cost_models.hardware.parts",
+    "ExecutionOptions": "hdpsim.simulator.setup",
+    "Layout": "hdpsim.cost_models.layout.layout",
+    "Model": "hdpsim.cost_models.transformer.model",
+    "Plan": "hdpsim.simulator.plan",
+    "Setup": "hdpsim.simulator.setup",
+    "StepResult": "hdpsim.simulator.step",
+    "StrategyOptions": "hdpsim.simulator.setup",
+    "Trace": "hdpsim.traces",
+    "calibration": "hdpsim.cost_models.calibration.calibration",
+    "cluster": "hdpsim.cost_models.hardware.catalog",
+    "cluster_of": "hdpsim.cost_models.hardware.catalog",
+    "global_batches": "hdpsim.traces",
+    "gpu": "hdpsim.cost_models.hardware.catalog",
+    "load_scenario": "hdpsim.experiments.scenario.scenario",
+    "load_trace": "hdpsim.traces",
+    "lower_bound_s": "hdpsim.simulator.lower_bound",
+    "model": "hdpsim.cost_models.hardware.catalog",
+    "node": "hdpsim.cost_models.hardware.catalog",
+    "read_trace": "hdpsim.traces",
+    "simulate_step": "hdpsim.simulator.step",
 }
 """The module each public name is loaded from; every other name of __all__ is an error of hdpsim.errors."""
 

@@ -17,7 +17,7 @@ def main() -> None:
         interrupts.listen()
         try:
             _open_streams()
-            from experiments.cli import main as run
+            from hdpsim.experiments.cli.app import main as run
 
             run()
         finally:

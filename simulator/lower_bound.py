@@ -9,20 +9,18 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cost_models.data_parallel import ComputeWindows
-from cost_models.micro_batch import MicroBatches
-from cost_models.micro_batch_cost import MicroBatchCost
-from cost_models.pipeline import SPLIT_SCHEDULES
-from cost_models.step_costs import epilogue
-from simulator.chain import Chain, make_chain
-from simulator.schedules import STAGE_BY_STAGE
-from simulator.setup import Setup
-from simulator.simulate import planning_problem
-from simulator.strategies.group_size import RESIDENT_LAYERS, size_grid
-from simulator.strategies.packing import pack
-from simulator.strategies.problem import PlanningProblem
-
-__all__ = ["least_rate_s", "lower_bound_s"]
+from hdpsim.cost_models.step.data_parallel import ComputeWindows
+from hdpsim.cost_models.step.micro_batch import MicroBatches
+from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
+from hdpsim.cost_models.step.step import epilogue
+from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
+from hdpsim.simulator.play.chain import Chain, make_chain
+from hdpsim.simulator.play.schedules import STAGE_BY_STAGE
+from hdpsim.simulator.setup import Setup
+from hdpsim.simulator.step import planning_problem
+from hdpsim.simulator.strategies.groups import RESIDENT_LAYERS, size_grid
+from hdpsim.simulator.strategies.packing import pack
+from hdpsim.simulator.strategies.problem import PlanningProblem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from cost_models.micro_batch import MicroBatches
-from cost_models.micro_batch_cost import MicroBatchCost
-from simulator.plan import Plan
-
-__all__ = ["distinct_micro_batches", "plan_micro_batches"]
+from hdpsim.cost_models.step.micro_batch import MicroBatches
+from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
+from hdpsim.simulator.plan import Plan
 
 
 def plan_micro_batches(cost: MicroBatchCost, plan: Plan) -> MicroBatches:

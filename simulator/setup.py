@@ -5,24 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from cost_models.calibration import Calibration
-from cost_models.checked import Amount, Checked, Count, Number, Share
-from cost_models.data_pipeline import DataPipeline
-from cost_models.hardware import Cluster
-from cost_models.layout import Layout
-from cost_models.memory_overheads import MemoryOverheads
-from cost_models.model import Model
+from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.hardware.parts import Cluster
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.memory.overheads import MemoryOverheads
+from hdpsim.cost_models.reading.checked import Amount, Checked, Count, Number, Share
+from hdpsim.cost_models.step.loading import DataPipeline
+from hdpsim.cost_models.transformer.model import Model
 from hdpsim.ranges import RANGES
-
-__all__ = [
-    "ExecutionOptions",
-    "Executor",
-    "MemoryOptions",
-    "Packing",
-    "Setup",
-    "StrategyName",
-    "StrategyOptions",
-]
 
 StrategyName = Literal["static", "hdp-naive", "hdp-balance"]
 Executor = Literal["replay", "engine"]

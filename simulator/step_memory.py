@@ -6,24 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from cost_models.allocator import refill_s
-from cost_models.calibration import Calibration
-from cost_models.layout import Layout
-from cost_models.memory import MemoryReport, memory_report, rank_capacity_tokens
+from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.memory.allocator import refill_s
+from hdpsim.cost_models.memory.report import MemoryReport, memory_report, rank_capacity_tokens
 from hdpsim.errors import OutOfMemoryError
-from simulator.execution import Execution
-from simulator.plan import HOLE, Plan
-from simulator.setup import Setup
-
-__all__ = [
-    "allocator_s",
-    "capacity_tokens",
-    "check_fits",
-    "fit_notes",
-    "memory_of",
-    "plan_memory",
-    "with_allocator_waits",
-]
+from hdpsim.simulator.plan import HOLE, Plan
+from hdpsim.simulator.play.execution import Execution
+from hdpsim.simulator.setup import Setup
 
 
 def capacity_tokens(setup: Setup) -> int:

@@ -13,12 +13,10 @@ from collections.abc import Iterator
 from dataclasses import MISSING, fields, replace
 from typing import Any
 
-from cost_models.memory import MemoryReport
-from cost_models.parameters import stage_layers
-from cost_models.scale_updates import delayed_scales
-from simulator.setup import Setup
-
-__all__ = ["without_effect"]
+from hdpsim.cost_models.kernels.casts import delayed_scales
+from hdpsim.cost_models.memory.report import MemoryReport
+from hdpsim.cost_models.transformer.parameters import stage_layers
+from hdpsim.simulator.setup import Setup
 
 Rule = tuple[str, tuple[str, ...]]
 """Why some settings change nothing (an empty text: they may), and their dotted keys."""

@@ -31,19 +31,27 @@ def test_the_layers_hold() -> None:
 @pytest.mark.parametrize(
     ("module", "line", "blamed"),
     [
-        ("cost_models/bad.py", "import simulator", "cost_models.bad -> simulator"),
-        ("cost_models/bad.py", "import pandas", "cost_models.bad -> pandas"),
-        ("traces/bad.py", "import cost_models", "traces.bad -> cost_models"),
-        ("simulator/bad.py", "import hdpsim", "simulator.bad -> hdpsim"),
+        ("cost_models/bad.py", "import hdpsim.simulator", "hdpsim.cost_models.bad -> hdpsim.simulator"),
+        ("cost_models/bad.py", "import pandas", "hdpsim.cost_models.bad -> pandas"),
+        ("traces/bad.py", "import hdpsim.cost_models", "hdpsim.traces.bad -> hdpsim.cost_models"),
+        ("simulator/bad.py", "import hdpsim", "hdpsim.simulator.bad -> hdpsim"),
     ],
 )
 def test_a_breach_is_named(tmp_path: Path, module: str, line: str, blamed: str) -> None:
     (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
-    for package in ("hdpsim", "traces", "cost_models", "simulator", "experiments"):
-        (tmp_path / package).mkdir()
-        (tmp_path / package / "__init__.py").touch()
-    for path in (ROOT / "hdpsim").glob("*.py"):
-        (tmp_path / "hdpsim" / path.name).touch()
+    for path in (ROOT / "hdpsim").rglob("*"):  # does not follow the links to the inner packages
+        if path.is_symlink():
+            (tmp_path / "hdpsim" / path.name).symlink_to(f"../{path.name}")
+        elif path.suffix == ".py":
+            (tmp_path / "hdpsim").mkdir(exist_ok=True)
+            (tmp_path / "hdpsim" / path.name).touch()
+    for package in ("traces", "cost_models", "simulator", "experiments"):
+        for folder in (ROOT / package).rglob("__init__.py"):
+            empty = tmp_path / folder.relative_to(ROOT)
+            empty.parent.mkdir(parents=True, exist_ok=True)
+            empty.touch()
+        for path in (ROOT / package).glob("*.py"):
+            (tmp_path / package / path.name).touch()
     (tmp_path / module).write_text(line + "\n")
     done = lint_imports(tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr

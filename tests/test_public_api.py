@@ -69,7 +69,10 @@ def test_every_public_name_loads(name: str) -> None:
     assert name in dir(hdpsim)
 
 
-@pytest.mark.parametrize("package", ["traces", "cost_models", "simulator", "experiments", "hdpsim.errors"])
+@pytest.mark.parametrize(
+    "package",
+    ["hdpsim.traces", "hdpsim.cost_models", "hdpsim.simulator", "hdpsim.experiments", "hdpsim.errors"],
+)
 def test_what_a_package_promises_exists(package: str) -> None:
     module = import_module(package)
     for name in getattr(module, "__all__", ()):
@@ -110,7 +113,7 @@ def test_importing_the_facade_loads_nothing_heavy() -> None:
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys; sys.argv = ['hdpsim', '--help']\n"
-        "from experiments.cli import main\n"
+        "from hdpsim.experiments.cli.app import main\n"
         "try: main()\n"
         "except SystemExit: pass"
     )

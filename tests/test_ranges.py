@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_models.calibration import calibration, calibration_names
-from cost_models.network_calibration import NetworkCalibration
+from hdpsim.cost_models.calibration.calibration import calibration, calibration_names
+from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.errors import UserInputError
 from hdpsim.ranges import LIMITS, RANGES, Range, check, constant_range
 

@@ -25,11 +25,11 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.out_file import check_out_file, write_whole
-from experiments.run_directory import RunDirectory
-from experiments.store import ResultStore
+from hdpsim.experiments.output.files import check_out_file, write_whole
+from hdpsim.experiments.output.run_directory import RunDirectory
+from hdpsim.experiments.sweeps.store import ResultStore
 from hdpsim import files, interrupts
-from traces import Trace, write_trace
+from hdpsim.traces import Trace, write_trace
 
 folder, number = Path(sys.argv[1]), int(sys.argv[2])
 events, strike = 0, -1

@@ -16,8 +16,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from experiments import accuracy
-from experiments.validate import run
+from hdpsim.experiments.validation import markdown as accuracy
+from hdpsim.experiments.validation.run import run
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "docs/validation.md")
@@ -34,7 +34,7 @@ def blocks(with_bytescale: bool) -> tuple[dict[str, str], str]:
     document = run().document
     found = {"short": accuracy.short_markdown(document), "validate": accuracy.markdown(document)}
     if with_bytescale:
-        from experiments.reproduce_bytescale import run as reproduce
+        from hdpsim.experiments.papers.bytescale import run as reproduce
 
         found["bytescale"] = accuracy.bytescale_markdown(reproduce(None, None).document)
     page = (

@@ -19,9 +19,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cost_models.calibration import load_calibration
-from experiments.calibrate import calibrate
-from experiments.kernel_check import check
+from hdpsim.cost_models.calibration.calibration import load_calibration
+from hdpsim.experiments.calibration.run import calibrate
+from hdpsim.experiments.validation.kernels import check
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "cost_models" / "data" / "calibration"

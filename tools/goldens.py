@@ -28,7 +28,7 @@ PASSING = ("version", "created", "seconds", "argv", "command", "elapsed")
 
 def questions(quick: bool) -> dict[str, list[str]]:
     """The command line of every recorded answer, by its name."""
-    from experiments.scenario import scenario_names
+    from hdpsim.experiments.scenario.scenario import scenario_names
 
     asked = {f"simulate {name}": ["simulate", name, "--batches", "1", "--json"] for name in scenario_names()}
     if quick:

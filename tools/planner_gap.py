@@ -13,13 +13,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from experiments.scenario import load_scenario
-from experiments.tables import Table, plain_text
-from simulator.simulate import plan_batch
-from simulator.strategies.dealing import fill_packs
-from simulator.strategies.hdp_balance import usual_s
-from simulator.strategies.long_sequences import LongSequences, ideal_step_s
-from simulator.strategies.whole_units import WholeUnitMenu
+from hdpsim.experiments.output.tables import Table, plain_text
+from hdpsim.experiments.scenario.scenario import load_scenario
+from hdpsim.simulator.step import plan_batch
+from hdpsim.simulator.strategies.dealing import fill_packs
+from hdpsim.simulator.strategies.hdp_balance import usual_s
+from hdpsim.simulator.strategies.long_sequences import LongSequences, ideal_step_s
+from hdpsim.simulator.strategies.whole_units import WholeUnitMenu
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from traces.batches import GlobalBatch, LongSequencePolicy, global_batches
-from traces.catalog import load_distribution, load_source, load_trace, shipped_distributions, shipped_traces
-from traces.distributions import Distribution, read_distribution, synthesize, synthesize_tokens
-from traces.files import iter_lengths, read_trace, write_trace
-from traces.lengths import LARGEST_LENGTH_TOKENS
-from traces.streaming import LengthStream, open_stream
-from traces.summary import LengthBucket, TraceStatistics, bucket_label, statistics
-from traces.trace import RepeatedLengths, Trace
+from hdpsim.traces.batches import GlobalBatch, LongSequencePolicy, global_batches
+from hdpsim.traces.catalog import (
+    load_distribution,
+    load_source,
+    load_trace,
+    shipped_distributions,
+    shipped_traces,
+)
+from hdpsim.traces.distributions import Distribution, read_distribution, synthesize, synthesize_tokens
+from hdpsim.traces.files import iter_lengths, read_trace, write_trace
+from hdpsim.traces.lengths import LARGEST_LENGTH_TOKENS
+from hdpsim.traces.streaming import LengthStream, open_stream
+from hdpsim.traces.summary import LengthBucket, TraceStatistics, bucket_label, statistics
+from hdpsim.traces.trace import RepeatedLengths, Trace
 
 __all__ = [
     "LARGEST_LENGTH_TOKENS",

@@ -13,14 +13,13 @@ from hdpsim.errors import TraceError
 from hdpsim.quoting import LONGEST_NAME, quoted, shortened
 from hdpsim.ranges import LIMITS
 from hdpsim.reading import open_regular
-from traces.formats import choose_column
-from traces.lengths import BadValueError, good_ones, lengths_from_array, lengths_from_arrow
+from hdpsim.traces.formats import choose_column
+from hdpsim.traces.lengths import BadValueError, good_ones, lengths_from_array, lengths_from_arrow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from zipfile import ZipFile
 
-__all__ = ["npy_lengths", "npz_lengths", "parquet_lengths"]
 
 Ints = NDArray[np.int64]
 

@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 from hdpsim.errors import InfeasibleError, TraceError, UserInputError
 from hdpsim.quoting import quoted
 from hdpsim.ranges import LIMITS
-from traces.distributions import Distribution
-from traces.lengths import BadValueError, lengths_from_array
-from traces.pieces import Block, cut_block
-from traces.trace import Trace
-
-__all__ = ["GlobalBatch", "LongSequencePolicy", "global_batches"]
+from hdpsim.traces.distributions import Distribution
+from hdpsim.traces.lengths import BadValueError, lengths_from_array
+from hdpsim.traces.pieces import Block, cut_block
+from hdpsim.traces.trace import Trace
 
 Ints = NDArray[np.int64]
 

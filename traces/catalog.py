@@ -10,12 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from hdpsim.errors import TraceError
-from traces.distributions import Distribution, read_distribution, synthesize
-from traces.files import read_trace
-from traces.formats import FORMATS
-from traces.trace import Trace
-
-__all__ = ["load_distribution", "load_source", "load_trace", "shipped_distributions", "shipped_traces"]
+from hdpsim.traces.distributions import Distribution, read_distribution, synthesize
+from hdpsim.traces.files import read_trace
+from hdpsim.traces.formats import FORMATS
+from hdpsim.traces.trace import Trace
 
 _DATA = Path(__file__).parent / "data"
 

@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 from hdpsim.errors import TraceError
 from hdpsim.quoting import LONGEST_NAME, quoted, shortened
 from hdpsim.ranges import RANGES
-from traces.lengths import LARGEST_LENGTH_TOKENS
-from traces.trace import Trace
+from hdpsim.traces.lengths import LARGEST_LENGTH_TOKENS
+from hdpsim.traces.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Distribution", "read_distribution", "synthesize", "synthesize_tokens"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

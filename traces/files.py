@@ -13,16 +13,15 @@ from hdpsim.files import replacing
 from hdpsim.quoting import quoted
 from hdpsim.ranges import LIMITS
 from hdpsim.reading import UnreadableError, regular_file
-from traces.array_formats import npy_lengths, npz_lengths, parquet_lengths
-from traces.formats import file_format, trace_name
-from traces.text_formats import csv_lengths, jsonl_lengths, txt_lengths
-from traces.trace import Trace
+from hdpsim.traces.array_formats import npy_lengths, npz_lengths, parquet_lengths
+from hdpsim.traces.formats import file_format, trace_name
+from hdpsim.traces.text_formats import csv_lengths, jsonl_lengths, txt_lengths
+from hdpsim.traces.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
 
-__all__ = ["iter_lengths", "read_trace", "write_trace"]
 
 Ints = NDArray[np.int64]
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from hdpsim.errors import TraceError
 from hdpsim.quoting import LONGEST_NAME, quoted, shortened
 
-__all__ = ["DEFAULT_COLUMNS", "FORMATS", "FileFormat", "choose_column", "file_format", "trace_name"]
-
 FORMATS = {
     ".csv": "csv",
     ".tsv": "csv",

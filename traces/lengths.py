@@ -15,14 +15,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = [
-    "LARGEST_LENGTH_TOKENS",
-    "BadValueError",
-    "good_ones",
-    "lengths_from_array",
-    "lengths_from_arrow",
-    "lengths_from_texts",
-]
 
 Ints = NDArray[np.int64]
 

@@ -8,8 +8,6 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Block", "cut_block"]
-
 Ints = NDArray[np.int64]
 
 

@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 
 from hdpsim.errors import TraceError
 from hdpsim.reading import open_regular
-from traces.files import iter_lengths
-from traces.formats import file_format
-
-__all__ = ["LengthStream", "open_stream"]
+from hdpsim.traces.files import iter_lengths
+from hdpsim.traces.formats import file_format
 
 Ints = NDArray[np.int64]
 

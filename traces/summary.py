@@ -8,9 +8,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.trace import Trace
-
-__all__ = ["PERCENTILES", "BucketRow", "LengthBucket", "TraceStatistics", "bucket_label", "statistics"]
+from hdpsim.traces.trace import Trace
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 

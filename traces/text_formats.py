@@ -18,8 +18,8 @@ from hdpsim.errors import TraceError
 from hdpsim.quoting import LONGEST_NAME, quoted, shortened
 from hdpsim.ranges import LIMITS
 from hdpsim.reading import UnreadableError, open_trace
-from traces.formats import choose_column
-from traces.lengths import (
+from hdpsim.traces.formats import choose_column
+from hdpsim.traces.lengths import (
     BadValueError,
     good_ones,
     length_from_text,
@@ -31,7 +31,6 @@ from traces.lengths import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["csv_lengths", "jsonl_lengths", "txt_lengths"]
 
 Ints = NDArray[np.int64]
 

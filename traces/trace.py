@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hdpsim.errors import TraceError
-from traces.lengths import BadValueError, lengths_from_array
+from hdpsim.traces.lengths import BadValueError, lengths_from_array
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["RepeatedLengths", "Trace"]
 
 _BLOCK_SEQUENCES = 2**15
 

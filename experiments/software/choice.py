@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from cost_models.hardware import Cluster
-from cost_models.layout import Layout
-from cost_models.model import Model
-from cost_models.schema import did_you_mean
-from experiments.software.facts import Run
-from experiments.software.rules import Setting, Stack, setting_of, stacks, switches
-from experiments.software.run import RunConfig
+from hdpsim.cost_models.hardware.parts import Cluster
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.reading.fields import did_you_mean
+from hdpsim.cost_models.transformer.model import Model
+from hdpsim.experiments.software.facts import Run
+from hdpsim.experiments.software.rules import Setting, Stack, setting_of, stacks, switches
+from hdpsim.experiments.software.run import RunConfig
 
 _TEXT = re.compile(r"(?P<name>[A-Za-z][\w-]*)(?: +v?(?P<release>\d+(?:\.\d+)*))?(?P<more> +with .+)?")
 _NOT_OF_A_SCENARIO = frozenset({"recompute", "adapter_rank", "adapter_targets"})

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from cost_models import catalog
-from cost_models.model import Model
-from experiments.software.run import RunConfig
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import CatalogError
+from hdpsim.experiments.software.run import RunConfig
 
 INTERLEAVED_YEAR = 2021  # the schedule's own: arXiv 2104.04473
 MICRO_BATCHES_PER_STAGE = 2  # (p - 1) / (m + p - 1) is then a third
@@ -77,7 +77,7 @@ def known_model(config: RunConfig) -> Model | None:
 
 def interleaves(run: Run) -> bool:
     """Whether stages hold several chunks of layers: printed, said, or what the stack does."""
-    from experiments.software.rules import setting_of
+    from hdpsim.experiments.software.rules import setting_of
 
     config = run.config
     if (config.pp or 1) == 1:

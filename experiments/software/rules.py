@@ -28,8 +28,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from experiments.software.facts import COMPUTED, FACTS, Run
 from hdpsim.errors import CatalogError
+from hdpsim.experiments.software.facts import COMPUTED, FACTS, Run
 from hdpsim.yaml_loader import load_document
 
 Kind = Literal["stated", "release", "inferred"]
@@ -63,7 +63,7 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
 }
 _COMPARISON = re.compile(r"(>=|<=|==|>|<) ?([\d.]+)")
 _RELEASE = re.compile(r"(.+?) (>=|<=|==|>|<) (\d+(?:\.\d+)*)")
-_FOLDER = Path(str(resources.files("cost_models") / "data" / "software"))
+_FOLDER = Path(str(resources.files("hdpsim.cost_models") / "data" / "software"))
 _SHARED = "terms"
 
 

@@ -11,19 +11,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.data_parallel import ComputeWindows
-from cost_models.step_costs import epilogue, step_costs
-from simulator.plan import HOLE, Plan
-from simulator.plan_pieces import distinct_micro_batches
-from simulator.replay import run_replay
-from simulator.strategies.group_choices import usual_s
-from simulator.strategies.hdp_balance import balanced_draft
-from simulator.strategies.hdp_naive import plan_naive
-from simulator.strategies.long_sequences import LongSequences, ideal_step_s
-from simulator.strategies.mesh_drafts import mesh_drafts
-from simulator.strategies.problem import PlanningProblem
-
-__all__ = ["plan_best"]
+from hdpsim.cost_models.step.data_parallel import ComputeWindows
+from hdpsim.cost_models.step.step import epilogue, step_costs
+from hdpsim.simulator.plan import HOLE, Plan
+from hdpsim.simulator.plan_pieces import distinct_micro_batches
+from hdpsim.simulator.play.replay import run_replay
+from hdpsim.simulator.strategies.group_choices import usual_s
+from hdpsim.simulator.strategies.hdp_balance import balanced_draft
+from hdpsim.simulator.strategies.hdp_naive import plan_naive
+from hdpsim.simulator.strategies.long_sequences import LongSequences, ideal_step_s
+from hdpsim.simulator.strategies.mesh_drafts import mesh_drafts
+from hdpsim.simulator.strategies.problem import PlanningProblem
 
 Floats = NDArray[np.float64]
 

@@ -10,11 +10,8 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.strategies.assembly import ranges
-from simulator.strategies.packing import pack_tightly
-from simulator.strategies.problem import PlanningProblem
-
-__all__ = ["Packs", "deal_packs", "deal_sequences", "deal_singles", "exchange", "fill_packs"]
+from hdpsim.simulator.strategies.packing import pack_tightly, ranges
+from hdpsim.simulator.strategies.problem import PlanningProblem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -10,9 +10,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.strategies.problem import PlanningProblem
-
-__all__ = ["Neighbourhood", "RankLoads", "place_gangs"]
+from hdpsim.simulator.strategies.problem import PlanningProblem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

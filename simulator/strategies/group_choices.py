@@ -8,10 +8,8 @@ from itertools import chain, zip_longest
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.strategies.long_sequences import LongSequences, ideal_step_s
-from simulator.strategies.problem import PlanningProblem
-
-__all__ = ["FEW_LONG", "Choice", "ideal_choice", "promising_choices", "turn_choices", "usual_s"]
+from hdpsim.simulator.strategies.long_sequences import LongSequences, ideal_step_s
+from hdpsim.simulator.strategies.problem import PlanningProblem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

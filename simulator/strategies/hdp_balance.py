@@ -10,9 +10,8 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.plan import Plan
-from simulator.strategies.assembly import Pieces, assemble
-from simulator.strategies.dealing import (
+from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.strategies.dealing import (
     Packs,
     deal_packs,
     deal_sequences,
@@ -20,8 +19,8 @@ from simulator.strategies.dealing import (
     exchange,
     fill_packs,
 )
-from simulator.strategies.gangs import RankLoads, place_gangs
-from simulator.strategies.group_choices import (
+from hdpsim.simulator.strategies.gangs import RankLoads, place_gangs
+from hdpsim.simulator.strategies.group_choices import (
     FEW_LONG,
     Choice,
     ideal_choice,
@@ -29,15 +28,14 @@ from simulator.strategies.group_choices import (
     turn_choices,
     usual_s,
 )
-from simulator.strategies.group_size import needed_ratio
-from simulator.strategies.long_sequences import LongSequences
-from simulator.strategies.plan_ideal import plan_ideal_s
-from simulator.strategies.problem import PlanningProblem
-from simulator.strategies.rehearsal import rehearsed_s
-from simulator.strategies.stretches import SMALL
-from simulator.strategies.whole_units import whole_unit_places
-
-__all__ = ["Draft", "balanced_draft", "plan_balanced"]
+from hdpsim.simulator.strategies.groups import needed_ratio
+from hdpsim.simulator.strategies.long_sequences import LongSequences
+from hdpsim.simulator.strategies.packing import Pieces, assemble
+from hdpsim.simulator.strategies.plan_ideal import plan_ideal_s
+from hdpsim.simulator.strategies.problem import PlanningProblem
+from hdpsim.simulator.strategies.rehearsal import rehearsed_s
+from hdpsim.simulator.strategies.stretches import SMALL
+from hdpsim.simulator.strategies.whole_units import whole_unit_places
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -5,14 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.plan import Plan
-from simulator.strategies.assembly import Pieces, assemble, ranges
-from simulator.strategies.group_size import choose_groups
-from simulator.strategies.packing import best_fit
-from simulator.strategies.plan_ideal import plan_ideal_s
-from simulator.strategies.problem import PlanningProblem
-
-__all__ = ["naive_micro_batches", "plan_naive"]
+from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.strategies.groups import choose_groups
+from hdpsim.simulator.strategies.packing import Pieces, assemble, best_fit, ranges
+from hdpsim.simulator.strategies.plan_ideal import plan_ideal_s
+from hdpsim.simulator.strategies.problem import PlanningProblem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

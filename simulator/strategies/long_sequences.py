@@ -8,10 +8,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.strategies.group_size import SizeTable, least_group
-from simulator.strategies.problem import PlanningProblem
-
-__all__ = ["LongKinds", "LongSequences", "ideal_step_s"]
+from hdpsim.simulator.strategies.groups import SizeTable, least_group
+from hdpsim.simulator.strategies.problem import PlanningProblem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

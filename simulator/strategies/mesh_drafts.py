@@ -8,12 +8,10 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.plan import Plan
-from simulator.setup import Packing
-from simulator.strategies.problem import PlanningProblem
-from simulator.strategies.static_mesh import MeshPacks, mesh_plan
-
-__all__ = ["MeshDraft", "mesh_drafts"]
+from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.setup import Packing
+from hdpsim.simulator.strategies.problem import PlanningProblem
+from hdpsim.simulator.strategies.static_mesh import MeshPacks, mesh_plan
 
 WHOLE_PACKINGS: tuple[Packing, ...] = ("in-order", "first-fit", "best-fit")
 """Packers that keep sequences whole."""

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.strategies.group_size import EXACT_SIZES, SIZE_GROWTH, least_group, size_grid
-from simulator.strategies.problem import PlanningProblem
-from simulator.strategies.token_rates import token_rates
-
-__all__ = ["plan_ideal_s"]
+from hdpsim.simulator.strategies.groups import EXACT_SIZES, SIZE_GROWTH, least_group, size_grid
+from hdpsim.simulator.strategies.problem import PlanningProblem
+from hdpsim.simulator.strategies.token_rates import token_rates
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from simulator.plan import Plan
-from simulator.strategies.best_plan import plan_best
-from simulator.strategies.hdp_naive import plan_naive
-from simulator.strategies.problem import PlanningProblem
-from simulator.strategies.static_mesh import plan_static
-
-__all__ = ["make_plan"]
+from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.strategies.best_plan import plan_best
+from hdpsim.simulator.strategies.hdp_naive import plan_naive
+from hdpsim.simulator.strategies.problem import PlanningProblem
+from hdpsim.simulator.strategies.static_mesh import plan_static
 
 
 def make_plan(problem: PlanningProblem) -> Plan:

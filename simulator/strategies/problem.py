@@ -8,11 +8,9 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cost_models.micro_batch_cost import MicroBatchCost
-from cost_models.pipeline import bubble_weight
-from simulator.setup import StrategyOptions
-
-__all__ = ["PlanningProblem", "linear_table", "table_sizes"]
+from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
+from hdpsim.cost_models.transformer.stages import bubble_weight
+from hdpsim.simulator.setup import StrategyOptions
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.layout import Schedule
-from cost_models.micro_batch import Epilogue, StepCosts
-from simulator.plan import Plan
-from simulator.program import compile_program
-from simulator.replay import play
-
-__all__ = ["rehearsed_s"]
+from hdpsim.cost_models.layout.layout import Schedule
+from hdpsim.cost_models.step.micro_batch import Epilogue, StepCosts
+from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.play.program import compile_program
+from hdpsim.simulator.play.replay import play
 
 Floats = NDArray[np.float64]
 

@@ -7,15 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.micro_batch import MicroBatches
+from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.errors import InfeasibleError
-from simulator.plan import Plan
-from simulator.setup import Packing
-from simulator.strategies.assembly import Pieces, ranges
-from simulator.strategies.packing import pack, split_packs
-from simulator.strategies.problem import PlanningProblem
-
-__all__ = ["MeshPacks", "mesh_plan", "plan_static", "static_group_size"]
+from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.setup import Packing
+from hdpsim.simulator.strategies.packing import Pieces, pack, ranges, split_packs
+from hdpsim.simulator.strategies.problem import PlanningProblem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

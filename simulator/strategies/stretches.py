@@ -8,10 +8,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.strategies.gangs import Neighbourhood
-from simulator.strategies.problem import PlanningProblem
-
-__all__ = ["SMALL", "Stretches"]
+from hdpsim.simulator.strategies.gangs import Neighbourhood
+from hdpsim.simulator.strategies.problem import PlanningProblem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -7,11 +7,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.micro_batch_cost import MicroBatchCost
-from cost_models.pipeline import SPLIT_SCHEDULES
-from simulator.strategies.problem import linear_table
-
-__all__ = ["TokenRates", "token_rates"]
+from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
+from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
+from hdpsim.simulator.strategies.problem import linear_table
 
 Floats = NDArray[np.float64]
 

@@ -20,12 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.strategies.gangs import RankLoads
-from simulator.strategies.long_sequences import LongKinds, LongSequences
-from simulator.strategies.problem import PlanningProblem
-from simulator.strategies.stretches import SMALL, Stretches
-
-__all__ = ["LongPlaces", "WholeUnitMenu", "whole_unit_places"]
+from hdpsim.simulator.strategies.gangs import RankLoads
+from hdpsim.simulator.strategies.long_sequences import LongKinds, LongSequences
+from hdpsim.simulator.strategies.problem import PlanningProblem
+from hdpsim.simulator.strategies.stretches import SMALL, Stretches
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -7,14 +7,14 @@ from dataclasses import fields, replace
 import numpy as np
 from hypothesis import strategies as st
 
-from cost_models import catalog
-from cost_models.calibration import Calibration
-from cost_models.hardware import Cluster, Fabric, Gpu, Node
-from cost_models.layout import Layout
-from cost_models.micro_batch import MicroBatches
-from cost_models.micro_batch_cost import MicroBatchCost
-from cost_models.model import Model
-from cost_models.network_calibration import NetworkCalibration
+from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.calibration.network import NetworkCalibration
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.step.micro_batch import MicroBatches
+from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
+from hdpsim.cost_models.transformer.model import Model
 
 PEAK = 1e15  # FLOP/s
 NVLINK, NIC, HBM, HOST = 100e9, 10e9, 1e12, 1e10  # bytes/s

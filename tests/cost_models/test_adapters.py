@@ -10,20 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ideal_hardware import FFN, GPU, HBM, HIDDEN, IDEAL, MODEL, PEAK, ideal_cluster, ideal_cost, micro_batches
 
-from cost_models import catalog
-from cost_models.activations import layer_activations
-from cost_models.adapters import adapted_matrices, step_tensors, trained_per_gpu
-from cost_models.calibration import calibration
-from cost_models.catalog_entries import model_problems
-from cost_models.flop import model_flop_per_token, sequence_model_flop
-from cost_models.launches import backward_launches, forward_launches
-from cost_models.layout import Layout
-from cost_models.memory_overheads import MemoryOverheads
-from cost_models.micro_batch_cost import TERMS
-from cost_models.model import AdapterTargets, Model
-from cost_models.parameters import parameters
-from cost_models.state_memory import state_bytes
-from cost_models.step_costs import epilogue, step_costs
+from hdpsim.cost_models.calibration.calibration import calibration
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.hardware.entries import model_problems
+from hdpsim.cost_models.layer.adapters import adapted_matrices, step_tensors, trained_per_gpu
+from hdpsim.cost_models.layer.host import backward_launches, forward_launches
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.memory.activations import layer_activations
+from hdpsim.cost_models.memory.overheads import MemoryOverheads
+from hdpsim.cost_models.memory.states import state_bytes
+from hdpsim.cost_models.step.micro_batch_cost import TERMS
+from hdpsim.cost_models.step.step import epilogue, step_costs
+from hdpsim.cost_models.transformer.flop import model_flop_per_token, sequence_model_flop
+from hdpsim.cost_models.transformer.model import AdapterTargets, Model
+from hdpsim.cost_models.transformer.parameters import parameters
 
 RANK, TOKENS, LAYERS, VOCAB = 16, 4096, 32, 32000
 QKV = 48 * 128  # columns of llama-7b's with 8 key/value heads

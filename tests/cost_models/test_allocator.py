@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ideal_hardware import IDEAL, MODEL, ideal_cluster
 
-from cost_models.allocator import refill_s
-from cost_models.layout import Layout
-from cost_models.memory import memory_report
-from cost_models.memory_overheads import EAGER
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.memory.allocator import refill_s
+from hdpsim.cost_models.memory.overheads import EAGER
+from hdpsim.cost_models.memory.report import memory_report
 
 REPORT = memory_report(MODEL, Layout(tp=8), ideal_cluster(), 4, 4096, overheads=EAGER)
 CAL = replace(IDEAL, allocator_bytes_per_s=1e9)

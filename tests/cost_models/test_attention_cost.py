@@ -25,15 +25,15 @@ from ideal_hardware import (
     shipped_calibrations,
 )
 
-from cost_models import catalog
-from cost_models.attention_cost import EULER_GAMMA, AttentionCost, RingTimes
-from cost_models.calibration import Calibration, calibration
-from cost_models.fabric import FabricModel
-from cost_models.hardware import Cluster
-from cost_models.kernels import attention_s
-from cost_models.layout import Layout
-from cost_models.micro_batch import MicroBatches
-from cost_models.model import Model
+from hdpsim.cost_models.calibration.calibration import Calibration, calibration
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.hardware.parts import Cluster
+from hdpsim.cost_models.kernels.products import attention_s
+from hdpsim.cost_models.layer.attention import EULER_GAMMA, AttentionCost, RingTimes
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.network.fabric import FabricModel
+from hdpsim.cost_models.step.micro_batch import MicroBatches
+from hdpsim.cost_models.transformer.model import Model
 
 SLOW_MEMORY = ideal_cluster(gpu=GPU)
 

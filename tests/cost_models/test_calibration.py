@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from cost_models import catalog
-from cost_models.calibration import Calibration, calibration, calibration_names, load_calibration
+from hdpsim.cost_models.calibration.calibration import (
+    Calibration,
+    calibration,
+    calibration_names,
+    load_calibration,
+)
+from hdpsim.cost_models.hardware import catalog
 from hdpsim.errors import CatalogError
 
 CONSTANTS = [

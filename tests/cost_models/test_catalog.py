@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from cost_models import catalog
-from cost_models.hardware import Fabric
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.hardware.parts import Fabric
 from hdpsim.errors import CatalogError, InfeasibleError, ScenarioError
 from hdpsim.yaml_loader import YamlError, load_yaml
 

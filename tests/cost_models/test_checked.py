@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hdpsim
-from cost_models import catalog
-from cost_models.checked import Checked
-from cost_models.data_pipeline import DataPipeline
-from cost_models.hardware import Cluster, Fabric, Gpu, Node
-from cost_models.layout import Layout
-from cost_models.memory_overheads import MemoryOverheads
-from cost_models.model import LatentAttention, Model
-from experiments.scenario import load_scenario
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.memory.overheads import MemoryOverheads
+from hdpsim.cost_models.reading.checked import Checked
+from hdpsim.cost_models.step.loading import DataPipeline
+from hdpsim.cost_models.transformer.model import LatentAttention, Model
 from hdpsim.errors import UserInputError
+from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.ranges import Range
-from simulator.setup import ExecutionOptions, MemoryOptions, Setup, StrategyOptions
+from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, Setup, StrategyOptions
 
 SCENARIO = load_scenario("quickstart-8gpu")
 DEEPSEEK = catalog.model("deepseek-v3")

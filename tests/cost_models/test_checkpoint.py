@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_models import catalog
-from cost_models.checkpoint import (
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.reliability.checkpoint import (
     blocking_s,
     checkpoint_size,
     daly_interval_s,
@@ -17,7 +18,6 @@ from cost_models.checkpoint import (
     upload_s,
     young_interval_s,
 )
-from cost_models.layout import Layout
 
 MIN = 60.0
 HOUR = 3600.0

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost_models import catalog
-from cost_models.calibration import calibration as shipped
-from cost_models.collective_algorithms import (
+from hdpsim.cost_models.calibration.calibration import calibration as shipped
+from hdpsim.cost_models.calibration.network import NetworkCalibration
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
+from hdpsim.cost_models.network.algorithms import (
     LL,
     PROTOCOLS,
     SIMPLE,
@@ -21,10 +23,13 @@ from cost_models.collective_algorithms import (
     ring_half_s,
     tree_all_reduce_s,
 )
-from cost_models.collectives import Collectives, GroupShape, _members_by_node, bus_bandwidth_factor
-from cost_models.fabric import FabricModel
-from cost_models.hardware import Cluster, Fabric, Gpu, Node
-from cost_models.network_calibration import NetworkCalibration
+from hdpsim.cost_models.network.collectives import (
+    Collectives,
+    GroupShape,
+    _members_by_node,
+    bus_bandwidth_factor,
+)
+from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.errors import CatalogError, InfeasibleError
 
 AMPERE_NETWORK, HOPPER_NETWORK, BLACKWELL_NETWORK = (

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_models import catalog
-from cost_models.collectives import Collectives
-from cost_models.congestion import blocked_share, congested_rate
-from cost_models.ecmp import busiest_load, delivered_share, maximum_distribution
-from cost_models.fabric import FabricModel
-from cost_models.hardware import Cluster, Fabric
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.hardware.parts import Cluster, Fabric
+from hdpsim.cost_models.network.collectives import Collectives
+from hdpsim.cost_models.network.congestion import blocked_share, congested_rate
+from hdpsim.cost_models.network.ecmp import busiest_load, delivered_share, maximum_distribution
+from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.errors import UserInputError
 
 # Worst link load and mean utilisation for k up-links and kq flows of 1/q: a Monte Carlo table, two digits.

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ideal_hardware import GPU, HBM, HEADS, HIDDEN, IDEAL, KV_HEADS, MODEL, NIC, NVLINK, PEAK, ideal_cluster
 
-from cost_models.attention_cost import AttentionCost, RingTimes
-from cost_models.fabric import FabricModel
-from cost_models.flop import attention_pairs, layer_pairs, model_flop_per_token
-from cost_models.layout import ContextParallelKind, Layout
-from cost_models.model import Model
+from hdpsim.cost_models.layer.attention import AttentionCost, RingTimes
+from hdpsim.cost_models.layout.layout import ContextParallelKind, Layout
+from hdpsim.cost_models.network.fabric import FabricModel
+from hdpsim.cost_models.transformer.flop import attention_pairs, layer_pairs, model_flop_per_token
+from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import InfeasibleError
 
 S, KV = 65536, 2 * KV_HEADS * 128  # tokens; width of keys and values

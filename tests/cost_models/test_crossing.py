@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ideal_hardware import HIDDEN, IDEAL, MODEL, NIC, ideal_cluster, ideal_cost, micro_batches
 
-from cost_models.attention_cost import AttentionCost
-from cost_models.collectives import Collectives
-from cost_models.congestion import congested_rate
-from cost_models.fabric import FabricModel
-from cost_models.hardware import Cluster, Fabric
-from cost_models.layout import Layout
+from hdpsim.cost_models.hardware.parts import Cluster, Fabric
+from hdpsim.cost_models.layer.attention import AttentionCost
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.network.collectives import Collectives
+from hdpsim.cost_models.network.congestion import congested_rate
+from hdpsim.cost_models.network.fabric import FabricModel
 
 NODES, NODE_GPUS = 64, 8
 SMALL = Fabric(nodes_per_block=8, blocks_per_pod=4, hop_latency_s=0.0, uplinks=4)

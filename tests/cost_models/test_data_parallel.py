@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ideal_hardware import ideal_cost, micro_batches
 
-from cost_models.data_parallel import ComputeWindows, buckets, edge_pieces, exposed_s
-from cost_models.layout import Layout
-from cost_models.step_costs import step_costs
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.step.data_parallel import ComputeWindows, buckets, edge_pieces, exposed_s
+from hdpsim.cost_models.step.step import step_costs
 
 ONE = np.array([1.0])
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from cost_models import catalog
-from cost_models.calibration import calibration
-from cost_models.data_pipeline import DataPath, DataPipeline, node_loading_s
-from cost_models.layout import Layout
-from experiments.references import cluster_of_size
+from hdpsim.cost_models.calibration.calibration import calibration
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.step.loading import DataPath, DataPipeline, node_loading_s
+from hdpsim.experiments.scenario.references import cluster_of_size
 
 CAL = replace(calibration("ampere"), loader_tokens_per_s=1e6)
 CLUSTER = cluster_of_size(catalog.cluster("megascale"), 256)

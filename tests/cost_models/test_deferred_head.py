@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from ideal_hardware import GPU, MODEL, ideal_cluster, ideal_cost, micro_batches
 
-from cost_models.deferred_head import deferred_head_s, drain_s
-from cost_models.layout import Layout, Schedule
-from cost_models.micro_batch_cost import TERMS, MicroBatchCost
+from hdpsim.cost_models.layout.layout import Layout, Schedule
+from hdpsim.cost_models.step.deferred_head import deferred_head_s, drain_s
+from hdpsim.cost_models.step.micro_batch_cost import TERMS, MicroBatchCost
 
 TINY = replace(MODEL, layers=4, tied_embeddings=False)
 LOGITS = TERMS.index("logits")

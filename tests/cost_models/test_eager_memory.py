@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_models import catalog
-from cost_models.activations import (
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.memory.activations import (
     activation_bytes_per_token_layer,
     layer_activations,
     score_bytes_per_token,
     tensor_parallel_transients,
     unfused_copies,
 )
-from cost_models.layout import Layout
-from cost_models.memory import memory_report, rank_capacity_tokens
-from cost_models.memory_overheads import EAGER, MemoryOverheads
-from cost_models.model import Model
-from cost_models.parameters import parameters, stage_contents, stage_layers
-from cost_models.state_memory import state_bytes
+from hdpsim.cost_models.memory.overheads import EAGER, MemoryOverheads
+from hdpsim.cost_models.memory.report import memory_report, rank_capacity_tokens
+from hdpsim.cost_models.memory.states import state_bytes
+from hdpsim.cost_models.transformer.model import Model
+from hdpsim.cost_models.transformer.parameters import parameters, stage_contents, stage_layers
 
 LLAMA = Model(
     name="llama", layers=16, hidden=2048, heads=32, kv_heads=32, head_dim=64, ffn_hidden=8192, vocab=131072,

@@ -10,27 +10,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ideal_hardware import IDEAL, NIC, NVLINK, PEAK, ideal_cluster, ideal_cost, micro_batches
 
-from cost_models import catalog
-from cost_models.activations import layer_activations
-from cost_models.calibration import calibration
-from cost_models.collectives import Collectives
-from cost_models.experts import beside_the_other_micro_batch_s, parts_of_a_token
-from cost_models.fabric import FabricModel
-from cost_models.feasibility import check_layout
-from cost_models.launches import (
+from hdpsim.cost_models.calibration.calibration import calibration
+from hdpsim.cost_models.feasibility import check_layout
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.layer.experts import beside_the_other_micro_batch_s, parts_of_a_token
+from hdpsim.cost_models.layer.host import (
     backward_launches,
     forward_launches,
     launches_behind_counts,
     small_kernels,
     tensor_collectives,
 )
-from cost_models.layer_cost import LayerCost
-from cost_models.layout import Layout
-from cost_models.memory import memory_report
-from cost_models.micro_batch_cost import TERMS, MicroBatchCost
-from cost_models.model import Model
-from cost_models.parameters import parameters_per_gpu
-from cost_models.step_costs import step_costs
+from hdpsim.cost_models.layer.layer import LayerCost
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.memory.activations import layer_activations
+from hdpsim.cost_models.memory.report import memory_report
+from hdpsim.cost_models.network.collectives import Collectives
+from hdpsim.cost_models.network.fabric import FabricModel
+from hdpsim.cost_models.step.micro_batch_cost import TERMS, MicroBatchCost
+from hdpsim.cost_models.step.step import step_costs
+from hdpsim.cost_models.transformer.model import Model
+from hdpsim.cost_models.transformer.parameters import parameters_per_gpu
 from hdpsim.errors import InfeasibleError
 
 MIXTRAL = catalog.model("mixtral-8x7b")  # hidden 4096, 8 experts of 14336, top 2, no shared expert

@@ -12,10 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost_models.fabric import FabricModel
-from cost_models.fabric_graph import FULL_GRAPH_LIMIT_GPUS, build_graph, count_devices, layout_positions
-from cost_models.hardware import Cluster, Fabric, FabricKind, Gpu, Node
-from cost_models.network_calibration import NetworkCalibration
+from hdpsim.cost_models.calibration.network import NetworkCalibration
+from hdpsim.cost_models.hardware.parts import Cluster, Fabric, FabricKind, Gpu, Node
+from hdpsim.cost_models.network.fabric import FabricModel
+from hdpsim.cost_models.network.graph import (
+    FULL_GRAPH_LIMIT_GPUS,
+    build_graph,
+    count_devices,
+    layout_positions,
+)
 from hdpsim.errors import InfeasibleError, UserInputError
 
 GPU = Gpu(

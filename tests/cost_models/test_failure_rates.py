@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_models.failure_rates import (
+from hdpsim.cost_models.reliability.failures import (
     failure_profile,
     failure_profile_names,
     job_mttf_s,

@@ -10,16 +10,24 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cost_models import catalog
-from cost_models.calibration import calibration
-from cost_models.checkpoint import checkpoint_size
-from cost_models.feasibility import check_layout, reasons_against
-from cost_models.layout import ContextParallelKind, Layout, Order, Precision, Schedule, Sharding, StageBalance
-from cost_models.parameters import parameters_per_gpu, stage_layers
-from cost_models.state_memory import state_bytes
+from hdpsim.cost_models.calibration.calibration import calibration
+from hdpsim.cost_models.feasibility import check_layout, reasons_against
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.layout.layout import (
+    ContextParallelKind,
+    Layout,
+    Order,
+    Precision,
+    Schedule,
+    Sharding,
+    StageBalance,
+)
+from hdpsim.cost_models.memory.states import state_bytes
+from hdpsim.cost_models.reliability.checkpoint import checkpoint_size
+from hdpsim.cost_models.transformer.parameters import parameters_per_gpu, stage_layers
 from hdpsim.errors import InfeasibleError
-from simulator.setup import MemoryOptions, Setup, StrategyOptions
-from simulator.simulate import simulate_step
+from hdpsim.simulator.setup import MemoryOptions, Setup, StrategyOptions
+from hdpsim.simulator.step import simulate_step
 
 CONTEXT = 512
 MODELS = {

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from ideal_hardware import GPU, HBM, IDEAL, MODEL, ideal_cluster, ideal_cost, micro_batches
 
-from cost_models.gradient_accumulation import accumulation_s, product_output_bytes
-from cost_models.layout import GradientAccumulation, Layout
-from cost_models.micro_batch_cost import TERMS
-from cost_models.parameters import parameters_per_gpu, stage_contents
+from hdpsim.cost_models.layer.gradient_accumulation import accumulation_s, product_output_bytes
+from hdpsim.cost_models.layout.layout import GradientAccumulation, Layout
+from hdpsim.cost_models.step.micro_batch_cost import TERMS
+from hdpsim.cost_models.transformer.parameters import parameters_per_gpu, stage_contents
 
 TINY = replace(MODEL, layers=4, tied_embeddings=False)
 

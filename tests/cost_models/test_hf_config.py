@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_models import catalog
-from cost_models.hf_config import model_from_hf_config
-from cost_models.parameters import active_parameters, parameters
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.hardware.hf_config import model_from_hf_config
+from hdpsim.cost_models.transformer.parameters import active_parameters, parameters
 from hdpsim.errors import CatalogError
 
 LLAMA: dict[str, Any] = {

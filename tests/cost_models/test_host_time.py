@@ -11,19 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ideal_hardware import HIDDEN, IDEAL, MODEL, NIC, NVLINK, ideal_cluster, ideal_cost, micro_batches
 
-from cost_models import catalog
-from cost_models.collective_algorithms import LL, SIMPLE, ring_half_s
-from cost_models.collectives import Collectives
-from cost_models.fabric import FabricModel
-from cost_models.gradient_buckets import filled_buckets, stage_buckets
-from cost_models.hardware import Cluster
-from cost_models.host_time import HostTime, check_s, step_host_s
-from cost_models.layer_cost import LayerCost
-from cost_models.layout import Layout
-from cost_models.micro_batch_cost import TERMS, MicroBatchCost
-from cost_models.network_calibration import NetworkCalibration
-from cost_models.parameters import parameters_per_gpu
-from cost_models.step_costs import epilogue
+from hdpsim.cost_models.calibration.network import NetworkCalibration
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.hardware.parts import Cluster
+from hdpsim.cost_models.layer.host import HostTime, check_s, step_host_s
+from hdpsim.cost_models.layer.layer import LayerCost
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.network.algorithms import LL, SIMPLE, ring_half_s
+from hdpsim.cost_models.network.collectives import Collectives
+from hdpsim.cost_models.network.fabric import FabricModel
+from hdpsim.cost_models.step.data_parallel import filled_buckets, stage_buckets
+from hdpsim.cost_models.step.micro_batch_cost import TERMS, MicroBatchCost
+from hdpsim.cost_models.step.step import epilogue
+from hdpsim.cost_models.transformer.parameters import parameters_per_gpu
 from hdpsim.errors import ScenarioError
 
 RANKS = 128  # all GPUs of the ideal cluster

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ideal_hardware import FAST_MEMORY_GPU, GPU, HBM, IDEAL, PEAK, shipped_calibrations
 
-from cost_models import catalog
-from cost_models.calibration import calibration
-from cost_models.kernels import (
+from hdpsim.cost_models.calibration.calibration import calibration
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.kernels.products import (
     FP32_ACCUMULATE_BYTES,
     STREAM_K_FIXUP,
     TILE_SLOWDOWN,
@@ -23,7 +23,7 @@ from cost_models.kernels import (
     memory_bound_s,
     tile_efficiency,
 )
-from cost_models.layout import Precision
+from hdpsim.cost_models.layout.layout import Precision
 
 SIZES = st.integers(1, 100_000)
 

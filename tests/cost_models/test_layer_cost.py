@@ -22,14 +22,14 @@ from ideal_hardware import (
     shipped_calibrations,
 )
 
-from cost_models import catalog
-from cost_models.calibration import Calibration, calibration
-from cost_models.collectives import Collectives
-from cost_models.fabric import FabricModel
-from cost_models.hardware import Cluster
-from cost_models.layer_cost import LayerCost
-from cost_models.layout import Layout
-from cost_models.model import Model
+from hdpsim.cost_models.calibration.calibration import Calibration, calibration
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.hardware.parts import Cluster
+from hdpsim.cost_models.layer.layer import LayerCost
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.network.collectives import Collectives
+from hdpsim.cost_models.network.fabric import FabricModel
+from hdpsim.cost_models.transformer.model import Model
 
 MIXTRAL = catalog.model("mixtral-8x7b")  # hidden 4096, 32 + 2 * 8 heads of 128, 8 experts of 14336, top 2
 SLOW_MEMORY = ideal_cluster(gpu=GPU)

@@ -10,15 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ideal_hardware import FFN, GPU, HBM, HIDDEN, IDEAL, MODEL, NVLINK, PEAK, ideal_cluster
 
-from cost_models import catalog
-from cost_models.calibration import calibration
-from cost_models.collectives import Collectives
-from cost_models.fabric import FabricModel
-from cost_models.hardware import Cluster, Gpu
-from cost_models.kernels import attention_s, gemm_s
-from cost_models.layer_cost import LayerCost
-from cost_models.layout import Layout, Precision
-from cost_models.matrix_units import (
+from hdpsim.cost_models.calibration.calibration import calibration
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.hardware.parts import Cluster, Gpu
+from hdpsim.cost_models.kernels.formats import (
     CAST_BYTES,
     MXFP8_RATE,
     OPERAND_BYTES,
@@ -26,6 +21,11 @@ from cost_models.matrix_units import (
     matrix_unit,
     power_slowdown,
 )
+from hdpsim.cost_models.kernels.products import attention_s, gemm_s
+from hdpsim.cost_models.layer.layer import LayerCost
+from hdpsim.cost_models.layout.layout import Layout, Precision
+from hdpsim.cost_models.network.collectives import Collectives
+from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.errors import InfeasibleError
 
 # 400 W of 500 W follow the clock: with 1 pJ per FLOP enough for 0.4 PFLOP/s of the 1 PFLOP/s

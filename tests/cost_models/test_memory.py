@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost_models import catalog
-from cost_models.activations import head_activation_bytes_per_token, ring_bytes_per_token
-from cost_models.hardware import Cluster
-from cost_models.layout import Layout
-from cost_models.memory import (
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.hardware.parts import Cluster
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.memory.activations import head_activation_bytes_per_token, ring_bytes_per_token
+from hdpsim.cost_models.memory.report import (
     MemoryOverheads,
     activation_bytes_per_token_layer,
     kept_share,
@@ -18,9 +18,9 @@ from cost_models.memory import (
     rank_capacity_tokens,
     state_bytes,
 )
-from cost_models.model import Model
-from cost_models.parameters import parameters, parameters_per_gpu
-from cost_models.pipeline import in_flight_passes
+from hdpsim.cost_models.transformer.model import Model
+from hdpsim.cost_models.transformer.parameters import parameters, parameters_per_gpu
+from hdpsim.cost_models.transformer.stages import in_flight_passes
 from hdpsim.errors import InfeasibleError, OutOfMemoryError
 
 GPT = Model(

@@ -25,12 +25,12 @@ from ideal_hardware import (
     shipped_calibrations,
 )
 
-from cost_models import catalog
-from cost_models.calibration import calibration
-from cost_models.kernels import STREAM_K_FIXUP
-from cost_models.layout import Layout, Recompute
-from cost_models.micro_batch_cost import TERMS, MicroBatchCost
-from cost_models.output_head import LOSS_PASSES_BYTES
+from hdpsim.cost_models.calibration.calibration import calibration
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.kernels.products import STREAM_K_FIXUP
+from hdpsim.cost_models.layer.head import LOSS_PASSES_BYTES
+from hdpsim.cost_models.layout.layout import Layout, Recompute
+from hdpsim.cost_models.step.micro_batch_cost import TERMS, MicroBatchCost
 
 LAYERS, VOCAB = 32, 32000
 SLOW_MEMORY = ideal_cluster(gpu=GPU)

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ideal_hardware import FFN, GPU, HBM, HIDDEN, IDEAL, MODEL, PEAK, ideal_cluster
 
-from cost_models.collectives import Collectives
-from cost_models.fabric import FabricModel
-from cost_models.layer_cost import LayerCost
-from cost_models.layer_gemms import LinearOp
-from cost_models.layout import Fp8Scaling, Layout
-from cost_models.operand_casts import ROW_FORWARD_RATE, OperandCasts
+from hdpsim.cost_models.kernels.casts import ROW_FORWARD_RATE, OperandCasts
+from hdpsim.cost_models.layer.gemms import LinearOp
+from hdpsim.cost_models.layer.layer import LayerCost
+from hdpsim.cost_models.layout.layout import Fp8Scaling, Layout
+from hdpsim.cost_models.network.collectives import Collectives
+from hdpsim.cost_models.network.fabric import FabricModel
 
 NARROW_GPU = replace(GPU, fp8_flop_per_s=2 * PEAK)
 UP = LinearOp(columns=600, inner=100, matrices=2)

@@ -4,18 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_models import catalog
-from cost_models.feasibility import check_layout
-from cost_models.flop import (
+from hdpsim.cost_models.feasibility import check_layout
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.layout.layout import Layout, Schedule
+from hdpsim.cost_models.transformer.flop import (
     attention_pairs,
     forward_flop,
     model_flop_per_token,
     sequence_flop,
     sequence_model_flop,
 )
-from cost_models.layout import Layout, Schedule
-from cost_models.model import Model
-from cost_models.parameters import (
+from hdpsim.cost_models.transformer.model import Model
+from hdpsim.cost_models.transformer.parameters import (
     active_parameters,
     layer_parameters,
     mtp_parameters,

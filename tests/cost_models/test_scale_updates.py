@@ -9,16 +9,21 @@ import numpy as np
 import pytest
 from ideal_hardware import GPU, IDEAL, MODEL
 
-from cost_models import catalog
-from cost_models.calibration import calibration
-from cost_models.collectives import Collectives
-from cost_models.fabric import FabricModel
-from cost_models.launches import backward_launches, forward_launches
-from cost_models.layout import Layout
-from cost_models.micro_batch import MicroBatches
-from cost_models.micro_batch_cost import MicroBatchCost
-from cost_models.scale_updates import maxima_s, scale_update_kernels, scale_update_launches, scale_updates_s
-from cost_models.small_kernels import SmallKernels
+from hdpsim.cost_models.calibration.calibration import calibration
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.kernels.casts import (
+    maxima_s,
+    scale_update_kernels,
+    scale_update_launches,
+    scale_updates_s,
+)
+from hdpsim.cost_models.layer.host import backward_launches, forward_launches
+from hdpsim.cost_models.layer.small_kernels import SmallKernels
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.network.collectives import Collectives
+from hdpsim.cost_models.network.fabric import FabricModel
+from hdpsim.cost_models.step.micro_batch import MicroBatches
+from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 
 SEPARATE = Layout(precision="fp8", separate_scale_updates=True)
 PLAIN = replace(SEPARATE, separate_scale_updates=False)

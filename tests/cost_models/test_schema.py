@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cost_models.schema import Fields, Problems
+from hdpsim.cost_models.reading.fields import Fields, Problems
 
 
 @pytest.mark.parametrize("given", [None, {}, {"rate": None}])

@@ -22,11 +22,11 @@ from ideal_hardware import (
     micro_batches,
 )
 
-from cost_models.layout import Layout
-from cost_models.micro_batch_cost import TERMS
-from cost_models.parameters import layer_shard, parameters_per_gpu
-from cost_models.sharded_parameters import overlapped_s
-from cost_models.step_costs import epilogue
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.step.micro_batch_cost import TERMS
+from hdpsim.cost_models.step.sharded_parameters import overlapped_s
+from hdpsim.cost_models.step.step import epilogue
+from hdpsim.cost_models.transformer.parameters import layer_shard, parameters_per_gpu
 from hdpsim.errors import InfeasibleError
 
 RANKS = 128

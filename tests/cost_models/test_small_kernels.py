@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ideal_hardware import FFN, GPU, HBM, HEADS, HIDDEN, IDEAL, KV_HEADS, MODEL
 
-from cost_models.calibration import calibration
-from cost_models.launches import forward_launches, small_kernels
-from cost_models.layout import Layout
-from cost_models.model import LatentAttention, Model
-from cost_models.small_kernels import SmallKernels
+from hdpsim.cost_models.calibration.calibration import calibration
+from hdpsim.cost_models.layer.host import forward_launches, small_kernels
+from hdpsim.cost_models.layer.small_kernels import SmallKernels
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.transformer.model import LatentAttention, Model
 
 CAL = replace(IDEAL, small_kernel_passes=1.0)
 GPT = replace(MODEL, gated_mlp=False, norm="layer", biases=True, learned_positions=2048)

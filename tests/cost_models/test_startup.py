@@ -4,7 +4,7 @@ from collections import deque
 
 import pytest
 
-from cost_models.startup import group_counts, group_initialisation_s, store_requests
+from hdpsim.cost_models.reliability.startup import group_counts, group_initialisation_s, store_requests
 
 
 def test_groups_of_megatron_by_hand() -> None:

@@ -22,13 +22,13 @@ from ideal_hardware import (
     shipped_calibrations,
 )
 
-from cost_models import catalog
-from cost_models.calibration import calibration
-from cost_models.data_parallel import ComputeWindows
-from cost_models.layout import Layout
-from cost_models.micro_batch_cost import TERMS
-from cost_models.parameters import parameters_per_gpu
-from cost_models.step_costs import _repeated, epilogue, loading_s, planning_s, step_costs
+from hdpsim.cost_models.calibration.calibration import calibration
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.step.data_parallel import ComputeWindows
+from hdpsim.cost_models.step.micro_batch_cost import TERMS
+from hdpsim.cost_models.step.step import _repeated, epilogue, loading_s, planning_s, step_costs
+from hdpsim.cost_models.transformer.parameters import parameters_per_gpu
 
 ENDLESS = ComputeWindows(forward_s=np.array([1e6]), backward_s=np.array([1e6]))
 RANKS = 128  # all GPUs of 16 nodes of 8

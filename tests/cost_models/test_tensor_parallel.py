@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ideal_hardware import FFN, GPU, HBM, HIDDEN, IDEAL, MODEL, NVLINK, PEAK, ideal_cluster
 
-from cost_models.collectives import Collectives
-from cost_models.fabric import FabricModel
-from cost_models.layer_cost import LayerCost
-from cost_models.layout import Layout
-from cost_models.model import Model
-from cost_models.tensor_parallel import beside_s, exchanged_s, pipelined_s
+from hdpsim.cost_models.layer.layer import LayerCost
+from hdpsim.cost_models.layer.tensor_parallel import beside_s, exchanged_s, pipelined_s
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.network.collectives import Collectives
+from hdpsim.cost_models.network.fabric import FabricModel
+from hdpsim.cost_models.transformer.model import Model
 
 times = st.floats(0.0, 1e3)
 shares = st.floats(0.0, 0.5)

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cost_models.calibration import calibration
-from cost_models.catalog import cluster_of, gpu, node
-from cost_models.collectives import Collectives
-from cost_models.fabric import FabricModel
-from cost_models.kernels import gemm_s
-from cost_models.tracing import Call, aside, note, priced, remembered, tracing, watched
+from hdpsim.cost_models.calibration.calibration import calibration
+from hdpsim.cost_models.hardware.catalog import cluster_of, gpu, node
+from hdpsim.cost_models.kernels.products import gemm_s
+from hdpsim.cost_models.network.collectives import Collectives
+from hdpsim.cost_models.network.fabric import FabricModel
+from hdpsim.cost_models.tracing import Call, aside, note, priced, remembered, tracing, watched
 
 H100, HOPPER = gpu("h100"), calibration("hopper")
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from ideal_hardware import FAST_MEMORY_GPU, GPU, HBM, HEADS, IDEAL, MODEL, PEAK, ideal_cluster
 
-from cost_models.attention_cost import AttentionCost
-from cost_models.calibration import Calibration
-from cost_models.fabric import FabricModel
-from cost_models.layout import AttentionKernel, Layout
-from cost_models.micro_batch import MicroBatches
-from cost_models.micro_batch_cost import TERMS, MicroBatchCost
-from cost_models.model import Model
-from cost_models.unfused_attention import unfused_attention_s
+from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.kernels.unfused_attention import unfused_attention_s
+from hdpsim.cost_models.layer.attention import AttentionCost
+from hdpsim.cost_models.layout.layout import AttentionKernel, Layout
+from hdpsim.cost_models.network.fabric import FabricModel
+from hdpsim.cost_models.step.micro_batch import MicroBatches
+from hdpsim.cost_models.step.micro_batch_cost import TERMS, MicroBatchCost
+from hdpsim.cost_models.transformer.model import Model
 
 S, D = 2048.0, 128
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_models.units import DIMENSIONS, format_quantity, parse_quantity, unit_names
+from hdpsim.cost_models.reading.units import DIMENSIONS, format_quantity, parse_quantity, unit_names
 from hdpsim.errors import QuantityError
 
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cost_models.memory import MemoryReport
+from hdpsim.cost_models.memory.report import MemoryReport
 from hdpsim.errors import InfeasibleError
-from simulator.execution import Spans
-from simulator.setup import Setup
+from hdpsim.simulator.play.execution import Spans
+from hdpsim.simulator.setup import Setup
 
 # key_values.py becomes importable: --import-mode=importlib puts no test folder on sys.path.
 _spec = importlib.util.spec_from_file_location("key_values", Path(__file__).with_name("key_values.py"))
@@ -110,9 +110,10 @@ def fake_step(setup: Setup, lengths: NDArray[np.int64]) -> FakeResult:
 @pytest.fixture
 def fake_simulator(monkeypatch: pytest.MonkeyPatch) -> Callable[[Setup, NDArray[np.int64]], FakeResult]:
     """Replace the simulator by `fake_step`."""
-    monkeypatch.setattr("experiments.compare.simulate_step", fake_step)
+    monkeypatch.setattr("hdpsim.experiments.studies.compare.simulate_step", fake_step)
     monkeypatch.setattr(
-        "experiments.compare.lower_bound_s", lambda setup, lengths: fake_step(setup, lengths).step_s / 1.04
+        "hdpsim.experiments.studies.compare.lower_bound_s",
+        lambda setup, lengths: fake_step(setup, lengths).step_s / 1.04,
     )
     return fake_step
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.scenario_schema import KEYS
+from hdpsim.experiments.scenario.schema import KEYS
 
 FLAGS: dict[str, tuple[str, ...]] = {
     name: ("true", "false") for name, key in KEYS.items() if isinstance(key.default, bool)

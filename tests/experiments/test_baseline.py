@@ -11,14 +11,14 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.baseline import best_static
-from experiments.cli import cli
-from experiments.compare import BEST_STATIC, Comparison, compare
-from experiments.compare_report import comparison_table, explanation, resources_table
-from experiments.data_use import Drawn
-from experiments.scenario import Scenario, load_scenario
-from simulator.setup import Packing
-from simulator.simulate import simulate_step
+from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.scenario.data_use import Drawn
+from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
+from hdpsim.experiments.studies.baseline import best_static
+from hdpsim.experiments.studies.compare import BEST_STATIC, Comparison, compare
+from hdpsim.experiments.studies.compare_report import comparison_table, explanation, resources_table
+from hdpsim.simulator.setup import Packing
+from hdpsim.simulator.step import simulate_step
 
 
 def uneven(seed: int, count: int = 60) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -42,7 +42,7 @@ def test_no_packer_beats_the_best_static_mesh(seed: int, own: str) -> None:
 
 def compare_of(scenario: Scenario, batches: tuple[Any, ...]) -> Comparison:
     """A comparison on given batches."""
-    from experiments.compare import run_batches
+    from hdpsim.experiments.studies.compare import run_batches
 
     outcome = run_batches(scenario, batches, "static")
     found = best_static(scenario, batches, outcome, independent=True)

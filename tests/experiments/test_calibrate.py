@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cost_models.calibration import calibration, load_calibration
-from experiments.calibrate import calibrate
-from experiments.calibrate_constants import KERNEL_CONSTANTS, RUN_CONSTANTS, apply, value_of
-from experiments.calibrate_file import check_calibration_file, write_calibration
-from experiments.cli import cli
-from experiments.record_prediction import predict_step
-from experiments.record_setup import job_of
-from experiments.records import read_records
-from experiments.scenario import load_scenario
+from hdpsim.cost_models.calibration.calibration import calibration, load_calibration
 from hdpsim.errors import InfeasibleError, UserInputError
+from hdpsim.experiments.calibration.constants import KERNEL_CONSTANTS, RUN_CONSTANTS, apply, value_of
+from hdpsim.experiments.calibration.file import check_calibration_file, write_calibration
+from hdpsim.experiments.calibration.run import calibrate
+from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.records.prediction import predict_step
+from hdpsim.experiments.records.setup import job_of
+from hdpsim.experiments.records.table import read_records
+from hdpsim.experiments.scenario.scenario import load_scenario
 
 SHAPE = {
     "gpu": "H100-SXM-80G", "gpus_per_node": "8", "model_name": "small", "hidden": "4096", "heads": "32",

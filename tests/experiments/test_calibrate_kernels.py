@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from cost_models.calibration import Calibration, calibration, load_calibration
-from experiments.calibrate import calibrate
-from experiments.calibrate_constants import RUN_CONSTANTS, Constant, Prior, prior_of
-from experiments.calibrate_file import head_of, with_entries, write_calibration
-from experiments.calibrate_fit import determined, fit, refit
-from experiments.calibrate_model import Linearised, Model, Sample, linearised, weights_of
-from experiments.calibrate_samples import kernel_samples
-from experiments.calibrate_stage import entries_of, run_stage
-from experiments.cli import cli
-from experiments.kernel_prediction import predicted_s
+from hdpsim.cost_models.calibration.calibration import Calibration, calibration, load_calibration
 from hdpsim.errors import InfeasibleError, UserInputError
+from hdpsim.experiments.calibration.constants import RUN_CONSTANTS, Constant, Prior, prior_of
+from hdpsim.experiments.calibration.file import head_of, with_entries, write_calibration
+from hdpsim.experiments.calibration.fit import determined, fit, refit
+from hdpsim.experiments.calibration.model import Linearised, Model, Sample, linearised, weights_of
+from hdpsim.experiments.calibration.run import calibrate
+from hdpsim.experiments.calibration.samples import kernel_samples
+from hdpsim.experiments.calibration.stage import entries_of, run_stage
+from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.validation.kernel_prediction import predicted_s
 
 SHIPPED = Path(__file__).parents[2] / "cost_models" / "data" / "calibration"
 TRUE = 0.62

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cost_models.calibration import calibration
-from experiments.calibrate_constants import RUN_CONSTANTS, prior_of, value_of
-from experiments.calibrate_fit import fit, refit
-from experiments.calibrate_model import Model, linearised
-from experiments.calibrate_samples import run_samples, runs_s
-from experiments.records import read_records, shipped_records
+from hdpsim.cost_models.calibration.calibration import calibration
+from hdpsim.experiments.calibration.constants import RUN_CONSTANTS, prior_of, value_of
+from hdpsim.experiments.calibration.fit import fit, refit
+from hdpsim.experiments.calibration.model import Model, linearised
+from hdpsim.experiments.calibration.samples import run_samples, runs_s
+from hdpsim.experiments.records.table import read_records, shipped_records
 
 LARGEST_SHIFT = 0.03
 

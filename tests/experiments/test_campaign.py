@@ -8,13 +8,13 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.campaign import run_campaign
-from experiments.campaign_scenario import plan_campaign
-from experiments.cli import cli
-from experiments.compare import run_batches
-from experiments.scenario import Scenario, load_scenario, resolve_scenario
-from experiments.scenario_schema import KEYS
 from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
+from hdpsim.experiments.campaigns.run import run_campaign
+from hdpsim.experiments.campaigns.setup import plan_campaign
+from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolve_scenario
+from hdpsim.experiments.scenario.schema import KEYS
+from hdpsim.experiments.studies.compare import run_batches
 
 DAY = 86400.0
 FIXED = ("campaign.step=6s", "campaign.seeds=4")
@@ -62,7 +62,7 @@ def test_metas_mean_time_to_failure(gpus: int, hours: float) -> None:
 
 
 def test_the_number_of_workers_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("experiments.campaign.WORTH_A_POOL_S", 0.0)
+    monkeypatch.setattr("hdpsim.experiments.campaigns.run.WORTH_A_POOL_S", 0.0)
     scenario = llama("campaign.duration=5d")
     assert run_campaign(scenario, workers=1).results == run_campaign(scenario, workers=2).results
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from key_values import VALUES
 
-from experiments.campaign_scenario import plan_campaign
-from experiments.scenario import load_scenario
-from simulator.campaign import simulate_campaign
+from hdpsim.experiments.campaigns.setup import plan_campaign
+from hdpsim.experiments.scenario.scenario import load_scenario
+from hdpsim.simulator.campaign.run import simulate_campaign
 
 SMALL = (
     "gpus=64", "campaign.step=20s", "campaign.duration=4d", "campaign.seeds=2", "campaign.failure_scale=120",

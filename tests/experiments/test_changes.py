@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from key_values import PARTS, SWITCHES, VALUES
 
-from experiments.compare import silent
-from experiments.overrides import rivals
-from experiments.scale import scale
-from experiments.scenario import Scenario, load_scenario
-from experiments.scenario_schema import KEYS
-from experiments.store_key import scenario_key
-from experiments.sweep_cells import expand
-from experiments.sweep_file import load_sweep
-from experiments.variants import run_variants
-from experiments.whatif import whatif
 from hdpsim.errors import HdpSimError, InfeasibleError, ScenarioError
+from hdpsim.experiments.parallel.code_version import scenario_key
+from hdpsim.experiments.scenario.overrides import rivals
+from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
+from hdpsim.experiments.scenario.schema import KEYS
+from hdpsim.experiments.studies.compare import silent
+from hdpsim.experiments.studies.scale import scale
+from hdpsim.experiments.studies.variants import run_variants
+from hdpsim.experiments.studies.whatif import whatif
+from hdpsim.experiments.sweeps.cells import expand
+from hdpsim.experiments.sweeps.file import load_sweep
 
 LIKE_THE_README = """\
 model: llama-3-8b
@@ -148,7 +148,7 @@ def test_rows_of_whatif_and_scale_are_those_of_simulate(
         seen.append(setup)
         return fake_simulator(setup, lengths)
 
-    monkeypatch.setattr("experiments.compare.simulate_step", listen)
+    monkeypatch.setattr("hdpsim.experiments.studies.compare.simulate_step", listen)
     for path in bases.values():
         texts = ("cluster.gpus=8", "cluster=superpod-a100", "layout.tp=4")
         seen.clear()

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from experiments.cli import VERBS, cli
-from experiments.scenario import load_scenario, scenario_names
+from hdpsim.experiments.cli.app import VERBS, cli
+from hdpsim.experiments.scenario.scenario import load_scenario, scenario_names
 
 SMALL = ("quickstart-8gpu", "--batches", "1")
 MODULE = (sys.executable, "-m", "hdpsim")
@@ -40,13 +40,13 @@ def test_every_verb_explains_itself() -> None:
 
 def test_help_loads_nothing_that_only_simulations_need() -> None:
     script = (
-        "import sys; from experiments.cli import cli; cli(['--help'], standalone_mode=False); "
+        "import sys; from hdpsim.experiments.cli.app import cli; cli(['--help'], standalone_mode=False); "
         "print(sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     loaded = set(re.findall(r"'(\w+)'", done.stderr))
     assert "click" in loaded
-    assert not loaded & {"numpy", "pandas", "scipy", "matplotlib", "networkx", "simpy", "simulator", "yaml"}
+    assert not loaded & {"numpy", "pandas", "scipy", "matplotlib", "networkx", "simpy", "yaml"}
 
 
 def test_version() -> None:
@@ -93,7 +93,9 @@ class TestVerbs:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "precious.txt").write_text("mine")
-        monkeypatch.setattr("experiments.compare.simulate_step", lambda *_: pytest.fail("simulated"))
+        monkeypatch.setattr(
+            "hdpsim.experiments.studies.compare.simulate_step", lambda *_: pytest.fail("simulated")
+        )
         result = run("compare", *SMALL, "--out", str(tmp_path))
         assert result.exit_code == 2
         assert (tmp_path / "precious.txt").read_text() == "mine"
@@ -129,7 +131,7 @@ class TestVerbs:
         def broken(*_: object) -> None:
             raise ZeroDivisionError("ours")
 
-        monkeypatch.setattr("experiments.compare.simulate_step", broken)
+        monkeypatch.setattr("hdpsim.experiments.studies.compare.simulate_step", broken)
         result = run("simulate", *SMALL)
         assert result.exit_code == 1
         assert isinstance(result.exception, ZeroDivisionError)
@@ -138,7 +140,7 @@ class TestVerbs:
         def interrupted(*_: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("experiments.compare.simulate_step", interrupted)
+        monkeypatch.setattr("hdpsim.experiments.studies.compare.simulate_step", interrupted)
         result = run("simulate", *SMALL)
         assert result.exit_code == 130
         assert result.stderr == "Error: interrupted\n"
@@ -176,7 +178,7 @@ def test_both_executors_give_the_same_step() -> None:
 
 
 def test_the_real_engine_writes_a_timeline_that_checks(tmp_path: Path) -> None:
-    from experiments.timeline import check_timeline
+    from hdpsim.experiments.output.timeline import check_timeline
 
     path = tmp_path / "step.json.gz"
     assert run("simulate", *REAL, "--timeline", str(path)).exit_code == 0

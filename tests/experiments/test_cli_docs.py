@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from experiments.cli import cli
-from experiments.scenario_schema import KEYS
+from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.scenario.schema import KEYS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from experiments.cli import cli
-from experiments.tables import Table, plain_text
+from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.output.tables import Table, plain_text
 from hdpsim.quoting import LONGEST_MESSAGE
 
 TITLE = "\x1b]0;owned\x07"
@@ -79,8 +79,8 @@ def test_too_much_of_anything_is_a_message(
     def fails(*_: object, **__: object) -> None:
         raise error("deep inside")
 
-    monkeypatch.setattr("experiments.cli_common.load", fails)
-    monkeypatch.setattr("experiments.scenario.load_scenario", fails)
+    monkeypatch.setattr("hdpsim.experiments.cli.common.load", fails)
+    monkeypatch.setattr("hdpsim.experiments.scenario.scenario.load_scenario", fails)
     result = run("simulate", "quickstart-8gpu")
     assert result.exit_code == code
     assert isinstance(result.exception, SystemExit)

@@ -12,17 +12,17 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from experiments.cli import cli
-from experiments.cli_common import say
+from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.cli.common import say
 
 ROOT = Path(__file__).resolve().parents[2]
 TITLE = "\x1b]0;owned\x07\x9b31m"
 SMALL = ("--set", "execution.batches=1", "--set", "data.batch=128K tokens", "--set", "data.context=16K")
 
 OUTLETS = {
-    "experiments/cli_common.py": 2,  # say, and JSON, which escapes by itself
-    "experiments/cli.py": 1,  # our own version
-    "experiments/tables.py": 2,  # rich, of cells that Table has made printable
+    "experiments/cli/common.py": 2,  # say, and JSON, which escapes by itself
+    "experiments/cli/app.py": 1,  # our own version
+    "experiments/output/tables.py": 2,  # rich, of cells that Table has made printable
 }
 
 

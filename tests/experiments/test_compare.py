@@ -7,19 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.artefacts import write_run
-from experiments.compare import Outcome, compare
-from experiments.compare_report import comparison_table, explanation, resources_table
-from experiments.finite import plain
-from experiments.report import (
-    account_table,
-    json_document,
-    outcome_json,
-)
-from experiments.scale import scale, scaling_json, scaling_table
-from experiments.scenario import Scenario, load_scenario
-from experiments.statistics import estimate, with_interval
 from hdpsim.errors import InfeasibleError, NotFiniteError
+from hdpsim.experiments.output.finite import plain
+from hdpsim.experiments.output.statistics import estimate, with_interval
+from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
+from hdpsim.experiments.studies.artefacts import write_run
+from hdpsim.experiments.studies.compare import Outcome, compare
+from hdpsim.experiments.studies.compare_report import comparison_table, explanation, resources_table
+from hdpsim.experiments.studies.report import account_table, json_document, outcome_json
+from hdpsim.experiments.studies.scale import scale, scaling_json, scaling_table
 
 pytestmark = pytest.mark.usefixtures("fake_simulator")
 
@@ -108,7 +104,7 @@ def test_documents_are_equal_from_run_to_run_and_hold_no_nan(scenario: Scenario)
 def test_a_strategy_that_cannot_run_is_reported_beside_the_others(
     scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from experiments import compare as module
+    from hdpsim.experiments.studies import compare as module
 
     real = module.simulate_step
 

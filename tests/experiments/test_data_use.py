@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.cli import cli
-from experiments.data_use import data_use
-from traces import Trace, global_batches
+from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.scenario.data_use import data_use
+from hdpsim.traces import Trace, global_batches
 
 POLICIES = ("chunk", "truncate", "drop")
 

@@ -15,12 +15,11 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.cli import cli
-from experiments.dataset_replay import DatasetReplay, _Played, replay_dataset
-from experiments.dataset_replay_mean import RunningThroughput
-from experiments.dataset_replay_report import replay_json, replay_lines
-from experiments.scenario import Scenario, load_scenario
 from hdpsim.errors import UserInputError
+from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.datasets.replay import DatasetReplay, RunningThroughput, _Played, replay_dataset
+from hdpsim.experiments.datasets.report import replay_json, replay_lines
+from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
 
 BATCH = 2**17  # 128K tokens
 
@@ -46,7 +45,7 @@ def fast_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         seconds = 1.0 + 0.001 * len(lengths)
         return _Played(seconds, 0.4, 0.5, len(lengths), 1, {"attention": seconds})
 
-    monkeypatch.setattr("experiments.dataset_replay._play", play)
+    monkeypatch.setattr("hdpsim.experiments.datasets.replay._play", play)
 
 
 def test_the_mean_is_tokens_over_seconds() -> None:
@@ -218,7 +217,7 @@ def test_the_command_plays_real_steps_the_same_on_any_number_of_workers(trace: P
     assert results[0].stdout == results[1].stdout
     document = json.loads(results[0].stdout)
     checked = scenario(trace, "data.seed=none")
-    from experiments.compare import run_batches
+    from hdpsim.experiments.studies.compare import run_batches
 
     expected = run_batches(checked, checked.batches(6))
     assert document["results"]["per_step"]["step_s"] == [result.step_s for result in expected.results]
@@ -228,7 +227,9 @@ def test_the_command_plays_real_steps_the_same_on_any_number_of_workers(trace: P
 def test_a_run_directory_holds_the_steps(
     trace: Path, tmp_path: Path, thread_engine: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("experiments.sweep_engines.LocalEngine", lambda workers: thread_engine(workers or 2))
+    monkeypatch.setattr(
+        "hdpsim.experiments.parallel.engines.LocalEngine", lambda workers: thread_engine(workers or 2)
+    )
     out = tmp_path / "out"
     done = invoke("replay", "quickstart-8gpu", "--trace", trace, "--out", out, *OPTIONS)
     assert done.exit_code == 0, done.output
@@ -247,8 +248,10 @@ def test_an_interrupted_command_still_writes_and_exits_with_130(
     def stopped(*arguments: Any, report: Any, **options: Any) -> DatasetReplay:
         return replay_dataset(*arguments, report=interrupted(3), **options)
 
-    monkeypatch.setattr("experiments.sweep_engines.LocalEngine", lambda workers: thread_engine(workers or 2))
-    monkeypatch.setattr("experiments.dataset_replay.replay_dataset", stopped)
+    monkeypatch.setattr(
+        "hdpsim.experiments.parallel.engines.LocalEngine", lambda workers: thread_engine(workers or 2)
+    )
+    monkeypatch.setattr("hdpsim.experiments.datasets.replay.replay_dataset", stopped)
     out = tmp_path / "out"
     done = invoke("replay", "quickstart-8gpu", "--trace", trace, "--json", "--out", out, *OPTIONS)
     assert done.exit_code == 130

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.dispatch import Finished, dispatch
-from experiments.sweep_engines import LocalEngine
+from hdpsim.experiments.parallel.dispatch import Finished, dispatch
+from hdpsim.experiments.parallel.engines import LocalEngine
 
 DIES = "__import__('os')._exit(3)"
 IS_KILLED = f"__import__('os').kill(__import__('os').getpid(), {int(signal.SIGKILL)})"
@@ -77,7 +77,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         "import os\n"
-        "from experiments.worker_pool import worker_pool\n"
+        "from hdpsim.experiments.parallel.pool import worker_pool\n"
         "if __name__ == '__main__':\n"
         "    with worker_pool(1) as pool:\n"
         "        print(pool.submit(os.getpid).result(), flush=True)\n"

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from cost_models.calibration import calibration
-from experiments.cli import cli
-from experiments.compare import compare
-from experiments.explain import explain, find_term, term_names
-from experiments.scenario import load_scenario
+from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.errors import UserInputError
+from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.explaining.explain import explain, find_term, term_names
+from hdpsim.experiments.scenario.scenario import load_scenario
+from hdpsim.experiments.studies.compare import compare
 
 UNIFORM = ("strategy.name=static", "layout.tp=2", "layout.pp=2", "data.context=4K")
 

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-import cost_models
-from cost_models import layer_gemms
-from cost_models.collective_time import CollectiveTime
-from cost_models.kernels import gemm_s
-from experiments.explain import explain
-from experiments.scenario import Scenario, load_scenario, scenario_names
+from hdpsim import cost_models
+from hdpsim.cost_models.kernels.products import gemm_s
+from hdpsim.cost_models.layer import gemms as layer_gemms
+from hdpsim.cost_models.network.algorithms import CollectiveTime
 from hdpsim.errors import HdpSimError
-from simulator.simulate import simulate_step
+from hdpsim.experiments.explaining.explain import explain
+from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, scenario_names
+from hdpsim.simulator.step import simulate_step
 
 SMALL = ("data.batch=128K tokens", "data.context=8K", "layout.rank_capacity=8K")
 MODELS = {
@@ -128,7 +128,7 @@ def test_no_cost_model_knows_whether_somebody_listens() -> None:
         imported = {
             alias.name
             for node in ast.walk(tree)
-            if isinstance(node, ast.ImportFrom) and node.module == "cost_models.tracing"
+            if isinstance(node, ast.ImportFrom) and node.module == "hdpsim.cost_models.tracing"
             for alias in node.names
         }
         assert imported <= {"aside", "note", "priced", "remembered"}, path.name

@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from cost_models.calibration import calibration
-from experiments.bytescale_data import read_cells
-from experiments.bytescale_simulation import Job
-from experiments.cli import cli
-from experiments.fidelity import TARGET, Residual, Residuals
-from experiments.fidelity_features import Features, configuration_key, features_of
-from experiments.fidelity_file import (
+from hdpsim.cost_models.calibration.calibration import calibration
+from hdpsim.errors import UserInputError
+from hdpsim.experiments.bands.band import TARGET, Residual, Residuals
+from hdpsim.experiments.bands.features import Features, configuration_key, features_of
+from hdpsim.experiments.bands.residuals import (
     check_residuals,
     read_residuals,
     residual_lines,
@@ -27,13 +25,15 @@ from experiments.fidelity_file import (
     shipped_residuals,
     write_residuals,
 )
-from experiments.fidelity_reproduced import bytescale_residuals, megascale_residuals
-from experiments.megascale_data import table_2
-from experiments.record_prediction import predict
-from experiments.records import read_records, shipped_records
-from experiments.scenario import load_scenario
-from hdpsim.errors import UserInputError
-from simulator.setup import StrategyOptions
+from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.papers.bytescale_data import read_cells
+from hdpsim.experiments.papers.bytescale_simulation import Job
+from hdpsim.experiments.papers.megascale_data import table_2
+from hdpsim.experiments.papers.residuals import bytescale_residuals, megascale_residuals
+from hdpsim.experiments.records.prediction import predict
+from hdpsim.experiments.records.table import read_records, shipped_records
+from hdpsim.experiments.scenario.scenario import load_scenario
+from hdpsim.simulator.setup import StrategyOptions
 
 RUN = Features(
     gpu="h100-80gb", generation="hopper", bits=16, sharded=False, experts=False, recompute="none", dynamic=False,

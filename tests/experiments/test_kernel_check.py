@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cost_models import catalog
-from cost_models.calibration import calibration
-from cost_models.kernels import gemm_s
-from experiments.kernel_check import check, group_errors
+from hdpsim.cost_models.calibration.calibration import calibration
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.kernels.products import gemm_s
 from hdpsim.errors import UserInputError
+from hdpsim.experiments.validation.kernels import check, group_errors
 
 COLUMNS = (
     "id,kind,gpu,dtype,size_bytes,m,n,k,groups,batch,seq_len,heads,kv_heads,head_dim,causal,direction,n_ranks,"

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.report import headline
-from experiments.scenario import Scenario, load_scenario, resolve_scenario
 from hdpsim.errors import InfeasibleError, ScenarioError
+from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolve_scenario
+from hdpsim.experiments.studies.report import headline
 
 DOCUMENT = {
     "model": "llama-3-8b",

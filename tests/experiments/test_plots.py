@@ -13,8 +13,9 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from experiments import plots, plots_of_time
-from experiments.plot_style import (
+from hdpsim.errors import UserInputError
+from hdpsim.experiments.output import plots, plots_of_time
+from hdpsim.experiments.output.plot_style import (
     PALETTE,
     account_group,
     colours_of,
@@ -24,8 +25,7 @@ from experiments.plot_style import (
     readable_name,
     save_figure,
 )
-from hdpsim.errors import UserInputError
-from simulator.execution import WAITS
+from hdpsim.simulator.play.execution import WAITS
 
 STRATEGIES = ("static", "hdp-naive", "hdp-balance")
 ACCOUNTS = {

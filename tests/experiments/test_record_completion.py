@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from experiments.record_prediction import predict
-from experiments.software.run import RunConfig
+from hdpsim.experiments.records.prediction import predict
+from hdpsim.experiments.software.run import RunConfig
 
 RUN = RunConfig(
     gpu="h100", n_gpus=16, gpus_per_node=8, model_name="small", layers=8, hidden=2048, ffn_hidden=8192, heads=16,

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.record_pipeline import virtual_stages
-from experiments.record_prediction import predict
-from experiments.record_setup import job_of
-from experiments.record_switches import switches_of
-from experiments.software.facts import Run, interleaves
-from experiments.software.run import RunConfig
-from simulator.simulate import plan_batch
+from hdpsim.experiments.records.pipeline import virtual_stages
+from hdpsim.experiments.records.prediction import predict
+from hdpsim.experiments.records.setup import job_of
+from hdpsim.experiments.records.switches import switches_of
+from hdpsim.experiments.software.facts import Run, interleaves
+from hdpsim.experiments.software.run import RunConfig
+from hdpsim.simulator.step import plan_batch
 
 
 def _config(**changes: object) -> RunConfig:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from experiments.record_machine import collective_share, nic_gbps
-from experiments.software.facts import Run
-from experiments.software.rules import setting_of
-from experiments.software.run import RunConfig
+from hdpsim.experiments.records.machine import collective_share, nic_gbps
+from hdpsim.experiments.software.facts import Run
+from hdpsim.experiments.software.rules import setting_of
+from hdpsim.experiments.software.run import RunConfig
 
 
 @pytest.mark.parametrize(

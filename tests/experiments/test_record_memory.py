@@ -2,11 +2,11 @@
 
 import pytest
 
-from cost_models.memory_overheads import EAGER, MemoryOverheads
-from experiments.record_memory import gauge_of, predict_memory
-from experiments.record_setup import job_of
-from experiments.record_stack import stack_of
-from experiments.software.run import RunConfig
+from hdpsim.cost_models.memory.overheads import EAGER, MemoryOverheads
+from hdpsim.experiments.records.memory import gauge_of, predict_memory
+from hdpsim.experiments.records.setup import job_of
+from hdpsim.experiments.software.memory import stack_of
+from hdpsim.experiments.software.run import RunConfig
 
 
 def _config(**changes: object) -> RunConfig:

@@ -12,26 +12,26 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost_models import catalog
-from cost_models.catalog_documents import cluster_document, model_document
-from cost_models.hardware import Cluster, Fabric
-from cost_models.layout import Layout
-from cost_models.memory_overheads import MemoryOverheads
-from cost_models.model import Model
-from cost_models.schema import Problems
-from experiments.cli import cli
-from experiments.record_completion import completed
-from experiments.record_memory import predict_memory
-from experiments.record_prediction import predict, predict_step
-from experiments.record_scenario import job_document, record_scenario
-from experiments.record_setup import Job, job_of
-from experiments.records import Record, read_records, shipped_records
-from experiments.scenario import load_scenario, resolve_scenario
-from experiments.scenario_schema import FIELDS, KEYS
-from experiments.software.run import RunConfig
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.hardware.documents import cluster_document, model_document
+from hdpsim.cost_models.hardware.parts import Cluster, Fabric
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.memory.overheads import MemoryOverheads
+from hdpsim.cost_models.reading.fields import Problems
+from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import HdpSimError, InfeasibleError, UserInputError
-from simulator.setup import ExecutionOptions, MemoryOptions, StrategyOptions
-from simulator.simulate import simulate_step
+from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.records.completion import completed
+from hdpsim.experiments.records.memory import predict_memory
+from hdpsim.experiments.records.prediction import predict, predict_step
+from hdpsim.experiments.records.scenario import job_document, record_scenario
+from hdpsim.experiments.records.setup import Job, job_of
+from hdpsim.experiments.records.table import Record, read_records, shipped_records
+from hdpsim.experiments.scenario.scenario import load_scenario, resolve_scenario
+from hdpsim.experiments.scenario.schema import FIELDS, KEYS
+from hdpsim.experiments.software.run import RunConfig
+from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, StrategyOptions
+from hdpsim.simulator.step import simulate_step
 
 PACKED, EXPERTS = "nemo-0013", "megatron-bridge-0005"
 

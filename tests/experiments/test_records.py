@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments.record_prediction import convention_of, predict, predict_step
-from experiments.record_setup import job_of
-from experiments.records import REQUIRED_COLUMNS, Record, read_records, shipped_records
-from experiments.software.run import RunConfig
 from hdpsim.errors import CatalogError, InfeasibleError, UserInputError
-from simulator.simulate import simulate_step
+from hdpsim.experiments.records.prediction import convention_of, predict, predict_step
+from hdpsim.experiments.records.setup import job_of
+from hdpsim.experiments.records.table import REQUIRED_COLUMNS, Record, read_records, shipped_records
+from hdpsim.experiments.software.run import RunConfig
+from hdpsim.simulator.step import simulate_step
 
 ROW = {
     "gpu": "H100-SXM-80G", "n_gpus": "16", "gpus_per_node": "8", "model_name": "small", "layers": "8", "hidden": "2048",

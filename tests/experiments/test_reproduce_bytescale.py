@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from cost_models import catalog
-from cost_models.feasibility import reasons_against
-from cost_models.memory import memory_report
-from experiments.bytescale_data import (
+from hdpsim.cost_models.feasibility import reasons_against
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.memory.report import memory_report
+from hdpsim.errors import UserInputError
+from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.papers.bytescale import run
+from hdpsim.experiments.papers.bytescale_data import (
     CONTEXTS_TOKENS,
     DATASETS,
     STRATEGIES,
@@ -20,20 +23,24 @@ from experiments.bytescale_data import (
     layouts,
     read_cells,
 )
-from experiments.bytescale_simulation import BATCH_TOKENS, CLUSTER, Job, batches_of, run_jobs, setup_of
-from experiments.bytescale_summary import (
+from hdpsim.experiments.papers.bytescale_simulation import (
+    BATCH_TOKENS,
+    CLUSTER,
+    Job,
+    batches_of,
+    run_jobs,
+    setup_of,
+)
+from hdpsim.experiments.papers.bytescale_summary import (
     ABLATION,
     decline_document,
     order_document,
     records_summary,
     speedups_document,
 )
-from experiments.cli import cli
-from experiments.record_errors import error_of, error_summary
-from experiments.references import cluster_of_size
-from experiments.reproduce_bytescale import run
-from hdpsim.errors import UserInputError
-from simulator.setup import StrategyOptions
+from hdpsim.experiments.scenario.references import cluster_of_size
+from hdpsim.experiments.validation.errors import error_of, error_summary
+from hdpsim.simulator.setup import StrategyOptions
 
 HEADER = "model,dataset,gpus,context_tokens,strategy,measured_tokens_per_s"
 GOOD = "llama-7b,github,1024,262144,static,548304"

@@ -12,12 +12,13 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cost_models import catalog
-from experiments import megascale_tables
-from experiments.cli import cli
-from experiments.megascale_data import Cell, facts, model_flop_per_token, read_cells, table_2
-from experiments.megascale_simulation import ABLATION, predict, scenario_of
-from experiments.megascale_summary import (
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.errors import UserInputError
+from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.papers import megascale_tables
+from hdpsim.experiments.papers.megascale_data import Cell, facts, model_flop_per_token, read_cells, table_2
+from hdpsim.experiments.papers.megascale_simulation import ABLATION, predict, scenario_of
+from hdpsim.experiments.papers.megascale_summary import (
     ablation_document,
     mttf_document,
     ratios_document,
@@ -25,8 +26,7 @@ from experiments.megascale_summary import (
     startup_document,
     summary_of,
 )
-from experiments.scenario import load_scenario, scenario_names
-from hdpsim.errors import UserInputError
+from hdpsim.experiments.scenario.scenario import load_scenario, scenario_names
 
 HEADER = "system,model,gpus,global_batch,metric,measured"
 MODEL = catalog.model("megascale-175b")

@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.plots import plot_throughput_bars
-from experiments.run_directory import MARKER, SCHEMA_VERSION, RunDirectory
 from hdpsim import __version__
 from hdpsim.errors import UserInputError
+from hdpsim.experiments.output.plots import plot_throughput_bars
+from hdpsim.experiments.output.run_directory import MARKER, SCHEMA_VERSION, RunDirectory
 
 
 @dataclass(frozen=True)

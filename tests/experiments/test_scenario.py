@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.overrides import apply_overrides, parse_override
-from experiments.scenario import Scenario, load_scenario, resolve_scenario, scenario_names
-from experiments.scenario_schema import KEYS
 from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
+from hdpsim.experiments.scenario.overrides import apply_overrides, parse_override
+from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolve_scenario, scenario_names
+from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.yaml_loader import load_yaml
 
 GOOD = """\

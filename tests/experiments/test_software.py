@@ -10,21 +10,21 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_models.layout import Layout
-from cost_models.memory_overheads import EAGER, MemoryOverheads
-from cost_models.model import Model
-from experiments.cli import cli
-from experiments.record_setup import job_of
-from experiments.record_switches import switches_of
-from experiments.records import read_records, shipped_records
-from experiments.scenario import load_scenario
-from experiments.software.choice import read_software, software_names
-from experiments.software.facts import Run
-from experiments.software.rules import KINDS, Stack, _Conditions, setting_of, stacks, switches
-from experiments.software.run import RunConfig
-from experiments.validate import run as validate
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.memory.overheads import EAGER, MemoryOverheads
+from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import CatalogError, ScenarioError
-from simulator.simulate import simulate_step
+from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.records.setup import job_of
+from hdpsim.experiments.records.switches import switches_of
+from hdpsim.experiments.records.table import read_records, shipped_records
+from hdpsim.experiments.scenario.scenario import load_scenario
+from hdpsim.experiments.software.choice import read_software, software_names
+from hdpsim.experiments.software.facts import Run
+from hdpsim.experiments.software.rules import KINDS, Stack, _Conditions, setting_of, stacks, switches
+from hdpsim.experiments.software.run import RunConfig
+from hdpsim.experiments.validation.run import run as validate
+from hdpsim.simulator.step import simulate_step
 
 READINGS = {
     "balanced_experts",

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.statistics import FEWEST, estimate, estimate_json, paired_ratio, with_interval
+from hdpsim.experiments.output.statistics import FEWEST, estimate, estimate_json, paired_ratio, with_interval
 
 values = st.lists(st.floats(1.0, 1e6), min_size=1, max_size=12)
 

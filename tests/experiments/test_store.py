@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from experiments.store import ResultStore, StoreError
+from hdpsim.experiments.sweeps.store import ResultStore, StoreError
 
 KEY, OTHER = "ab" + 62 * "0", "cd" + 62 * "1"
 

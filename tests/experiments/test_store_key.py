@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.scenario import Scenario, load_scenario
-from experiments.store_key import code_version, scenario_key
+from hdpsim.experiments.parallel.code_version import code_version, scenario_key
+from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -72,7 +72,8 @@ def shipped_files() -> list[Path]:
 
 def test_every_shipped_file_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[str] = []
-    monkeypatch.setattr("experiments.store_key._add_file", lambda _digest, name, _path: counted.append(name))
+    add = "hdpsim.experiments.parallel.code_version._add_file"
+    monkeypatch.setattr(add, lambda _digest, name, _path: counted.append(name))
     code_version.__wrapped__()
     assert counted == sorted(set(counted), key=counted.index)
     assert {Path(name) for name in counted} == set(shipped_files())
@@ -93,14 +94,16 @@ def test_every_shipped_file_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_changed_byte_of_data_changes_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = code_version.__wrapped__()
     read = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b" " if path == ROOT / name else b""))
+    monkeypatch.setattr(
+        Path, "read_bytes", lambda path: read(path) + (b" " if path.resolve() == ROOT / name else b"")
+    )
     assert code_version.__wrapped__() != before
 
 
 def test_it_is_the_same_in_every_process() -> None:
     code = (
-        "from experiments.scenario import load_scenario\n"
-        "from experiments.store_key import code_version, scenario_key\n"
+        "from hdpsim.experiments.scenario.scenario import load_scenario\n"
+        "from hdpsim.experiments.parallel.code_version import code_version, scenario_key\n"
         "print(scenario_key(load_scenario('quickstart-8gpu')))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "123", "PYTHONPATH": str(ROOT)}

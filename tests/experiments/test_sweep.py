@@ -13,14 +13,14 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
-from experiments.cli import cli
-from experiments.store import ResultStore, StoreError
-from experiments.sweep import SweepRun, run_sweep
-from experiments.sweep_cells import expand
-from experiments.sweep_file import load_sweep
-from experiments.sweep_plots import arrange
-from experiments.sweep_report import rows_of, sweep_json
 from hdpsim.errors import UserInputError
+from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.sweeps.cells import expand
+from hdpsim.experiments.sweeps.file import load_sweep
+from hdpsim.experiments.sweeps.plots import arrange
+from hdpsim.experiments.sweeps.report import rows_of, sweep_json
+from hdpsim.experiments.sweeps.run import SweepRun, run_sweep
+from hdpsim.experiments.sweeps.store import ResultStore, StoreError
 
 SWEEP = """
 base: quickstart-8gpu
@@ -64,8 +64,8 @@ def test_every_cell_has_a_row_and_those_that_cannot_run_a_reason(run: Callable[.
 
 
 def test_a_cell_is_what_simulate_says(run: Callable[..., SweepRun]) -> None:
-    from experiments.compare import run_batches
-    from experiments.scenario import load_scenario
+    from hdpsim.experiments.scenario.scenario import load_scenario
+    from hdpsim.experiments.studies.compare import run_batches
 
     changes = ("execution.batches=1", "data.batch=128K tokens", "data.context=16K", "layout.tp=4")
     scenario = load_scenario("quickstart-8gpu", changes)
@@ -79,7 +79,7 @@ def test_a_repeated_sweep_computes_nothing_and_says_the_same(
     run: Callable[..., SweepRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = run()
-    monkeypatch.setattr("experiments.sweep.simulate_cells", None)
+    monkeypatch.setattr("hdpsim.experiments.sweeps.run.simulate_cells", None)
     again = run()
     assert (again.found, again.computed) == (4, 0)
     assert document(again) == document(first)
@@ -139,7 +139,7 @@ def test_a_full_disk_keeps_what_was_written_and_says_so(
         replace(source, target)
 
     with monkeypatch.context() as patched:
-        patched.setattr("experiments.store.os.replace", full)
+        patched.setattr("hdpsim.experiments.sweeps.store.os.replace", full)
         with pytest.raises(UserInputError, match=r"No space left(.|\n)*\n2 of 4 simulations") as caught:
             run(slots=1)
     assert isinstance(caught.value.__cause__, StoreError)
@@ -150,7 +150,7 @@ def test_a_full_disk_keeps_what_was_written_and_says_so(
 def test_a_bug_in_one_cell_is_its_row_and_is_tried_again(
     run: Callable[..., SweepRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from experiments.compare import run_batches
+    from hdpsim.experiments.studies.compare import run_batches
 
     def buggy(scenario: Any, batches: Any, **options: Any) -> Any:
         if scenario.layout.tp == 4:
@@ -158,7 +158,7 @@ def test_a_bug_in_one_cell_is_its_row_and_is_tried_again(
         return run_batches(scenario, batches, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr("experiments.sweep_cell.run_batches", buggy)
+        patched.setattr("hdpsim.experiments.sweeps.cell.run_batches", buggy)
         done = run()
     assert (done.count("ok"), done.count("failed")) == (2, 2)
     assert "ZeroDivisionError: oops" in next(r.reason for r in done.results if r.status == "failed")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.sweep_cells import expand
-from experiments.sweep_file import Sweep, load_sweep, sweep_names
 from hdpsim.errors import ScenarioError, UserInputError
+from hdpsim.experiments.sweeps.cells import expand
+from hdpsim.experiments.sweeps.file import Sweep, load_sweep, sweep_names
 
 
 def sweep(tmp_path: Path, text: str) -> Sweep:
@@ -51,7 +51,7 @@ def test_several_zips_are_several_axes(tmp_path: Path) -> None:
 
 
 def test_cells_are_what_set_would_make_of_the_scenario(tmp_path: Path) -> None:
-    from experiments.scenario import load_scenario
+    from hdpsim.experiments.scenario.scenario import load_scenario
 
     found = sweep(
         tmp_path,

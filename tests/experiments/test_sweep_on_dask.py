@@ -134,10 +134,10 @@ def test_a_lost_scheduler_loses_nothing_that_was_finished(tmp_path: Path, cluste
 
 
 def test_a_scheduler_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    from experiments.sweep_engines import engine_of
     from hdpsim.errors import UserInputError
+    from hdpsim.experiments.parallel.engines import engine_of
 
-    monkeypatch.setattr("experiments.sweep_engines.CONNECT_S", 0.3)
+    monkeypatch.setattr("hdpsim.experiments.parallel.engines.CONNECT_S", 0.3)
     with pytest.raises(UserInputError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:1 "):
         engine_of("dask://127.0.0.1:1")
 
@@ -145,10 +145,10 @@ def test_a_scheduler_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("name", ["asyncio", "distributed.client", "tornado.application"])
 def test_dask_prints_no_tracebacks_of_its_own(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Its event loop logs connections that break while a result travels: whether one does is a matter of luck."""
-    from experiments.sweep_engines import engine_of
     from hdpsim.errors import UserInputError
+    from hdpsim.experiments.parallel.engines import engine_of
 
-    monkeypatch.setattr("experiments.sweep_engines.CONNECT_S", 0.3)
+    monkeypatch.setattr("hdpsim.experiments.parallel.engines.CONNECT_S", 0.3)
     with pytest.raises(UserInputError):
         engine_of("dask://127.0.0.1:1")
     assert not logging.getLogger(name).isEnabledFor(logging.CRITICAL)

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from key_values import SWITCHES as VALUES
 
-from experiments.scenario import load_scenario
 from hdpsim.errors import InfeasibleError, ScenarioError
-from simulator.simulate import StepResult, simulate_step
+from hdpsim.experiments.scenario.scenario import load_scenario
+from hdpsim.simulator.step import StepResult, simulate_step
 
 Switches = dict[str, str]
 

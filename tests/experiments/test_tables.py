@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.tables import Table, plain_text, print_rich
+from hdpsim.experiments.output.tables import Table, plain_text, print_rich
 
 TABLE = Table(
     title="Times",

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.timeline import check_timeline, write_timeline
 from hdpsim.errors import UserInputError
-from simulator.execution import WAITS, Spans
+from hdpsim.experiments.output.timeline import check_timeline, write_timeline
+from hdpsim.simulator.play.execution import WAITS, Spans
 
 Row = tuple[int, int, int, int, int, float, float]
 

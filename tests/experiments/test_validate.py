@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from experiments.cli import cli
-from experiments.records import MEASURED_COLUMNS, shipped_records
-from experiments.validate import run
 from hdpsim.errors import UserInputError
+from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.records.table import MEASURED_COLUMNS, shipped_records
+from hdpsim.experiments.validation.run import run
 
 SOME = ("megatron-lm-0001", "bloom-0001", "dgxc-0003", "zero-bubble-0028", "zero-bubble-0004", "simumax-0001",
         "mlperf-0001", "alst-0006")  # fmt: skip

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.report import mfu_note
-from experiments.scenario import Scenario, load_scenario
-from experiments.whatif import whatif, whatif_json, whatif_table
 from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
+from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
+from hdpsim.experiments.studies.report import mfu_note
+from hdpsim.experiments.studies.whatif import whatif, whatif_json, whatif_table
 
 pytestmark = pytest.mark.usefixtures("fake_simulator")
 

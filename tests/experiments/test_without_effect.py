@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from key_values import VALUES
 
-from experiments.scenario import Scenario, load_scenario
-from experiments.scenario_schema import KEYS
-from experiments.whatif import whatif, whatif_table
 from hdpsim.errors import InfeasibleError, UserInputError
-from simulator.simulate import simulate_step
-from simulator.without_effect import without_effect
+from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
+from hdpsim.experiments.scenario.schema import KEYS
+from hdpsim.experiments.studies.whatif import whatif, whatif_table
+from hdpsim.simulator.step import simulate_step
+from hdpsim.simulator.without_effect import without_effect
 
 SMALL = (
     "cluster.node=hgx-b200-180gb", "gpus=16", "model.layers=4", "data.trace=bytescale-github", "data.batch=256K tokens",

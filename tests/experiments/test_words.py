@@ -10,15 +10,15 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost_models import catalog
-from experiments import statistics, words
-from experiments.campaign import reached_s, run_campaign
-from experiments.cli import cli
-from experiments.cost_to_target import price_of, time_at
-from experiments.scenario import load_scenario
-from experiments.statistics import estimate
-from experiments.words import duration, parse_target, token_amount
+from hdpsim.cost_models.hardware import catalog
 from hdpsim.errors import UserInputError
+from hdpsim.experiments.campaigns.run import reached_s, run_campaign
+from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.output import statistics, words
+from hdpsim.experiments.output.statistics import estimate
+from hdpsim.experiments.output.words import duration, parse_target, token_amount
+from hdpsim.experiments.scenario.scenario import load_scenario
+from hdpsim.experiments.studies.cost_to_target import price_of, time_at
 
 
 @pytest.mark.parametrize("module", [words, statistics])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.worker_pool import worker_pool
+from hdpsim.experiments.parallel.pool import worker_pool
 
 
 def test_results_come_back() -> None:
@@ -33,7 +33,7 @@ def test_an_interrupt_of_the_whole_group_ends_it(tmp_path: Path) -> None:
     script = tmp_path / "long_work.py"
     script.write_text(
         "import time\n"
-        "from experiments.worker_pool import worker_pool\n"
+        "from hdpsim.experiments.parallel.pool import worker_pool\n"
         "if __name__ == '__main__':\n"
         "    with worker_pool(1) as pool:\n"
         "        pool.submit(abs, -1).result()\n"
@@ -62,7 +62,7 @@ def test_a_signal_to_the_whole_group_is_answered_by_its_first_process_alone(
     script = tmp_path / "long_work.py"
     script.write_text(
         "import time\n"
-        "from experiments.worker_pool import worker_pool\n"
+        "from hdpsim.experiments.parallel.pool import worker_pool\n"
         "from hdpsim import interrupts\n"
         "if __name__ == '__main__':\n"
         "    interrupts.listen()\n"

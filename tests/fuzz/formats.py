@@ -20,12 +20,12 @@ import yaml
 from fuzz_mutate import TEXTS, other_value, spoiled_bytes, spoiled_document, spoiled_text
 from recorded_jobs import Shape, record
 
-from cost_models import catalog
-from cost_models.calibration import calibration_names
-from experiments.cli import VERBS
-from experiments.records import shipped_records
-from experiments.scenario import load_scenario
-from experiments.scenario_schema import KEYS
+from hdpsim.cost_models.calibration.calibration import calibration_names
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.experiments.cli.app import VERBS
+from hdpsim.experiments.records.table import shipped_records
+from hdpsim.experiments.scenario.scenario import load_scenario
+from hdpsim.experiments.scenario.schema import KEYS
 
 Arguments = list[str]
 ROOT = Path(catalog.__file__).parent / "data"

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from click.testing import CliRunner
 
-from experiments.cli import cli
+from hdpsim.experiments.cli.app import cli
 
 SECONDS = 20
 SECONDS_OF_REPRODUCE = 120

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments.recorded_trace import read_recorded_job
-from simulator.recorded import RecordedJob
+from hdpsim.experiments.jobs.trace import read_recorded_job
+from hdpsim.simulator.recorded.operations import RecordedJob
 
 # jobs.py becomes importable as recorded_jobs: --import-mode=importlib puts no test folder on sys.path.
 _spec = importlib.util.spec_from_file_location("recorded_jobs", Path(__file__).with_name("jobs.py"))

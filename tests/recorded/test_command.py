@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from recorded_jobs import Shape
 
-from experiments.cli import cli
+from hdpsim.experiments.cli.app import cli
 
 Files = Callable[[Shape], tuple[Path, Path]]
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdpsim.errors import DeadlockError
-from simulator.recorded_engine import play_operations
-from simulator.recorded_replay import OperationGraph, Replay
+from hdpsim.simulator.recorded.engine import play_operations
+from hdpsim.simulator.recorded.replay import OperationGraph, Replay
 
 
 def graph(operations: int, edges: list[tuple[int, int]], group: list[int] | None = None) -> OperationGraph:

@@ -11,9 +11,9 @@ import pytest
 from recorded_jobs import Shape, record
 
 from hdpsim.errors import UserInputError
-from simulator.recorded import PEER_TO_PEER, RecordedJob, code, is_kind
-from simulator.recorded_graph import host_gaps, link_operations
-from simulator.recorded_whatif import Analysis, analyse
+from hdpsim.simulator.recorded.graph import host_gaps, link_operations
+from hdpsim.simulator.recorded.operations import PEER_TO_PEER, RecordedJob, code, is_kind
+from hdpsim.simulator.recorded.whatif import Analysis, analyse
 
 MakeJob = Callable[[Shape], RecordedJob]
 

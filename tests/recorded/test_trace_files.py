@@ -11,8 +11,8 @@ import pytest
 import yaml
 from recorded_jobs import Shape, record
 
-from experiments.recorded_trace import read_recorded_job
 from hdpsim.errors import UserInputError
+from hdpsim.experiments.jobs.trace import read_recorded_job
 
 Files = Callable[[Shape], tuple[Path, Path]]
 SHAPE = Shape(stages=2, steps=1)

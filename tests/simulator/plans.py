@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from hypothesis import strategies as st
 
-from cost_models.micro_batch import Epilogue, StepCosts
-from simulator.execution import Noise
-from simulator.plan import HOLE, Plan
-from simulator.schedules import BACKWARD, FORWARD, operation_order
+from hdpsim.cost_models.step.micro_batch import Epilogue, StepCosts
+from hdpsim.simulator.plan import HOLE, Plan
+from hdpsim.simulator.play.execution import Noise
+from hdpsim.simulator.play.schedules import BACKWARD, FORWARD, operation_order
 
 TERMS = ("attention", "gemm")
 

@@ -9,14 +9,14 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cost_models import catalog
-from cost_models.calibration import Calibration, calibration
-from cost_models.hardware import Cluster, Fabric
-from cost_models.layout import Layout, Schedule
-from cost_models.model import Model
-from simulator.setup import ExecutionOptions, Setup, StrategyName, StrategyOptions
-from simulator.simulate import micro_batch_cost
-from simulator.strategies.problem import PlanningProblem
+from hdpsim.cost_models.calibration.calibration import Calibration, calibration
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.hardware.parts import Cluster, Fabric
+from hdpsim.cost_models.layout.layout import Layout, Schedule
+from hdpsim.cost_models.transformer.model import Model
+from hdpsim.simulator.setup import ExecutionOptions, Setup, StrategyName, StrategyOptions
+from hdpsim.simulator.step import micro_batch_cost
+from hdpsim.simulator.strategies.problem import PlanningProblem
 
 MODEL = Model(
     name="small", layers=8, hidden=1024, heads=8, kv_heads=8, head_dim=128, ffn_hidden=2816, vocab=32_000

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator_setups import Task, small_cluster, small_setup, tasks
 
-from cost_models import catalog
-from cost_models.calibration import calibration
-from cost_models.hardware import Cluster, Fabric
-from cost_models.layout import Layout
+from hdpsim.cost_models.calibration.calibration import calibration
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.hardware.parts import Cluster, Fabric
+from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.errors import InfeasibleError
-from simulator.setup import Setup, StrategyOptions
-from simulator.simulate import plan_batch, simulate_step
-from simulator.validate import validate_plan
+from hdpsim.simulator.play.validate import validate_plan
+from hdpsim.simulator.setup import Setup, StrategyOptions
+from hdpsim.simulator.step import plan_batch, simulate_step
 
 FOR_NOTHING = 1.02
 """A planner is no optimiser: so much slower a step on better parts may be."""

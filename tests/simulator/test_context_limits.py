@@ -8,10 +8,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from simulator_setups import MODEL, small_cluster, small_setup
 
-from cost_models.layout import ContextParallelKind, Layout
+from hdpsim.cost_models.layout.layout import ContextParallelKind, Layout
 from hdpsim.errors import InfeasibleError
-from simulator.setup import Setup, StrategyName
-from simulator.simulate import plan_batch, simulate_step
+from hdpsim.simulator.setup import Setup, StrategyName
+from hdpsim.simulator.step import plan_batch, simulate_step
 
 KINDS: tuple[ContextParallelKind, ...] = ("ring", "all-gather", "gathered-ring", "ulysses")
 STRATEGIES: tuple[StrategyName, ...] = ("static", "hdp-naive", "hdp-balance")

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator_setups import Task, tasks
 
-from simulator.setup import Setup
-from simulator.simulate import StepResult, simulate_step
+from hdpsim.simulator.setup import Setup
+from hdpsim.simulator.step import StepResult, simulate_step
 
 PLANNED = ("planner_s_per_sequence", "metadata_bytes_per_s")
 """What only strategies with a plan wait for."""

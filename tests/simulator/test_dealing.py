@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulator_setups import FLOOR, HOPPER, problem_of, small_setup
 
-from simulator.strategies.dealing import (
+from hdpsim.simulator.strategies.dealing import (
     Packs,
     deal_packs,
     deal_sequences,
@@ -14,7 +14,7 @@ from simulator.strategies.dealing import (
     exchange,
     fill_packs,
 )
-from simulator.strategies.problem import PlanningProblem
+from hdpsim.simulator.strategies.problem import PlanningProblem
 
 
 def problem(lengths: list[int], cal: object = HOPPER) -> PlanningProblem:

@@ -4,11 +4,11 @@ from hypothesis import given, settings
 from simulator_plans import Case, cases, make_costs, make_plan
 
 from hdpsim.errors import DeadlockError
-from simulator import engine
-from simulator.engine import run_engine
-from simulator.execution import WAITS, Noise
-from simulator.program import compile_program
-from simulator.replay import run_replay
+from hdpsim.simulator.play import engine
+from hdpsim.simulator.play.engine import run_engine
+from hdpsim.simulator.play.execution import WAITS, Noise
+from hdpsim.simulator.play.program import compile_program
+from hdpsim.simulator.play.replay import run_replay
 
 
 @settings(max_examples=300)

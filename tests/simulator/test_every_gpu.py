@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cost_models import catalog
-from cost_models.calibration import Calibration, calibration
-from cost_models.layout import Layout
+from hdpsim.cost_models.calibration.calibration import Calibration, calibration
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.errors import InfeasibleError
-from simulator.setup import Setup, StrategyOptions
-from simulator.simulate import StepResult, simulate_step
+from hdpsim.simulator.setup import Setup, StrategyOptions
+from hdpsim.simulator.step import StepResult, simulate_step
 
 TIMES_S = ("launch_s", "layer_floor_s", "ring_delay_s", "step_fixed_s", "step_layer_s", "micro_batch_fixed_s",
            "kernel_tail_s")  # fmt: skip

@@ -4,11 +4,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator_setups import FLOOR, HOPPER, problem_of, small_cluster, small_setup
 
-from cost_models.layout import Layout
-from simulator.strategies import gangs as gangs_module
-from simulator.strategies.gangs import RankLoads, place_gangs
-from simulator.strategies.long_sequences import LongSequences
-from simulator.strategies.problem import PlanningProblem
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.simulator.strategies import gangs as gangs_module
+from hdpsim.simulator.strategies.gangs import RankLoads, place_gangs
+from hdpsim.simulator.strategies.long_sequences import LongSequences
+from hdpsim.simulator.strategies.problem import PlanningProblem
 
 
 def problem(

@@ -6,17 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator_setups import CONGESTED, HOPPER, MODEL, problem_of, small_cluster, small_setup, tasks
 
-from cost_models.layout import Layout
+from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.errors import InfeasibleError
-from simulator.strategies import group_size
-from simulator.strategies.group_size import (
+from hdpsim.simulator.strategies import groups as group_size
+from hdpsim.simulator.strategies.groups import (
     choose_groups,
     least_group,
     needed_ratio,
     size_grid,
     smallest_group,
 )
-from simulator.strategies.problem import PlanningProblem
+from hdpsim.simulator.strategies.problem import PlanningProblem
 
 DEEP = replace(MODEL, name="deep", layers=32)
 

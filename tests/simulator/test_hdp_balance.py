@@ -6,15 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator_setups import FLOOR, HOPPER, MODEL, Task, problem_of, small_cluster, small_setup, tasks
 
-from cost_models.layout import Layout
+from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.errors import InfeasibleError
-from simulator.plan import HOLE
-from simulator.setup import Setup
-from simulator.simulate import simulate_step
-from simulator.strategies import hdp_balance
-from simulator.strategies.hdp_balance import plan_balanced
-from simulator.validate import validate_plan
-from traces import load_distribution, synthesize_tokens
+from hdpsim.simulator.plan import HOLE
+from hdpsim.simulator.play.validate import validate_plan
+from hdpsim.simulator.setup import Setup
+from hdpsim.simulator.step import simulate_step
+from hdpsim.simulator.strategies import hdp_balance
+from hdpsim.simulator.strategies.hdp_balance import plan_balanced
+from hdpsim.traces import load_distribution, synthesize_tokens
 
 DEEP = replace(MODEL, name="deep", layers=32)
 WIDE = replace(MODEL, name="wide", hidden=4096, heads=32, kv_heads=8, ffn_hidden=11008)

@@ -3,10 +3,10 @@ import pytest
 from simulator_setups import FLOOR, problem_of, small_setup
 
 from hdpsim.errors import InfeasibleError
-from simulator.strategies.hdp_naive import naive_micro_batches, plan_naive
-from simulator.strategies.plan_ideal import plan_ideal_s
-from simulator.strategies.problem import PlanningProblem
-from simulator.validate import validate_plan
+from hdpsim.simulator.play.validate import validate_plan
+from hdpsim.simulator.strategies.hdp_naive import naive_micro_batches, plan_naive
+from hdpsim.simulator.strategies.plan_ideal import plan_ideal_s
+from hdpsim.simulator.strategies.problem import PlanningProblem
 
 
 def problem(lengths: list[int], **changes: object) -> PlanningProblem:

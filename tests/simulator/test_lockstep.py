@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost_models.micro_batch import Epilogue, StepCosts
-from simulator.engine import run_engine
-from simulator.execution import Noise
-from simulator.lockstep import find_lockstep
-from simulator.plan import HOLE, Plan
-from simulator.replay import run_replay
+from hdpsim.cost_models.step.micro_batch import Epilogue, StepCosts
+from hdpsim.simulator.plan import HOLE, Plan
+from hdpsim.simulator.play.engine import run_engine
+from hdpsim.simulator.play.execution import Noise
+from hdpsim.simulator.play.lockstep import find_lockstep
+from hdpsim.simulator.play.replay import run_replay
 
 
 def mesh(groups: list[int], degree: int) -> Plan:

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator_setups import CALIBRATIONS, HOPPER, SCHEDULES, STRATEGIES, Task, pipelines, small_setup, tasks
 
-from cost_models import catalog
-from cost_models.calibration import Calibration
-from cost_models.layout import Layout, Schedule
-from simulator.lower_bound import least_rate_s, lower_bound_s
-from simulator.setup import Setup
-from simulator.simulate import simulate_step
+from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.layout.layout import Layout, Schedule
+from hdpsim.simulator.lower_bound import least_rate_s, lower_bound_s
+from hdpsim.simulator.setup import Setup
+from hdpsim.simulator.step import simulate_step
 
 
 def assert_bounded(setup: Setup, lengths: np.ndarray) -> float:

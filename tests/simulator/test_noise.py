@@ -1,8 +1,8 @@
 import numpy as np
 from simulator_plans import make_plan
 
-from simulator.noise import draw_noise
-from simulator.setup import ExecutionOptions
+from hdpsim.simulator.play.noise import draw_noise
+from hdpsim.simulator.setup import ExecutionOptions
 
 
 def plan(ranks: int, slots: int):

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.setup import Packing
-from simulator.strategies.packing import best_fit, pack, pack_tightly
+from hdpsim.simulator.setup import Packing
+from hdpsim.simulator.strategies.packing import best_fit, pack, pack_tightly
 
 METHODS: list[Packing] = ["in-order", "first-fit", "best-fit", "concatenate"]
 

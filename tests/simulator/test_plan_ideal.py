@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator_setups import CALIBRATIONS, FLOOR, MODEL, Task, problem_of, small_cluster, small_setup, tasks
 
-from cost_models.layout import Layout
-from simulator.strategies import plan_ideal
-from simulator.strategies.group_size import least_group
-from simulator.strategies.plan_ideal import plan_ideal_s
-from simulator.strategies.problem import PlanningProblem
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.simulator.strategies import plan_ideal
+from hdpsim.simulator.strategies.groups import least_group
+from hdpsim.simulator.strategies.plan_ideal import plan_ideal_s
+from hdpsim.simulator.strategies.problem import PlanningProblem
 
 
 def best_makespan_s(problem: PlanningProblem) -> float:

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from simulator_plans import make_costs, make_plan
 
-from cost_models.layout import Schedule
-from cost_models.micro_batch import StepCosts
-from cost_models.pipeline import virtual_stage_table
-from simulator.engine import run_engine
-from simulator.repetition import steady_begins
-from simulator.replay import run_replay
+from hdpsim.cost_models.layout.layout import Schedule
+from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.cost_models.transformer.stages import virtual_stage_table
+from hdpsim.simulator.play.engine import run_engine
+from hdpsim.simulator.play.repetition import steady_begins
+from hdpsim.simulator.play.replay import run_replay
 
 Floats = NDArray[np.float64]
 CHUNKS: dict[Schedule, int] = {"zb-h1": 1, "zb-h2": 1, "zb-v": 2, "dualpipe": 2}

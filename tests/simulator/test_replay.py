@@ -16,9 +16,9 @@ from simulator_plans import (
 )
 
 from hdpsim.errors import DeadlockError
-from simulator.execution import WAITS, Execution, Noise
-from simulator.plan import HOLE, Plan
-from simulator.replay import run_replay
+from hdpsim.simulator.plan import HOLE, Plan
+from hdpsim.simulator.play.execution import WAITS, Execution, Noise
+from hdpsim.simulator.play.replay import run_replay
 
 
 def accounts(execution: Execution) -> dict[str, np.ndarray]:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_models.layout import Schedule
-from simulator.schedules import (
+from hdpsim.cost_models.layout.layout import Schedule
+from hdpsim.simulator.play.schedules import (
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     FORWARD,

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from simulator_setups import HOPPER, MODEL, small_cluster, small_setup
 
-from cost_models.flop import forward_flop, sequence_model_flop
-from cost_models.layout import Layout
-from cost_models.step_costs import loading_s, planning_s
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.step.step import loading_s, planning_s
+from hdpsim.cost_models.transformer.flop import forward_flop, sequence_model_flop
 from hdpsim.errors import InfeasibleError, OutOfMemoryError, UserInputError
-from simulator.execution import WAITS
-from simulator.setup import ExecutionOptions
-from simulator.simulate import micro_batch_cost, plan_batch, simulate_step
-from simulator.step_memory import capacity_tokens, memory_of
+from hdpsim.simulator.play.execution import WAITS
+from hdpsim.simulator.setup import ExecutionOptions
+from hdpsim.simulator.step import micro_batch_cost, plan_batch, simulate_step
+from hdpsim.simulator.step_memory import capacity_tokens, memory_of
 
 LENGTHS = np.array([4096, 3000, 500, 100, 1024] * 10)
 

@@ -6,18 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator_setups import problem_of, small_cluster, small_setup
 
-from cost_models.layout import Layout
-from cost_models.step_costs import step_costs
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.step.step import step_costs
 from hdpsim.errors import InfeasibleError
-from simulator.plan import HOLE
-from simulator.replay import run_replay
-from simulator.setup import Packing
-from simulator.simulate import distinct_micro_batches, plan_batch, plan_micro_batches, simulate_step
-from simulator.strategies.packing import pack
-from simulator.strategies.planner import make_plan
-from simulator.strategies.problem import PlanningProblem
-from simulator.strategies.static_mesh import plan_static, static_group_size
-from simulator.validate import PlanError, validate_plan
+from hdpsim.simulator.plan import HOLE
+from hdpsim.simulator.play.replay import run_replay
+from hdpsim.simulator.play.validate import PlanError, validate_plan
+from hdpsim.simulator.setup import Packing
+from hdpsim.simulator.step import distinct_micro_batches, plan_batch, plan_micro_batches, simulate_step
+from hdpsim.simulator.strategies.packing import pack
+from hdpsim.simulator.strategies.planner import make_plan
+from hdpsim.simulator.strategies.problem import PlanningProblem
+from hdpsim.simulator.strategies.static_mesh import plan_static, static_group_size
 
 
 def problem(

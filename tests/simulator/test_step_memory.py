@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from simulator_setups import MODEL, small_setup
 
-from cost_models.allocator import refill_s
-from cost_models.layout import Layout
-from cost_models.memory_overheads import EAGER, MemoryOverheads
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.memory.allocator import refill_s
+from hdpsim.cost_models.memory.overheads import EAGER, MemoryOverheads
 from hdpsim.errors import OutOfMemoryError
-from simulator.setup import ExecutionOptions, MemoryOptions, Setup
-from simulator.simulate import simulate_step
-from simulator.step_memory import capacity_tokens, memory_of
+from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, Setup
+from hdpsim.simulator.step import simulate_step
+from hdpsim.simulator.step_memory import capacity_tokens, memory_of
 
 GIB = 2.0**30
 LENGTHS = np.full(64, 1024, dtype=np.int64)

@@ -9,17 +9,17 @@ import pytest
 from simulator_plans import make_costs, make_plan
 from simulator_setups import small_setup
 
-from simulator.engine import run_engine
-from simulator.noise import draw_noise
-from simulator.setup import ExecutionOptions, StrategyOptions
-from simulator.simulate import simulate_step
-from simulator.stragglers import (
+from hdpsim.simulator.play.engine import run_engine
+from hdpsim.simulator.play.noise import (
     clean_probability,
+    draw_noise,
     expected_maximum,
     synchronised_pause_s,
     with_pauses,
     with_spread,
 )
+from hdpsim.simulator.setup import ExecutionOptions, StrategyOptions
+from hdpsim.simulator.step import simulate_step
 
 
 def test_order_statistics_by_hand() -> None:

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from simulator_plans import flat_plans, make_plan, pipeline_plans
 
 from hdpsim.errors import DeadlockError
-from simulator.plan import HOLE, Plan
-from simulator.validate import PlanError, validate_plan
+from hdpsim.simulator.plan import HOLE, Plan
+from hdpsim.simulator.play.validate import PlanError, validate_plan
 
 
 def lengths(plan: Plan) -> np.ndarray:

@@ -6,12 +6,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from simulator_setups import FLOOR, problem_of, small_cluster, small_setup
 
-from cost_models.layout import Layout
-from simulator.strategies.hdp_balance import plan_balanced
-from simulator.strategies.long_sequences import LongSequences, ideal_step_s
-from simulator.strategies.problem import PlanningProblem
-from simulator.strategies.whole_units import LongPlaces, whole_unit_places
-from simulator.validate import validate_plan
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.simulator.play.validate import validate_plan
+from hdpsim.simulator.strategies.hdp_balance import plan_balanced
+from hdpsim.simulator.strategies.long_sequences import LongSequences, ideal_step_s
+from hdpsim.simulator.strategies.problem import PlanningProblem
+from hdpsim.simulator.strategies.whole_units import LongPlaces, whole_unit_places
 
 UNIT_S = 0.026  # 4 layers of a stage x 3 x 2 ms, and 2 ms of host work
 

@@ -2,12 +2,12 @@ from dataclasses import replace
 
 import pytest
 
-from cost_models import catalog
-from cost_models.calibration import calibration
-from cost_models.layout import Layout
-from cost_models.model import Model
-from simulator.setup import Setup
-from simulator.without_effect import without_effect
+from hdpsim.cost_models.calibration.calibration import calibration
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.transformer.model import Model
+from hdpsim.simulator.setup import Setup
+from hdpsim.simulator.without_effect import without_effect
 
 MODEL = catalog.model("llama-3-8b")
 CLUSTER = catalog.cluster("superpod-h100")

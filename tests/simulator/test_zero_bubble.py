@@ -8,15 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator_plans import Case, cases, make_costs, make_plan, pipeline_plans
 
-from cost_models.layout import Layout, Schedule
-from cost_models.micro_batch import StepCosts
-from cost_models.pipeline import bubble_weight, chunks_per_stage, in_flight_passes, virtual_stage_table
+from hdpsim.cost_models.layout.layout import Layout, Schedule
+from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.cost_models.transformer.stages import (
+    bubble_weight,
+    chunks_per_stage,
+    in_flight_passes,
+    virtual_stage_table,
+)
 from hdpsim.errors import InfeasibleError
-from simulator.engine import run_engine
-from simulator.execution import Execution, Noise
-from simulator.lockstep import find_lockstep
-from simulator.replay import run_replay
-from simulator.schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, stage_order
+from hdpsim.simulator.play.engine import run_engine
+from hdpsim.simulator.play.execution import Execution, Noise
+from hdpsim.simulator.play.lockstep import find_lockstep
+from hdpsim.simulator.play.replay import run_replay
+from hdpsim.simulator.play.schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, stage_order
 
 CHUNKS: dict[Schedule, int] = {"zb-h1": 1, "zb-h2": 1, "zb-v": 2, "dualpipe": 2}
 SPLIT = tuple(CHUNKS)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import traces
+from hdpsim import traces
 from hdpsim.errors import TraceError
 
 

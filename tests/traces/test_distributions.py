@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import traces
+from hdpsim import traces
 from hdpsim.errors import TraceError
 
 

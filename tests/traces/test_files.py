@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import traces
+from hdpsim import traces
 from hdpsim.errors import TraceError
 
 ENDINGS = ("csv", "tsv", "txt", "jsonl", "ndjson", "npy", "npz", "parquet", "pq")

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import traces
+from hdpsim import traces
 from hdpsim.errors import InfeasibleError, TraceError
 from hdpsim.ranges import LIMITS
 

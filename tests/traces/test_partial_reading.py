@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hdpsim.errors import TraceError
-from traces.files import iter_lengths
+from hdpsim.traces.files import iter_lengths
 
 ARRAYS = ("npy", "npz", "parquet")
 TEXTS = ("txt", "csv", "csv without header", "uneven csv", "tsv", "jsonl", "ndjson", "csv.gz", "txt.gz")
@@ -71,7 +71,7 @@ def test_everything_before_the_first_bad_row_is_given(
 ) -> None:
     if "csv" in form and block_bytes < 100:
         block_bytes = 100  # Arrow wants a whole row in the first block
-    monkeypatch.setattr("traces.text_formats._BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr("hdpsim.traces.text_formats._BLOCK_BYTES", block_bytes)
     bad = place % len(lengths)
     path = write(tmp_path, form, lengths, bad)
     seen: list[int] = []

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import traces
+from hdpsim import traces
 from hdpsim.errors import TraceError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +50,7 @@ def test_what_cannot_be_streamed_is_refused_at_once(tmp_path: Path) -> None:
 
 _PROBE = """
 import re, sys
-from traces import global_batches, open_stream
+from hdpsim.traces import global_batches, open_stream
 import pyarrow.parquet
 def high_water_mib():
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) / 1024

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import traces
+from hdpsim import traces
 
 
 def test_statistics_by_hand() -> None:

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-import traces
+from hdpsim import traces
 from hdpsim.errors import TraceError
 
 

@@ -1,0 +1,1 @@
+"""What real kernels and links reach of their datasheets."""

@@ -1,0 +1,296 @@
+"""The calibration of one GPU generation: what real kernels and links reach of their datasheet peaks.
+
+One readable YAML file per generation in data/calibration; every entry carries its value, its meaning, its source
+and the records it was fitted on. Nothing here knows a model, a data set, a strategy or a record.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+from hdpsim.cost_models.calibration.network import NetworkCalibration
+from hdpsim.errors import CatalogError
+from hdpsim.quoting import LONGEST_NAME, quoted, shortened
+from hdpsim.ranges import constant_range
+from hdpsim.yaml_loader import load_yaml
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationEntry:
+    """One constant and where it comes from.
+
+    Attributes:
+        value: what is used.
+        meaning: what it says.
+        source: where it comes from.
+        fitted_on: the measurements that decided it.
+        kernels: what measured kernels alone say of it, as `hdpsim calibrate` found.
+        runs: what records of whole runs add, as `hdpsim calibrate` found.
+        prior: what is known of it without runs; None: the value.
+        doubt: standard deviation of that knowledge; None: as for every generation.
+    """
+
+    value: float | bool
+    meaning: str
+    source: str
+    fitted_on: str = ""
+    kernels: str = ""
+    runs: str = ""
+    prior: float | None = None
+    doubt: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Constants of one hardware generation with its software stack. Fractions are of datasheet peaks."""
+
+    name: str
+    gemm_efficiency: float
+    """Large dense BF16 GEMM, full waves, full clock: fraction of the peak tensor rate."""
+    fp8_gemm_efficiency: float
+    """The same with 8-bit operands, of the FP8 peak (casts apart)."""
+    fp4_gemm_efficiency: float
+    """The same with 4-bit operands, of the FP4 peak."""
+    static_w: float
+    """Power that does not depend on the clock of the tensor cores: leakage, HBM, links."""
+    tensor_boost_w: float
+    """Power that the boost slider moves to the tensor cores."""
+    power_exponent: float
+    """Slowdown for a lack of power: 1 = the voltage no longer falls with the clock, 1/3 = as fast as the clock."""
+    bf16_joule_per_flop: float
+    """Energy of a 16-bit tensor FLOP (products, attention) at full clock; 0 = power never limits."""
+    fp8_joule_per_flop: float
+    """The same with 8-bit operands."""
+    fp4_joule_per_flop: float
+    """The same with 4-bit operands."""
+    burst_power_share: float
+    """Part of the slowdown for a lack of power, as its exponent, that runs of some milliseconds show already."""
+    gemm_half_k: float
+    """Contraction length at which a GEMM reaches half of that (prologue and epilogue of a tile)."""
+    grouped_gemm_efficiency: float
+    """Grouped (expert) GEMM relative to a dense one of the same shape."""
+    grouped_gemm_overlap: float
+    """Share of the shorter of its matrix work and HBM traffic that a grouped GEMM hides behind the longer."""
+    weight_gradient_efficiency: float
+    """Weight-gradient GEMM relative to the forward one, traffic of its fp32 accumulator apart."""
+    accumulate_overlap: float
+    """Share of the shorter of its matrix work and HBM traffic that a weight-gradient GEMM hides behind the longer."""
+    fp8_gradient_efficiency: float
+    """8-bit products of the backward relative to the forward's: partial sums promoted to fp32 on the way."""
+    attention_forward_efficiency: float
+    """Flash attention forward on long sequences: fraction of the peak tensor rate (causal FLOP)."""
+    attention_backward_efficiency: float
+    """The same for the backward (2.5 times the forward's FLOP)."""
+    flash1_rate: float
+    """FlashAttention of 2022 over the generation's best attention kernel."""
+    flash2_rate: float
+    """FlashAttention-2 (2023, written for A100) over the generation's best attention kernel."""
+    attention_half_tokens: float
+    """Sequence length at which attention reaches half of its long-sequence rate."""
+    attention_block_half_tokens: float
+    """The same for the unmasked blocks of ring attention."""
+    attention_backward_ramp: float
+    """Both half lengths of the backward over the forward's."""
+    attention_backward_tail: float
+    """Share of a longest tile that SMs idle at the end of a causal backward on its own."""
+    attention_half_head_dim: float
+    """Head dimension at which exponentials take as long as the matrix work; efficiencies are for dimension 128."""
+    attention_tile_tokens: float
+    """Rows a flash-attention tile covers: shorter pieces cost as much as one tile."""
+    hbm_efficiency: float
+    """Memory-bound kernels: fraction of the peak HBM rate."""
+    merge_bytes_per_element: float
+    """HBM traffic of merging one ring-attention step's output into the running one, per output element."""
+    ring_delay_s: float
+    """Mean random delay of one ring hop across nodes (congestion, rendezvous); the slowest of a ring sets its pace."""
+    ring_overlap: float
+    """Share of the shorter of a ring step's transfer and work that really runs beside the longer one."""
+    small_kernel_passes: float
+    """HBM traffic of norms, rotary embedding, residuals and activation relative to the fully fused minimum."""
+    kernel_tail_s: float
+    """Start-up and drain of one matrix kernel on the device."""
+    launch_s: float
+    """Host time per kernel launch of an eager framework: a layer cannot run faster than its launches."""
+    layer_floor_s: float
+    """Least time of one layer's forward on one micro-batch, whatever its size (the backward: twice that)."""
+    gpu_spread: float
+    """Coefficient of variation of the rate at which equal GPUs do matrix work."""
+    expert_imbalance: float
+    """Tokens of the busiest expert rank over the mean."""
+    overlap_slowdown: float
+    """Share of its rate that compute loses while a data-parallel collective runs beside it."""
+    step_fixed_s: float
+    """Host work of a step that nothing hides, whatever the model: logging, learning rate, synchronisations."""
+    step_layer_s: float
+    """The same per layer that a GPU holds: each of its tensors is zeroed, unscaled, clipped, updated and copied."""
+    micro_batch_fixed_s: float
+    """Host work per micro-batch and pipeline stage, forward and backward together."""
+    planner_s_per_sequence: float
+    """Time the central planner needs per sequence of the batch."""
+    metadata_bytes_per_s: float
+    """Rate at which the planner gathers sequence metadata from all loaders and sends plans back."""
+    loader_tokens_per_s: float
+    """Tokens one node reads and preprocesses per second."""
+    host_memory_bytes_per_s: float
+    """Rate at which the processors of a node stream memory in an optimizer update."""
+    allocator_bytes_per_s: float
+    """Rate at which an allocator short of memory gives blocks back to the driver and gets them again."""
+    host_link_efficiency: float
+    """Activation offload: fraction of the measured host-link rate while training traffic is running."""
+    slowest_gpu: float = 1.0
+    """Not a constant: matrix work of the slowest GPU of a job over the mean GPU's, see of_job."""
+    network: NetworkCalibration = field(default_factory=NetworkCalibration)
+    generation: str = ""
+    """Name of the shipped calibration that this one stands in for; empty: for any GPU."""
+    entries: tuple[tuple[str, CalibrationEntry], ...] = ()
+
+    @property
+    def fitted_on(self) -> frozenset[str]:
+        """Words of the training runs that decided a constant, in small letters; their sources are among them.
+
+        What `hdpsim calibrate` found counts where it was taken: not where runs leave a constant open or it stays.
+        Measured kernels are no runs.
+        """
+        texts = [
+            text
+            for _, entry in self.entries
+            for text in (entry.fitted_on, entry.runs)
+            if not text.startswith("left open") and not text.endswith("stays")
+        ]
+        words = (re.findall(r"[a-z][a-z0-9-]*", text.lower()) for text in texts)
+        return frozenset(word for text in words if not _OF_RUNS.isdisjoint(text) for word in text)
+
+    def of_job(self, gpus: int) -> Calibration:
+        """The calibration of the slowest of *gpus* GPUs, for which all others of a synchronous job wait.
+
+            slowest = 1 + spread x inverse normal((n - 3/8) / (n + 1/4))        E[max] of n normal durations
+
+        1 for one GPU; 1.028, 1.048, 1.065 and 1.077 for 8, 64, 1,024 and 10,240 with a spread of 0.02.
+        Counted: spread of matrix work (silicon, cooling: clocks under the power limit) that lasts. Every collective
+        waits for the slowest GPU of its group, a pipeline for its slowest stage, gradients for the slowest pipeline.
+        Ignored: memory-bound kernels vary less, and not at all here; where in the job the slowest GPU sits.
+        Source: Blom, Statistical Estimates and Transformed Beta-Variables, 1958 (order statistics); spread of GPUs:
+            Sinha et al., "Not all GPUs are created equal", SC 2022.
+        """
+        deviations = NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
+        return replace(self, slowest_gpu=1.0 + self.gpu_spread * deviations)
+
+
+_OTHER_FIELDS = {"name", "network", "generation", "entries", "slowest_gpu"}
+_SCALARS = tuple(f.name for f in fields(Calibration) if f.name not in _OTHER_FIELDS)
+_KEYS = {"name", "generation", "constants", "network"}
+_NETWORK = tuple(f.name for f in fields(NetworkCalibration))
+_ENTRY_KEYS = {f.name for f in fields(CalibrationEntry)}
+_OF_RUNS = frozenset({"runs", "grid", "cells", "steps", "configurations"})
+"""Words for what was measured where it was no kernel."""
+_MOST_KNOWN = 1e18  # the widest range of a constant
+_WORDS = ("meaning", "source", "fitted_on", "kernels", "runs")
+
+
+def _entry(data: object, where: str, key: str) -> CalibrationEntry:
+    """Check the entry of constant *key*; *where* names the file and the section."""
+    here = f"{where}.{key}"
+    if not isinstance(data, dict) or not {"value", "meaning", "source"} <= set(data):
+        raise CatalogError(f"{here}: an entry needs value, meaning and source")
+    if set(data) - _ENTRY_KEYS:
+        raise CatalogError(
+            f"{here}: unknown {', '.join(sorted(str(k) for k in set(data) - _ENTRY_KEYS))}; "
+            f"an entry has {', '.join(sorted(_ENTRY_KEYS))}"
+        )
+    value = data["value"]
+    switch = key == "nvls"
+    if switch:
+        if not isinstance(value, bool):
+            raise CatalogError(f"{here}.value: must be true or false, got {quoted(value)}")
+    elif not constant_range(key).holds(value):
+        raise CatalogError(f"{here}.value: {constant_range(key).complaint(value)}")
+    return CalibrationEntry(
+        value=value if switch else float(value),
+        prior=_known_before(data, here, "prior"),
+        doubt=_known_before(data, here, "doubt"),
+        **{name: _words(data.get(name, ""), f"{here}.{name}") for name in _WORDS},
+    )
+
+
+def _words(value: object, here: str) -> str:
+    if not isinstance(value, str | int | float):
+        raise CatalogError(f"{here}: must be a text, got {quoted(value)}")
+    return str(value)
+
+
+def _known_before(data: dict[str, Any], here: str, name: str) -> float | None:
+    value = data.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_KNOWN:
+        raise CatalogError(f"{here}.{name}: must be a number >= 0, got {quoted(value)}")
+    return float(value)
+
+
+def _network(settings: dict[str, Any], where: str) -> NetworkCalibration:
+    try:
+        return NetworkCalibration(**settings)
+    except CatalogError as error:
+        raise CatalogError(f"{where}: {error}") from error
+
+
+def load_calibration(path: str | Path) -> Calibration:
+    """Read a calibration file; every constant must be there, nothing else may be."""
+    data = load_yaml(Path(path))
+    where = shortened(str(path), LONGEST_NAME)
+    if not isinstance(data, dict) or set(data) - _KEYS or "constants" not in data:
+        raise CatalogError(f"{where}: a calibration has the keys {', '.join(sorted(_KEYS))}")
+    constants, network = data["constants"] or {}, data.get("network") or {}
+    for section, content in (("constants", constants), ("network", network)):
+        if not isinstance(content, dict):
+            raise CatalogError(
+                f"{where}: {section} must be a section of named entries, got {quoted(content)}"
+            )
+    missing = [key for key in _SCALARS if key not in constants]
+    unknown = [str(key) for key in constants if key not in _SCALARS]
+    unknown += [f"network.{key}" for key in network if key not in _NETWORK]
+    if missing or unknown:
+        problems = [
+            f"{label}: {', '.join(keys)}"
+            for label, keys in (("missing constants", missing), ("unknown", unknown))
+            if keys
+        ]
+        raise CatalogError(
+            f"{where}: {'; '.join(problems)}; a file of another version of hdpsim? `hdpsim calibrate` makes it again"
+        )
+    entries = {key: _entry(value, f"{where}: constants", key) for key, value in constants.items()}
+    links = {key: _entry(value, f"{where}: network", key) for key, value in network.items()}
+    settings: dict[str, Any] = {key: entry.value for key, entry in links.items()}
+    name = _words(data.get("name", Path(path).stem), f"{where}: name")
+    return Calibration(
+        name=name,
+        **{key: entry.value for key, entry in entries.items()},
+        network=_network(settings, where),
+        generation=_words(
+            data.get("generation", name if name in calibration_names() else ""), f"{where}: generation"
+        ),
+        entries=tuple(entries.items()) + tuple((f"network.{key}", entry) for key, entry in links.items()),
+    )
+
+
+def _folder() -> Path:
+    return Path(str(resources.files("hdpsim.cost_models") / "data" / "calibration"))
+
+
+def calibration_names() -> tuple[str, ...]:
+    """Names of the shipped calibrations."""
+    return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
+
+
+@cache
+def calibration(name: str) -> Calibration:
+    """A shipped calibration by name."""
+    if name not in calibration_names():
+        raise CatalogError(f"unknown calibration {quoted(name)}; shipped: {', '.join(calibration_names())}")
+    return load_calibration(_folder() / f"{name}.yaml")

@@ -1,0 +1,146 @@
+"""What a cluster is made of: GPU, node, fabric, cluster.
+
+Frozen values in base units (seconds, bytes, FLOP). Bandwidths are per direction and are *peak* figures
+from datasheets; what a real transfer or kernel reaches of them is in the calibration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hdpsim.cost_models.reading.checked import Amount, Checked, Count, Factor, Number
+
+FabricKind = Literal["rail-optimised", "fat-tree"]
+Routing = Literal["ideal", "ecmp"]
+CongestionControl = Literal["ideal", "none", "dcqcn", "hybrid"]
+Placement = Literal["grouped", "scattered"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu(Checked):
+    """One accelerator, as its datasheet describes it (dense rates, no sparsity)."""
+
+    name: str
+    bf16_flop_per_s: float
+    fp8_flop_per_s: float | None
+    hbm_bytes: float
+    hbm_bytes_per_s: float
+    sm_count: Count
+    nvlink_bytes_per_s: float
+    """NVLink per GPU, per direction."""
+    host_link_bytes_per_s: float
+    """PCIe or C2C between GPU and host memory, one direction at a time (measured where known)."""
+    host_link_duplex_bytes_per_s: float
+    """The same, each way while both directions are busy."""
+    tdp_w: float
+    calibration: str
+    """Name of the calibration of this GPU's hardware generation (cost_models/data/calibration)."""
+    fp4_flop_per_s: float | None = None
+    tensor_boost: bool = False
+    """Power is moved from the second-level cache to the tensor cores (nvidia-smi boost-slider --vboost 1)."""
+    exponentials: float = 1.0
+    """Exponentials per SM and clock over those of the GPUs that the generation's attention was calibrated on."""
+    usd_per_hour: float | None = None
+    price_source: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node(Checked):
+    """One server: the GPUs that share NVLink, their NICs and the host memory."""
+
+    name: str
+    gpu: Gpu
+    gpus: Count
+    """GPUs of one NVLink domain: 8 in a DGX/HGX server, 72 in an NVL72 rack."""
+    nics: Number
+    nic_bytes_per_s: float
+    """Line rate of one NIC, per direction."""
+    host_memory_bytes: float
+    nvlink_sharp: bool = False
+    """NVSwitch reduces in the network (NVLS), from Hopper on."""
+    board_gpus: Count | None = None
+    """GPUs of a board without NVSwitch: each one's links run in equal parts to the others; None = a switch."""
+    nic_efficiency: float | None = None
+    """Share of the NICs' line rate that is payload; None = what the calibration says (InfiniBand, RoCE)."""
+    collective_share: float = 1.0
+    """Share of that rate which collectives reach, where NCCL cannot use all of a node's NICs at once."""
+    ring_step_s: Amount = 0.0
+    """Least time of every step of a ring that leaves the node, what the NICs' transport adds."""
+    host_time: float = 1.0
+    """Time of a launch on its processors over that on the H100 servers of the calibrations."""
+    source: str = ""
+
+    @property
+    def nic_bytes_per_s_per_gpu(self) -> float:
+        """Share of the node's NICs that one GPU gets when all GPUs send at once."""
+        return self.nics * self.nic_bytes_per_s / self.gpus
+
+    def nvlink_share(self, gpus: int) -> float:
+        """Share of a GPU's NVLink rate within a group of so many *gpus* of the node.
+
+            (gpus - 1) / (GPUs of the board - 1) without a switch, otherwise 1
+
+        Limits: the whole board, 1; a pair of four, 1/3.
+        Source: HGX A100 and H100 4-GPU boards: 4 of 12, 6 of 18 links to each of the other three GPUs.
+        """
+        if self.board_gpus is None or gpus < 2:
+            return 1.0
+        return min(1.0, (gpus - 1) / (self.board_gpus - 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric(Checked):
+    """The network between nodes: a leaf/spine/core Clos, rail-optimised or plain.
+
+    Attributes:
+        kind: rail-optimised (NIC i of every node of a block meets at leaf i) or fat-tree (a node's NICs
+            all go to the same leaf).
+        nodes_per_block: nodes below one set of leaves (a rail-connected block, "scalable unit").
+        blocks_per_pod: blocks below one set of spines.
+        leaf_oversubscription: down-link over up-link bandwidth at the leaf; 1 = non-blocking.
+        spine_oversubscription: the same between pods (spine to core).
+        hop_latency_s: one switch hop, cable included.
+        routing: ideal (flows spread evenly over up-links) or ecmp (by a hash, see cost_models.congestion).
+        uplinks: up-links of one leaf (and of one spine): the bins of the hash.
+        port_split: up-link over down-link rate: 2 where a 400G port serves two 200G NICs (MegaScale section 3.6).
+        flows_per_connection: flows a NIC's traffic is cut into, each hashed on its own (queue pairs).
+        congestion_control: what happens on a link that more flows meet than it carries.
+        placement: grouped (a job's nodes follow the blocks: neighbours share leaf switches) or scattered (any node
+            anywhere).
+    """
+
+    kind: FabricKind = "rail-optimised"
+    nodes_per_block: Count = 32
+    blocks_per_pod: Count = 16
+    leaf_oversubscription: Factor = 1.0
+    spine_oversubscription: Factor = 1.0
+    hop_latency_s: Amount = 0.5e-6
+    routing: Routing = "ideal"
+    uplinks: Count = 32
+    port_split: Count = 1
+    flows_per_connection: Count = 1
+    congestion_control: CongestionControl = "ideal"
+    placement: Placement = "grouped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster(Checked):
+    """Identical nodes on one fabric."""
+
+    name: str
+    node: Node
+    nodes: Count
+    fabric: Fabric = Fabric()
+    source: str = ""
+
+    @property
+    def gpus(self) -> int:
+        """All GPUs of the cluster."""
+        return self.nodes * self.node.gpus
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU every node carries."""
+        return self.node.gpu

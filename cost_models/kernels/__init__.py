@@ -1,0 +1,1 @@
+"""How long single kernels take."""

@@ -1,0 +1,245 @@
+"""How long single GPU kernels take: GEMM, grouped GEMM, attention, memory-bound kernels. All vectorised.
+
+Every rate is datasheet peak x calibrated efficiency x a shape factor that follows from how the kernel tiles its work.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, assert_never
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.hardware.parts import Gpu
+from hdpsim.cost_models.kernels.formats import matrix_unit, power_slowdown
+from hdpsim.cost_models.layout.layout import AttentionKernel, Precision
+from hdpsim.cost_models.tracing import priced
+
+Floats = NDArray[np.float64]
+
+BF16_BYTES = 2
+FP32_ACCUMULATE_BYTES = 8  # weight gradients: read and write an fp32 accumulator
+# 5 matmuls against 2: Dao, FlashAttention-2, arXiv 2307.08691, section 4.1
+ATTENTION_BACKWARD_FLOP_RATIO = 2.5
+BACKWARD_TILE_TOKENS = 128.0  # blocks of keys of the FlashAttention-2 and -3 backwards
+HEAD_BY_HEAD_TAIL = 0.5  # of a longest tile, idle at the end of a kernel that works head by head
+REFERENCE_HEAD_DIM = 128.0  # attention efficiencies are stated for this head dimension
+# Share of what an attention kernel does beside matrix work that is exponentials: what the doubled ones of Blackwell
+# Ultra gain. cuDNN 9.18, dimension 128, 4,096 to 32,768 causal tokens: GB300 over GB200 1.20 to 1.30 times the
+# forward's rate, 1.08 to 1.09 the backward's (NVIDIA/cudnn-frontend, benchmark/sdpa_benchmark_training/results,
+# *_918_only_cudnn); forwards of three engines on B300 over B200: 1.17 to 1.27 (ai-dynamo/aiconfigurator).
+FORWARD_EXPONENTIALS, BACKWARD_EXPONENTIALS = 0.53, 0.32
+
+# Output tiles of cuBLAS/CUTLASS kernels (CUTLASS profiler defaults).
+TILE_ROWS = np.array([128.0, 256.0, 128.0, 64.0, 128.0])
+TILE_COLUMNS = np.array([256.0, 128.0, 128.0, 128.0, 64.0])
+# A tile loads (1 / rows + 1 / columns) operand bytes per FLOP. Share of the large tile's time that grows with it;
+# fitted together with STREAM_K_FIXUP on 9,000 dense GEMMs of A100, H100, H200, B200, B300, GB200 and GB300.
+OPERAND_SHARE = 0.3
+_OPERANDS = 128.0 * (1.0 / TILE_ROWS + 1.0 / TILE_COLUMNS)
+# Rate of the large tile over the rate of each tile: 1, 1, 1.10, 1.31, 1.31
+TILE_SLOWDOWN = (1.0 + OPERAND_SHARE * _OPERANDS) / (1.0 + OPERAND_SHARE * 1.5)
+# Contraction steps that adding partial tiles costs; Stream-K, arXiv 2301.03598; fitted
+STREAM_K_FIXUP = 800.0
+
+
+def tile_efficiency(
+    m: ArrayLike, n: ArrayLike, k: ArrayLike, sm_count: int, *, half_k: float = 0.0, groups: ArrayLike = 1.0
+) -> Floats:
+    """Share of its full rate that a GEMM reaches with the best of the library's tiles and schedules.
+
+        w = groups * ceil(m / rows) * ceil(n / columns) / SMs                       waves of tiles
+        depth = min( ceil(w) * (k + k_half),                                        whole tiles per SM
+                     w * k + max(w, 1) * k_half + fix-up )                          tiles cut along k (stream-K)
+        efficiency = groups * m n k / min over tiles of (SMs * rows * columns * slowdown * depth)
+
+    Counted: partly filled tiles and waves, prologue and epilogue of a tile, splitting along k, slower small tiles.
+    Ignored: swizzling, L2 reuse.
+    Source: stas00/ml-engineering, "Tile and wave quantization"; NVIDIA "Matrix multiplication background" guide;
+    Osama et al., Stream-K, arXiv 2301.03598.
+    """
+    rows, columns, inner = (np.asarray(x, dtype=np.float64) for x in (m, n, k))
+    copies = np.asarray(groups, dtype=np.float64)
+    ones = (1,) * max(rows.ndim, columns.ndim, inner.ndim, copies.ndim)
+    tile_rows, tile_columns = TILE_ROWS.reshape(-1, *ones), TILE_COLUMNS.reshape(-1, *ones)
+    waves = np.ceil(rows / tile_rows) * np.ceil(columns / tile_columns) * (copies / sm_count)
+    whole = np.ceil(waves) * (inner + half_k)
+    cut = waves * inner + (np.maximum(waves, 1.0) * half_k + STREAM_K_FIXUP)
+    slot_flop = (sm_count * TILE_ROWS * TILE_COLUMNS * TILE_SLOWDOWN).reshape(-1, *ones)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = copies * rows * columns * inner / (np.minimum(whole, cut) * slot_flop).min(axis=0)
+    return np.asarray(share)
+
+
+@priced()
+def gemm_s(
+    m: ArrayLike,
+    n: ArrayLike,
+    k: ArrayLike,
+    gpu: Gpu,
+    cal: Calibration,
+    *,
+    efficiency: ArrayLike = 1.0,
+    groups: ArrayLike = 1,
+    output_bytes: ArrayLike = BF16_BYTES,
+    precision: Precision = "bf16",
+    overlap: ArrayLike = 1.0,
+    burst: bool = False,
+) -> Floats:
+    """Seconds of *groups* equal matrix products (m x k) @ (k x n) in one kernel, operands in *precision*.
+
+        t = tail + max( groups * 2 m n k / rate,
+                        groups * (operand_bytes (mk + kn) + output_bytes * mn) / (hbm * e_hbm) )
+        rate = quality * s * r / power_slowdown(r),   r = peak * e * tile_efficiency       s: scales of blocks
+
+    Counted: tensor-core time with tile and wave quantisation, tile prologue (k_half), clocks that the power limit
+    allows (of a *burst* of some milliseconds, in part), HBM roofline, start-up of the kernel on the device; nothing at
+    all where a dimension is 0. Narrower operands pass the contraction faster: k_half and the stream-K fix-up are
+    times, so they grow in elements. *efficiency* is the quality: relative to a plain product under the same limit.
+    Ignored: quantisation of the operands (see layer_gemms), uneven groups.
+    Source: roofline with tile model, see tile_efficiency; efficiencies from the calibration.
+    """
+    unit = matrix_unit(gpu, cal, precision)
+    rows, columns, inner = (np.asarray(x, dtype=np.float64) for x in (m, n, k))
+    copies, quality, hidden, written_bytes = (
+        np.asarray(x, dtype=np.float64) for x in (groups, efficiency, overlap, output_bytes)
+    )
+    depth = inner / unit.speed_up
+    share = tile_efficiency(rows, columns, depth, gpu.sm_count, half_k=cal.gemm_half_k, groups=copies)
+    flop = (2.0 * copies) * rows * columns * inner
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate = unit.peak_flop_per_s * unit.efficiency * share
+        compute_s = flop / (rate * quality * unit.rate)
+    slowdown = power_slowdown(rate, unit.joule_per_flop, gpu, cal)
+    compute_s = compute_s * (slowdown**cal.burst_power_share if burst else slowdown)
+    traffic_bytes = copies * (unit.operand_bytes * (rows + columns) * inner + written_bytes * rows * columns)
+    memory_s = memory_bound_s(traffic_bytes, gpu, cal)
+    busy_s = np.maximum(compute_s, memory_s) + cal.kernel_tail_s
+    if (hidden < 1.0).any():
+        busy_s = busy_s + (1.0 - hidden) * np.minimum(compute_s, memory_s)
+    return np.where(flop > 0, busy_s, 0.0)
+
+
+@priced()
+def memory_bound_s(traffic_bytes: ArrayLike, gpu: Gpu, cal: Calibration) -> Floats:
+    """Seconds a memory-bound kernel needs for *traffic_bytes* of HBM reads and writes."""
+    return np.asarray(
+        np.asarray(traffic_bytes, dtype=np.float64) / (gpu.hbm_bytes_per_s * cal.hbm_efficiency)
+    )
+
+
+class KernelRate(NamedTuple):
+    """An older attention kernel beside the generation's best.
+
+    FlashAttention-2 does matrix work more slowly; what a row of tiles costs besides, and an exponential, is the same,
+    so that in units of its matrix work both half values shrink by the rate. FlashAttention of 2022 lets the warps of a
+    tile exchange results in every part of its work (arXiv 2307.08691, section 3.3), so its ramp is FlashAttention-2's.
+    """
+
+    rate: float = 1.0
+    """Of long sequences."""
+    ramp: float = 1.0
+    """Its half lengths over the best kernel's."""
+
+    @classmethod
+    def of(cls, kernel: AttentionKernel, cal: Calibration) -> KernelRate:
+        """The kernel of that name in a layout; unfused attention has none, and asks for no rate."""
+        match kernel:
+            case "flash1":
+                return cls(cal.flash1_rate, cal.flash2_rate)
+            case "flash2":
+                return cls(cal.flash2_rate, cal.flash2_rate)
+            case "flash" | "unfused":
+                return BEST_KERNEL
+            case _:
+                assert_never(kernel)
+
+
+BEST_KERNEL = KernelRate()
+
+
+@priced()
+def attention_rate_flop_per_s(
+    tokens: ArrayLike,
+    gpu: Gpu,
+    cal: Calibration,
+    *,
+    backward: bool,
+    head_dim: float = REFERENCE_HEAD_DIM,
+    causal: bool = True,
+    kernel: KernelRate = BEST_KERNEL,
+) -> Floats:
+    """Rate of flash attention at full clock on sequences of *tokens* tokens (infinity: the long-sequence rate).
+
+        rate = peak * e * q * s / (s + p s_half) * g(d) / g(128),   g(d) = d / (d + q d_half [/ 2.5 backward])
+        x times the exponentials: d_half in g(d), not in g(128), shrinks to 1 - share (1 - 1 / x)
+
+    Counted: the ramp with sequence length (few tiles, masked half-tiles on the diagonal), longer in the backward;
+    exponentials, whose number does not depend on the head dimension d while the matrix work does, and as many in
+    the backward, which has 2.5 times the matrix work; a slower *kernel* of rate q and ramp p, see KernelRate; GPUs
+    with faster exponentials than the calibrated ones (the best kernel only).
+    Ignored: number of heads (see attention_s), the power limit (see power_slowdown).
+    Source: shape of the published FlashAttention-2/3 curves (Dao-AILab/flash-attention); constants calibrated; NVIDIA,
+    "Making Softmax More Efficient with NVIDIA Blackwell Ultra".
+    """
+    length = np.asarray(tokens, dtype=np.float64)
+    efficiency = cal.attention_backward_efficiency if backward else cal.attention_forward_efficiency
+    half = cal.attention_half_tokens if causal else cal.attention_block_half_tokens
+    if backward:
+        half *= cal.attention_backward_ramp
+    half *= kernel.ramp
+    dim_half = cal.attention_half_head_dim * kernel.rate
+    if backward:
+        dim_half /= ATTENTION_BACKWARD_FLOP_RATIO
+    share = BACKWARD_EXPONENTIALS if backward else FORWARD_EXPONENTIALS
+    faster = 1.0 - share * (1.0 - 1.0 / gpu.exponentials) if kernel == BEST_KERNEL else 1.0
+    dims = head_dim / (head_dim + dim_half * faster) * (REFERENCE_HEAD_DIM + dim_half) / REFERENCE_HEAD_DIM
+    with np.errstate(divide="ignore"):
+        return np.asarray(gpu.bf16_flop_per_s * efficiency * kernel.rate * dims / (1.0 + half / length))
+
+
+def attention_s(
+    sequences: ArrayLike,
+    tokens: ArrayLike,
+    heads: ArrayLike,
+    head_dim: float,
+    gpu: Gpu,
+    cal: Calibration,
+    *,
+    backward: bool = False,
+    causal: bool = True,
+    kernels: int = 1,
+    kernel: KernelRate = BEST_KERNEL,
+    surrounding_bytes: ArrayLike = 0.0,
+    burst: bool = False,
+) -> Floats:
+    """One flash-attention kernel on *sequences* equal sequences: what kernel benchmarks measure.
+
+        t = kernels * tail + max(w + idle * SMs * longest tile, SMs * longest tile) / rate(s) + bytes / (hbm * e_hbm)
+        w = 4 b h s^2 d [/ 2 causal] [x 2.5 backward]
+
+    Counted: the ramp with length, and the last, partly filled wave: where tiles go out head by head, each SM idles for
+    half of a longest tile (0.5 to 0.6 when such a list is played on 108 and 148 SMs), with the longest tiles first for
+    a tenth; no kernel ends before a longest tile; clocks under the power limit (of a *burst* in part).
+    *surrounding_bytes*: HBM traffic of what a benchmark times along, such as writing a key-value cache.
+    Ignored: grouped keys and values (they change memory traffic, which is not the limit).
+    Source: attention_rate_flop_per_s; arXiv 2307.08691, section 3.2 (work partitioning).
+    """
+    length = np.asarray(tokens, dtype=np.float64)
+    rate = attention_rate_flop_per_s(
+        length, gpu, cal, backward=backward, head_dim=head_dim, causal=causal, kernel=kernel
+    )
+    share = (0.5 if causal else 1.0) * (ATTENTION_BACKWARD_FLOP_RATIO if backward else 1.0)
+    pairs = np.asarray(sequences) * np.asarray(heads) * length**2 * share
+    tile_tokens = cal.attention_tile_tokens
+    if backward:
+        tile_tokens = min(tile_tokens, BACKWARD_TILE_TOKENS)
+    longest_tiles = gpu.sm_count * tile_tokens * length * share * (2.0 if causal else 1.0)
+    idle = cal.attention_backward_tail if backward and causal else HEAD_BY_HEAD_TAIL
+    busy_s = 4.0 * head_dim * np.maximum(pairs + idle * longest_tiles, longest_tiles) / rate
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate = 4.0 * head_dim * pairs / busy_s
+    slowdown = power_slowdown(rate, cal.bf16_joule_per_flop, gpu, cal)
+    busy_s = busy_s * (slowdown**cal.burst_power_share if burst else slowdown)
+    return np.asarray(busy_s + kernels * cal.kernel_tail_s + memory_bound_s(surrounding_bytes, gpu, cal))

@@ -1,0 +1,1 @@
+"""The cost of one transformer layer, part by part."""

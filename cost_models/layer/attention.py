@@ -1,0 +1,403 @@
+"""Attention of a micro-batch's segments on one GPU of a dynamic context-parallel group, ring traffic included."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import assert_never
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.hardware.parts import Gpu
+from hdpsim.cost_models.kernels.formats import power_slowdown
+from hdpsim.cost_models.kernels.products import (
+    ATTENTION_BACKWARD_FLOP_RATIO,
+    BF16_BYTES,
+    KernelRate,
+    attention_rate_flop_per_s,
+    memory_bound_s,
+)
+from hdpsim.cost_models.kernels.unfused_attention import unfused_attention_s
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.network.collectives import Collectives, GroupShape
+from hdpsim.cost_models.network.fabric import FabricModel
+from hdpsim.cost_models.tracing import note, priced, remembered
+from hdpsim.cost_models.transformer.flop import attention_pairs
+from hdpsim.cost_models.transformer.model import Model
+from hdpsim.errors import InfeasibleError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+EULER_GAMMA = 0.5772156649
+# Keys and values go round with their gradients: Liu et al., arXiv 2310.01889, section 3
+RING_BACKWARD_VOLUME = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingTimes:
+    """Seconds per layer, [n] each."""
+
+    attention: Floats
+    merge: Floats
+    wait: Floats
+    """Ring transfers that the attention of a step does not hide."""
+
+    @property
+    def total(self) -> Floats:
+        """Their sum."""
+        return self.attention + self.merge + self.wait
+
+
+class AttentionCost:
+    """Flash attention on one GPU (its share of the heads) and the ring of a group.
+
+    One rank (d = 1), causal, width w = heads * head_dim / tp:
+        t = sum over segments of 2 w s (s + s_half) / (peak * e)
+    Ring of d ranks, zig-zag halves, local length l = s / d, d steps of which all but the first meet a peer's keys:
+        step = sum of 2 w (max(l, tile)^2 + l b_half) / (peak * e)
+        hop  = latency + (keys + values of all the rank's tokens) / link
+        t    = d * step + (d - 1) * (merge + max(0, hop - step - merge))
+
+    Counted: quadratic work per segment (never across segments), kernel ramp, tiles that short pieces leave mostly
+    empty, merging of partial outputs, transfers not hidden by the same step's work, slowest hop of the ring.
+    Other kinds of context parallelism: d steps are 1/d of one rank's attention, the exchange stands for the ring. A
+    gathered ring merges d - 1 partial outputs all the same (in the backward: partial gradients of queries, keys and
+    values in fp32, as many bytes), and hides its gather behind the first step.
+    Older flash kernels do matrix work at a calibrated rate (KernelRate). Unfused: see unfused_attention; a block of a
+    ring is a square.
+    Ignored: imbalance of zig-zag halves below one tile, overlap of a hop with later steps.
+    Source: ring attention (arXiv 2310.01889), zig-zag split (zhuzilin/ring-flash-attention), FlashAttention-2.
+    """
+
+    def __init__(self, model: Model, layout: Layout, gpu: Gpu, cal: Calibration, fabric: FabricModel) -> None:
+        self._gpu, self._cal, self._fabric = gpu, cal, fabric
+        self._rank_stride = layout.rank_stride
+        self._kernel, self._fused_softmax = layout.attention_kernel, layout.fused_kernels
+        self._kernel_rate = KernelRate.of(self._kernel, cal)
+        self._dropout = model.dropout
+        latent = model.latent_attention
+        heads = model.heads / layout.tp
+        if latent is None:
+            query_dim = value_dim = model.head_dim
+            kv_width = 2.0 * max(1.0, model.kv_heads / layout.tp) * model.head_dim
+        else:
+            query_dim, value_dim = latent.qk_nope_head_dim + latent.qk_rope_head_dim, latent.v_head_dim
+            kv_width = float(latent.kv_lora_rank + latent.qk_rope_head_dim)
+        self._heads, self._dims = heads, (float(query_dim), float(value_dim))
+        self._head_dim = (query_dim + value_dim) / 2.0
+        self._width = heads * (query_dim + value_dim) / 2.0
+        self._output_width = heads * value_dim
+        self._window, self._chunked = model.sliding_window, model.chunked_attention
+        self._full_share = 1.0 / model.full_attention_every if model.full_attention_every else 0.0
+        self._exchange = None
+        self._gathered_ring = layout.cp_kind == "gathered-ring"
+        if layout.cp_kind == "gathered-ring" and latent is None:
+            kv_width = 2.0 * self._width  # keys and values are repeated for every head first
+        if layout.cp_kind != "ring":
+            self._exchange = ContextExchange(
+                layout,
+                fabric,
+                heads=heads,
+                kv_heads=max(1.0, model.kv_heads / layout.tp) if latent is None else heads,
+                query_width=heads * query_dim,
+                kv_width=kv_width,
+                output_width=self._output_width,
+            )
+        self.kv_bytes_per_token = BF16_BYTES * kv_width
+        self._known_rates: dict[bool, float] = {}
+
+    @property
+    def most_ranks(self) -> int | None:
+        """Ranks over which one sequence can be spread: a head stays whole (ulysses); None = any number."""
+        return None if self._exchange is None else self._exchange.most_ranks
+
+    def _rate(self, backward: bool) -> float:
+        """FLOP/s on long sequences, in units of *forward* FLOP."""
+        return remembered(self._known_rates, backward, self._long_rate)
+
+    def _long_rate(self, backward: bool) -> float:
+        rate = attention_rate_flop_per_s(
+            np.inf,
+            self._gpu,
+            self._cal,
+            backward=backward,
+            head_dim=self._head_dim,
+            kernel=self._kernel_rate,
+        )
+        return float(rate) / (ATTENTION_BACKWARD_FLOP_RATIO if backward else 1.0)
+
+    def _ramp(self, backward: bool) -> float:
+        return self._kernel_rate.ramp * (self._cal.attention_backward_ramp if backward else 1.0)
+
+    def _busy_s(self, work_flop: Floats, ramp_flop: Floats, *, backward: bool) -> Floats:
+        """Seconds of *work_flop* forward FLOP and the ramp's, clocks under the power limit.
+
+        An older kernel keeps the SMs as busy as the best one and does less: its FLOP take more energy by as much as it
+        is slower. Assumed; it shows on boards whose limit the best kernel would exceed.
+        """
+        rate = self._rate(backward)
+        share = ATTENTION_BACKWARD_FLOP_RATIO if backward else 1.0
+        with np.errstate(divide="ignore", invalid="ignore"):
+            reached = share * rate * work_flop / (work_flop + ramp_flop)
+        joule_per_flop = self._cal.bf16_joule_per_flop / self._kernel_rate.rate
+        slowdown = power_slowdown(reached, joule_per_flop, self._gpu, self._cal)
+        return np.asarray((work_flop + ramp_flop) / rate * slowdown)
+
+    @priced("attention")
+    def alone_s(self, tokens: ArrayLike, *, backward: bool) -> Floats:
+        """Per segment: whole sequence on one rank."""
+        length = np.asarray(tokens, dtype=np.float64)
+        if self._kernel == "unfused":
+            return self._square_s(length, backward=backward)
+        note(width=self._width)
+        ramp = self._cal.attention_half_tokens * self._ramp(backward)
+        unit = 2.0 * self._width * length
+        return self._over_layers(
+            length, lambda reach: self._busy_s(unit * reach, unit * ramp, backward=backward)
+        )
+
+    def _over_layers(self, length: Floats, seconds: Callable[[Floats], Floats]) -> Floats:
+        """Mean over the layers of what *seconds* says for the keys that a query reaches, times two (causal)."""
+        if self._window is None:
+            return seconds(length)
+        pairs = attention_pairs(length, window=self._window, chunked=self._chunked)
+        near = seconds(2.0 * pairs / length)
+        if not self._full_share:
+            return near
+        return near + self._full_share * (seconds(length) - near)
+
+    @priced("attention")
+    def ring_step_s(self, tokens: ArrayLike, group_size: ArrayLike, *, backward: bool) -> Floats:
+        """Per segment: one of the d steps of its ring."""
+        length = np.asarray(tokens, dtype=np.float64)
+        local = length / np.asarray(group_size, dtype=np.float64)
+        if self._exchange is not None:  # d such steps are a rank's share of the whole sequence
+            sizes = np.asarray(group_size, dtype=np.float64)
+            return self.alone_s(length, backward=backward) / sizes**2
+        if self._kernel == "unfused":
+            return self._square_s(local, backward=backward)
+        tiled = np.maximum(local, self._cal.attention_tile_tokens)
+        half = self._cal.attention_block_half_tokens * self._ramp(backward)
+        note(width=self._width)
+
+        def seconds(reach: Floats) -> Floats:
+            unit = 2.0 * self._width * (reach / length)
+            return self._busy_s(unit * tiled**2, unit * local * half, backward=backward)
+
+        return self._over_layers(length, seconds)
+
+    def _square_s(self, tokens: Floats, *, backward: bool) -> Floats:
+        """Per segment: *tokens* queries against as many keys, their scores kept in memory."""
+        return unfused_attention_s(
+            tokens,
+            tokens,
+            self._heads,
+            *self._dims,
+            self._gpu,
+            self._cal,
+            backward=backward,
+            fused_softmax=self._fused_softmax,
+            dropout=self._dropout,
+        )
+
+    @priced("ring_merge")
+    def merge_s(self, tokens_per_rank: ArrayLike) -> Floats:
+        """Adding one ring step's partial output to the running one."""
+        elements = np.asarray(tokens_per_rank, dtype=np.float64) * self._output_width
+        return memory_bound_s(elements * self._cal.merge_bytes_per_element, self._gpu, self._cal)
+
+    @priced("ring_wait")
+    def hop_s(
+        self,
+        tokens_per_rank: ArrayLike,
+        group_size: ArrayLike,
+        tier: ArrayLike,
+        *,
+        backward: bool,
+        crossing: Floats | None = None,
+    ) -> Floats:
+        """One hop of the ring: every GPU passes its share of keys and values to the next rank.
+
+            t = latency + delay * (ln d + 0.577) [across nodes] + bytes / link
+
+        A ring moves at the pace of its slowest neighbour: with exponential delays of mean *delay* at each of d
+        hops the slowest takes delay * H_d, H_d = 1 + 1/2 + ... + 1/d. The link is that of the slowest hop, where only
+        the hops that cross a block or pod share its up-links (*crossing*; None: as rings of neighbours cross).
+        """
+        sizes = np.asarray(group_size, dtype=np.float64)
+        slowest = np.where(np.asarray(tier) > 0, np.log(sizes) + EULER_GAMMA, 0.0) * self._cal.ring_delay_s
+        volume = np.asarray(tokens_per_rank, dtype=np.float64) * self.kv_bytes_per_token
+        if backward:
+            volume = volume * RING_BACKWARD_VOLUME
+        rate = self._link_bytes_per_s(sizes, tier, crossing)
+        return np.asarray(self._fabric.latency_s(tier) + slowest + volume / rate)
+
+    def _link_bytes_per_s(self, group_size: Floats, tier: ArrayLike, crossing: Floats | None) -> Floats:
+        """What a GPU gets of the slowest hop of its ring."""
+        if not self._fabric.has_shared_uplinks:
+            return self._fabric.bytes_per_s(tier)
+        if crossing is None:
+            crossing = self._fabric.neighbour_crossing(group_size, tier, self._rank_stride)
+        tiers = np.broadcast_to(np.asarray(tier, dtype=np.int64), crossing.shape[:-1])
+        return self._fabric.slowest_bytes_per_s(tiers, crossing)
+
+    def ring(
+        self,
+        step_s: Floats,
+        tokens_per_rank: Floats,
+        group_size: Floats,
+        tier: Ints,
+        *,
+        backward: bool,
+        crossing: Floats | None = None,
+    ) -> RingTimes:
+        """Compose a ring (or what replaces it) from the summed step time of its segments."""
+        if self._exchange is not None:
+            wait = self._exchange.seconds(tokens_per_rank, group_size, tier, backward=backward)
+            merges = np.zeros_like(wait)
+            if self._gathered_ring:
+                merges = np.where(group_size > 1.0, group_size - 1.0, 0.0) * self.merge_s(tokens_per_rank)
+                wait = np.maximum(0.0, wait - step_s)
+            return RingTimes(attention=group_size * step_s, merge=merges, wait=wait)
+        merge = self.merge_s(tokens_per_rank)
+        hop = self.hop_s(tokens_per_rank, group_size, tier, backward=backward, crossing=crossing)
+        hops = group_size - 1.0
+        work = step_s + merge
+        return RingTimes(
+            attention=group_size * step_s,
+            merge=hops * merge,
+            wait=hops
+            * (np.maximum(0.0, hop - work) + (1.0 - self._cal.ring_overlap) * np.minimum(hop, work)),
+        )
+
+    def times(
+        self,
+        segment_tokens: Ints,
+        segment_offsets: Ints,
+        group_size: Ints,
+        tier: Ints,
+        *,
+        backward: bool,
+        tokens_per_rank: Floats | None = None,
+        crossing: Floats | None = None,
+    ) -> RingTimes:
+        """Micro-batches in CSR form: seconds of attention, merging and waiting of one layer.
+
+        *tokens_per_rank* (default: what the segments hold) is what each rank merges and sends on, padding included.
+        *crossing*: see hop_s.
+        """
+        sizes = group_size.astype(np.float64)
+        of_segment = np.repeat(sizes, segment_offsets[1:] - segment_offsets[:-1])
+        tokens = segment_tokens.astype(np.float64)
+        per_segment = self._segment_s(tokens, of_segment, backward=backward)
+        step = np.add.reduceat(per_segment, segment_offsets[:-1]) if len(tokens) else np.zeros(len(sizes))
+        if tokens_per_rank is None:
+            tokens_per_rank = (
+                np.add.reduceat(tokens, segment_offsets[:-1]) / sizes if len(tokens) else 0.0 * sizes
+            )
+        if not (sizes > 1.0).any():  # nothing goes round
+            return RingTimes(attention=step, merge=np.zeros(len(sizes)), wait=np.zeros(len(sizes)))
+        return self.ring(step, tokens_per_rank, sizes, tier, backward=backward, crossing=crossing)
+
+    def _segment_s(self, tokens: Floats, group_size: Floats, *, backward: bool) -> Floats:
+        """Per segment: all of it on one rank, or one step of its ring; only what occurs is worked out."""
+        alone = group_size == 1.0
+        if alone.all():
+            return self.alone_s(tokens, backward=backward)
+        ring_s = self.ring_step_s(tokens, group_size, backward=backward)
+        return np.where(alone, self.alone_s(tokens, backward=backward), ring_s) if alone.any() else ring_s
+
+
+class ContextExchange:
+    """What the ranks of a context-parallel group exchange for one layer; all of it exposed.
+
+    *heads*, *query_width*, *kv_width*, *output_width*: of one GPU, after tensor parallelism, keys and values together.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        fabric: FabricModel,
+        *,
+        heads: float,
+        kv_heads: float,
+        query_width: float,
+        kv_width: float,
+        output_width: float,
+    ) -> None:
+        self._layout, self._collectives = layout, Collectives(fabric)
+        self._heads, self._kv_heads = heads, kv_heads
+        self._query_width, self._kv_width, self._output_width = query_width, kv_width, output_width
+
+    @property
+    def most_ranks(self) -> int | None:
+        """Ranks of the largest group: as many as a GPU has heads (ulysses); None = any number."""
+        return max(1, int(self._heads)) if self._layout.cp_kind == "ulysses" else None
+
+    @priced("ring_wait")
+    def seconds(self, tokens_per_rank: Floats, group_size: Floats, tier: Ints, *, backward: bool) -> Floats:
+        """Collectives of one layer's forward or backward.
+
+            all-gather  forward: all-gather of keys and values, 2 B x kv width x d tokens; backward: the same again, and
+                        a reduce-scatter of their gradients
+            gathered-ring  the gather, forward and backward
+            ulysses     all-to-all of queries, keys, values and of the output, 2 B x (q + kv + o width) x tokens, from a
+                        share of the tokens to a share of the heads and back; the backward the same
+
+        Counted: key-value heads fewer than ranks are sent to several ranks (ulysses).
+        Ignored: overlap (but for gathered-ring none can start attention before it ends; see AttentionCost.ring); in
+        a gathered ring, gradients of keys and values that go round in fp32 beside a step of the backward.
+        Source: Llama 3, arXiv 2407.21783, section 3.3.2; DeepSpeed-Ulysses, arXiv 2309.14509.
+        """
+        tokens, sizes, tiers = np.broadcast_arrays(tokens_per_rank, group_size, tier)
+        out = np.zeros(sizes.shape)
+        for size, level in {(int(d), int(t)) for d, t in zip(sizes.flat, tiers.flat, strict=True) if d > 1}:
+            here = (sizes == size) & (tiers == level)
+            out[here] = self._of_group(tokens[here], self._shape(size, level), backward=backward)
+        return out
+
+    def _of_group(self, tokens: Floats, group: GroupShape, *, backward: bool) -> Floats:
+        kind = self._layout.cp_kind
+        match kind:
+            case "all-gather" | "gathered-ring":
+                volume = BF16_BYTES * self._kv_width * tokens * group.ranks
+                gather = self._collectives.all_gather_s(volume, group)
+                if kind == "gathered-ring" or not backward:
+                    return gather
+                return gather + self._collectives.reduce_scatter_s(volume, group)
+            case "ulysses":
+                return self._spread_heads(tokens, group)
+            case "ring":
+                raise ValueError("a ring exchanges nothing before attention")
+            case _:
+                assert_never(kind)
+
+    def _spread_heads(self, tokens: Floats, group: GroupShape) -> Floats:
+        """All-to-alls that give every rank all tokens of some heads, and back (Ulysses)."""
+        if self.most_ranks is not None and group.ranks > self.most_ranks:
+            raise InfeasibleError(
+                f"cp_kind ulysses spreads heads over the context-parallel group: {group.ranks} ranks are more than "
+                f"the {self._heads:g} heads of a GPU (tp = {self._layout.tp})"
+            )
+        copies = max(1.0, group.ranks / self._kv_heads)
+        there = BF16_BYTES * (self._query_width + copies * self._kv_width) * tokens
+        back = BF16_BYTES * self._output_width * tokens
+        return self._collectives.all_to_all_s(there, group) + self._collectives.all_to_all_s(back, group)
+
+    def _shape(self, ranks: int, tier: int) -> GroupShape:
+        """GPUs of a group at one tensor-parallel index: on one node, or as packed as nodes allow."""
+        if tier == 0:
+            return GroupShape(ranks=ranks, ranks_per_node=ranks, nodes=1, tier=0)
+        per_node = max(1, self._collectives.fabric.cluster.node.gpus // self._layout.rank_stride)
+        per_node = min(per_node, math.ceil(ranks / 2))  # it does cross nodes
+        return GroupShape(
+            ranks=ranks,
+            ranks_per_node=per_node,
+            nodes=math.ceil(ranks / per_node),
+            tier=tier,
+            stride=self._layout.rank_stride,
+        )

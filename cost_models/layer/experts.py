@@ -1,0 +1,148 @@
+"""Routed experts on one GPU: their products, the way of tokens to them and back, and what hides it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.kernels.products import BF16_BYTES
+from hdpsim.cost_models.layer.gemms import LinearOp
+from hdpsim.cost_models.layer.tensor_parallel import beside_s
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.network.collectives import Collectives
+from hdpsim.cost_models.tracing import note, priced
+from hdpsim.cost_models.transformer.model import Model
+
+Floats = NDArray[np.float64]
+
+# SMs that dispatch and combine keep while they run beside compute: DeepEP's default (deepseek-ai/DeepEP, set_num_sms).
+DISPATCH_SMS = 20
+
+
+class ExpertParallel:
+    """The experts of a layer under a layout.
+
+    ep x etp GPUs hold one copy, each 1/etp of experts / ep of them, whatever tp is (MoE parallel folding); an expert's
+    GPUs are neighbours, an expert-parallel group takes every etp-th GPU. Without an etp given the experts live on
+    max(tp, ep) GPUs: etp is 1 where ep >= tp, tp / ep otherwise.
+    A GPU routes its tokens / tp of a rank's tokens.
+    Source: Megatron-Core (expert_tensor_parallel_size); arXiv 2504.14960, section 3.
+    """
+
+    def __init__(self, model: Model, layout: Layout, cal: Calibration, collectives: Collectives) -> None:
+        self._model, self._layout, self._cal, self._collectives = model, layout, cal, collectives
+        self._group = collectives.group(layout.ep, stride=layout.expert_cut)
+        self._cut_group = collectives.group(layout.expert_cut)
+
+    def products(self, mlp: tuple[LinearOp, ...]) -> tuple[LinearOp, ...]:
+        """Grouped products of the experts on a GPU, *mlp* being the matrices of one shard of one expert."""
+        model, layout = self._model, self._layout
+        # a GPU meets the tokens of all GPUs that share its experts
+        rows = model.top_k / layout.tp * self._imbalance * layout.expert_cut
+        groups = max(1, model.experts // layout.ep)
+        return tuple(replace(op, name=f"expert_{op.name}", rows_share=rows, groups=groups) for op in mlp)
+
+    @property
+    def _imbalance(self) -> float:
+        """Rows of the busiest GPU over the mean; one that holds all experts meets every token, however it is routed."""
+        if self._layout.ep == 1:
+            return 1.0
+        stated = self._layout.expert_imbalance
+        return self._cal.expert_imbalance if stated is None else stated
+
+    @property
+    def width(self) -> int:
+        """Inner width of one expert's shard."""
+        return self._model.ffn_hidden // self._layout.expert_cut
+
+    def _routed_bytes(self, tokens: Floats) -> Floats:
+        """Routed copies of the tokens of one GPU."""
+        model = self._model
+        return BF16_BYTES * model.hidden * model.top_k * self._imbalance * tokens / self._layout.tp
+
+    @priced("expert_all_to_all")
+    def all_to_all_s(self, tokens: Floats) -> Floats:
+        """Dispatch and combine of the routed tokens (the same volume forward and backward).
+
+            bytes per GPU and direction = tokens / tp * top_k * h * 2 B * imbalance
+            fused: between nodes tokens / tp * (other nodes a token visits) * h * 2 B * imbalance,
+                   over NVLink tokens / tp * (other GPUs a token visits) * h * 2 B * imbalance
+
+        Counted: both all-to-alls, BF16; fused kernels send a token once to each node, forward it over NVLink once to
+        each GPU, and sum the outputs of a GPU's experts before they send them back.
+        Ignored: routing limited to some nodes.  Source: DeepEP (deepseek-ai), Hybrid-EP (Megatron-Core).
+        """
+        if self._layout.ep == 1:
+            return np.zeros_like(tokens)
+        volume = self._routed_bytes(tokens)
+        if self._layout.expert_dispatch == "all-to-all":
+            return np.asarray(2 * self._collectives.all_to_all_s(volume, self._group))
+        return np.asarray(2 * self._fused_s(volume))
+
+    def _fused_s(self, volume: Floats) -> Floats:
+        """One way of a fused dispatch: NVLink and NICs at once, no copy into place, one launch."""
+        wires, group = self._collectives.wires(self._group), self._group
+        cal = wires.calibration
+        model = self._model
+        nodes = parts_of_a_token(model.experts, model.top_k, group.nodes)
+        gpus = parts_of_a_token(model.experts, model.top_k, group.ranks)
+        # of a token's copies, 1 - 1/nodes leave the node one by one; fused, one per other node that it visits
+        distinct = nodes / model.top_k
+        note(nodes_of_a_token=nodes, gpus_of_a_token=gpus)
+        local = (gpus / model.top_k * (1.0 - 1.0 / group.ranks_per_node), wires.p2p_nvlink_bytes_per_s)
+        routes = [local, *((share * distinct, rate) for share, rate in wires.remote)]
+        wire_s = volume * max(share / rate for share, rate in routes)
+        latency_s = cal.p2p_intra_latency_s
+        if group.nodes > 1:
+            latency_s += cal.p2p_inter_latency_s + wires.propagation_s
+        return np.asarray(latency_s + wire_s)
+
+    @priced("tp_communication")
+    def cut_experts_s(self, tokens: Floats) -> Floats:
+        """All-gather of the routed tokens over the GPUs that share an expert, and reduce-scatter of its outputs.
+
+            bytes = etp * tokens / tp * top_k * h * 2 B * imbalance, the same in the backward
+            ep = 1: etp * tokens / tp * h * 2 B
+
+        With ep = 1 a GPU has a part of every expert: tokens are gathered once, copied for their experts there, and
+        their outputs summed before they are scattered. Where the GPUs are the tensor-parallel group, this is its own
+        gather and scatter around the MLP, as of dense layers (tensor_parallel), and nothing is left here.
+        Source: Megatron-Core, MoEAlltoAllTokenDispatcher (tp_extended), MoEAllGatherTokenDispatcher.
+        """
+        layout = self._layout
+        if layout.expert_cut == 1 or layout.experts_cut_like_dense:
+            return np.zeros_like(tokens)
+        copies = self._model.top_k if layout.ep == 1 else 1
+        volume = layout.expert_cut * self._routed_bytes(tokens) / copies
+        gather = self._collectives.all_gather_s(volume, self._cut_group)
+        return np.asarray(gather + self._collectives.reduce_scatter_s(volume, self._cut_group))
+
+
+def parts_of_a_token(experts: int, top_k: int, parts: int) -> float:
+    """Expected number of parts (nodes, GPUs) on which a token's experts sit, experts spread evenly, all choices alike.
+
+    parts x (1 - C(E - E / parts, k) / C(E, k))
+    """
+    elsewhere = experts - experts // parts
+    return parts * (1.0 - comb(elsewhere, top_k) / comb(experts, top_k))
+
+
+def beside_the_other_micro_batch_s(
+    forward_s: Floats, backward_s: Floats, compute_s: Floats, sm_count: int
+) -> tuple[Floats, Floats]:
+    """Exposed all-to-all of a layer when the forward of one micro-batch runs beside the backward of another.
+
+        exposed = max( SMs kept / SMs x all-to-all, all-to-all - compute ), forward and backward together
+
+    *compute_s*: both directions of the layer. Each direction carries its share of what is exposed.
+    Ignored: first and last micro-batches of a pipeline, which have no partner.
+    Source: DeepSeek-V3, arXiv 2412.19437, section 3.2.1 (DualPipe); Megatron-Core, moe_a2a_overlap (1F1B).
+    """
+    total = forward_s + backward_s
+    exposed = beside_s(total, compute_s, DISPATCH_SMS / sm_count)
+    share = np.divide(exposed, total, out=np.zeros_like(total), where=total > 0)
+    return forward_s * share, backward_s * share

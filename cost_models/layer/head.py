@@ -1,0 +1,66 @@
+"""The output projection, its vocabulary cut by tensor parallelism, and the cross-entropy behind it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.hardware.parts import Gpu
+from hdpsim.cost_models.kernels.products import memory_bound_s
+from hdpsim.cost_models.layer.gemms import LayerGemms, LinearOp
+from hdpsim.cost_models.layer.gradient_accumulation import product_output_bytes
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.tracing import priced
+from hdpsim.cost_models.transformer.model import Model
+
+Floats = NDArray[np.float64]
+
+LOSS_PASSES_BYTES = 12.0  # fused cross-entropy on fp32 logits: write, read, write gradient (4 B each)
+# Separate operations (Megatron-LM, core/tensor_parallel/cross_entropy.py without fusion): to fp32 2 + 4, maximum 4,
+# subtract 4 + 4, exponential 4 + 4, sum 4, divide 4 + 4; gradient: scale 4 + 4, to 16 bits 4 + 2
+SEPARATE_LOSS_PASSES_BYTES = 48.0
+
+
+class OutputHead:
+    """Time of the head of one model and layout; a multi-token-prediction layer has one of its own."""
+
+    def __init__(self, model: Model, layout: Layout, gpu: Gpu, cal: Calibration) -> None:
+        self._layout, self._gpu, self._cal = layout, gpu, cal
+        self._columns = -(-model.vocab // layout.tp)
+        self._products = LayerGemms(
+            (LinearOp(columns=self._columns, inner=model.hidden),),
+            gpu,
+            cal,
+            gradient_output_bytes=product_output_bytes(layout),
+            frozen=model.frozen or layout.defers_head_gradient,  # see deferred_head
+        )
+
+    def sides_s(self, tokens: Floats, sides: tuple[bool, ...]) -> dict[bool, Floats]:
+        """[n] by side (backward): projection and loss."""
+        if len(sides) == 1:
+            return {side: self._side_s(tokens, backward=side) for side in sides}
+        forward, backward = self._logits_s(tokens)
+        return {False: forward, True: backward}
+
+    def weight_gradient_s(self, tokens: Floats) -> Floats:
+        """[n]: the part of the backward that is the weight gradient."""
+        return self._products.weight_gradient_s(tokens)
+
+    @priced("logits")
+    def _logits_s(self, tokens: Floats) -> tuple[Floats, Floats]:
+        """Output projection (vocabulary sharded over TP) and fused cross-entropy, forward and backward."""
+        forward, backward = self._products.both_products_s(tokens)
+        return forward + self._loss_s(tokens), backward
+
+    @priced("logits")
+    def _side_s(self, tokens: Floats, *, backward: bool) -> Floats:
+        """Output projection (vocabulary sharded over TP) and fused cross-entropy."""
+        products_s = self._products.products_s(tokens, backward=backward)
+        return products_s if backward else products_s + self._loss_s(tokens)
+
+    def _loss_s(self, tokens: Floats) -> Floats:
+        """Cross-entropy, its gradient included."""
+        fused = self._layout.fused_kernels and self._layout.fused_loss
+        passes_bytes = LOSS_PASSES_BYTES if fused else SEPARATE_LOSS_PASSES_BYTES
+        return memory_bound_s(passes_bytes * self._columns * tokens, self._gpu, self._cal)

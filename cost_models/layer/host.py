@@ -1,0 +1,280 @@
+"""How many kernels the host launches for a layer: what bounds small micro-batches in eager frameworks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.calibration.network import NetworkCalibration
+from hdpsim.cost_models.kernels.casts import scale_update_launches
+from hdpsim.cost_models.layer.adapters import adapted_matrices, step_tensors
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.network.collectives import GroupShape
+from hdpsim.cost_models.tracing import priced
+from hdpsim.cost_models.transformer.model import Model
+
+BACKWARD_LAUNCHES = 2.0  # two gradients of every product, an operation and its accumulation elsewhere
+# A collective of PyTorch: the buffer, the NCCL call, events between its stream and the compute stream.
+LAUNCHES_OF_A_COLLECTIVE = 3.0
+ROUTER_LAUNCHES = 8.0
+PERMUTATION_LAUNCHES = 12.0  # permutation and its inverse 8, counting and sorting 4
+EXPERT_MATRICES = 2
+# Of an expert's input or gradient: the cast, and the tensors of its two copies and their scales.
+NARROW_CASTS = 2.0
+AMAX_LAUNCHES = 1.0  # before it where the scale is the tensor's own: the largest element
+PADDING_LAUNCHES = 2.0  # rows of all experts into a padded buffer, and out of one
+# All-to-alls beside another micro-batch: a layer is cut into five pieces (attention, dispatch, experts, combine, what
+# follows), each with a stream to switch to, two events, detached inputs and a backward of its own. Fitted with the
+# time of a launch: layers of H100 and B300 that take as long whatever their all-to-all (Megatron-Bridge 25.11-26.04).
+OVERLAP_LAUNCHES = 5 * 10.0
+EXPERT_BIAS_LAUNCHES = 2.0  # of an expert: times the routing weights, added
+CLAMP_LAUNCHES = 3.0
+# Of rotary embeddings that no fused kernel does, a third of forward and backward: of queries and of keys cosine and
+# sine scaled and cast 6, turned 6, backward 10; latent ones also even and odd elements apart 1 and 6, parts put
+# together 3 and 3.
+SCALED_ROTARY_LAUNCHES = (2 * 12 + 2 * 10) / 3
+LATENT_ROTARY_LAUNCHES = (2 * 13 + 3 + 2 * 16 + 3) / 3
+ONE_KERNEL = ("grouped", "fused")  # of expert_kernels: a product of all experts is one kernel
+ADAPTER_LAUNCHES = 4.0  # two products, the scale, the sum
+ADAPTER_PRODUCTS = 2.0
+
+
+def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
+    """Operations that the host issues for a layer's forward; CUDA graphs issue none.
+
+        fused     2 norms + products + 2 copies + attention + rotary 1 + 2 adds + activation
+        scaled    rotary 15, of latent attention 21
+        separate  6 per norm, rotary 8, activation 2 (+ 1 per bias and dropout), unfused softmax 5
+        experts   router 8, permutation and its inverse 8, counting and sorting 4 (fused dispatch: router only)
+                  separate kernels: for every expert of a GPU a product each of 2 matrices, with 8 and 4 bits 2 more
+                  for the cast of what it reads (3 with scales of the tensor itself); padding of all rows 2
+        overlap   50 with all-to-alls beside another micro-batch
+        adapters  4 of every adapted matrix, and with tensor parallelism a gather of their narrow output
+        scales    6 with separate updates of delayed 8-bit scales
+        + 3 per collective: 4 with tensor parallelism (2 in a parallel block), 2 all-to-alls, 2 of cut experts
+
+    Graphs without the experts (cuda_graph_experts off) hold everything up to the router.
+    Counted: operations with a kernel of their own.  Ignored: hooks of sharded parameters, Python between operations
+    (both are part of the calibrated time per launch).
+    Source: the operations of Megatron-Core's and nanotron's transformer layers; Transformer Engine's GroupedLinear
+    (multi-stream cuBLAS, NVIDIA/TransformerEngine pull request 853, issue 1499).
+    """
+    experts = _expert_launches(model, layout) if moe else 0.0
+    if layout.cuda_graphs:
+        return 0.0 if layout.cuda_graph_experts else experts
+    norms = 1 if model.parallel_block else 2
+    if layout.fused_kernels:
+        count = float(norms + norms + 1)
+    else:
+        extras = norms * (int(model.biases) + int(model.dropout))
+        count = 6 * norms + norms + extras + 2 + int(model.biases)
+    count += _products(model, layout, moe=moe) + 2 + _attention_launches(layout)
+    count += _rotary_launches(model, layout) + (2 if model.qk_norm else 0)
+    router = ROUTER_LAUNCHES + (2 if model.shared_expert_ffn else 0) if moe else 0.0
+    adapted = len(adapted_matrices(model, layout, moe=moe))
+    collectives = _collectives_around_products(model, layout, moe=moe)
+    around = LAUNCHES_OF_A_COLLECTIVE * collectives + ADAPTER_LAUNCHES * adapted
+    return count + router + around + experts + scale_update_launches(layout)
+
+
+def small_kernels(model: Model, layout: Layout, *, moe: bool) -> float:
+    """Kernels of a layer's forward that are neither products nor attention, whether the host or a graph launches them.
+
+    Counted: the operations of forward_launches without products, attention and collectives; what cutting a layer for
+    overlapped all-to-alls adds are no kernels. Updates of scales are priced apart (scale_updates).
+    """
+    eager = replace(layout, cuda_graphs=False, ep_overlap=False, separate_scale_updates=False)
+    others = float(_products(model, eager, moe=moe) + _attention_launches(eager))
+    others += ADAPTER_PRODUCTS * len(adapted_matrices(model, eager, moe=moe))
+    collectives = _collectives_around_products(model, eager, moe=moe)
+    if moe:
+        others += EXPERT_MATRICES * _separate_experts(model, eager)[0]
+        collectives += _expert_collectives(eager)
+    return forward_launches(model, eager, moe=moe) - others - LAUNCHES_OF_A_COLLECTIVE * collectives
+
+
+def _rotary_launches(model: Model, layout: Layout) -> float:
+    if model.learned_positions:
+        return 0.0
+    if model.scaled_rotary:
+        return LATENT_ROTARY_LAUNCHES if model.latent_attention else SCALED_ROTARY_LAUNCHES
+    return 1.0 if layout.fused_kernels else 8.0
+
+
+def _attention_launches(layout: Layout) -> int:
+    return (4 if layout.fused_kernels else 8) if layout.attention_kernel == "unfused" else 1
+
+
+def _collectives_around_products(model: Model, layout: Layout, *, moe: bool) -> int:
+    adapted = len(adapted_matrices(model, layout, moe=moe)) if layout.tp > 1 else 0
+    return tensor_collectives(model, layout, moe=moe) + adapted
+
+
+def _expert_collectives(layout: Layout) -> int:
+    joined = layout.expert_cut > 1 and not layout.experts_cut_like_dense
+    return (2 if layout.ep > 1 else 0) + (2 if joined else 0)
+
+
+def _products(model: Model, layout: Layout, *, moe: bool) -> int:
+    """Matrix products of a layer without those of routed experts and the router."""
+    latent = model.latent_attention
+    products = 4 if latent is None else (7 if latent.q_lora_rank else 6)
+    if model.parallel_block and layout.fused_kernels and not moe:
+        products -= 2
+    return products - (EXPERT_MATRICES if moe else 0)
+
+
+def backward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
+    """The same for its backward: twice as many, but an expert's gradient is cast once for its two products.
+
+    Frozen weights have one product there instead of two; scales are updated once.
+    """
+    twice = BACKWARD_LAUNCHES * forward_launches(model, layout, moe=moe)
+    if not layout.cuda_graphs:
+        twice -= scale_update_launches(layout) + (_products(model, layout, moe=moe) if model.frozen else 0)
+    if not moe or (layout.cuda_graphs and layout.cuda_graph_experts):
+        return twice
+    experts, per_expert = _separate_experts(model, layout)
+    return twice - EXPERT_MATRICES * experts * (per_expert - 1.0)
+
+
+def launches_behind_counts(model: Model, layout: Layout) -> float:
+    """Launches of a forward for which the host must know how many tokens each expert got.
+
+    It reads the counts when dispatch is done, and nothing is queued behind: experts start one launch after the
+    other. Overlapped all-to-alls leave another micro-batch's kernels in the queue.
+    """
+    if layout.expert_kernels in ONE_KERNEL or _overlapped(layout):
+        return 0.0
+    if layout.cuda_graphs and layout.cuda_graph_experts:
+        return 0.0
+    experts, per_expert = _separate_experts(model, layout)
+    return EXPERT_MATRICES * per_expert * experts
+
+
+def _overlapped(layout: Layout) -> bool:
+    """Whether there are all-to-alls that run beside another micro-batch: experts on one GPU have none."""
+    return layout.ep_overlap and layout.ep > 1
+
+
+def _separate_experts(model: Model, layout: Layout) -> tuple[float, float]:
+    """Experts of a GPU that are launched one by one, and launches of one of their products; grouped: one of one."""
+    if layout.expert_kernels in ONE_KERNEL:
+        return 1.0, 1.0
+    casts = 0.0 if layout.precision == "bf16" else NARROW_CASTS
+    if layout.precision == "fp8" and layout.fp8_scaling == "tensor":
+        casts += AMAX_LAUNCHES
+    return float(max(1, model.experts // layout.ep)), 1.0 + casts
+
+
+def _expert_launches(model: Model, layout: Layout) -> float:
+    """Everything behind the router: the way to the routed experts, their products, the way back."""
+    count = 0.0 if layout.expert_dispatch == "fused" else PERMUTATION_LAUNCHES
+    experts, per_expert = _separate_experts(model, layout)
+    count += EXPERT_MATRICES * per_expert * experts
+    if layout.expert_kernels != "fused":
+        count += EXPERT_BIAS_LAUNCHES * experts if model.expert_biases else 0.0
+        count += CLAMP_LAUNCHES if model.clamped_activation else 0.0
+    count += OVERLAP_LAUNCHES if _overlapped(layout) else 0.0
+    count += PADDING_LAUNCHES if layout.expert_padding and layout.precision != "bf16" else 0.0
+    return count + LAUNCHES_OF_A_COLLECTIVE * _expert_collectives(layout)
+
+
+def tensor_collectives(model: Model, layout: Layout, *, moe: bool) -> int:
+    """Collectives of the tensor-parallel group in a layer's forward: around attention and around what is cut by tp.
+
+    A parallel block has one pair around both. Of experts that are cut or spread otherwise only a shared one has a pair.
+    """
+    if layout.tp == 1:
+        return 0
+    per_pair = 2 if layout.sequence_parallel else 1
+    if moe and not layout.experts_cut_like_dense:
+        return per_pair * (2 if model.shared_expert_ffn else 1)
+    return per_pair * (1 if model.parallel_block else 2)
+
+
+# Of the six passes over a layer's tensors that step_layer_s stands for, those behind the gradients' norm, for which the
+# host waits: clipped, updated, copied. Before it: zeroed, copied to fp32, unscaled.
+BEHIND_NORM_SHARE = 0.5
+
+
+@priced("host")
+def check_s(group: GroupShape, network: NetworkCalibration) -> float:
+    """Time a host spends before it may launch one collective of *group*.
+
+        t = ranks on a node x local + ranks on other nodes x remote          0 for a group of one
+
+    Counted: one exchange per rank, one after the other (a monitored barrier of Gloo).
+    Ignored: hosts that arrive late; other groups that check at the same time.
+    Source: PyTorch, ProcessGroupWrapper.cpp (runCollectiveChecks) and ProcessGroupGloo.cpp (monitoredBarrier).
+    """
+    if group.ranks == 1:
+        return 0.0
+    local = min(group.ranks, group.ranks_per_node)
+    return local * network.check_local_s + (group.ranks - local) * network.check_remote_s
+
+
+class HostTime:
+    """Least time of layers of one layout: what the host needs to launch them."""
+
+    def __init__(self, model: Model, layout: Layout, group: GroupShape, cal: Calibration) -> None:
+        self._model, self._layout, self._cal = model, layout, cal
+        self._check_s = check_s(group, cal.network) if layout.checked_collectives else 0.0
+
+    @priced("host")
+    def layer_s(self, *, moe: bool, backward: bool) -> float:
+        """Forward or backward of one layer.
+
+            t = max( launches x time of one, calibrated floor (backward: twice) ) + collectives x check
+
+        Counted: with sequence parallelism the backward gathers its input once more: 3 collectives for 2.
+        Source: see launches and check_s.
+        """
+        count = backward_launches if backward else forward_launches
+        launches_s = count(self._model, self._layout, moe=moe) * self._cal.launch_s
+        layer_s = max(launches_s, (2.0 if backward else 1.0) * self._cal.layer_floor_s)
+        collectives = tensor_collectives(self._model, self._layout, moe=moe)
+        again = 1.5 if backward and self._layout.sequence_parallel else 1.0
+        return layer_s + again * collectives * self._check_s
+
+    @property
+    def pass_s(self) -> float:
+        """Work around the layers of one pass, forward or backward, of a micro-batch: schedule and hooks."""
+        if _whole_iteration(self._layout):
+            return 0.0
+        return self._cal.micro_batch_fixed_s / 2.0 / self._layout.vpp
+
+
+@priced("optimizer")
+def step_host_s(
+    model: Model, layout: Layout, layers: NDArray[np.int64], cal: Calibration
+) -> NDArray[np.float64]:
+    """Host work of a step that nothing hides, on stages of so many *layers*.
+
+        t = fixed + layers x time per layer          graph of the whole iteration: fixed + layers x time / 2
+
+    Counted: adapters have fewer tensors than a layer that is trained whole. While the GPU replays the passes of a step
+    from one graph the host queues what it does for every tensor before it needs the norm of the gradients: half.
+    Source: calibration (step_fixed_s, step_layer_s); Megatron-Core, full_cuda_graph.py (FullCudaGraphWrapper holds the
+    passes of all micro-batches, the optimizer stays outside).
+    """
+    layer_s = cal.step_layer_s * step_tensors(model, layout)
+    if _whole_iteration(layout):
+        layer_s *= BEHIND_NORM_SHARE
+    return np.asarray(cal.step_fixed_s + layer_s * layers)
+
+
+def _whole_iteration(layout: Layout) -> bool:
+    return layout.cuda_graphs and layout.cuda_graph_scope == "iteration"
+
+
+@priced("host")
+def step_checks_s(group: GroupShape, layout: Layout, network: NetworkCalibration) -> float:
+    """Checks of what the ranks of a data-parallel *group* do once a step beside reducing gradients: loss and norm.
+
+    Source: Megatron-LM and nanotron (mean loss, norm of gradients); gathering parameters is checked with its traffic.
+    """
+    return 2.0 * check_s(group, network) if layout.checked_collectives else 0.0

@@ -1,0 +1,286 @@
+"""Forward and backward of one transformer layer on one GPU, apart from attention: GEMMs, small kernels, TP, experts.
+
+Everything is a vector over micro-batches; *tokens* are a rank's tokens (its TP group holds them together).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.hardware.parts import Cluster
+from hdpsim.cost_models.layer.adapters import adapted_matrices, adapter_ops, adapter_s
+from hdpsim.cost_models.layer.experts import ExpertParallel
+from hdpsim.cost_models.layer.gemms import LayerGemms, LinearOp
+from hdpsim.cost_models.layer.gradient_accumulation import product_output_bytes
+from hdpsim.cost_models.layer.host import launches_behind_counts
+from hdpsim.cost_models.layer.small_kernels import SmallKernels
+from hdpsim.cost_models.layer.tensor_parallel import TensorParallel
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.network.collectives import Collectives
+from hdpsim.cost_models.tracing import priced
+from hdpsim.cost_models.transformer.model import Model
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTimes:
+    """Seconds per layer by term, [n] each."""
+
+    gemm: Floats
+    small_kernels: Floats
+    tp_communication: Floats
+    expert_all_to_all: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    """Products between an all-gather and a reduce-scatter of the TP group."""
+
+    entering: tuple[LinearOp, ...]
+    leaving: tuple[LinearOp, ...]
+
+
+class LayerCost:
+    """The linear-in-tokens parts of one layer kind ('dense' or 'moe') under a layout on a cluster."""
+
+    def __init__(
+        self,
+        model: Model,
+        layout: Layout,
+        cluster: Cluster,
+        cal: Calibration,
+        collectives: Collectives,
+        *,
+        moe: bool,
+    ) -> None:
+        self._model, self._layout = model, layout
+        self._moe = moe
+        self._experts = ExpertParallel(model, layout, cal, collectives) if moe else None
+        self._tensor_parallel = TensorParallel(model, layout, cluster, cal, collectives)
+        self._small = SmallKernels(model, layout, cluster.gpu, cal, moe=moe)
+        blocks, rest = self._blocks_of_products()
+        sides = [(block.entering, block.leaving) for block in blocks]
+        products = partial(
+            LayerGemms,
+            gpu=cluster.gpu,
+            cal=cal,
+            precision=layout.precision,
+            full_width=model.hidden,
+            sequence_shards=layout.tp if layout.sequence_parallel and layout.fp8_scaling != "row" else 1,
+            gradient_output_bytes=product_output_bytes(layout),
+            fp8_scaling=layout.fp8_scaling,
+        )
+        self._gpu, self._cal = cluster.gpu, cal
+        self._adapted = adapted_matrices(model, layout, moe=moe)
+        self._adapters = products(adapter_ops(model, layout, moe=moe)) if self._adapted else None
+        products = partial(products, frozen=model.frozen)
+        self._gemms = products((*(op for side in sides for ops in side for op in ops), *rest))
+        self._expert_gemms = products(self._expert_ops()[:2]) if moe else None
+        self._behind_counts_s = launches_behind_counts(model, layout) * cal.launch_s if moe else 0.0
+        self._around = [(products(entering), products(leaving)) for entering, leaving in sides]
+
+    def _blocks_of_products(self) -> tuple[list[_Block], tuple[LinearOp, ...]]:
+        """The blocks that TP collectives surround, in order, and the products that none surrounds."""
+        attention = self._attention_ops()
+        blocks = [_Block(entering=attention[:-1], leaving=attention[-1:])]
+        other = self._expert_ops() if self._moe else self._mlp_ops()
+        if (
+            self._moe and not self._layout.experts_cut_like_dense
+        ):  # a shared expert is cut as dense layers are
+            shared = (
+                [_Block(entering=other[2:3], leaving=other[3:4])] if self._model.shared_expert_ffn else []
+            )
+            return blocks + shared, other[:2] + other[-1:]
+        blocks.append(_Block(entering=other[:1], leaving=other[1:2]))
+        if self._model.parallel_block:
+            blocks = [_side_by_side(*blocks, fused=self._layout.fused_kernels and not self._moe)]
+        return blocks, other[2:]
+
+    def _attention_ops(self) -> tuple[LinearOp, ...]:
+        model, tp = self._model, self._layout.tp
+        latent = model.latent_attention
+        if latent is None:
+            qkv = (model.heads + 2 * model.kv_heads) * model.head_dim // tp
+            out = model.heads * model.head_dim // tp
+            return (
+                LinearOp(name="qkv", columns=qkv, inner=model.hidden, matrices=3),
+                LinearOp(name="attention_out", columns=model.hidden, inner=out),
+            )
+        heads = model.heads // tp
+        query_dim = heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
+        queries = (
+            (
+                LinearOp(name="query_down", columns=latent.q_lora_rank, inner=model.hidden),
+                LinearOp(name="query_up", columns=query_dim, inner=latent.q_lora_rank),
+            )
+            if latent.q_lora_rank
+            else (LinearOp(name="query", columns=query_dim, inner=model.hidden),)
+        )
+        return (
+            *queries,
+            LinearOp(
+                name="kv_down", columns=latent.kv_lora_rank + latent.qk_rope_head_dim, inner=model.hidden
+            ),
+            LinearOp(
+                name="kv_up",
+                columns=heads * (latent.qk_nope_head_dim + latent.v_head_dim),
+                inner=latent.kv_lora_rank,
+            ),
+            LinearOp(name="attention_out", columns=model.hidden, inner=heads * latent.v_head_dim),
+        )
+
+    def _mlp_ops(self) -> tuple[LinearOp, ...]:
+        model, tp = self._model, self._layout.tp
+        width = (model.dense_ffn_hidden if model.experts else model.ffn_hidden) // tp
+        return _mlp(model, width)
+
+    def _expert_ops(self) -> tuple[LinearOp, ...]:
+        model, tp = self._model, self._layout.tp
+        assert self._experts is not None
+        shared = _mlp(model, model.shared_expert_ffn // tp) if model.shared_expert_ffn else ()
+        return (
+            *self._experts.products(_mlp(model, self._experts.width)),
+            *(replace(op, name=f"shared_{op.name}") for op in shared),
+            LinearOp(
+                name="router",
+                columns=model.experts,
+                inner=model.hidden,
+                rows_share=1 / tp,
+                always_bf16=True,
+            ),
+        )
+
+    def gemm_s(self, tokens: Floats, *, backward: bool) -> Floats:
+        """All matrix products: forward; backward = input gradient + weight gradient (twice the FLOP).
+
+        Adapters are included; frozen weights have input gradients only.
+        """
+        seconds = self._gemms.seconds(tokens, backward=backward)
+        return (
+            seconds if self._adapters is None else seconds + self._adapters.seconds(tokens, backward=backward)
+        )
+
+    def weight_gradient_s(self, tokens: Floats) -> Floats:
+        """The weight gradients in gemm_s of the backward; each distinct number of tokens is priced once."""
+        distinct, place = np.unique(tokens, return_inverse=True)
+        seconds: Floats = (self._adapters or self._gemms).weight_gradient_s(distinct)[place]
+        return seconds
+
+    def small_kernels_s(self, tokens: Floats, *, backward: bool) -> Floats:
+        """Norms, residual adds, rotary embedding, activation function, routing (see small_kernels), casts to 8 bit."""
+        casts_s = self._gemms.cast_s(tokens, backward=backward)
+        seconds = self._small.seconds(tokens, backward=backward) + casts_s
+        if not self._adapted:
+            return seconds
+        return np.asarray(seconds + adapter_s(self._adapted, tokens, self._gpu, self._cal, backward=backward))
+
+    def tp_communication_s(self, tokens: Floats, *, backward: bool) -> Floats:
+        """Tensor-parallel collectives of a layer, exposed: see tensor_parallel."""
+        return self._tp_sides_s(tokens)[backward]
+
+    def _tp_sides_s(self, tokens: Floats) -> tuple[Floats, Floats]:
+        """tp_communication_s of the forward and of the backward: the same collectives, differently often."""
+        if not self._tensor_parallel.overlaps:
+            forward, backward = self._tensor_parallel.sides_s(tokens, len(self._around))
+        else:
+            forward, backward = self._tensor_parallel.overlapped_s(tokens, self._around)
+        if self._experts is None:
+            return forward, backward
+        cut = self._experts.cut_experts_s(tokens)
+        return forward + cut, backward + cut
+
+    def expert_all_to_all_s(self, tokens: Floats) -> Floats:
+        """Dispatch and combine of the routed tokens, see experts."""
+        return np.zeros_like(tokens) if self._experts is None else self._experts.all_to_all_s(tokens)
+
+    @priced("host")
+    def counts_wait_s(self, tokens: Floats) -> Floats:
+        """Launches of the experts' forward that outlast their kernels: nothing is queued before counts are known.
+
+            max( 0, launches behind the counts x host time of one - products and casts of the experts )
+
+        Ignored: the copy of the counts itself.  Source: Megatron-Core, TEGroupedMLP (tokens_per_expert.tolist()).
+        """
+        if self._expert_gemms is None or not self._behind_counts_s:
+            return np.zeros_like(tokens)
+        distinct, place = np.unique(tokens, return_inverse=True)
+        busy_s = self._expert_gemms.seconds(distinct, backward=False)
+        busy_s = busy_s + self._expert_gemms.cast_s(distinct, backward=False)
+        return np.maximum(0.0, self._behind_counts_s - busy_s)[place]
+
+    def times(self, tokens: Floats, *, backward: bool) -> LayerTimes:
+        """All linear terms of the layer's forward or backward."""
+        return self._expanded(tokens, (backward,))[0]
+
+    def both_times(self, tokens: Floats) -> tuple[LayerTimes, LayerTimes]:
+        """Forward and backward."""
+        forward, backward = self._expanded(tokens, (False, True))
+        return forward, backward
+
+    def _expanded(self, tokens: Floats, sides: tuple[bool, ...]) -> list[LayerTimes]:
+        """Each distinct number of tokens is priced once: full micro-batches hold the same number."""
+        if len(tokens) == 1:
+            return self._times(tokens, sides)
+        distinct, place = np.unique(tokens, return_inverse=True)
+        return [
+            LayerTimes(
+                gemm=once.gemm[place],
+                small_kernels=once.small_kernels[place],
+                tp_communication=once.tp_communication[place],
+                expert_all_to_all=once.expert_all_to_all[place],
+            )
+            for once in self._times(distinct, sides)
+        ]
+
+    def _times(self, tokens: Floats, sides: tuple[bool, ...]) -> list[LayerTimes]:
+        communication, all_to_all = self._tp_sides_s(tokens), self.expert_all_to_all_s(tokens)
+        return [
+            LayerTimes(
+                gemm=gemm_s,
+                small_kernels=self.small_kernels_s(tokens, backward=side),
+                tp_communication=communication[side],
+                expert_all_to_all=all_to_all,
+            )
+            for side, gemm_s in zip(sides, self._gemm_sides_s(tokens, sides), strict=True)
+        ]
+
+    def _gemm_sides_s(self, tokens: Floats, sides: tuple[bool, ...]) -> list[Floats]:
+        """gemm_s of one side or of forward and backward, which are cheaper together."""
+        if len(sides) == 1:
+            return [self.gemm_s(tokens, backward=sides[0])]
+        both = list(self._gemms.both_s(tokens))
+        if self._adapters is None:
+            return both
+        return [one + more for one, more in zip(both, self._adapters.both_s(tokens), strict=True)]
+
+
+def _side_by_side(attention: _Block, mlp: _Block, *, fused: bool) -> _Block:
+    """A parallel block: attention and MLP read one input, their outputs are summed.
+
+    Fused: QKV and the first MLP matrix are one product with as many columns, output projection and last MLP matrix
+    one with as long a contraction (PaLM, arXiv 2204.02311, section 2). Latent attention has no such matrix.
+    """
+    entering, leaving = attention.entering + mlp.entering, attention.leaving + mlp.leaving
+    if fused and len(attention.entering) == 1:
+        entering = (replace(entering[0], name=_joined(entering), columns=sum(op.columns for op in entering)),)
+        leaving = (replace(leaving[0], name=_joined(leaving), inner=sum(op.inner for op in leaving)),)
+    return _Block(entering=entering, leaving=leaving)
+
+
+def _joined(ops: tuple[LinearOp, ...]) -> str:
+    return "+".join(op.name for op in ops)
+
+
+def _mlp(model: Model, width: int) -> tuple[LinearOp, ...]:
+    """Up (and gate) and down projection of an MLP shard of *width*."""
+    up = 2 if model.gated_mlp else 1
+    return (
+        LinearOp(name="mlp_up", columns=up * width, inner=model.hidden, matrices=up),
+        LinearOp(name="mlp_down", columns=model.hidden, inner=width),
+    )

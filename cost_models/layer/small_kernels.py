@@ -1,0 +1,203 @@
+"""Everything of a layer that is neither a matrix product nor attention: norms, biases, activation, routing.
+
+Such kernels do little work per byte: they take the time of their HBM traffic. How much that is depends on how many
+operations one kernel does, so this module counts passes: one element read or written, in units of 16 bits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.hardware.parts import Gpu
+from hdpsim.cost_models.kernels.casts import scale_updates_s
+from hdpsim.cost_models.kernels.eager import (
+    CLAMPS,
+    EXPERT_BIAS,
+    LATENT_HEADS,
+    LATENT_ROTARY,
+    SCALED_ROTARY,
+    EagerPasses,
+)
+from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
+from hdpsim.cost_models.layer.experts import parts_of_a_token
+from hdpsim.cost_models.layer.host import BACKWARD_LAUNCHES, small_kernels
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.tracing import note, priced
+from hdpsim.cost_models.transformer.model import Model
+
+Floats = NDArray[np.float64]
+
+MASK = 0.5  # a dropout mask is one byte per element
+BACKWARD_TRAFFIC = 2  # the backward of a kernel reads its inputs again beside the gradients
+
+# Passes per element of one norm of separate kernels: to fp32 (1 + 2), square (2 + 2), mean (2), scale by it (2 + 2), to
+# 16 bits (2 + 1), weight (1 + 1): LlamaRMSNorm of Hugging Face transformers. LayerNorm under autocast: to fp32 (1 + 2),
+# one kernel (2 + 2), back (2 + 1).
+SEPARATE_NORM = {"rms": 16.0, "layer": 10.0}
+# Rotary embedding of separate kernels: rotate half (2), times cosine (2), times sine (2), sum (3).
+SEPARATE_ROTARY = 9.0
+# Rows copied into a padded buffer before the experts and out of one behind them.
+PADDING = 4.0
+# Experts as modules, forward: the common output zeroed (1), each output copied into it (2). Backward: the gradient of a
+# part taken out of a copy of the whole (2) that is zeroed there (3); of the part's input, put into zeros (3) and added.
+MODULES = 3.0
+MODULES_BACKWARD = (2.0, 8.0)
+
+
+class SmallKernels:
+    """Passes over memory of one layer kind ('dense' or 'moe') on one GPU of a layout.
+
+    Per token of a rank, t = tp, S = t with sequence parallelism, else 1 (h hidden, f MLP width, w = heads x dim):
+        fused     passes x [ norms 2 x 2 h / S + adds 2 x (3 + mask) h / S + rotary 2 (a + g) d / t
+                             + activation 3 f / t (2 f without gate) + norms of queries and keys 2 (a + g) d / t ]
+        separate  norms 2 x n h / S + outputs 2 x (3 + bias 2 + dropout 2 + mask) h / S + rotary 9 (a + g) d / t
+                  + activation (5 with a gate, 2 without, + bias 2) f / t + norms of queries and keys n (a + g) d / t
+        experts   routing 4 k h / t + 4 etp k h / t with several experts on a GPU of an expert-parallel group (GPUs that
+                  share experts hold all their tokens when they sort them); with ep = 1 4 etp k h / t (they gather
+                  tokens before they copy them);
+                  fused dispatch 2 (k + u) h / t, u the GPUs that a token visits
+        PyTorch   clamps of k f / t, biases of k h / t (neither where expert_kernels are fused), a scaled rotary
+                  embedding of (a + g) d / t, with latent attention of a r / t in queries of n + r, keys of n + r and
+                  values of v put together, a (2 (n + r) + v) / t: passes of eager_kernels, forward and backward apart
+
+    One norm in a parallel block, whose sum of three needs one kernel. With recompute_small_kernels the backward runs
+    norms, activation and clamps of the forward again.
+    expert_padding with narrow products 4 etp k h / t in both directions; experts as modules 3 etp k h / t, backward
+    (2 + 8 experts of a GPU) etp k h / t.
+    Every kernel starts up and drains on the device besides (kernel_tail_s; twice as many in the backward).
+    Separate updates of delayed scales: so many kernels in each pass, whatever the tokens (scale_updates).
+    Counted: every kernel reads and writes its tensors once, the mask of a dropout, twice as much in the backward
+    (as much for routing: the way back of a copy is a copy). Routing: tokens are gathered for their experts, sorted by
+    expert where they arrive and back where they leave, outputs summed by weight; fused dispatch copies what arrives,
+    once per GPU, for each expert and sums on the way back.
+    Ignored: statistics of norms, tables of the rotary embedding, random numbers, scores of the router.
+    Fused experts clamp, weigh and add biases in the epilogues of their products (cuDNN frontend, grouped_gemm_glu);
+    activation and casts stay kernels here: what epilogues save of their traffic, the products lose to longer epilogues
+    (64 experts in MXFP8 on a GB200, 262,144 rows, 2,560 x 1,280, forward and backward: 8.8 ms fused, marin-community,
+    marin, issue 7282; here 9.5).
+    Source: derivation; *passes* (casts, a separate rotary embedding) calibrated. SequentialMLP, fp8_padding and
+    fp8_unpadding: Megatron-Core, transformer/moe/experts.py. One layer on H100
+    (Megatron-LM, moe_perf/baseline.json): 32,768 rows of 7,168 take 0.6 ms forward and 0.7 backward longer with
+    DeepEP, which leaves padding to copies, than with HybridEP, which pads as it sends; here 0.6.
+    """
+
+    def __init__(self, model: Model, layout: Layout, gpu: Gpu, cal: Calibration, *, moe: bool) -> None:
+        self._gpu, self._cal = gpu, cal
+        share = cal.small_kernel_passes if layout.fused_kernels else 1.0
+        again, once = (_fused_passes if layout.fused_kernels else _separate_passes)(model, layout, moe)
+        fused = share * (again + once)
+        clamps, biases = _expert_widths(model, layout) if moe else (0.0, 0.0)
+        eager = [(CLAMPS, clamps), (EXPERT_BIAS, biases), *_eager_rotary(model, layout)]
+        self.passes = fused + sum(kind.forward.at_full_rate * width for kind, width in eager)
+        self.passes_backward = BACKWARD_TRAFFIC * fused
+        self.passes_backward += sum(kind.backward.at_full_rate * width for kind, width in eager)
+        self.routing_passes, self.routing_passes_backward = _routing(model, layout) if moe else (0.0, 0.0)
+        repeats = layout.recompute == "selective" and layout.recompute_small_kernels
+        self.repeated_passes = share * again + CLAMPS.forward.at_full_rate * clamps if repeats else 0.0
+        self.kernels = small_kernels(model, layout, moe=moe)
+        self._scales_s = scale_updates_s(layout)
+
+    @priced("small_kernels")
+    def seconds(self, tokens: Floats, *, backward: bool) -> Floats:
+        """Forward or backward of all of them, for a rank's *tokens*."""
+        note(passes=self.passes, routing_passes=self.routing_passes, kernels=self.kernels)
+        passes, kernels = self.passes + self.routing_passes, self.kernels
+        if backward:
+            kernels = BACKWARD_LAUNCHES * kernels
+            passes = self.passes_backward + self.routing_passes_backward + self.repeated_passes
+        traffic_bytes = BF16_BYTES * passes
+        tails_s = np.where(tokens > 0, kernels * self._cal.kernel_tail_s + self._scales_s, 0.0)
+        return memory_bound_s(traffic_bytes * tokens, self._gpu, self._cal) + tails_s
+
+
+def _fused_passes(model: Model, layout: Layout, moe: bool) -> tuple[float, float]:
+    """Passes of norms and activation, and of the rest."""
+    blocks = 1 if model.parallel_block else 2
+    mask = MASK if model.dropout else 0.0
+    width = model.hidden / _residual_shards(layout)
+    activation = (3 if model.gated_mlp else 2) * _width(model, moe) / layout.tp
+    rest = blocks * (3 + mask) * width + 2 * _rotated(model, layout)
+    return blocks * 2 * width + activation + 2 * _normalised(model, layout), rest
+
+
+def _separate_passes(model: Model, layout: Layout, moe: bool) -> tuple[float, float]:
+    """The same of one kernel per operation."""
+    blocks = 1 if model.parallel_block else 2
+    output = 3 + (2 if model.biases else 0) + (2 + MASK if model.dropout else 0)
+    width = model.hidden / _residual_shards(layout)
+    norms = blocks * SEPARATE_NORM[model.norm] * width + SEPARATE_NORM[model.norm] * _normalised(
+        model, layout
+    )
+    activation = ((5 if model.gated_mlp else 2) + (2 if model.biases else 0)) * _width(model, moe) / layout.tp
+    # a parallel block adds attention, MLP and residual: two additions, each with its bias
+    return norms + activation, 2 * output * width + SEPARATE_ROTARY * _rotated(model, layout)
+
+
+def _rotated(model: Model, layout: Layout) -> float:
+    """Elements of queries and keys that the rotary embedding turns."""
+    return 0.0 if model.learned_positions or model.scaled_rotary else _queries_and_keys(model, layout)
+
+
+def _eager_rotary(model: Model, layout: Layout) -> list[tuple[EagerPasses, float]]:
+    """Operations of a rotary embedding that no fused kernel does, and the elements of each."""
+    if not model.scaled_rotary:
+        return []
+    latent, heads = model.latent_attention, model.heads / layout.tp
+    if latent is None:
+        return [(SCALED_ROTARY, _queries_and_keys(model, layout))]
+    whole = 2 * (latent.qk_nope_head_dim + latent.qk_rope_head_dim) + latent.v_head_dim
+    return [(LATENT_ROTARY, heads * latent.qk_rope_head_dim), (LATENT_HEADS, heads * whole)]
+
+
+def _normalised(model: Model, layout: Layout) -> float:
+    """Elements of queries and keys that norms of their own scale."""
+    return _queries_and_keys(model, layout) if model.qk_norm else 0.0
+
+
+def _queries_and_keys(model: Model, layout: Layout) -> float:
+    return (model.heads + model.kv_heads) * model.head_dim / layout.tp
+
+
+def _width(model: Model, moe: bool) -> int:
+    """Inner elements of the MLP (or of the experts) that a token passes."""
+    if moe:
+        return model.ffn_hidden * model.top_k + model.shared_expert_ffn
+    return model.dense_ffn_hidden if model.experts else model.ffn_hidden
+
+
+def _expert_widths(model: Model, layout: Layout) -> tuple[float, float]:
+    """Elements that some models' routed experts clamp before the activation, and add biases to behind the last matrix.
+
+    None with fused experts.
+    """
+    if layout.expert_kernels == "fused":
+        return 0.0, 0.0
+    clamps = model.ffn_hidden if model.clamped_activation else 0
+    biases = model.hidden if model.expert_biases else 0
+    return model.top_k * clamps / layout.tp, model.top_k * biases / layout.tp
+
+
+def _routing(model: Model, layout: Layout) -> tuple[float, float]:
+    """A token's way to its experts and back, forward and backward."""
+    copies, held = float(model.top_k), float(model.top_k) * layout.expert_cut
+    if layout.expert_dispatch == "fused" and layout.ep > 1:
+        passes = 2.0 * (copies + parts_of_a_token(model.experts, model.top_k, layout.ep))
+    else:
+        here = (
+            held if layout.ep == 1 else copies
+        )  # without an all-to-all the tokens of all that share experts
+        passes = 4.0 * here + (4.0 * held if 1 < layout.ep < model.experts else 0.0)
+    if layout.expert_padding and layout.precision != "bf16":
+        passes += PADDING * held
+    forward = backward = passes
+    if layout.expert_kernels == "modules":
+        whole, each = MODULES_BACKWARD
+        forward += MODULES * held
+        backward += (whole + each * max(1, model.experts // layout.ep)) * held
+    return forward * model.hidden / layout.tp, backward * model.hidden / layout.tp
+
+
+def _residual_shards(layout: Layout) -> int:
+    return layout.tp if layout.sequence_parallel else 1

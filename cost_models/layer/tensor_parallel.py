@@ -1,0 +1,334 @@
+"""Tensor-parallel collectives of a layer: how long they take, and how much of that GEMMs beside them leave exposed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.hardware.parts import Cluster
+from hdpsim.cost_models.kernels.formats import BLOCK_SCALED, OPERAND_BYTES
+from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
+from hdpsim.cost_models.layer.gemms import LayerGemms
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.network.collectives import Collectives
+from hdpsim.cost_models.tracing import priced
+from hdpsim.cost_models.transformer.model import Model
+
+Floats = NDArray[np.float64]
+
+# Of a GEMM cut into four, the first (or last) piece of the transfer has nothing beside it; the collective keeps 16 SMs:
+# Megatron-Bridge performance guide, communication overlap (Transformer Engine's userbuffers: num_splits, num_sm).
+OVERLAP_CHUNKS = 4
+COMMUNICATION_SMS = 16
+# Exchanges between neighbours: copy engines and one SM that starts them; what runs whole beside them keeps 4.
+# Transformer Engine, module/base.py (ring_exchange: num_sm 1, use_ce); MLPerf Training v3.1 and v4.0, NVIDIA,
+# conf/tp_overlap/h100tp4*.yaml (bulk: num_sm 2 to 8, mostly 4).
+EXCHANGE_SMS = 1
+EXCHANGE_WHOLE_SMS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockGemms:
+    """Seconds of the products around the collectives of a block (attention, MLP, or both at once), [n] each.
+
+    *entering*: they read the gathered input (QKV, first MLP matrix); *leaving*: their output is summed over the group.
+    """
+
+    entering_forward: Floats
+    leaving_forward: Floats
+    entering_backward: Floats
+    leaving_backward: Floats
+    gradients: float = 2.0
+    """Products in the backward of each of the forward: the second is the weight gradient."""
+
+    @classmethod
+    def of(cls, entering: LayerGemms, leaving: LayerGemms, tokens: Floats) -> BlockGemms:
+        """Seconds of the products of a block."""
+        (entering_forward, entering_backward), (leaving_forward, leaving_backward) = (
+            products.both_s(tokens) for products in (entering, leaving)
+        )
+        return cls(
+            entering_forward=entering_forward,
+            leaving_forward=leaving_forward,
+            entering_backward=entering_backward,
+            leaving_backward=leaving_backward,
+            gradients=1.0 if entering.frozen else 2.0,
+        )
+
+    @property
+    def entering_gradient(self) -> Floats:
+        """Input gradient or weight gradient: each half of the backward's FLOP."""
+        return self.entering_backward / self.gradients
+
+    @property
+    def leaving_gradient(self) -> Floats:
+        """The same."""
+        return self.leaving_backward / self.gradients
+
+
+def beside_s(collective_s: ArrayLike, gemm_s: ArrayLike, sm_share: float) -> Floats:
+    """Time that a collective and a GEMM side by side take beyond the GEMM alone.
+
+        max( sm_share x collective, collective - GEMM )
+
+    The collective keeps a share of the SMs while it runs: the GEMM advances by (1 - share) of that time.
+    Ignored: HBM and L2 bandwidth that the transfer takes from the GEMM, clocks.  Source: derivation.
+    """
+    transfer = np.asarray(collective_s, dtype=np.float64)
+    return np.maximum(sm_share * transfer, transfer - np.asarray(gemm_s, dtype=np.float64))
+
+
+def pipelined_s(
+    collective_s: ArrayLike, gemm_s: ArrayLike, sm_share: float, tail_s: float, chunks: int = OVERLAP_CHUNKS
+) -> Floats:
+    """The same for a collective that feeds the GEMM, or is fed by it, chunk by chunk.
+
+        c / n + (n - 1) / n x beside(c, GEMM) + (n - 1) x tail,  at most c (a stack that gains nothing does not chunk)
+
+    Counted: one chunk of the collective without a GEMM beside it, start-up of the further GEMM kernels.
+    Ignored: start-up of the further chunks of the collective (peers write into each other's buffers), waves that the
+    smaller GEMMs leave partly empty (chunks run on several streams).
+    Source: Transformer Engine (userbuffers); MegaScale, arXiv 2402.15627, section 3.2.
+    """
+    transfer = np.asarray(collective_s, dtype=np.float64)
+    rest = (chunks - 1) / chunks * beside_s(transfer, gemm_s, sm_share) + (chunks - 1) * tail_s
+    return np.minimum(transfer, transfer / chunks + rest)
+
+
+def exchanged_s(
+    collective_s: ArrayLike, gemm_s: ArrayLike, sm_share: float, tail_s: float, ranks: int
+) -> Floats:
+    """The same for chunks that neighbours copy to each other, a gather's while each GPU starts with its own.
+
+        max( sm_share x c, c - (t - 1) / t x GEMM ) + (t - 1) x tail,  at most c                t ranks
+
+    The k-th of t - 1 foreign chunks arrives after k / (t - 1) of the gather and is needed after k / t of the GEMM: with
+    transfers shorter than the chunks' products nothing waits; with longer ones the last chunk's product follows the
+    last arrival. A reduction is the same backwards: foreign chunks are computed and sent first, the own one last.
+    Ignored: what pipelined_s ignores; adding up the chunks that arrive.
+    Source: Transformer Engine, userbuffers (ring_exchange: CommOverlapP2P, split_overlap_ag and _rs).
+    """
+    transfer = np.asarray(collective_s, dtype=np.float64)
+    own = (ranks - 1) / ranks * np.asarray(gemm_s, dtype=np.float64)
+    return np.minimum(transfer, np.maximum(sm_share * transfer, transfer - own) + (ranks - 1) * tail_s)
+
+
+class TensorParallel:
+    """Collectives around attention and MLP, exposed.
+
+    With sequence parallelism a block all-gathers its input and reduce-scatters its output; the backward all-gathers
+    the gradient, reduce-scatters its own result and gathers the input once more. Without: one all-reduce each way.
+    A parallel block has one pair instead of two. Experts have one where they are cut as dense layers are, otherwise
+    only a shared expert has (experts.py joins what is cut besides).
+    Source: Korthikanti et al., arXiv 2205.05198, section 4.2.
+
+    Overlapped (`tp_overlap`): what feeds a GEMM or is fed by it is pipelined with it in chunks; in the backward the
+    second gather runs beside the input-gradient GEMM, the reduction beside the weight-gradient GEMM, whole. With
+    `tp_exchange` gathers that feed GEMMs (mlp: and the MLP's reduction) have no chunk without a GEMM beside it, and
+    fewer SMs move data.
+    Frozen weights need no second gather, and have no weight gradient to run beside the reduction: overlapped, it is
+    pipelined with the input gradient (Transformer Engine, ub_overlap_rs_dgrad), otherwise alone. QKV's adapter reads
+    the gathered input as well, so nothing of QKV's is overlapped (NeMo, scripts/performance/llm/finetune_llama3_70b.py:
+    tp_comm_overlap_disable_qkv).
+    Blocks of scales lie along what a product sums over, so the weight gradient needs a gradient cast along columns,
+    gathered as well: overlapped beside the input gradient (Transformer Engine, pull requests 1581, 1711 and 1982;
+    module/linear.py: "overlapping the AG operation with the dgrad GEMM").
+    """
+
+    def __init__(
+        self, model: Model, layout: Layout, cluster: Cluster, cal: Calibration, collectives: Collectives
+    ) -> None:
+        self._hidden, self._layout, self._cal, self._collectives = model.hidden, layout, cal, collectives
+        self._frozen = model.frozen
+        self._two_gradients = layout.precision in BLOCK_SCALED and not model.frozen
+        self._gpu = cluster.gpu
+        self._group = collectives.group(layout.tp)
+        self._sm_share = COMMUNICATION_SMS / cluster.gpu.sm_count
+        self._exchange_share = EXCHANGE_SMS / cluster.gpu.sm_count
+        whole = EXCHANGE_WHOLE_SMS if layout.tp_exchange != "none" else COMMUNICATION_SMS
+        self._whole_share = whole / cluster.gpu.sm_count
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether GEMMs run beside the collectives."""
+        return (self._layout.tp_overlap or self._layout.tp_asynchronous) and self._layout.tp > 1
+
+    @priced("tp_communication")
+    def sides_s(self, tokens: Floats, pairs: int) -> tuple[Floats, Floats]:
+        """Forward and backward of *pairs* blocks with nothing beside the collectives.
+
+            forward  = pairs x (all-gather + reduce-scatter)            sequence parallel
+            backward = pairs x (2 all-gathers + reduce-scatter)     3 all-gathers with scales of blocks
+            both     = pairs x all-reduce                               without sequence parallelism
+            bytes    = 2 B x hidden x tokens                            gathered in the products' precision
+            batch first: forward and backward pairs x (all-gather + reduce-scatter + copies)
+
+        Counted: a pair around attention and one around the MLP (one in all with a parallel block).
+        Source: Korthikanti et al., arXiv 2205.05198, section 4.2.
+        """
+        if self._layout.tp == 1:
+            return np.zeros_like(tokens), np.zeros_like(tokens)
+        if self._layout.sequence_parallel:
+            gather, scatter = self._gather_and_scatter(tokens)
+            if self._layout.tp_batch_first:
+                once = np.asarray(pairs * (gather + scatter + sum(self._copies_s(tokens))))
+                return once, once
+            gathers = 1 if self._frozen else 2 + self._two_gradients
+            return np.asarray(pairs * (gather + scatter)), np.asarray(pairs * (gather * gathers + scatter))
+        reduce = np.asarray(pairs * self._collectives.all_reduce_s(self._tensor_bytes(tokens), self._group))
+        return reduce, reduce
+
+    @priced("tp_communication")
+    def overlapped_s(
+        self, tokens: Floats, products: list[tuple[LayerGemms, LayerGemms]]
+    ) -> tuple[Floats, Floats]:
+        """Forward and backward with the products of *blocks* beside the collectives.
+
+            forward  = per block: all-gather pipelined with what it feeds, reduce-scatter with what feeds it
+            backward = all-gather pipelined with the input gradient of the leaving products; all-gather beside the
+                       input gradient and reduce-scatter beside the weight gradient of the entering ones
+
+        Counted: see pipelined_s and beside_s; *products* of every block: entering, leaving.
+        Source: Transformer Engine; Megatron-Core, tp_comm_overlap.
+        """
+        blocks = [BlockGemms.of(entering, leaving, tokens) for entering, leaving in products]
+        if not self._layout.tp_overlap:
+            return self._asynchronous_s(tokens, blocks)
+        if self._layout.tp_batch_first and self._layout.sequence_parallel:
+            return self._decomposed_s(tokens, blocks)
+        forward, backward = np.zeros_like(tokens), np.zeros_like(tokens)
+        if self._layout.sequence_parallel:
+            gather, scatter = self._gather_and_scatter(tokens)
+            exchange = self._layout.tp_exchange
+            for number, block in enumerate(blocks):  # the last one is the MLP
+                sent = exchange == "mlp" and number == len(blocks) - 1
+                alone = self._frozen and number == 0  # the adapter of QKV reads the gathered input as well
+                entering = self._pipelined(gather, block.entering_forward, exchange != "none")
+                forward = forward + (gather if alone else entering)
+                forward = forward + self._pipelined(scatter, block.leaving_forward, sent)
+                backward = backward + self._pipelined(gather, block.leaving_gradient, exchange != "none")
+                if self._two_gradients:
+                    backward = backward + self._beside(gather, block.leaving_gradient)
+                if self._frozen:
+                    backward = backward + (
+                        scatter if alone else self._pipelined(scatter, block.entering_gradient)
+                    )
+                    continue
+                backward = backward + self._beside(gather, block.entering_gradient)
+                backward = backward + self._beside(scatter, block.entering_gradient)
+            return forward, backward
+        reduce = self._collectives.all_reduce_s(self._tensor_bytes(tokens), self._group)
+        for block in blocks:
+            forward = forward + self._pipelined(reduce, block.leaving_forward)
+            if self._frozen:
+                backward = backward + reduce
+                continue
+            backward = backward + self._beside(reduce, block.entering_gradient)
+        return forward, backward
+
+    def _decomposed_s(self, tokens: Floats, blocks: list[BlockGemms]) -> tuple[Floats, Floats]:
+        """The same of a compiler that breaks a gather and the product it feeds, or a product and its reduction, apart.
+
+            forward  = per block: gather exchanged with what it feeds; reduction exchanged with what feeds it, and a
+                       pass that adds up what arrived (2 B x hidden x tokens / HBM)
+            backward = per block: gather and reduction whole, with their copies
+
+        Chunks are written where they belong: no copies. Scales of rows and columns: gathers stay whole, with copies.
+        In the backward a gathered gradient feeds the weight gradient as well, and what is reduced is the sum of several
+        products' gradients: measured, forwards of Llama 7B and 70B gain 29 and 20 %, whole steps 8 and 8 %, which the
+        forwards alone (a third to a half of a step, with recomputation) account for.
+        Source: PyTorch, "Introducing Async Tensor Parallelism" (discuss.pytorch.org/t/209487);
+        _inductor/fx_passes/micro_pipeline_tp.py (patterns), distributed/_symmetric_memory
+        (_pipelined_all_gather_and_consume, _pipelined_produce_and_all2all); pytorch/pytorch, issue 149990.
+        """
+        gather, scatter = self._gather_and_scatter(tokens)
+        put_together, taken_apart = self._copies_s(tokens)
+        added_up = memory_bound_s(self._tensor_bytes(tokens), self._gpu, self._cal)
+        forward = np.zeros_like(tokens)
+        narrow_rows = self._layout.precision == "fp8" and self._layout.fp8_scaling == "row"
+        for block in blocks:
+            fed = gather + put_together if narrow_rows else self._exchanged(gather, block.entering_forward)
+            forward = forward + fed + self._exchanged(scatter, block.leaving_forward) + added_up
+        return forward, np.asarray(len(blocks) * (gather + put_together + scatter + taken_apart))
+
+    def _copies_s(self, tokens: Floats) -> tuple[Floats, Floats]:
+        """Putting a gathered tensor together along its second dimension, and taking one apart before its reduction.
+
+        Each reads and writes the whole tensor. Source: PyTorch, distributed/_functional_collectives.py
+        (all_gather_tensor, reduce_scatter_tensor: chunk and cat where the dimension is not the first).
+        """
+        volume = self._tensor_bytes(tokens)
+        return (
+            memory_bound_s(2.0 * self._operand_share * volume, self._gpu, self._cal),
+            memory_bound_s(2.0 * volume, self._gpu, self._cal),
+        )
+
+    @property
+    def _operand_share(self) -> float:
+        """Bytes of a gathered element over those of 16 bits."""
+        if self._layout.precision == "fp8" and self._layout.fp8_scaling == "row":
+            return 1.0
+        return OPERAND_BYTES[self._layout.precision] / BF16_BYTES
+
+    def _exchanged(self, collective_s: Floats, gemm_s: Floats) -> Floats:
+        share, tail_s = self._exchange_share, self._cal.kernel_tail_s
+        return exchanged_s(collective_s, gemm_s, share, tail_s, self._layout.tp)
+
+    def _asynchronous_s(self, tokens: Floats, blocks: list[BlockGemms]) -> tuple[Floats, Floats]:
+        """The same with asynchronous calls around whole products.
+
+            forward  = per block: all-gather beside the rank's own 1/t of what it feeds, reduce-scatter alone
+            backward = all-gather beside 1/t of the leaving products' input gradient; second all-gather beside the
+                       entering products' input gradient, reduce-scatter beside their weight gradient, whole
+            without sequence parallelism: all-reduce alone; all-reduce beside the weight gradient
+
+        Counted: see beside_s.  Source: nanotron, tensor_parallel/functional.py (_ColumnLinearAsyncCommunication,
+        _RowLinearAsyncCommunication); Megatron-LM, LinearWithGradAccumulationAndAsyncCommunication.
+        """
+        forward, backward = np.zeros_like(tokens), np.zeros_like(tokens)
+        own = 1.0 / self._layout.tp
+        if not self._layout.sequence_parallel:
+            reduce = self._collectives.all_reduce_s(self._tensor_bytes(tokens), self._group)
+            for block in blocks:
+                forward = forward + reduce
+                backward = backward + (
+                    reduce if self._frozen else self._beside(reduce, block.entering_gradient)
+                )
+            return forward, backward
+        gather, scatter = self._gather_and_scatter(tokens)
+        for block in blocks:
+            forward = forward + self._beside(gather, own * block.entering_forward) + scatter
+            backward = backward + self._beside(gather, own * block.leaving_gradient)
+            if self._frozen:
+                backward = backward + scatter
+                continue
+            backward = backward + self._beside(gather, block.entering_gradient)
+            backward = backward + self._beside(scatter, block.entering_gradient)
+        return forward, backward
+
+    def _tensor_bytes(self, tokens: Floats) -> Floats:
+        return BF16_BYTES * self._hidden * tokens
+
+    def _gather_and_scatter(self, tokens: Floats) -> tuple[Floats, Floats]:
+        """What is gathered are operands: narrow where the products take narrow ones (Transformer Engine)."""
+        volume = self._tensor_bytes(tokens)
+        operands = self._operand_share * volume
+        return (
+            self._collectives.all_gather_s(operands, self._group),
+            self._collectives.reduce_scatter_s(volume, self._group),
+        )
+
+    def _pipelined(self, collective_s: Floats, gemm_s: Floats, exchanged: bool = False) -> Floats:
+        """In chunks of the collective, or exchanged where that is faster: many ranks make small products."""
+        tail_s = self._cal.kernel_tail_s
+        chunks_s = pipelined_s(collective_s, gemm_s, self._sm_share, tail_s)
+        if not exchanged:
+            return chunks_s
+        ranks = self._layout.tp
+        return np.minimum(chunks_s, exchanged_s(collective_s, gemm_s, self._exchange_share, tail_s, ranks))
+
+    def _beside(self, collective_s: Floats, gemm_s: Floats) -> Floats:
+        return beside_s(collective_s, gemm_s, self._whole_share)

@@ -1,0 +1,1 @@
+"""How a model is cut over GPUs, and whether it can be."""

@@ -1,0 +1,1 @@
+"""What GPUs hold: states, activations, what the stack keeps beside them."""

@@ -1,0 +1,250 @@
+"""Bytes of activations that a layer keeps for its backward, tensor by tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from hdpsim.cost_models.layout.layout import Layout, Recompute
+from hdpsim.cost_models.transformer.model import Model, dense_width
+from hdpsim.cost_models.transformer.parameters import LayerKind
+
+BF16_BYTES = 2.0
+FP32_BYTES = 4.0
+FP8_BYTES = 1.0
+MASK_BYTES = 1.0  # a dropout mask is one byte per element: arXiv 2205.05198 section 4.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerActivations:
+    """Bytes per token of a rank that one layer keeps on each GPU of the rank, by tensor.
+
+    Attributes:
+        norm_inputs: the residual stream before each norm.
+        linear_inputs: the normalised inputs of attention and MLP (shared by the matrices that read them).
+        queries_keys_values: what the attention kernel reads again.
+        attention_output: its output, which is also the input of the output projection, and its log-sum-exp.
+        mlp: input(s) of the activation function and its output, which the last matrix reads.
+        experts: the same for routed experts, with their dispatched inputs and outputs; router scores.
+        dropout_masks: masks, where dropout is used.
+    """
+
+    norm_inputs: float
+    linear_inputs: float
+    queries_keys_values: float
+    attention_output: float
+    mlp: float
+    experts: float
+    dropout_masks: float
+
+    @property
+    def total(self) -> float:
+        """All tensors."""
+        return (
+            self.norm_inputs
+            + self.linear_inputs
+            + self.queries_keys_values
+            + self.attention_output
+            + self.mlp
+            + self.experts
+            + self.dropout_masks
+        )
+
+
+def activation_bytes_per_token_layer(
+    model: Model,
+    layout: Layout,
+    recompute: Recompute | None = None,
+    *,
+    kind: LayerKind | None = None,
+    unfused: bool = False,
+    selective_share: float = 1.0,
+    selective_keeps: tuple[str, ...] | None = None,
+) -> float:
+    """Bytes per token of a rank that one layer keeps on each GPU between its forward and its backward.
+
+        none, selective: every tensor of layer_activations (attention kernels that never store scores make
+                         "selective", the recomputation of the scores, free: both keep the same)
+        full:            the layer's input, 2 h / t (2 h without sequence parallelism)
+        selective_share: of the layers that "selective" keeps whole; the others keep their input
+        selective_keeps: the tensors (attributes of LayerActivations) that "selective" keeps beside the input
+
+    Per rank, not per GPU: tokens of the whole TP group. The default kind is the one most layers are.
+    Source: arXiv 2205.05198 sections 4 and 5.
+    """
+    mode = recompute or layout.recompute
+    layer_input = BF16_BYTES * model.hidden / _residual_shards(layout)
+    if mode == "full":
+        return layer_input
+    kind = kind or _usual_kind(model)
+    copies = unfused_copies(model, layout, kind) if unfused else 0.0
+    tensors = layer_activations(model, layout, kind, dropout=model.dropout)
+    if mode == "none":
+        return tensors.total + copies
+    if mode != "selective":
+        assert_never(mode)
+    if selective_keeps is not None:
+        return layer_input + float(sum(getattr(tensors, name) for name in selective_keeps))
+    return selective_share * (tensors.total + copies) + (1.0 - selective_share) * layer_input
+
+
+def layer_activations(
+    model: Model, layout: Layout, kind: LayerKind, *, dropout: bool = False, log_sum_exp: bool = True
+) -> LayerActivations:
+    """The tensors one layer keeps, in bytes per token on each GPU of the rank (h hidden, t = tp, f MLP width).
+
+        norm inputs            2 x 2 h / t   (one norm in a parallel block)
+        attention, MLP inputs  2 x 2 h / t   (1 B each in fp8)
+        q, k, v                2 (a + 2 g) d / t        latent: 2 a (2 (n + r) + v) / t + 4 (q + c) + 2 r, over t
+        attention output       2 a d / t + 4 a / t (log-sum-exp); + 1 B per element in fp8 (the cast copy)
+        MLP                    2 x 3 f / t with a gate (gate, up, product), 2 x 2 f / t without
+        experts                2 x 2 k h etp / t + 2 x 3 k f / t, router 8 E / t
+
+    Frozen weights keep no input for their gradient; what an adapter reads is kept for its own, in 16 bits.
+    Without sequence parallelism the norm and linear inputs are whole on every GPU. With a gate, g/a KV groups, no
+    dropout: 12 h + 4 h g/a + 6 f per token over t; GPT (f = 4 h, masks): 34 h over t; without sequence
+    parallelism 10 h + 24 h / t.
+    Counted: tensors kept by flash attention and fused norms.  Ignored: rotary tables, norm statistics (4 B per
+    token), expert imbalance (tokens spread evenly), second copies that unfused frameworks keep.
+    Source: arXiv 2205.05198 section 4 (GPT); for gates, grouped queries and experts the same derivation.
+    """
+    tp, hidden = layout.tp, model.hidden
+    sharded = _residual_shards(layout)
+    fp8 = layout.precision != "bf16" and not model.frozen
+    inputs = 1 if model.parallel_block else 2
+    gemm_input_bytes = FP8_BYTES if fp8 else BF16_BYTES
+    read = 1 if model.frozen and (model.adapter_targets != "all" or kind == "moe") else inputs
+    product_bytes = 0.0 if model.frozen and model.adapter_targets != "all" else gemm_input_bytes
+    value_dim = model.latent_attention.v_head_dim if model.latent_attention else model.head_dim
+    output = model.heads * value_dim / tp
+    return LayerActivations(
+        norm_inputs=inputs * BF16_BYTES * hidden / sharded,
+        linear_inputs=read * gemm_input_bytes * hidden / sharded,
+        queries_keys_values=_queries_keys_values(model, layout),
+        attention_output=output * (BF16_BYTES + (FP8_BYTES if fp8 else 0.0))
+        + (FP32_BYTES * model.heads / tp if log_sum_exp else 0.0),
+        mlp=_mlp(model, _mlp_width(model, kind) / tp, product_bytes),
+        experts=_experts(model, layout, 0.0 if model.frozen else gemm_input_bytes) if kind == "moe" else 0.0,
+        dropout_masks=2 * MASK_BYTES * hidden / sharded if dropout else 0.0,
+    )
+
+
+def unfused_copies(model: Model, layout: Layout, kind: LayerKind) -> float:
+    """What a layer keeps on top when its small operations run one by one, per token of a rank and on each GPU.
+
+        activated gate  2 f / t          (the product with the other branch reads it again; without a gate: none)
+        keys, values    2 x 2 a d / t    before the rotation, where they share one buffer with the queries (g = a)
+
+    Counted: eager PyTorch with a fused norm and flash attention.  Ignored: a norm in fp32 (4 h more each).
+    Source: derivation; huggingface/nanotron, CausalSelfAttention and GLUActivation.
+    """
+    width = _mlp_width(model, kind) + (model.top_k * model.ffn_hidden if kind == "moe" else 0)
+    gate = BF16_BYTES * width / layout.tp if model.gated_mlp else 0.0
+    shared_buffer = model.latent_attention is None and model.kv_heads == model.heads
+    return gate + (2 * BF16_BYTES * model.heads * model.head_dim / layout.tp if shared_buffer else 0.0)
+
+
+def score_bytes_per_token(model: Model, layout: Layout, sequence_tokens: float) -> float:
+    """What attention before flash attention keeps of its scores, per token of a rank and on each GPU.
+
+        2 a s / t (the softmax); with dropout 5 a s / t (its mask 1, its output 2)
+
+    The whole square: a causal mask saves nothing.  Counted: 16-bit softmax.  Source: arXiv 2205.05198 section 4.1.
+    """
+    if layout.attention_kernel != "unfused":
+        return 0.0
+    per_score = 2 * BF16_BYTES + MASK_BYTES if model.dropout else BF16_BYTES
+    return per_score * model.heads / layout.tp * sequence_tokens
+
+
+def tensor_parallel_transients(model: Model, layout: Layout) -> float:
+    """Short-lived whole tensors of one layer's forward that a communication stream reads, per token of a rank.
+
+        2 x 2 h (1 - 1 / t): the outputs of attention and MLP before they are summed and scattered
+
+    Source: derivation (arXiv 2205.05198 section 4.2.2).
+    """
+    return 2 * BF16_BYTES * model.hidden * (1.0 - 1.0 / layout.tp)
+
+
+def working_set_bytes_per_token(model: Model, layout: Layout, kind: LayerKind) -> float:
+    """Short-lived tensors while one layer runs backward, per token of a rank and on each GPU.
+
+        gradients of the MLP's inner tensors 2 x 3 f / t (2 x 2 f without gate; k f for experts)
+        + gathered input and its gradient 2 x 2 h (whole with sequence parallelism: Megatron gathers again)
+        + with full recomputation everything the layer would keep without it
+
+    Ignored: overlap of these with tensors freed in the same backward.  Source: derivation.
+    """
+    width = model.top_k * model.ffn_hidden if kind == "moe" else 0
+    width += _mlp_width(model, kind)
+    gradients = BF16_BYTES * (3 if model.gated_mlp else 2) * width / layout.tp
+    gathered = 2 * BF16_BYTES * model.hidden
+    again = layer_activations(model, layout, kind).total if layout.recompute == "full" else 0.0
+    return gradients + gathered + again
+
+
+def ring_bytes_per_token(model: Model, layout: Layout) -> float:
+    """Buffers of a ring of ranks that share a sequence: K and V in flight, twice, and their fp32 gradients.
+
+        2 x 2 x g d x (2 B + 4 B) / t per token of a rank
+
+    Source: zhuzilin/ring-flash-attention (double buffer; gradients of K and V travel in fp32).
+    """
+    if model.latent_attention is not None:
+        latent = model.latent_attention
+        per_head = 2 * latent.v_head_dim + latent.qk_rope_head_dim
+        return 2 * model.heads * per_head * (BF16_BYTES + FP32_BYTES) / layout.tp
+    kv_heads = max(1.0, model.kv_heads / layout.tp)
+    return 2 * 2 * kv_heads * model.head_dim * (BF16_BYTES + FP32_BYTES)
+
+
+def head_activation_bytes_per_token(model: Model, layout: Layout, logit_bytes: float) -> float:
+    """Final norm, output projection and loss on the last stage, per token of a rank and on each GPU.
+
+        2 x 2 h / t + logit_bytes x V / t, for the model's head and each multi-token-prediction head in turn
+
+    Counted: logits of one head at a time (prediction heads run one after the other).
+    Source: arXiv 2205.05198 section 4.3 (4 s b h (1 + V / h) / t with fp32 logits: logit_bytes = 4).
+    """
+    inputs = 2 * BF16_BYTES * model.hidden / _residual_shards(layout) * (1 + model.mtp_layers)
+    return inputs + logit_bytes * -(-model.vocab // layout.tp)
+
+
+def _usual_kind(model: Model) -> LayerKind:
+    return "moe" if model.experts else "dense"
+
+
+def _residual_shards(layout: Layout) -> int:
+    """GPUs over which the residual stream of a rank is spread."""
+    return layout.tp if layout.sequence_parallel else 1
+
+
+def _queries_keys_values(model: Model, layout: Layout) -> float:
+    latent, tp = model.latent_attention, layout.tp
+    if latent is None:
+        kv_heads = max(1.0, model.kv_heads / tp)
+        return BF16_BYTES * (model.heads / tp + 2 * kv_heads) * model.head_dim
+    query_dim = latent.qk_nope_head_dim + latent.qk_rope_head_dim
+    per_head = BF16_BYTES * (2 * query_dim + latent.v_head_dim)
+    low_rank = (
+        2 * BF16_BYTES * (latent.q_lora_rank + latent.kv_lora_rank) + BF16_BYTES * latent.qk_rope_head_dim
+    )
+    return model.heads * per_head / tp + low_rank / _residual_shards(layout)
+
+
+def _mlp_width(model: Model, kind: LayerKind) -> int:
+    """Width of the part of the MLP that every token passes."""
+    return model.shared_expert_ffn if kind == "moe" else dense_width(model)
+
+
+def _mlp(model: Model, width: float, gemm_input_bytes: float) -> float:
+    """Inputs of the activation function (one, or gate and up) and its output."""
+    return width * ((2 if model.gated_mlp else 1) * BF16_BYTES + gemm_input_bytes)
+
+
+def _experts(model: Model, layout: Layout, gemm_input_bytes: float) -> float:
+    spread = layout.tp / layout.expert_cut
+    dispatched = model.top_k * model.hidden * (gemm_input_bytes + BF16_BYTES) / spread
+    router = 2 * FP32_BYTES * model.experts / _residual_shards(layout)
+    return dispatched + _mlp(model, model.top_k * model.ffn_hidden / layout.tp, gemm_input_bytes) + router

@@ -1,0 +1,63 @@
+"""What a training stack keeps in GPU memory beside the tensors that training itself needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hdpsim.cost_models.reading.checked import Amount, Checked, Share
+
+GIB = 2.0**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryOverheads(Checked):
+    """Buffers and copies of a training process. The defaults are a lean stack: fused kernels, contiguous buffers.
+
+    Attributes:
+        cuda_context_bytes: driver and kernels of the process.
+        library_bytes: workspaces of matrix and attention libraries (32 MiB a stream), autograd.
+        nccl_bytes_per_group: buffers of one communicator.
+        fragmentation_share: of activations and buffers, lost in the allocator.
+        activation_factor: kept over derived, for what no other entry names.
+        logit_bytes: per logit: output of the projection, softmax, gradient.
+        selective_share: of a layer's tensors that selective recomputation keeps; 1 = it recomputes scores only.
+        selective_keeps: the tensors it keeps by name (LayerActivations) beside the layer's input; None = by share.
+        unfused_copies: operations run one by one: each keeps its own input (see activations.unfused_copies).
+        bucket_bytes: per parameter, buckets in which data-parallel ranks reduce gradients, beside the gradients.
+        loose_gradient_bytes: per parameter of the layer (or head) at work, gradients not yet added up.
+        gather_buffer_bytes: per parameter, staging of the new weights that ZeRO-1 gathers at the end of the step.
+        eight_bit_copy_bytes: per matrix weight, 8-bit copies beside the 16-bit weights: 2 where both layouts are
+            kept, 0 where the 8-bit weights are the only ones (masters are with the optimizer).
+        host_run_ahead: the host queues work faster than the GPU finishes it, and what a communication stream still
+            reads cannot be reused: short-lived tensors pile up (see memory.MemoryReport.run_ahead).
+    """
+
+    cuda_context_bytes: Amount = 0.5 * GIB  # 0.47 GiB measured on A100 with lazy loading (0.92 eager)
+    library_bytes: Amount = 0.25 * GIB  # estimate
+    nccl_bytes_per_group: Amount = 0.3 * GIB  # 16 channels x 2 directions x 9.2 MiB (NCCL 2.30 buffer sizes)
+    fragmentation_share: Share = 0.05  # 3-10 % reported with PyTorch
+    activation_factor: Amount = 1.0
+    logit_bytes: Amount = 6.0  # bf16 output of the projection 2, fp32 softmax and then its gradient 4
+    selective_share: Share = 1.0
+    selective_keeps: tuple[str, ...] | None = None
+    unfused_copies: bool = False
+    bucket_bytes: Amount = 0.0
+    loose_gradient_bytes: Amount = 0.0
+    gather_buffer_bytes: Amount = 0.0
+    eight_bit_copy_bytes: Amount = 2.0  # row- and column-wise copies: Transformer Engine on Hopper
+    host_run_ahead: bool = False
+
+
+EAGER = MemoryOverheads(
+    unfused_copies=True,
+    logit_bytes=10.0,  # bf16 logits 2, their fp32 copy 4, softmax (then gradient) 4
+    bucket_bytes=2.0,  # DistributedDataParallel's buckets, in the parameters' type
+    loose_gradient_bytes=2.0,  # .grad in bf16 until it is added to the fp32 buffer
+    gather_buffer_bytes=2.0,  # all_gather_coalesced flattens all weights
+    host_run_ahead=True,  # PyTorch: Tensor.record_stream on collectives' buffers
+)
+"""Eager PyTorch: separate small kernels, DistributedDataParallel beside fp32 accumulation, loss on fp32 logits.
+
+Source: derived from the code of huggingface/nanotron (LlamaForTraining, FP32GradientAccumulator,
+ZeroDistributedOptimizer, _ShardedCrossEntropy) and PyTorch's DistributedDataParallel; no number is fitted.
+"""

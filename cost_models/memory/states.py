@@ -1,0 +1,87 @@
+"""Bytes of weights, gradients and optimizer states on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hdpsim.cost_models.feasibility import check_layout
+from hdpsim.cost_models.layer.adapters import trained_per_gpu
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.memory.overheads import MemoryOverheads
+from hdpsim.cost_models.transformer.model import Model
+from hdpsim.cost_models.transformer.parameters import parameters_per_gpu
+
+WEIGHT_BYTES = 2.0  # bf16 weights: Megatron-Core distributed optimizer, 18 B per parameter in all
+OPTIMIZER_BYTES = 12.0  # fp32 master weights 4, Adam moments 4 + 4: the same
+_LEVEL = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Weights, gradients and optimizer states of one GPU."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    gathered: float
+    """Whole weights and gradients of the layers at work when they are sharded (ZeRO-2 and -3)."""
+    on_host: float = 0.0
+    """Optimizer states kept in host memory instead."""
+    update: float = 0.0
+    """Staging of the optimizer step, when no activations are there."""
+
+    @property
+    def total(self) -> float:
+        """All states on the GPU, while layers run."""
+        return self.weights + self.gradients + self.optimizer + self.gathered
+
+
+def state_bytes(
+    model: Model, layout: Layout, ranks: int, stage: int, overheads: MemoryOverheads | None = None
+) -> StateBytes:
+    """Weights, gradients and optimizer states on each GPU of a stage.
+
+        bytes per parameter: weights 2, gradients 4 (or 2), optimizer 12; d = ranks that share a copy
+        none 18 | zero1 2 + 4 + 12/d | zero2 2 + 16/d (+ one whole layer's gradients)
+        zero3 18/d (+ two whole layers' weights and one's gradients while they are at work)
+
+    d is at most shard_ranks. With optimizer_offload the optimizer's part is on the host.
+    Expert parameters have fewer copies: d = ranks x tp / GPUs of one copy. fp8 may keep 8-bit copies of the matrices.
+    Of a frozen model only adapters (beside its weights) have gradients and optimizer states.
+    *overheads* add gradient buckets, gradients not yet added up and the staging of the update.
+    Source: arXiv 1910.02054; Megatron-Core's distributed optimizer (6 + 12/d); PyTorch FSDP prefetching one layer.
+    """
+    check_layout(model, layout, ranks)
+    extra = overheads or MemoryOverheads()
+    shard = parameters_per_gpu(model, layout, stage)
+    copies: float = ranks
+    expert_copies = ranks * layout.tp / layout.expert_gpus
+    if layout.shard_ranks is not None:
+        copies, expert_copies = min(copies, layout.shard_ranks), min(expert_copies, layout.shard_ranks)
+    level = _LEVEL[layout.sharding]
+
+    def spread(needed: int) -> float:
+        """Parameters whose state of that ZeRO level is on this GPU."""
+        whole = float(shard.total)
+        return shard.dense / copies + shard.experts / expert_copies if level >= needed else whole
+
+    reduced = ranks > 1
+    trained = trained_per_gpu(model, layout, stage).total / shard.total if model.frozen else 1.0
+    unit = min(shard.largest_unit, shard.total)
+    one = unit * (1.0 - 1.0 / copies)
+    two = min(2 * shard.largest_unit, shard.total) * (1.0 - 1.0 / copies)
+    gathered = layout.gradient_bytes * trained * one if level >= 2 else 0.0
+    gathered += WEIGHT_BYTES * two if level >= 3 else 0.0
+    eight_bit = (
+        extra.eight_bit_copy_bytes * shard.matrices if layout.precision != "bf16" and level < 3 else 0.0
+    )
+    buckets = extra.bucket_bytes * shard.total if reduced and level < 2 else 0.0
+    optimizer = trained * OPTIMIZER_BYTES * spread(1)
+    return StateBytes(
+        weights=WEIGHT_BYTES * spread(3) * (1.0 + trained * model.frozen) + eight_bit,
+        gradients=trained * (layout.gradient_bytes * spread(2) + buckets + extra.loose_gradient_bytes * unit),
+        optimizer=0.0 if layout.optimizer_offload else optimizer,
+        gathered=gathered,
+        on_host=optimizer if layout.optimizer_offload else 0.0,
+        update=trained * extra.gather_buffer_bytes * shard.total if reduced and level == 1 else 0.0,
+    )

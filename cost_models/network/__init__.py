@@ -1,0 +1,1 @@
+"""The fabric, its congestion, and collectives on it."""

@@ -1,0 +1,456 @@
+"""How long one collective takes with one algorithm: pure functions of bytes and wires.
+
+The model is NCCL's own: time = latency part + bytes / bandwidth, for each algorithm and each of its three wire
+protocols (LL and LL128 put flags into the data and save synchronisation at the price of bandwidth; Simple
+moves plain data and synchronises in memory). Every function takes bytes as a number or an array.
+
+`bytes_total` follows nccl-tests: the buffer of an all-reduce or broadcast, the gathered result of an
+all-gather, the input of a reduce-scatter, what one rank holds for all peers (itself included) of an all-to-all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hdpsim.cost_models.calibration.network import NetworkCalibration
+from hdpsim.cost_models.tracing import priced
+
+Floats = NDArray[np.float64]
+
+
+_NETWORK_OVERHEAD_S = 1e-6  # tuning.cc getNetOverhead, any CPU but AMD
+_LL_SHARE_OF_NVLINK = 0.38  # tuning.cc llMaxBws, one node: 87.7 of 240 (A100), 141 of 371 (H100), 282 of 722
+_LL_TWO_NODES_BYTES_PER_S = 39e9  # tuning.cc llMaxBws, two nodes
+_LL_MORE_NODES_BYTES_PER_S = 20.4e9  # tuning.cc llMaxBws, three and more nodes
+_RING_SIMPLE_LATENCY_FACTOR = 1.4  # tuning.cc: multi-node ring all-reduce with Simple, Ampere and later
+# NCCL_LL_THREAD_THRESHOLD x LL threads: fewer bytes (times ranks on a ring), one channel
+_LL_CHANNEL_BYTES = 8.0 * 512
+_TREE_SHARE = 0.92  # tuning.cc: tree all-reduce against ring bus bandwidth
+_TREE_LL_DIVISOR = 3.8  # tuning.cc
+_TREE_LL128_SHARE = (7 / 9, 120 / 128)  # tuning.cc: on one node, on several
+_SERVER_GPUS = 16  # NVLink domains up to this size have one layer of switches in the server
+_NVLS_INTRA_S = 25e-6  # tuning.cc: NVLS step over NVLink
+_NVLS_TREE_NETWORK_S = 20.9e-6  # tuning.cc: NVLSTree step over the network
+_P2P_LL_BYTES = 16 * 1024  # NCCL_P2P_LL_THRESHOLD
+_PAT_BASE_S = 8e-6  # tuning.cc
+_PAT_NETWORK_DIVISOR = 3.5  # tuning.cc: PAT pipelines its network steps
+_PAT_RANK_S = 2.8e-6  # tuning.cc: linear part, per rank
+_PAT_SHARE = 0.75  # tuning.cc
+_TREE_CORRECTION = {  # tuning.cc treeCorrectionFactor: tree bandwidth at 64 B x 2^i
+    "LL": (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1, 1),
+    "LL128": (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1, 1, 1),
+    "Simple": (0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7,
+               0.8, 0.9, 0.9, 0.9),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wires:
+    """What a group of ranks gets from the hardware.
+
+    Attributes:
+        ranks: GPUs of the group.
+        nodes: nodes they sit on.
+        ranks_per_node: of the group, on a (full) node.
+        nvlink_bytes_per_s: NVLink rate of a GPU that NCCL's rings reach.
+        p2p_nvlink_bytes_per_s: the same for plain send/recv.
+        nic_bytes_per_s: network rate of one rank, in a ring or tree (slowest network hop).
+        remote: (share of an all-to-all's bytes that cross, bytes/s of one rank there) for each network tier.
+        propagation_s: hardware latency of a network hop.
+    """
+
+    ranks: int
+    nodes: int
+    ranks_per_node: int
+    nvlink_bytes_per_s: float
+    p2p_nvlink_bytes_per_s: float
+    nic_bytes_per_s: float
+    remote: tuple[tuple[float, float], ...]
+    propagation_s: float
+    calibration: NetworkCalibration
+    ring_step_s: float = 0.0
+    """Least time of a step of a ring across nodes, and of a tree's step over the network (Node.ring_step_s)."""
+
+    @property
+    def ring_bytes_per_s(self) -> float:
+        """Bus bandwidth of rings: NVLink inside a node, and the NICs of the group's ranks between nodes."""
+        if self.nodes == 1:
+            return self.nvlink_bytes_per_s
+        network = self.ranks_per_node * self.nic_bytes_per_s
+        return network if self.ranks_per_node == 1 else min(network, self.nvlink_bytes_per_s)
+
+    @property
+    def tree_network_bytes_per_s(self) -> float:
+        """The network's share in twice a tree's rate: NICs of the group's ranks, twice that between two nodes.
+
+        Up and down the double tree a node sends twice the buffer; of two nodes each sends it once, to the other.
+        """
+        return (2 if self.nodes == 2 else 1) * self.ranks_per_node * self.nic_bytes_per_s
+
+    @property
+    def tree_bytes_per_s(self) -> float:
+        """Bus bandwidth of trees."""
+        if self.nodes == 1:
+            return self.nvlink_bytes_per_s
+        network = self.tree_network_bytes_per_s
+        return network if self.ranks_per_node == 1 else min(network, self.nvlink_bytes_per_s)
+
+    @property
+    def ll_limit_bytes_per_s(self) -> float:
+        """What LL can reach at most (its 8-byte flags cost the cores more than the wire)."""
+        if self.nodes == 1:
+            return _LL_SHARE_OF_NVLINK * self.nvlink_bytes_per_s
+        return _LL_TWO_NODES_BYTES_PER_S if self.nodes == 2 else _LL_MORE_NODES_BYTES_PER_S
+
+    def copy_s(self, bytes_total: Floats) -> Floats:
+        """Copying the own shard of *bytes_total* into the result."""
+        copy: Floats = bytes_total / self.ranks / self.calibration.copy_bytes_per_s
+        return copy
+
+
+def simple_start_s(message_bytes: ArrayLike, calibration: NetworkCalibration) -> Floats:
+    """What a send/recv over NVLink starts later once its message is too long for the LL protocol.
+
+        t = difference of the bases x factor + difference of a step x factor       above 16 KiB, else 0
+
+    Source: NCCL's p2p threshold of LL (NCCL_P2P_LL_THRESHOLD, 16 KiB) and the latencies of tuning.cc; all-to-alls of
+    4 GB300s and 8 H100s take 5 to 6 us more above it (aiconfigurator).
+    """
+    later_s = (SIMPLE.ring_base_s - LL.ring_base_s) * calibration.base_latency_factor
+    later_s += (SIMPLE.ring_nvlink_step_s - LL.ring_nvlink_step_s) * calibration.intra_latency_factor
+    return np.where(np.asarray(message_bytes, dtype=np.float64) > _P2P_LL_BYTES, later_s, 0.0)
+
+
+def ring_latency_s(wires: Wires, protocol: Protocol, rounds: int) -> float:
+    """Latency part of a ring of *rounds* x (n - 1) steps, of which rounds x (N - 1) go over the network.
+
+        t = base + (steps - network steps) max(NVLink step, overhead) + network steps x network step
+            at least base + steps x least step of a ring across nodes
+
+    Counted: one step per hop, the proxy's overhead on every step of a multi-node ring, wire latency (twice for
+        Simple, which flushes), a least step where the transport has one. With one rank per node the tree's network
+        step applies, as in NCCL.
+    Ignored: variation from rank to rank.
+    Source: NCCL tuning.cc.
+    """
+    calibration = wires.calibration
+    network_steps = rounds * (wires.nodes - 1)
+    nvlink_steps = rounds * (wires.ranks - 1) - network_steps
+    nvlink_step_s = protocol.ring_nvlink_step_s * calibration.intra_latency_factor
+    if wires.nodes > 1:
+        nvlink_step_s = max(nvlink_step_s, protocol.overhead_factor * _NETWORK_OVERHEAD_S)
+    network_step_s = (
+        protocol.tree_network_step_s if wires.ranks_per_node == 1 else protocol.ring_network_step_s
+    )
+    network_s = network_step_s * calibration.inter_latency_factor + protocol.wire_trips * wires.propagation_s
+    base_s = protocol.ring_base_s * calibration.base_latency_factor
+    steps_s = nvlink_steps * nvlink_step_s + network_steps * network_s
+    if wires.nodes > 1:
+        steps_s = max(steps_s, (nvlink_steps + network_steps) * wires.ring_step_s)
+    return base_s + steps_s
+
+
+def channels_s(wires: Wires, protocol: Protocol) -> float:
+    """What an LL message takes longer once it is too long for one channel: thread blocks and channels start up.
+
+    Source: NCCL enqueue.cc (channels are dropped while a thread would have less than its threshold to send).
+    """
+    return wires.calibration.channels_rank_s * wires.ranks_per_node if protocol is LL else 0.0
+
+
+def ring_bytes_per_s(wires: Wires, protocol: Protocol) -> float:
+    """Bus bandwidth of a ring with a protocol: LL half of it and limited, LL128 0.92, Simple all."""
+    if protocol is LL:
+        return min(0.5 * wires.ring_bytes_per_s, wires.ll_limit_bytes_per_s)
+    return (0.92 if protocol is LL128 else 1.0) * wires.ring_bytes_per_s
+
+
+@priced()
+def ring_half_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol, in_place: bool = False) -> Floats:
+    """All-gather or reduce-scatter on a ring.
+
+        t = ring latency (n - 1 steps) + (n - 1)/n bytes / bus bandwidth + pipeline fill (Simple)
+            + bytes / n / copy rate (unless in place)
+
+    Counted: every rank sends n - 1 shards, all links busy at once; the copy of the own shard.
+    Ignored: the reduction's arithmetic (hidden behind the wire).
+    Source: Thakur et al., IJHPCA 19(1), 2005; NCCL tuning.cc.
+    """
+    sizes = np.asarray(bytes_total, dtype=np.float64)
+    return ring_half_time(wires, protocol, in_place).seconds(sizes)
+
+
+def ring_half_time(wires: Wires, protocol: Protocol, in_place: bool) -> CollectiveTime:
+    """See ring_half_s."""
+    latency_s, wire_share = ring_latency_s(wires, protocol, rounds=1), (wires.ranks - 1) / wires.ranks
+    return _ring_time(wires, protocol, latency_s, wire_share, copied=not in_place)
+
+
+@priced()
+def ring_all_reduce_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) -> Floats:
+    """All-reduce on a ring: a reduce-scatter and an all-gather in one pipeline.
+
+        t = ring latency (2 (n - 1) steps) + 2 (n - 1)/n bytes / bus bandwidth + pipeline fill (Simple)
+
+    Counted, Ignored: as ring_half_s, but no copy; multi-node Simple pays 1.4 times the latency.
+    Source: Thakur et al. 2005; NCCL tuning.cc.
+    """
+    latency_s = ring_latency_s(wires, protocol, rounds=2)
+    if protocol is SIMPLE and wires.nodes > 1:
+        latency_s *= _RING_SIMPLE_LATENCY_FACTOR
+    time = _ring_time(wires, protocol, latency_s, 2 * (wires.ranks - 1) / wires.ranks)
+    return time.seconds(np.asarray(bytes_total, dtype=np.float64))
+
+
+def _ring_time(
+    wires: Wires, protocol: Protocol, latency_s: float, wire_share: float, *, copied: bool = False
+) -> CollectiveTime:
+    return CollectiveTime(
+        latency_s=latency_s,
+        wire_share=wire_share,
+        wire_bytes_per_s=ring_bytes_per_s(wires, protocol),
+        fill_limit_s=wires.calibration.pipeline_fill_s if protocol is SIMPLE else 0.0,
+        ranks=wires.ranks,
+        copy_bytes_per_s=wires.calibration.copy_bytes_per_s if copied else math.inf,
+        long_s=channels_s(wires, protocol),
+        long_bytes=_LL_CHANNEL_BYTES * wires.ranks,
+    )
+
+
+@priced()
+def tree_all_reduce_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) -> Floats:
+    """All-reduce up and down a double binary tree of nodes, chains inside a node.
+
+        t = base + 2 ((n/N - 1) NVLink step + floor(log2 N) network step) + 2 bytes / (bandwidth x correction)
+
+    Counted: NCCL's correction by size (trees are slow between 64 KiB and 4 MiB), interpolated in log2(bytes)
+        so that more bytes never take less time.
+    Ignored: per-channel limits that bind only with few channels.
+    Source: NCCL tuning.cc; Sanders, Speck, Traeff, Parallel Computing 35(12), 2009 (double binary trees).
+    """
+    calibration = wires.calibration
+    sizes = np.asarray(bytes_total, dtype=np.float64)
+    chain_s = protocol.tree_nvlink_step_s * calibration.intra_latency_factor
+    network_s = protocol.tree_network_step_s * calibration.inter_latency_factor
+    network_s = max(network_s + protocol.wire_trips * wires.propagation_s, wires.ring_step_s)
+    depth = int(math.log2(wires.nodes))
+    latency_s = protocol.tree_base_s * calibration.base_latency_factor
+    latency_s += 2 * ((wires.ranks / wires.nodes - 1) * chain_s + depth * network_s)
+    bytes_per_s = _TREE_SHARE * wires.tree_bytes_per_s
+    if protocol is LL:
+        bytes_per_s = min(bytes_per_s / _TREE_LL_DIVISOR, wires.ll_limit_bytes_per_s)
+    elif protocol is LL128:
+        bytes_per_s *= _TREE_LL128_SHARE[wires.nodes > 1]
+    table = _TREE_CORRECTION[protocol.name]
+    correction = np.interp(np.log2(np.maximum(sizes, 1.0) / 64), np.arange(len(table)), table)
+    time_s: Floats = latency_s + 2 * sizes / (bytes_per_s * correction)
+    time_s = time_s + np.where(sizes >= _LL_CHANNEL_BYTES, channels_s(wires, protocol), 0.0)
+    return (
+        time_s + fill_s(2 * sizes / bytes_per_s, calibration.pipeline_fill_s)
+        if protocol is SIMPLE
+        else time_s
+    )
+
+
+def nvls_bytes_per_s(wires: Wires) -> float:
+    """Algorithm bandwidth of in-switch reduction: NVLink x efficiency x n / (n + 1).
+
+    A rank puts its whole buffer on the wire once (the switches fetch and add it) and the 1/n it reduced once
+    more (the switches multicast it).
+    """
+    local = wires.ranks_per_node
+    calibration = wires.calibration
+    share = calibration.nvls_efficiency if local <= _SERVER_GPUS else calibration.nvls_rack_efficiency
+    return share * wires.nvlink_bytes_per_s * local / (local + 1)
+
+
+@priced()
+def nvls_all_reduce_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
+    """All-reduce inside the NVSwitches of one node (NVLink SHARP).
+
+        t = 25 us + (1 + 1/n) bytes / (NVLink x NVLS efficiency) + pipeline fill
+
+    Counted: wire bytes of fetch-and-add and multicast.
+    Ignored: the SMs it leaves free for computing.
+    Source: NCCL tuning.cc; 5 to 8 H200s and B200s measured in stas00/ml-engineering fit n/(n + 1) to 1%.
+    """
+    sizes = np.asarray(bytes_total, dtype=np.float64)
+    bytes_per_s = nvls_bytes_per_s(wires)
+    latency_s = _NVLS_INTRA_S * wires.calibration.intra_latency_factor
+    return CollectiveTime(latency_s, 1.0, bytes_per_s, wires.calibration.nvls_fill_s).seconds(sizes)
+
+
+@priced()
+def nvls_tree_all_reduce_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
+    """All-reduce with NVLS inside nodes and, between nodes, one tree per local rank on its own NIC.
+
+        t = 25 us + 2 floor(log2 N) network step + bytes / min(NVLS, NICs of the node / 2) + pipeline fill
+
+    Counted: every NIC carries its 1/r of the buffer up and down a double binary tree: 2 bytes / r each way (two nodes:
+        1 byte / r).
+    Ignored: reduction in InfiniBand switches (SHARP).
+    Source: NCCL tuning.cc, NVLSTree.
+    """
+    sizes = np.asarray(bytes_total, dtype=np.float64)
+    calibration = wires.calibration
+    bytes_per_s = min(nvls_bytes_per_s(wires), wires.tree_network_bytes_per_s / 2)
+    network_s = _NVLS_TREE_NETWORK_S * calibration.inter_latency_factor + 2 * wires.propagation_s
+    network_s = max(network_s, wires.ring_step_s)
+    latency_s = _NVLS_INTRA_S * calibration.intra_latency_factor + 2 * int(math.log2(wires.nodes)) * network_s
+    return CollectiveTime(latency_s, 1.0, bytes_per_s, wires.calibration.nvls_fill_s).seconds(sizes)
+
+
+@priced()
+def pat_s(bytes_total: ArrayLike, wires: Wires, in_place: bool = False) -> Floats:
+    """All-gather or reduce-scatter with parallel aggregated trees (one rank per node only).
+
+        t = base + floor(log2 N) x network step / 3.5 + 2.8 us x n + (n - 1)/n bytes / (0.75 NIC) + pipeline fill
+            + bytes / n / copy rate (unless in place)
+
+    Counted: the logarithmic network depth and the linear part of local scheduling.
+    Ignored: what aggregation of small messages saves beyond NCCL's own estimate.
+    Source: NCCL tuning.cc; Jeaugey, arXiv 2506.20252.
+    """
+    return pat_time(wires, in_place).seconds(np.asarray(bytes_total, dtype=np.float64))
+
+
+def pat_time(wires: Wires, in_place: bool) -> CollectiveTime:
+    """See pat_s."""
+    calibration = wires.calibration
+    step_s = SIMPLE.tree_network_step_s * calibration.inter_latency_factor + 2 * wires.propagation_s
+    latency_s = _PAT_BASE_S * calibration.base_latency_factor + _PAT_RANK_S * wires.ranks
+    latency_s += int(math.log2(wires.nodes)) * step_s / _PAT_NETWORK_DIVISOR
+    return CollectiveTime(
+        latency_s=latency_s,
+        wire_share=(wires.ranks - 1) / wires.ranks,
+        wire_bytes_per_s=_PAT_SHARE * wires.ring_bytes_per_s,
+        fill_limit_s=calibration.pipeline_fill_s,
+        ranks=wires.ranks,
+        copy_bytes_per_s=math.inf if in_place else calibration.copy_bytes_per_s,
+    )
+
+
+@priced()
+def ring_broadcast_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) -> Floats:
+    """Broadcast down a ring, pipelined.
+
+        t = ring latency (n - 1 steps) + bytes / bus bandwidth + pipeline fill (Simple)
+
+    Counted: the chain's latency, every link carries the buffer once.
+    Ignored: tree broadcasts of other libraries.
+    Source: NCCL tuning.cc (NCCL broadcasts on rings only).
+    """
+    time = _ring_time(wires, protocol, ring_latency_s(wires, protocol, rounds=1), 1.0)
+    return time.seconds(np.asarray(bytes_total, dtype=np.float64))
+
+
+@priced()
+def all_to_all_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
+    """Every rank sends an equal part of *bytes_total* to every rank: grouped send/recv.
+
+        t = launch + peers x time per peer
+            + max(bytes to the own node / NVLink, bytes leaving node, block, pod / rate there)
+            + max(pipeline fill, start of Simple) + bytes / n / copy rate
+
+    Counted: NVLink and NIC work at the same time; oversubscribed layers carry only what crosses them; the protocol
+    for long messages, which starts later (simple_start_s).
+    Ignored: imbalance between peers (multiply the bytes by max/mean), forwarding over NVLink (PXN).
+    Source: NCCL's grouped send/recv; latencies from NetworkCalibration.
+    """
+    calibration, sizes = wires.calibration, np.asarray(bytes_total, dtype=np.float64)
+    local_peers = min(wires.ranks, wires.ranks_per_node) - 1
+    remote_peers = wires.ranks - 1 - local_peers
+    latency_s = calibration.p2p_intra_latency_s + local_peers * calibration.all_to_all_peer_latency_s
+    if remote_peers:
+        latency_s += calibration.p2p_inter_latency_s - calibration.p2p_intra_latency_s + wires.propagation_s
+        latency_s += remote_peers * calibration.all_to_all_remote_peer_latency_s
+    routes = ((local_peers / wires.ranks, wires.p2p_nvlink_bytes_per_s), *wires.remote)
+    share, bytes_per_s = max(((share, rate) for share, rate in routes), key=lambda route: route[0] / route[1])
+    wire_s = sizes * share / bytes_per_s
+    fill = fill_s(wire_s, calibration.pipeline_fill_s)
+    start_s = np.maximum(fill, simple_start_s(sizes / wires.ranks, calibration))
+    time_s: Floats = latency_s + wire_s + start_s + wires.copy_s(sizes)
+    return time_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """One NCCL wire protocol. Source of all numbers: NVIDIA/nccl 2.30, src/graph/tuning.cc."""
+
+    name: str
+    ring_base_s: float
+    tree_base_s: float
+    ring_nvlink_step_s: float
+    tree_nvlink_step_s: float
+    ring_network_step_s: float
+    tree_network_step_s: float
+    overhead_factor: float
+    """Times the 1 us a network proxy adds to every step of a multi-node ring."""
+    wire_trips: int
+    """Times a network step pays the hardware latency: Simple flushes and pays twice."""
+
+
+LL = Protocol(
+    name="LL", ring_base_s=6.6e-6, tree_base_s=6.8e-6, ring_nvlink_step_s=0.6e-6, tree_nvlink_step_s=0.6e-6,
+    ring_network_step_s=2.7e-6, tree_network_step_s=5.0e-6, overhead_factor=1.0, wire_trips=1,
+)  # fmt: skip
+LL128 = Protocol(
+    name="LL128", ring_base_s=14e-6, tree_base_s=14e-6, ring_nvlink_step_s=1.9e-6, tree_nvlink_step_s=1.25e-6,
+    ring_network_step_s=4.0e-6, tree_network_step_s=8.5e-6, overhead_factor=1.0, wire_trips=1,
+)  # fmt: skip
+SIMPLE = Protocol(
+    name="Simple", ring_base_s=8.4e-6, tree_base_s=8.4e-6, ring_nvlink_step_s=3.4e-6, tree_nvlink_step_s=4.0e-6,
+    ring_network_step_s=14e-6, tree_network_step_s=14e-6, overhead_factor=3.0, wire_trips=2,
+)  # fmt: skip
+PROTOCOLS = (LL, LL128, SIMPLE)
+
+
+def fill_s(wire_s: Floats, limit_s: ArrayLike) -> Floats:
+    """Start-up and drain of a pipelined transfer that takes *wire_s* on the wire: t = w f / (w + f).
+
+    The buffers' worth of time (f) for long transfers, all of the wire time again for short ones.
+    """
+    limit = np.asarray(limit_s)
+    fill: Floats = wire_s * limit / np.maximum(wire_s + limit, 1e-12)
+    return fill
+
+
+class CollectiveTime(NamedTuple):
+    """t = latency + w + fill(w) + bytes / ranks / copy rate [+ long, of long messages],   w = bytes x wire share / rate
+
+    Of one algorithm on some wires; stacked, of several at once, [algorithms, 1] each.
+    """
+
+    latency_s: float | Floats
+    wire_share: float | Floats
+    wire_bytes_per_s: float | Floats
+    fill_limit_s: float | Floats = 0.0
+    """See fill_s; 0 = not pipelined."""
+    ranks: float | Floats = 1.0
+    copy_bytes_per_s: float | Floats = math.inf
+    """Copying the own shard into the result; infinite = there is nothing to copy."""
+    long_s: float | Floats = 0.0
+    """What a message of *long_bytes* or more takes besides."""
+    long_bytes: float | Floats = 0.0
+
+    @classmethod
+    def stacked(cls, times: Iterable[CollectiveTime]) -> CollectiveTime:
+        """Several algorithms, one per row."""
+        rows = list(times)
+        several = cls(*np.array(rows, dtype=np.float64).T[:, :, None])
+        copied = any(row.copy_bytes_per_s != math.inf for row in rows)
+        return several if copied else several._replace(copy_bytes_per_s=math.inf)
+
+    def seconds(self, bytes_total: Floats) -> Floats:
+        """Seconds of each size; with stacked algorithms [algorithms, sizes]."""
+        wire_s = bytes_total * self.wire_share / self.wire_bytes_per_s
+        copy_s = bytes_total / self.ranks / self.copy_bytes_per_s
+        long_s = self.long_s * (bytes_total >= self.long_bytes)
+        time_s: Floats = self.latency_s + long_s + wire_s + fill_s(wire_s, self.fill_limit_s) + copy_s
+        return time_s

@@ -1,0 +1,322 @@
+"""Collectives on a fabric: who is in the group, what the wires give it, and the best algorithm for the size.
+
+    collectives = Collectives(FabricModel(cluster, calibration))
+    group = collectives.group(512, stride=2)          # every second GPU of the cluster
+    seconds = collectives.reduce_scatter_s(2.7e9, group)
+
+The choice is NCCL's tuner: the fastest of the algorithms and protocols that apply. Bytes may be arrays; the
+choice is made for each element. A group of one rank costs nothing, and so do zero bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial, reduce
+from typing import Literal, assert_never
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hdpsim.cost_models.network.algorithms import (
+    PROTOCOLS,
+    CollectiveTime,
+    Wires,
+    all_to_all_s,
+    nvls_all_reduce_s,
+    nvls_tree_all_reduce_s,
+    pat_s,
+    pat_time,
+    ring_all_reduce_s,
+    ring_broadcast_s,
+    ring_half_s,
+    ring_half_time,
+    simple_start_s,
+    tree_all_reduce_s,
+)
+from hdpsim.cost_models.network.fabric import TIERS, FabricModel
+from hdpsim.cost_models.tracing import aside, note, priced, remembered
+from hdpsim.errors import InfeasibleError
+
+Floats = NDArray[np.float64]
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
+
+
+def bus_bandwidth_factor(kind: CollectiveKind, ranks: int) -> float:
+    """Bus bandwidth over algorithm bandwidth (bytes / time).
+
+    Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md.
+    """
+    match kind:
+        case "broadcast":
+            return 1.0
+        case "all_reduce":
+            return 2.0 * (ranks - 1) / ranks
+        case "all_gather" | "reduce_scatter" | "all_to_all":
+            return (ranks - 1) / ranks
+        case _:
+            assert_never(kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupShape:
+    """Where the ranks (GPUs) of a collective sit.
+
+    Attributes:
+        ranks: members.
+        ranks_per_node: members on a full node.
+        nodes: nodes the members sit on.
+        tier: fabric tier that spans them all (see cost_models.fabric).
+        nic_share: part of its members' NICs the group gets: 1 while every GPU is in one such group at a time,
+            1/2 when each GPU runs two collectives over the network at once. Groups that share a node through
+            different GPUs do not share NICs: each member brings its own.
+        blocks: blocks the members sit on; None: as few as hold so many nodes.
+        pods: pods they sit on, likewise.
+        stride: GPUs from a member to the next one, groups of the same kind in between; None: members are anywhere.
+    """
+
+    ranks: int
+    ranks_per_node: int
+    nodes: int
+    tier: int
+    nic_share: float = 1.0
+    blocks: int | None = None
+    pods: int | None = None
+    stride: int | None = None
+
+    def __post_init__(self) -> None:
+        per_node, nodes = self.ranks_per_node, self.nodes
+        if not (1 <= nodes <= self.ranks <= per_node * nodes and per_node <= self.ranks):
+            raise ValueError(
+                f"{self.ranks} ranks do not sit on {self.nodes} nodes, {self.ranks_per_node} on a full one"
+            )
+        if not 0 <= self.tier < TIERS or (self.tier == 0) != (self.nodes == 1):
+            raise ValueError(
+                f"tier {self.tier} does not fit {self.nodes} nodes (0 = one node, up to {TIERS - 1})"
+            )
+        if not 0.0 < self.nic_share <= 1.0:
+            raise ValueError(f"nic_share must be in (0, 1], got {self.nic_share}")
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """Seconds of collectives among groups of GPUs on one fabric."""
+
+    fabric: FabricModel
+    _known_wires: dict[GroupShape, Wires] = field(default_factory=dict, compare=False, repr=False)
+    """Of groups asked for before: a step asks for the same few groups several times."""
+    _known_halves: dict[tuple[GroupShape, bool], CollectiveTime] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    """All options of an all-gather or reduce-scatter (in place or not) of such groups, stacked."""
+
+    def group(self, ranks: int, stride: int = 1, first_gpu: int = 0, nic_share: float = 1.0) -> GroupShape:
+        """Shape of the group first_gpu, first_gpu + stride, ... (*ranks* GPUs).
+
+        Tensor-parallel groups have stride 1, groups over ranks at one tensor-parallel index have stride tp.
+        """
+        cluster = self.fabric.cluster
+        last_gpu = first_gpu + (ranks - 1) * stride
+        if ranks < 1 or stride < 1 or first_gpu < 0 or last_gpu >= cluster.gpus:
+            raise InfeasibleError(
+                f"a group of {ranks} GPUs {stride} apart from GPU {first_gpu} on does not fit "
+                f"{cluster.name} with {cluster.gpus} GPUs"
+            )
+        per_node, nodes = _members_by_node(ranks, stride, first_gpu, cluster.node.gpus)
+        return GroupShape(
+            ranks=ranks,
+            ranks_per_node=per_node,
+            nodes=nodes,
+            tier=self.fabric.pair_tier(first_gpu, last_gpu),
+            nic_share=nic_share,
+            blocks=int(self.fabric.places(2, first_gpu, ranks, stride)),
+            pods=int(self.fabric.places(3, first_gpu, ranks, stride)),
+            stride=stride,
+        )
+
+    def wires(self, group: GroupShape) -> Wires:
+        """What the hardware gives *group*: rates, shares that cross each layer, latency."""
+        return remembered(self._known_wires, group, self._wires)
+
+    def _wires(self, group: GroupShape) -> Wires:
+        fabric, calibration = self.fabric, self.fabric.calibration
+        cluster = fabric.cluster
+        nvlink = cluster.gpu.nvlink_bytes_per_s * cluster.node.nvlink_share(group.ranks_per_node)
+        places = self._places(group)
+        # rings and trees follow the numbering, and use all the NICs of their members wherever they leave a node
+        tiers = list(places)
+        spacing = None if group.stride is None else max(group.stride, cluster.node.gpus)
+        shares = [
+            float(fabric.crossing_share(tier, count, group.nodes, spacing_gpus=spacing))
+            for tier, count in places.items()
+        ]
+        nic_share = group.nic_share * cluster.node.collective_share
+        rates = fabric.bytes_per_s(tiers, shares) * nic_share if tiers else np.zeros(0)
+        worst = fabric.bytes_per_s(tiers) * nic_share if tiers else np.zeros(0)
+        remote = tuple(
+            (1 - group.ranks_per_node / group.ranks if tier == 1 else 1 - 1 / count, rate)
+            for tier, count, rate in zip(tiers, places.values(), worst.tolist(), strict=True)
+        )
+        nic_bytes_per_s = min(rates.tolist(), default=math.inf)
+        note(
+            nvlink_bytes_per_s=nvlink * calibration.nvlink_efficiency,
+            nic_bytes_per_s=nic_bytes_per_s if group.nodes > 1 else None,
+        )
+        return Wires(
+            ranks=group.ranks,
+            nodes=group.nodes,
+            ranks_per_node=group.ranks_per_node,
+            nvlink_bytes_per_s=nvlink * calibration.nvlink_efficiency,
+            p2p_nvlink_bytes_per_s=nvlink * calibration.p2p_nvlink_efficiency,
+            nic_bytes_per_s=nic_bytes_per_s,
+            remote=remote,
+            propagation_s=float(fabric.propagation_s(group.tier)),
+            calibration=calibration,
+            ring_step_s=cluster.node.ring_step_s,
+        )
+
+    def _places(self, group: GroupShape) -> dict[int, int]:
+        """Nodes, blocks, pods the group spreads over, by the tier its traffic between them crosses."""
+        fabric = self.fabric.cluster.fabric
+        blocks = max(2, group.blocks or math.ceil(group.nodes / fabric.nodes_per_block))
+        pods = max(2, group.pods or math.ceil(blocks / fabric.blocks_per_pod))
+        return dict(list({1: group.nodes, 2: blocks, 3: min(pods, blocks)}.items())[: group.tier])
+
+    def all_reduce_options(self, bytes_total: ArrayLike, group: GroupShape) -> dict[str, Floats]:
+        """Seconds of every algorithm and protocol that applies to an all-reduce."""
+        wires = self.wires(group)
+        options = _by_protocol("ring", ring_all_reduce_s, bytes_total, wires)
+        options |= _by_protocol("tree", tree_all_reduce_s, bytes_total, wires)
+        node = self.fabric.cluster.node
+        if node.nvlink_sharp and wires.calibration.nvls and group.ranks_per_node > 2:
+            if group.nodes == 1:
+                options["NVLS"] = nvls_all_reduce_s(bytes_total, wires)
+            else:
+                options["NVLS tree"] = nvls_tree_all_reduce_s(bytes_total, wires)
+        return options
+
+    def half_options(
+        self, bytes_total: ArrayLike, group: GroupShape, in_place: bool = False
+    ) -> dict[str, Floats]:
+        """The same for an all-gather or a reduce-scatter."""
+        wires = self.wires(group)
+        options = _by_protocol("ring", partial(ring_half_s, in_place=in_place), bytes_total, wires)
+        if _has_pat(group):
+            options["PAT"] = pat_s(bytes_total, wires, in_place)
+        return options
+
+    def _half_s(self, bytes_total: ArrayLike, group: GroupShape, in_place: bool) -> Floats:
+        """The fastest of half_options: all of them in one go; a listener also sees them one by one."""
+        aside(lambda: _note_fastest(self.half_options(bytes_total, group, in_place), group))
+        times = remembered(self._known_halves, (group, in_place), self._stacked_halves)
+        sizes = np.asarray(bytes_total, dtype=np.float64)
+        best_s = times.seconds(sizes.reshape(-1)).min(axis=0).reshape(sizes.shape)
+        return _unless_nothing(best_s, sizes, group)
+
+    def _stacked_halves(self, key: tuple[GroupShape, bool]) -> CollectiveTime:
+        """The half_options of a group, in place or not, as one row each."""
+        group, in_place = key
+        wires = self.wires(group)
+        rows = [ring_half_time(wires, protocol, in_place) for protocol in PROTOCOLS]
+        if _has_pat(group):
+            rows.append(pat_time(wires, in_place))
+        return CollectiveTime.stacked(rows)
+
+    @priced()
+    def all_reduce_s(self, bytes_total: ArrayLike, group: GroupShape) -> Floats:
+        """Every rank ends with the sum of all ranks' *bytes_total*."""
+        return _fastest(self.all_reduce_options(bytes_total, group), bytes_total, group)
+
+    @priced()
+    def all_gather_s(self, bytes_total: ArrayLike, group: GroupShape, in_place: bool = False) -> Floats:
+        """Every rank ends with *bytes_total*, of which it had 1/n (already in the result's buffer: in place)."""
+        return self._half_s(bytes_total, group, in_place)
+
+    @priced()
+    def reduce_scatter_s(self, bytes_total: ArrayLike, group: GroupShape, in_place: bool = False) -> Floats:
+        """Every rank ends with its 1/n of the sum of all ranks' *bytes_total*."""
+        return self._half_s(bytes_total, group, in_place)
+
+    @priced()
+    def all_to_all_s(self, bytes_total: ArrayLike, group: GroupShape) -> Floats:
+        """Every rank spreads its *bytes_total* evenly over all ranks (itself included)."""
+        return _fastest({"pairwise": all_to_all_s(bytes_total, self.wires(group))}, bytes_total, group)
+
+    def broadcast_s(self, bytes_total: ArrayLike, group: GroupShape) -> Floats:
+        """Every rank ends with the *bytes_total* of one of them."""
+        options = _by_protocol("ring", ring_broadcast_s, bytes_total, self.wires(group))
+        return _fastest(options, bytes_total, group)
+
+    def p2p_s(
+        self, message_bytes: ArrayLike, tier: ArrayLike, tp: int = 1, crossing_share: float = 1.0
+    ) -> Floats:
+        """One send/recv between ranks of *tp* GPUs that each send 1/tp of *message_bytes*.
+
+            t = latency of the tier + start of Simple [NVLink, more than 16 KiB] + bytes / (tp x rate of the tier)
+
+        Counted: launch, wire, the NIC's share when all GPUs of the node send.
+        Ignored: start-up of the pipeline (messages are sent in small chunks).
+        Source: Hockney, Parallel Computing 20(3), 1994 (latency and bandwidth).
+        """
+        sizes = np.asarray(message_bytes, dtype=np.float64)
+        bytes_per_s, latency_s = self.fabric.rank_hop(tier, tp, crossing_share)
+        later_s = np.where(np.asarray(tier) == 0, simple_start_s(sizes / tp, self.fabric.calibration), 0.0)
+        time_s: Floats = np.where(sizes > 0, latency_s + later_s + sizes / bytes_per_s, 0.0)
+        return time_s
+
+
+def _members_by_node(ranks: int, stride: int, first_gpu: int, node_gpus: int) -> tuple[int, int]:
+    """Members on the fullest node, and nodes, of the group first_gpu, first_gpu + stride, ...
+
+    In closed form where stride and node divide each other (all degrees of two): a group of 100,000 GPUs then costs
+    what one of eight does.
+    """
+    if stride % node_gpus == 0:
+        return 1, ranks
+    if node_gpus % stride == 0:
+        share = node_gpus // stride
+        inside = first_gpu % node_gpus // stride  # places of the group's stride left free on the first node
+        nodes = (inside + ranks - 1) // share + 1
+        fullest = share if nodes > 2 else max(min(ranks, share - inside), ranks - (share - inside))
+        return fullest, nodes
+    members = first_gpu + stride * np.arange(ranks, dtype=np.int64)
+    # members ascend, so a node's follow each other (np.unique would sort them)
+    first = np.flatnonzero(np.diff(members // node_gpus, prepend=-1))
+    counts = np.diff(first, append=ranks)
+    return int(counts.max()), len(counts)
+
+
+def _by_protocol(
+    algorithm: str, formula: Callable[..., Floats], bytes_total: ArrayLike, wires: Wires
+) -> dict[str, Floats]:
+    return {f"{algorithm} {protocol.name}": formula(bytes_total, wires, protocol) for protocol in PROTOCOLS}
+
+
+def _has_pat(group: GroupShape) -> bool:
+    return group.nodes > 1 and group.ranks_per_node == 1
+
+
+def _fastest(options: dict[str, Floats], bytes_total: ArrayLike, group: GroupShape) -> Floats:
+    """The smallest of the options for each size."""
+    aside(lambda: _note_fastest(options, group))
+    # One after the other: stacking a few short arrays takes longer than the comparisons.
+    return _unless_nothing(
+        reduce(np.minimum, options.values()), np.asarray(bytes_total, dtype=np.float64), group
+    )
+
+
+def _note_fastest(options: dict[str, Floats], group: GroupShape) -> None:
+    """Tell a listener which algorithm takes least over all sizes."""
+    if group.ranks > 1:
+        note(algorithm=min(options, key=lambda name: float(np.sum(options[name]))))
+
+
+def _unless_nothing(seconds: Floats, sizes: Floats, group: GroupShape) -> Floats:
+    """Nothing to send or nobody to send to costs nothing."""
+    least = sizes.min(initial=math.inf)
+    if not least >= 0:
+        raise ValueError("bytes_total must be >= 0")
+    if group.ranks == 1:
+        return np.zeros_like(sizes)
+    return seconds if least > 0 else np.where(sizes > 0, seconds, 0.0)

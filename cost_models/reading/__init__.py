@@ -1,0 +1,1 @@
+"""Strict reading: units, YAML, typed fields and their limits."""

@@ -1,0 +1,166 @@
+"""Values that check what they are made of: every field against its own annotation.
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Layout(Checked):
+        tp: Count = 1                      # a whole number of at least 1
+        schedule: Schedule = "1f1b"        # a Literal: one of its members
+        recompute_share: Share = 0.0       # a number from 0 to 1
+        cp: Count | None = None
+
+What a field may be stands in its annotation and nowhere else, so that whoever builds the value (a scenario file, a
+record, a user in Python) is held to the same.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from hdpsim.cost_models.reading.fields import did_you_mean
+from hdpsim.errors import UserInputError
+from hdpsim.quoting import quoted
+from hdpsim.ranges import RANGES, Range
+
+Count = Annotated[int, Range(1, 2**53)]
+Number = Annotated[int, Range(0, 2**53)]
+Share = Annotated[float, RANGES["share"]]
+Amount = Annotated[float, Range(0.0, sys.float_info.max)]
+Factor = Annotated[float, Range(1.0, sys.float_info.max)]
+
+
+class Checked:
+    """Base of frozen dataclasses whose fields are checked when they are made.
+
+    Counted: Literals, truth values, texts, numbers (never NaN) and their limits, instances of classes, each of them or
+        None. Of a container only its own type is looked at.
+
+    Raises:
+        UserInputError: every field that is not what its annotation says.
+    """
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for rule in _rules(type(self)):
+            value = getattr(self, rule.name)
+            if type(value) not in rule.types or (rule.fits is not None and not rule.fits(value)):
+                _refuse_misfits(self)
+                return
+
+
+def expect(value: object, kind: type, hint: str = "") -> None:
+    """Raise UserInputError unless *value* is of that *kind*; *hint* says how to get one."""
+    if not isinstance(value, kind):
+        got = type(value).__name__ if not isinstance(value, type) else f"the class {value.__name__}"
+        raise UserInputError(f"expected a {kind.__name__}, got a {got}{hint and '; '}{hint}")
+
+
+class _Rule(NamedTuple):
+    """How one field is checked.
+
+    Attributes:
+        types: the exact types of values that need no closer look than `fits`.
+        fits: whether a value of these types is fine; None = all of them are.
+        accepts: the whole check, which takes subclasses and the numbers of numpy, too.
+        wanted: what is accepted, in words.
+        words: the members of a Literal.
+    """
+
+    name: str
+    types: frozenset[type]
+    fits: Callable[[Any], bool] | None
+    accepts: Callable[[Any], bool]
+    wanted: str
+    words: tuple[str, ...] = ()
+
+
+def _refuse_misfits(value: Checked) -> None:
+    """Look at every field again, closely, and name those that are wrong."""
+    texts = []
+    for rule in _rules(type(value)):
+        given = getattr(value, rule.name)
+        if not rule.accepts(given):
+            hint = did_you_mean(given, rule.words) if isinstance(given, str) else ""
+            texts.append(f"{rule.name}: expected {rule.wanted}; got {quoted(given)}{hint}")
+    if texts:
+        raise UserInputError(f"{type(value).__name__}: " + "; ".join(texts))
+
+
+_known_rules: dict[type, tuple[_Rule, ...]] = {}
+"""Of every class met before; annotations do not change."""
+
+
+def _rules(kind: type) -> tuple[_Rule, ...]:
+    """Of a class of checked values, in the order of its fields."""
+    rules = _known_rules.get(kind)
+    if rules is None:
+        hints = get_type_hints(kind, include_extras=True)
+        names = [field.name for field in fields(kind)]
+        rules = _known_rules[kind] = tuple(_rule(hints[name])._replace(name=name) for name in names)
+    return rules
+
+
+def _rule(hint: Any) -> _Rule:
+    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    parts = [_part(option) for option in options if option is not NoneType]
+    optional = NoneType in options
+    if len(parts) == 1 and not optional:
+        return parts[0]
+    types = frozenset(kind for part in parts for kind in part.types)
+    fits = parts[0].fits if len(parts) == 1 else None
+    return _Rule(
+        name="",
+        types=types | {NoneType} if optional else types,
+        fits=fits and (lambda value: value is None or fits(value)),
+        accepts=lambda value: (optional and value is None) or any(part.accepts(value) for part in parts),
+        wanted=" or ".join(part.wanted for part in parts) + (" or None" if optional else ""),
+        words=tuple(word for part in parts for word in part.words),
+    )
+
+
+def _part(hint: Any) -> _Rule:
+    """The check of one annotation that is no union."""
+    limits: Range | None = None
+    if get_origin(hint) is Annotated:
+        hint, *marks = get_args(hint)
+        limits = next((mark for mark in marks if isinstance(mark, Range)), None)
+    if get_origin(hint) is Literal:
+        return _words(get_args(hint))
+    if hint in (int, float):
+        return _number(hint, limits)
+    kind = get_origin(hint) or hint
+    if not isinstance(kind, type):
+        kind = object  # an annotation that says nothing about types
+    wanted = {bool: "True or False", str: "a text"}.get(kind, f"a {kind.__name__}")
+    return _Rule("", frozenset({kind}), None, lambda value: isinstance(value, kind), wanted)
+
+
+def _words(words: tuple[Any, ...]) -> _Rule:
+    allowed, types = frozenset(words), frozenset(map(type, words))
+    texts = tuple(map(str, words))
+
+    def accepts(value: Any) -> bool:
+        return isinstance(value, tuple(types)) and not isinstance(value, bool) and value in allowed
+
+    return _Rule("", types, allowed.__contains__, accepts, f"one of {', '.join(texts)}", texts)
+
+
+def _number(kind: type, limits: Range | None) -> _Rule:
+    least, most = (-math.inf, math.inf) if limits is None else (limits.low, limits.high)
+    whole = kind is int
+
+    def fits(value: Any) -> bool:
+        return bool(least <= value <= most)  # NaN is not
+
+    def accepts(value: Any) -> bool:
+        number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
+        return number and fits(value)
+
+    wanted = "a whole number" if whole else "a number"
+    types = frozenset({int}) if whole else frozenset({int, float})
+    return _Rule("", types, fits, accepts, wanted if limits is None else f"{wanted} from {limits}")

@@ -1,0 +1,228 @@
+"""Strict reading of a mapping into typed values: every problem is collected, none hides another."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, overload
+
+from hdpsim.cost_models.reading.units import parse_quantity
+from hdpsim.errors import QuantityError, ScenarioError
+from hdpsim.quoting import quoted
+from hdpsim.ranges import RANGES
+
+_MISSING: Any = object()
+_LONGEST_KNOWN = 200  # characters: no key or name is as long, and the comparison takes the square of it
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """` (did you mean 'x'?)` when something similar is known, else an empty text."""
+    if len(name) > _LONGEST_KNOWN:
+        return ""
+    by_folded = {option.casefold(): option for option in known}
+    close = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.6)
+    return f" (did you mean {by_folded[close[0]]!r}?)" if close else ""
+
+
+class Problems:
+    """Collects (dotted key, text) pairs; raises them together."""
+
+    def __init__(self, source: str, where: Callable[[str], str] | None = None) -> None:
+        """*where* gives `file:line` of a dotted key; without it problems carry their key alone."""
+        self.found: list[tuple[str, str]] = []
+        self._source, self._where = source, where
+
+    def add(self, key: str, text: str) -> None:
+        """Note one problem."""
+        place = self._where(key) if self._where else ""
+        line = place.rpartition(":")[2] if ":" in place else ""
+        self.found.append((key, f"{text} (line {line})" if line.isdigit() else text))
+
+    def raise_if_any(self) -> None:
+        """Raise one ScenarioError with everything noted so far."""
+        if self.found:
+            raise ScenarioError(tuple(self.found), source=self._source)
+
+
+class Fields:
+    """The keys of one mapping, taken one by one; `finish` reports those nobody took.
+
+    A value that is missing or wrong is noted and replaced by a harmless stand-in, so that reading goes on;
+    whoever builds something from the values calls `problems.raise_if_any()` first.
+    """
+
+    def __init__(self, data: object, problems: Problems, key: str = "") -> None:
+        self.problems, self.key = problems, key
+        self._taken: list[str] = []
+        if isinstance(data, dict):
+            self._data: dict[str, Any] = data
+        else:
+            self._data = {}
+            problems.add(key, f"must be a mapping (key: value), got {_kind(data)}")
+            self._taken_all = True
+            return
+        self._taken_all = False
+
+    def dotted(self, name: str) -> str:
+        """The full key of *name*."""
+        return f"{self.key}.{name}" if self.key else name
+
+    def has(self, name: str) -> bool:
+        """Whether the key was given and is not null."""
+        return self._data.get(name) is not None
+
+    def raw(self, name: str, default: Any = _MISSING) -> Any:
+        """The value as read; _MISSING (and a note) when a required key is absent."""
+        self._taken.append(name)
+        value = self._data.get(name)
+        if value is not None:
+            return value
+        if default is _MISSING and not self._taken_all:
+            self.problems.add(self.dotted(name), "is required")
+        return default
+
+    @overload
+    def quantity(
+        self, name: str, dimension: str, *, default: float = ..., zero: bool = ..., kind: str | None = ...
+    ) -> float: ...
+
+    @overload
+    def quantity(
+        self, name: str, dimension: str, *, default: None, zero: bool = ..., kind: str | None = ...
+    ) -> float | None: ...
+
+    def quantity(
+        self,
+        name: str,
+        dimension: str,
+        *,
+        default: float | None = _MISSING,
+        zero: bool = False,
+        kind: str | None = None,
+    ) -> float | None:
+        """A number with a unit, in base units and in the range of its *kind* (default: its dimension).
+
+        Zero is allowed, too, when *zero* is set. What is absent is the default, None included.
+        """
+        value = self.raw(name, default)
+        if not self.has(name):
+            return 1.0 if default is _MISSING else default
+        try:
+            if not isinstance(value, int | float | str):
+                raise QuantityError(_kind(value), dimension, ("its unit",))
+            parsed = parse_quantity(value, dimension)
+        except QuantityError as error:
+            self.problems.add(self.dotted(name), str(error))
+            return 1.0
+        if not parsed > 0 and not zero:
+            self.problems.add(self.dotted(name), f"must be positive, got {quoted(value)}")
+            return 1.0
+        allowed = RANGES[kind or dimension]
+        if parsed > 0 and not allowed.low <= parsed <= allowed.high:
+            self.problems.add(self.dotted(name), allowed.complaint(value))
+            return 1.0
+        return parsed
+
+    def integer(
+        self, name: str, *, minimum: int = 1, default: int = _MISSING, kind: str | None = None
+    ) -> int:
+        """A whole number of at least *minimum* in the range of its *kind* (default: its name)."""
+        value = self.raw(name, default)
+        if value is _MISSING:
+            return max(minimum, 1)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            self.problems.add(
+                self.dotted(name), f"must be a whole number, got {_kind(value)} {quoted(value)}"
+            )
+            return max(minimum, 1)
+        if value < minimum and value is not default:
+            self.problems.add(self.dotted(name), f"must be at least {minimum}, got {quoted(value)}")
+            return max(minimum, 1)
+        allowed = RANGES[kind or (name if name in RANGES else "count")]
+        if value > allowed.high:
+            self.problems.add(self.dotted(name), allowed.from_least(minimum).complaint(value))
+            return max(minimum, 1)
+        return int(value)
+
+    def number(
+        self, name: str, *, minimum: float = 0.0, default: float = _MISSING, kind: str | None = None
+    ) -> float:
+        """A finite number of at least *minimum* in the range of its *kind* (default: its name)."""
+        value = self.raw(name, default)
+        if value is _MISSING:
+            return minimum
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
+            self.problems.add(self.dotted(name), f"must be a number, got {_kind(value)} {quoted(value)}")
+            return minimum
+        if not value >= minimum:
+            self.problems.add(self.dotted(name), f"must be at least {minimum:g}, got {quoted(value)}")
+            return minimum
+        allowed = RANGES[kind or (name if name in RANGES else "number")]
+        if value is not default and not allowed.low <= value <= allowed.high:
+            self.problems.add(self.dotted(name), allowed.complaint(value))
+            return minimum
+        return float(value)
+
+    def boolean(self, name: str, *, default: bool = _MISSING) -> bool:
+        """`true` or `false`, spelled so."""
+        value = self.raw(name, default)
+        if isinstance(value, bool):
+            return value
+        if value is not _MISSING:
+            self.problems.add(self.dotted(name), f"must be true or false, got {_kind(value)} {quoted(value)}")
+        return False
+
+    def text(self, name: str, *, default: str = _MISSING) -> str:
+        """A non-empty text."""
+        value = self.raw(name, default)
+        if isinstance(value, str) and (value or value is default):
+            return value
+        if value is not _MISSING:
+            self.problems.add(self.dotted(name), f"must be a text, got {_kind(value)} {quoted(value)}")
+        return ""
+
+    def choice(self, name: str, options: Iterable[str], *, default: str = _MISSING) -> str:
+        """One of the *options*."""
+        allowed = tuple(options)
+        value = self.raw(name, default)
+        if value is _MISSING or (isinstance(value, str) and value in allowed):
+            return str(value) if value is not _MISSING else allowed[0]
+        hint = did_you_mean(str(value), allowed)
+        self.problems.add(
+            self.dotted(name), f"must be one of {', '.join(allowed)}; got {quoted(value)}{hint}"
+        )
+        return allowed[0]
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of texts; absent = empty."""
+        value = self.raw(name, [])
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        self.problems.add(self.dotted(name), f"must be a list of texts, got {_kind(value)}")
+        return ()
+
+    def mapping(self, name: str) -> Fields:
+        """The nested mapping under *name*."""
+        return Fields(self.raw(name, {}), self.problems, self.dotted(name))
+
+    def finish(self) -> None:
+        """Note every key nobody asked for."""
+        if self._taken_all:
+            return
+        known = sorted(set(self._taken))
+        for name in self._data:
+            if name not in known:
+                hint = did_you_mean(str(name), known)
+                self.problems.add(
+                    self.dotted(str(name)), f"is not a known key{hint}; allowed: {', '.join(known)}"
+                )
+
+
+def _kind(value: object) -> str:
+    """What a user would call the type of a YAML value."""
+    names = {bool: "true/false", int: "the number", float: "the number", str: "the text", list: "a list"}
+    names |= {dict: "a mapping", type(None): "nothing"}
+    return names.get(type(value), type(value).__name__)

@@ -1,0 +1,167 @@
+"""Quantities with units: read from text at the edge, printed for humans. Inside, everything is in base units."""
+
+from __future__ import annotations
+
+import math
+import re
+from decimal import Decimal
+
+from hdpsim.errors import QuantityError
+
+_NUMBER = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:[eE][+-]?\d{1,3})?)\s*(.*)")
+
+_DECIMAL_PREFIXES = {"": 0, "K": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_BINARY_PREFIXES = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4}
+
+
+def _decimal(unit: str, prefixes: str, scale: str = "1") -> dict[str, Decimal]:
+    return {p + unit: Decimal(10) ** _DECIMAL_PREFIXES[p] * Decimal(scale) for p in prefixes}
+
+
+def _binary(unit: str) -> dict[str, Decimal]:
+    return {p + unit: Decimal(1024) ** power for p, power in _BINARY_PREFIXES.items()}
+
+
+_BITS_PER_BYTE_INVERSE = "0.125"
+_SCALE: dict[str, dict[str, Decimal]] = {
+    "bandwidth": {
+        **_decimal("bps", "MGT", _BITS_PER_BYTE_INVERSE),
+        **_decimal("B/s", "KMGT"),
+        **{unit + "/s": scale for unit, scale in _binary("B").items()},
+    },
+    "bytes": {"B": Decimal(1), **_decimal("B", "KMGT"), **_binary("B")},
+    "flop": _decimal("FLOP", "MGTPE"),
+    "flop_rate": _decimal("FLOP/s", "GTPE"),
+    "time": {
+        "ns": Decimal("1e-9"),
+        "us": Decimal("1e-6"),
+        "ms": Decimal("1e-3"),
+        "s": Decimal(1),
+        "min": Decimal(60),
+        "h": Decimal(3600),
+        "d": Decimal(86400),
+    },
+    "tokens": {
+        "": Decimal(1),
+        "K": Decimal(1024),
+        "Ki": Decimal(1024),
+        "M": Decimal(1024**2),
+        "Mi": Decimal(1024**2),
+    },
+    "count": {"": Decimal(1)},
+    "power": {"W": Decimal(1), "kW": Decimal(1000), "MW": Decimal(10**6)},
+    "money": {"USD/h": Decimal(1)},
+}
+_SPOKEN = {"bytes": "size in bytes", "flop": "amount of FLOP", "flop_rate": "FLOP rate", "time": "duration"}
+_SPOKEN |= {"tokens": "number of tokens", "money": "price"}
+_WHOLE = frozenset({"tokens", "count"})
+"""Dimensions that are counted, not measured: whole numbers, and a bare number is fine."""
+
+DIMENSIONS = tuple(_SCALE)
+"""The dimensions parse_quantity and format_quantity know."""
+
+
+def unit_names(dimension: str) -> tuple[str, ...]:
+    """The units of *dimension* as an error message lists them.
+
+    >>> unit_names("tokens")
+    ('no unit (a whole number)', 'K or Ki (= 1024 tokens)', 'M or Mi (= 1,048,576 tokens)')
+    """
+    if dimension == "tokens":
+        return ("no unit (a whole number)", "K or Ki (= 1024 tokens)", "M or Mi (= 1,048,576 tokens)")
+    if dimension == "count":
+        return ("no unit (a whole number)",)
+    units = tuple(_SCALE[dimension])
+    if dimension == "bandwidth":
+        return tuple(f"{u} (bits)" if u == "Gbps" else f"{u} (bytes)" if u == "GB/s" else u for u in units)
+    return units
+
+
+def parse_quantity(text: str | int | float, dimension: str) -> float:
+    """Return *text* ("400Gbps", "80 GiB") in the base unit of *dimension*.
+
+    Scaling is exact (decimal), so "5us" is the float nearest to 5e-06. Decimal prefixes are powers of 1000,
+    Ki/Mi/Gi powers of 1024. Tokens are the exception, as everybody who trains language models writes them:
+    8K is 8192 tokens and 2M is 2,097,152. Bare numbers are refused wherever a unit could be mistaken.
+
+    >>> parse_quantity("400Gbps", "bandwidth")
+    50000000000.0
+    >>> parse_quantity("8K", "tokens")
+    8192.0
+
+    Raises:
+        QuantityError: the text is not a non-negative number with a unit of this dimension.
+    """
+    scale = _SCALE[dimension]
+    error = QuantityError(str(text), _SPOKEN.get(dimension, dimension), unit_names(dimension))
+    if isinstance(text, bool):
+        raise error
+    match = _NUMBER.fullmatch(_plain(text).strip())
+    if match is None or match[2] not in scale:
+        raise error
+    exact = Decimal(match[1].replace("_", "")) * scale[match[2]]
+    value = float(exact)
+    if math.isinf(value) or (dimension in _WHOLE and exact != exact.to_integral_value()):
+        raise error
+    return value
+
+
+def _plain(value: str | int | float) -> str:
+    """The text of a number as a user would have written it (2.0 and 32e6 are whole)."""
+    if isinstance(value, float) and value.is_integer() and not math.isinf(value):
+        return str(int(value))
+    return str(value)
+
+
+def format_quantity(value: float, dimension: str) -> str:
+    """Return *value* (in base units) with a unit a human likes to read.
+
+    >>> format_quantity(73.1 * 2**30, "bytes")
+    '73.1 GiB'
+    >>> format_quantity(2097152, "tokens")
+    '2M'
+    """
+    if dimension == "time":
+        return _format_time(value)
+    if dimension == "tokens":
+        return _format_tokens(value)
+    if dimension == "count":
+        return f"{value:,.0f}"
+    if dimension == "money":
+        return f"{value:,.2f} USD/h"
+    if dimension == "power":
+        return _scaled(value, (("MW", 1e6), ("kW", 1e3), ("W", 1.0)))
+    if dimension == "bytes":
+        return _scaled(
+            value, (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0))
+        )
+    base = {"bandwidth": "B/s", "flop": "FLOP", "flop_rate": "FLOP/s"}[dimension]
+    prefixes = (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("K", 1e3), ("", 1.0))
+    return _scaled(value, tuple((prefix + base, scale) for prefix, scale in prefixes))
+
+
+def _scaled(value: float, units: tuple[tuple[str, float], ...]) -> str:
+    """Use the largest unit of which there is at least one."""
+    unit, scale = next((pair for pair in units if abs(value) >= pair[1]), units[-1])
+    return f"{value / scale:.4g} {unit}" if abs(value / scale) < 1000 else f"{value / scale:,.0f} {unit}"
+
+
+def _format_time(value_s: float) -> str:
+    """Seconds with a fitting unit; from two minutes on in whole units, as on a clock."""
+    if abs(value_s) < 119.5:
+        return _scaled(value_s, (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)))
+    sign, whole_s = ("-" if value_s < 0 else ""), round(abs(value_s))
+    days, rest = divmod(whole_s, 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, seconds = divmod(rest, 60)
+    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (seconds, "s")]
+    first = next(i for i, (amount, _) in enumerate(parts) if amount)
+    return sign + " ".join(f"{amount} {unit}" for amount, unit in parts[first : first + 2] if amount)
+
+
+def _format_tokens(value: float) -> str:
+    """Exact: 8K and 2M where they are whole and short, else the full number."""
+    for unit, scale in (("M", 1024**2), ("K", 1024)):
+        if value >= scale and value % scale == 0 and value / scale < 10_000:
+            return f"{value / scale:.0f}{unit}"
+    return f"{value:,.0f}"

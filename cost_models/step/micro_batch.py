@@ -1,0 +1,168 @@
+"""Types shared by the cost of a micro-batch and whoever plans or plays it: arrays in, arrays out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.cost_models.layout.layout import Schedule
+from hdpsim.cost_models.step.loading import DataPath
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatches:
+    """Many micro-batches as arrays (CSR): segment i of micro-batch m is segment_tokens[offsets[m] + i].
+
+    A segment is one (piece of a) sequence; attention never crosses segments. A micro-batch is shared by
+    group_size ranks, each holding total tokens / group_size, split zig-zag.
+    """
+
+    segment_tokens: Ints
+    segment_offsets: Ints
+    group_size: Ints
+    tier: Ints
+    """Fabric tier of the slowest hop of the group's ring (0 = one rank or inside one node)."""
+    offload_ratio: Floats
+    padding_tokens: Ints | None = None
+    """Tokens that fill a micro-batch up to a fixed shape (None = none): they cost what tokens cost, attention apart."""
+    copies: int = 1
+    """A single micro-batch may stand for so many equal ones."""
+    crossing: Floats | None = None
+    """[n, 2]: share of the flows of a group's ring that leave their block, and their pod (FabricModel.ring_crossing).
+    None: groups are of neighbours."""
+
+    @property
+    def tokens(self) -> Ints:
+        """[n]: tokens of each micro-batch over all its ranks, padding included."""
+        totals: Ints = np.add.reduceat(self.segment_tokens, self.segment_offsets[:-1])
+        return totals if self.padding_tokens is None else totals + self.padding_tokens
+
+    @property
+    def count(self) -> int:
+        """Number of micro-batches."""
+        return len(self.group_size)
+
+    @property
+    def alike(self) -> bool:
+        """Whether all micro-batches hold the same segments in the same kind of group."""
+        if self.count == 1:
+            return True
+        segments, left_over = divmod(len(self.segment_tokens), max(1, self.count))
+        if (
+            left_over
+            or not self.count
+            or (self.segment_offsets[1:] - self.segment_offsets[:-1] != segments).any()
+        ):
+            return False
+        by_micro_batch = self.segment_tokens.reshape(self.count, segments)
+        # Equal segments have equal tokens, so that only the padding is left to compare.
+        columns = [by_micro_batch, self.group_size, self.tier, self.offload_ratio]
+        columns += [column for column in (self.padding_tokens, self.crossing) if column is not None]
+        return not any((column != column[0]).any() for column in columns)
+
+    @property
+    def first(self) -> MicroBatches:
+        """The first micro-batch on its own."""
+        segments = int(self.segment_offsets[1])
+        return MicroBatches(
+            segment_tokens=self.segment_tokens[:segments],
+            segment_offsets=self.segment_offsets[:2],
+            group_size=self.group_size[:1],
+            tier=self.tier[:1],
+            offload_ratio=self.offload_ratio[:1],
+            padding_tokens=None if self.padding_tokens is None else self.padding_tokens[:1],
+            crossing=None if self.crossing is None else self.crossing[:1],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epilogue:
+    """What follows a stage's last backward, and what precedes its first forward. Arrays over stages."""
+
+    data_s: float
+    """Exposed time before the step's first forward: loading, planning, a common pause (all ranks alike)."""
+    parameter_gather_s: Floats
+    """Exposed part of the parameter all-gather before the first forward of a stage."""
+    gradient_sync_s: Floats
+    """Exposed part of the gradient reduce-scatter after the last backward of a stage."""
+    optimizer_s: Floats
+    """Optimizer update (and gradient-norm) after the gradients of the whole model are there."""
+    planning_s: float = 0.0
+    """Of data_s: batch metadata, planning and sending the plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSums:
+    """What ranks exchange and update once a step, before anything hides it, whatever they computed. Over stages."""
+
+    gather_s: Floats
+    """Parameter all-gather, and the part of it before the first layer can start."""
+    first_gather_s: Floats
+    sync_s: Floats
+    """Gradient sums, and the part of them that only the last layer starts."""
+    last_sync_s: Floats
+    optimizer_s: Floats
+    tied_sync_s: Floats
+    """Sum of an embedding's gradients on two stages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCosts:
+    """Seconds of everything a plan executes. S stages, V chunks a stage, n micro-batches, T terms.
+
+    The virtual stage of (chunk v, stage s) is v * S + s, unless the schedule places them otherwise
+    (cost_models.pipeline.virtual_stage_table); a forward visits them in that order.
+    """
+
+    stages: int
+    chunks: int
+    terms: tuple[str, ...]
+    """Names of the parts of a forward or backward, in the order of the breakdown arrays."""
+    forward_terms_s: Floats
+    """[T, K, n]: seconds of each term for each *kind* of virtual stage."""
+    backward_terms_s: Floats
+    """[T, K, n]"""
+    kind: Ints
+    """[S, V]: which kind (row K) of virtual stage sits on stage s as chunk v."""
+    transfer_s: Floats
+    """[n]: stage-to-stage transfer of the activations (forward) or their gradients (backward)."""
+    epilogue: Epilogue
+    alike: bool = False
+    """Every micro-batch costs the same: the arrays above are read-only views of one column, repeated."""
+    schedule: Schedule = "1f1b"
+    """1f1b and interleaved differ in the number of chunks alone."""
+    weight_terms_s: Floats | None = None
+    """[T, K, n]: the part of backward_terms_s that is the weight gradient. None = nothing of it can run apart."""
+    overlapped_term: int | None = None
+    """The term (its place in terms) that DualPipe hides behind the computation of the other direction."""
+    allocator_s: float = 0.0
+    """What the host of a rank waits for memory in every micro-batch."""
+    pp_overlap: bool = True
+    """Transfers run beside computation. False: they hold the sending and the receiving stage."""
+    data_path: DataPath | None = None
+    """What runs beside training to get the next batches ready; None: nothing that could be late."""
+
+    @property
+    def forward_s(self) -> Floats:
+        """[K, n]: whole forward of a virtual stage of each kind."""
+        total: Floats = self.forward_terms_s.sum(axis=0)
+        return total
+
+    @property
+    def backward_s(self) -> Floats:
+        """[K, n]"""
+        total: Floats = self.backward_terms_s.sum(axis=0)
+        return total
+
+    @property
+    def weight_s(self) -> Floats:
+        """[K, n]: the weight gradients in backward_s."""
+        if self.weight_terms_s is None:
+            return np.zeros(self.backward_terms_s.shape[1:])
+        total: Floats = self.weight_terms_s.sum(axis=0)
+        return total

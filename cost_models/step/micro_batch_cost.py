@@ -1,0 +1,465 @@
+"""The cost of micro-batches of segments on every kind of pipeline stage, forward and backward, term by term."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.hardware.parts import Cluster
+from hdpsim.cost_models.kernels.casts import maxima_s
+from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
+from hdpsim.cost_models.layer.attention import AttentionCost
+from hdpsim.cost_models.layer.experts import beside_the_other_micro_batch_s
+from hdpsim.cost_models.layer.gradient_accumulation import accumulation_s
+from hdpsim.cost_models.layer.head import OutputHead
+from hdpsim.cost_models.layer.host import HostTime
+from hdpsim.cost_models.layer.layer import LayerCost
+from hdpsim.cost_models.layer.recomputation import repeated_share
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.memory.activations import activation_bytes_per_token_layer
+from hdpsim.cost_models.network.collectives import Collectives
+from hdpsim.cost_models.network.fabric import FabricModel
+from hdpsim.cost_models.step.micro_batch import MicroBatches, StepSums
+from hdpsim.cost_models.step.sharded_parameters import ShardedParameters
+from hdpsim.cost_models.tracing import priced, remembered
+from hdpsim.cost_models.transformer.model import Model
+from hdpsim.cost_models.transformer.parameters import StageContents, stage_contents
+from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+TERMS = (
+    "gemm",
+    "attention",
+    "ring_merge",
+    "ring_wait",  # ring transfers not hidden by attention
+    "small_kernels",
+    "tp_communication",
+    "expert_all_to_all",
+    "recompute",
+    "offload_wait",  # activation traffic to and from the host that compute does not hide
+    "logits",
+    "host",  # kernel launches that outlast their kernels, and fixed host work
+    "layer_gather",  # gathering sharded parameters layer by layer: what it adds to the compute beside it
+    "layer_reduce",  # the same for reducing gradients layer by layer
+)
+_TERM = {name: row for row, name in enumerate(TERMS)}
+
+_REPEATED = frozenset(
+    {"attention", "ring_merge", "ring_wait", "host"}
+)  # not linear, and recomputation repeats them
+_COMPUTE = ("gemm", "attention", "ring_merge", "small_kernels")
+_NOT_LINEAR = _REPEATED | {"layer_gather", "layer_reduce"}
+
+# Of the host work of a micro-batch (forward and backward pass), the part before the first kernel of one pass: half of
+# one of two. Assumed.
+RESTART_SHARE = 0.25
+
+
+class MicroBatchCost:
+    """Costs of one model under one layout on one cluster: built once, asked for any micro-batches."""
+
+    def __init__(self, model: Model, layout: Layout, cluster: Cluster, cal: Calibration) -> None:
+        cal = replace(cal, launch_s=cal.launch_s * cluster.node.host_time)
+        self.model, self.layout, self.cluster, self.cal = model, layout, cluster, cal
+        self.fabric = FabricModel(cluster, cal.network)
+        self.collectives = Collectives(self.fabric)
+        self.attention = AttentionCost(model, layout, cluster.gpu, cal, self.fabric)
+        self._dense = LayerCost(model, layout, cluster, cal, self.collectives, moe=False)
+        self._moe = (
+            LayerCost(model, layout, cluster, cal, self.collectives, moe=True) if model.experts else None
+        )
+        self._sharded = (
+            ShardedParameters(model, layout, cluster, cal, self.collectives)
+            if layout.sharding == "zero3"
+            else None
+        )
+        self._head = OutputHead(model, layout, cluster.gpu, cal)
+        self._host = HostTime(model, layout, self.collectives.group(layout.tp), cal)
+        self.kinds, self.kind = _stage_kinds(model, layout)
+        self._counts = [self._layer_counts(kind) for kind in self.kinds]
+        self._repeats = np.array([repeated_share(layout, name) for name in TERMS])
+        self._repeating = bool(self._repeats.any())
+        self._of_passes: dict[StageContents, tuple[float, float]] = {}
+        self.activation_bytes_per_token = activation_bytes_per_token_layer(model, layout)
+        self.step_sums: dict[int, StepSums] = {}  # by ranks, filled by step_costs
+        self._known_links: dict[int, tuple[Ints, Floats]] = {}  # by ranks
+
+    def terms_s(self, batches: MicroBatches, *, backward: bool) -> Floats:
+        """[T, K, n]: seconds of every term, kind of stage and micro-batch."""
+        # The forward matters to a backward that runs it again.
+        again = backward and self._repeating
+        sides = (False, True) if again or self.layout.ep_overlap else (backward,)
+        tokens = self._tokens(batches)
+        layers, heads = self._layer_terms(batches, tokens, sides), self._head.sides_s(tokens, (backward,))
+        return self._stage_terms(batches, tokens, layers, heads, backward=backward)
+
+    def both_terms_s(self, batches: MicroBatches) -> tuple[Floats, Floats]:
+        """Forward and backward at once; see terms_s."""
+        tokens = self._tokens(batches)
+        layers, heads = (
+            self._layer_terms(batches, tokens, (False, True)),
+            self._head.sides_s(tokens, (False, True)),
+        )
+        forward, backward = (
+            self._stage_terms(batches, tokens, layers, heads, backward=side) for side in (False, True)
+        )
+        return forward, backward
+
+    def weight_terms_s(self, batches: MicroBatches) -> Floats:
+        """[T, K, n]: the part of the backward that is weight gradients of matrix products.
+
+        Ignored: launches, which stay with the input gradient; what running the two apart costs.
+        """
+        tokens = self._tokens(batches)
+        out = np.zeros((len(TERMS), len(self.kinds), batches.count))
+        for row, kind in enumerate(self.kinds):
+            for moe, count in self._counts[row].items():
+                cost = self._moe if moe else self._dense
+                if count and cost is not None:
+                    out[_TERM["gemm"], row] += count * cost.weight_gradient_s(tokens)
+            if kind.head:
+                out[_TERM["logits"], row] += (1 + kind.mtp_layers) * self._head.weight_gradient_s(tokens)
+        return out
+
+    def _tokens(self, batches: MicroBatches) -> Floats:
+        """[n]: tokens of each micro-batch on one of its ranks."""
+        return np.asarray(batches.tokens.astype(np.float64) / batches.group_size.astype(np.float64))
+
+    def _stage_terms(
+        self,
+        batches: MicroBatches,
+        tokens: Floats,
+        layers: dict[tuple[bool, bool], Floats],
+        heads: dict[bool, Floats],
+        *,
+        backward: bool,
+    ) -> Floats:
+        """[T, K, n] from the terms of one layer of each kind and of a head."""
+        out = np.zeros((len(TERMS), len(self.kinds), batches.count))
+        offloads = batches.offload_ratio.any()
+        for row, kind in enumerate(self.kinds):
+            # A multi-token-prediction layer costs a layer of the usual kind and a head.
+            extra = kind.mtp_layers
+            for moe, count in self._counts[row].items():
+                if count:
+                    out[:, row] += count * layers[moe, backward]
+                    if backward and self._repeating:
+                        out[_TERM["recompute"], row] += count * (self._repeats @ layers[moe, False])
+            if offloads:
+                out[_TERM["offload_wait"], row] += self._offload_wait_s(
+                    batches, tokens, layers, kind, backward
+                )
+            if self._sharded is not None:
+                exposed = self._sharded.exposed_s(kind, self._compute_s(layers, backward), backward=backward)
+                out[_TERM["layer_gather"], row], out[_TERM["layer_reduce"], row] = exposed
+            if kind.head:
+                out[_TERM["logits"], row] += (1 + extra) * heads[backward]
+            if kind.embedding and not (backward and self.model.frozen):
+                out[_TERM["small_kernels"], row] += self._embedding_s(tokens)
+            added_s, agreed_s = remembered(self._of_passes, kind, self._pass_times)
+            if backward and added_s:
+                out[_TERM["small_kernels"], row] += added_s
+            if agreed_s:
+                out[_TERM["tp_communication"], row] += agreed_s
+            out[_TERM["host"], row] += self._host.pass_s
+        return out
+
+    def _pass_times(self, kind: StageContents) -> tuple[float, float]:
+        """On a stage, whatever the tokens: a backward's sums of gradients, agreement on maxima in a pass."""
+        gpu, cal, layout = self.cluster.gpu, self.cal, self.layout
+        adds = layout.gradient_accumulation != "fused"  # what is nothing needs no explanation
+        agrees = layout.blocking_maxima
+        return (
+            accumulation_s(self.model, layout, kind, gpu, cal) if adds else 0.0,
+            maxima_s(layout, self.collectives, kind.layers) if agrees else 0.0,
+        )
+
+    def _compute_s(self, layers: dict[tuple[bool, bool], Floats], backward: bool) -> dict[bool, Floats]:
+        """[n] by kind of layer (experts): everything a layer does on a micro-batch, recomputation included."""
+        once = {moe: rows.sum(axis=0) for (moe, side), rows in layers.items() if side == backward}
+        if backward and self._repeating:
+            return {moe: time_s + self._repeats @ layers[moe, False] for moe, time_s in once.items()}
+        return once
+
+    def _layer_counts(self, kind: StageContents) -> dict[bool, int]:
+        """Layers of a stage without (False) and with experts (True)."""
+        counts = {False: kind.dense_layers, True: kind.moe_layers}
+        counts[bool(self.model.experts)] += kind.mtp_layers
+        return counts
+
+    def _layer_terms(
+        self, batches: MicroBatches, tokens: Floats, sides: tuple[bool, ...]
+    ) -> dict[tuple[bool, bool], Floats]:
+        """[T, n] per layer by (experts, backward), for the layers that the model has."""
+        rings = {
+            side: self.attention.times(
+                batches.segment_tokens,
+                batches.segment_offsets,
+                batches.group_size,
+                batches.tier,
+                backward=side,
+                tokens_per_rank=tokens,
+                crossing=batches.crossing,
+            )
+            for side in sides
+        }
+        result: dict[tuple[bool, bool], Floats] = {}
+        for moe, cost in ((False, self._dense), (True, self._moe)):
+            if cost is None or not any(counts[moe] for counts in self._counts):
+                continue
+            times = cost.both_times(tokens) if len(sides) == 2 else (cost.times(tokens, backward=sides[0]),)
+            for side, linear in zip(sides, times, strict=True):
+                rows = np.zeros((len(TERMS), len(tokens)))
+                rows[_TERM["gemm"]] = linear.gemm
+                rows[_TERM["attention"]] = rings[side].attention
+                rows[_TERM["ring_merge"]] = rings[side].merge
+                rows[_TERM["ring_wait"]] = rings[side].wait
+                rows[_TERM["small_kernels"]] = linear.small_kernels
+                rows[_TERM["tp_communication"]] = linear.tp_communication
+                rows[_TERM["expert_all_to_all"]] = linear.expert_all_to_all
+                result[moe, side] = rows
+            if moe and self.layout.ep_overlap:
+                self._hide_all_to_all(result[moe, False], result[moe, True])
+            for side in sides:
+                least_s = self._host.layer_s(moe=moe, backward=side)
+                rows = result[moe, side]
+                hidden_s = (
+                    0.0 if self.layout.launch_blocking else self._behind_launches_s(cost, tokens, rows, side)
+                )
+                wait_s = cost.counts_wait_s(tokens) if moe and not side else 0.0
+                rows[_TERM["host"]] = np.maximum(wait_s, least_s - hidden_s)
+        return result
+
+    def _behind_launches_s(self, cost: LayerCost, tokens: Floats, rows: Floats, backward: bool) -> Floats:
+        """[n]: work of a layer that its launches hide behind, from its terms.
+
+        Not what runs at another time: weight gradients that a schedule runs apart, DualPipe's all-to-alls.
+        """
+        work_s = rows.sum(axis=0)
+        if self.layout.schedule == "dualpipe":
+            work_s = work_s - rows[_TERM["expert_all_to_all"]]
+        if backward and self.layout.schedule in SPLIT_SCHEDULES:
+            work_s = work_s - cost.weight_gradient_s(tokens)
+        return np.asarray(work_s)
+
+    def _hide_all_to_all(self, forward: Floats, backward: Floats) -> None:
+        """The all-to-all of a layer runs beside the compute of another micro-batch in the other direction."""
+        row = _TERM["expert_all_to_all"]
+        compute = sum(side[_TERM[name]] for side in (forward, backward) for name in _COMPUTE)
+        forward[row], backward[row] = beside_the_other_micro_batch_s(
+            forward[row], backward[row], np.asarray(compute), self.cluster.gpu.sm_count
+        )
+
+    @priced("offload_wait")
+    def _offload_wait_s(
+        self,
+        batches: MicroBatches,
+        tokens: Floats,
+        layers: dict[tuple[bool, bool], Floats],
+        kind: StageContents,
+        backward: bool,
+    ) -> Floats:
+        """Host-link time of a stage's offloaded activations beyond its compute (first and last layer stay)."""
+        moving = max(0, kind.layers - 2)
+        ratio = batches.offload_ratio
+        if not moving or not ratio.any():
+            return np.zeros_like(tokens)
+        gpu = self.cluster.gpu
+        rate = gpu.host_link_duplex_bytes_per_s * self.cal.host_link_efficiency
+        transfer = ratio * self.activation_bytes_per_token * tokens / rate
+        compute = layers[kind.moe_layers > kind.dense_layers, backward].sum(axis=0)
+        return np.asarray(moving * np.maximum(0.0, transfer - compute))
+
+    @priced("small_kernels")
+    def _embedding_s(self, tokens: Floats) -> Floats:
+        """Row gather (forward) or scatter-add (backward) of the embedding table."""
+        return memory_bound_s(
+            2.0 * BF16_BYTES * self.model.hidden * tokens / self.layout.tp, self.cluster.gpu, self.cal
+        )
+
+    @priced("wait_pipeline")
+    def transfer_s(self, batches: MicroBatches, ranks: int) -> Floats:
+        """[n]: activations of a micro-batch from one stage to the next: 2 B x tokens x h / tp per GPU.
+
+            t = latency + bytes / link, mean over the links of the rank whose stages are farthest apart
+
+        Counted: all *ranks* send at the same time; of a block's flows those share its up-links that leave it.
+        Blocking transfers (pp_overlap off) drain the GPU's queue: what the host does for the next pass until its first
+        kernel starts shows as well. Source: Megatron-LM of 2023, megatron/p2p_communication.py (torch.cuda.synchronize
+        after every batch of transfers).
+        """
+        if self.layout.pp == 1:
+            return np.zeros(batches.count)
+        volume = BF16_BYTES * self.model.hidden / self.layout.tp * self._tokens(batches)
+        restart_s = 0.0 if self.layout.pp_overlap else RESTART_SHARE * self.cal.micro_batch_fixed_s
+        tiers, crossing = self._stage_links(ranks)
+        rate = self.fabric.slowest_bytes_per_s(tiers, np.broadcast_to(crossing, (len(tiers), 2)))
+        passes = np.full(len(tiers), self.layout.vpp)
+        passes[self.layout.pp - 1 :] -= 1  # the way back to the first stage is gone once less
+        latency_s = np.average(self.fabric.latency_s(tiers), weights=passes)
+        return np.asarray(latency_s + restart_s + volume * np.average(1.0 / rate, weights=passes))
+
+    def _stage_links(self, ranks: int) -> tuple[Ints, Floats]:
+        """Tiers of the links between the stages of the rank whose stages are farthest apart; their crossing_share.
+
+        With chunks in turn the last stage sends to the first as well.
+        """
+        if ranks not in self._known_links:
+            layout = self.layout
+            stages = np.arange(layout.pp) * layout.stage_stride(ranks)
+            first = (
+                np.arange(ranks)[:, None] * layout.rank_stride + stages
+            )  # first GPU of every rank and stage
+            wraps = layout.vpp > 1 and layout.schedule not in SPLIT_SCHEDULES
+            target = np.roll(first, -1, axis=1) if wraps else first[:, 1:]
+            source = first[:, : target.shape[1]]
+            tiers = self.fabric.tier(source, target)
+            farthest = int(tiers.sum(axis=1).argmax())
+            self._known_links[ranks] = (
+                tiers[farthest],
+                self.fabric.flow_crossing(source, target, layout.tp),
+            )
+        return self._known_links[ranks]
+
+    @property
+    def _visited(self) -> Ints:
+        """[S, V]: kinds of the chunks that a micro-batch passes: all, but one of DualPipe's two copies."""
+        return self.kind[:, : self.layout.vpp]
+
+    def by_stage(self, per_kind: Floats) -> Floats:
+        """[S, ...]: what a micro-batch adds to every stage, all its chunks together, from [K, ...].
+
+        DualPipe's micro-batches come from both ends in turn, and each visits one of a stage's two copies: their mean.
+        """
+        turns = self.kind.shape[1] / self.layout.vpp
+        return np.asarray(per_kind[self.kind].sum(axis=1) / turns)
+
+    @property
+    def busiest_layers(self) -> int:
+        """Layers of the stage that holds most (all its chunks together)."""
+        return int(self.layers_by_stage.max())
+
+    def busy_s(self, batches: MicroBatches) -> Floats:
+        """[n]: forward + backward of each micro-batch on the stage it keeps busiest."""
+        if batches.count > 1 and batches.alike:
+            return np.repeat(self.busy_s(batches.first), batches.count)
+        forward, backward = self.both_terms_s(batches)
+        total = forward.sum(axis=0) + backward.sum(axis=0)
+        return np.asarray(self.by_stage(total).max(axis=0))
+
+    def sequence_s(self, lengths: ArrayLike, group_size: ArrayLike, tier: ArrayLike) -> Floats:
+        """Attention of one sequence (forward + backward) on the busiest stage, per rank of its group."""
+        tokens = np.asarray(lengths, dtype=np.float64)
+        sizes = np.asarray(group_size, dtype=np.float64)
+        tiers = np.asarray(tier, dtype=np.int64)
+        total = np.zeros(np.broadcast(tokens, sizes).shape)
+        for backward, passes in ((False, self._forward_passes), (True, 1.0)):
+            step = self.attention.ring_step_s(tokens, sizes, backward=backward)
+            ring = self.attention.ring(step, tokens / sizes, sizes, tiers, backward=backward).total
+            alone = self.attention.alone_s(tokens, backward=backward)
+            total = total + passes * np.where(sizes > 1, ring, alone)
+        return total * self.busiest_layers
+
+    def least_attention_s(self, lengths: ArrayLike) -> Floats:
+        """[n]: rank-seconds of one layer's attention of whole sequences on the group that takes fewest, both ways.
+
+        Counted: the kernels. Ignored: transfers, exchanges and merging of partial outputs, which larger groups add; so
+        do they add tiles that are partly empty. One rank or two: short blocks of a ring can have the shorter ramp.
+        """
+        tokens = np.asarray(lengths, dtype=np.float64)
+        total = np.zeros(tokens.shape)
+        for backward, passes in ((False, self._forward_passes), (True, 1.0)):
+            alone_s = self.attention.alone_s(tokens, backward=backward)
+            pair_s = 4.0 * self.attention.ring_step_s(tokens, 2.0, backward=backward)
+            total = total + passes * np.minimum(alone_s, pair_s)
+        return total
+
+    def linear_s(self, tokens_per_rank: ArrayLike) -> Floats:
+        """[S, n]: everything linear in tokens on every stage, for micro-batches of one rank; see linear_by_kind_s."""
+        return self.by_stage(self.linear_by_kind_s(tokens_per_rank))
+
+    def linear_by_kind_s(
+        self, tokens_per_rank: ArrayLike, *, without: Collection[str] = (), weight_gradients: bool = True
+    ) -> Floats:
+        """[K, n]: everything linear in tokens on a virtual stage of every kind, for micro-batches of one rank.
+
+        Forward, backward and recomputation; no attention and no host time, recomputed or not; no terms *without*.
+        """
+        batches = self._uniform(np.asarray(tokens_per_rank, dtype=np.int64))
+        forward, backward = self.both_terms_s(batches)
+        linear = [row for name, row in _TERM.items() if name not in _NOT_LINEAR and name not in without]
+        total = forward[linear].sum(axis=0) + backward[linear].sum(axis=0)
+        if self._repeating:
+            repeated = [_TERM[name] for name in _REPEATED]
+            again = np.einsum("t,tkn->kn", self._repeats[repeated], forward[repeated])
+            fixed_s = self._host.pass_s  # in "host", but not a layer's
+            total -= again - self._repeats[_TERM["host"]] * fixed_s
+        if not weight_gradients:
+            total -= self.weight_terms_s(batches).sum(axis=0)
+        return np.asarray(total)
+
+    def token_s(self, tokens_per_rank: float) -> float:
+        """Everything linear in tokens (forward + backward) on the busiest stage, per token of a rank; no host time."""
+        return float(self.linear_s([int(tokens_per_rank)]).max() / tokens_per_rank)
+
+    @property
+    def layers_by_stage(self) -> Ints:
+        """[S]: transformer layers that a micro-batch passes on every stage (all its chunks together)."""
+        return np.asarray(np.array([kind.layers for kind in self.kinds])[self._visited].sum(axis=1))
+
+    @property
+    def floor_s(self) -> float:
+        """Least time of a micro-batch (forward + backward) on the busiest stage: its layers cannot run faster."""
+        return float(self.by_stage(self.floor_by_kind_s).max())
+
+    @property
+    def floor_by_kind_s(self) -> Floats:
+        """[K]: the same on a virtual stage of every kind."""
+        forwards = 1.0 + self._repeats[_TERM["host"]]
+        layer_s = {
+            moe: forwards * self._host.layer_s(moe=moe, backward=False)
+            + self._host.layer_s(moe=moe, backward=True)
+            for moe in ((False, True) if self.model.experts else (False,))
+        }
+        return np.array(
+            [
+                sum(count * layer_s[moe] for moe, count in self._layer_counts(kind).items() if count)
+                for kind in self.kinds
+            ],
+            dtype=np.float64,
+        )
+
+    @property
+    def pass_s(self) -> float:
+        """Host work around one pass, forward or backward, of a virtual stage."""
+        return self._host.pass_s
+
+    @property
+    def _forward_passes(self) -> float:
+        """How often a layer's attention runs forward: once more where it is recomputed."""
+        return 1.0 + float(self._repeats[_TERM["attention"]])
+
+    def _uniform(self, tokens: Ints) -> MicroBatches:
+        """One sequence on one rank each."""
+        count = len(tokens)
+        return MicroBatches(
+            segment_tokens=tokens,
+            segment_offsets=np.arange(count + 1, dtype=np.int64),
+            group_size=np.ones(count, dtype=np.int64),
+            tier=np.zeros(count, dtype=np.int64),
+            offload_ratio=np.zeros(count),
+        )
+
+
+def _stage_kinds(model: Model, layout: Layout) -> tuple[tuple[StageContents, ...], Ints]:
+    """The distinct contents of virtual stages (they share one row of costs) and the [S, V] table of which is where."""
+    contents = stage_contents(model, layout)
+    kinds = tuple(dict.fromkeys(chunk for stage in contents for chunk in stage))
+    table = np.array([[kinds.index(chunk) for chunk in stage] for stage in contents], dtype=np.int64)
+    return kinds, table

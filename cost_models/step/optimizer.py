@@ -1,0 +1,61 @@
+"""The optimizer update: Adam on the GPU, or on the host with gradients and parameters over the host link."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.hardware.parts import Cluster
+from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.tracing import priced
+
+Floats = NDArray[np.float64]
+
+# Adam in fp32: read weight 4 and moments 8, write them 4 + 8 and the bf16 weight 2
+STATE_TRAFFIC_BYTES = 26
+GRADIENT_READS = 2  # by Adam, and by the gradient norm before it
+ZEROING_PASSES = 1  # written
+SCALING_PASSES = 2  # read and written
+
+
+@priced("optimizer")
+def optimizer_s(parameters: Floats, layout: Layout, cluster: Cluster, cal: Calibration) -> Floats:
+    """Update of the *parameters* whose optimizer states belong to this GPU.
+
+        on the GPU:  parameters x (26 B + 2 x gradient) / HBM
+        on the host: parameters x gradient / link + parameters x (26 B + gradient) / host memory of one GPU
+                     + parameters x 2 B / link
+
+    Counted: the memory traffic of a fused Adam; with optimizer_offload the copies one after the other, and the host's
+    memory shared by the GPUs of a node.
+    Ignored: gradients that travel while the backward runs, parameters that travel while others are updated.
+    Source: ZeRO-Offload, arXiv 2101.06840, sections 4 and 5 (states and update on the host).
+    """
+    traffic = STATE_TRAFFIC_BYTES + GRADIENT_READS * layout.gradient_bytes
+    if not layout.optimizer_offload:
+        return memory_bound_s(traffic * parameters, cluster.gpu, cal)
+    link = cluster.gpu.host_link_bytes_per_s * cal.host_link_efficiency
+    host = cal.host_memory_bytes_per_s / cluster.node.gpus
+    update = (traffic - layout.gradient_bytes) / host  # the norm is taken before the gradients leave the GPU
+    norm = memory_bound_s(layout.gradient_bytes * parameters, cluster.gpu, cal)
+    return np.asarray(norm + parameters * ((layout.gradient_bytes + BF16_BYTES) / link + update))
+
+
+@priced("optimizer")
+def gradient_buffer_s(
+    parameters: Floats, copies: int, layout: Layout, cluster: Cluster, cal: Calibration
+) -> Floats:
+    """Zeroing the gradient sums of the *parameters* a GPU holds, and dividing them by the number of their *copies*.
+
+        t = parameters x gradient x (1 write + 2 for the division [more than one copy]) / HBM
+
+    Counted: once a step, on the whole buffer; with zero3 there is none (sums are sharded layer by layer).
+    Ignored: collectives that divide by themselves.
+    Source: Megatron-LM, param_and_grad_buffer.py (zeroed every step, scaled by 1 / data-parallel size before the sum).
+    """
+    if layout.sharding == "zero3":
+        return np.zeros_like(parameters)
+    passes = ZEROING_PASSES + (SCALING_PASSES if copies > 1 else 0)
+    return memory_bound_s(passes * layout.gradient_bytes * parameters, cluster.gpu, cal)

@@ -1,0 +1,215 @@
+"""Parameters sharded over ranks (ZeRO-3, FSDP, HSDP): what their traffic, layer by layer, adds to compute.
+
+A *unit* is what is gathered and reduced at once: a layer, or the embedding and output projection. While a unit
+computes, the next one is gathered and the one before is reduced (prefetch of one unit).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.hardware.parts import Cluster
+from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.network.collectives import Collectives, GroupShape
+from hdpsim.cost_models.tracing import priced
+from hdpsim.cost_models.transformer.model import Model
+from hdpsim.cost_models.transformer.parameters import LayerKind, StageContents, layer_shard
+from hdpsim.errors import InfeasibleError
+
+Floats = NDArray[np.float64]
+
+COPY_OUT_BYTES = (
+    2 * BF16_BYTES
+)  # read and write; PyTorch fully_shard, split_with_sizes_copy of foreach_all_gather_copy_out
+
+
+def overlapped_s(compute_s: Floats, transfer_s: Floats | float, slowdown: float) -> Floats:
+    """Time of compute and a collective started together, on the same GPU.
+
+        t = max(transfer, compute + slowdown x transfer)
+
+    While the collective runs, its thread blocks and memory traffic leave compute 1 - slowdown of its rate; the
+    collective itself is not slowed (its blocks are scheduled first).
+    Limits: nothing to transfer, the compute alone; slowdown 0, the longer of the two; slowdown 1, their sum.
+    Source: derivation; the slowdown is measured, see overlap_slowdown in the calibration.
+    """
+    return np.maximum(transfer_s, compute_s + slowdown * np.asarray(transfer_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardGroups:
+    """Who shares the shards of a GPU's parameters, and who holds copies of the same shard."""
+
+    shard: GroupShape
+    replicas: GroupShape | None
+
+    @classmethod
+    def of(cls, layout: Layout, collectives: Collectives, members: int, stride: int) -> ShardGroups:
+        """Groups of *members* GPUs that lie *stride* apart and hold the same parameters.
+
+        layout.shard_ranks of them, neighbours, share one copy (HSDP); None = all.
+        """
+        within = layout.shard_ranks
+        if within is None or within >= members:
+            return cls(shard=collectives.group(members, stride=stride), replicas=None)
+        if members % within:
+            raise InfeasibleError(
+                f"layout.shard_ranks = {within} does not divide the {members} ranks that hold the same parameters"
+            )
+        return cls(
+            shard=collectives.group(within, stride=stride),
+            replicas=collectives.group(members // within, stride=stride * within),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitTraffic:
+    """Collectives of one unit, seconds, with the copies around them."""
+
+    gather_s: float = 0.0
+    copy_out_s: float = 0.0
+    """From the buffer of the gather to the parameters, before the unit's first kernel: nothing runs beside it."""
+    reduce_s: float = 0.0
+    """Packing the gradients into the buffer of the reduction, and the reduction."""
+    list_s: float = 0.0
+    """What the host needs for the lists of one gather or reduction, the GPU's queue empty."""
+
+
+class ShardedParameters:
+    """Exposed parameter gathers and gradient reductions of a stage's forward and backward on a micro-batch."""
+
+    def __init__(
+        self, model: Model, layout: Layout, cluster: Cluster, cal: Calibration, collectives: Collectives
+    ) -> None:
+        self._model, self._layout, self._cal, self._gpu = model, layout, cal, cluster.gpu
+        self._collectives = collectives
+        self._reduces = not model.frozen
+        ranks = layout.ranks(cluster.gpus)
+        spread = layout.expert_gpus
+        self._dense = ShardGroups.of(layout, collectives, ranks, layout.rank_stride)
+        self._experts = ShardGroups.of(layout, collectives, max(1, ranks * layout.tp // spread), spread)
+        kinds: tuple[LayerKind, ...] = ("dense", "moe") if model.experts else ("dense",)
+        self._layers = {
+            kind == "moe": self._traffic(
+                *layer_shard(model, layout, kind)[:2], tensors=_matrices(model, layout, kind)
+            )
+            for kind in kinds
+        }
+        vocabulary = -(-model.vocab // layout.tp) * model.hidden
+        self._vocabulary = self._traffic(vocabulary, 0, tensors=1)
+
+    def _traffic(self, dense: int, experts: int, *, tensors: int) -> UnitTraffic:
+        """Collectives of a unit with so many parameters on a GPU, in so many *tensors*."""
+        gather = reduce = moved = 0.0
+        for parameters, groups in ((dense, self._dense), (experts, self._experts)):
+            if not parameters or groups.shard.ranks == 1:
+                continue
+            if not self._model.frozen:  # of adapters next to nothing
+                volume = self._layout.gradient_bytes * parameters
+                reduce += float(self._collectives.reduce_scatter_s(volume, groups.shard, in_place=True))
+            moved += parameters
+            volume = BF16_BYTES * parameters
+            gather += float(self._collectives.all_gather_s(volume, groups.shard, in_place=True))
+        copies = self._layout.shard_copies
+        copied = moved if copies != "none" and not self._model.frozen else 0.0
+        copy_in_bytes = (BF16_BYTES + self._layout.gradient_bytes) * copied
+        copy_out_bytes = COPY_OUT_BYTES * moved if copies == "both" else 0.0
+        return UnitTraffic(
+            gather_s=gather,
+            copy_out_s=float(memory_bound_s(copy_out_bytes, self._gpu, self._cal)),
+            reduce_s=reduce + float(memory_bound_s(copy_in_bytes, self._gpu, self._cal)),
+            list_s=self._lists_s(tensors),
+        )
+
+    def _lists_s(self, tensors: int) -> float:
+        """Host time of collectives that take a list with a tensor for every rank, one collective for each tensor.
+
+            t = tensors x ranks x launch_s
+
+        Counted: a view and a copy of every rank's piece, launched one by one after the GPU's queue has been drained.
+        Ignored: biases and norms, which such stacks keep whole (param_persistence_threshold).
+        Source: DeepSpeed before 0.6, runtime/zero/partition_parameters.py (_allgather_param: synchronize, narrow for
+        every rank, all_gather of the list), stage3.py (reduce_scatter of lists); PyTorch, ProcessGroupNCCL.cpp
+        (allgather, reduce_scatter: recordStream and copy_ for every tensor of the list).
+        """
+        ranks = self._dense.shard.ranks
+        return tensors * ranks * self._cal.launch_s if self._layout.gather_lists and ranks > 1 else 0.0
+
+    @priced("layer_gather", "layer_reduce")
+    def exposed_s(
+        self, kind: StageContents, layer_s: dict[bool, Floats], *, backward: bool
+    ) -> tuple[Floats, Floats]:
+        """[n] each: what gathers and reductions add to the forward or backward of a stage.
+
+        *layer_s*: seconds of one layer's compute by kind (False dense, True experts), recomputation included.
+
+            forward:  gather of the first layer and of embedding and head
+                      + all layers but one x (overlapped(compute, gather of the next) - compute)
+            backward: all layers but one x (overlapped(compute, gather of the next + reduction of the last) - compute)
+                      + reduction of the last layer and of embedding and head
+                      + gather of the first layer, unless the head's backward hides it
+
+        Each gather is followed by its copy-out, and each reduction preceded by its copy-in (layout.shard_copies).
+        Lists (_lists_s) add to each.
+        Counted: one prefetched unit; gathers and reductions share the network and follow each other; embedding and
+        head are not gathered again. Without overlap: every gather and every reduction.
+        Ignored: traffic that another stage's waiting hides; the forward's last layer, which could stay gathered.
+        Source: PyTorch FSDP notes (prefetch); FSDP, arXiv 2304.11277, section 3.3; ZeRO, arXiv 1910.02054.
+        """
+        counts = {False: kind.dense_layers, True: kind.moe_layers}
+        counts[bool(self._model.experts)] += kind.mtp_layers
+        there = [moe for moe, count in counts.items() if count]
+        edge = next(iter(there), False)
+        sample = next(iter(layer_s.values()))
+        lists_s = sum(counts[moe] * self._layers[moe].list_s for moe in there)
+        gather, reduce = (
+            np.full_like(sample, lists_s),
+            np.full_like(sample, lists_s * self._reduces * backward),
+        )
+        # the edge layer computes before there is anything to run beside it, or transfers after the last compute
+        if there:
+            counts[edge] -= 1
+            gather += self._layers[edge].gather_s * (not (backward and kind.head and self._layout.dp_overlap))
+            reduce += self._layers[edge].reduce_s * backward
+        for moe in there:
+            gather += (counts[moe] + (moe == edge)) * self._layers[moe].copy_out_s
+            more_gather, more_reduce = self._layer_exposed_s(
+                self._layers[moe], layer_s[moe], backward=backward
+            )
+            gather += counts[moe] * more_gather
+            reduce += counts[moe] * more_reduce
+        vocabularies = self._vocabulary_units(kind)
+        whole = self._vocabulary
+        gather += vocabularies * (whole.gather_s + whole.copy_out_s + whole.list_s) * (not backward)
+        reduce += vocabularies * (whole.reduce_s + whole.list_s * self._reduces) * backward
+        return gather, reduce
+
+    def _vocabulary_units(self, kind: StageContents) -> int:
+        """Embedding and output projection at the edges of a stage: one unit where they are tied."""
+        both = kind.embedding and kind.head
+        return 1 if both and self._model.tied_embeddings else int(kind.embedding) + int(kind.head)
+
+    def _layer_exposed_s(
+        self, unit: UnitTraffic, compute_s: Floats, *, backward: bool
+    ) -> tuple[Floats, Floats]:
+        """[n] each: gather and reduction of one layer beyond the compute that runs beside them."""
+        reduce_s = unit.reduce_s if backward else 0.0
+        transfer_s = unit.gather_s + reduce_s
+        if not transfer_s:
+            return np.zeros_like(compute_s), np.zeros_like(compute_s)
+        if not self._layout.dp_overlap:
+            return np.full_like(compute_s, unit.gather_s), np.full_like(compute_s, reduce_s)
+        added_s = overlapped_s(compute_s, transfer_s, self._cal.overlap_slowdown) - compute_s
+        return added_s * unit.gather_s / transfer_s, added_s * reduce_s / transfer_s
+
+
+def _matrices(model: Model, layout: Layout, kind: LayerKind) -> int:
+    """Weight matrices of a layer on a GPU: QKV and output projection, two of an MLP, three with a gate."""
+    of_mlp = 3 if model.gated_mlp else 2
+    experts = max(1, model.experts // layout.ep) if kind == "moe" else 1
+    return 2 + of_mlp * (experts + bool(kind == "moe" and model.shared_expert_ffn))

@@ -1,0 +1,284 @@
+"""What surrounds the micro-batches of a step: data, planning, parameter gather, gradient sync, optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.cost_models.kernels.products import BF16_BYTES
+from hdpsim.cost_models.layer.adapters import trained_per_gpu
+from hdpsim.cost_models.layer.host import check_s, step_checks_s, step_host_s
+from hdpsim.cost_models.network.collectives import GroupShape
+from hdpsim.cost_models.step.data_parallel import (
+    ComputeWindows,
+    buckets,
+    edge_pieces,
+    exposed_s,
+    stage_buckets,
+)
+from hdpsim.cost_models.step.deferred_head import deferred_head_s
+from hdpsim.cost_models.step.micro_batch import Epilogue, MicroBatches, StepCosts, StepSums
+from hdpsim.cost_models.step.micro_batch_cost import TERMS, MicroBatchCost
+from hdpsim.cost_models.step.optimizer import gradient_buffer_s, optimizer_s
+from hdpsim.cost_models.step.sharded_parameters import ShardGroups
+from hdpsim.cost_models.tracing import priced, remembered
+from hdpsim.cost_models.transformer.parameters import stage_contents
+from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES, chunks_per_stage
+
+Floats = NDArray[np.float64]
+
+METADATA_BYTES_PER_SEQUENCE = 16  # length, id to the planner; rank, slot back: our own plan, 4 x 4 B
+
+
+@priced("planning")
+def planning_s(cost: MicroBatchCost, sequences: int) -> float:
+    """Gathering the batch's metadata at one controller, planning, and sending every rank its part.
+
+        t = n * planner + 2 * n * 16 B / rate + 2 * log2(nodes) * latency
+
+    Counted: CPU time per sequence, metadata both ways, a tree of messages over all nodes.
+    Ignored: the controller's own network queueing.  Source: ByteScale, section 5.4 (single scheduler on worker 0).
+    """
+    cal = cost.cal
+    nodes = max(1, cost.cluster.nodes)
+    hops = 2.0 * np.ceil(np.log2(nodes)) if nodes > 1 else 0.0
+    tier = cost.fabric.pair_tier(0, cost.cluster.gpus - 1)
+    wire_s = 2.0 * sequences * METADATA_BYTES_PER_SEQUENCE / cal.metadata_bytes_per_s
+    return float(sequences * cal.planner_s_per_sequence + wire_s + hops * float(cost.fabric.latency_s(tier)))
+
+
+@priced("data")
+def loading_s(cost: MicroBatchCost, tokens: int) -> float:
+    """Reading and preprocessing when every node reads the whole batch to pick its ranks' sequences.
+
+    Source: ByteScale, section 5.4: without a remote loader a rank cannot know which sequences it gets before the
+    plan, so all read everything.
+    """
+    return tokens / cost.cal.loader_tokens_per_s
+
+
+@priced("parameter_gather", "gradient_sync", "optimizer")
+def epilogue(
+    cost: MicroBatchCost, ranks: int, *, data_s: float, windows: ComputeWindows | None = None
+) -> Epilogue:
+    """Per stage: parameter all-gather, gradient reduce-scatter (exposed parts) and optimizer.
+
+    none: all-reduce of gradients. zero1, zero2: reduce-scatter of gradients, all-gather of BF16 parameters, once a
+    step. zero3: both happen in every layer of every micro-batch (see sharded_parameters). With shard_ranks both stay
+    among so many neighbours, and shards are summed over their replicas here, once a step.
+    Experts have ranks * tp / expert_gpus copies. Of a frozen model only adapters are summed, gathered and updated.
+    Counted: collectives over all ranks at one TP index, what the first forward and the last backward
+    hide of them (*windows*; None: nothing), tied embeddings, the optimizer on its shard.
+    Source: ZeRO, arXiv 1910.02054, section 7.
+    """
+    layout, cal = cost.layout, cost.cal
+    sums = _step_sums(cost, ranks)
+    gather, sync = sums.gather_s, sums.sync_s
+    if layout.dp_overlap and windows is not None:
+        first_gather = np.zeros(layout.pp) if layout.prefetch_gather else sums.first_gather_s
+        if layout.gather_overlap:
+            gather = exposed_s(gather, first_gather, windows.forward_s, cal.overlap_slowdown)
+        sync = exposed_s(sync, sums.last_sync_s, windows.backward_s, cal.overlap_slowdown)
+    return Epilogue(
+        data_s=data_s,
+        parameter_gather_s=gather.copy(),
+        gradient_sync_s=sync + sums.tied_sync_s,
+        optimizer_s=sums.optimizer_s.copy(),
+    )
+
+
+def _step_sums(cost: MicroBatchCost, ranks: int) -> StepSums:
+    """What the layout alone decides, kept with the costs: the steps of a data set ask for the same again and again."""
+    return remembered(cost.step_sums, ranks, partial(_summed, cost))
+
+
+def _summed(cost: MicroBatchCost, ranks: int) -> StepSums:
+    """See epilogue."""
+    model, layout, cal = cost.model, cost.layout, cost.cal
+    held = [trained_per_gpu(model, layout, stage) for stage in range(layout.pp)]
+    dense, experts = np.array([(part.dense, part.experts) for part in held], dtype=np.float64).T
+    spread = layout.expert_gpus
+    copies = max(1, ranks * layout.tp // spread)
+    gather, sync, first_gather, last_sync, optimizer = (np.zeros(layout.pp) for _ in range(5))
+    for counts, members, stride in ((dense, ranks, layout.rank_stride), (experts, copies, spread)):
+        if not counts.any():
+            continue
+        if layout.sharding == "zero3":
+            groups = ShardGroups.of(layout, cost.collectives, members, stride)
+            shards = counts / groups.shard.ranks
+            if groups.replicas is not None:
+                reduced_s = cost.collectives.all_reduce_s(layout.gradient_bytes * shards, groups.replicas)
+                sync += reduced_s
+                last_sync += reduced_s / buckets(counts, members, layout)
+        else:
+            group = cost.collectives.group(members, stride=stride)
+            plain = replace(layout, shard_ranks=None) if layout.sharding == "none" else layout
+            groups = ShardGroups.of(plain, cost.collectives, members, stride)
+            pieces = _pieces(cost, counts, members)
+            summed = ShardGroups(shard=group, replicas=None) if layout.gradient_all_reduce else groups
+            gathered_s, reduced_s = (
+                _gather_s(cost, counts, groups.shard),
+                _sync_s(cost, counts, summed, pieces),
+            )
+            optimizer += step_checks_s(group, layout, cal.network)
+            edges = edge_pieces(pieces, layout)
+            gather, first_gather = gather + gathered_s, first_gather + gathered_s / edges
+            sync, last_sync = sync + reduced_s, last_sync + reduced_s / edges
+            shards = counts / groups.shard.ranks if layout.sharding != "none" else counts
+        optimizer += optimizer_s(shards, layout, cost.cluster, cal)
+        optimizer += gradient_buffer_s(counts, members, layout, cost.cluster, cal)
+    optimizer += step_host_s(model, layout, cost.layers_by_stage, cal)
+    return StepSums(
+        gather_s=gather,
+        first_gather_s=first_gather,
+        sync_s=sync,
+        last_sync_s=last_sync,
+        optimizer_s=optimizer,
+        tied_sync_s=_tied_sync_s(cost, ranks),
+    )
+
+
+@priced("gradient_sync")
+def _tied_sync_s(cost: MicroBatchCost, ranks: int) -> Floats:
+    """Per stage: summing the gradients of an embedding that serves as head too, where the two sit on different stages.
+
+        t = all-reduce(gradient bytes x ceil(V / tp) x h) between first and last stage
+
+    Counted: after the last backward, since the first stage's comes last; nothing hides it.
+    Source: Megatron-LM, finalize_model_grads (_allreduce_embedding_grads, or allreduce_word_embedding_grads).
+    """
+    model, layout = cost.model, cost.layout
+    seconds = np.zeros(layout.pp)
+    if not model.tied_embeddings or model.frozen:
+        return seconds
+    contents = stage_contents(model, layout)
+    first, last = (
+        next(stage for stage, chunks in enumerate(contents) if any(getattr(c, part) for c in chunks))
+        for part in ("embedding", "head")
+    )
+    if first != last:
+        pair = cost.collectives.group(2, stride=abs(last - first) * layout.stage_stride(ranks))
+        volume = layout.gradient_bytes * -(-model.vocab // layout.tp) * model.hidden
+        seconds[[first, last]] = cost.collectives.all_reduce_s(volume, pair)
+    return seconds
+
+
+MATRICES = 4  # of a layer: projections in and out of attention, up and down; one more with a gate
+
+
+@priced("parameter_gather")
+def _gather_s(cost: MicroBatchCost, parameters: Floats, group: GroupShape) -> Floats:
+    """One gather, or the owners' broadcasts: as many as there are owners, at most one for each matrix of the stage.
+
+    Ignored: tensors of unequal size, norms and biases on ranks of their own.
+    Source: ZeRO-1 by whole tensors: InternEvo, solver/optimizer/hybrid_zero_optim.py (broadcast_params).
+    """
+    if cost.layout.sharding == "none":
+        return np.zeros_like(parameters)
+    if cost.layout.owner_broadcasts:
+        matrices = (MATRICES + cost.model.gated_mlp) * cost.layers_by_stage + 2
+        owners = np.minimum(group.ranks, matrices)
+        return np.asarray(owners * cost.collectives.broadcast_s(BF16_BYTES * parameters / owners, group))
+    return cost.collectives.all_gather_s(BF16_BYTES * parameters, group, in_place=True)
+
+
+def _pieces(cost: MicroBatchCost, parameters: Floats, members: int) -> Floats:
+    """Buckets of each stage: by the layout's limit, or by Megatron-Core's rule."""
+    limit = cost.layout.bucket_parameters
+    if limit is None or cost.model.frozen:
+        return buckets(parameters, members, cost.layout)
+    stages = range(cost.layout.pp)
+    return np.array(
+        [stage_buckets(cost.model, cost.layout, stage, limit) for stage in stages], dtype=np.float64
+    )
+
+
+@priced("gradient_sync")
+def _sync_s(cost: MicroBatchCost, parameters: Floats, groups: ShardGroups, pieces: Floats) -> Floats:
+    """One collective over everything; buckets of stated size pay its latency each, and its check.
+
+    Sharded, unless every rank gets all sums: a reduce-scatter among those that share the states, an all-reduce of the
+    shards among their replicas.
+    Reduce-scatters are not checked: they take lists of tensors (measured: they are as fast as without checks).
+    """
+    layout = cost.layout
+    each = pieces if layout.bucket_parameters is not None else np.ones_like(pieces)
+    volume = layout.gradient_bytes * parameters / np.maximum(each, 1.0)
+    if layout.sharding == "none" or layout.gradient_all_reduce:
+        once_s = cost.collectives.all_reduce_s(volume, groups.shard)
+        if layout.checked_collectives:
+            once_s = np.maximum(once_s, check_s(groups.shard, cost.cal.network))
+    else:
+        once_s = cost.collectives.reduce_scatter_s(volume, groups.shard, in_place=True)
+        if groups.replicas is not None:
+            shards = volume / groups.shard.ranks
+            once_s = once_s + cost.collectives.all_reduce_s(shards, groups.replicas)
+    return np.asarray(each * once_s)
+
+
+def step_costs(
+    cost: MicroBatchCost,
+    batches: MicroBatches,
+    ranks: int,
+    *,
+    data_s: float,
+    planned_ranks: int | None = None,
+) -> StepCosts:
+    """Everything an executor needs to play a plan with these micro-batches.
+
+    Args:
+        cost: what a micro-batch costs.
+        batches: the plan's micro-batches.
+        ranks: ranks of the job: they share gradients and parameters.
+        data_s: planning and loading.
+        planned_ranks: ranks that *batches* are the work of, when they stand for all others; None = all.
+    """
+    layout = cost.layout
+    alike = batches.alike
+    priced = batches.first if alike else batches
+    forward, backward = cost.both_terms_s(priced)
+    transfer = cost.transfer_s(priced, ranks)
+    visited = cost.kind[:, : layout.vpp]  # one of the two copies of DualPipe
+    forward_s, backward_s = (
+        terms.sum(axis=0).mean(axis=-1)[visited].sum(axis=1) for terms in (forward, backward)
+    )
+    count = batches.count * batches.copies
+    micro_batches = float(batches.group_size.sum()) * batches.copies / (planned_ranks or ranks)
+    windows = ComputeWindows.of(layout, forward_s, backward_s, micro_batches)
+    weight = cost.weight_terms_s(priced) if layout.schedule in SPLIT_SCHEDULES else None
+    around = epilogue(cost, ranks, data_s=data_s, windows=windows)
+    if layout.defers_head_gradient:
+        around.optimizer_s[-1] += deferred_head_s(cost, priced, micro_batches, backward_s)
+    if alike:
+        forward, backward, transfer = (_repeated(once, count) for once in (forward, backward, transfer))
+        weight = None if weight is None else _repeated(weight, count)
+    return StepCosts(
+        stages=layout.pp,
+        chunks=chunks_per_stage(layout.schedule, layout.vpp),
+        terms=TERMS,
+        forward_terms_s=forward,
+        backward_terms_s=backward,
+        kind=cost.kind,
+        transfer_s=transfer,
+        epilogue=around,
+        alike=alike,
+        schedule=layout.schedule,
+        weight_terms_s=weight,
+        overlapped_term=TERMS.index("expert_all_to_all") if layout.schedule == "dualpipe" else None,
+        pp_overlap=layout.pp_overlap or layout.pp == 1,
+    )
+
+
+def _repeated(once: Floats, count: int) -> Floats:
+    """[..., count]: the last axis of one entry *count* times, read-only, without a copy.
+
+    What np.broadcast_to does, in a sixth of its time.
+    """
+    once = np.ascontiguousarray(once)
+    shape, strides = (*once.shape[:-1], count), (*once.strides[:-1], 0)
+    every: Floats = np.ndarray(shape, once.dtype, once, strides=strides)
+    every.setflags(write=False)
+    return every

@@ -1,0 +1,1 @@
+"""What is trained: shapes, parameters, FLOP, the contents of pipeline stages."""

@@ -1,0 +1,173 @@
+"""FLOP of training: what a token and what a sequence costs, model FLOP and hardware FLOP.
+
+Conventions: one multiply-add is 2 FLOP. *Model* FLOP are forward + backward (3 x forward), no recomputation; of frozen
+weights 2 x forward (attention, which has none, 3 x), and adapters beside them are not counted.
+*Hardware* FLOP add what activation recomputation repeats. *Causal* counts the half of the attention scores that a
+causal mask keeps (s^2 / 2 pairs per sequence); *full* counts all s^2, as most published MFU figures do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hdpsim.cost_models.layout.layout import Recompute
+from hdpsim.cost_models.transformer.model import Model, dense_layer_count, dense_width
+
+Floats = NDArray[np.float64]
+
+FLOP_PER_MULTIPLY_ADD = 2
+FORWARD_AND_BACKWARD = (
+    3  # the backward computes two products (input and weight gradient) for each of the forward
+)
+FORWARD_AND_INPUT_GRADIENT = 2  # frozen weights have no weight gradient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenFlop:
+    """FLOP of one token by part.
+
+    Attributes:
+        linear: matrix products of the layers (and of multi-token prediction).
+        head: the output projection.
+        attention: attention scores and their product with the values.
+    """
+
+    linear: float
+    head: float
+    attention: float
+
+    @property
+    def total(self) -> float:
+        """All parts."""
+        return self.linear + self.head + self.attention
+
+
+def layer_linear_weights(model: Model, *, moe: bool) -> int:
+    """Weights of one layer that a token is multiplied with (biases and norms apart)."""
+    latent, hidden = model.latent_attention, model.hidden
+    if latent is None:
+        attention = hidden * (2 * model.heads + 2 * model.kv_heads) * model.head_dim
+    else:
+        query_dim = model.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
+        rank = latent.q_lora_rank
+        attention = rank * (hidden + query_dim) if rank else hidden * query_dim
+        attention += hidden * (latent.kv_lora_rank + latent.qk_rope_head_dim)
+        attention += latent.kv_lora_rank * model.heads * (latent.qk_nope_head_dim + latent.v_head_dim)
+        attention += model.heads * latent.v_head_dim * hidden
+    matrices = 3 if model.gated_mlp else 2
+    if not moe:
+        return attention + matrices * hidden * dense_width(model)
+    width = model.top_k * model.ffn_hidden + model.shared_expert_ffn
+    return attention + matrices * hidden * width + hidden * model.experts
+
+
+def forward_flop(model: Model) -> TokenFlop:
+    """Forward FLOP of one token; `attention` is per attended key, all layers together.
+
+        linear    = 2 x (weights of every matrix a token meets: top_k experts, the shared one, router)
+        head      = 2 h V                     (once more per multi-token-prediction layer)
+        attention = 2 a (d_qk + d_v) per layer and attended key
+
+    Counted: matrix products only.  Ignored: norms, activations, softmax, rotary embedding, embedding look-up, loss.
+    Source: arXiv 2205.05198 appendix A; arXiv 2204.02311 appendix B.
+    """
+    dense, mtp = dense_layer_count(model), model.mtp_layers
+    moe = model.layers - dense
+    weights = dense * layer_linear_weights(model, moe=False) if dense else 0
+    if moe:
+        weights += moe * layer_linear_weights(model, moe=True)
+    if mtp:
+        weights += mtp * (layer_linear_weights(model, moe=bool(model.experts)) + 2 * model.hidden**2)
+    latent = model.latent_attention
+    score_dim = latent.qk_nope_head_dim + latent.qk_rope_head_dim if latent else model.head_dim
+    value_dim = latent.v_head_dim if latent else model.head_dim
+    return TokenFlop(
+        linear=float(FLOP_PER_MULTIPLY_ADD * weights),
+        head=float(FLOP_PER_MULTIPLY_ADD * model.hidden * model.vocab * (1 + mtp)),
+        attention=float(FLOP_PER_MULTIPLY_ADD * model.heads * (score_dim + value_dim) * (model.layers + mtp)),
+    )
+
+
+def attention_pairs(
+    lengths: ArrayLike, *, causal: bool = True, window: int | None = None, chunked: bool = False
+) -> Floats:
+    """Query-key pairs of each sequence that are counted.
+
+        causal: s^2 / 2, and with a window w < s: s w - w^2 / 2
+        full:   s min(s, w)
+        chunks: as many sequences of w tokens and the rest
+
+    Ignored: the diagonal (causal is s (s + 1) / 2 exactly; 0.02 % at 4K).
+    """
+    s = np.asarray(lengths, dtype=np.float64)
+    if window is not None and chunked:
+        whole = np.floor(s / window)
+        rest = s - whole * window
+        return np.asarray((whole * float(window) ** 2 + rest**2) * (0.5 if causal else 1.0))
+    reach = s if window is None else np.minimum(s, float(window))
+    return s * reach - reach * reach / 2 if causal else s * reach
+
+
+def layer_pairs(model: Model, lengths: ArrayLike, *, causal: bool = True) -> Floats:
+    """Query-key pairs of each sequence, mean over the layers: some attend to everything, some within a window."""
+    window, every = model.sliding_window, model.full_attention_every
+    near = attention_pairs(lengths, causal=causal, window=window, chunked=model.chunked_attention)
+    if window is None or not every:
+        return near
+    return near + (attention_pairs(lengths, causal=causal) - near) / every
+
+
+def model_flop_per_token(
+    model: Model, length_tokens: float, *, causal: bool = True, recompute: Recompute = "none"
+) -> TokenFlop:
+    """Forward + backward FLOP of a token in a sequence of that length; hardware FLOP when *recompute* is given.
+
+        model:    3 x forward
+        full:     4 x forward for the layers (their forward runs twice), 3 x for the head
+        selective: 4 x forward for attention (scores and values are computed twice)
+        frozen:   one less for layers and head
+
+    Counted and ignored as in forward_flop. Source: arXiv 2205.05198 section 5 and appendix A.
+    """
+    forward = forward_flop(model)
+    keys = float(layer_pairs(model, length_tokens, causal=causal)) / length_tokens
+    linear, head, attention = _passes(model, recompute)
+    return TokenFlop(
+        linear=linear * forward.linear,
+        head=head * forward.head,
+        attention=attention * forward.attention * keys,
+    )
+
+
+def _passes(model: Model, recompute: Recompute) -> tuple[int, int, int]:
+    """How many forwards' FLOP a step does of the layers' matrices, of the head and of attention."""
+    weights = FORWARD_AND_INPUT_GRADIENT if model.frozen else FORWARD_AND_BACKWARD
+    again = recompute == "full"
+    return weights + again, weights, FORWARD_AND_BACKWARD + (again or recompute == "selective")
+
+
+def sequence_flop(
+    model: Model, lengths: ArrayLike, *, causal: bool = True, recompute: Recompute = "none"
+) -> Floats:
+    """Model FLOP (forward + backward) of each sequence; hardware FLOP when *recompute* is given.
+
+        3 x [ (linear + head) s + attention x pairs(s) ]  =  6 N s + 6 l a d s^2  (causal, plain attention)
+
+    Attention never crosses sequences, however they are packed. Counted and ignored as in forward_flop, recomputation
+    as in model_flop_per_token.
+    """
+    forward = forward_flop(model)
+    s = np.asarray(lengths, dtype=np.float64)
+    linear, head, attention = _passes(model, recompute)
+    weights = linear * forward.linear + head * forward.head
+    return weights * s + attention * forward.attention * layer_pairs(model, s, causal=causal)
+
+
+def sequence_model_flop(
+    model: Model, lengths: ArrayLike, causal: bool = True, recompute: Recompute = "none"
+) -> float:
+    """FLOP of all the sequences together (see sequence_flop)."""
+    return float(sequence_flop(model, lengths, causal=causal, recompute=recompute).sum())

@@ -1,0 +1,99 @@
+"""What is trained: the shape of a transformer. Counts only, no hardware."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hdpsim.cost_models.reading.checked import Checked, Count, Number
+
+AdapterTargets = Literal["qkv", "attention", "all"]
+NormKind = Literal["rms", "layer"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention(Checked):
+    """Multi-head latent attention (DeepSeek-V2/V3): low-rank queries and keys/values."""
+
+    q_lora_rank: Number
+    """0 = queries are projected directly."""
+    kv_lora_rank: Count
+    qk_nope_head_dim: Count
+    qk_rope_head_dim: Number
+    v_head_dim: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model(Checked):
+    """A decoder-only transformer.
+
+    `ffn_hidden` is the width of one expert in mixture-of-experts layers. With `dense_layers` > 0 the first
+    that many layers are dense, of width `dense_ffn_hidden` (DeepSeek-V3: 3 of 61).
+    """
+
+    name: str
+    layers: Count
+    hidden: Count
+    heads: Count
+    kv_heads: Count
+    head_dim: Count
+    ffn_hidden: Count
+    vocab: Count
+    gated_mlp: bool = True
+    """SwiGLU-like MLP of three matrices; False: two."""
+    tied_embeddings: bool = False
+    experts: Number = 0
+    """Experts of an MoE layer; 0 = dense model."""
+    top_k: Number = 0
+    shared_expert_ffn: Number = 0
+    """Width of the always-active expert(s) beside the routed ones; 0 = none."""
+    dense_layers: Number = 0
+    dense_ffn_hidden: Number = 0
+    latent_attention: LatentAttention | None = None
+    sliding_window: Count | None = None
+    """Attention reaches this many tokens back; None = all."""
+    full_attention_every: Number = 0
+    """With a window: every so many layers one attends to everything (2: every second layer); 0 = none does."""
+    chunked_attention: bool = False
+    """The window is a fixed chunk of the sequence: attention never leaves it."""
+    parallel_block: bool = False
+    """Attention and MLP read the same normalised input (one norm, one TP all-gather/reduce-scatter pair)."""
+    norm: NormKind = "rms"
+    biases: bool = False
+    """Linear layers and norms carry biases (GPT family)."""
+    qkv_biases: bool = False
+    qk_norm: bool = False
+    """Queries and keys are normalised, head by head (Qwen3)."""
+    expert_biases: bool = False
+    """The routed experts' matrices carry biases (gpt-oss)."""
+    clamped_activation: bool = False
+    """Gate and up projection are limited to a range before they are multiplied (gpt-oss)."""
+    scaled_rotary: bool = False
+    """No fused kernel does the rotary embedding: it also scales attention (YaRN's concentration), or is that of latent
+    attention in a stack without such a kernel."""
+    dropout: bool = False
+    """Trained with dropout on attention weights and on the outputs of attention and MLP (GPT-2 and GPT-3 recipes)."""
+    learned_positions: Number = 0
+    """Rows of a learned position table; 0 = rotary."""
+    mtp_layers: Number = 0
+    """Multi-token-prediction layers (DeepSeek-V3: 1); 0 = none."""
+    adapter_rank: Number = 0
+    """Rank of trained adapters beside weights that are all frozen (LoRA); 0 = every weight is trained."""
+    adapter_targets: AdapterTargets = "attention"
+    """Matrices with an adapter: the one of queries, keys and values; also attention's output; also the MLP's."""
+    source: str = ""
+
+    @property
+    def frozen(self) -> bool:
+        """Whether only adapters are trained."""
+        return self.adapter_rank > 0
+
+
+def dense_layer_count(model: Model) -> int:
+    """Layers without routed experts."""
+    return model.dense_layers if model.experts else model.layers
+
+
+def dense_width(model: Model) -> int:
+    """Width of the MLP of a dense layer."""
+    return model.dense_ffn_hidden if model.experts and model.dense_ffn_hidden else model.ffn_hidden

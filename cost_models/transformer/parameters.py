@@ -1,0 +1,308 @@
+"""Exact parameter counts: of a model, of a layer, and of one GPU's shard of a pipeline stage."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from itertools import pairwise
+from typing import Literal
+
+from hdpsim.cost_models.feasibility import check_layout, layer_units
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.transformer.model import Model, dense_layer_count, dense_width
+from hdpsim.cost_models.transformer.stages import chunks_per_stage, virtual_stage_table
+from hdpsim.errors import InfeasibleError
+
+LayerKind = Literal["dense", "moe"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterCount:
+    """Parameters by what they do. `experts` are the routed ones, all of them; shared experts are in `mlp`."""
+
+    attention: int = 0
+    mlp: int = 0
+    experts: int = 0
+    router: int = 0
+    norms: int = 0
+    embedding: int = 0
+    positions: int = 0
+    head: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+    def __add__(self, other: ParameterCount) -> ParameterCount:
+        return ParameterCount(
+            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        )
+
+    def __mul__(self, times: int) -> ParameterCount:
+        return ParameterCount(**{f.name: getattr(self, f.name) * times for f in fields(self)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageContents:
+    """What one virtual pipeline stage (a chunk of a stage) holds."""
+
+    dense_layers: int
+    moe_layers: int
+    embedding: bool
+    head: bool
+    mtp_layers: int
+
+    @property
+    def layers(self) -> int:
+        """Transformer layers, without multi-token prediction."""
+        return self.dense_layers + self.moe_layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageParameters:
+    """Parameters on one GPU of a pipeline stage.
+
+    Attributes:
+        dense: everything replicated over all ranks.
+        experts: routed experts, replicated over fewer GPUs when expert parallelism spans ranks.
+        largest_unit: the biggest piece that sharded training (ZeRO-3) gathers at once, whole: a layer, or the
+            embedding or head.
+        matrices: the part of dense + experts that are weights of matrix products of layers.
+    """
+
+    dense: int
+    experts: int
+    largest_unit: int
+    matrices: int
+
+    @property
+    def total(self) -> int:
+        """All parameters on the GPU."""
+        return self.dense + self.experts
+
+
+def attention_parameters(model: Model) -> ParameterCount:
+    """One layer's attention.
+
+        grouped-query: h d (a + 2 g) + a d h        (a heads, g KV heads, d head_dim, h hidden)
+        latent:        queries h q + q a (n + r), or h a (n + r) without q; keys and values h (c + r)
+                       + c a (n + v); output a v h  (q, c ranks; n, r, v head dims: no-position, rotary, value)
+
+    Counted: biases where the model has them; the norms of latent attention (under norms).
+    Source: arXiv 1706.03762, 2305.13245 (grouped-query), 2405.04434 section 2.1 (latent).
+    """
+    hidden, heads = model.hidden, model.heads
+    latent = model.latent_attention
+    if latent is not None:
+        query_dim = heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
+        rank = latent.q_lora_rank
+        queries = hidden * rank + rank * query_dim if rank else hidden * query_dim
+        keys_values = hidden * (latent.kv_lora_rank + latent.qk_rope_head_dim)
+        keys_values += latent.kv_lora_rank * heads * (latent.qk_nope_head_dim + latent.v_head_dim)
+        output = heads * latent.v_head_dim * hidden
+        return ParameterCount(attention=queries + keys_values + output, norms=rank + latent.kv_lora_rank)
+    projected = (heads + 2 * model.kv_heads) * model.head_dim
+    matrices = hidden * projected + heads * model.head_dim * hidden
+    qkv_bias = projected if model.biases or model.qkv_biases else 0
+    return ParameterCount(attention=matrices + qkv_bias + (hidden if model.biases else 0))
+
+
+def mlp_parameters(model: Model, width: int) -> int:
+    """One MLP (or expert) of that width: 3 h f with a gate, 2 h f without, plus biases."""
+    matrices = 3 if model.gated_mlp else 2
+    return matrices * model.hidden * width + ((matrices - 1) * width + model.hidden if model.biases else 0)
+
+
+def layer_parameters(model: Model, kind: LayerKind) -> ParameterCount:
+    """One layer: attention, MLP or experts with their router and shared expert, and its norms.
+
+    Ignored: the per-expert bias that DeepSeek-V3 balances its router with (256 per layer), QK-norms.
+    """
+    norms = (1 if model.parallel_block else 2) * _norm(model)
+    result = attention_parameters(model) + ParameterCount(norms=norms)
+    if kind == "dense":
+        return result + ParameterCount(mlp=mlp_parameters(model, dense_width(model)))
+    if not model.experts:
+        raise InfeasibleError(f"{model.name} has no mixture-of-experts layers")
+    shared = mlp_parameters(model, model.shared_expert_ffn) if model.shared_expert_ffn else 0
+    return result + ParameterCount(
+        mlp=shared,
+        experts=model.experts * mlp_parameters(model, model.ffn_hidden),
+        router=model.hidden * model.experts,
+    )
+
+
+def mtp_parameters(model: Model) -> ParameterCount:
+    """The multi-token-prediction layers: each a layer like the last one, a 2h x h projection and three norms.
+
+    Counted: what is unique to them; embedding and head are shared with the model.
+    Source: arXiv 2412.19437 section 2.2; DeepSeek-V3's README_WEIGHTS (11.5B).
+    """
+    one = layer_parameters(model, "moe" if model.experts else "dense")
+    extra = ParameterCount(attention=2 * model.hidden**2, norms=3 * _norm(model))
+    return (one + extra) * model.mtp_layers
+
+
+def parameters(model: Model, *, with_mtp: bool = False) -> ParameterCount:
+    """All parameters of a model; multi-token-prediction layers only when asked (published totals leave them out).
+
+    layers + embedding V h (+ learned positions) + final norm + head V h unless tied
+    """
+    dense = dense_layer_count(model)
+    total = layer_parameters(model, "dense") * dense if dense else ParameterCount()
+    if dense < model.layers:
+        total = total + layer_parameters(model, "moe") * (model.layers - dense)
+    total = total + ParameterCount(
+        norms=_norm(model),
+        embedding=model.vocab * model.hidden,
+        positions=model.learned_positions * model.hidden,
+        head=0 if model.tied_embeddings else model.vocab * model.hidden,
+    )
+    return total + mtp_parameters(model) if with_mtp else total
+
+
+def active_parameters(model: Model) -> int:
+    """Parameters one token passes: all, with top_k of the routed experts; embedding table included."""
+    total = parameters(model)
+    idle = total.experts * (model.experts - model.top_k) // model.experts if model.experts else 0
+    return total.total - idle
+
+
+def stage_layers(model: Model, layout: Layout) -> tuple[tuple[int, ...], ...]:
+    """Layers of every (stage, chunk): as even as possible, the extra ones on the stages in the middle.
+
+    The first stage also has the embedding and the last one the head, so those get an extra layer last (as Llama 3
+    405B was cut: 126 layers on 16 stages are 14 x 8 and 2 x 7). In ZB-V stage 0 has both, so extra layers start at
+    the other end. No layer is ever lost. With `embedding_layers` layers + 2 + prediction layers are dealt that way; the
+    first virtual stage gets one layer less, the last as many less as it has of the others (Megatron-LM:
+    account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split; pipeline layouts of DeepSeek-V3).
+    Virtual stages are those of virtual_stage_table; DualPipe's two copies are cut alike.
+    """
+    check_layout(model, layout)
+    pp, vpp = layout.pp, layout.vpp
+    if layout.stage_balance == "flop":
+        return _layers_by_flop(model, layout)
+    base, extra = divmod(layer_units(model, layout), pp * vpp)
+    middle = (pp - 1) if layout.schedule == "zb-v" else (pp - 1) / 2
+    order = sorted(range(pp), key=lambda stage: (abs(stage - middle), stage))
+    counts = [[base] * vpp for _ in range(pp)]
+    for place in range(extra):
+        chunk, position = divmod(place, pp)
+        counts[order[position]][chunk] += 1
+    if layer_units(model, layout) > model.layers:
+        counts[0][0] -= 1
+        counts[0 if layout.schedule == "zb-v" else pp - 1][vpp - 1] -= (
+            layer_units(model, layout) - model.layers - 1
+        )
+    return tuple(tuple(chunks) for chunks in counts)
+
+
+def _layers_by_flop(model: Model, layout: Layout) -> tuple[tuple[int, ...], ...]:
+    """Layers of every (stage, chunk) when a virtual stage is full as soon as it reaches its share of the FLOP.
+
+    The output projection counts as V h / (active matrix weights of a layer) layers, the embedding as none; the last
+    virtual stages may have no layer.  Ignored: attention scores; a loss on a stage behind the projection's.
+    Source: huggingface/nanotron, models/base.py (build_model).
+    """
+    cuts = layout.pp * layout.vpp
+    table = model.vocab * model.hidden
+    tables = 1 if model.tied_embeddings else 2
+    a_layer = (active_parameters(model) - tables * table) / model.layers
+    share = (model.layers + table / a_layer) / cuts
+    ends = [0]
+    for cut in range(1, cuts):
+        wanted = math.ceil(share * cut - 1e-9)
+        ends.append(min(wanted, model.layers))
+    ends.append(model.layers)
+    counts = [last - first for first, last in pairwise(ends)]
+    return tuple(tuple(counts[stage :: layout.pp]) for stage in range(layout.pp))
+
+
+@lru_cache(maxsize=256)
+def stage_contents(model: Model, layout: Layout) -> tuple[tuple[StageContents, ...], ...]:
+    """What every (stage, chunk) holds; the dense layers of a mixture-of-experts model come first."""
+    counts = stage_layers(model, layout)
+    table = virtual_stage_table(layout.schedule, layout.pp, chunks_per_stage(layout.schedule, layout.vpp))
+    layers_of = {table[stage][chunk]: n for stage, row in enumerate(counts) for chunk, n in enumerate(row)}
+    contents: list[StageContents] = []
+    dense_left = dense_layer_count(model)
+    for virtual in range(len(layers_of)):
+        layers = layers_of[virtual]
+        dense = min(layers, dense_left)
+        dense_left -= dense
+        last = virtual == len(layers_of) - 1
+        contents.append(
+            StageContents(
+                dense_layers=dense,
+                moe_layers=layers - dense,
+                embedding=virtual == 0,
+                head=last,
+                mtp_layers=model.mtp_layers if last else 0,
+            )
+        )
+    return tuple(tuple(contents[virtual] for virtual in row) for row in table)
+
+
+@lru_cache(maxsize=1024)
+def parameters_per_gpu(model: Model, layout: Layout, stage: int) -> StageParameters:
+    """Parameters on each GPU of a pipeline stage, before any sharding over ranks (ZeRO).
+
+    Counted: tensor parallelism splits attention, MLP, embedding and head (vocabulary rounded up); KV heads fewer
+    than tp are repeated; the low-rank input projections of latent attention, norms, router and learned positions
+    are on every GPU; routed experts are spread over ep x etp GPUs. A tied head is a second copy of the
+    embedding when it sits on another stage than the embedding. Multi-token prediction is on the last stage.
+    Source: arXiv 1909.08053 section 3; arXiv 2104.04473 (embedding copies); Megatron-Core (latent attention).
+    """
+    dense = experts = matrices = largest = 0
+    for part in stage_contents(model, layout)[stage]:
+        layers: tuple[tuple[LayerKind, int], ...] = (("dense", part.dense_layers), ("moe", part.moe_layers))
+        for kind, count in layers:
+            if count:
+                one_dense, one_experts, one_norms = layer_shard(model, layout, kind)
+                dense, experts = dense + count * one_dense, experts + count * one_experts
+                matrices += count * (one_dense + one_experts - one_norms)
+                largest = max(largest, one_dense + one_experts)
+        vocabulary = -(-model.vocab // layout.tp) * model.hidden
+        if part.embedding:
+            dense += vocabulary + model.learned_positions * model.hidden
+        if part.head:
+            dense += _norm(model) + (0 if model.tied_embeddings and layout.pp == 1 else vocabulary)
+        if part.embedding or part.head:
+            largest = max(largest, vocabulary)
+        if part.mtp_layers:
+            one_dense, one_experts, _ = layer_shard(model, layout, "moe" if model.experts else "dense")
+            projection = 2 * model.hidden**2 // layout.tp
+            dense += part.mtp_layers * (one_dense + projection + 3 * _norm(model))
+            experts += part.mtp_layers * one_experts
+            matrices += part.mtp_layers * (one_dense + one_experts + projection)
+            if layout.pp > 1:
+                dense += vocabulary  # the embedding it shares sits on another stage: a copy
+    return StageParameters(dense=dense, experts=experts, largest_unit=largest, matrices=matrices)
+
+
+def layer_shard(model: Model, layout: Layout, kind: LayerKind) -> tuple[int, int, int]:
+    """(dense, expert, norm) parameters of one layer on one GPU."""
+    whole = layer_parameters(model, kind)
+    attention = _attention_shard(model, layout.tp)
+    mlp = -(-whole.mlp // layout.tp)
+    experts = -(-whole.experts // layout.expert_gpus)
+    return attention + mlp + whole.router + whole.norms, experts, whole.norms
+
+
+def _attention_shard(model: Model, tp: int) -> int:
+    """Attention parameters on one GPU of a tensor-parallel group."""
+    latent = model.latent_attention
+    whole = attention_parameters(model).attention
+    if latent is not None:
+        replicated = model.hidden * (latent.q_lora_rank + latent.kv_lora_rank + latent.qk_rope_head_dim)
+        return replicated + -(-(whole - replicated) // tp)
+    keys_values = 2 * model.kv_heads * model.head_dim * model.hidden
+    kv_shards = min(tp, model.kv_heads)
+    return -(-(whole - keys_values) // tp) + keys_values // kv_shards
+
+
+def _norm(model: Model) -> int:
+    """Parameters of one norm: a scale, and an offset in LayerNorm."""
+    return model.hidden * (2 if model.norm == "layer" else 1)

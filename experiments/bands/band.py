@@ -1,0 +1,251 @@
+"""How much to believe a prediction: the band that residuals of validated runs like it give, and a note in words.
+
+`data/residuals.csv` holds, for every published run that `hdpsim validate` judges, its features and the log error of its
+prediction (no measurement); `hdpsim validate --write-residuals` makes it. A prediction is compared with all of them:
+
+    distance^2 = sum of costs of discrete features that differ + sum of (doublings apart / scale)^2
+    weight     = (exp(-distance / width) + a little) x quality of the record / sqrt(records of its source)
+    band       = weighted 10 % and 90 % quantiles of the log error, stretched about the weighted median
+
+The stretch is that with which TARGET of the records lie in their own band when every record of the same configuration
+is left out, as a prediction of a known record leaves its own residual out. A run of a source that no record is from is
+less known: its stretch is that with which TARGET of the *sources* (every one counts the same) lie in bands that leave
+out all of their own records. Far from every record the band is that of all records and wider still.
+
+Runs on which constants were fitted that a prediction takes are in-sample: their errors are those of a fit, and a
+note on a band that rests on them says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.experiments.bands.features import CONTINUOUS, DISCRETE, Features, in_sample, log2
+
+Floats = NDArray[np.float64]
+
+TARGET = 0.84
+"""Share of the records within their band: published bands shall hold 75 to 90 % of runs never seen."""
+LOW, HIGH = 0.1, 0.9
+NEAR = 1.0
+"""Records at most this far count as alike."""
+FAR = 2.0
+"""Beyond this the nearest record says little; the band widens with the distance."""
+WIDTH = 0.35
+"""Distance at which a record's weight has fallen to 1/e."""
+EVERYBODY = 0.2
+"""Weight of a record however far it is, so that few neighbours do not pretend to know the tails."""
+QUALITY = {True: 1.0, False: 0.5}
+"""Of records whose configuration is complete and of others."""
+NARROWEST = 0.02
+"""Least half width of a band (log): runs measured again differ by as much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """Where the truth lies with 80 % probability, as factors of the predicted step time.
+
+    Attributes:
+        low: P10 of the true step over the predicted one.
+        middle: median of the same.
+        high: P90.
+        alike: records at most NEAR away.
+        sources: sources of those.
+        in_sample: how many of those had a part in constants of the calibration that prices the run.
+        nearest: distance of the nearest record.
+        median_abs_error: weighted median of absolute errors of records like this one.
+        note: all that in words.
+    """
+
+    low: float
+    middle: float
+    high: float
+    alike: int
+    sources: tuple[str, ...]
+    in_sample: int
+    nearest: float
+    median_abs_error: float
+    note: str
+
+    def document(self, step_s: float, tokens_per_s: float | None = None) -> dict[str, Any]:
+        """As JSON data: the band of the step time and of the throughput."""
+        return {
+            "step_s_p10": step_s * self.low,
+            "step_s_p90": step_s * self.high,
+            "tokens_per_s_p10": None if tokens_per_s is None else tokens_per_s / self.high,
+            "tokens_per_s_p90": None if tokens_per_s is None else tokens_per_s / self.low,
+            "records_alike": self.alike,
+            "sources_alike": list(self.sources),
+            "records_in_sample": self.in_sample,
+            "nearest_distance": self.nearest if math.isfinite(self.nearest) else None,
+            "median_abs_error_alike": None if math.isnan(self.median_abs_error) else self.median_abs_error,
+            "note": self.note,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residual:
+    """One validated run: what it was, whose, and log(predicted / true) of its step time."""
+
+    features: Features
+    key: str
+    source: str
+    complete: bool
+    log_error: float
+
+
+class Residuals:
+    """The validated runs: features, keys, log errors; asked for the band of a run."""
+
+    def __init__(
+        self, rows: Sequence[Residual], stretch: float | None = None, new_stretch: float | None = None
+    ) -> None:
+        self.features = [row.features for row in rows]
+        self.keys = np.array([row.key for row in rows], dtype=np.str_)
+        self.sources = np.array([row.source for row in rows], dtype=np.str_)
+        self.quality = np.array([QUALITY[row.complete] for row in rows])
+        self.log_error = np.array([row.log_error for row in rows], dtype=np.float64)
+        self._numbers = {
+            name: np.array([log2(getattr(feature, name)) for feature in self.features]) for name in CONTINUOUS
+        }
+        self._names = {
+            name: np.array([str(getattr(feature, name)) for feature in self.features]) for name in DISCRETE
+        }
+        counts = {source: int(np.sum(self.sources == source)) for source in set(self.sources.tolist())}
+        self._crowd = np.array([counts[source] ** -0.5 for source in self.sources.tolist()])
+        self._each = self.quality / np.array([counts[source] for source in self.sources.tolist()])
+        if stretch is None and len(rows):
+            stretch = _level(self._needed(self.keys), self.quality)
+            new_stretch = max(stretch, _level(self._needed(self.sources), self._each))
+        self.stretch = 1.0 if stretch is None else stretch
+        self.new_stretch = self.stretch if new_stretch is None else new_stretch
+
+    def distances(self, features: Features) -> Floats:
+        """Of every record from a run."""
+        square = np.zeros(len(self.features))
+        for name, scale in CONTINUOUS.items():
+            square += ((self._numbers[name] - log2(getattr(features, name))) / scale) ** 2
+        for name, cost in DISCRETE.items():
+            square += cost * (self._names[name] != str(getattr(features, name)))
+        return np.asarray(np.sqrt(square))
+
+    def quantiles(
+        self, features: Features, left_out: NDArray[np.bool_] | None = None
+    ) -> tuple[float, float, float, Floats, Floats]:
+        """P10, median, P90 of the log error before stretching, distances and weights (0 of what is left out)."""
+        distance = self.distances(features)
+        known = np.ones(len(distance), dtype=bool) if left_out is None else ~left_out
+        if not known.any():
+            return -1.0, 0.0, 1.0, np.full(len(distance), math.inf), np.zeros(len(distance))
+        weight = (
+            (np.exp(-distance / WIDTH) + EVERYBODY * np.exp(-FAR / WIDTH))
+            * self.quality
+            * self._crowd
+            * known
+        )
+        order = np.argsort(self.log_error, kind="stable")
+        share = np.cumsum(weight[order])
+        share = (share - 0.5 * weight[order]) / share[-1]
+        low, middle, high = (
+            float(np.interp(level, share, self.log_error[order])) for level in (LOW, 0.5, HIGH)
+        )
+        wider = 1.0 + max(0.0, float(distance[known].min()) - NEAR) / (FAR - NEAR)
+        return middle + wider * (low - middle), middle, middle + wider * (high - middle), distance, weight
+
+    def _needed(self, groups: NDArray[np.str_]) -> Floats:
+        """The factor on its half width with which each record lies in the band that leaves out its whole group."""
+        needed = np.zeros(len(self.features))
+        for place, features in enumerate(self.features):
+            low, middle, high, _, _ = self.quantiles(features, groups == groups[place])
+            error = self.log_error[place] - middle
+            half = max(high - middle, NARROWEST) if error >= 0 else max(middle - low, NARROWEST)
+            needed[place] = abs(error) / half
+        return needed
+
+    def band(self, features: Features, key: str = "", source: str = "") -> Band:
+        """The band of a run of a *source*; residuals of the same configuration are not looked at."""
+        own = self.keys == key
+        low, middle, high, distance, weight = self.quantiles(features, own)
+        stretch = self.stretch if source and source in self.sources else self.new_stretch
+        low = middle - stretch * max(middle - low, NARROWEST)
+        high = middle + stretch * max(high - middle, NARROWEST)
+        near = (distance <= NEAR) & ~own
+        nearest = float(distance[~own].min(initial=math.inf))
+        typical = _weighted_median(np.abs(np.expm1(self.log_error)), weight) if weight.any() else math.nan
+        sources = tuple(sorted(set(self.sources[near].tolist())))
+        fitted = in_sample(features.generation, sources)
+        band = Band(
+            low=min(
+                1.0, math.exp(-high)
+            ),  # where all like it were off to one side, the prediction is the end
+            middle=math.exp(-middle),
+            high=max(1.0, math.exp(-low)),
+            alike=int(near.sum()),
+            sources=sources,
+            in_sample=int(np.isin(self.sources[near], fitted).sum()),
+            nearest=nearest,
+            median_abs_error=typical,
+            note="",
+        )
+        if own.all():
+            return replace(band, note="no validated run to compare with")
+        return _with_note(
+            band, fitted, features, self.features[int(np.where(own, np.inf, distance).argmin())]
+        )
+
+    def coverage(self, by: str = "configuration") -> float:
+        """Share of the records inside the band that leaves out their configuration, or their whole source."""
+        if by == "configuration":
+            needed, stretch = self._needed(self.keys), self.stretch
+        else:
+            needed, stretch = self._needed(self.sources), self.new_stretch
+        inside = needed <= stretch * (1 + 1e-12)
+        return float((inside * self.quality).sum() / self.quality.sum())
+
+
+def _listed(sources: Sequence[str]) -> str:
+    return ", ".join(sources[:4]) + (" and others" if len(sources) > 4 else "")
+
+
+def _level(needed: Floats, weights: Floats) -> float:
+    """What TARGET of the weight needs at most."""
+    order = np.argsort(needed, kind="stable")
+    share = np.cumsum(weights[order]) / weights.sum()
+    return float(needed[order][np.searchsorted(share, TARGET)])
+
+
+def _weighted_median(values: Floats, weights: Floats) -> float:
+    order = np.argsort(values, kind="stable")
+    share = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(share, 0.5 * share[-1])])
+
+
+def _with_note(band: Band, fitted: Sequence[str], features: Features, nearest: Features) -> Band:
+    """Add the words; *fitted*: the sources among the band's that constants were fitted on."""
+    span = f"true step {100 * (band.low - 1):+.0f} to {100 * (band.high - 1):+.0f} % of the predicted one (P10-P90)"
+    if band.alike:
+        sources = _listed(band.sources)
+        words = f"{span}; {band.alike} validated runs like this one ({sources})"
+        if band.in_sample:
+            number = "all" if band.in_sample == band.alike else f"{band.in_sample}"
+            words += f", {number} in-sample: constants of {features.generation} were fitted on runs of "
+            words += _listed(fitted)
+        words += f"; median error of its neighbourhood {100 * band.median_abs_error:.0f} %"
+    else:
+        differ = [name for name in DISCRETE if getattr(features, name) != getattr(nearest, name)]
+        differ += [
+            name
+            for name, scale in CONTINUOUS.items()
+            if abs(log2(getattr(features, name)) - log2(getattr(nearest, name))) > scale / 2
+        ]
+        words = (
+            f"{span}; no validated run is like this one: the nearest differs in "
+            f"{', '.join(differ) or 'many little things'}"
+        )
+    return replace(band, note=words)

@@ -1,0 +1,143 @@
+"""What makes two runs alike as far as the quality of predictions goes: features, and the key of a configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, get_type_hints
+
+from hdpsim.cost_models.calibration.calibration import calibration, calibration_names
+from hdpsim.cost_models.transformer.parameters import parameters
+from hdpsim.simulator.setup import Setup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """A run as the fidelity of its prediction sees it.
+
+    Attributes:
+        gpu: by catalog name.
+        generation: of its calibration; a shipped one for a certain software stack counts as one of its own.
+        bits: of the matrix products' operands.
+        sharded: parameters are sharded (ZeRO-3, FSDP).
+        experts: a mixture of experts.
+        recompute: none, selective or full.
+        dynamic: sequences of many lengths, packed or in dynamic groups, instead of equal micro-batches.
+        strategy: who shares them out: static, hdp-naive or hdp-balance.
+        missing: the run used a mechanism that the prediction leaves out.
+        gpus, parameters, sequence_tokens, tp, pp, cp, ep: sizes.
+    """
+
+    gpu: str
+    generation: str
+    bits: int
+    sharded: bool
+    experts: bool
+    recompute: str
+    dynamic: bool
+    missing: bool
+    gpus: int
+    parameters: float
+    sequence_tokens: int
+    tp: int
+    pp: int
+    cp: int
+    ep: int
+    strategy: str = "static"
+
+    @classmethod
+    def read(cls, cells: dict[str, str]) -> Features:
+        """From the cells of a CSV row; a feature that an older file does not have keeps its default."""
+        kinds = get_type_hints(cls)
+        return cls(
+            **{
+                field.name: _parsed(cells[field.name], kinds[field.name])
+                for field in fields(cls)
+                if field.name in cells or field.default is MISSING
+            }
+        )
+
+
+def _parsed(text: str, kind: type) -> Any:
+    return text == "True" if kind is bool else kind(text)
+
+
+DISCRETE = {
+    "generation": 1.5,
+    "bits": 1.0,
+    "sharded": 1.0,
+    "experts": 1.0,
+    "missing": 0.5,
+    "gpu": 0.4,
+    "recompute": 0.3,
+    "dynamic": 1.5,
+    "strategy": 0.3,
+}
+"""What a difference adds to the squared distance."""
+
+CONTINUOUS = {
+    "gpus": 3.0,
+    "parameters": 3.0,
+    "sequence_tokens": 2.0,
+    "tp": 2.0,
+    "pp": 2.0,
+    "cp": 2.0,
+    "ep": 2.0,
+}
+"""Doublings that add 1 to it."""
+
+_BITS = {"bf16": 16, "fp8": 8, "mxfp8": 8, "nvfp4": 4}
+
+
+def features_of(
+    setup: Setup, sequence_tokens: float, *, dynamic: bool = False, missing: bool = False
+) -> Features:
+    """The features of a setup whose typical sequence has *sequence_tokens*."""
+    model, layout, cluster = setup.model, setup.layout, setup.cluster
+    return Features(
+        gpu=cluster.gpu.name,
+        generation=name
+        if (name := setup.calibration.name) in calibration_names()
+        else cluster.gpu.calibration,
+        bits=_BITS[layout.precision],
+        sharded=layout.sharding == "zero3",
+        experts=bool(model.experts),
+        recompute=layout.recompute,
+        dynamic=dynamic,
+        missing=missing,
+        gpus=cluster.gpus,
+        parameters=float(f"{parameters(model).total:.4g}"),
+        sequence_tokens=round(sequence_tokens),
+        tp=layout.tp,
+        pp=layout.pp,
+        cp=layout.cp or 1,
+        ep=layout.ep,
+        strategy=setup.strategy.name,
+    )
+
+
+def configuration_key(setup: Setup, sequences: int, sequence_tokens: int, micro_batch_tokens: int) -> str:
+    """The same for the same model, cluster size, degrees and batch, whoever measured it and whenever."""
+    model, layout = setup.model, setup.layout
+    parts = (
+        model.layers, model.hidden, model.ffn_hidden, model.heads, model.kv_heads, model.vocab, model.experts,
+        model.top_k,
+        setup.cluster.gpu.name, setup.cluster.gpus, layout.tp, layout.pp, layout.vpp, layout.cp or 1, layout.ep,
+        layout.sharding, layout.recompute, layout.precision, sequences, sequence_tokens, micro_batch_tokens,
+    )  # fmt: skip
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def in_sample(generation: str, sources: Sequence[str]) -> tuple[str, ...]:
+    """Those of *sources* whose runs had a part in a constant of the shipped calibration of that name."""
+    if generation not in calibration_names():
+        return ()
+    fitted = calibration(generation).fitted_on
+    return tuple(source for source in sources if source in fitted)
+
+
+def log2(value: float) -> float:
+    """Doublings."""
+    return math.log2(max(value, 1e-12))

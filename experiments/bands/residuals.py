@@ -1,0 +1,141 @@
+"""Residuals of validated runs as a file: written by `hdpsim validate --write-residuals`, read for every prediction."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.errors import UserInputError
+from hdpsim.experiments.bands.band import Band, Residual, Residuals
+from hdpsim.experiments.bands.features import Features, configuration_key, features_of
+from hdpsim.experiments.output.files import check_out_file, write_whole
+from hdpsim.simulator.setup import Setup
+
+_STRETCH = "# stretch="
+_NEW = " of_new_sources="
+REPRODUCED = ("bytescale", "megascale")
+"""Sources whose residuals `hdpsim reproduce` writes; `hdpsim validate` keeps those that a file has."""
+
+
+def residuals_path() -> Path:
+    """The residuals shipped with hdpsim."""
+    return Path(str(resources.files("hdpsim.experiments") / "data" / "residuals.csv"))
+
+
+@cache
+def shipped_residuals() -> Residuals:
+    """The residuals of the published runs."""
+    return read_residuals(residuals_path())
+
+
+def read_residuals(path: Path) -> Residuals:
+    """Read a file of residuals."""
+    stretches, rows = _read(path)
+    return Residuals(rows, *stretches)
+
+
+def _read(path: Path) -> tuple[tuple[float, float], list[Residual]]:
+    """The stretches for known and for new sources (older files have one for both), and the rows of a file."""
+    with path.open(encoding="utf-8", newline="") as file:
+        known, _, new = file.readline().removeprefix(_STRETCH).partition(_NEW)
+        stretches = (float(known), float(new or known))
+        rows = [
+            Residual(
+                features=Features.read(row),
+                key=row["key"],
+                source=row["source"],
+                complete=row["complete"] == "True",
+                log_error=float(row["log_error"]),
+            )
+            for row in csv.DictReader(file)
+        ]
+    return stretches, rows
+
+
+def write_residuals(path: str, rows: Sequence[Residual]) -> Residuals:
+    """Write a file of residuals, sorted, with the stretch of its bands.
+
+    Raises:
+        UserInputError: the file cannot be written.
+    """
+    names = [field.name for field in fields(Features)]
+    ordered = sorted(rows, key=lambda row: (row.source, row.key, row.log_error))
+    shown = Residuals([*ordered])
+    text = io.StringIO()
+    text.write(f"{_STRETCH}{shown.stretch:.6g}{_NEW}{shown.new_stretch:.6g}\n")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["source", "key", "complete", *names, "log_error"])
+    for row in ordered:
+        features = asdict(row.features)
+        writer.writerow(
+            [row.source, row.key, row.complete, *(features[name] for name in names), f"{row.log_error:.5f}"]
+        )
+    write_whole(path, text.getvalue(), "residuals")
+    return shown
+
+
+def check_residuals(path: str, option: str) -> None:
+    """Raise UserInputError unless rewrite_residuals can use *path*: asked before the minutes of work that it ends."""
+    check_out_file(path, option)
+    _held(path)
+
+
+def rewrite_residuals(path: str, rows: Sequence[Residual], sources: Sequence[str] = ()) -> Residuals:
+    """Write *rows* and what the file already holds of others: of all but *sources*, by default of REPRODUCED.
+
+    Raises:
+        UserInputError: the file is there and holds no residuals, or cannot be written.
+    """
+    kept = [
+        row for row in _held(path) if (row.source not in sources if sources else row.source in REPRODUCED)
+    ]
+    return write_residuals(path, [*kept, *rows])
+
+
+def _held(path: str) -> list[Residual]:
+    """The rows of a file of residuals; none where there is no file, or an empty one."""
+    if not Path(path).exists() or not Path(path).stat().st_size:
+        return []
+    try:
+        return _read(Path(path))[1]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserInputError(f"{path}: is there and is no file of residuals; give another name") from None
+
+
+def setup_features(setup: Setup, lengths: NDArray[np.int64]) -> tuple[Features, str]:
+    """Features and configuration key of a step of *setup* on a batch of sequence lengths.
+
+    Equal sequences on a static mesh are what published runs mostly are; other batches are dynamic, and their typical
+    sequence is that of the typical token. Their key knows neither lengths nor strategy: what one strategy's error was
+    says much of another's on the same model and context.
+    """
+    uniform = setup.strategy.name == "static" and bool((lengths == lengths[0]).all())
+    typical = float((lengths.astype(np.float64) ** 2).sum() / lengths.sum())
+    sequences, tokens = (len(lengths), int(lengths[0])) if uniform else (0, 0)
+    key = configuration_key(setup, sequences, tokens, setup.context_tokens)
+    return features_of(setup, typical, dynamic=not uniform), key
+
+
+def setup_band(setup: Setup, lengths: NDArray[np.int64]) -> Band:
+    """The band of a step of *setup* on a batch of sequence lengths."""
+    return shipped_residuals().band(*setup_features(setup, lengths))
+
+
+def residual_lines(written: Residuals, path: str) -> tuple[str, ...]:
+    """What was written, and how many of the runs its bands hold."""
+    if not written.features:
+        return "no run has an error that bands could rest on", f"wrote {path}"
+    by_configuration, by_source = written.coverage(), written.coverage("source")
+    return (
+        f"bands stretched by {written.stretch:.2f} hold {by_configuration:.1%} of the runs with their configuration "
+        f"left out; of new sources, by {written.new_stretch:.2f}: {by_source:.1%} with their whole source left out",
+        f"wrote {path}",
+    )

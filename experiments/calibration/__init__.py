@@ -1,0 +1,1 @@
+"""Constants fitted on measurements."""

@@ -1,0 +1,189 @@
+"""What a calibration found, as a JSON document and in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim import __version__
+from hdpsim.cost_models.hardware.parts import Gpu
+from hdpsim.experiments.calibration.constants import value_of
+from hdpsim.experiments.calibration.fit import Fit
+from hdpsim.experiments.calibration.stage import LeftOut, Stage
+from hdpsim.experiments.output.run_directory import SCHEMA_VERSION
+from hdpsim.experiments.validation.errors import error_summary
+
+Document = dict[str, Any]
+Floats = NDArray[np.float64]
+
+STRONG = 0.5
+"""Correlations beyond this are worth a line."""
+
+
+def refusal(stages: Sequence[Stage], names: Sequence[str] | None) -> str:
+    """Why the calibration is refused: nothing is determined, or not what was asked for by name. Empty: it is not."""
+    fitted = {constant.name for stage in stages if stage.found for constant in stage.found.constants}
+    missing = set(names or ()) - fitted
+    if fitted and not missing:
+        return ""
+    lines = [
+        f"\n  {constant.name}: {_why(width, stage)}; would be decided by {constant.decided_by}"
+        for stage in stages
+        for constant, width in stage.undetermined.items()
+        if constant.name not in fitted and (names is None or constant.name in names)
+    ]
+    known = {constant.name for stage in stages for constant in stage.undetermined}
+    lines += [
+        f"\n  {name}: is decided by the other kind of measurement, see --kernels"
+        for name in sorted(missing - known)
+    ]
+    counts = " and the ".join(f"{len(stage.samples)} {_noun(stage)}" for stage in stages) or "measurements"
+    return f"the {counts} do not determine what was to be fitted:{''.join(lines)}"
+
+
+def _noun(stage: Stage) -> str:
+    return "records" if stage.kind == "runs" else "kernels"
+
+
+def _why(width: float, stage: Stage) -> str:
+    if not np.isfinite(width):
+        return f"no {_noun(stage)[:-1]} depends on it"
+    return f"its 95 % interval from the {_noun(stage)} alone would be +- {width:.2g}"
+
+
+def document_of(stages: Sequence[Stage], *, file: str, gpu: Gpu, written: str) -> Document:
+    """The last stage at the top, the one on kernels under its name."""
+    first = next((stage for stage in stages if stage.kind == "kernels"), None)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "calibrate",
+        "hdpsim_version": __version__,
+        "file": file if stages[-1].kind == "runs" else None,
+        "gpu": gpu.name,
+        "generation": gpu.calibration,
+        **_stage(stages[-1]),
+        "kernels": _stage(first) if first else None,
+        "written": written,
+    }
+
+
+def _stage(stage: Stage) -> Document:
+    found = stage.found
+    return {
+        "fitted_on": stage.kind,
+        "taken": stage.taken,
+        "records": len(stage.samples),
+        "sources": stage.sources,
+        "left_out": dict(Counter(stage.skipped).most_common()),
+        "constants": _constants(found, stage) if found else [],
+        "undetermined": [
+            {
+                "name": constant.name,
+                "kept_at": value_of(stage.base, constant.name),
+                "half_width": width if np.isfinite(width) else None,
+                "reason": _why(width, stage),
+                "decided_by": constant.decided_by,
+            }
+            for constant, width in stage.undetermined.items()
+        ],
+        "correlation": found.correlation.tolist() if found else [],
+        "strong_correlations": _strong(found) if found else [],
+        "noise": found.scale.noise if found else None,
+        "error_at_start": _summary(stage.before),
+        "error_fitted": _summary(found.residuals if found else stage.before),
+        **_cross_validation(stage),
+    }
+
+
+def _summary(residuals: Floats) -> Document:
+    return dict(error_summary(np.expm1(residuals).tolist()))
+
+
+def _constants(found: Fit, stage: Stage) -> list[Document]:
+    return [
+        {
+            "name": constant.name,
+            "start": value_of(stage.base, constant.name),
+            "prior": float(centre),
+            "doubt": float(doubt) if np.isfinite(doubt) else None,
+            "value": float(value) if stage.taken else value_of(stage.base, constant.name),
+            "fitted": float(value),
+            "half_width": float(half),
+            "low": constant.low,
+            "high": constant.high,
+            "at_bound": bool(
+                min(value - constant.low, constant.high - value) < 1e-3 * (constant.high - constant.low)
+            ),
+            "tied": list(constant.tied),
+        }
+        for constant, centre, doubt, value, half in zip(
+            found.constants,
+            found.prior.centre,
+            found.prior.doubt,
+            found.values,
+            found.half_width,
+            strict=True,
+        )
+    ]
+
+
+def _strong(found: Fit) -> list[Document]:
+    names = [constant.name for constant in found.constants]
+    return [
+        {"first": names[i], "second": names[j], "correlation": float(found.correlation[i, j])}
+        for i in range(len(names))
+        for j in range(i)
+        if abs(found.correlation[i, j]) >= STRONG
+    ]
+
+
+def _cross_validation(stage: Stage) -> Document:
+    """Every part predicted with the constants that the others give.
+
+    `largest_shift`: how far leaving a part out moves the median error of another source, in shares of the measurement.
+    """
+    if stage.found is None:
+        return {
+            "cross_validation": "",
+            "error_cross_validated": _summary(stage.before),
+            "left_out_one_by_one": [],
+        }
+    by_source = len(stage.sources) > 1
+    return {
+        "cross_validation": "leave one source out"
+        if by_source
+        else f"{len(stage.parts)} parts of the one source",
+        "error_cross_validated": _summary(stage.cross_validated),
+        "left_out_one_by_one": [_part(part, stage, stage.found) for part in stage.parts],
+    }
+
+
+def _part(part: LeftOut, stage: Stage, found: Fit) -> Document:
+    names = np.array([sample.source for sample in stage.samples])
+    shifts = {
+        source: _median(part.residuals[names == source]) - _median(found.residuals[names == source])
+        for source in stage.sources
+        if source != part.part
+    }
+    most = max(shifts, key=lambda source: abs(shifts[source]), default="")
+    return {
+        "left_out": part.part,
+        "records": int(part.out.sum()),
+        "median_abs_error": _median(part.residuals[part.out]),
+        "median_abs_error_fitted": _median(found.residuals[part.out]),
+        "median_abs_error_at_start": _median(stage.before[part.out]),
+        "values": {
+            constant.name: value
+            for constant, value in zip(found.constants, part.values.tolist(), strict=True)
+        },
+        "largest_shift": abs(shifts.get(most, 0.0)),
+        "shifted": most,
+    }
+
+
+def _median(residuals: Floats) -> float:
+    return float(np.median(np.abs(np.expm1(residuals))))

@@ -1,0 +1,130 @@
+"""What constants are fitted on: records of runs and rows of kernel tables that count, with why the others do not."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.errors import CatalogError, HdpSimError, InfeasibleError
+from hdpsim.experiments.calibration.constants import Constant, apply
+from hdpsim.experiments.calibration.model import Sample
+from hdpsim.experiments.records.prediction import measured_step_s, predict_step
+from hdpsim.experiments.records.setup import job_of
+from hdpsim.experiments.records.table import Record
+from hdpsim.experiments.validation.kernel_prediction import gpu_of, predicted_s
+from hdpsim.experiments.validation.kernels import measured_s, rows_of
+from hdpsim.simulator.step import plan_batch
+
+KINDS = ("gemm", "flash_fwd", "flash_bwd")
+"""Grouped products would bend the rates of dense ones by what their operands cost; the network's constants are read
+from single measurements of collectives."""
+ROWS_OF_A_GROUP = 120
+"""Of a longer sweep, every n-th row."""
+SHORTEST_S = 1e-4
+"""Kernels of a training step take a tenth of a millisecond and more."""
+_BLOCK_SCALES = "DeepGEMM"
+_BLOCK_SCALES_TYPE = "1x128"
+_BEST_OF = "BEST"
+_SHARE = "(balanced"
+
+
+def runs_s(work: Sequence[Any], base: Calibration, values: Mapping[Constant, float]) -> list[float]:
+    """Step seconds of some jobs, each with its plan."""
+    return [predict_step(job, apply(job.setup.calibration, base, values), plan)[0] for job, plan in work]
+
+
+def kernels_s(work: Sequence[Any], base: Calibration, values: Mapping[Constant, float]) -> list[float]:
+    """Seconds of some kernels."""
+    cal = apply(base, base, values)
+    return [predicted_s(row, cal) for row in work]
+
+
+def run_samples(
+    records: Sequence[Record], base: Calibration, generation: str
+) -> tuple[list[Sample], Counter[str]]:
+    """Records that can be fitted on, and why the rest cannot.
+
+    A run with a mechanism that is not modelled would bend a constant that is; suspect, incomplete and fine-tuning
+    records would too.
+    """
+    samples: list[Sample] = []
+    left_out: Counter[str] = Counter()
+    for record in records:
+        try:
+            if catalog.gpu(record.config.gpu).calibration == generation:
+                samples.append(_run(record, base))
+        except CatalogError:
+            left_out["a GPU that the catalog does not know"] += 1
+        except HdpSimError as error:
+            left_out[str(error)] += 1
+    return samples, left_out
+
+
+def _run(record: Record, base: Calibration) -> Sample:
+    if not record.counts:
+        raise InfeasibleError("not a complete, undoubted pretraining run")
+    job = job_of(record.config, base)
+    if job.blocked:
+        raise InfeasibleError(job.blocked)
+    if job.not_modelled:
+        raise InfeasibleError(f"not modelled: {job.not_modelled[0]}")
+    measured = measured_step_s(record.config, job, record.measured)
+    if measured is None:
+        raise InfeasibleError("no time measured")
+    plan, _, _ = plan_batch(job.setup, job.lengths)
+    predict_step(job, plan=plan)
+    source = str(record.columns.get("family") or record.columns.get("source") or "-")
+    return Sample(name=record.name, source=source, group=source, work=(job, plan), measured_s=measured)
+
+
+def kernel_samples(paths: Sequence[str], generation: str) -> tuple[list[Sample], Counter[str]]:
+    """Rows of kernel tables that can be fitted on, and why the rest cannot. Groups: source, GPU, kind, format.
+
+    Raises:
+        UserInputError: a table cannot be read or lacks columns that every kernel has.
+    """
+    groups: dict[tuple[str, ...], list[Sample]] = defaultdict(list)
+    left_out: Counter[str] = Counter()
+    for path in paths:
+        for row in rows_of(path):
+            try:
+                if gpu_of(row["gpu"]).calibration == generation and row["kind"] in KINDS:
+                    sample = _kernel(row)
+                    groups[sample.source, sample.group].append(sample)
+            except HdpSimError as error:
+                left_out[str(error)] += 1
+    kept = [group[:: -(-len(group) // ROWS_OF_A_GROUP)] for group in groups.values()]
+    return [sample for group in kept for sample in group], left_out
+
+
+def _kernel(row: Mapping[str, str]) -> Sample:
+    dtype, notes, source = (row.get(key) or "" for key in ("dtype", "notes", "source"))
+    if row.get("suspect"):
+        raise InfeasibleError("doubtful, says the table")
+    if _BEST_OF in notes:
+        raise InfeasibleError("the best of a search, not one shape")
+    if _SHARE in notes:
+        raise InfeasibleError("a rank's share of a document, not a kernel of whole sequences")
+    if row["kind"] == "gemm" and (_BLOCK_SCALES in dtype or _BLOCK_SCALES_TYPE in dtype):
+        raise InfeasibleError(
+            "8-bit products with scales per block, which promote sums: not the recipes' kernels"
+        )
+    seconds = measured_s(row)
+    if not seconds:
+        raise InfeasibleError("no time measured")
+    if seconds < SHORTEST_S:
+        raise InfeasibleError(
+            f"shorter than {SHORTEST_S * 1e6:.0f} us: starts and ends count more than rates"
+        )
+    predicted_s(row, None)
+    site = source.partition(":")[0].partition(" (")[0].rpartition("/")[2].strip() or "-"
+    return Sample(
+        name=row.get("id") or "",
+        source=site,
+        group=" ".join((site, row["gpu"], row["kind"], dtype)),
+        work=dict(row),
+        measured_s=seconds,
+    )

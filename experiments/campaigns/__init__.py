@@ -1,0 +1,1 @@
+"""Weeks-long runs, many times over."""

@@ -1,0 +1,169 @@
+"""Many runs of one campaign, in parallel, and what they say together."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hdpsim.errors import InfeasibleError
+from hdpsim.experiments.campaigns.setup import CampaignPlan, plan_campaign
+from hdpsim.experiments.output.statistics import Estimate, estimate
+from hdpsim.experiments.output.words import duration, token_amount
+from hdpsim.experiments.parallel.pool import worker_pool
+from hdpsim.experiments.studies.compare import Report, silent
+from hdpsim.experiments.studies.cost_to_target import Target, price_of
+from hdpsim.simulator.campaign.run import simulate_campaign
+from hdpsim.simulator.campaign.setup import ACCOUNTS, CampaignResult, CampaignSetup
+
+if TYPE_CHECKING:
+    from hdpsim.experiments.scenario.scenario import Scenario
+
+
+WORTH_A_POOL_S = (
+    2.0  # processes take about a second to start; less work than this is done sooner without them
+)
+
+MARGIN, LEAST_SHARE, MOST_DOUBLINGS = 1.1, 0.05, 5
+"""A run to a number of tokens: this much longer than the closed form expects, and again twice as long if need be."""
+
+YEAR_S = 365.25 * 86400.0
+LONGEST_S = 100.0 * YEAR_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CampaignStudy:
+    """All runs of a campaign, in the order of their numbers."""
+
+    scenario: Scenario
+    plan: CampaignPlan
+    results: tuple[CampaignResult, ...]
+    target: Target | None = None
+    """What it takes to reach a number of tokens, when somebody asked."""
+
+    @property
+    def ettr(self) -> Estimate:
+        """Effective-training-time ratio."""
+        return estimate([result.ettr for result in self.results])
+
+    @property
+    def goodput(self) -> Estimate:
+        """Kept tokens against those of an undisturbed run."""
+        return estimate([result.goodput for result in self.results])
+
+    @property
+    def tokens(self) -> Estimate:
+        """Kept tokens."""
+        return estimate([result.tokens for result in self.results])
+
+    @property
+    def restarts(self) -> Estimate:
+        """Restarts of a run, planned ones included."""
+        return estimate([float(len(result.incidents)) for result in self.results])
+
+    @property
+    def failures(self) -> Estimate:
+        """Unplanned restarts of a run."""
+        return estimate([float(result.failures) for result in self.results])
+
+    @property
+    def mtbf_s(self) -> float | None:
+        """Time of all runs over their unplanned failures; None if there were none."""
+        count = sum(result.failures for result in self.results)
+        return sum(result.duration_s for result in self.results) / count if count else None
+
+    def account_s(self) -> dict[str, Estimate]:
+        """Seconds of a run in each account; the means sum to the duration."""
+        return {name: estimate([result.account_s[name] for result in self.results]) for name in ACCOUNTS}
+
+    def restarts_by_cause(self) -> dict[str, Estimate]:
+        """Restarts of a run by cause, the most frequent first."""
+        counts = [result.restarts for result in self.results]
+        names = dict.fromkeys(name for count in counts for name in count)
+        found = {name: estimate([float(count.get(name, 0)) for count in counts]) for name in names}
+        return dict(sorted(found.items(), key=lambda item: (-item[1].mean, item[0])))
+
+
+def run_campaign(
+    scenario: Scenario,
+    *,
+    folder: Path | None = None,
+    workers: int | None = None,
+    tokens: float | None = None,
+    report: Report = silent,
+) -> CampaignStudy:
+    """Run every seed of the scenario's campaign.
+
+    Args:
+        scenario: what to run.
+        folder: where the path of a failure profile starts.
+        workers: processes; default: as many as there are processors. The result does not depend on it.
+        tokens: run until so many are trained on and kept, instead of for campaign.duration.
+        report: told (done, total) after every run.
+
+    Raises:
+        UserInputError, InfeasibleError: see plan_campaign; also: the tokens are never reached.
+    """
+    if tokens is None:
+        return _run(scenario, folder, workers, report)
+    plan = plan_campaign(scenario, folder)
+    undisturbed_s = tokens / plan.setup.tokens_per_step * plan.setup.step_s
+    share = max(plan.closed_form_ettr, LEAST_SHARE)
+    duration_s = max(MARGIN * undisturbed_s / share, undisturbed_s + plan.interval_s) + 2 * plan.restart_s
+    for _ in range(MOST_DOUBLINGS):
+        if duration_s > LONGEST_S:
+            break
+        longer = scenario.with_changes((f"campaign.duration={duration_s:.0f}s",))
+        study = _run(longer, folder, workers, report)
+        seconds = [reached_s(result, tokens) for result in study.results]
+        known = [at for at in seconds if at is not None]
+        if len(known) == len(seconds):
+            cluster = scenario.cluster
+            target = Target(
+                tokens=tokens, seconds=estimate(known), gpus=cluster.gpus, price=price_of(cluster.gpu)
+            )
+            return replace(study, target=target)
+        duration_s *= 2.0
+    raise InfeasibleError(
+        f"{token_amount(tokens)} tokens are not reached in {LONGEST_S / YEAR_S:.0f} years or {MOST_DOUBLINGS} times as "
+        f"long as expected: without failures they take {duration(undisturbed_s)}, and the job keeps "
+        f"{max(plan.closed_form_ettr, 0.0):.1%} of its time"
+    )
+
+
+def reached_s(result: CampaignResult, tokens: float) -> float | None:
+    """When a run had trained on so many tokens for the first time; None when it never had.
+
+    Between two points of the curve training goes on evenly, or work was lost.
+    """
+    points = list(zip(result.curve_s, result.curve_tokens, strict=True))
+    for (begin_s, before), (end_s, after) in pairwise(points):
+        if after >= tokens and after > before:
+            return begin_s + max(0.0, tokens - before) / (after - before) * (end_s - begin_s)
+    return None
+
+
+def _run(scenario: Scenario, folder: Path | None, workers: int | None, report: Report) -> CampaignStudy:
+    plan = plan_campaign(scenario, folder)
+    setups = [replace(plan.setup, seed=(plan.seed, number)) for number in range(plan.seeds)]
+    results = []
+    for result in _all(setups, workers if workers is not None else os.cpu_count() or 1):
+        results.append(result)
+        report(len(results), len(setups))
+    return CampaignStudy(scenario=scenario, plan=plan, results=tuple(results))
+
+
+def _all(setups: Sequence[CampaignSetup], workers: int) -> Iterator[CampaignResult]:
+    """Results in order; in a pool of processes when the first run says that it is worth it."""
+    began = time.perf_counter()
+    yield simulate_campaign(setups[0])
+    rest = setups[1:]
+    if workers < 2 or (time.perf_counter() - began) * len(rest) < WORTH_A_POOL_S:
+        yield from map(simulate_campaign, rest)
+        return
+    with worker_pool(min(workers, len(rest))) as pool:
+        yield from pool.map(simulate_campaign, rest, chunksize=max(1, len(rest) // (4 * workers)))

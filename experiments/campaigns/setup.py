@@ -1,0 +1,324 @@
+"""From a scenario to a campaign: what the simulator needs, derived from model, cluster and the `campaign` section."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hdpsim.cost_models.reliability.checkpoint import (
+    CheckpointSize,
+    blocking_s,
+    checkpoint_size,
+    daly_interval_s,
+    expected_ettr,
+    load_s,
+    upload_s,
+    young_interval_s,
+)
+from hdpsim.cost_models.reliability.failures import FailureProfile, failure_profile, load_failure_profile
+from hdpsim.cost_models.reliability.flaps import LinkFlaps
+from hdpsim.cost_models.reliability.startup import group_initialisation_s
+from hdpsim.errors import CatalogError, InfeasibleError, ScenarioError
+from hdpsim.experiments.campaigns.notes import idle_keys
+from hdpsim.experiments.scenario.schema import KEYS
+from hdpsim.experiments.studies.compare import run_batches
+from hdpsim.ranges import LIMITS
+from hdpsim.simulator.campaign.events import Handling, mean_detection_s
+from hdpsim.simulator.campaign.setup import CampaignSetup
+
+if TYPE_CHECKING:
+    from hdpsim.experiments.scenario.scenario import Scenario
+
+
+SPARE_QUANTILE = 0.999  # ByteRobust keeps the 99th percentile; waiting hours for a repair costs more
+MOST_CHECKPOINTS = 1e8  # a minute of computing per run; one a step is 4e5 in a month
+VALID_LOST_SHARE = 0.25  # first order only: with more lost time the closed form is off by over 1.4 %
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CampaignPlan:
+    """A campaign ready to run.
+
+    Attributes:
+        setup: for the simulator, seed and number of the run still to be set.
+        seeds: how many runs.
+        seed: of the study.
+        size: of a checkpoint.
+        unplanned_per_s, planned_per_s: rates of the failure profile on this job.
+        restart_s: mean time from failure to training, without waiting for nodes.
+        closed_form_ettr: first-order expectation of the effective-training-time ratio.
+        closed_form_valid: whether its assumptions hold here.
+        step_note: where the step time comes from.
+        idle_notes: keys that change nothing, each with the reason.
+    """
+
+    setup: CampaignSetup
+    seeds: int
+    seed: int
+    size: CheckpointSize
+    unplanned_per_s: float
+    planned_per_s: float
+    restart_s: float
+    closed_form_ettr: float
+    closed_form_valid: bool
+    step_note: str
+    idle_notes: tuple[str, ...]
+
+    @property
+    def interval_s(self) -> float:
+        """Work between two checkpoints."""
+        return self.setup.steps_per_checkpoint * self.setup.step_s
+
+    @property
+    def expected_mtbf_s(self) -> float | None:
+        """Mean time between unplanned failures; None = never."""
+        return 1.0 / self.unplanned_per_s if self.unplanned_per_s > 0 else None
+
+
+def plan_campaign(scenario: Scenario, folder: Path | None = None) -> CampaignPlan:
+    """Derive a campaign; *folder* is where the path of a failure profile starts (then the current directory).
+
+    Raises:
+        UserInputError: an unknown or malformed failure profile.
+        InfeasibleError: the step cannot be simulated, or is longer than the campaign.
+    """
+    values = _campaign_values(scenario)
+    layout, cluster = scenario.layout, scenario.cluster
+    ranks = cluster.gpus // (layout.tp * layout.pp)
+    stragglers = values["straggler_share"] > 0 or values["straggler_mttf"] is not None
+    if stragglers:  # the campaign's slow nodes come and go: none is part of the undisturbed step
+        scenario = _with_slow_nodes(scenario, 0, 1.0)
+    step_s, tokens, step_note = _step(scenario, values["step"])
+    if step_s > values["duration"]:
+        raise InfeasibleError(
+            f"campaign.duration: {values['duration']:g} s are shorter than one step ({step_s:.3g} s)"
+        )
+    size = checkpoint_size(scenario.model, layout, ranks)
+    block = _given(values["checkpoint_block"], lambda: blocking_s(size, cluster))
+    storage = values["storage_bandwidth"]
+    upload = _given(values["checkpoint_upload"], lambda: upload_s(size, storage))
+    load = _given(values["checkpoint_load"], lambda: load_s(size, cluster, ranks, storage, values["readers"]))
+    groups = _given(
+        values["group_initialisation"],
+        lambda: group_initialisation_s(cluster.gpus, layout.tp, layout.pp, values["startup"]),
+    )
+    flaps = LinkFlaps(
+        per_link_day=values["link_flaps_per_day"],
+        mean_s=values["link_flap_mean"],
+        timeout=values["nccl_timeout"],
+        retries=values["nccl_retries"],
+        adaptive=values["adaptive_retransmission"],
+    )
+    profile = _with_flaps(_profile(values["failures"], folder), flaps)
+    step_s, step_note = _stalled(step_s, step_note, flaps, cluster.nodes * cluster.node.nics)
+    rates = profile.per_s(cluster.nodes, cluster.node.nics, values["failure_scale"])
+    planned = sum(r for r, c in zip(rates, profile.causes, strict=True) if c.detection == "planned")
+    unplanned = sum(rates) - planned
+    evicting = sum(r for r, c in zip(rates, profile.causes, strict=True) if c.evict)
+    away = evicting * values["repair"] + values["straggler_share"] * cluster.nodes
+    handling = Handling(
+        heartbeat_s=values["heartbeat"],
+        heartbeat_misses=values["heartbeat_misses"],
+        hang_timeout_s=values["hang_timeout"],
+        diagnosis_s=values["diagnosis"],
+        manual_share=values["manual_share"],
+        manual_s=values["manual"],
+        repair_s=values["repair"],
+    )
+    steps = _steps_per_checkpoint(values["checkpoint_interval"], step_s, block, unplanned, values["duration"])
+    _refuse_too_many(values["duration"] / (steps * step_s + block))
+    slow_per_s = 0.0 if values["straggler_mttf"] is None else cluster.nodes / values["straggler_mttf"]
+    _refuse_too_many_stops(values["duration"] * (unplanned + planned + slow_per_s))
+    setup = CampaignSetup(
+        duration_s=values["duration"],
+        nodes=cluster.nodes,
+        links_per_node=cluster.node.nics,
+        step_s=step_s,
+        tokens_per_step=tokens,
+        steps_per_checkpoint=steps,
+        block_s=block,
+        upload_s=upload,
+        load_s=load,
+        scheduling_s=values["scheduling"],
+        group_initialisation_s=groups,
+        jitter=values["jitter"],
+        drift_per_day=values["drift_per_day"],
+        failures=profile,
+        failure_scale=values["failure_scale"],
+        handling=handling,
+        spares=_spares(values["spares"], away),
+        straggler_share=values["straggler_share"],
+        slow_steps=_slow_steps(scenario, values["straggler_factor"]) if stragglers else (),
+        straggler_detection_s=values["straggler_detection"],
+        straggler_mttf_s=values["straggler_mttf"],
+    )
+    ettr, valid, restart = _closed_form(setup, rates, unplanned, planned)
+    return CampaignPlan(
+        setup=setup,
+        seeds=values["seeds"],
+        seed=values["seed"],
+        size=size,
+        unplanned_per_s=unplanned,
+        planned_per_s=planned,
+        restart_s=restart,
+        closed_form_ettr=ettr,
+        closed_form_valid=valid,
+        step_note=step_note,
+        idle_notes=idle_keys(values, profile),
+    )
+
+
+def _campaign_values(scenario: Scenario) -> dict[str, Any]:
+    """Our values of the `campaign` section, defaults filled in."""
+    written: Mapping[str, object] = scenario.document.get("campaign", {})
+    prefix = "campaign."
+    return {
+        name.removeprefix(prefix): key.parse(written[name.removeprefix(prefix)])
+        for name, key in KEYS.items()
+        if name.startswith(prefix)
+    }
+
+
+def _given(value: float | None, derived: Callable[[], float]) -> float:
+    return derived() if value is None else value
+
+
+def _step(scenario: Scenario, fixed_s: float | None) -> tuple[float, float, str]:
+    """Seconds and tokens of a step, and where they come from."""
+    budget = scenario.data.batch.tokens
+    if fixed_s is not None:
+        if budget is None:
+            budget = int(np.mean([int(lengths.sum()) for lengths in scenario.batches()]))
+        return fixed_s, float(budget), "fixed by campaign.step"
+    outcome = run_batches(scenario, scenario.batches())
+    if not outcome.results:
+        raise InfeasibleError(f"the step of {scenario.name} cannot be simulated: {outcome.reason}")
+    tokens = float(np.mean([result.tokens for result in outcome.results]))
+    count = len(outcome.results)
+    batches = "one global batch" if count == 1 else f"{count} global batches"
+    return outcome.step_s.mean, tokens, f"simulated, mean over {batches} ({outcome.strategy})"
+
+
+def _with_slow_nodes(scenario: Scenario, nodes: int, factor: float) -> Scenario:
+    execution = replace(
+        scenario.execution, slow_node_share=nodes / scenario.cluster.nodes, slow_node_factor=factor
+    )
+    return replace(scenario, execution=execution)
+
+
+def _slow_steps(scenario: Scenario, factor: float) -> tuple[tuple[int, float], ...]:
+    """What 1, 4, 16, ... and all nodes that are slower by *factor* do to the step: simulated, as `simulate` would.
+
+    A slow node holds up its own stage, and the job only as far as the others do not wait anyway.
+    """
+    outcomes = {}
+    nodes = sorted({*(4**i for i in range(12) if 4**i < scenario.cluster.nodes), scenario.cluster.nodes})
+    batches = scenario.batches()
+    for slow in (0, *nodes):
+        outcome = run_batches(_with_slow_nodes(scenario, slow, factor), batches)
+        if not outcome.results:
+            raise InfeasibleError(f"the step of {scenario.name} cannot be simulated: {outcome.reason}")
+        outcomes[slow] = outcome.step_s.mean
+    return tuple((slow, max(1.0, outcomes[slow] / outcomes[0])) for slow in nodes)
+
+
+def _profile(name: str, folder: Path | None) -> FailureProfile:
+    """The shipped profile of that name, or the one in a file."""
+    if not name.lower().endswith((".yaml", ".yml")):
+        try:
+            return failure_profile(name)
+        except CatalogError as error:
+            raise ScenarioError((("campaign.failures", str(error)),)) from None
+    for place in (folder, Path()):
+        if place is not None and (place / name).is_file():
+            return load_failure_profile((place / name).resolve())
+    return load_failure_profile(Path(name))
+
+
+def _with_flaps(profile: FailureProfile, flaps: LinkFlaps) -> FailureProfile:
+    """The profile with the link flaps that end the job."""
+    return profile if flaps.cause is None else replace(profile, causes=(*profile.causes, flaps.cause))
+
+
+def _stalled(step_s: float, note: str, flaps: LinkFlaps, links: int) -> tuple[float, str]:
+    """The mean step with the stalls of the flaps the job survives."""
+    share = flaps.stall_share(links)
+    if share >= 1.0:
+        raise InfeasibleError(
+            f"campaign.link_flaps_per_day: {flaps.per_link_day:g} flaps of {links} links stall the job all the time"
+        )
+    if share == 0.0:
+        return step_s, note
+    return step_s / (1.0 - share), f"{note}; {100 * share:.2g} % of the time stalled by link flaps"
+
+
+def _steps_per_checkpoint(
+    interval: float | str, step_s: float, block_s: float, failures_per_s: float, duration_s: float
+) -> int:
+    """Whole steps nearest to the wanted interval; without failures once at the end."""
+    if isinstance(interval, str):
+        formula = young_interval_s if interval == "young" else daly_interval_s
+        interval = formula(block_s, 1.0 / failures_per_s) if failures_per_s > 0 else duration_s
+    return max(1, round(min(interval, duration_s) / step_s))  # a longer one is once at the end, too
+
+
+def _refuse_too_many(checkpoints: float) -> None:
+    if checkpoints > MOST_CHECKPOINTS:
+        raise InfeasibleError(
+            f"campaign.checkpoint_interval: {checkpoints:.3g} checkpoints in campaign.duration are more than "
+            f"{MOST_CHECKPOINTS:.0e}; take fewer, or a shorter run"
+        )
+
+
+def _refuse_too_many_stops(stops: float) -> None:
+    most, why = LIMITS["campaign_stops"]
+    if stops > most:
+        raise InfeasibleError(
+            f"{stops:,.3g} failures, slow nodes and planned stops are expected in campaign.duration; at most "
+            f"{most:,}: {why}"
+        )
+
+
+def _spares(given: int | None, mean_away: float) -> int:
+    """Size of the spare pool: as given, or what is enough 99.9 % of the time.
+
+    Nodes in repair are Poisson distributed with mean rate x repair time, whatever the distribution of the repair;
+    nodes that are slow at the start leave in one go and are added to the mean.
+    Source: Palm's theorem (M/G/infinity); the idea: ByteRobust, arXiv 2509.16293.
+    """
+    if given is not None:
+        return given
+    from scipy.stats import poisson
+
+    return int(poisson.ppf(SPARE_QUANTILE, mean_away))
+
+
+def _closed_form(
+    setup: CampaignSetup, rates: tuple[float, ...], unplanned: float, planned: float
+) -> tuple[float, bool, float]:
+    """Expected ratio, whether it is valid here, and the mean restart time.
+
+    Meta's formula with the time a checkpoint travels added to the lost work, and planned restarts subtracted.
+    Ignored: waiting for nodes, stragglers, failures during restarts.
+    """
+    handling = setup.handling
+    start = setup.scheduling_s + setup.group_initialisation_s + setup.load_s
+    diagnosis = (
+        1.0 - handling.manual_share
+    ) * handling.diagnosis_s + handling.manual_share * handling.manual_s
+    noticed = sum(
+        rate * mean_detection_s(cause, handling)
+        for rate, cause in zip(rates, setup.failures.causes, strict=True)
+    )
+    restart = start + diagnosis + (noticed / unplanned if unplanned > 0 else 0.0)
+    interval = setup.steps_per_checkpoint * setup.step_s
+    ratio = expected_ettr(unplanned, restart + setup.upload_s, setup.block_s, interval)
+    ratio -= planned * (start + setup.upload_s) / (1.0 + setup.block_s / interval)
+    lost = unplanned * (restart + setup.upload_s + interval / 2.0)
+    steady = setup.straggler_share == 0 and setup.straggler_mttf_s is None
+    valid = lost < VALID_LOST_SHARE and setup.upload_s <= interval and steady
+    return ratio, valid, restart

@@ -1,0 +1,143 @@
+"""`hdpsim trace`: look at sequence lengths, check a file, draw a synthetic trace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from hdpsim.errors import UserInputError
+from hdpsim.experiments.cli.common import emit_json, json_option, say, show_table, whole_number
+from hdpsim.ranges import RANGES
+
+if TYPE_CHECKING:
+    from hdpsim.experiments.output.tables import Table
+    from hdpsim.traces import TraceStatistics
+
+
+_column_option = click.option(
+    "--column", metavar="NAME", help="Column that holds the lengths; default: tokens, length and the like."
+)
+
+
+@click.group("trace")
+def command() -> None:
+    """Sequence lengths: statistics, synthesis, checks. FILE may be the name of a shipped trace."""
+
+
+@command.command("stats")
+@click.argument("file")
+@_column_option
+@click.option("--plot", metavar="STEM", type=click.Path(), help="Also draw STEM.png and STEM.svg.")
+@json_option
+def stats(file: str, column: str | None, plot: str | None, as_json: bool) -> None:
+    """Who holds the sequences, and who holds the tokens?"""
+    from hdpsim.traces import load_trace, statistics
+
+    summary = statistics(load_trace(file, column=column))
+    written = None if plot is None else _plot(summary, plot)
+    if as_json:
+        emit_json({**summary.summary(), "buckets": summary.rows()})
+        return
+    for key, value in summary.summary().items():
+        label = key.removesuffix("_tokens").replace("_", " ")
+        number = (
+            value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+        )
+        say(f"{label:<20}{number}{' tokens' if key.endswith('_tokens') else ''}")
+    say()
+    show_table(_bucket_table(summary))
+    if written is not None:
+        say(written)
+
+
+@command.command("synth")
+@click.option(
+    "--distribution", required=True, metavar="NAME", help="A shipped distribution or a YAML file of one."
+)
+@click.option("--count", type=whole_number("drawn_sequences"), metavar="N", help="Sequences to draw.")
+@click.option("--tokens", metavar="T", help="Tokens to draw (such as 32M), the last sequence cut to fit.")
+@click.option("--seed", type=whole_number("seed"), default=0, show_default=True, metavar="S")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help=".csv, .parquet, .npy, ...",
+)
+@json_option
+def synth(
+    distribution: str, count: int | None, tokens: str | None, seed: int, output: str, as_json: bool
+) -> None:
+    """Draw a trace from a published distribution of sequence lengths."""
+    from hdpsim.traces import load_distribution, synthesize, synthesize_tokens, write_trace
+
+    if (count is None) == (tokens is None):
+        raise UserInputError("give either --count (sequences) or --tokens")
+    source = load_distribution(distribution)
+    if tokens is not None:
+        trace = synthesize_tokens(source, _tokens(tokens), seed)
+    else:
+        trace = synthesize(source, count or 1, seed)
+    write_trace(trace, output)
+    if as_json:
+        emit_json({"file": output, "sequences": len(trace), "tokens": trace.tokens, "seed": seed})
+    else:
+        say(f"wrote {output}: {len(trace):,} sequences, {trace.tokens:,} tokens (seed {seed})")
+
+
+@command.command("check")
+@click.argument("file")
+@_column_option
+@json_option
+def check(file: str, column: str | None, as_json: bool) -> None:
+    """Is every length of the file usable? Names the first bad row if not."""
+    from hdpsim.traces import load_trace
+
+    trace = load_trace(file, column=column)
+    if as_json:
+        emit_json({"file": file, "ok": True, "sequences": len(trace), "tokens": trace.tokens})
+    else:
+        say(f"{file}: fine; {len(trace):,} sequences, {trace.tokens:,} tokens")
+
+
+def _tokens(text: str) -> int:
+    from hdpsim.cost_models.reading.units import parse_quantity
+
+    tokens, allowed = parse_quantity(text, "tokens"), RANGES["drawn_tokens"]
+    if not allowed.holds(int(tokens)):
+        raise UserInputError(f"--tokens: {allowed.complaint(text)}")
+    return int(tokens)
+
+
+def _plot(summary: TraceStatistics, stem: str) -> str:
+    from pathlib import Path
+
+    from hdpsim.experiments.output.plot_style import save_figure
+    from hdpsim.experiments.output.plots import plot_length_distribution
+
+    rows = summary.rows()
+    figure = plot_length_distribution(
+        [row["upper_edge_tokens"] for row in rows],
+        [row["sample_share"] for row in rows],
+        [row["token_share"] for row in rows],
+        title=f"Sequence lengths of {summary.name}",
+    )
+    return f"wrote {' and '.join(str(path) for path in save_figure(figure, Path(stem)))}"
+
+
+def _bucket_table(summary: TraceStatistics) -> Table:
+    from hdpsim.experiments.output.tables import Table
+
+    rows = tuple(
+        (
+            f"up to {row['bucket']}",
+            f"{row['samples']:,}",
+            f"{row['sample_share']:.2%}",
+            f"{row['tokens']:,}",
+            f"{row['token_share']:.2%}",
+        )
+        for row in summary.rows()
+    )
+    return Table(title="", columns=("tokens", "sequences", "share", "tokens held", "share"), rows=rows)

@@ -1,0 +1,140 @@
+"""`hdpsim validate`: how good are the predictions, on published runs or on a user's own?"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+from hdpsim.experiments.cli.common import emit_json, json_option, out_option, progress, say, show_table
+
+
+@click.command("validate")
+@click.argument("records", metavar="[RECORDS.csv]", required=False, type=click.Path())
+@click.option(
+    "--memory",
+    is_flag=True,
+    help="Judge peak memory and out-of-memory verdicts instead of time.",
+)
+@click.option(
+    "--calibration",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Constants for the GPUs of the file's generation, such as `hdpsim calibrate` writes.",
+)
+@click.option(
+    "--kernels",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Predict single kernels and collectives (csv or csv.gz) instead of runs.",
+)
+@click.option(
+    "--write-residuals",
+    "residuals",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Write features and log errors (no measurements) of the runs judged: what bands of predictions rest on.",
+)
+@click.option(
+    "--without",
+    metavar="CLASS",
+    type=click.Choice(("stated", "release", "inferred")),
+    multiple=True,
+    help="Leave rules about software of this class out (docs/software.md); may be given again.",
+)
+@click.option(
+    "--scenario-of",
+    "scenario_of",
+    metavar="ID",
+    help="Print the scenario of one record, which `hdpsim simulate` times as it is predicted here.",
+)
+@click.option(
+    "-o",
+    "scenario_file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="With --scenario-of: write it to a .yaml file instead.",
+)
+@click.option("--markdown", is_flag=True, help="Print tables and summary as Markdown.")
+@out_option
+@json_option
+def command(
+    records: str | None,
+    memory: bool,
+    calibration: str | None,
+    kernels: str | None,
+    residuals: str | None,
+    without: tuple[str, ...],
+    scenario_of: str | None,
+    scenario_file: str | None,
+    markdown: bool,
+    out: str | None,
+    as_json: bool,
+) -> None:
+    """Predict the training runs of RECORDS.csv (default: the published ones shipped) and show the errors.
+
+    The columns are explained in docs/validation.md. A record that cannot be predicted is listed with the reason.
+    """
+    if scenario_of is not None:
+        if memory or kernels is not None or residuals is not None or markdown or out is not None or as_json:
+            raise click.UsageError(
+                "--scenario-of goes with RECORDS.csv, --calibration, --without and -o only"
+            )
+        _write_scenario(scenario_of, records, calibration, frozenset(without), scenario_file)
+        return
+    if scenario_file is not None:
+        raise click.UsageError("-o goes with --scenario-of; a run directory is --out")
+    if kernels is not None and (
+        records is not None or memory or out is not None or residuals is not None or markdown
+    ):
+        raise click.UsageError("--kernels goes with --calibration and --json only")
+    if without and (kernels is not None or residuals is not None):
+        raise click.UsageError("--without goes with predictions of runs, and not with --write-residuals")
+    if markdown and as_json:
+        raise click.UsageError("--markdown and --json: choose one")
+    if memory and residuals is not None:
+        raise click.UsageError("--write-residuals is about time, not --memory")
+    if residuals is not None:
+        import_module("hdpsim.experiments.bands.residuals").check_residuals(residuals, "--write-residuals")
+    with progress("predicting") as shown:
+        if kernels is not None:
+            validation = import_module("hdpsim.experiments.validation.kernels").run(kernels, calibration)
+        else:
+            module = import_module("hdpsim.experiments.validation.run")
+            validation = module.run(
+                records,
+                out,
+                memory=memory,
+                calibration=calibration,
+                residuals=residuals,
+                without=frozenset(without),
+                report=shown,
+            )
+    if as_json:
+        emit_json(validation.document)
+        return
+    if markdown:
+        say(import_module("hdpsim.experiments.validation.markdown").markdown(validation.document))
+        return
+    for table in validation.tables:
+        show_table(table)
+        say()
+    for line in validation.lines:
+        say(line)
+
+
+def _write_scenario(
+    name: str, records: str | None, calibration: str | None, without: frozenset[str], target: str | None
+) -> None:
+    """Print or write the scenario of a record."""
+    files = import_module("hdpsim.experiments.output.files")
+    if target is not None:
+        files.check_out_file(target, "-o", (".yaml", ".yml"))
+    text = import_module("hdpsim.experiments.records.scenario").record_scenario(
+        name, records, calibration, without
+    )
+    if target is None:
+        say(text, nl=False)
+        return
+    files.write_whole(target, text, "scenario")
+    say(f"wrote {target}")

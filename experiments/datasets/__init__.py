@@ -1,0 +1,1 @@
+"""A whole data set, step by step."""

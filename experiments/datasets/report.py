@@ -1,0 +1,215 @@
+"""A replayed data set as text, JSON, plot and run directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hdpsim.experiments.output.plot_style import (
+    GRID,
+    INK,
+    PALETTE,
+    count_axis,
+    figure_and_axes,
+    readable_name,
+    style,
+)
+from hdpsim.experiments.output.run_directory import RunDirectory
+from hdpsim.experiments.output.statistics import Estimate, with_interval
+from hdpsim.experiments.output.tables import Table
+from hdpsim.experiments.output.words import duration, token_amount
+from hdpsim.experiments.studies.report import headline, json_document, mfu_note
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from hdpsim.experiments.datasets.replay import DatasetReplay
+
+
+MOST_DOTS = 2000
+MOST_ACCOUNTS = 10
+
+_SERIES = (
+    "tokens", "sequences", "step_s", "tokens_per_s", "mfu", "mean_tokens_per_s", "mean_ci95",
+)  # fmt: skip
+
+
+def replay_json(replay: DatasetReplay) -> dict[str, Any]:
+    """The document of --json; steps as columns."""
+    throughput = replay.throughput
+    empty = not replay.steps
+    results = {
+        "source": replay.source,
+        "partial": replay.partial,
+        "stopped": replay.stopped,
+        "error": None if replay.error is None else str(replay.error),
+        "steps": len(replay.steps),
+        "tokens": throughput.tokens,
+        "simulated_s": throughput.seconds,
+        "tokens_per_s": {
+            "mean": None if empty else throughput.tokens_per_s,
+            "ci95_half_width": throughput.half_width(),
+        },
+        "step_s": None if empty else throughput.seconds / len(replay.steps),
+        "mfu": None if empty else _weighted(replay, "mfu"),
+        "mfu_full": None if empty else _weighted(replay, "mfu_full"),
+        "account_s": replay.account_s,
+        "left_out_tokens": replay.left_out_tokens,
+        "dropped_tokens": replay.dropped_tokens,
+        "truncated_tokens": replay.truncated_tokens,
+        "longer_than_context": replay.long.document(),
+        "per_step": {name: [getattr(step, name) for step in replay.steps] for name in _SERIES},
+    }
+    return json_document("replay", replay.scenario, results)
+
+
+def _weighted(replay: DatasetReplay, name: str) -> float:
+    """Utilisation of the whole time: the mean weighted with the steps' seconds."""
+    seconds = np.array([step.step_s for step in replay.steps])
+    return float(np.average([getattr(step, name) for step in replay.steps], weights=seconds))
+
+
+_ENDS = {
+    "end of the data": "the whole of the data",
+    "steps": "as many steps as asked for",
+    "confidence": "stopped early: the interval is as tight as asked for",
+    "interrupted": "PARTIAL: interrupted",
+    "error": "PARTIAL: stopped by an error",
+}
+
+
+def replay_lines(replay: DatasetReplay) -> list[str]:
+    """What came out, in sentences."""
+    throughput, count = replay.throughput, len(replay.steps)
+    ending = _ENDS[replay.stopped]
+    if not count:
+        return [f"No step was finished ({ending})."]
+    rates = [step.tokens_per_s for step in replay.steps]
+    mean = Estimate(
+        mean=throughput.tokens_per_s,
+        half_width=throughput.half_width(),
+        lowest=min(rates),
+        highest=max(rates),
+        count=count,
+    )
+    interval = "95 % confidence" if mean.half_width is not None else "range of the steps in brackets"
+    lines = [
+        f"{count:,} steps, {token_amount(throughput.tokens)} tokens ({ending}).",
+        f"{with_interval(mean)} tokens/s (tokens over time of all steps; {interval}), "
+        f"{throughput.seconds / count:.3f} s a step, MFU {_weighted(replay, 'mfu'):.1%}.",
+        f"Training on these tokens takes {duration(throughput.seconds)} without interruptions.",
+    ]
+    steps = np.array([step.step_s for step in replay.steps])
+    low, middle, high = np.percentile(steps, (5, 50, 95))
+    lines.append(f"Step times: 5 % below {low:.3f} s, half below {middle:.3f} s, 5 % above {high:.3f} s.")
+    if replay.long.line:
+        lines.append(replay.long.line)
+    for tokens, what in (
+        (replay.left_out_tokens, "of a last batch that did not fill up are left out"),
+        (replay.dropped_tokens, "of sequences longer than the context were dropped (data.policy)"),
+        (replay.truncated_tokens, "beyond the context were cut off (data.policy)"),
+    ):
+        if tokens:
+            lines.append(f"{tokens:,} tokens {what}.")
+    if replay.stopped == "confidence":
+        lines.append(
+            "The interval speaks for the rest of the data only if it is like the part that was played: "
+            "the order is that of the file."
+        )
+    return lines
+
+
+def replay_table(replay: DatasetReplay) -> Table:
+    """Where the time of a mean step goes."""
+    total = sum(replay.account_s.values())
+    largest = sorted(replay.account_s.items(), key=lambda item: -item[1])
+    shown = [item for item in largest[:MOST_ACCOUNTS] if item[1] > 0]
+    rows = [(readable_name(name), f"{seconds:.3f}", f"{seconds / total:.1%}") for name, seconds in shown]
+    rest = total - sum(seconds for _, seconds in shown)
+    if rest > 1e-12 * total:
+        rows.append(("the rest", f"{rest:.3f}", f"{rest / total:.1%}"))
+    return Table(title="Where the time goes (mean step)", columns=("account", "s", "share"), rows=tuple(rows))
+
+
+def plot_replay(replay: DatasetReplay) -> Figure:
+    """Throughput of every step with the running mean and its interval, and how often steps take how long."""
+    from matplotlib.ticker import MaxNLocator
+
+    number = np.array([step.step for step in replay.steps])
+    each = np.array([step.tokens_per_s for step in replay.steps])
+    mean = np.array([step.mean_tokens_per_s for step in replay.steps])
+    half = np.array([np.nan if step.mean_ci95 is None else step.mean_ci95 for step in replay.steps])
+    kept = np.unique(np.linspace(0, len(number) - 1, min(MOST_DOTS, len(number))).round().astype(int))
+    with style():
+        figure, (left, right) = figure_and_axes(10.5, 4.2, 1, 2)
+        left.plot(
+            number[kept],
+            each[kept],
+            ".",
+            color=PALETTE[5],
+            markersize=3 if len(kept) > 100 else 6,
+            label="step",
+        )
+        left.fill_between(
+            number, np.maximum(mean - half, 0.0), mean + half, color=PALETTE[0], alpha=0.22, linewidth=0,
+            label="95 % confidence of the mean",
+        )  # fmt: skip
+        left.plot(number, mean, color=PALETTE[0], linewidth=1.6, label="mean of all steps so far")
+        left.set_ylim(0, 1.12 * float(each.max()))
+        left.set_xlabel("step")
+        left.set_ylabel("throughput (tokens/s)")
+        left.set_title("Throughput" + (" (partial)" if replay.partial else ""))
+        left.grid(axis="y", color=GRID, linewidth=0.7)
+        count_axis(left.yaxis)
+        left.legend(loc="lower right")
+        edge = max(0.5, 0.03 * len(number))
+        left.set_xlim(number[0] - edge, number[-1] + edge)
+        left.xaxis.set_major_locator(MaxNLocator(integer=True))
+        seconds = np.array([step.step_s for step in replay.steps])
+        right.hist(seconds, bins=min(40, max(5, len(seconds) // 4)), color=PALETTE[0])
+        right.axvline(float(seconds.mean()), color=INK, linewidth=1.2, linestyle=(0, (3, 3)))
+        right.annotate("mean", (float(seconds.mean()), 1.0), (4, -10), xycoords=("data", "axes fraction"),
+                       textcoords="offset points", fontsize=9)  # fmt: skip
+        right.set_xlabel("time of a step (s)")
+        right.set_ylabel("steps")
+        right.yaxis.set_major_locator(MaxNLocator(integer=True))
+        right.set_title("Step times")
+    return figure
+
+
+def write_replay(out: str, replay: DatasetReplay) -> str:
+    """Write the run directory, also of a replay that was interrupted; returns a line that says so."""
+    notes = [*replay_lines(replay), mfu_note(replay.scenario)]
+    if replay.error is not None:
+        notes.insert(0, str(replay.error))
+    command = shlex.join(["hdpsim", *sys.argv[1:]])
+    with RunDirectory(out, title=headline(replay.scenario), command=command, notes=notes) as run:
+        run.write_json("result.json", replay_json(replay), "Everything, as printed by --json.")
+        run.write_text(
+            "scenario.yaml", replay.scenario.to_yaml(), "The scenario with all defaults; runs as it is."
+        )
+        if replay.steps:
+            rows = [dataclasses.asdict(step) for step in replay.steps]
+            run.write_csv(
+                "steps.csv",
+                rows,
+                "One row per step, in order; mean_tokens_per_s and mean_ci95: mean of all steps up to it and the "
+                "half width of its 95 % confidence interval.",
+            )
+            run.write_parquet("steps.parquet", rows, "The same table with types.")
+            run.write_csv(
+                "accounts.csv",
+                [
+                    {"account": name, "seconds": seconds, "share": seconds / sum(replay.account_s.values())}
+                    for name, seconds in replay.account_s.items()
+                ],
+                "Where the time goes: seconds of a step, mean over ranks, stages and steps.",
+            )
+            run.save_figure(
+                "throughput", plot_replay(replay), "Throughput of the steps, running mean, and step times."
+            )
+    return f"wrote {out}" + (" (partial)" if replay.partial else "")

@@ -1,0 +1,1 @@
+"""Where every second of a step comes from."""

@@ -1,0 +1,202 @@
+"""A predicted step taken apart: every account with its formula, the numbers that went in, and their sources.
+
+Nothing is computed a second time: the step is priced once more while the cost functions report what they did
+(`hdpsim.cost_models.tracing`); formulas and sources are those of their docstrings and of the calibration file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hdpsim import __version__
+from hdpsim.cost_models.reading.fields import did_you_mean
+from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
+from hdpsim.cost_models.tracing import Call, tracing, watched
+from hdpsim.errors import UserInputError
+from hdpsim.experiments.explaining.calls import Sources, call_document, products_of
+from hdpsim.experiments.output.run_directory import SCHEMA_VERSION
+from hdpsim.quoting import quoted
+from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.play.execution import Execution
+from hdpsim.simulator.setup import Setup
+from hdpsim.simulator.step import plan_batch, play_plan, price_plan
+from hdpsim.simulator.step_memory import fit_notes
+from hdpsim.simulator.without_effect import without_effect
+
+if TYPE_CHECKING:
+    from hdpsim.experiments.scenario.scenario import Scenario
+
+
+Document = dict[str, Any]
+
+_MEANING = {
+    "gemm": "matrix products of all layers, forward and backward",
+    "attention": "attention kernels, forward and backward",
+    "ring_merge": "putting together what the steps of ring attention computed",
+    "ring_wait": "context-parallel transfers that attention does not hide",
+    "small_kernels": "memory-bound kernels: norms, residuals, rotary embedding, activation, embedding table",
+    "tp_communication": "tensor-parallel collectives that are not hidden, agreement on maxima of 8-bit tensors",
+    "expert_all_to_all": "dispatch of tokens to experts and back",
+    "recompute": "the forward of recomputed layers, run again before their backward: the sum of its other terms",
+    "offload_wait": "activations on their way to and from the host that compute does not hide",
+    "logits": "output projection and cross-entropy on the last stage",
+    "host": "kernel launches that outlast their kernels, and fixed host work of each micro-batch",
+    "layer_gather": "sharded parameters gathered layer by layer: what that adds to the compute beside it",
+    "layer_reduce": "gradients reduced layer by layer: what that adds to the compute beside it",
+    "data": "loading of the batch (and a common pause) before the first forward, as far as it shows",
+    "planning": "metadata of the batch to one controller, planning, sending the plan, as far as it shows",
+    "parameter_gather": "parameter all-gather before the first forward, as far as it shows",
+    "wait_pipeline": "a stage waits for its neighbour's result: pipeline bubble and transfers, as played",
+    "wait_group": "a rank waits for the other ranks of its context-parallel group",
+    "wait_gradients": "a rank has finished and waits for the others before gradients are summed",
+    "gradient_sync": "gradient reduction after the last backward, as far as it shows",
+    "wait_stages": "a stage waits until the gradients of every stage are there",
+    "optimizer": "optimizer update and fixed host work of a step",
+    "wait_step_end": "a stage waits for the slowest stage's optimizer",
+}
+_NESTED_PREFIX: dict[str, str] = {
+    "tp_communication": "tp",
+    "gradient_sync": "gradient",
+    "parameter_gather": "parameter",
+    "expert_all_to_all": "expert",
+}
+"""Account -> how its building blocks are called: the all-gather of tp_communication is tp_all_gather."""
+
+
+def explain(scenario: Scenario) -> Document:
+    """Take the step of the scenario's first global batch apart.
+
+    Raises:
+        InfeasibleError: the scenario cannot run.
+    """
+    setup = _watched_setup(scenario.setup())
+    plan, problem, memory = plan_batch(setup, scenario.batches(1)[0])
+    with tracing() as calls:
+        costs = price_plan(setup, problem, plan)
+    execution = play_plan(setup, plan, costs)
+    sources = Sources(scenario.calibration, scenario.cluster, scenario.model)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "explain",
+        "hdpsim_version": __version__,
+        "scenario": scenario.document,
+        "strategy": setup.strategy.name,
+        "step_s": execution.step_s,
+        "counts": _counts(plan, problem.cost),
+        "terms": [_term(name, row, execution, calls, sources) for row, name in enumerate(execution.accounts)],
+        "software": [
+            {"switch": s.switch, "value": s.value, "class": s.kind, "stack": s.stack, "source": s.source}
+            for s in scenario.settings
+        ],
+        "notes": [
+            f"calibration {setup.calibration.name}",
+            *plan.notes,
+            *without_effect(setup, int(plan.group_size.max()), memory),
+            *fit_notes(memory),
+            *scenario.notes,
+        ],
+    }
+
+
+def _watched_setup(setup: Setup) -> Setup:
+    return replace(
+        setup,
+        model=watched(setup.model, "model"),
+        layout=watched(setup.layout, "layout"),
+        cluster=watched(setup.cluster, "cluster"),
+        calibration=watched(setup.calibration, "calibration"),
+    )
+
+
+def _counts(plan: Plan, cost: MicroBatchCost) -> Document:
+    """How often things happen: what leads from one layer's seconds to the step's."""
+    return {
+        "ranks": plan.ranks,
+        "stages": cost.layout.pp,
+        "layers_per_stage": float(cost.layers_by_stage.mean()),
+        "moe_layers_per_stage": float(
+            np.array([kind.moe_layers for kind in cost.kinds])[cost.kind].sum(axis=1).mean()
+        ),
+        "micro_batches": plan.micro_batches,
+        "micro_batches_per_rank": len(plan.order) / plan.ranks,
+    }
+
+
+def _term(
+    name: str, row: int, execution: Execution, calls: Sequence[Call], sources: Mapping[str, str]
+) -> Document:
+    seconds = execution.account_s[row]
+    rank, stage = (int(place) for place in np.unravel_index(int(seconds.argmax()), seconds.shape))
+    mean_s = float(seconds.mean())
+    found = list(_calls_of(name, calls))
+    documents: list[Document] = []
+    for call in found:
+        document = call_document(call, sources, name)
+        if document not in documents:  # the same for every kind of stage
+            documents.append(document)
+    return {
+        "term": name,
+        "meaning": _MEANING.get(name, name.replace("_", " ")),
+        "seconds": mean_s,
+        "share": mean_s / execution.step_s,
+        "largest": {"seconds": float(seconds.max()), "rank": rank, "stage": stage},
+        "products": [row for call in found for row in products_of(call)],
+        "calls": documents,
+    }
+
+
+def _calls_of(term: str, calls: Sequence[Call]) -> Iterator[Call]:
+    """The outermost priced functions that price *term* and nothing more special, without their namesakes inside."""
+    for call in calls:
+        inner = list(_calls_of(term, call.calls))
+        if call.terms == (term,) or (term in call.terms and not inner):
+            yield call
+        else:
+            yield from inner
+
+
+def _nested(term: Document) -> Iterator[tuple[str, Document]]:
+    """Names and documents of the building blocks of a term: products by name, collectives and kernels."""
+    name = str(term["term"])
+    prefix = _NESTED_PREFIX.get(name, name)
+    for product in term["products"]:
+        yield f"{prefix}_{product['product']}", product
+    pending = [call for outer in term["calls"] for call in outer["calls"]]
+    while pending:
+        call = pending.pop(0)
+        block = str(call["name"]).removesuffix("_s").removesuffix("_flop_per")
+        yield f"{prefix}_{block.removeprefix(prefix + '_')}", call
+        pending += call["calls"]
+
+
+def term_names(document: Document) -> tuple[str, ...]:
+    """Everything `--term` understands: accounts and their building blocks."""
+    names: dict[str, None] = {}
+    for term in document["terms"]:
+        names[term["term"]] = None
+        names.update((name, None) for name, _ in _nested(term))
+    return tuple(names)
+
+
+def find_term(document: Document, name: str) -> Document:
+    """One account, or one building block with the account that it is part of.
+
+    Raises:
+        UserInputError: there is none of that name; the message suggests one.
+    """
+    for term in document["terms"]:
+        if term["term"] == name:
+            return {"term": term, "part": None, "parts": []}
+    for term in document["terms"]:
+        parts = [part for nested, part in _nested(term) if nested == name]
+        if parts:
+            distinct = [part for place, part in enumerate(parts) if part not in parts[:place]]
+            return {"term": term, "part": name, "parts": distinct}
+    known = term_names(document)
+    raise UserInputError(
+        f"--term: {quoted(name)} is no part of this step{did_you_mean(name, known)}; known: {', '.join(known)}"
+    )

@@ -1,0 +1,1 @@
+"""Recorded operations of a real job."""

@@ -1,0 +1,276 @@
+"""Reading a recorded job: a table of operations (parquet or CSV) and a YAML file with the degrees."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.cost_models.reading.fields import Fields, Problems, did_you_mean
+from hdpsim.errors import TraceError, UserInputError
+from hdpsim.experiments.output.csv_files import as_number
+from hdpsim.quoting import LONGEST_NAME, quoted, shortened
+from hdpsim.ranges import LIMITS, RANGES
+from hdpsim.reading import UnreadableError, open_trace, regular_file
+from hdpsim.simulator.recorded.operations import COMPUTE, KINDS, RecordedJob, is_kind
+from hdpsim.yaml_loader import load_document
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+_INTEGERS = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "mb_id", "gmc")
+_SECONDS = ("start_ts", "duration")
+
+COLUMNS = (*_INTEGERS, *_SECONDS, "optype")
+"""The columns a trace needs; others are ignored."""
+
+_LONGEST_S = 1e6  # an operation or a step of eleven days is milliseconds taken for seconds
+_LATEST_S = (
+    1e11  # thousands of years after 1970, in seconds; later ones are no seconds, and lose the microseconds
+)
+
+Ints = NDArray[np.int64]
+
+
+def read_recorded_job(trace: str | Path, meta: str | Path) -> RecordedJob:
+    """Return the job recorded in *trace* with the degrees of *meta*, checked against each other.
+
+    Raises:
+        UserInputError: a file, a column, a row or a degree that cannot be used.
+    """
+    path = Path(trace)
+    name, degrees = _read_meta(Path(meta))
+    table = _read_table(path)
+    if not len(table):
+        raise TraceError("holds no operations", str(path))
+    whole = {column: _integers(table, column, path) for column in _INTEGERS}
+    start_s, duration_s = (_numbers(table, column, path) for column in _SECONDS)
+    kind = _kinds(table, path)
+    bad = np.flatnonzero((duration_s < 0) | (duration_s > _LONGEST_S))
+    if len(bad):
+        raise TraceError(
+            f"duration is {duration_s[bad[0]]:g}; expected 0 to {_LONGEST_S:g} s", str(path), int(bad[0]) + 1
+        )
+    bad = np.flatnonzero(np.abs(start_s) > _LATEST_S)
+    if len(bad):
+        raise TraceError(
+            f"start_ts is {start_s[bad[0]]:g}; expected seconds, at most {_LATEST_S:g}",
+            str(path),
+            int(bad[0]) + 1,
+        )
+    steps, step = np.unique(whole["step"], return_inverse=True)
+    first_s = np.full(len(steps), np.inf)
+    np.minimum.at(first_s, step, start_s)
+    bad = np.flatnonzero(start_s - first_s[step] > _LONGEST_S)
+    if len(bad):
+        raise TraceError(
+            f"starts {start_s[bad[0]] - first_s[step[bad[0]]]:g} s after its step; at most {_LONGEST_S:g} s",
+            str(path),
+            int(bad[0]) + 1,
+        )
+    job = RecordedJob(
+        name=name,
+        data_parallel=degrees["dp_size"],
+        stages=degrees["pp_size"],
+        chunks=degrees["vpp_size"],
+        gpus=degrees["world_size"],
+        steps=steps,
+        step=step.astype(np.int64),
+        data_parallel_rank=whole["dp_rank"],
+        stage=whole["stage"],
+        rank=whole["rank"],
+        kind=kind,
+        sequence=whole["seq_id"],
+        chunk=whole["mc"],
+        virtual_stage=np.where(is_kind(kind, *COMPUTE), whole["gmc"], -1),
+        start_s=start_s - first_s[step],
+        duration_s=duration_s,
+    )
+    _check_degrees(job, path, Path(meta))
+    _check_complete(job, path)
+    return job
+
+
+def _read_meta(path: Path) -> tuple[str, dict[str, int]]:
+    document = load_document(path)
+    problems = Problems(str(path), document.where)
+    fields = Fields(document.data, problems)
+    name = fields.text("trial_name", default=path.stem)
+    fields.integer("run_id", minimum=0, default=0)
+    degrees = {key: fields.integer(key, kind=kind) for key, kind in (("dp_size", "dp"), ("pp_size", "pp"))}
+    degrees |= {
+        key: fields.integer(key, default=1, kind=kind)
+        for key, kind in (("tp_size", "tp"), ("dsp_size", "cp"), ("vpp_size", "vpp"))
+    }
+    product = degrees["dp_size"] * degrees["pp_size"] * degrees["tp_size"] * degrees["dsp_size"]
+    degrees["world_size"] = fields.integer(
+        "world_size", default=min(product, int(RANGES["gpus"].high)), kind="gpus"
+    )
+    fields.finish()
+    if not problems.found and degrees["world_size"] != product:
+        problems.add(
+            "world_size",
+            f"is {degrees['world_size']}, but dp_size x pp_size x tp_size x dsp_size is {product}",
+        )
+    problems.raise_if_any()
+    return name, degrees
+
+
+def _read_table(path: Path) -> pd.DataFrame:
+    """The columns that count (in any order, others left out), and not more operations than fit into memory."""
+    import pandas as pd
+    import pyarrow as pa
+
+    regular_file(path)
+    name = path.name.lower()
+    most, why = LIMITS["operations"]
+    try:
+        if name.endswith((".parquet", ".pq")):
+            table = _parquet(path, most)
+        elif name.endswith((".csv", ".csv.gz")):
+            with open_trace(path, name.endswith(".gz"), "operations_bytes") as file:
+                head = pd.read_csv(file, nrows=0)
+            with open_trace(path, name.endswith(".gz"), "operations_bytes") as file:
+                table = pd.read_csv(
+                    file, nrows=most + 1, usecols=_wanted(path, list(head.columns)), low_memory=False
+                )
+        else:
+            raise UserInputError(f"{path}: expected a name that ends in .parquet, .pq, .csv or .csv.gz")
+    except UnreadableError as error:
+        raise TraceError(error.reason, str(path)) from None
+    except (pa.ArrowException, ValueError, OSError, EOFError, zlib.error) as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise TraceError(f"cannot be read ({shortened(reason, LONGEST_NAME)})", str(path)) from None
+    if len(table) > most:
+        raise TraceError(f"holds more than {most:,} operations: {why}", str(path))
+    return table
+
+
+def _parquet(path: Path, most: int) -> pd.DataFrame:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        if file.metadata.num_rows > most:
+            raise TraceError(
+                f"holds {file.metadata.num_rows:,} operations; at most {most:,}: {LIMITS['operations'][1]}",
+                str(path),
+            )
+        table: pd.DataFrame = file.read(columns=_wanted(path, file.schema_arrow.names)).to_pandas()
+        return table
+
+
+def _wanted(path: Path, columns: list[str]) -> list[str]:
+    """The columns to read, which must all be there."""
+    missing = [column for column in COLUMNS if column not in columns]
+    if missing:
+        present = shortened(", ".join(str(column) for column in columns[:20]), LONGEST_NAME)
+        raise TraceError(f"no column {', '.join(missing)}; the columns are {present}", str(path))
+    return list(COLUMNS)
+
+
+def _numbers(table: pd.DataFrame, column: str, path: Path) -> NDArray[np.float64]:
+    import pandas as pd
+
+    values = table[column]
+    if pd.api.types.is_bool_dtype(values) or pd.api.types.is_datetime64_any_dtype(values):
+        raise TraceError(f"column {column} holds {values.dtype}; expected numbers", str(path))
+    try:
+        numbers = pd.to_numeric(values, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    except (OverflowError, ValueError):  # a whole number of hundreds of digits
+        numbers = np.array([as_number(str(value)) for value in values])
+    bad = np.flatnonzero(~np.isfinite(numbers))
+    if len(bad):
+        raise TraceError(
+            f"{column} is {quoted(values.iloc[bad[0]])}; expected a finite number", str(path), int(bad[0]) + 1
+        )
+    return numbers
+
+
+def _integers(table: pd.DataFrame, column: str, path: Path) -> Ints:
+    numbers = _numbers(table, column, path)
+    bad = np.flatnonzero((numbers != np.rint(numbers)) | (np.abs(numbers) > 2**31))
+    if len(bad):
+        raise TraceError(
+            f"{column} is {numbers[bad[0]]:g}; expected a whole number", str(path), int(bad[0]) + 1
+        )
+    return numbers.astype(np.int64)
+
+
+def _kinds(table: pd.DataFrame, path: Path) -> Ints:
+    texts = table["optype"].astype(str)
+    numbers = texts.map({kind: i for i, kind in enumerate(KINDS)}).astype("float64").to_numpy()
+    bad = np.flatnonzero(np.isnan(numbers))
+    if len(bad):
+        name = str(texts.iloc[bad[0]])
+        raise TraceError(
+            f"optype {quoted(name)} is not known{did_you_mean(name, KINDS)}; known: {', '.join(KINDS)}",
+            str(path),
+            int(bad[0]) + 1,
+        )
+    return numbers.astype(np.int64)
+
+
+def _check_degrees(job: RecordedJob, path: Path, meta: Path) -> None:
+    """Every number of a row must fit the degrees, and every degree must be filled."""
+    compute = is_kind(job.kind, *COMPUTE)
+    needed = len(job.steps) * job.workers * len(COMPUTE)
+    if needed > len(job):
+        raise TraceError(
+            f"{len(job.steps):,} steps of {job.data_parallel:,} x {job.stages:,} workers (dp_size x pp_size in {meta}) "
+            f"have at least {needed:,} operations, but there are {len(job):,}",
+            str(path),
+        )
+    checks = (
+        ("dp_rank", job.data_parallel_rank, np.ones(len(job), dtype=np.bool_), job.data_parallel, "dp_size"),
+        ("stage", job.stage, np.ones(len(job), dtype=np.bool_), job.stages, "pp_size"),
+        ("gmc", job.virtual_stage, compute, job.stages * job.chunks, "pp_size x vpp_size"),
+        ("mc", job.chunk, compute, job.chunks, "vpp_size"),
+    )
+    for column, values, which, size, degree in checks:
+        bad = np.flatnonzero(which & ((values < 0) | (values >= size)))
+        if len(bad):
+            raise TraceError(
+                f"{column} is {values[bad[0]]}, but {degree} is {size} in {meta}", str(path), int(bad[0]) + 1
+            )
+        present = np.unique(values[which])
+        if len(present) != size:
+            absent = np.setdiff1d(np.arange(size), present)
+            raise TraceError(
+                f"no operation has {column} {absent[0]}, but {degree} is {size} in {meta}", str(path)
+            )
+    bad = np.flatnonzero(compute & (job.virtual_stage % job.stages != job.stage))
+    if len(bad):
+        raise TraceError(
+            f"gmc {job.virtual_stage[bad[0]]} does not lie on stage {job.stage[bad[0]]} of {job.stages}: "
+            "gmc is mc x pp_size + stage",
+            str(path),
+            int(bad[0]) + 1,
+        )
+
+
+def _check_complete(job: RecordedJob, path: Path) -> None:
+    """Every worker runs in every step, and no operation is there twice."""
+    for kind in COMPUTE:
+        ran = np.zeros(len(job.steps) * job.workers, dtype=np.bool_)
+        ran[job.lane[is_kind(job.kind, kind)]] = True
+        idle = np.flatnonzero(~ran)
+        if len(idle):
+            step, worker = divmod(int(idle[0]), job.workers)
+            rank, stage = divmod(worker, job.stages)
+            raise TraceError(
+                f"step {job.steps[step]} has no {kind} of dp_rank {rank} stage {stage}; every worker of a "
+                "step is needed",
+                str(path),
+            )
+    order = np.lexsort((job.sequence, job.kind, job.lane))
+    same = np.ones(len(job) - 1, dtype=np.bool_)
+    for values in (job.lane, job.kind, job.sequence):
+        same &= values[order[1:]] == values[order[:-1]]
+    twice = np.flatnonzero(same)
+    if len(twice):
+        row = int(order[twice[0] + 1])
+        raise TraceError(f"a second {job.describe(row)}", str(path), row + 1)

@@ -1,0 +1,1 @@
+"""Files, tables, plots and timelines."""

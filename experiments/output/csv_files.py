@@ -1,0 +1,118 @@
+"""CSV files of cells, records and kernels, with every problem named by its row and column."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from hdpsim.cost_models.reading.fields import did_you_mean
+from hdpsim.errors import UserInputError
+from hdpsim.quoting import LONGEST_NAME, quoted, shortened
+from hdpsim.ranges import RANGES
+from hdpsim.reading import read_bytes
+
+_OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+
+
+def read_csv(path: str | Path) -> list[list[str]]:
+    """All rows of a CSV, plain or compressed with gzip (whatever its name says), header included.
+
+    Raises:
+        UserInputError: unreadable, or no CSV in UTF-8.
+    """
+    try:
+        text = read_bytes(path, "table_bytes", unpack=True).decode("utf-8-sig")
+        return list(csv.reader(io.StringIO(text, newline=""), strict=True))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserInputError(f"{path}: is not a CSV file in UTF-8 ({error})") from None
+
+
+def missing_columns(
+    path: str | Path, missing: list[str], needed: tuple[str, ...], head: list[str]
+) -> UserInputError:
+    """The message for a header that lacks columns."""
+    separator = next((mark for mark in _OTHER_SEPARATORS if len(head) == 1 and head[0].count(mark) > 1), None)
+    if separator is not None:
+        return UserInputError(
+            f"{path}: its columns are separated by {_OTHER_SEPARATORS[separator]}; expected commas"
+        )
+    return UserInputError(
+        f"{path}: missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; "
+        f"needed: {', '.join(needed)}; found: {shortened(', '.join(head), LONGEST_NAME) or 'nothing'}"
+    )
+
+
+def read_rows(
+    path: str | Path, columns: tuple[str, ...], what: str = "cells"
+) -> list[tuple[str, dict[str, str]]]:
+    """Rows of a CSV with these *columns* (in any order, others allowed), each with the words for where it is.
+
+    Raises:
+        UserInputError: unreadable, no rows, missing columns, with the row.
+    """
+    rows = read_csv(path)
+    head = [name.strip() for name in rows[0]] if rows else []
+    missing = [name for name in columns if name not in head]
+    if missing:
+        raise missing_columns(path, missing, columns, head)
+    twice = sorted({name for name in head if head.count(name) > 1})
+    if twice:
+        raise UserInputError(f"{path}: column {', '.join(twice)} appears more than once")
+    found = []
+    for number, row in enumerate(rows[1:], start=2):
+        if not any(field.strip() for field in row):
+            continue
+        if len(row) != len(head):
+            raise UserInputError(
+                f"{path}, row {number}: {len(row)} fields, but the header has {len(head)} columns"
+            )
+        fields = (field.strip() for field in row)
+        found.append((f"{path}, row {number}", dict(zip(head, fields, strict=True))))
+    if not found:
+        raise UserInputError(f"{path}: holds no {what} below its header")
+    return found
+
+
+def one_of(where: str, column: str, row: Mapping[str, str], known: tuple[str, ...]) -> str:
+    """One of the *known* words."""
+    value = row[column]
+    if value not in known:
+        hint = did_you_mean(value, known)
+        raise UserInputError(f"{where}: {column}: {quoted(value)} is not one of {', '.join(known)}{hint}")
+    return value
+
+
+def whole(where: str, column: str, row: Mapping[str, str], kind: str) -> int:
+    """A whole number in the range of that *kind*."""
+    value = row[column]
+    allowed = RANGES[kind]
+    digits = value.isascii() and value.isdigit() and len(value) <= len(str(2**53))
+    if not (digits and int(value) >= allowed.low):
+        raise UserInputError(
+            f"{where}: {column}: expected a whole number of at least {allowed.low}, got {quoted(value)}"
+        )
+    if not allowed.holds(int(value)):
+        raise UserInputError(f"{where}: {column}: {allowed.complaint(int(value))}")
+    return int(value)
+
+
+def positive(where: str, column: str, value: str, kind: str) -> float:
+    """A positive number in the range of that *kind*."""
+    number = as_number(value)
+    allowed = RANGES[kind]
+    if not 0 < number < math.inf:
+        raise UserInputError(f"{where}: {column}: expected a positive number or nothing, got {quoted(value)}")
+    if not allowed.holds(number):
+        raise UserInputError(f"{where}: {column}: {allowed.complaint(number)}")
+    return number
+
+
+def as_number(text: str) -> float:
+    """A cell as a number; nan when it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

@@ -1,0 +1,212 @@
+"""How hdpsim's plots look, how their numbers read, and how they are saved.
+
+Colours are those of Okabe and Ito ("Color Universal Design", 2008), which people with any kind of colour vision
+can tell apart. Plots use matplotlib's object interface: no display, no global state, safe in worker processes.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import cycle, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from hdpsim.experiments.output.files import replacing
+from hdpsim.experiments.output.words import large_amount
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#999999", "#1A1A1A")
+"""Okabe and Ito, the strongest first; their yellow, too faint for dots and lines on white, is left out."""
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
+INK = "#222222"
+GRID = "#DDDDDD"
+
+_STRATEGY_COLOURS = {
+    "static": "#8C8C8C",
+    "best-static": "#4D4D4D",
+    "hdp-naive": "#E69F00",
+    "hdp-balance": "#0072B2",
+}
+
+_RC: dict[str, Any] = {
+    "axes.edgecolor": "#888888",
+    "axes.axisbelow": True,
+    "axes.grid": False,
+    "axes.labelcolor": INK,
+    "axes.labelsize": 10,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "figure.facecolor": "white",
+    "font.family": "DejaVu Sans",  # ships with matplotlib, so that every machine draws the same
+    "font.size": 10,
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "hdpsim",  # fixes the identifiers inside an SVG: same data, same bytes
+    "text.color": INK,
+    "xtick.color": INK,
+    "xtick.labelsize": 9,
+    "ytick.color": INK,
+    "ytick.labelsize": 9,
+}
+
+ACCOUNT_GROUPS = ("compute", "communication", "overhead", "waiting")
+"""The kinds of accounts. Communication is what compute does not hide: it is no work."""
+
+_GROUPS = {"ring_merge": "compute", "host": "overhead"}
+"""Accounts that the words below would put in the wrong place."""
+
+_WAITING = ("wait", "bubble", "idle")
+_OVERHEAD = ("data", "optimizer", "planning", "launch", "loading")
+_COMMUNICATION = (
+    "gather",
+    "scatter",
+    "reduce",
+    "all_to_all",
+    "ring",
+    "transfer",
+    "sync",
+    "send",
+    "comm",
+    "offload",
+)
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Set hdpsim's look for the plots made inside the block, and restore the caller's afterwards."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(cast("Any", _RC)):
+        yield
+
+
+def figure_and_axes(
+    width_in: float, height_in: float, rows: int = 1, columns: int = 1, *, share_y: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure without any window behind it, and its axes in reading order."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width_in, height_in), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=share_y)
+    return figure, [axes for row in grid for axes in row]
+
+
+def save_figure(figure: Figure, stem: Path) -> tuple[Path, Path]:
+    """Write *figure* as STEM.png and STEM.svg and return both paths; equal figures give equal bytes."""
+    paths = (Path(f"{stem}.png"), Path(f"{stem}.svg"))
+    for path, metadata in zip(
+        paths, ({"Software": "hdpsim"}, {"Date": None, "Creator": "hdpsim"}), strict=True
+    ):
+        with replacing(path, "plot") as target, style(), warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "Glyph"
+            )  # a character of a name that the font has not: a box is drawn
+            figure.savefig(target, format=path.suffix[1:], dpi=150, metadata=metadata)
+    return paths
+
+
+def colours_of(names: Mapping[str, object]) -> dict[str, str]:
+    """Return a colour for every name: fixed for hdpsim's own strategies, from the palette for others."""
+    fixed = {name: _STRATEGY_COLOURS[name] for name in names if name in _STRATEGY_COLOURS}
+    rest = cycle([colour for colour in PALETTE if colour not in fixed.values()])
+    return {name: fixed.get(name) or next(rest) for name in names}
+
+
+def marker_of(position: int) -> str:
+    """Return a marker for the series in that position: neighbours differ, and so do series of equal colour."""
+    return MARKERS[(position + position // len(PALETTE)) % len(MARKERS)]
+
+
+def format_tokens(tokens: float) -> str:
+    """Return a token count as people name lengths, in binary thousands.
+
+    >>> format_tokens(262_144), format_tokens(2 * 2**20), format_tokens(12_345), format_tokens(1)
+    ('256K', '2M', '12,345', '1')
+    """
+    for scale, letter in ((2**20, "M"), (2**10, "K")):
+        if tokens >= scale and tokens % scale == 0:
+            return f"{tokens / scale:,.0f}{letter}"
+    return f"{tokens:,.0f}"
+
+
+def format_count(value: float) -> str:
+    """Return a number with three significant digits and a decimal K, M, B or T.
+
+    >>> format_count(1_234_567), format_count(12_288), format_count(950), format_count(0.25), format_count(999_999)
+    ('1.23M', '12.3K', '950', '0.25', '1M')
+    """
+    return large_amount(value) if math.isfinite(value) else f"{value:g}"
+
+
+def readable_name(account: str) -> str:
+    """Return an account's name as words: "tp_all_gather" -> "TP all gather".
+
+    >>> readable_name("tp_all_gather"), readable_name("wait_pipeline")
+    ('TP all gather', 'wait pipeline')
+    """
+    acronyms = {"tp", "cp", "pp", "dp", "ep", "hdp", "moe", "mlp", "gemm", "qkv", "kv"}
+    words = account.replace("-", "_").split("_")
+    return " ".join(word.upper() if word in acronyms else word for word in words)
+
+
+def account_group(account: str) -> str:
+    """Return which part of the step an account belongs to, for colours and order.
+
+    >>> [account_group(name) for name in ("attention", "cp_ring", "optimizer", "wait_group")]
+    ['compute', 'communication', 'overhead', 'waiting']
+    """
+    name = account.lower()
+    if name in _GROUPS:
+        return _GROUPS[name]
+    if name.startswith(_WAITING):
+        return "waiting"
+    if name.startswith(_OVERHEAD):
+        return "overhead"
+    if any(word in name for word in _COMMUNICATION):
+        return "communication"
+    return "compute"
+
+
+def count_axis(axis: Axis) -> None:
+    """Label the ticks of *axis* (axes.xaxis or axes.yaxis) as 1.5K, 20M, ..."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+    if axis.get_scale() == "log":
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
+        axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def base2_ticks(axes: Axes, values: list[float], labels: list[str]) -> None:
+    """Give *axes* a logarithmic x axis with one tick per value; close labels are slanted, closer ones left out."""
+    from matplotlib.ticker import NullLocator
+
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_minor_locator(NullLocator())
+    order = sorted(range(len(values)), key=values.__getitem__)
+    span = math.log2(values[order[-1]] / values[order[0]]) or 1.0
+    slanted = any(math.log2(values[b] / values[a]) < span / 8 for a, b in pairwise(order))
+    least = span / (22 if slanted else 8)
+    kept = order[:1]
+    for i in order[1:]:
+        if math.log2(values[i] / values[kept[-1]]) >= least:
+            kept.append(i)
+    axes.set_xticks([values[i] for i in kept], [labels[i] for i in kept])
+    if slanted:
+        axes.tick_params(axis="x", rotation=50)

@@ -1,0 +1,105 @@
+"""What several batches or runs say together: a mean with its interval, a range where they are too few for one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+CONFIDENCE = 0.95
+
+FEWEST = 3
+"""Values an interval needs: from two, Student's t makes it twelve times as wide as their spread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A mean and how far it can be trusted.
+
+    Attributes:
+        mean: of the values.
+        half_width: half of the 95 % confidence interval of the mean; None of fewer than FEWEST values, or of values
+            that are not independent. It speaks of sampling only: how far predictions are off is the band's matter.
+        lowest: the smallest value.
+        highest: the largest one.
+        count: how many values.
+    """
+
+    mean: float
+    half_width: float | None
+    lowest: float
+    highest: float
+    count: int
+
+    def scaled(self, factor: float) -> Estimate:
+        """The same in another unit; *factor* is positive."""
+        half_width = None if self.half_width is None else self.half_width * factor
+        return replace(
+            self,
+            mean=self.mean * factor,
+            half_width=half_width,
+            lowest=self.lowest * factor,
+            highest=self.highest * factor,
+        )
+
+
+def estimate(values: Sequence[float], *, independent: bool = True) -> Estimate:
+    """Mean and Student-t confidence interval of *values*.
+
+        half width = t(0.975, n - 1) * s / sqrt(n)
+
+    Ignored: the interval, where the values are not *independent* (the same data again).
+    Source: Student, Biometrika 6(1), 1908.
+    """
+    count = len(values)
+    half_width = None
+    if independent and count >= FEWEST:
+        from scipy.stats import t
+
+        quantile = float(t.ppf(0.5 + CONFIDENCE / 2, count - 1))
+        half_width = quantile * float(np.std(values, ddof=1)) / math.sqrt(count)
+    return Estimate(
+        mean=float(np.mean(values)),
+        half_width=half_width,
+        lowest=float(min(values)),
+        highest=float(max(values)),
+        count=count,
+    )
+
+
+def fixed(value: float) -> Estimate:
+    """A single figure, of which nobody knows how far it can be trusted."""
+    return Estimate(mean=value, half_width=None, lowest=value, highest=value, count=1)
+
+
+def paired_ratio(mine: Sequence[float], base: Sequence[float], *, independent: bool = True) -> Estimate:
+    """Ratio of two things seen on the same batches, batch by batch.
+
+    What a batch does to both cancels out, so the interval is that of the difference, not of either one.
+    """
+    return estimate([m / b for m, b in zip(mine, base, strict=True)], independent=independent)
+
+
+def with_interval(value: Estimate, scale: float = 1.0, digits: int = 0) -> str:
+    """`1,234 ± 56`; `1,234 (1,200 to 1,270)` where there is a range but no interval; else the mean alone.
+
+    >>> with_interval(estimate([1.0, 2.0, 3.0]), digits=2), with_interval(estimate([1.0, 2.0]), digits=1)
+    ('2.00 ± 2.48', '1.5 (1.0 to 2.0)')
+    """
+    text = f"{value.mean * scale:,.{digits}f}"
+    if value.half_width is not None:
+        return f"{text} ± {value.half_width * scale:,.{digits}f}"
+    low, high = (f"{end * scale:,.{digits}f}" for end in (value.lowest, value.highest))
+    return text if low == high else f"{text} ({low} to {high})"
+
+
+def estimate_json(value: Estimate) -> dict[str, float | None]:
+    """The estimate as JSON data."""
+    return {
+        "mean": value.mean,
+        "ci95_half_width": value.half_width,
+        "lowest": value.lowest,
+        "highest": value.highest,
+    }

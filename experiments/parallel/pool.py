@@ -1,0 +1,86 @@
+"""A pool of processes that ends with its work, or at once when the work is given up."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
+from typing import Any
+
+from hdpsim.interrupts import held
+
+_PARENTS = {signal.SIGINT, signal.SIGHUP} if hasattr(signal, "pthread_sigmask") else set()
+"""Signals that reach every process of a terminal and are answered by the first one alone; Windows has no masks."""
+
+_END_S = 5.0
+"""How long a pool that was given up may take to end."""
+
+
+@contextmanager
+def worker_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
+    """Yield an executor of *processes* fresh processes; leaving the block by an exception stops what still runs.
+
+    Ctrl-C in a terminal, and its end (SIGHUP), reach every process. A worker would answer with the next piece of work
+    in its queue, so workers ignore them, and this process, which does not, ends them.
+    """
+    # spawn: the thread of a progress bar must not be copied into a worker
+    context = multiprocessing.get_context("spawn")
+    with _sheltered():
+        resource_tracker.ensure_running()  # it would be ended by SIGHUP, and a second one knows nothing of the first's
+        pool = _Pool(processes, mp_context=context, initializer=_depend_on_the_parent)
+    others = set(multiprocessing.active_children())
+    try:
+        yield pool
+    except BaseException:
+        manager = getattr(pool, "_executor_manager_thread", None)
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in set(multiprocessing.active_children()) - others:
+            worker.terminate()
+        if manager is not None:  # while it closes its pipes, Python may want to write into them to end it
+            manager.join(_END_S)
+        raise
+    pool.shutdown()
+
+
+@contextmanager
+def _sheltered() -> Iterator[None]:
+    """Processes started in this block never hear of the parent's signals; the parent's own wait for its end."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS) if _PARENTS else ()
+    try:
+        with held():
+            yield
+    finally:
+        if _PARENTS:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+class _Pool(ProcessPoolExecutor):
+    """Starts its workers, which it does when it is given work, with the parent's interrupts waiting and their own off.
+
+    A worker that is interrupted while it starts, or whose parent is, says so with a traceback.
+    """
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        """As in the base class."""
+        with _sheltered():
+            return super().submit(function, *arguments, **named)
+
+
+def _depend_on_the_parent() -> None:
+    """Leave interrupts to the parent, and end when it does: a worker whose parent was killed would wait for ever."""
+    for number in _PARENTS or {signal.SIGINT}:
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+
+
+def _end_with_the_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

@@ -1,0 +1,1 @@
+"""A published run becomes a setup."""

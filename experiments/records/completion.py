@@ -1,0 +1,193 @@
+"""Cells that a record leaves empty and that follow from others: the shape of a known model, degrees, the batch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.transformer.model import Model
+from hdpsim.errors import CatalogError, HdpSimError
+from hdpsim.experiments.records.memory import predict_memory
+from hdpsim.experiments.records.setup import job_of
+from hdpsim.experiments.software.facts import Run, interleaves
+from hdpsim.experiments.software.run import RunConfig
+
+_SHAPE = {
+    "layers": "layers",
+    "hidden": "hidden",
+    "ffn_hidden": "ffn_hidden",
+    "heads": "heads",
+    "head_dim": "head_dim",
+    "vocab": "vocab",
+    "gated_mlp": "gated_mlp",
+    "n_experts": "experts",
+    "topk": "top_k",
+    "shared_expert_ffn": "shared_expert_ffn",
+}
+"""Columns of a shape -> fields of Model."""
+_NEEDED = ("layers", "hidden", "heads", "ffn_hidden")
+_EXPERTS = ("n_experts", "topk", "shared_expert_ffn")
+_BATCH_OF_A_RANK = re.compile(r"(?i)(?:local batch(?: size)?|batch size per DP(?: rank)?) (\d+)\b")
+MOST_STAGES = 64
+USUAL_HEAD_DIM = 128
+MULTIPLE = 256  # Llama: 2/3 of 4 x hidden, rounded up to a multiple of 256 (arXiv 2302.13971)
+
+
+def completed(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
+    """The record with empty cells filled in where something sensible follows, and the words of every assumption.
+
+    Filled in: the shape of the catalog's model of that name where cells of it are empty and none contradicts it; sizes
+    that follow from others; as many key and value heads as heads; degrees that the others leave no choice, else the
+    fewest GPUs that hold a replica; a batch of the size that the notes give a rank, else one micro-batch on each; full
+    recomputation where the run would not fit without; no chunks of layers where assumed ones would not fit.
+    """
+    said: list[str] = []
+    for fill in (_shape, _sizes, _heads, _degrees, _replica, _batch, _recompute, _chunks):
+        more, words = fill(config)
+        if more:
+            config = replace(config, **more)
+            said.append(words)
+    return config, tuple(said)
+
+
+Filled = tuple[dict[str, Any], str]
+NOTHING: Filled = ({}, "")
+
+
+def _known(config: RunConfig) -> Model | None:
+    try:
+        return catalog.model(config.model_name) if config.model_name else None
+    except CatalogError:
+        return None
+
+
+def _shape(config: RunConfig) -> Filled:
+    if all(getattr(config, column) is not None for column in _NEEDED):
+        return NOTHING
+    known = _known(config)
+    if known is None:
+        return NOTHING
+    pairs = [(column, getattr(config, column), getattr(known, field)) for column, field in _SHAPE.items()]
+    if any(stated is not None and stated != value for column, stated, value in pairs if column != "layers"):
+        return NOTHING
+    more = {
+        column: value
+        for column, stated, value in pairs
+        if stated is None and (value or column not in _EXPERTS)
+    }
+    if known.latent_attention is not None:  # its heads are told apart by having no column
+        more.pop("head_dim", None)
+    elif config.kv_heads is None:
+        more["kv_heads"] = known.kv_heads
+    return more, f"shape of {known.name}"
+
+
+def _sizes(config: RunConfig) -> Filled:
+    """Heads, their width and the model's: two of them give the third; the usual MLP of GPT or of Llama."""
+    more: dict[str, Any] = {}
+    hidden, heads = config.hidden, config.heads
+    if hidden is None and heads is not None and config.head_dim is not None:
+        more["hidden"] = hidden = heads * config.head_dim
+    if hidden is None:
+        return NOTHING
+    if heads is None:
+        more["heads"] = max(1, hidden // (config.head_dim or USUAL_HEAD_DIM))
+    if config.ffn_hidden is None and not config.n_experts:
+        gated = config.gated_mlp is not False
+        more["ffn_hidden"] = -(-8 * hidden // 3 // MULTIPLE) * MULTIPLE if gated else 4 * hidden
+    return more, ", ".join(f"{column} {value}" for column, value in more.items())
+
+
+def _heads(config: RunConfig) -> Filled:
+    known = _known(config)
+    if config.kv_heads is not None or config.heads is None:
+        return NOTHING
+    same = known is not None and (known.hidden, known.heads) == (config.hidden, config.heads)
+    if same and known is not None and known.latent_attention is not None:
+        return NOTHING
+    if same and known is not None:
+        return {"kv_heads": known.kv_heads}, f"key and value heads of {known.name}"
+    return {"kv_heads": config.heads}, "as many key and value heads as heads"
+
+
+def _degrees(config: RunConfig) -> Filled:
+    """The one degree that the record does not state, from the others."""
+    empty = [column for column in ("tp", "pp", "cp") if getattr(config, column) is None]
+    if config.n_gpus is None or config.dp is None or not empty:
+        return NOTHING
+    stated = (config.tp or 1) * (config.pp or 1) * (config.cp or 1) * config.dp
+    left = config.n_gpus // stated
+    if config.n_gpus % stated or (len(empty) > 1 and left > 1):
+        return NOTHING  # contradicts itself, or leaves a choice
+    return dict.fromkeys(empty, left), f"{', '.join(empty)} = {left} (what the other degrees leave)"
+
+
+def _replica(config: RunConfig) -> Filled:
+    """The smallest tp, up to a server, and then the smallest pp with which the replica fits into memory."""
+    if (config.tp is not None and config.pp is not None) or config.n_gpus is None:
+        return NOTHING
+    widest = config.tp or min(config.gpus_per_node or 8, config.heads or 8)
+    widths = [config.tp] if config.tp else [2**n for n in range(widest.bit_length()) if 2**n <= widest]
+    stages = [config.pp] if config.pp else [1, *(n for n in range(2, MOST_STAGES + 1) if _divides(config, n))]
+    tried = [(tp, stages[0]) for tp in widths] + [(widths[-1], pp) for pp in stages[1:]]
+    for tp, pp in tried:
+        degrees: dict[str, Any] = {"tp": tp, "pp": pp, "dp": None}
+        filled = _batch(replace(config, **degrees))[0]
+        whole = replace(config, **{**degrees, **filled})
+        try:
+            if predict_memory(whole, job_of(whole)).fits:
+                return degrees, f"tp {tp}, pp {pp}: the fewest GPUs that hold a replica"
+        except HdpSimError:
+            continue
+    return NOTHING
+
+
+def _divides(config: RunConfig, stages: int) -> bool:
+    """Whether stages come out even, embedding and head perhaps counted as layers."""
+    layers = config.layers or 1
+    return not (layers % stages and (layers + 2) % stages) and not (config.n_gpus or 1) % stages
+
+
+def _batch(config: RunConfig) -> Filled:
+    if config.global_batch_seqs is not None or config.grad_accum is not None:
+        return NOTHING
+    stated = _BATCH_OF_A_RANK.search(config.notes)
+    if stated is None:
+        return {"grad_accum": 1}, "one micro-batch a step on every rank"
+    degrees = (config.tp or 1) * (config.pp or 1) * (config.cp or 1)
+    ranks = max(1, (config.n_gpus or 1) // degrees)
+    return {"global_batch_seqs": int(stated[1]) * ranks}, f"{stated[1]} sequences a step on every rank"
+
+
+def _recompute(config: RunConfig) -> Filled:
+    """Full recomputation where nothing is said and a dense run, which exists, would not fit without.
+
+    Recipes of experts repeat single modules of a layer, which none of the columns holds.
+    """
+    if config.recompute is not None:
+        return NOTHING
+    if re.search(r"(?i)recompute is probably on", config.notes):
+        return {"recompute": "full"}, "full recomputation (probably on)"
+    if config.n_experts:
+        return NOTHING
+    whole = replace(config, recompute="full")
+    try:
+        if predict_memory(config, job_of(config)).fits or not predict_memory(whole, job_of(whole)).fits:
+            return NOTHING
+    except HdpSimError:
+        return NOTHING
+    return {"recompute": "full"}, "full recomputation: without it the run would not fit"
+
+
+def _chunks(config: RunConfig) -> Filled:
+    """No chunks of layers on a stage where none are printed and the usual ones do not fit: they hold more in flight."""
+    if config.vpp is not None or not interleaves(Run(config)):
+        return NOTHING
+    try:
+        if predict_memory(config, job_of(config)).fits:
+            return NOTHING
+    except HdpSimError:
+        return NOTHING
+    return {"vpp": 1}, "vpp 1: chunks would not fit into memory"

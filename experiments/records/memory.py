@@ -1,0 +1,101 @@
+"""Peak memory of a record, and what its source calls peak memory."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from hdpsim.cost_models.memory.report import MemoryReport
+from hdpsim.experiments.records.setup import Job, layout_cp
+from hdpsim.experiments.software.run import RunConfig
+from hdpsim.simulator.step_memory import memory_of
+
+GIGABYTE = 1e9  # peak_mem_gb is decimal: the README of the records
+
+Gauge = Literal["device", "reserved", "allocated"]
+"""What is read: all of the GPU's memory in use, what PyTorch's allocator holds, or the tensors in it."""
+
+_NOT_READ: dict[Gauge, frozenset[str]] = {
+    "device": frozenset(),
+    "reserved": frozenset({"communication", "context"}),
+    "allocated": frozenset({"communication", "context", "fragmentation"}),
+}
+"""Parts of a report that a gauge does not see."""
+
+# Words of a source about its own measurement, and what the logs of frameworks print.
+_GAUGES: tuple[tuple[re.Pattern[str], Gauge], ...] = (
+    (re.compile(r"peak_mem_gb = (?:max )?reserved"), "reserved"),
+    (re.compile(r"peak_mem_gb = (?:max )?allocated"), "allocated"),
+    (re.compile(r"nvidia-smi"), "device"),
+)
+_GAUGE_OF_FRAMEWORK: tuple[tuple[str, Gauge], ...] = (
+    ("torchtitan", "reserved"),  # torchtitan/components/metrics.py: max_reserved
+    ("zero-bubble", "allocated"),  # arXiv 2401.10241, table 4
+    ("Megatron-LM", "allocated"),  # megatron/training/utils.py, report_memory
+)
+_FIRST_STAGE = ("nanotron",)  # its rank 0 writes the table: helpers.py, log_throughput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPrediction:
+    """What a record's configuration needs.
+
+    Attributes:
+        peak_gb: what its source would have read, in 1e9 bytes.
+        fits: whether every stage fits.
+        gauge: what the source reads.
+        fullest: the stage that needs most.
+        read: the stage that the source reads.
+    """
+
+    peak_gb: float
+    fits: bool
+    gauge: Gauge
+    fullest: MemoryReport
+    read: MemoryReport
+
+    @property
+    def parts_gb(self) -> tuple[tuple[str, float], ...]:
+        """What the gauge reads by part, in 1e9 bytes; the parts sum to peak_gb."""
+        left_out = _NOT_READ[self.gauge]
+        parts = {name: amount / GIGABYTE for name, amount in self.read.parts.items() if name not in left_out}
+        run_ahead = self.peak_gb - sum(parts.values())
+        if self.gauge == "reserved" and self.read.run_ahead:
+            parts["run_ahead"] = run_ahead
+        return tuple(parts.items())
+
+
+def gauge_of(config: RunConfig) -> Gauge:
+    """What the record's source calls peak memory; all of the GPU's when nothing tells."""
+    for pattern, gauge in _GAUGES:
+        if pattern.search(config.notes):
+            return gauge
+    for name, gauge in _GAUGE_OF_FRAMEWORK:
+        if name in config.framework:
+            return gauge
+    return "device"
+
+
+def predict_memory(config: RunConfig, job: Job) -> MemoryPrediction:
+    """Predict what a record needs, and what its source would have read."""
+    setup = job.setup
+    report = partial(
+        memory_of,
+        setup,
+        setup.context_tokens // layout_cp(setup.layout),
+        micro_batches=job.micro_batches,
+        sequence_tokens=-(-max(job.round_tokens) // layout_cp(setup.layout)),
+    )
+    fullest = report()
+    read = report(stage=0) if any(name in config.framework for name in _FIRST_STAGE) else fullest
+    gauge = gauge_of(config)
+    peak_bytes = {
+        "device": read.total_bytes,
+        "reserved": read.reserved_bytes,
+        "allocated": read.allocated_bytes,
+    }[gauge]
+    return MemoryPrediction(
+        peak_gb=peak_bytes / GIGABYTE, fits=fullest.fits, gauge=gauge, fullest=fullest, read=read
+    )

@@ -1,0 +1,205 @@
+"""The prediction of one record: step time, throughput, FLOP rates in every convention, peak memory."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.layout.layout import Recompute
+from hdpsim.cost_models.transformer.flop import model_flop_per_token
+from hdpsim.errors import HdpSimError
+from hdpsim.experiments.bands.features import Features, configuration_key, features_of
+from hdpsim.experiments.records.completion import completed
+from hdpsim.experiments.records.memory import Gauge, predict_memory
+from hdpsim.experiments.records.setup import Job, job_of
+from hdpsim.experiments.records.table import Measured
+from hdpsim.experiments.software.facts import Run
+from hdpsim.experiments.software.rules import holds
+from hdpsim.experiments.software.run import RunConfig
+from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.step import plan_batch, planning_problem, play_plan, price_plan
+
+Convention = Literal["model, full attention", "model, causal attention", "hardware, full attention"]
+TERA = 1e12
+
+# How a source counts FLOP, most telling words of its notes first; then by family, then by framework. Established by
+# arithmetic on the sources' own figures: README of the records, "FLOP conventions of the sources".
+_WORDS: tuple[tuple[re.Pattern[str], Convention], ...] = (
+    (re.compile(r"(?i)hardware FLOP|on and counted \(HFU\)"), "hardware, full attention"),
+    (re.compile(r"(?i)causal-half|causal attention FLOP"), "model, causal attention"),
+    (re.compile(r"(?i)full.{0,16}attention|MODEL FLOP"), "model, full attention"),
+)
+_OF_FAMILY: dict[str, Convention] = {
+    "alst": "hardware, full attention",
+    "bloom": "hardware, full attention",
+    "mcore-moe-report": "model, causal attention",
+}
+_OF_FRAMEWORK: tuple[tuple[re.Pattern[str], Convention], ...] = (
+    (re.compile(r"Megatron-Bridge|(?i:automodel|model ?zoo)"), "model, causal attention"),
+    (re.compile(r"Megatron-DeepSpeed|SC21"), "hardware, full attention"),
+)
+"""Megatron-DeepSpeed prints what SC21's formula counts: four forwards, whatever is recomputed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a record's configuration should do. None: it cannot be predicted, see `reason`.
+
+    Attributes:
+        step_s: seconds of a step.
+        tokens_per_s_per_gpu: throughput.
+        tflops_per_gpu: FLOP rate in the record's own convention.
+        convention: that convention.
+        model_tflops_causal: model FLOP, half of the attention scores.
+        model_tflops_full: model FLOP, all attention scores.
+        hardware_tflops_full: all attention scores and what recomputation repeats.
+        account_s: mean seconds over ranks and stages by account; they sum to step_s.
+        peak_mem_gb: what the source would have read (memory_gauge) as the peak, in 1e9 bytes.
+        fits: whether every stage fits.
+        memory_gauge: what the source reads: all of the GPU's memory in use, the allocator's, or the tensors'.
+        memory_parts_gb: the same by part; they sum to it.
+        features: what its fidelity is judged by.
+        key: of its configuration, see experiments.fidelity_features.
+        reason: why there is no time (or nothing at all).
+        assumptions: what the source does not say and was filled in.
+        not_modelled: what the run did and the prediction does not.
+        rule_kinds: classes of the software rules that were applied: stated, release, inferred.
+    """
+
+    step_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    tflops_per_gpu: float | None = None
+    convention: Convention = "model, full attention"
+    model_tflops_causal: float | None = None
+    model_tflops_full: float | None = None
+    hardware_tflops_full: float | None = None
+    account_s: tuple[tuple[str, float], ...] = ()
+    peak_mem_gb: float | None = None
+    fits: bool | None = None
+    memory_gauge: Gauge | None = None
+    memory_parts_gb: tuple[tuple[str, float], ...] = ()
+    features: Features | None = None
+    key: str = ""
+    reason: str = ""
+    assumptions: tuple[str, ...] = ()
+    not_modelled: tuple[str, ...] = ()
+    rule_kinds: frozenset[str] = frozenset()
+
+
+def convention_of(config: RunConfig) -> Convention:
+    """How the record's source counts FLOP; full attention without recomputation when nothing tells."""
+    for pattern, convention in _WORDS:
+        if pattern.search(config.notes):
+            return convention
+    if config.family in _OF_FAMILY:
+        return _OF_FAMILY[config.family]
+    for pattern, convention in _OF_FRAMEWORK:
+        if pattern.search(config.framework):
+            return convention
+    if holds(Run(config), "internevo") and config.recompute == "full":
+        return "hardware, full attention"
+    return "model, full attention"
+
+
+def predict(
+    config: RunConfig,
+    *,
+    memory_only: bool = False,
+    calibration: Calibration | None = None,
+    without: frozenset[str] = frozenset(),
+) -> Prediction:
+    """Predict a record from its configuration alone. What cannot be predicted has a reason; nothing is raised.
+
+    Whole sequences go to micro-batches in order, these to the data-parallel ranks in turn; the tokens of a micro-batch
+    are spread over its context-parallel group.
+    """
+    convention = convention_of(config)
+    try:
+        config, filled = completed(config)
+        job = job_of(config, calibration, without)
+        memory = predict_memory(config, job)
+    except HdpSimError as error:
+        return Prediction(convention=convention, reason=str(error))
+    step_s: float | None = None
+    accounts: tuple[tuple[str, float], ...] = ()
+    reason = job.blocked
+    if not reason and not memory_only:
+        try:
+            step_s, accounts = predict_step(job)
+        except HdpSimError as error:
+            reason = str(error)
+    assumptions = (*filled, *job.assumptions)
+    if not memory.fits and step_s is not None:
+        assumptions = (*assumptions, "fits into memory, against the prediction of memory")
+    rates = _rates(job, step_s) if step_s is not None else None
+    return Prediction(
+        step_s=step_s,
+        tokens_per_s_per_gpu=rates and rates[0],
+        tflops_per_gpu=rates and rates[1][convention],
+        convention=convention,
+        model_tflops_causal=rates and rates[1]["model, causal attention"],
+        model_tflops_full=rates and rates[1]["model, full attention"],
+        hardware_tflops_full=rates and rates[1]["hardware, full attention"],
+        account_s=accounts,
+        peak_mem_gb=memory.peak_gb,
+        fits=memory.fits,
+        memory_gauge=memory.gauge,
+        memory_parts_gb=memory.parts_gb,
+        features=features_of(job.setup, job.seq_len, missing=bool(job.not_modelled)),
+        key=configuration_key(job.setup, job.sequences, job.seq_len, job.micro_batch * job.seq_len),
+        reason=reason,
+        assumptions=assumptions,
+        not_modelled=job.not_modelled,
+        rule_kinds=job.rule_kinds,
+    )
+
+
+def predict_step(
+    job: Job, cal: Calibration | None = None, plan: Plan | None = None
+) -> tuple[float, tuple[tuple[str, float], ...]]:
+    """Seconds of the step and of its accounts: what `hdpsim simulate` makes of the record's scenario.
+
+    Args:
+        job: the record, ready to predict.
+        cal: a calibration instead of the job's own.
+        plan: of the job's batch, where it is known: no calibration changes it.
+    """
+    setup = job.setup if cal is None else replace(job.setup, calibration=cal)
+    lengths = job.lengths
+    if plan is None:
+        plan, problem, _ = plan_batch(setup, lengths)
+    else:
+        problem = planning_problem(setup, lengths)
+    execution = play_plan(setup, plan, price_plan(setup, problem, plan))
+    seconds = execution.account_s.mean(axis=(1, 2)).tolist()
+    return execution.step_s, tuple(zip(execution.accounts, seconds, strict=True))
+
+
+def measured_step_s(config: RunConfig, job: Job, measured: Measured) -> float | None:
+    """Seconds of a step as measured: directly, from tokens/s, else from TFLOP/s in the source's convention."""
+    if measured.measured_step_s is not None:
+        return measured.measured_step_s
+    tokens_per_s, tflops = _rates(job, 1.0)
+    if measured.measured_tokens_per_s_per_gpu is not None:
+        return tokens_per_s / measured.measured_tokens_per_s_per_gpu
+    if measured.measured_tflops_per_gpu is not None:
+        return tflops[convention_of(config)] / measured.measured_tflops_per_gpu
+    return None
+
+
+def _rates(job: Job, step_s: float) -> tuple[float, dict[Convention, float]]:
+    """Tokens per second and GPU, and TFLOP/s per GPU in every convention."""
+    setup = job.setup
+    tokens_per_s = job.sequences * job.seq_len / step_s / setup.cluster.gpus
+
+    def rate(causal: bool, recompute: Recompute) -> float:
+        flop = model_flop_per_token(setup.model, job.seq_len, causal=causal, recompute=recompute)
+        return flop.total * tokens_per_s / TERA
+
+    return tokens_per_s, {
+        "model, causal attention": rate(True, "none"),
+        "model, full attention": rate(False, "none"),
+        "hardware, full attention": rate(False, setup.layout.recompute),
+    }

@@ -1,0 +1,378 @@
+"""From a record to what the simulator takes: model, cluster, layout, micro-batches, and what had to be assumed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.cost_models.calibration.calibration import Calibration, calibration
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.hardware.parts import Cluster, Node
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.layout import Sharding as LayoutSharding
+from hdpsim.cost_models.transformer.model import LatentAttention, Model
+from hdpsim.errors import CatalogError, InfeasibleError
+from hdpsim.experiments.records.machine import collective_share, nic_gbps, node_of_cloud
+from hdpsim.experiments.records.pipeline import blocked, schedule_of, virtual_stages
+from hdpsim.experiments.records.switches import Switches, switches_of
+from hdpsim.experiments.software.facts import Run, known_model
+from hdpsim.experiments.software.memory import activation_offload, stack_of
+from hdpsim.experiments.software.rules import setting_of
+from hdpsim.experiments.software.run import RunConfig
+from hdpsim.ranges import RANGES
+from hdpsim.simulator.setup import MemoryOptions, Setup, StrategyOptions
+
+GPT2_VOCABULARY = 51_200  # 50,257 tokens of GPT-2, padded as Megatron-LM does for tp 8
+MOST_SEQUENCES = RANGES["batch_sequences"]
+BOARD_GPUS = 4  # of a board without NVSwitch; one that holds eight has switches
+MOST_OF_A_SERVER = 16  # GPUs of a server with a domain of its own; racks hold more, in trays
+BYTES_PER_S_PER_GBPS = 1e9 / 8  # network rates are decimal gigabits
+
+_OF_SHARDING: dict[str, LayoutSharding] = {
+    "none": "none", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3", "fsdp": "zero3", "hsdp": "zero3",
+}  # fmt: skip
+# Statements about a model that the schema has no column for, as the notes of the records word them.
+_FIRST_DENSE = re.compile(r"first (\d+) layers? dense ffn (\d+)")
+_DENSE_LAYERS = re.compile(r"\bdense_layers=(\d+)")
+_MOE_EVERY = re.compile(r"MoE every (\d+)(?:st|nd|rd|th) layer.*?dense layers ffn (\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One record, ready to predict.
+
+    Attributes:
+        setup: model, cluster, layout and calibration.
+        sequences: sequences of a step.
+        seq_len: tokens of each.
+        round_tokens: tokens of the documents of one sequence; attention stays inside each.
+        micro_batch: sequences of a micro-batch.
+        micro_batches: micro-batches of a step on one data-parallel rank.
+        blocked: why no time can be predicted; empty when it can. Memory can be.
+        rule_kinds: classes of the software rules that were applied.
+        assumptions: what the source does not say and was filled in.
+        not_modelled: what the run did and the prediction does not.
+    """
+
+    setup: Setup
+    sequences: int
+    seq_len: int
+    micro_batch: int
+    micro_batches: int
+    blocked: str
+    round_tokens: tuple[int, ...]
+    rule_kinds: frozenset[str]
+    assumptions: tuple[str, ...]
+    not_modelled: tuple[str, ...]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """The step's batch: the documents of every sequence."""
+        return np.tile(np.asarray(self.round_tokens, dtype=np.int64), self.sequences)
+
+
+@dataclass(slots=True)
+class _Notes:
+    """Collects what had to be assumed and what is left out."""
+
+    assumptions: list[str] = field(default_factory=list)
+    not_modelled: list[str] = field(default_factory=list)
+
+
+def job_of(config: RunConfig, own: Calibration | None = None, without: frozenset[str] = frozenset()) -> Job:
+    """What the simulator needs to predict a record.
+
+    Args:
+        config: what was run.
+        own: constants for GPUs of its generation (of any, where it names none) instead of the shipped ones.
+        without: classes of software rules that are not asked.
+
+    Raises:
+        InfeasibleError: the record lacks something that cannot be assumed, or contradicts itself.
+        CatalogError: its GPU is not in the catalog.
+    """
+    run = Run(config, without)
+    switches = switches_of(run)
+    notes = _Notes([], list(switches.not_modelled))
+    gpus, seq_len = _needed(config, "n_gpus"), _needed(config, "seq_len")
+    cluster = _cluster(run, gpus, notes)
+    model = replace(_model(config, seq_len, notes), **switches.model)
+    degrees = _degrees(config, gpus, notes)
+    micro_batch = config.micro_batch
+    if micro_batch is None:
+        micro_batch = 1
+        notes.assumptions.append("micro-batches of 1 sequence")
+    sequences, micro_batch, micro_batches = _batch(config, degrees["dp"], micro_batch, notes)
+    layout = _layout(run, degrees, switches, notes)
+    context = micro_batch * seq_len
+    if context % layout_cp(layout):
+        raise InfeasibleError(f"{context} tokens of a micro-batch do not divide by cp = {layout.cp}")
+    documents, packed = _documents(run, seq_len)
+    notes.assumptions += [packed] if packed else []
+    _remarks(config, model, layout, notes)
+    cal = calibration(cluster.gpu.calibration)
+    if own is not None and own.generation in ("", cluster.gpu.calibration):
+        cal = own
+    setup = Setup(
+        model=model,
+        cluster=cluster,
+        layout=replace(layout, rank_capacity_tokens=context // layout_cp(layout)),
+        calibration=cal,
+        context_tokens=context,
+        strategy=StrategyOptions(name="static", activation_offload=activation_offload(config)),
+        memory=MemoryOptions(overheads=stack_of(config), must_fit=False),
+    )
+    return Job(
+        setup=setup,
+        sequences=sequences,
+        seq_len=seq_len,
+        micro_batch=micro_batch,
+        micro_batches=micro_batches,
+        blocked=blocked(config),
+        round_tokens=_round_tokens(seq_len, documents),
+        rule_kinds=frozenset(kind for kind, _, _ in switches.origins.values()),
+        assumptions=tuple(notes.assumptions),
+        not_modelled=tuple(notes.not_modelled),
+    )
+
+
+def layout_cp(layout: Layout) -> int:
+    """The context-parallel degree, 1 when the layout leaves it open."""
+    return layout.cp or 1
+
+
+def _round_tokens(seq_len: int, documents: int) -> tuple[int, ...]:
+    """Tokens of so many documents that share a sequence, as equal as whole tokens allow."""
+    whole, rest = divmod(seq_len, documents)
+    return (whole + 1,) * rest + (whole,) * (documents - rest)
+
+
+def _needed(config: RunConfig, column: str) -> int:
+    value = getattr(config, column)
+    if value is None:
+        raise InfeasibleError(f"{column} is not stated")
+    return int(value)
+
+
+def _batch(config: RunConfig, dp: int, micro_batch: int, notes: _Notes) -> tuple[int, int, int]:
+    """Sequences of a step; sequences of a micro-batch and micro-batches on the busiest data-parallel rank."""
+    sequences = config.global_batch_seqs
+    if sequences is None:
+        if config.grad_accum is None:
+            raise InfeasibleError("global_batch_seqs is not stated")
+        sequences = config.grad_accum * dp * micro_batch
+    most = -(-sequences // dp)
+    if sequences % (dp * micro_batch):
+        notes.assumptions.append(
+            f"{sequences} sequences do not divide by dp x micro_batch = {dp} x {micro_batch}: "
+            f"the busiest rank has {most}"
+        )
+    micro_batch = min(micro_batch, most)
+    if sequences > MOST_SEQUENCES.high:
+        raise InfeasibleError(f"global_batch_seqs {MOST_SEQUENCES.complaint(sequences)}")
+    return sequences, micro_batch, -(-most // micro_batch)
+
+
+def _documents(run: Run, seq_len: int) -> tuple[int, str]:
+    """Documents in a sequence, which attention never leaves, and the words of an assumption."""
+    short = setting_of(run, "document_tokens")
+    if short is None:
+        return 1, "every sequence packed to its full length" if run.config.task == "sft" else ""
+    documents = max(1, round(seq_len / float(str(short.value))))
+    return documents, short.words.replace("short documents", f"{documents} short documents")
+
+
+def _degrees(config: RunConfig, gpus: int, notes: _Notes) -> dict[str, int]:
+    """tp, pp, cp, dp, checked against the number of GPUs."""
+    tp, pp = _needed(config, "tp"), _needed(config, "pp")
+    cp = config.cp or 1
+    if gpus % (tp * pp * cp):
+        raise InfeasibleError(f"{gpus} GPUs do not divide by tp x pp x cp = {tp} x {pp} x {cp}")
+    dp = gpus // (tp * pp * cp)
+    if config.dp is not None and config.dp != dp:
+        raise InfeasibleError(f"tp x pp x cp x dp = {tp} x {pp} x {cp} x {config.dp} is not {gpus} GPUs")
+    if config.cp is None:
+        notes.assumptions.append("no context parallelism")
+    return {"tp": tp, "pp": pp, "cp": cp, "dp": dp}
+
+
+def _layout(run: Run, degrees: dict[str, int], switches: Switches, notes: _Notes) -> Layout:
+    config = run.config
+    tp, pp, cp = degrees["tp"], degrees["pp"], degrees["cp"]
+    ranks = degrees["dp"] * cp
+    dealt = _needed(config, "layers") + (2 if switches.layout.get("embedding_layers") else 0)
+    vpp, assumption = virtual_stages(run, dealt)
+    notes.assumptions += [assumption] if assumption else []
+    sharding = config.zero_stage
+    if sharding is None:
+        sharding = "none"
+        notes.assumptions.append("optimizer states not sharded")
+    elif (gathered := setting_of(run, "stays_gathered")) is not None:
+        sharding = "zero1"
+        notes.assumptions.append(gathered.words)
+    recompute: Any = config.recompute
+    unstated = setting_of(run, "recompute")
+    if recompute is None:
+        recompute = unstated.value if unstated else "none"
+        notes.assumptions.append(unstated.words if unstated else "no recomputation")
+    notes.assumptions += switches.assumptions
+    if config.ep is not None and config.ep > 1 and tp > 1 and "etp" not in switches.layout:
+        notes.assumptions.append("each expert whole on one GPU (no expert tensor parallelism) when ep >= tp")
+    settings: dict[str, Any] = {"precision": "fp8", **switches.layout, "schedule": schedule_of(config, vpp)}
+    return Layout(
+        tp=tp,
+        pp=pp,
+        vpp=vpp,
+        cp=cp,
+        ep=config.ep or 1,
+        sharding="none" if ranks == 1 else _OF_SHARDING[sharding],
+        recompute=recompute,
+        **settings,
+    )
+
+
+def _model(config: RunConfig, seq_len: int, notes: _Notes) -> Model:
+    """The model of the shape columns; GPT conventions where the MLP has no gate, Llama's where it has."""
+    layers, hidden, heads = (_needed(config, column) for column in ("layers", "hidden", "heads"))
+    ffn_hidden = _needed(config, "ffn_hidden")
+    gated = config.gated_mlp
+    if gated is None:
+        gated = True
+        notes.assumptions.append("gated MLP")
+    vocab = config.vocab
+    if vocab is None:
+        vocab = GPT2_VOCABULARY
+        notes.assumptions.append(f"vocabulary of {vocab:,} tokens")
+    experts, top_k = config.n_experts or 0, config.topk or 0
+    if experts and not top_k:
+        raise InfeasibleError("topk is not stated, but n_experts is")
+    latent = _latent_attention(config, hidden, heads, notes)
+    if latent is None and config.kv_heads is None:
+        raise InfeasibleError("kv_heads is not stated")
+    if latent is None and config.heads and config.kv_heads and config.heads % config.kv_heads:
+        raise InfeasibleError(f"kv_heads = {config.kv_heads} does not divide the {config.heads} heads")
+    head_dim = config.head_dim or (latent.v_head_dim if latent else hidden // heads)
+    if config.head_dim is None and latent is None:
+        notes.assumptions.append(f"head_dim {head_dim}")
+    dense_layers, dense_ffn = _dense_layers(config, layers) if experts else (0, 0)
+    known = None if gated else known_model(config)
+    plain = known is not None and not known.biases
+    if plain and known is not None:
+        notes.assumptions.append(f"no biases, positions or tied embeddings, as {known.name}")
+    return Model(
+        name=config.model_name or "model",
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=config.kv_heads or heads,
+        head_dim=head_dim,
+        ffn_hidden=ffn_hidden,
+        vocab=vocab,
+        gated_mlp=gated,
+        tied_embeddings=not (gated or plain),
+        experts=experts,
+        top_k=top_k,
+        shared_expert_ffn=config.shared_expert_ffn or 0,
+        dense_layers=dense_layers,
+        dense_ffn_hidden=dense_ffn,
+        latent_attention=latent,
+        norm="rms" if gated else "layer",
+        biases=not (gated or plain),
+        learned_positions=0 if gated or plain else seq_len,
+    )
+
+
+def _latent_attention(config: RunConfig, hidden: int, heads: int, notes: _Notes) -> LatentAttention | None:
+    """The low-rank shapes of the catalog's model of that name and width, where a record has no KV heads."""
+    if config.kv_heads is not None:
+        return None
+    try:
+        known = catalog.model(config.model_name)
+    except CatalogError:
+        return None
+    if known.latent_attention is None or (known.hidden, known.heads) != (hidden, heads):
+        return None
+    notes.assumptions.append(f"latent attention of {known.name}")
+    return known.latent_attention
+
+
+def _dense_layers(config: RunConfig, layers: int) -> tuple[int, int]:
+    """Dense layers of a mixture-of-experts model and their width, as far as the notes tell."""
+    every = _MOE_EVERY.search(config.notes)
+    if every:
+        return layers - layers // int(every[1]), int(every[2])
+    first, stated = _FIRST_DENSE.search(config.notes), _DENSE_LAYERS.search(config.notes)
+    if not first:
+        return 0, 0
+    return min(layers, int((stated or first)[1])), int(first[2])
+
+
+def _cluster(run: Run, gpus: int, notes: _Notes) -> Cluster:
+    """Nodes of the catalog that carry the GPU, cut to what the run used."""
+    config = run.config
+    cloud = node_of_cloud(config)
+    node = catalog.node(cloud) if cloud else _node_of(catalog.gpu(config.gpu).name)
+    domain = node.gpus
+    if domain <= MOST_OF_A_SERVER and config.gpus_per_node:
+        domain = min(domain, config.gpus_per_node)
+    if gpus < domain:
+        domain = gpus
+    elif gpus % domain:
+        # A rack of 72 is rarely used whole: jobs take the largest share of it that divides their GPUs.
+        tray = config.gpus_per_node or 1
+        shares = [n for n in range(tray, domain + 1, tray) if gpus % n == 0]
+        if node.gpus <= (config.gpus_per_node or node.gpus) or not shares:
+            raise InfeasibleError(f"{gpus} GPUs are not whole nodes of {node.gpus}")
+        domain = shares[-1]
+        notes.assumptions.append(f"{domain} GPUs of each NVLink domain of {node.gpus} used")
+    stated = nic_gbps(config)
+    if stated is not None:
+        node = replace(node, nics=node.gpus, nic_bytes_per_s=stated * BYTES_PER_S_PER_GBPS)
+        share = collective_share(config)
+        if share < 1.0:
+            node = replace(node, collective_share=share)
+            notes.assumptions.append("collectives use one of a server's links (Omni-Path)")
+    elif gpus > domain:
+        rate = node.nic_bytes_per_s_per_gpu / BYTES_PER_S_PER_GBPS
+        notes.assumptions.append(f"network of {rate:g} Gbit/s per GPU")
+    if config.gpus_per_node == BOARD_GPUS < gpus and node.name.startswith("hgx-"):
+        node = replace(node, board_gpus=BOARD_GPUS, nvlink_sharp=False)
+        notes.assumptions.append("four GPUs on a board without NVSwitch")
+    if domain != node.gpus:
+        node = replace(
+            node,
+            gpus=domain,
+            nics=domain,
+            nic_bytes_per_s=node.nic_bytes_per_s_per_gpu,
+            host_memory_bytes=node.host_memory_bytes * domain / node.gpus,
+        )
+    if gpus > domain:
+        notes.assumptions.append("non-blocking rail-optimised fabric")
+    boost = setting_of(run, "tensor_boost")
+    if boost is not None:
+        node = replace(node, gpu=replace(node.gpu, tensor_boost=True))
+        notes.assumptions += [boost.words] if boost.words else []
+    return catalog.cluster_of(node, gpus)
+
+
+@cache
+def _node_of(gpu: str) -> Node:
+    """The catalog's node with that GPU; reference designs (their names begin with the maker's) come first."""
+    nodes = [catalog.node(name) for name in catalog.names("node")]
+    of_gpu = [node for node in nodes if node.gpu.name == gpu]
+    if not of_gpu:
+        raise CatalogError(f"no node of the catalog carries the GPU {gpu}")
+    return min(of_gpu, key=lambda node: not node.name.startswith(("hgx-", "nvl72-")))
+
+
+def _remarks(config: RunConfig, model: Model, layout: Layout, notes: _Notes) -> None:
+    """Assumptions that follow from the run as a whole."""
+    if config.recompute == "selective" and not (layout.recompute_share or layout.recompute_small_kernels):
+        notes.assumptions.append("selective recomputation costs nothing (attention kernels keep no scores)")
+    if model.latent_attention and not model.mtp_layers:
+        notes.assumptions.append("no multi-token prediction")

@@ -1,0 +1,236 @@
+"""Published training runs as data: a strict reader of the record schema (docs/validation.md lists the columns).
+
+A record has two halves that never meet before an error is computed: what was run (`RunConfig`, all a prediction may
+see) and what was measured (`Measured`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from hdpsim.cost_models.reading.fields import did_you_mean
+from hdpsim.errors import UserInputError
+from hdpsim.experiments.output.csv_files import as_number, missing_columns, positive, read_csv
+from hdpsim.experiments.software.run import RunConfig
+from hdpsim.quoting import quoted
+from hdpsim.ranges import RANGES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What was measured. None: the source does not say."""
+
+    measured_step_s: float | None = None
+    measured_tokens_per_s_per_gpu: float | None = None
+    measured_tflops_per_gpu: float | None = None
+    measured_mfu_pct: float | None = None
+    peak_mem_gb: float | None = None
+    outcome: Literal["oom", "ran"] | None = None
+
+    @property
+    def ran(self) -> bool | None:
+        """Whether the run fitted into memory: said so, or something of it was measured; None when unknown."""
+        if self.outcome is not None:
+            return self.outcome == "ran"
+        measured = (getattr(self, field.name) for field in fields(self))
+        return True if any(value is not None for value in measured) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One row of a file.
+
+    Attributes:
+        name: its id, or its row.
+        config: what was run.
+        measured: what was measured.
+        complete: the source states the whole configuration.
+        suspect: the source or the reader of it has doubts; empty for none.
+        columns: every column of the file as it was read, for reports only.
+    """
+
+    name: str
+    config: RunConfig
+    measured: Measured
+    complete: bool
+    suspect: str
+    columns: Mapping[str, object]
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is a complete, undoubted pretraining run: what accuracy is stated on."""
+        return self.complete and not self.suspect and self.config.task in (None, "pretrain")
+
+
+REQUIRED_COLUMNS = (
+    "gpu", "n_gpus", "gpus_per_node", "model_name", "layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab",
+    "seq_len", "micro_batch", "tp", "pp", "dp", "zero_stage", "recompute",
+)  # fmt: skip
+MEASURED_COLUMNS = tuple(field.name for field in fields(Measured))
+
+_OTHER_VERBS = (
+    (("dataset", "context_tokens", "strategy"), "`hdpsim reproduce bytescale --cells FILE`"),
+    (
+        ("system", "global_batch", "metric", "measured"),
+        "`hdpsim reproduce megascale --cells FILE`",
+    ),
+    (("kind", "time_us"), "`hdpsim validate --kernels FILE`"),
+)
+"""Columns of files that another verb takes."""
+
+_WHOLE = {
+    **{name: name for name in ("gpus_per_node", "year", "layers", "hidden", "ffn_hidden", "heads", "head_dim")},
+    "vocab": "vocab",
+    **{name: name for name in ("tp", "pp", "vpp", "cp", "ep", "dp")},
+    "n_gpus": "gpus", "kv_heads": "heads", "n_experts": "experts", "topk": "top_k", "shared_expert_ffn": "ffn_hidden",
+    "seq_len": "context_tokens", "global_batch_seqs": "sequences", "grad_accum": "micro_batches",
+    "micro_batch": "sequences",
+}  # fmt: skip
+"""Columns of whole numbers, and the range of each."""
+_MAY_BE_ZERO = ("n_experts", "topk", "shared_expert_ffn")  # 0 and nothing both mean a dense model
+_POSITIVE = {
+    "nic_gbps_per_gpu": "network_gbps",
+    "measured_step_s": "step_s",
+    "measured_tokens_per_s_per_gpu": "tokens_per_s",
+    "measured_tflops_per_gpu": "tflops",
+    "measured_mfu_pct": "percent",
+    "peak_mem_gb": "memory_gb",
+}
+"""Columns of positive numbers, and the range of each."""
+_FLAGS = ("gated_mlp", "sp", "complete")
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "task": ("pretrain", "sft", "lora"),
+    "zero_stage": ("none", "zero1", "zero2", "zero3", "fsdp", "hsdp"),
+    "recompute": ("none", "selective", "full"),
+    "precision": ("bf16", "fp16", "fp8", "mxfp8", "nvfp4"),
+    "outcome": ("oom", "ran"),
+}
+_SPELLINGS = {
+    "precision": {
+        "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "amp": "fp16", "fp8e4m3": "fp8", "fp8hybrid": "fp8",
+        "fp8cs": "fp8", "fp8ds": "fp8", "fp8sc": "fp8", "fp8tensorwise": "fp8", "fp8blockwise": "fp8", "float8": "fp8",
+        "fp8mx": "mxfp8", "fp4": "nvfp4",
+    },
+    "zero_stage": {
+        "ddp": "none", "fsdp1": "fsdp", "fsdp2": "fsdp", "zero0": "none", "zero1": "zero1", "zero2": "zero2",
+        "zero3": "zero3", "distributedoptimizer": "zero1",
+    },
+    "recompute": {"false": "none", "no": "none", "true": "full", "yes": "full", "block": "full", "uniform": "full"},
+    "task": {"pretraining": "pretrain", "finetune": "sft", "finetuning": "sft", "peft": "lora"},
+}  # fmt: skip
+"""Other spellings of a choice, without hyphens and blanks."""
+_ZERO_NUMBERS = {"0": "none", "1": "zero1", "2": "zero2", "3": "zero3"}
+_CONFIG = tuple(field.name for field in fields(RunConfig))
+
+
+def shipped_records() -> Path:
+    """The project's own copy of the curated runs."""
+    return Path(str(resources.files("hdpsim.experiments") / "data" / "records" / "runs.csv"))
+
+
+def read_records(path: str | Path) -> tuple[Record, ...]:
+    """Read a CSV of records (gzip too): the REQUIRED_COLUMNS in any order, others of the schema where there are any.
+
+    An empty cell means that the source does not say; only `gpu` must be filled in.
+
+    Raises:
+        UserInputError: unreadable, no rows, missing columns, or a cell that is not allowed, with file and row.
+    """
+    head, rows = _table(path)
+    records = []
+    for number, row in rows:
+        where = f"{path}, row {number}"
+        if len(row) != len(head):
+            raise UserInputError(f"{where}: {len(row)} fields, but the header has {len(head)} columns")
+        cells = dict(zip(head, (field.strip() for field in row), strict=True))
+        records.append(_record(where, number, cells))
+    if not records:
+        raise UserInputError(f"{path}: holds no records below its header")
+    return tuple(records)
+
+
+def _table(path: str | Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Header and the rows that are not blank, each with its line-independent 1-based number (header = 1)."""
+    rows = read_csv(path)
+    head = [name.strip() for name in rows[0]] if rows else []
+    missing = [name for name in REQUIRED_COLUMNS if name not in head]
+    if missing:
+        for columns, verb in _OTHER_VERBS:
+            if set(columns) <= set(head):
+                raise UserInputError(f"{path}: holds no training runs in the columns of validate; use {verb}")
+        raise missing_columns(path, missing, REQUIRED_COLUMNS, head)
+    twice = sorted({name for name in head if head.count(name) > 1})
+    if twice:
+        raise UserInputError(f"{path}: column {', '.join(twice)} appears more than once")
+    return head, [(n, row) for n, row in enumerate(rows[1:], start=2) if any(cell.strip() for cell in row)]
+
+
+def _record(where: str, number: int, cells: Mapping[str, str]) -> Record:
+    values = {name: _value(where, name, text) for name, text in cells.items()}
+    if not values["gpu"]:
+        raise UserInputError(f"{where}: gpu: is empty; every record needs the name of its GPU")
+    known: dict[str, Any] = {name: values[name] for name in _CONFIG if values.get(name) is not None}
+    if "framework" not in cells and values.get("source"):
+        known["framework"] = values["source"]  # a file of one stack names it as its source
+    seen: dict[str, Any] = {name: values[name] for name in MEASURED_COLUMNS if values.get(name) is not None}
+    return Record(
+        name=str(values.get("id") or f"row {number}"),
+        config=RunConfig(**known),
+        measured=Measured(**seen),
+        complete=values.get("complete") is not False,
+        suspect=str(values.get("suspect") or ""),
+        columns=values,
+    )
+
+
+def _value(where: str, column: str, text: str) -> object:
+    """The cell as its column's type; None when it is empty."""
+    if not text:
+        return None
+    if column in _WHOLE:
+        return _whole(where, column, text)
+    if column in _POSITIVE:
+        return positive(where, column, text, _POSITIVE[column])
+    if column in _FLAGS:
+        return _flag(where, column, text)
+    if column in _CHOICES:
+        return _choice(where, column, text)
+    return text
+
+
+def _whole(where: str, column: str, text: str) -> int:
+    number, least = as_number(text), 0 if column in _MAY_BE_ZERO else 1
+    if not (least <= number < math.inf and number == int(number)):
+        raise UserInputError(
+            f"{where}: {column}: expected a whole number of at least {least} or nothing, got {quoted(text)}"
+        )
+    allowed = RANGES[_WHOLE[column]].from_least(least)
+    if not allowed.holds(int(number)):
+        raise UserInputError(f"{where}: {column}: {allowed.complaint(int(number))}")
+    return int(number)
+
+
+def _flag(where: str, column: str, text: str) -> bool:
+    number = as_number(text)
+    if number not in (0.0, 1.0):
+        raise UserInputError(f"{where}: {column}: expected 0, 1 or nothing, got {quoted(text)}")
+    return number == 1.0
+
+
+def _choice(where: str, column: str, text: str) -> str:
+    value = text.lower()
+    if column == "zero_stage":
+        value = _ZERO_NUMBERS.get(value.removesuffix(".0"), value)
+    value = _SPELLINGS.get(column, {}).get(re.sub(r"[-_ ]", "", value), value)
+    known = _CHOICES[column]
+    if value not in known:
+        raise UserInputError(
+            f"{where}: {column}: {quoted(text)} is not one of {', '.join(known)}{did_you_mean(value, known)}"
+        )
+    return value

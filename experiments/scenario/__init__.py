@@ -1,0 +1,1 @@
+"""A scenario file becomes a setup."""

@@ -1,0 +1,195 @@
+"""What global batches make of their data: how often a trace is gone through, what the context cuts off or apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.experiments.output.words import token_amount
+from hdpsim.traces import Trace
+
+if TYPE_CHECKING:
+    from hdpsim.traces import Distribution, GlobalBatch, LongSequencePolicy, RepeatedLengths
+
+Lengths = NDArray[np.int64]
+
+
+WORTH_A_WORD = 0.0005
+"""Share of the tokens from which what happens to long sequences is said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongSequences:
+    """Sequences of the source that are longer than the context.
+
+    Attributes:
+        tokens: of the source, as far as it was read, in all sequences.
+        long_tokens: of these, in sequences longer than the context.
+        sequences: how many of them.
+    """
+
+    context_tokens: int
+    policy: LongSequencePolicy
+    tokens: int
+    long_tokens: int
+    sequences: int
+
+    @classmethod
+    def of(
+        cls, batches: Iterable[GlobalBatch], context_tokens: int, policy: LongSequencePolicy
+    ) -> LongSequences:
+        """Of the sequences that *batches* were made of."""
+        found = cls(context_tokens=context_tokens, policy=policy, tokens=0, long_tokens=0, sequences=0)
+        for batch in batches:
+            found = found.with_batch(batch)
+        return found
+
+    def with_batch(self, batch: GlobalBatch) -> LongSequences:
+        """The same with one more batch."""
+        lost = batch.dropped_tokens + batch.truncated_tokens
+        long = batch.chunked_sequences + batch.truncated_sequences + batch.dropped_sequences
+        return replace(
+            self,
+            tokens=self.tokens + batch.tokens + lost,
+            long_tokens=self.long_tokens + batch.long_tokens + lost,
+            sequences=self.sequences + long,
+        )
+
+    @property
+    def share(self) -> float:
+        """Of the tokens."""
+        return self.long_tokens / self.tokens if self.tokens else 0.0
+
+    @property
+    def line(self) -> str:
+        """A sentence, empty when there is nothing to say."""
+        if self.share < WORTH_A_WORD:
+            return ""
+        what = {
+            "chunk": "cut into pieces that do not attend to each other",
+            "truncate": "of which only the first part is trained on",
+            "drop": "which are left out",
+        }[self.policy]
+        return (
+            f"{self.share:.1%} of the tokens are in sequences longer than the context of {self.context_tokens:,} "
+            f"tokens ({self.sequences:,} of them), {what} (data.policy: {self.policy})."
+        )
+
+    def document(self) -> dict[str, Any]:
+        """As JSON data."""
+        return {
+            "policy": self.policy,
+            "context_tokens": self.context_tokens,
+            "sequences": self.sequences,
+            "share_of_tokens": self.share,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataUse:
+    """What some global batches made of their source.
+
+    Attributes:
+        source: name or path.
+        batches: how many.
+        tokens: in all of them.
+        round_tokens: what a trace gives until it starts again; None of what has no end.
+    """
+
+    source: str
+    batches: int
+    tokens: int
+    round_tokens: int | None
+    long: LongSequences
+
+    @property
+    def rounds(self) -> float:
+        """How often all batches together go through the trace."""
+        return self.tokens / self.round_tokens if self.round_tokens else 0.0
+
+    @property
+    def rounds_per_batch(self) -> float:
+        """How often one batch does."""
+        return self.rounds / self.batches
+
+    @property
+    def repeated(self) -> bool:
+        """Whether batches hold sequences more than once: then they are no independent samples."""
+        return self.rounds > 1.0
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Sentences for the reader; none when there is nothing to say."""
+        found = [self.long.line] if self.long.line else []
+        if self.repeated and self.round_tokens:
+            amount = token_amount(self.round_tokens)
+            if self.rounds_per_batch > 1.0:
+                how = f"repeated: {self.rounds_per_batch:.1f} times per batch"
+            else:
+                how = f"repeated: {self.rounds:.1f} times over {self.batches} batches"
+            found.insert(
+                0,
+                f"Data {how}: {self.source} holds {amount} tokens. Batches share sequences, so there is no "
+                f"confidence interval; ranges show what the simulated batches span.",
+            )
+        return tuple(found)
+
+    def document(self) -> dict[str, Any]:
+        """As JSON data."""
+        return {
+            "source": self.source,
+            "batches": self.batches,
+            "tokens": self.tokens,
+            "round_tokens": self.round_tokens,
+            "repeated": self.repeated,
+            "rounds": None if self.round_tokens is None else self.rounds,
+            "rounds_per_batch": None if self.round_tokens is None else self.rounds_per_batch,
+            "longer_than_context": self.long.document(),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """Global batches, and what they make of their source."""
+
+    lengths: tuple[Lengths, ...]
+    use: DataUse
+
+
+def round_tokens(
+    source: Trace | Distribution | RepeatedLengths, context_tokens: int, policy: LongSequencePolicy
+) -> int | None:
+    """Tokens that one round through a trace gives; None of what has no end."""
+    if not isinstance(source, Trace):
+        return None
+    lengths = source.lengths
+    match policy:
+        case "chunk":
+            return int(lengths.sum(dtype=np.int64))
+        case "truncate":
+            return int(np.minimum(lengths, context_tokens).sum(dtype=np.int64))
+        case "drop":
+            return int(lengths[lengths <= context_tokens].sum(dtype=np.int64))
+        case _:
+            assert_never(policy)
+
+
+def data_use(
+    name: str,
+    source: Trace | Distribution | RepeatedLengths,
+    batches: tuple[GlobalBatch, ...],
+    context_tokens: int,
+    policy: LongSequencePolicy,
+) -> DataUse:
+    """What *batches* made of *source*."""
+    return DataUse(
+        source=name,
+        batches=len(batches),
+        tokens=sum(batch.tokens for batch in batches),
+        round_tokens=round_tokens(source, context_tokens, policy),
+        long=LongSequences.of(batches, context_tokens, policy),
+    )

@@ -1,0 +1,162 @@
+"""`--set key=value`: change single keys of a scenario document before it is checked."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterable, Mapping
+
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.errors import CatalogError, ScenarioError
+from hdpsim.experiments.scenario.schema import KEYS
+from hdpsim.quoting import quoted
+from hdpsim.yaml_loader import YamlError, load_yaml
+
+_NAMED = {
+    "model": "like",
+    "cluster": "like",
+    "cluster.node": "like",
+    "cluster.node.gpu": "like",
+    "data.trace": "file",
+}
+"""Keys whose text stands for a whole mapping: setting a key below them refines the named thing."""
+
+RIVALS: Mapping[str, tuple[str, ...]] = {
+    "data.trace": ("data.distribution", "data.lengths"),
+    "data.distribution": ("data.trace", "data.lengths"),
+    "data.lengths": ("data.trace", "data.distribution"),
+    "gpus": ("cluster.gpus", "cluster.nodes"),
+    "cluster.gpus": ("gpus", "cluster.nodes"),
+    "cluster.nodes": ("gpus", "cluster.gpus"),
+}
+"""Keys that say the same thing in different ways: setting one replaces the others."""
+
+
+def parse_override(text: str) -> tuple[str, object]:
+    """Split ``key=value``; the value is read as a YAML scalar.
+
+    >>> parse_override("layout.tp=4")
+    ('layout.tp', 4)
+    >>> parse_override("data.context=1M tokens")
+    ('data.context', '1M tokens')
+
+    Raises:
+        ScenarioError: no ``=``, an empty part of the key, or a value that is not a scalar.
+    """
+    key, equals, value_text = text.partition("=")
+    key = key.strip()
+    if not equals or not all(part.strip() for part in key.split(".")):
+        raise ScenarioError((("", f"expected key=value with a dotted key, got {quoted(text)}"),), "--set")
+    try:
+        value: object = load_yaml(value_text)
+    except YamlError:
+        raise ScenarioError(
+            ((key, f"{quoted(value_text)} is not a YAML scalar; quote it"),), "--set"
+        ) from None
+    if isinstance(value, Mapping | list):
+        raise ScenarioError(
+            ((key, f"expected one value, got {quoted(value_text)}; set its keys one by one"),), "--set"
+        )
+    return key, value
+
+
+def apply_overrides(document: Mapping[str, object], overrides: Iterable[str]) -> dict[str, object]:
+    """A copy of *document* with every ``key=value`` applied; see apply_values."""
+    return apply_values(document, map(parse_override, overrides))
+
+
+def apply_values(document: Mapping[str, object], values: Iterable[tuple[str, object]]) -> dict[str, object]:
+    """A copy of *document* with every pair of a dotted key and a scalar applied.
+
+    A key comes before the keys below it (`cluster` before `cluster.node.nic`, which refines it), whatever their order;
+    of one key given twice the last value counts. Unknown keys are put in as they are; the check of the whole
+    document names them.
+
+    Raises:
+        ScenarioError: two of the keys replace each other, or a key below a plain value.
+    """
+    changes = sorted(values, key=lambda change: change[0].count("."))
+    _refuse_rivals(changes)
+    result: dict[str, object] = copy.deepcopy(dict(document))
+    for key, value in changes:
+        if key == "software":
+            _leave_defaults_to_software(result)
+        for rival in rivals(key, value):
+            _remove(result, rival)
+        _put(result, key, value)
+    return result
+
+
+def rivals(key: str, value: object = None) -> tuple[str, ...]:
+    """The keys that *key* replaces when it is set to *value*."""
+    if key == "gpus" and value == "auto":
+        return ()  # the cluster's own size: nothing is replaced
+    return RIVALS.get("data.trace" if key.startswith("data.trace.") else key, ())
+
+
+def _leave_defaults_to_software(document: dict[str, object]) -> None:
+    """Take every switch of layout and memory that stands at its default out: another stack decides it.
+
+    Files with all defaults filled in would leave a stack nothing to say otherwise.
+    """
+    for section in ("layout", "memory"):
+        inner = document.get(section)
+        if not isinstance(inner, dict):
+            continue
+        for name, value in list(inner.items()):
+            key = KEYS.get(f"{section}.{name}")
+            with contextlib.suppress(ValueError):
+                if key is not None and key.parse(value) == key.default:
+                    del inner[name]
+
+
+def _refuse_rivals(changes: Iterable[tuple[str, object]]) -> None:
+    homes: dict[str, str] = {}
+    for key, value in changes:
+        other = homes.get(key)
+        if other is not None:
+            first, second = sorted((key, other))
+            raise ScenarioError(
+                ((first, f"contradicts {second}, which is set too; set one of them"),), "--set"
+            )
+        homes |= dict.fromkeys(rivals(key, value), key)
+
+
+def _put(document: dict[str, object], key: str, value: object) -> None:
+    *path, leaf = key.split(".")
+    here = document
+    for depth, part in enumerate(path, start=1):
+        dotted = ".".join(path[:depth])
+        inner = here.get(part)
+        if inner is None:
+            inner = _inherited(dotted, here)
+        below: dict[str, object] = {}
+        if isinstance(inner, dict):
+            below = inner
+        elif isinstance(inner, str) and dotted in _NAMED:
+            below = {_NAMED[dotted]: inner}
+        elif inner is not None:
+            raise ScenarioError(((key, f"{dotted} is {quoted(inner)}; it has no keys of its own"),), "--set")
+        here[part] = below
+        here = below
+    here[leaf] = value
+
+
+def _inherited(dotted: str, parent: Mapping[str, object]) -> str | None:
+    """The catalog name that *parent* takes over for this part from the entry it is `like`."""
+    like = parent.get("like")
+    try:
+        if dotted == "cluster.node" and isinstance(like, str):
+            return catalog.cluster(like).node.name
+        if dotted == "cluster.node.gpu" and isinstance(like, str):
+            return catalog.node(like).gpu.name
+    except CatalogError:
+        return None  # the check of the document says what is wrong with the name
+    return None
+
+
+def _remove(document: dict[str, object], key: str) -> None:
+    section, dot, leaf = key.rpartition(".")
+    inner = document.get(section) if dot else document
+    if isinstance(inner, dict):
+        inner.pop(leaf, None)

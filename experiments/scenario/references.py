@@ -1,0 +1,247 @@
+"""What a scenario names: model, cluster, trace, calibration. By catalog name, by path, or inline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from hdpsim.cost_models.calibration.calibration import (
+    Calibration,
+    calibration,
+    calibration_names,
+    load_calibration,
+)
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.hardware.hf_config import model_from_hf_config
+from hdpsim.cost_models.hardware.parts import Cluster
+from hdpsim.cost_models.reading.fields import Problems, did_you_mean
+from hdpsim.cost_models.transformer.model import Model
+from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
+from hdpsim.quoting import quoted
+
+Entry = TypeVar("Entry")
+
+_YAML = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Everything a scenario names, looked up.
+
+    Attributes:
+        trace: name of a shipped trace or absolute path; None with a distribution.
+        written: values for the resolved document, paths made absolute, so that it can be read from anywhere.
+        notes: what the user should know about a file.
+    """
+
+    model: Model
+    cluster: Cluster
+    calibration: Calibration
+    trace: str | None
+    column: str | None
+    distribution: str | None
+    written: dict[str, object]
+    notes: tuple[str, ...]
+
+
+class References:
+    """Looks up what a scenario names; notes a problem for everything that cannot be found."""
+
+    def __init__(self, folder: Path | None, problems: Problems) -> None:
+        """*folder* is where relative paths start (then the current directory)."""
+        self._folder = folder
+        self._problems = problems
+        self._written: dict[str, object] = {}
+        self._notes: list[str] = []
+
+    def resolve(self, values: Mapping[str, object]) -> Found | None:
+        """Look up everything; None after a problem was noted (here or before)."""
+        model = self._model(values.get("model"))
+        gpus = values.get("gpus")
+        cluster = self._cluster(values.get("cluster"), gpus)
+        trace, column = self._trace(values.get("data.trace"))
+        distribution = self._distribution(values.get("data.distribution"))
+        fitted = self._calibration(values.get("calibration"), cluster)
+        self._failures(values.get("campaign.failures"))
+        if self._problems.found or model is None or cluster is None or fitted is None:
+            return None
+        if isinstance(gpus, int):
+            cluster = cluster_of_size(cluster, gpus)
+        if fitted.generation not in ("", cluster.gpu.calibration):
+            self._notes.append(
+                f"calibration {fitted.name} is of generation {fitted.generation}, {cluster.gpu.name} of "
+                f"{cluster.gpu.calibration}: rates and overheads are another GPU's"
+            )
+        return Found(
+            model=model,
+            cluster=cluster,
+            calibration=fitted,
+            trace=trace,
+            column=column,
+            distribution=distribution,
+            written=dict(self._written),
+            notes=tuple(self._notes),
+        )
+
+    def _model(self, value: object) -> Model | None:
+        if value is None:
+            return None
+        path = self._path(value, (".json", *_YAML))
+        if path is not None and path.suffix.lower() == ".json":
+            return self._loaded("model", path, self._hugging_face)
+        if path is not None:
+            return self._loaded("model", path, catalog.load_model)
+        return catalog.model_entry(value, self._problems, "model")
+
+    def _hugging_face(self, path: Path) -> Model:
+        model, ignored = model_from_hf_config(path)
+        if ignored:
+            self._notes.append(f"{path.name}: keys without influence: {', '.join(ignored)}")
+        return replace(model, name=path.parent.name) if model.name == "config" else model
+
+    def _cluster(self, value: object, gpus: object) -> Cluster | None:
+        """The cluster; *gpus* is the size that replaces its own, or None."""
+        if value is None:
+            return None
+        path = self._path(value, _YAML)
+        if path is not None:
+            return self._loaded("cluster", path, catalog.load_cluster)
+        if not isinstance(value, Mapping) or gpus is None:
+            return catalog.cluster_entry(value, self._problems, "cluster")
+        sized = [key for key in ("gpus", "nodes") if value.get(key) is not None]
+        if not sized and "like" not in value:
+            value = {**value, "nodes": 1}  # of any size: `gpus` says which
+        cluster = catalog.cluster_entry(value, self._problems, "cluster")
+        if sized and cluster is not None and cluster.gpus != gpus:
+            given = f"cluster.{sized[0]}: {value[sized[0]]}"
+            self._problems.add("gpus", f"{gpus} contradicts {given}; give one of them")
+        return cluster
+
+    def _calibration(self, value: object, cluster: Cluster | None) -> Calibration | None:
+        if not isinstance(value, str):
+            return None
+        path = self._path(value, _YAML)
+        if path is not None:
+            return self._loaded("calibration", path, load_calibration)
+        name = value
+        if value == "default":
+            if cluster is None:
+                return None
+            name = cluster.gpu.calibration
+        if name not in calibration_names():
+            hint = did_you_mean(name, calibration_names())
+            known = ", ".join(("default", *calibration_names()))
+            whose = f" (of {cluster.gpu.name})" if cluster is not None and value == "default" else ""
+            text = f"there is no calibration {quoted(name)}{whose}{hint}; known: {known}, or a .yaml file"
+            self._problems.add("calibration", text)
+            return None
+        return calibration(name)
+
+    def _trace(self, value: object) -> tuple[str | None, str | None]:
+        from hdpsim.traces import shipped_distributions, shipped_traces
+
+        column: str | None = None
+        name = value
+        if isinstance(value, Mapping):
+            unknown = [key for key in value if key not in ("file", "column")]
+            if unknown or not isinstance(value.get("file"), str):
+                self._problems.add("data.trace", "expected a name, a path, or {file: PATH, column: NAME}")
+                return None, None
+            name, column = value["file"], value.get("column")
+            if column is not None and not isinstance(column, str):
+                self._problems.add(
+                    "data.trace.column", f"expected the name of a column, got {quoted(column)}"
+                )
+        if not isinstance(name, str):
+            return None, None
+        known = (*shipped_traces(), *shipped_distributions())
+        if name in known:
+            if column is not None:
+                self._problems.add("data.trace.column", f"{name} is a shipped trace; only a file has columns")
+            return name, None
+        path = self._existing(name)
+        if path is None:
+            hint = did_you_mean(name, known)
+            self._problems.add(
+                "data.trace",
+                f"{quoted(name)} is no file and no shipped trace{hint}; shipped: {', '.join(known)}",
+            )
+            return None, None
+        self._written["data.trace"] = str(path) if column is None else {"file": str(path), "column": column}
+        return str(path), column
+
+    def _distribution(self, value: object) -> str | None:
+        from hdpsim.traces import load_distribution, shipped_distributions
+
+        if not isinstance(value, str):
+            return None
+        path = self._path(value, _YAML)
+        try:
+            load_distribution(path or value)
+        except UserInputError as error:
+            hint = did_you_mean(value, shipped_distributions())
+            text = f"there is no distribution {quoted(value)}{hint}; shipped: {', '.join(shipped_distributions())}"
+            self._problems.add("data.distribution", str(error) if path is not None else text)
+            return None
+        if path is not None:
+            self._written["data.distribution"] = str(path)
+        return str(path or value)
+
+    def _failures(self, value: object) -> None:
+        """Note where the file of a failure profile lies; it is read when a campaign needs it."""
+        path = self._path(value, _YAML)
+        if path is not None and path.is_file():
+            self._written["campaign.failures"] = str(path)
+
+    def _path(self, value: object, endings: tuple[str, ...]) -> Path | None:
+        """The absolute path when *value* is written like a path to such a file."""
+        if not isinstance(value, str) or not value.lower().endswith(endings):
+            return None
+        return self._existing(value) or Path(value).absolute()
+
+    def _existing(self, text: str) -> Path | None:
+        """The file, looked for beside the scenario, then in the current directory."""
+        for folder in (self._folder, Path()):
+            if folder is not None and (folder / text).is_file():
+                return (folder / text).resolve()
+        return None
+
+    def _loaded(self, key: str, path: Path, load: Callable[[Path], Entry]) -> Entry | None:
+        """What *load* makes of the file; its problems become ours."""
+        try:
+            entry = load(path)
+        except ScenarioError as error:
+            for inner, text in error.problems:
+                self._problems.add(f"{key}.{inner}" if inner else key, f"{text} (in {path})")
+            return None
+        except UserInputError as error:
+            self._problems.add(key, str(error))
+            return None
+        self._written[key] = str(path)
+        return entry
+
+
+def cluster_of_size(cluster: Cluster, gpus: int) -> Cluster:
+    """*cluster* with *gpus* GPUs: as many nodes as that takes, or a part of one node.
+
+    Raises:
+        InfeasibleError: more than a node, but nodes do not come out whole.
+    """
+    node = cluster.node
+    if gpus < node.gpus:
+        share = gpus / node.gpus
+        part = replace(
+            node,
+            gpus=gpus,
+            nics=max(1, round(node.nics * share)),
+            host_memory_bytes=node.host_memory_bytes * share,
+        )
+        return replace(cluster, node=part, nodes=1)
+    if gpus % node.gpus:
+        raise InfeasibleError(
+            f"gpus: {gpus} GPUs are not a whole number of {node.name} nodes of {node.gpus} GPUs; "
+            f"nearest: {gpus // node.gpus * node.gpus} or {(gpus // node.gpus + 1) * node.gpus}"
+        )
+    return replace(cluster, nodes=gpus // node.gpus)

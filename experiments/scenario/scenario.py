@@ -1,0 +1,434 @@
+"""A scenario: everything one simulation depends on, read from YAML, checked, and written back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from importlib import resources
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.feasibility import layout_notes, reasons_against
+from hdpsim.cost_models.hardware.parts import Cluster
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.memory.overheads import MemoryOverheads
+from hdpsim.cost_models.reading.checked import Checked, Count
+from hdpsim.cost_models.reading.fields import Problems, did_you_mean
+from hdpsim.cost_models.step.loading import DataPipeline
+from hdpsim.cost_models.transformer.model import Model
+from hdpsim.errors import InfeasibleError, UserInputError
+from hdpsim.experiments.scenario.data_use import Drawn, data_use
+from hdpsim.experiments.scenario.overrides import apply_overrides, parse_override
+from hdpsim.experiments.scenario.references import Found, References
+from hdpsim.experiments.scenario.schema import FIELDS, KEYS, read_keys
+from hdpsim.experiments.scenario.setup_document import as_yaml
+from hdpsim.experiments.scenario.values import Batch
+from hdpsim.experiments.software.choice import read_software, run_of, settings_of
+from hdpsim.experiments.software.facts import Run
+from hdpsim.experiments.software.memory import stack_of
+from hdpsim.experiments.software.rules import Setting
+from hdpsim.ranges import LIMITS
+from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, Setup, StrategyOptions
+from hdpsim.traces import (
+    Distribution,
+    GlobalBatch,
+    LongSequencePolicy,
+    RepeatedLengths,
+    Trace,
+    shipped_distributions,
+)
+from hdpsim.yaml_loader import load_document
+
+Lengths = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataOptions(Checked):
+    """Where the sequence lengths come from and how they become global batches."""
+
+    trace: str | None
+    """Name of a shipped trace or path of a file; None when the lengths are drawn from a distribution."""
+    column: str | None
+    distribution: str | None
+    lengths_tokens: tuple[int, ...] | None
+    """The lengths of a round of sequences that repeats without end, instead of either."""
+    batch: Batch
+    context_tokens: Count
+    policy: LongSequencePolicy
+    """What happens to sequences longer than the context."""
+    pipeline: DataPipeline
+    """How nodes feed their GPUs."""
+    seed: int | None
+    """Shuffles a trace or draws from a distribution; None keeps a trace in the order of its file."""
+
+    @property
+    def source_name(self) -> str:
+        """Where the lengths come from, in words."""
+        if self.lengths_tokens is not None:
+            return RepeatedLengths(self.lengths_tokens).name
+        return str(self.distribution or self.trace)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A checked scenario.
+
+    Attributes:
+        batch_count: global batches a verb averages over unless told otherwise.
+        notes: what is legal but deserves a word in the report.
+        resolved_json: every key with its value, defaults filled in, as canonical JSON.
+        written_json: the document as it was written, changes of single keys included: what further changes apply to.
+        folder: where relative paths of that document start.
+        settings: switches that the scenario's software stack set, each with who says so.
+    """
+
+    name: str
+    description: str
+    model: Model
+    cluster: Cluster
+    layout: Layout
+    data: DataOptions
+    strategy: StrategyOptions
+    execution: ExecutionOptions
+    memory: MemoryOptions
+    calibration: Calibration
+    batch_count: int
+    notes: tuple[str, ...]
+    resolved_json: str
+    written_json: str = field(compare=False, repr=False)
+    folder: Path | None = field(compare=False)
+    settings: tuple[Setting, ...] = ()
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Every key with its value, as a scenario file would hold it."""
+        document: dict[str, Any] = json.loads(self.resolved_json)
+        return document
+
+    def to_yaml(self) -> str:
+        """The scenario with all defaults filled in; reading it back gives the same scenario."""
+        return as_yaml(self.document)
+
+    def setup(self, strategy: str | None = None) -> Setup:
+        """What the simulator needs besides the batch; *strategy* replaces the scenario's own."""
+        options = self.strategy if strategy is None else replace(self.strategy, name=strategy)  # type: ignore[arg-type]
+        return Setup(
+            model=self.model,
+            cluster=self.cluster,
+            layout=self.layout,
+            calibration=self.calibration,
+            context_tokens=self.data.context_tokens,
+            strategy=options,
+            execution=self.execution,
+            data_pipeline=self.data.pipeline,
+            memory=self.memory,
+        )
+
+    def draw(self, count: int | None = None) -> Drawn:
+        """The first *count* global batches (default: batch_count), and what they make of their source.
+
+        A recorded trace starts again when it ends.
+        """
+        from hdpsim.traces import global_batches, load_distribution, load_source
+
+        data = self.data
+        source: Trace | Distribution | RepeatedLengths
+        if data.lengths_tokens is not None:
+            source = RepeatedLengths(data.lengths_tokens)
+        elif data.distribution is not None:
+            source = load_distribution(data.distribution)
+        else:
+            source = load_source(str(data.trace), column=data.column)
+        cut = global_batches(
+            source,
+            context_tokens=data.context_tokens,
+            policy=data.policy,
+            budget_tokens=data.batch.tokens,
+            sequences=data.batch.sequences,
+            seed=None if isinstance(source, RepeatedLengths) else data.seed,
+        )
+        most, why = LIMITS["batches_pieces"]
+        batches: list[GlobalBatch] = []
+        held = 0
+        for batch in islice(cut, self.batch_count if count is None else count):
+            held += len(batch.lengths)
+            if held > most:
+                raise InfeasibleError(f"the batches hold more than {most:,} sequences: {why}")
+            batches.append(batch)
+        name = str(data.trace or data.distribution or "data.lengths")
+        return Drawn(
+            lengths=tuple(batch.lengths for batch in batches),
+            use=data_use(name, source, tuple(batches), data.context_tokens, data.policy),
+        )
+
+    def batches(self, count: int | None = None) -> tuple[Lengths, ...]:
+        """The same without the account: sequence lengths of every batch, cut to the context."""
+        return self.draw(count).lengths
+
+    def with_changes(self, overrides: Iterable[str]) -> Scenario:
+        """This scenario with some ``key=value`` changes: what reading its document with these changes gives."""
+        return resolve_scenario(
+            json.loads(self.written_json),
+            overrides=tuple(overrides),
+            source=self.name,
+            folder=self.folder,
+            default_name=self.name,
+        )
+
+
+def _folder() -> Path:
+    return Path(str(resources.files("hdpsim.experiments") / "scenarios"))
+
+
+def scenario_names() -> tuple[str, ...]:
+    """The shipped scenarios."""
+    return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
+
+
+def scenario_path(source: str | Path) -> Path:
+    """The file of a scenario given by path or by the name of a shipped one.
+
+    Raises:
+        UserInputError: neither; the message lists the shipped names.
+    """
+    path = Path(source)
+    if path.is_file():
+        return path
+    if str(source) in scenario_names():
+        return _folder() / f"{source}.yaml"
+    what = "is a directory, not a scenario file" if path.is_dir() else "no such file and no shipped scenario"
+    hint = did_you_mean(str(source), scenario_names())
+    raise UserInputError(f"{source}: {what}{hint}; shipped: {', '.join(scenario_names())}")
+
+
+def load_scenario(source: str | Path, overrides: tuple[str, ...] = ()) -> Scenario:
+    """Read, change and check a scenario file or a shipped scenario.
+
+    Raises:
+        UserInputError: unreadable, or a ScenarioError with every problem of the document.
+        InfeasibleError: well-formed, but the degrees do not fit the model or the cluster.
+    """
+    path = scenario_path(source)
+    document = load_document(path)
+    return resolve_scenario(
+        document.data,
+        overrides=overrides,
+        source=str(path),
+        folder=path.parent,
+        where=document.where,
+        default_name=path.stem,
+    )
+
+
+def resolve_scenario(
+    document: Mapping[str, object] | None,
+    *,
+    overrides: tuple[str, ...] = (),
+    source: str = "scenario",
+    folder: Path | None = None,
+    where: Callable[[str], str] | None = None,
+    default_name: str = "scenario",
+) -> Scenario:
+    """Check a scenario document and look up everything it names; see load_scenario."""
+    changed = frozenset(parse_override(text)[0] for text in overrides)
+    if isinstance(document, Mapping):
+        document = apply_overrides(document, overrides)
+    problems = Problems(source, _place(where, changed))
+    values = read_keys(document if document is not None else {}, problems)
+    check_together(values, problems)
+    found = References(folder, problems).resolve(values)
+    if found is None:
+        problems.raise_if_any()
+        raise AssertionError("references are missing without a problem")
+    run = _run_of(values, found, problems)
+    problems.raise_if_any()
+    settings = (
+        () if run is None else settings_of(run, _written(document, "layout") | _written(document, "model"))
+    )
+    own: dict[str, Any] = {setting.switch: setting.value for setting in settings}
+    model = replace(found.model, **{name: value for name, value in own.items() if hasattr(found.model, name)})
+    of_layout = {name: value for name, value in own.items() if f"layout.{name}" in KEYS}
+    layout = Layout(**{**_section(values, "layout"), **of_layout})
+    data = _section(values, "data")
+    execution = _section(values, "execution")
+    batch_count = execution.pop("batches")
+    memory = _memory(values, run, _written(document, "memory"))
+    name = str(values["name"] or default_name)
+    longest = int(data["context"]) if data["lengths"] is None else max(data["lengths"])
+    against = reasons_against(model, found.cluster, layout, longest)
+    if against:
+        raise InfeasibleError(f"{name} cannot run:\n" + "\n".join(f"  {reason}" for reason in against))
+    return Scenario(
+        name=name,
+        description=str(values["description"]),
+        model=model,
+        cluster=found.cluster,
+        layout=layout,
+        data=DataOptions(
+            trace=found.trace,
+            column=found.column,
+            distribution=found.distribution,
+            lengths_tokens=data["lengths"],
+            batch=data["batch"],
+            context_tokens=data["context"],
+            policy=data["policy"],
+            pipeline=DataPipeline(
+                loader=data["loader"],
+                asynchronous=data["asynchronous_loading"],
+                prefetch_steps=data["prefetch_steps"],
+            ),
+            seed=data["seed"],
+        ),
+        strategy=StrategyOptions(**_section(values, "strategy")),
+        execution=ExecutionOptions(**execution),
+        memory=memory,
+        calibration=found.calibration,
+        batch_count=batch_count,
+        notes=(
+            *found.notes,
+            *layout_notes(model, found.cluster, layout),
+            *_stack_notes(memory, run),
+            *_overruled(values, settings, _written(document, "memory")),
+        ),
+        resolved_json=_resolved_json(
+            {**values, **found.written, "name": name}, _left_to_software(document, values)
+        ),
+        written_json=json.dumps(document),
+        folder=folder,
+        settings=settings,
+    )
+
+
+def _run_of(values: Mapping[str, Any], found: Found, problems: Problems) -> Run | None:
+    """The scenario's software stack at work on its model, layout and cluster; None without `software:`."""
+    if not values["software"]:
+        return None
+    try:
+        software = read_software(values["software"])
+    except ValueError as error:
+        problems.add("software", str(error))
+        return None
+    layout = _section(values, "layout")
+    return run_of(software, found.model, found.cluster, layout, int(values["data.context"]))
+
+
+def _written(document: Mapping[str, object] | None, section: str) -> frozenset[str]:
+    """Keys of a section that the scenario writes itself."""
+    keys = None if document is None else document.get(section)
+    return frozenset(map(str, keys)) if isinstance(keys, Mapping) else frozenset()
+
+
+def _memory(values: Mapping[str, object], run: Run | None, written: frozenset[str]) -> MemoryOptions:
+    """The keys `memory.*`; what is not *written* is as the software stack has it."""
+    keys = _section(values, "memory")
+    must_fit = keys.pop("must_fit")
+    if run is None:
+        return MemoryOptions(overheads=MemoryOverheads(**keys), must_fit=must_fit)
+    own = {FIELDS.get(key, key) for key in written}
+    stated = {name: value for name, value in keys.items() if name in own}
+    return MemoryOptions(overheads=replace(stack_of(run.config), **stated), must_fit=must_fit)
+
+
+def _stack_notes(memory: MemoryOptions, run: Run | None) -> tuple[str, ...]:
+    """What of a software stack's memory is not that of a lean one."""
+    lean, stack = MemoryOverheads(), memory.overheads
+    changed = [item.name for item in fields(stack) if getattr(stack, item.name) != getattr(lean, item.name)]
+    if run is None or not changed:
+        return ()
+    return ("memory of the software: " + ", ".join(f"{name} {getattr(stack, name)}" for name in changed),)
+
+
+def _overruled(
+    values: Mapping[str, object], settings: tuple[Setting, ...], written: frozenset[str]
+) -> tuple[str, ...]:
+    """A word when the scenario itself says all that its software stack would: then the stack changes nothing."""
+    memory = {key.removeprefix("memory.") for key in KEYS if key.startswith("memory.")}
+    if not values["software"] or settings or not memory <= written:
+        return ()
+    return (f"software = {values['software']} changes nothing: the scenario writes every key that it sets",)
+
+
+def _place(where: Callable[[str], str] | None, changed: frozenset[str]) -> Callable[[str], str] | None:
+    """Like *where*, but silent about keys that came from the command line."""
+    if where is None:
+        return None
+    return lambda key: "" if key in changed else where(key)
+
+
+def _section(values: Mapping[str, object], section: str) -> dict[str, Any]:
+    prefix = f"{section}."
+    own = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+    return {FIELDS.get(name, name): value for name, value in own.items()}
+
+
+def _left_to_software(document: Mapping[str, object] | None, values: Mapping[str, object]) -> frozenset[str]:
+    """Keys that stay unwritten in the resolved document, so that another stack still decides them."""
+    if not values["software"]:
+        return frozenset()
+    written = {f"{section}.{key}" for section in ("layout", "memory") for key in _written(document, section)}
+    decided = (key for key in KEYS if key.startswith(("layout.", "memory.")) and key != "memory.must_fit")
+    return frozenset(decided) - written
+
+
+def _resolved_json(values: Mapping[str, object], left_out: frozenset[str]) -> str:
+    document: dict[str, Any] = {}
+    for dotted, key in KEYS.items():
+        if dotted in left_out:
+            continue
+        value = values[dotted]
+        written = key.dump(value)
+        if written is None or written == "":
+            continue  # an alternative that was not chosen, or a text that was not given
+        section, dot, leaf = dotted.rpartition(".")
+        here = document.setdefault(section, {}) if dot else document
+        here[leaf] = written
+    return json.dumps(document, separators=(",", ":"), allow_nan=False)
+
+
+def check_together(values: Mapping[str, object], problems: Problems) -> None:
+    """Problems that only show when several keys are looked at together."""
+    sources = ("data.trace", "data.distribution", "data.lengths")
+    if all(key in values for key in sources):
+        given = [key for key in sources if values[key] is not None]
+        if len(given) != 1:
+            what = f"{' and '.join(given)} are given" if given else "none is given"
+            problems.add("data.trace", f"give one of data.trace, data.distribution and data.lengths; {what}")
+    drawn = values.get("data.distribution") is not None or values.get("data.trace") in shipped_distributions()
+    if drawn and values.get("data.seed", 0) is None:
+        problems.add(
+            "data.seed", "lengths drawn from a distribution need a seed, a whole number of at least 0"
+        )
+    batch, context = values.get("data.batch"), values.get("data.context")
+    if (
+        isinstance(batch, Batch)
+        and batch.tokens is not None
+        and isinstance(context, int)
+        and context > batch.tokens
+    ):
+        problems.add(
+            "data.context", f"{context} tokens are more than the whole batch ({batch.tokens} tokens)"
+        )
+    lengths = values.get("data.lengths")
+    if isinstance(lengths, tuple) and isinstance(context, int) and max(lengths) > context:
+        problems.add(
+            "data.lengths",
+            f"a sequence of {max(lengths)} tokens is longer than data.context, {context} tokens",
+        )
+    schedule, vpp, pp = (values.get(f"layout.{key}") for key in ("schedule", "vpp", "pp"))
+    if schedule == "interleaved" and vpp == 1:
+        problems.add(
+            "layout.schedule", "interleaved needs vpp of at least 2 (model chunks per stage); vpp is 1"
+        )
+    if schedule == "1f1b" and isinstance(vpp, int) and vpp > 1:
+        also = " (or zb-v)" if vpp == 2 else ""
+        problems.add(
+            "layout.vpp", f"vpp = {vpp} needs schedule: interleaved{also}; 1f1b has one chunk per stage"
+        )
+    if schedule == "interleaved" and pp == 1:
+        problems.add("layout.schedule", "interleaved needs pp of at least 2; pp is 1")

@@ -1,0 +1,1 @@
+"""One scenario or several, compared."""

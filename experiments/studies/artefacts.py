@@ -1,0 +1,281 @@
+"""The files of a run directory, made from results: tables, plots, JSON, the scenario itself."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.errors import UserInputError
+from hdpsim.experiments.output import plots, plots_of_time
+from hdpsim.experiments.output.plot_style import account_group
+from hdpsim.experiments.output.run_directory import RunDirectory
+from hdpsim.experiments.studies.compare_report import remarks
+from hdpsim.experiments.studies.report import headline, mfu_note
+from hdpsim.experiments.studies.scale import scaling_lines
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from hdpsim.experiments.output.statistics import Estimate
+    from hdpsim.experiments.scenario.scenario import Scenario
+    from hdpsim.experiments.studies.compare import Comparison, Outcome
+    from hdpsim.experiments.studies.scale import Scaling
+
+
+def check_out(out: str | None) -> None:
+    """Complain now, not after the simulation, about a place where no run directory can be written."""
+    if out is not None:
+        RunDirectory(out)
+
+
+def write_run(out: str, document: Mapping[str, Any], comparison: Comparison) -> str:
+    """Write the run directory of one or several strategies on the same batches; returns a line that says so."""
+    scenario = comparison.scenario
+    with RunDirectory(out, title=headline(scenario), command=_command(), notes=remarks(comparison)) as run:
+        run.write_json(
+            "result.json", document, "The whole result as one JSON document, as printed by --json."
+        )
+        _write_scenario(run, scenario)
+        run.write_csv(
+            "summary.csv", _summary_rows(comparison), "One row per strategy: means over the batches."
+        )
+        run.write_csv("batches.csv", _batch_rows(comparison), "One row per strategy and global batch.")
+        run.write_csv(
+            "accounts.csv",
+            _account_rows(comparison),
+            "Where the time goes: seconds of a step per account, mean over ranks, stages and batches.",
+        )
+        run.write_csv(
+            "ranks.csv",
+            _rank_table(comparison),
+            "First batch: seconds of every rank and stage in each account; a row sums to the step.",
+        )
+        run.save_figure(
+            "time_breakdown",
+            plots_of_time.plot_time_breakdown({o.strategy: o.account_s() for o in comparison.feasible}),
+            "Where the time of a step goes, per strategy.",
+        )
+        run.save_figure(
+            "rank_step_time",
+            plots_of_time.plot_rank_step_time(
+                {o.strategy: _rank_layers(o) for o in comparison.feasible},
+                title="Time of every rank in the step of the first batch",
+            ),
+            "First batch: what each rank does, the ranks that wait least first.",
+        )
+        run.save_figure("length_distribution", _length_figure(comparison), "Sequence lengths of the batches.")
+        rates = {o.strategy: o.tokens_per_s for o in comparison.feasible}
+        if len(rates) > 1:
+            base = comparison.best_static or comparison.base
+            run.save_figure(
+                "throughput",
+                plots.plot_throughput_bars(
+                    {name: rate.mean for name, rate in rates.items()},
+                    _bars(rates),
+                    base=base.strategy,
+                    what=_bar_words(rates),
+                    speed_up={o.strategy: o.speed_up(base).mean for o in comparison.feasible},
+                ),
+                "Throughput per strategy; bars: 95 % confidence over the batches, or their range where they are few.",
+            )
+    return f"wrote {out}"
+
+
+def write_scaling(out: str, document: Mapping[str, Any], scaling: Scaling, scenario: Scenario) -> str:
+    """Write the run directory of a scaling study; returns a line that says so."""
+    rows = _scaling_rows(scaling)
+    title = f"{'Weak' if scaling.weak else 'Strong'} scaling of {scenario.name}"
+    notes = (headline(scenario), *scaling_lines(scaling, scenario), mfu_note(scenario))
+    with RunDirectory(out, title=title, command=_command(), notes=notes) as run:
+        run.write_json(
+            "result.json", document, "The whole result as one JSON document, as printed by --json."
+        )
+        _write_scenario(run, scenario)
+        run.write_csv("scaling.csv", rows, "One row per strategy and number of GPUs.")
+        run.save_figure(
+            "scaling",
+            plots.plot_scaling(
+                scaling.gpus, scaling.tokens_per_s(), scaling.half_widths() or None, title=title
+            ),
+            "Throughput, in all and per GPU, against the number of GPUs, with the ideal line.",
+        )
+    return f"wrote {out}"
+
+
+_SCALING_FIGURES = (
+    "tokens_per_s", "tokens_per_s_ci95", "tokens_per_s_per_gpu", "step_s", "step_s_ci95", "mfu", "memory_bytes",
+)  # fmt: skip
+
+
+def _scaling_rows(scaling: Scaling) -> list[dict[str, object]]:
+    efficiency = scaling.efficiency()
+    rows: list[dict[str, object]] = []
+    for strategy, variants in scaling.points.items():
+        for i, (gpus, variant) in enumerate(zip(scaling.gpus, variants, strict=True)):
+            outcome = variant.outcome
+            row: dict[str, object] = {"strategy": strategy, "gpus": gpus, "batches": len(outcome.results)}
+            row |= dict.fromkeys(_SCALING_FIGURES)
+            if variant.feasible:
+                rate, step_s = outcome.tokens_per_s, outcome.step_s
+                row |= {
+                    "tokens_per_s": rate.mean,
+                    "tokens_per_s_ci95": rate.half_width,
+                    "tokens_per_s_per_gpu": rate.mean / gpus,
+                    "step_s": step_s.mean,
+                    "step_s_ci95": step_s.half_width,
+                    "mfu": outcome.mfu,
+                    "memory_bytes": outcome.results[0].memory.total_bytes,
+                }
+            rows.append(row | {"efficiency": efficiency[strategy][i], "reason": outcome.reason})
+    return rows
+
+
+def write_spans(path: str, outcome: Outcome, scenario: Scenario) -> str:
+    """Write the timeline of the first batch; returns a line that says so."""
+    from hdpsim.experiments.output.timeline import write_timeline
+
+    spans = outcome.results[0].spans
+    if spans is None:
+        raise UserInputError("a timeline needs the engine: execution.executor=engine")
+    summary = write_timeline(path, spans, title=f"{scenario.name}, {outcome.strategy}")
+    return f"wrote {path}: {summary.slices:,} slices of {len(summary.ranks):,} ranks" + (
+        f" ({summary.note})" if summary.note else ""
+    )
+
+
+def _bars(rates: Mapping[str, Estimate]) -> dict[str, tuple[float, float]] | None:
+    """Ends of the bars: the interval, or the range of the batches."""
+    bars = {
+        name: (rate.lowest, rate.highest)
+        if rate.half_width is None
+        else (rate.mean - rate.half_width, rate.mean + rate.half_width)
+        for name, rate in rates.items()
+        if rate.count > 1
+    }
+    return bars or None
+
+
+def _bar_words(rates: Mapping[str, Estimate]) -> str:
+    known = all(rate.half_width is not None for rate in rates.values())
+    return "95% confidence interval" if known else "range of the batches"
+
+
+def _command() -> str:
+    return shlex.join(["hdpsim", *sys.argv[1:]])
+
+
+def _write_scenario(run: RunDirectory, scenario: Scenario) -> None:
+    run.write_text("scenario.yaml", scenario.to_yaml(), "The scenario with all defaults; runs as it is.")
+
+
+def _summary_rows(comparison: Comparison) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    best = comparison.best_static
+    for outcome in comparison.feasible:
+        step_s, tokens_per_s = outcome.step_s, outcome.tokens_per_s
+        speed_up = outcome.speed_up(comparison.base)
+        rows.append(
+            {
+                "strategy": outcome.strategy,
+                "batches": comparison.batches,
+                "step_s": step_s.mean,
+                "step_s_ci95": step_s.half_width,
+                "tokens_per_s": tokens_per_s.mean,
+                "tokens_per_s_ci95": tokens_per_s.half_width,
+                "tokens_per_s_per_gpu": tokens_per_s.mean / comparison.scenario.cluster.gpus,
+                "mfu": outcome.mfu,
+                "mfu_full": outcome.mfu_full,
+                "speed_up": speed_up.mean,
+                "speed_up_ci95": speed_up.half_width,
+                "speed_up_vs_best_static": None if best is None else outcome.speed_up(best).mean,
+                "packing": outcome.mesh.packing if outcome.mesh else None,
+                "padding": outcome.mesh.padding if outcome.mesh else None,
+                "cp": outcome.mesh.cp if outcome.mesh else None,
+                "work_left_out": outcome.work_left_out,
+                "over_lower_bound": outcome.over_bound,
+                "over_plan_ideal": outcome.over_plan_ideal,
+                "memory_bytes": outcome.results[0].memory.total_bytes,
+            }
+        )
+    return rows
+
+
+def _batch_rows(comparison: Comparison) -> list[dict[str, object]]:
+    return [
+        {
+            "strategy": outcome.strategy,
+            "batch": number,
+            "step_s": result.step_s,
+            "tokens": result.tokens,
+            "tokens_per_s": result.tokens_per_s,
+            "mfu": result.mfu,
+            "mfu_full": result.mfu_full,
+            "micro_batches": result.plan_micro_batches,
+            "largest_group": result.largest_group,
+            "lower_bound_s": bound_s,
+            "plan_ideal_s": result.plan_ideal_s,
+            "makespan_s": result.makespan_s,
+        }
+        for outcome in comparison.feasible
+        for number, (result, bound_s) in enumerate(zip(outcome.results, outcome.lower_bounds_s, strict=True))
+    ]
+
+
+def _account_rows(comparison: Comparison) -> list[dict[str, object]]:
+    return [
+        {
+            "strategy": outcome.strategy,
+            "account": account,
+            "group": account_group(account),
+            "seconds": seconds,
+            "share": seconds / outcome.step_s.mean,
+        }
+        for outcome in comparison.feasible
+        for account, seconds in outcome.account_s().items()
+    ]
+
+
+def _rank_table(comparison: Comparison) -> pd.DataFrame:
+    import pandas as pd
+
+    tables = []
+    for outcome in comparison.feasible:
+        first = outcome.results[0]
+        _, ranks, stages = first.account_s.shape
+        columns: dict[str, object] = {
+            "strategy": outcome.strategy,
+            "rank": np.repeat(np.arange(ranks), stages),
+            "stage": np.tile(np.arange(stages), ranks),
+        }
+        columns |= {
+            f"{name}_s": row.ravel() for name, row in zip(first.accounts, first.account_s, strict=True)
+        }
+        tables.append(pd.DataFrame(columns))
+    return pd.concat(tables, ignore_index=True)
+
+
+def _rank_layers(outcome: Outcome) -> dict[str, NDArray[np.float64]]:
+    """Seconds per rank (mean over its stages), accounts put together by kind."""
+    first = outcome.results[0]
+    layers: dict[str, NDArray[np.float64]] = {}
+    for account, seconds in zip(first.accounts, first.account_s.mean(axis=2), strict=True):
+        group = account_group(account)
+        layers[group] = layers[group] + seconds if group in layers else seconds
+    return layers
+
+
+def _length_figure(comparison: Comparison) -> Any:
+    from hdpsim.traces import Trace, statistics
+
+    lengths = np.concatenate(comparison.lengths)
+    rows = statistics(Trace(lengths, comparison.scenario.name)).rows()
+    return plots.plot_length_distribution(
+        [row["upper_edge_tokens"] for row in rows],
+        [row["sample_share"] for row in rows],
+        [row["token_share"] for row in rows],
+    )

@@ -1,0 +1,251 @@
+"""A comparison of strategies as tables and sentences for people."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from hdpsim.experiments.output.plot_style import readable_name
+from hdpsim.experiments.output.statistics import with_interval
+from hdpsim.experiments.output.tables import Table
+from hdpsim.experiments.output.words import memory_of, memory_parts, token_amount
+from hdpsim.experiments.studies.compare import BEST_STATIC
+from hdpsim.experiments.studies.cost_to_target import Target, price_of, time_at
+from hdpsim.experiments.studies.report import averaging, band_lines, mfu_note, one_line, outcome_json
+
+if TYPE_CHECKING:
+    from hdpsim.experiments.studies.compare import Comparison, Outcome
+
+
+_MEANING = {
+    "ring_wait": "context-parallel communication that attention does not hide",
+    "ring_merge": "putting together what the ring's steps computed",
+    "offload_wait": "activations on their way to and from the host",
+    "layer_gather": "sharded parameters gathered layer by layer, beyond the compute beside it",
+    "layer_reduce": "gradients reduced layer by layer, beyond the compute beside it",
+    "wait_pipeline": "pipeline bubbles",
+    "wait_group": "the slower ranks of a group",
+    "wait_stages": "the slower pipeline stages",
+    "wait_gradients": "the slower ranks, before gradients are summed",
+    "data": "loading the batch",
+    "planning": "planning the batch and sending the plan",
+}
+"""What an account means, where its name does not say it."""
+
+WORTH_A_WORD = 5e-4
+"""Share of the work that a packer leaves out, from which it is said."""
+
+
+def target_of(comparison: Comparison, outcome: Outcome, tokens: float | None) -> Target | None:
+    """What so many tokens take with a strategy; None when nobody asked, or it cannot run."""
+    if tokens is None or not outcome.results:
+        return None
+    cluster = comparison.scenario.cluster
+    return Target(
+        tokens=tokens,
+        seconds=time_at(tokens, outcome.tokens_per_s),
+        gpus=cluster.gpus,
+        price=price_of(cluster.gpu),
+    )
+
+
+def comparison_json(comparison: Comparison, tokens: float | None = None) -> list[dict[str, Any]]:
+    """One object per row of the table."""
+    return [
+        outcome_json(outcome, comparison.base, comparison.best_static, target_of(comparison, outcome, tokens))
+        for outcome in comparison.outcomes
+    ]
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """One row per strategy: how fast; the ones that cannot run give their reason below."""
+    best = comparison.best_static
+    own_column = best is not None and best is not comparison.base
+    rows = []
+    for outcome in comparison.outcomes:
+        if not outcome.results:
+            rows.append((outcome.strategy, "cannot run", *("-",) * (5 if own_column else 4)))
+            continue
+        tokens_per_s = outcome.tokens_per_s
+        cells = [
+            outcome.strategy,
+            with_interval(outcome.step_s, digits=3),
+            with_interval(tokens_per_s),
+            f"{tokens_per_s.mean / comparison.scenario.cluster.gpus:,.1f}",
+            f"{outcome.mfu:.1%}",
+            "1" if outcome is comparison.base else with_interval(outcome.speed_up(comparison.base), digits=2),
+        ]
+        if best is not None and own_column:
+            cells.append("1" if outcome is best else with_interval(outcome.speed_up(best), digits=2))
+        rows.append(tuple(cells))
+    heads = ["strategy", "step s", "tokens/s", "tok/s/GPU", "MFU", "speed-up"]
+    words = averaging(comparison.batches, comparison.base.independent)
+    title = f"{words[0].upper()}{words[1:]}; speed-up over {comparison.base.strategy}"
+    if best is not None and own_column:
+        heads.append("over best")
+        title += f", and over {best.strategy}"
+    return Table(title=title, columns=tuple(heads), rows=tuple(rows))
+
+
+def resources_table(comparison: Comparison) -> Table:
+    """One row per strategy that runs: how it packs and groups, how good its plan is, what fills its memory."""
+    rows = []
+    for outcome in comparison.feasible:
+        first = outcome.results[0]
+        mesh = outcome.mesh
+        groups = mesh.words.replace(" packing", "") if mesh else _group_words(first.largest_group)
+        rows.append(
+            (
+                outcome.strategy,
+                groups,
+                f"{outcome.over_bound:+.1%}",
+                memory_of(first.memory),
+                memory_parts(first.memory.parts, 2),
+            )
+        )
+    heads = ("strategy", "packing and groups", "over bound", "memory per GPU", "most of it (GiB)")
+    return Table(title="", columns=heads, rows=tuple(rows), left=frozenset({0, 1, 4}))
+
+
+def _group_words(largest: int) -> str:
+    return f"1 to {largest:,} ranks" if largest > 1 else "single ranks"
+
+
+def target_table(comparison: Comparison, tokens: float) -> Table:
+    """What the tokens take with every strategy that runs, without interruptions."""
+    targets = {outcome.strategy: target_of(comparison, outcome, tokens) for outcome in comparison.feasible}
+    rows = [(name, *target.cells) for name, target in targets.items() if target is not None]
+    return Table(
+        title=f"{token_amount(tokens)} tokens, without failures (see `hdpsim campaign`)",
+        columns=("strategy", "time", "GPU-hours", "cost"),
+        rows=tuple(rows),
+    )
+
+
+def explanation(comparison: Comparison) -> str:
+    """Which strategy is fastest, by how much against the best baseline, and in which accounts the difference lies."""
+    ranked = sorted(comparison.feasible, key=lambda outcome: -outcome.tokens_per_s.mean)
+    if len(ranked) == 1:
+        return f"Only {ranked[0].strategy} can run this scenario."
+    fastest = ranked[0]
+    other = _reference(comparison, fastest, ranked)
+    text = _against(fastest, other, comparison.best_static)
+    for outcome in (fastest, other):
+        if outcome.work_left_out >= WORTH_A_WORD:
+            text += (
+                f" {outcome.strategy} does {outcome.work_left_out:.1%} less work than whole sequences need: its packer "
+                f"splits sequences, whose pieces do not attend to each other."
+            )
+    hdp = fastest if fastest.mesh is None else other
+    others = _other_meshes(comparison, fastest, other)
+    if others and hdp.mesh is None:
+        ratios = [f"{with_interval(hdp.speed_up(mesh), digits=2)} against {name}" for name, mesh in others]
+        text += f" {hdp.strategy} is {' and '.join(ratios)}."
+    return text
+
+
+def _among(outcome: Outcome, told: tuple[Outcome, ...]) -> bool:
+    return any(outcome is other for other in told)
+
+
+def _other_meshes(comparison: Comparison, *told: Outcome) -> list[tuple[str, Outcome]]:
+    """Static meshes that the reader should know too: the best with whole sequences, and the scenario's own."""
+    baseline = comparison.baseline
+    found: list[tuple[str, Outcome]] = []
+    whole = None if baseline is None else baseline.best_whole
+    if whole is not None and whole.mesh is not None and not _among(whole, told):
+        found.append((f"the best static mesh that keeps sequences whole ({whole.mesh.words})", whole))
+    own = next((outcome for outcome in comparison.feasible if outcome.strategy == "static"), None)
+    if own is not None and own is not whole and not _among(own, told):
+        found.append((_named(own), own))
+    return found
+
+
+def _reference(comparison: Comparison, fastest: Outcome, ranked: list[Outcome]) -> Outcome:
+    """Whom the fastest is held against: the best static mesh, or when that is the fastest, the best of the others."""
+    best = comparison.best_static
+    if best is not None and fastest is not best:
+        return best
+    if best is not None:
+        return next((o for o in ranked if o.mesh is None), ranked[1])
+    return comparison.base if comparison.base is not fastest else ranked[1]
+
+
+def _named(outcome: Outcome, best: Outcome | None = None) -> str:
+    if outcome.mesh is None:
+        return outcome.strategy
+    if outcome.strategy == BEST_STATIC:
+        return f"{outcome.strategy} ({outcome.mesh.words})"
+    if outcome is best:
+        return f"{outcome.strategy} ({outcome.mesh.words}; no other static mesh that was tried is faster)"
+    return f"{outcome.strategy} as the scenario has it ({outcome.mesh.words})"
+
+
+def _against(fastest: Outcome, other: Outcome, best: Outcome | None) -> str:
+    ratio = fastest.speed_up(other)
+    if math.isclose(ratio.mean, 1.0, abs_tol=0.002):
+        return f"{_named(fastest, best)} and {_named(other, best)} are equally fast (within 0.2 %)."
+    mine, its = fastest.account_s(), other.account_s()
+    saved_s = {name: its.get(name, 0.0) - mine.get(name, 0.0) for name in dict.fromkeys((*its, *mine))}
+    total_s = sum(saved_s.values())
+    gains = sorted((item for item in saved_s.items() if item[1] > 0.02 * total_s), key=lambda item: -item[1])[
+        :3
+    ]
+    losses = sorted(
+        (item for item in saved_s.items() if item[1] < -0.02 * total_s), key=lambda item: item[1]
+    )[:2]
+    first = f"{_named(fastest, best)} is {with_interval(ratio, digits=2)} times as fast as {_named(other, best)}: "
+    first += f"a step takes {fastest.step_s.mean:.3f} s instead of {other.step_s.mean:.3f} s."
+    if ratio.half_width is not None and abs(ratio.mean - 1.0) < ratio.half_width:
+        first += " The difference is within what the sampling of batches does by chance."
+    if not gains:
+        return first
+    parts = [f"{seconds:.3f} s less in {_explained(name)}" for name, seconds in gains]
+    text = f"{first} Where the {total_s:.3f} s come from: {_listed(parts)}"
+    if losses:
+        text += f"; against that, {_listed([f'{-s:.3f} s more in {_explained(n)}' for n, s in losses])}"
+    return text + "."
+
+
+def remarks(comparison: Comparison) -> tuple[str, ...]:
+    """What a reader of the numbers must know: conventions, data, assumptions, who could not run."""
+    failures = [
+        f"{o.strategy} cannot run: {one_line(o.reason)}" for o in comparison.outcomes if not o.results
+    ]
+    by_note: dict[str, list[str]] = {}
+    for outcome in comparison.feasible:
+        for note in outcome.results[0].notes:
+            by_note.setdefault(note, []).append(outcome.strategy)
+    everybody = len(comparison.feasible)
+    notes = [
+        note if len(names) == everybody else f"{', '.join(names)}: {note}" for note, names in by_note.items()
+    ]
+    if comparison.batches > 1 and notes:
+        notes.insert(0, "Of the first batch:")
+    tried = [comparison.baseline.line] if comparison.baseline else _split_lines(comparison)
+    return (
+        *comparison.use.lines,
+        *tried,
+        mfu_note(comparison.scenario),
+        *comparison.scenario.notes,
+        *band_lines(comparison.feasible),
+        *notes,
+        *failures,
+    )
+
+
+def _split_lines(comparison: Comparison) -> list[str]:
+    return [
+        f"{o.strategy} does {o.work_left_out:.1%} less work than whole sequences need: its packer splits sequences."
+        for o in comparison.feasible
+        if o.work_left_out >= WORTH_A_WORD
+    ]
+
+
+def _explained(account: str) -> str:
+    meaning = _MEANING.get(account)
+    return readable_name(account) + (f" ({meaning})" if meaning else "")
+
+
+def _listed(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -1,0 +1,271 @@
+"""Results as JSON documents and as tables and sentences for people."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hdpsim.cost_models.reading.units import format_quantity
+from hdpsim.experiments.output.finite import plain
+from hdpsim.experiments.output.plot_style import ACCOUNT_GROUPS, account_group, format_tokens, readable_name
+from hdpsim.experiments.output.run_directory import SCHEMA_VERSION
+from hdpsim.experiments.output.statistics import FEWEST, estimate_json, with_interval
+from hdpsim.experiments.output.tables import Table
+from hdpsim.experiments.output.words import memory_of, memory_parts
+
+if TYPE_CHECKING:
+    from hdpsim.cost_models.memory.report import MemoryReport
+    from hdpsim.experiments.scenario.scenario import Scenario
+    from hdpsim.experiments.studies.compare import Comparison, Outcome
+    from hdpsim.experiments.studies.cost_to_target import Target
+
+
+TERA = 1e12
+
+GROUP_WORDS = {name: name for name in ACCOUNT_GROUPS} | {"communication": "exposed communication"}
+"""Kinds of accounts in words."""
+
+_MEASURED = frozenset({"planning_wall_s", "execution_wall_s"})
+"""Fields that differ from run to run; documents of equal scenarios are equal byte for byte without them."""
+
+_LARGE = frozenset({"spans", "account_s", "accounts"})
+"""Fields that are summarised (account means) or exported on their own (timeline)."""
+
+
+def json_document(kind: str, scenario: Scenario, results: object, **more: object) -> dict[str, Any]:
+    """The envelope every verb prints: version, scenario with all defaults, seed, results."""
+    from hdpsim import __version__
+
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": kind,
+        "hdpsim_version": __version__,
+        "scenario": scenario.document,
+        "seed": {"data": scenario.data.seed, "execution": scenario.execution.seed},
+        "calibration": scenario.calibration.name,
+        **{key: plain(value) for key, value in more.items()},
+        "results": plain(results, "results"),
+    }
+
+
+def outcome_json(
+    outcome: Outcome,
+    base: Outcome | None = None,
+    best_static: Outcome | None = None,
+    target: Target | None = None,
+) -> dict[str, Any]:
+    """One strategy: means with confidence intervals, the account means, and every batch."""
+    if not outcome.results:
+        return {"strategy": outcome.strategy, "feasible": False, "reason": outcome.reason}
+    tokens_per_s = outcome.tokens_per_s
+    first = outcome.results[0]
+    document: dict[str, Any] = {
+        "strategy": outcome.strategy,
+        "feasible": True,
+        "step_s": estimate_json(outcome.step_s),
+        "tokens_per_s": estimate_json(tokens_per_s),
+        "tokens_per_s_per_gpu": tokens_per_s.mean / first.gpus,
+        "mfu": outcome.mfu,
+        "mfu_full": outcome.mfu_full,
+        "tflops_per_gpu": flop_rates(outcome),
+        "over_lower_bound": outcome.over_bound,
+        "over_plan_ideal": outcome.over_plan_ideal,
+        "account_s": outcome.account_s(),
+        "share_of_step": outcome.shares(),
+        "memory": memory_json(first.memory),
+        "static_mesh": outcome.mesh,
+        "work_left_out": outcome.work_left_out,
+        "fidelity": outcome.band and outcome.band.document(outcome.step_s.mean, tokens_per_s.mean),
+        "notes": notes_of(outcome),
+        "batches": [
+            {
+                field.name: getattr(result, field.name)
+                for field in dataclasses.fields(result)
+                if field.name not in _MEASURED | _LARGE | {"memory", "notes", "strategy"}
+            }
+            | {"lower_bound_s": bound_s}
+            for result, bound_s in zip(outcome.results, outcome.lower_bounds_s, strict=True)
+        ],
+    }
+    if base is not None and base.results:
+        document["speed_up"] = estimate_json(outcome.speed_up(base))
+    if best_static is not None:
+        document["speed_up_vs_best_static"] = estimate_json(outcome.speed_up(best_static))
+    if target is not None:
+        document["target"] = target.document()
+    return document
+
+
+def memory_json(report: MemoryReport) -> dict[str, Any]:
+    """Every part of the fullest stage's memory, and their total."""
+    document: dict[str, Any] = plain(report)
+    return {**document, "total_bytes": report.total_bytes, "parts": report.parts}
+
+
+def flop_rates(outcome: Outcome) -> dict[str, float]:
+    """TFLOP/s per GPU in every convention that papers use, mean over the batches; named as `validate` names them."""
+    conventions = {
+        "model, causal attention": "model_flop",
+        "model, full attention": "model_flop_full",
+        "hardware, full attention": "hardware_flop_full",
+    }
+    return {
+        words: float(
+            np.mean([getattr(step, flop) / step.step_s / step.gpus / TERA for step in outcome.results])
+        )
+        for words, flop in conventions.items()
+    }
+
+
+def notes_of(outcome: Outcome) -> tuple[str, ...]:
+    """The notes of all batches, each once."""
+    return tuple(dict.fromkeys(note for result in outcome.results for note in result.notes))
+
+
+def headline(scenario: Scenario) -> str:
+    """One line: what is trained, where, on what."""
+    cluster, layout, data = scenario.cluster, scenario.layout, scenario.data
+    degrees = f"TP {layout.tp}, PP {layout.pp}" + (f" x {layout.vpp}" if layout.vpp > 1 else "")
+    degrees += f", EP {layout.ep}" if layout.ep > 1 else ""
+    size = (
+        format_tokens(data.batch.tokens) + " tokens"
+        if data.batch.tokens
+        else f"{data.batch.sequences:,} sequences"
+    )
+    return (
+        f"{scenario.name}: {scenario.model.name} on {cluster.gpus:,} x {cluster.gpu.name} ({degrees}); "
+        f"{data.source_name}, batches of {size}, context {format_tokens(data.context_tokens)}"
+    )
+
+
+def mfu_note(*scenarios: Scenario) -> str:
+    """Which peak and which FLOP convention the MFU column means, whose rows are of these scenarios."""
+    gpus = [scenario.cluster.gpu for scenario in scenarios]
+    peaks = dict.fromkeys((format_quantity(gpu.bf16_flop_per_s, "flop_rate"), gpu.name) for gpu in gpus)
+    if len(peaks) == 1:
+        ((peak, name),) = peaks
+        of = f"{peak}, the dense bf16 peak of {name}"
+    else:
+        of = f"the dense bf16 peak of each row's GPU ({', '.join(f'{name}: {peak}' for peak, name in peaks)})"
+    return f"MFU: of {of}; model FLOP with causal attention inside each sequence, no recompute."
+
+
+def averaging(batches: int, independent: bool = True) -> str:
+    """What stands behind means and the ± of a table."""
+    if batches == 1:
+        return "one batch"
+    if not independent:
+        return f"means over {batches} batches, ranges in brackets (repeated data: no interval)"
+    if batches < FEWEST:
+        return f"means over {batches} batches, ranges in brackets (too few for an interval)"
+    return f"means over {batches} batches, ± = 95 % confidence (sampling of batches only)"
+
+
+def band_lines(outcomes: Iterable[Outcome]) -> tuple[str, ...]:
+    """How well runs like these were predicted: a matter of its own, not of the interval over batches."""
+    by_note: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        if outcome.band is not None:
+            by_note.setdefault(outcome.band.note, []).append(outcome.strategy)
+    if not by_note:
+        return ()
+    lines = [f"  {', '.join(dict.fromkeys(names))}: {note}" for note, names in by_note.items()]
+    return ("How far off predictions of such runs were (± is sampling only and knows nothing of it):", *lines)
+
+
+def noise_note(scenario: Scenario) -> str:
+    """Which disturbances of large clusters the figures do not have; empty when they have all."""
+    options = scenario.execution
+    off = [
+        words
+        for words, share in (
+            ("jitter (execution.jitter)", options.jitter),
+            ("slow nodes (execution.slow_node_share)", options.slow_node_share),
+        )
+        if share == 0.0
+    ]
+    if not off:
+        return ""
+    are = "are" if len(off) > 1 or off[0].startswith("slow") else "is"
+    return f"{' and '.join(off).capitalize()} {are} off: on a real cluster they cost more the more GPUs there are."
+
+
+def split_words(shares: Mapping[str, float]) -> str:
+    """What the GPUs do: `55 % compute, 25 % exposed communication, ...`."""
+    return ", ".join(f"{share:.0%} {GROUP_WORDS[name]}" for name, share in shares.items() if share >= 0.005)
+
+
+def account_table(outcomes: Iterable[Outcome], title: str = "Where the time goes") -> Table:
+    """Seconds and share of the step per account, largest first, then per kind; those below 0.05 % are summed."""
+    columns = tuple(outcomes)
+    seconds = [outcome.account_s() for outcome in columns]
+    totals = [sum(row.values()) for row in seconds]
+    names = list(dict.fromkeys(name for row in seconds for name in row))
+    share = {
+        name: max(row.get(name, 0.0) / total for row, total in zip(seconds, totals, strict=True))
+        for name in names
+    }
+    large = sorted((name for name in names if share[name] >= 0.0005), key=lambda name: -share[name])
+    small = [name for name in names if share[name] < 0.0005]
+    rows = [
+        (readable_name(name), *_seconds_cells([row.get(name, 0.0) for row in seconds], totals))
+        for name in large
+    ]
+    if any(row.get(name, 0.0) > 0 for row in seconds for name in small):
+        rest = [sum(row.get(name, 0.0) for name in small) for row in seconds]
+        rows.append(("all others", *_seconds_cells(rest, totals)))
+    for group in ACCOUNT_GROUPS:
+        parts = [sum(v for name, v in row.items() if account_group(name) == group) for row in seconds]
+        rows.append((f"= {GROUP_WORDS[group]}", *_seconds_cells(parts, totals)))
+    rows.append(("step", *_seconds_cells(totals, totals)))
+    heads = tuple(head for outcome in columns for head in (f"{outcome.strategy} s", "share"))
+    return Table(title=f"{title} (mean over ranks and stages)", columns=("account", *heads), rows=tuple(rows))
+
+
+def _seconds_cells(seconds: list[float], totals: list[float]) -> list[str]:
+    return [
+        cell for s, total in zip(seconds, totals, strict=True) for cell in (f"{s:.3f}", f"{s / total:.1%}")
+    ]
+
+
+def step_table(comparison: Comparison, target: Target | None = None) -> Table:
+    """The figures of one strategy, one below the other."""
+    scenario, outcome = comparison.scenario, comparison.base
+    first, tokens_per_s = outcome.results[0], outcome.tokens_per_s
+    rows = [
+        ("step", f"{with_interval(outcome.step_s, digits=3)} s"),
+        ("throughput", f"{with_interval(tokens_per_s)} tokens/s"),
+        ("per GPU", f"{tokens_per_s.mean / scenario.cluster.gpus:,.1f} tokens/s"),
+        ("MFU", f"{outcome.mfu:.1%} ({outcome.mfu_full:.1%} if attention counts as a full square)"),
+        *(
+            ("FLOP rate" if not place else "", f"{rate:,.1f} TFLOP/s per GPU ({words})")
+            for place, (words, rate) in enumerate(flop_rates(outcome).items())
+        ),
+        ("the step is", split_words(outcome.shares())),
+        ("memory", f"{memory_of(first.memory)}: {memory_parts(first.memory.parts)}"),
+        ("tokens per step", f"{np.mean([result.tokens for result in outcome.results]):,.0f}"),
+        ("micro-batches", f"{first.plan_micro_batches:,}, largest group {first.largest_group:,} ranks"),
+        (
+            "over bound",
+            f"{outcome.over_bound:+.1%}: no plan takes less than {np.mean(outcome.lower_bounds_s):.3f} s",
+        ),
+    ]
+    if outcome.mesh is not None:
+        rows.append(("static mesh", outcome.mesh.words))
+    if target is not None:
+        rows.append(("target", target.words))
+    return Table(
+        title=f"{outcome.strategy}, {averaging(comparison.batches, outcome.independent)}",
+        columns=("", ""),
+        rows=tuple(rows),
+        left=frozenset({0, 1}),
+    )
+
+
+def one_line(reason: str) -> str:
+    """The reason of an InfeasibleError for a table: its lines side by side, without the heading."""
+    lines = [line.strip() for line in reason.splitlines()]
+    return "; ".join(lines[1:] if len(lines) > 1 and lines[0].endswith(":") else lines)

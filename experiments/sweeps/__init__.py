@@ -1,0 +1,1 @@
+"""Grids of scenarios: read, simulated, kept, reported."""

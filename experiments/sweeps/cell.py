@@ -1,0 +1,88 @@
+"""What a worker does with one cell of a sweep."""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from hdpsim.errors import HdpSimError, UserInputError
+from hdpsim.experiments.output.finite import plain
+from hdpsim.experiments.parallel.code_version import code_version
+from hdpsim.experiments.studies.compare import run_batches
+from hdpsim.experiments.studies.report import outcome_json
+
+if TYPE_CHECKING:
+    from hdpsim.experiments.scenario.data_use import Drawn
+    from hdpsim.experiments.scenario.scenario import Scenario
+
+
+def simulate_cells(scenarios: tuple[Scenario, ...], code: str) -> list[dict[str, Any]]:
+    """Simulate several cells one after the other; see simulate_cell.
+
+    Raises:
+        UserInputError: this process runs other code than the one that asks (a worker of a cluster, not updated).
+    """
+    if code != code_version():
+        raise UserInputError(
+            f"the workers run another hdpsim ({code_version()}) than this command ({code}): install the same "
+            "version on all of them"
+        )
+    return [simulate_cell(scenario) for scenario in scenarios]
+
+
+def simulate_cell(scenario: Scenario) -> dict[str, Any]:
+    """Simulate all batches of a scenario.
+
+    Returns:
+        status: "ok"; "infeasible" (legal, cannot run); "invalid" (its data cannot be used); "failed" (a bug of hdpsim).
+        reason: why it is not ok.
+        result: the outcome as --json prints it, when it is ok.
+        wall_s: how long that took here; all else is the same everywhere.
+    """
+    began = time.perf_counter()
+    found: dict[str, Any] = {"status": "ok", "reason": "", "result": None}
+    try:
+        drawn = _drawn(scenario)
+        outcome = run_batches(scenario, drawn.lengths, independent=not drawn.use.repeated)
+    except HdpSimError as error:
+        found |= {"status": "infeasible" if error.exit_code == 3 else "invalid", "reason": str(error)}
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{type(error).__name__}: {error} ({where.name}, line {where.lineno} of {where.filename})"
+        found |= {"status": "failed", "reason": text}
+    else:
+        if outcome.results:
+            memory_bytes = outcome.results[0].memory.total_bytes
+            found["result"] = plain(
+                {**outcome_json(outcome), "memory_bytes": memory_bytes, "data": drawn.use.document()}
+            )
+        else:
+            found |= {"status": "infeasible", "reason": outcome.reason}
+    found["wall_s"] = time.perf_counter() - began
+    return found
+
+
+def _drawn(scenario: Scenario) -> Drawn:
+    data = json.dumps(scenario.document["data"], sort_keys=True)
+    return _drawn_batches(_Key(scenario, (data, scenario.batch_count)))
+
+
+class _Key:
+    """A scenario that equals others with the same batches, so that these are read and cut once."""
+
+    def __init__(self, scenario: Scenario, key: tuple[str, int]) -> None:
+        self.scenario, self._key = scenario, key
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+@lru_cache(maxsize=8)
+def _drawn_batches(key: _Key) -> Drawn:
+    return key.scenario.draw(key.scenario.batch_count)

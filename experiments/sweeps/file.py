@@ -1,0 +1,318 @@
+"""A sweep file: a base scenario and the axes along which it changes.
+
+    base: llama-7b-1k-byted          # a shipped scenario, a path, or a mapping
+    set: {execution.batches: 2}      # changes of every cell
+    grid:                            # every value with every other
+      strategy.name: [static, hdp-balance]
+      data.context: [64K, 256K]
+    zip:                             # keys that move together; a list of such mappings gives several axes
+      gpus: [1024, 2048]
+      data.batch: [16M tokens, 32M tokens]
+    list:                            # points written out, each with its own keys
+      - {layout.tp: 2}
+      - {layout.tp: 4, layout.pp: 2}
+    plot: {x: data.context, colour: strategy.name}
+
+The cells are the product of all axes, in the order of the file, the last axis changing fastest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from hdpsim.cost_models.reading.fields import Problems, did_you_mean
+from hdpsim.errors import UserInputError
+from hdpsim.experiments.scenario.overrides import rivals
+from hdpsim.experiments.scenario.schema import KEYS, read_keys
+from hdpsim.quoting import quoted
+from hdpsim.yaml_loader import load_document
+
+MOST_CELLS = 50_000
+"""More cells than this are taken for a mistake."""
+
+Value = tuple[str, object]
+Point = tuple[Value, ...]
+
+_TOP = ("name", "description", "base", "set", "grid", "zip", "list", "plot")
+_PLOT = ("x", "colour", "column", "row")
+_FILES = ("model", "cluster", "calibration", "data.trace", "data.distribution")
+_NO_EFFECT = ("name", "description")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One axis: its keys, and for each of its points the value of every key it sets."""
+
+    keys: tuple[str, ...]
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """A checked sweep file.
+
+    Attributes:
+        base: name or path of a scenario, or a scenario document.
+        fixed: changes of every cell.
+        plot: which key goes where in the plots ("x", "colour", "column", "row").
+        folder: where relative paths start.
+    """
+
+    name: str
+    description: str
+    base: str | Mapping[str, object]
+    fixed: Point
+    axes: tuple[Axis, ...]
+    plot: Mapping[str, str]
+    source: str
+    folder: Path
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys that change, in order."""
+        return tuple(key for axis in self.axes for key in axis.keys)
+
+    @property
+    def cells(self) -> int:
+        """How many combinations the axes have."""
+        return math.prod(len(axis.points) for axis in self.axes)
+
+    def combinations(self) -> Iterator[Point]:
+        """The changes of every cell, without the fixed ones."""
+        for points in product(*(axis.points for axis in self.axes)):
+            yield tuple(value for point in points for value in point)
+
+
+def _folder() -> Path:
+    return Path(str(resources.files("hdpsim.experiments") / "data" / "sweeps"))
+
+
+def sweep_names() -> tuple[str, ...]:
+    """The shipped sweeps."""
+    return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
+
+
+def sweep_path(source: str | Path) -> Path:
+    """The file of a sweep given by path or by the name of a shipped one; UserInputError lists the names."""
+    path = Path(source)
+    if path.is_file():
+        return path
+    if str(source) in sweep_names():
+        return _folder() / f"{source}.yaml"
+    what = "is a directory, not a sweep file" if path.is_dir() else "no such file and no shipped sweep"
+    hint = did_you_mean(str(source), sweep_names())
+    raise UserInputError(f"{source}: {what}{hint}; shipped: {', '.join(sweep_names())}")
+
+
+def load_sweep(source: str | Path) -> Sweep:
+    """Read and check a sweep file or a shipped sweep.
+
+    Raises:
+        UserInputError: unreadable, or a ScenarioError with every problem of the file. Problems that only show when a
+            cell is put together come from `sweep_cells.expand`.
+    """
+    path = sweep_path(source)
+    document = load_document(path)
+    problems = Problems(str(path), document.where)
+    data = document.data if isinstance(document.data, Mapping) else {}
+    if not isinstance(document.data, Mapping):
+        problems.add("", "a sweep is a mapping with the keys base and at least one of grid, zip, list")
+    for key in data:
+        if key not in _TOP:
+            hint = did_you_mean(str(key), _TOP)
+            problems.add(key, f"is not a known key{hint}; allowed: {', '.join(_TOP)}")
+    reader = _Reader(problems, path.parent)
+    base = data.get("base")
+    if isinstance(document.data, Mapping) and not (isinstance(base, str | Mapping) and base):
+        problems.add("base", "is required: the name or path of a scenario, or a scenario written out")
+    fixed = reader.point(data.get("set") or {}, "set")
+    kinds = {"grid": reader.grid, "zip": reader.zips, "list": reader.points}
+    axes = tuple(axis for key, value in data.items() if key in kinds for axis in kinds[key](value))
+    if isinstance(document.data, Mapping) and not axes and not problems.found:
+        problems.add("", "there is nothing to sweep: give grid, zip or list")
+    _check_overlap(fixed, axes, problems)
+    plot = _read_plot(data.get("plot"), axes, problems)
+    sweep = Sweep(
+        name=_text(data, "name", path.stem, problems),
+        description=_text(data, "description", "", problems),
+        base=base if isinstance(base, str | Mapping) else "",
+        fixed=fixed,
+        axes=axes,
+        plot=plot,
+        source=str(path),
+        folder=path.parent,
+    )
+    if sweep.cells > MOST_CELLS:
+        problems.add("", f"the axes multiply to {sweep.cells:,} cells; at most {MOST_CELLS:,} are allowed")
+    problems.found = list(dict.fromkeys(problems.found))
+    problems.raise_if_any()
+    return sweep
+
+
+class _Reader:
+    """Reads axes and notes what is wrong with them."""
+
+    def __init__(self, problems: Problems, folder: Path) -> None:
+        self._problems, self._folder = problems, folder
+
+    def grid(self, data: object) -> Iterator[Axis]:
+        """One axis for each key."""
+        for key, values in self._mapping(data, "grid", "a key and a list of its values"):
+            where = f"grid.{key}"
+            points = [self._value(key, value, where) for value in self._values(values, where)]
+            self._different([(point,) for point in points], where)
+            if points:
+                yield Axis(keys=(key,), points=tuple((point,) for point in points))
+
+    def zips(self, data: object) -> Iterator[Axis]:
+        """One axis for each mapping."""
+        if isinstance(data, list):
+            if not data:
+                self._problems.add("zip", "is empty")
+            for number, part in enumerate(data):
+                yield from self._zip(part, f"zip[{number}]")
+        else:
+            yield from self._zip(data, "zip")
+
+    def points(self, data: object) -> Iterator[Axis]:
+        """One axis with the points as they are written."""
+        if data is None:
+            return
+        if not isinstance(data, list) or not data:
+            self._problems.add("list", "expected a list of mappings, each a point: - {layout.tp: 2}")
+            return
+        points = [self.point(part, f"list[{number}]") for number, part in enumerate(data)]
+        self._different(points, "list")
+        keys = tuple(dict.fromkeys(key for point in points for key, _ in point))
+        if keys:
+            yield Axis(keys=keys, points=tuple(points))
+
+    def point(self, data: object, where: str) -> Point:
+        """The changes of one mapping."""
+        pairs = self._mapping(data, where, "a key and its value", may_be_empty=where != "list")
+        return tuple(self._value(key, value, f"{where}.{key}") for key, value in pairs)
+
+    def _zip(self, data: object, where: str) -> Iterator[Axis]:
+        columns = {
+            key: [
+                self._value(key, value, f"{where}.{key}") for value in self._values(values, f"{where}.{key}")
+            ]
+            for key, values in self._mapping(data, where, "a key and a list of its values")
+        }
+        lengths = {key: len(values) for key, values in columns.items()}
+        if len(set(lengths.values())) > 1:
+            found = ", ".join(f"{key} has {count}" for key, count in lengths.items())
+            self._problems.add(where, f"keys that move together need equally many values; {found}")
+        elif columns:
+            points = tuple(zip(*columns.values(), strict=True))
+            self._different(points, where)
+            if points:
+                yield Axis(keys=tuple(columns), points=points)
+
+    def _mapping(
+        self, data: object, where: str, of: str, *, may_be_empty: bool = False
+    ) -> Sequence[tuple[str, object]]:
+        if data is None:
+            return ()
+        if not isinstance(data, Mapping) or not (data or may_be_empty):
+            self._problems.add(where, f"expected a mapping, each line {of}")
+            return ()
+        return tuple((str(key), value) for key, value in data.items())
+
+    def _values(self, data: object, where: str) -> Sequence[object]:
+        if not isinstance(data, list) or not data:
+            self._problems.add(where, f"expected a list of values such as [1, 2, 4], got {_shown(data)}")
+            return ()
+        return data
+
+    def _different(self, points: Sequence[Point], where: str) -> None:
+        seen: list[Point] = []
+        for point in points:
+            if point in seen and all(type(a) is type(b) for a, b in zip(point, point, strict=True)):
+                shown = ", ".join(f"{key} = {value}" for key, value in point)
+                self._problems.add(where, f"{shown or 'an empty point'} is given twice")
+            seen.append(point)
+
+    def _value(self, key: str, value: object, where: str) -> Value:
+        """One change, checked on its own as in a scenario file."""
+        if isinstance(value, Mapping | list):
+            self._problems.add(where, f"expected one value, got {_shown(value)}; write dotted keys")
+            return key, None
+        text = _complaint(key, value)
+        if text:
+            self._problems.add(where, text)
+        if isinstance(value, str) and key in _FILES and (self._folder / value).is_file():
+            return key, str((self._folder / value).resolve())
+        return key, value
+
+
+def _complaint(key: str, value: object) -> str:
+    """What a scenario file would say about this key and value; empty when nothing."""
+    if key in _NO_EFFECT or key.startswith("campaign"):
+        return "has no influence on a simulated step"
+    if key.startswith(("model.", "cluster.", "data.trace.")):
+        return ""  # part of something named: checked when a cell is put together
+    section, dot, leaf = key.rpartition(".")
+    alone = Problems("")
+    read_keys({section: {leaf: value}} if dot else {key: value}, alone)
+    mine = [text for name, text in alone.found if name == key or (section not in KEYS and name == section)]
+    return mine[0] if mine else ""
+
+
+def _check_overlap(fixed: Point, axes: Sequence[Axis], problems: Problems) -> None:
+    """Note keys that are set in two places."""
+    homes: dict[str, int] = {}
+    for number, keys in enumerate((tuple(key for key, _ in fixed), *(axis.keys for axis in axes))):
+        for key in keys:
+            others = [other for other in rivals(key) if homes.get(other, number) != number]
+            if key in homes:
+                problems.add(key, "is set in two places: it can be on one axis only, or in set")
+            for other in others:
+                problems.add(key, f"replaces {other}: they can be alternatives of a list, not two axes")
+            homes.setdefault(key, number)
+
+
+def _read_plot(data: object, axes: Sequence[Axis], problems: Problems) -> dict[str, str]:
+    if data is None:
+        return {}
+    if not isinstance(data, Mapping):
+        problems.add("plot", f"expected a mapping of {', '.join(_PLOT)} to keys of the axes")
+        return {}
+    known = [key for axis in axes for key in axis.keys]
+    chosen: dict[str, str] = {}
+    for place, key in data.items():
+        if place not in _PLOT:
+            hint = did_you_mean(str(place), _PLOT)
+            problems.add(f"plot.{place}", f"is not a known key{hint}; allowed: {', '.join(_PLOT)}")
+        elif key not in known:
+            hint = did_you_mean(str(key), known)
+            problems.add(
+                f"plot.{place}", f"{_shown(key)} is not on an axis{hint}; there are {', '.join(known)}"
+            )
+        elif key in chosen.values():
+            problems.add(f"plot.{place}", f"{key} is used twice")
+        else:
+            chosen[str(place)] = str(key)
+    return chosen
+
+
+def _text(data: Mapping[str, Any], key: str, default: str, problems: Problems) -> str:
+    value = data.get(key, default)
+    if not isinstance(value, str):
+        problems.add(key, f"expected a text, got {_shown(value)}")
+        return default
+    return value
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list):
+        return "an empty list" if not value else "a list"
+    return "nothing" if value is None else quoted(value)

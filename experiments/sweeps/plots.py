@@ -1,0 +1,296 @@
+"""Faceted plots of a sweep: one axis along x, one in colours, up to two in facets, the best over what is left."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hdpsim.errors import QuantityError
+from hdpsim.experiments.output.plot_style import (
+    GRID,
+    base2_ticks,
+    colours_of,
+    count_axis,
+    figure_and_axes,
+    marker_of,
+    style,
+)
+from hdpsim.experiments.scenario.schema import KEYS
+from hdpsim.experiments.scenario.values import Batch
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from hdpsim.experiments.sweeps.file import Sweep
+
+
+Row = Mapping[str, Any]
+
+MOST_COLOURS, MOST_FACETS = 8, 6
+
+_MEASURES = (
+    ("throughput", "tokens_per_s", "throughput (tokens/s)", 1.0),
+    ("mfu", "mfu", "model FLOP utilisation (%)", 100.0),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dimension:
+    """What one axis of the sweep is in a plot.
+
+    Attributes:
+        key: the key that names it (of keys that move together, the first or the one `plot` asks for).
+        keys: all keys of the axis.
+        labels: what its points are called, in order, each once.
+        numbers: the points as numbers; None when they are names.
+    """
+
+    key: str
+    keys: tuple[str, ...]
+    labels: tuple[str, ...]
+    numbers: tuple[float, ...] | None
+
+    def label(self, row: Row) -> str:
+        """The name of the point a row belongs to."""
+        return _label(self.key, self.keys, row)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrangement:
+    """Which dimension goes where; `rest` are those over which the best is shown."""
+
+    x: Dimension
+    colour: Dimension | None
+    column: Dimension | None
+    row: Dimension | None
+    rest: tuple[Dimension, ...]
+
+
+def arrange(sweep: Sweep, rows: Sequence[Row]) -> Arrangement | None:
+    """What `plot` of the sweep file says, and for the rest a good guess; None when nothing varies."""
+    left = [_dimension(axis.keys, rows, sweep.plot) for axis in sweep.axes]
+    left = [dimension for dimension in left if len(dimension.labels) > 1]
+    chosen: dict[str, Dimension] = {}
+    for place, key in sweep.plot.items():
+        for dimension in left:
+            if key in dimension.keys:
+                chosen[place] = dimension
+                left.remove(dimension)
+                break
+    if "x" not in chosen:
+        if not left:
+            return None
+        best = max(left, key=lambda d: (d.numbers is not None, len(d.labels)))
+        chosen["x"] = best
+        left.remove(best)
+    for place, most in (("colour", MOST_COLOURS), ("column", MOST_FACETS), ("row", MOST_FACETS)):
+        fitting = [dimension for dimension in left if len(dimension.labels) <= most]
+        if place not in chosen and fitting:
+            best = max(fitting, key=lambda d: d.key == "strategy.name" if place == "colour" else 0)
+            chosen[place] = best
+            left.remove(best)
+    return Arrangement(
+        x=chosen["x"],
+        colour=chosen.get("colour"),
+        column=chosen.get("column"),
+        row=chosen.get("row"),
+        rest=tuple(left),
+    )
+
+
+def sweep_figures(sweep: Sweep, rows: Sequence[Row]) -> Iterator[tuple[str, Figure, str]]:
+    """Name, figure and description of every plot; none when no cell ran or nothing varies."""
+    arrangement = arrange(sweep, rows)
+    if arrangement is None or not any(row["status"] == "ok" for row in rows):
+        return
+    rest = ", ".join(dimension.key for dimension in arrangement.rest)
+    best = f"; the best over {rest}" if rest else ""
+    for name, column, what, scale in _MEASURES:
+        figure = _facets(sweep, rows, arrangement, column, what, scale)
+        yield name, figure, f"{what} against {arrangement.x.key}{best}. Crosses: cells that cannot run."
+
+
+def _facets(
+    sweep: Sweep, rows: Sequence[Row], arrangement: Arrangement, measure: str, what: str, scale: float
+) -> Figure:
+    columns = arrangement.column.labels if arrangement.column else ("",)
+    lines = arrangement.row.labels if arrangement.row else ("",)
+    series = arrangement.colour.labels if arrangement.colour else ("",)
+    colours = colours_of(dict.fromkeys(series))
+    values = [scale * row[measure] for row in rows if row[measure] is not None]
+    top = max(
+        (scale * (row[measure] + _reach(row, measure)) for row in rows if row[measure] is not None), default=1
+    )
+    rest = ", ".join(dimension.key for dimension in arrangement.rest)
+    title = (sweep.description or sweep.name) + (f"\nbest over {rest}" if rest else "")
+    with style():
+        # all facets share one y scale, and only the first column labels it
+        width, height = 1.6 + 3.6 * len(columns), 0.9 + 2.9 * len(lines)
+        figure, grid = figure_and_axes(
+            max(width, 6.5), max(height, 3.8), len(lines), len(columns), share_y=True
+        )
+        for place, axes in enumerate(grid):
+            line, column = lines[place // len(columns)], columns[place % len(columns)]
+            inside = [
+                row
+                for row in rows
+                if _in(arrangement.column, column, row) and _in(arrangement.row, line, row)
+            ]
+            for number, name in enumerate(series):
+                mine = [row for row in inside if _in(arrangement.colour, name, row)]
+                offset = 0.16 * (number - (len(series) - 1) / 2)
+                _series(axes, arrangement.x, mine, measure, scale, colours[name], number, offset)
+            _dress(axes, arrangement.x, values, top)
+            head = [
+                f"{dimension.key} = {label}"
+                for dimension, label in ((arrangement.column, column), (arrangement.row, line))
+                if dimension is not None
+            ]
+            axes.set_title("\n".join(head), fontsize=9)
+            if place % len(columns) == 0:
+                axes.set_ylabel(what)
+            if place // len(columns) == len(lines) - 1:
+                axes.set_xlabel(arrangement.x.key)
+        title = "\n".join(
+            textwrap.fill(line, int(9.5 * figure.get_figwidth()) - 20) for line in title.split("\n")
+        )
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+        handles = _legend_handles(series, colours) if arrangement.colour else []
+        if any(row["status"] in ("infeasible", "invalid", "failed") for row in rows):
+            handles.append(_handle("cannot run", "#555555", "x"))
+        if handles:
+            legend_title = arrangement.colour.key if arrangement.colour else None
+            figure.legend(handles=handles, loc="outside right upper", title=legend_title)
+    return figure
+
+
+def _series(
+    axes: Axes,
+    x: Dimension,
+    rows: Sequence[Row],
+    measure: str,
+    scale: float,
+    colour: str,
+    number: int,
+    offset: float,
+) -> None:
+    """One line: the best cell at every x, its confidence interval if there is one, crosses where none can run."""
+    positions = x.numbers if x.numbers is not None else tuple(float(i) for i in range(len(x.labels)))
+    places, heights, reach, missing = [], [], [], []
+    for label, position in sorted(zip(x.labels, positions, strict=True), key=lambda pair: pair[1]):
+        here = [row for row in rows if x.label(row) == label]
+        best = max((row for row in here if row[measure] is not None), key=lambda r: r[measure], default=None)
+        if best is not None:
+            places.append(position)
+            heights.append(scale * best[measure])
+            reach.append(scale * _reach(best, measure))
+        elif any(row["status"] in ("infeasible", "invalid", "failed") for row in here):
+            missing.append(position)
+    named = x.numbers is None
+    shift = offset if named else 0.0
+    spots = [place + shift for place in places]
+    axes.errorbar(
+        spots,
+        heights,
+        yerr=[[min(r, h) for r, h in zip(reach, heights, strict=True)], reach] if any(reach) else None,
+        color=colour,
+        marker=marker_of(number),
+        markersize=5,
+        linestyle="none" if named else "-",
+        linewidth=1.6,
+        elinewidth=0.9,
+        capsize=2.5,
+    )
+    if missing:
+        axes.plot(
+            [place + shift for place in missing],
+            [0.03 + 0.035 * number] * len(missing),
+            "x",
+            color=colour,
+            markersize=6,
+            transform=axes.get_xaxis_transform(),
+            clip_on=False,
+        )
+
+
+def _reach(row: Row, measure: str) -> float:
+    """Half width of the interval of a mean; 0 of a single batch."""
+    return float(row.get(f"{measure}_ci95") or 0.0)
+
+
+def _dress(axes: Axes, x: Dimension, values: Sequence[float], top: float) -> None:
+    axes.grid(axis="y", color=GRID, linewidth=0.7)
+    if values and min(values) > 0 and max(values) > 30 * min(values):
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(0, max(1.1 * max(values, default=1.0), 1.03 * top))
+    count_axis(axes.yaxis)
+    if x.numbers is None:
+        axes.set_xticks(range(len(x.labels)), list(x.labels))
+        axes.set_xlim(-0.6, len(x.labels) - 0.4)
+        if max(map(len, x.labels)) * len(x.labels) > 36:
+            axes.tick_params(axis="x", rotation=30)
+    elif min(x.numbers) > 0 and max(x.numbers) >= 4 * min(x.numbers):
+        base2_ticks(axes, list(x.numbers), list(x.labels))
+    else:
+        axes.set_xticks(x.numbers, list(x.labels))
+
+
+def _legend_handles(series: Sequence[str], colours: Mapping[str, str]) -> list[Any]:
+    return [_handle(name, colours[name], marker_of(number)) for number, name in enumerate(series)]
+
+
+def _handle(label: str, colour: str, marker: str) -> Any:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=colour, marker=marker, linestyle="none", markersize=6, label=label)
+
+
+def _in(dimension: Dimension | None, label: str, row: Row) -> bool:
+    return dimension is None or dimension.label(row) == label
+
+
+def _dimension(keys: tuple[str, ...], rows: Sequence[Row], plot: Mapping[str, str]) -> Dimension:
+    key = next((key for key in plot.values() if key in keys), keys[0])
+    if len({row[key] for row in rows}) < len({tuple(row[k] for k in keys) for row in rows}):
+        key = ", ".join(keys)  # no single key tells the points apart
+    first: dict[str, Row] = {}
+    for row in rows:
+        first.setdefault(_label(key, keys, row), row)
+    numbers = [_number(key, row[key]) if key in row else None for row in first.values()]
+    known = tuple(number for number in numbers if number is not None)
+    complete = len(known) == len(numbers) and len(set(known)) == len(known)
+    return Dimension(key=key, keys=keys, labels=tuple(first), numbers=known if complete else None)
+
+
+def _label(key: str, keys: tuple[str, ...], row: Row) -> str:
+    if key in keys:
+        return _shown(row[key])
+    return ", ".join(f"{k.rpartition('.')[2]} {_shown(row[k])}" for k in keys if row[k] is not None)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return f"{value:,}"
+    return "-" if value is None else str(value).removesuffix(" tokens")
+
+
+def _number(key: str, value: object) -> float | None:
+    """What the scenario makes of a value, when that is a number."""
+    if key not in KEYS:
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    try:
+        parsed = KEYS[key].parse(value)
+    except (ValueError, QuantityError):
+        return None
+    if isinstance(parsed, Batch):
+        parsed = parsed.tokens if parsed.tokens is not None else parsed.sequences
+    if isinstance(parsed, bool) or not isinstance(parsed, int | float):
+        return None
+    return float(parsed) if math.isfinite(parsed) else None

@@ -1,0 +1,362 @@
+"""A finished sweep as a tidy table, JSON, text for people, and a run directory."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hdpsim import __version__
+from hdpsim.errors import ScenarioError
+from hdpsim.experiments.output.finite import finite, plain
+from hdpsim.experiments.output.plot_style import account_group
+from hdpsim.experiments.output.run_directory import SCHEMA_VERSION, RunDirectory
+from hdpsim.experiments.output.statistics import Estimate, paired_ratio
+from hdpsim.experiments.output.tables import Table
+from hdpsim.experiments.output.words import memory_parts, span
+from hdpsim.experiments.scenario.data_use import WORTH_A_WORD
+from hdpsim.experiments.studies.report import one_line
+
+if TYPE_CHECKING:
+    from hdpsim.experiments.sweeps.run import CellResult, SweepEstimate, SweepRun
+
+
+GIB = 2.0**30
+MOST_FASTEST = 8
+"""Groups of comparable cells whose fastest is named in the text."""
+
+MOST_SHOWN = 40
+"""Rows of the terminal's table; files have all."""
+
+Row = dict[str, Any]
+
+
+def rows_of(run: SweepRun) -> list[Row]:
+    """One flat row per cell: its keys as the sweep file writes them, its state, and the numbers if it ran.
+
+    `of_fastest` is throughput relative to the fastest cell with as many GPUs and the same batches, batch by batch.
+    """
+    fastest = _fastest(run)
+    rows = []
+    for result in run.results:
+        row = _row(run, result)
+        ratio = _of_fastest(result, fastest)
+        row["of_fastest"] = None if ratio is None else ratio.mean
+        row["of_fastest_ci95"] = None if ratio is None else ratio.half_width
+        rows.append(row)
+    return rows
+
+
+def _peers(result: CellResult) -> str:
+    """Cells that share this do the same work on as many GPUs: they may be ranked against each other."""
+    scenario = result.cell.scenario
+    if scenario is None:
+        return ""
+    return json.dumps([scenario.cluster.gpus, scenario.batch_count, scenario.document["data"]])
+
+
+def _fastest(run: SweepRun) -> dict[str, CellResult]:
+    """The fastest cell of every group of peers."""
+    best: dict[str, CellResult] = {}
+    for result in run.results:
+        if result.result is None:
+            continue
+        found = best.setdefault(_peers(result), result)
+        if _rate(result) > _rate(found):
+            best[_peers(result)] = result
+    return best
+
+
+def _rate(result: CellResult) -> float:
+    return float(_at(result.result or {}, "tokens_per_s", "mean"))
+
+
+def _of_fastest(result: CellResult, fastest: Mapping[str, CellResult]) -> Estimate | None:
+    if result.result is None:
+        return None
+    best = fastest[_peers(result)].result or {}
+    rates = [[batch["tokens_per_s"] for batch in found["batches"]] for found in (result.result, best)]
+    return paired_ratio(*rates, independent=not result.result["data"]["repeated"])
+
+
+def _row(run: SweepRun, result: CellResult) -> Row:
+    row: Row = {"cell": result.cell.index, **_keys(run.sweep.keys, result)}
+    row |= {"status": result.status, "reason": one_line(result.reason)}
+    found = result.result or {}
+    first = found["batches"][0] if found else {}
+    scenario = result.cell.scenario
+    fixed: Row = {
+        "gpus": scenario.cluster.gpus if scenario else None,
+        "context_tokens": scenario.data.context_tokens if scenario else None,
+        "strategy": scenario.strategy.name if scenario else None,
+        "batches": scenario.batch_count if scenario else None,
+        "step_s": _at(found, "step_s", "mean"),
+        "step_s_ci95": _at(found, "step_s", "ci95_half_width"),
+        "tokens_per_s": _at(found, "tokens_per_s", "mean"),
+        "tokens_per_s_ci95": _at(found, "tokens_per_s", "ci95_half_width"),
+        "tokens_per_s_per_gpu": found.get("tokens_per_s_per_gpu"),
+        "mfu": found.get("mfu"),
+        "mfu_full": found.get("mfu_full"),
+        "over_lower_bound": found.get("over_lower_bound"),
+        "over_plan_ideal": found.get("over_plan_ideal"),
+        "rank_capacity_tokens": first.get("rank_capacity_tokens"),
+        "micro_batches": first.get("plan_micro_batches"),
+        "largest_group": first.get("largest_group"),
+        "memory_bytes": found.get("memory_bytes"),
+        "memory_capacity_bytes": _at(found, "memory", "capacity_bytes"),
+        "data_repeated": _at(found, "data", "repeated"),
+        "share_of_tokens_longer_than_context": _at(found, "data", "longer_than_context", "share_of_tokens"),
+    }
+    return row | {name: value for name, value in fixed.items() if name not in row}
+
+
+def _keys(keys: Sequence[str], result: CellResult) -> Row:
+    """The value of every key: as the axis says it, else what the cell's scenario has."""
+    values: Row = dict.fromkeys(keys)
+    if result.cell.scenario is not None:
+        document = result.cell.scenario.document
+        values = {key: _scalar(_below(document, key)) for key in keys}
+    return values | dict(result.cell.changes)
+
+
+def _below(document: Any, key: str) -> Any:
+    for part in key.split("."):
+        document = document.get(part) if isinstance(document, Mapping) else None
+    return document
+
+
+def _scalar(value: Any) -> Any:
+    return None if isinstance(value, Mapping | list) else value
+
+
+def _at(found: Mapping[str, Any], *path: str) -> Any:
+    value: Any = found
+    for part in path:
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _account_rows(run: SweepRun) -> list[Row]:
+    return [
+        {
+            "cell": result.cell.index,
+            **_keys(run.sweep.keys, result),
+            "account": account,
+            "group": account_group(account),
+            "seconds": seconds,
+            "share": seconds / result.result["step_s"]["mean"],
+        }
+        for result in run.results
+        if result.result is not None
+        for account, seconds in result.result["account_s"].items()
+    ]
+
+
+def sweep_json(run: SweepRun) -> dict[str, Any]:
+    """The document of --json. How much came from the store is not part of it: equal sweeps give equal documents."""
+    sweep = run.sweep
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "sweep",
+        "hdpsim_version": __version__,
+        "name": sweep.name,
+        "description": sweep.description,
+        "base": plain(sweep.base),
+        "set": dict(sweep.fixed),
+        "axes": [{"keys": list(a.keys), "points": [dict(p) for p in a.points]} for a in sweep.axes],
+        "complete": not run.interrupted,
+        "counts": {
+            status.replace(" ", "_"): run.count(status)
+            for status in ("ok", "infeasible", "invalid", "failed", "not run")
+        },
+        "results": [
+            {
+                "cell": result.cell.index,
+                "changes": dict(result.cell.changes),
+                "status": result.status,
+                "reason": result.reason,
+                **(result.result or {}),
+            }
+            for result in run.results
+        ],
+    }
+    return finite(document)
+
+
+def sweep_table(run: SweepRun) -> Table:
+    """The cells for the terminal; of many only the fastest."""
+    keys = run.sweep.keys
+    rows = rows_of(run)
+    title = run.sweep.description or run.sweep.name
+    if len(rows) > MOST_SHOWN:
+        rows = [row for row in rows if row["status"] == "ok"] or rows
+        rows = sorted(rows, key=lambda row: -(row["tokens_per_s"] or 0.0))[:MOST_SHOWN]
+        title += f": the {len(rows)} fastest of {len(run.results):,} cells; --out writes all"
+    shown = []
+    for row in rows:
+        numbers = ("-",) * 6
+        if row["status"] == "ok":
+            numbers = (
+                f"{row['step_s']:.3f}",
+                f"{row['tokens_per_s']:,.0f}",
+                f"{row['tokens_per_s_per_gpu']:,.1f}",
+                f"{row['mfu']:.1%}",
+                _of_fastest_words(row),
+                f"{row['memory_bytes'] / GIB:.1f} of {row['memory_capacity_bytes'] / GIB:.1f}",
+            )
+        remark = "" if row["status"] == "ok" else f"{_WORDS[row['status']]}: {row['reason']}"
+        shown.append((*(_text(row[key]) for key in keys), *numbers, remark))
+    heads = (*keys, "step s", "tokens/s", "tok/s/GPU", "MFU", "of fastest", "memory GiB", "remark")
+    width = len(heads) if any(row[-1] for row in shown) else len(heads) - 1
+    left = frozenset({*range(len(keys)), len(heads) - 1})
+    return Table(title=title, columns=heads[:width], rows=tuple(row[:width] for row in shown), left=left)
+
+
+def _of_fastest_words(row: Row) -> str:
+    if row["of_fastest"] == 1.0 and not row["of_fastest_ci95"]:
+        return "1"
+    half = row["of_fastest_ci95"]
+    return f"{row['of_fastest']:.3f}" + ("" if half is None else f" ± {half:.3f}")
+
+
+_WORDS = {"infeasible": "cannot run", "invalid": "contradiction", "failed": "FAILED", "not run": "not run"}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "-" if value is None else str(value)
+
+
+def summary_lines(run: SweepRun) -> list[str]:
+    """What came out, and where it came from."""
+    lines = result_lines(run)
+    lines[-1] += f" {run.found:,} simulations were in the store, {run.computed:,} computed now"
+    if run.repaired:
+        lines[-1] += f", {run.repaired:,} damaged {'entry' if run.repaired == 1 else 'entries'} replaced"
+    lines[-1] += "."
+    return lines
+
+
+def result_lines(run: SweepRun) -> list[str]:
+    """The best cell, and how many there are of each kind."""
+    lines = []
+    fastest = _fastest(run)
+    for peers, result in list(fastest.items())[:MOST_FASTEST]:
+        best = _row(run, result)
+        what = ", ".join(f"{key} = {_text(best[key])}" for key in run.sweep.keys)
+        among = ""
+        if len(fastest) > 1:
+            count = sum(_peers(other) == peers for other in run.results)
+            among = f" of {count} with {best['gpus']:,} GPUs and the same batches"
+        memory = f"memory {best['memory_bytes'] / GIB:.1f} of {best['memory_capacity_bytes'] / GIB:.1f} GiB"
+        lines.append(
+            f"Fastest{among}: {what}: {best['tokens_per_s']:,.0f} tokens/s, MFU {best['mfu']:.1%}, {memory} "
+            f"({memory_parts(_parts(result))})."
+        )
+    if len(fastest) > MOST_FASTEST:
+        lines.append(
+            f"... and of {len(fastest) - MOST_FASTEST} more groups of cells with the same GPUs and batches."
+        )
+    lines += _data_lines(run)
+    parts = [f"{run.count('ok'):,} of {len(run.results):,} cells ran"]
+    for status, words in (
+        ("infeasible", "cannot run"),
+        ("invalid", "contradict themselves"),
+        ("failed", "FAILED"),
+        ("not run", "not run yet"),
+    ):
+        if run.count(status):
+            parts.append(f"{run.count(status):,} {words}")
+    lines.append(f"{', '.join(parts)}.")
+    return lines
+
+
+def _parts(result: CellResult) -> dict[str, float]:
+    """Parts of the memory of a cell that ran."""
+    parts: dict[str, float] = (result.result or {})["memory"]["parts"]
+    return parts
+
+
+def _data_lines(run: SweepRun) -> list[str]:
+    """What the batches of the cells make of their data."""
+    uses = [result.result["data"] for result in run.results if result.result is not None]
+    lines = []
+    repeated = [use["rounds_per_batch"] for use in uses if use["repeated"]]
+    if repeated:
+        lines.append(
+            f"Data repeated in {len(repeated):,} cells, up to {max(repeated):.1f} times per batch: their batches share "
+            f"sequences, so they have no confidence interval."
+        )
+    long = [use["longer_than_context"]["share_of_tokens"] for use in uses]
+    if long and max(long) >= WORTH_A_WORD:
+        span_of = f"{max(long):.1%}" if max(long) == min(long) else f"{min(long):.1%} to {max(long):.1%}"
+        lines.append(
+            f"{span_of} of the tokens are in sequences longer than the context (data.policy says what becomes of them)."
+        )
+    return lines
+
+
+def estimate_lines(estimate: SweepEstimate) -> list[str]:
+    """What a sweep would do, for --dry-run."""
+    lines = [f"{estimate.cells:,} cells, {estimate.simulations:,} different simulations"]
+    if estimate.infeasible:
+        lines.append(f"{estimate.infeasible:,} cells cannot run: known without simulating")
+    if estimate.invalid:
+        lines.append(f"{estimate.invalid:,} cells contradict themselves and will not be simulated")
+    if estimate.found:
+        lines.append(f"{estimate.found:,} simulations are in the store already")
+    left = estimate.simulations - estimate.found
+    if estimate.seconds is None:
+        lines.append("nothing is left to simulate")
+    else:
+        workers = f"{estimate.workers} worker{'s' if estimate.workers != 1 else ''}"
+        lines.append(
+            f"{left:,} simulations, {estimate.steps:,} steps to play: about {span(estimate.seconds)} on "
+            f"{workers} ({estimate.sampled} timed)"
+        )
+    return lines
+
+
+def write_sweep(out: str, run: SweepRun, store: str) -> str:
+    """Write the run directory of a sweep; returns a line that says so."""
+    from hdpsim.experiments.sweeps.plots import sweep_figures
+
+    rows = rows_of(run)
+    notes = [*([run.sweep.description] if run.sweep.description else []), *result_lines(run)]
+    notes.append(f"Results are kept in {store}; running the sweep again costs nothing.")
+    if run.interrupted:
+        notes.insert(0, "PARTIAL: the sweep was interrupted; the same command goes on from there.")
+    command = shlex.join(["hdpsim", *sys.argv[1:]])
+    with RunDirectory(out, title=f"Sweep {run.sweep.name}", command=command, notes=notes) as directory:
+        directory.write_json("result.json", sweep_json(run), "Everything, as printed by --json.")
+        directory.write_csv("cells.csv", rows, _CELLS)
+        directory.write_parquet("cells.parquet", rows, "The same table with types.")
+        accounts = _account_rows(run)
+        if accounts:
+            directory.write_csv(
+                "accounts.csv",
+                accounts,
+                "One row per cell and account: seconds of a step, mean over ranks, stages and batches.",
+            )
+        directory.write_text("sweep.yaml", _source(run), "The sweep file.")
+        for name, figure, description in () if run.interrupted else sweep_figures(run.sweep, rows):
+            directory.save_figure(name, figure, description)
+    return f"wrote {out}"
+
+
+_CELLS = (
+    "One row per cell: the keys of the axes; status (ok; infeasible: legal, cannot run; invalid: its keys contradict "
+    "each other or its data cannot be used; failed: crashed; not run: interrupted) and reason; then the "
+    "means over batches, with half widths of 95 % confidence intervals (ci95), as in `hdpsim compare`."
+)
+
+
+def _source(run: SweepRun) -> str:
+    try:
+        return Path(run.sweep.source).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ScenarioError((("", f"cannot be read any more: {error}"),), run.sweep.source) from error

@@ -1,0 +1,91 @@
+"""What `validate` says about memory: would a run have fitted, and how far is the peak off."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hdpsim.experiments.output.tables import Table
+from hdpsim.experiments.records.prediction import Prediction
+from hdpsim.experiments.records.table import Record
+from hdpsim.experiments.validation.errors import error_of, error_summary
+
+MEMORY_QUANTITY = "peak_mem_gb"
+
+
+def memory_columns(record: Record, prediction: Prediction) -> dict[str, Any]:
+    """What a record's row says about memory."""
+    return {
+        "predicted_peak_mem_gb": prediction.peak_mem_gb,
+        "peak_mem_error": error_of(record.measured.peak_mem_gb, prediction.peak_mem_gb),
+        "ran": record.measured.ran,
+        "predicted_fits": prediction.fits,
+        "memory_gauge": prediction.memory_gauge,
+        "memory_parts_gb": dict(prediction.memory_parts_gb),
+    }
+
+
+def memory_summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Errors of the peaks, and what ran and did not against what was predicted to fit."""
+    verdicts = Counter(
+        (row["ran"], row["predicted_fits"])
+        for row in rows
+        if row["ran"] is not None and row["predicted_fits"] is not None
+    )
+    right, judged = verdicts[True, True] + verdicts[False, False], sum(verdicts.values())
+    return {
+        "peak": error_summary(row["peak_mem_error"] for row in rows),
+        "ran_predicted_to_fit": verdicts[True, True],
+        "ran_predicted_too_large": verdicts[True, False],
+        "oom_predicted_to_fit": verdicts[False, True],
+        "oom_predicted_too_large": verdicts[False, False],
+        "verdicts_right": right / judged if judged else None,
+    }
+
+
+def memory_tables(document: Mapping[str, Any]) -> tuple[Table, ...]:
+    """What ran and what did not, against the prediction; only where memory is asked for."""
+    if document["kind"] != "validate-memory":
+        return ()
+    columns = ("", "ran, fits", "ran, too large", "out of memory, fits", "out of memory, too large")
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in document["records"]:
+        groups.setdefault(" ".join(row["group"]), []).append(row)
+    found = {name: memory_summary(rows) for name, rows in sorted(groups.items())}
+    found["all"] = document["summary"]["memory"]
+    keys = (
+        "ran_predicted_to_fit",
+        "ran_predicted_too_large",
+        "oom_predicted_to_fit",
+        "oom_predicted_too_large",
+    )
+    return (
+        Table(
+            title="Does it fit?",
+            columns=columns,
+            rows=tuple(
+                (name, *(str(summary[key]) for key in keys))
+                for name, summary in found.items()
+                if any(summary[key] for key in keys)
+            ),
+        ),
+    )
+
+
+def memory_lines(memory: Mapping[str, Any]) -> tuple[str, ...]:
+    """The summary in sentences; none where no memory was measured."""
+    lines = []
+    if memory["peak"]["count"]:
+        peak = memory["peak"]
+        lines.append(
+            f"peak memory: {peak['count']} records, median error {_percent(peak['median_abs_error'])} %, "
+            f"p90 {_percent(peak['p90_abs_error'])} %"
+        )
+    if memory["verdicts_right"] is not None:
+        lines.append(f"fits or not: right in {_percent(memory['verdicts_right'])} % of the cases")
+    return tuple(lines)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f}"

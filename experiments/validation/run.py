@@ -1,0 +1,279 @@
+"""Predictions held against published training runs: errors by record, by source and GPU, and all together."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hdpsim import __version__
+from hdpsim.cost_models.calibration.calibration import load_calibration
+from hdpsim.experiments.bands.band import Residual
+from hdpsim.experiments.bands.residuals import residual_lines, rewrite_residuals, shipped_residuals
+from hdpsim.experiments.output.finite import finite
+from hdpsim.experiments.output.run_directory import SCHEMA_VERSION
+from hdpsim.experiments.output.tables import Table
+from hdpsim.experiments.records.prediction import Prediction, predict
+from hdpsim.experiments.records.table import Record, read_records, shipped_records
+from hdpsim.experiments.software.rules import KINDS
+from hdpsim.experiments.studies.artefacts import check_out
+from hdpsim.experiments.studies.compare import silent
+from hdpsim.experiments.validation.errors import error_of, error_summary, rank_correlation
+from hdpsim.experiments.validation.memory import (
+    MEMORY_QUANTITY,
+    memory_columns,
+    memory_summary,
+    memory_tables,
+)
+from hdpsim.experiments.validation.report import (
+    SOUND,
+    group_table,
+    reason_table,
+    record_table,
+    summary_lines,
+    write_directory,
+)
+
+QUANTITIES = {
+    "step_s": "measured_step_s",
+    "tokens_per_s_per_gpu": "measured_tokens_per_s_per_gpu",
+    "tflops_per_gpu": "measured_tflops_per_gpu",
+}
+"""What a record is judged by, the first that was measured: predicted quantity -> column."""
+
+FEW_RECORDS = 30
+"""So many are shown one by one."""
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """One JSON document, and the same for people."""
+
+    document: Mapping[str, Any]
+    tables: tuple[Table, ...]
+    lines: tuple[str, ...]
+
+
+def run(
+    path: str | None = None,
+    out: str | None = None,
+    *,
+    memory: bool = False,
+    calibration: str | None = None,
+    residuals: str | None = None,
+    without: frozenset[str] = frozenset(),
+    report: Callable[[int, int], None] = silent,
+) -> Validation:
+    """Predict every record of a file and hold the predictions against what was measured.
+
+    Args:
+        path: CSV of records; None: the runs shipped with hdpsim.
+        out: run directory to write.
+        calibration: file of constants for the GPUs of its generation, instead of the shipped ones.
+        memory: judge peak memory and whether a run fits, not its time.
+        residuals: file to write with features and log errors of the runs judged.
+        without: classes of rules about software that are not asked.
+        report: told (done, total) after every record.
+
+    Raises:
+        UserInputError: an unusable file of records or place for the run directory.
+    """
+    check_out(out)
+    records = read_records(shipped_records() if path is None else path)
+    own = None if calibration is None else load_calibration(calibration)
+    predictions: list[Prediction] = []
+    for done, record in enumerate(records, start=1):
+        # no measurement comes near it
+        predictions.append(predict(record.config, memory_only=memory, calibration=own, without=without))
+        report(done, len(records))
+    rows = [_row(record, prediction, memory) for record, prediction in zip(records, predictions, strict=True)]
+    document: Document = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "validate-memory" if memory else "validate",
+        "hdpsim_version": __version__,
+        "file": Path(path).name if path is not None else "shipped runs.csv",
+        "records": rows,
+        "calibration": own and own.name,
+        "without": sorted(without),
+        "summary": _summary(rows),
+        "groups": _groups(rows),
+    }
+    # Memory is measured in few sources; in time mode a source of which nothing can be judged is news.
+    shown = [group for group in document["groups"] if group["count"] or not memory]
+    tables = (
+        *([record_table(document)] if len(rows) <= FEW_RECORDS else []),
+        *([group_table(shown)] if shown else []),
+        *memory_tables(document),
+        *([reason_table(document)] if document["summary"]["unpredicted_reasons"] else []),
+    )
+    lines = summary_lines(document)
+    if residuals is not None:
+        written = rewrite_residuals(residuals, residuals_of(rows, records, predictions))
+        lines = (*lines, *residual_lines(written, residuals))
+    if out is not None:
+        write_directory(out, document, lines)
+        lines = (*lines, f"wrote {out}")
+    return Validation(document=finite(document), tables=tables, lines=lines)
+
+
+def _row(record: Record, prediction: Prediction, memory: bool) -> Document:
+    """A record's columns, its prediction and its error."""
+    measured = record.measured
+    if memory:
+        quantity, true, predicted = MEMORY_QUANTITY, measured.peak_mem_gb, prediction.peak_mem_gb
+    else:
+        quantity = next(
+            (q for q, column in QUANTITIES.items() if getattr(measured, column) is not None), "step_s"
+        )
+        true, predicted = getattr(measured, QUANTITIES[quantity]), getattr(prediction, quantity)
+    return {
+        **record.columns,
+        "record": record.name,
+        "group": [_source(record), record.config.gpu],
+        "counts": record.counts,
+        "quantity": quantity,
+        "measured": true,
+        "predicted": predicted,
+        "error": error_of(true, predicted),
+        "reason": (prediction.reason or None) if predicted is None else None,
+        "predicted_step_s": prediction.step_s,
+        "predicted_tokens_per_s_per_gpu": prediction.tokens_per_s_per_gpu,
+        "predicted_tflops_per_gpu": prediction.tflops_per_gpu,
+        "flop_convention": prediction.convention,
+        "predicted_model_tflops_causal": prediction.model_tflops_causal,
+        "predicted_model_tflops_full": prediction.model_tflops_full,
+        "predicted_hardware_tflops_full": prediction.hardware_tflops_full,
+        "tflops_error": error_of(measured.measured_tflops_per_gpu, prediction.tflops_per_gpu),
+        **memory_columns(record, prediction),
+        **_fidelity(prediction, true, predicted, quantity, _source(record)),
+        "account_s": dict(prediction.account_s),
+        "rules": sorted(prediction.rule_kinds),
+        "assumptions": list(prediction.assumptions),
+        "not_modelled": list(prediction.not_modelled),
+    }
+
+
+def _source(record: Record) -> str:
+    """Whose record it is."""
+    return str(record.columns.get("family") or record.columns.get("source") or "-")
+
+
+def _fidelity(
+    prediction: Prediction, true: float | None, predicted: float | None, quantity: str, source: str
+) -> Document:
+    """The band of a prediction, from the residuals of all other configurations, and whether the truth lies in it."""
+    if prediction.step_s is None or prediction.features is None:
+        return {"step_s_p10": None, "step_s_p90": None, "in_band": None, "fidelity": None}
+    band = shipped_residuals().band(prediction.features, prediction.key, source)
+    inside = None
+    if true is not None and predicted is not None and quantity != MEMORY_QUANTITY:
+        step_share = true / predicted if quantity == "step_s" else predicted / true
+        inside = band.low <= step_share <= band.high
+    document = band.document(prediction.step_s, prediction.tokens_per_s_per_gpu)
+    return {
+        "step_s_p10": document["step_s_p10"],
+        "step_s_p90": document["step_s_p90"],
+        "in_band": inside,
+        "fidelity": band.note,
+    }
+
+
+def residuals_of(
+    rows: Sequence[Document], records: Sequence[Record], predictions: Sequence[Prediction]
+) -> list[Residual]:
+    """Residuals of judged pretraining runs that nobody doubts."""
+    found = []
+    for row, record, prediction in zip(rows, records, predictions, strict=True):
+        features = prediction.features
+        if features is None or row["error"] is None:
+            continue
+        if record.suspect or record.config.task not in (None, "pretrain"):
+            continue
+        error = math.log1p(row["error"])
+        found.append(
+            Residual(
+                features=features,
+                key=prediction.key,
+                source=row["group"][0],
+                complete=record.complete,
+                log_error=error if row["quantity"] == "step_s" else -error,
+            )
+        )
+    return found
+
+
+def _errors(rows: Sequence[Document]) -> Document:
+    """Error figures of some rows, with those that have none counted."""
+    return {
+        **error_summary(row["error"] for row in rows),
+        "unpredicted": sum(row["predicted"] is None for row in rows),
+        "unmeasured": sum(row["measured"] is None and row["predicted"] is not None for row in rows),
+        "band_coverage": _share([row["in_band"] for row in rows if row["in_band"] is not None]),
+    }
+
+
+def _share(verdicts: Sequence[bool]) -> float | None:
+    return sum(verdicts) / len(verdicts) if verdicts else None
+
+
+def _summary(rows: Sequence[Document]) -> Document:
+    return {
+        **_errors(rows),
+        "complete_pretraining": _errors([row for row in rows if row["counts"]]),
+        "rank_correlation": rank_correlation(rows),
+        "by_doubt": _by_doubt(rows),
+        "by_rules": _by_rules(rows),
+        "memory": memory_summary(rows),
+        "unpredicted_reasons": dict(Counter(row["reason"] for row in rows if row["reason"]).most_common()),
+    }
+
+
+def _by_doubt(rows: Sequence[Document]) -> Document:
+    """Errors and order of layouts of the records that nobody doubts ("sound"), and of those with each mark."""
+    by_mark: dict[str, list[Document]] = defaultdict(list)
+    for row in rows:
+        by_mark[str(row.get("suspect") or SOUND)].append(row)
+    return {
+        mark: {**_errors(members), "rank_correlation": rank_correlation(members)}
+        for mark, members in sorted(by_mark.items(), key=lambda item: (item[0] != SOUND, item[0]))
+    }
+
+
+def _by_rules(rows: Sequence[Document]) -> Document:
+    """Errors of sound records by the least certain class of rules about software that a prediction rests on."""
+    by_class: dict[str, list[Document]] = defaultdict(list)
+    for row in rows:
+        if row["counts"]:
+            kinds = row["rules"]
+            by_class[next((kind for kind in reversed(KINDS) if kind in kinds), "none")].append(row)
+    return {kind: _errors(by_class[kind]) for kind in ("none", *KINDS) if kind in by_class}
+
+
+def _groups(rows: Sequence[Document]) -> list[Document]:
+    """Errors by source family and GPU."""
+    by_group: dict[tuple[str, str], list[Document]] = defaultdict(list)
+    for row in rows:
+        by_group[row["group"][0], row["group"][1]].append(row)
+    groups = []
+    for (family, gpu), members in sorted(by_group.items()):
+        judged = [row for row in members if row["error"] is not None]
+        worst = max(judged, key=lambda row: abs(row["error"]), default=None)
+        groups.append(
+            {
+                "family": family,
+                "gpu": gpu,
+                "records": len(members),
+                **_errors(members),
+                "median_error": float(np.median([row["error"] for row in judged])) if judged else None,
+                "worst_record": worst["record"] if worst else None,
+                "worst_error": worst["error"] if worst else None,
+            }
+        )
+    return groups

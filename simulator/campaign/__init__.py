@@ -1,0 +1,1 @@
+"""Weeks-long runs with failures."""

@@ -1,0 +1,129 @@
+"""What happens to a campaign from outside: failures, their detection, slow nodes, spares and repairs."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from itertools import repeat
+from typing import assert_never
+
+import numpy as np
+import simpy
+
+from hdpsim.cost_models.reliability.failures import FailureCause
+from hdpsim.simulator.campaign.stretch import TICKS_PER_S
+
+_NEVER_S = 1e12  # 30,000 years
+IN_BAND_S = (0.3, 5.6)  # errors reported by the process or the driver; Unicron, arXiv 2401.00134
+STRAGGLER = FailureCause(name="straggler", per_day=0.0, scope="node", detection="planned", evict=True)
+"""A slow node that was found: it leaves at the next checkpoint."""
+
+
+def ticks(seconds: float) -> int:
+    """Seconds as whole microseconds; what lies beyond all campaigns stays a number."""
+    return round(min(seconds, _NEVER_S) * TICKS_PER_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handling:
+    """How failures are noticed and dealt with.
+
+    Attributes:
+        heartbeat_s: period of the heartbeats.
+        heartbeat_misses: missed heartbeats that make a node count as dead.
+        hang_timeout_s: after which a silent hang is an error.
+        diagnosis_s: finding the culprit.
+        manual_share: share of failures that need a person.
+        manual_s: how long that takes, instead of diagnosis_s.
+        repair_s: mean time until an evicted node is a spare again (exponential).
+    """
+
+    heartbeat_s: float
+    heartbeat_misses: int
+    hang_timeout_s: float
+    diagnosis_s: float
+    manual_share: float
+    manual_s: float
+    repair_s: float
+
+
+def mean_detection_s(cause: FailureCause, handling: Handling) -> float:
+    """Mean time from failure to detection.
+
+        in band: U(0.3, 5.6) s | heartbeat: period (misses - U(0, 1)) | hang: the timeout | planned: 0
+
+    A node that dies just after a heartbeat is noticed after all its misses, just before one a period sooner.
+    Source: Unicron, arXiv 2401.00134 (in-band times; hangs end in the collective's timeout).
+    """
+    return {
+        "in-band": sum(IN_BAND_S) / 2.0,
+        "heartbeat": handling.heartbeat_s * (handling.heartbeat_misses - 0.5),
+        "hang": handling.hang_timeout_s,
+        "planned": 0.0,
+    }[cause.detection]
+
+
+def detection_ticks(cause: FailureCause, handling: Handling, random: np.random.Generator) -> int:
+    """One draw of the time whose mean is mean_detection_s."""
+    match cause.detection:
+        case "in-band":
+            return ticks(random.uniform(*IN_BAND_S))
+        case "heartbeat":
+            return ticks(handling.heartbeat_s * (handling.heartbeat_misses - random.uniform()))
+        case "hang" | "planned":
+            return ticks(mean_detection_s(cause, handling))
+        case _:
+            assert_never(cause.detection)
+
+
+class FailureDraws:
+    """The superposition of all causes: one Poisson process whose events get a cause by their rates."""
+
+    def __init__(
+        self, causes: tuple[FailureCause, ...], per_s: tuple[float, ...], random: np.random.Generator
+    ) -> None:
+        """Events of *causes* at rates *per_s*; all zero means never."""
+        self._causes, self._random = causes, random
+        self._total = sum(per_s)
+        self._shares = np.cumsum(per_s) / self._total if self._total > 0 else np.zeros(0)
+
+    def __iter__(self) -> Iterator[tuple[int, FailureCause]]:
+        """Pairs of (ticks since the last event, cause), without end."""
+        if self._total <= 0:
+            return
+        for _ in repeat(None):
+            gap = ticks(self._random.exponential(1.0 / self._total))
+            index = int(np.searchsorted(self._shares, self._random.uniform(), side="right"))
+            yield gap, self._causes[min(index, len(self._causes) - 1)]
+
+
+class SparePool:
+    """Healthy nodes that wait to be used, and those in repair that will come back."""
+
+    def __init__(
+        self, env: simpy.Environment, spares: int, repair_s: float, random: np.random.Generator
+    ) -> None:
+        """*spares* nodes at the start."""
+        self._env, self._repair_s, self._random = env, repair_s, random
+        self.spares = spares
+        self.least_spares = spares
+        self.arrival = env.event()
+        """Fires when the next node comes back."""
+
+    def take(self) -> bool:
+        """Take a spare if there is one."""
+        if self.spares < 1:
+            return False
+        self.spares -= 1
+        self.least_spares = min(self.least_spares, self.spares)
+        return True
+
+    def repair(self) -> None:
+        """Send one node to repair; it comes back on its own."""
+        self._env.process(self._repaired())
+
+    def _repaired(self) -> Generator[simpy.Event, None, None]:
+        yield self._env.timeout(ticks(self._random.exponential(self._repair_s)))
+        self.spares += 1
+        arrived, self.arrival = self.arrival, self._env.event()
+        arrived.succeed()

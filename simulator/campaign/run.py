@@ -1,0 +1,307 @@
+"""A weeks-long run as a discrete-event simulation: steps, failures, recovery, checkpoints; where every second went."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import cast
+
+import numpy as np
+import simpy
+
+from hdpsim.cost_models.reliability.failures import FailureCause
+from hdpsim.simulator.campaign.events import STRAGGLER, FailureDraws, SparePool, detection_ticks, ticks
+from hdpsim.simulator.campaign.setup import ACCOUNTS, CampaignResult, CampaignSetup, Incident
+from hdpsim.simulator.campaign.stretch import CYCLE_ACCOUNTS, TICKS_PER_S, Closing, Pace, SavedCycle, Stretch
+
+
+def simulate_campaign(setup: CampaignSetup) -> CampaignResult:
+    """Run one campaign.
+
+    Counted: everything in ACCOUNTS; failures strike during recovery too and start it anew; the rate is that of a
+        full job all the time. Planned stops and evictions of stragglers wait for the next checkpoint and its upload.
+    Ignored: a node that becomes slow does so at the next checkpoint; failures of spares; node failures that come in
+        groups; silent data corruption that is only seen after more than one checkpoint.
+    """
+    return _Run(setup).result()
+
+
+class _Run:
+    """State of one campaign; the job is one process, everything else interrupts it.
+
+    Invariant: the ticks in all accounts, those of the phase or stretch under way and those of the checkpoint that
+    is being uploaded add up to env.now.
+    """
+
+    def __init__(self, setup: CampaignSetup) -> None:
+        self._setup = setup
+        seeds = np.random.SeedSequence(setup.seed).spawn(5)
+        failures, self._detect, self._steps_random, repair, self._slow_random = map(
+            np.random.default_rng, seeds
+        )
+        self._env = simpy.Environment()
+        self._pool = SparePool(self._env, setup.spares, setup.handling.repair_s, repair)
+        self._pace = Pace(
+            step_s=setup.step_s,
+            steps_per_cycle=setup.steps_per_checkpoint,
+            block_ticks=ticks(setup.block_s),
+            upload_ticks=ticks(setup.upload_s),
+            jitter=setup.jitter,
+            drift_per_day=setup.drift_per_day,
+        )
+        self._ticks = dict.fromkeys(ACCOUNTS, 0)
+        self._steps = 0.0
+        self._stretch: Stretch | None = None
+        self._uploading: SavedCycle | None = None
+        self._phase: tuple[str, int] | None = None
+        self._cycles_since_restart = 0
+        self._wake = self._env.event()
+        self._requests: list[FailureCause] = []
+        """Planned stops, and slow nodes that were found, waiting for the next checkpoint."""
+        self._missing = 0
+        self._evictions = 0
+        self._slow = 0
+        self._slowness = 1.0
+        self._open: list[tuple[str, int, int]] = []
+        self._incidents: list[Incident] = []
+        self._unplanned = 0
+        self._curve: list[tuple[int, float]] = [(0, 0.0)]
+        self._job = self._env.process(self._train())
+        profile = setup.failures
+        rates = profile.per_s(setup.nodes, setup.links_per_node, setup.failure_scale)
+        self._env.process(self._fail(FailureDraws(profile.causes, rates, failures)))
+        if setup.straggler_mttf_s is not None:
+            self._env.process(self._slow_down(setup.straggler_mttf_s / setup.nodes))
+        self._join(int(self._slow_random.binomial(setup.nodes, setup.straggler_share)))
+
+    def result(self) -> CampaignResult:
+        """Run to the end and settle what is under way."""
+        end = ticks(self._setup.duration_s)
+        self._env.run(until=end)
+        if self._stretch is not None:
+            self._settle(self._stretch.end(end))
+        elif self._uploading is not None:
+            self._commit_upload()
+        if self._phase is not None:
+            account, since = self._phase
+            self._ticks[account] += end - since
+        self._close_incidents(end)
+        self._curve.append((end, self._steps))
+        setup = self._setup
+        return CampaignResult(
+            duration_s=setup.duration_s,
+            account_ticks=tuple(self._ticks.values()),
+            steps=self._steps,
+            tokens=self._steps * setup.tokens_per_step,
+            goodput=self._steps * setup.step_s / setup.duration_s,
+            incidents=tuple(self._incidents),
+            failures=self._unplanned,
+            curve_s=tuple(at / TICKS_PER_S for at, _ in self._curve),
+            curve_tokens=tuple(steps * setup.tokens_per_step for _, steps in self._curve),
+            evictions=self._evictions,
+            least_spares=self._pool.least_spares,
+        )
+
+    @property
+    def _now(self) -> int:
+        return int(self._env.now)
+
+    def _train(self) -> Generator[simpy.Event, None, None]:
+        """The job: start, run until something happens, recover, run again."""
+        failure: FailureCause | None = None
+        while True:
+            yield from self._recover(failure)
+            failure = yield from self._run()
+
+    def _run(self) -> Generator[simpy.Event, None, FailureCause | None]:
+        """Train until a failure (returned) or a planned stop (None)."""
+        while True:
+            stretch = self._begin_stretch()
+            try:
+                if not self._requests:
+                    self._wake = self._env.event()
+                    yield self._wake
+                yield self._env.timeout(stretch.checkpoint_after(self._now) - self._now)
+            except simpy.Interrupt as interrupt:
+                return self._lose(stretch, cast(FailureCause, interrupt.cause))
+            self._settle(stretch.at_checkpoint(self._now))
+            stops = [cause for cause in self._requests if cause is not _SLOWER]
+            self._requests.clear()
+            if not stops:
+                continue
+            try:
+                yield from self._stop(stops)
+            except simpy.Interrupt as interrupt:
+                self._lose_upload()
+                return self._strike(cast(FailureCause, interrupt.cause))
+            return None
+
+    def _begin_stretch(self) -> Stretch:
+        self._slowness = self._setup.slowness(self._slow)
+        self._stretch = Stretch(
+            self._pace,
+            self._now,
+            self._steps_random,
+            slowness=self._slowness,
+            cycles_since_restart=self._cycles_since_restart,
+            uploading=self._uploading,
+        )
+        self._uploading = None
+        return self._stretch
+
+    def _stop(self, stops: list[FailureCause]) -> Generator[simpy.Event, None, None]:
+        """A planned stop after a checkpoint, one restart for all its reasons: wait until the checkpoint has arrived."""
+        self._open.append((stops[0].name, self._now, 0))
+        for cause in stops:
+            self._evict(cause)
+        yield from self._spend("checkpoint_wait", self._env.timeout(self._pace.upload_ticks))
+        self._commit_upload()
+
+    def _evict(self, cause: FailureCause) -> None:
+        """Take the node behind *cause* out of the job, if there is one, and send it to repair."""
+        if cause is STRAGGLER:
+            self._slow -= 1
+        if cause.evict:
+            self._missing += 1
+            self._evictions += 1
+            self._pool.repair()
+
+    def _recover(self, failure: FailureCause | None) -> Generator[simpy.Event, None, None]:
+        """Everything between a stop and the next step; a failure on the way starts it anew."""
+        setup = self._setup
+        while True:
+            try:
+                if failure is not None:
+                    noticed = detection_ticks(failure, setup.handling, self._detect)
+                    yield from self._spend("detection", self._env.timeout(noticed))
+                    yield from self._spend("diagnosis", self._env.timeout(self._diagnosis_ticks()))
+                yield from self._replace()
+                yield from self._spend("scheduling", self._env.timeout(ticks(setup.scheduling_s)))
+                groups = ticks(setup.group_initialisation_s)
+                yield from self._spend("group_initialisation", self._env.timeout(groups))
+                if self._steps > 0:
+                    yield from self._spend("checkpoint_load", self._env.timeout(ticks(setup.load_s)))
+                break
+            except simpy.Interrupt as interrupt:
+                failure = self._strike(cast(FailureCause, interrupt.cause))
+        self._cycles_since_restart = 0
+        self._close_incidents(self._now)
+        self._curve.append((self._now, self._steps))
+
+    def _replace(self) -> Generator[simpy.Event, None, None]:
+        """Take a spare for every node that is missing; wait for repairs while there is none.
+
+        Slow nodes that were found by now leave too: the job stands still anyway.
+        """
+        for _ in range(self._requests.count(STRAGGLER)):
+            self._requests.remove(STRAGGLER)
+            self._evict(STRAGGLER)
+        while self._missing:
+            if self._pool.take():
+                self._missing -= 1
+                self._join(int(self._slow_random.uniform() < self._setup.straggler_share))
+            else:
+                yield from self._spend("waiting_for_node", self._pool.arrival)
+
+    def _spend(self, account: str, until: simpy.Event) -> Generator[simpy.Event, None, None]:
+        """Let time pass in an account until an event; an interrupt cuts it short."""
+        since = self._now
+        self._phase = (account, since)
+        try:
+            yield until
+        except simpy.Interrupt:
+            self._ticks[account] += self._now - since
+            self._phase = None
+            raise
+        self._ticks[account] += self._now - since
+        self._phase = None
+
+    def _diagnosis_ticks(self) -> int:
+        handling = self._setup.handling
+        manual = self._detect.uniform() < handling.manual_share
+        return ticks(handling.manual_s if manual else handling.diagnosis_s)
+
+    def _lose(self, stretch: Stretch, cause: FailureCause) -> FailureCause:
+        """A failure in the middle of training."""
+        closing = stretch.fail(self._now)
+        self._curve.append((self._now, self._steps + closing.reached_steps))
+        self._settle(closing)
+        self._ticks["lost_work"] += closing.lost_ticks
+        return self._strike(cause, closing.lost_ticks)
+
+    def _lose_upload(self) -> None:
+        """A failure while the checkpoint of a planned stop travels."""
+        if self._uploading is not None:
+            self._ticks["lost_work"] += int(self._uploading.parts.sum())
+            self._uploading = None
+
+    def _strike(self, cause: FailureCause, lost: int = 0) -> FailureCause:
+        """Note an unplanned failure and send its node to repair."""
+        self._unplanned += 1
+        self._open.append((cause.name, self._now, lost))
+        self._evict(cause)
+        return cause
+
+    def _settle(self, closing: Closing) -> None:
+        """Book what a stretch is sure of."""
+        for account, amount in zip(CYCLE_ACCOUNTS, closing.kept, strict=True):
+            self._ticks[account] += int(amount)
+        self._steps += closing.kept_steps
+        self._uploading = closing.uploading
+        self._cycles_since_restart += closing.cycles
+        self._stretch = None
+
+    def _commit_upload(self) -> None:
+        """The checkpoint of a planned stop has arrived."""
+        if self._uploading is not None:
+            for account, amount in zip(CYCLE_ACCOUNTS, self._uploading.parts, strict=True):
+                self._ticks[account] += int(amount)
+            self._steps += self._uploading.steps
+            self._uploading = None
+
+    def _close_incidents(self, now: int) -> None:
+        for cause, at, lost in self._open:
+            self._incidents.append(
+                Incident(
+                    cause=cause,
+                    at_s=at / TICKS_PER_S,
+                    lost_s=lost / TICKS_PER_S,
+                    down_s=(now - at) / TICKS_PER_S,
+                )
+            )
+        self._open.clear()
+
+    def _fail(self, draws: FailureDraws) -> Generator[simpy.Event, None, None]:
+        """Failures, one after the other."""
+        for gap, cause in draws:
+            yield self._env.timeout(gap)
+            if cause.detection == "planned":
+                self._request(cause)
+            else:
+                self._job.interrupt(cause)
+
+    def _request(self, cause: FailureCause) -> None:
+        """Ask the job to stop (or to take note) at its next checkpoint."""
+        self._requests.append(cause)
+        if not self._wake.triggered:
+            self._wake.succeed()
+
+    def _join(self, slow_nodes: int) -> None:
+        """Slow nodes become part of the job; each is found on its own."""
+        self._slow += slow_nodes
+        for _ in range(slow_nodes):
+            self._env.process(self._find())
+
+    def _find(self) -> Generator[simpy.Event, None, None]:
+        yield self._env.timeout(ticks(self._setup.straggler_detection_s))
+        self._request(STRAGGLER)
+
+    def _slow_down(self, mean_s: float) -> Generator[simpy.Event, None, None]:
+        """Healthy nodes that become slow."""
+        while True:
+            yield self._env.timeout(ticks(self._slow_random.exponential(mean_s)))
+            self._join(1)
+            self._request(_SLOWER)
+
+
+_SLOWER = FailureCause(name="slower", per_day=0.0, scope="node", detection="planned", evict=False)
+"""Not a stop: a node became slow, so the pace changes at the next checkpoint."""

@@ -1,0 +1,1 @@
+"""Playing a plan: event engine, closed form, and what both share."""

@@ -1,0 +1,83 @@
+"""How long forwards, backwards and weight gradients take, alone and with the noise of a group's slowest member."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
+from hdpsim.simulator.play.chain import Chain
+from hdpsim.simulator.play.execution import Noise
+from hdpsim.simulator.play.parts import Entries
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """Durations by virtual stage and micro-batch, of one rank alone and with the slowest member's noise."""
+
+    factors: tuple[Floats, Floats] | None
+    own: tuple[Floats, Floats, Floats]
+    """Forward, backward (weight gradients apart) and weight gradient, [K, micro-batches]."""
+    slowest: tuple[Floats, Floats, Floats]
+    """The same times the largest factor of the members."""
+
+    @classmethod
+    def of(
+        cls, costs: StepCosts, chain: Chain, entries: Entries, way: Ints | None, noise: Noise | None
+    ) -> Durations:
+        """The durations of the costs under the noise."""
+        first = slice(0, chain.virtual_stages)
+        kinds = costs.kind[chain.stage[0, first], chain.chunk[0, first]]
+        forward_s, backward_s = costs.forward_s[kinds], costs.backward_s[kinds]
+        weight_s = costs.weight_s[kinds] if costs.schedule in SPLIT_SCHEDULES else np.zeros((1, 1))
+        own = (forward_s, backward_s - weight_s if weight_s.any() else backward_s, weight_s)
+        factors = _entry_factors(entries, noise, chain, way)
+        if factors is None:
+            return cls(None, own, own)
+        count = forward_s.shape[1]
+        forward, backward = (_slowest_member(entries.micro_batch, factor, count) for factor in factors)
+        return cls(factors, own, (own[0] * forward, own[1] * backward, own[2] * backward))
+
+    def own_along(self, chain: Chain, entries: Entries) -> Floats:
+        """[links, entries]: durations without slower members."""
+        assert self.factors is not None
+        return chain.along(
+            self.own[0][:, entries.micro_batch] * self.factors[0].T,
+            self.own[1][:, entries.micro_batch] * self.factors[1].T,
+        )
+
+
+def _entry_factors(
+    entries: Entries, noise: Noise | None, chain: Chain, way: Ints | None
+) -> tuple[Floats, Floats] | None:
+    """Return the factors of every entry's forward and backward, [entries, virtual stages]."""
+    if noise is None or (noise.rank_stage is None and noise.forward is None and noise.backward is None):
+        return None
+    ways = np.zeros(len(entries.micro_batch), dtype=np.int64) if way is None else way[entries.micro_batch]
+    stage, chunk = (place[ways, : chain.virtual_stages] for place in (chain.stage, chain.chunk))
+    factors = []
+    for drawn in (noise.forward, noise.backward):
+        factor = np.ones(stage.shape)
+        if noise.rank_stage is not None:
+            factor *= noise.rank_stage[entries.rank[:, None], stage]
+        if drawn is not None:
+            factor *= drawn[entries.order_index[:, None], stage, chunk]
+        factors.append(factor)
+    return factors[0], factors[1]
+
+
+def _slowest_member(micro_batch: Ints, factor: Floats, count: int) -> Floats:
+    """Return the largest factor among the entries of each micro-batch, [virtual stages, micro-batches]."""
+    slowest = np.zeros((count, factor.shape[1]))
+    if len(micro_batch):
+        order = np.argsort(micro_batch, kind="stable")
+        by_micro_batch = micro_batch[order]
+        first = np.flatnonzero(np.diff(by_micro_batch, prepend=-1))
+        slowest[by_micro_batch[first]] = np.maximum.reduceat(factor[order], first, axis=0)
+    return slowest.T

@@ -1,0 +1,76 @@
+"""What playing a plan yields, whoever played it (SimPy engine or closed-form replay)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+WAITS = (
+    "data",  # before the first forward: loading, and a pause that all processes make together
+    "planning",  # before the first forward: batch metadata, planning, sending the plan
+    "parameter_gather",  # exposed parameter all-gather before the first forward
+    "wait_pipeline",  # waiting for the neighbour stage: bubbles and transfers
+    "wait_group",  # waiting for the other ranks of a dynamic group
+    "wait_gradients",  # own work done, waiting for the other ranks before gradients can be summed
+    "gradient_sync",  # exposed gradient reduce-scatter
+    "wait_stages",  # waiting until every stage's gradients are there (the global gradient norm)
+    "optimizer",
+    "wait_step_end",  # waiting for the slowest stage's optimizer
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spans:
+    """Every operation as columns.
+
+    op 0 = forward, 1 = backward (without its weight gradient where that runs apart), 4 = weight gradient,
+    2 = everything in WAITS that is not a wait.
+    """
+
+    rank: Ints
+    stage: Ints
+    chunk: Ints
+    op: Ints
+    micro_batch: Ints
+    start_s: Floats
+    end_s: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """Times of one step.
+
+    Attributes:
+        step_s: from step start to the end of the slowest optimizer.
+        accounts: StepCosts.terms followed by WAITS.
+        account_s: [A, R, S]: seconds of rank R, stage S in each account; they sum to step_s over A.
+        spans: the timeline, when asked for.
+        events: SimPy events processed (0 for the replay).
+    """
+
+    step_s: float
+    accounts: tuple[str, ...]
+    account_s: Floats
+    spans: Spans | None = None
+    events: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """Factors on durations, drawn before the step so that both executors see the same ones.
+
+    Attributes:
+        rank_stage: [R, S]: static slowness of a rank's stage (slow nodes); 1 = nominal.
+        forward: [len(plan.order), S, V]: factor of the forward of the micro-batch in that entry of plan.order.
+        backward: the same for the backward.
+    A shared micro-batch runs at the pace of its slowest member.
+    """
+
+    rank_stage: Floats | None = None
+    forward: Floats | None = None
+    backward: Floats | None = None

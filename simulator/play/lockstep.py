@@ -1,0 +1,271 @@
+"""Plans whose ranks all do the same: it is enough to play one of them.
+
+When every micro-batch costs the same and the members of a group run it at the same slot and have equally many slots,
+nobody ever waits for a member: by induction over the slots all of them arrive at the same time. Then a rank's step
+depends on its number of slots alone. This is what a static mesh makes of sequences of one length, at any size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.cost_models.layout.layout import Schedule
+from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES, virtual_stage_table
+from hdpsim.simulator.plan import HOLE, Plan
+from hdpsim.simulator.play.chain import make_chain
+from hdpsim.simulator.play.execution import WAITS, Execution, Noise
+from hdpsim.simulator.play.schedules import FORWARD, stage_order
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Lockstep:
+    """A small plan that stands for a large one.
+
+    Attributes:
+        counts: slots of each rank of the small plan: one rank for each number of slots that occurs; nothing is shared.
+        ranks: of the large plan.
+        stands_for: [ranks]: the rank of the small plan that does what each rank does; None = the only one.
+    """
+
+    counts: Ints
+    ranks: int
+    stands_for: Ints | None
+
+    def small(self, plan: Plan, costs: StepCosts) -> tuple[Plan, StepCosts]:
+        """The small plan, and the large plan's costs with as many columns as it has micro-batches."""
+        return _alone(plan, self.counts), _columns(costs, int(self.counts.sum()))
+
+    def expanded(self, execution: Execution) -> Execution:
+        """The large plan's execution from the small one's."""
+        accounts, _, stages = execution.account_s.shape
+        if self.stands_for is None:
+            account_s = np.broadcast_to(execution.account_s, (accounts, self.ranks, stages))
+        else:
+            account_s = execution.account_s[:, self.stands_for]
+        return replace(execution, account_s=account_s)
+
+
+def find_lockstep(plan: Plan, costs: StepCosts, noise: Noise | None) -> Lockstep | None:
+    """What the ranks of *plan* do that all do the same, or None where they may wait for each other."""
+    noisy = noise is not None and not (noise.rank_stage is noise.forward is noise.backward is None)
+    if noisy or not costs.alike:
+        return None
+    slots = plan.order_offsets[1:] - plan.order_offsets[:-1]
+    if not (plan.in_step or members_in_step(plan, slots)):
+        return None
+    counts, stands_for = slots[:1], None
+    if (slots != slots[0]).any():
+        counts, stands_for = np.unique(slots, return_inverse=True)
+    return Lockstep(counts, plan.ranks, stands_for)
+
+
+def members_in_step(plan: Plan, slots: Ints) -> bool:
+    """Whether all members of every group run it at the same slot and have equally many *slots*, without holes."""
+    if (plan.order == HOLE).any():
+        return False
+    if len(plan.member_ranks) == plan.micro_batches:  # nothing is shared
+        return True
+    rank = np.repeat(np.arange(plan.ranks), slots)
+    place = np.arange(len(plan.order)) - plan.order_offsets[rank]
+    for value in (place, slots[rank]):
+        expected = np.zeros(plan.micro_batches, dtype=np.int64)
+        expected[plan.order] = value  # any member's: the others are held against it
+        if np.any(expected[plan.order] != value):
+            return False
+    return True
+
+
+def _alone(plan: Plan, counts: Ints) -> Plan:
+    """One rank with counts[i] micro-batches of its own for every i."""
+    micro_batches = int(counts.sum())
+    numbers = np.arange(micro_batches + 1, dtype=np.int64)
+    return Plan(
+        strategy=plan.strategy,
+        ranks=len(counts),
+        capacity_tokens=plan.capacity_tokens,
+        segment_tokens=np.ones(micro_batches, dtype=np.int64),
+        segment_sequence=numbers[:-1],
+        segment_start=np.zeros(micro_batches, dtype=np.int64),
+        segment_offsets=numbers,
+        member_ranks=np.repeat(np.arange(len(counts), dtype=np.int64), counts),
+        member_offsets=numbers,
+        offload_ratio=np.zeros(micro_batches),
+        order=numbers[:-1],
+        order_offsets=np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)]),
+    )
+
+
+def _columns(costs: StepCosts, count: int) -> StepCosts:
+    """The same costs for *count* micro-batches."""
+    terms, kinds = costs.forward_terms_s.shape[:2]
+    return replace(
+        costs,
+        forward_terms_s=np.broadcast_to(costs.forward_terms_s[:, :, :1], (terms, kinds, count)),
+        backward_terms_s=np.broadcast_to(costs.backward_terms_s[:, :, :1], (terms, kinds, count)),
+        transfer_s=np.broadcast_to(costs.transfer_s[:1], count),
+        weight_terms_s=None
+        if costs.weight_terms_s is None
+        else np.broadcast_to(costs.weight_terms_s[:, :, :1], (terms, kinds, count)),
+    )
+
+
+Floats = NDArray[np.float64]
+
+
+class Played(NamedTuple):
+    """When a rank alone did what."""
+
+    start_s: list[float]
+    """[operations]"""
+    end_s: list[float]
+    """[operations]: NaN = never played."""
+    done_s: list[float]
+    """[stages]: when each stage had run its last operation."""
+    waited_s: list[float]
+    """[stages]: time between operations, waiting for inputs."""
+    finished: bool
+
+
+def play_rank(
+    units: int,
+    part_operation: list[int],
+    part_offsets: list[int],
+    stage_of: list[int],
+    operation_s: list[float],
+    transfer_s: list[float],
+    opening_s: list[float],
+) -> Played:
+    """Play the pipeline of one rank; the arguments are those of a Program, stage_of by link.
+
+    Each stage runs on until its next input is not there yet; an operation that feeds another stage wakes it up.
+    """
+    size, stages = len(operation_s), len(opening_s)
+    place, last = part_offsets[:-1], part_offsets[1:]
+    free_s, waited_s = list(opening_s), [0.0] * stages
+    input_s = [0.0] * units + [math.nan] * (size - units)  # NaN: not there yet
+    start_s, end_s = [0.0] * size, [math.nan] * size
+    todo = list(range(stages))
+    while todo:
+        stage = todo.pop()
+        at, now_s = place[stage], free_s[stage]
+        while at < last[stage]:
+            operation = part_operation[at]
+            arrival_s = input_s[operation]
+            if arrival_s != arrival_s:  # NaN
+                break
+            if arrival_s > now_s:
+                waited_s[stage] += arrival_s - now_s
+                now_s = arrival_s
+            start_s[operation] = now_s
+            now_s += operation_s[operation]
+            end_s[operation] = now_s
+            at += 1
+            following = operation + units
+            if following < size:
+                link, unit = divmod(following, units)
+                other = stage_of[link]
+                if other != stage:
+                    input_s[following] = now_s + transfer_s[unit]
+                    todo.append(other)
+                else:
+                    input_s[following] = now_s
+        place[stage], free_s[stage] = at, now_s
+    return Played(start_s, end_s, free_s, waited_s, place == last)
+
+
+def can_play(costs: StepCosts) -> bool:
+    """Whether run_lone_ranks knows the schedule of these costs."""
+    return costs.alike and costs.pp_overlap and costs.schedule not in SPLIT_SCHEDULES
+
+
+def run_lone_ranks(costs: StepCosts, counts: list[int]) -> Execution:
+    """The execution of ranks with counts[i] equal micro-batches each; nothing but gradients ties them together."""
+    forward_s, backward_s = costs.forward_terms_s[:, :, 0], costs.backward_terms_s[:, :, 0]
+    chain = make_chain(costs.schedule, costs.stages, costs.chunks)
+    epilogue, terms = costs.epilogue, len(costs.terms)
+    opening_s: list[float] = (epilogue.data_s + epilogue.parameter_gather_s).tolist()
+    link_s = _link_seconds(costs, forward_s, backward_s)
+    if len(link_s) == 1:  # nothing to wait for
+        done = [[opening_s[0] + count * link_s[0]] for count in counts]
+        waited = [[0.0]] * len(counts)
+    else:
+        transfer_s, stage_of, slots = float(costs.transfer_s[0]), chain.stage[0].tolist(), max(counts)
+        played = [
+            play_rank(
+                count,
+                *_parts(costs.schedule, costs.stages, costs.chunks, slots, count),
+                stage_of,
+                [seconds for seconds in link_s for _ in range(count)],
+                [transfer_s] * count,
+                opening_s,
+            )
+            for count in counts
+        ]
+        assert all(rank.finished for rank in played), "a pipeline alone cannot stop"
+        done, waited = [rank.done_s for rank in played], [rank.waited_s for rank in played]
+    done_s = np.array(done)
+    sync_start_s = done_s.max(axis=0)
+    synced_s = sync_start_s + epilogue.gradient_sync_s
+    updated_s = synced_s.max() + epilogue.optimizer_s
+    step_s = float(updated_s.max())
+    waits = {
+        "data": epilogue.data_s - epilogue.planning_s,
+        "planning": epilogue.planning_s,
+        "parameter_gather": epilogue.parameter_gather_s,
+        "wait_pipeline": np.array(waited),
+        "wait_group": 0.0,
+        "wait_gradients": sync_start_s - done_s,
+        "gradient_sync": epilogue.gradient_sync_s,
+        "wait_stages": synced_s.max() - synced_s,
+        "optimizer": epilogue.optimizer_s,
+        "wait_step_end": step_s - updated_s,
+    }
+    account_s = np.empty((terms + len(WAITS), len(counts), costs.stages))
+    stage_s = (forward_s + backward_s)[:, costs.kind].sum(axis=2)  # [terms, stages] of one micro-batch
+    account_s[:terms] = stage_s[:, None] * np.array(counts)[:, None]
+    for row, name in enumerate(WAITS, start=terms):
+        account_s[row] = waits[name]
+    return Execution(step_s=step_s, accounts=costs.terms + WAITS, account_s=account_s)
+
+
+def _link_seconds(costs: StepCosts, forward_s: Floats, backward_s: Floats) -> list[float]:
+    """Duration of every link of the chain (see chain.Chain.along: the last forward and backward are one)."""
+    kind = costs.kind.tolist()
+    place = {
+        virtual: kind[stage][chunk]
+        for stage, chunks in enumerate(virtual_stage_table(costs.schedule, costs.stages, costs.chunks))
+        for chunk, virtual in enumerate(chunks)
+    }
+    forward, backward = forward_s.sum(axis=0).tolist(), backward_s.sum(axis=0).tolist()
+    kinds = [place[virtual] for virtual in range(len(place))]
+    down = [forward[kind] for kind in kinds]
+    down[-1] += backward[kinds[-1]]
+    return down + [backward[kind] for kind in kinds[-2::-1]]
+
+
+@lru_cache(maxsize=64)
+def _parts(
+    schedule: Schedule, stages: int, chunks: int, slots: int, count: int
+) -> tuple[list[int], list[int]]:
+    """Operations by stage in order, and where each stage starts, of a rank with *count* of *slots* slots."""
+    chain = make_chain(schedule, stages, chunks)
+    table = np.array(virtual_stage_table(schedule, stages, chunks))
+    operations: list[int] = []
+    offsets = [0]
+    for stage in range(stages):
+        order = stage_order(schedule, stages, chunks, stage, slots)
+        virtual = table[stage, order.chunk]
+        # The merged backward on the last virtual stage is part of the forward just before it.
+        kept = ((order.op == FORWARD) | (virtual != chain.virtual_stages - 1)) & (order.slot < count)
+        operations += (chain.link_of(order.op, virtual)[kept] * count + order.slot[kept]).tolist()
+        offsets.append(len(operations))
+    return operations, offsets

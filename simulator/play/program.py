@@ -1,0 +1,196 @@
+"""A plan and its costs as flat arrays of operations: what both executors play.
+
+Operations of a unit form a chain (see chain.py): forwards on virtual stages 0 .. K-2, then forward and backward on the
+last one (K-1; one operation, because all schedules but DualPipe run them back to back), then backwards on K-2 .. 0. A
+unit is a micro-batch. Without a pipeline (K = 1) neighbouring micro-batches of a rank that nobody shares form one unit,
+named after the first of them: no other rank can observe what happens between them. For the same reason weight
+gradients that a schedule runs apart are no operations but work on the way to the next one (see parts.py).
+
+A *process* is one pipeline stage of one rank, number stage * ranks + rank. The part a process takes in an operation
+is one entry of the part_* arrays; the members of a dynamic group take part in the same operation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES, virtual_stage_table
+from hdpsim.errors import InfeasibleError
+from hdpsim.simulator.plan import HOLE, Plan
+from hdpsim.simulator.play.chain import Chain, make_chain
+from hdpsim.simulator.play.durations import Durations
+from hdpsim.simulator.play.execution import Noise
+from hdpsim.simulator.play.extras import Extras, make_extras
+from hdpsim.simulator.play.parts import Entries, offsets_of, pipeline_parts
+from hdpsim.simulator.play.schedules import stage_order
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Operations, who takes part in them and in which order. Operation c * units + u is link c of unit u's chain."""
+
+    ranks: int
+    stages: int
+    units: int
+    chain: Chain
+    way: Ints | None
+    """[units]: which way of the chain a unit takes; None = there is only one."""
+    operation_s: Floats
+    """Duration of each operation, the slowest member's."""
+    parties: Ints
+    """What each operation waits for: its members, one for its predecessor in the chain, one for each feed."""
+    transfer_s: Floats
+    """[units]: from the end of an operation to the arrival of its result at the next one of the chain, if it sends."""
+    opening_s: Floats
+    """[stages]: when the processes of a stage can start their first operation."""
+    part_operation: Ints
+    """Operations by process, in the order in which the process runs them."""
+    part_offsets: Ints
+    """[processes + 1]: where each process starts in the part_* arrays."""
+    part_own_s: Floats | None
+    """The duration each part would have without slower members; None = operation_s."""
+    member_ranks: Ints
+    member_offsets: Ints
+    """Ranks of each unit (CSR), as in the plan."""
+    entries: Entries
+    unit_entries: Ints
+    """Without a pipeline: the entry at which each part of part_operation starts; else empty."""
+    factors: tuple[Floats, Floats] | None
+    """Noise of each entry's forward and backward, [entries, K]; None = no noise."""
+    forward_s: Floats
+    """[K, micro-batches]: duration for the group, noise included."""
+    backward_s: Floats
+    """[K, micro-batches]: the same, without the weight gradient where the schedule runs it apart."""
+    extras: Extras | None = None
+    """What only some schedules have."""
+
+    @property
+    def virtual_stages(self) -> int:
+        """Virtual stages that a micro-batch visits, K."""
+        return self.chain.virtual_stages
+
+    @property
+    def processes(self) -> int:
+        """Number of processes."""
+        return len(self.part_offsets) - 1
+
+    @property
+    def part_process(self) -> Ints:
+        """The process of each part."""
+        return np.repeat(np.arange(self.processes), np.diff(self.part_offsets))
+
+    def stage_of(self, link: Ints, unit: Ints) -> Ints:
+        """The stage that runs that link of that unit's chain."""
+        stage: Ints = self.chain.stage[0 if self.way is None else self.way[unit], link]
+        return stage
+
+
+def ranges(starts: Ints, lengths: Ints) -> Ints:
+    """Return the numbers starts[i] .. starts[i] + lengths[i] - 1 for every i, one after the other."""
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total, dtype=np.int64) + np.repeat(starts - ends + lengths, lengths)
+
+
+def plan_entries(plan: Plan) -> Entries:
+    """Return the entries of the plan's order that hold a micro-batch."""
+    slots = np.diff(plan.order_offsets)
+    index = np.flatnonzero(plan.order != HOLE)
+    rank = np.repeat(np.arange(plan.ranks), slots)[index]
+    return Entries(index, rank, index - plan.order_offsets[rank], plan.order[index])
+
+
+def compile_program(plan: Plan, costs: StepCosts, noise: Noise | None = None) -> Program:
+    """Return the operations of *plan* with their durations.
+
+    Raises:
+        InfeasibleError: the schedule cannot run this plan (DualPipe needs equally many micro-batches everywhere).
+    """
+    stages, count = costs.stages, plan.micro_batches
+    chain = make_chain(costs.schedule, stages, costs.chunks)
+    entries = plan_entries(plan)
+    way = _ways(plan, entries, stages) if len(chain.stage) > 1 else None
+    times = Durations.of(costs, chain, entries, way, noise)
+    forward_s, backward_s, _ = times.slowest
+    transfer_s = costs.transfer_s if stages > 1 else np.zeros(count)
+    has_input = np.arange(chain.links) > 0
+    parties = (plan.group_size + has_input[:, None]).ravel()
+    extras: Extras | None = None
+    part_own_s: Floats | None = None
+    if chain.virtual_stages == 1:
+        unit_entries = _merge_unshared(plan.group_size, entries)
+        part_operation = entries.micro_batch[unit_entries]
+        part_offsets = offsets_of(np.bincount(entries.rank[unit_entries], minlength=plan.ranks))
+        operation_s = np.zeros(count)
+        both_s = forward_s[0] + backward_s[0]
+        operation_s[part_operation] = _add_runs(both_s[entries.micro_batch], unit_entries)
+        if times.factors is not None:
+            part_own_s = _add_runs(times.own_along(chain, entries)[0], unit_entries)
+    else:
+        unit_entries = np.zeros(0, dtype=np.int64)
+        slots = int(np.diff(plan.order_offsets).max(initial=0))
+        table = np.array(virtual_stage_table(costs.schedule, stages, costs.chunks))
+        orders = [stage_order(costs.schedule, stages, costs.chunks, stage, slots) for stage in range(stages)]
+        parts = pipeline_parts(plan, entries, chain, orders, table, slots)
+        part_operation, part_offsets = parts.operation, parts.offsets
+        operation_s = chain.along(forward_s, backward_s).ravel()
+        if times.factors is not None:
+            part_own_s = times.own_along(chain, entries)[part_operation // count, parts.entry]
+        if costs.schedule in SPLIT_SCHEDULES or not costs.pp_overlap:
+            extras = make_extras(costs, chain, parts, entries, times, operation_s, part_own_s)
+            np.add.at(parties, extras.feeds.after, 1)
+    return Program(
+        ranks=plan.ranks,
+        stages=stages,
+        units=count,
+        chain=chain,
+        way=way,
+        operation_s=operation_s,
+        parties=parties,
+        transfer_s=transfer_s,
+        opening_s=costs.epilogue.data_s + costs.epilogue.parameter_gather_s,
+        part_operation=part_operation,
+        part_offsets=part_offsets,
+        part_own_s=part_own_s,
+        member_ranks=plan.member_ranks,
+        member_offsets=plan.member_offsets,
+        entries=entries,
+        unit_entries=unit_entries,
+        factors=times.factors,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        extras=extras,
+    )
+
+
+def _ways(plan: Plan, entries: Entries, stages: int) -> Ints:
+    """DualPipe: micro-batches in even slots start at the first stage, those in odd ones at the last."""
+    slots = np.diff(plan.order_offsets)
+    if np.any(plan.order == HOLE) or np.any(slots != slots[0]) or slots[0] % 2 or slots[0] < 2 * stages:
+        raise InfeasibleError(
+            f"schedule dualpipe needs an even number of micro-batches, at least 2 pp = {2 * stages} and on every "
+            f"rank the same; this plan has {int(slots.min())} to {int(slots.max())}"
+        )
+    way = np.zeros(plan.micro_batches, dtype=np.int64)
+    way[entries.micro_batch] = entries.slot % 2
+    return way
+
+
+def _add_runs(values: Floats, starts: Ints) -> Floats:
+    return np.add.reduceat(values, starts) if len(starts) else values[:0]
+
+
+def _merge_unshared(group_size: Ints, entries: Entries) -> Ints:
+    """Return the entries at which a unit starts: shared ones, those after a shared one, and a rank's first."""
+    shared = group_size[entries.micro_batch] > 1
+    starts = shared.copy()
+    starts[:1] = True
+    starts[1:] |= shared[:-1] | (entries.rank[1:] != entries.rank[:-1])
+    return np.flatnonzero(starts)

@@ -1,0 +1,183 @@
+"""The closed-form replay: plays a plan with numpy, without an event loop.
+
+What both executors mean by playing a plan:
+
+* A process is stage s of rank r. It runs its operations one at a time, in the order of the schedule; slots in which
+  the rank has no micro-batch (holes, or fewer slots than others) are skipped.
+* Time 0 is the start of the step. The first operation of a process can start at data_s + parameter_gather_s[s].
+* The forward of micro-batch m on virtual stage k = v * S + s (chunk v) needs the forward of m on k - 1, plus
+  transfer_s[m] if that sits on another stage (S > 1). The backward on the last virtual stage needs its forward;
+  the backward on k needs the backward on k + 1, plus transfer_s[m] again. Transfers do not contend.
+* A shared micro-batch is a rendezvous, operation by operation: it starts when all members are ready for it
+  and ends for all at the same time (ring attention keeps them in step). Its duration is the base duration times the
+  largest noise factor among its members.
+* When all ranks of stage s have run their operations, its gradients are summed in gradient_sync_s[s]. When those of
+  all stages are there, the optimizers run for optimizer_s[s]. The step ends with the slowest of them.
+* Zero-bubble schedules split the backward: its weight gradient feeds nobody and runs between two operations of its
+  process. ZB-H2 and ZB-V have no barrier over the stages: a stage begins its next step when its optimizer is done, and
+  the time of a step is the least period at which all stages can repeat (see repetition).
+* Blocking transfers and overlapped pairs: see parts.
+
+The replay advances in waves: all operations whose parties are there start together in one numpy step; each wave
+releases the next. The start of an operation is the latest arrival of its parties, so the order of the waves does not
+matter, and their number is the length of the longest chain of dependent operations, not the number of operations.
+Ranks that provably do the same (see lockstep) are played once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.play.accounts import Timeline, account
+from hdpsim.simulator.play.deadlock import deadlock_error
+from hdpsim.simulator.play.execution import Execution, Noise
+from hdpsim.simulator.play.extras import Extras
+from hdpsim.simulator.play.lockstep import can_play, find_lockstep, play_rank, run_lone_ranks
+from hdpsim.simulator.play.program import Program, compile_program, ranges
+from hdpsim.simulator.play.repetition import steady_timeline
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def run_replay(plan: Plan, costs: StepCosts, noise: Noise | None = None) -> Execution:
+    """Play *plan* and return the step's time and where it went.
+
+    Raises:
+        DeadlockError: the orders of the ranks contradict each other.
+    """
+    lockstep = find_lockstep(plan, costs, noise)
+    if lockstep is not None:
+        if can_play(costs):
+            return lockstep.expanded(run_lone_ranks(costs, lockstep.counts.tolist()))
+        return lockstep.expanded(_run(*lockstep.small(plan, costs), None))
+    return _run(plan, costs, noise)
+
+
+def _run(plan: Plan, costs: StepCosts, noise: Noise | None) -> Execution:
+    program = compile_program(plan, costs, noise)
+    return account(program, costs, steady_timeline(program, costs, _timeline))
+
+
+def _timeline(program: Program, costs: StepCosts, begin_s: Floats) -> Timeline:
+    """One step whose stages begin at *begin_s*."""
+    opening_s = program.opening_s + begin_s
+    start_s, end_s = play(replace(program, opening_s=opening_s))
+    done_s = np.repeat(opening_s, program.ranks)
+    busy = np.flatnonzero(np.diff(program.part_offsets))
+    done_s[busy] = end_s[program.part_operation[program.part_offsets[busy + 1] - 1]]
+    extras = program.extras
+    if extras is not None:
+        done_s += extras.tail_s
+    sync_start_s = done_s.reshape(program.stages, program.ranks).max(axis=1)
+    optimizer_start_s = sync_start_s + costs.epilogue.gradient_sync_s
+    if extras is None or not extras.stage_by_stage:
+        optimizer_start_s[:] = optimizer_start_s.max()
+    return Timeline(
+        start_s=start_s,
+        end_s=end_s,
+        begin_s=begin_s,
+        sync_start_s=sync_start_s,
+        optimizer_start_s=optimizer_start_s,
+        step_s=float((optimizer_start_s + costs.epilogue.optimizer_s - begin_s).max()),
+    )
+
+
+def play(program: Program) -> tuple[Floats, Floats]:
+    """Return the start and the end of every operation.
+
+    Raises:
+        DeadlockError: some operations can never start.
+    """
+    if program.ranks == 1 and program.extras is None:
+        return _play_alone(program)
+    units, duration_s, transfer_s = program.units, program.operation_s, program.transfer_s
+    part_operation, last_part = program.part_operation, program.part_offsets[1:]
+    sends, extras = program.chain.sends, program.extras
+    all_send = bool(sends[:-1].all())
+    group_size = np.diff(program.member_offsets)
+
+    part = program.part_offsets[:-1].copy()  # of each process: the part it is at
+    free_s = np.repeat(program.opening_s, program.ranks)  # of each process: when it got there
+    start_s = np.zeros(len(duration_s))  # the latest arrival so far
+    end_s = np.full(len(duration_s), np.nan)  # NaN: not played
+    missing = program.parties.copy()
+    winner = np.empty(len(duration_s), dtype=np.int64)
+
+    arrived = np.flatnonzero(part < last_part)
+    fed = np.zeros(0, dtype=np.int64)
+    while len(arrived) or len(fed):
+        operation = part_operation[part[arrived]]
+        ready_s = free_s[arrived]
+        if extras is not None:
+            ready_s += extras.part_wait_s[part[arrived]]
+        np.maximum.at(start_s, operation, ready_s)
+        np.subtract.at(missing, operation, 1)
+
+        ready = np.concatenate([operation, fed])
+        ready = ready[missing[ready] == 0]
+        # Each operation once, though several members arrived: the last one to write its place stays.
+        place = np.arange(len(ready))
+        winner[ready] = place
+        ready = ready[winner[ready] == place]
+        ready_end_s = start_s[ready] + duration_s[ready]
+        end_s[ready] = ready_end_s
+
+        link = ready // units
+        unit = ready - link * units
+        fed = ready + units
+        inside = fed < len(duration_s)
+        fed = fed[inside]
+        delay_s = transfer_s[unit[inside]]
+        if not all_send:
+            delay_s = delay_s * sends[link[inside]]
+        if extras is not None:
+            delay_s = delay_s + extras.late_s[ready[inside]]
+        start_s[fed] = np.maximum(start_s[fed], ready_end_s[inside] + delay_s)
+        missing[fed] -= 1
+        if extras is not None and len(extras.feeds.before):
+            fed = np.concatenate([fed, _feed(extras, ready, ready_end_s, start_s, missing)])
+
+        sizes = group_size[unit]
+        members = program.member_ranks[ranges(program.member_offsets[unit], sizes)]
+        members += np.repeat(program.stage_of(link, unit) * program.ranks, sizes)
+        free_s[members] = np.repeat(ready_end_s, sizes)
+        part[members] += 1
+        arrived = members[part[members] < last_part[members]]
+
+    if np.any(part < last_part):
+        raise deadlock_error(program, ~np.isnan(end_s))
+    return start_s, end_s
+
+
+def _play_alone(program: Program) -> tuple[Floats, Floats]:
+    """One rank: a wave would hold an operation per stage at most, for which plain Python is far faster than numpy."""
+    played = play_rank(
+        program.units,
+        program.part_operation.tolist(),
+        program.part_offsets.tolist(),
+        program.chain.stage[0].tolist(),
+        program.operation_s.tolist(),
+        program.transfer_s.tolist(),
+        program.opening_s.tolist(),
+    )
+    end_s = np.array(played.end_s)
+    if not played.finished:
+        raise deadlock_error(program, ~np.isnan(end_s))
+    return np.array(played.start_s), end_s
+
+
+def _feed(extras: Extras, ready: Ints, end_s: Floats, start_s: Floats, missing: Ints) -> Ints:
+    """Tell the operations that wait for the *ready* ones besides the chain; return them."""
+    first = extras.feed_offsets[ready]
+    counts = extras.feed_offsets[ready + 1] - first
+    which = ranges(first, counts)
+    after = extras.feeds.after[which]
+    np.maximum.at(start_s, after, np.repeat(end_s, counts) + extras.feeds.delay_s[which])
+    np.subtract.at(missing, after, 1)
+    return after

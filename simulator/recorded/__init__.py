@@ -1,0 +1,1 @@
+"""Jobs whose operations were recorded, played again."""

@@ -1,0 +1,298 @@
+"""One simulated step: plan the batch, price it, play it, account for it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hdpsim.cost_models.memory.report import MemoryReport
+from hdpsim.cost_models.reading.checked import expect
+from hdpsim.cost_models.step.loading import DataPath, node_loading_s
+from hdpsim.cost_models.step.micro_batch import MicroBatches, StepCosts
+from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
+from hdpsim.cost_models.step.step import loading_s, planning_s, step_costs
+from hdpsim.cost_models.transformer.flop import sequence_model_flop
+from hdpsim.errors import InfeasibleError, UserInputError
+from hdpsim.ranges import LIMITS
+from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.plan_pieces import distinct_micro_batches, plan_micro_batches
+from hdpsim.simulator.play.engine import run_engine
+from hdpsim.simulator.play.execution import Execution, Noise, Spans
+from hdpsim.simulator.play.noise import draw_noise, synchronised_pause_s, with_pauses, with_spread
+from hdpsim.simulator.play.replay import run_replay
+from hdpsim.simulator.setup import Setup
+from hdpsim.simulator.step_memory import (
+    allocator_s,
+    capacity_tokens,
+    check_fits,
+    fit_notes,
+    memory_of,
+    plan_memory,
+    with_allocator_waits,
+)
+from hdpsim.simulator.strategies.planner import make_plan
+from hdpsim.simulator.strategies.problem import PlanningProblem
+from hdpsim.simulator.without_effect import without_effect
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """One step and where its time went.
+
+    Attributes:
+        strategy: strategy that planned it.
+        step_s: seconds of the step.
+        tokens: tokens trained on.
+        gpus: GPUs used.
+        tokens_per_s: throughput of the whole cluster.
+        model_flop: model FLOP of the step, causal attention counted (half), recomputation not counted. Of a sequence
+            that a packer splits, the pieces: that is what is computed.
+        model_flop_full: the same with full attention counted (the convention of most MFU figures).
+        hardware_flop: model_flop plus recomputation (selective: of attention), causal attention.
+        hardware_flop_full: the same with full attention.
+        mfu: model_flop over dense BF16 peak.
+        mfu_full: model_flop_full over dense BF16 peak.
+        accounts: names of the time accounts.
+        account_s: [A, R, S] seconds by account, rank and stage; sums to step_s over A.
+        plan_ideal_s: what plans of this kind take at least, 0 for a static mesh (see Plan.ideal_s). What every
+            plan takes at least: simulator.lower_bound.
+        makespan_s: busiest rank's work in the plan.
+        plan_micro_batches: micro-batches of the plan.
+        largest_group: ranks of the largest dynamic group.
+        rank_capacity_tokens: C.
+        memory: of the fullest stage, whether it fits included.
+        work_left_out: share of the model FLOP of whole sequences that is not done because a packer splits them.
+        planning_wall_s: wall-clock time planning took here.
+        execution_wall_s: wall-clock time pricing and playing took here.
+        events: SimPy events processed (0 with the replay).
+        spans: the timeline if it was asked for.
+        notes: assumptions and remarks for the reader.
+    """
+
+    strategy: str
+    step_s: float
+    tokens: int
+    gpus: int
+    tokens_per_s: float
+    model_flop: float
+    model_flop_full: float
+    hardware_flop: float
+    hardware_flop_full: float
+    mfu: float
+    mfu_full: float
+    accounts: tuple[str, ...]
+    account_s: Floats
+    plan_ideal_s: float
+    makespan_s: float
+    plan_micro_batches: int
+    largest_group: int
+    rank_capacity_tokens: int
+    memory: MemoryReport
+    planning_wall_s: float
+    execution_wall_s: float
+    events: int
+    spans: Spans | None
+    notes: tuple[str, ...]
+    work_left_out: float = 0.0
+
+
+@lru_cache(maxsize=64)
+def _cost_of(key: tuple[object, ...]) -> MicroBatchCost:
+    model, layout, cluster, cal = key
+    return MicroBatchCost(model, layout, cluster, cal)  # type: ignore[arg-type]
+
+
+def micro_batch_cost(setup: Setup) -> MicroBatchCost:
+    """The cost model of a setup (kept for the next batch)."""
+    cal = setup.calibration
+    if setup.execution.gpu_spread is None:  # else each GPU's rate is drawn when the step is played
+        cal = cal.of_job(setup.cluster.gpus)
+    return _cost_of((setup.model, setup.layout, setup.cluster, cal))
+
+
+def plan_batch(setup: Setup, lengths: ArrayLike) -> tuple[Plan, PlanningProblem, MemoryReport]:
+    """Plan one batch (lengths of at most the context) under the setup's strategy."""
+    expect(setup, Setup, "the setup() of a scenario is one" if hasattr(setup, "setup") else "")
+    tokens = np.ascontiguousarray(lengths, dtype=np.int64)
+    if tokens.ndim != 1 or not len(tokens):
+        raise UserInputError("a batch needs at least one sequence")
+    if tokens.min() <= 0 or tokens.max() > setup.context_tokens:
+        raise UserInputError(
+            f"sequence lengths of a batch must be in 1..{setup.context_tokens} (the context); "
+            f"got {int(tokens.min())}..{int(tokens.max())}: chunk, truncate or drop longer ones first"
+        )
+    if setup.strategy.name != "static" and setup.layout.expert_gpus > setup.layout.tp:
+        raise InfeasibleError(
+            f"HDP ranks run different micro-batches, so experts must live inside a rank's own TP group: "
+            f"ep = {setup.layout.ep} must not exceed tp = {setup.layout.tp}"
+        )
+    if setup.strategy.name != "static" and setup.layout.sharding == "zero3":
+        raise InfeasibleError(
+            "HDP ranks run different micro-batches, so they cannot meet in every layer to gather its parameters: "
+            "layout.sharding = zero3 needs strategy.name = static; HDP takes none, zero1 or zero2"
+        )
+    if setup.strategy.name != "static" and setup.layout.schedule == "dualpipe":
+        raise InfeasibleError(
+            "HDP ranks run different numbers of micro-batches; layout.schedule = dualpipe needs the same even number "
+            "everywhere: use strategy.name = static, or zb-h1, zb-h2 or zb-v, which take any number"
+        )
+    most, why = LIMITS["ranks"]
+    if setup.ranks > most:
+        raise InfeasibleError(
+            f"{setup.ranks:,} ranks of tp x pp GPUs are to be planned; at most {most:,}: {why}"
+        )
+    capacity = capacity_tokens(setup)
+    check_fits(setup, memory_of(setup, capacity, micro_batches=1, sequence_tokens=1))  # before a long search
+    problem = _problem(setup, tokens, capacity)
+    plan = make_plan(problem)
+    report = plan_memory(setup, plan)
+    check_fits(setup, report)
+    return plan, problem, report
+
+
+def planning_problem(setup: Setup, lengths: ArrayLike) -> PlanningProblem:
+    """What a strategy is asked for this batch."""
+    return _problem(setup, np.asarray(lengths, dtype=np.int64), capacity_tokens(setup))
+
+
+def _problem(setup: Setup, lengths: Ints, capacity: int) -> PlanningProblem:
+    return PlanningProblem(
+        lengths=lengths,
+        ranks=setup.ranks,
+        capacity_tokens=capacity,
+        context_tokens=setup.context_tokens,
+        cost=micro_batch_cost(setup),
+        options=setup.strategy,
+    )
+
+
+def micro_batches(problem: PlanningProblem, plan: Plan) -> MicroBatches:
+    """The micro-batches of a plan of this problem."""
+    return plan_micro_batches(problem.cost, plan)
+
+
+def price_plan(setup: Setup, problem: PlanningProblem, plan: Plan) -> StepCosts:
+    """What everything in the plan takes."""
+    path = _data_path(setup, problem.cost, problem.lengths)
+    loading, planning = (0.0, 0.0) if path.ahead_steps else path.exposed_s(0.0)
+    data_s = synchronised_pause_s(setup.execution) + loading + planning
+    costs = step_costs(problem.cost, distinct_micro_batches(problem.cost, plan), plan.ranks, data_s=data_s)
+    costs = replace(costs, epilogue=replace(costs.epilogue, planning_s=planning), data_path=path)
+    wait_s = allocator_s(setup, plan, problem.cost.cal)
+    return replace(costs, allocator_s=wait_s) if wait_s else costs
+
+
+def play_plan(setup: Setup, plan: Plan, costs: StepCosts) -> Execution:
+    """Play a priced plan with the scenario's executor and noise."""
+    options = setup.execution
+    noise = draw_noise(
+        plan,
+        stages=setup.layout.pp,
+        chunks=costs.chunks,
+        tp=setup.layout.tp,
+        gpus_per_node=setup.cluster.node.gpus,
+        options=options,
+        order=setup.layout.order,
+    )
+    noise = with_spread(noise, plan, costs, setup.layout.tp, options)
+    noise = with_pauses(noise, plan, costs, setup.layout.tp, options)
+    execution = _play(setup, plan, costs, noise)
+    path, around = costs.data_path, costs.epilogue
+    loading, planning = path.exposed_s(execution.step_s) if path and path.ahead_steps else (0.0, 0.0)
+    if not loading + planning:
+        return execution
+    # The next batch is not ready when this step ends.
+    later = replace(around, data_s=around.data_s + loading + planning, planning_s=planning)
+    return _play(setup, plan, replace(costs, epilogue=later), noise)
+
+
+def simulate_step(setup: Setup, lengths: ArrayLike) -> StepResult:
+    """Simulate one step of *setup* on a batch of sequence lengths.
+
+    Raises:
+        UserInputError: the batch is empty or holds lengths outside 1..context.
+        InfeasibleError: degrees that do not divide, a context no group can hold, memory that does not suffice.
+    """
+    begun = time.perf_counter()
+    plan, problem, report = plan_batch(setup, lengths)
+    planned = time.perf_counter()
+    total = int(problem.lengths.sum())
+    execution = play_plan(setup, plan, price_plan(setup, problem, plan))
+    played = time.perf_counter()
+    model, again = setup.model, setup.layout.recompute
+    split = len(plan.segment_tokens) > len(problem.lengths)
+    pieces = plan.segment_tokens if split else problem.lengths  # attention stays inside a piece
+    model_flop, full_flop = (sequence_model_flop(model, pieces, causal=causal) for causal in (True, False))
+    hardware, hardware_full = (
+        sequence_model_flop(model, pieces, causal=causal, recompute=again) for causal in (True, False)
+    )
+    whole_flop = sequence_model_flop(model, problem.lengths, causal=True) if split else model_flop
+    peak = setup.cluster.gpus * setup.cluster.gpu.bf16_flop_per_s * execution.step_s
+    return StepResult(
+        strategy=setup.strategy.name,
+        step_s=execution.step_s,
+        tokens=total,
+        gpus=setup.cluster.gpus,
+        tokens_per_s=total / execution.step_s,
+        model_flop=model_flop,
+        model_flop_full=full_flop,
+        hardware_flop=hardware,
+        hardware_flop_full=hardware_full,
+        mfu=model_flop / peak,
+        mfu_full=full_flop / peak,
+        accounts=execution.accounts,
+        account_s=execution.account_s,
+        plan_ideal_s=plan.ideal_s,
+        makespan_s=plan.makespan_s,
+        plan_micro_batches=plan.micro_batches,
+        largest_group=int(plan.group_size.max()),
+        rank_capacity_tokens=plan.capacity_tokens,
+        memory=report,
+        planning_wall_s=planned - begun,
+        execution_wall_s=played - planned,
+        events=execution.events,
+        spans=execution.spans,
+        notes=(
+            f"calibration {setup.calibration.name}",
+            *plan.notes,
+            *without_effect(setup, int(plan.group_size.max()), report),
+            *fit_notes(report),
+        ),
+        work_left_out=1.0 - model_flop / whole_flop,
+    )
+
+
+def _play(setup: Setup, plan: Plan, costs: StepCosts, noise: Noise | None) -> Execution:
+    if setup.execution.executor == "engine":
+        execution = run_engine(plan, costs, noise, spans=setup.execution.spans)
+    else:
+        execution = run_replay(plan, costs, noise)
+    return with_allocator_waits(plan, costs.allocator_s, execution)
+
+
+def _data_path(setup: Setup, cost: MicroBatchCost, lengths: Ints) -> DataPath:
+    """What this batch passes before its step.
+
+    Static mesh: its loaders know their share beforehand. HDP with the remote loader: servers read their share, one
+    controller plans, ranks pull what is theirs. HDP without it: no rank knows its sequences before the plan, so every
+    node reads the whole batch, and all that begins with the step.
+    """
+    tokens, pipeline = int(lengths.sum()), setup.data_pipeline
+    ahead = pipeline.prefetch_steps if pipeline.asynchronous else 0
+    shares = (setup.cluster, setup.calibration, pipeline)
+    if setup.strategy.name == "static":
+        return DataPath(
+            loading_s=node_loading_s(tokens, setup.layout, *shares), planning_s=0.0, ahead_steps=ahead
+        )
+    plan_s = planning_s(cost, len(lengths))
+    if not setup.strategy.remote_data_loading:
+        return DataPath(loading_s=loading_s(cost, tokens), planning_s=plan_s, ahead_steps=0)
+    read_s = node_loading_s(tokens, replace(setup.layout, cp=None), *shares)
+    return DataPath(loading_s=read_s, planning_s=plan_s, ahead_steps=ahead)

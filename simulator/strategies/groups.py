@@ -1,0 +1,158 @@
+"""How many ranks a sequence gets, and how much of its activations goes to host memory (ByteScale, Equation 3)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.errors import InfeasibleError
+from hdpsim.simulator.strategies.problem import PlanningProblem
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+RESIDENT_LAYERS = 2.0
+"""The first and last layer of a stage stay on the GPU: ByteScale, arXiv 2502.21231, section 5.2."""
+EXACT_SIZES = 64
+"""Group sizes up to this one are all looked at."""
+SIZE_GROWTH = 1.03
+"""Larger ones in these steps."""
+FIRST_SIZES = 24
+"""So many are looked at first."""
+
+
+class SizeTable:
+    """Times of sequences on groups of any size, from *least* up; asked for several time limits.
+
+    Mostly one of the next few sizes meets all limits. Only for sequences of which none does, all are looked at.
+    """
+
+    def __init__(
+        self, problem: PlanningProblem, lengths: Ints, least: Ints, limit_s: float = -np.inf
+    ) -> None:
+        """Of *lengths*, which need *least* ranks, for limits of *limit_s* and more."""
+        least = np.minimum(least, problem.most_ranks)[:, None]
+        grid = size_grid(problem.most_ranks, exact=EXACT_SIZES, growth=SIZE_GROWTH)
+        first = np.searchsorted(grid, least, side="right")
+        self._parts: list[tuple[Ints, Ints, Floats]] = []  # sequences, their sizes and times
+        rest = np.arange(len(lengths))
+        for columns in (FIRST_SIZES, len(grid)) if limit_s > -np.inf else (len(grid),):
+            sizes = grid[np.minimum(first[rest] + np.arange(columns), len(grid) - 1)]
+            sizes = np.concatenate((least[rest], sizes), axis=1)
+            times_s = problem.sequence_s(lengths[rest, None], sizes)
+            chosen = (times_s <= limit_s).any(axis=1) | (columns == len(grid))
+            self._parts.append((rest[chosen], sizes[chosen], times_s[chosen]))
+            rest = rest[~chosen]
+            if not len(rest):
+                break
+
+    @property
+    def columns(self) -> tuple[Ints, Floats]:
+        """Sizes and times, [sequences, sizes]; of a table for all limits."""
+        ((_, sizes, times_s),) = self._parts
+        return sizes, times_s
+
+    def within(self, limit_s: float) -> tuple[Ints, Floats]:
+        """Smallest size of every sequence whose time is at most *limit_s*, else the quickest; and that time."""
+        many = sum(len(part[0]) for part in self._parts)
+        size, time_s = np.empty(many, dtype=np.int64), np.empty(many)
+        for number, sizes, times_s in self._parts:
+            meets = times_s <= limit_s
+            column = np.where(meets.any(axis=1), meets.argmax(axis=1), times_s.argmin(axis=1))
+            row = np.arange(len(column))
+            size[number], time_s[number] = sizes[row, column], times_s[row, column]
+        return size, time_s
+
+
+def smallest_group(problem: PlanningProblem, lengths: Ints, limit_s: float, least: Ints) -> Ints:
+    """Smallest group of at least *least* ranks whose time per sequence is at most *limit_s*, else the quickest.
+
+    As the group grows, the time falls until transfers take over, with a step up where a ring has to leave the node,
+    the block or the pod, and ripples from the tiles of GEMMs: so all sizes up to EXACT_SIZES are looked at, and
+    larger ones in steps of SIZE_GROWTH.
+    """
+    size = np.minimum(least, problem.most_ranks)
+    late = np.flatnonzero(problem.sequence_s(lengths, size) > limit_s)
+    if len(late):
+        size[late] = SizeTable(problem, lengths[late], size[late], limit_s).within(limit_s)[0]
+    return np.asarray(size)
+
+
+def size_grid(ranks: int, *, exact: int, growth: float) -> Ints:
+    """Group sizes to look at: all up to *exact*, then growing by *growth*, up to all *ranks*."""
+    sizes = list(range(1, min(exact, ranks) + 1))
+    while sizes[-1] < ranks:
+        sizes.append(min(max(int(sizes[-1] * growth), sizes[-1] + 1), ranks))
+    return np.array(sizes, dtype=np.int64)
+
+
+def choose_groups(
+    problem: PlanningProblem, lengths: Ints, limit_s: float, offload_limit_s: float
+) -> tuple[Ints, Floats]:
+    """Group size d and offload ratio r of every sequence.
+
+    The smallest d that memory allows, offloading what hides behind compute (least_group), is taken unless the
+    sequence would then run longer than *offload_limit_s* (never trade a few hops for a new critical path), and at
+    least as many ranks as *limit_s* asks for.
+    Source: ByteScale (arXiv 2502.21231), Equation 3; the time limits are ours, see docs/strategies.md.
+    """
+    plain = smallest_group(problem, lengths, limit_s, _group_without_offload(problem, lengths))
+    if not problem.options.selective_offloading:
+        return plain, needed_ratio(problem, lengths, plain)
+    relaxed = smallest_group(problem, lengths, min(limit_s, offload_limit_s), least_group(problem, lengths))
+    cheaper = problem.sequence_s(lengths, relaxed) * relaxed <= problem.sequence_s(lengths, plain) * plain
+    size = np.where((relaxed < plain) & cheaper, relaxed, plain)
+    return size, needed_ratio(problem, lengths, size)
+
+
+def needed_ratio(problem: PlanningProblem, lengths: Ints, group_size: Ints) -> Floats:
+    """The smallest offload ratio with which *lengths* fit on *group_size* ranks.
+
+    Activations of s tokens on d ranks fit when d >= s / C * [2 + (1 - r)(l - 2)] / l, with l layers per stage of
+    which the first and last stay on the GPU.  Source: ByteScale (arXiv 2502.21231), Equation 3.
+
+    Raises:
+        InfeasibleError: no ratio makes a sequence fit.
+    """
+    layers = float(problem.cost.busiest_layers)
+    room = group_size * problem.capacity_tokens / lengths
+    offload = problem.options.selective_offloading and layers > RESIDENT_LAYERS
+    least_room = RESIDENT_LAYERS / layers if offload else 1.0
+    if np.any(room < least_room * (1.0 - 1e-12)):
+        longest = int(lengths[np.argmin(room)])
+        reason = problem.spread_reason
+        raise InfeasibleError(
+            f"a sequence of {longest} tokens does not fit on {int(group_size[np.argmin(room)])} ranks of "
+            f"{problem.capacity_tokens} tokens{', even with its activations offloaded' if offload else ''} "
+            f"(layout.rank_capacity){'; ' if reason else ''}{reason}"
+        )
+    if not offload:
+        return np.zeros(len(lengths))
+    kept = (room * layers - RESIDENT_LAYERS) / (layers - RESIDENT_LAYERS)
+    return np.asarray(np.clip(1.0 - kept, 0.0, 1.0))
+
+
+def least_group(problem: PlanningProblem, lengths: Ints) -> Ints:
+    """Smallest group on which a sequence fits with offloading that its compute hides (Equation 3 alone).
+
+        r = min(1, t_forward * B / (act * s)),   d = ceil(s / C * [2 + (1 - r)(l - 2)] / l)
+
+    t_forward: a layer's forward of the whole sequence, on one rank; B: host link, both ways busy. Spreading the
+    sequence over d ranks divides compute and transfer alike, so r does not depend on d. At most as
+    many ranks as can share a sequence.
+    """
+    cost, layers = problem.cost, float(problem.cost.busiest_layers)
+    without = _group_without_offload(problem, lengths)
+    if not problem.options.selective_offloading or layers <= RESIDENT_LAYERS:
+        return without
+    rate = cost.cluster.gpu.host_link_duplex_bytes_per_s * cost.cal.host_link_efficiency
+    # Forward is a share 1 / 3.5 of the attention and 1 / 3 of the linear work: 0.3 of a layer's total time.
+    layer_forward_s = 0.3 * problem.piece_s(lengths) / layers
+    ratio = np.minimum(1.0, layer_forward_s * rate / (cost.activation_bytes_per_token * lengths))
+    shrink = (RESIDENT_LAYERS + (1.0 - ratio) * (layers - RESIDENT_LAYERS)) / layers
+    size = np.ceil(lengths / problem.capacity_tokens * shrink - 1e-9).astype(np.int64)
+    return np.asarray(np.clip(size, 1, problem.most_ranks))
+
+
+def _group_without_offload(problem: PlanningProblem, lengths: Ints) -> Ints:
+    return np.minimum(-(-lengths // problem.capacity_tokens), problem.most_ranks)
