@@ -114,10 +114,9 @@ class _Contest:
 
     def _play(self, plan: Plan) -> None:
         """Price and play a plan, and of few micro-batches in a pipeline their opposite order, too."""
-        key = b"".join(
-            part.tobytes()
-            for part in (plan.order, plan.segment_sequence, plan.segment_offsets, plan.member_ranks)
-        )
+        padding = plan.segment_offsets[:0] if plan.padding_tokens is None else plan.padding_tokens
+        parts = (plan.order, plan.segment_sequence, plan.segment_offsets, plan.member_ranks, padding)
+        key = b"".join(part.tobytes() for part in parts)
         if key in self._seen:
             return
         self._seen.add(key)
