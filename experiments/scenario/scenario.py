@@ -29,7 +29,7 @@ from hdpsim.experiments.scenario.references import Found, References
 from hdpsim.experiments.scenario.schema import FIELDS, KEYS, read_keys
 from hdpsim.experiments.scenario.setup_document import as_yaml
 from hdpsim.experiments.scenario.values import Batch
-from hdpsim.experiments.software.choice import read_software, run_of, settings_of
+from hdpsim.experiments.software.choice import read_software, run_of, settings_of, software_notes
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.memory import stack_of
 from hdpsim.experiments.software.rules import Setting
@@ -246,7 +246,7 @@ def resolve_scenario(
     if found is None:
         problems.raise_if_any()
         raise AssertionError("references are missing without a problem")
-    run = _run_of(values, found, problems)
+    run, of_software = _run_of(values, found, problems)
     problems.raise_if_any()
     settings = (
         () if run is None else settings_of(run, _written(document, "layout") | _written(document, "model"))
@@ -294,6 +294,7 @@ def resolve_scenario(
             *found.notes,
             *layout_notes(model, found.cluster, layout),
             *_stack_notes(memory, run),
+            *of_software,
             *_overruled(values, settings, _written(document, "memory")),
         ),
         resolved_json=_resolved_json(
@@ -305,17 +306,20 @@ def resolve_scenario(
     )
 
 
-def _run_of(values: Mapping[str, Any], found: Found, problems: Problems) -> Run | None:
-    """The scenario's software stack at work on its model, layout and cluster; None without `software:`."""
+def _run_of(
+    values: Mapping[str, Any], found: Found, problems: Problems
+) -> tuple[Run | None, tuple[str, ...]]:
+    """The scenario's software stack at work on its model, layout and cluster (None without one), and notes on it."""
     if not values["software"]:
-        return None
+        return None, ()
     try:
         software = read_software(values["software"])
     except ValueError as error:
         problems.add("software", str(error))
-        return None
+        return None, ()
     layout = _section(values, "layout")
-    return run_of(software, found.model, found.cluster, layout, int(values["data.context"]))
+    run = run_of(software, found.model, found.cluster, layout, int(values["data.context"]))
+    return run, software_notes(software, run)
 
 
 def _written(document: Mapping[str, object] | None, section: str) -> frozenset[str]:

@@ -25,14 +25,18 @@ class Software:
     """A stack of the catalog in one release.
 
     Attributes:
-        framework: how a record would write it.
-        year: in which the release came out.
+        framework: how a record would write it, with what the scenario says after `with`.
+        words: what follows `with`.
+        year: in which the release came out, or the newest known one that is not newer.
+        known_release: that release.
     """
 
     name: str
     release: str
     framework: str
+    words: str
     year: int
+    known_release: str
 
     @property
     def shown(self) -> str:
@@ -63,21 +67,29 @@ def read_software(text: str) -> Software:
         known = software_names()
         raise ValueError(f"unknown software {name!r}{did_you_mean(name, known)}; known: {', '.join(known)}")
     release = found["release"] or max(stack.releases, key=_number)
-    framework = stack.frameworks[name].format(release=release) + (found["more"] or "")
-    return Software(name=name, release=release, framework=framework, year=_year(stack, name, release))
+    counting = _known_release(stack, name, release)
+    words = found["more"] or ""
+    return Software(
+        name=name,
+        release=release,
+        framework=stack.frameworks[name].format(release=release) + words,
+        words=words.strip(),
+        year=stack.releases[counting],
+        known_release=counting,
+    )
 
 
 def _number(release: str) -> tuple[int, ...]:
     return tuple(int(part) for part in release.split("."))
 
 
-def _year(stack: Stack, name: str, release: str) -> int:
-    """The year of the newest known release that is not newer."""
+def _known_release(stack: Stack, name: str, release: str) -> str:
+    """The newest known release that is not newer."""
     known = sorted(stack.releases, key=_number)
     before = [other for other in known if _number(other) <= _number(release)]
     if not before:
         raise ValueError(f"{name} {release} is older than the releases that are known: {', '.join(known)}")
-    return stack.releases[before[-1]]
+    return before[-1]
 
 
 def run_of(
@@ -116,6 +128,22 @@ def run_of(
         precision=layout["precision"],
     )
     return Run(config)
+
+
+def software_notes(software: Software, run: Run) -> tuple[str, ...]:
+    """Which release's rules count where the one named is not known, and words after `with` that no rule reads."""
+    notes = []
+    if software.release != software.known_release:
+        notes.append(
+            f"software {software.shown}: a release that is not known; the rules of {software.known_release} count"
+        )
+    plain = Run(replace(run.config, framework=run.config.framework.removesuffix(f" {software.words}")))
+    if software.words and all(setting_of(run, switch) == setting_of(plain, switch) for switch in switches()):
+        notes.append(
+            f"software: {software.words!r} changes nothing: no rule reads these words here; "
+            "what the stack was told to do is said by keys of layout"
+        )
+    return tuple(notes)
 
 
 def settings_of(run: Run, written: frozenset[str]) -> tuple[Setting, ...]:

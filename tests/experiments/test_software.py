@@ -268,3 +268,20 @@ def test_inferred_rules_carry_little_of_the_accuracy() -> None:
     assert without["count"] == whole["count"]
     assert without["median_abs_error"] <= whole["median_abs_error"] + 0.015
     assert without["p90_abs_error"] <= whole["p90_abs_error"] + 0.03
+
+
+@pytest.mark.parametrize(
+    ("software", "said"),
+    [
+        ("torchtitan 2.8", ""),
+        ("torchtitan 2.8 with torch.compile", ""),
+        ("torchtitan 99", "the rules of 2.10 count"),
+        ("megatron-core 0.13 with bogus nonsense", "'with bogus nonsense' changes nothing"),
+        ("deepspeed 0.16 with ZeRO-3", "'with ZeRO-3' changes nothing"),
+    ],
+)
+def test_a_release_that_is_not_known_and_words_that_nobody_reads_are_said(software: str, said: str) -> None:
+    notes = " | ".join(load_scenario("quickstart-8gpu", (f"software={software}",)).notes)
+    assert (said in notes) if said else ("a release that" not in notes and "no rule reads" not in notes), (
+        notes
+    )
