@@ -43,6 +43,8 @@ def _open_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - it stays open as long as the program
+            if name == "stdout" and sys.stderr is not None:
+                sys.stderr.write("Note: stdout is closed; what would be printed there is lost\n")
 
 
 def _tidy() -> None:

@@ -102,7 +102,7 @@ RANGES: Mapping[str, Range] = {
     "experts": Range(0, 65_536, "experts"),
     "top_k": Range(0, 65_536, "experts"),
     "mtp_layers": Range(0, 100, "layers"),
-    "full_attention_every": Range(0, 10_000, "layers"),
+    "full_attention_every": Range(0.0, 10_000.0, "layers"),
     # tokens
     "context_tokens": _TOKENS,
     "length_tokens": Range(1, 2**31, "tokens", "a thousand times the longest contexts of today"),

@@ -13,6 +13,7 @@ import json
 import os
 import stat
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -22,7 +23,7 @@ from hdpsim.quoting import LONGEST_NAME, quoted, shortened
 from hdpsim.ranges import LIMITS
 
 __all__ = ["UnreadableError", "loads_json", "open_regular", "open_trace", "read_bytes", "read_text"]
-__all__ += ["regular_file", "too_deep"]
+__all__ += ["regular_file", "too_deep", "unique_keys"]
 
 _GZIP = b"\x1f\x8b"
 _BLOCK_BYTES = 2**20
@@ -177,13 +178,13 @@ def _size(count: int) -> str:
 
 
 def loads_json(text: str | bytes, where: str) -> Any:
-    """One JSON document without nan, infinity, endless numbers, halves of characters, and only some levels deep.
+    """One JSON document, not too deep, without nan, infinity, endless numbers, half characters and keys given twice.
 
     Raises:
         UnreadableError: it is none; *where* is what the message calls it.
     """
     try:
-        data = json.loads(text, parse_constant=_no_number)
+        data = json.loads(text, parse_constant=_no_number, object_pairs_hook=unique_keys)
         if not isinstance(data, dict | list):
             return data
         depth = LIMITS["configuration_depth"][0]
@@ -197,6 +198,15 @@ def loads_json(text: str | bytes, where: str) -> Any:
     except ValueError as error:  # a number of thousands of digits, too
         raise UnreadableError(where, f"not JSON: {shortened(str(error), LONGEST_NAME)}") from None
     return data
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys are given once; `object_pairs_hook` of json. Raises ValueError that names the key."""
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the key {quoted(twice)} is given twice")
+    return result
 
 
 def _no_number(word: str) -> float:

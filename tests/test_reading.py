@@ -83,7 +83,7 @@ def test_damaged_compression_is_said(tmp_path: Path) -> None:
 
 
 BAD_JSON = ["{", "NaN", "[1e400]", "[" * 10_000, '["\\ud800"]', "[" + "9" * 5000 + "]", '{"a": -Infinity}']
-BAD_JSON += ["[" * 60 + "]" * 60]
+BAD_JSON += ["[" * 60 + "]" * 60, '{"a": 1, "b": 2, "a": 1}', '[{"a": {"b": 1, "b": 2}}]']
 
 
 @pytest.mark.parametrize("text", BAD_JSON, ids=range(len(BAD_JSON)))

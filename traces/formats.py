@@ -24,6 +24,19 @@ FORMATS = {
 DEFAULT_COLUMNS = ("tokens", "length", "lengths", "length_tokens", "num_tokens", "seq_len", "n_tokens")
 """Names tried, in this order, when a file has several columns and none was asked for."""
 
+COUNT_COLUMNS = (
+    "count",
+    "counts",
+    "weight",
+    "weights",
+    "frequency",
+    "frequencies",
+    "freq",
+    "occurrences",
+    "repeats",
+)
+"""Names of columns that say how often a length counts: such a table is a histogram, not a list of lengths."""
+
 _GZIPPED = ("csv", "txt", "jsonl")
 
 
@@ -63,7 +76,8 @@ def trace_name(path: Path) -> str:
 def choose_column(path: Path, columns: dict[str, bool], wanted: str | None) -> str:
     """Return the column that holds the lengths.
 
-    The wanted one; else the first of `DEFAULT_COLUMNS`, in any case; else the only column of integers.
+    The wanted one; else the first of `DEFAULT_COLUMNS`, in any case; else the only column of integers. Without a
+    wanted one a histogram is refused: a column beside the lengths that is named as in `COUNT_COLUMNS`.
 
     Args:
         path: the file, for the error.
@@ -75,6 +89,20 @@ def choose_column(path: Path, columns: dict[str, bool], wanted: str | None) -> s
         if wanted not in columns:
             raise TraceError(f"there is no column {quoted(wanted)}; the columns are: {listed}", str(path))
         return wanted
+    chosen = _likely_column(path, columns, listed)
+    counts = [name for name in columns if name != chosen and name.strip().lower() in COUNT_COLUMNS]
+    if counts:
+        raise TraceError(
+            f"looks like a histogram: beside {quoted(chosen)} there is a column {quoted(counts[0])}, and one row is "
+            f"one length here. Write every length as often as it occurs, or name the column "
+            f"({shortened(chosen)}) to read every row once",
+            str(path),
+        )
+    return chosen
+
+
+def _likely_column(path: Path, columns: dict[str, bool], listed: str) -> str:
+    """The column of lengths when none was named; TraceError when it cannot be told."""
     by_lower = {name.lower(): name for name in reversed(columns)}
     for default in DEFAULT_COLUMNS:
         if default in by_lower:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hdpsim.errors import TraceError
 from hdpsim.quoting import LONGEST_NAME, quoted, shortened
 from hdpsim.ranges import LIMITS
-from hdpsim.reading import UnreadableError, open_trace
+from hdpsim.reading import UnreadableError, open_trace, unique_keys
 from hdpsim.traces.formats import choose_column
 from hdpsim.traces.lengths import (
     BadValueError,
@@ -129,8 +129,10 @@ def _first_json(path: Path, gzipped: bool) -> object:
 
 def _parse_json(path: Path, line: bytes, row: int, number: int) -> object:
     try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
+        return json.loads(line, object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError) as error:
+        if "given twice" in str(error):
+            _refuse(path, str(error), row, number)
         shown = line.strip()[:40].decode("utf-8", "replace")
         _refuse(path, f"{quoted(shown)} is not JSON", row, number)
 

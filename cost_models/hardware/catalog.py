@@ -174,15 +174,15 @@ def _fields(
         except CatalogError as error:
             problems.add(f"{key}.like" if key else "like", str(error))
             original = {}
-        merged = _merge(original, merged, base=kind)
+        merged = changed_document(kind, original, merged)
     return Fields(merged, problems, key), base
 
 
-def _merge(original: dict[str, Any], changes: dict[str, Any], base: Kind) -> dict[str, Any]:
+def changed_document(kind: Kind, original: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """*original* with *changes* on top; nested mappings are merged, a cluster's new size replaces the old one."""
     merged = {k: v for k, v in original.items() if k not in ("aliases", "sources")}
     sizes = ("gpus", "nodes")
-    if base == "cluster" and any(changes.get(size) is not None for size in sizes):
+    if kind == "cluster" and any(changes.get(size) is not None for size in sizes):
         merged = {k: v for k, v in merged.items() if k not in sizes}
     for key, value in changes.items():
         old = merged.get(key)

@@ -140,7 +140,7 @@ def read_model(fields: Fields, name: str) -> Model | None:
         dense_ffn_hidden=fields.integer("dense_ffn_hidden", minimum=0, default=0, kind="ffn_hidden"),
         latent_attention=_latent_attention(fields),
         sliding_window=window or None,
-        full_attention_every=fields.integer("full_attention_every", minimum=0, default=0),
+        full_attention_every=_whole_if_it_is(fields.number("full_attention_every", default=0)),
         chunked_attention=fields.boolean("chunked_attention", default=False),
         parallel_block=fields.boolean("parallel_block", default=False),
         norm="layer" if fields.choice("norm", get_args(NormKind), default="rms") == "layer" else "rms",
@@ -176,6 +176,8 @@ def model_problems(model: Model) -> tuple[tuple[str, str], ...]:
         for key in ("top_k", "shared_expert_ffn", "dense_layers", "dense_ffn_hidden"):
             if getattr(model, key):
                 found.append((key, "only makes sense with experts"))
+    if 0 < model.full_attention_every < 1:
+        found.append(("full_attention_every", f"must be 0 or at least 1, got {model.full_attention_every}"))
     if model.adapter_rank > model.hidden:
         found.append(("adapter_rank", f"must not exceed hidden {model.hidden}, got {model.adapter_rank}"))
     if model.dense_layers > model.layers:
@@ -183,6 +185,11 @@ def model_problems(model: Model) -> tuple[tuple[str, str], ...]:
     if bool(model.dense_layers) != bool(model.dense_ffn_hidden) and model.experts:
         found.append(("dense_ffn_hidden", "and dense_layers must be given together"))
     return tuple(found)
+
+
+def _whole_if_it_is(value: float) -> float:
+    """The same number without a fraction where it has none: files show 2, not 2.0."""
+    return int(value) if value == int(value) else value
 
 
 def _latent_attention(fields: Fields) -> LatentAttention | None:

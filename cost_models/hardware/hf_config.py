@@ -30,19 +30,22 @@ _ALIASES: dict[str, tuple[str, ...]] = {
     "tied": ("tie_word_embeddings", "tie_embeddings"),
     "positions": ("n_positions", "max_position_embeddings", "n_ctx"),
     "mtp": ("num_nextn_predict_layers",),
+    "full_every": ("sliding_window_pattern", "_sliding_window_pattern"),
+    "expert_every": ("decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step"),
 }
 _KINDS = {
     "kv_heads": "heads", "ffn": "ffn_hidden", "expert_ffn": "ffn_hidden", "shared_ffn": "ffn_hidden",
     "shared_experts": "experts", "dense_layers": "layers", "mtp": "mtp_layers", "q_lora_rank": "lora_rank",
     "kv_lora_rank": "lora_rank", "qk_nope_head_dim": "head_dim", "qk_rope_head_dim": "head_dim",
     "v_head_dim": "head_dim", "sliding_window": "window_tokens", "attention_chunk_size": "window_tokens",
-    "decoder_sparse_step": "layers", "moe_layer_freq": "layers",
+    "expert_every": "layers", "full_every": "layers", "max_window_layers": "layers", "no_rope_layer_interval": "layers",
 }  # fmt: skip
 """The ranges of counts that are not called like a range."""
 _MAY_BE_ZERO = frozenset(
     {
         "experts", "top_k", "shared_ffn", "shared_experts", "dense_layers", "mtp", "q_lora_rank", "qk_rope_head_dim",
         "positions", "sliding_window", "attention_chunk_size", "expert_ffn", "ffn",
+        "full_every", "max_window_layers",
     }
 )  # fmt: skip
 """Counts of which 0 means that there is no such thing."""
@@ -58,9 +61,29 @@ _TIED_BY_DEFAULT = frozenset(
 """Families whose configuration class ties embedding and head unless told otherwise."""
 _QKV_BIAS_BY_DEFAULT = frozenset({"qwen2", "qwen2_moe"})  # their attention code adds it, no key says so
 _QK_NORM_FAMILIES = frozenset(
-    {"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2"}
+    {"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2", "olmoe"}
 )  # in their attention code
 _PARALLEL_BY_DEFAULT = frozenset({"gptj", "gpt_neox", "falcon", "phi"})
+_LLAMA_LIKE_FAMILIES = frozenset(
+    {
+        "llama", "llama4_text", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "deepseek",
+        "deepseek_v2", "deepseek_v3", "kimi_k2", "gemma", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "olmo2",
+        "olmoe", "phi3", "granite", "granitemoe", "glm4", "glm4_moe", "chatglm",
+        "baichuan", "internlm2", "minicpm", "smollm3", "seed_oss",
+    }
+)  # fmt: skip
+"""Families whose MLP is gated and whose norms are RMSNorm, one block after the other."""
+_FAMILIES = _PLAIN_MLP_FAMILIES | _LLAMA_LIKE_FAMILIES
+_QWEN_WINDOW_FAMILIES = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
+"""Families with windows only where `use_sliding_window` says so, and only from layer `max_window_layers` on."""
+_WINDOW_BY_DEFAULT = {"mistral": 4096, "gemma2": 4096, "gemma3": 4096, "gemma3_text": 4096, "gpt_oss": 128}
+_WINDOW_BY_DEFAULT |= dict.fromkeys(_QWEN_WINDOW_FAMILIES, 4096)
+_CHUNK_BY_DEFAULT = {"llama4_text": 8192}
+"""What the configuration class of a family takes where the key is absent; null means none."""
+_FULL_EVERY_BY_DEFAULT = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gpt_oss": 2, "llama4_text": 4}
+"""Every so many layers one attends to everything: the class of the family says so when no key does."""
+_LAYER_KINDS = ("full_attention", "sliding_attention", "chunked_attention")
+_QWEN_FIRST_WINDOW_LAYER = 28
 _WITHOUT_EFFECT = frozenset(
     {
         "architectures", "attention_dropout", "auto_map", "bos_token_id", "eos_token_id", "pad_token_id",
@@ -95,6 +118,10 @@ class _Config:
             keys = " / ".join(_ALIASES.get(name, (name,)))
             raise CatalogError(f"{self.where}: {keys} {allowed.complaint(value)}")
         return int(value)
+
+    def count_or_class_default(self, name: str, default: int) -> int:
+        """A count that the configuration class sets to *default* where the key is absent; null means 0."""
+        return self.count(name, default=0 if name in self._data else default)
 
     def text(self, *keys: str) -> str:
         """A text, empty when none of the keys is set."""
@@ -137,11 +164,11 @@ def model_from_hf_config(
     """Return the model of a `config.json` and the keys of it that had no influence.
 
     Understood: Llama, Mistral, Mixtral, Qwen 2/3 and their MoE variants, DeepSeek V2/V3 (latent attention, dense
-    first layers, shared experts, multi-token prediction), GPT-2, GPT-NeoX, Gemma and whatever shares their keys.
+    first layers, shared experts, multi-token prediction), GPT-2, GPT-NeoX, Gemma and others; an error lists them.
     Multi-modal files are read from their `text_config`.
 
     Raises:
-        CatalogError: the file is no configuration, lacks keys (all named), or contradicts itself.
+        CatalogError: no configuration, lacks keys (all named), is of an unknown family, or contradicts itself.
     """
     data, where = _source(path_or_dict)
     config = _Config(data, where)
@@ -177,7 +204,7 @@ def _source(path_or_dict: str | Path | Mapping[str, Any]) -> tuple[Mapping[str, 
 
 
 def _model(config: _Config, name: str) -> Model:
-    family = config.text("model_type")
+    family = _family(config)
     layers, hidden, heads = config.count("layers"), config.count("hidden"), config.count("heads")
     plain = family in _PLAIN_MLP_FAMILIES
     latent = _latent_attention(config)
@@ -195,7 +222,7 @@ def _model(config: _Config, name: str) -> Model:
     if not (expert_width if experts else width):
         raise CatalogError(f"{config.where}: missing ffn ({' or '.join(_ALIASES['ffn'])})")
     dense_layers = _dense_layers(config, experts, layers)
-    window, full_every, chunked = _windows(config)
+    window, full_every, chunked = _windows(config, family, layers)
     return Model(
         name=name,
         layers=layers,
@@ -209,7 +236,7 @@ def _model(config: _Config, name: str) -> Model:
         tied_embeddings=config.flag(*_ALIASES["tied"], default=family in _TIED_BY_DEFAULT),
         experts=experts,
         top_k=config.count("top_k") if experts else 0,
-        shared_expert_ffn=_shared_width(config, expert_width) if experts else 0,
+        shared_expert_ffn=_shared_width(config, family, expert_width) if experts else 0,
         dense_layers=dense_layers,
         dense_ffn_hidden=width if dense_layers else 0,
         latent_attention=latent,
@@ -228,22 +255,34 @@ def _model(config: _Config, name: str) -> Model:
         scaled_rotary=family == "gpt_oss",
         learned_positions=config.count("positions", default=0) if family in _LEARNED_POSITION_FAMILIES else 0,
         mtp_layers=config.count("mtp", default=0),
-        source=f"{config.where} (Hugging Face, {family or 'unknown family'})",
+        source=f"{config.where} (Hugging Face, {family})",
     )
+
+
+def _family(config: _Config) -> str:
+    """The family that `model_type` names; one that is not known here may be no such transformer at all."""
+    family = config.text("model_type")
+    if family not in _FAMILIES:
+        what = f"model_type {quoted(family)} is not known here" if family else "model_type is missing"
+        raise CatalogError(
+            f"{config.where}: {what}; known: {', '.join(sorted(_FAMILIES))}. If the model is built like one of them, "
+            "say so with model_type; if not, describe it as YAML (docs/catalog.md)"
+        )
+    return family
 
 
 def _dense_layers(config: _Config, experts: int, layers: int) -> int:
     """Dense layers at the start; patterns that mix dense and expert layers otherwise are refused."""
     if not experts:
         return 0
-    every = config.raw("decoder_sparse_step", "moe_layer_freq")
+    every = config.raw(*_ALIASES["expert_every"])
     if isinstance(every, list):
         every = config.numbers("moe_layer_freq")
         first = every.index(1) if 1 in every else layers
         if every != [0] * first + [1] * (len(every) - first):
             raise CatalogError(f"{config.where}: moe_layer_freq mixes dense and expert layers; not supported")
         return first
-    if every is not None and config.count("decoder_sparse_step", config.raw("moe_layer_freq")) != 1:
+    if every is not None and config.count("expert_every") != 1:
         raise CatalogError(f"{config.where}: only every {every}th layer has experts; not supported")
     only_dense = config.numbers("mlp_only_layers")
     if only_dense != list(range(len(only_dense))):
@@ -253,32 +292,69 @@ def _dense_layers(config: _Config, experts: int, layers: int) -> int:
     return config.count("dense_layers", default=len(only_dense))
 
 
-def _shared_width(config: _Config, expert_width: int) -> int:
+def _shared_width(config: _Config, family: str, expert_width: int) -> int:
     """Width of all shared experts together."""
     if config.has("shared_ffn"):
         return config.count("shared_ffn")
-    return config.count("shared_experts", default=0) * expert_width
+    return config.count("shared_experts", default=int(family == "llama4_text")) * expert_width
 
 
-def _windows(config: _Config) -> tuple[int | None, int, bool]:
-    """(window, one layer in so many attends to everything, window is a chunk); (None, 0, False): no windows.
-
-    Of layers of both kinds the share counts, rounded to one in so many.
-    """
-    chunk = config.count("attention_chunk_size", 0)
-    window = config.count("sliding_window", 0)
-    used = config.flag("use_sliding_window", default=True)
-    width = window if window and used else chunk
-    kinds = config.raw("layer_types")
-    if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
-        raise CatalogError(f"{config.where}: layer_types must be a list of texts, got {quoted(kinds)}")
-    if not width:
+def _windows(config: _Config, family: str, layers: int) -> tuple[int | None, float, bool]:
+    """(window, one layer in so many attends to everything, window is a chunk); (None, 0, False): no windows."""
+    chunk = config.count_or_class_default("attention_chunk_size", _CHUNK_BY_DEFAULT.get(family, 0))
+    window = config.count_or_class_default("sliding_window", _WINDOW_BY_DEFAULT.get(family, 0))
+    if not config.flag("use_sliding_window", default=family not in _QWEN_WINDOW_FAMILIES):
+        window = 0
+    kinds = _layer_kinds(config, layers)
+    for kind, key, tokens in (
+        ("sliding_attention", "sliding_window", window),
+        ("chunked_attention", "attention_chunk_size", chunk),
+    ):
+        if kind in kinds and not tokens:
+            raise CatalogError(f"{config.where}: layer_types names {kind}, but {key} is not set or not used")
+    chunked = "chunked_attention" in kinds or ("sliding_attention" not in kinds and not window)
+    width = chunk if chunked else window
+    full = kinds.count("full_attention") if kinds else _full_layers(config, family, layers)
+    if not width or full >= layers:
         return None, 0, False
-    chunked = width == chunk and width != window
-    if not kinds or "full_attention" not in kinds:
+    if not full:
         return width, 0, chunked
-    every = round(len(kinds) / kinds.count("full_attention"))
-    return (None, 0, False) if every < 2 else (width, every, chunked)
+    return width, layers / full if layers % full else layers // full, chunked
+
+
+def _layer_kinds(config: _Config, layers: int) -> list[str]:
+    """The attention of every layer where the file lists it, else nothing."""
+    kinds = config.raw("layer_types")
+    if kinds is None:
+        return []
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        raise CatalogError(f"{config.where}: layer_types must be a list of texts, got {quoted(kinds)}")
+    unknown = sorted(set(kinds) - set(_LAYER_KINDS))
+    if unknown:
+        raise CatalogError(
+            f"{config.where}: layer_types has {shortened(', '.join(map(quoted, unknown)), LONGEST_NAME)}; "
+            f"supported: {', '.join(_LAYER_KINDS)}"
+        )
+    if kinds and len(kinds) != layers:
+        raise CatalogError(f"{config.where}: layer_types lists {len(kinds)} layers of {layers}")
+    if {"sliding_attention", "chunked_attention"} <= set(kinds):
+        raise CatalogError(f"{config.where}: layer_types mixes sliding and chunked attention; not supported")
+    return kinds
+
+
+def _full_layers(config: _Config, family: str, layers: int) -> int:
+    """Layers that attend to everything beside windows when no list says which: what the class of the family does."""
+    if family in _QWEN_WINDOW_FAMILIES:
+        return min(layers, config.count("max_window_layers", default=_QWEN_FIRST_WINDOW_LAYER))
+    every = _FULL_EVERY_BY_DEFAULT.get(family, 0)
+    if family == "llama4_text":
+        rotary = config.numbers("no_rope_layers")
+        if rotary and len(rotary) != layers:
+            raise CatalogError(f"{config.where}: no_rope_layers lists {len(rotary)} layers of {layers}")
+        every = config.count("no_rope_layer_interval", default=every)
+        return rotary.count(0) if rotary else layers // every
+    every = config.count("full_every", default=every)
+    return layers // every if every else 0
 
 
 def _latent_attention(config: _Config) -> LatentAttention | None:

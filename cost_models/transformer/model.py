@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hdpsim.cost_models.reading.checked import Checked, Count, Number
+from hdpsim.cost_models.reading.checked import Amount, Checked, Count, Number
 
 AdapterTargets = Literal["qkv", "attention", "all"]
 NormKind = Literal["rms", "layer"]
@@ -52,8 +52,8 @@ class Model(Checked):
     latent_attention: LatentAttention | None = None
     sliding_window: Count | None = None
     """Attention reaches this many tokens back; None = all."""
-    full_attention_every: Number = 0
-    """With a window: every so many layers one attends to everything (2: every second layer); 0 = none does."""
+    full_attention_every: Amount = 0
+    """With a window: every so many layers one attends to everything (2: every second; 4/3: three of four); 0 = none."""
     chunked_attention: bool = False
     """The window is a fixed chunk of the sequence: attention never leaves it."""
     parallel_block: bool = False

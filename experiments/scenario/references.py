@@ -14,6 +14,7 @@ from hdpsim.cost_models.calibration.calibration import (
     load_calibration,
 )
 from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.hardware.documents import model_document
 from hdpsim.cost_models.hardware.hf_config import model_from_hf_config
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.reading.fields import Problems, did_you_mean
@@ -24,6 +25,7 @@ from hdpsim.quoting import quoted
 Entry = TypeVar("Entry")
 
 _YAML = (".yaml", ".yml")
+_MODEL_FILES = (".json", *_YAML)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +90,29 @@ class References:
     def _model(self, value: object) -> Model | None:
         if value is None:
             return None
-        path = self._path(value, (".json", *_YAML))
-        if path is not None and path.suffix.lower() == ".json":
-            return self._loaded("model", path, self._hugging_face)
+        path = self._path(value, _MODEL_FILES)
         if path is not None:
-            return self._loaded("model", path, catalog.load_model)
+            return self._loaded("model", path, self._model_file)
+        file = self._path(value.get("like"), _MODEL_FILES) if isinstance(value, Mapping) else None
+        if isinstance(value, Mapping) and file is not None:
+            return self._changed_model(file, value)
         return catalog.model_entry(value, self._problems, "model")
+
+    def _changed_model(self, file: Path, changes: Mapping[str, object]) -> Model | None:
+        """The model of *file* with the keys beside `like` on top."""
+        original = self._loaded("model.like", file, self._model_file)
+        self._written.pop("model.like", None)
+        if original is None:
+            return None
+        self._written["model"] = {**changes, "like": str(file)}
+        own = {key: value for key, value in changes.items() if key != "like"}
+        document = {**model_document(original), "name": f"{original.name} (changed)"}
+        merged = catalog.changed_document("model", document, own)
+        model = catalog.model_entry(merged, self._problems, "model")
+        return model and replace(model, source=model.source or original.source)
+
+    def _model_file(self, path: Path) -> Model:
+        return self._hugging_face(path) if path.suffix.lower() == ".json" else catalog.load_model(path)
 
     def _hugging_face(self, path: Path) -> Model:
         model, ignored = model_from_hf_config(path)

@@ -8,7 +8,7 @@ from hdpsim.cost_models.hardware.parts import Fabric
 from hdpsim.errors import CatalogError, InfeasibleError, ScenarioError
 from hdpsim.yaml_loader import YamlError, load_yaml
 
-DATA = Path(catalog.__file__).parent / "data"
+DATA = Path(catalog.__file__).parents[1] / "data"
 
 
 @pytest.mark.parametrize("kind", ["gpu", "node", "cluster", "model"])

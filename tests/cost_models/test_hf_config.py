@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.hf_config import model_from_hf_config
+from hdpsim.cost_models.transformer.flop import attention_pairs, layer_pairs
 from hdpsim.cost_models.transformer.parameters import active_parameters, parameters
 from hdpsim.errors import CatalogError
 
@@ -109,6 +110,74 @@ def test_sliding_windows() -> None:
     )
 
 
+def kinds_of(data: dict[str, Any], layers: int) -> list[str]:
+    """What Hugging Face's configuration classes make of the keys, layer by layer."""
+    family, numbers = data["model_type"], range(1, layers + 1)
+    if "layer_types" in data:
+        return list(data["layer_types"])
+    if family.startswith("qwen"):
+        first = data.get("max_window_layers", 28)
+        used = data.get("use_sliding_window", False)
+        return [SLIDING if used and number > first else FULL for number in numbers]
+    every = data.get("sliding_window_pattern", {"gemma2": 2, "gemma3_text": 6, "gpt_oss": 2}.get(family, 0))
+    return [FULL if every and number % every == 0 else SLIDING for number in numbers]
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+WINDOWED = st.fixed_dictionaries(
+    {
+        "model_type": st.sampled_from(
+            ["gemma2", "gemma3_text", "gpt_oss", "mistral", "qwen2", "qwen3", "qwen2_moe"]
+        )
+    },
+    optional={
+        "use_sliding_window": st.booleans(),
+        "max_window_layers": st.integers(0, 50),
+        "sliding_window_pattern": st.integers(1, 50),
+    },
+)
+
+
+@given(WINDOWED, st.integers(1, 48), st.none() | st.integers(0, 2**48 - 1), st.integers(1, 20_000))
+def test_windows_cover_the_layers_that_the_family_gives_them(
+    data: dict[str, Any], layers: int, listed: int | None, length: int
+) -> None:
+    if not data["model_type"].startswith("qwen"):
+        data.pop("use_sliding_window", None)
+    if data["model_type"] not in ("gemma3_text",):
+        data.pop("sliding_window_pattern", None)
+    if listed is not None and data.get("use_sliding_window", not data["model_type"].startswith("qwen")):
+        data["layer_types"] = [SLIDING if listed >> layer & 1 else FULL for layer in range(layers)]
+    kinds = kinds_of(data, layers)
+    window = attention_pairs(length, window=4096)
+    expected = [attention_pairs(length) if kind == FULL else window for kind in kinds]
+    model = model_from_hf_config(LLAMA | {"num_hidden_layers": layers, "sliding_window": 4096} | data)[0]
+    assert layer_pairs(model, length) == pytest.approx(sum(expected) / layers, rel=1e-9)
+
+
+def test_published_windows() -> None:
+    """What the repositories of these models hold, and how their classes read it."""
+    gemma2 = model_from_hf_config(GEMMA | {"model_type": "gemma2", "sliding_window": 4096})[0]
+    assert (gemma2.sliding_window, gemma2.full_attention_every) == (4096, 2)
+    gemma3 = GEMMA | {"model_type": "gemma3_text", "num_hidden_layers": 34, "sliding_window": 1024}
+    assert model_from_hf_config(gemma3)[0].full_attention_every == 34 / 5
+    last = QWEN2 | {"use_sliding_window": True, "max_window_layers": 28}
+    assert model_from_hf_config(last)[0].sliding_window is None
+    unsaid = {key: value for key, value in last.items() if key != "use_sliding_window"}
+    assert model_from_hf_config(unsaid | {"max_window_layers": 0})[0].sliding_window is None
+    mistral = LLAMA | {"model_type": "mistral"}
+    assert model_from_hf_config(mistral)[0].sliding_window == 4096  # the class default
+    assert model_from_hf_config(mistral | {"sliding_window": None})[0].sliding_window is None
+    llama4 = model_from_hf_config(LLAMA | {"model_type": "llama4_text", "no_rope_layers": []})[0]
+    assert (llama4.sliding_window, llama4.full_attention_every, llama4.chunked_attention) == (8192, 4, True)
+
+
+@given(st.text(max_size=12) | st.sampled_from(["foo", "mamba2", "qwen3_next", "jamba"]))
+def test_a_family_is_known_or_refused(family: str) -> None:
+    with pytest.raises(CatalogError, match=r"known: baichuan, bloom, .*say so with model_type"):
+        model_from_hf_config(LLAMA | {"model_type": family or None})
+
+
 def test_details_of_families() -> None:
     assert model_from_hf_config({key: value for key, value in QWEN2.items() if key != "attention_bias"})[
         0
@@ -154,6 +223,12 @@ def test_files_and_folders(tmp_path: Path) -> None:
         ({"text_config": 5}, "text_config must be a JSON object"),
         ({"layer_types": "full_attention"}, "layer_types must be a list of texts"),
         (
+            {"layer_types": ["linear_attention"] * 31 + ["full_attention"]},
+            "layer_types has 'linear_attention'; supp",
+        ),
+        ({"layer_types": ["full_attention"] * 3}, "layer_types lists 3 layers of 32"),
+        ({"layer_types": ["sliding_attention"] * 32}, "sliding_window is not set"),
+        (
             {"num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": -1},
             "mlp_only_layers must be a list",
         ),
@@ -163,7 +238,7 @@ def test_files_and_folders(tmp_path: Path) -> None:
         ),
         (
             {"num_experts": 8, "num_experts_per_tok": 2, "moe_layer_freq": 1.0},
-            "decoder_sparse_step must be a whole",
+            "decoder_sparse_step .* must be a whole",
         ),
         ({"num_attention_heads": 31, "num_key_value_heads": None}, "head_dim is missing"),
         ({"num_key_value_heads": 7}, "kv_heads must divide"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -311,6 +312,39 @@ def test_a_hugging_face_config_is_a_model(tmp_path: Path) -> None:
     scenario = load_scenario(write(tmp_path, GOOD.replace("llama-7b", "tiny-llama/config.json")))
     assert (scenario.model.name, scenario.model.layers, scenario.model.hidden) == ("tiny-llama", 4, 256)
     assert any("surprise" in note for note in scenario.notes)
+
+
+@pytest.mark.parametrize("kind", ["json", "yaml"])
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [("sliding_window", 4096), ("layers", 7), ("vocab", 5000), ("qk_norm", True), ("name", "mine")],
+)
+def test_keys_of_a_model_file_can_be_set(tmp_path: Path, kind: str, change: str, field: object) -> None:
+    own = "layers: 4\nhidden: 256\nheads: 8\nffn_hidden: 1024\nvocab: 1000\nsource: measured here\n"
+    write(tmp_path, CONFIG if kind == "json" else own, f"small.{kind}")
+    path = write(tmp_path, GOOD.replace("llama-7b", f"small.{kind}"))
+    original = load_scenario(path).model
+    changed = load_scenario(path, (f"model.{change}={str(field).lower() if field is True else field}",))
+    assert getattr(changed.model, change) == field
+    name = changed.model.name if change == "name" else "small (changed)"
+    assert replace(original, **{change: field, "name": name}) == changed.model
+    again: Scenario = resolve_scenario(changed.document)  # absolute paths: readable from anywhere
+    assert again.model == changed.model
+    later = load_scenario(path).with_changes(
+        (f"model.{change}={str(field).lower() if field is True else field}",)
+    )
+    assert later.model == changed.model
+
+
+def test_faults_beside_a_model_file_are_named(tmp_path: Path) -> None:
+    write(tmp_path, CONFIG, "small.json")
+    path = write(tmp_path, GOOD.replace("llama-7b", "small.json"))
+    with pytest.raises(ScenarioError, match=r"model.kv_heads: must divide the 8 heads"):
+        load_scenario(path, ("model.kv_heads=3",))
+    with pytest.raises(ScenarioError, match=r"model.surprise"):
+        load_scenario(path, ("model.surprise=3",))
+    with pytest.raises(ScenarioError, match=r"absent.json: no such file"):
+        load_scenario(path, ("model.like=absent.json", "model.layers=3"))
 
 
 def test_a_damaged_config_is_one_problem(tmp_path: Path) -> None:

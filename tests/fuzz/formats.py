@@ -28,7 +28,7 @@ from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.scenario.schema import KEYS
 
 Arguments = list[str]
-ROOT = Path(catalog.__file__).parent / "data"
+ROOT = Path(catalog.__file__).parents[1] / "data"
 
 SMALL: dict[str, Any] = {
     "model": "llama-3-8b",
@@ -379,7 +379,7 @@ CONFIGS: tuple[dict[str, Any], ...] = (
      "moe_intermediate_size": 512, "first_k_dense_replace": 1, "kv_lora_rank": 256, "q_lora_rank": 512,
      "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64, "num_nextn_predict_layers": 1},
     {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024},
-    {"text_config": {**_LLAMA, "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 512}},
+    {"text_config": {**_LLAMA, "layer_types": ["full_attention", "sliding_attention"] * 4, "sliding_window": 512}},
 )  # fmt: skip
 CONFIG_KEYS = (
     "mlp_only_layers", "moe_layer_freq", "decoder_sparse_step", "layer_types", "multi_query", "text_config", "head_dim",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import json
 import re
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from hdpsim import traces
 from hdpsim.errors import TraceError
+from hdpsim.traces.formats import COUNT_COLUMNS
 
 ENDINGS = ("csv", "tsv", "txt", "jsonl", "ndjson", "npy", "npz", "parquet", "pq")
 GZIPPED = ("csv.gz", "txt.gz", "jsonl.gz")
@@ -26,6 +28,30 @@ def read_text(folder: Path, name: str, content: str | bytes, column: str | None 
     path.write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
     lengths: list[int] = traces.read_trace(path, column).lengths.tolist()
     return lengths
+
+
+@pytest.mark.parametrize("counts", COUNT_COLUMNS)
+@pytest.mark.parametrize("lengths", ["length", "tokens", "size"])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_histogram_is_no_list_of_lengths(tmp_path: Path, counts: str, lengths: str, swapped: bool) -> None:
+    for value in (3, 0.5):
+        table = {lengths: [100, 200], counts.title(): [value, 2 * value]}
+        table = dict(reversed(table.items())) if swapped else table
+        rows = list(zip(*table.values(), strict=True))
+        (tmp_path / "t.csv").write_text("\n".join(",".join(map(str, row)) for row in (tuple(table), *rows)))
+        (tmp_path / "t.jsonl").write_text(
+            "\n".join(json.dumps(dict(zip(table, row, strict=True))) for row in rows)
+        )
+        pq.write_table(pa.table(table), tmp_path / "t.parquet")
+        for ending in ("csv", "jsonl", "parquet"):
+            with pytest.raises(TraceError, match=r"histogram|cannot tell which"):
+                traces.read_trace(tmp_path / f"t.{ending}")
+            assert traces.read_trace(tmp_path / f"t.{ending}", column=lengths).lengths.tolist() == [100, 200]
+
+
+def test_a_key_given_twice_in_a_line_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="the key 'tokens' is given twice"):
+        read_text(tmp_path, "a.jsonl", '{"tokens": 1}\n{"tokens": 2, "tokens": 3}\n')
 
 
 @pytest.mark.parametrize("ending", ENDINGS + GZIPPED)
