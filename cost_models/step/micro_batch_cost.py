@@ -354,16 +354,24 @@ class MicroBatchCost:
         return np.asarray(self.by_stage(total).max(axis=0))
 
     def sequence_s(self, lengths: ArrayLike, group_size: ArrayLike, tier: ArrayLike) -> Floats:
-        """Attention of one sequence (forward + backward) on the busiest stage, per rank of its group."""
+        """Attention of one sequence (forward + backward) on the busiest stage, per rank of its group.
+
+        Recomputation repeats each part as it does in a micro-batch: scores computed again need no second ring forward,
+        since the ring of the backward brings keys and values anyway.
+        """
         tokens = np.asarray(lengths, dtype=np.float64)
         sizes = np.asarray(group_size, dtype=np.float64)
         tiers = np.asarray(tier, dtype=np.int64)
         total = np.zeros(np.broadcast(tokens, sizes).shape)
-        for backward, passes in ((False, self._forward_passes), (True, 1.0)):
+        kernels, merges, waits = (
+            1.0 + float(self._repeats[_TERM[name]]) for name in ("attention", "ring_merge", "ring_wait")
+        )
+        for backward, passes in ((False, (kernels, merges, waits)), (True, (1.0, 1.0, 1.0))):
             step = self.attention.ring_step_s(tokens, sizes, backward=backward)
-            ring = self.attention.ring(step, tokens / sizes, sizes, tiers, backward=backward).total
-            alone = self.attention.alone_s(tokens, backward=backward)
-            total = total + passes * np.where(sizes > 1, ring, alone)
+            ring = self.attention.ring(step, tokens / sizes, sizes, tiers, backward=backward)
+            ring_s = passes[0] * ring.attention + passes[1] * ring.merge + passes[2] * ring.wait
+            alone_s = passes[0] * self.attention.alone_s(tokens, backward=backward)
+            total = total + np.where(sizes > 1, ring_s, alone_s)
         return total * self.busiest_layers
 
     def least_attention_s(self, lengths: ArrayLike) -> Floats:

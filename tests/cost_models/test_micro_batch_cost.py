@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from ideal_hardware import (
     FFN,
@@ -29,6 +29,7 @@ from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.kernels.products import STREAM_K_FIXUP
 from hdpsim.cost_models.layer.head import LOSS_PASSES_BYTES
+from hdpsim.cost_models.layer.recomputation import repeated_share
 from hdpsim.cost_models.layout.layout import Layout, Recompute
 from hdpsim.cost_models.step.micro_batch_cost import TERMS, MicroBatchCost
 
@@ -235,6 +236,34 @@ class TestPlannersView:
         rows = [TERMS.index(name) for name in ("attention", "ring_merge", "ring_wait")]
         expected = sum(cost.terms_s(batch, backward=side)[rows, 0].sum(axis=0) for side in (False, True))
         assert cost.sequence_s(lengths, groups, tiers) == pytest.approx(expected)
+
+    @settings(max_examples=40, deadline=None)
+    @given(
+        st.sampled_from(["none", "selective", "full"]),
+        st.sampled_from(["flash", "unfused"]),
+        st.sampled_from(["ring", "all-gather", "gathered-ring", "ulysses"]),
+        st.sampled_from([0.0, 0.5, 1.0]),
+        st.sampled_from([None, 0.0, 0.5]),
+    )
+    def test_sequence_cost_repeats_what_its_micro_batch_repeats(
+        self, mode: str, kernel: str, cp_kind: str, share: float, of_attention: float | None
+    ) -> None:
+        layout = Layout(
+            recompute=mode,  # type: ignore[arg-type]
+            attention_kernel=kernel,  # type: ignore[arg-type]
+            cp_kind=cp_kind,  # type: ignore[arg-type]
+            recompute_share=share,
+            recompute_attention=of_attention,
+        )
+        cost = ideal_cost(layout=layout, calibration=calibration("hopper"))
+        batch = micro_batches([[5000], [400_000]], group_size=[1, 16], tier=[0, 1])
+        forward, backward = (cost.terms_s(batch, backward=side)[:, 0] for side in (False, True))
+        names = ("attention", "ring_merge", "ring_wait")
+        rows = [TERMS.index(name) for name in names]
+        again = np.array([repeated_share(layout, name) for name in names]) @ forward[rows]
+        expected = forward[rows].sum(axis=0) + backward[rows].sum(axis=0) + again
+        found = cost.sequence_s([5000, 400_000], [1, 16], [0, 1])
+        assert found == pytest.approx(expected)
 
     def test_token_cost_is_the_rest_of_a_uniform_micro_batch_without_host_time(self) -> None:
         cost = ideal_cost(calibration=calibration("hopper"))

@@ -10,7 +10,7 @@ from simulator_setups import CALIBRATIONS, HOPPER, SCHEDULES, STRATEGIES, Task, 
 
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.layout.layout import Layout, Schedule
+from hdpsim.cost_models.layout.layout import ContextParallelKind, Layout, Schedule
 from hdpsim.simulator.lower_bound import least_rate_s, lower_bound_s
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import simulate_step
@@ -33,6 +33,32 @@ def test_no_step_is_below_its_bound(task: Task):
 @given(pipelines())
 def test_no_schedule_ends_below_the_bound(task: Task):
     assert_bounded(task.setup, task.lengths)
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(["1f1b", "zb-h1", "zb-h2"]),
+    st.sampled_from(["ring", "all-gather", "gathered-ring"]),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([256, 1024]),
+    st.integers(1, 16),
+    st.sampled_from(CALIBRATIONS),
+)
+def test_no_sequence_alone_ends_below_the_bound_when_its_scores_are_computed_again(
+    schedule: Schedule, cp_kind: ContextParallelKind, pp: int, capacity: int, ranks: int, cal: Calibration
+):
+    layout = Layout(
+        pp=pp,
+        schedule=schedule if pp > 1 else "1f1b",
+        cp_kind=cp_kind,
+        recompute="selective",
+        attention_kernel="unfused",
+    )
+    context = capacity * ranks
+    setup = small_setup(
+        nodes=2 * pp, layout=layout, capacity=capacity, context=context, cal=cal, name="static"
+    )
+    assert_bounded(setup, np.array([context]))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
