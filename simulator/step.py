@@ -32,6 +32,7 @@ from hdpsim.simulator.step_memory import (
     fit_notes,
     memory_of,
     plan_memory,
+    recompute_notes,
     with_allocator_waits,
 )
 from hdpsim.simulator.strategies.planner import make_plan
@@ -264,6 +265,7 @@ def simulate_step(setup: Setup, lengths: ArrayLike) -> StepResult:
             *plan.notes,
             *without_effect(setup, int(plan.group_size.max()), report),
             *fit_notes(report),
+            *recompute_notes(setup),
         ),
         work_left_out=1.0 - model_flop / whole_flop,
     )

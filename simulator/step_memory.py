@@ -8,12 +8,16 @@ import numpy as np
 
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.memory.activations import activation_bytes_per_token_layer
 from hdpsim.cost_models.memory.allocator import refill_s
 from hdpsim.cost_models.memory.report import MemoryReport, memory_report, rank_capacity_tokens
 from hdpsim.errors import OutOfMemoryError
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.execution import Execution
 from hdpsim.simulator.setup import Setup
+
+FAR_APART = 0.2
+"""So much may kept bytes that are said differ from those that follow from the layout: shares are a mean of products."""
 
 
 def capacity_tokens(setup: Setup) -> int:
@@ -114,6 +118,24 @@ def fit_notes(report: MemoryReport) -> tuple[str, ...]:
     return (
         f"does not fit: {needed:.1f} of {there:.1f} GiB on each GPU of stage {report.stage}{on_host} "
         f"(memory.must_fit is off)",
+    )
+
+
+def recompute_notes(setup: Setup) -> tuple[str, ...]:
+    """A word where memory is told to keep much more or less than what time does not compute again."""
+    layout, kept = setup.layout, setup.memory.overheads
+    if layout.recompute != "selective" or (kept.selective_share is None and kept.selective_keeps is None):
+        return ()
+    key = "selective_share" if kept.selective_keeps is None else "selective_keeps"
+    told = activation_bytes_per_token_layer(
+        setup.model, layout, selective_share=kept.selective_share, selective_keeps=kept.selective_keeps
+    )
+    implied = activation_bytes_per_token_layer(setup.model, layout)
+    if abs(told - implied) <= FAR_APART * implied:
+        return ()
+    return (
+        f"memory.{key} keeps {told / 2**10:.1f} KiB of a token in a layer; what the layout's shares of recomputation "
+        f"do not repeat is {implied / 2**10:.1f} KiB: memory follows the first, time the second",
     )
 
 

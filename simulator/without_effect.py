@@ -124,7 +124,7 @@ def _of_recomputation(setup: Setup) -> Iterator[Rule]:
     yield selective, _keys("memory", "selective_share selective_keeps")
     shares = (layout.recompute_products, layout.recompute_attention, layout.recompute_collectives)
     again = any((layout.recompute_share, layout.recompute_small_kernels, *shares))
-    spared = kept.selective_share < 1.0 or kept.selective_keeps is not None
+    spared = kept.selective_share not in (None, 1.0) or kept.selective_keeps is not None
     if layout.recompute == "selective" and layout.attention_kernel != "unfused" and not again and not spared:
         yield "flash attention keeps no scores, and nothing else is recomputed", _layout("recompute")
     none = mode if layout.recompute == "none" else ""

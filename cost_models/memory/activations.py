@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import assert_never
+from dataclasses import dataclass, replace
 
+from hdpsim.cost_models.layer.recomputation import repeated_share
 from hdpsim.cost_models.layout.layout import Layout, Recompute
+from hdpsim.cost_models.transformer.flop import layer_linear_weights
 from hdpsim.cost_models.transformer.model import Model, dense_width
 from hdpsim.cost_models.transformer.parameters import LayerKind
 
 BF16_BYTES = 2.0
 FP32_BYTES = 4.0
 FP8_BYTES = 1.0
+_OUTPUTS = (
+    "gemm",
+    "tp_communication",
+    "small_kernels",
+)  # terms of micro_batch_cost that put out what is kept
 MASK_BYTES = 1.0  # a dropout mask is one byte per element: arXiv 2205.05198 section 4.1
 
 
@@ -58,34 +64,91 @@ def activation_bytes_per_token_layer(
     *,
     kind: LayerKind | None = None,
     unfused: bool = False,
-    selective_share: float = 1.0,
+    selective_share: float | None = None,
     selective_keeps: tuple[str, ...] | None = None,
 ) -> float:
     """Bytes per token of a rank that one layer keeps on each GPU between its forward and its backward.
 
-        none, selective: every tensor of layer_activations (attention kernels that never store scores make
-                         "selective", the recomputation of the scores, free: both keep the same)
-        full:            the layer's input, 2 h / t (2 h without sequence parallelism)
-        selective_share: of the layers that "selective" keeps whole; the others keep their input
-        selective_keeps: the tensors (attributes of LayerActivations) that "selective" keeps beside the input
+        none:            every tensor of layer_activations
+        selective, full: the layer's input, 2 h / t (2 h without sequence parallelism), and of every other tensor the
+                         share that the backward does not compute again; see kept_outputs. Attention kernels that
+                         never store scores make "selective" by itself, the recomputation of the scores, free: it
+                         keeps as much as none
+        selective_share: instead, of the layers that "selective" keeps whole; the others keep their input
+        selective_keeps: instead, the tensors (attributes of LayerActivations) that "selective" keeps beside the input
 
     Per rank, not per GPU: tokens of the whole TP group. The default kind is the one most layers are.
     Source: arXiv 2205.05198 sections 4 and 5.
     """
-    mode = recompute or layout.recompute
-    layer_input = BF16_BYTES * model.hidden / _residual_shards(layout)
-    if mode == "full":
-        return layer_input
+    layout = layout if recompute is None else replace(layout, recompute=recompute)
+    layer_input = layer_input_bytes(model, layout)
     kind = kind or _usual_kind(model)
     copies = unfused_copies(model, layout, kind) if unfused else 0.0
     tensors = layer_activations(model, layout, kind, dropout=model.dropout)
-    if mode == "none":
-        return tensors.total + copies
-    if mode != "selective":
-        assert_never(mode)
-    if selective_keeps is not None:
+    if layout.recompute == "selective" and selective_keeps is not None:
         return layer_input + float(sum(getattr(tensors, name) for name in selective_keeps))
-    return selective_share * (tensors.total + copies) + (1.0 - selective_share) * layer_input
+    if layout.recompute == "selective" and selective_share is not None:
+        return selective_share * (tensors.total + copies) + (1.0 - selective_share) * layer_input
+    if not any(repeated_share(layout, term) for term in _OUTPUTS) and not _attention_again(layout):
+        return tensors.total + copies
+    return layer_input + kept_outputs(model, layout, kind, tensors, copies)
+
+
+def kept_outputs(
+    model: Model, layout: Layout, kind: LayerKind, tensors: LayerActivations, copies: float
+) -> float:
+    """Bytes of a layer's tensors, its input left out, that no backward computes again: what time does not repeat.
+
+        1 - share repeated (repeated_share) of what the operation puts out:
+        products      queries, keys, values, inputs of the activation function, without tensor parallelism the
+                      residual stream between attention and MLP; nothing reads what the last product of a dense layer
+                      puts out, so the first FLOP that are not repeated are its own: they keep nothing
+        attention     its output and log-sum-exp
+        collectives   the residual stream between attention and MLP, with tensor parallelism
+        everything else of the layer: normalised inputs, the activation function's output, dispatched tokens, router,
+                      masks, copies of unfused operations
+
+    Ignored: which products a policy names (all put out the same share); separate recomputation of norms and activation
+    functions (layout.recompute_small_kernels).
+    Source: derivation.
+    """
+    rest = 1.0 - repeated_share(layout, "small_kernels")
+    products = _kept_products(model, layout, kind)
+    between = 1.0 - repeated_share(layout, "tp_communication") if layout.tp > 1 else products
+    width = _mlp_width(model, kind) / layout.tp
+    read = _mlp(model, width, 0.0)  # inputs of the activation function
+    experts_read = 0.0
+    if tensors.experts:
+        experts_read = _mlp(model, model.top_k * model.ffn_hidden / layout.tp, 0.0)
+    layer_input = layer_input_bytes(model, layout)
+    return (
+        between * max(0.0, tensors.norm_inputs - layer_input)
+        + products * (tensors.queries_keys_values + read + experts_read)
+        + (1.0 - _attention_again(layout)) * tensors.attention_output
+        + rest * (tensors.linear_inputs + tensors.mlp - read + tensors.experts - experts_read)
+        + rest * (tensors.dropout_masks + copies)
+    )
+
+
+def _kept_products(model: Model, layout: Layout, kind: LayerKind) -> float:
+    """Share of what the products of a layer put out, and something reads, that is not computed again."""
+    kept = 1.0 - repeated_share(layout, "gemm")
+    if layout.recompute_products is None or kind == "moe":  # whole layers; sums of experts read all outputs
+        return kept
+    last = model.hidden * _mlp_width(model, kind) / layer_linear_weights(model, moe=False)
+    return min(1.0, max(0.0, (kept - last) / (1.0 - last))) if kept < 1.0 else 1.0
+
+
+def _attention_again(layout: Layout) -> float:
+    """Share of the layers' attention whose *output* is computed again; scores alone are another matter."""
+    if layout.recompute == "selective" and layout.attention_kernel == "unfused":
+        return repeated_share(replace(layout, attention_kernel="flash"), "attention")
+    return repeated_share(layout, "attention")
+
+
+def layer_input_bytes(model: Model, layout: Layout) -> float:
+    """A layer's input per token of a rank, on each of its GPUs: what every kind of recomputation keeps."""
+    return BF16_BYTES * model.hidden / _residual_shards(layout)
 
 
 def layer_activations(
@@ -172,16 +235,14 @@ def working_set_bytes_per_token(model: Model, layout: Layout, kind: LayerKind) -
 
         gradients of the MLP's inner tensors 2 x 3 f / t (2 x 2 f without gate; k f for experts)
         + gathered input and its gradient 2 x 2 h (whole with sequence parallelism: Megatron gathers again)
-        + with full recomputation everything the layer would keep without it
-
+    What recomputation computes again is there as well: memory_report adds it.
     Ignored: overlap of these with tensors freed in the same backward.  Source: derivation.
     """
     width = model.top_k * model.ffn_hidden if kind == "moe" else 0
     width += _mlp_width(model, kind)
     gradients = BF16_BYTES * (3 if model.gated_mlp else 2) * width / layout.tp
     gathered = 2 * BF16_BYTES * model.hidden
-    again = layer_activations(model, layout, kind).total if layout.recompute == "full" else 0.0
-    return gradients + gathered + again
+    return gradients + gathered
 
 
 def ring_bytes_per_token(model: Model, layout: Layout) -> float:

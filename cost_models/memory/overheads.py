@@ -20,7 +20,8 @@ class MemoryOverheads(Checked):
         fragmentation_share: of activations and buffers, lost in the allocator.
         activation_factor: kept over derived, for what no other entry names.
         logit_bytes: per logit: output of the projection, softmax, gradient.
-        selective_share: of a layer's tensors that selective recomputation keeps; 1 = it recomputes scores only.
+        selective_share: of a layer's tensors that selective recomputation keeps; None = what the layout's shares of
+            recomputation do not repeat (activations.kept_outputs), so that time and memory agree.
         selective_keeps: the tensors it keeps by name (LayerActivations) beside the layer's input; None = by share.
         unfused_copies: operations run one by one: each keeps its own input (see activations.unfused_copies).
         bucket_bytes: per parameter, buckets in which data-parallel ranks reduce gradients, beside the gradients.
@@ -38,7 +39,7 @@ class MemoryOverheads(Checked):
     fragmentation_share: Share = 0.05  # 3-10 % reported with PyTorch
     activation_factor: Amount = 1.0
     logit_bytes: Amount = 6.0  # bf16 output of the projection 2, fp32 softmax and then its gradient 4
-    selective_share: Share = 1.0
+    selective_share: Share | None = None
     selective_keeps: tuple[str, ...] | None = None
     unfused_copies: bool = False
     bucket_bytes: Amount = 0.0

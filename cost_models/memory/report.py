@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hdpsim.cost_models.hardware.parts import Cluster
+from hdpsim.cost_models.layer.recomputation import repeated_share
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.activations import (
     activation_bytes_per_token_layer,
     head_activation_bytes_per_token,
+    layer_activations,
+    layer_input_bytes,
     ring_bytes_per_token,
     score_bytes_per_token,
     tensor_parallel_transients,
@@ -225,12 +228,14 @@ def _stage_report(
         for kind in kinds
     }
     scores = score_bytes_per_token(model, layout, tokens if sequence_tokens is None else sequence_tokens)
-    if layout.recompute == "none":
-        per_layer = {kind: amount + scores for kind, amount in per_layer.items()}
+    scores_again = repeated_share(layout, "attention")
+    scores_kept = {kind: amount + (1.0 - scores_again) * scores for kind, amount in per_layer.items()}
     held = 0.0
     for part, count in zip(chunks, in_flight, strict=True):
-        usual = part.mtp_layers * per_layer["moe" if model.experts else "dense"]
-        held += count * (part.dense_layers * per_layer["dense"] + part.moe_layers * per_layer.get("moe", 0.0))
+        usual = part.mtp_layers * scores_kept["moe" if model.experts else "dense"]
+        held += count * (
+            part.dense_layers * scores_kept["dense"] + part.moe_layers * scores_kept.get("moe", 0.0)
+        )
         held += count * usual
     held *= tokens * extra.activation_factor
     share = kept_share(sum(part.layers for part in chunks), offload_ratio)
@@ -239,14 +244,14 @@ def _stage_report(
     present = [
         kind for kind in kinds if any(_has(part.dense_layers, part.moe_layers, kind) for part in chunks)
     ]
-    working = max((working_set_bytes_per_token(model, layout, kind) for kind in present), default=0.0)
-    if layout.recompute == "selective":  # what is not kept is there again while one layer runs backward
-        again = (activation_bytes_per_token_layer(model, layout, "none", kind=kind) for kind in present)
-        working += max(
-            (max(0.0, whole - per_layer[kind]) for kind, whole in zip(present, again, strict=True)),
-            default=0.0,
-        )
-    working += scores * (1 if layout.recompute == "none" else 2)  # their gradient, and recomputed themselves
+    working = max(
+        (
+            working_set_bytes_per_token(model, layout, kind) + _again(model, layout, kind, per_layer[kind])
+            for kind in present
+        ),
+        default=0.0,
+    )
+    working += (1.0 + scores_again) * scores  # their gradient, and recomputed themselves
     if ranks > 1 and layout.cp != 1:
         working += ring_bytes_per_token(model, layout)
     groups = sum((layout.tp > 1, layout.pp > 1, ranks > 1, layout.ep > 1, ranks > 1 and layout.cp != 1))
@@ -275,6 +280,18 @@ def _stage_report(
         if extra.host_run_ahead
         else 0.0,
     )
+
+
+def _again(model: Model, layout: Layout, kind: LayerKind, kept: float) -> float:
+    """What is not kept is there again while one layer runs backward, per token of a rank.
+
+    With full recomputation the layer's input too: what it kept is not what its forward reads again.
+    """
+    if layout.recompute == "none":
+        return 0.0
+    if layout.recompute == "selective":
+        return max(0.0, activation_bytes_per_token_layer(model, layout, "none", kind=kind) - kept)
+    return max(0.0, layer_activations(model, layout, kind).total + layer_input_bytes(model, layout) - kept)
 
 
 def _run_ahead_layers(layout: Layout, chunks: Sequence[StageContents], in_flight: Sequence[int]) -> int:

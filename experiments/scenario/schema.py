@@ -186,7 +186,9 @@ KEYS: Mapping[str, Key] = {
     "memory.fragmentation": Key(parse=_number("share"), default=_LEAN.fragmentation_share),
     "memory.activation_factor": Key(parse=_number("activation_factor"), default=_LEAN.activation_factor),
     "memory.logit_bytes": Key(parse=_number("stack_bytes"), default=_LEAN.logit_bytes),
-    "memory.selective_share": Key(parse=_number("share"), default=_LEAN.selective_share),
+    "memory.selective_share": Key(
+        parse=_or_word("layout", _number("share")), default=None, dump=_word_or("layout")
+    ),
     "memory.selective_keeps": Key(
         parse=_or_word("share", _some_of(tuple(field.name for field in fields(LayerActivations)))),
         default=None,

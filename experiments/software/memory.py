@@ -13,7 +13,7 @@ _SYNCHRONOUS_PIPELINE = re.compile(r"after_pp_fix=False")  # the host waits for 
 _EIGHT_BIT_WEIGHTS = ("NeMo", "Megatron-Bridge")  # their 8-bit recipes: fp8_params, fp8_param_gather = True
 _FULL_LOSS = ("torchtitan", "fms-fsdp")  # torch.nn.functional.cross_entropy on fp32 logits
 _FUSED_LOSS = ("LLM-Foundry",)  # flash-attn's cross-entropy: logits and their gradient in 16 bits
-_HALF_SELECTIVE = ("torchtitan", "fms-fsdp")  # every other matrix product, or every other layer
+
 _REMAT = {  # MaxText's policies by what they keep beside the layer's input
     "save_qkv_proj": ("queries_keys_values",),
     "save_dot_except_mlp": ("queries_keys_values", "attention_output"),
@@ -44,8 +44,7 @@ def stack_of(config: RunConfig) -> MemoryOverheads:
         stack = replace(stack, logit_bytes=_FUSED_LOGIT_BYTES)
     elif runs(_FULL_LOSS):
         stack = replace(stack, logit_bytes=_LOGIT_BYTES)
-    if runs(_HALF_SELECTIVE):
-        stack = replace(stack, selective_share=0.5)
+
     remat = _REMAT_POLICY.search(config.notes)
     if remat and remat[1] in _REMAT:
         stack = replace(stack, selective_keeps=_REMAT[remat[1]])

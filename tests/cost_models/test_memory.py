@@ -276,6 +276,48 @@ def test_sharding_more_and_recomputing_never_need_more(
     assert _total(model, layout, 2 * count, tokens) <= _total(model, layout, count, tokens) or count == 1
 
 
+shares = st.sampled_from([0.0, 0.25, 0.5, 1.0])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    models,
+    layouts,
+    st.sampled_from(["selective", "full"]),
+    st.tuples(shares, shares, shares, shares),
+    st.data(),
+)
+def test_what_time_does_not_repeat_is_kept(
+    model: Model, layout: Layout, mode: str, drawn: tuple[float, ...], data: st.DataObject
+) -> None:
+    """Repeating less of anything never keeps less; repeating nothing keeps what no recomputation keeps."""
+    names = ("recompute_share", "recompute_products", "recompute_attention", "recompute_collectives")
+    layout = replace(layout, recompute=mode)
+
+    def kept(values: tuple[float, ...]) -> float:
+        of_each = dict(zip(names, values, strict=True))
+        return activation_bytes_per_token_layer(model, replace(layout, **of_each))
+
+    less = tuple(
+        data.draw(st.sampled_from([s for s in (0.0, 0.25, 0.5, 1.0) if s <= share])) for share in drawn
+    )
+    assert kept(less) >= kept(drawn) * (1 - 1e-12)
+    layer_input = activation_bytes_per_token_layer(model, layout, "full" if mode == "selective" else None)
+    assert kept((1.0, 1.0, 1.0, 1.0)) == pytest.approx(layer_input)
+    whole = activation_bytes_per_token_layer(model, layout, "none")
+    if mode == "selective":
+        assert kept((0.0, 0.0, 0.0, 0.0)) == pytest.approx(whole)
+        every_other = replace(layout, recompute_share=0.5)
+        expected = pytest.approx((whole + layer_input) / 2)
+        assert activation_bytes_per_token_layer(model, every_other) == expected
+    else:
+        assert layer_input < kept((1.0, 0.0, 0.0, 0.0)) < whole
+    again, nothing = (
+        _total(model, replace(layout, **dict.fromkeys(names, share)), 8, 4096) for share in (1.0, 0.0)
+    )
+    assert again <= nothing
+
+
 @settings(max_examples=40, deadline=None)
 @given(models, layouts, ranks, st.floats(40, 300))
 def test_a_bigger_gpu_never_holds_fewer_tokens(model: Model, layout: Layout, count: int, gib: float) -> None:

@@ -52,7 +52,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "memory.fragmentation": ("0.05", "0.1"),
     "memory.activation_factor": ("1", "1.1"),
     "memory.logit_bytes": ("6", "14"),
-    "memory.selective_share": ("1", "0.5"),
+    "memory.selective_share": ("layout", "0.5"),
     "memory.selective_keeps": ("share", "queries_keys_values"),
     "memory.bucket_bytes": ("0", "2"),
     "memory.loose_gradient_bytes": ("0", "2"),

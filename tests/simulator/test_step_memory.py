@@ -53,7 +53,7 @@ def test_a_step_that_does_not_fit_is_refused_or_marked() -> None:
     assert any("does not fit" in note and "of 1.0 GiB" in note for note in marked.notes)
     roomy = simulate_step(static(MemoryOptions(must_fit=False)), LENGTHS)
     assert roomy.step_s == marked.step_s
-    assert not any("fit" in note for note in roomy.notes)
+    assert not any("does not fit" in note for note in roomy.notes)
 
 
 def test_memory_is_that_of_the_micro_batches_of_the_plan() -> None:
@@ -72,6 +72,25 @@ def test_scores_are_those_of_the_longest_sequence_of_the_plan() -> None:
         simulate_step(static(layout=layout), np.full(64, tokens, dtype=np.int64)) for tokens in (256, 1024)
     )
     assert short.memory.activations < long.memory.activations
+
+
+@pytest.mark.parametrize(
+    ("of_layout", "of_memory", "noted"),
+    [
+        ({"recompute_share": 0.5}, {}, False),
+        ({"recompute_share": 0.5}, {"selective_share": 0.5}, False),
+        ({"recompute_share": 0.5}, {"selective_share": 1.0}, True),
+        ({}, {"selective_share": 0.5}, True),
+        ({}, {"selective_keeps": ("attention_output",)}, True),
+    ],
+)
+def test_memory_that_does_not_follow_what_time_repeats_says_so(
+    of_layout: dict[str, float], of_memory: dict[str, object], noted: bool
+) -> None:
+    overheads = MemoryOverheads(**of_memory)  # type: ignore[arg-type]
+    layout = Layout(recompute="selective", **of_layout)  # type: ignore[arg-type]
+    result = simulate_step(static(MemoryOptions(overheads=overheads), layout=layout), LENGTHS)
+    assert any("memory follows the first, time the second" in note for note in result.notes) == noted
 
 
 def test_offloaded_activations_are_in_host_memory() -> None:
