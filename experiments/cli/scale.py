@@ -73,7 +73,7 @@ def command(
     checked = load(scenario, overrides)
     chosen = strategies(strategy_list, (checked.strategy.name,))
     with progress("scaling") as shown:
-        scaling = scale(checked, counts, chosen, weak=weak, batches=batches, report=shown)
+        scaling = scale(checked, counts, chosen, weak=weak, batches=batches, report=shown, baseline=True)
     document = report.json_document("scale", checked, scaling_json(scaling), weak=weak)
     written = None if out is None else write_scaling(out, document, scaling, checked)
     if as_json:

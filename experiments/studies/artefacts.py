@@ -17,6 +17,7 @@ from hdpsim.experiments.output.run_directory import RunDirectory
 from hdpsim.experiments.studies.compare_report import remarks
 from hdpsim.experiments.studies.report import headline, mfu_note
 from hdpsim.experiments.studies.scale import scaling_lines
+from hdpsim.experiments.studies.static_rows import mesh_cells, over_best
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,7 +97,11 @@ def write_scaling(out: str, document: Mapping[str, Any], scaling: Scaling, scena
             "result.json", document, "The whole result as one JSON document, as printed by --json."
         )
         _write_scenario(run, scenario)
-        run.write_csv("scaling.csv", rows, "One row per strategy and number of GPUs.")
+        run.write_csv(
+            "scaling.csv",
+            rows,
+            "One row per strategy and number of GPUs; packing, padding and cp of static rows.",
+        )
         run.save_figure(
             "scaling",
             plots.plot_scaling(
@@ -131,7 +136,9 @@ def _scaling_rows(scaling: Scaling) -> list[dict[str, object]]:
                     "mfu": outcome.mfu,
                     "memory_bytes": outcome.results[0].memory.total_bytes,
                 }
-            rows.append(row | {"efficiency": efficiency[strategy][i], "reason": outcome.reason})
+            row |= {"efficiency": efficiency[strategy][i], **mesh_cells(outcome)}
+            row["speed_up_vs_best_static"] = over_best(outcome, scaling.best_at(i))
+            rows.append(row | {"reason": outcome.reason})
     return rows
 
 
@@ -193,10 +200,7 @@ def _summary_rows(comparison: Comparison) -> list[dict[str, object]]:
                 "speed_up": speed_up.mean,
                 "speed_up_ci95": speed_up.half_width,
                 "speed_up_vs_best_static": None if best is None else outcome.speed_up(best).mean,
-                "packing": outcome.mesh.packing if outcome.mesh else None,
-                "padding": outcome.mesh.padding if outcome.mesh else None,
-                "cp": outcome.mesh.cp if outcome.mesh else None,
-                "work_left_out": outcome.work_left_out,
+                **mesh_cells(outcome),
                 "over_lower_bound": outcome.over_bound,
                 "over_plan_ideal": outcome.over_plan_ideal,
                 "memory_bytes": outcome.results[0].memory.total_bytes,

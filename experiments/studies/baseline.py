@@ -100,6 +100,7 @@ def best_static(
     first = tuple(batches[:1])
     tried: list[Tried] = []
     setups: list[Setup] = []
+    ran: list[Outcome] = []
 
     def attempt(packing: Packing, cp: int) -> None:
         changed = replace(
@@ -107,8 +108,9 @@ def best_static(
             strategy=replace(setup.strategy, packing=packing),
             layout=setup.layout if cp == degrees[0] else replace(setup.layout, cp=cp),
         )
-        outcome = run_setup(changed, first, BEST_STATIC)
+        outcome = run_setup(changed, first, BEST_STATIC, independent=independent)
         setups.append(changed)
+        ran.append(outcome)
         tried.append(
             Tried(
                 mesh=outcome.mesh or Mesh(packing=packing, padding=setup.strategy.padding, cp=cp),
@@ -132,7 +134,9 @@ def best_static(
     for number in dict.fromkeys((*finalists, *_finalists(tried, whole=True))):
         if own.results and own.mesh == tried[number].mesh:
             continue  # it has run already
-        outcome = run_setup(setups[number], batches, BEST_STATIC, independent=independent)
+        outcome = ran[number]
+        if len(batches) > 1:
+            outcome = run_setup(setups[number], batches, BEST_STATIC, independent=independent)
         if outcome.results:
             outcomes.append(outcome)
     best = _fastest(outcomes)

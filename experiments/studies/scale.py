@@ -12,11 +12,19 @@ from hdpsim.experiments.output.tables import Table
 from hdpsim.experiments.output.words import memory_of
 from hdpsim.experiments.studies.compare import Report, silent
 from hdpsim.experiments.studies.report import averaging, band_lines, noise_note, one_line, outcome_json
+from hdpsim.experiments.studies.static_rows import (
+    best_json,
+    best_words,
+    first_batch_best,
+    mesh_lines,
+    over_best_words,
+)
 from hdpsim.experiments.studies.variants import Variant, data_json, data_lines, run_variants
 
 if TYPE_CHECKING:
     from hdpsim.experiments.scenario.data_use import Drawn
     from hdpsim.experiments.scenario.scenario import Scenario
+    from hdpsim.experiments.studies.baseline import Baseline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +34,8 @@ class Scaling:
     gpus: tuple[int, ...]
     weak: bool
     points: dict[str, tuple[Variant, ...]]
+    best: tuple[Baseline | None, ...] = ()
+    """The best static mesh of every point on its first batch; empty when nobody looked for it."""
 
     def tokens_per_s(self) -> dict[str, list[float | None]]:
         """Mean throughput of every strategy and point; None where it cannot run."""
@@ -52,6 +62,10 @@ class Scaling:
             strategy: [None if value is None else value.mean for value in row]
             for strategy, row in self.efficiency_estimates().items()
         }
+
+    def best_at(self, place: int) -> Baseline | None:
+        """The best static mesh on so many GPUs."""
+        return self.best[place] if self.best else None
 
     def half_widths(self) -> dict[str, list[float | None]]:
         """Half widths of the throughput's intervals; empty when there is none."""
@@ -87,10 +101,20 @@ def scale(
     weak: bool = False,
     batches: int | None = None,
     report: Report = silent,
+    baseline: bool = False,
 ) -> Scaling:
     """Simulate every strategy at every GPU count.
 
     Strong scaling keeps the global batch; weak scaling grows it in proportion to the scenario's own GPUs.
+
+    Args:
+        scenario: what to simulate.
+        gpus: numbers of GPUs.
+        strategies: names; the first is the base of the speed-ups.
+        weak: grow the batch.
+        batches: how many global batches; default: the scenario's.
+        report: told (done, total) after every simulated step.
+        baseline: look for the best static mesh of every point, where other strategies are held against a static one.
 
     Raises:
         InfeasibleError: no point of any strategy can run.
@@ -112,7 +136,10 @@ def scale(
             f"  {variant.label} GPUs: {one_line(variant.outcome.reason)}" for variant in points[strategies[0]]
         ]
         raise InfeasibleError("no number of GPUs can run this scenario:\n" + "\n".join(reasons))
-    return Scaling(gpus=counts, weak=weak, points=points)
+    best: tuple[Baseline | None, ...] = ()
+    if baseline and len(points) > 1 and "static" in points:
+        best = tuple(first_batch_best(variant, variant.outcome) for variant in points["static"])
+    return Scaling(gpus=counts, weak=weak, points=points, best=best)
 
 
 def scaling_json(scaling: Scaling) -> list[dict[str, Any]]:
@@ -129,6 +156,7 @@ def scaling_json(scaling: Scaling) -> list[dict[str, Any]]:
                     "efficiency_vs_own_start": own and estimate_json(own),
                     "speed_up": ratio and estimate_json(ratio),
                     "data": data_json(variant),
+                    **best_json(variant.outcome, scaling.best_at(i)),
                     **outcome_json(variant.outcome),
                 }
             )
@@ -145,7 +173,7 @@ def scaling_table(scaling: Scaling) -> Table:
             share, ratio = efficiency[strategy][i], speed_ups[strategy][i]
             if share is None:
                 reason = f"cannot run: {one_line(variant.outcome.reason)}"
-                dashes = ("-",) * (7 if several else 6)
+                dashes = ("-",) * (6 + several + bool(scaling.best))
                 rows.append((strategy, f"{gpus:,}", *dashes, reason))
                 continue
             outcome = variant.outcome
@@ -159,12 +187,15 @@ def scaling_table(scaling: Scaling) -> Table:
                     f"{outcome.tokens_per_s.mean / gpus:,.1f}",
                     f"{outcome.mfu:.1%}",
                     *(("1",) if several and strategy == base else over),
+                    *((over_best_words(outcome, scaling.best_at(i)),) if scaling.best else ()),
                     "100%" if share.mean == 1.0 else f"{with_interval(share, 100, 1)}%",
                     memory_of(outcome.results[0].memory),
-                    "",
+                    outcome.mesh.words if outcome.mesh else "",
                 )
             )
-    over_base = (f"over {base}",) if several else ()
+    over_base = [f"over {base}"] if several else []
+    if scaling.best:
+        over_base.append("over best static")
     heads = (
         "strategy", "GPUs", "step s", "tokens/s", "tok/s/GPU", "MFU", *over_base, "own start", "memory", "remark",
     )  # fmt: skip
@@ -191,7 +222,25 @@ def scaling_lines(scaling: Scaling, scenario: Scenario) -> tuple[str, ...]:
     noise = noise_note(scenario)
     return (
         *lines,
+        *_static_lines(scaling, everything),
         *([noise] if noise else []),
         *data_lines(everything),
         *band_lines(outcome for outcome in first if outcome is not None),
     )
+
+
+def _static_lines(scaling: Scaling, variants: Sequence[Variant]) -> list[str]:
+    if not scaling.best:
+        return list(mesh_lines(v.outcome.mesh.packing for v in variants if v.outcome.mesh))
+    found = [
+        f"{gpus:,} GPUs: {best_words(best)}"
+        for gpus, best in zip(scaling.gpus, scaling.best, strict=True)
+        if best is not None
+    ]
+    if not found:
+        return []
+    return [
+        "over best static: on the first batch, relative to the fastest static mesh of as many GPUs (packers and "
+        "context-parallel degrees as `hdpsim compare` tries them):",
+        *(f"  {line}" for line in found),
+    ]

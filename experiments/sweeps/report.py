@@ -18,7 +18,9 @@ from hdpsim.experiments.output.statistics import Estimate, paired_ratio
 from hdpsim.experiments.output.tables import Table
 from hdpsim.experiments.output.words import memory_parts, span
 from hdpsim.experiments.scenario.data_use import WORTH_A_WORD
+from hdpsim.experiments.studies.compare import Mesh
 from hdpsim.experiments.studies.report import one_line
+from hdpsim.experiments.studies.static_rows import mesh_lines
 
 if TYPE_CHECKING:
     from hdpsim.experiments.sweeps.run import CellResult, SweepEstimate, SweepRun
@@ -102,6 +104,10 @@ def _row(run: SweepRun, result: CellResult) -> Row:
         "mfu_full": found.get("mfu_full"),
         "over_lower_bound": found.get("over_lower_bound"),
         "over_plan_ideal": found.get("over_plan_ideal"),
+        "packing": _at(found, "static_mesh", "packing"),
+        "padding": _at(found, "static_mesh", "padding"),
+        "cp": _at(found, "static_mesh", "cp"),
+        "work_left_out": found.get("work_left_out"),
         "rank_capacity_tokens": first.get("rank_capacity_tokens"),
         "micro_batches": first.get("plan_micro_batches"),
         "largest_group": first.get("largest_group"),
@@ -207,7 +213,7 @@ def sweep_table(run: SweepRun) -> Table:
                 _of_fastest_words(row),
                 f"{row['memory_bytes'] / GIB:.1f} of {row['memory_capacity_bytes'] / GIB:.1f}",
             )
-        remark = "" if row["status"] == "ok" else f"{_WORDS[row['status']]}: {row['reason']}"
+        remark = _mesh_words(row) if row["status"] == "ok" else f"{_WORDS[row['status']]}: {row['reason']}"
         shown.append((*(_text(row[key]) for key in keys), *numbers, remark))
     heads = (*keys, "step s", "tokens/s", "tok/s/GPU", "MFU", "of fastest", "memory GiB", "remark")
     width = len(heads) if any(row[-1] for row in shown) else len(heads) - 1
@@ -220,6 +226,13 @@ def _of_fastest_words(row: Row) -> str:
         return "1"
     half = row["of_fastest_ci95"]
     return f"{row['of_fastest']:.3f}" + ("" if half is None else f" ± {half:.3f}")
+
+
+def _mesh_words(row: Row) -> str:
+    """Which static mesh a row is; empty when it is none."""
+    if row["packing"] is None:
+        return ""
+    return Mesh(packing=row["packing"], padding=row["padding"], cp=row["cp"]).words
 
 
 _WORDS = {"infeasible": "cannot run", "invalid": "contradiction", "failed": "FAILED", "not run": "not run"}
@@ -248,6 +261,8 @@ def result_lines(run: SweepRun) -> list[str]:
     for peers, result in list(fastest.items())[:MOST_FASTEST]:
         best = _row(run, result)
         what = ", ".join(f"{key} = {_text(best[key])}" for key in run.sweep.keys)
+        mesh = _mesh_words(best)
+        what += f" ({mesh})" if mesh else ""
         among = ""
         if len(fastest) > 1:
             count = sum(_peers(other) == peers for other in run.results)
@@ -261,6 +276,8 @@ def result_lines(run: SweepRun) -> list[str]:
         lines.append(
             f"... and of {len(fastest) - MOST_FASTEST} more groups of cells with the same GPUs and batches."
         )
+    meshes = [_at(result.result or {}, "static_mesh", "packing") for result in run.results]
+    lines += mesh_lines(packing for packing in meshes if packing)
     lines += _data_lines(run)
     parts = [f"{run.count('ok'):,} of {len(run.results):,} cells ran"]
     for status, words in (

@@ -65,6 +65,7 @@ class FakeResult:
     spans: Spans | None
     notes: tuple[str, ...]
     work_left_out: float = 0.0
+    rank_capacity_tokens: int = 8192
 
 
 def fake_step(setup: Setup, lengths: NDArray[np.int64]) -> FakeResult:
