@@ -28,7 +28,7 @@ class StrategyOptions(Checked):
     """How the static mesh packs sequences up to the context length; concatenate: any plan may cut them."""
     padding: bool = True
     """Static mesh: micro-batches have a fixed shape, packs are filled up to the context with padding tokens."""
-    activation_offload: float = 0.0
+    activation_offload: Share = 0.0
     """Static mesh: share of kept activations that goes to host memory (a stage's first and last layer keep theirs)."""
     dynamic_groups: bool = True
     """HDP: communicate only where a sequence needs it. Off: every sequence uses the static CP group."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from numbers import Integral
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,6 +18,7 @@ from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.step.step import loading_s, planning_s, step_costs
 from hdpsim.cost_models.transformer.flop import sequence_model_flop
 from hdpsim.errors import InfeasibleError, UserInputError
+from hdpsim.quoting import quoted
 from hdpsim.ranges import LIMITS
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.plan_pieces import distinct_micro_batches, plan_micro_batches
@@ -121,14 +123,7 @@ def micro_batch_cost(setup: Setup) -> MicroBatchCost:
 def plan_batch(setup: Setup, lengths: ArrayLike) -> tuple[Plan, PlanningProblem, MemoryReport]:
     """Plan one batch (lengths of at most the context) under the setup's strategy."""
     expect(setup, Setup, "the setup() of a scenario is one" if hasattr(setup, "setup") else "")
-    tokens = np.ascontiguousarray(lengths, dtype=np.int64)
-    if tokens.ndim != 1 or not len(tokens):
-        raise UserInputError("a batch needs at least one sequence")
-    if tokens.min() <= 0 or tokens.max() > setup.context_tokens:
-        raise UserInputError(
-            f"sequence lengths of a batch must be in 1..{setup.context_tokens} (the context); "
-            f"got {int(tokens.min())}..{int(tokens.max())}: chunk, truncate or drop longer ones first"
-        )
+    tokens = _tokens_of(setup, lengths)
     if setup.strategy.name != "static" and setup.layout.expert_gpus > setup.layout.tp:
         raise InfeasibleError(
             f"HDP ranks run different micro-batches, so experts must live inside a rank's own TP group: "
@@ -160,7 +155,33 @@ def plan_batch(setup: Setup, lengths: ArrayLike) -> tuple[Plan, PlanningProblem,
 
 def planning_problem(setup: Setup, lengths: ArrayLike) -> PlanningProblem:
     """What a strategy is asked for this batch."""
-    return _problem(setup, np.asarray(lengths, dtype=np.int64), capacity_tokens(setup))
+    return _problem(setup, _tokens_of(setup, lengths), capacity_tokens(setup))
+
+
+def _tokens_of(setup: Setup, lengths: ArrayLike) -> Ints:
+    """The lengths of a batch as an array, checked: whole numbers from 1 to the context, never rounded or read."""
+    try:
+        given = np.asarray(lengths)
+    except (ValueError, OverflowError) as error:
+        raise UserInputError(
+            f"sequence lengths of a batch must be one list of whole numbers: {error}"
+        ) from error
+    if given.ndim != 1 or not len(given):
+        raise UserInputError("a batch needs at least one sequence, in one list of lengths")
+    truth_values = isinstance(lengths, list | tuple) and not {bool, np.bool_}.isdisjoint(map(type, lengths))
+    if given.dtype.kind not in "iu" or truth_values:
+        wrong = next((one for one in np.asarray(lengths, dtype=object) if not _whole(one)), given[0])
+        raise UserInputError(f"sequence lengths of a batch must be whole numbers, got {quoted(wrong)}")
+    if given.min() <= 0 or given.max() > setup.context_tokens:
+        raise UserInputError(
+            f"sequence lengths of a batch must be in 1..{setup.context_tokens} (the context); "
+            f"got {int(given.min())}..{int(given.max())}: chunk, truncate or drop longer ones first"
+        )
+    return np.ascontiguousarray(given, dtype=np.int64)
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _problem(setup: Setup, lengths: Ints, capacity: int) -> PlanningProblem:
@@ -218,7 +239,7 @@ def simulate_step(setup: Setup, lengths: ArrayLike) -> StepResult:
     """Simulate one step of *setup* on a batch of sequence lengths.
 
     Raises:
-        UserInputError: the batch is empty or holds lengths outside 1..context.
+        UserInputError: the batch is empty or holds anything but whole numbers from 1 to the context.
         InfeasibleError: degrees that do not divide, a context no group can hold, memory that does not suffice.
     """
     begun = time.perf_counter()

@@ -15,6 +15,8 @@ from statistics import NormalDist
 from typing import Any
 
 from hdpsim.cost_models.calibration.network import NetworkCalibration
+from hdpsim.cost_models.hardware.parts import Gpu
+from hdpsim.cost_models.reading.checked import Calibrated, Checked, Ratio
 from hdpsim.errors import CatalogError
 from hdpsim.quoting import LONGEST_NAME, quoted, shortened
 from hdpsim.ranges import constant_range
@@ -47,107 +49,109 @@ class CalibrationEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
+class Calibration(Checked):
     """Constants of one hardware generation with its software stack. Fractions are of datasheet peaks."""
 
     name: str
-    gemm_efficiency: float
+    gemm_efficiency: Calibrated
     """Large dense BF16 GEMM, full waves, full clock: fraction of the peak tensor rate."""
-    fp8_gemm_efficiency: float
+    fp8_gemm_efficiency: Calibrated
     """The same with 8-bit operands, of the FP8 peak (casts apart)."""
-    fp4_gemm_efficiency: float
+    fp4_gemm_efficiency: Calibrated
     """The same with 4-bit operands, of the FP4 peak."""
-    static_w: float
+    static_w: Calibrated
     """Power that does not depend on the clock of the tensor cores: leakage, HBM, links."""
-    tensor_boost_w: float
+    tensor_boost_w: Calibrated
     """Power that the boost slider moves to the tensor cores."""
-    power_exponent: float
+    power_exponent: Calibrated
     """Slowdown for a lack of power: 1 = the voltage no longer falls with the clock, 1/3 = as fast as the clock."""
-    bf16_joule_per_flop: float
+    bf16_joule_per_flop: Calibrated
     """Energy of a 16-bit tensor FLOP (products, attention) at full clock; 0 = power never limits."""
-    fp8_joule_per_flop: float
+    fp8_joule_per_flop: Calibrated
     """The same with 8-bit operands."""
-    fp4_joule_per_flop: float
+    fp4_joule_per_flop: Calibrated
     """The same with 4-bit operands."""
-    burst_power_share: float
+    burst_power_share: Calibrated
     """Part of the slowdown for a lack of power, as its exponent, that runs of some milliseconds show already."""
-    gemm_half_k: float
+    gemm_half_k: Calibrated
     """Contraction length at which a GEMM reaches half of that (prologue and epilogue of a tile)."""
-    grouped_gemm_efficiency: float
+    grouped_gemm_efficiency: Calibrated
     """Grouped (expert) GEMM relative to a dense one of the same shape."""
-    grouped_gemm_overlap: float
+    grouped_gemm_overlap: Calibrated
     """Share of the shorter of its matrix work and HBM traffic that a grouped GEMM hides behind the longer."""
-    weight_gradient_efficiency: float
+    weight_gradient_efficiency: Calibrated
     """Weight-gradient GEMM relative to the forward one, traffic of its fp32 accumulator apart."""
-    accumulate_overlap: float
+    accumulate_overlap: Calibrated
     """Share of the shorter of its matrix work and HBM traffic that a weight-gradient GEMM hides behind the longer."""
-    fp8_gradient_efficiency: float
+    fp8_gradient_efficiency: Calibrated
     """8-bit products of the backward relative to the forward's: partial sums promoted to fp32 on the way."""
-    attention_forward_efficiency: float
+    attention_forward_efficiency: Calibrated
     """Flash attention forward on long sequences: fraction of the peak tensor rate (causal FLOP)."""
-    attention_backward_efficiency: float
+    attention_backward_efficiency: Calibrated
     """The same for the backward (2.5 times the forward's FLOP)."""
-    flash1_rate: float
+    flash1_rate: Calibrated
     """FlashAttention of 2022 over the generation's best attention kernel."""
-    flash2_rate: float
+    flash2_rate: Calibrated
     """FlashAttention-2 (2023, written for A100) over the generation's best attention kernel."""
-    attention_half_tokens: float
+    attention_half_tokens: Calibrated
     """Sequence length at which attention reaches half of its long-sequence rate."""
-    attention_block_half_tokens: float
+    attention_block_half_tokens: Calibrated
     """The same for the unmasked blocks of ring attention."""
-    attention_backward_ramp: float
+    attention_backward_ramp: Calibrated
     """Both half lengths of the backward over the forward's."""
-    attention_backward_tail: float
+    attention_backward_tail: Calibrated
     """Share of a longest tile that SMs idle at the end of a causal backward on its own."""
-    attention_half_head_dim: float
+    attention_half_head_dim: Calibrated
     """Head dimension at which exponentials take as long as the matrix work; efficiencies are for dimension 128."""
-    attention_tile_tokens: float
+    attention_tile_tokens: Calibrated
     """Rows a flash-attention tile covers: shorter pieces cost as much as one tile."""
-    hbm_efficiency: float
+    hbm_efficiency: Calibrated
     """Memory-bound kernels: fraction of the peak HBM rate."""
-    merge_bytes_per_element: float
+    merge_bytes_per_element: Calibrated
     """HBM traffic of merging one ring-attention step's output into the running one, per output element."""
-    ring_delay_s: float
+    ring_delay_s: Calibrated
     """Mean random delay of one ring hop across nodes (congestion, rendezvous); the slowest of a ring sets its pace."""
-    ring_overlap: float
+    ring_overlap: Calibrated
     """Share of the shorter of a ring step's transfer and work that really runs beside the longer one."""
-    small_kernel_passes: float
+    small_kernel_passes: Calibrated
     """HBM traffic of norms, rotary embedding, residuals and activation relative to the fully fused minimum."""
-    kernel_tail_s: float
+    kernel_tail_s: Calibrated
     """Start-up and drain of one matrix kernel on the device."""
-    launch_s: float
+    launch_s: Calibrated
     """Host time per kernel launch of an eager framework: a layer cannot run faster than its launches."""
-    layer_floor_s: float
+    layer_floor_s: Calibrated
     """Least time of one layer's forward on one micro-batch, whatever its size (the backward: twice that)."""
-    gpu_spread: float
+    gpu_spread: Calibrated
     """Coefficient of variation of the rate at which equal GPUs do matrix work."""
-    expert_imbalance: float
+    expert_imbalance: Calibrated
     """Tokens of the busiest expert rank over the mean."""
-    overlap_slowdown: float
+    overlap_slowdown: Calibrated
     """Share of its rate that compute loses while a data-parallel collective runs beside it."""
-    step_fixed_s: float
+    step_fixed_s: Calibrated
     """Host work of a step that nothing hides, whatever the model: logging, learning rate, synchronisations."""
-    step_layer_s: float
+    step_layer_s: Calibrated
     """The same per layer that a GPU holds: each of its tensors is zeroed, unscaled, clipped, updated and copied."""
-    micro_batch_fixed_s: float
+    micro_batch_fixed_s: Calibrated
     """Host work per micro-batch and pipeline stage, forward and backward together."""
-    planner_s_per_sequence: float
+    planner_s_per_sequence: Calibrated
     """Time the central planner needs per sequence of the batch."""
-    metadata_bytes_per_s: float
+    metadata_bytes_per_s: Calibrated
     """Rate at which the planner gathers sequence metadata from all loaders and sends plans back."""
-    loader_tokens_per_s: float
+    loader_tokens_per_s: Calibrated
     """Tokens one node reads and preprocesses per second."""
-    host_memory_bytes_per_s: float
+    host_memory_bytes_per_s: Calibrated
     """Rate at which the processors of a node stream memory in an optimizer update."""
-    allocator_bytes_per_s: float
+    allocator_bytes_per_s: Calibrated
     """Rate at which an allocator short of memory gives blocks back to the driver and gets them again."""
-    host_link_efficiency: float
+    host_link_efficiency: Calibrated
     """Activation offload: fraction of the measured host-link rate while training traffic is running."""
-    slowest_gpu: float = 1.0
+    slowest_gpu: Ratio = 1.0
     """Not a constant: matrix work of the slowest GPU of a job over the mean GPU's, see of_job."""
     network: NetworkCalibration = field(default_factory=NetworkCalibration)
     generation: str = ""
     """Name of the shipped calibration that this one stands in for; empty: for any GPU."""
+    gpus: tuple[str, ...] = ()
+    """GPUs whose runs it was fitted on, where it says nothing of others; empty: all of its generation."""
     entries: tuple[tuple[str, CalibrationEntry], ...] = ()
 
     @property
@@ -166,6 +170,20 @@ class Calibration:
         words = (re.findall(r"[a-z][a-z0-9-]*", text.lower()) for text in texts)
         return frozenset(word for text in words if not _OF_RUNS.isdisjoint(text) for word in text)
 
+    def why_not_of(self, gpu: Gpu) -> str:
+        """What speaks against these constants for *gpu*, as a sentence; empty: nothing known."""
+        if self.generation not in ("", gpu.calibration):
+            return (
+                f"calibration {self.name} is of generation {self.generation}, {gpu.name} of "
+                f"{gpu.calibration}: rates and overheads are another GPU's"
+            )
+        if self.gpus and gpu.name not in self.gpus:
+            return (
+                f"calibration {self.name} was fitted on {', '.join(self.gpus)} only, not on {gpu.name}: "
+                "rates and overheads are another GPU's"
+            )
+        return ""
+
     def of_job(self, gpus: int) -> Calibration:
         """The calibration of the slowest of *gpus* GPUs, for which all others of a synchronous job wait.
 
@@ -182,9 +200,9 @@ class Calibration:
         return replace(self, slowest_gpu=1.0 + self.gpu_spread * deviations)
 
 
-_OTHER_FIELDS = {"name", "network", "generation", "entries", "slowest_gpu"}
+_OTHER_FIELDS = {"name", "network", "generation", "gpus", "entries", "slowest_gpu"}
 _SCALARS = tuple(f.name for f in fields(Calibration) if f.name not in _OTHER_FIELDS)
-_KEYS = {"name", "generation", "constants", "network"}
+_KEYS = {"name", "generation", "gpus", "constants", "network"}
 _NETWORK = tuple(f.name for f in fields(NetworkCalibration))
 _ENTRY_KEYS = {f.name for f in fields(CalibrationEntry)}
 _OF_RUNS = frozenset({"runs", "grid", "cells", "steps", "configurations"})
@@ -222,6 +240,12 @@ def _words(value: object, here: str) -> str:
     if not isinstance(value, str | int | float):
         raise CatalogError(f"{here}: must be a text, got {quoted(value)}")
     return str(value)
+
+
+def _gpus(value: object, here: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise CatalogError(f"{here}: must be a list of names of GPUs, got {quoted(value)}")
+    return tuple(value)
 
 
 def _known_before(data: dict[str, Any], here: str, name: str) -> float | None:
@@ -275,6 +299,7 @@ def load_calibration(path: str | Path) -> Calibration:
         generation=_words(
             data.get("generation", name if name in calibration_names() else ""), f"{where}: generation"
         ),
+        gpus=_gpus(data.get("gpus", []), f"{where}: gpus"),
         entries=tuple(entries.items()) + tuple((f"network.{key}", entry) for key, entry in links.items()),
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from hdpsim.errors import CatalogError
+from hdpsim.quoting import quoted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,9 @@ class NetworkCalibration:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            if isinstance(value, bool) != (field.name == "nvls") or not isinstance(value, int | float):
+                kind = "True or False" if field.name == "nvls" else "a number"
+                raise CatalogError(f"network.{field.name} must be {kind}, got {quoted(value)}")
             if field.name == "copy_bytes_per_s":
                 if not 0.0 < value < float("inf"):
                     raise CatalogError(f"network.copy_bytes_per_s must be a number > 0, got {value}")

@@ -14,6 +14,7 @@ from hdpsim.cost_models.hardware.parts import (
     Placement,
     Routing,
 )
+from hdpsim.cost_models.reading.checked import ContradictionError
 from hdpsim.cost_models.reading.fields import Fields
 from hdpsim.cost_models.transformer.model import AdapterTargets, LatentAttention, Model, NormKind
 from hdpsim.ranges import RANGES
@@ -30,7 +31,10 @@ def read_gpu(fields: Fields, name: str) -> Gpu | None:
     before = len(fields.problems.found)
     host_link = fields.quantity("host_link", "bandwidth")
     exponentials = fields.number("exponentials", default=1.0, kind="ratio")
-    result = Gpu(
+    return _built(
+        fields,
+        before,
+        Gpu,
         name=_name(fields, name),
         bf16_flop_per_s=fields.quantity("bf16", "flop_rate"),
         fp8_flop_per_s=fields.quantity("fp8", "flop_rate", default=None),
@@ -51,7 +55,6 @@ def read_gpu(fields: Fields, name: str) -> Gpu | None:
         price_source=_source_of(fields, "price"),
         source=_source(fields),
     )
-    return _finished(fields, result, before)
 
 
 def read_node(fields: Fields, name: str, gpu: Gpu | None) -> Node | None:
@@ -74,7 +77,10 @@ def read_node(fields: Fields, name: str, gpu: Gpu | None) -> Node | None:
     if gpu is None:
         fields.finish()
         return None
-    result = Node(
+    return _built(
+        fields,
+        before,
+        Node,
         name=node_name,
         gpu=gpu,
         gpus=gpus,
@@ -89,7 +95,6 @@ def read_node(fields: Fields, name: str, gpu: Gpu | None) -> Node | None:
         host_time=host_time,
         source=source,
     )
-    return _finished(fields, result, before)
 
 
 def read_cluster(fields: Fields, name: str, node: Node | None) -> Cluster | None:
@@ -107,8 +112,9 @@ def read_cluster(fields: Fields, name: str, node: Node | None) -> Cluster | None
     if node is None:
         fields.finish()
         return None
-    result = Cluster(name=cluster_name, node=node, nodes=nodes, fabric=fabric, source=source)
-    return _finished(fields, result, before)
+    return _built(
+        fields, before, Cluster, name=cluster_name, node=node, nodes=nodes, fabric=fabric, source=source
+    )
 
 
 def read_model(fields: Fields, name: str) -> Model | None:
@@ -122,7 +128,10 @@ def read_model(fields: Fields, name: str) -> Model | None:
         )
     experts = fields.integer("experts", minimum=0, default=0)
     window = fields.integer("sliding_window", default=0, kind="window_tokens")
-    result = Model(
+    return _built(
+        fields,
+        before,
+        Model,
         name=_name(fields, name),
         layers=fields.integer("layers"),
         hidden=hidden,
@@ -157,34 +166,6 @@ def read_model(fields: Fields, name: str) -> Model | None:
         adapter_targets=_word(fields, "adapter_targets", AdapterTargets, "attention"),
         source=_source(fields),
     )
-    if len(fields.problems.found) == before:
-        for key, text in model_problems(result):
-            fields.problems.add(fields.dotted(key), text)
-    return _finished(fields, result, before)
-
-
-def model_problems(model: Model) -> tuple[tuple[str, str], ...]:
-    """Contradictions inside a model, as (key, what is wrong)."""
-    found: list[tuple[str, str]] = []
-    if model.heads % model.kv_heads:
-        found.append(("kv_heads", f"must divide the {model.heads} heads, got {model.kv_heads}"))
-    if model.experts == 1:
-        found.append(("experts", "must be 0 (dense) or at least 2"))
-    if model.experts and not 1 <= model.top_k <= model.experts:
-        found.append(("top_k", f"must be between 1 and the {model.experts} experts, got {model.top_k}"))
-    if not model.experts:
-        for key in ("top_k", "shared_expert_ffn", "dense_layers", "dense_ffn_hidden"):
-            if getattr(model, key):
-                found.append((key, "only makes sense with experts"))
-    if 0 < model.full_attention_every < 1:
-        found.append(("full_attention_every", f"must be 0 or at least 1, got {model.full_attention_every}"))
-    if model.adapter_rank > model.hidden:
-        found.append(("adapter_rank", f"must not exceed hidden {model.hidden}, got {model.adapter_rank}"))
-    if model.dense_layers > model.layers:
-        found.append(("dense_layers", f"must not exceed the {model.layers} layers, got {model.dense_layers}"))
-    if bool(model.dense_layers) != bool(model.dense_ffn_hidden) and model.experts:
-        found.append(("dense_ffn_hidden", "and dense_layers must be given together"))
-    return tuple(found)
 
 
 def _whole_if_it_is(value: float) -> float:
@@ -292,6 +273,14 @@ def _source_of(fields: Fields, figure: str) -> str:
     return str(sources.get(figure, "")) if isinstance(sources, dict) else ""
 
 
-def _finished(fields: Fields, result: Entry, before: int) -> Entry | None:
+def _built(fields: Fields, before: int, kind: type[Entry], **values: Any) -> Entry | None:
+    """The entry that *values* make, unless more problems than *before* are noted: stand-ins are no entry."""
+    result: Entry | None = None
+    if len(fields.problems.found) == before:
+        try:
+            result = kind(**values)
+        except ContradictionError as error:
+            for key, text in error.problems:
+                fields.problems.add(fields.dotted(key), text)
     fields.finish()
     return result if len(fields.problems.found) == before else None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hdpsim.cost_models.hardware.entries import model_problems
+from hdpsim.cost_models.reading.checked import ContradictionError
 from hdpsim.cost_models.transformer.model import LatentAttention, Model
 from hdpsim.errors import CatalogError
 from hdpsim.quoting import LONGEST_NAME, quoted, shortened
@@ -176,10 +176,11 @@ def model_from_hf_config(
     if missing:
         raise CatalogError(f"{where}: not the config.json of a language model: missing {', '.join(missing)}")
     own = config.text("name") or config.text("_name_or_path")
-    result = _model(config, name or own or Path(where).stem)
-    problems = model_problems(result)
-    if problems:
-        raise CatalogError(f"{where}: " + "; ".join(f"{key} {text}" for key, text in problems))
+    try:
+        result = _model(config, name or own or Path(where).stem)
+    except ContradictionError as error:
+        texts = [f"{key} {text}" for key, text in error.problems]
+        raise CatalogError(f"{where}: " + "; ".join(texts)) from error
     return result, config.ignored()
 
 

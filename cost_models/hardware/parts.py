@@ -7,9 +7,22 @@ from datasheets; what a real transfer or kernel reaches of them is in the calibr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from hdpsim.cost_models.reading.checked import Amount, Checked, Count, Factor, Number
+from hdpsim.cost_models.reading.checked import (
+    Amount,
+    Bandwidth,
+    Bytes,
+    Checked,
+    Count,
+    Factor,
+    FlopRate,
+    Number,
+    PositiveShare,
+    Power,
+    Ratio,
+)
+from hdpsim.ranges import RANGES
 
 FabricKind = Literal["rail-optimised", "fat-tree"]
 Routing = Literal["ideal", "ecmp"]
@@ -22,26 +35,26 @@ class Gpu(Checked):
     """One accelerator, as its datasheet describes it (dense rates, no sparsity)."""
 
     name: str
-    bf16_flop_per_s: float
-    fp8_flop_per_s: float | None
-    hbm_bytes: float
-    hbm_bytes_per_s: float
+    bf16_flop_per_s: FlopRate
+    fp8_flop_per_s: FlopRate | None
+    hbm_bytes: Bytes
+    hbm_bytes_per_s: Bandwidth
     sm_count: Count
-    nvlink_bytes_per_s: float
+    nvlink_bytes_per_s: Bandwidth
     """NVLink per GPU, per direction."""
-    host_link_bytes_per_s: float
+    host_link_bytes_per_s: Bandwidth
     """PCIe or C2C between GPU and host memory, one direction at a time (measured where known)."""
-    host_link_duplex_bytes_per_s: float
+    host_link_duplex_bytes_per_s: Bandwidth
     """The same, each way while both directions are busy."""
-    tdp_w: float
+    tdp_w: Power
     calibration: str
     """Name of the calibration of this GPU's hardware generation (cost_models/data/calibration)."""
-    fp4_flop_per_s: float | None = None
+    fp4_flop_per_s: FlopRate | None = None
     tensor_boost: bool = False
     """Power is moved from the second-level cache to the tensor cores (nvidia-smi boost-slider --vboost 1)."""
-    exponentials: float = 1.0
+    exponentials: Ratio = 1.0
     """Exponentials per SM and clock over those of the GPUs that the generation's attention was calibrated on."""
-    usd_per_hour: float | None = None
+    usd_per_hour: Annotated[float, RANGES["money"]] | None = None
     price_source: str = ""
     source: str = ""
 
@@ -55,20 +68,20 @@ class Node(Checked):
     gpus: Count
     """GPUs of one NVLink domain: 8 in a DGX/HGX server, 72 in an NVL72 rack."""
     nics: Number
-    nic_bytes_per_s: float
+    nic_bytes_per_s: Bandwidth
     """Line rate of one NIC, per direction."""
-    host_memory_bytes: float
+    host_memory_bytes: Bytes
     nvlink_sharp: bool = False
     """NVSwitch reduces in the network (NVLS), from Hopper on."""
-    board_gpus: Count | None = None
+    board_gpus: Annotated[int, RANGES["board_gpus"]] | None = None
     """GPUs of a board without NVSwitch: each one's links run in equal parts to the others; None = a switch."""
-    nic_efficiency: float | None = None
+    nic_efficiency: PositiveShare | None = None
     """Share of the NICs' line rate that is payload; None = what the calibration says (InfiniBand, RoCE)."""
-    collective_share: float = 1.0
+    collective_share: PositiveShare = 1.0
     """Share of that rate which collectives reach, where NCCL cannot use all of a node's NICs at once."""
     ring_step_s: Amount = 0.0
     """Least time of every step of a ring that leaves the node, what the NICs' transport adds."""
-    host_time: float = 1.0
+    host_time: Ratio = 1.0
     """Time of a launch on its processors over that on the H100 servers of the calibrations."""
     source: str = ""
 

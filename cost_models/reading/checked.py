@@ -24,13 +24,26 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.errors import UserInputError
 from hdpsim.quoting import quoted
-from hdpsim.ranges import RANGES, Range
+from hdpsim.ranges import RANGES, Range, constant_range
 
 Count = Annotated[int, Range(1, 2**53)]
 Number = Annotated[int, Range(0, 2**53)]
 Share = Annotated[float, RANGES["share"]]
 Amount = Annotated[float, Range(0.0, sys.float_info.max)]
 Factor = Annotated[float, Range(1.0, sys.float_info.max)]
+FlopRate = Annotated[float, RANGES["flop_rate"]]
+Bandwidth = Annotated[float, RANGES["bandwidth"]]
+Bytes = Annotated[float, RANGES["bytes"]]
+Power = Annotated[float, RANGES["power"]]
+Ratio = Annotated[float, RANGES["ratio"]]
+PositiveShare = Annotated[float, RANGES["positive_share"]]
+
+
+class Constant:
+    """Mark of a constant of a calibration: its range follows from its name (ranges.constant_range)."""
+
+
+Calibrated = Annotated[float, Constant()]
 
 
 class Checked:
@@ -40,17 +53,40 @@ class Checked:
         None. Of a container only its own type is looked at.
 
     Raises:
-        UserInputError: every field that is not what its annotation says.
+        UserInputError: every field that is not what its annotation says; then what contradictions() finds.
     """
 
     __slots__ = ()
+
+    def contradictions(self) -> tuple[tuple[str, str], ...]:
+        """Fields that do not go together, as (name, what is wrong); looked at when each is fine on its own."""
+        return ()
 
     def __post_init__(self) -> None:
         for rule in _rules(type(self)):
             value = getattr(self, rule.name)
             if type(value) not in rule.types or (rule.fits is not None and not rule.fits(value)):
                 _refuse_misfits(self)
-                return
+                break
+        problems = self.contradictions()
+        if problems:
+            raise ContradictionError(type(self).__name__, problems)
+
+
+class ContradictionError(UserInputError):
+    """Fields of one value that do not go together.
+
+    Attributes:
+        kind: name of the value's class.
+        problems: (name of the field, what is wrong) pairs.
+    """
+
+    def __init__(self, kind: str, problems: tuple[tuple[str, str], ...]) -> None:
+        super().__init__(f"{kind}: " + "; ".join(f"{name} {text}" for name, text in problems))
+        self.kind, self.problems = kind, problems
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (ContradictionError, (self.kind, self.problems))
 
 
 def expect(value: object, kind: type, hint: str = "") -> None:
@@ -101,20 +137,20 @@ def _rules(kind: type) -> tuple[_Rule, ...]:
     if rules is None:
         hints = get_type_hints(kind, include_extras=True)
         names = [field.name for field in fields(kind)]
-        rules = _known_rules[kind] = tuple(_rule(hints[name])._replace(name=name) for name in names)
+        rules = _known_rules[kind] = tuple(_rule(hints[name], name) for name in names)
     return rules
 
 
-def _rule(hint: Any) -> _Rule:
+def _rule(hint: Any, name: str) -> _Rule:
     options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    parts = [_part(option) for option in options if option is not NoneType]
+    parts = [_part(option, name) for option in options if option is not NoneType]
     optional = NoneType in options
     if len(parts) == 1 and not optional:
-        return parts[0]
+        return parts[0]._replace(name=name)
     types = frozenset(kind for part in parts for kind in part.types)
     fits = parts[0].fits if len(parts) == 1 else None
     return _Rule(
-        name="",
+        name=name,
         types=types | {NoneType} if optional else types,
         fits=fits and (lambda value: value is None or fits(value)),
         accepts=lambda value: (optional and value is None) or any(part.accepts(value) for part in parts),
@@ -123,12 +159,14 @@ def _rule(hint: Any) -> _Rule:
     )
 
 
-def _part(hint: Any) -> _Rule:
-    """The check of one annotation that is no union."""
+def _part(hint: Any, name: str) -> _Rule:
+    """The check of one annotation, which is no union, of the field *name*."""
     limits: Range | None = None
     if get_origin(hint) is Annotated:
         hint, *marks = get_args(hint)
         limits = next((mark for mark in marks if isinstance(mark, Range)), None)
+        if any(isinstance(mark, Constant) for mark in marks):
+            limits = constant_range(name)
     if get_origin(hint) is Literal:
         return _words(get_args(hint))
     if hint in (int, float):

@@ -88,6 +88,33 @@ class Model(Checked):
         """Whether only adapters are trained."""
         return self.adapter_rank > 0
 
+    def contradictions(self) -> tuple[tuple[str, str], ...]:
+        """Counts that do not go together, as (key, what is wrong)."""
+        found: list[tuple[str, str]] = []
+        if self.heads % self.kv_heads:
+            found.append(("kv_heads", f"must divide the {self.heads} heads, got {self.kv_heads}"))
+        if self.experts == 1:
+            found.append(("experts", "must be 0 (dense) or at least 2"))
+        if self.experts and not 1 <= self.top_k <= self.experts:
+            found.append(("top_k", f"must be between 1 and the {self.experts} experts, got {self.top_k}"))
+        if not self.experts:
+            for key in ("top_k", "shared_expert_ffn", "dense_layers", "dense_ffn_hidden"):
+                if getattr(self, key):
+                    found.append((key, "only makes sense with experts"))
+        if 0 < self.full_attention_every < 1:
+            found.append(
+                ("full_attention_every", f"must be 0 or at least 1, got {self.full_attention_every}")
+            )
+        if self.adapter_rank > self.hidden:
+            found.append(("adapter_rank", f"must not exceed hidden {self.hidden}, got {self.adapter_rank}"))
+        if self.dense_layers > self.layers:
+            found.append(
+                ("dense_layers", f"must not exceed the {self.layers} layers, got {self.dense_layers}")
+            )
+        if bool(self.dense_layers) != bool(self.dense_ffn_hidden) and self.experts:
+            found.append(("dense_ffn_hidden", "and dense_layers must be given together"))
+        return tuple(found)
+
 
 def dense_layer_count(model: Model) -> int:
     """Layers without routed experts."""

@@ -55,6 +55,7 @@ def write_calibration(path: str, cal: Calibration, generation: str, head: str) -
     name = Path(path).stem
     lines = [*([head] if head else []), f"name: {_text(name)}"]
     lines += [] if name == generation else [f"generation: {generation}"]
+    lines += [f"gpus: [{', '.join(map(_text, cal.gpus))}]"] if cal.gpus else []
     network = [(name, entry) for name, entry in cal.entries if name.startswith(NETWORK)]
     lines += ["constants:", *_section([pair for pair in cal.entries if pair not in network])]
     if network:

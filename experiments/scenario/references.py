@@ -71,11 +71,9 @@ class References:
             return None
         if isinstance(gpus, int):
             cluster = cluster_of_size(cluster, gpus)
-        if fitted.generation not in ("", cluster.gpu.calibration):
-            self._notes.append(
-                f"calibration {fitted.name} is of generation {fitted.generation}, {cluster.gpu.name} of "
-                f"{cluster.gpu.calibration}: rates and overheads are another GPU's"
-            )
+        doubt = fitted.why_not_of(cluster.gpu)
+        if doubt:
+            self._notes.append(doubt)
         return Found(
             model=model,
             cluster=cluster,

@@ -18,7 +18,7 @@ from hdpsim.cost_models.feasibility import layout_notes, reasons_against
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
-from hdpsim.cost_models.reading.checked import Checked, Count
+from hdpsim.cost_models.reading.checked import Checked, Count, Number
 from hdpsim.cost_models.reading.fields import Problems, did_you_mean
 from hdpsim.cost_models.step.loading import DataPipeline
 from hdpsim.cost_models.transformer.model import Model
@@ -33,7 +33,7 @@ from hdpsim.experiments.software.choice import read_software, run_of, settings_o
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.memory import stack_of
 from hdpsim.experiments.software.rules import Setting
-from hdpsim.ranges import LIMITS
+from hdpsim.ranges import LIMITS, check
 from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, Setup, StrategyOptions
 from hdpsim.traces import (
     Distribution,
@@ -64,7 +64,7 @@ class DataOptions(Checked):
     """What happens to sequences longer than the context."""
     pipeline: DataPipeline
     """How nodes feed their GPUs."""
-    seed: int | None
+    seed: Number | None
     """Shuffles a trace or draws from a distribution; None keeps a trace in the order of its file."""
 
     @property
@@ -135,6 +135,8 @@ class Scenario:
 
         A recorded trace starts again when it ends.
         """
+        if count is not None:
+            check("batches", count, "count")
         from hdpsim.traces import global_batches, load_distribution, load_source
 
         data = self.data

@@ -68,7 +68,7 @@ IDEAL = Calibration(
     step_layer_s=0.0,
     micro_batch_fixed_s=0.0,
     planner_s_per_sequence=0.0,
-    metadata_bytes_per_s=1e30,
+    metadata_bytes_per_s=1e18,
     loader_tokens_per_s=1e6,
     host_memory_bytes_per_s=1e12,
     allocator_bytes_per_s=1e9,
@@ -81,7 +81,7 @@ GPU = Gpu(
     nvlink_bytes_per_s=NVLINK, host_link_bytes_per_s=2 * HOST, host_link_duplex_bytes_per_s=HOST, tdp_w=700,
     calibration="hopper",
 )  # fmt: skip
-FAST_MEMORY_GPU = replace(GPU, hbm_bytes_per_s=1e30)
+FAST_MEMORY_GPU = replace(GPU, hbm_bytes_per_s=1e18)
 
 HIDDEN, HEADS, KV_HEADS, FFN = 4096, 32, 8, 11008
 MODEL: Model = catalog.model("llama-7b")  # 32 layers; hidden, heads, 8 key/value heads and FFN width as above

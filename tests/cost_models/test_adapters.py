@@ -12,13 +12,13 @@ from ideal_hardware import FFN, GPU, HBM, HIDDEN, IDEAL, MODEL, PEAK, ideal_clus
 
 from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.hardware.entries import model_problems
 from hdpsim.cost_models.layer.adapters import adapted_matrices, step_tensors, trained_per_gpu
 from hdpsim.cost_models.layer.host import backward_launches, forward_launches
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.activations import layer_activations
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.memory.states import state_bytes
+from hdpsim.cost_models.reading.checked import ContradictionError
 from hdpsim.cost_models.step.micro_batch_cost import TERMS
 from hdpsim.cost_models.step.step import epilogue, step_costs
 from hdpsim.cost_models.transformer.flop import model_flop_per_token, sequence_model_flop
@@ -168,8 +168,9 @@ def test_frozen_reductions_have_nothing_beside_them_but_the_input_gradient() -> 
 
 
 def test_a_rank_wider_than_the_model_is_refused() -> None:
-    assert [key for key, _ in model_problems(lora(rank=HIDDEN + 1))] == ["adapter_rank"]
-    assert not model_problems(lora())
+    with pytest.raises(ContradictionError) as caught:
+        lora(rank=HIDDEN + 1)
+    assert [key for key, _ in caught.value.problems] == ["adapter_rank"]
 
 
 @given(

@@ -206,6 +206,6 @@ def test_no_micro_batches() -> None:
 
 def test_ideal_memory_is_free() -> None:
     assert attention(replace(IDEAL, merge_bytes_per_element=34.0)).merge_s(8192) == pytest.approx(
-        0.0, abs=1e-12
+        0.0, abs=1e-8
     )
-    assert FAST_MEMORY_GPU.hbm_bytes_per_s == 1e30
+    assert FAST_MEMORY_GPU.hbm_bytes_per_s == 1e18

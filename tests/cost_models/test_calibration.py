@@ -1,5 +1,6 @@
 """Calibration files: the shipped ones are complete and plausible, broken ones name the file and the key."""
 
+import json
 import re
 from dataclasses import fields
 from fractions import Fraction
@@ -19,7 +20,7 @@ from hdpsim.errors import CatalogError
 CONSTANTS = [
     field.name
     for field in fields(Calibration)
-    if field.name not in {"name", "generation", "network", "entries", "slowest_gpu"}
+    if field.name not in {"name", "generation", "gpus", "network", "entries", "slowest_gpu"}
 ]
 
 
@@ -147,3 +148,21 @@ def test_the_guide_shows_the_shipped_values() -> None:
             number, _, unit = cell.partition(" ")
             value = float(Fraction(number)) * units[unit]
             assert value == pytest.approx(getattr(calibration(name), key), rel=1e-3), (key, name)
+
+
+@pytest.mark.parametrize("name", calibration_names())
+def test_a_calibration_objects_to_every_gpu_it_says_nothing_of(name: str) -> None:
+    """Whoever takes one stack's or another generation's constants for a GPU is told so, whichever file it is."""
+    cal = calibration(name)
+    quiet = {gpu for gpu in catalog.names("gpu") if not cal.why_not_of(catalog.gpu(gpu))}
+    if name in {catalog.gpu(gpu).calibration for gpu in catalog.names("gpu")}:
+        assert quiet == {gpu for gpu in catalog.names("gpu") if catalog.gpu(gpu).calibration == name}
+    else:  # of one stack: no GPU but those it was fitted on
+        assert quiet == set(cal.gpus) != set()
+
+
+@pytest.mark.parametrize("gpus", ["h20-96gb", [1], {"a": 1}])
+def test_gpus_of_a_calibration_are_a_list_of_names(tmp_path: Path, gpus: object) -> None:
+    path = write(tmp_path / "mine.yaml", extra=f"gpus: {json.dumps(gpus)}")
+    with pytest.raises(CatalogError, match="gpus: must be a list of names"):
+        load_calibration(path)

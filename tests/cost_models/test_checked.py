@@ -14,17 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hdpsim
+from hdpsim.cost_models.calibration.calibration import Calibration, calibration
+from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
-from hdpsim.cost_models.reading.checked import Checked
+from hdpsim.cost_models.reading.checked import Checked, Constant, ContradictionError
 from hdpsim.cost_models.step.loading import DataPipeline
 from hdpsim.cost_models.transformer.model import LatentAttention, Model
-from hdpsim.errors import UserInputError
+from hdpsim.errors import HdpSimError, UserInputError
 from hdpsim.experiments.scenario.scenario import load_scenario
-from hdpsim.ranges import Range
+from hdpsim.ranges import Range, constant_range
 from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, Setup, StrategyOptions
+from hdpsim.simulator.step import planning_problem
 
 SCENARIO = load_scenario("quickstart-8gpu")
 DEEPSEEK = catalog.model("deepseek-v3")
@@ -42,6 +45,7 @@ VALUES: tuple[Checked, ...] = (
     SCENARIO.model,
     SCENARIO.setup(),
     SCENARIO.data,
+    SCENARIO.calibration,
     DEEPSEEK,
     DEEPSEEK.latent_attention or LatentAttention(**{}),
 )
@@ -52,7 +56,12 @@ def parts(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
-def bad_values(hint: Any) -> list[object]:
+def ranges_of(hint: Any, name: str) -> list[Range]:
+    marks = [mark for part in parts(hint) if get_origin(part) is Annotated for mark in get_args(part)[1:]]
+    return [constant_range(name) if isinstance(mark, Constant) else mark for mark in marks]
+
+
+def bad_values(hint: Any, name: str) -> list[object]:
     """What a field of that annotation must refuse."""
     options = parts(hint)
     kinds = {get_args(part)[0] if get_origin(part) is Annotated else part for part in options}
@@ -69,10 +78,9 @@ def bad_values(hint: Any) -> list[object]:
         bad.append(float("nan"))
     elif int in kinds:
         bad += [0.5, float("inf"), 2.0]
+    for limits in ranges_of(hint, name):
+        bad += [limits.low - 1, -7, float("inf"), *([2 * limits.high + 1] if limits.high < 1e300 else [])]
     for part in options:
-        for mark in get_args(part)[1:] if get_origin(part) is Annotated else ():
-            if isinstance(mark, Range):
-                bad += [mark.low - 1, -7, float("inf"), *([mark.high + 1] if mark.high < 1e300 else [])]
         if get_origin(part) is Literal:
             bad += [str(get_args(part)[0]) + "x", 3]
     return bad
@@ -83,12 +91,79 @@ def bad_values(hint: Any) -> list[object]:
 )
 def test_a_field_takes_what_its_annotation_says_and_nothing_else(value: Any, name: str) -> None:
     hint = get_type_hints(type(value), include_extras=True)[name]
-    for bad in bad_values(hint):
+    for bad in bad_values(hint, name):
         with pytest.raises(UserInputError, match=rf"{type(value).__name__}: {name}: expected .*; got"):
             dataclasses.replace(value, **{name: bad})
     for part in parts(hint):
         for word in get_args(part) if get_origin(part) is Literal else ():
             assert getattr(dataclasses.replace(value, **{name: word}), name) == word
+
+
+@pytest.mark.parametrize(("value", "name"), FIELDS, ids=lambda part: part if isinstance(part, str) else "")
+def test_every_number_has_a_range(value: Any, name: str) -> None:
+    hint = get_type_hints(type(value), include_extras=True)[name]
+    assert not {int, float} & set(parts(hint)), f"{type(value).__name__}.{name}: a number without limits"
+
+
+@given(st.data())
+def test_a_model_that_contradicts_itself_is_refused(data: st.DataObject) -> None:
+    """Whatever counts of experts are asked for: the model holds together, or its first trouble is named."""
+    counts = {key: data.draw(st.integers(0, 9), key) for key in ("experts", "top_k", "dense_layers")}
+    experts, top_k, dense = counts.values()
+    counts["dense_ffn_hidden"] = 64 if dense else 0
+    together = 2 <= experts >= top_k >= 1 if experts else top_k == dense == 0
+    if together:
+        assert dataclasses.replace(SCENARIO.model, **counts).experts == experts  # type: ignore[arg-type]
+        return
+    with pytest.raises(ContradictionError) as caught:
+        dataclasses.replace(SCENARIO.model, **counts)  # type: ignore[arg-type]
+    assert set(dict(caught.value.problems)) <= set(counts)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [1000.7, 5000.9], [1000.0], np.array([1e3]), ["1000", "2000"], [True, True], [True, 1000], np.array([True]),
+        [None], [10**30], [2**64 - 1], [[1, 2], [3]], [[1, 2]], 1000, "1000", [], [0], [-1], [1000, float("nan")],
+        b"12", {"a": 1}, np.array([2**63 + 5], dtype=np.uint64),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_lengths_are_whole_numbers(lengths: Any) -> None:
+    with pytest.raises(UserInputError, match="batch"):
+        hdpsim.simulate_step(SCENARIO.setup(), lengths)
+    with pytest.raises(UserInputError, match="batch"):
+        planning_problem(SCENARIO.setup(), lengths)
+
+
+def test_lengths_of_every_whole_type_are_the_same_batch() -> None:
+    steps = {
+        hdpsim.simulate_step(SCENARIO.setup("static"), kind([1000, 2000])).step_s
+        for kind in (list, tuple, np.array, np.uint16, lambda x: np.array(x, dtype=object).astype(np.int32))
+    }
+    assert len(steps) == 1
+
+
+@pytest.mark.parametrize("count", [-1, 0, 1.5, "2", True, float("nan"), 10**9])
+def test_a_number_of_batches_is_a_count(count: Any) -> None:
+    with pytest.raises(UserInputError, match="count must be a whole number"):
+        SCENARIO.batches(count)
+
+
+def test_constants_are_held_to_the_ranges_of_files() -> None:
+    cal = calibration("hopper")
+    for name, hint in get_type_hints(Calibration, include_extras=True).items():
+        for limits in ranges_of(hint, name):
+            for end in (limits.low, limits.high):
+                assert getattr(dataclasses.replace(cal, **{name: end}), name) == end
+
+
+@given(st.sampled_from([field.name for field in dataclasses.fields(NetworkCalibration)]), st.data())
+def test_a_network_takes_no_nonsense(name: str, data: st.DataObject) -> None:
+    nonsense = [float("nan"), float("inf"), -1.0, "0.5", None, [1.0], *([] if name == "nvls" else [True])]
+    with pytest.raises(HdpSimError, match=f"network.{name} must be"):
+        NetworkCalibration(**{name: data.draw(st.sampled_from(nonsense))})
 
 
 def test_all_faults_are_named_and_a_near_miss_is_suggested() -> None:
@@ -142,5 +217,6 @@ def test_public_constructors_are_checked() -> None:
         Gpu,
         Fabric,
         DataPipeline,
+        Calibration,
     ]
     assert all(issubclass(kind, Checked) for kind in classes)

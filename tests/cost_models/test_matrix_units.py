@@ -29,7 +29,7 @@ from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.errors import InfeasibleError
 
 # 400 W of 500 W follow the clock: with 1 pJ per FLOP enough for 0.4 PFLOP/s of the 1 PFLOP/s
-TIGHT_GPU = replace(GPU, tdp_w=500.0, hbm_bytes_per_s=1e30)
+TIGHT_GPU = replace(GPU, tdp_w=500.0, hbm_bytes_per_s=1e18)
 HUNGRY = replace(IDEAL, static_w=100.0, bf16_joule_per_flop=1e-12)
 NARROW_GPU = replace(GPU, fp8_flop_per_s=2 * PEAK, fp4_flop_per_s=4 * PEAK)
 
@@ -128,7 +128,7 @@ class TestUnits:
         ("precision", "faster"), [("fp8", 2.0), ("mxfp8", 2.0 * MXFP8_RATE), ("nvfp4", 4.0)]
     )
     def test_narrow_operands_multiply_faster(self, precision: Precision, faster: float) -> None:
-        gpu = replace(NARROW_GPU, hbm_bytes_per_s=1e30)
+        gpu = replace(NARROW_GPU, hbm_bytes_per_s=1e18)
         seconds = gemm_s(4096, 4096, 8192, gpu, IDEAL, precision=precision)
         assert seconds == pytest.approx(2 * 4096 * 4096 * 8192 / PEAK / faster)
 
@@ -139,7 +139,7 @@ class TestUnits:
 
     def test_prologues_are_times(self) -> None:
         # k_half of 100 BF16 elements lasts as long as 200 of twice the speed
-        cal, gpu = replace(IDEAL, gemm_half_k=100.0), replace(NARROW_GPU, hbm_bytes_per_s=1e30)
+        cal, gpu = replace(IDEAL, gemm_half_k=100.0), replace(NARROW_GPU, hbm_bytes_per_s=1e18)
         rows, columns = 8 * 128, 8 * 256  # one full wave
         narrow = gemm_s(rows, columns, 600, gpu, cal, precision="fp8")
         assert narrow == pytest.approx(gemm_s(rows, columns, 300, gpu, cal))
@@ -211,12 +211,12 @@ class TestLayers:
     tokens = np.array([4096.0])
 
     def test_all_products_of_a_dense_layer_are_narrow(self) -> None:
-        gpu = replace(NARROW_GPU, hbm_bytes_per_s=1e30)
+        gpu = replace(NARROW_GPU, hbm_bytes_per_s=1e18)
         wide, narrow = (layer(kind, gpu).gemm_s(self.tokens, backward=False) for kind in ("bf16", "fp8"))
         assert narrow == pytest.approx(wide / 2)
 
     def test_the_router_stays_wide(self) -> None:
-        gpu = replace(NARROW_GPU, hbm_bytes_per_s=1e30)
+        gpu = replace(NARROW_GPU, hbm_bytes_per_s=1e18)
         wide, narrow = (
             float(layer(kind, gpu, moe=True).gemm_s(self.tokens, backward=False)[0])
             for kind in ("bf16", "fp8")

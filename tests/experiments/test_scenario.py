@@ -362,3 +362,9 @@ def test_a_calibration_of_another_generation_is_said() -> None:
     assert not any("generation" in note for note in load_scenario("quickstart-8gpu").notes)
     (note,) = load_scenario("quickstart-8gpu", ("calibration=ampere",)).notes
     assert note.startswith("calibration ampere is of generation ampere, h100-80gb of hopper")
+
+
+@pytest.mark.parametrize(("node", "said"), [("hgx-h100-80gb", True), ("hgx-h20-96gb", False)])
+def test_a_calibration_of_another_gpu_of_its_generation_is_said(node: str, said: bool) -> None:
+    notes = load_scenario("llama-7b-1k-github", (f"cluster.node={node}",)).notes
+    assert any("bytescale-h20 was fitted on h20-96gb only, not on" in note for note in notes) == said
