@@ -14,8 +14,11 @@ from dataclasses import MISSING, fields, replace
 from typing import Any
 
 from hdpsim.cost_models.kernels.casts import delayed_scales
+from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.report import MemoryReport
+from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import stage_layers
+from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.setup import Setup
 
 Rule = tuple[str, tuple[str, ...]]
@@ -180,8 +183,15 @@ def _of_pipeline(setup: Setup) -> Iterator[Rule]:
     yield why, _layout("deferred_head_gradient")
     for name in ("embedding_layers", "stage_balance") if layout.pp > 1 else ():
         plain = replace(layout, **{name: _value(setup, f"layout.{name}")[1]})
-        same = stage_layers(model, plain) == stage_layers(model, layout)
+        same = _same_stages(model, plain, layout)
         yield "every stage has the same layers without it" if same else "", _layout(name)
+
+
+def _same_stages(model: Model, plain: Layout, layout: Layout) -> bool:
+    try:
+        return stage_layers(model, plain) == stage_layers(model, layout)
+    except InfeasibleError:  # without it the model cannot be cut at all
+        return False
 
 
 def _of_host(setup: Setup) -> Iterator[Rule]:

@@ -23,7 +23,8 @@ SECONDS_OF_REPRODUCE = 120
 MEMORY_BYTES = 3 * 2**30
 """On top of what the process has when an input starts."""
 POOLS = tuple(
-    f"experiments.{name}" for name in ("bytescale_simulation", "calibrate", "campaign", "sweep_engines")
+    f"hdpsim.experiments.{name}"
+    for name in ("papers.bytescale_simulation", "calibration.run", "campaigns.run", "parallel.engines")
 )
 """Modules that start processes."""
 LONGEST_MESSAGE = 10_000
