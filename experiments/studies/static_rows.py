@@ -31,7 +31,7 @@ def mesh_lines(packers: Iterable[str]) -> tuple[str, ...]:
     found = set(packers)
     if not found:
         return ()
-    weakest = " In-order is usually the weakest packer." if "in-order" in found else ""
+    weakest = " In-order fills packs least tightly." if "in-order" in found else ""
     return (
         f"Static rows have the mesh that the scenario names, not the best one.{weakest} `hdpsim compare` searches for "
         f"the best.",
