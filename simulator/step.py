@@ -28,6 +28,7 @@ from hdpsim.simulator.play.noise import draw_noise, synchronised_pause_s, with_p
 from hdpsim.simulator.play.replay import run_replay
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step_memory import (
+    allocator_notes,
     allocator_s,
     capacity_tokens,
     check_fits,
@@ -246,7 +247,8 @@ def simulate_step(setup: Setup, lengths: ArrayLike) -> StepResult:
     plan, problem, report = plan_batch(setup, lengths)
     planned = time.perf_counter()
     total = int(problem.lengths.sum())
-    execution = play_plan(setup, plan, price_plan(setup, problem, plan))
+    costs = price_plan(setup, problem, plan)
+    execution = play_plan(setup, plan, costs)
     played = time.perf_counter()
     model, again = setup.model, setup.layout.recompute
     split = len(plan.segment_tokens) > len(problem.lengths)
@@ -287,6 +289,7 @@ def simulate_step(setup: Setup, lengths: ArrayLike) -> StepResult:
             *without_effect(setup, int(plan.group_size.max()), report),
             *fit_notes(report),
             *recompute_notes(setup),
+            *allocator_notes(costs.allocator_s, report, execution),
         ),
         work_left_out=1.0 - model_flop / whole_flop,
     )

@@ -159,7 +159,30 @@ def with_allocator_waits(plan: Plan, wait_s: float, execution: Execution) -> Exe
     account_s = execution.account_s.copy()
     account_s[host] += waits_s[:, None]
     account_s[execution.accounts.index("wait_gradients")] += (waits_s.max() - waits_s)[:, None]
-    return replace(execution, step_s=execution.step_s + float(waits_s.max()), account_s=account_s)
+    longest_s = float(waits_s.max())
+    return replace(
+        execution,
+        step_s=execution.step_s + longest_s,
+        account_s=account_s,
+        allocator_wait_s=longest_s,
+    )
+
+
+def allocator_notes(wait_s: float, report: MemoryReport, execution: Execution) -> tuple[str, ...]:
+    """A word about a host that queues more than the memory holds: what it waits for, or that it is too slow to."""
+    if not wait_s:
+        return ()
+    beyond = (report.total_bytes + report.run_ahead - report.capacity_bytes) / 2**30
+    if not execution.allocator_wait_s:
+        return (
+            f"the work that a host can queue needs {beyond:.1f} GiB more than the memory has; no wait is counted, "
+            f"since launches take half of the step or more (it would be {wait_s:.3g} s a micro-batch)",
+        )
+    return (
+        f"{execution.allocator_wait_s:.3g} s of the host's time are waits for memory: the work that it queues needs "
+        f"{beyond:.1f} GiB more than there is, and the allocator gives blocks back and gets them again "
+        f"({wait_s:.3g} s a micro-batch); lower layout.rank_capacity or set it to auto",
+    )
 
 
 def _layout(setup: Setup) -> Layout:

@@ -170,7 +170,9 @@ def rank_capacity_tokens(
 
     Memory is a fixed part plus a part proportional to tokens, so two reports per stage suffice (more where attention
     keeps its scores, one sequence filling the rank). The capacity a
-    layout fixes (layout.rank_capacity_tokens) is not looked at: this is what memory allows.
+    layout fixes (layout.rank_capacity_tokens) is not looked at: this is what memory allows. Where a host runs ahead,
+    what it queues has room as well (but for the one multiple that fits at least): waiting for memory costs far more
+    time than smaller micro-batches do (allocator.refill_s).
 
     Raises:
         OutOfMemoryError: not even one multiple fits; the message says which stage and which parts.
@@ -188,7 +190,7 @@ def rank_capacity_tokens(
         if not one.fits:
             raise _out_of_memory(model, layout, one)
         fixed = empty.total_bytes - empty.update
-        steps = int((one.capacity_bytes - fixed) / (one.total_bytes - one.update - fixed))
+        steps = int((one.capacity_bytes - fixed) / (one.total_bytes + one.run_ahead - one.update - fixed))
         if one.host_bytes > empty.host_bytes:
             spare = one.host_capacity_bytes - empty.host_bytes
             steps = min(steps, int(spare / (one.host_bytes - empty.host_bytes)))

@@ -24,7 +24,7 @@ from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.execution import Execution
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import plan_batch, play_plan, price_plan
-from hdpsim.simulator.step_memory import fit_notes, recompute_notes
+from hdpsim.simulator.step_memory import allocator_notes, fit_notes, recompute_notes
 from hdpsim.simulator.without_effect import without_effect
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def explain(scenario: Scenario) -> Document:
             *without_effect(setup, int(plan.group_size.max()), memory),
             *fit_notes(memory),
             *recompute_notes(setup),
+            *allocator_notes(costs.allocator_s, memory, execution),
             *scenario.notes,
         ],
     }

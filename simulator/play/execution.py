@@ -51,6 +51,8 @@ class Execution:
         account_s: [A, R, S]: seconds of rank R, stage S in each account; they sum to step_s over A.
         spans: the timeline, when asked for.
         events: SimPy events processed (0 for the replay).
+        allocator_wait_s: part of the host's time: waits for memory that queued work has used up, on the rank that
+            waits longest.
     """
 
     step_s: float
@@ -58,6 +60,7 @@ class Execution:
     account_s: Floats
     spans: Spans | None = None
     events: int = 0
+    allocator_wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,3 +126,22 @@ def test_a_host_that_runs_into_a_full_memory_waits_in_every_micro_batch(
     added = (waiting.account_s - free.account_s)[host, :, 0]
     assert added.max() == pytest.approx(most * once_s)
     assert added.min() == pytest.approx((sequences // 8) * once_s)
+    assert waiting.step_s - free.step_s == pytest.approx(most * once_s)
+    assert any(f"{most * once_s:.3g} s of the host's time are waits for memory" in n for n in waiting.notes)
+    assert not any("waits for memory" in note for note in free.notes)
+
+
+@pytest.mark.parametrize("tp", [2, 8])
+@pytest.mark.parametrize("pp", [1, 4])
+@pytest.mark.parametrize("gib", [4, 10, 40])
+def test_a_capacity_that_memory_sets_leaves_room_for_queued_work(tp: int, pp: int, gib: int) -> None:
+    setup = with_hbm(small_setup(nodes=4, layout=Layout(tp=tp, pp=pp), context=2**24), gib * GIB)
+    layout = replace(setup.layout, rank_capacity_tokens=None)
+    setup = replace(setup, layout=layout, memory=MemoryOptions(overheads=EAGER))
+    capacity = capacity_tokens(setup)
+    there, more = (
+        [memory_of(setup, tokens, stage=stage) for stage in range(pp)]
+        for tokens in (capacity, capacity + 128 * tp)
+    )
+    assert max(refill_s(report, setup.calibration) for report in there) < 1e-9
+    assert max(report.total_bytes + report.run_ahead for report in more) > gib * GIB
