@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.layer.recomputation import repeated_share
@@ -289,11 +290,17 @@ def _again(model: Model, layout: Layout, kind: LayerKind, kept: float) -> float:
 
     With full recomputation the layer's input too: what it kept is not what its forward reads again.
     """
-    if layout.recompute == "none":
-        return 0.0
-    if layout.recompute == "selective":
-        return max(0.0, activation_bytes_per_token_layer(model, layout, "none", kind=kind) - kept)
-    return max(0.0, layer_activations(model, layout, kind).total + layer_input_bytes(model, layout) - kept)
+    match layout.recompute:
+        case "none":
+            return 0.0
+        case "selective":
+            return max(0.0, activation_bytes_per_token_layer(model, layout, "none", kind=kind) - kept)
+        case "full":
+            return max(
+                0.0, layer_activations(model, layout, kind).total + layer_input_bytes(model, layout) - kept
+            )
+        case _:
+            assert_never(layout.recompute)
 
 
 def _run_ahead_layers(layout: Layout, chunks: Sequence[StageContents], in_flight: Sequence[int]) -> int:
