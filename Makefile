@@ -72,8 +72,8 @@ types: $(VENV)/.installed-dev ## mypy --strict
 layers: $(VENV)/.installed-dev ## who may import whom
 	$(BIN)/lint-imports
 
-readme: $(VENV)/.installed-dev ## run the commands of README.md
-	$(BIN)/python tools/check_readme.py README.md
+readme: $(VENV)/.installed-dev ## run the commands of README.md and of the tutorial
+	$(BIN)/python tools/check_readme.py README.md docs/tutorial/own_lengths.md
 
 check: lint types layers test readme ## everything a change must pass
 

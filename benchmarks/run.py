@@ -167,7 +167,7 @@ def table(entries: list[dict[str, Any]]) -> Table:
 
 
 def markdown(shown: Table) -> str:
-    """The table as docs/performance.md holds it."""
+    """The table as docs/explanation/performance.md holds it."""
     lines = [shown.columns, ("---", *["--:"] * (len(shown.columns) - 1)), *shown.rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

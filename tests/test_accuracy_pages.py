@@ -38,7 +38,9 @@ def test_only_the_last_digit_may_differ(tool: ModuleType, shown: str, same: bool
 
 def test_pages_have_their_blocks() -> None:
     assert "<!-- accuracy:short -->" in (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "<!-- accuracy:validate -->" in (ROOT / "docs" / "validation.md").read_text(encoding="utf-8")
+    assert "<!-- accuracy:validate -->" in (ROOT / "docs" / "explanation" / "validation.md").read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.mark.slow

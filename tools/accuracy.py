@@ -1,6 +1,6 @@
 """Put the accuracy of predictions, as the commands compute it, between the markers of README.md and docs.
 
-    python tools/accuracy.py               # write README.md, docs/validation.md, docs/accuracy.md
+    python tools/accuracy.py               # write README.md, docs/explanation/validation.md, docs/reference/accuracy.md
     python tools/accuracy.py --check       # exit 1 if they show other numbers (beyond the last digit)
     python tools/accuracy.py --bytescale   # the cells of ByteScale too (minutes)
 
@@ -20,8 +20,8 @@ from hdpsim.experiments.validation import markdown as accuracy
 from hdpsim.experiments.validation.run import run
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs/validation.md")
-RECORDS_PAGE = "docs/accuracy.md"
+PAGES = ("README.md", "docs/explanation/validation.md")
+RECORDS_PAGE = "docs/reference/accuracy.md"
 TOLERANCE = 0.15
 """Numbers are printed with one digit: the last may differ from machine to machine."""
 
@@ -41,7 +41,7 @@ def blocks(with_bytescale: bool) -> tuple[dict[str, str], str]:
         "# Every published run, predicted\n\n"
         "Made by `python tools/accuracy.py`. *Counts*: a complete pretraining run that nobody doubts. *Band*:\n"
         "whether the truth lies in the prediction's P10-P90 band, its own configuration left out. How to read it: "
-        "[validation.md](validation.md).\n\n"
+        "[validation.md](../explanation/validation.md).\n\n"
         f"{accuracy.records_markdown(document)}\n"
     )
     return found, page

@@ -1,6 +1,6 @@
 """Make the shipped calibrations from measured kernels and the shipped runs, and put what they rest on into the docs.
 
-    python tools/calibrations.py [KERNELS.csv ...]     # cost_models/data/calibration/*.yaml, docs/calibration.md
+    python tools/calibrations.py [KERNELS.csv ...]   # cost_models/data/calibration, docs/explanation/calibration.md
 
 Without tables of kernels the constants that these decided stay, and only the runs are fitted on.
 """
@@ -25,7 +25,7 @@ from hdpsim.experiments.validation.kernels import check
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "cost_models" / "data" / "calibration"
-PAGE = ROOT / "docs" / "calibration.md"
+PAGE = ROOT / "docs" / "explanation" / "calibration.md"
 GPUS = {"ampere": "a100-80gb", "hopper": "h100", "blackwell": "b200"}
 _UNITS = {"": 1.0, "W": 1.0, "pJ": 1e-12, "us": 1e-6, "ms": 1e-3, "GB/s": 1e9, "M": 1e6}
 _CELL = re.compile(r"([\d.]+) ?([A-Za-z/]*)")

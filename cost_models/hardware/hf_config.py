@@ -267,7 +267,7 @@ def _family(config: _Config) -> str:
         what = f"model_type {quoted(family)} is not known here" if family else "model_type is missing"
         raise CatalogError(
             f"{config.where}: {what}; known: {', '.join(sorted(_FAMILIES))}. If the model is built like one of them, "
-            "say so with model_type; if not, describe it as YAML (docs/catalog.md)"
+            "say so with model_type; if not, describe it as YAML (docs/reference/catalog.md)"
         )
     return family
 

@@ -90,7 +90,7 @@ def _number(value: float | bool) -> str:
 
 
 def meaning_of(base: Calibration, name: str) -> str:
-    """What the start says about a constant; network defaults are explained in docs/fabric.md."""
+    """What the start says about a constant; network defaults are explained in docs/explanation/fabric.md."""
     known = dict(base.entries)
     if name in known:
         return known[name].meaning

@@ -69,8 +69,8 @@ def command(
 ) -> None:
     """Which of many combinations is best, and how do they compare?
 
-    SWEEP is a YAML file (docs/sweeps.md) or the name of a shipped sweep: a base scenario and axes (grid, zip, list) of
-    values for its keys. Finished results are kept: a sweep that was interrupted goes on where it stopped.
+    SWEEP is a YAML file (docs/how-to/sweeps.md) or the name of a shipped sweep: a base scenario and axes (grid, zip,
+    list) of values for its keys. Finished results are kept: a sweep that was interrupted goes on where it stopped.
     """
     from hdpsim.experiments.parallel.engines import engine_of
     from hdpsim.experiments.studies.artefacts import check_out

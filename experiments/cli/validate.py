@@ -40,7 +40,7 @@ from hdpsim.experiments.cli.common import emit_json, json_option, out_option, pr
     metavar="CLASS",
     type=click.Choice(("stated", "release", "inferred")),
     multiple=True,
-    help="Leave rules about software of this class out (docs/software.md); may be given again.",
+    help="Leave rules about software of this class out (docs/reference/software.md); may be given again.",
 )
 @click.option(
     "--scenario-of",
@@ -73,7 +73,8 @@ def command(
 ) -> None:
     """Predict the training runs of RECORDS.csv (default: the published ones shipped) and show the errors.
 
-    The columns are explained in docs/validation.md. A record that cannot be predicted is listed with the reason.
+    The columns are explained in docs/explanation/validation.md. A record that cannot be predicted is listed with the
+    reason.
     """
     if scenario_of is not None:
         if memory or kernels is not None or residuals is not None or markdown or out is not None or as_json:

@@ -139,8 +139,9 @@ def _job(cell: Cell, batches: int) -> Job:
 def _notes(batches: int) -> tuple[str, ...]:
     return (
         f"Means over {batches} global batches of 32M tokens, the same for every model and strategy.",
-        f"GPU type, network and layouts are inferred (docs/bytescale.md). Calibration {CALIBRATION} was fitted on the "
-        "60 published cells shipped with hdpsim, all together; no other cell had a part in it.",
+        "GPU type, network and layouts are inferred (docs/explanation/bytescale.md). "
+        f"Calibration {CALIBRATION} was fitted on the 60 published cells shipped with hdpsim, all together; "
+        "no other cell had a part in it.",
     )
 
 

@@ -35,7 +35,7 @@ from hdpsim.experiments.studies.compare import silent
 
 NOTES = (
     "Not in the paper, chosen: micro-batch 1, window of 768 tokens, FlashAttention of 2022 in the baseline, 80 GB GPUs "
-    "(docs/megascale.md says why).",
+    "(docs/explanation/megascale.md says why).",
     "One calibration (ampere), fitted on kernels and collectives; no figure of the paper had a part in it.",
     "MFU in the paper's convention: full attention and vocabulary; a window lowers the FLOP counted.",
 )

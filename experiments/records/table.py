@@ -1,4 +1,4 @@
-"""Published training runs as data: a strict reader of the record schema (docs/validation.md lists the columns).
+"""Published training runs as data: a strict reader of the columns that docs/explanation/validation.md lists.
 
 A record has two halves that never meet before an error is computed: what was run (`RunConfig`, all a prediction may
 see) and what was measured (`Measured`).

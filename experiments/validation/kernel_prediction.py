@@ -57,11 +57,11 @@ _PRECISIONS: dict[str, Precision] = {
 _BURST = re.compile(r"short burst|BEST shape")
 _SWEEP = re.compile(r"aiconfigurator|TransformerEngine|LLMCompass")
 # Inference engines time the key-value cache and the rotary embedding along with attention: passes over keys and
-# values, passes over queries (fitted per engine, docs/calibration.md).
+# values, passes over queries (fitted per engine, docs/explanation/calibration.md).
 _ENGINE_PASSES = (("/sglang/", 2.5, 0.0), ("/vllm/", 5.0, 1.0), ("/trtllm/", 2.7, 9.0))
 _OTHER_ATTENTION = re.compile(r"FlashAttention-2|FA2")
 _NIC = re.compile(r"(\d+) ?Gb/s (?:IB )?per GPU")
-# Nodes of the catalog that a source names, and what the first A100 cloud's network reaches (docs/fabric.md).
+# Nodes of the catalog that a source names; what the first A100 cloud's network reaches (docs/explanation/fabric.md).
 _NODES = ((re.compile(r"p4de\.24xlarge"), "p4de"), (re.compile(r"nanotron Ultra-Scale"), "p5-h100-80gb"))
 _OLD_CLOUD = re.compile(r"Azure ND A100 v4")
 # One process that drives all GPUs of a node launches on one after the other: 2 GPUs take 8.7 us, 8 take 31.

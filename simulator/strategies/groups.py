@@ -94,7 +94,7 @@ def choose_groups(
     The smallest d that memory allows, offloading what hides behind compute (least_group), is taken unless the
     sequence would then run longer than *offload_limit_s* (never trade a few hops for a new critical path), and at
     least as many ranks as *limit_s* asks for.
-    Source: ByteScale (arXiv 2502.21231), Equation 3; the time limits are ours, see docs/strategies.md.
+    Source: ByteScale (arXiv 2502.21231), Equation 3; the time limits are ours, see docs/explanation/strategies.md.
     """
     plain = smallest_group(problem, lengths, limit_s, _group_without_offload(problem, lengths))
     if not problem.options.selective_offloading:

@@ -1,4 +1,4 @@
-"""docs/cli.md and docs/scenarios.md list every verb, option and key."""
+"""docs/reference/cli.md and docs/reference/scenarios.md list every verb, option and key."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def verbs(name: str = "", command: click.Command = cli) -> Iterator[tuple[str, c
 
 
 def test_every_verb_and_option_is_in_the_page_of_commands() -> None:
-    page = (DOCS / "cli.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference" / "cli.md").read_text(encoding="utf-8")
     rows = [
         line.split(" | ") for line in page.partition("## Options")[2].splitlines() if line.startswith("| ")
     ]
@@ -44,8 +44,8 @@ def test_every_verb_and_option_is_in_the_page_of_commands() -> None:
 
 
 def test_every_key_is_in_the_page_of_scenarios() -> None:
-    page = (DOCS / "scenarios.md").read_text(encoding="utf-8")
-    campaign = (DOCS / "campaign.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference" / "scenarios.md").read_text(encoding="utf-8")
+    campaign = (DOCS / "how-to" / "campaign.md").read_text(encoding="utf-8")
     missing = [
         key
         for key in KEYS

@@ -213,7 +213,8 @@ def test_kernels_are_judged_one_by_one(tmp_path: Path) -> None:
     assert CliRunner().invoke(cli, ["validate", "--kernels", str(path), "--memory"]).exit_code == 2
 
 
-# Median errors of the sources, a little above what docs/validation.md shows: lower them when predictions get better.
+# Median errors of the sources, a little above what docs/explanation/validation.md shows: lower them when predictions
+# get better.
 CEILINGS = {
     "alst": 0.11, "bloom": 0.10, "dgxc": 0.08, "fms-fsdp": 0.13, "llm-foundry": 0.05, "mcore-moe-report": 0.16,
     "megatron-bridge": 0.13, "megatron-lm": 0.07, "mlperf": 0.08, "moe-folding": 0.17, "nemo": 0.07, "pythia": 0.24,

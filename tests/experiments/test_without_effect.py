@@ -68,7 +68,7 @@ HIDDEN = {
 """Keys whose effect may be hidden by something longer or larger; each shows in one of the cases at least."""
 
 SAME = {
-    "execution.executor": "both executors give the same times (docs/scenarios.md)",
+    "execution.executor": "both executors give the same times (docs/reference/scenarios.md)",
     "data.prefetch_steps": "batches that get ready within a step never show (tests/simulator/test_data_path.py)",
 }
 
