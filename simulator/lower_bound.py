@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.step.data_parallel import ComputeWindows
 from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
@@ -21,9 +22,6 @@ from hdpsim.simulator.step import planning_problem
 from hdpsim.simulator.strategies.groups import RESIDENT_LAYERS, size_grid
 from hdpsim.simulator.strategies.packing import pack
 from hdpsim.simulator.strategies.problem import PlanningProblem
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 RATE_CLOSE = 2e-3
 """How closely the best rate is looked for: so much lower is what is taken for it."""

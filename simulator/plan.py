@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from hdpsim.arrays import Floats, Ints
 
 HOLE = -1
 """A slot of a rank's order in which it has no micro-batch (only with a pipeline)."""

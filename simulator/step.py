@@ -8,8 +8,9 @@ from functools import lru_cache
 from numbers import Integral
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.memory.report import MemoryReport
 from hdpsim.cost_models.reading.checked import expect
 from hdpsim.cost_models.step.loading import DataPath, node_loading_s
@@ -41,9 +42,6 @@ from hdpsim.simulator.step_memory import (
 from hdpsim.simulator.strategies.planner import make_plan
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.without_effect import without_effect
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

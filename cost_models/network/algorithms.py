@@ -16,13 +16,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.tracing import priced
-
-Floats = NDArray[np.float64]
-
 
 _NETWORK_OVERHEAD_S = 1e-6  # tuning.cc getNetOverhead, any CPU but AMD
 _LL_SHARE_OF_NVLINK = 0.38  # tuning.cc llMaxBws, one node: 87.7 of 240 (A100), 141 of 371 (H100), 282 of 722

@@ -17,8 +17,9 @@ from functools import partial, reduce
 from typing import Literal, assert_never
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hdpsim.arrays import Floats
 from hdpsim.cost_models.network.algorithms import (
     PROTOCOLS,
     CollectiveTime,
@@ -39,7 +40,6 @@ from hdpsim.cost_models.network.fabric import TIERS, FabricModel
 from hdpsim.cost_models.tracing import aside, note, priced, remembered
 from hdpsim.errors import InfeasibleError
 
-Floats = NDArray[np.float64]
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
 
 

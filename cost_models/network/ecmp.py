@@ -11,11 +11,9 @@ from functools import lru_cache
 from math import lgamma, log
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats
 from hdpsim.errors import UserInputError
-
-Floats = NDArray[np.float64]
 
 MOST_FLOWS = 65_536  # beyond it a switch has more flows than its routing table has rows
 NEGLIGIBLE = 1e-12  # probability at which the tail of the maximum is cut off

@@ -17,15 +17,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric
 from hdpsim.cost_models.network.congestion import congested_rate
 from hdpsim.errors import InfeasibleError
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 TIERS = 4
 TIER_NAMES = ("node", "block", "pod", "cluster")

@@ -127,21 +127,6 @@ def daly_interval_s(block_s: float, mtbf_s: float) -> float:
     return young_interval_s(block_s, mtbf_s) * (1.0 + math.sqrt(ratio) / 3.0 + ratio / 9.0) - block_s
 
 
-def exponential_run_s(
-    work_s: float, interval_s: float, block_s: float, restart_s: float, mtbf_s: float
-) -> float:
-    """Expected wall-clock time of a run with exponential failures.
-
-        T = M e^(R/M) (e^((tau + delta)/M) - 1) T_s / tau
-
-    Counted: failures during work, checkpoints and restarts.  Ignored: a last partial interval.
-    Source: Daly, Future Generation Computer Systems 22(3), 2006.
-    """
-    cycles = work_s / interval_s
-    lost = math.expm1((interval_s + block_s) / mtbf_s)
-    return mtbf_s * math.exp(restart_s / mtbf_s) * lost * cycles
-
-
 def expected_ettr(failures_per_s: float, restart_s: float, block_s: float, interval_s: float) -> float:
     """Expected effective-training-time ratio, first order.
 

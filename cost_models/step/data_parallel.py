@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.step.sharded_parameters import overlapped_s
 from hdpsim.cost_models.tracing import priced
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import layer_shard, stage_contents
-
-Floats = NDArray[np.float64]
 
 # Megatron-Core, DistributedDataParallelConfig: parameters of a bucket, at least, and per rank that shares it
 BUCKET_PARAMETERS = 40e6

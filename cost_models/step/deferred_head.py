@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats
 from hdpsim.cost_models.layer.gemms import LayerGemms, LinearOp
 from hdpsim.cost_models.layer.gradient_accumulation import product_output_bytes
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.tracing import priced
-
-Floats = NDArray[np.float64]
 
 
 def drain_s(layout: Layout, backward_s: Floats) -> float:

@@ -6,8 +6,9 @@ from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.kernels.casts import maxima_s
@@ -29,9 +30,6 @@ from hdpsim.cost_models.tracing import priced, remembered
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import StageContents, stage_contents
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 TERMS = (
     "gemm",

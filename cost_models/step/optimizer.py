@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.tracing import priced
-
-Floats = NDArray[np.float64]
 
 # Adam in fp32: read weight 4 and moments 8, write them 4 + 8 and the bf16 weight 2
 STATE_TRAFFIC_BYTES = 26

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
@@ -20,8 +20,6 @@ from hdpsim.cost_models.tracing import priced
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import LayerKind, StageContents, layer_shard
 from hdpsim.errors import InfeasibleError
-
-Floats = NDArray[np.float64]
 
 COPY_OUT_BYTES = (
     2 * BF16_BYTES

@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats
 from hdpsim.cost_models.kernels.products import BF16_BYTES
 from hdpsim.cost_models.layer.adapters import trained_per_gpu
 from hdpsim.cost_models.layer.host import check_s, step_checks_s, step_host_s
@@ -27,8 +27,6 @@ from hdpsim.cost_models.step.sharded_parameters import ShardGroups
 from hdpsim.cost_models.tracing import priced, remembered
 from hdpsim.cost_models.transformer.parameters import stage_contents
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES, chunks_per_stage
-
-Floats = NDArray[np.float64]
 
 METADATA_BYTES_PER_SEQUENCE = 16  # length, id to the planner; rank, slot back: our own plan, 4 x 4 B
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.simulator.play.execution import WAITS, Execution, Spans
 from hdpsim.simulator.play.extras import Extras
 from hdpsim.simulator.play.parts import Entries
 from hdpsim.simulator.play.program import Program
 from hdpsim.simulator.play.schedules import BACKWARD, BACKWARD_WEIGHT, FORWARD
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 EPILOGUE = 2
 """op of a span that is neither forward nor backward; its micro_batch is the place in execution.WAITS."""

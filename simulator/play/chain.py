@@ -6,14 +6,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Bools, Floats, Ints
 from hdpsim.cost_models.layout.layout import Schedule
 from hdpsim.cost_models.transformer.stages import virtual_stage_table
 from hdpsim.simulator.play.schedules import FORWARD
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 class Chain(NamedTuple):
@@ -30,7 +27,7 @@ class Chain(NamedTuple):
     """[ways, links]"""
     chunk: Ints
     """[ways, links]"""
-    sends: NDArray[np.bool_]
+    sends: Bools
     """[links]: whether the result goes to another stage."""
 
     @property
@@ -45,7 +42,7 @@ class Chain(NamedTuple):
         return np.minimum(link, self.links - 1 - link)
 
     @property
-    def forward(self) -> NDArray[np.bool_]:
+    def forward(self) -> Bools:
         """[links]: whether it is a forward (or the merged one)."""
         return np.arange(self.links) < self.virtual_stages
 

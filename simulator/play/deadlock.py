@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Bools, Ints
 from hdpsim.errors import DeadlockError
 from hdpsim.simulator.play.program import Program
 
 _LINKS_SHOWN = 8  # longer cycles are cut: nobody reads on
 
 
-def deadlock_error(program: Program, finished: NDArray[np.bool_]) -> DeadlockError:
+def deadlock_error(program: Program, finished: Bools) -> DeadlockError:
     """Return the error that names the waits of a program which stopped after the *finished* operations."""
     done = np.bincount(program.part_process, finished[program.part_operation], program.processes)
     position = program.part_offsets[:-1] + done.astype(np.int64)
@@ -38,9 +38,7 @@ def deadlock_error(program: Program, finished: NDArray[np.bool_]) -> DeadlockErr
     return DeadlockError(f"deadlock: {names[first]} {', which '.join(cycle)}")
 
 
-def _blocker(
-    program: Program, finished: NDArray[np.bool_], position: NDArray[np.int64], operation: int
-) -> int:
+def _blocker(program: Program, finished: Bools, position: Ints, operation: int) -> int:
     """Return the first process that has to act before *operation* can start."""
     for process in _members(program, operation):
         at = position[process]

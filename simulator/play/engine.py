@@ -15,8 +15,8 @@ from dataclasses import replace
 
 import numpy as np
 import simpy
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.accounts import Timeline, account, make_spans
@@ -28,7 +28,6 @@ from hdpsim.simulator.play.repetition import steady_timeline
 BUNDLE_PROCESSES = 256
 """Processes played together at least, if there are so many: few enough for the caches."""
 
-Floats = NDArray[np.float64]
 _Process = Generator[simpy.Event, None, None]
 
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from hdpsim.arrays import Floats, Ints
 
 WAITS = (
     "data",  # before the first forward: loading, and a pause that all processes make together

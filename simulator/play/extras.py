@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.simulator.play.chain import Chain
 from hdpsim.simulator.play.durations import Durations
@@ -21,9 +21,6 @@ from hdpsim.simulator.play.parts import (
     pair_feeds,
 )
 from hdpsim.simulator.play.schedules import STAGE_BY_STAGE
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

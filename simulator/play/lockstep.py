@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.layout.layout import Schedule
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES, virtual_stage_table
@@ -22,8 +22,6 @@ from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.chain import make_chain
 from hdpsim.simulator.play.execution import WAITS, Execution, Noise
 from hdpsim.simulator.play.schedules import FORWARD, stage_order
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +114,6 @@ def _columns(costs: StepCosts, count: int) -> StepCosts:
         if costs.weight_terms_s is None
         else np.broadcast_to(costs.weight_terms_s[:, :, :1], (terms, kinds, count)),
     )
-
-
-Floats = NDArray[np.float64]
 
 
 class Played(NamedTuple):

@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats
 from hdpsim.cost_models.layout.layout import Order
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.simulator.plan import HOLE, Plan
@@ -17,8 +17,6 @@ from hdpsim.simulator.play.execution import Noise
 
 if TYPE_CHECKING:
     from hdpsim.simulator.setup import ExecutionOptions
-
-Floats = NDArray[np.float64]
 
 
 def draw_noise(

@@ -24,15 +24,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Bools, Floats, Ints
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.chain import Chain
 from hdpsim.simulator.play.schedules import BACKWARD, BACKWARD_WEIGHT, FORWARD, Order
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 
 class Entries(NamedTuple):

@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES, virtual_stage_table
 from hdpsim.errors import InfeasibleError
@@ -27,9 +27,6 @@ from hdpsim.simulator.play.execution import Noise
 from hdpsim.simulator.play.extras import Extras, make_extras
 from hdpsim.simulator.play.parts import Entries, offsets_of, pipeline_parts
 from hdpsim.simulator.play.schedules import stage_order
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

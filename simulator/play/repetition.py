@@ -17,13 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.simulator.play.accounts import Timeline
 from hdpsim.simulator.play.program import Program
-
-Floats = NDArray[np.float64]
 
 EQUAL = 1e-12
 """Stages whose steps differ by less, relative to the step, repeat alike."""

@@ -29,8 +29,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.accounts import Timeline, account
@@ -40,9 +40,6 @@ from hdpsim.simulator.play.extras import Extras
 from hdpsim.simulator.play.lockstep import can_play, find_lockstep, play_rank, run_lone_ranks
 from hdpsim.simulator.play.program import Program, compile_program, ranges
 from hdpsim.simulator.play.repetition import steady_timeline
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 def run_replay(plan: Plan, costs: StepCosts, noise: Noise | None = None) -> Execution:

@@ -6,11 +6,9 @@ from functools import lru_cache
 from typing import NamedTuple, assert_never
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Bools, Ints
 from hdpsim.cost_models.layout.layout import Schedule
-
-Ints = NDArray[np.int64]
 
 FORWARD = 0
 BACKWARD = 1
@@ -29,7 +27,7 @@ class Order(NamedTuple):
     op: Ints
     chunk: Ints
     slot: Ints
-    paired: NDArray[np.bool_]
+    paired: Bools
     """A forward and the backward after it that run overlapped (DualPipe)."""
     batch: Ints
     """Operations of the same number have no blocking transfer between them: an interleaved schedule sends and

@@ -11,12 +11,9 @@ from itertools import pairwise
 
 import numpy as np
 import simpy
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats, Ints
 from hdpsim.simulator.recorded.replay import OperationGraph, circle_error
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 def play_operations(

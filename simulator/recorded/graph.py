@@ -28,8 +28,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Bools, Floats, Ints
 from hdpsim.errors import UserInputError
 from hdpsim.simulator.play.program import ranges
 from hdpsim.simulator.recorded.operations import (
@@ -42,10 +42,6 @@ from hdpsim.simulator.recorded.operations import (
     is_kind,
 )
 from hdpsim.simulator.recorded.replay import OperationGraph, Replay
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 _OVERLAPPING_SHARE = 0.05
 """A kind of communication runs beside the computation if more than this share of its operations does so."""

@@ -13,10 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from hdpsim.arrays import Bools, Floats, Ints
 
 COMPUTE = ("forward-compute", "backward-compute")
 """One micro-batch through one model chunk."""
@@ -136,6 +134,6 @@ class RecordedJob:
         )
 
 
-def is_kind(kinds: Ints, *names: str) -> NDArray[np.bool_]:
+def is_kind(kinds: Ints, *names: str) -> Bools:
     """Which of *kinds* are one of *names*."""
     return np.isin(kinds, [code(name) for name in names])

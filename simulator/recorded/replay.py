@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hdpsim.arrays import Bools, Floats, Ints
 from hdpsim.errors import DeadlockError
 from hdpsim.simulator.play.program import ranges
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 _SHOWN = 8  # longer circles are cut: nobody reads on
 
@@ -138,9 +136,7 @@ def _levels(graph: OperationGraph) -> Ints:
     return level
 
 
-def circle_error(
-    graph: OperationGraph, played: NDArray[np.bool_], name: Callable[[int], str]
-) -> DeadlockError:
+def circle_error(graph: OperationGraph, played: Bools, name: Callable[[int], str]) -> DeadlockError:
     """Return the error that names the operations which wait for each other, given those that could be *played*."""
     waits = ~played[graph.source] & ~played[graph.target]
     before = dict(zip(graph.group[graph.target[waits]].tolist(), np.flatnonzero(waits).tolist(), strict=True))

@@ -22,14 +22,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Bools, Floats, Ints
 from hdpsim.simulator.recorded.engine import play_operations
 from hdpsim.simulator.recorded.graph import RecordedGraph, host_gaps
 from hdpsim.simulator.recorded.operations import COMMUNICATION, COMPUTE, KINDS, code, is_kind
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 Report = Callable[[int, int], None]
 
 _CELLS = 4_000_000  # operations x variants that are played at once: 32 MB an array
@@ -175,7 +173,7 @@ def analyse(graph: RecordedGraph, report: Report = lambda done, total: None) -> 
     )
 
 
-def _kinds_in(kind: NDArray[np.int64]) -> list[tuple[str, tuple[str, ...]]]:
+def _kinds_in(kind: Ints) -> list[tuple[str, tuple[str, ...]]]:
     """The sets of kinds that occur: the two ends of a transfer are one set."""
     ends = {name for names in _TRANSFERS.values() for name in names}
     sets: list[tuple[str, tuple[str, ...]]] = [(name, (name,)) for name in KINDS if name not in ends]
@@ -184,7 +182,7 @@ def _kinds_in(kind: NDArray[np.int64]) -> list[tuple[str, tuple[str, ...]]]:
     return [(name, kinds) for name, kinds in sets if present & set(kinds)]
 
 
-def _candidates(owner: NDArray[np.int64], excess_s: Floats, count: int) -> NDArray[np.int64]:
+def _candidates(owner: Ints, excess_s: Floats, count: int) -> Ints:
     """The owners to replay, ascending: all, or those with the most time above the ideal."""
     if count <= RANKS_REPLAYED:
         return np.arange(count)
@@ -224,7 +222,7 @@ def _evened(graph: RecordedGraph) -> list[tuple[str, Floats]]:
     return changed
 
 
-def _mean_by(key: NDArray[np.int64], value: Floats) -> Floats:
+def _mean_by(key: Ints, value: Floats) -> Floats:
     """For every entry: the mean of *value* over the entries of the same key."""
     mean: Floats = (np.bincount(key, value) / np.maximum(np.bincount(key), 1))[key]
     return np.maximum(mean, np.finfo(np.float64).tiny)  # a divisor: computations may take no time at all

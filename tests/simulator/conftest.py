@@ -1,10 +1,10 @@
-"""Makes plans.py and setups.py importable as simulator_*: --import-mode=importlib puts no test folder on sys.path."""
+"""Makes the helpers of these tests importable as simulator_*: --import-mode=importlib puts no folder on sys.path."""
 
 import importlib.util
 import sys
 from pathlib import Path
 
-for _name in ("plans", "setups"):
+for _name in ("plan_checks", "plans", "setups"):
     _spec = importlib.util.spec_from_file_location(
         f"simulator_{_name}", Path(__file__).with_name(f"{_name}.py")
     )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulator_plan_checks import validate_plan
 from simulator_setups import Task, small_cluster, small_setup, tasks
 
 from hdpsim.cost_models.calibration.calibration import calibration
@@ -14,7 +15,6 @@ from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.errors import InfeasibleError
-from hdpsim.simulator.play.validate import validate_plan
 from hdpsim.simulator.setup import Setup, StrategyOptions
 from hdpsim.simulator.step import plan_batch, simulate_step
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulator_plan_checks import validate_plan
 from simulator_setups import FLOOR, HOPPER, MODEL, Task, problem_of, small_cluster, small_setup, tasks
 
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan import HOLE
-from hdpsim.simulator.play.validate import validate_plan
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.strategies import hdp_balance

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulator_plan_checks import validate_plan
 from simulator_setups import FLOOR, HOPPER, Task, pipelines, small_cluster, small_setup, tasks
 
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.step.step import step_costs
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.replay import run_replay
-from hdpsim.simulator.play.validate import validate_plan
 from hdpsim.simulator.setup import ExecutionOptions, Setup, StrategyOptions
 from hdpsim.simulator.step import StepResult, micro_batch_cost, plan_batch, plan_micro_batches, simulate_step
 

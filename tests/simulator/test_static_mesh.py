@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulator_plan_checks import PlanError, validate_plan
 from simulator_setups import problem_of, small_cluster, small_setup
 
 from hdpsim.cost_models.layout.layout import Layout
@@ -11,7 +12,6 @@ from hdpsim.cost_models.step.step import step_costs
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan import HOLE
 from hdpsim.simulator.play.replay import run_replay
-from hdpsim.simulator.play.validate import PlanError, validate_plan
 from hdpsim.simulator.setup import Packing
 from hdpsim.simulator.step import distinct_micro_batches, plan_batch, plan_micro_batches, simulate_step
 from hdpsim.simulator.strategies.packing import pack

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from simulator_plan_checks import validate_plan
 from simulator_setups import FLOOR, problem_of, small_cluster, small_setup
 
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.simulator.play.validate import validate_plan
 from hdpsim.simulator.strategies.hdp_balance import plan_balanced
 from hdpsim.simulator.strategies.long_sequences import LongSequences, ideal_step_s
 from hdpsim.simulator.strategies.problem import PlanningProblem

@@ -1,18 +1,16 @@
-"""Checks that a plan keeps every promise of the contract in plan.py."""
+"""Checks that a plan keeps every promise of the contract in simulator/plan.py."""
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Bools, Ints
 from hdpsim.cost_models.step.micro_batch import Epilogue, MicroBatches, StepCosts
 from hdpsim.errors import HdpSimError
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.lockstep import members_in_step
 from hdpsim.simulator.play.program import compile_program, plan_entries
 from hdpsim.simulator.play.replay import play
-
-Ints = NDArray[np.int64]
 
 
 class PlanError(HdpSimError):
@@ -69,7 +67,7 @@ def _require(holds: bool | np.bool_, message: str) -> None:
         raise PlanError(message)
 
 
-def _first(bad: NDArray[np.bool_]) -> int | None:
+def _first(bad: Bools) -> int | None:
     """Return the place of the first True, if any."""
     places = np.flatnonzero(bad)
     return int(places[0]) if len(places) else None

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simulator_plan_checks import PlanError, validate_plan
 from simulator_plans import flat_plans, make_plan, pipeline_plans
 
 from hdpsim.errors import DeadlockError
 from hdpsim.simulator.plan import HOLE, Plan
-from hdpsim.simulator.play.validate import PlanError, validate_plan
 
 
 def lengths(plan: Plan) -> np.ndarray:
