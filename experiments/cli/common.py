@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,8 @@ from hdpsim.quoting import printable, quoted
 from hdpsim.ranges import RANGES
 
 if TYPE_CHECKING:
-    from hdpsim.experiments.output.tables import Table
+    from hdpsim.experiments.output.document import Document, Table
+    from hdpsim.experiments.output.tables import TextTable
     from hdpsim.experiments.scenario.scenario import Scenario
 
 
@@ -131,16 +132,38 @@ def emit_json(document: object) -> None:
     click.echo(json.dumps(finite(document), indent=2, allow_nan=False))
 
 
-def show_table(table: Table) -> None:
-    """Print a table: with lines and bold heads on a terminal, plain text otherwise."""
+def present(document: Document, *, as_json: bool, out: str | None = None, lines: Sequence[str] = ()) -> None:
+    """Show what a verb found: as JSON, or as text, closed by *lines*; with *out* as a run directory, too."""
+    if out is not None:
+        from hdpsim.experiments.output.run_directory import write_document
+
+        lines = (*lines, write_document(out, document))
+    data = document.data()  # first of all: it refuses figures that are nan or infinite
+    if as_json:
+        emit_json(data)
+        return
+    for number, part in enumerate(document.parts()):
+        if number:
+            say()
+        if isinstance(part, str):
+            say(part)
+        else:
+            show_table(part)
+    for line in lines:
+        say(line)
+
+
+def show_table(table: Table[Any] | TextTable) -> None:
+    """Print a table: with lines and bold heads on a terminal, plain text otherwise; and the lines below it."""
+    from hdpsim.experiments.output.tables import TextTable, plain_text, print_rich
+
+    drawn = table if isinstance(table, TextTable) else table.drawn()
     if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
-        from hdpsim.experiments.output.tables import print_rich
-
-        print_rich(table)
+        print_rich(drawn)
     else:
-        from hdpsim.experiments.output.tables import plain_text
-
-        say(plain_text(table))
+        say(plain_text(drawn))
+    for line in () if isinstance(table, TextTable) else table.notes:
+        say(line)
 
 
 @contextmanager

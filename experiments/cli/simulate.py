@@ -6,15 +6,13 @@ import click
 
 from hdpsim.experiments.cli.common import (
     batches_option,
-    emit_json,
     json_option,
     load,
     out_option,
+    present,
     progress,
-    say,
     scenario_argument,
     set_option,
-    show_table,
     target_option,
     target_tokens,
 )
@@ -44,10 +42,9 @@ def command(
 ) -> None:
     """How long is one step, and where does the time go?"""
     from hdpsim.experiments.output.files import check_out_file
-    from hdpsim.experiments.studies import compare_report, report
-    from hdpsim.experiments.studies.artefacts import check_out, write_run, write_spans
+    from hdpsim.experiments.studies.artefacts import check_out, write_spans
     from hdpsim.experiments.studies.compare import compare
-    from hdpsim.experiments.studies.cost_to_target import price_of
+    from hdpsim.experiments.studies.compare_report import simulate_document, target_of
 
     check_out(out)
     tokens = target_tokens(target)
@@ -57,23 +54,8 @@ def command(
     checked = load(scenario, overrides)
     with progress("simulating") as shown:
         result = compare(checked, (checked.strategy.name,), batches, shown, spans=timeline is not None)
-    outcome = result.base
-    goal = compare_report.target_of(result, outcome, tokens)
-    document = report.json_document(
-        "simulate", checked, report.outcome_json(outcome, target=goal), data=result.use.document()
-    )
-    lines = [] if timeline is None else [write_spans(timeline, outcome, checked)]
-    if out is not None:
-        lines.append(write_run(out, document, result))
-    if as_json:
-        emit_json(document)
-        return
-    prices = [] if goal is None else [price_of(checked.cluster.gpu).note]
-    say(report.headline(checked))
-    say()
-    show_table(report.step_table(result, goal))
-    say()
-    show_table(report.account_table(result.feasible))
-    say()
-    for line in (*compare_report.remarks(result), *prices, *lines):
-        say(line)
+    goal = target_of(result, result.base, tokens)
+    lines = [] if goal is None else [goal.price.note]
+    if timeline is not None:
+        lines.append(write_spans(timeline, result.base, checked))
+    present(simulate_document(result, goal), as_json=as_json, out=out, lines=lines)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hdpsim import __version__, files
 from hdpsim.errors import UserInputError
+from hdpsim.experiments.output.document import SCHEMA_VERSION as SCHEMA_VERSION
+from hdpsim.experiments.output.document import Document, OutputFile, Table, command_line
 from hdpsim.interrupts import held
 from hdpsim.quoting import printable, quoted
 from hdpsim.reading import open_regular
@@ -27,9 +29,6 @@ if TYPE_CHECKING:
 
 MARKER = ".hdpsim-run.json"
 """The file that makes a directory one of ours; it lists the files hdpsim wrote, with their hashes."""
-
-SCHEMA_VERSION = 1
-"""Version of the JSON documents and tables; raised when a reader of the old ones would be misled."""
 
 _README = "README.md"
 
@@ -208,6 +207,35 @@ class RunDirectory:
         lines += ["| File | What it holds |", "|---|---|"]
         lines += [f"| `{name}` | {text.replace('|', chr(92) + '|')} |" for name, text in self._files.items()]
         return printable("\n".join(lines)) + "\n"  # people look at it with cat
+
+
+def write_document(out: str, document: Document) -> str:
+    """Write a run directory with everything a document has; returns a line that says so."""
+    title = document.title or document.head
+    with RunDirectory(out, title=title, command=command_line(), notes=document.notes) as run:
+        run.write_json(
+            "result.json", document.data(), "The whole result as one JSON document, as printed by --json."
+        )
+        for file in document.files:
+            _write_file(run, file)
+    return f"wrote {out}"
+
+
+def _write_file(run: RunDirectory, file: OutputFile) -> None:
+    content = file.content()
+    if isinstance(content, Table):
+        content = content.records()
+    match PurePosixPath(file.name).suffix:
+        case ".csv":
+            run.write_csv(file.name, content, file.description)
+        case ".parquet":
+            run.write_parquet(file.name, content, file.description)
+        case ".json":
+            run.write_json(file.name, content, file.description)
+        case "":
+            run.save_figure(file.name, content, file.description)
+        case _:
+            run.write_text(file.name, content, file.description)
 
 
 def _refuse_unless_ours(path: Path) -> None:

@@ -8,7 +8,7 @@ from hdpsim.quoting import LONGEST_NAME, printable, shortened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class TextTable:
     """Rows of texts below column heads; the first column is aligned left, numbers right."""
 
     title: str
@@ -28,14 +28,18 @@ def _cell(text: str) -> str:
     return shortened(printable(text, lines=False), LONGEST_NAME)
 
 
+Table = TextTable
+"""What rooms that make their texts themselves call it."""
+
+
 _GAP = 3  # blanks and rule that rich puts around a cell
 _NARROWEST = 24  # a text column narrower than this is hard to read
 
 
-def plain_text(table: Table) -> str:
+def plain_text(table: TextTable) -> str:
     """The table as lines of text, columns two spaces apart.
 
-    >>> print(plain_text(Table(title="", columns=("strategy", "s"), rows=(("static", "12.5"),))))
+    >>> print(plain_text(TextTable(title="", columns=("strategy", "s"), rows=(("static", "12.5"),))))
     strategy     s
     static    12.5
     """
@@ -51,7 +55,7 @@ def plain_text(table: Table) -> str:
     return "\n".join(lines)
 
 
-def print_rich(table: Table) -> None:
+def print_rich(table: TextTable) -> None:
     """Print the table on the terminal with rich; as plain text where its numbers would not fit.
 
     The last column may break its lines when it is aligned left; no other column does.

@@ -12,15 +12,16 @@ from numpy.typing import NDArray
 
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.output import plots, plots_of_time
+from hdpsim.experiments.output.document import OutputFile
 from hdpsim.experiments.output.plot_style import account_group
 from hdpsim.experiments.output.run_directory import RunDirectory
-from hdpsim.experiments.studies.compare_report import remarks
 from hdpsim.experiments.studies.report import headline, mfu_note
 from hdpsim.experiments.studies.scale import scaling_lines
-from hdpsim.experiments.studies.static_rows import mesh_cells, over_best
+from hdpsim.experiments.studies.static_rows import MESH_COLUMNS, over_best
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
     from hdpsim.experiments.output.statistics import Estimate
     from hdpsim.experiments.scenario.scenario import Scenario
@@ -34,57 +35,62 @@ def check_out(out: str | None) -> None:
         RunDirectory(out)
 
 
-def write_run(out: str, document: Mapping[str, Any], comparison: Comparison) -> str:
-    """Write the run directory of one or several strategies on the same batches; returns a line that says so."""
-    scenario = comparison.scenario
-    with RunDirectory(out, title=headline(scenario), command=_command(), notes=remarks(comparison)) as run:
-        run.write_json(
-            "result.json", document, "The whole result as one JSON document, as printed by --json."
-        )
-        _write_scenario(run, scenario)
-        run.write_csv(
-            "summary.csv", _summary_rows(comparison), "One row per strategy: means over the batches."
-        )
-        run.write_csv("batches.csv", _batch_rows(comparison), "One row per strategy and global batch.")
-        run.write_csv(
+def detail_files(comparison: Comparison) -> tuple[OutputFile, ...]:
+    """Tables of batches, accounts and ranks, and the figures of a comparison."""
+    outcomes = comparison.feasible
+    files = (
+        OutputFile("batches.csv", lambda: _batch_rows(comparison), "One row per strategy and global batch."),
+        OutputFile(
             "accounts.csv",
-            _account_rows(comparison),
+            lambda: _account_rows(comparison),
             "Where the time goes: seconds of a step per account, mean over ranks, stages and batches.",
-        )
-        run.write_csv(
+        ),
+        OutputFile(
             "ranks.csv",
-            _rank_table(comparison),
+            lambda: _rank_table(comparison),
             "First batch: seconds of every rank and stage in each account; a row sums to the step.",
-        )
-        run.save_figure(
+        ),
+        OutputFile(
             "time_breakdown",
-            plots_of_time.plot_time_breakdown({o.strategy: o.account_s() for o in comparison.feasible}),
+            lambda: plots_of_time.plot_time_breakdown({o.strategy: o.account_s() for o in outcomes}),
             "Where the time of a step goes, per strategy.",
-        )
-        run.save_figure(
+        ),
+        OutputFile(
             "rank_step_time",
-            plots_of_time.plot_rank_step_time(
-                {o.strategy: _rank_layers(o) for o in comparison.feasible},
+            lambda: plots_of_time.plot_rank_step_time(
+                {o.strategy: _rank_layers(o) for o in outcomes},
                 title="Time of every rank in the step of the first batch",
             ),
             "First batch: what each rank does, the ranks that wait least first.",
-        )
-        run.save_figure("length_distribution", _length_figure(comparison), "Sequence lengths of the batches.")
-        rates = {o.strategy: o.tokens_per_s for o in comparison.feasible}
-        if len(rates) > 1:
-            base = comparison.best_static or comparison.base
-            run.save_figure(
-                "throughput",
-                plots.plot_throughput_bars(
-                    {name: rate.mean for name, rate in rates.items()},
-                    _bars(rates),
-                    base=base.strategy,
-                    what=_bar_words(rates),
-                    speed_up={o.strategy: o.speed_up(base).mean for o in comparison.feasible},
-                ),
-                "Throughput per strategy; bars: 95 % confidence over the batches, or their range where they are few.",
-            )
-    return f"wrote {out}"
+        ),
+        OutputFile(
+            "length_distribution",
+            lambda: _length_figure(comparison),
+            "Sequence lengths of the batches.",
+        ),
+    )
+    if len(outcomes) == 1:
+        return files
+    return (
+        *files,
+        OutputFile(
+            "throughput",
+            lambda: _throughput_figure(comparison),
+            "Throughput per strategy; bars: 95 % confidence over the batches, or their range where they are few.",
+        ),
+    )
+
+
+def _throughput_figure(comparison: Comparison) -> Figure:
+    rates = {o.strategy: o.tokens_per_s for o in comparison.feasible}
+    base = comparison.best_static or comparison.base
+    return plots.plot_throughput_bars(
+        {name: rate.mean for name, rate in rates.items()},
+        _bars(rates),
+        base=base.strategy,
+        what=_bar_words(rates),
+        speed_up={o.strategy: o.speed_up(base).mean for o in comparison.feasible},
+    )
 
 
 def write_scaling(out: str, document: Mapping[str, Any], scaling: Scaling, scenario: Scenario) -> str:
@@ -136,7 +142,7 @@ def _scaling_rows(scaling: Scaling) -> list[dict[str, object]]:
                     "mfu": outcome.mfu,
                     "memory_bytes": outcome.results[0].memory.total_bytes,
                 }
-            row |= {"efficiency": efficiency[strategy][i], **mesh_cells(outcome)}
+            row |= {"efficiency": efficiency[strategy][i], **{c.name: c.of(outcome) for c in MESH_COLUMNS}}
             row["speed_up_vs_best_static"] = over_best(outcome, scaling.best_at(i))
             rows.append(row | {"reason": outcome.reason})
     return rows
@@ -178,35 +184,6 @@ def _command() -> str:
 
 def _write_scenario(run: RunDirectory, scenario: Scenario) -> None:
     run.write_text("scenario.yaml", scenario.to_yaml(), "The scenario with all defaults; runs as it is.")
-
-
-def _summary_rows(comparison: Comparison) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
-    best = comparison.best_static
-    for outcome in comparison.feasible:
-        step_s, tokens_per_s = outcome.step_s, outcome.tokens_per_s
-        speed_up = outcome.speed_up(comparison.base)
-        rows.append(
-            {
-                "strategy": outcome.strategy,
-                "batches": comparison.batches,
-                "step_s": step_s.mean,
-                "step_s_ci95": step_s.half_width,
-                "tokens_per_s": tokens_per_s.mean,
-                "tokens_per_s_ci95": tokens_per_s.half_width,
-                "tokens_per_s_per_gpu": tokens_per_s.mean / comparison.scenario.cluster.gpus,
-                "mfu": outcome.mfu,
-                "mfu_full": outcome.mfu_full,
-                "speed_up": speed_up.mean,
-                "speed_up_ci95": speed_up.half_width,
-                "speed_up_vs_best_static": None if best is None else outcome.speed_up(best).mean,
-                **mesh_cells(outcome),
-                "over_lower_bound": outcome.over_bound,
-                "over_plan_ideal": outcome.over_plan_ideal,
-                "memory_bytes": outcome.results[0].memory.total_bytes,
-            }
-        )
-    return rows
 
 
 def _batch_rows(comparison: Comparison) -> list[dict[str, object]]:

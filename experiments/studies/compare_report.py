@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, interval
 from hdpsim.experiments.output.plot_style import readable_name
 from hdpsim.experiments.output.statistics import with_interval
-from hdpsim.experiments.output.tables import Table
-from hdpsim.experiments.output.words import memory_of, memory_parts, token_amount
+from hdpsim.experiments.output.words import (
+    large_amount,
+    memory_of,
+    memory_parts,
+    token_amount,
+    with_duration,
+)
+from hdpsim.experiments.studies import artefacts
 from hdpsim.experiments.studies.compare import BEST_STATIC
-from hdpsim.experiments.studies.cost_to_target import Target, price_of, time_at
-from hdpsim.experiments.studies.report import averaging, band_lines, mfu_note, one_line, outcome_json
+from hdpsim.experiments.studies.cost_to_target import Target, price_of, time_at, usd_words
+from hdpsim.experiments.studies.report import (
+    account_table,
+    averaging,
+    band_lines,
+    headline,
+    mfu_note,
+    one_line,
+    outcome_json,
+    scenario_file,
+    scenario_payload,
+    step_table,
+)
+from hdpsim.experiments.studies.static_rows import MESH_COLUMNS
 
 if TYPE_CHECKING:
     from hdpsim.experiments.studies.compare import Comparison, Outcome
@@ -36,6 +57,67 @@ WORTH_A_WORD = 5e-4
 """Share of the work that a packer leaves out, from which it is said."""
 
 
+def compare_document(comparison: Comparison, tokens: float | None = None) -> Document:
+    """Everything about a comparison; with the *tokens* of a target, what they take."""
+    scenario, best = comparison.scenario, comparison.best_static
+    why = explanation(comparison)
+    results = [
+        outcome_json(outcome, comparison.base, best, target_of(comparison, outcome, tokens))
+        for outcome in comparison.outcomes
+    ]
+    tried = comparison.baseline.tried if comparison.baseline else ()
+    return Document(
+        kind="compare",
+        head=headline(scenario),
+        blocks=(
+            comparison_table(comparison),
+            resources_table(comparison),
+            *(() if tokens is None else (target_table(comparison, tokens),)),
+            why,
+            account_table(comparison.feasible),
+        ),
+        notes=remarks(comparison),
+        payload=scenario_payload(
+            scenario,
+            results,
+            base=comparison.base.strategy,
+            best_static=None if best is None else best.strategy,
+            static_meshes_tried=[each.document() for each in tried],
+            batches=comparison.batches,
+            data=comparison.use.document(),
+            explanation=why,
+        ),
+        files=comparison_files(comparison),
+    )
+
+
+def simulate_document(comparison: Comparison, target: Target | None = None) -> Document:
+    """Everything about one strategy."""
+    return Document(
+        kind="simulate",
+        head=headline(comparison.scenario),
+        blocks=(step_table(comparison, target), account_table(comparison.feasible)),
+        notes=remarks(comparison),
+        payload=scenario_payload(
+            comparison.scenario,
+            outcome_json(comparison.base, target=target),
+            data=comparison.use.document(),
+        ),
+        files=comparison_files(comparison),
+    )
+
+
+def comparison_files(comparison: Comparison) -> tuple[OutputFile, ...]:
+    """The files of a run directory of one or several strategies on the same batches."""
+    table = comparison_table(comparison)
+    summary = replace(table, rows=comparison.feasible)
+    return (
+        scenario_file(comparison.scenario),
+        OutputFile("summary.csv", lambda: summary, "One row per strategy: means over the batches."),
+        *artefacts.detail_files(comparison),
+    )
+
+
 def target_of(comparison: Comparison, outcome: Outcome, tokens: float | None) -> Target | None:
     """What so many tokens take with a strategy; None when nobody asked, or it cannot run."""
     if tokens is None or not outcome.results:
@@ -49,76 +131,88 @@ def target_of(comparison: Comparison, outcome: Outcome, tokens: float | None) ->
     )
 
 
-def comparison_json(comparison: Comparison, tokens: float | None = None) -> list[dict[str, Any]]:
-    """One object per row of the table."""
-    return [
-        outcome_json(outcome, comparison.base, comparison.best_static, target_of(comparison, outcome, tokens))
-        for outcome in comparison.outcomes
-    ]
-
-
-def comparison_table(comparison: Comparison) -> Table:
-    """One row per strategy: how fast; the ones that cannot run give their reason below."""
-    best = comparison.best_static
-    own_column = best is not None and best is not comparison.base
-    rows = []
-    for outcome in comparison.outcomes:
-        if not outcome.results:
-            rows.append((outcome.strategy, "cannot run", *("-",) * (5 if own_column else 4)))
-            continue
-        tokens_per_s = outcome.tokens_per_s
-        cells = [
-            outcome.strategy,
-            with_interval(outcome.step_s, digits=3),
-            with_interval(tokens_per_s),
-            f"{tokens_per_s.mean / comparison.scenario.cluster.gpus:,.1f}",
-            f"{outcome.mfu:.1%}",
-            "1" if outcome is comparison.base else with_interval(outcome.speed_up(comparison.base), digits=2),
-        ]
-        if best is not None and own_column:
-            cells.append("1" if outcome is best else with_interval(outcome.speed_up(best), digits=2))
-        rows.append(tuple(cells))
-    heads = ["strategy", "step s", "tokens/s", "tok/s/GPU", "MFU", "speed-up"]
-    words = averaging(comparison.batches, comparison.base.independent)
-    title = f"{words[0].upper()}{words[1:]}; speed-up over {comparison.base.strategy}"
-    if best is not None and own_column:
-        heads.append("over best")
+def comparison_table(comparison: Comparison) -> Table[Outcome]:
+    """One row per strategy: how fast, and in data more; the ones that cannot run give their reason below."""
+    base, best = comparison.base, comparison.best_static
+    words = averaging(comparison.batches, base.independent)
+    title = f"{words[0].upper()}{words[1:]}; speed-up over {base.strategy}"
+    best_is_a_row = best is not None and best is not base
+    if best is not None and best_is_a_row:
         title += f", and over {best.strategy}"
-    return Table(title=title, columns=tuple(heads), rows=tuple(rows))
+
+    def over(other: Outcome | None) -> Callable[[Outcome], str | None]:
+        def words(outcome: Outcome) -> str | None:
+            if other is None or not outcome.results:
+                return None
+            return "1" if outcome is other else with_interval(outcome.speed_up(other), digits=2)
+
+        return words
+
+    gpus = comparison.scenario.cluster.gpus
+    columns: tuple[Column[Outcome], ...] = (
+        Column("strategy"),
+        Column("batches", lambda outcome: comparison.batches, heading=None),
+        _figure("step_s", lambda o: o.step_s, heading="step", unit="s", format=interval(3), missing="cannot run",
+                ci95=True),
+        _figure("tokens_per_s", lambda o: o.tokens_per_s, heading="tokens/s", format=interval(), ci95=True),
+        _figure("tokens_per_s_per_gpu", lambda o: o.tokens_per_s.mean / gpus, heading="tok/s/GPU", format=",.1f"),
+        _figure("mfu", lambda o: o.mfu, heading="MFU", format=".1%"),
+        _figure("mfu_full", lambda o: o.mfu_full, heading=None),
+        Column("", over(base), heading="speed-up"),
+        _figure("speed_up", lambda o: o.speed_up(base), heading=None, ci95=True),
+        Column("", over(best), heading="over best" if best_is_a_row else None),
+        _figure("speed_up_vs_best_static", lambda o: best and o.speed_up(best), heading=None),
+        *MESH_COLUMNS,
+        _figure("over_lower_bound", lambda o: o.over_bound, heading=None),
+        _figure("over_plan_ideal", lambda o: o.over_plan_ideal, heading=None),
+        _figure("memory_bytes", lambda o: o.results[0].memory.total_bytes, heading=None),
+    )  # fmt: skip
+    return Table(title=title, columns=columns, rows=comparison.outcomes)
 
 
-def resources_table(comparison: Comparison) -> Table:
+def _figure(name: str, value: Callable[[Outcome], object], **how: Any) -> Column[Outcome]:
+    """A column that only strategies have that ran."""
+    return Column(name, lambda outcome: value(outcome) if outcome.results else None, **how)
+
+
+def resources_table(comparison: Comparison) -> Table[Outcome]:
     """One row per strategy that runs: how it packs and groups, how good its plan is, what fills its memory."""
-    rows = []
-    for outcome in comparison.feasible:
-        first = outcome.results[0]
-        mesh = outcome.mesh
-        groups = mesh.words.replace(" packing", "") if mesh else _group_words(first.largest_group)
-        rows.append(
-            (
-                outcome.strategy,
-                groups,
-                f"{outcome.over_bound:+.1%}",
-                memory_of(first.memory),
-                memory_parts(first.memory.parts, 2),
-            )
-        )
-    heads = ("strategy", "packing and groups", "over bound", "memory per GPU", "most of it (GiB)")
-    return Table(title="", columns=heads, rows=tuple(rows), left=frozenset({0, 1, 4}))
+    columns: tuple[Column[Outcome], ...] = (
+        Column("strategy"),
+        Column("", _groups, heading="packing and groups", left=True),
+        Column("over_lower_bound", lambda outcome: outcome.over_bound, heading="over bound", format="+.1%"),
+        Column("", lambda outcome: memory_of(outcome.results[0].memory), heading="memory per GPU"),
+        Column(
+            "",
+            lambda outcome: memory_parts(outcome.results[0].memory.parts, 2),
+            heading="most of it (GiB)",
+            left=True,
+        ),
+    )
+    return Table(columns=columns, rows=comparison.feasible)
 
 
-def _group_words(largest: int) -> str:
+def _groups(outcome: Outcome) -> str:
+    if outcome.mesh:
+        return outcome.mesh.words.replace(" packing", "")
+    largest = outcome.results[0].largest_group
     return f"1 to {largest:,} ranks" if largest > 1 else "single ranks"
 
 
-def target_table(comparison: Comparison, tokens: float) -> Table:
+def target_table(comparison: Comparison, tokens: float) -> Table[tuple[str, Target]]:
     """What the tokens take with every strategy that runs, without interruptions."""
-    targets = {outcome.strategy: target_of(comparison, outcome, tokens) for outcome in comparison.feasible}
-    rows = [(name, *target.cells) for name, target in targets.items() if target is not None]
+    targets = ((outcome.strategy, target_of(comparison, outcome, tokens)) for outcome in comparison.feasible)
+    columns: tuple[Column[tuple[str, Target]], ...] = (
+        Column("strategy", lambda row: row[0]),
+        Column("seconds", lambda row: row[1].seconds, heading="time", format=with_duration),
+        Column("gpu_hours", lambda row: row[1].gpu_hours, heading="GPU-hours", format=large_amount),
+        Column("usd", lambda row: row[1].usd, heading="cost", format=usd_words, missing="unknown"),
+    )
     return Table(
         title=f"{token_amount(tokens)} tokens, without failures (see `hdpsim campaign`)",
-        columns=("strategy", "time", "GPU-hours", "cost"),
-        rows=tuple(rows),
+        columns=columns,
+        rows=tuple((name, target) for name, target in targets if target is not None),
+        notes=(price_of(comparison.scenario.cluster.gpu).note,),
     )
 
 

@@ -62,6 +62,11 @@ def time_at(tokens: float, tokens_per_s: Estimate) -> Estimate:
     )
 
 
+def usd_words(usd: float) -> str:
+    """An amount of money."""
+    return f"{large_amount(usd)} USD"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """A number of tokens, and what they take."""
@@ -82,18 +87,11 @@ class Target:
         return None if self.price.usd_per_hour is None else self.gpu_hours * self.price.usd_per_hour
 
     @property
-    def cells(self) -> tuple[str, str, str]:
-        """Time, GPU-hours and cost for a table."""
-        cost = "unknown" if self.usd is None else f"{large_amount(self.usd)} USD"
-        return with_duration(self.seconds), large_amount(self.gpu_hours), cost
-
-    @property
     def words(self) -> str:
-        """The three in one line."""
-        time, hours, cost = self.cells
-        return f"{time} for {token_amount(self.tokens)} tokens: {hours} GPU-hours, " + (
-            "cost unknown" if self.usd is None else cost
-        )
+        """All of it in one line."""
+        cost = "cost unknown" if self.usd is None else usd_words(self.usd)
+        time, hours = with_duration(self.seconds), large_amount(self.gpu_hours)
+        return f"{time} for {token_amount(self.tokens)} tokens: {hours} GPU-hours, {cost}"
 
     def document(self) -> dict[str, Any]:
         """As JSON data."""

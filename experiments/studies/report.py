@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hdpsim.cost_models.reading.units import format_quantity
+from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, facts
 from hdpsim.experiments.output.finite import plain
 from hdpsim.experiments.output.plot_style import ACCOUNT_GROUPS, account_group, format_tokens, readable_name
-from hdpsim.experiments.output.run_directory import SCHEMA_VERSION
 from hdpsim.experiments.output.statistics import FEWEST, estimate_json, with_interval
-from hdpsim.experiments.output.tables import Table
 from hdpsim.experiments.output.words import memory_of, memory_parts
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 TERA = 1e12
 
+_AccountRow = tuple[str, list[float]]
+"""An account and its seconds of a step, strategy by strategy."""
+
 GROUP_WORDS = {name: name for name in ACCOUNT_GROUPS} | {"communication": "exposed communication"}
 """Kinds of accounts in words."""
 
@@ -35,20 +38,25 @@ _LARGE = frozenset({"spans", "account_s", "accounts"})
 """Fields that are summarised (account means) or exported on their own (timeline)."""
 
 
-def json_document(kind: str, scenario: Scenario, results: object, **more: object) -> dict[str, Any]:
-    """The envelope every verb prints: version, scenario with all defaults, seed, results."""
-    from hdpsim import __version__
-
+def scenario_payload(scenario: Scenario, results: object, **more: object) -> dict[str, object]:
+    """What the JSON documents of all verbs with a scenario say: the scenario with all defaults, seeds, results."""
     return {
-        "schema_version": SCHEMA_VERSION,
-        "kind": kind,
-        "hdpsim_version": __version__,
         "scenario": scenario.document,
         "seed": {"data": scenario.data.seed, "execution": scenario.execution.seed},
         "calibration": scenario.calibration.name,
-        **{key: plain(value) for key, value in more.items()},
-        "results": plain(results, "results"),
+        **more,
+        "results": results,
     }
+
+
+def scenario_file(scenario: Scenario) -> OutputFile:
+    """The scenario in a run directory."""
+    return OutputFile("scenario.yaml", scenario.to_yaml, "The scenario with all defaults; runs as it is.")
+
+
+def json_document(kind: str, scenario: Scenario, results: object, **more: object) -> dict[str, Any]:
+    """The JSON document of a verb with a scenario."""
+    return Document(kind=kind, payload=scenario_payload(scenario, results, **more)).data()
 
 
 def outcome_json(
@@ -198,10 +206,10 @@ def split_words(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{share:.0%} {GROUP_WORDS[name]}" for name, share in shares.items() if share >= 0.005)
 
 
-def account_table(outcomes: Iterable[Outcome], title: str = "Where the time goes") -> Table:
+def account_table(outcomes: Iterable[Outcome], title: str = "Where the time goes") -> Table[_AccountRow]:
     """Seconds and share of the step per account, largest first, then per kind; those below 0.05 % are summed."""
-    columns = tuple(outcomes)
-    seconds = [outcome.account_s() for outcome in columns]
+    strategies = tuple(outcomes)
+    seconds = [outcome.account_s() for outcome in strategies]
     totals = [sum(row.values()) for row in seconds]
     names = list(dict.fromkeys(name for row in seconds for name in row))
     share = {
@@ -210,28 +218,27 @@ def account_table(outcomes: Iterable[Outcome], title: str = "Where the time goes
     }
     large = sorted((name for name in names if share[name] >= 0.0005), key=lambda name: -share[name])
     small = [name for name in names if share[name] < 0.0005]
-    rows = [
-        (readable_name(name), *_seconds_cells([row.get(name, 0.0) for row in seconds], totals))
-        for name in large
-    ]
+    rows = [(readable_name(name), [row.get(name, 0.0) for row in seconds]) for name in large]
     if any(row.get(name, 0.0) > 0 for row in seconds for name in small):
-        rest = [sum(row.get(name, 0.0) for name in small) for row in seconds]
-        rows.append(("all others", *_seconds_cells(rest, totals)))
+        rows.append(("all others", [sum(row.get(name, 0.0) for name in small) for row in seconds]))
     for group in ACCOUNT_GROUPS:
-        parts = [sum(v for name, v in row.items() if account_group(name) == group) for row in seconds]
-        rows.append((f"= {GROUP_WORDS[group]}", *_seconds_cells(parts, totals)))
-    rows.append(("step", *_seconds_cells(totals, totals)))
-    heads = tuple(head for outcome in columns for head in (f"{outcome.strategy} s", "share"))
-    return Table(title=f"{title} (mean over ranks and stages)", columns=("account", *heads), rows=tuple(rows))
+        parts = [sum(s for name, s in row.items() if account_group(name) == group) for row in seconds]
+        rows.append((f"= {GROUP_WORDS[group]}", parts))
+    rows.append(("step", totals))
+    columns: list[Column[_AccountRow]] = [Column("account", itemgetter(0))]
+    for place, outcome in enumerate(strategies):
+        columns += _seconds_and_share(outcome.strategy, place, totals[place])
+    return Table(title=f"{title} (mean over ranks and stages)", columns=tuple(columns), rows=rows)
 
 
-def _seconds_cells(seconds: list[float], totals: list[float]) -> list[str]:
+def _seconds_and_share(strategy: str, place: int, total_s: float) -> list[Column[_AccountRow]]:
     return [
-        cell for s, total in zip(seconds, totals, strict=True) for cell in (f"{s:.3f}", f"{s / total:.1%}")
+        Column(f"{strategy}_s", lambda row: row[1][place], heading=strategy, unit="s", format=".3f"),
+        Column(f"{strategy}_share", lambda row: row[1][place] / total_s, heading="share", format=".1%"),
     ]
 
 
-def step_table(comparison: Comparison, target: Target | None = None) -> Table:
+def step_table(comparison: Comparison, target: Target | None = None) -> Table[tuple[str, str]]:
     """The figures of one strategy, one below the other."""
     scenario, outcome = comparison.scenario, comparison.base
     first, tokens_per_s = outcome.results[0], outcome.tokens_per_s
@@ -257,12 +264,7 @@ def step_table(comparison: Comparison, target: Target | None = None) -> Table:
         rows.append(("static mesh", outcome.mesh.words))
     if target is not None:
         rows.append(("target", target.words))
-    return Table(
-        title=f"{outcome.strategy}, {averaging(comparison.batches, outcome.independent)}",
-        columns=("", ""),
-        rows=tuple(rows),
-        left=frozenset({0, 1}),
-    )
+    return facts(f"{outcome.strategy}, {averaging(comparison.batches, outcome.independent)}", rows)
 
 
 def one_line(reason: str) -> str:

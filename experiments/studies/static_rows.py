@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from hdpsim.experiments.output.document import Column
 from hdpsim.experiments.output.statistics import estimate_json, fixed
 from hdpsim.experiments.studies.baseline import WORTH_A_ROW, best_static
 from hdpsim.experiments.studies.compare import Outcome
@@ -15,15 +16,13 @@ if TYPE_CHECKING:
     from hdpsim.experiments.studies.variants import Variant
 
 
-def mesh_cells(outcome: Outcome) -> dict[str, Any]:
-    """Packer, padding and context-parallel degree as columns; empty ones where no static mesh ran."""
-    mesh = outcome.mesh
-    return {
-        "packing": mesh.packing if mesh else None,
-        "padding": mesh.padding if mesh else None,
-        "cp": mesh.cp if mesh else None,
-        "work_left_out": outcome.work_left_out if outcome.results else None,
-    }
+MESH_COLUMNS: tuple[Column[Outcome], ...] = (
+    Column("packing", lambda outcome: outcome.mesh and outcome.mesh.packing, heading=None),
+    Column("padding", lambda outcome: outcome.mesh and outcome.mesh.padding, heading=None),
+    Column("cp", lambda outcome: outcome.mesh and outcome.mesh.cp, heading=None),
+    Column("work_left_out", lambda outcome: outcome.work_left_out if outcome.results else None, heading=None),
+)
+"""Packer, padding and context-parallel degree, for data; empty where no static mesh ran."""
 
 
 def mesh_lines(packers: Iterable[str]) -> tuple[str, ...]:

@@ -58,10 +58,10 @@ def test_rows_name_packer_padding_and_degree_and_the_last_word_is_about_the_best
     assert best is not None
     assert best.mesh is not None
     assert best.tokens_per_s.mean > comparison.base.tokens_per_s.mean
-    shown = {row[0]: row[1] for row in resources_table(comparison).rows}
+    shown = {row[0]: row[1] for row in resources_table(comparison).drawn().rows}
     assert shown["static"] == "in-order, padded, CP 4"
     assert shown[BEST_STATIC] == best.mesh.words.replace(" packing", "")
-    assert comparison_table(comparison).columns[-1] == "over best"
+    assert comparison_table(comparison).drawn().columns[-1] == "over best"
     text = explanation(comparison)
     first = text.partition(":")[0]
     assert f"{BEST_STATIC} ({best.mesh.words})" in first

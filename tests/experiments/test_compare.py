@@ -9,12 +9,17 @@ import pytest
 
 from hdpsim.errors import InfeasibleError, NotFiniteError
 from hdpsim.experiments.output.finite import plain
+from hdpsim.experiments.output.run_directory import write_document
 from hdpsim.experiments.output.statistics import estimate, with_interval
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
-from hdpsim.experiments.studies.artefacts import write_run
 from hdpsim.experiments.studies.compare import Outcome, compare
-from hdpsim.experiments.studies.compare_report import comparison_table, explanation, resources_table
-from hdpsim.experiments.studies.report import account_table, json_document, outcome_json
+from hdpsim.experiments.studies.compare_report import (
+    compare_document,
+    comparison_table,
+    explanation,
+    resources_table,
+)
+from hdpsim.experiments.studies.report import account_table, outcome_json
 from hdpsim.experiments.studies.scale import scale, scaling_json, scaling_table
 
 pytestmark = pytest.mark.usefixtures("fake_simulator")
@@ -74,25 +79,23 @@ def test_equals_are_called_equal(scenario: Scenario) -> None:
 
 def test_the_tables_give_packing_bound_and_memory(scenario: Scenario) -> None:
     comparison = compare(scenario)
-    row = comparison_table(comparison).rows[0]
+    row = comparison_table(comparison).drawn().rows[0]
     assert (row[0], row[4]) == ("static", "40.0%")
     # 8 GPUs of TP 2: four ranks, and groups of four of them.
-    row = resources_table(comparison).rows[0]
+    row = resources_table(comparison).drawn().rows[0]
     memory = "activations 40.0, weights 8.0"
     assert row == ("static", "in-order, padded, CP 4", "+4.0%", "60.0 of 80.0 GiB", memory)
 
 
 def test_the_account_table_ends_with_the_step(scenario: Scenario) -> None:
-    table = account_table(compare(scenario, ("static",)).feasible)
+    table = account_table(compare(scenario, ("static",)).feasible).drawn()
     assert table.rows[0] == ("CP ring", "3.000", "60.0%")
     assert table.rows[-1] == ("step", "5.000", "100.0%")
 
 
 def test_documents_are_equal_from_run_to_run_and_hold_no_nan(scenario: Scenario) -> None:
     def document() -> str:
-        comparison = compare(scenario)
-        results = [outcome_json(outcome, comparison.base) for outcome in comparison.outcomes]
-        return json.dumps(json_document("compare", scenario, results), allow_nan=False)
+        return json.dumps(compare_document(compare(scenario)).data(), allow_nan=False)
 
     assert document() == document()
     assert "wall" not in document()
@@ -117,7 +120,7 @@ def test_a_strategy_that_cannot_run_is_reported_beside_the_others(
     comparison = compare(scenario)
     assert comparison.outcomes[0] == Outcome(strategy="static", reason="out of memory")
     assert comparison.base.strategy == "hdp-naive"
-    assert comparison_table(comparison).rows[0][1] == "cannot run"
+    assert comparison_table(comparison).drawn().rows[0][1] == "cannot run"
     assert outcome_json(comparison.outcomes[0], comparison.base)["reason"] == "out of memory"
 
 
@@ -129,7 +132,7 @@ def test_when_nothing_can_run_all_reasons_are_given() -> None:
 
 def test_the_run_directory_explains_every_file(scenario: Scenario, tmp_path: Path) -> None:
     comparison = compare(scenario)
-    write_run(str(tmp_path / "run"), json_document("compare", scenario, []), comparison)
+    write_document(str(tmp_path / "run"), compare_document(comparison))
     files = {path.name for path in (tmp_path / "run").iterdir() if not path.name.startswith(".")}
     expected = {"summary.csv", "batches.csv", "accounts.csv", "ranks.csv", "scenario.yaml", "result.json"}
     assert expected <= files
@@ -143,7 +146,7 @@ def test_ranks_csv_rows_sum_to_the_step(scenario: Scenario, tmp_path: Path) -> N
     import pandas as pd
 
     comparison = compare(scenario, ("static",))
-    write_run(str(tmp_path / "run"), json_document("compare", scenario, []), comparison)
+    write_document(str(tmp_path / "run"), compare_document(comparison))
     table = pd.read_csv(tmp_path / "run" / "ranks.csv")
     assert len(table) == 4  # 8 GPUs / TP 2, one stage
     assert table.drop(columns=["strategy", "rank", "stage"]).sum(axis=1).tolist() == pytest.approx([5.0] * 4)

@@ -1,0 +1,199 @@
+"""A result as data, before anybody decides how it is shown: rows with columns, sentences, a JSON payload, files.
+
+A verb makes one `Document`. Everything below it is generic: text for people, records for CSV files, JSON, Markdown.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Generic, TypeVar
+
+from hdpsim import __version__
+from hdpsim.experiments.output.finite import plain
+from hdpsim.experiments.output.statistics import Estimate, with_interval
+from hdpsim.experiments.output.tables import TextTable, plain_text
+
+SCHEMA_VERSION = 1
+"""Version of the JSON documents and tables; raised when a reader of the old ones would be misled."""
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[Row]):
+    """One figure of every row: what it is called, where it comes from, and how it reads.
+
+    Attributes:
+        name: key in JSON and head in CSV files, with the unit in it (`step_s`); empty: for people only.
+        value: the figure of a row, None where it has none; default: its attribute or key of that name.
+        heading: head for people; empty: the name in words; None: for data only.
+        unit: follows the heading (`step` and `s`).
+        format: how a figure reads: a format specification such as `.3f`, or a function.
+        missing: how None reads.
+        left: texts are aligned left, numbers right; the first column of a table is always left.
+        ci95: the figures are estimates, and data get half of the 95 % interval, too, as NAME_ci95.
+    """
+
+    name: str
+    value: Callable[[Row], object] | None = None
+    _: KW_ONLY
+    heading: str | None = ""
+    unit: str = ""
+    format: str | Callable[[Any], str] = ""
+    missing: str = "-"
+    left: bool = False
+    ci95: bool = False
+
+    @property
+    def head(self) -> str:
+        """The heading with its unit."""
+        return f"{self.heading or self.name.replace('_', ' ')} {self.unit}".strip()
+
+    def of(self, row: Row) -> Any:
+        """The figure of that row."""
+        if self.value is not None:
+            return self.value(row)
+        return row[self.name] if isinstance(row, Mapping) else getattr(row, self.name)
+
+    def text(self, row: Row) -> str:
+        """The figure as people read it."""
+        value = self.of(row)
+        if value is None:
+            return self.missing
+        if callable(self.format):
+            return self.format(value)
+        return value if isinstance(value, str) else format(value, self.format)
+
+    def data(self, row: Row) -> dict[str, Any]:
+        """The figure by its name; of an estimate its mean."""
+        value = self.of(row)
+        mean, half_width = (value.mean, value.half_width) if isinstance(value, Estimate) else (value, None)
+        return {self.name: mean} | ({f"{self.name}_ci95": half_width} if self.ci95 else {})
+
+
+def interval(digits: int = 0, scale: float = 1.0) -> Callable[[Estimate], str]:
+    """The format of a column of estimates: `1.23 ± 0.04`."""
+    return lambda value: with_interval(value, scale, digits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table(Generic[Row]):
+    """Rows of one kind and the columns that are shown of them."""
+
+    title: str = ""
+    columns: tuple[Column[Row], ...]
+    rows: Sequence[Row]
+    notes: tuple[str, ...] = ()
+    """Lines right below it."""
+
+    def records(self) -> list[dict[str, Any]]:
+        """The rows as data: one value for every column with a name."""
+        named = [column for column in self.columns if column.name]
+        return [{k: v for column in named for k, v in column.data(row).items()} for row in self.rows]
+
+    def drawn(self) -> TextTable:
+        """The rows as people read them: one text for every column with a heading."""
+        shown = [column for column in self.columns if column.heading is not None]
+        return TextTable(
+            title=self.title,
+            columns=tuple(column.head for column in shown),
+            rows=tuple(tuple(column.text(row) for column in shown) for row in self.rows),
+            left=frozenset(place for place, column in enumerate(shown) if column.left or place == 0),
+        )
+
+    def markdown(self) -> str:
+        """The same as a table of Markdown, below its title."""
+        drawn = self.drawn()
+        rule = ["---" if place in drawn.left else "--:" for place in range(len(drawn.columns))]
+        lines = [f"**{drawn.title}**", ""] if drawn.title else []
+        lines += [f"| {' | '.join(drawn.columns)} |", f"|{'|'.join(rule)}|"]
+        lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in drawn.rows]
+        return "\n".join([*lines, *(("", *self.notes) if self.notes else ())])
+
+
+def facts(title: str, pairs: Sequence[tuple[str, str]]) -> Table[tuple[str, str]]:
+    """A table without heads: what each figure is, and the figure in words."""
+    what: Column[tuple[str, str]] = Column("", lambda pair: pair[0])
+    words: Column[tuple[str, str]] = Column("", lambda pair: pair[1], left=True)
+    return Table(title=title, columns=(what, words), rows=pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFile:
+    """One file of a run directory.
+
+    Attributes:
+        name: its ending says what it is: .csv or .parquet (a `Table`, a data frame, or rows with equal keys), .json (an
+            object); without an ending a figure; else a text.
+        content: makes it, when somebody wants the file.
+        description: for the README of the directory.
+    """
+
+    name: str
+    content: Callable[[], Any]
+    description: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """What a verb found.
+
+    Attributes:
+        kind: the verb.
+        payload: what JSON says, below the envelope.
+        head: one line: what this is about.
+        blocks: tables and paragraphs, in reading order.
+        notes: what a reader of the figures must know; they close the text and open a run directory's README.
+        title: of the run directory; default: the head.
+        files: of the run directory, besides the JSON document.
+    """
+
+    kind: str
+    payload: Mapping[str, object]
+    head: str = ""
+    blocks: tuple[Table[Any] | str, ...] = ()
+    notes: tuple[str, ...] = ()
+    title: str = ""
+    files: tuple[OutputFile, ...] = ()
+
+    def data(self) -> dict[str, Any]:
+        """The JSON document.
+
+        Raises:
+            NotFiniteError: a number is nan or infinite.
+        """
+        data: dict[str, Any] = plain({**envelope(self.kind), **self.payload})
+        return data
+
+    def parts(self) -> Iterator[Table[Any] | str]:
+        """Everything in reading order; a blank line belongs between two of them."""
+        yield from (self.head,) if self.head else ()
+        yield from self.blocks
+        yield from ("\n".join(self.notes),) if self.notes else ()
+
+    def text(self) -> str:
+        """For people, in lines."""
+        return "\n\n".join(part if isinstance(part, str) else table_text(part) for part in self.parts())
+
+    def markdown(self) -> str:
+        """For people, as Markdown."""
+        parts = [part if isinstance(part, str) else part.markdown() for part in (self.head, *self.blocks)]
+        return "\n\n".join(part for part in (*parts, "\n".join(f"- {note}" for note in self.notes)) if part)
+
+
+def table_text(table: Table[Any]) -> str:
+    """A table and the lines below it."""
+    return "\n".join((plain_text(table.drawn()), *table.notes))
+
+
+def envelope(kind: str) -> dict[str, Any]:
+    """What every JSON document begins with."""
+    return {"schema_version": SCHEMA_VERSION, "kind": kind, "hdpsim_version": __version__}
+
+
+def command_line() -> str:
+    """The command that is running, as a shell takes it."""
+    return shlex.join(["hdpsim", *sys.argv[1:]])

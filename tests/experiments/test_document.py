@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hdpsim import __version__
+from hdpsim.errors import NotFiniteError
+from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, facts, interval
+from hdpsim.experiments.output.run_directory import write_document
+from hdpsim.experiments.output.statistics import Estimate, estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    name: str
+    step_s: Estimate | None
+    mfu: float | None = None
+
+
+COLUMNS: tuple[Column[Run], ...] = (
+    Column("name", heading="strategy"),
+    Column("step_s", heading="step", unit="s", format=interval(1), missing="cannot run", ci95=True),
+    Column("mfu", heading="MFU", format=".1%"),
+    Column("gpus", lambda run: 8, heading=None),
+    Column("", lambda run: "a|b", heading="remark", left=True),
+)
+TABLE = Table(
+    title="Runs",
+    columns=COLUMNS,
+    rows=(Run(name="static", step_s=estimate([1.0, 2.0, 3.0]), mfu=0.4), Run(name="naive", step_s=None)),
+    notes=("Two of them.",),
+)
+
+
+def test_people_see_the_columns_with_a_heading_and_data_has_those_with_a_name() -> None:
+    drawn = TABLE.drawn()
+    assert drawn.columns == ("strategy", "step s", "MFU", "remark")
+    assert drawn.rows == (("static", "2.0 ± 2.5", "40.0%", "a|b"), ("naive", "cannot run", "-", "a|b"))
+    assert drawn.left == {0, 3}
+    first, other = TABLE.records()
+    assert list(first) == ["name", "step_s", "step_s_ci95", "mfu", "gpus"]
+    assert (first["step_s"], first["gpus"]) == (2.0, 8)
+    assert first["step_s_ci95"] == pytest.approx(2.484, abs=1e-3)  # t(0.975, 2) / sqrt(3)
+    assert other == {"name": "naive", "step_s": None, "step_s_ci95": None, "mfu": None, "gpus": 8}
+
+
+def test_rows_may_be_mappings_and_a_name_is_a_heading() -> None:
+    table = Table(columns=(Column("lower_bound", unit="s", format=".2f"),), rows=({"lower_bound": 1},))
+    assert table.drawn().columns == ("lower bound s",)
+    assert table.drawn().rows == (("1.00",),)
+    assert table.records() == [{"lower_bound": 1}]
+
+
+def test_a_table_as_markdown() -> None:
+    assert TABLE.markdown().splitlines() == [
+        "**Runs**",
+        "",
+        "| strategy | step s | MFU | remark |",
+        "|---|--:|--:|---|",
+        "| static | 2.0 ± 2.5 | 40.0% | a\\|b |",
+        "| naive | cannot run | - | a\\|b |",
+        "",
+        "Two of them.",
+    ]
+
+
+def test_a_document_reads_in_order_and_its_data_begins_with_the_envelope(tmp_path: Path) -> None:
+    document = Document(
+        kind="compare",
+        head="two strategies",
+        blocks=(facts("", (("step", "2 s"),)), "static is faster."),
+        notes=("One note.", "Another."),
+        payload={"results": [Run(name="static", step_s=None)]},
+        files=(
+            OutputFile("runs.csv", lambda: TABLE, "All runs."),
+            OutputFile("why.txt", lambda: "because", "Why."),
+        ),
+    )
+    assert document.text() == "two strategies\n\nstep  2 s\n\nstatic is faster.\n\nOne note.\nAnother."
+    assert document.markdown().endswith("static is faster.\n\n- One note.\n- Another.")
+    data = document.data()
+    assert list(data.items())[:3] == [
+        ("schema_version", 1),
+        ("kind", "compare"),
+        ("hdpsim_version", __version__),
+    ]
+    assert data["results"] == [{"name": "static", "step_s": None, "mfu": None}]
+    assert write_document(str(tmp_path / "run"), document) == f"wrote {tmp_path / 'run'}"
+    assert json.loads((tmp_path / "run" / "result.json").read_text()) == data
+    assert (
+        (tmp_path / "run" / "runs.csv")
+        .read_text()
+        .startswith("name,step_s,step_s_ci95,mfu,gpus\nstatic,2.0,")
+    )
+    readme = (tmp_path / "run" / "README.md").read_text()
+    assert readme.startswith("# two strategies\n")
+    assert "- One note.\n- Another.\n" in readme
+    assert "| `why.txt` | Why. |" in readme
+
+
+def test_no_document_holds_nan() -> None:
+    with pytest.raises(NotFiniteError, match=r"results\.step_s of the result is"):
+        Document(kind="simulate", payload={"results": {"step_s": float("nan")}}).data()
