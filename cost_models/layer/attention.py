@@ -81,11 +81,10 @@ class AttentionCost:
         self._dropout = model.dropout
         latent = model.latent_attention
         heads = model.heads / layout.tp
+        query_dim, value_dim = model.query_dim, model.value_dim
         if latent is None:
-            query_dim = value_dim = model.head_dim
             kv_width = 2.0 * max(1.0, model.kv_heads / layout.tp) * model.head_dim
         else:
-            query_dim, value_dim = latent.qk_nope_head_dim + latent.qk_rope_head_dim, latent.v_head_dim
             kv_width = float(latent.kv_lora_rank + latent.qk_rope_head_dim)
         self._heads, self._dims = heads, (float(query_dim), float(value_dim))
         self._head_dim = (query_dim + value_dim) / 2.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import comb
 
 import numpy as np
@@ -10,7 +9,6 @@ from numpy.typing import NDArray
 
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.kernels.products import BF16_BYTES
-from hdpsim.cost_models.layer.gemms import LinearOp
 from hdpsim.cost_models.layer.tensor_parallel import beside_s
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives
@@ -38,13 +36,10 @@ class ExpertParallel:
         self._group = collectives.group(layout.ep, stride=layout.expert_cut)
         self._cut_group = collectives.group(layout.expert_cut)
 
-    def products(self, mlp: tuple[LinearOp, ...]) -> tuple[LinearOp, ...]:
-        """Grouped products of the experts on a GPU, *mlp* being the matrices of one shard of one expert."""
-        model, layout = self._model, self._layout
-        # a GPU meets the tokens of all GPUs that share its experts
-        rows = model.top_k / layout.tp * self._imbalance * layout.expert_cut
-        groups = max(1, model.experts // layout.ep)
-        return tuple(replace(op, name=f"expert_{op.name}", rows_share=rows, groups=groups) for op in mlp)
+    @property
+    def rows_share(self) -> float:
+        """Rows of the experts' products over a rank's tokens: a GPU meets those of all GPUs that share its experts."""
+        return self._model.top_k / self._layout.tp * self._imbalance * self._layout.expert_cut
 
     @property
     def _imbalance(self) -> float:
@@ -53,11 +48,6 @@ class ExpertParallel:
             return 1.0
         stated = self._layout.expert_imbalance
         return self._cal.expert_imbalance if stated is None else stated
-
-    @property
-    def width(self) -> int:
-        """Inner width of one expert's shard."""
-        return self._model.ffn_hidden // self._layout.expert_cut
 
     def _routed_bytes(self, tokens: Floats) -> Floats:
         """Routed copies of the tokens of one GPU."""

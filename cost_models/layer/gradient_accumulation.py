@@ -8,7 +8,7 @@ from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.tracing import priced
 from hdpsim.cost_models.transformer.model import Model
-from hdpsim.cost_models.transformer.parameters import LayerKind, StageContents, layer_shard
+from hdpsim.cost_models.transformer.parameters import StageContents, layer_shard, vocabulary_shard
 
 
 def product_output_bytes(layout: Layout) -> int:
@@ -46,10 +46,9 @@ def accumulation_s(model: Model, layout: Layout, held: StageContents, gpu: Gpu, 
     how = layout.gradient_accumulation
     if how == "fused" or layout.sharding == "zero3" or model.frozen:
         return 0.0
-    layers: tuple[tuple[int, LayerKind], ...] = ((held.dense_layers, "dense"), (held.moe_layers, "moe"))
-    parameters = sum(count * sum(layer_shard(model, layout, kind)[:2]) for count, kind in layers if count)
+    parameters = sum(count * layer_shard(model, layout, moe=moe).total for moe, count in held.by_kind)
     vocabularies = 1 if model.tied_embeddings and layout.pp == 1 else int(held.embedding) + int(held.head)
-    parameters += vocabularies * -(-model.vocab // layout.tp) * model.hidden
+    parameters += vocabularies * vocabulary_shard(model, layout)
     copies = {"separate": 2.0, "cast": 4.0}[how]
     traffic_bytes = BF16_BYTES + copies * layout.gradient_bytes
     return float(memory_bound_s(traffic_bytes * parameters, gpu, cal))

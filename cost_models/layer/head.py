@@ -12,6 +12,7 @@ from hdpsim.cost_models.layer.gemms import LayerGemms, LinearOp
 from hdpsim.cost_models.layer.gradient_accumulation import product_output_bytes
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.tracing import priced
+from hdpsim.cost_models.transformer.matrices import vocabulary_matrix
 from hdpsim.cost_models.transformer.model import Model
 
 Floats = NDArray[np.float64]
@@ -27,9 +28,9 @@ class OutputHead:
 
     def __init__(self, model: Model, layout: Layout, gpu: Gpu, cal: Calibration) -> None:
         self._layout, self._gpu, self._cal = layout, gpu, cal
-        self._columns = -(-model.vocab // layout.tp)
+        inner, self._columns = vocabulary_matrix(model).shard(layout.tp)
         self._products = LayerGemms(
-            (LinearOp(columns=self._columns, inner=model.hidden),),
+            (LinearOp(columns=self._columns, inner=inner),),
             gpu,
             cal,
             gradient_output_bytes=product_output_bytes(layout),

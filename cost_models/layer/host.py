@@ -14,6 +14,7 @@ from hdpsim.cost_models.layer.adapters import adapted_matrices, step_tensors
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import GroupShape
 from hdpsim.cost_models.tracing import priced
+from hdpsim.cost_models.transformer.matrices import layer_matrices
 from hdpsim.cost_models.transformer.model import Model
 
 BACKWARD_LAUNCHES = 2.0  # two gradients of every product, an operation and its accumulation elsewhere
@@ -73,7 +74,7 @@ def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
         count = 6 * norms + norms + extras + 2 + int(model.biases)
     count += _products(model, layout, moe=moe) + 2 + _attention_launches(layout)
     count += _rotary_launches(model, layout) + (2 if model.qk_norm else 0)
-    router = ROUTER_LAUNCHES + (2 if model.shared_expert_ffn else 0) if moe else 0.0
+    router = ROUTER_LAUNCHES + _count(model, "shared", moe=True) if moe else 0.0
     adapted = len(adapted_matrices(model, layout, moe=moe))
     collectives = _collectives_around_products(model, layout, moe=moe)
     around = LAUNCHES_OF_A_COLLECTIVE * collectives + ADAPTER_LAUNCHES * adapted
@@ -120,11 +121,13 @@ def _expert_collectives(layout: Layout) -> int:
 
 def _products(model: Model, layout: Layout, *, moe: bool) -> int:
     """Matrix products of a layer without those of routed experts and the router."""
-    latent = model.latent_attention
-    products = 4 if latent is None else (7 if latent.q_lora_rank else 6)
-    if model.parallel_block and layout.fused_kernels and not moe:
-        products -= 2
-    return products - (EXPERT_MATRICES if moe else 0)
+    blocks = ("attention",) if moe else ("attention", "mlp")
+    products = _count(model, *blocks, moe=moe)
+    return products - (2 if model.parallel_block and layout.fused_kernels and not moe else 0)
+
+
+def _count(model: Model, *blocks: str, moe: bool) -> int:
+    return sum(matrix.block in blocks for matrix in layer_matrices(model, moe=moe))
 
 
 def backward_launches(model: Model, layout: Layout, *, moe: bool) -> float:

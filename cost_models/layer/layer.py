@@ -23,6 +23,7 @@ from hdpsim.cost_models.layer.tensor_parallel import TensorParallel
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.tracing import priced
+from hdpsim.cost_models.transformer.matrices import Block, layer_shards
 from hdpsim.cost_models.transformer.model import Model
 
 Floats = NDArray[np.float64]
@@ -81,80 +82,48 @@ class LayerCost:
         self._adapters = products(adapter_ops(model, layout, moe=moe)) if self._adapted else None
         products = partial(products, frozen=model.frozen)
         self._gemms = products((*(op for side in sides for ops in side for op in ops), *rest))
-        self._expert_gemms = products(self._expert_ops()[:2]) if moe else None
+        self._expert_gemms = products(tuple(self._products_of_blocks()["experts"])) if moe else None
         self._behind_counts_s = launches_behind_counts(model, layout) * cal.launch_s if moe else 0.0
         self._around = [(products(entering), products(leaving)) for entering, leaving in sides]
 
     def _blocks_of_products(self) -> tuple[list[_Block], tuple[LinearOp, ...]]:
         """The blocks that TP collectives surround, in order, and the products that none surrounds."""
-        attention = self._attention_ops()
-        blocks = [_Block(entering=attention[:-1], leaving=attention[-1:])]
-        other = self._expert_ops() if self._moe else self._mlp_ops()
-        if (
-            self._moe and not self._layout.experts_cut_like_dense
-        ):  # a shared expert is cut as dense layers are
-            shared = (
-                [_Block(entering=other[2:3], leaving=other[3:4])] if self._model.shared_expert_ffn else []
-            )
-            return blocks + shared, other[:2] + other[-1:]
-        blocks.append(_Block(entering=other[:1], leaving=other[1:2]))
-        if self._model.parallel_block:
+        of = {block: tuple(ops) for block, ops in self._products_of_blocks().items()}
+        joined = [of["attention"]]
+        if not self._moe:
+            joined.append(of["mlp"])
+            rest: tuple[LinearOp, ...] = ()
+        elif self._layout.experts_cut_like_dense:
+            joined.append(of["experts"])
+            rest = of.get("shared", ()) + of["router"]
+        else:  # a shared expert is cut as dense layers are
+            joined += [of["shared"]] if "shared" in of else []
+            rest = of["experts"] + of["router"]
+        blocks = [_Block(entering=ops[:-1], leaving=ops[-1:]) for ops in joined]
+        if self._model.parallel_block and (not self._moe or self._layout.experts_cut_like_dense):
             blocks = [_side_by_side(*blocks, fused=self._layout.fused_kernels and not self._moe)]
-        return blocks, other[2:]
+        return blocks, rest
 
-    def _attention_ops(self) -> tuple[LinearOp, ...]:
-        model, tp = self._model, self._layout.tp
-        latent = model.latent_attention
-        if latent is None:
-            qkv = (model.heads + 2 * model.kv_heads) * model.head_dim // tp
-            out = model.heads * model.head_dim // tp
-            return (
-                LinearOp(name="qkv", columns=qkv, inner=model.hidden, matrices=3),
-                LinearOp(name="attention_out", columns=model.hidden, inner=out),
+    def _products_of_blocks(self) -> dict[Block, list[LinearOp]]:
+        found: dict[Block, list[LinearOp]] = {}
+        for shard in layer_shards(self._model, self._layout, moe=self._moe):
+            block = shard.matrix.block
+            rows_share = 1.0
+            if block == "router":
+                rows_share = 1 / self._layout.tp
+            elif block == "experts" and self._experts is not None:
+                rows_share = self._experts.rows_share
+            op = LinearOp(
+                name=shard.matrix.name,
+                columns=shard.outputs,
+                inner=shard.inputs,
+                groups=shard.experts,
+                rows_share=rows_share,
+                matrices=len(shard.matrix.parts),
+                always_bf16=block == "router",
             )
-        heads = model.heads // tp
-        query_dim = heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
-        queries = (
-            (
-                LinearOp(name="query_down", columns=latent.q_lora_rank, inner=model.hidden),
-                LinearOp(name="query_up", columns=query_dim, inner=latent.q_lora_rank),
-            )
-            if latent.q_lora_rank
-            else (LinearOp(name="query", columns=query_dim, inner=model.hidden),)
-        )
-        return (
-            *queries,
-            LinearOp(
-                name="kv_down", columns=latent.kv_lora_rank + latent.qk_rope_head_dim, inner=model.hidden
-            ),
-            LinearOp(
-                name="kv_up",
-                columns=heads * (latent.qk_nope_head_dim + latent.v_head_dim),
-                inner=latent.kv_lora_rank,
-            ),
-            LinearOp(name="attention_out", columns=model.hidden, inner=heads * latent.v_head_dim),
-        )
-
-    def _mlp_ops(self) -> tuple[LinearOp, ...]:
-        model, tp = self._model, self._layout.tp
-        width = (model.dense_ffn_hidden if model.experts else model.ffn_hidden) // tp
-        return _mlp(model, width)
-
-    def _expert_ops(self) -> tuple[LinearOp, ...]:
-        model, tp = self._model, self._layout.tp
-        assert self._experts is not None
-        shared = _mlp(model, model.shared_expert_ffn // tp) if model.shared_expert_ffn else ()
-        return (
-            *self._experts.products(_mlp(model, self._experts.width)),
-            *(replace(op, name=f"shared_{op.name}") for op in shared),
-            LinearOp(
-                name="router",
-                columns=model.experts,
-                inner=model.hidden,
-                rows_share=1 / tp,
-                always_bf16=True,
-            ),
-        )
+            found.setdefault(block, []).append(op)
+        return found
 
     def gemm_s(self, tokens: Floats, *, backward: bool) -> Floats:
         """All matrix products: forward; backward = input gradient + weight gradient (twice the FLOP).
@@ -275,12 +244,3 @@ def _side_by_side(attention: _Block, mlp: _Block, *, fused: bool) -> _Block:
 
 def _joined(ops: tuple[LinearOp, ...]) -> str:
     return "+".join(op.name for op in ops)
-
-
-def _mlp(model: Model, width: int) -> tuple[LinearOp, ...]:
-    """Up (and gate) and down projection of an MLP shard of *width*."""
-    up = 2 if model.gated_mlp else 1
-    return (
-        LinearOp(name="mlp_up", columns=up * width, inner=model.hidden, matrices=up),
-        LinearOp(name="mlp_down", columns=model.hidden, inner=width),
-    )

@@ -25,6 +25,7 @@ from hdpsim.cost_models.layer.experts import parts_of_a_token
 from hdpsim.cost_models.layer.host import BACKWARD_LAUNCHES, small_kernels
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.tracing import note, priced
+from hdpsim.cost_models.transformer.matrices import mlp_width, routed_width
 from hdpsim.cost_models.transformer.model import Model
 
 Floats = NDArray[np.float64]
@@ -147,7 +148,7 @@ def _eager_rotary(model: Model, layout: Layout) -> list[tuple[EagerPasses, float
     latent, heads = model.latent_attention, model.heads / layout.tp
     if latent is None:
         return [(SCALED_ROTARY, _queries_and_keys(model, layout))]
-    whole = 2 * (latent.qk_nope_head_dim + latent.qk_rope_head_dim) + latent.v_head_dim
+    whole = 2 * model.query_dim + model.value_dim
     return [(LATENT_ROTARY, heads * latent.qk_rope_head_dim), (LATENT_HEADS, heads * whole)]
 
 
@@ -162,9 +163,7 @@ def _queries_and_keys(model: Model, layout: Layout) -> float:
 
 def _width(model: Model, moe: bool) -> int:
     """Inner elements of the MLP (or of the experts) that a token passes."""
-    if moe:
-        return model.ffn_hidden * model.top_k + model.shared_expert_ffn
-    return model.dense_ffn_hidden if model.experts else model.ffn_hidden
+    return mlp_width(model, moe=moe) + routed_width(model, moe=moe)
 
 
 def _expert_widths(model: Model, layout: Layout) -> tuple[float, float]:

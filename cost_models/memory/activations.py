@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from hdpsim.cost_models.layer.recomputation import repeated_share
 from hdpsim.cost_models.layout.layout import Layout, Recompute
 from hdpsim.cost_models.transformer.flop import layer_linear_weights
-from hdpsim.cost_models.transformer.model import Model, dense_width
-from hdpsim.cost_models.transformer.parameters import LayerKind
+from hdpsim.cost_models.transformer.matrices import layer_matrices, mlp_width, routed_width
+from hdpsim.cost_models.transformer.model import Model
 
 BF16_BYTES = 2.0
 FP32_BYTES = 4.0
@@ -62,7 +62,7 @@ def activation_bytes_per_token_layer(
     layout: Layout,
     recompute: Recompute | None = None,
     *,
-    kind: LayerKind | None = None,
+    moe: bool | None = None,
     unfused: bool = False,
     selective_share: float | None = None,
     selective_keeps: tuple[str, ...] | None = None,
@@ -82,20 +82,20 @@ def activation_bytes_per_token_layer(
     """
     layout = layout if recompute is None else replace(layout, recompute=recompute)
     layer_input = layer_input_bytes(model, layout)
-    kind = kind or _usual_kind(model)
-    copies = unfused_copies(model, layout, kind) if unfused else 0.0
-    tensors = layer_activations(model, layout, kind, dropout=model.dropout)
+    moe = bool(model.experts) if moe is None else moe
+    copies = unfused_copies(model, layout, moe=moe) if unfused else 0.0
+    tensors = layer_activations(model, layout, moe=moe, dropout=model.dropout)
     if layout.recompute == "selective" and selective_keeps is not None:
         return layer_input + float(sum(getattr(tensors, name) for name in selective_keeps))
     if layout.recompute == "selective" and selective_share is not None:
         return selective_share * (tensors.total + copies) + (1.0 - selective_share) * layer_input
     if not any(repeated_share(layout, term) for term in _OUTPUTS) and not _attention_again(layout):
         return tensors.total + copies
-    return layer_input + kept_outputs(model, layout, kind, tensors, copies)
+    return layer_input + kept_outputs(model, layout, tensors, copies, moe=moe)
 
 
 def kept_outputs(
-    model: Model, layout: Layout, kind: LayerKind, tensors: LayerActivations, copies: float
+    model: Model, layout: Layout, tensors: LayerActivations, copies: float, *, moe: bool
 ) -> float:
     """Bytes of a layer's tensors, its input left out, that no backward computes again: what time does not repeat.
 
@@ -113,13 +113,11 @@ def kept_outputs(
     Source: derivation.
     """
     rest = 1.0 - repeated_share(layout, "small_kernels")
-    products = _kept_products(model, layout, kind)
+    products = _kept_products(model, layout, moe=moe)
     between = 1.0 - repeated_share(layout, "tp_communication") if layout.tp > 1 else products
-    width = _mlp_width(model, kind) / layout.tp
+    width = mlp_width(model, moe=moe) / layout.tp
     read = _mlp(model, width, 0.0)  # inputs of the activation function
-    experts_read = 0.0
-    if tensors.experts:
-        experts_read = _mlp(model, model.top_k * model.ffn_hidden / layout.tp, 0.0)
+    experts_read = _mlp(model, routed_width(model, moe=moe) / layout.tp, 0.0)
     layer_input = layer_input_bytes(model, layout)
     return (
         between * max(0.0, tensors.norm_inputs - layer_input)
@@ -130,12 +128,12 @@ def kept_outputs(
     )
 
 
-def _kept_products(model: Model, layout: Layout, kind: LayerKind) -> float:
+def _kept_products(model: Model, layout: Layout, *, moe: bool) -> float:
     """Share of what the products of a layer put out, and something reads, that is not computed again."""
     kept = 1.0 - repeated_share(layout, "gemm")
-    if layout.recompute_products is None or kind == "moe":  # whole layers; sums of experts read all outputs
+    if layout.recompute_products is None or moe:  # whole layers; sums of experts read all outputs
         return kept
-    last = model.hidden * _mlp_width(model, kind) / layer_linear_weights(model, moe=False)
+    last = layer_matrices(model, moe=False)[-1].weights / layer_linear_weights(model, moe=False)
     return min(1.0, max(0.0, (kept - last) / (1.0 - last))) if kept < 1.0 else 1.0
 
 
@@ -152,7 +150,7 @@ def layer_input_bytes(model: Model, layout: Layout) -> float:
 
 
 def layer_activations(
-    model: Model, layout: Layout, kind: LayerKind, *, dropout: bool = False, log_sum_exp: bool = True
+    model: Model, layout: Layout, *, moe: bool, dropout: bool = False, log_sum_exp: bool = True
 ) -> LayerActivations:
     """The tensors one layer keeps, in bytes per token on each GPU of the rank (h hidden, t = tp, f MLP width).
 
@@ -176,23 +174,22 @@ def layer_activations(
     fp8 = layout.precision != "bf16" and not model.frozen
     inputs = 1 if model.parallel_block else 2
     gemm_input_bytes = FP8_BYTES if fp8 else BF16_BYTES
-    read = 1 if model.frozen and (model.adapter_targets != "all" or kind == "moe") else inputs
+    read = 1 if model.frozen and (model.adapter_targets != "all" or moe) else inputs
     product_bytes = 0.0 if model.frozen and model.adapter_targets != "all" else gemm_input_bytes
-    value_dim = model.latent_attention.v_head_dim if model.latent_attention else model.head_dim
-    output = model.heads * value_dim / tp
+    output = model.heads * model.value_dim / tp
     return LayerActivations(
         norm_inputs=inputs * BF16_BYTES * hidden / sharded,
         linear_inputs=read * gemm_input_bytes * hidden / sharded,
         queries_keys_values=_queries_keys_values(model, layout),
         attention_output=output * (BF16_BYTES + (FP8_BYTES if fp8 else 0.0))
         + (FP32_BYTES * model.heads / tp if log_sum_exp else 0.0),
-        mlp=_mlp(model, _mlp_width(model, kind) / tp, product_bytes),
-        experts=_experts(model, layout, 0.0 if model.frozen else gemm_input_bytes) if kind == "moe" else 0.0,
+        mlp=_mlp(model, mlp_width(model, moe=moe) / tp, product_bytes),
+        experts=_experts(model, layout, 0.0 if model.frozen else gemm_input_bytes) if moe else 0.0,
         dropout_masks=2 * MASK_BYTES * hidden / sharded if dropout else 0.0,
     )
 
 
-def unfused_copies(model: Model, layout: Layout, kind: LayerKind) -> float:
+def unfused_copies(model: Model, layout: Layout, *, moe: bool) -> float:
     """What a layer keeps on top when its small operations run one by one, per token of a rank and on each GPU.
 
         activated gate  2 f / t          (the product with the other branch reads it again; without a gate: none)
@@ -201,7 +198,7 @@ def unfused_copies(model: Model, layout: Layout, kind: LayerKind) -> float:
     Counted: eager PyTorch with a fused norm and flash attention.  Ignored: a norm in fp32 (4 h more each).
     Source: derivation; huggingface/nanotron, CausalSelfAttention and GLUActivation.
     """
-    width = _mlp_width(model, kind) + (model.top_k * model.ffn_hidden if kind == "moe" else 0)
+    width = mlp_width(model, moe=moe) + routed_width(model, moe=moe)
     gate = BF16_BYTES * width / layout.tp if model.gated_mlp else 0.0
     shared_buffer = model.latent_attention is None and model.kv_heads == model.heads
     return gate + (2 * BF16_BYTES * model.heads * model.head_dim / layout.tp if shared_buffer else 0.0)
@@ -230,7 +227,7 @@ def tensor_parallel_transients(model: Model, layout: Layout) -> float:
     return 2 * BF16_BYTES * model.hidden * (1.0 - 1.0 / layout.tp)
 
 
-def working_set_bytes_per_token(model: Model, layout: Layout, kind: LayerKind) -> float:
+def working_set_bytes_per_token(model: Model, layout: Layout, *, moe: bool) -> float:
     """Short-lived tensors while one layer runs backward, per token of a rank and on each GPU.
 
         gradients of the MLP's inner tensors 2 x 3 f / t (2 x 2 f without gate; k f for experts)
@@ -238,8 +235,7 @@ def working_set_bytes_per_token(model: Model, layout: Layout, kind: LayerKind) -
     What recomputation computes again is there as well: memory_report adds it.
     Ignored: overlap of these with tensors freed in the same backward.  Source: derivation.
     """
-    width = model.top_k * model.ffn_hidden if kind == "moe" else 0
-    width += _mlp_width(model, kind)
+    width = mlp_width(model, moe=moe) + routed_width(model, moe=moe)
     gradients = BF16_BYTES * (3 if model.gated_mlp else 2) * width / layout.tp
     gathered = 2 * BF16_BYTES * model.hidden
     return gradients + gathered
@@ -272,10 +268,6 @@ def head_activation_bytes_per_token(model: Model, layout: Layout, logit_bytes: f
     return inputs + logit_bytes * -(-model.vocab // layout.tp)
 
 
-def _usual_kind(model: Model) -> LayerKind:
-    return "moe" if model.experts else "dense"
-
-
 def _residual_shards(layout: Layout) -> int:
     """GPUs over which the residual stream of a rank is spread."""
     return layout.tp if layout.sequence_parallel else 1
@@ -286,17 +278,11 @@ def _queries_keys_values(model: Model, layout: Layout) -> float:
     if latent is None:
         kv_heads = max(1.0, model.kv_heads / tp)
         return BF16_BYTES * (model.heads / tp + 2 * kv_heads) * model.head_dim
-    query_dim = latent.qk_nope_head_dim + latent.qk_rope_head_dim
-    per_head = BF16_BYTES * (2 * query_dim + latent.v_head_dim)
+    per_head = BF16_BYTES * (2 * model.query_dim + model.value_dim)
     low_rank = (
         2 * BF16_BYTES * (latent.q_lora_rank + latent.kv_lora_rank) + BF16_BYTES * latent.qk_rope_head_dim
     )
     return model.heads * per_head / tp + low_rank / _residual_shards(layout)
-
-
-def _mlp_width(model: Model, kind: LayerKind) -> int:
-    """Width of the part of the MLP that every token passes."""
-    return model.shared_expert_ffn if kind == "moe" else dense_width(model)
 
 
 def _mlp(model: Model, width: float, gemm_input_bytes: float) -> float:
@@ -308,4 +294,4 @@ def _experts(model: Model, layout: Layout, gemm_input_bytes: float) -> float:
     spread = layout.tp / layout.expert_cut
     dispatched = model.top_k * model.hidden * (gemm_input_bytes + BF16_BYTES) / spread
     router = 2 * FP32_BYTES * model.experts / _residual_shards(layout)
-    return dispatched + _mlp(model, model.top_k * model.ffn_hidden / layout.tp, gemm_input_bytes) + router
+    return dispatched + _mlp(model, routed_width(model, moe=True) / layout.tp, gemm_input_bytes) + router

@@ -24,7 +24,7 @@ from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.memory.states import state_bytes
 from hdpsim.cost_models.reading.units import format_quantity
 from hdpsim.cost_models.transformer.model import Model
-from hdpsim.cost_models.transformer.parameters import LayerKind, StageContents, stage_contents
+from hdpsim.cost_models.transformer.parameters import StageContents, stage_contents
 from hdpsim.cost_models.transformer.stages import in_flight_passes
 from hdpsim.errors import InfeasibleError, OutOfMemoryError
 
@@ -217,40 +217,36 @@ def _stage_report(
     states = state_bytes(model, layout, ranks, stage, extra)
     chunks = stage_contents(model, layout)[stage]
     in_flight = in_flight_passes(layout, stage, micro_batches)
-    kinds: tuple[LayerKind, ...] = ("dense", "moe") if model.experts else ("dense",)
     unfused = extra.unfused_copies or not layout.fused_kernels
-    per_layer: dict[LayerKind, float] = {
-        kind: activation_bytes_per_token_layer(
+    usual = bool(model.experts)
+    per_layer = {
+        moe: activation_bytes_per_token_layer(
             model,
             layout,
-            kind=kind,
+            moe=moe,
             unfused=unfused,
             selective_share=extra.selective_share,
             selective_keeps=extra.selective_keeps,
         )
-        for kind in kinds
+        for moe in {False, usual}
     }
     scores = score_bytes_per_token(model, layout, tokens if sequence_tokens is None else sequence_tokens)
     scores_again = repeated_share(layout, "attention")
-    scores_kept = {kind: amount + (1.0 - scores_again) * scores for kind, amount in per_layer.items()}
+    scores_kept = {moe: amount + (1.0 - scores_again) * scores for moe, amount in per_layer.items()}
     held = 0.0
     for part, count in zip(chunks, in_flight, strict=True):
-        usual = part.mtp_layers * scores_kept["moe" if model.experts else "dense"]
-        held += count * (
-            part.dense_layers * scores_kept["dense"] + part.moe_layers * scores_kept.get("moe", 0.0)
-        )
-        held += count * usual
+        held += count * sum(layers * scores_kept[moe] for moe, layers in part.by_kind)
+        held += count * part.mtp_layers * scores_kept[usual]
     held *= tokens * extra.activation_factor
     share = kept_share(sum(part.layers for part in chunks), offload_ratio)
     head = chunks[-1].head
     head_bytes = head_activation_bytes_per_token(model, layout, extra.logit_bytes) * tokens if head else 0.0
-    present = [
-        kind for kind in kinds if any(_has(part.dense_layers, part.moe_layers, kind) for part in chunks)
-    ]
     working = max(
         (
-            working_set_bytes_per_token(model, layout, kind) + _again(model, layout, kind, per_layer[kind])
-            for kind in present
+            working_set_bytes_per_token(model, layout, moe=moe)
+            + _again(model, layout, per_layer[moe], moe=moe)
+            for part in chunks
+            for moe, _ in part.by_kind
         ),
         default=0.0,
     )
@@ -285,7 +281,7 @@ def _stage_report(
     )
 
 
-def _again(model: Model, layout: Layout, kind: LayerKind, kept: float) -> float:
+def _again(model: Model, layout: Layout, kept: float, *, moe: bool) -> float:
     """What is not kept is there again while one layer runs backward, per token of a rank.
 
     With full recomputation the layer's input too: what it kept is not what its forward reads again.
@@ -294,10 +290,10 @@ def _again(model: Model, layout: Layout, kind: LayerKind, kept: float) -> float:
         case "none":
             return 0.0
         case "selective":
-            return max(0.0, activation_bytes_per_token_layer(model, layout, "none", kind=kind) - kept)
+            return max(0.0, activation_bytes_per_token_layer(model, layout, "none", moe=moe) - kept)
         case "full":
             return max(
-                0.0, layer_activations(model, layout, kind).total + layer_input_bytes(model, layout) - kept
+                0.0, layer_activations(model, layout, moe=moe).total + layer_input_bytes(model, layout) - kept
             )
         case _:
             assert_never(layout.recompute)
@@ -314,10 +310,6 @@ def _run_ahead_layers(layout: Layout, chunks: Sequence[StageContents], in_flight
         return sum(part.layers for part in chunks)
     lead = max(0, sum(in_flight) - WARM_UP_LAG) / max(1, sum(in_flight))
     return round(lead * sum(part.layers * count for part, count in zip(chunks, in_flight, strict=True)))
-
-
-def _has(dense_layers: int, moe_layers: int, kind: LayerKind) -> bool:
-    return (moe_layers if kind == "moe" else dense_layers) > 0
 
 
 def _out_of_memory(model: Model, layout: Layout, report: MemoryReport) -> OutOfMemoryError:

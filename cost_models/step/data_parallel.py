@@ -10,8 +10,9 @@ from hdpsim.arrays import Floats
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.step.sharded_parameters import overlapped_s
 from hdpsim.cost_models.tracing import priced
+from hdpsim.cost_models.transformer.matrices import layer_shards
 from hdpsim.cost_models.transformer.model import Model
-from hdpsim.cost_models.transformer.parameters import layer_shard, stage_contents
+from hdpsim.cost_models.transformer.parameters import layer_shard, stage_contents, vocabulary_shard
 
 # Megatron-Core, DistributedDataParallelConfig: parameters of a bucket, at least, and per rank that shares it
 BUCKET_PARAMETERS = 40e6
@@ -103,18 +104,16 @@ def stage_buckets(model: Model, layout: Layout, stage: int, limit: float) -> int
     Counted: MLP and attention matrices of dense layers in the order of the backward, embedding and head.
     Ignored: norms and biases; a smaller first bucket; the matrices of experts count as one tensor a layer.
     """
-    width = (model.dense_ffn_hidden if model.experts else model.ffn_hidden) // layout.tp
-    heads = (model.heads * model.head_dim, (model.heads + 2 * model.kv_heads) * model.head_dim)
-    out, qkv = (model.hidden * columns // layout.tp for columns in heads)
-    dense = [model.hidden * width, (2 if model.gated_mlp else 1) * model.hidden * width, out, qkv]
-    vocabulary = -(-model.vocab // layout.tp) * model.hidden
+    vocabulary = vocabulary_shard(model, layout)
     tensors: list[int] = []
     for part in reversed(stage_contents(model, layout)[stage]):
         if part.head and not (model.tied_embeddings and layout.pp == 1):
             tensors.append(vocabulary)
-        tensors += part.dense_layers * dense
+        if part.dense_layers:
+            matrices = layer_shards(model, layout, moe=False)
+            tensors += part.dense_layers * [shard.weights for shard in reversed(matrices)]
         if part.moe_layers:
-            tensors += part.moe_layers * [sum(layer_shard(model, layout, "moe")[:2])]
+            tensors += part.moe_layers * [layer_shard(model, layout, moe=True).total]
         if part.embedding:
             tensors.append(vocabulary)
     return filled_buckets(tensors, limit)

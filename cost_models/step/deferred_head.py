@@ -11,6 +11,7 @@ from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.tracing import priced
+from hdpsim.cost_models.transformer.matrices import vocabulary_matrix
 
 
 def drain_s(layout: Layout, backward_s: Floats) -> float:
@@ -37,8 +38,9 @@ def deferred_head_s(
     model, layout = cost.model, cost.layout
     if model.frozen:
         return 0.0
+    inner, columns = vocabulary_matrix(model).shard(layout.tp)
     head = LayerGemms(
-        (LinearOp(columns=-(-model.vocab // layout.tp), inner=model.hidden),),
+        (LinearOp(columns=columns, inner=inner),),
         cost.cluster.gpu,
         cost.cal,
         gradient_output_bytes=product_output_bytes(layout),

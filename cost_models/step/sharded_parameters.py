@@ -17,8 +17,9 @@ from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives, GroupShape
 from hdpsim.cost_models.tracing import priced
+from hdpsim.cost_models.transformer.matrices import layer_tensors
 from hdpsim.cost_models.transformer.model import Model
-from hdpsim.cost_models.transformer.parameters import LayerKind, StageContents, layer_shard
+from hdpsim.cost_models.transformer.parameters import StageContents, layer_shard, vocabulary_shard
 from hdpsim.errors import InfeasibleError
 
 COPY_OUT_BYTES = (
@@ -91,15 +92,13 @@ class ShardedParameters:
         spread = layout.expert_gpus
         self._dense = ShardGroups.of(layout, collectives, ranks, layout.rank_stride)
         self._experts = ShardGroups.of(layout, collectives, max(1, ranks * layout.tp // spread), spread)
-        kinds: tuple[LayerKind, ...] = ("dense", "moe") if model.experts else ("dense",)
         self._layers = {
-            kind == "moe": self._traffic(
-                *layer_shard(model, layout, kind)[:2], tensors=_matrices(model, layout, kind)
+            moe: self._traffic(
+                *layer_shard(model, layout, moe=moe)[:2], tensors=layer_tensors(model, layout, moe=moe)
             )
-            for kind in kinds
+            for moe in ((False, True) if model.experts else (False,))
         }
-        vocabulary = -(-model.vocab // layout.tp) * model.hidden
-        self._vocabulary = self._traffic(vocabulary, 0, tensors=1)
+        self._vocabulary = self._traffic(vocabulary_shard(model, layout), 0, tensors=1)
 
     def _traffic(self, dense: int, experts: int, *, tensors: int) -> UnitTraffic:
         """Collectives of a unit with so many parameters on a GPU, in so many *tensors*."""
@@ -204,10 +203,3 @@ class ShardedParameters:
             return np.full_like(compute_s, unit.gather_s), np.full_like(compute_s, reduce_s)
         added_s = overlapped_s(compute_s, transfer_s, self._cal.overlap_slowdown) - compute_s
         return added_s * unit.gather_s / transfer_s, added_s * reduce_s / transfer_s
-
-
-def _matrices(model: Model, layout: Layout, kind: LayerKind) -> int:
-    """Weight matrices of a layer on a GPU: QKV and output projection, two of an MLP, three with a gate."""
-    of_mlp = 3 if model.gated_mlp else 2
-    experts = max(1, model.experts // layout.ep) if kind == "moe" else 1
-    return 2 + of_mlp * (experts + bool(kind == "moe" and model.shared_expert_ffn))

@@ -25,6 +25,7 @@ from hdpsim.cost_models.step.micro_batch_cost import TERMS, MicroBatchCost
 from hdpsim.cost_models.step.optimizer import gradient_buffer_s, optimizer_s
 from hdpsim.cost_models.step.sharded_parameters import ShardGroups
 from hdpsim.cost_models.tracing import priced, remembered
+from hdpsim.cost_models.transformer.matrices import layer_tensors
 from hdpsim.cost_models.transformer.parameters import stage_contents
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES, chunks_per_stage
 
@@ -164,9 +165,6 @@ def _tied_sync_s(cost: MicroBatchCost, ranks: int) -> Floats:
     return seconds
 
 
-MATRICES = 4  # of a layer: projections in and out of attention, up and down; one more with a gate
-
-
 @priced("parameter_gather")
 def _gather_s(cost: MicroBatchCost, parameters: Floats, group: GroupShape) -> Floats:
     """One gather, or the owners' broadcasts: as many as there are owners, at most one for each matrix of the stage.
@@ -177,7 +175,8 @@ def _gather_s(cost: MicroBatchCost, parameters: Floats, group: GroupShape) -> Fl
     if cost.layout.sharding == "none":
         return np.zeros_like(parameters)
     if cost.layout.owner_broadcasts:
-        matrices = (MATRICES + cost.model.gated_mlp) * cost.layers_by_stage + 2
+        a_layer = layer_tensors(cost.model, cost.layout, moe=bool(cost.model.experts))
+        matrices = a_layer * cost.layers_by_stage + 2
         owners = np.minimum(group.ranks, matrices)
         return np.asarray(owners * cost.collectives.broadcast_s(BF16_BYTES * parameters / owners, group))
     return cost.collectives.all_gather_s(BF16_BYTES * parameters, group, in_place=True)

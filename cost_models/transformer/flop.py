@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hdpsim.cost_models.layout.layout import Recompute
-from hdpsim.cost_models.transformer.model import Model, dense_layer_count, dense_width
+from hdpsim.cost_models.transformer.matrices import layer_matrices, prediction_matrix, vocabulary_matrix
+from hdpsim.cost_models.transformer.model import Model, dense_layer_count
 
 Floats = NDArray[np.float64]
 
@@ -47,21 +48,7 @@ class TokenFlop:
 
 def layer_linear_weights(model: Model, *, moe: bool) -> int:
     """Weights of one layer that a token is multiplied with (biases and norms apart)."""
-    latent, hidden = model.latent_attention, model.hidden
-    if latent is None:
-        attention = hidden * (2 * model.heads + 2 * model.kv_heads) * model.head_dim
-    else:
-        query_dim = model.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
-        rank = latent.q_lora_rank
-        attention = rank * (hidden + query_dim) if rank else hidden * query_dim
-        attention += hidden * (latent.kv_lora_rank + latent.qk_rope_head_dim)
-        attention += latent.kv_lora_rank * model.heads * (latent.qk_nope_head_dim + latent.v_head_dim)
-        attention += model.heads * latent.v_head_dim * hidden
-    matrices = 3 if model.gated_mlp else 2
-    if not moe:
-        return attention + matrices * hidden * dense_width(model)
-    width = model.top_k * model.ffn_hidden + model.shared_expert_ffn
-    return attention + matrices * hidden * width + hidden * model.experts
+    return sum(matrix.weights * matrix.experts_per_token for matrix in layer_matrices(model, moe=moe))
 
 
 def forward_flop(model: Model) -> TokenFlop:
@@ -80,14 +67,13 @@ def forward_flop(model: Model) -> TokenFlop:
     if moe:
         weights += moe * layer_linear_weights(model, moe=True)
     if mtp:
-        weights += mtp * (layer_linear_weights(model, moe=bool(model.experts)) + 2 * model.hidden**2)
-    latent = model.latent_attention
-    score_dim = latent.qk_nope_head_dim + latent.qk_rope_head_dim if latent else model.head_dim
-    value_dim = latent.v_head_dim if latent else model.head_dim
+        a_layer = layer_linear_weights(model, moe=bool(model.experts))
+        weights += mtp * (a_layer + prediction_matrix(model).weights)
+    of_a_key = model.heads * (model.query_dim + model.value_dim)
     return TokenFlop(
         linear=float(FLOP_PER_MULTIPLY_ADD * weights),
-        head=float(FLOP_PER_MULTIPLY_ADD * model.hidden * model.vocab * (1 + mtp)),
-        attention=float(FLOP_PER_MULTIPLY_ADD * model.heads * (score_dim + value_dim) * (model.layers + mtp)),
+        head=float(FLOP_PER_MULTIPLY_ADD * vocabulary_matrix(model).weights * (1 + mtp)),
+        attention=float(FLOP_PER_MULTIPLY_ADD * of_a_key * (model.layers + mtp)),
     )
 
 

@@ -88,6 +88,17 @@ class Model(Checked):
         """Whether only adapters are trained."""
         return self.adapter_rank > 0
 
+    @property
+    def query_dim(self) -> int:
+        """Width of a head's queries and keys."""
+        latent = self.latent_attention
+        return latent.qk_nope_head_dim + latent.qk_rope_head_dim if latent else self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Width of a head's values."""
+        return self.latent_attention.v_head_dim if self.latent_attention else self.head_dim
+
     def contradictions(self) -> tuple[tuple[str, str], ...]:
         """Counts that do not go together, as (key, what is wrong)."""
         found: list[tuple[str, str]] = []

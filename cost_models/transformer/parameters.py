@@ -6,15 +6,19 @@ import math
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import pairwise
-from typing import Literal
+from typing import NamedTuple
 
 from hdpsim.cost_models.feasibility import check_layout, layer_units
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.transformer.model import Model, dense_layer_count, dense_width
+from hdpsim.cost_models.transformer.matrices import (
+    Matrix,
+    layer_matrices,
+    layer_shards,
+    prediction_matrix,
+    vocabulary_matrix,
+)
+from hdpsim.cost_models.transformer.model import Model, dense_layer_count
 from hdpsim.cost_models.transformer.stages import chunks_per_stage, virtual_stage_table
-from hdpsim.errors import InfeasibleError
-
-LayerKind = Literal["dense", "moe"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +63,13 @@ class StageContents:
         """Transformer layers, without multi-token prediction."""
         return self.dense_layers + self.moe_layers
 
+    @property
+    def by_kind(self) -> tuple[tuple[bool, int], ...]:
+        """Whether they have experts, and how many layers, of each kind that occurs."""
+        return tuple(
+            (moe, count) for moe, count in ((False, self.dense_layers), (True, self.moe_layers)) if count
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageParameters:
@@ -83,55 +94,29 @@ class StageParameters:
         return self.dense + self.experts
 
 
-def attention_parameters(model: Model) -> ParameterCount:
-    """One layer's attention.
+class LayerShard(NamedTuple):
+    """Parameters of one layer on one GPU: norms are part of *dense*."""
 
-        grouped-query: h d (a + 2 g) + a d h        (a heads, g KV heads, d head_dim, h hidden)
-        latent:        queries h q + q a (n + r), or h a (n + r) without q; keys and values h (c + r)
-                       + c a (n + v); output a v h  (q, c ranks; n, r, v head dims: no-position, rotary, value)
+    dense: int
+    experts: int
+    norms: int
 
-    Counted: biases where the model has them; the norms of latent attention (under norms).
-    Source: arXiv 1706.03762, 2305.13245 (grouped-query), 2405.04434 section 2.1 (latent).
-    """
-    hidden, heads = model.hidden, model.heads
-    latent = model.latent_attention
-    if latent is not None:
-        query_dim = heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
-        rank = latent.q_lora_rank
-        queries = hidden * rank + rank * query_dim if rank else hidden * query_dim
-        keys_values = hidden * (latent.kv_lora_rank + latent.qk_rope_head_dim)
-        keys_values += latent.kv_lora_rank * heads * (latent.qk_nope_head_dim + latent.v_head_dim)
-        output = heads * latent.v_head_dim * hidden
-        return ParameterCount(attention=queries + keys_values + output, norms=rank + latent.kv_lora_rank)
-    projected = (heads + 2 * model.kv_heads) * model.head_dim
-    matrices = hidden * projected + heads * model.head_dim * hidden
-    qkv_bias = projected if model.biases or model.qkv_biases else 0
-    return ParameterCount(attention=matrices + qkv_bias + (hidden if model.biases else 0))
+    @property
+    def total(self) -> int:
+        """All parameters of the layer on the GPU."""
+        return self.dense + self.experts
 
 
-def mlp_parameters(model: Model, width: int) -> int:
-    """One MLP (or expert) of that width: 3 h f with a gate, 2 h f without, plus biases."""
-    matrices = 3 if model.gated_mlp else 2
-    return matrices * model.hidden * width + ((matrices - 1) * width + model.hidden if model.biases else 0)
-
-
-def layer_parameters(model: Model, kind: LayerKind) -> ParameterCount:
-    """One layer: attention, MLP or experts with their router and shared expert, and its norms.
+def layer_parameters(model: Model, *, moe: bool) -> ParameterCount:
+    """One layer: its matrices (matrices.layer_matrices) with their biases, and its norms.
 
     Ignored: the per-expert bias that DeepSeek-V3 balances its router with (256 per layer), QK-norms.
     """
-    norms = (1 if model.parallel_block else 2) * _norm(model)
-    result = attention_parameters(model) + ParameterCount(norms=norms)
-    if kind == "dense":
-        return result + ParameterCount(mlp=mlp_parameters(model, dense_width(model)))
-    if not model.experts:
-        raise InfeasibleError(f"{model.name} has no mixture-of-experts layers")
-    shared = mlp_parameters(model, model.shared_expert_ffn) if model.shared_expert_ffn else 0
-    return result + ParameterCount(
-        mlp=shared,
-        experts=model.experts * mlp_parameters(model, model.ffn_hidden),
-        router=model.hidden * model.experts,
-    )
+    counted = ParameterCount(norms=_layer_norms(model))
+    for matrix in layer_matrices(model, moe=moe):
+        field = "mlp" if matrix.block == "shared" else matrix.block
+        counted += ParameterCount(**{field: matrix.parameters})
+    return counted
 
 
 def mtp_parameters(model: Model) -> ParameterCount:
@@ -140,8 +125,8 @@ def mtp_parameters(model: Model) -> ParameterCount:
     Counted: what is unique to them; embedding and head are shared with the model.
     Source: arXiv 2412.19437 section 2.2; DeepSeek-V3's README_WEIGHTS (11.5B).
     """
-    one = layer_parameters(model, "moe" if model.experts else "dense")
-    extra = ParameterCount(attention=2 * model.hidden**2, norms=3 * _norm(model))
+    one = layer_parameters(model, moe=bool(model.experts))
+    extra = ParameterCount(attention=prediction_matrix(model).weights, norms=3 * _norm(model))
     return (one + extra) * model.mtp_layers
 
 
@@ -151,14 +136,15 @@ def parameters(model: Model, *, with_mtp: bool = False) -> ParameterCount:
     layers + embedding V h (+ learned positions) + final norm + head V h unless tied
     """
     dense = dense_layer_count(model)
-    total = layer_parameters(model, "dense") * dense if dense else ParameterCount()
+    total = layer_parameters(model, moe=False) * dense if dense else ParameterCount()
     if dense < model.layers:
-        total = total + layer_parameters(model, "moe") * (model.layers - dense)
-    total = total + ParameterCount(
+        total += layer_parameters(model, moe=True) * (model.layers - dense)
+    vocabulary = vocabulary_matrix(model).weights
+    total += ParameterCount(
         norms=_norm(model),
-        embedding=model.vocab * model.hidden,
+        embedding=vocabulary,
         positions=model.learned_positions * model.hidden,
-        head=0 if model.tied_embeddings else model.vocab * model.hidden,
+        head=0 if model.tied_embeddings else vocabulary,
     )
     return total + mtp_parameters(model) if with_mtp else total
 
@@ -256,15 +242,13 @@ def parameters_per_gpu(model: Model, layout: Layout, stage: int) -> StageParamet
     Source: arXiv 1909.08053 section 3; arXiv 2104.04473 (embedding copies); Megatron-Core (latent attention).
     """
     dense = experts = matrices = largest = 0
+    vocabulary = vocabulary_shard(model, layout)
     for part in stage_contents(model, layout)[stage]:
-        layers: tuple[tuple[LayerKind, int], ...] = (("dense", part.dense_layers), ("moe", part.moe_layers))
-        for kind, count in layers:
-            if count:
-                one_dense, one_experts, one_norms = layer_shard(model, layout, kind)
-                dense, experts = dense + count * one_dense, experts + count * one_experts
-                matrices += count * (one_dense + one_experts - one_norms)
-                largest = max(largest, one_dense + one_experts)
-        vocabulary = -(-model.vocab // layout.tp) * model.hidden
+        for moe, count in part.by_kind:
+            layer = layer_shard(model, layout, moe=moe)
+            dense, experts = dense + count * layer.dense, experts + count * layer.experts
+            matrices += count * (layer.dense + layer.experts - layer.norms)
+            largest = max(largest, layer.dense + layer.experts)
         if part.embedding:
             dense += vocabulary + model.learned_positions * model.hidden
         if part.head:
@@ -272,35 +256,47 @@ def parameters_per_gpu(model: Model, layout: Layout, stage: int) -> StageParamet
         if part.embedding or part.head:
             largest = max(largest, vocabulary)
         if part.mtp_layers:
-            one_dense, one_experts, _ = layer_shard(model, layout, "moe" if model.experts else "dense")
-            projection = 2 * model.hidden**2 // layout.tp
-            dense += part.mtp_layers * (one_dense + projection + 3 * _norm(model))
-            experts += part.mtp_layers * one_experts
-            matrices += part.mtp_layers * (one_dense + one_experts + projection)
+            layer = layer_shard(model, layout, moe=bool(model.experts))
+            projection = math.prod(prediction_matrix(model).shard(layout.tp))
+            dense += part.mtp_layers * (layer.dense + projection + 3 * _norm(model))
+            experts += part.mtp_layers * layer.experts
+            matrices += part.mtp_layers * (layer.dense + layer.experts + projection)
             if layout.pp > 1:
                 dense += vocabulary  # the embedding it shares sits on another stage: a copy
     return StageParameters(dense=dense, experts=experts, largest_unit=largest, matrices=matrices)
 
 
-def layer_shard(model: Model, layout: Layout, kind: LayerKind) -> tuple[int, int, int]:
-    """(dense, expert, norm) parameters of one layer on one GPU."""
-    whole = layer_parameters(model, kind)
-    attention = _attention_shard(model, layout.tp)
-    mlp = -(-whole.mlp // layout.tp)
-    experts = -(-whole.experts // layout.expert_gpus)
-    return attention + mlp + whole.router + whole.norms, experts, whole.norms
+def layer_shard(model: Model, layout: Layout, *, moe: bool) -> LayerShard:
+    """Parameters of one layer on one GPU."""
+    norms = _layer_norms(model)
+    held = {True: 0, False: 0}
+    for shard in layer_shards(model, layout, moe=moe):
+        matrix = shard.matrix
+        routed = matrix.block == "experts"
+        # Biases are spread like weights.
+        gpus = layout.expert_cut if routed else 1 if matrix.cut == "none" else layout.tp
+        biases = -(-matrix.outputs // gpus) if matrix.biases else 0
+        held[routed] += shard.weights + shard.experts * biases
+        if matrix.name == "qkv":
+            held[False] += _repeated_keys_values(model, layout, matrix)
+    return LayerShard(dense=held[False] + norms, experts=held[True], norms=norms)
 
 
-def _attention_shard(model: Model, tp: int) -> int:
-    """Attention parameters on one GPU of a tensor-parallel group."""
+def vocabulary_shard(model: Model, layout: Layout) -> int:
+    """Weights of the embedding, or of the output projection, on one GPU."""
+    return math.prod(vocabulary_matrix(model).shard(layout.tp))
+
+
+def _repeated_keys_values(model: Model, layout: Layout, qkv: Matrix) -> int:
+    """Weights that GPUs hold beyond their share of keys and values, whose heads are fewer than the GPUs."""
+    keys_values = qkv.inputs * sum(qkv.parts[1:])
+    return keys_values // min(layout.tp, model.kv_heads) - keys_values // layout.tp
+
+
+def _layer_norms(model: Model) -> int:
     latent = model.latent_attention
-    whole = attention_parameters(model).attention
-    if latent is not None:
-        replicated = model.hidden * (latent.q_lora_rank + latent.kv_lora_rank + latent.qk_rope_head_dim)
-        return replicated + -(-(whole - replicated) // tp)
-    keys_values = 2 * model.kv_heads * model.head_dim * model.hidden
-    kv_shards = min(tp, model.kv_heads)
-    return -(-(whole - keys_values) // tp) + keys_values // kv_shards
+    inside = latent.q_lora_rank + latent.kv_lora_rank if latent else 0
+    return (1 if model.parallel_block else 2) * _norm(model) + inside
 
 
 def _norm(model: Model) -> int:

@@ -43,7 +43,7 @@ def term(
 
 def test_which_matrices_have_adapters() -> None:
     names = {
-        targets: [matrix.name for matrix in adapted_matrices(lora(targets), Layout(tp=2), moe=False)]
+        targets: [shard.matrix.name for shard in adapted_matrices(lora(targets), Layout(tp=2), moe=False)]
         for targets in ("qkv", "attention", "all")
     }
     assert names["qkv"] == ["qkv"]
@@ -53,8 +53,8 @@ def test_which_matrices_have_adapters() -> None:
     assert len(adapted_matrices(lora("all", MIXTRAL), Layout(), moe=True)) == 2  # experts have none
     assert len(adapted_matrices(lora("qkv", DEEPSEEK), Layout(), moe=True)) == 4
     cut = {
-        matrix.name: (matrix.inner, matrix.columns)
-        for matrix in adapted_matrices(lora("all"), Layout(tp=2), moe=False)
+        shard.matrix.name: (shard.inputs, shard.outputs)
+        for shard in adapted_matrices(lora("all"), Layout(tp=2), moe=False)
     }
     assert cut == {
         "qkv": (HIDDEN, QKV // 2),
@@ -137,7 +137,7 @@ def test_memory_of_states_and_activations() -> None:
     assert states.weights == pytest.approx(2 * (parameters(MODEL).total + trained))
     assert states.gradients == pytest.approx(4 * trained)
     assert states.optimizer == pytest.approx(12 * trained)
-    full, one, every = (layer_activations(model, layout, "dense") for model in (MODEL, lora(), lora("all")))
+    full, one, every = (layer_activations(model, layout, moe=False) for model in (MODEL, lora(), lora("all")))
     assert one.linear_inputs == 2 * HIDDEN  # what QKV's adapter reads, in 16 bits
     assert every.linear_inputs == 2 * 2 * HIDDEN
     assert one.mlp == 2 * 2 * FFN

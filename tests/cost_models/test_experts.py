@@ -345,7 +345,7 @@ class TestTwoWaysToWriteAPlacement:
         assert parameters_per_gpu(model, meant, 0) == parameters_per_gpu(model, written, 0)
         memories = [memory_report(model, layout, where, ranks, 4096) for layout in (meant, written)]
         assert memories[0] == memories[1]
-        one, other = (layer_activations(model, layout, "moe") for layout in (meant, written))
+        one, other = (layer_activations(model, layout, moe=True) for layout in (meant, written))
         assert one == other
         one_count, other_count = (
             [

@@ -33,10 +33,10 @@ A100 = catalog.cluster("megascale")
 @pytest.mark.parametrize("tp", [1, 2, 8])
 def test_gpt_with_dropout_is_the_published_34_sbh(tp: int) -> None:
     # Korthikanti et al., table 2: 34 s b h / t with sequence parallelism; s b h (10 + 24 / t) without
-    whole = layer_activations(GPT, Layout(tp=tp), "dense", dropout=True, log_sum_exp=False)
+    whole = layer_activations(GPT, Layout(tp=tp), moe=False, dropout=True, log_sum_exp=False)
     assert whole.total == pytest.approx(34 * 1024 / tp)
     without = layer_activations(
-        GPT, Layout(tp=tp, sequence_parallel=False), "dense", dropout=True, log_sum_exp=False
+        GPT, Layout(tp=tp, sequence_parallel=False), moe=False, dropout=True, log_sum_exp=False
     )
     assert without.total == pytest.approx(1024 * (10 + 24 / tp))
 
@@ -46,7 +46,7 @@ def test_gated_grouped_layers_keep_12_plus_4g_plus_6f(name: str) -> None:
     model, tp = catalog.model(name), 8
     groups, width = model.kv_heads / model.heads, model.ffn_hidden / model.hidden
     expected = model.hidden * (12 + 4 * groups + 6 * width) / tp
-    kept = layer_activations(model, Layout(tp=tp), "dense", log_sum_exp=False)
+    kept = layer_activations(model, Layout(tp=tp), moe=False, log_sum_exp=False)
     assert kept.total == pytest.approx(expected)
     # the log-sum-exp is 4 B per head and token: less than 1 %
     assert activation_bytes_per_token_layer(model, Layout(tp=tp)) == pytest.approx(expected, rel=0.01)
@@ -71,14 +71,14 @@ def test_recomputation() -> None:
 
 def test_kv_heads_fewer_than_tp_are_repeated() -> None:
     model = catalog.model("llama-3-8b")  # 8 KV heads of 128
-    kept = layer_activations(model, Layout(tp=16), "dense")
+    kept = layer_activations(model, Layout(tp=16), moe=False)
     assert kept.queries_keys_values == 2 * (2 * 128 + 2 * 1 * 128)  # 2 query heads, 1 KV head on each GPU
 
 
 def test_mixtral_experts_by_hand() -> None:
     model = catalog.model("mixtral-8x7b")  # h 4096, top 2, f 14336
     for layout, spread in ((Layout(tp=4), 1), (Layout(tp=4, ep=4), 4), (Layout(tp=2, ep=8), 2)):
-        kept = layer_activations(model, layout, "moe")
+        kept = layer_activations(model, layout, moe=True)
         dispatched = 2 * 4096 * (2 + 2) / spread  # two copies of each token, input and output of its expert
         inner = 2 * 14336 * 6 / layout.tp  # gate, up and product, 2 B each
         assert kept.experts == pytest.approx(dispatched + inner + 2 * 4 * 8 / layout.tp)
@@ -95,7 +95,7 @@ def test_fp8_keeps_smaller_gemm_inputs() -> None:
 
 def test_latent_attention_by_hand() -> None:
     model = catalog.model("deepseek-v3")
-    kept = layer_activations(model, Layout(), "dense")
+    kept = layer_activations(model, Layout(), moe=False)
     assert kept.queries_keys_values == 128 * 2 * (2 * 192 + 128) + 4 * (1536 + 512) + 2 * 64
     assert kept.attention_output == 2 * 128 * 128 + 4 * 128
 

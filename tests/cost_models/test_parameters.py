@@ -120,7 +120,7 @@ def test_a_small_layer_by_hand() -> None:
         experts=4,
         top_k=2,
     )
-    layer = layer_parameters(model, "moe")
+    layer = layer_parameters(model, moe=True)
     assert layer.attention == 8 * (4 + 2 * 2) * 2 + 4 * 2 * 8  # 128 + 64
     assert layer.experts == 4 * 3 * 8 * 16
     assert layer.router == 8 * 4
@@ -130,7 +130,7 @@ def test_a_small_layer_by_hand() -> None:
         active_parameters(model) == parameters(model).total - 2 * 2 * 3 * 8 * 16
     )  # two of four experts idle
     with pytest.raises(InfeasibleError):
-        layer_parameters(catalog.model("llama-7b"), "moe")
+        layer_parameters(catalog.model("llama-7b"), moe=True)
 
 
 def test_extra_layers_sit_in_the_middle() -> None:

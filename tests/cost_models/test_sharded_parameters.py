@@ -31,7 +31,7 @@ from hdpsim.errors import InfeasibleError
 
 RANKS = 128
 GATHER, REDUCE = TERMS.index("layer_gather"), TERMS.index("layer_reduce")
-LAYER, VOCABULARY = layer_shard(MODEL, Layout(), "dense")[0], MODEL.vocab * MODEL.hidden
+LAYER, VOCABULARY = layer_shard(MODEL, Layout(), moe=False)[0], MODEL.vocab * MODEL.hidden
 
 
 def terms(tokens: int, *, cal: Any = IDEAL, cluster: Any = None, **layout: Any) -> tuple[Any, Any]:

@@ -1,0 +1,211 @@
+"""The weight matrices of a layer: the one list that everything which counts, cuts or multiplies them reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, NamedTuple, assert_never
+
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.transformer.model import Model, dense_width
+from hdpsim.errors import InfeasibleError
+
+Block = Literal["attention", "mlp", "experts", "shared", "router", "prediction", "vocabulary"]
+Cut = Literal["outputs", "inputs", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """A weight matrix of *inputs* rows; of routed experts the equal ones of all of them."""
+
+    name: str
+    block: Block
+    inputs: int
+    parts: tuple[int, ...]
+    """Columns of each matrix that stock models keep apart and one product joins: queries, keys, values; gate, up."""
+    cut: Cut = "none"
+    """Which side the GPUs of a tensor-parallel group (of experts: those that share one) divide; none: all have all."""
+    experts: int = 1
+    experts_per_token: int = 1
+    biases: bool = False
+    adapter_rank: int = 0
+    """Rank of the trained adapter beside the frozen weights; 0 = none."""
+
+    @property
+    def outputs(self) -> int:
+        """Columns of all parts."""
+        return sum(self.parts)
+
+    @property
+    def weights(self) -> int:
+        """Weights of one expert's matrix, or of the only one."""
+        return self.inputs * self.outputs
+
+    @property
+    def parameters(self) -> int:
+        """Weights and biases of all experts."""
+        return self.experts * (self.weights + (self.outputs if self.biases else 0))
+
+    @property
+    def tensors(self) -> int:
+        """Tensors in which stacks store it: queries, keys and values in one, gate and up in two."""
+        return 1 if self.block == "attention" else len(self.parts)
+
+    def shard(self, gpus: int) -> tuple[int, int]:
+        """Inputs and outputs on each of the GPUs that share the matrix; the vocabulary is rounded up."""
+        match self.cut:
+            case "none":
+                return self.inputs, self.outputs
+            case "inputs":
+                return -(-self.inputs // gpus), self.outputs
+            case "outputs":
+                return self.inputs, -(-self.outputs // gpus)
+            case _:
+                assert_never(self.cut)
+
+
+class MatrixShard(NamedTuple):
+    """What one GPU of a layout holds of a matrix."""
+
+    matrix: Matrix
+    inputs: int
+    outputs: int
+    experts: int
+
+    @property
+    def weights(self) -> int:
+        """Weights of all experts on the GPU."""
+        return self.experts * self.inputs * self.outputs
+
+
+@lru_cache(maxsize=256)
+def layer_matrices(model: Model, *, moe: bool) -> tuple[Matrix, ...]:
+    """The matrices of one layer in the order of the forward; the router comes last.
+
+        grouped-query  qkv h x (a + 2 g) d, output a d x h          (a heads, g KV heads, d head_dim, h hidden)
+        latent         queries h x q and q x a (n + r), or h x a (n + r) without q; keys and values h x (c + r)
+                       and c x a (n + v); output a v x h            (q, c ranks; n, r, v head dims: no-position,
+                       rotary, value)
+        MLP            h x 2 f with a gate (h x f without), f x h; experts and shared experts likewise
+        router         h x E
+
+    Source: arXiv 1706.03762, 2305.13245 (grouped-query), 2405.04434 section 2.1 (latent), 1909.08053 section 3 (cuts);
+    Megatron-Core (low-rank input projections of latent attention and the router are on every GPU).
+    """
+    if not moe:
+        return (*_attention(model), *_mlp(model, "mlp", dense_width(model)))
+    if not model.experts:
+        raise InfeasibleError(f"{model.name} has no mixture-of-experts layers")
+    shared = _mlp(model, "shared", model.shared_expert_ffn) if model.shared_expert_ffn else ()
+    router = Matrix(name="router", block="router", inputs=model.hidden, parts=(model.experts,))
+    return (*_attention(model), *_mlp(model, "experts", model.ffn_hidden), *shared, router)
+
+
+@lru_cache(maxsize=1024)
+def layer_shards(model: Model, layout: Layout, *, moe: bool) -> tuple[MatrixShard, ...]:
+    """What one GPU holds of each matrix of a layer."""
+    held = []
+    for matrix in layer_matrices(model, moe=moe):
+        routed = matrix.block == "experts"
+        experts = max(1, matrix.experts // layout.ep)
+        shard = matrix.shard(layout.expert_cut if routed else layout.tp)
+        held.append(MatrixShard(matrix, *shard, experts))
+    return tuple(held)
+
+
+def layer_tensors(model: Model, layout: Layout, *, moe: bool) -> int:
+    """Tensors in which a GPU holds the matrices of a layer."""
+    return sum(shard.experts * shard.matrix.tensors for shard in layer_shards(model, layout, moe=moe))
+
+
+def mlp_width(model: Model, *, moe: bool) -> int:
+    """Width of the part of the MLP that every token passes: of a shared expert, or of all of a dense layer's MLP."""
+    return model.shared_expert_ffn if moe else dense_width(model)
+
+
+def routed_width(model: Model, *, moe: bool) -> int:
+    """Width of all the routed experts that a token passes."""
+    return model.top_k * model.ffn_hidden if moe else 0
+
+
+def vocabulary_matrix(model: Model) -> Matrix:
+    """The output projection; the embedding table has its shape."""
+    return Matrix(name="logits", block="vocabulary", inputs=model.hidden, parts=(model.vocab,), cut="outputs")
+
+
+def prediction_matrix(model: Model) -> Matrix:
+    """What a multi-token-prediction layer reads: the hidden state beside the embedding of the next token.
+
+    Source: arXiv 2412.19437 section 2.2.
+    """
+    hidden = model.hidden
+    return Matrix(name="prediction_in", block="prediction", inputs=2 * hidden, parts=(hidden,), cut="outputs")
+
+
+def _attention(model: Model) -> tuple[Matrix, ...]:
+    latent, hidden, heads = model.latent_attention, model.hidden, model.heads
+    everywhere = model.adapter_rank
+    output = Matrix(
+        name="attention_out",
+        block="attention",
+        inputs=heads * model.value_dim,
+        parts=(hidden,),
+        cut="inputs",
+        biases=model.biases,
+        adapter_rank=0 if model.adapter_targets == "qkv" else everywhere,
+    )
+    if latent is None:
+        keys = model.kv_heads * model.head_dim
+        qkv = Matrix(
+            name="qkv",
+            block="attention",
+            inputs=hidden,
+            parts=(heads * model.head_dim, keys, keys),
+            cut="outputs",
+            biases=model.biases or model.qkv_biases,
+            adapter_rank=everywhere,
+        )
+        return qkv, output
+
+    def projection(name: str, inputs: int, outputs: int, cut: Cut = "none") -> Matrix:
+        return Matrix(
+            name=name, block="attention", inputs=inputs, parts=(outputs,), cut=cut, adapter_rank=everywhere
+        )
+
+    queries, rank, kv_rank = heads * model.query_dim, latent.q_lora_rank, latent.kv_lora_rank
+    of_queries = [projection("query", hidden, queries, "outputs")]
+    if rank:
+        of_queries = [
+            projection("query_down", hidden, rank),
+            projection("query_up", rank, queries, "outputs"),
+        ]
+    return (
+        *of_queries,
+        projection("kv_down", hidden, kv_rank + latent.qk_rope_head_dim),
+        projection("kv_up", kv_rank, heads * (latent.qk_nope_head_dim + latent.v_head_dim), "outputs"),
+        output,
+    )
+
+
+def _mlp(model: Model, block: Literal["mlp", "experts", "shared"], width: int) -> tuple[Matrix, ...]:
+    prefix = {"mlp": "", "experts": "expert_", "shared": "shared_"}[block]
+    adapted = block == "mlp" and model.adapter_targets == "all"
+    routed = block == "experts"
+    shapes: tuple[tuple[str, int, tuple[int, ...], Cut], ...] = (
+        ("mlp_up", model.hidden, (width,) * (2 if model.gated_mlp else 1), "outputs"),
+        ("mlp_down", width, (model.hidden,), "inputs"),
+    )
+    return tuple(
+        Matrix(
+            name=prefix + name,
+            block=block,
+            inputs=inputs,
+            parts=parts,
+            cut=cut,
+            experts=model.experts if routed else 1,
+            experts_per_token=model.top_k if routed else 1,
+            biases=model.biases,
+            adapter_rank=model.adapter_rank if adapted else 0,
+        )
+        for name, inputs, parts, cut in shapes
+    )
