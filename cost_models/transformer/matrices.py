@@ -25,6 +25,8 @@ class Matrix:
     """Columns of each matrix that stock models keep apart and one product joins: queries, keys, values; gate, up."""
     cut: Cut = "none"
     """Which side the GPUs of a tensor-parallel group (of experts: those that share one) divide; none: all have all."""
+    head_outputs: int = 1
+    """Columns that stay together, a head's: key and value heads fewer than the GPUs are repeated."""
     experts: int = 1
     experts_per_token: int = 1
     biases: bool = False
@@ -59,7 +61,7 @@ class Matrix:
             case "inputs":
                 return -(-self.inputs // gpus), self.outputs
             case "outputs":
-                return self.inputs, -(-self.outputs // gpus)
+                return self.inputs, sum(max(self.head_outputs, -(-part // gpus)) for part in self.parts)
             case _:
                 assert_never(self.cut)
 
@@ -162,6 +164,7 @@ def _attention(model: Model) -> tuple[Matrix, ...]:
             inputs=hidden,
             parts=(heads * model.head_dim, keys, keys),
             cut="outputs",
+            head_outputs=model.head_dim,
             biases=model.biases or model.qkv_biases,
             adapter_rank=everywhere,
         )

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from hdpsim.cost_models.feasibility import check_layout, layer_units
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.transformer.matrices import (
-    Matrix,
     layer_matrices,
     layer_shards,
     prediction_matrix,
@@ -277,20 +276,12 @@ def layer_shard(model: Model, layout: Layout, *, moe: bool) -> LayerShard:
         gpus = layout.expert_cut if routed else 1 if matrix.cut == "none" else layout.tp
         biases = -(-matrix.outputs // gpus) if matrix.biases else 0
         held[routed] += shard.weights + shard.experts * biases
-        if matrix.name == "qkv":
-            held[False] += _repeated_keys_values(model, layout, matrix)
     return LayerShard(dense=held[False] + norms, experts=held[True], norms=norms)
 
 
 def vocabulary_shard(model: Model, layout: Layout) -> int:
     """Weights of the embedding, or of the output projection, on one GPU."""
     return math.prod(vocabulary_matrix(model).shard(layout.tp))
-
-
-def _repeated_keys_values(model: Model, layout: Layout, qkv: Matrix) -> int:
-    """Weights that GPUs hold beyond their share of keys and values, whose heads are fewer than the GPUs."""
-    keys_values = qkv.inputs * sum(qkv.parts[1:])
-    return keys_values // min(layout.tp, model.kv_heads) - keys_values // layout.tp
 
 
 def _layer_norms(model: Model) -> int:

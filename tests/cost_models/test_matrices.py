@@ -129,3 +129,8 @@ def test_parameters_are_the_inventory_and_norms(name: str) -> None:
     outside = parameters(model)
     total += outside.embedding + outside.head + outside.positions
     assert outside.total - total == model.hidden * (2 if model.norm == "layer" else 1)  # the final norm
+
+
+def test_gpus_beyond_the_key_and_value_heads_hold_copies_of_them() -> None:
+    qkv = {tp: layer_shards(SMALL, Layout(tp=tp), moe=False)[0].outputs for tp in (1, 4, 8)}
+    assert qkv == {1: 32 + 2 * 16, 4: 8 + 2 * 4, 8: 4 + 2 * 4}
