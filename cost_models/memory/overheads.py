@@ -47,18 +47,3 @@ class MemoryOverheads(Checked):
     gather_buffer_bytes: Amount = 0.0
     eight_bit_copy_bytes: Amount = 2.0  # row- and column-wise copies: Transformer Engine on Hopper
     host_run_ahead: bool = False
-
-
-EAGER = MemoryOverheads(
-    unfused_copies=True,
-    logit_bytes=10.0,  # bf16 logits 2, their fp32 copy 4, softmax (then gradient) 4
-    bucket_bytes=2.0,  # DistributedDataParallel's buckets, in the parameters' type
-    loose_gradient_bytes=2.0,  # .grad in bf16 until it is added to the fp32 buffer
-    gather_buffer_bytes=2.0,  # all_gather_coalesced flattens all weights
-    host_run_ahead=True,  # PyTorch: Tensor.record_stream on collectives' buffers
-)
-"""Eager PyTorch: separate small kernels, DistributedDataParallel beside fp32 accumulation, loss on fp32 logits.
-
-Source: derived from the code of huggingface/nanotron (LlamaForTraining, FP32GradientAccumulator,
-ZeroDistributedOptimizer, _ShardedCrossEntropy) and PyTorch's DistributedDataParallel; no number is fitted.
-"""

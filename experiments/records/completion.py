@@ -12,6 +12,7 @@ from hdpsim.errors import CatalogError, HdpSimError
 from hdpsim.experiments.records.memory import predict_memory
 from hdpsim.experiments.records.setup import job_of
 from hdpsim.experiments.software.facts import Run, interleaves
+from hdpsim.experiments.software.rules import setting_of
 from hdpsim.experiments.software.run import RunConfig
 
 _SHAPE = {
@@ -168,8 +169,9 @@ def _recompute(config: RunConfig) -> Filled:
     """
     if config.recompute is not None:
         return NOTHING
-    if re.search(r"(?i)recompute is probably on", config.notes):
-        return {"recompute": "full"}, "full recomputation (probably on)"
+    said = setting_of(Run(config), "recompute")
+    if said is not None and said.stack == "record":
+        return {"recompute": said.value}, said.words
     if config.n_experts:
         return NOTHING
     whole = replace(config, recompute="full")

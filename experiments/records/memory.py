@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
 from hdpsim.cost_models.memory.report import MemoryReport
 from hdpsim.experiments.records.setup import Job, layout_cp
+from hdpsim.experiments.software.facts import Run
+from hdpsim.experiments.software.rules import setting_of
 from hdpsim.experiments.software.run import RunConfig
 from hdpsim.simulator.step_memory import memory_of
 
@@ -23,19 +24,6 @@ _NOT_READ: dict[Gauge, frozenset[str]] = {
     "allocated": frozenset({"communication", "context", "fragmentation"}),
 }
 """Parts of a report that a gauge does not see."""
-
-# Words of a source about its own measurement, and what the logs of frameworks print.
-_GAUGES: tuple[tuple[re.Pattern[str], Gauge], ...] = (
-    (re.compile(r"peak_mem_gb = (?:max )?reserved"), "reserved"),
-    (re.compile(r"peak_mem_gb = (?:max )?allocated"), "allocated"),
-    (re.compile(r"nvidia-smi"), "device"),
-)
-_GAUGE_OF_FRAMEWORK: tuple[tuple[str, Gauge], ...] = (
-    ("torchtitan", "reserved"),  # torchtitan/components/metrics.py: max_reserved
-    ("zero-bubble", "allocated"),  # arXiv 2401.10241, table 4
-    ("Megatron-LM", "allocated"),  # megatron/training/utils.py, report_memory
-)
-_FIRST_STAGE = ("nanotron",)  # its rank 0 writes the table: helpers.py, log_throughput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +57,8 @@ class MemoryPrediction:
 
 def gauge_of(config: RunConfig) -> Gauge:
     """What the record's source calls peak memory; all of the GPU's when nothing tells."""
-    for pattern, gauge in _GAUGES:
-        if pattern.search(config.notes):
-            return gauge
-    for name, gauge in _GAUGE_OF_FRAMEWORK:
-        if name in config.framework:
-            return gauge
-    return "device"
+    said = setting_of(Run(config), "memory_gauge")
+    return "device" if said is None else cast(Gauge, said.value)
 
 
 def predict_memory(config: RunConfig, job: Job) -> MemoryPrediction:
@@ -89,7 +72,7 @@ def predict_memory(config: RunConfig, job: Job) -> MemoryPrediction:
         sequence_tokens=-(-max(job.round_tokens) // layout_cp(setup.layout)),
     )
     fullest = report()
-    read = report(stage=0) if any(name in config.framework for name in _FIRST_STAGE) else fullest
+    read = fullest if setting_of(Run(config), "memory_stage") is None else report(stage=0)
     gauge = gauge_of(config)
     peak_bytes = {
         "device": read.total_bytes,

@@ -6,7 +6,8 @@ import re
 from typing import get_args
 
 from hdpsim.cost_models.layout.layout import Schedule
-from hdpsim.experiments.software.facts import OTHER_RELEASES, Run, interleaves
+from hdpsim.experiments.software.facts import Run, interleaves
+from hdpsim.experiments.software.rules import setting_of
 from hdpsim.experiments.software.run import RunConfig
 
 _SPLIT = re.compile(r"\b(ZB-?\w+|DualPipe\w*)\b")
@@ -64,8 +65,8 @@ def virtual_stages(run: Run, dealt_layers: int) -> tuple[int, str]:
         return config.vpp, ""
     if pp == 1:
         return 1, ""
-    stated = OTHER_RELEASES.search(config.notes)
-    if stated:
-        return int(stated[1]), f"vpp {stated[1]} of the recipe's other releases"
+    of_other_releases = setting_of(run, "chunks")
+    if of_other_releases is not None:
+        return int(str(of_other_releases.value)), of_other_releases.words
     chunks = max(1, dealt_layers // pp) if interleaves(run) else 1
     return chunks, f"vpp {chunks}"

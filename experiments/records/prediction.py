@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.layout.layout import Recompute
@@ -16,31 +15,13 @@ from hdpsim.experiments.records.memory import Gauge, predict_memory
 from hdpsim.experiments.records.setup import Job, job_of
 from hdpsim.experiments.records.table import Measured
 from hdpsim.experiments.software.facts import Run
-from hdpsim.experiments.software.rules import holds
+from hdpsim.experiments.software.rules import setting_of
 from hdpsim.experiments.software.run import RunConfig
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.step import plan_batch, planning_problem, play_plan, price_plan
 
 Convention = Literal["model, full attention", "model, causal attention", "hardware, full attention"]
 TERA = 1e12
-
-# How a source counts FLOP, most telling words of its notes first; then by family, then by framework. Established by
-# arithmetic on the sources' own figures: README of the records, "FLOP conventions of the sources".
-_WORDS: tuple[tuple[re.Pattern[str], Convention], ...] = (
-    (re.compile(r"(?i)hardware FLOP|on and counted \(HFU\)"), "hardware, full attention"),
-    (re.compile(r"(?i)causal-half|causal attention FLOP"), "model, causal attention"),
-    (re.compile(r"(?i)full.{0,16}attention|MODEL FLOP"), "model, full attention"),
-)
-_OF_FAMILY: dict[str, Convention] = {
-    "alst": "hardware, full attention",
-    "bloom": "hardware, full attention",
-    "mcore-moe-report": "model, causal attention",
-}
-_OF_FRAMEWORK: tuple[tuple[re.Pattern[str], Convention], ...] = (
-    (re.compile(r"Megatron-Bridge|(?i:automodel|model ?zoo)"), "model, causal attention"),
-    (re.compile(r"Megatron-DeepSpeed|SC21"), "hardware, full attention"),
-)
-"""Megatron-DeepSpeed prints what SC21's formula counts: four forwards, whatever is recomputed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,17 +71,8 @@ class Prediction:
 
 def convention_of(config: RunConfig) -> Convention:
     """How the record's source counts FLOP; full attention without recomputation when nothing tells."""
-    for pattern, convention in _WORDS:
-        if pattern.search(config.notes):
-            return convention
-    if config.family in _OF_FAMILY:
-        return _OF_FAMILY[config.family]
-    for pattern, convention in _OF_FRAMEWORK:
-        if pattern.search(config.framework):
-            return convention
-    if holds(Run(config), "internevo") and config.recompute == "full":
-        return "hardware, full attention"
-    return "model, full attention"
+    said = setting_of(Run(config), "flop_convention")
+    return "model, full attention" if said is None else cast(Convention, said.value)
 
 
 def predict(

@@ -21,7 +21,6 @@ from hdpsim.experiments.records.machine import collective_share, nic_gbps, node_
 from hdpsim.experiments.records.pipeline import blocked, schedule_of, virtual_stages
 from hdpsim.experiments.records.switches import Switches, switches_of
 from hdpsim.experiments.software.facts import Run, known_model
-from hdpsim.experiments.software.memory import activation_offload, stack_of
 from hdpsim.experiments.software.rules import setting_of
 from hdpsim.experiments.software.run import RunConfig
 from hdpsim.ranges import RANGES
@@ -118,14 +117,15 @@ def job_of(config: RunConfig, own: Calibration | None = None, without: frozenset
     cal = calibration(cluster.gpu.calibration)
     if own is not None and own.generation in ("", cluster.gpu.calibration):
         cal = own
+    offload = setting_of(run, "activation_offload")
     setup = Setup(
         model=model,
         cluster=cluster,
         layout=replace(layout, rank_capacity_tokens=context // layout_cp(layout)),
         calibration=cal,
         context_tokens=context,
-        strategy=StrategyOptions(name="static", activation_offload=activation_offload(config)),
-        memory=MemoryOptions(overheads=stack_of(config), must_fit=False),
+        strategy=StrategyOptions(name="static", activation_offload=1.0 if offload else 0.0),
+        memory=MemoryOptions(overheads=switches.memory, must_fit=False),
     )
     return Job(
         setup=setup,
@@ -135,7 +135,7 @@ def job_of(config: RunConfig, own: Calibration | None = None, without: frozenset
         micro_batches=micro_batches,
         blocked=blocked(config),
         round_tokens=_round_tokens(seq_len, documents),
-        rule_kinds=frozenset(kind for kind, _, _ in switches.origins.values()),
+        rule_kinds=switches.kinds,
         assumptions=tuple(notes.assumptions),
         not_modelled=tuple(notes.not_modelled),
     )

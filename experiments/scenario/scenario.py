@@ -31,7 +31,6 @@ from hdpsim.experiments.scenario.setup_document import as_yaml
 from hdpsim.experiments.scenario.values import Batch
 from hdpsim.experiments.software.choice import read_software, run_of, settings_of, software_notes
 from hdpsim.experiments.software.facts import Run
-from hdpsim.experiments.software.memory import stack_of
 from hdpsim.experiments.software.rules import Setting
 from hdpsim.ranges import LIMITS, check
 from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, Setup, StrategyOptions
@@ -250,9 +249,8 @@ def resolve_scenario(
         raise AssertionError("references are missing without a problem")
     run, of_software = _run_of(values, found, problems)
     problems.raise_if_any()
-    settings = (
-        () if run is None else settings_of(run, _written(document, "layout") | _written(document, "model"))
-    )
+    written = frozenset[str]().union(*(_written(document, name) for name in ("layout", "model", "memory")))
+    settings = () if run is None else settings_of(run, written)
     own: dict[str, Any] = {setting.switch: setting.value for setting in settings}
     model = replace(found.model, **{name: value for name, value in own.items() if hasattr(found.model, name)})
     of_layout = {name: value for name, value in own.items() if f"layout.{name}" in KEYS}
@@ -260,7 +258,6 @@ def resolve_scenario(
     data = _section(values, "data")
     execution = _section(values, "execution")
     batch_count = execution.pop("batches")
-    memory = _memory(values, run, _written(document, "memory"))
     name = str(values["name"] or default_name)
     longest = int(data["context"]) if data["lengths"] is None else max(data["lengths"])
     against = reasons_against(model, found.cluster, layout, longest)
@@ -289,15 +286,15 @@ def resolve_scenario(
         ),
         strategy=StrategyOptions(**_section(values, "strategy")),
         execution=ExecutionOptions(**execution),
-        memory=memory,
+        memory=_memory(values, own),
         calibration=found.calibration,
         batch_count=batch_count,
         notes=(
             *found.notes,
             *layout_notes(model, found.cluster, layout),
-            *_stack_notes(memory, run),
+            *_stack_notes(settings),
             *of_software,
-            *_overruled(values, settings, _written(document, "memory")),
+            *_overruled(values, settings),
         ),
         resolved_json=_resolved_json(
             {**values, **found.written, "name": name}, _left_to_software(document, values)
@@ -325,37 +322,30 @@ def _run_of(
 
 
 def _written(document: Mapping[str, object] | None, section: str) -> frozenset[str]:
-    """Keys of a section that the scenario writes itself."""
+    """Keys of a section that the scenario writes itself, with the names of their fields."""
     keys = None if document is None else document.get(section)
-    return frozenset(map(str, keys)) if isinstance(keys, Mapping) else frozenset()
+    names = [str(key) for key in keys] if isinstance(keys, Mapping) else []
+    return frozenset((*names, *(FIELDS.get(name, name) for name in names)))
 
 
-def _memory(values: Mapping[str, object], run: Run | None, written: frozenset[str]) -> MemoryOptions:
-    """The keys `memory.*`; what is not *written* is as the software stack has it."""
+def _memory(values: Mapping[str, object], own: Mapping[str, Any]) -> MemoryOptions:
+    """The keys `memory.*`, and of what the software stack sets its *own* ones."""
     keys = _section(values, "memory")
     must_fit = keys.pop("must_fit")
-    if run is None:
-        return MemoryOptions(overheads=MemoryOverheads(**keys), must_fit=must_fit)
-    own = {FIELDS.get(key, key) for key in written}
-    stated = {name: value for name, value in keys.items() if name in own}
-    return MemoryOptions(overheads=replace(stack_of(run.config), **stated), must_fit=must_fit)
+    of_stack = {name: own[name] for name in keys.keys() & own.keys()}
+    return MemoryOptions(overheads=MemoryOverheads(**{**keys, **of_stack}), must_fit=must_fit)
 
 
-def _stack_notes(memory: MemoryOptions, run: Run | None) -> tuple[str, ...]:
-    """What of a software stack's memory is not that of a lean one."""
-    lean, stack = MemoryOverheads(), memory.overheads
-    changed = [item.name for item in fields(stack) if getattr(stack, item.name) != getattr(lean, item.name)]
-    if run is None or not changed:
-        return ()
-    return ("memory of the software: " + ", ".join(f"{name} {getattr(stack, name)}" for name in changed),)
+def _stack_notes(settings: Iterable[Setting]) -> tuple[str, ...]:
+    """What a software stack keeps in memory that a lean one does not."""
+    known = {item.name for item in fields(MemoryOverheads)}
+    changed = [f"{setting.switch} {setting.value}" for setting in settings if setting.switch in known]
+    return ("memory of the software: " + ", ".join(changed),) if changed else ()
 
 
-def _overruled(
-    values: Mapping[str, object], settings: tuple[Setting, ...], written: frozenset[str]
-) -> tuple[str, ...]:
+def _overruled(values: Mapping[str, object], settings: tuple[Setting, ...]) -> tuple[str, ...]:
     """A word when the scenario itself says all that its software stack would: then the stack changes nothing."""
-    memory = {key.removeprefix("memory.") for key in KEYS if key.startswith("memory.")}
-    if not values["software"] or settings or not memory <= written:
+    if not values["software"] or settings:
         return ()
     return (f"software = {values['software']} changes nothing: the scenario writes every key that it sets",)
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.experiments.software.facts import Run
-from hdpsim.experiments.software.rules import Setting, Stack, setting_of, stacks, switches
+from hdpsim.experiments.software.rules import Setting, Stack, fields_set, setting_of, stacks, switches
 from hdpsim.experiments.software.run import RunConfig
 
 _TEXT = re.compile(r"(?P<name>[A-Za-z][\w-]*)(?: +v?(?P<release>\d+(?:\.\d+)*))?(?P<more> +with .+)?")
@@ -147,12 +148,20 @@ def software_notes(software: Software, run: Run) -> tuple[str, ...]:
 
 
 def settings_of(run: Run, written: frozenset[str]) -> tuple[Setting, ...]:
-    """What the stack sets of Layout and of Model, without the switches that are *written* in the scenario."""
-    known = {field.name for owner in (Layout, Model) for field in fields(owner)}
+    """What the stack sets of a scenario's layout, model and memory, without the switches that are *written* there."""
     left_alone = written | _NOT_OF_A_SCENARIO
-    asked = [switch for switch in switches() if switch in known and switch not in left_alone]
-    found = [setting for switch in asked if (setting := setting_of(run, switch)) is not None]
+    found = [
+        setting
+        for setting in fields_set(run, Layout, Model, MemoryOverheads)
+        if setting.switch not in left_alone
+    ]
     balanced = setting_of(run, "balanced_experts")
     if balanced is not None and "expert_imbalance" not in written:
         found.append(replace(balanced, switch="expert_imbalance", value=1.0))
     return tuple(found)
+
+
+def overheads_of(run: Run) -> MemoryOverheads:
+    """What the run's stack keeps in memory: a lean one, but for what its rules say."""
+    said: dict[str, Any] = {setting.switch: setting.value for setting in fields_set(run, MemoryOverheads)}
+    return MemoryOverheads(**said)

@@ -15,7 +15,6 @@ from hdpsim.experiments.software.run import RunConfig
 INTERLEAVED_YEAR = 2021  # the schedule's own: arXiv 2104.04473
 MICRO_BATCHES_PER_STAGE = 2  # (p - 1) / (m + p - 1) is then a third
 _INTERLEAVED = re.compile(r"1F1B-I|(?i:(?<!not )(?<!non-)\binterleav)")
-OTHER_RELEASES = re.compile(r"releases of the same recipe print VP (\d+)")
 _BUCKET = re.compile(r"DDP bucket (\d+) ?MB")
 _MODULES = re.compile(r"recompute[-_]modules[ =]+\[?([\w', ]+)")
 _POLICY = re.compile(r"remat_policy: (save_\w+)")
@@ -84,10 +83,9 @@ def interleaves(run: Run) -> bool:
         return False
     if config.vpp is not None:
         return config.vpp > 1
-    text = f"{config.framework} {config.notes}"
-    if _INTERLEAVED.search(text) or OTHER_RELEASES.search(config.notes):
+    if _INTERLEAVED.search(f"{config.framework} {config.notes}"):
         return True
-    return setting_of(run, "interleaves") is not None
+    return any(setting_of(run, switch) is not None for switch in ("chunks", "interleaves"))
 
 
 def _short_pipeline(run: Run) -> bool:

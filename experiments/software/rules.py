@@ -1,7 +1,8 @@
 """The rules of software stacks: which switch a stack sets, when, since when, and who says so.
 
-Rules are data (cost_models/data/software, a file a stack). The first rule of a switch whose condition holds decides;
-stacks with a lower `precedence` are asked first. A condition is a mapping that holds when all of its parts do:
+Rules are data (cost_models/data/software, a file a stack; experiments/data/records/sources.yaml for what single sources
+of published runs mean). The first rule of a switch whose condition holds decides; stacks with a lower `precedence` are
+asked first. A condition is a mapping that holds when all of its parts do:
 
     framework, notes, attention, gpu, gpu_as_written   a regular expression (or several) that the text must hold
     text, texts                          the same of framework and notes; of framework, notes and attention
@@ -22,7 +23,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -53,7 +54,7 @@ _ONE_OF_NONE = ("tp", "pp", "cp", "ep")  # a degree that nobody states is 1
 _NUMBERS = (
     *_ONE_OF_NONE, "year", "n_experts", "topk", "kv_heads", "micro_batch", "vpp", "dp", "sequences_per_replica",
 )  # fmt: skip
-_WORDS = ("zero_stage", "precision", "recompute", "task", "gated_mlp")
+_WORDS = ("zero_stage", "precision", "recompute", "task", "gated_mlp", "family")
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -65,6 +66,7 @@ _COMPARISON = re.compile(r"(>=|<=|==|>|<) ?([\d.]+)")
 _RELEASE = re.compile(r"(.+?) (>=|<=|==|>|<) (\d+(?:\.\d+)*)")
 _FOLDER = Path(str(resources.files("hdpsim.cost_models") / "data" / "software"))
 _SHARED = "terms"
+_SOURCES = Path(str(resources.files("hdpsim.experiments") / "data" / "records" / "sources.yaml"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ class Rule:
     """One sentence about a stack.
 
     Attributes:
-        switch: a field of Layout or Model, or a reading that other code asks for by name.
+        switch: a field of Layout, Model or MemoryOverheads, or a reading that other code asks for by name.
         value: see the module.
         holds: the condition.
         condition: the same as it is written.
@@ -108,32 +110,29 @@ class Stack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a rule made of a switch, and who says so."""
+    """The value of a switch and who says so: by default the record itself, without a word of assumption."""
 
     switch: str
     value: object
-    words: str
-    kind: Kind
-    stack: str
-    source: str
-
-
-def stacks() -> tuple[Stack, ...]:
-    """All stacks of the catalog in the order in which their rules are asked."""
-    return _stacks()
+    words: str = ""
+    kind: Kind = "stated"
+    stack: str = "record"
+    source: str = ""
 
 
 @cache
-def _stacks() -> tuple[Stack, ...]:
+def stacks() -> tuple[Stack, ...]:
+    """All stacks of the catalog in the order in which their rules are asked."""
     reader = _Conditions(_terms())
-    read = [reader.stack(path) for path in sorted(_FOLDER.glob("*.yaml")) if path.stem != _SHARED]
+    files = [*(path for path in sorted(_FOLDER.glob("*.yaml")) if path.stem != _SHARED), _SOURCES]
+    read = [reader.stack(path) for path in files]
     return tuple(sorted(read, key=lambda stack: (stack.precedence, stack.name)))
 
 
 @cache
 def _by_switch() -> dict[str, tuple[Rule, ...]]:
     found: dict[str, list[Rule]] = {}
-    for stack in _stacks():
+    for stack in stacks():
         for rule in stack.rules:
             found.setdefault(rule.switch, []).append(rule)
     return {switch: tuple(rules) for switch, rules in found.items()}
@@ -142,6 +141,18 @@ def _by_switch() -> dict[str, tuple[Rule, ...]]:
 def switches() -> tuple[str, ...]:
     """Every switch that some rule sets."""
     return tuple(_by_switch())
+
+
+def fields_set(run: Run, *owners: type) -> tuple[Setting, ...]:
+    """What the rules set of the fields of some dataclasses."""
+    known = {field.name for owner in owners for field in fields(owner)}
+    found = (setting_of(run, switch) for switch in switches() if switch in known)
+    return tuple(setting for setting in found if setting is not None)
+
+
+def words_of(run: Run, switch: str) -> tuple[str, ...]:
+    """The words of every rule of a switch that holds, where the switch is a list of remarks."""
+    return tuple(rule.words for rule in _by_switch().get(switch, ()) if rule.holds(run) is not None)
 
 
 def setting_of(run: Run, switch: str) -> Setting | None:
@@ -189,16 +200,6 @@ def _terms() -> Mapping[str, object]:
     return terms
 
 
-def holds(run: Run, term: str) -> bool:
-    """Whether a term of terms.yaml, or a computed fact, holds for a run."""
-    return _term(term)(run) is not None
-
-
-@cache
-def _term(name: str) -> Test:
-    return _Conditions(_terms()).compile({"is": name}, name)
-
-
 class _Conditions:
     """Compiles conditions, with the terms that all stacks share."""
 
@@ -228,7 +229,7 @@ class _Conditions:
         unknown = entry.keys() - {"switch", "value", "when", "words", "class", "source"}
         if unknown or "switch" not in entry or "value" not in entry or entry.get("class") not in KINDS:
             raise CatalogError(f"{where}: needs switch, value and a class of {', '.join(KINDS)}; got {entry}")
-        value = entry["value"]
+        value = tuple(entry["value"]) if isinstance(entry["value"], list) else entry["value"]
         if isinstance(value, Mapping) and value.get("compute") not in COMPUTED:
             raise CatalogError(f"{where}: computes {value}; known: {', '.join(COMPUTED)}")
         condition = entry.get("when", {})

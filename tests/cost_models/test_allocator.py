@@ -11,10 +11,12 @@ from ideal_hardware import IDEAL, MODEL, ideal_cluster
 
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.allocator import refill_s
-from hdpsim.cost_models.memory.overheads import EAGER
+from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.memory.report import memory_report
 
-REPORT = memory_report(MODEL, Layout(tp=8), ideal_cluster(), 4, 4096, overheads=EAGER)
+REPORT = memory_report(
+    MODEL, Layout(tp=8), ideal_cluster(), 4, 4096, overheads=MemoryOverheads(host_run_ahead=True)
+)
 CAL = replace(IDEAL, allocator_bytes_per_s=1e9)
 
 

@@ -15,17 +15,21 @@ from hdpsim.cost_models.memory.activations import (
     tensor_parallel_transients,
     unfused_copies,
 )
-from hdpsim.cost_models.memory.overheads import EAGER, MemoryOverheads
+from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.memory.report import memory_report, rank_capacity_tokens
 from hdpsim.cost_models.memory.states import state_bytes
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import parameters, stage_contents, stage_layers
+from hdpsim.experiments.software.choice import overheads_of
+from hdpsim.experiments.software.facts import Run
+from hdpsim.experiments.software.run import RunConfig
 
 LLAMA = Model(
     name="llama", layers=16, hidden=2048, heads=32, kv_heads=32, head_dim=64, ffn_hidden=8192, vocab=131072,
     tied_embeddings=True,
 )  # fmt: skip
 H100 = catalog.cluster("superpod-h100")
+EAGER = overheads_of(Run(RunConfig(gpu="H100-SXM-80G", framework="nanotron")))
 
 
 def test_an_eager_layer_keeps_20_h_plus_8_f() -> None:

@@ -37,11 +37,23 @@ def test_collectives_use_one_link_of_omni_path() -> None:
         ({"notes": "2024-08-22, vboost run; x"}, True),
         ({"notes": "2024-08-22; x"}, False),
         (
-            {"framework": "NeMo (MLPerf v4.1)", "micro_batch": 2, "n_gpus": 512, "global_batch_seqs": 2048},
+            {
+                "framework": "NeMo (MLPerf v4.1)",
+                "micro_batch": 2,
+                "n_gpus": 512,
+                "global_batch_seqs": 2048,
+                "notes": "config DGXH100_64x8x128x4x8_mbs2 parsed",
+            },
             True,
         ),
         (
-            {"framework": "NeMo (MLPerf v4.1)", "micro_batch": 2, "n_gpus": 256, "global_batch_seqs": 2048},
+            {
+                "framework": "NeMo (MLPerf v4.1)",
+                "micro_batch": 2,
+                "n_gpus": 256,
+                "global_batch_seqs": 2048,
+                "notes": "config DGXH100_32x8x256x4x8_mbs2 parsed",
+            },
             False,
         ),
         (
@@ -60,4 +72,4 @@ def test_power_moved_to_the_tensor_cores(stated: dict[str, Any], boosted: bool) 
     run = Run(RunConfig(**{"gpu": "h100", "tp": 4, "pp": 8, **stated}))
     found = setting_of(run, "tensor_boost")
     assert (found is not None) is boosted
-    assert found is None or bool(found.words) is ("notes" not in stated)
+    assert found is None or bool(found.words) is (found.kind != "stated")

@@ -2,10 +2,11 @@
 
 import pytest
 
-from hdpsim.cost_models.memory.overheads import EAGER, MemoryOverheads
+from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.experiments.records.memory import gauge_of, predict_memory
 from hdpsim.experiments.records.setup import job_of
-from hdpsim.experiments.software.memory import stack_of
+from hdpsim.experiments.software.choice import overheads_of
+from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.run import RunConfig
 
 
@@ -34,8 +35,14 @@ def test_gauge(framework: str, notes: str, gauge: str) -> None:
     assert gauge_of(_config(framework=framework, notes=notes)) == gauge
 
 
-def test_stack() -> None:
-    assert stack_of(_config()) is EAGER
+def stack_of(config: RunConfig) -> MemoryOverheads:
+    return overheads_of(Run(config))
+
+
+def test_what_a_stack_keeps_is_read_from_its_rules() -> None:
+    eager = stack_of(_config())
+    assert eager.unfused_copies
+    assert eager.host_run_ahead
     assert stack_of(_config(framework="Megatron-LM")) == MemoryOverheads()
     assert not stack_of(_config(notes="after_pp_fix=False: old")).host_run_ahead
     assert stack_of(_config(framework="NeMo 24.07 (Megatron-Core)")).eight_bit_copy_bytes == 0.0

@@ -10,13 +10,17 @@ from simulator_setups import MODEL, small_setup
 
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.allocator import refill_s
-from hdpsim.cost_models.memory.overheads import EAGER, MemoryOverheads
+from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.errors import OutOfMemoryError
+from hdpsim.experiments.software.choice import overheads_of
+from hdpsim.experiments.software.facts import Run
+from hdpsim.experiments.software.run import RunConfig
 from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, Setup
 from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.step_memory import capacity_tokens, memory_of
 
 GIB = 2.0**30
+EAGER = overheads_of(Run(RunConfig(gpu="H100-SXM-80G", framework="nanotron")))
 LENGTHS = np.full(64, 1024, dtype=np.int64)
 
 
