@@ -25,7 +25,7 @@ from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.plan_pieces import distinct_micro_batches, plan_micro_batches
 from hdpsim.simulator.play.engine import run_engine
 from hdpsim.simulator.play.execution import Execution, Noise, Spans
-from hdpsim.simulator.play.noise import draw_noise, synchronised_pause_s, with_pauses, with_spread
+from hdpsim.simulator.play.noise import draw_noise, synchronised_pause_s
 from hdpsim.simulator.play.replay import run_replay
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step_memory import (
@@ -212,18 +212,14 @@ def price_plan(setup: Setup, problem: PlanningProblem, plan: Plan) -> StepCosts:
 
 def play_plan(setup: Setup, plan: Plan, costs: StepCosts) -> Execution:
     """Play a priced plan with the scenario's executor and noise."""
-    options = setup.execution
     noise = draw_noise(
         plan,
-        stages=setup.layout.pp,
-        chunks=costs.chunks,
+        costs,
+        setup.execution,
         tp=setup.layout.tp,
         gpus_per_node=setup.cluster.node.gpus,
-        options=options,
         order=setup.layout.order,
     )
-    noise = with_spread(noise, plan, costs, setup.layout.tp, options)
-    noise = with_pauses(noise, plan, costs, setup.layout.tp, options)
     execution = _play(setup, plan, costs, noise)
     path, around = costs.data_path, costs.epilogue
     loading, planning = path.exposed_s(execution.step_s) if path and path.ahead_steps else (0.0, 0.0)

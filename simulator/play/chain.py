@@ -46,9 +46,19 @@ class Chain(NamedTuple):
         """[links]: whether it is a forward (or the merged one)."""
         return np.arange(self.links) < self.virtual_stages
 
+    def kinds(self, kind: Ints) -> Ints:
+        """[virtual stages]: the kind of stage that each is, from *kind* by stage and chunk."""
+        first = slice(0, self.virtual_stages)
+        return kind[self.stage[0, first], self.chunk[0, first]]
+
     def link_of(self, op: Ints, virtual: Ints) -> Ints:
         """The link of a forward or backward on a virtual stage."""
         return np.where(op == FORWARD, virtual, self.links - 1 - virtual)
+
+    def has_link(self, op: Ints, virtual: Ints) -> Bools:
+        """Whether forwards and backwards are links of their own: the merged backward is part of its forward."""
+        separate = (virtual != self.virtual_stages - 1) | (not self.merged)
+        return np.asarray((op == FORWARD) | separate)
 
     def along(self, forward: Floats, backward: Floats) -> Floats:
         """Durations along the chain, from those of the virtual stages (axis 0)."""

@@ -51,15 +51,16 @@ def _blocker(program: Program, finished: Bools, position: Ints, operation: int) 
         inputs += feeds.before[feeds.after == operation].tolist()
     missing = [number for number in inputs if not finished[number]]
     assert missing, "an operation with all its parties did not start"
-    late = _members(program, missing[0])
-    elsewhere = [process for process in late if program.part_operation[position[process]] != missing[0]]
-    return (elsewhere or late)[0]
+    senders = _members(program, missing[0])
+    elsewhere = [process for process in senders if program.part_operation[position[process]] != missing[0]]
+    return (elsewhere or senders)[0]
 
 
 def _members(program: Program, operation: int) -> list[int]:
     """The processes that take part in an operation."""
     link, unit = divmod(operation, program.units)
-    ranks = program.member_ranks[program.member_offsets[unit] : program.member_offsets[unit + 1]]
+    plan = program.plan
+    ranks = plan.member_ranks[plan.member_offsets[unit] : plan.member_offsets[unit + 1]]
     stage = int(program.stage_of(np.array(link), np.array(unit)))
     return [stage * program.ranks + int(rank) for rank in ranks]
 

@@ -19,8 +19,9 @@ class Durations:
     """Durations by virtual stage and micro-batch, of one rank alone and with the slowest member's noise."""
 
     factors: tuple[Floats, Floats] | None
+    """Noise of each entry's forward and backward, [entries, K]; None = no noise."""
     own: tuple[Floats, Floats, Floats]
-    """Forward, backward (weight gradients apart) and weight gradient, [K, micro-batches]."""
+    """Forward, backward (weight gradients apart) and weight gradient, [K, micro-batches], without noise."""
     slowest: tuple[Floats, Floats, Floats]
     """The same times the largest factor of the members."""
 
@@ -29,17 +30,21 @@ class Durations:
         cls, costs: StepCosts, chain: Chain, entries: Entries, way: Ints | None, noise: Noise | None
     ) -> Durations:
         """The durations of the costs under the noise."""
-        first = slice(0, chain.virtual_stages)
-        kinds = costs.kind[chain.stage[0, first], chain.chunk[0, first]]
+        kinds = chain.kinds(costs.kind)
         forward_s, backward_s = costs.forward_s[kinds], costs.backward_s[kinds]
         weight_s = costs.weight_s[kinds] if costs.schedule in SPLIT_SCHEDULES else np.zeros((1, 1))
         own = (forward_s, backward_s - weight_s if weight_s.any() else backward_s, weight_s)
-        factors = _entry_factors(entries, noise, chain, way)
-        if factors is None:
+        if noise is None:
             return cls(None, own, own)
-        count = forward_s.shape[1]
-        forward, backward = (_slowest_member(entries.micro_batch, factor, count) for factor in factors)
+        factors = _entry_factors(entries, noise, chain, way)
+        forward, backward = (
+            _slowest_member(entries.micro_batch, factor, forward_s.shape[1]) for factor in factors
+        )
         return cls(factors, own, (own[0] * forward, own[1] * backward, own[2] * backward))
+
+    def factor(self, direction: int, entry: Ints, virtual: Ints) -> Floats | float:
+        """The noise of entries' forwards (0) or backwards (1) on virtual stages."""
+        return 1.0 if self.factors is None else self.factors[direction][entry, virtual]
 
     def own_along(self, chain: Chain, entries: Entries) -> Floats:
         """[links, entries]: durations without slower members."""
@@ -50,12 +55,8 @@ class Durations:
         )
 
 
-def _entry_factors(
-    entries: Entries, noise: Noise | None, chain: Chain, way: Ints | None
-) -> tuple[Floats, Floats] | None:
+def _entry_factors(entries: Entries, noise: Noise, chain: Chain, way: Ints | None) -> tuple[Floats, Floats]:
     """Return the factors of every entry's forward and backward, [entries, virtual stages]."""
-    if noise is None or (noise.rank_stage is None and noise.forward is None and noise.backward is None):
-        return None
     ways = np.zeros(len(entries.micro_batch), dtype=np.int64) if way is None else way[entries.micro_batch]
     stage, chunk = (place[ways, : chain.virtual_stages] for place in (chain.stage, chain.chunk))
     factors = []

@@ -19,7 +19,7 @@ import simpy
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.play.accounts import Timeline, account, make_spans
+from hdpsim.simulator.play.accounts import StepEnd, Timeline, account, make_spans
 from hdpsim.simulator.play.deadlock import deadlock_error
 from hdpsim.simulator.play.execution import Execution, Noise
 from hdpsim.simulator.play.program import Program, compile_program
@@ -40,22 +40,16 @@ def run_engine(plan: Plan, costs: StepCosts, noise: Noise | None = None, spans: 
     program = compile_program(plan, costs, noise)
     events = 0
 
-    def play(program: Program, costs: StepCosts, begin_s: Floats) -> Timeline:
+    def play(begin_s: Floats) -> Timeline:
         nonlocal events
-        stage_engine = _Engine(replace(program, opening_s=program.opening_s + begin_s), costs)
-        timeline = stage_engine.run(begin_s)
-        events = stage_engine.events
+        engine = _Engine(program)
+        timeline = engine.run(begin_s)
+        events = engine.events
         return timeline
 
-    timeline = steady_timeline(program, costs, play)
-    execution = account(program, costs, timeline)
-    return Execution(
-        step_s=execution.step_s,
-        accounts=execution.accounts,
-        account_s=execution.account_s,
-        spans=make_spans(program, costs, timeline) if spans else None,
-        events=events,
-    )
+    timeline = steady_timeline(program, play)
+    shown = make_spans(program, timeline) if spans else None
+    return replace(account(program, timeline), spans=shown, events=events)
 
 
 @contextmanager
@@ -105,8 +99,8 @@ class _Barrier:
 class _Engine:
     """One run. Arrays are turned to lists: reading one element of an array costs ten times as much."""
 
-    def __init__(self, program: Program, costs: StepCosts) -> None:
-        self._program, self._epilogue = program, costs.epilogue
+    def __init__(self, program: Program) -> None:
+        self._program, self._epilogue = program, program.costs.epilogue
         operations = len(program.operation_s)
         self._units = program.units
         self._duration_s: list[float] = program.operation_s.tolist()
@@ -120,12 +114,10 @@ class _Engine:
         self._env = simpy.Environment()
         self._done_s = [0.0] * program.processes
         self._optimizer_start_s = [0.0] * program.stages
-        extras = program.extras
-        self._extras = extras
         self._sends: list[bool] = program.chain.sends.tolist()
-        self._stage_by_stage = extras is not None and extras.stage_by_stage
-        if extras is not None:
-            self._late_s: list[float] = extras.late_s.tolist()
+        self._stage_by_stage = program.stage_by_stage
+        if (extras := program.extras) is not None:
+            self._result_delay_s: list[float] = extras.result_delay_s.tolist()
             self._feed_offsets: list[int] = extras.feed_offsets.tolist()
             self._feed_after: list[int] = extras.feeds.after.tolist()
             self._feed_delay_s: list[float] = extras.feeds.delay_s.tolist()
@@ -136,38 +128,40 @@ class _Engine:
         """Play the program, whose stages begin at *begin_s*, to its end."""
         program, bundles = self._program, _bundles(self._program)
         part_operation: list[int] = program.part_operation.tolist()
+        opening_s: list[float] = (program.opening_s + begin_s).tolist()
         with _without_collector():
             for ranks in bundles:
-                self._play(ranks, part_operation)
+                self._play(ranks, opening_s, part_operation)
         # It refers to this object: without the cycle memory is free as soon as the run is over.
         del self._on_end
         end_s = np.array(self._end_s)
         played = ~np.isnan(end_s)
         if not played[program.part_operation].all():
             raise deadlock_error(program, played)
-        sync_start_s = np.array(self._done_s).reshape(program.stages, program.ranks).max(axis=1)
+        done_s = np.array(self._done_s).reshape(program.stages, program.ranks)
+        sync_start_s = done_s.max(axis=1)
         self._finish(sync_start_s.tolist())
         # Besides the operations: start and end of every process, opening of every stage, work behind the last
         # operation; then start, end and three timeouts of every stage and one barrier of all of them.
         self.events = int(np.count_nonzero(played)) + 2 * program.processes + len(bundles) * program.stages
         self.events += 0 if program.extras is None else int(np.count_nonzero(program.extras.tail_s))
         self.events += 5 * program.stages + (not self._stage_by_stage)
-        start_s, optimizer_start_s = np.array(self._start_s), np.array(self._optimizer_start_s)
-        return Timeline(
-            start_s=start_s,
-            end_s=end_s,
+        optimizer_start_s = np.array(self._optimizer_start_s)
+        step_end = StepEnd(
             begin_s=begin_s,
+            done_s=done_s,
             sync_start_s=sync_start_s,
             optimizer_start_s=optimizer_start_s,
             step_s=float((optimizer_start_s + self._epilogue.optimizer_s - begin_s).max()),
         )
+        return Timeline(np.array(self._start_s), end_s, step_end)
 
-    def _play(self, ranks: list[int], part_operation: list[int]) -> None:
+    def _play(self, ranks: list[int], opening_s: list[float], part_operation: list[int]) -> None:
         """Play the operations of ranks that wait for nobody else."""
         program, extras = self._program, self._program.extras
         env = self._env = simpy.Environment()
-        for stage, opening_s in enumerate(program.opening_s.tolist()):
-            opening = env.timeout(opening_s)
+        for stage, stage_opening_s in enumerate(opening_s):
+            opening = env.timeout(stage_opening_s)
             for rank in ranks:
                 process = stage * program.ranks + rank
                 own = slice(*program.part_offsets[process : process + 2].tolist())
@@ -249,7 +243,7 @@ class _Engine:
             self._feed(following, now_s + self._transfer_s[number % self._units])
 
     def _operation_ended_with_extras(self, operation: simpy.Event) -> None:
-        """The same, with results that stay on the stage or leave later, and others that wait for this end."""
+        """As above, with results that stay on the stage or leave later, and others that wait for this end."""
         assert isinstance(operation, _Operation)
         number = operation.number
         now_s = self._end_s[number] = self._env.now
@@ -258,7 +252,7 @@ class _Engine:
         if following < len(self._missing):
             link, unit = divmod(number, self._units)
             delay_s = self._transfer_s[unit] if self._sends[link] else 0.0
-            self._feed(following, now_s + delay_s + self._late_s[number])
+            self._feed(following, now_s + delay_s + self._result_delay_s[number])
         for place in range(self._feed_offsets[number], self._feed_offsets[number + 1]):
             self._feed(self._feed_after[place], now_s + self._feed_delay_s[place])
 
@@ -280,14 +274,13 @@ def _bundles(program: Program) -> list[list[int]]:
     stays short and what it touches in the cache. At 131,072 GPUs an event took 4.9 us in one queue of 16,384 processes
     and 2.8 us in bundles, as at 1,024 GPUs (CPU time).
     """
-    groups, offsets = program.member_ranks, program.member_offsets
+    groups, offsets = program.plan.member_ranks, program.plan.member_offsets
     tied = np.arange(program.ranks, dtype=np.int64)
     if len(groups) > program.units:
         sizes = np.diff(offsets)
         before = np.zeros(0, dtype=np.int64)
-        while not np.array_equal(
-            before, tied
-        ):  # every round all members take the least number of their group
+        while not np.array_equal(before, tied):
+            # every round all members take the least number of their group
             before = tied.copy()
             least = np.minimum.reduceat(tied[groups], offsets[:-1])
             np.minimum.at(tied, groups, np.repeat(least, sizes))

@@ -14,14 +14,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hdpsim.arrays import Floats, Ints
+from hdpsim.arrays import Ints, offsets_of
 from hdpsim.cost_models.layout.layout import Schedule
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES, virtual_stage_table
 from hdpsim.simulator.plan import HOLE, Plan
+from hdpsim.simulator.play.accounts import StepEnd, book
 from hdpsim.simulator.play.chain import make_chain
-from hdpsim.simulator.play.execution import WAITS, Execution, Noise
-from hdpsim.simulator.play.schedules import FORWARD, stage_order
+from hdpsim.simulator.play.execution import Execution, Noise
+from hdpsim.simulator.play.schedules import stage_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,23 @@ class Lockstep:
 
     def small(self, plan: Plan, costs: StepCosts) -> tuple[Plan, StepCosts]:
         """The small plan, and the large plan's costs with as many columns as it has micro-batches."""
-        return _alone(plan, self.counts), _columns(costs, int(self.counts.sum()))
+        count = int(self.counts.sum())
+        numbers = np.arange(count + 1, dtype=np.int64)
+        alone = replace(
+            plan,
+            ranks=len(self.counts),
+            segment_tokens=np.ones(count, dtype=np.int64),
+            segment_sequence=numbers[:-1],
+            segment_start=np.zeros(count, dtype=np.int64),
+            segment_offsets=numbers,
+            member_ranks=np.repeat(np.arange(len(self.counts), dtype=np.int64), self.counts),
+            member_offsets=numbers,
+            offload_ratio=np.zeros(count),
+            padding_tokens=None,
+            order=numbers[:-1],
+            order_offsets=offsets_of(self.counts),
+        )
+        return alone, costs.repeated(count)
 
     def expanded(self, execution: Execution) -> Execution:
         """The large plan's execution from the small one's."""
@@ -54,8 +71,7 @@ class Lockstep:
 
 def find_lockstep(plan: Plan, costs: StepCosts, noise: Noise | None) -> Lockstep | None:
     """What the ranks of *plan* do that all do the same, or None where they may wait for each other."""
-    noisy = noise is not None and not (noise.rank_stage is noise.forward is noise.backward is None)
-    if noisy or not costs.alike:
+    if noise is not None or not costs.alike:
         return None
     slots = plan.order_offsets[1:] - plan.order_offsets[:-1]
     if not (plan.in_step or members_in_step(plan, slots)):
@@ -80,40 +96,6 @@ def members_in_step(plan: Plan, slots: Ints) -> bool:
         if np.any(expected[plan.order] != value):
             return False
     return True
-
-
-def _alone(plan: Plan, counts: Ints) -> Plan:
-    """One rank with counts[i] micro-batches of its own for every i."""
-    micro_batches = int(counts.sum())
-    numbers = np.arange(micro_batches + 1, dtype=np.int64)
-    return Plan(
-        strategy=plan.strategy,
-        ranks=len(counts),
-        capacity_tokens=plan.capacity_tokens,
-        segment_tokens=np.ones(micro_batches, dtype=np.int64),
-        segment_sequence=numbers[:-1],
-        segment_start=np.zeros(micro_batches, dtype=np.int64),
-        segment_offsets=numbers,
-        member_ranks=np.repeat(np.arange(len(counts), dtype=np.int64), counts),
-        member_offsets=numbers,
-        offload_ratio=np.zeros(micro_batches),
-        order=numbers[:-1],
-        order_offsets=np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)]),
-    )
-
-
-def _columns(costs: StepCosts, count: int) -> StepCosts:
-    """The same costs for *count* micro-batches."""
-    terms, kinds = costs.forward_terms_s.shape[:2]
-    return replace(
-        costs,
-        forward_terms_s=np.broadcast_to(costs.forward_terms_s[:, :, :1], (terms, kinds, count)),
-        backward_terms_s=np.broadcast_to(costs.backward_terms_s[:, :, :1], (terms, kinds, count)),
-        transfer_s=np.broadcast_to(costs.transfer_s[:1], count),
-        weight_terms_s=None
-        if costs.weight_terms_s is None
-        else np.broadcast_to(costs.weight_terms_s[:, :, :1], (terms, kinds, count)),
-    )
 
 
 class Played(NamedTuple):
@@ -184,14 +166,14 @@ def can_play(costs: StepCosts) -> bool:
 
 def run_lone_ranks(costs: StepCosts, counts: list[int]) -> Execution:
     """The execution of ranks with counts[i] equal micro-batches each; nothing but gradients ties them together."""
+    epilogue, chain = costs.epilogue, make_chain(costs.schedule, costs.stages, costs.chunks)
     forward_s, backward_s = costs.forward_terms_s[:, :, 0], costs.backward_terms_s[:, :, 0]
-    chain = make_chain(costs.schedule, costs.stages, costs.chunks)
-    epilogue, terms = costs.epilogue, len(costs.terms)
+    kinds = chain.kinds(costs.kind)
+    link_s = chain.along(forward_s.sum(axis=0)[kinds], backward_s.sum(axis=0)[kinds]).tolist()
     opening_s: list[float] = (epilogue.data_s + epilogue.parameter_gather_s).tolist()
-    link_s = _link_seconds(costs, forward_s, backward_s)
     if len(link_s) == 1:  # nothing to wait for
-        done = [[opening_s[0] + count * link_s[0]] for count in counts]
-        waited = [[0.0]] * len(counts)
+        done_s = [[opening_s[0] + count * link_s[0]] for count in counts]
+        waited_s = [[0.0]] * len(counts)
     else:
         transfer_s, stage_of, slots = float(costs.transfer_s[0]), chain.stage[0].tolist(), max(counts)
         played = [
@@ -206,45 +188,10 @@ def run_lone_ranks(costs: StepCosts, counts: list[int]) -> Execution:
             for count in counts
         ]
         assert all(rank.finished for rank in played), "a pipeline alone cannot stop"
-        done, waited = [rank.done_s for rank in played], [rank.waited_s for rank in played]
-    done_s = np.array(done)
-    sync_start_s = done_s.max(axis=0)
-    synced_s = sync_start_s + epilogue.gradient_sync_s
-    updated_s = synced_s.max() + epilogue.optimizer_s
-    step_s = float(updated_s.max())
-    waits = {
-        "data": epilogue.data_s - epilogue.planning_s,
-        "planning": epilogue.planning_s,
-        "parameter_gather": epilogue.parameter_gather_s,
-        "wait_pipeline": np.array(waited),
-        "wait_group": 0.0,
-        "wait_gradients": sync_start_s - done_s,
-        "gradient_sync": epilogue.gradient_sync_s,
-        "wait_stages": synced_s.max() - synced_s,
-        "optimizer": epilogue.optimizer_s,
-        "wait_step_end": step_s - updated_s,
-    }
-    account_s = np.empty((terms + len(WAITS), len(counts), costs.stages))
+        done_s, waited_s = [rank.done_s for rank in played], [rank.waited_s for rank in played]
+    end = StepEnd.after(np.array(done_s).T, epilogue, np.zeros(costs.stages), stage_by_stage=False)
     stage_s = (forward_s + backward_s)[:, costs.kind].sum(axis=2)  # [terms, stages] of one micro-batch
-    account_s[:terms] = stage_s[:, None] * np.array(counts)[:, None]
-    for row, name in enumerate(WAITS, start=terms):
-        account_s[row] = waits[name]
-    return Execution(step_s=step_s, accounts=costs.terms + WAITS, account_s=account_s)
-
-
-def _link_seconds(costs: StepCosts, forward_s: Floats, backward_s: Floats) -> list[float]:
-    """Duration of every link of the chain (see chain.Chain.along: the last forward and backward are one)."""
-    kind = costs.kind.tolist()
-    place = {
-        virtual: kind[stage][chunk]
-        for stage, chunks in enumerate(virtual_stage_table(costs.schedule, costs.stages, costs.chunks))
-        for chunk, virtual in enumerate(chunks)
-    }
-    forward, backward = forward_s.sum(axis=0).tolist(), backward_s.sum(axis=0).tolist()
-    kinds = [place[virtual] for virtual in range(len(place))]
-    down = [forward[kind] for kind in kinds]
-    down[-1] += backward[kinds[-1]]
-    return down + [backward[kind] for kind in kinds[-2::-1]]
+    return book(costs, end, stage_s[:, :, None] * np.array(counts), np.array(waited_s).T, 0.0)
 
 
 @lru_cache(maxsize=64)
@@ -259,8 +206,7 @@ def _parts(
     for stage in range(stages):
         order = stage_order(schedule, stages, chunks, stage, slots)
         virtual = table[stage, order.chunk]
-        # The merged backward on the last virtual stage is part of the forward just before it.
-        kept = ((order.op == FORWARD) | (virtual != chain.virtual_stages - 1)) & (order.slot < count)
+        kept = chain.has_link(order.op, virtual) & (order.slot < count)
         operations += (chain.link_of(order.op, virtual)[kept] * count + order.slot[kept]).tolist()
         offsets.append(len(operations))
     return operations, offsets

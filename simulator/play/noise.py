@@ -1,10 +1,12 @@
-"""Random durations: jitter of every operation and slow nodes, drawn before the step is played."""
+"""Random durations: jitter of every operation, slow nodes, GPUs that are not equal, and pauses of processes.
+
+All of them are drawn before the step is played, so that both executors see the same ones.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,87 +20,141 @@ from hdpsim.simulator.play.execution import Noise
 if TYPE_CHECKING:
     from hdpsim.simulator.setup import ExecutionOptions
 
+_COMPUTE = frozenset({"gemm", "attention", "ring_merge", "small_kernels", "recompute", "logits"})
+"""Terms of a micro-batch that a slower GPU lengthens; transfers and the host are as fast as elsewhere."""
+
 
 def draw_noise(
     plan: Plan,
+    costs: StepCosts,
+    options: ExecutionOptions,
     *,
-    stages: int,
-    chunks: int,
     tp: int,
     gpus_per_node: int,
-    options: ExecutionOptions,
     order: Order = "tp-dp-pp",
 ) -> Noise | None:
     """Return the factors on the plan's durations that *options* ask for, or None if they ask for none.
 
     Jitter: every forward and backward of every rank takes a log-normal factor of mean 1 and standard deviation
-    options.jitter. Slow nodes: a share of the nodes (rounded to whole nodes), drawn without replacement, takes
-    options.slow_node_factor as long for everything; a stage of a rank is slow if any of its GPUs sits on one.
-
-    Each of the three has its own random stream: switching one on leaves the others as they were, and a larger
+    options.jitter. Each cause has its own random stream: switching one on leaves the others as they were, and a larger
     share of slow nodes contains the smaller one.
 
     Ignored: jitter of transfers, of the gradient sync and of the optimizer; correlation in time.
     """
-    slow_seed, forward_seed, backward_seed = np.random.SeedSequence(options.seed).spawn(3)
-    rank_stage = None
-    if options.slow_node_share > 0 and options.slow_node_factor != 1.0:
-        rank_stage = _slow_stages(
-            np.random.default_rng(slow_seed),
-            ranks=plan.ranks,
-            stages=stages,
-            tp=tp,
-            gpus_per_node=gpus_per_node,
-            share=options.slow_node_share,
-            factor=options.slow_node_factor,
-            order=order,
-        )
-    if options.jitter <= 0:
-        return None if rank_stage is None else Noise(rank_stage=rank_stage)
-    shape = (len(plan.order), stages, chunks)
-    return Noise(
-        rank_stage=rank_stage,
-        forward=_jitter(np.random.default_rng(forward_seed), options.jitter, shape),
-        backward=_jitter(np.random.default_rng(backward_seed), options.jitter, shape),
+    seeds = np.random.SeedSequence(options.seed).spawn(5)
+    slow, jitter_forward, jitter_backward, pauses, spread = (
+        partial(np.random.default_rng, seed) for seed in seeds
     )
+    rank_stage: Floats | None = None
+    forward: Floats | None = None
+    backward: Floats | None = None
+    if options.slow_node_share > 0 and options.slow_node_factor != 1.0:
+        gpus = (plan.ranks, costs.stages, tp)
+        rank_stage = _slow_stages(slow(), gpus, gpus_per_node, order, options)
+    if options.gpu_spread:
+        unequal = _unequal_stages(spread(), plan.ranks, costs, tp, options.gpu_spread)
+        rank_stage = unequal if rank_stage is None else unequal * rank_stage
+    shape = (len(plan.order), costs.stages, costs.chunks)
+    if options.jitter > 0:
+        forward = _log_normal(jitter_forward(), options.jitter, shape)
+        backward = _log_normal(jitter_backward(), options.jitter, shape)
+    if options.gc_pause_s > 0 and not options.gc_synchronised:
+        forward = np.ones(shape) if forward is None else forward
+        _add_pauses(forward, pauses(), plan, costs, tp, options)
+    if rank_stage is forward is backward is None:
+        return None
+    return Noise(rank_stage=rank_stage, forward=forward, backward=backward)
 
 
-def _jitter(random: np.random.Generator, deviation: float, shape: tuple[int, ...]) -> Floats:
+def _log_normal(random: np.random.Generator, deviation: float, shape: tuple[int, ...]) -> Floats:
     """Log-normal factors: sigma^2 = ln(1 + deviation^2), mu = -sigma^2 / 2, so that the mean is 1."""
-    variance = math.log1p(deviation * deviation)
+    variance = math.log1p(deviation**2)
     return random.lognormal(-variance / 2, math.sqrt(variance), shape)
 
 
 def _slow_stages(
     random: np.random.Generator,
-    *,
-    ranks: int,
-    stages: int,
-    tp: int,
+    ranks_stages_tp: tuple[int, int, int],
     gpus_per_node: int,
-    share: float,
-    factor: float,
     order: Order,
+    options: ExecutionOptions,
 ) -> Floats:
     """Return the slowness of every rank's stage, [ranks, stages].
 
-    Its GPUs are (stage * ranks + rank) * tp + t in Megatron's order, (rank * stages + stage) * tp + t in the other.
+    A share of the nodes (rounded to whole nodes), drawn without replacement, takes options.slow_node_factor as long for
+    everything; a stage of a rank is slow if any of its GPUs sits on one. In Megatron's order its GPUs are
+    (stage * ranks + rank) * tp + t, in the other (rank * stages + stage) * tp + t.
     """
+    ranks, stages, tp = ranks_stages_tp
     gpus = ranks * stages * tp
     nodes = -(-gpus // gpus_per_node)
     slow = np.zeros(nodes, dtype=np.bool_)
-    slow[random.permutation(nodes)[: round(share * nodes)]] = True
+    slow[random.permutation(nodes)[: round(options.slow_node_share * nodes)]] = True
     gpu_is_slow = slow[np.arange(gpus) // gpus_per_node]
     if order == "tp-dp-pp":
         stage_is_slow = gpu_is_slow.reshape(stages, ranks, tp).any(axis=2).T
     else:
         stage_is_slow = gpu_is_slow.reshape(ranks, stages, tp).any(axis=2)
-    return np.where(stage_is_slow, factor, 1.0)
+    return np.where(stage_is_slow, options.slow_node_factor, 1.0)
 
 
-_PAUSE_STREAM, _SPREAD_STREAM = 3, 4  # of the seed: jitter and slow nodes have the first three
-_COMPUTE = frozenset({"gemm", "attention", "ring_merge", "small_kernels", "recompute", "logits"})
-"""Terms of a micro-batch that a slower GPU lengthens; transfers and the host are as fast as elsewhere."""
+def _unequal_stages(
+    random: np.random.Generator, ranks: int, costs: StepCosts, tp: int, gpu_spread: float
+) -> Floats:
+    """[ranks, stages]: the spread of equal GPUs: silicon, cooling and power make some slower than others, all the time.
+
+        factor of a stage = 1 + (g - 1) x compute's share of it,   g = max of tp log-normal draws of mean 1
+
+    Every tensor-parallel collective waits for the slowest GPU of its group, a pipeline for its slowest stage, the
+    gradients for the slowest pipeline: a job of N GPUs runs at about the slowest of N, expected_maximum(N, spread).
+    Source: Sinha et al., "Not all GPUs are created equal", SC 2022: 8 % on average between the whiskers of a
+        cluster's GPUs of one kind, 22 % at most; whiskers as four deviations make the spread 0.02.
+    Ignored: that memory-bound kernels vary less than matrix products; drift of the spread.
+    """
+    slowest = _log_normal(random, gpu_spread, (ranks, costs.stages, tp)).max(axis=2)
+    terms = costs.forward_terms_s + costs.backward_terms_s
+    terms = terms[:, :, :1] if costs.alike else terms
+    by_stage = terms.mean(axis=2)[:, costs.kind].sum(axis=2)  # [terms, stages]
+    compute = [row for row, name in enumerate(costs.terms) if name in _COMPUTE]
+    total = by_stage.sum(axis=0)
+    share = np.divide(by_stage[compute].sum(axis=0), total, out=np.zeros_like(total), where=total > 0)
+    return np.asarray(1.0 + (slowest - 1.0) * share)
+
+
+def _add_pauses(
+    forward: Floats,
+    random: np.random.Generator,
+    plan: Plan,
+    costs: StepCosts,
+    tp: int,
+    options: ExecutionOptions,
+) -> None:
+    """Lengthen the factors of forwards by the garbage collections of one step.
+
+    Every process (GPU) collects in one step out of `gc_period_steps`, in a random one, during a random forward; the
+    TP group of that stage waits for it. A pause lengthens the forward by `gc_pause_s`.
+
+    Ignored: collections while the device still has queued work (they would be hidden), growth of the heap.
+    Source: MegaScale, arXiv 2402.15627 section 6.3 (steps slow down with irregular garbage collection).
+    """
+    entries = np.flatnonzero(plan.order != HOLE)
+    rank = np.repeat(np.arange(plan.ranks), np.diff(plan.order_offsets))[entries]
+    first, counts = np.searchsorted(rank, np.arange(plan.ranks)), np.bincount(rank, minlength=plan.ranks)
+    pauses = random.binomial(tp, 1.0 / options.gc_period_steps, (plan.ranks, costs.stages))
+    pauses[counts == 0] = 0
+    rank, stage = (np.repeat(index, pauses.ravel()) for index in np.indices(pauses.shape).reshape(2, -1))
+    slot = random.integers(0, counts[rank])
+    chunk = random.integers(0, costs.chunks, len(rank))
+    entry = entries[first[rank] + slot]
+    forward_s = costs.forward_s[costs.kind[stage, chunk], plan.order[entry]]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        longer = np.where(forward_s > 0, options.gc_pause_s / forward_s, 0.0)
+    np.add.at(forward, (entry, stage, chunk), longer)
+
+
+def synchronised_pause_s(options: ExecutionOptions) -> float:
+    """Mean pause per step when all processes collect in the same step."""
+    return options.gc_pause_s / options.gc_period_steps if options.gc_synchronised else 0.0
 
 
 @lru_cache(maxsize=256)
@@ -130,78 +186,3 @@ def clean_probability(nodes: int, slow_share: float) -> float:
     node, so large jobs on unscreened clusters are always slow.
     """
     return (1.0 - slow_share) ** nodes
-
-
-def synchronised_pause_s(options: ExecutionOptions) -> float:
-    """Mean pause per step when all processes collect in the same step."""
-    return options.gc_pause_s / options.gc_period_steps if options.gc_synchronised else 0.0
-
-
-def with_pauses(
-    noise: Noise | None, plan: Plan, costs: StepCosts, tp: int, options: ExecutionOptions
-) -> Noise | None:
-    """*noise* and the garbage collections of one step.
-
-    Every process (GPU) collects in one step out of `gc_period_steps`, in a random one, during a random forward; the
-    TP group of that stage waits for it. A pause lengthens the forward by `gc_pause_s`.
-
-    Ignored: collections while the device still has queued work (they would be hidden), growth of the heap.
-    Source: MegaScale, arXiv 2402.15627 section 6.3 (steps slow down with irregular garbage collection).
-    """
-    if options.gc_pause_s <= 0 or options.gc_synchronised:
-        return noise
-    random = _stream(options.seed, _PAUSE_STREAM)
-    stages, chunks = costs.stages, costs.chunks
-    entries = np.flatnonzero(plan.order != HOLE)
-    rank = np.repeat(np.arange(plan.ranks), np.diff(plan.order_offsets))[entries]
-    first, counts = np.searchsorted(rank, np.arange(plan.ranks)), np.bincount(rank, minlength=plan.ranks)
-    pauses = random.binomial(tp, 1.0 / options.gc_period_steps, (plan.ranks, stages))
-    pauses[counts == 0] = 0
-    who, stage = (np.repeat(index, pauses.ravel()) for index in np.indices(pauses.shape).reshape(2, -1))
-    slot = random.integers(0, counts[who])
-    chunk = random.integers(0, chunks, len(who))
-    entry = entries[first[who] + slot]
-    forward_s = costs.forward_s[costs.kind[stage, chunk], plan.order[entry]]
-    shape = (len(plan.order), stages, chunks)
-    factor = np.ones(shape) if noise is None or noise.forward is None else noise.forward.copy()
-    with np.errstate(divide="ignore", invalid="ignore"):
-        longer = np.where(forward_s > 0, options.gc_pause_s / forward_s, 0.0)
-    np.add.at(factor, (entry, stage, chunk), longer)
-    return Noise(forward=factor) if noise is None else replace(noise, forward=factor)
-
-
-def with_spread(
-    noise: Noise | None, plan: Plan, costs: StepCosts, tp: int, options: ExecutionOptions
-) -> Noise | None:
-    """*noise* and the spread of equal GPUs: silicon, cooling and power make some slower than others, all the time.
-
-        factor of a stage = 1 + (g - 1) x compute's share of it,   g = max of tp log-normal draws of mean 1
-
-    Every tensor-parallel collective waits for the slowest GPU of its group, a pipeline for its slowest stage, the
-    gradients for the slowest pipeline: a job of N GPUs runs at about the slowest of N, expected_maximum(N, spread).
-    Source: Sinha et al., "Not all GPUs are created equal", SC 2022: 8 % on average between the whiskers of a
-        cluster's GPUs of one kind, 22 % at most; whiskers as four deviations make the spread 0.02.
-    Ignored: that memory-bound kernels vary less than matrix products; drift of the spread.
-    """
-    if not options.gpu_spread:
-        return noise
-    variance = math.log1p(options.gpu_spread**2)
-    random = _stream(options.seed, _SPREAD_STREAM)
-    drawn = random.lognormal(-variance / 2, math.sqrt(variance), (plan.ranks, costs.stages, tp)).max(axis=2)
-    terms = (
-        (costs.forward_terms_s + costs.backward_terms_s)[:, :, :1]
-        if costs.alike
-        else (costs.forward_terms_s + costs.backward_terms_s)
-    )
-    by_stage = terms.mean(axis=2)[:, costs.kind].sum(axis=2)  # [terms, stages]
-    compute = [row for row, name in enumerate(costs.terms) if name in _COMPUTE]
-    total = by_stage.sum(axis=0)
-    share = np.divide(by_stage[compute].sum(axis=0), total, out=np.zeros_like(total), where=total > 0)
-    factor = 1.0 + (drawn - 1.0) * share
-    if noise is None:
-        return Noise(rank_stage=factor)
-    return replace(noise, rank_stage=factor if noise.rank_stage is None else factor * noise.rank_stage)
-
-
-def _stream(seed: int, number: int) -> np.random.Generator:
-    return np.random.default_rng(np.random.SeedSequence(seed).spawn(number + 1)[-1])

@@ -16,67 +16,75 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hdpsim.arrays import Floats, Ints
+from hdpsim.arrays import Floats, Ints, offsets_of
 from hdpsim.cost_models.step.micro_batch import StepCosts
-from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES, virtual_stage_table
+from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.chain import Chain, make_chain
 from hdpsim.simulator.play.durations import Durations
 from hdpsim.simulator.play.execution import Noise
-from hdpsim.simulator.play.extras import Extras, make_extras
-from hdpsim.simulator.play.parts import Entries, offsets_of, pipeline_parts
-from hdpsim.simulator.play.schedules import stage_order
+from hdpsim.simulator.play.extras import Extras, Pipeline, make_extras
+from hdpsim.simulator.play.parts import Entries, pipeline_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """Operations, who takes part in them and in which order. Operation c * units + u is link c of unit u's chain."""
 
-    ranks: int
-    stages: int
-    units: int
+    plan: Plan
+    costs: StepCosts
     chain: Chain
     way: Ints | None
     """[units]: which way of the chain a unit takes; None = there is only one."""
+    entries: Entries
+    times: Durations
     operation_s: Floats
     """Duration of each operation, the slowest member's."""
     parties: Ints
     """What each operation waits for: its members, one for its predecessor in the chain, one for each feed."""
     transfer_s: Floats
     """[units]: from the end of an operation to the arrival of its result at the next one of the chain, if it sends."""
-    opening_s: Floats
-    """[stages]: when the processes of a stage can start their first operation."""
     part_operation: Ints
     """Operations by process, in the order in which the process runs them."""
     part_offsets: Ints
     """[processes + 1]: where each process starts in the part_* arrays."""
     part_own_s: Floats | None
     """The duration each part would have without slower members; None = operation_s."""
-    member_ranks: Ints
-    member_offsets: Ints
-    """Ranks of each unit (CSR), as in the plan."""
-    entries: Entries
     unit_entries: Ints
     """Without a pipeline: the entry at which each part of part_operation starts; else empty."""
-    factors: tuple[Floats, Floats] | None
-    """Noise of each entry's forward and backward, [entries, K]; None = no noise."""
-    forward_s: Floats
-    """[K, micro-batches]: duration for the group, noise included."""
-    backward_s: Floats
-    """[K, micro-batches]: the same, without the weight gradient where the schedule runs it apart."""
-    extras: Extras | None = None
+    extras: Extras | None
     """What only some schedules have."""
 
     @property
-    def virtual_stages(self) -> int:
-        """Virtual stages that a micro-batch visits, K."""
-        return self.chain.virtual_stages
+    def ranks(self) -> int:
+        """Ranks of the plan."""
+        return self.plan.ranks
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages."""
+        return self.costs.stages
+
+    @property
+    def units(self) -> int:
+        """Micro-batches of the plan."""
+        return self.plan.micro_batches
 
     @property
     def processes(self) -> int:
-        """Number of processes."""
+        """Stages of all ranks."""
         return len(self.part_offsets) - 1
+
+    @property
+    def opening_s(self) -> Floats:
+        """[stages]: when the processes of a stage can start their first operation."""
+        return self.costs.epilogue.data_s + self.costs.epilogue.parameter_gather_s
+
+    @property
+    def stage_by_stage(self) -> bool:
+        """Whether a stage begins its next step without waiting for the others."""
+        return self.extras is not None and self.extras.stage_by_stage
 
     @property
     def part_process(self) -> Ints:
@@ -87,13 +95,6 @@ class Program:
         """The stage that runs that link of that unit's chain."""
         stage: Ints = self.chain.stage[0 if self.way is None else self.way[unit], link]
         return stage
-
-
-def ranges(starts: Ints, lengths: Ints) -> Ints:
-    """Return the numbers starts[i] .. starts[i] + lengths[i] - 1 for every i, one after the other."""
-    ends = np.cumsum(lengths)
-    total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total, dtype=np.int64) + np.repeat(starts - ends + lengths, lengths)
 
 
 def plan_entries(plan: Plan) -> Entries:
@@ -110,15 +111,15 @@ def compile_program(plan: Plan, costs: StepCosts, noise: Noise | None = None) ->
     Raises:
         InfeasibleError: the schedule cannot run this plan (DualPipe needs equally many micro-batches everywhere).
     """
-    stages, count = costs.stages, plan.micro_batches
-    chain = make_chain(costs.schedule, stages, costs.chunks)
+    count = plan.micro_batches
+    chain = make_chain(costs.schedule, costs.stages, costs.chunks)
     entries = plan_entries(plan)
-    way = _ways(plan, entries, stages) if len(chain.stage) > 1 else None
+    way = _ways(plan, entries, costs.stages) if len(chain.stage) > 1 else None
     times = Durations.of(costs, chain, entries, way, noise)
     forward_s, backward_s, _ = times.slowest
-    transfer_s = costs.transfer_s if stages > 1 else np.zeros(count)
     has_input = np.arange(chain.links) > 0
     parties = (plan.group_size + has_input[:, None]).ravel()
+    unit_entries = np.zeros(0, dtype=np.int64)
     extras: Extras | None = None
     part_own_s: Floats | None = None
     if chain.virtual_stages == 1:
@@ -131,38 +132,28 @@ def compile_program(plan: Plan, costs: StepCosts, noise: Noise | None = None) ->
         if times.factors is not None:
             part_own_s = _add_runs(times.own_along(chain, entries)[0], unit_entries)
     else:
-        unit_entries = np.zeros(0, dtype=np.int64)
-        slots = int(np.diff(plan.order_offsets).max(initial=0))
-        table = np.array(virtual_stage_table(costs.schedule, stages, costs.chunks))
-        orders = [stage_order(costs.schedule, stages, costs.chunks, stage, slots) for stage in range(stages)]
-        parts = pipeline_parts(plan, entries, chain, orders, table, slots)
+        parts = pipeline_parts(plan, costs, chain, entries)
         part_operation, part_offsets = parts.operation, parts.offsets
         operation_s = chain.along(forward_s, backward_s).ravel()
         if times.factors is not None:
             part_own_s = times.own_along(chain, entries)[part_operation // count, parts.entry]
         if costs.schedule in SPLIT_SCHEDULES or not costs.pp_overlap:
-            extras = make_extras(costs, chain, parts, entries, times, operation_s, part_own_s)
+            extras = make_extras(Pipeline(costs, chain, entries, parts, times, operation_s, part_own_s))
             np.add.at(parties, extras.feeds.after, 1)
     return Program(
-        ranks=plan.ranks,
-        stages=stages,
-        units=count,
+        plan=plan,
+        costs=costs,
         chain=chain,
         way=way,
+        entries=entries,
+        times=times,
         operation_s=operation_s,
         parties=parties,
-        transfer_s=transfer_s,
-        opening_s=costs.epilogue.data_s + costs.epilogue.parameter_gather_s,
+        transfer_s=costs.transfer_s if costs.stages > 1 else np.zeros(count),
         part_operation=part_operation,
         part_offsets=part_offsets,
         part_own_s=part_own_s,
-        member_ranks=plan.member_ranks,
-        member_offsets=plan.member_offsets,
-        entries=entries,
         unit_entries=unit_entries,
-        factors=times.factors,
-        forward_s=forward_s,
-        backward_s=backward_s,
         extras=extras,
     )
 

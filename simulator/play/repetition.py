@@ -19,7 +19,6 @@ from collections.abc import Callable
 import numpy as np
 
 from hdpsim.arrays import Floats
-from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.simulator.play.accounts import Timeline
 from hdpsim.simulator.play.program import Program
 
@@ -27,19 +26,20 @@ EQUAL = 1e-12
 """Stages whose steps differ by less, relative to the step, repeat alike."""
 
 
-def steady_timeline(
-    program: Program, costs: StepCosts, play: Callable[[Program, StepCosts, Floats], Timeline]
-) -> Timeline:
-    """A step of *program* as *play* plays it: all stages begin at once, or as they do when such steps repeat."""
-    timeline = play(program, costs, np.zeros(program.stages))
-    if program.extras is None or not program.extras.stage_by_stage:
+def steady_timeline(program: Program, play: Callable[[Floats], Timeline]) -> Timeline:
+    """A step of *program*, whose stages begin at once or as they do when such steps repeat.
+
+    *play*: the step whose stages begin at the given times.
+    """
+    timeline = play(np.zeros(program.stages))
+    if not program.stage_by_stage:
         return timeline
 
     def ends(begin_s: Floats) -> Floats:
         nonlocal timeline
-        if not np.array_equal(begin_s, timeline.begin_s):
-            timeline = play(program, costs, begin_s)
-        return timeline.optimizer_start_s + costs.epilogue.optimizer_s
+        if not np.array_equal(begin_s, timeline.step_end.begin_s):
+            timeline = play(begin_s)
+        return timeline.step_end.optimizer_start_s + program.costs.epilogue.optimizer_s
 
     ends(steady_begins(program.stages, ends))
     return timeline

@@ -26,19 +26,19 @@ Ranks that provably do the same (see lockstep) are played once.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from hdpsim.arrays import Floats, Ints
+from hdpsim.arrays import Floats, Ints, ranges
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.play.accounts import Timeline, account
+from hdpsim.simulator.play.accounts import StepEnd, Timeline, account
 from hdpsim.simulator.play.deadlock import deadlock_error
 from hdpsim.simulator.play.execution import Execution, Noise
 from hdpsim.simulator.play.extras import Extras
 from hdpsim.simulator.play.lockstep import can_play, find_lockstep, play_rank, run_lone_ranks
-from hdpsim.simulator.play.program import Program, compile_program, ranges
+from hdpsim.simulator.play.program import Program, compile_program
 from hdpsim.simulator.play.repetition import steady_timeline
 
 
@@ -58,49 +58,41 @@ def run_replay(plan: Plan, costs: StepCosts, noise: Noise | None = None) -> Exec
 
 def _run(plan: Plan, costs: StepCosts, noise: Noise | None) -> Execution:
     program = compile_program(plan, costs, noise)
-    return account(program, costs, steady_timeline(program, costs, _timeline))
+    return account(program, steady_timeline(program, partial(_timeline, program)))
 
 
-def _timeline(program: Program, costs: StepCosts, begin_s: Floats) -> Timeline:
+def _timeline(program: Program, begin_s: Floats) -> Timeline:
     """One step whose stages begin at *begin_s*."""
     opening_s = program.opening_s + begin_s
-    start_s, end_s = play(replace(program, opening_s=opening_s))
+    start_s, end_s = play(program, opening_s)
     done_s = np.repeat(opening_s, program.ranks)
     busy = np.flatnonzero(np.diff(program.part_offsets))
     done_s[busy] = end_s[program.part_operation[program.part_offsets[busy + 1] - 1]]
-    extras = program.extras
-    if extras is not None:
-        done_s += extras.tail_s
-    sync_start_s = done_s.reshape(program.stages, program.ranks).max(axis=1)
-    optimizer_start_s = sync_start_s + costs.epilogue.gradient_sync_s
-    if extras is None or not extras.stage_by_stage:
-        optimizer_start_s[:] = optimizer_start_s.max()
-    return Timeline(
-        start_s=start_s,
-        end_s=end_s,
-        begin_s=begin_s,
-        sync_start_s=sync_start_s,
-        optimizer_start_s=optimizer_start_s,
-        step_s=float((optimizer_start_s + costs.epilogue.optimizer_s - begin_s).max()),
-    )
+    if program.extras is not None:
+        done_s += program.extras.tail_s
+    by_stage = done_s.reshape(program.stages, program.ranks)
+    epilogue = program.costs.epilogue
+    end = StepEnd.after(by_stage, epilogue, begin_s, stage_by_stage=program.stage_by_stage)
+    return Timeline(start_s, end_s, end)
 
 
-def play(program: Program) -> tuple[Floats, Floats]:
-    """Return the start and the end of every operation.
+def play(program: Program, opening_s: Floats) -> tuple[Floats, Floats]:
+    """Return the start and the end of every operation when stages open at *opening_s*.
 
     Raises:
         DeadlockError: some operations can never start.
     """
     if program.ranks == 1 and program.extras is None:
-        return _play_alone(program)
+        return _play_alone(program, opening_s)
     units, duration_s, transfer_s = program.units, program.operation_s, program.transfer_s
     part_operation, last_part = program.part_operation, program.part_offsets[1:]
     sends, extras = program.chain.sends, program.extras
     all_send = bool(sends[:-1].all())
-    group_size = np.diff(program.member_offsets)
+    member_ranks, member_offsets = program.plan.member_ranks, program.plan.member_offsets
+    group_size = program.plan.group_size
 
     part = program.part_offsets[:-1].copy()  # of each process: the part it is at
-    free_s = np.repeat(program.opening_s, program.ranks)  # of each process: when it got there
+    free_s = np.repeat(opening_s, program.ranks)  # of each process: when it got there
     start_s = np.zeros(len(duration_s))  # the latest arrival so far
     end_s = np.full(len(duration_s), np.nan)  # NaN: not played
     missing = program.parties.copy()
@@ -134,14 +126,14 @@ def play(program: Program) -> tuple[Floats, Floats]:
         if not all_send:
             delay_s = delay_s * sends[link[inside]]
         if extras is not None:
-            delay_s = delay_s + extras.late_s[ready[inside]]
+            delay_s = delay_s + extras.result_delay_s[ready[inside]]
         start_s[fed] = np.maximum(start_s[fed], ready_end_s[inside] + delay_s)
         missing[fed] -= 1
         if extras is not None and len(extras.feeds.before):
             fed = np.concatenate([fed, _feed(extras, ready, ready_end_s, start_s, missing)])
 
         sizes = group_size[unit]
-        members = program.member_ranks[ranges(program.member_offsets[unit], sizes)]
+        members = member_ranks[ranges(member_offsets[unit], sizes)]
         members += np.repeat(program.stage_of(link, unit) * program.ranks, sizes)
         free_s[members] = np.repeat(ready_end_s, sizes)
         part[members] += 1
@@ -152,7 +144,7 @@ def play(program: Program) -> tuple[Floats, Floats]:
     return start_s, end_s
 
 
-def _play_alone(program: Program) -> tuple[Floats, Floats]:
+def _play_alone(program: Program, opening_s: Floats) -> tuple[Floats, Floats]:
     """One rank: a wave would hold an operation per stage at most, for which plain Python is far faster than numpy."""
     played = play_rank(
         program.units,
@@ -161,7 +153,7 @@ def _play_alone(program: Program) -> tuple[Floats, Floats]:
         program.chain.stage[0].tolist(),
         program.operation_s.tolist(),
         program.transfer_s.tolist(),
-        program.opening_s.tolist(),
+        opening_s.tolist(),
     )
     end_s = np.array(played.end_s)
     if not played.finished:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import lru_cache
 from typing import NamedTuple, assert_never
 
@@ -49,25 +50,15 @@ def warm_up_forwards(stages: int, chunks: int, stage: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def operation_order(stages: int, chunks: int, stage: int, slots: int) -> tuple[Ints, Ints, Ints]:
-    """Return (op, chunk, slot) of every operation of *stage*, in the order it runs them.
-
-    One chunk gives 1F1B, more give Megatron's interleaved schedule: forwards visit the chunks in turn, *stages*
-    slots at a time; backwards do the same with the chunks reversed; after the warm-up one forward and one
-    backward alternate. The interleaved schedule is made for slots rounded up to a multiple of *stages*, and
-    operations of slots that do not exist are left out. Hence the order of few slots is the order of many slots
-    without the missing ones: ranks with different numbers of slots agree on the order of what they share.
-
-    On the last stage the forward of the last chunk is always followed at once by its backward.
-    The arrays are shared and read-only.
-    """
-    table = _in_turn(stages, chunks, stage, slots)
-    return table[0], table[1], table[2]
-
-
-@lru_cache(maxsize=4096)
 def _in_turn(stages: int, chunks: int, stage: int, slots: int) -> Ints:
-    """The rows op, chunk, slot, batch of operation_order, read-only."""
+    """The rows op, chunk, slot, batch of 1F1B (one chunk) and of Megatron's interleaved schedule, read-only.
+
+    Interleaved, forwards visit the chunks in turn, *stages* slots at a time; backwards do the same with the chunks
+    reversed; after the warm-up one forward and one backward alternate. The schedule is made for slots rounded up to a
+    multiple of *stages*, and operations of slots that do not exist are left out. Hence the order of few slots is the
+    order of many slots without the missing ones: ranks with different numbers of slots agree on the order of what they
+    share. On the last stage the forward of the last chunk is always followed at once by its backward.
+    """
     if stages < 1 or chunks < 1 or not 0 <= stage < stages or slots < 0:
         raise ValueError(f"no stage {stage} of {stages} with {chunks} chunks and {slots} slots")
     group = 1 if chunks == 1 else stages
@@ -157,14 +148,14 @@ def _handcrafted_order(schedule: Schedule, stages: int, stage: int, slots: int) 
     2 stages - 1 slots the input gradients hurry ahead: the first 2 * stage of them put theirs off.
     Source: Qi et al., arXiv 2401.10241, sections 3.1 and 3.2 (figures 2 and 3).
     """
-    number = np.zeros(slots, dtype=np.int64), np.arange(slots, dtype=np.int64)
-    both = np.stack(number)
+    number = np.arange(slots, dtype=np.int64)
+    both = np.stack([np.zeros_like(number), number])
     warm_up = (stages - 1 - stage) * (2 if schedule == "zb-h2" else 1)
     rows: list[_Row] = []
     behind = 0  # weight gradients put off
     most = stage if schedule == "zb-h1" else 2 * stage
     hurry = 0 if schedule == "zb-h1" else slots - 2 * stages + 1
-    for op, _, slot in _alternating(warm_up, both, both, number[1], slots).T.tolist():
+    for op, _, slot in _alternating(warm_up, both, both, number, slots).T.tolist():
         if op == FORWARD:
             rows.append((FORWARD, 0, slot, 0))
             continue
@@ -219,46 +210,37 @@ def _v_order(stages: int, stage: int, slots: int) -> Ints:
     return np.concatenate(pieces, axis=1)[:, np.argsort(np.concatenate(places))]
 
 
-class _Counted:
-    """Writes rows and numbers the slots of every kind of operation in turn."""
-
-    def __init__(self) -> None:
-        self.rows: list[_Row] = []
-        self.count: dict[tuple[int, int], int] = {}
-
-    def next(self, op: int, chunk: int) -> int:
-        """How many of these there have been."""
-        number = self.count.get((op, chunk), 0)
-        self.count[op, chunk] = number + 1
-        return number
-
-
 def _dualpipe_order(stages: int, stage: int, slots: int) -> list[_Row]:
     """DualPipe: micro-batches from both ends; a forward of one direction overlaps a backward of the other.
 
     Source: DeepSeek-AI, arXiv 2412.19437 section 3.2.1; github.com/deepseek-ai/DualPipe, dualpipe.py, whose eight
     steps these are.
     """
-    made = _Counted()
+    rows: list[_Row] = []
+    slots_so_far: Counter[tuple[int, int]] = Counter()
     near = min(stage, stages - 1 - stage)
     swap = int(stage >= stages // 2)  # the second half of the stages sees the directions the other way round
     half = stages // 2
     waiting: list[tuple[int, int]] = []  # weight gradients put off
 
+    def next_slot(op: int, chunk: int) -> int:
+        slots_so_far[op, chunk] += 1
+        return 2 * (slots_so_far[op, chunk] - 1) + chunk
+
     def forward(way: int, paired: int = 0) -> None:
         chunk = way ^ swap
-        made.rows.append((FORWARD, chunk, 2 * made.next(FORWARD, chunk) + chunk, paired))
+        rows.append((FORWARD, chunk, next_slot(FORWARD, chunk), paired))
 
     def backward(way: int, *, split: bool = False, paired: int = 0) -> None:
         chunk = way ^ swap
-        slot = 2 * made.next(BACKWARD, chunk) + chunk
-        made.rows.append((BACKWARD_INPUT if split else BACKWARD, chunk, slot, paired))
+        slot = next_slot(BACKWARD, chunk)
+        rows.append((BACKWARD_INPUT if split else BACKWARD, chunk, slot, paired))
         if split:
             waiting.append((chunk, slot))
 
     def weight() -> None:
         chunk, slot = waiting.pop(0)
-        made.rows.append((BACKWARD_WEIGHT, chunk, slot, 0))
+        rows.append((BACKWARD_WEIGHT, chunk, slot, 0))
 
     def both(forward_way: int, backward_way: int) -> None:
         forward(forward_way, 1)
@@ -276,7 +258,7 @@ def _dualpipe_order(stages: int, stage: int, slots: int) -> list[_Row]:
     for number in range(slots // 2 - stages + near + 1):
         if (
             number == 0 and near == half - 1
-        ):  # on the two stages in the middle the first pair is not overlapped
+        ):  # the first pair of the two stages in the middle is not overlapped
             forward(0)
             backward(1)
         else:
@@ -297,4 +279,4 @@ def _dualpipe_order(stages: int, stage: int, slots: int) -> list[_Row]:
         backward(0, split=True)
     while waiting:
         weight()
-    return made.rows
+    return rows

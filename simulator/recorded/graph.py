@@ -29,9 +29,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hdpsim.arrays import Bools, Floats, Ints
+from hdpsim.arrays import Bools, Floats, Ints, ranges
 from hdpsim.errors import UserInputError
-from hdpsim.simulator.play.program import ranges
 from hdpsim.simulator.recorded.operations import (
     COMPUTE,
     DATA_PARALLEL,

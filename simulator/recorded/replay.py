@@ -9,9 +9,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hdpsim.arrays import Bools, Floats, Ints
+from hdpsim.arrays import Bools, Floats, Ints, ranges
 from hdpsim.errors import DeadlockError
-from hdpsim.simulator.play.program import ranges
 
 _SHOWN = 8  # longer circles are cut: nobody reads on
 

@@ -10,7 +10,8 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from hdpsim.simulator.strategies.packing import pack_tightly, ranges
+from hdpsim.arrays import ranges
+from hdpsim.simulator.strategies.packing import pack_tightly
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 Floats = NDArray[np.float64]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from hdpsim.arrays import ranges
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.strategies.groups import choose_groups
-from hdpsim.simulator.strategies.packing import Pieces, assemble, best_fit, ranges
+from hdpsim.simulator.strategies.packing import Pieces, assemble, best_fit
 from hdpsim.simulator.strategies.plan_ideal import plan_ideal_s
 from hdpsim.simulator.strategies.problem import PlanningProblem
 

@@ -9,6 +9,7 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
+from hdpsim.arrays import ranges
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.setup import Packing
 
@@ -201,14 +202,6 @@ def _best_pair(left: list[int], rest: int, longest: int, bits: int) -> tuple[int
 
 
 Floats = NDArray[np.float64]
-
-
-def ranges(starts: Ints, counts: Ints) -> Ints:
-    """Concatenation of arange(start, start + count) for every pair, without a Python loop."""
-    total = int(counts.sum())
-    ends = np.cumsum(counts)
-    numbers: Ints = np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - counts), counts)
-    return numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,5 +44,5 @@ def rehearsed_s(
             data_s=0.0, parameter_gather_s=nothing, gradient_sync_s=nothing, optimizer_s=nothing
         ),
     )
-    _, end_s = play(compile_program(plan, costs))
+    _, end_s = play(compile_program(plan, costs), nothing)
     return float(end_s.max())

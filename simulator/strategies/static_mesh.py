@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hdpsim.arrays import ranges
 from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.setup import Packing
-from hdpsim.simulator.strategies.packing import Pieces, pack, ranges, split_packs
+from hdpsim.simulator.strategies.packing import Pieces, pack, split_packs
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 Floats = NDArray[np.float64]

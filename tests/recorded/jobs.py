@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from hdpsim.simulator.play.schedules import operation_order, warm_up_forwards
+from hdpsim.simulator.play.schedules import stage_order, warm_up_forwards
 
 DIRECTIONS = ("forward", "backward")
 Key = tuple[str, int, int, int]  # direction, data-parallel rank, boundary, micro-batch
@@ -62,7 +62,8 @@ class Step:
             stage: [
                 (DIRECTIONS[op], int(chunk), int(slot))
                 for op, chunk, slot in zip(
-                    *operation_order(shape.stages, shape.chunks, stage, shape.micro_batches), strict=True
+                    *stage_order("interleaved", shape.stages, shape.chunks, stage, shape.micro_batches)[:3],
+                    strict=True,
                 )
             ]
             for stage in range(shape.stages)

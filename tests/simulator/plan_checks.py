@@ -42,7 +42,7 @@ def validate_plan(plan: Plan, sequence_lengths: Ints, stages: int) -> None:
         _check_in_step(plan)
     if stages == 1:
         # With a pipeline the common slots, checked above, already exclude a deadlock.
-        play(compile_program(plan, _no_costs(plan.micro_batches)))
+        play(compile_program(plan, _no_costs(plan.micro_batches)), np.zeros(1))
 
 
 def _check_in_step(plan: Plan) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hdpsim.cost_models.step.micro_batch import Epilogue, StepCosts
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.execution import Noise
-from hdpsim.simulator.play.schedules import BACKWARD, FORWARD, operation_order
+from hdpsim.simulator.play.schedules import BACKWARD, FORWARD, stage_order
 
 TERMS = ("attention", "gemm")
 
@@ -208,7 +208,8 @@ def naive_step(case: Case) -> tuple[float, np.ndarray]:
     for rank in range(R):
         for stage in range(S):
             table = zip(
-                *(column.tolist() for column in operation_order(S, V, stage, len(orders[rank]))), strict=True
+                *(c.tolist() for c in stage_order("interleaved", S, V, stage, len(orders[rank]))[:3]),
+                strict=True,
             )
             todo[rank, stage] = [
                 (op, chunk, int(orders[rank][slot]), slot)

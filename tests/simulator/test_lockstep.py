@@ -91,7 +91,6 @@ def test_the_same_as_playing_every_rank(groups: list[int], degree: int, shape: t
 def test_ranks_that_may_wait_are_all_played() -> None:
     plan = mesh([2, 2], 2)
     assert find_lockstep(plan, costs(4, 2, 1), Noise(rank_stage=np.ones((4, 2)))) is None
-    assert find_lockstep(plan, costs(4, 2, 1), Noise()) is not None
 
     # rank 1 runs the two micro-batches it shares with rank 0 the other way round, hence at other slots
     other_way = mesh([2, 2], 2)

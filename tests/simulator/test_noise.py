@@ -1,23 +1,23 @@
 import numpy as np
-from simulator_plans import make_plan
+from simulator_plans import make_costs, make_plan
 
 from hdpsim.simulator.play.noise import draw_noise
 from hdpsim.simulator.setup import ExecutionOptions
 
 
-def plan(ranks: int, slots: int):
-    return make_plan([list(range(r * slots, (r + 1) * slots)) for r in range(ranks)])
+def drawn(ranks: int, slots: int, *, stages: int = 1, chunks: int = 1, tp: int = 1, **options: float):
+    """Noise of a plan whose ranks share nothing, on nodes of 8 GPUs."""
+    plan = make_plan([list(range(r * slots, (r + 1) * slots)) for r in range(ranks)])
+    costs = make_costs([1.0] * ranks * slots, [1.0] * ranks * slots, stages=stages, chunks=chunks)
+    return draw_noise(plan, costs, ExecutionOptions(**options), tp=tp, gpus_per_node=8)
 
 
 def test_nothing_asked_nothing_drawn():
-    assert (
-        draw_noise(plan(2, 3), stages=2, chunks=1, tp=1, gpus_per_node=8, options=ExecutionOptions()) is None
-    )
+    assert drawn(2, 3, stages=2) is None
 
 
 def test_jitter_has_mean_one_and_the_deviation_asked_for():
-    options = ExecutionOptions(jitter=0.1, seed=3)
-    noise = draw_noise(plan(20, 50), stages=10, chunks=5, tp=1, gpus_per_node=8, options=options)
+    noise = drawn(20, 50, stages=10, chunks=5, jitter=0.1, seed=3)
     assert noise is not None
     assert noise.rank_stage is None
     for factors in (noise.forward, noise.backward):
@@ -31,8 +31,7 @@ def test_jitter_has_mean_one_and_the_deviation_asked_for():
 
 def test_slow_nodes_slow_the_stages_on_them():
     # 4 ranks x 2 stages x tp 4 = 32 GPUs on 4 nodes of 8; one node in four holds 2 neighbouring ranks of one stage.
-    options = ExecutionOptions(slow_node_share=0.25, slow_node_factor=1.5)
-    noise = draw_noise(plan(4, 1), stages=2, chunks=1, tp=4, gpus_per_node=8, options=options)
+    noise = drawn(4, 1, stages=2, tp=4, slow_node_share=0.25, slow_node_factor=1.5)
     assert noise is not None
     assert noise.forward is None
     slow = noise.rank_stage
@@ -43,8 +42,7 @@ def test_slow_nodes_slow_the_stages_on_them():
 
 
 def test_a_stage_over_several_nodes_is_as_slow_as_any_of_them():
-    options = ExecutionOptions(slow_node_share=0.5, slow_node_factor=2.0)
-    noise = draw_noise(plan(2, 1), stages=1, chunks=1, tp=16, gpus_per_node=8, options=options)
+    noise = drawn(2, 1, tp=16, slow_node_share=0.5, slow_node_factor=2.0)
     assert noise is not None
     assert noise.rank_stage is not None
     assert noise.rank_stage.max() == 2.0
@@ -52,14 +50,7 @@ def test_a_stage_over_several_nodes_is_as_slow_as_any_of_them():
 
 def test_streams_are_independent_and_repeatable():
     def draw(**options: float):
-        noise = draw_noise(
-            plan(16, 2),
-            stages=2,
-            chunks=1,
-            tp=1,
-            gpus_per_node=4,
-            options=ExecutionOptions(seed=7, **options),
-        )
+        noise = drawn(32, 2, stages=2, seed=7, **options)
         assert noise is not None
         return noise
 

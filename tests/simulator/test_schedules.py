@@ -11,14 +11,18 @@ from hdpsim.simulator.play.schedules import (
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     FORWARD,
-    operation_order,
     stage_order,
     warm_up_forwards,
 )
 
 
+def in_turn(*shape: int):
+    """op, chunk and slot of a stage under 1F1B (one chunk) or the interleaved schedule."""
+    return stage_order("interleaved", *shape)[:3]
+
+
 def text(stages: int, chunks: int, stage: int, slots: int) -> str:
-    columns = (column.tolist() for column in operation_order(stages, chunks, stage, slots))
+    columns = (column.tolist() for column in in_turn(stages, chunks, stage, slots))
     name = "{}{}" if chunks == 1 else "{}{}.{}"
     return " ".join(
         name.format("FB"[op], slot, chunk) if chunks > 1 else name.format("FB"[op], slot)
@@ -68,7 +72,12 @@ shapes = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(0, 9))
 def test_every_operation_once_and_forward_before_backward(shape: tuple[int, int, int]):
     stages, chunks, slots = shape
     for stage in range(stages):
-        order = list(zip(*(c.tolist() for c in operation_order(stages, chunks, stage, slots)), strict=True))
+        order = list(
+            zip(
+                *(c.tolist() for c in in_turn(stages, chunks, stage, slots)),
+                strict=True,
+            )
+        )
         assert sorted(order) == sorted(itertools.product(range(2), range(chunks), range(slots)))
         place = {operation: i for i, operation in enumerate(order)}
         for chunk, slot in itertools.product(range(chunks), range(slots)):
@@ -79,15 +88,15 @@ def test_every_operation_once_and_forward_before_backward(shape: tuple[int, int,
 def test_fewer_slots_keep_the_order_of_more(shape: tuple[int, int, int], more: int):
     stages, chunks, slots = shape
     for stage in range(stages):
-        few = np.stack(operation_order(stages, chunks, stage, slots))
-        many = np.stack(operation_order(stages, chunks, stage, slots + more))
+        few = np.stack(in_turn(stages, chunks, stage, slots))
+        many = np.stack(in_turn(stages, chunks, stage, slots + more))
         np.testing.assert_array_equal(few, many[:, many[2] < slots])
 
 
 @given(shapes)
 def test_the_last_stage_turns_round_at_once(shape: tuple[int, int, int]):
     stages, chunks, slots = shape
-    op, chunk, slot = operation_order(stages, chunks, stages - 1, slots)
+    op, chunk, slot = in_turn(stages, chunks, stages - 1, slots)
     turns = np.flatnonzero((op == 0) & (chunk == chunks - 1))
     assert np.all(op[turns + 1] == 1)
     assert np.all(chunk[turns + 1] == chunks - 1)
@@ -95,8 +104,8 @@ def test_the_last_stage_turns_round_at_once(shape: tuple[int, int, int]):
 
 
 def test_tables_are_shared_and_read_only():
-    op, _, _ = operation_order(2, 1, 0, 3)
-    assert operation_order(2, 1, 0, 3)[0] is op
+    op, _, _ = in_turn(2, 1, 0, 3)
+    assert stage_order("interleaved", 2, 1, 0, 3).op is op
     with pytest.raises(ValueError, match="read-only"):
         op[0] = 1
 
@@ -104,7 +113,7 @@ def test_tables_are_shared_and_read_only():
 @pytest.mark.parametrize("shape", [(0, 1, 0, 1), (2, 0, 0, 1), (2, 1, 2, 1), (2, 1, -1, 1), (2, 1, 0, -1)])
 def test_impossible_shapes(shape: tuple[int, int, int, int]):
     with pytest.raises(ValueError, match="no stage"):
-        operation_order(*shape)
+        in_turn(*shape)
 
 
 @pytest.mark.parametrize(

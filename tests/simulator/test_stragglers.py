@@ -9,14 +9,14 @@ import pytest
 from simulator_plans import make_costs, make_plan
 from simulator_setups import small_setup
 
+from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.simulator.play.engine import run_engine
+from hdpsim.simulator.play.execution import Noise
 from hdpsim.simulator.play.noise import (
     clean_probability,
     draw_noise,
     expected_maximum,
     synchronised_pause_s,
-    with_pauses,
-    with_spread,
 )
 from hdpsim.simulator.setup import ExecutionOptions, StrategyOptions
 from hdpsim.simulator.step import simulate_step
@@ -39,8 +39,7 @@ def test_the_engine_waits_as_theory_says(ranks: int) -> None:
     costs = make_costs([1.0] * ranks, [0.0] * ranks)
     steps = []
     for seed in range(60):
-        options = ExecutionOptions(jitter=0.05, seed=seed)
-        noise = draw_noise(plan, stages=1, chunks=1, tp=1, gpus_per_node=8, options=options)
+        noise = draw_noise(plan, costs, ExecutionOptions(jitter=0.05, seed=seed), tp=1, gpus_per_node=8)
         steps.append(run_engine(plan, costs, noise).step_s)
     error = np.std(steps) / np.sqrt(len(steps))
     assert abs(np.mean(steps) - expected_maximum(ranks, 0.05)) < 4 * error
@@ -59,7 +58,8 @@ def test_garbage_collection_hits_as_often_as_chance_says() -> None:
     hit = 0
     for seed in range(300):
         options = ExecutionOptions(gc_pause_s=pause, gc_period_steps=period, seed=seed)
-        step = run_engine(plan, costs, with_pauses(None, plan, costs, 1, options)).step_s
+        noise = draw_noise(plan, costs, options, tp=1, gpus_per_node=8)
+        step = run_engine(plan, costs, noise).step_s
         assert step in (pytest.approx(1.0), pytest.approx(1.0 + pause))
         hit += step > 2.0
     expected = 1.0 - (1.0 - 1.0 / period) ** ranks  # that it is some rank's turn
@@ -69,9 +69,9 @@ def test_garbage_collection_hits_as_often_as_chance_says() -> None:
 def test_pauses_leave_jitter_alone() -> None:
     plan = make_plan([[0, 1], [2]])
     costs = make_costs([1.0] * 3, [1.0] * 3)
-    options = ExecutionOptions(jitter=0.1, gc_pause_s=1.0, gc_period_steps=1)
-    noise = draw_noise(plan, stages=1, chunks=1, tp=1, gpus_per_node=8, options=options)
-    both = with_pauses(noise, plan, costs, 1, options)
+    jitter = ExecutionOptions(jitter=0.1)
+    pauses = replace(jitter, gc_pause_s=1.0, gc_period_steps=1)
+    noise, both = (draw_noise(plan, costs, options, tp=1, gpus_per_node=8) for options in (jitter, pauses))
     assert noise is not None
     assert both is not None
     assert noise.forward is not None
@@ -104,22 +104,25 @@ def test_equal_gpus_that_are_not_equally_fast() -> None:
     ranks, tp, spread = 32, 4, 0.02
     plan = make_plan([[r] for r in range(ranks)])
     costs = replace(make_costs([1.0] * ranks, [1.0] * ranks), terms=("gemm", "attention"))
+
+    def drawn(costs: StepCosts, seed: int = 0) -> Noise | None:
+        options = ExecutionOptions(gpu_spread=spread, seed=seed)
+        return draw_noise(plan, costs, options, tp=tp, gpus_per_node=8)
+
     steps = []
     for seed in range(60):
-        noise = with_spread(None, plan, costs, tp, ExecutionOptions(gpu_spread=spread, seed=seed))
-        steps.append(run_engine(plan, costs, noise).step_s)
+        steps.append(run_engine(plan, costs, drawn(costs, seed)).step_s)
     error = np.std(steps) / np.sqrt(len(steps))
     assert abs(np.mean(steps) - 2 * expected_maximum(ranks * tp, spread)) < 4 * error
     # three quarters of every duration are a transfer, which no GPU lengthens
     half = replace(costs, terms=("gemm", "tp_communication"))
-    noise = with_spread(None, plan, half, tp, ExecutionOptions(gpu_spread=spread))
-    full = with_spread(None, plan, costs, tp, ExecutionOptions(gpu_spread=spread))
+    noise, full = drawn(half), drawn(costs)
     assert noise is not None
     assert full is not None
     assert noise.rank_stage is not None
     assert full.rank_stage is not None
     np.testing.assert_allclose(noise.rank_stage - 1, (full.rank_stage - 1) / 4)
-    assert with_spread(None, plan, costs, tp, ExecutionOptions()) is None
+    assert draw_noise(plan, costs, ExecutionOptions(), tp=tp, gpus_per_node=8) is None
 
 
 def test_loaders_that_the_gpus_wait_for() -> None:
