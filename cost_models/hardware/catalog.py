@@ -56,6 +56,23 @@ def node(name: str) -> Node:
     return _node(_resolve("node", name))
 
 
+@cache
+def node_with(gpu: str, domain: int | None = None) -> Node:
+    """The node with that GPU: of that NVLink domain if there is one, reference designs before those of clouds.
+
+    Raises:
+        CatalogError: there is none.
+    """
+    nodes = [_node(name) for name in names("node")]
+    of_gpu = [node for node in nodes if node.gpu.name == gpu]
+    if not of_gpu:
+        raise CatalogError(f"no node of the catalog carries the GPU {gpu}")
+    reference = ("hgx-", "nvl72-")
+    return min(
+        of_gpu, key=lambda node: (domain not in (None, node.gpus), not node.name.startswith(reference))
+    )
+
+
 def cluster(name: str) -> Cluster:
     """The cluster of that name ("megascale", "superpod-h100"); raises CatalogError."""
     return _cluster(_resolve("cluster", name))

@@ -14,7 +14,8 @@ from hdpsim.experiments.calibration.model import Sample
 from hdpsim.experiments.records.prediction import measured_step_s, predict_step
 from hdpsim.experiments.records.setup import job_of
 from hdpsim.experiments.records.table import Record
-from hdpsim.experiments.validation.kernel_prediction import gpu_of, predicted_s
+from hdpsim.experiments.validation.kernel_prediction import predicted_s
+from hdpsim.experiments.validation.kernel_sources import gpu_of, instrument_of
 from hdpsim.experiments.validation.kernels import measured_s, rows_of
 from hdpsim.simulator.step import plan_batch
 
@@ -25,10 +26,6 @@ ROWS_OF_A_GROUP = 120
 """Of a longer sweep, every n-th row."""
 SHORTEST_S = 1e-4
 """Kernels of a training step take a tenth of a millisecond and more."""
-_BLOCK_SCALES = "DeepGEMM"
-_BLOCK_SCALES_TYPE = "1x128"
-_BEST_OF = "BEST"
-_SHARE = "(balanced"
 
 
 def runs_s(work: Sequence[Any], base: Calibration, values: Mapping[Constant, float]) -> list[float]:
@@ -101,17 +98,11 @@ def kernel_samples(paths: Sequence[str], generation: str) -> tuple[list[Sample],
 
 
 def _kernel(row: Mapping[str, str]) -> Sample:
-    dtype, notes, source = (row.get(key) or "" for key in ("dtype", "notes", "source"))
+    dtype, source = (row.get(key) or "" for key in ("dtype", "source"))
     if row.get("suspect"):
         raise InfeasibleError("doubtful, says the table")
-    if _BEST_OF in notes:
-        raise InfeasibleError("the best of a search, not one shape")
-    if _SHARE in notes:
-        raise InfeasibleError("a rank's share of a document, not a kernel of whole sequences")
-    if row["kind"] == "gemm" and (_BLOCK_SCALES in dtype or _BLOCK_SCALES_TYPE in dtype):
-        raise InfeasibleError(
-            "8-bit products with scales per block, which promote sums: not the recipes' kernels"
-        )
+    if unfit := instrument_of(row).not_fitted:
+        raise InfeasibleError(unfit)
     seconds = measured_s(row)
     if not seconds:
         raise InfeasibleError("no time measured")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from hdpsim.cost_models.calibration.calibration import Calibration, calibration
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.hardware.parts import Cluster, Node
+from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.layout import Sharding as LayoutSharding
 from hdpsim.cost_models.transformer.model import LatentAttention, Model
@@ -316,7 +315,7 @@ def _cluster(run: Run, gpus: int, notes: _Notes) -> Cluster:
     """Nodes of the catalog that carry the GPU, cut to what the run used."""
     config = run.config
     cloud = node_of_cloud(config)
-    node = catalog.node(cloud) if cloud else _node_of(catalog.gpu(config.gpu).name)
+    node = catalog.node(cloud) if cloud else catalog.node_with(catalog.gpu(config.gpu).name)
     domain = node.gpus
     if domain <= MOST_OF_A_SERVER and config.gpus_per_node:
         domain = min(domain, config.gpus_per_node)
@@ -358,16 +357,6 @@ def _cluster(run: Run, gpus: int, notes: _Notes) -> Cluster:
         node = replace(node, gpu=replace(node.gpu, tensor_boost=True))
         notes.assumptions += [boost.words] if boost.words else []
     return catalog.cluster_of(node, gpus)
-
-
-@cache
-def _node_of(gpu: str) -> Node:
-    """The catalog's node with that GPU; reference designs (their names begin with the maker's) come first."""
-    nodes = [catalog.node(name) for name in catalog.names("node")]
-    of_gpu = [node for node in nodes if node.gpu.name == gpu]
-    if not of_gpu:
-        raise CatalogError(f"no node of the catalog carries the GPU {gpu}")
-    return min(of_gpu, key=lambda node: not node.name.startswith(("hgx-", "nvl72-")))
 
 
 def _remarks(config: RunConfig, model: Model, layout: Layout, notes: _Notes) -> None:

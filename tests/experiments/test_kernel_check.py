@@ -12,6 +12,7 @@ from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.kernels.products import gemm_s
 from hdpsim.errors import UserInputError
+from hdpsim.experiments.validation.kernel_sources import Instrument, gpu_of, instrument_of
 from hdpsim.experiments.validation.kernels import check, group_errors
 
 COLUMNS = (
@@ -161,3 +162,31 @@ def test_engines_that_scale_their_inputs_start_more_kernels(tmp_path: Path) -> N
     path.write_text("\n".join(["id,kind,gpu,dtype,m,n,k,time_us,source", *lines]))
     for row in check(path):
         assert row.error == pytest.approx(0.0, abs=0.15), row.id
+
+
+@pytest.mark.parametrize(
+    ("cells", "facts"),
+    [
+        ({}, Instrument()),
+        ({"source": "bench/vllm/log"}, Instrument(key_value_passes=5.0, query_passes=1.0)),
+        ({"notes": "FA2", "kind": "flash_bwd"}, Instrument(attention="flash2")),
+        ({"notes": "FA2", "kind": "gemm"}, Instrument()),
+        (
+            {"kind": "flash_fwd", "notes": "cuDNN; FLOPs 4*S^2*H*D"},
+            Instrument(refused="attention by cuDNN is not calibrated"),
+        ),
+        (
+            {"kind": "gemm", "notes": "BEST shape", "dtype": "fp8 1x128"},
+            Instrument(burst=True, not_fitted="the best of a search, not one shape"),
+        ),
+    ],
+)
+def test_what_a_source_timed_along_is_read_from_the_table_of_sources(
+    cells: dict[str, str], facts: Instrument
+) -> None:
+    assert instrument_of(cells) == facts
+
+
+@pytest.mark.parametrize("name", ["A100-PCIE", "A100-SXM", "H800-SXM-80G"])
+def test_boards_are_of_the_catalog(name: str) -> None:
+    assert gpu_of(name).hbm_bytes > 0

@@ -1,0 +1,101 @@
+"""How the source of a measured kernel measured it: facts of experiments/data/kernel_sources.yaml."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.hardware.parts import Gpu
+from hdpsim.cost_models.layout.layout import AttentionKernel
+from hdpsim.errors import CatalogError
+from hdpsim.yaml_loader import load_yaml
+
+_FILE = Path(str(resources.files("hdpsim.experiments") / "data" / "kernel_sources.yaml"))
+_COLUMNS = ("kind", "dtype", "source", "notes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instrument:
+    """What has to be known of a row beside the kernel's shape.
+
+    Attributes:
+        burst: at clocks that do not last.
+        key_value_passes: passes over keys and values that are timed along with attention.
+        query_passes: the same over queries.
+        launch_s: least time of a kernel, as the benchmark launches them.
+        launch_of_a_gpu_s: the same of a collective, for each GPU.
+        cast_bytes: per element of an input, casts that are timed along.
+        cast_s: start and end of their kernels by generation of the GPU, and of any `other`.
+        attention: the attention kernel.
+        node: the catalog's node; empty for the reference design of the GPU.
+        nic_efficiency: share of the network's rate that collectives reach; None as calibrated.
+        inter_latency_factor: of the network's latency; None as calibrated.
+        refused: why the row cannot be judged; empty when it can.
+        not_fitted: why no constant is fitted on it; empty when they are.
+    """
+
+    burst: bool = False
+    key_value_passes: float = 0.0
+    query_passes: float = 0.0
+    launch_s: float = 0.0
+    launch_of_a_gpu_s: float = 0.0
+    cast_bytes: float = 0.0
+    cast_s: Mapping[str, float] = field(default_factory=dict)
+    attention: AttentionKernel = "flash"
+    node: str = ""
+    nic_efficiency: float | None = None
+    inter_latency_factor: float | None = None
+    refused: str = ""
+    not_fitted: str = ""
+
+
+def instrument_of(row: Mapping[str, str]) -> Instrument:
+    """The facts of all entries that count for a row of a table of kernels."""
+    return _instrument(*(row.get(column) or "" for column in _COLUMNS))
+
+
+@lru_cache(maxsize=4096)
+def _instrument(*cells: str) -> Instrument:
+    texts = dict(zip(_COLUMNS, cells, strict=True))
+    texts["text"] = f"{texts['source']} {texts['notes']}"
+    facts: dict[str, Any] = {}
+    for where, said in _entries():
+        found = [pattern.search(texts[column]) for column, pattern in where.items()]
+        if not all(found):
+            continue
+        names = {name: text for match in found if match for name, text in match.groupdict().items()}
+        for name, value in said.items():
+            facts.setdefault(name, value.format(**names) if isinstance(value, str) else value)
+    return Instrument(**facts)
+
+
+@cache
+def _entries() -> tuple[tuple[Mapping[str, re.Pattern[str]], Mapping[str, Any]], ...]:
+    known = {item.name for item in fields(Instrument)}
+    read = []
+    for number, entry in enumerate(load_yaml(_FILE)["entries"], 1):
+        said = {name: value for name, value in entry.items() if name not in ("where", "because")}
+        if not said or said.keys() - known or not entry.get("because"):
+            raise CatalogError(f"{_FILE.name}, entry {number}: needs `because` and facts of {sorted(known)}")
+        read.append(({column: re.compile(text) for column, text in entry["where"].items()}, said))
+    return tuple(read)
+
+
+def gpu_of(name: str) -> Gpu:
+    """The catalog's GPU, or a board that no node of the catalog carries."""
+    board = _boards().get(name)
+    if board is None:
+        return catalog.gpu(name)
+    return replace(catalog.gpu(board["gpu"]), **{key: value for key, value in board.items() if key != "gpu"})
+
+
+@cache
+def _boards() -> Mapping[str, Mapping[str, Any]]:
+    boards: Mapping[str, Mapping[str, Any]] = load_yaml(_FILE)["boards"]
+    return boards
