@@ -113,12 +113,9 @@ def _waits(program: Program, timeline: Timeline) -> tuple[Floats, Floats]:
     """[stages, ranks]: waits for the pipeline and for groups."""
     operation, extras = program.part_operation, program.extras
     free_s = _free_s(program, timeline)
-    # Nothing has to arrive for the first link of a chain; for the others the end of the link before it.
-    links, units = program.chain.links, program.units
-    arrivals_s = np.zeros((links, units))
-    result_s = timeline.end_s if extras is None else timeline.end_s + extras.result_delay_s
-    arrivals_s[1:] = result_s.reshape(links, units)[:-1] + program.chain.sends[:-1, None] * program.transfer_s
-    arrival_s = arrivals_s.ravel()
+    # Nothing has to arrive for the first link of a chain; for the others the result of the link before it.
+    arrival_s = np.zeros(len(timeline.end_s))
+    arrival_s[program.units :] = (timeline.end_s + program.result_delay_s)[: -program.units]
     latest_s = arrival_s[operation]
     if extras is not None:
         feeds = extras.feeds
@@ -186,23 +183,13 @@ def make_spans(program: Program, timeline: Timeline) -> Spans:
     The forward and the backward on the last virtual stage, and the micro-batches of a merged unit, are listed one
     by one. Forwards and backwards of a group last as long as its slowest member takes.
     """
-    rows = _unit_spans if program.chain.virtual_stages == 1 else _operation_spans
-    groups = [
-        np.broadcast_arrays(*row) for row in rows(program, timeline) + _epilogue_spans(program, timeline)
-    ]
-    rank, stage, chunk, op, micro_batch, start_s, end_s = (
-        np.concatenate(c) for c in zip(*groups, strict=True)
-    )
+    played = _unit_spans if program.chain.virtual_stages == 1 else _operation_spans
+    rows = played(program, timeline) + _epilogue_spans(program, timeline)
+    groups = [np.broadcast_arrays(*row) for row in rows]
+    columns = [np.concatenate(column) for column in zip(*groups, strict=True)]
+    rank, stage, *_, start_s, end_s = columns
     order = np.lexsort((end_s, start_s, stage, rank))
-    return Spans(
-        rank=rank[order],
-        stage=stage[order],
-        chunk=chunk[order],
-        op=op[order],
-        micro_batch=micro_batch[order],
-        start_s=start_s[order],
-        end_s=end_s[order],
-    )
+    return Spans(*(column[order] for column in columns))
 
 
 _Row = tuple[Ints, Ints, Ints | int, Ints | int, Ints | int, Floats, Floats]

@@ -104,7 +104,7 @@ class _Engine:
         operations = len(program.operation_s)
         self._units = program.units
         self._duration_s: list[float] = program.operation_s.tolist()
-        self._transfer_s: list[float] = program.transfer_s.tolist()
+        self._result_delay_s: list[float] = program.result_delay_s.tolist()
         self._missing: list[int] = program.parties.tolist()
         self._input_s = [0.0] * operations
         self._start_s = [0.0] * operations
@@ -114,14 +114,12 @@ class _Engine:
         self._env = simpy.Environment()
         self._done_s = [0.0] * program.processes
         self._optimizer_start_s = [0.0] * program.stages
-        self._sends: list[bool] = program.chain.sends.tolist()
         self._stage_by_stage = program.stage_by_stage
         if (extras := program.extras) is not None:
-            self._result_delay_s: list[float] = extras.result_delay_s.tolist()
             self._feed_offsets: list[int] = extras.feed_offsets.tolist()
             self._feed_after: list[int] = extras.feeds.after.tolist()
             self._feed_delay_s: list[float] = extras.feeds.delay_s.tolist()
-            self._on_end = self._operation_ended_with_extras
+            self._on_end = self._operation_with_feeds_ended
         self.events = 0
 
     def run(self, begin_s: Floats) -> Timeline:
@@ -240,19 +238,13 @@ class _Engine:
         self._waiting[number] = None
         following = number + self._units
         if following < len(self._missing):
-            self._feed(following, now_s + self._transfer_s[number % self._units])
+            self._feed(following, now_s + self._result_delay_s[number])
 
-    def _operation_ended_with_extras(self, operation: simpy.Event) -> None:
-        """As above, with results that stay on the stage or leave later, and others that wait for this end."""
+    def _operation_with_feeds_ended(self, operation: simpy.Event) -> None:
+        """Tell the operations that wait for this one besides the next of the chain."""
+        self._operation_ended(operation)
         assert isinstance(operation, _Operation)
-        number = operation.number
-        now_s = self._end_s[number] = self._env.now
-        self._waiting[number] = None
-        following = number + self._units
-        if following < len(self._missing):
-            link, unit = divmod(number, self._units)
-            delay_s = self._transfer_s[unit] if self._sends[link] else 0.0
-            self._feed(following, now_s + delay_s + self._result_delay_s[number])
+        number, now_s = operation.number, self._env.now
         for place in range(self._feed_offsets[number], self._feed_offsets[number + 1]):
             self._feed(self._feed_after[place], now_s + self._feed_delay_s[place])
 

@@ -20,7 +20,7 @@ WAITS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Spans:
     """Every operation as columns.
 

@@ -20,16 +20,17 @@ Two things may tie an operation to others than its predecessor in the chain (`Fe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints, offsets_of
-from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.simulator.play.chain import Chain
-from hdpsim.simulator.play.durations import Durations
-from hdpsim.simulator.play.parts import Entries, Parts, WeightGradients
+from hdpsim.simulator.play.parts import Parts, WeightGradients
 from hdpsim.simulator.play.schedules import STAGE_BY_STAGE
+
+if TYPE_CHECKING:
+    from hdpsim.simulator.play.program import Program
 
 
 class Feeds(NamedTuple):
@@ -52,8 +53,6 @@ class Extras:
     """By process: weight gradients behind its last part."""
     hidden_s: Floats
     """By part: how much of it overlaps with its pair."""
-    result_delay_s: Floats
-    """By operation: how much later than its own end its result leaves (at its pair's end)."""
     feeds: Feeds
     """Sorted by `before`."""
     feed_offsets: Ints
@@ -65,37 +64,13 @@ class Extras:
     """Whether steps follow each other stage by stage."""
 
 
-class Pipeline(NamedTuple):
-    """The operations of a pipeline; make_extras changes the durations in place."""
-
-    costs: StepCosts
-    chain: Chain
-    entries: Entries
-    parts: Parts
-    times: Durations
-    operation_s: Floats
-    part_own_s: Floats | None
-
-    def virtual_and_unit(self, part: Ints) -> tuple[Ints, Ints]:
-        """The virtual stage and the unit of parts."""
-        link, unit = np.divmod(self.parts.operation[part], len(self.costs.transfer_s))
-        return self.chain.virtual[link], unit
-
-    def lengthen(self, part: Ints, slowest_s: Floats, own_s: Floats) -> None:
-        """Add to the operations of *part*, and to the parts themselves."""
-        operations, first = np.unique(self.parts.operation[part], return_index=True)
-        self.operation_s[operations] += slowest_s[first]
-        if self.part_own_s is not None:
-            self.part_own_s[part] += own_s
-
-
-def make_extras(pipeline: Pipeline) -> Extras:
-    """What the schedule adds; unsplit backwards and overlapped pairs change the durations in place."""
-    costs, chain, entries, parts, times, operation_s, _ = pipeline
+def make_extras(program: Program, parts: Parts) -> Extras:
+    """What the schedule adds; unsplit backwards and overlapped pairs change durations and delays in place."""
+    costs, chain, times, operation_s = program.costs, program.chain, program.times, program.operation_s
     weights, size, transfer_s = parts.weights, len(parts.operation), costs.transfer_s
     weight_s = np.zeros(0)
     if len(weights.entry):
-        weight_s = times.own[2][weights.virtual, entries.micro_batch[weights.entry]]
+        weight_s = times.own[2][weights.virtual, program.entries.micro_batch[weights.entry]]
         weight_s = weight_s * times.factor(1, weights.entry, weights.virtual)
     behind = weights.before == parts.offsets[weights.process + 1]
     part_work_s = np.bincount(weights.before[~behind], weight_s[~behind], size).astype(np.float64)
@@ -105,12 +80,12 @@ def make_extras(pipeline: Pipeline) -> Extras:
     if not costs.pp_overlap:
         part_wait_s = part_work_s + _blocking_gaps_s(parts, chain, transfer_s)
         feeds.append(_blocking_feeds(parts, chain, transfer_s))
-    hidden_s, result_delay_s = np.zeros(size), np.zeros(len(operation_s))
+    hidden_s = np.zeros(size)
     if not chain.merged:
-        _add_unsplit_weights(pipeline)
-        hidden_s = _overlap_pairs(pipeline)
-        forward = np.flatnonzero(parts.paired)[::2]
-        result_delay_s[parts.operation[forward]] = operation_s[parts.operation[forward + 1]]
+        _add_unsplit_weights(program, parts)
+        hidden_s = _overlap_pairs(program, parts)
+        forward = np.flatnonzero(parts.paired)[::2]  # its result leaves at the end of its pair
+        program.result_delay_s[parts.operation[forward]] += operation_s[parts.operation[forward + 1]]
         feeds.append(_pair_feeds(parts, chain, transfer_s))
     before, after, delay_s = (np.concatenate(c) for c in zip(*feeds, strict=True))
     order = np.argsort(before, kind="stable")
@@ -119,7 +94,6 @@ def make_extras(pipeline: Pipeline) -> Extras:
         part_wait_s=part_wait_s,
         tail_s=tail_s,
         hidden_s=hidden_s,
-        result_delay_s=result_delay_s,
         feeds=Feeds(before[order], after[order], delay_s[order]),
         feed_offsets=offsets_of(np.bincount(before, minlength=len(operation_s))),
         weights=weights,
@@ -128,32 +102,44 @@ def make_extras(pipeline: Pipeline) -> Extras:
     )
 
 
-def _add_unsplit_weights(pipeline: Pipeline) -> None:
+def _virtual_and_unit(program: Program, part: Ints) -> tuple[Ints, Ints]:
+    link, unit = np.divmod(program.part_operation[part], program.units)
+    return program.chain.virtual[link], unit
+
+
+def _lengthen(program: Program, part: Ints, slowest_s: Floats, own_s: Floats) -> None:
+    """Add to the operations of *part*, and to the parts themselves."""
+    operations, first = np.unique(program.part_operation[part], return_index=True)
+    program.operation_s[operations] += slowest_s[first]
+    if program.part_own_s is not None:
+        program.part_own_s[part] += own_s
+
+
+def _add_unsplit_weights(program: Program, parts: Parts) -> None:
     """Add the weight gradient to the backwards that are not split."""
-    parts, times = pipeline.parts, pipeline.times
-    part = np.flatnonzero(parts.unsplit)
-    virtual, unit = pipeline.virtual_and_unit(part)
+    times, part = program.times, np.flatnonzero(parts.unsplit)
+    virtual, unit = _virtual_and_unit(program, part)
     own_s = times.own[2][virtual, unit] * times.factor(1, parts.entry[part], virtual)
-    pipeline.lengthen(part, times.slowest[2][virtual, unit], own_s)
+    _lengthen(program, part, times.slowest[2][virtual, unit], own_s)
 
 
-def _overlap_pairs(pipeline: Pipeline) -> Floats:
+def _overlap_pairs(program: Program, parts: Parts) -> Floats:
     """Take from both operations of a pair what communication the computation of the other hides; return it by part.
 
         hidden = min(communication of the one, all the rest of the other)
 
     Source: arXiv 2412.19437, section 3.2.1.  Ignored: the multiprocessors that communication takes from computation.
     """
-    costs, parts, times = pipeline.costs, pipeline.parts, pipeline.times
+    costs, times = program.costs, program.times
     hidden_s = np.zeros(len(parts.operation))
     term = costs.overlapped_term
     forward = np.flatnonzero(parts.paired)[::2]
     if term is None or not len(forward):
         return hidden_s
-    kinds = pipeline.chain.kinds(costs.kind)
+    kinds = program.chain.kinds(costs.kind)
     sides = []
     for part, terms_s in ((forward, costs.forward_terms_s), (forward + 1, costs.backward_terms_s)):
-        virtual, unit = pipeline.virtual_and_unit(part)
+        virtual, unit = _virtual_and_unit(program, part)
         row = kinds[virtual]
         sides.append((part, virtual, unit, terms_s[term, row, unit], terms_s[:, row, unit].sum(axis=0)))
     for side, (part, virtual, unit, communication_s, _) in enumerate(sides):
@@ -162,7 +148,7 @@ def _overlap_pairs(pipeline: Pipeline) -> Floats:
         own, slowest = (all_s[side][virtual, unit] for all_s in (times.own, times.slowest))
         ratio = np.divide(slowest, own, out=np.ones_like(own), where=own > 0)
         hidden_s[part] = base_s * times.factor(side, parts.entry[part], virtual)
-        pipeline.lengthen(part, -base_s * ratio, -hidden_s[part])
+        _lengthen(program, part, -base_s * ratio, -hidden_s[part])
     return hidden_s
 
 

@@ -118,7 +118,7 @@ def play_rank(
     part_offsets: list[int],
     stage_of: list[int],
     operation_s: list[float],
-    transfer_s: list[float],
+    result_delay_s: list[float],
     opening_s: list[float],
 ) -> Played:
     """Play the pipeline of one rank; the arguments are those of a Program, stage_of by link.
@@ -148,13 +148,10 @@ def play_rank(
             at += 1
             following = operation + units
             if following < size:
-                link, unit = divmod(following, units)
-                other = stage_of[link]
+                input_s[following] = now_s + result_delay_s[operation]
+                other = stage_of[following // units]
                 if other != stage:
-                    input_s[following] = now_s + transfer_s[unit]
                     todo.append(other)
-                else:
-                    input_s[following] = now_s
         place[stage], free_s[stage] = at, now_s
     return Played(start_s, end_s, free_s, waited_s, place == last)
 
@@ -175,14 +172,15 @@ def run_lone_ranks(costs: StepCosts, counts: list[int]) -> Execution:
         done_s = [[opening_s[0] + count * link_s[0]] for count in counts]
         waited_s = [[0.0]] * len(counts)
     else:
-        transfer_s, stage_of, slots = float(costs.transfer_s[0]), chain.stage[0].tolist(), max(counts)
+        stage_of, slots = chain.stage[0].tolist(), max(counts)
+        delay_s = (chain.sends * costs.transfer_s[0]).tolist()
         played = [
             play_rank(
                 count,
                 *_parts(costs.schedule, costs.stages, costs.chunks, slots, count),
                 stage_of,
                 [seconds for seconds in link_s for _ in range(count)],
-                [transfer_s] * count,
+                [seconds for seconds in delay_s for _ in range(count)],
                 opening_s,
             )
             for count in counts

@@ -12,7 +12,7 @@ is one entry of the part_* arrays; the members of a dynamic group take part in t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,8 +24,8 @@ from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.chain import Chain, make_chain
 from hdpsim.simulator.play.durations import Durations
 from hdpsim.simulator.play.execution import Noise
-from hdpsim.simulator.play.extras import Extras, Pipeline, make_extras
-from hdpsim.simulator.play.parts import Entries, pipeline_parts
+from hdpsim.simulator.play.extras import Extras, make_extras
+from hdpsim.simulator.play.parts import Entries, Parts, pipeline_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +43,8 @@ class Program:
     """Duration of each operation, the slowest member's."""
     parties: Ints
     """What each operation waits for: its members, one for its predecessor in the chain, one for each feed."""
-    transfer_s: Floats
-    """[units]: from the end of an operation to the arrival of its result at the next one of the chain, if it sends."""
+    result_delay_s: Floats
+    """By operation: from its end to the arrival of its result at the next one of its chain."""
     part_operation: Ints
     """Operations by process, in the order in which the process runs them."""
     part_offsets: Ints
@@ -119,8 +119,9 @@ def compile_program(plan: Plan, costs: StepCosts, noise: Noise | None = None) ->
     forward_s, backward_s, _ = times.slowest
     has_input = np.arange(chain.links) > 0
     parties = (plan.group_size + has_input[:, None]).ravel()
+    result_delay_s = np.outer(chain.sends, costs.transfer_s).ravel()
     unit_entries = np.zeros(0, dtype=np.int64)
-    extras: Extras | None = None
+    parts: Parts | None = None
     part_own_s: Floats | None = None
     if chain.virtual_stages == 1:
         unit_entries = _merge_unshared(plan.group_size, entries)
@@ -137,10 +138,7 @@ def compile_program(plan: Plan, costs: StepCosts, noise: Noise | None = None) ->
         operation_s = chain.along(forward_s, backward_s).ravel()
         if times.factors is not None:
             part_own_s = times.own_along(chain, entries)[part_operation // count, parts.entry]
-        if costs.schedule in SPLIT_SCHEDULES or not costs.pp_overlap:
-            extras = make_extras(Pipeline(costs, chain, entries, parts, times, operation_s, part_own_s))
-            np.add.at(parties, extras.feeds.after, 1)
-    return Program(
+    program = Program(
         plan=plan,
         costs=costs,
         chain=chain,
@@ -149,13 +147,18 @@ def compile_program(plan: Plan, costs: StepCosts, noise: Noise | None = None) ->
         times=times,
         operation_s=operation_s,
         parties=parties,
-        transfer_s=costs.transfer_s if costs.stages > 1 else np.zeros(count),
+        result_delay_s=result_delay_s,
         part_operation=part_operation,
         part_offsets=part_offsets,
         part_own_s=part_own_s,
         unit_entries=unit_entries,
-        extras=extras,
+        extras=None,
     )
+    if parts is None or (costs.pp_overlap and costs.schedule not in SPLIT_SCHEDULES):
+        return program
+    extras = make_extras(program, parts)
+    np.add.at(parties, extras.feeds.after, 1)
+    return replace(program, extras=extras)
 
 
 def _ways(plan: Plan, entries: Entries, stages: int) -> Ints:

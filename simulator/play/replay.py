@@ -84,10 +84,9 @@ def play(program: Program, opening_s: Floats) -> tuple[Floats, Floats]:
     """
     if program.ranks == 1 and program.extras is None:
         return _play_alone(program, opening_s)
-    units, duration_s, transfer_s = program.units, program.operation_s, program.transfer_s
+    units, duration_s, result_delay_s = program.units, program.operation_s, program.result_delay_s
     part_operation, last_part = program.part_operation, program.part_offsets[1:]
-    sends, extras = program.chain.sends, program.extras
-    all_send = bool(sends[:-1].all())
+    extras = program.extras
     member_ranks, member_offsets = program.plan.member_ranks, program.plan.member_offsets
     group_size = program.plan.group_size
 
@@ -122,12 +121,8 @@ def play(program: Program, opening_s: Floats) -> tuple[Floats, Floats]:
         fed = ready + units
         inside = fed < len(duration_s)
         fed = fed[inside]
-        delay_s = transfer_s[unit[inside]]
-        if not all_send:
-            delay_s = delay_s * sends[link[inside]]
-        if extras is not None:
-            delay_s = delay_s + extras.result_delay_s[ready[inside]]
-        start_s[fed] = np.maximum(start_s[fed], ready_end_s[inside] + delay_s)
+        result_s = (ready_end_s + result_delay_s[ready])[inside]
+        start_s[fed] = np.maximum(start_s[fed], result_s)
         missing[fed] -= 1
         if extras is not None and len(extras.feeds.before):
             fed = np.concatenate([fed, _feed(extras, ready, ready_end_s, start_s, missing)])
@@ -152,7 +147,7 @@ def _play_alone(program: Program, opening_s: Floats) -> tuple[Floats, Floats]:
         program.part_offsets.tolist(),
         program.chain.stage[0].tolist(),
         program.operation_s.tolist(),
-        program.transfer_s.tolist(),
+        program.result_delay_s.tolist(),
         opening_s.tolist(),
     )
     end_s = np.array(played.end_s)
