@@ -9,8 +9,7 @@ import numpy as np
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.activations import activation_bytes_per_token_layer
-from hdpsim.cost_models.memory.allocator import refill_s
-from hdpsim.cost_models.memory.report import MemoryReport, memory_report, rank_capacity_tokens
+from hdpsim.cost_models.memory.report import MemoryReport, memory_report, rank_capacity_tokens, refill_s
 from hdpsim.errors import OutOfMemoryError
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.execution import Execution
@@ -127,10 +126,10 @@ def recompute_notes(setup: Setup) -> tuple[str, ...]:
     if layout.recompute != "selective" or (kept.selective_share is None and kept.selective_keeps is None):
         return ()
     key = "selective_share" if kept.selective_keeps is None else "selective_keeps"
-    told = activation_bytes_per_token_layer(
-        setup.model, layout, selective_share=kept.selective_share, selective_keeps=kept.selective_keeps
+    by_layout = replace(kept, selective_share=None, selective_keeps=None)
+    told, implied = (
+        activation_bytes_per_token_layer(setup.model, layout, overheads=one) for one in (kept, by_layout)
     )
-    implied = activation_bytes_per_token_layer(setup.model, layout)
     if abs(told - implied) <= FAR_APART * implied:
         return ()
     return (

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from hdpsim.cost_models.layer.recomputation import repeated_share
 from hdpsim.cost_models.layout.layout import Layout, Recompute
+from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.transformer.flop import layer_linear_weights
 from hdpsim.cost_models.transformer.matrices import layer_matrices, mlp_width, routed_width
 from hdpsim.cost_models.transformer.model import Model
@@ -13,11 +14,8 @@ from hdpsim.cost_models.transformer.model import Model
 BF16_BYTES = 2.0
 FP32_BYTES = 4.0
 FP8_BYTES = 1.0
-_OUTPUTS = (
-    "gemm",
-    "tp_communication",
-    "small_kernels",
-)  # terms of micro_batch_cost that put out what is kept
+# Terms of micro_batch_cost that put out what is kept.
+_OUTPUTS = ("gemm", "tp_communication", "small_kernels")
 MASK_BYTES = 1.0  # a dropout mask is one byte per element: arXiv 2205.05198 section 4.1
 
 
@@ -46,15 +44,7 @@ class LayerActivations:
     @property
     def total(self) -> float:
         """All tensors."""
-        return (
-            self.norm_inputs
-            + self.linear_inputs
-            + self.queries_keys_values
-            + self.attention_output
-            + self.mlp
-            + self.experts
-            + self.dropout_masks
-        )
+        return sum(getattr(self, field.name) for field in fields(self))
 
 
 def activation_bytes_per_token_layer(
@@ -63,9 +53,7 @@ def activation_bytes_per_token_layer(
     recompute: Recompute | None = None,
     *,
     moe: bool | None = None,
-    unfused: bool = False,
-    selective_share: float | None = None,
-    selective_keeps: tuple[str, ...] | None = None,
+    overheads: MemoryOverheads | None = None,
 ) -> float:
     """Bytes per token of a rank that one layer keeps on each GPU between its forward and its backward.
 
@@ -74,21 +62,24 @@ def activation_bytes_per_token_layer(
                          share that the backward does not compute again; see kept_outputs. Attention kernels that
                          never store scores make "selective" by itself, the recomputation of the scores, free: it
                          keeps as much as none
-        selective_share: instead, of the layers that "selective" keeps whole; the others keep their input
-        selective_keeps: instead, the tensors (attributes of LayerActivations) that "selective" keeps beside the input
 
+    Of a stack's *overheads* (None = lean) its copies of unfused operations, and selective_share and selective_keeps in
+    place of what "selective" keeps.
     Per rank, not per GPU: tokens of the whole TP group. The default kind is the one most layers are.
     Source: arXiv 2205.05198 sections 4 and 5.
     """
     layout = layout if recompute is None else replace(layout, recompute=recompute)
     layer_input = layer_input_bytes(model, layout)
     moe = bool(model.experts) if moe is None else moe
+    extra = overheads or MemoryOverheads()
+    unfused = overheads is not None and (extra.unfused_copies or not layout.fused_kernels)
     copies = unfused_copies(model, layout, moe=moe) if unfused else 0.0
     tensors = layer_activations(model, layout, moe=moe, dropout=model.dropout)
-    if layout.recompute == "selective" and selective_keeps is not None:
-        return layer_input + float(sum(getattr(tensors, name) for name in selective_keeps))
-    if layout.recompute == "selective" and selective_share is not None:
-        return selective_share * (tensors.total + copies) + (1.0 - selective_share) * layer_input
+    if layout.recompute == "selective" and extra.selective_keeps is not None:
+        return layer_input + float(sum(getattr(tensors, name) for name in extra.selective_keeps))
+    if layout.recompute == "selective" and extra.selective_share is not None:
+        kept = extra.selective_share
+        return kept * (tensors.total + copies) + (1.0 - kept) * layer_input
     if not any(repeated_share(layout, term) for term in _OUTPUTS) and not _attention_again(layout):
         return tensors.total + copies
     return layer_input + kept_outputs(model, layout, tensors, copies, moe=moe)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
+from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.layer.recomputation import repeated_share
 from hdpsim.cost_models.layout.layout import Layout
@@ -23,12 +24,17 @@ from hdpsim.cost_models.memory.activations import (
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.memory.states import state_bytes
 from hdpsim.cost_models.reading.units import format_quantity
+from hdpsim.cost_models.tracing import priced
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import StageContents, stage_contents
 from hdpsim.cost_models.transformer.stages import in_flight_passes
 from hdpsim.errors import InfeasibleError, OutOfMemoryError
 
 CAPACITY_STEP_TOKENS = 128  # a capacity is a multiple of this per GPU: the tile of attention kernels
+_PARTS = (
+    "weights", "gradients", "optimizer", "gathered", "activations", "head", "working_set", "communication",
+    "context", "fragmentation",
+)  # fmt: skip
 WARM_UP_LAG = 2  # micro-batches a pipeline's host does not run ahead by: the one at work and the next
 
 
@@ -76,8 +82,7 @@ class MemoryReport:
     @property
     def parts(self) -> dict[str, float]:
         """The parts of GPU memory by name; they sum to total_bytes."""
-        names = ("weights", "gradients", "optimizer", "gathered", "activations", "head", "working_set")
-        found = {name: getattr(self, name) for name in (*names, "communication", "context", "fragmentation")}
+        found = {name: getattr(self, name) for name in _PARTS}
         return {**found, "update": self.update} if self.update else found
 
     @property
@@ -114,6 +119,18 @@ def kept_share(layers: int, offload_ratio: float) -> float:
     return 1.0 - offload_ratio * moving / layers if layers else 1.0
 
 
+class _Job(NamedTuple):
+    """What the memory of a stage depends on beside the tokens of a micro-batch."""
+
+    model: Model
+    layout: Layout
+    cluster: Cluster
+    ranks: int
+    offload_ratio: float
+    micro_batches: int | None
+    overheads: MemoryOverheads
+
+
 def memory_report(
     model: Model,
     layout: Layout,
@@ -138,22 +155,9 @@ def memory_report(
         raise InfeasibleError(f"offload_ratio must be between 0 and 1, got {offload_ratio}")
     if stage is not None and not 0 <= stage < layout.pp:
         raise InfeasibleError(f"stage must be between 0 and {layout.pp - 1}, got {stage}")
-    stages: Sequence[int] = range(layout.pp) if stage is None else (stage,)
-    reports = [
-        _stage_report(
-            model,
-            layout,
-            cluster,
-            ranks,
-            tokens_per_rank,
-            s,
-            offload_ratio,
-            micro_batches,
-            overheads,
-            sequence_tokens,
-        )
-        for s in stages
-    ]
+    job = _Job(model, layout, cluster, ranks, offload_ratio, micro_batches, overheads or MemoryOverheads())
+    stages = range(layout.pp) if stage is None else (stage,)
+    reports = (_stage_report(job, one, tokens_per_rank, sequence_tokens) for one in stages)
     return max(reports, key=lambda report: report.total_bytes)
 
 
@@ -173,61 +177,41 @@ def rank_capacity_tokens(
     keeps its scores, one sequence filling the rank). The capacity a
     layout fixes (layout.rank_capacity_tokens) is not looked at: this is what memory allows. Where a host runs ahead,
     what it queues has room as well (but for the one multiple that fits at least): waiting for memory costs far more
-    time than smaller micro-batches do (allocator.refill_s).
+    time than smaller micro-batches do (refill_s).
 
     Raises:
         OutOfMemoryError: not even one multiple fits; the message says which stage and which parts.
     """
-    step = CAPACITY_STEP_TOKENS * layout.tp
-
-    def report(tokens: int, stage: int) -> MemoryReport:
-        return _stage_report(
-            model, layout, cluster, ranks, tokens, stage, offload_ratio, micro_batches, overheads
-        )
-
-    best: int | None = None
-    for stage in range(layout.pp):
-        empty, one = report(0, stage), report(step, stage)
-        if not one.fits:
-            raise _out_of_memory(model, layout, one)
-        fixed = empty.total_bytes - empty.update
-        steps = int((one.capacity_bytes - fixed) / (one.total_bytes + one.run_ahead - one.update - fixed))
-        if one.host_bytes > empty.host_bytes:
-            spare = one.host_capacity_bytes - empty.host_bytes
-            steps = min(steps, int(spare / (one.host_bytes - empty.host_bytes)))
-        if layout.attention_kernel == "unfused":  # scores grow with the square of tokens: the line is a bound
-            steps = bisect_left(range(2, steps + 1), True, key=lambda n: not report(n * step, stage).fits) + 1
-        best = max(1, steps) if best is None else min(best, max(1, steps))
-    return (best or 1) * step
+    job = _Job(model, layout, cluster, ranks, offload_ratio, micro_batches, overheads or MemoryOverheads())
+    return min(_most_steps(job, stage) for stage in range(layout.pp)) * CAPACITY_STEP_TOKENS * layout.tp
 
 
-def _stage_report(
-    model: Model,
-    layout: Layout,
-    cluster: Cluster,
-    ranks: int,
-    tokens: int,
-    stage: int,
-    offload_ratio: float,
-    micro_batches: int | None,
-    overheads: MemoryOverheads | None,
-    sequence_tokens: int | None = None,
-) -> MemoryReport:
-    extra = overheads or MemoryOverheads()
+def _most_steps(job: _Job, stage: int) -> int:
+    """Multiples of the capacity's step that fit on a stage."""
+    step = CAPACITY_STEP_TOKENS * job.layout.tp
+    empty, one = _stage_report(job, stage, 0), _stage_report(job, stage, step)
+    if not one.fits:
+        raise _out_of_memory(job.model, job.layout, one)
+    fixed = empty.total_bytes - empty.update
+    steps = int((one.capacity_bytes - fixed) / (one.total_bytes + one.run_ahead - one.update - fixed))
+    if one.host_bytes > empty.host_bytes:
+        spare = one.host_capacity_bytes - empty.host_bytes
+        steps = min(steps, int(spare / (one.host_bytes - empty.host_bytes)))
+    if job.layout.attention_kernel == "unfused":  # scores grow with the square of tokens: the line is a bound
+        more = range(2, steps + 1)
+        steps = bisect_left(more, True, key=lambda n: not _stage_report(job, stage, n * step).fits) + 1
+    return max(1, steps)
+
+
+def _stage_report(job: _Job, stage: int, tokens: int, sequence_tokens: int | None = None) -> MemoryReport:
+    model, layout, ranks = job.model, job.layout, job.ranks
+    extra = job.overheads
     states = state_bytes(model, layout, ranks, stage, extra)
     chunks = stage_contents(model, layout)[stage]
-    in_flight = in_flight_passes(layout, stage, micro_batches)
-    unfused = extra.unfused_copies or not layout.fused_kernels
+    in_flight = in_flight_passes(layout, stage, job.micro_batches)
     usual = bool(model.experts)
     per_layer = {
-        moe: activation_bytes_per_token_layer(
-            model,
-            layout,
-            moe=moe,
-            unfused=unfused,
-            selective_share=extra.selective_share,
-            selective_keeps=extra.selective_keeps,
-        )
+        moe: activation_bytes_per_token_layer(model, layout, moe=moe, overheads=extra)
         for moe in {False, usual}
     }
     scores = score_bytes_per_token(model, layout, tokens if sequence_tokens is None else sequence_tokens)
@@ -238,24 +222,21 @@ def _stage_report(
         held += count * sum(layers * scores_kept[moe] for moe, layers in part.by_kind)
         held += count * part.mtp_layers * scores_kept[usual]
     held *= tokens * extra.activation_factor
-    share = kept_share(sum(part.layers for part in chunks), offload_ratio)
-    head = chunks[-1].head
-    head_bytes = head_activation_bytes_per_token(model, layout, extra.logit_bytes) * tokens if head else 0.0
-    working = max(
-        (
-            working_set_bytes_per_token(model, layout, moe=moe)
-            + _again(model, layout, per_layer[moe], moe=moe)
-            for part in chunks
-            for moe, _ in part.by_kind
-        ),
-        default=0.0,
-    )
+    share = kept_share(sum(part.layers for part in chunks), job.offload_ratio)
+    head = head_activation_bytes_per_token(model, layout, extra.logit_bytes) * chunks[-1].head * tokens
+    present = {moe for part in chunks for moe, _ in part.by_kind}
+    working = max((_working_bytes(model, layout, per_layer[moe], moe=moe) for moe in present), default=0.0)
     working += (1.0 + scores_again) * scores  # their gradient, and recomputed themselves
-    if ranks > 1 and layout.cp != 1:
+    context_parallel = ranks > 1 and layout.cp != 1
+    if context_parallel:
         working += ring_bytes_per_token(model, layout)
-    groups = sum((layout.tp > 1, layout.pp > 1, ranks > 1, layout.ep > 1, ranks > 1 and layout.cp != 1))
-    working_bytes = max(0.0, working * tokens - head_bytes)
-    moving = share * held + head_bytes + working_bytes
+    groups = sum((layout.tp > 1, layout.pp > 1, ranks > 1, layout.ep > 1, context_parallel))
+    working_set = max(0.0, working * tokens - head)
+    moving = share * held + head + working_set
+    run_ahead = 0.0
+    if extra.host_run_ahead:
+        layers = _run_ahead_layers(layout, chunks, in_flight)
+        run_ahead = layers * tokens * tensor_parallel_transients(model, layout)
     return MemoryReport(
         stage=stage,
         tokens_per_rank=tokens,
@@ -264,39 +245,50 @@ def _stage_report(
         optimizer=states.optimizer,
         gathered=states.gathered,
         activations=share * held,
-        head=head_bytes,
-        working_set=working_bytes,
+        head=head,
+        working_set=working_set,
         communication=groups * extra.nccl_bytes_per_group,
         context=extra.cuda_context_bytes + extra.library_bytes,
         fragmentation=extra.fragmentation_share * moving,
         host_bytes=(1.0 - share) * held + states.on_host,
-        capacity_bytes=cluster.gpu.hbm_bytes,
-        host_capacity_bytes=cluster.node.host_memory_bytes / cluster.node.gpus,
+        capacity_bytes=job.cluster.gpu.hbm_bytes,
+        host_capacity_bytes=job.cluster.node.host_memory_bytes / job.cluster.node.gpus,
         update=max(0.0, states.update - moving),
-        run_ahead=_run_ahead_layers(layout, chunks, in_flight)
-        * tokens
-        * tensor_parallel_transients(model, layout)
-        if extra.host_run_ahead
-        else 0.0,
+        run_ahead=run_ahead,
     )
 
 
-def _again(model: Model, layout: Layout, kept: float, *, moe: bool) -> float:
-    """What is not kept is there again while one layer runs backward, per token of a rank.
+def _working_bytes(model: Model, layout: Layout, kept: float, *, moe: bool) -> float:
+    """While a layer of which that much was *kept* runs backward: its working set, and what is computed again.
 
     With full recomputation the layer's input too: what it kept is not what its forward reads again.
     """
+    working = working_set_bytes_per_token(model, layout, moe=moe)
     match layout.recompute:
         case "none":
-            return 0.0
+            return working
         case "selective":
-            return max(0.0, activation_bytes_per_token_layer(model, layout, "none", moe=moe) - kept)
+            needed = activation_bytes_per_token_layer(model, layout, "none", moe=moe)
         case "full":
-            return max(
-                0.0, layer_activations(model, layout, moe=moe).total + layer_input_bytes(model, layout) - kept
-            )
+            needed = layer_activations(model, layout, moe=moe).total + layer_input_bytes(model, layout)
         case _:
             assert_never(layout.recompute)
+    return working + max(0.0, needed - kept)
+
+
+@priced("host")
+def refill_s(report: MemoryReport, cal: Calibration) -> float:
+    """Time that allocations of one micro-batch add where the host runs ahead of the GPU into a full memory.
+
+        t = max(0, memory in use + tensors of queued work - capacity) / rate
+
+    Counted: blocks given back to the driver and asked for again; the host waits for the GPU before it gives them back.
+    Ignored: that a host which waits no longer runs ahead; fragments that fit by chance.
+    Limits: nothing where all of it fits, or where the host does not run ahead (MemoryOverheads.host_run_ahead).
+    Source: PyTorch, c10/cuda/CUDACachingAllocator.cpp (release_cached_blocks after a failed cudaMalloc).
+    """
+    beyond = report.total_bytes + report.run_ahead - report.capacity_bytes
+    return max(0.0, min(beyond, report.run_ahead)) / cal.allocator_bytes_per_s
 
 
 def _run_ahead_layers(layout: Layout, chunks: Sequence[StageContents], in_flight: Sequence[int]) -> int:
@@ -313,7 +305,6 @@ def _run_ahead_layers(layout: Layout, chunks: Sequence[StageContents], in_flight
 
 
 def _out_of_memory(model: Model, layout: Layout, report: MemoryReport) -> OutOfMemoryError:
-    """The error that names the stage and its largest parts."""
     largest = sorted(report.parts.items(), key=lambda part: -part[1])[:3]
     parts = ", ".join(f"{name} {format_quantity(amount, 'bytes')}" for name, amount in largest)
     needed, available = report.total_bytes, report.capacity_bytes

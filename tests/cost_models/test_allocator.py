@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from ideal_hardware import IDEAL, MODEL, ideal_cluster
 
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.memory.allocator import refill_s
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
-from hdpsim.cost_models.memory.report import memory_report
+from hdpsim.cost_models.memory.report import memory_report, refill_s
 
 REPORT = memory_report(
     MODEL, Layout(tp=8), ideal_cluster(), 4, 4096, overheads=MemoryOverheads(host_run_ahead=True)

@@ -162,11 +162,11 @@ def test_capacity_with_scores_is_the_largest_that_fits() -> None:
 def test_what_selective_recomputation_keeps() -> None:
     layout = Layout(recompute="selective")
     whole, layer_input = activation_bytes_per_token_layer(LLAMA, layout), 2 * 2048
-    half = activation_bytes_per_token_layer(LLAMA, layout, selective_share=0.5)
+    half = activation_bytes_per_token_layer(LLAMA, layout, overheads=MemoryOverheads(selective_share=0.5))
     assert half == pytest.approx((whole + layer_input) / 2)
-    projections = activation_bytes_per_token_layer(LLAMA, layout, selective_keeps=("queries_keys_values",))
-    assert projections == layer_input + 2 * 3 * 2048
     lean = MemoryOverheads(selective_keeps=("queries_keys_values",))
+    projections = activation_bytes_per_token_layer(LLAMA, layout, overheads=lean)
+    assert projections == layer_input + 2 * 3 * 2048
     piped = replace(layout, pp=2)
     small, large = (memory_report(LLAMA, piped, H100, 8, 8192, stage=0, overheads=o) for o in (lean, None))
     assert small.total_bytes < large.total_bytes
