@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from hdpsim.cost_models.kernels.formats import OPERAND_BYTES, cast_bytes
 from hdpsim.cost_models.layout.layout import Fp8Scaling, Layout, Precision
@@ -25,21 +24,21 @@ ROW_OUTPUT_BYTES = 4.0
 ROW_FORWARD_RATE = 0.95
 
 
-class _Product(Protocol):
-    """What is needed of a LinearOp."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearOp:
+    """A matrix product of *tokens x share* rows with an (inner x columns) weight shard."""
 
-    @property
-    def columns(self) -> int: ...
-    @property
-    def inner(self) -> int: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def rows_share(self) -> float: ...
-    @property
-    def groups(self) -> int: ...
-    @property
-    def matrices(self) -> int: ...
+    columns: int
+    inner: int
+    rows_share: float = 1.0
+    """Rows over the rank's tokens (experts: top_k / ep x imbalance, spread over the experts here)."""
+    groups: int = 1
+    """Number of equal groups the rows are divided into (grouped GEMM)."""
+    matrices: int = 1
+    """Matrices that stock models keep apart (queries, keys and values; gate and up)."""
+    name: str = ""
+    always_bf16: bool = False
+    """Stays in BF16 whatever the layout's precision (the router)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class OperandCasts:
     @classmethod
     def of(
         cls,
-        narrow: Sequence[_Product],
+        narrow: Sequence[LinearOp],
         precision: Precision,
         scaling: Fp8Scaling,
         *,
@@ -76,9 +75,8 @@ class OperandCasts:
         """
         inputs, gradients = (
             sum(
-                op.count * op.rows_share * width / (sequence_shards if dense and width == full_width else 1)
+                op.rows_share * width / (sequence_shards if op.groups == 1 and width == full_width else 1)
                 for op in narrow
-                for dense in (op.groups == 1,)
                 for width in (op.columns if backward else op.inner,)
             )
             for backward in (False, True)
@@ -89,8 +87,8 @@ class OperandCasts:
         forward, backward = per_element * inputs, per_element * gradients
         if precision != "fp8" or scaling != "row":
             return cls((forward, backward), (0.0, 0.0))
-        weights = sum(op.count * op.groups * op.columns * op.inner for op in narrow)
-        backward += ROW_OUTPUT_BYTES * sum(op.count * op.rows_share * op.matrices * op.inner for op in narrow)
+        weights = sum(op.groups * op.columns * op.inner for op in narrow)
+        backward += ROW_OUTPUT_BYTES * sum(op.rows_share * op.matrices * op.inner for op in narrow)
         once, again = ROW_WEIGHT_BYTES
         again += 0.0 if frozen else ROW_OUTPUT_BYTES
         return cls((forward, backward), (once * weights, again * weights))

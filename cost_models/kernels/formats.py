@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.layout.layout import Fp8Scaling, Precision
 from hdpsim.errors import InfeasibleError
-
-Floats = NDArray[np.float64]
 
 # Bytes of an operand's element, scales included: one byte (E8M0) per 32 elements in MXFP8, one (E4M3) per 16 in
 # NVFP4. Source: Transformer Engine, user guide, "Low precision training".

@@ -8,15 +8,14 @@ from __future__ import annotations
 from typing import NamedTuple, assert_never
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.kernels.formats import matrix_unit, power_slowdown
 from hdpsim.cost_models.layout.layout import AttentionKernel, Precision
 from hdpsim.cost_models.tracing import priced
-
-Floats = NDArray[np.float64]
 
 BF16_BYTES = 2
 FP32_ACCUMULATE_BYTES = 8  # weight gradients: read and write an fp32 accumulator

@@ -10,20 +10,16 @@ Source: LoRA, arXiv 2106.09685, section 4; NeMo, collections/llm/peft/lora.py an
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
+from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
+from hdpsim.cost_models.kernels.casts import LinearOp
 from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
-from hdpsim.cost_models.layer.gemms import LinearOp
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.tracing import priced
 from hdpsim.cost_models.transformer.matrices import MatrixShard, layer_shards
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import StageParameters, parameters_per_gpu, stage_contents
-
-Floats = NDArray[np.float64]
 
 # Passes over the output of an adapted matrix: the adapter's output scaled (2) and added (3).
 FORWARD_PASSES = 5

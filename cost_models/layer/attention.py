@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import assert_never
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.kernels.formats import power_slowdown
@@ -28,9 +29,6 @@ from hdpsim.cost_models.tracing import note, priced, remembered
 from hdpsim.cost_models.transformer.flop import attention_pairs
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import InfeasibleError
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 EULER_GAMMA = 0.5772156649
 # Keys and values go round with their gradients: Liu et al., arXiv 2310.01889, section 3

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import comb
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.kernels.products import BF16_BYTES
 from hdpsim.cost_models.layer.tensor_parallel import beside_s
@@ -14,8 +14,6 @@ from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.tracing import note, priced
 from hdpsim.cost_models.transformer.model import Model
-
-Floats = NDArray[np.float64]
 
 # SMs that dispatch and combine keep while they run beside compute: DeepEP's default (deepseek-ai/DeepEP, set_num_sms).
 DISPATCH_SMS = 20

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
+from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
+from hdpsim.cost_models.kernels.casts import LinearOp
 from hdpsim.cost_models.kernels.products import memory_bound_s
-from hdpsim.cost_models.layer.gemms import LayerGemms, LinearOp
-from hdpsim.cost_models.layer.gradient_accumulation import product_output_bytes
+from hdpsim.cost_models.layer.gemms import FORWARD, LayerGemms
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.tracing import priced
 from hdpsim.cost_models.transformer.matrices import vocabulary_matrix
 from hdpsim.cost_models.transformer.model import Model
-
-Floats = NDArray[np.float64]
 
 LOSS_PASSES_BYTES = 12.0  # fused cross-entropy on fp32 logits: write, read, write gradient (4 B each)
 # Separate operations (Megatron-LM, core/tensor_parallel/cross_entropy.py without fusion): to fp32 2 + 4, maximum 4,
@@ -30,35 +26,31 @@ class OutputHead:
         self._layout, self._gpu, self._cal = layout, gpu, cal
         inner, self._columns = vocabulary_matrix(model).shard(layout.tp)
         self._products = LayerGemms(
-            (LinearOp(columns=self._columns, inner=inner),),
+            [LinearOp(columns=self._columns, inner=inner)],
+            layout,
             gpu,
             cal,
-            gradient_output_bytes=product_output_bytes(layout),
+            precision="bf16",
             frozen=model.frozen or layout.defers_head_gradient,  # see deferred_head
         )
 
     def sides_s(self, tokens: Floats, sides: tuple[bool, ...]) -> dict[bool, Floats]:
         """[n] by side (backward): projection and loss."""
-        if len(sides) == 1:
-            return {side: self._side_s(tokens, backward=side) for side in sides}
-        forward, backward = self._logits_s(tokens)
-        return {False: forward, True: backward}
+        return dict(zip(sides, self._logits_s(tokens, sides), strict=True))
+
+    @priced("logits")
+    def _logits_s(self, tokens: Floats, sides: tuple[bool, ...]) -> list[Floats]:
+        """Output projection (vocabulary sharded over TP) and cross-entropy, whose gradient its forward computes."""
+        passes = (self._products.backward if side else FORWARD for side in sides)
+        loss_s = self._loss_s(tokens)
+        return [
+            time_s if side else time_s + loss_s
+            for side, time_s in zip(sides, self._products.products_s(tokens, *passes), strict=True)
+        ]
 
     def weight_gradient_s(self, tokens: Floats) -> Floats:
         """[n]: the part of the backward that is the weight gradient."""
         return self._products.weight_gradient_s(tokens)
-
-    @priced("logits")
-    def _logits_s(self, tokens: Floats) -> tuple[Floats, Floats]:
-        """Output projection (vocabulary sharded over TP) and fused cross-entropy, forward and backward."""
-        forward, backward = self._products.both_products_s(tokens)
-        return forward + self._loss_s(tokens), backward
-
-    @priced("logits")
-    def _side_s(self, tokens: Floats, *, backward: bool) -> Floats:
-        """Output projection (vocabulary sharded over TP) and fused cross-entropy."""
-        products_s = self._products.products_s(tokens, backward=backward)
-        return products_s if backward else products_s + self._loss_s(tokens)
 
     def _loss_s(self, tokens: Floats) -> Floats:
         """Cross-entropy, its gradient included."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.kernels.casts import scale_update_launches
@@ -252,9 +252,7 @@ class HostTime:
 
 
 @priced("optimizer")
-def step_host_s(
-    model: Model, layout: Layout, layers: NDArray[np.int64], cal: Calibration
-) -> NDArray[np.float64]:
+def step_host_s(model: Model, layout: Layout, layers: Ints, cal: Calibration) -> Floats:
     """Host work of a step that nothing hides, on stages of so many *layers*.
 
         t = fixed + layers x time per layer          graph of the whole iteration: fixed + layers x time / 2

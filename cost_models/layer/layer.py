@@ -5,18 +5,19 @@ Everything is a vector over micro-batches; *tokens* are a rank's tokens (its TP 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Cluster
+from hdpsim.cost_models.kernels.casts import LinearOp
 from hdpsim.cost_models.layer.adapters import adapted_matrices, adapter_ops, adapter_s
 from hdpsim.cost_models.layer.experts import ExpertParallel
-from hdpsim.cost_models.layer.gemms import LayerGemms, LinearOp
-from hdpsim.cost_models.layer.gradient_accumulation import product_output_bytes
+from hdpsim.cost_models.layer.gemms import LayerGemms
 from hdpsim.cost_models.layer.host import launches_behind_counts
 from hdpsim.cost_models.layer.small_kernels import SmallKernels
 from hdpsim.cost_models.layer.tensor_parallel import TensorParallel
@@ -26,11 +27,8 @@ from hdpsim.cost_models.tracing import priced
 from hdpsim.cost_models.transformer.matrices import Block, layer_shards
 from hdpsim.cost_models.transformer.model import Model
 
-Floats = NDArray[np.float64]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerTimes:
+class LayerTimes(NamedTuple):
     """Seconds per layer by term, [n] each."""
 
     gemm: Floats
@@ -39,8 +37,7 @@ class LayerTimes:
     expert_all_to_all: Floats
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Block:
+class _Block(NamedTuple):
     """Products between an all-gather and a reduce-scatter of the TP group."""
 
     entering: tuple[LinearOp, ...]
@@ -66,41 +63,32 @@ class LayerCost:
         self._tensor_parallel = TensorParallel(model, layout, cluster, cal, collectives)
         self._small = SmallKernels(model, layout, cluster.gpu, cal, moe=moe)
         blocks, rest = self._blocks_of_products()
-        sides = [(block.entering, block.leaving) for block in blocks]
+        self._gpu, self._cal = cluster.gpu, cal
         products = partial(
             LayerGemms,
+            layout=layout,
             gpu=cluster.gpu,
             cal=cal,
             precision=layout.precision,
             full_width=model.hidden,
-            sequence_shards=layout.tp if layout.sequence_parallel and layout.fp8_scaling != "row" else 1,
-            gradient_output_bytes=product_output_bytes(layout),
-            fp8_scaling=layout.fp8_scaling,
         )
-        self._gpu, self._cal = cluster.gpu, cal
         self._adapted = adapted_matrices(model, layout, moe=moe)
         self._adapters = products(adapter_ops(model, layout, moe=moe)) if self._adapted else None
         products = partial(products, frozen=model.frozen)
-        self._gemms = products((*(op for side in sides for ops in side for op in ops), *rest))
-        self._expert_gemms = products(tuple(self._products_of_blocks()["experts"])) if moe else None
+        self._gemms = products((*(op for block in blocks for ops in block for op in ops), *rest))
+        self._expert_gemms = products(self._products_of_blocks()["experts"]) if moe else None
         self._behind_counts_s = launches_behind_counts(model, layout) * cal.launch_s if moe else 0.0
-        self._around = [(products(entering), products(leaving)) for entering, leaving in sides]
+        self._around = [(products(entering), products(leaving)) for entering, leaving in blocks]
 
     def _blocks_of_products(self) -> tuple[list[_Block], tuple[LinearOp, ...]]:
         """The blocks that TP collectives surround, in order, and the products that none surrounds."""
         of = {block: tuple(ops) for block, ops in self._products_of_blocks().items()}
-        joined = [of["attention"]]
-        if not self._moe:
-            joined.append(of["mlp"])
-            rest: tuple[LinearOp, ...] = ()
-        elif self._layout.experts_cut_like_dense:
-            joined.append(of["experts"])
-            rest = of.get("shared", ()) + of["router"]
-        else:  # a shared expert is cut as dense layers are
-            joined += [of["shared"]] if "shared" in of else []
-            rest = of["experts"] + of["router"]
-        blocks = [_Block(entering=ops[:-1], leaving=ops[-1:]) for ops in joined]
-        if self._model.parallel_block and (not self._moe or self._layout.experts_cut_like_dense):
+        cut_like_dense = not self._moe or self._layout.experts_cut_like_dense
+        # A shared expert is cut as dense layers are; beside experts that are, its collectives are theirs.
+        joined = ("attention", "mlp", "experts") if cut_like_dense else ("attention", "shared")
+        blocks = [_Block(ops[:-1], ops[-1:]) for block, ops in of.items() if block in joined]
+        rest = tuple(op for block, ops in of.items() if block not in joined for op in ops)
+        if self._model.parallel_block and cut_like_dense:
             blocks = [_side_by_side(*blocks, fused=self._layout.fused_kernels and not self._moe)]
         return blocks, rest
 
@@ -130,10 +118,7 @@ class LayerCost:
 
         Adapters are included; frozen weights have input gradients only.
         """
-        seconds = self._gemms.seconds(tokens, backward=backward)
-        return (
-            seconds if self._adapters is None else seconds + self._adapters.seconds(tokens, backward=backward)
-        )
+        return self._gemm_sides_s(tokens, (backward,))[0]
 
     def weight_gradient_s(self, tokens: Floats) -> Floats:
         """The weight gradients in gemm_s of the backward; each distinct number of tokens is priced once."""
@@ -183,50 +168,31 @@ class LayerCost:
         busy_s = busy_s + self._expert_gemms.cast_s(distinct, backward=False)
         return np.maximum(0.0, self._behind_counts_s - busy_s)[place]
 
-    def times(self, tokens: Floats, *, backward: bool) -> LayerTimes:
-        """All linear terms of the layer's forward or backward."""
-        return self._expanded(tokens, (backward,))[0]
+    def times(self, tokens: Floats, *sides: bool) -> list[LayerTimes]:
+        """All linear terms of the layer's forward (False) and backward (True).
 
-    def both_times(self, tokens: Floats) -> tuple[LayerTimes, LayerTimes]:
-        """Forward and backward."""
-        forward, backward = self._expanded(tokens, (False, True))
-        return forward, backward
-
-    def _expanded(self, tokens: Floats, sides: tuple[bool, ...]) -> list[LayerTimes]:
-        """Each distinct number of tokens is priced once: full micro-batches hold the same number."""
+        Each distinct number of tokens is priced once: full micro-batches hold the same number.
+        """
         if len(tokens) == 1:
             return self._times(tokens, sides)
         distinct, place = np.unique(tokens, return_inverse=True)
-        return [
-            LayerTimes(
-                gemm=once.gemm[place],
-                small_kernels=once.small_kernels[place],
-                tp_communication=once.tp_communication[place],
-                expert_all_to_all=once.expert_all_to_all[place],
-            )
-            for once in self._times(distinct, sides)
-        ]
+        return [LayerTimes(*(term[place] for term in once)) for once in self._times(distinct, sides)]
 
     def _times(self, tokens: Floats, sides: tuple[bool, ...]) -> list[LayerTimes]:
         communication, all_to_all = self._tp_sides_s(tokens), self.expert_all_to_all_s(tokens)
         return [
-            LayerTimes(
-                gemm=gemm_s,
-                small_kernels=self.small_kernels_s(tokens, backward=side),
-                tp_communication=communication[side],
-                expert_all_to_all=all_to_all,
-            )
+            LayerTimes(gemm_s, self.small_kernels_s(tokens, backward=side), communication[side], all_to_all)
             for side, gemm_s in zip(sides, self._gemm_sides_s(tokens, sides), strict=True)
         ]
 
     def _gemm_sides_s(self, tokens: Floats, sides: tuple[bool, ...]) -> list[Floats]:
         """gemm_s of one side or of forward and backward, which are cheaper together."""
-        if len(sides) == 1:
-            return [self.gemm_s(tokens, backward=sides[0])]
-        both = list(self._gemms.both_s(tokens))
-        if self._adapters is None:
-            return both
-        return [one + more for one, more in zip(both, self._adapters.both_s(tokens), strict=True)]
+        found = [
+            list(gemms.both_s(tokens)) if len(sides) == 2 else [gemms.seconds(tokens, backward=sides[0])]
+            for gemms in (self._gemms, self._adapters)
+            if gemms is not None
+        ]
+        return [sum(more, start=one) for one, *more in zip(*found, strict=True)]
 
 
 def _side_by_side(attention: _Block, mlp: _Block, *, fused: bool) -> _Block:
@@ -237,10 +203,7 @@ def _side_by_side(attention: _Block, mlp: _Block, *, fused: bool) -> _Block:
     """
     entering, leaving = attention.entering + mlp.entering, attention.leaving + mlp.leaving
     if fused and len(attention.entering) == 1:
-        entering = (replace(entering[0], name=_joined(entering), columns=sum(op.columns for op in entering)),)
-        leaving = (replace(leaving[0], name=_joined(leaving), inner=sum(op.inner for op in leaving)),)
-    return _Block(entering=entering, leaving=leaving)
-
-
-def _joined(ops: tuple[LinearOp, ...]) -> str:
-    return "+".join(op.name for op in ops)
+        names = ["+".join(op.name for op in ops) for ops in (entering, leaving)]
+        entering = (replace(entering[0], name=names[0], columns=sum(op.columns for op in entering)),)
+        leaving = (replace(leaving[0], name=names[1], inner=sum(op.inner for op in leaving)),)
+    return _Block(entering, leaving)

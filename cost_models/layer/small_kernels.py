@@ -7,8 +7,8 @@ operations one kernel does, so this module counts passes: one element read or wr
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.kernels.casts import scale_updates_s
@@ -27,8 +27,6 @@ from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.tracing import note, priced
 from hdpsim.cost_models.transformer.matrices import mlp_width, routed_width
 from hdpsim.cost_models.transformer.model import Model
-
-Floats = NDArray[np.float64]
 
 MASK = 0.5  # a dropout mask is one byte per element
 BACKWARD_TRAFFIC = 2  # the backward of a kernel reads its inputs again beside the gradients

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.kernels.formats import BLOCK_SCALED, OPERAND_BYTES
@@ -16,8 +17,6 @@ from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.tracing import priced
 from hdpsim.cost_models.transformer.model import Model
-
-Floats = NDArray[np.float64]
 
 # Of a GEMM cut into four, the first (or last) piece of the transfer has nothing beside it; the collective keeps 16 SMs:
 # Megatron-Bridge performance guide, communication overlap (Transformer Engine's userbuffers: num_splits, num_sm).

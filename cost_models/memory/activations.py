@@ -44,7 +44,7 @@ class LayerActivations:
     @property
     def total(self) -> float:
         """All tensors."""
-        return sum(getattr(self, field.name) for field in fields(self))
+        return float(sum(getattr(self, field.name) for field in fields(self)))
 
 
 def activation_bytes_per_token_layer(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from hdpsim.arrays import Floats
-from hdpsim.cost_models.layer.gemms import LayerGemms, LinearOp
-from hdpsim.cost_models.layer.gradient_accumulation import product_output_bytes
+from hdpsim.cost_models.kernels.casts import LinearOp
+from hdpsim.cost_models.layer.gemms import LayerGemms
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
@@ -39,12 +39,8 @@ def deferred_head_s(
     if model.frozen:
         return 0.0
     inner, columns = vocabulary_matrix(model).shard(layout.tp)
-    head = LayerGemms(
-        (LinearOp(columns=columns, inner=inner),),
-        cost.cluster.gpu,
-        cost.cal,
-        gradient_output_bytes=product_output_bytes(layout),
-    )
+    gemm = LinearOp(columns=columns, inner=inner)
+    head = LayerGemms([gemm], layout, cost.cluster.gpu, cost.cal, precision="bf16")
     tokens = np.asarray(batches.tokens / batches.group_size, dtype=np.float64)
     once_s = float(head.weight_gradient_s(tokens).mean())
     heads = 1 + model.mtp_layers

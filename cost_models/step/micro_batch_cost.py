@@ -211,8 +211,7 @@ class MicroBatchCost:
         for moe, cost in ((False, self._dense), (True, self._moe)):
             if cost is None or not any(counts[moe] for counts in self._counts):
                 continue
-            times = cost.both_times(tokens) if len(sides) == 2 else (cost.times(tokens, backward=sides[0]),)
-            for side, linear in zip(sides, times, strict=True):
+            for side, linear in zip(sides, cost.times(tokens, *sides), strict=True):
                 rows = np.zeros((len(TERMS), len(tokens)))
                 rows[_TERM["gemm"]] = linear.gemm
                 rows[_TERM["attention"]] = rings[side].attention

@@ -11,13 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hdpsim.arrays import Floats
 from hdpsim.cost_models.layout.layout import Recompute
 from hdpsim.cost_models.transformer.matrices import layer_matrices, prediction_matrix, vocabulary_matrix
 from hdpsim.cost_models.transformer.model import Model, dense_layer_count
-
-Floats = NDArray[np.float64]
 
 FLOP_PER_MULTIPLY_ADD = 2
 FORWARD_AND_BACKWARD = (

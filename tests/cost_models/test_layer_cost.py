@@ -201,6 +201,6 @@ class TestCommunication:
 def test_every_term_grows_with_tokens(name: str, tokens: int, more: int, backward: bool, moe: bool) -> None:
     model, layout = (MIXTRAL, Layout(tp=2, ep=2)) if moe else (MODEL, Layout(tp=2))
     cost = layer(model, layout, moe=moe, cal=calibration(name), cluster=SLOW_MEMORY)
-    times = cost.times(np.array([tokens, tokens + more], dtype=np.float64), backward=backward)
+    (times,) = cost.times(np.array([tokens, tokens + more], dtype=np.float64), backward)
     for term in (times.gemm, times.small_kernels, times.tp_communication, times.expert_all_to_all):
         assert term[1] >= term[0] * (1 - 1e-12)

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ideal_hardware import FFN, GPU, HBM, HIDDEN, IDEAL, MODEL, PEAK, ideal_cluster
 
-from hdpsim.cost_models.kernels.casts import ROW_FORWARD_RATE, OperandCasts
-from hdpsim.cost_models.layer.gemms import LinearOp
+from hdpsim.cost_models.kernels.casts import ROW_FORWARD_RATE, LinearOp, OperandCasts
 from hdpsim.cost_models.layer.layer import LayerCost
 from hdpsim.cost_models.layout.layout import Fp8Scaling, Layout
 from hdpsim.cost_models.network.collectives import Collectives
