@@ -119,8 +119,10 @@ def micro_batch_cost(setup: Setup) -> MicroBatchCost:
     return _cost_of((setup.model, setup.layout, setup.cluster, cal))
 
 
-def plan_batch(setup: Setup, lengths: ArrayLike) -> tuple[Plan, PlanningProblem, MemoryReport]:
-    """Plan one batch (lengths of at most the context) under the setup's strategy."""
+def plan_batch(
+    setup: Setup, lengths: ArrayLike, *, mesh_degree: int | None = None
+) -> tuple[Plan, PlanningProblem, MemoryReport]:
+    """Plan one batch (lengths of at most the context) under the setup's strategy; see simulate_step."""
     expect(setup, Setup, "the setup() of a scenario is one" if hasattr(setup, "setup") else "")
     tokens = _tokens_of(setup, lengths)
     if setup.strategy.name != "static" and setup.layout.expert_gpus > setup.layout.tp:
@@ -145,7 +147,7 @@ def plan_batch(setup: Setup, lengths: ArrayLike) -> tuple[Plan, PlanningProblem,
         )
     capacity = capacity_tokens(setup)
     check_fits(setup, memory_of(setup, capacity, micro_batches=1, sequence_tokens=1))  # before a long search
-    problem = _problem(setup, tokens, capacity)
+    problem = replace(_problem(setup, tokens, capacity), mesh_degree=mesh_degree)
     plan = make_plan(problem)
     report = plan_memory(setup, plan)
     check_fits(setup, report)
@@ -230,15 +232,34 @@ def play_plan(setup: Setup, plan: Plan, costs: StepCosts) -> Execution:
     return _play(setup, plan, replace(costs, epilogue=later), noise)
 
 
-def simulate_step(setup: Setup, lengths: ArrayLike) -> StepResult:
+def settled_degree(setup: Setup, lengths: ArrayLike) -> int | None:
+    """The degree of the static mesh of a run whose first batch is *lengths*; None where no mesh has to be chosen.
+
+    Raises:
+        InfeasibleError: the batch cannot run.
+    """
+    dynamic = setup.strategy.name != "static" and setup.strategy.dynamic_groups
+    if dynamic or setup.layout.cp is not None:
+        return None
+    plan, _, _ = plan_batch(setup, lengths)
+    return int(plan.group_size.max())
+
+
+def simulate_step(setup: Setup, lengths: ArrayLike, *, mesh_degree: int | None = None) -> StepResult:
     """Simulate one step of *setup* on a batch of sequence lengths.
+
+    Args:
+        setup: what to simulate.
+        lengths: tokens of every sequence.
+        mesh_degree: context-parallel degree of a static mesh whose layout states none; None: the fastest for this
+            batch. A run has one mesh: its first batch decides (settled_degree).
 
     Raises:
         UserInputError: the batch is empty or holds anything but whole numbers from 1 to the context.
         InfeasibleError: degrees that do not divide, a context no group can hold, memory that does not suffice.
     """
     begun = time.perf_counter()
-    plan, problem, report = plan_batch(setup, lengths)
+    plan, problem, report = plan_batch(setup, lengths, mesh_degree=mesh_degree)
     planned = time.perf_counter()
     total = int(problem.lengths.sum())
     costs = price_plan(setup, problem, plan)

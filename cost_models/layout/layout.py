@@ -39,7 +39,7 @@ class Layout(Checked):
     vpp: Annotated[int, RANGES["vpp"]] = 1
     """Model chunks a pipeline stage holds: 1, more when interleaved, 2 in ZB-V."""
     cp: Annotated[int, RANGES["cp"]] | None = None
-    """Context-parallel degree of the static mesh; None = the smallest that supports the context."""
+    """Context-parallel degree of the static mesh; None = the fastest that supports the context."""
     cp_kind: ContextParallelKind = "ring"
     """How a group shares a sequence: keys and values go round, are gathered first, are gathered beside the first of the
     steps of a ring (PyTorch), or heads are spread (Ulysses)."""
@@ -152,7 +152,7 @@ class Layout(Checked):
     cuda_graph_experts: bool = True
     """With graphs: the experts are part of them; off: token counts are known too late, the host launches theirs."""
     rank_capacity_tokens: Annotated[int, RANGES["rank_capacity_tokens"]] | None = None
-    """Tokens one rank holds per micro-batch (C); None = what memory allows."""
+    """Tokens one rank holds per micro-batch (C); None = what memory allows, and of hdp-naive the fastest up to that."""
 
     @property
     def expert_cut(self) -> int:

@@ -11,11 +11,11 @@ from hdpsim.experiments.cli.common import (
     emit_json,
     json_option,
     out_option,
+    progress,
     say,
     show_table,
     whole_number,
 )
-from hdpsim.experiments.cli.progress import progress
 
 residuals_option = click.option(
     "--write-residuals",

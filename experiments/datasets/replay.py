@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +16,7 @@ from hdpsim.experiments.output.statistics import CONFIDENCE
 from hdpsim.experiments.parallel.dispatch import dispatch
 from hdpsim.experiments.scenario.data_use import LongSequences
 from hdpsim.simulator.setup import Setup
-from hdpsim.simulator.step import simulate_step
+from hdpsim.simulator.step import settled_degree, simulate_step
 from hdpsim.traces import (
     Distribution,
     GlobalBatch,
@@ -108,10 +108,10 @@ class _Played:
     account_s: dict[str, float]
 
 
-def _play(lengths: Lengths, setup: Setup) -> _Played | InfeasibleError:
+def _play(lengths: Lengths, setup: Setup, mesh_degree: int | None) -> _Played | InfeasibleError:
     """One step in a worker."""
     try:
-        result = simulate_step(setup, lengths)
+        result = simulate_step(setup, lengths, mesh_degree=mesh_degree)
     except InfeasibleError as error:
         return error
     return _Played(
@@ -270,10 +270,12 @@ def _in_order(
     """Batches with their results, in order; results that come early wait."""
     early: dict[int, _Played | InfeasibleError] = {}
     following = 0
+    asked = islice(iter(batches), steps)
+    first = list(islice(asked, 1))
     finished = dispatch(
         engine,
-        partial(_play, setup=setup),
-        islice(iter(batches), steps),
+        partial(_play, setup=setup, mesh_degree=_mesh_degree(setup, first)),
+        chain(first, asked),
         window=LOOK_AHEAD * engine.slots,
     )
     for task in finished:
@@ -286,6 +288,14 @@ def _in_order(
                 raise InfeasibleError(f"step {following + 1} cannot run: {played}")
             yield batches.given.pop(following), played
             following += 1
+
+
+def _mesh_degree(setup: Setup, first: list[Lengths]) -> int | None:
+    """The degree of the run's mesh; None, too, where the first batch cannot run, which its step says."""
+    try:
+        return settled_degree(setup, first[0]) if first else None
+    except InfeasibleError:
+        return None
 
 
 def _row(batch: GlobalBatch, played: _Played, throughput: RunningThroughput) -> ReplayStep:

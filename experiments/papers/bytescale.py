@@ -39,6 +39,7 @@ from hdpsim.experiments.papers.bytescale_summary import (
 )
 from hdpsim.experiments.papers.bytescale_tables import lines_of, tables_of
 from hdpsim.experiments.papers.residuals import bytescale_residuals
+from hdpsim.experiments.studies.artefacts import check_out
 from hdpsim.experiments.studies.compare import silent
 from hdpsim.simulator.setup import StrategyName, StrategyOptions
 
@@ -76,6 +77,7 @@ def run(
     Raises:
         UserInputError: an unusable file of cells or place for the run directory.
     """
+    check_out(out)
     count = DEFAULT_BATCHES if batches is None else batches
     if count < 1:
         raise UserInputError(f"batches must be at least 1, got {count}")

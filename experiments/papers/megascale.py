@@ -30,6 +30,7 @@ from hdpsim.experiments.papers.megascale_summary import (
 )
 from hdpsim.experiments.papers.megascale_tables import lines_of, tables_of
 from hdpsim.experiments.papers.residuals import megascale_residuals
+from hdpsim.experiments.studies.artefacts import check_out
 from hdpsim.experiments.studies.compare import silent
 
 NOTES = (
@@ -67,6 +68,7 @@ def run(
     Raises:
         UserInputError: an unusable file of cells or place for the run directory.
     """
+    check_out(out)
     chosen = table_2() if cells is None else read_cells(cells)
     total = len(chosen) + len(ABLATION) + len(facts()["weak_scaling"]["gpus"]) + len(facts()["campaigns"]) + 1
     done = _Counter(report, total)

@@ -15,7 +15,7 @@ from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.output.statistics import Estimate, estimate, paired_ratio
 from hdpsim.simulator.lower_bound import lower_bound_s
 from hdpsim.simulator.setup import Setup
-from hdpsim.simulator.step import StepResult, simulate_step
+from hdpsim.simulator.step import StepResult, settled_degree, simulate_step
 
 if TYPE_CHECKING:
     from hdpsim.experiments.scenario.data_use import DataUse, Drawn
@@ -224,11 +224,12 @@ def run_setup(
     known: dict[bytes, StepResult] = {}
     results: list[StepResult] = []
     try:
+        degree = settled_degree(setup, batches[0]) if len(batches) > 1 else None
         for number, lengths in enumerate(batches):
             key = lengths.tobytes()
             if key not in known:
                 recorded = replace(setup, execution=replace(setup.execution, spans=spans and number == 0))
-                known[key] = simulate_step(recorded, lengths)
+                known[key] = simulate_step(recorded, lengths, mesh_degree=degree)
             results.append(known[key])
             report()
     except InfeasibleError as error:

@@ -1,4 +1,4 @@
-"""What a reader must know of static rows: which mesh they are, what the best one would do, which rules replan them."""
+"""What a reader must know of rows that do not look for the fastest plan: static meshes, stated capacities."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from hdpsim.experiments.studies.compare import Outcome
 if TYPE_CHECKING:
     from hdpsim.experiments.studies.baseline import Baseline
     from hdpsim.experiments.studies.variants import Variant
+    from hdpsim.simulator.setup import StrategyOptions
 
 
 MESH_COLUMNS: tuple[Column[Outcome], ...] = (
-    Column("packing", lambda outcome: outcome.mesh and outcome.mesh.packing, shown=False),
-    Column("padding", lambda outcome: outcome.mesh and outcome.mesh.padding, shown=False),
-    Column("cp", lambda outcome: outcome.mesh and outcome.mesh.cp, shown=False),
-    Column("work_left_out", lambda outcome: outcome.work_left_out if outcome.results else None, shown=False),
+    Column("packing", lambda outcome: outcome.mesh and outcome.mesh.packing, heading=None),
+    Column("padding", lambda outcome: outcome.mesh and outcome.mesh.padding, heading=None),
+    Column("cp", lambda outcome: outcome.mesh and outcome.mesh.cp, heading=None),
+    Column("work_left_out", lambda outcome: outcome.work_left_out if outcome.results else None, heading=None),
 )
 """Packer, padding and context-parallel degree, for data; empty where no static mesh ran."""
 
@@ -63,6 +64,12 @@ def over_best(outcome: Outcome, best: Baseline | None) -> float | None:
     return float(outcome.results[0].tokens_per_s / best.best.results[0].tokens_per_s)
 
 
+def over_best_words(outcome: Outcome, best: Baseline | None) -> str:
+    """The same for a cell of a table."""
+    ratio = over_best(outcome, best)
+    return "-" if ratio is None else f"{ratio:.2f}"
+
+
 def best_json(outcome: Outcome, best: Baseline | None) -> dict[str, Any]:
     """The same as JSON data, with the mesh; nulls where nobody looked for it."""
     ratio = over_best(outcome, best)
@@ -96,42 +103,21 @@ def _slower(one: Outcome, best: Outcome) -> str:
     return f"{one.results[0].step_s / best.results[0].step_s - 1.0:.1%} slower"
 
 
-def rule_lines(variants: Sequence[Variant]) -> tuple[str, ...]:
-    """That a fixed rule replans these rows by memory, where the memory of a rank differs among them."""
-    by_rule: dict[str, list[Variant]] = {}
-    for variant in variants:
-        rule = _rule_of(variant.outcome)
-        if rule:
-            by_rule.setdefault(rule, []).append(variant)
-    replanned = [rule for rule, rows in by_rule.items() if _replans(rule, rows)]
-    if not replanned:
+def capacity_lines(variants: Sequence[Variant]) -> tuple[str, ...]:
+    """That hdp-naive keeps to the rank capacity that a scenario states, where that differs among these rows."""
+    stated = {
+        outcome.setup.layout.rank_capacity_tokens
+        for outcome in (variant.outcome for variant in variants)
+        if outcome.results and outcome.setup is not None and _is_naive(outcome.setup.strategy)
+    }
+    if len(stated - {None}) < 2:
         return ()
-    words = "; ".join(_RULES[rule] for rule in replanned)
     return (
-        f"A fixed rule replans rows whose ranks hold more or fewer tokens: {words}. It does not look for the "
-        f"fastest plan, so more memory can slow it. hdp-balance weighs plans by time.",
+        "hdp-naive keeps to the layout.rank_capacity that is stated: a larger one means fewer, longer micro-batches "
+        "and may be slower. With auto it takes the fastest of those that memory allows.",
     )
 
 
-_RULES = {
-    "static": "static takes the smallest CP that fits (layout.cp fixes it)",
-    "hdp-naive": "hdp-naive follows Algorithm 1",
-}
-
-
-def _rule_of(outcome: Outcome) -> str:
-    if not outcome.results or outcome.setup is None:
-        return ""
-    options, layout = outcome.setup.strategy, outcome.setup.layout
-    if options.name == "static":
-        return "static" if layout.cp is None else ""
-    return "hdp-naive" if options.name == "hdp-naive" or not options.balancing else ""
-
-
-def _replans(rule: str, rows: Sequence[Variant]) -> bool:
-    """Whether the rows differ in what a rank holds; a static mesh follows it only where its degree differs, too."""
-    firsts = [variant.outcome.results[0] for variant in rows]
-    degrees = {first.largest_group for first in firsts}
-    return len({first.rank_capacity_tokens for first in firsts}) > 1 and (
-        rule != "static" or len(degrees) > 1
-    )
+def _is_naive(options: StrategyOptions) -> bool:
+    balances = options.name == "hdp-balance" and options.balancing
+    return options.name != "static" and options.dynamic_groups and not balances

@@ -9,21 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hdpsim.cost_models.step.data_parallel import ComputeWindows
-from hdpsim.cost_models.step.step import epilogue, step_costs
-from hdpsim.simulator.plan import HOLE, Plan
-from hdpsim.simulator.plan_pieces import distinct_micro_batches
-from hdpsim.simulator.play.replay import run_replay
+from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.strategies.contest import NEARLY, Contest
 from hdpsim.simulator.strategies.group_choices import usual_s
 from hdpsim.simulator.strategies.hdp_balance import balanced_draft
-from hdpsim.simulator.strategies.hdp_naive import plan_naive
+from hdpsim.simulator.strategies.hdp_naive import naive_waves
 from hdpsim.simulator.strategies.long_sequences import LongSequences, ideal_step_s
 from hdpsim.simulator.strategies.mesh_drafts import mesh_drafts
 from hdpsim.simulator.strategies.problem import PlanningProblem
-
-Floats = NDArray[np.float64]
 
 SLOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Packs of a rank that are considered: each of a share of the tokens that a rank gets on average."""
@@ -31,10 +25,6 @@ CONTEXT_SHARES = (1, 2, 4, 8)
 """Parts of the context that are considered as packs, too: sizes that do not depend on what memory allows."""
 SMALL = 4096
 """Sequences and ranks up to which planning once more takes some milliseconds."""
-NEARLY = 0.9
-"""A plan may end so much earlier than by the planner's times, which take the slowest stage for all."""
-FEW = 64
-"""Micro-batches up to which their order matters to a pipeline."""
 UNBALANCED = 1.3
 """Naive waves of many micro-batches are no better than a plan that ends this close to its ideal."""
 
@@ -71,7 +61,7 @@ def plan_best(problem: PlanningProblem) -> Plan:
     small = len(problem.lengths) + problem.ranks <= SMALL
     effort = _THOROUGH if small else _QUICK
     draft = balanced_draft(problem)
-    contest = _Contest(problem, draft.plan(), draft.end_s)
+    contest = Contest(problem, draft.plan(), draft.end_s, reorders=True)
     if small:
         contest.judge()
     for target in _targets(problem, contest.end_s / effort.worth_it, effort):
@@ -82,67 +72,9 @@ def plan_best(problem: PlanningProblem) -> Plan:
         if mesh.least_s < contest.end_s:
             contest.enter(mesh.plan(), mesh.least_s)
     if small or contest.end_s > UNBALANCED * (draft.ideal_s + draft.bubbles_s):
-        naive = plan_naive(problem)
+        naive = naive_waves(problem).plan()
         contest.enter(naive, naive.makespan_s)
     return contest.best
-
-
-class _Contest:
-    """The best plan so far, and when it ends: by the planner's times until there is another to be held against."""
-
-    def __init__(self, problem: PlanningProblem, plan: Plan, end_s: float) -> None:
-        self._problem, self.best, self.end_s = problem, plan, end_s
-        self._judged = False
-        self._seen: set[bytes] = set()
-        windows = ComputeWindows.endless(problem.stages)
-        around = epilogue(problem.cost, problem.ranks, data_s=0.0, windows=windows)
-        self._around_s = float(
-            (around.parameter_gather_s + around.gradient_sync_s + around.optimizer_s).min()
-        )
-
-    def judge(self) -> None:
-        """Price and play the best plan."""
-        if not self._judged:
-            plan, self._judged, self.end_s = self.best, True, np.inf
-            self._play(plan)
-
-    def enter(self, plan: Plan, least_s: float) -> None:
-        """Take *plan* if it is better; it ends no earlier than *least_s*."""
-        if least_s < self.end_s:
-            self.judge()
-            self._play(plan)
-
-    def _play(self, plan: Plan) -> None:
-        """Price and play a plan, and of few micro-batches in a pipeline their opposite order, too."""
-        padding = plan.segment_offsets[:0] if plan.padding_tokens is None else plan.padding_tokens
-        parts = (plan.order, plan.segment_sequence, plan.segment_offsets, plan.member_ranks, padding)
-        key = b"".join(part.tobytes() for part in parts)
-        if key in self._seen:
-            return
-        self._seen.add(key)
-        ways = [plan]
-        if self._problem.stages > 1 and plan.micro_batches <= FEW:
-            ways.append(_backwards(plan))
-        for way in ways:
-            step_s = self._step_s(way)
-            if step_s < self.end_s:
-                self.best, self.end_s = way, step_s
-
-    def _step_s(self, plan: Plan) -> float:
-        """The step of a plan, without noise and loading, and without what every plan's epilogue takes."""
-        batches = distinct_micro_batches(self._problem.cost, plan)
-        costs = step_costs(self._problem.cost, batches, plan.ranks, data_s=0.0)
-        return run_replay(plan, costs).step_s - self._around_s
-
-
-def _backwards(plan: Plan) -> Plan:
-    """The plan with its slots in the opposite order: of few micro-batches the short ones may better come first."""
-    slots = np.diff(plan.order_offsets)
-    last = int(slots.max())
-    order = np.full((plan.ranks, last), HOLE, dtype=np.int64)
-    rank = np.repeat(np.arange(plan.ranks), slots)
-    order[rank, last - 1 - (np.arange(len(plan.order)) - plan.order_offsets[rank])] = plan.order
-    return replace(plan, order=order.ravel(), order_offsets=np.arange(plan.ranks + 1) * last, in_step=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from hdpsim.arrays import ranges
+from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.strategies.contest import NEARLY, Contest
 from hdpsim.simulator.strategies.groups import choose_groups
 from hdpsim.simulator.strategies.packing import Pieces, assemble, best_fit
 from hdpsim.simulator.strategies.plan_ideal import plan_ideal_s
@@ -57,6 +62,102 @@ def naive_micro_batches(problem: PlanningProblem, average_s: float) -> tuple[Pie
 
 
 def plan_naive(problem: PlanningProblem) -> Plan:
+    """Plan waves with the rank capacity stated, or with the one that makes the step of this batch shortest.
+
+    Every sequence gets the fewest ranks that hold it, so a large capacity means few, long micro-batches. Capacities
+    looked at are the context over 1, 2, 3, 4, 6, 8, 12, ...: more memory adds some and takes none away.
+    """
+    if problem.cost.layout.rank_capacity_tokens is not None:
+        return naive_waves(problem).plan()
+    drafts = naive_drafts(problem)
+    first = next(drafts, None)
+    if first is None:
+        return naive_waves(problem).plan()
+    contest = Contest(problem, first.plan(), first.least_s)
+    contest.judge()
+    for draft in drafts:
+        if draft.work_s >= contest.end_s:  # and smaller capacities mean more work
+            break
+        if draft.least_s < contest.end_s:
+            contest.enter(draft.plan(), draft.least_s)
+    return contest.best
+
+
+def naive_drafts(problem: PlanningProblem) -> Iterator[NaiveWaves]:
+    """Waves of every capacity that can run, the largest first."""
+    tp, context = problem.cost.layout.tp, problem.context_tokens
+    parts = (1, *(step << halvings for halvings in range(context.bit_length()) for step in (2, 3)))
+    capacities = dict.fromkeys(-(-context // (tp * share)) * tp for share in parts)
+    for capacity in capacities:
+        if capacity <= problem.capacity_tokens:
+            try:
+                yield naive_waves(replace(problem, capacity_tokens=capacity))
+            except InfeasibleError:  # too many ranks for a long sequence
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class NaiveWaves:
+    """Micro-batches dealt to ranks wave by wave.
+
+    Attributes:
+        group: ranks of every micro-batch.
+        ratio: share of its activations that goes to host memory.
+        time_s: its time.
+        first: its first rank.
+        wave: its slot on all its ranks.
+        ideal_s: see Plan.
+    """
+
+    problem: PlanningProblem
+    pieces: Pieces
+    group: Ints
+    ratio: Floats
+    time_s: Floats
+    first: Ints
+    wave: Ints
+    ideal_s: float
+
+    @property
+    def load_s(self) -> Floats:
+        """Work of every rank."""
+        members = ranges(self.first, self.group)
+        times_s = np.repeat(self.time_s, self.group)
+        return np.asarray(
+            np.bincount(members, weights=times_s, minlength=self.problem.ranks), dtype=np.float64
+        )
+
+    @property
+    def work_s(self) -> float:
+        """Mean work of a rank."""
+        return float(self.time_s @ self.group) / self.problem.ranks
+
+    @property
+    def least_s(self) -> float:
+        """A time before which the waves do not end."""
+        bubbles_s = self.problem.bubble_weight * float(self.time_s.min())
+        return float(self.load_s.max()) * NEARLY + bubbles_s
+
+    def plan(self) -> Plan:
+        """The plan."""
+        problem = self.problem
+        return assemble(
+            strategy=problem.options.name,
+            ranks=problem.ranks,
+            capacity_tokens=problem.capacity_tokens,
+            pieces=self.pieces,
+            member_ranks=ranges(self.first, self.group),
+            member_offsets=np.concatenate(([0], np.cumsum(self.group))),
+            slot=np.repeat(self.wave, self.group),
+            offload_ratio=self.ratio,
+            keep_holes=problem.stages > 1,
+            ideal_s=self.ideal_s,
+            makespan_s=float(self.load_s.max()),
+            notes=(f"largest group {int(self.group.max())} ranks, {len(self.group)} micro-batches",),
+        )
+
+
+def naive_waves(problem: PlanningProblem) -> NaiveWaves:
     """Deal micro-batches to ranks in order, wave by wave: every rank takes one micro-batch per wave.
 
     A group needs neighbouring free ranks of one wave; what does not fit goes to the first later wave with room.
@@ -65,22 +166,7 @@ def plan_naive(problem: PlanningProblem) -> Plan:
     ideal_s = plan_ideal_s(problem)
     pieces, group, ratio, time_s = naive_micro_batches(problem, ideal_s)
     first, wave = _waves(group, problem.ranks)
-    member_ranks = ranges(first, group)
-    load = np.bincount(member_ranks, weights=np.repeat(time_s, group), minlength=problem.ranks)
-    return assemble(
-        strategy=problem.options.name,
-        ranks=problem.ranks,
-        capacity_tokens=problem.capacity_tokens,
-        pieces=pieces,
-        member_ranks=member_ranks,
-        member_offsets=np.concatenate(([0], np.cumsum(group))),
-        slot=np.repeat(wave, group),
-        offload_ratio=ratio,
-        keep_holes=problem.stages > 1,
-        ideal_s=ideal_s,
-        makespan_s=float(load.max()),
-        notes=(f"largest group {int(group.max())} ranks, {len(group)} micro-batches",),
-    )
+    return NaiveWaves(problem, pieces, group, ratio, time_s, first, wave, ideal_s)
 
 
 def _waves(group: Ints, ranks: int) -> tuple[Ints, Ints]:

@@ -33,6 +33,9 @@ class PlanningProblem:
     """Tokens that packs are filled up to; longer sequences are micro-batches of their own, which may be shared though
     they fit one rank. None = the capacity."""
 
+    mesh_degree: int | None = None
+    """Context-parallel degree that a static mesh of an earlier batch has settled on; None = as the layout says."""
+
     @property
     def target_tokens(self) -> int:
         """Tokens of a full pack."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.setup import Packing
+from hdpsim.simulator.strategies.contest import Contest
 from hdpsim.simulator.strategies.packing import Pieces, pack, split_packs
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
@@ -19,10 +21,18 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def static_group_size(problem: PlanningProblem) -> int:
-    """The mesh's CP degree: as asked, else the smallest divisor of the ranks that supports the context."""
+def divisors(number: int, least: int, most: int) -> list[int]:
+    """Divisors of *number* from *least* to *most*, ascending."""
+    small = [factor for factor in range(1, isqrt(number) + 1) if number % factor == 0]
+    every = sorted({*small, *(number // factor for factor in small)})
+    return [divisor for divisor in every if least <= divisor <= most]
+
+
+def mesh_degrees(problem: PlanningProblem) -> list[int]:
+    """Context-parallel degrees the mesh may have: the one asked for, else every divisor of the ranks that fits."""
     needed = -(-problem.context_tokens // problem.capacity_tokens)
-    asked, most = problem.cost.layout.cp, problem.most_ranks
+    asked = problem.cost.layout.cp if problem.mesh_degree is None else problem.mesh_degree
+    most = problem.most_ranks
     if asked is not None:
         if problem.ranks % asked:
             raise InfeasibleError(f"{problem.ranks} ranks do not divide by cp = {asked}")
@@ -33,15 +43,14 @@ def static_group_size(problem: PlanningProblem) -> int:
             )
         if asked > most:
             raise InfeasibleError(f"cp = {asked} is too many ranks: {problem.spread_reason}")
-        return asked
+        return [asked]
     if needed > problem.ranks:
         raise InfeasibleError(
             f"a context of {problem.context_tokens} tokens needs {needed} ranks of {problem.capacity_tokens} tokens, "
             f"but there are only {problem.ranks}"
         )
-    degrees = (degree for degree in range(needed, most + 1) if problem.ranks % degree == 0)
-    degree = next(degrees, None)
-    if degree is None:
+    degrees = divisors(problem.ranks, needed, most)
+    if not degrees:
         raise InfeasibleError(
             f"a context of {problem.context_tokens} tokens needs {needed} ranks of {problem.capacity_tokens} tokens or "
             f"more; {problem.spread_reason}, and none of {needed} to {most} divides the {problem.ranks} ranks"
@@ -49,11 +58,14 @@ def static_group_size(problem: PlanningProblem) -> int:
             else f"a context of {problem.context_tokens} tokens needs {needed} ranks of {problem.capacity_tokens} "
             f"tokens; {problem.spread_reason}"
         )
-    return degree
+    return degrees
 
 
 def plan_static(problem: PlanningProblem) -> Plan:
     """Pack to the context length and deal the packs round robin to the data-parallel groups.
+
+    Without a degree asked for, the mesh has the one that makes the step of this batch shortest, of all that hold the
+    context: more memory adds degrees and takes none away.
 
     Micro-batches of a static mesh have one shape (pipelines exchange fixed buffers, kernels and graphs are built
     once): with `padding` a pack that is not full is computed and sent round the ring as if it were, attention apart.
@@ -63,12 +75,41 @@ def plan_static(problem: PlanningProblem) -> Plan:
     With `balancing` and without dynamic groups (an HDP ablation) packs go to the least-loaded group instead,
     longest first; the mesh itself stays.
     """
-    degree = static_group_size(problem)
-    packed = MeshPacks.of(
-        problem, problem.options.packing, padding=problem.options.padding, groups=problem.ranks // degree
-    )
-    balanced = problem.options.name != "static" and problem.options.balancing
-    return mesh_plan(problem, packed, degree, packed.times_s(problem, degree), longest_first=balanced)
+    first, *others = _drafts(problem)
+    if not others:
+        return first.plan()
+    contest = Contest(problem, first.plan(), first.least_s)
+    contest.judge()
+    for draft in others:
+        if draft.least_s < contest.end_s:
+            contest.enter(draft.plan(), draft.least_s)
+    return contest.best
+
+
+def _drafts(problem: PlanningProblem) -> list[MeshDraft]:
+    """A mesh of every degree that can run, the quickest at best first.
+
+    Raises:
+        InfeasibleError: no degree can run.
+    """
+    options = problem.options
+    longest_first = options.name != "static" and options.balancing
+    drafts: list[MeshDraft] = []
+    reason: InfeasibleError | None = None
+    packs: MeshPacks | None = None
+    for degree in mesh_degrees(problem):
+        if packs is None or problem.cost.layout.schedule == "dualpipe":  # whose packs depend on the groups
+            try:
+                packs = MeshPacks.of(
+                    problem, options.packing, padding=options.padding, groups=problem.ranks // degree
+                )
+            except InfeasibleError as error:
+                reason = reason or error
+                continue
+        drafts.append(MeshDraft.of(problem, packs, degree, longest_first=longest_first))
+    if reason and not drafts:
+        raise reason
+    return sorted(drafts, key=lambda draft: draft.least_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +166,42 @@ class MeshPacks:
     def times_s(self, problem: PlanningProblem, degree: int) -> Floats:
         """Time of every pack on *degree* neighbouring ranks."""
         return problem.cost.busy_s(self.batches(problem, degree))
+
+
+@dataclass(frozen=True, slots=True)
+class MeshDraft:
+    """A mesh: its groups, its packs and how they are dealt.
+
+    Attributes:
+        work_s: mean work of a rank.
+        least_s: a time before which the mesh does not end.
+    """
+
+    problem: PlanningProblem
+    packs: MeshPacks
+    degree: int
+    times_s: Floats
+    longest_first: bool
+    work_s: float
+    least_s: float
+
+    @classmethod
+    def of(
+        cls, problem: PlanningProblem, packs: MeshPacks, degree: int, *, longest_first: bool = False
+    ) -> MeshDraft:
+        """Work out what packs take on groups of *degree* ranks."""
+        times_s = packs.times_s(problem, degree)
+        shortest_s = float(times_s.min())
+        work_s = float(times_s.sum()) * degree / problem.ranks
+        slots = -(-packs.count // (problem.ranks // degree))
+        least_s = max(work_s, float(times_s.max()), slots * shortest_s) + problem.bubble_weight * shortest_s
+        return cls(problem, packs, degree, times_s, longest_first, work_s, least_s)
+
+    def plan(self) -> Plan:
+        """The plan."""
+        return mesh_plan(
+            self.problem, self.packs, self.degree, self.times_s, longest_first=self.longest_first
+        )
 
 
 def mesh_plan(

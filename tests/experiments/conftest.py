@@ -68,7 +68,7 @@ class FakeResult:
     rank_capacity_tokens: int = 8192
 
 
-def fake_step(setup: Setup, lengths: NDArray[np.int64]) -> FakeResult:
+def fake_step(setup: Setup, lengths: NDArray[np.int64], **_: object) -> FakeResult:
     """A step whose accounts per 1M tokens and 8 GPUs are the constants above; TP 16 does not run."""
     if setup.layout.tp == 16:
         raise InfeasibleError("needs 90 GiB a GPU, 80 GiB are there")

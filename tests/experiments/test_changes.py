@@ -144,7 +144,7 @@ def test_rows_of_whatif_and_scale_are_those_of_simulate(
     """Also where the size of the cluster stands inside it."""
     seen: list[Any] = []
 
-    def listen(setup: Any, lengths: Any) -> Any:
+    def listen(setup: Any, lengths: Any, **_: object) -> Any:
         seen.append(setup)
         return fake_simulator(setup, lengths)
 

@@ -94,7 +94,7 @@ class TestVerbs:
     ) -> None:
         (tmp_path / "precious.txt").write_text("mine")
         monkeypatch.setattr(
-            "hdpsim.experiments.studies.compare.simulate_step", lambda *_: pytest.fail("simulated")
+            "hdpsim.experiments.studies.compare.simulate_step", lambda *_, **__: pytest.fail("simulated")
         )
         result = run("compare", *SMALL, "--out", str(tmp_path))
         assert result.exit_code == 2
@@ -128,7 +128,7 @@ class TestVerbs:
         assert result.stdout == ""
 
     def test_a_bug_keeps_its_traceback(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def broken(*_: object) -> None:
+        def broken(*_: object, **__: object) -> None:
             raise ZeroDivisionError("ours")
 
         monkeypatch.setattr("hdpsim.experiments.studies.compare.simulate_step", broken)
@@ -137,7 +137,7 @@ class TestVerbs:
         assert isinstance(result.exception, ZeroDivisionError)
 
     def test_ctrl_c_is_exit_code_130(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def interrupted(*_: object) -> None:
+        def interrupted(*_: object, **__: object) -> None:
             raise KeyboardInterrupt
 
         monkeypatch.setattr("hdpsim.experiments.studies.compare.simulate_step", interrupted)

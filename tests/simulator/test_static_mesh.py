@@ -10,6 +10,7 @@ from simulator_setups import problem_of, small_cluster, small_setup
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.step.step import step_costs
 from hdpsim.errors import InfeasibleError
+from hdpsim.experiments.studies.compare import run_setup
 from hdpsim.simulator.plan import HOLE
 from hdpsim.simulator.play.replay import run_replay
 from hdpsim.simulator.setup import Packing
@@ -17,7 +18,7 @@ from hdpsim.simulator.step import distinct_micro_batches, plan_batch, plan_micro
 from hdpsim.simulator.strategies.packing import pack
 from hdpsim.simulator.strategies.planner import make_plan
 from hdpsim.simulator.strategies.problem import PlanningProblem
-from hdpsim.simulator.strategies.static_mesh import plan_static, static_group_size
+from hdpsim.simulator.strategies.static_mesh import mesh_degrees, plan_static
 
 
 def problem(
@@ -31,38 +32,63 @@ def problem(
 @pytest.mark.parametrize(
     ("context", "degree"), [(1, 1), (1024, 1), (1025, 2), (4096, 4), (4097, 8), (8193, 16), (16384, 16)]
 )
-def test_the_smallest_divisor_that_supports_the_context(context: int, degree: int):
-    assert static_group_size(problem([1], context=context)) == degree  # of 16 ranks
+def test_every_divisor_that_supports_the_context(context: int, degree: int):
+    every = [1, 2, 4, 8, 16]  # divide 16 ranks
+    assert mesh_degrees(problem([1], context=context)) == every[every.index(degree) :]
 
 
-def test_the_smallest_divisor_of_an_odd_number_of_ranks():
+def test_every_divisor_of_an_odd_number_of_ranks():
     # 3 nodes of 8: 24 ranks; 5 are needed, 6 divide them.
-    assert static_group_size(problem([1], nodes=3, context=5 * 1024)) == 6
+    assert mesh_degrees(problem([1], nodes=3, context=5 * 1024)) == [6, 8, 12, 24]
 
 
 def test_the_degree_asked_for():
-    assert static_group_size(problem([1], cp=8)) == 8
+    assert mesh_degrees(problem([1], cp=8)) == [8]
 
 
 def test_a_degree_that_does_not_divide_the_ranks():
     with pytest.raises(InfeasibleError, match=r"^16 ranks do not divide by cp = 5$"):
-        static_group_size(problem([1], cp=5))
+        mesh_degrees(problem([1], cp=5))
 
 
 def test_a_degree_too_small_for_the_context():
     with pytest.raises(InfeasibleError, match=r"^cp = 2 ranks of 1024 tokens cannot hold .* at least 4$"):
-        static_group_size(problem([1], cp=2))
+        mesh_degrees(problem([1], cp=2))
 
 
 def test_a_context_too_long_for_all_ranks():
     with pytest.raises(InfeasibleError, match=r"^a context of 17000 tokens needs 17 ranks .* only 16$"):
-        static_group_size(problem([1], context=17_000))
+        mesh_degrees(problem([1], context=17_000))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.integers(1, 4096), min_size=1, max_size=40))
+def test_without_a_degree_the_mesh_is_the_fastest_of_those_that_fit(lengths: list[int]):
+    steps = {
+        cp: simulate_step(small_setup(layout=Layout(cp=cp), name="static"), lengths).step_s
+        for cp in (4, 8, 16)
+    }
+    result = simulate_step(small_setup(name="static"), lengths)
+    assert result.step_s == min(steps.values())
+    assert result.largest_group == min(steps, key=lambda cp: steps[cp])
+
+
+def test_a_run_has_one_mesh_which_its_first_batch_decides():
+    # One sequence is quickest on all ranks; many small ones are on as few as hold the context.
+    batches = [np.array([4096]), np.array([4096] * 40)]
+    setup = small_setup(name="static", capacity=4096)
+    alone = [simulate_step(setup, lengths).largest_group for lengths in batches]
+    assert alone[0] > alone[1]
+    for order in (batches, batches[::-1]):
+        outcome = run_setup(setup, order, "static")
+        assert len({result.largest_group for result in outcome.results}) == 1
+        assert outcome.results[0].step_s == simulate_step(setup, order[0]).step_s
 
 
 def test_packs_are_dealt_round_robin():
     # cp 4, dp 4; six packs of one sequence: the groups get 2, 2, 1, 1.
     lengths = [4000, 3000, 2000, 4000, 3000, 4000]
-    plan = plan_static(problem(lengths))
+    plan = plan_static(problem(lengths, cp=4))
     assert plan.group_size.tolist() == [4] * 6
     assert plan.member_ranks.reshape(6, 4)[:, 0].tolist() == [0, 4, 8, 12, 0, 4]
     assert plan.order[plan.order_offsets[0] : plan.order_offsets[1]].tolist() == [0, 4]
@@ -80,7 +106,9 @@ def test_packs_are_padded_to_the_context_if_asked():
 def test_balancing_without_dynamic_groups_is_a_mesh_of_least_loaded_groups():
     # An ablation of HDP, cp 8 and dp 2. Longest first: 8000 | 7900, 6000 to the lighter group, 1000 to the other.
     lengths = [8000, 1000, 7900, 6000]
-    plan = make_plan(problem(lengths, context=8192, name="hdp-balance", dynamic_groups=False, balancing=True))
+    plan = make_plan(
+        problem(lengths, context=8192, cp=8, name="hdp-balance", dynamic_groups=False, balancing=True)
+    )
     assert plan.strategy == "hdp-balance"
     # No two neighbours fit into one pack of 8192, so pack i is sequence i.
     first = plan.member_ranks[plan.member_offsets[:-1]]
@@ -121,7 +149,7 @@ def test_every_packer_makes_a_valid_plan(packing: str):
         ([1024] * 7, {}, False),  # the last pack is not full
         ([1024] * 7, {"context": 1024}, True),
         # cp 6 on 24 ranks: the second group's ring leaves the first node
-        ([6144] * 8, {"context": 6144, "nodes": 3}, False),
+        ([6144] * 8, {"context": 6144, "nodes": 3, "cp": 6}, False),
     ],
 )
 def test_equal_packs_are_in_step(lengths: list[int], changes: dict[str, int], in_step: bool):
@@ -184,7 +212,7 @@ def test_rings_that_leave_a_block_with_one_flow_in_many_are_not_slowed_by_oversu
 def test_dualpipe_runs_or_is_refused_when_planned(
     pp: int, packing: Packing, padding: bool, lengths: list[int]
 ):
-    layout = Layout(tp=4, pp=pp, schedule="dualpipe")
+    layout = Layout(tp=4, pp=pp, schedule="dualpipe", cp=2)
     setup = small_setup(
         nodes=4, layout=layout, capacity=1024, context=2048, name="static", packing=packing, padding=padding
     )

@@ -1,0 +1,79 @@
+"""Plans of one batch held against each other, priced and played as the step will be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from hdpsim.cost_models.step.data_parallel import ComputeWindows
+from hdpsim.cost_models.step.step import epilogue, step_costs
+from hdpsim.simulator.plan import HOLE, Plan
+from hdpsim.simulator.plan_pieces import distinct_micro_batches
+from hdpsim.simulator.play.replay import run_replay
+from hdpsim.simulator.strategies.problem import PlanningProblem
+
+NEARLY = 0.9
+"""A plan may end so much earlier than by the planner's times, which take the slowest stage for all."""
+FEW = 64
+"""Micro-batches up to which their order matters to a pipeline."""
+
+
+class Contest:
+    """The best plan so far, and when it ends: by the planner's times until there is another to be held against."""
+
+    def __init__(self, problem: PlanningProblem, plan: Plan, end_s: float, *, reorders: bool = False) -> None:
+        """Start with *plan*, which ends at *end_s*; *reorders*: few micro-batches may run in the opposite order."""
+        self._problem, self.best, self.end_s = problem, plan, end_s
+        self._reorders = reorders and problem.stages > 1
+        self._judged = False
+        self._seen: set[bytes] = set()
+        windows = ComputeWindows.endless(problem.stages)
+        around = epilogue(problem.cost, problem.ranks, data_s=0.0, windows=windows)
+        self._around_s = float(
+            (around.parameter_gather_s + around.gradient_sync_s + around.optimizer_s).min()
+        )
+
+    def judge(self) -> None:
+        """Price and play the best plan."""
+        if not self._judged:
+            plan, self._judged, self.end_s = self.best, True, np.inf
+            self._play(plan)
+
+    def enter(self, plan: Plan, least_s: float) -> None:
+        """Take *plan* if it is better; it ends no earlier than *least_s*."""
+        if least_s < self.end_s:
+            self.judge()
+            self._play(plan)
+
+    def _play(self, plan: Plan) -> None:
+        """Price and play a plan, and of few micro-batches in a pipeline their opposite order, too."""
+        padding = plan.segment_offsets[:0] if plan.padding_tokens is None else plan.padding_tokens
+        parts = (plan.order, plan.segment_sequence, plan.segment_offsets, plan.member_ranks, padding)
+        key = b"".join(part.tobytes() for part in parts)
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        ways = [plan]
+        if self._reorders and plan.micro_batches <= FEW:
+            ways.append(_backwards(plan))
+        for way in ways:
+            step_s = self._step_s(way)
+            if step_s < self.end_s:
+                self.best, self.end_s = way, step_s
+
+    def _step_s(self, plan: Plan) -> float:
+        """The step of a plan, without noise and loading, and without what every plan's epilogue takes."""
+        batches = distinct_micro_batches(self._problem.cost, plan)
+        costs = step_costs(self._problem.cost, batches, plan.ranks, data_s=0.0)
+        return run_replay(plan, costs).step_s - self._around_s
+
+
+def _backwards(plan: Plan) -> Plan:
+    """The plan with its slots in the opposite order: of few micro-batches the short ones may better come first."""
+    slots = np.diff(plan.order_offsets)
+    last = int(slots.max())
+    order = np.full((plan.ranks, last), HOLE, dtype=np.int64)
+    rank = np.repeat(np.arange(plan.ranks), slots)
+    order[rank, last - 1 - (np.arange(len(plan.order)) - plan.order_offsets[rank])] = plan.order
+    return replace(plan, order=order.ravel(), order_offsets=np.arange(plan.ranks + 1) * last, in_step=False)
