@@ -34,9 +34,9 @@ def blocks(with_bytescale: bool) -> tuple[dict[str, str], str]:
     document = run().document
     found = {"short": accuracy.short_markdown(document), "validate": accuracy.markdown(document)}
     if with_bytescale:
-        from hdpsim.experiments.papers.bytescale import run as reproduce
+        from hdpsim.experiments.papers.paper import load_paper, reproduce
 
-        found["bytescale"] = accuracy.bytescale_markdown(reproduce(None, None).document)
+        found["bytescale"] = accuracy.bytescale_markdown(reproduce(load_paper("bytescale")).payload)
     page = (
         "# Every published run, predicted\n\n"
         "Made by `python tools/accuracy.py`. *Counts*: a complete pretraining run that nobody doubts. *Band*:\n"

@@ -21,8 +21,6 @@ from hdpsim.simulator.setup import Setup
 
 _STRETCH = "# stretch="
 _NEW = " of_new_sources="
-REPRODUCED = ("bytescale", "megascale")
-"""Sources whose residuals `hdpsim reproduce` writes; `hdpsim validate` keeps those that a file has."""
 
 
 def residuals_path() -> Path:
@@ -89,14 +87,16 @@ def check_residuals(path: str, option: str) -> None:
 
 
 def rewrite_residuals(path: str, rows: Sequence[Residual], sources: Sequence[str] = ()) -> Residuals:
-    """Write *rows* and what the file already holds of others: of all but *sources*, by default of REPRODUCED.
+    """Write *rows* and what the file already holds of others: of all but *sources*, by default of papers.
+
+    Residuals of papers come from `hdpsim reproduce`, the rest from `hdpsim validate`: each keeps the other's.
 
     Raises:
         UserInputError: the file is there and holds no residuals, or cannot be written.
     """
-    kept = [
-        row for row in _held(path) if (row.source not in sources if sources else row.source in REPRODUCED)
-    ]
+    papers = {folder.name for folder in (residuals_path().parent / "papers").iterdir()}
+    held = _held(path)
+    kept = [row for row in held if (row.source not in sources if sources else row.source in papers)]
     return write_residuals(path, [*kept, *rows])
 
 

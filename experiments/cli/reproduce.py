@@ -2,94 +2,80 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from hdpsim.experiments.cli.common import (
-    emit_json,
-    json_option,
-    out_option,
-    progress,
-    say,
-    show_table,
-    whole_number,
-)
+from hdpsim.experiments.cli.common import json_option, out_option, present, progress, whole_number
 
-residuals_option = click.option(
-    "--write-residuals",
-    "residuals",
-    metavar="FILE",
-    type=click.Path(dir_okay=False),
-    help="Put features and log errors (no measurements) of the cells into the file that bands of predictions rest on.",
+RESIDUALS_HELP = (
+    "Put features and log errors (no measurements) of the cells "
+    "into the file that bands of predictions rest on."
 )
 
 
-@click.group("reproduce")
+class _Papers(click.Group):
+    """A command for every paper whose data are in experiments/data/papers."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Their names."""
+        from hdpsim.experiments.papers.folder import paper_names
+
+        return list(paper_names())
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command that reproduces a paper."""
+        return _command(cmd_name) if cmd_name in self.list_commands(ctx) else None
+
+
+@click.group("reproduce", cls=_Papers)
 def command() -> None:
     """How close are the predictions to published measurements?"""
 
 
-@command.command("bytescale")
-@click.option(
-    "--cells",
-    metavar="FILE",
-    type=click.Path(),
-    help="CSV with model, dataset, gpus, context_tokens, strategy, measured_tokens_per_s; default: all of Figure 17.",
-)
-@click.option(
-    "--batches",
-    type=whole_number("batches"),
-    metavar="N",
-    help="Global batches of each prediction; default: 16.",
-)
-@residuals_option
-@out_option
-@json_option
-def bytescale(
-    cells: str | None, batches: int | None, residuals: str | None, out: str | None, as_json: bool
+def _command(name: str) -> click.Command:
+    from hdpsim.experiments.papers.folder import paper_folder
+
+    folder = paper_folder(name)
+    setup = folder.setup
+
+    @click.command(name, help=setup["about"])
+    @click.option("--cells", metavar="FILE", type=click.Path(), help=folder.cells_help)
+    @click.option(
+        "--write-residuals", "residuals", metavar="FILE", type=click.Path(dir_okay=False), help=RESIDUALS_HELP
+    )
+    @out_option
+    @json_option
+    def run(cells: str | None, residuals: str | None, out: str | None, as_json: bool, **more: Any) -> None:
+        _reproduce(name, cells, residuals, out, as_json, more)
+
+    if "batches" in setup:
+        batches = click.option(
+            "--batches",
+            type=whole_number("batches"),
+            metavar="N",
+            help=f"Global batches of each prediction; default: {setup['batches']}.",
+        )
+        run = batches(run)
+    return run
+
+
+def _reproduce(
+    name: str,
+    cells: str | None,
+    residuals: str | None,
+    out: str | None,
+    as_json: bool,
+    more: Mapping[str, Any],
 ) -> None:
-    """ByteScale (arXiv 2502.21231): Figure 17 cell by cell, the ablation of Figure 20, the case of Figure 18."""
-    _check(residuals)
-    with progress("reproducing") as shown:
-        module = import_module("hdpsim.experiments.papers.bytescale")
-        reproduction = module.run(cells, out, report=shown, batches=batches, residuals=residuals)
-    _show(reproduction, as_json)
+    from hdpsim.experiments.bands.residuals import check_residuals
+    from hdpsim.experiments.papers.paper import load_paper, reproduce
+    from hdpsim.experiments.studies.artefacts import check_out
 
-
-@command.command("megascale")
-@click.option(
-    "--cells",
-    metavar="FILE",
-    type=click.Path(),
-    help="CSV with system, model, gpus, global_batch, metric (step_s or mfu), measured; default: Table 2.",
-)
-@residuals_option
-@out_option
-@json_option
-def megascale(cells: str | None, residuals: str | None, out: str | None, as_json: bool) -> None:
-    """MegaScale (arXiv 2402.15627): Tables 2 and 3, weak scaling, start-up; whole runs of MegaScale and Llama 3."""
-    _check(residuals)
-    with progress("reproducing") as shown:
-        module = import_module("hdpsim.experiments.papers.megascale")
-        reproduction = module.run(cells, out, report=shown, residuals=residuals)
-    _show(reproduction, as_json)
-
-
-def _check(residuals: str | None) -> None:
-    """The file of residuals can be written, and holds nothing else."""
     if residuals is not None:
-        import_module("hdpsim.experiments.bands.residuals").check_residuals(residuals, "--write-residuals")
-
-
-def _show(reproduction: Any, as_json: bool) -> None:
-    """The document as JSON, or its tables and lines."""
-    if as_json:
-        emit_json(reproduction.document)
-        return
-    for table in reproduction.tables:
-        show_table(table)
-        say()
-    for line in reproduction.lines:
-        say(line)
+        check_residuals(residuals, "--write-residuals")
+    check_out(out)
+    with progress("reproducing") as report:
+        document = reproduce(load_paper(name), cells, report=report, residuals=residuals, **more)
+    present(document, as_json=as_json, out=out)

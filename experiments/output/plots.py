@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -213,37 +213,109 @@ def plot_throughput_bars(
     return figure
 
 
+Line = Sequence[tuple[float, float | None, float | None]]
+"""Points of a series: x, predicted, published."""
+
+
+def plot_beside_paper(
+    panels: Mapping[str, Mapping[str, Line]],
+    *,
+    x: str,
+    y: str,
+    title: str,
+    x_text: Callable[[float], str] = "{:,}".format,
+    log: bool = True,
+) -> Figure:
+    """Predictions as lines, what a paper published as hollow markers.
+
+    Args:
+        panels: heading -> series -> its points.
+        x: label of the x axis.
+        y: label of the y axis.
+        title: heading of the plot.
+        x_text: how a value of x reads.
+        log: the y axis is logarithmic.
+    """
+    names = dict.fromkeys(name for lines in panels.values() for name in lines)
+    look = {name: (colour, marker_of(i)) for i, (name, colour) in enumerate(colours_of(names).items())}
+    with style():
+        width = max(6.4, 2.2 + 4.2 * len(panels))
+        figure, all_axes = figure_and_axes(width, 4.3, 1, len(panels), share_y=True)
+        for axes, (heading, lines) in zip(all_axes, panels.items(), strict=True):
+            for name, points in lines.items():
+                (colour, marker), values = look[name], [point[0] for point in points]
+                axes.plot(values, _with_gaps([point[1] for point in points]), color=colour, linewidth=1.8,
+                          marker=marker, markersize=4.5)  # fmt: skip
+                axes.plot(values, _with_gaps([point[2] for point in points]), color=colour, linestyle="none",
+                          marker=marker, markersize=9, markerfacecolor="none", markeredgewidth=1.3)  # fmt: skip
+            ticks = sorted({point[0] for points in lines.values() for point in points})
+            base2_ticks(axes, [float(tick) for tick in ticks], [x_text(tick) for tick in ticks])
+            axes.set_xlabel(x)
+            axes.grid(color=GRID, linewidth=0.7)
+            if heading:
+                axes.set_title(heading, fontsize=10)
+        if log:
+            all_axes[0].set_yscale("log")
+        else:
+            all_axes[0].set_ylim(bottom=0)
+        count_axis(all_axes[0].yaxis)
+        all_axes[0].set_ylabel(y)
+        published = any(
+            point[2] is not None for lines in panels.values() for row in lines.values() for point in row
+        )
+        _legend_below(figure, look, published=published)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    return figure
+
+
+def _legend_below(figure: Figure, look: Mapping[str, tuple[str, str]], *, published: bool) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=colour, marker=marker, linewidth=1.8, markersize=4.5, label=name)
+        for name, (colour, marker) in look.items()
+    ]
+    if published:
+        handles.append(Line2D([], [], color=INK, linestyle="none", marker="o", markersize=9, markerfacecolor="none",
+                              label="published (hollow)"))  # fmt: skip
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+
+
 def plot_ablation(
     steps: Sequence[str],
-    speed_up: Sequence[float],
+    predicted: Sequence[float | None],
     published: Sequence[float | None] | None = None,
     *,
+    quantity: str = "",
+    text: Callable[[float, float | None], str] = lambda value, before: f"{value:.2f}×",
     title: str = "What each part adds",
 ) -> Figure:
-    """Cumulative speed-up after each step of an ablation, predicted beside published.
+    """What is reached after each step of an ablation, predicted beside published.
 
     Args:
         steps: names, each switched on top of those before it; the first is the base.
-        speed_up: predicted speed-up over the base after each step.
-        published: the same as published, None where it is not known.
+        predicted: after each step; None where it cannot run.
+        published: the same, None where it is not known.
+        quantity: what it is; default: the speed-up over the base.
+        text: how a value reads, given that of the step before.
         title: heading of the plot.
     """
-    series = [("predicted", "#0072B2", _with_gaps(speed_up))]
+    series = [("predicted", "#0072B2", _with_gaps(predicted))]
     if published is not None:
         series.append(("published", "#999999", _with_gaps(published)))
     width = 0.8 / len(series)
     with style():
-        figure, (axes,) = figure_and_axes(max(5.5, 1.5 * len(steps) + 1.0), 4.4)
+        figure, (axes,) = figure_and_axes(max(5.5, 1.3 * len(steps) + 1.5), 4.4)
         for i, (label, colour, values) in enumerate(series):
             position = np.arange(len(steps)) + (i - (len(series) - 1) / 2) * width
             axes.bar(position, np.nan_to_num(values), width * 0.94, color=colour, label=label)
-            for x, value in zip(position, values, strict=True):
+            for x, value, before in zip(position, values, [None, *values], strict=False):
                 if math.isfinite(value):
-                    axes.annotate(f"{value:.2f}×", (x, value), (0, 3), ha="center", textcoords="offset points",
-                                  fontsize=9)  # fmt: skip
+                    axes.annotate(text(value, before), (x, value), (0, 3), ha="center",
+                                  textcoords="offset points", fontsize=9)  # fmt: skip
         axes.set_xticks(range(len(steps)), [_wrapped(step) for step in steps])
-        axes.set_ylabel(f"speed-up over {steps[0]} (×)")
-        axes.set_ylim(0, 1.12 * max(float(np.nanmax(values)) for _, _, values in series))
+        axes.set_ylabel(quantity or f"speed-up over {steps[0]} (×)")
+        axes.set_ylim(0, 1.2 * max(float(np.nanmax(values)) for _, _, values in series))
         axes.grid(axis="y", color=GRID, linewidth=0.7)
         axes.set_title(title)
         if len(series) > 1:
@@ -260,15 +332,6 @@ def _lines(axes: Axes, x: Sequence[float], rows: Mapping[str, Sequence[float | N
         axes.plot(x, _with_gaps(rows[name]), color=colour, marker=marker_of(i), linewidth=1.8,
                   markersize=5.5, label=name)  # fmt: skip
     axes.grid(color=GRID, linewidth=0.7)
-
-
-def _count_scale(axes: Axes, values: Sequence[float]) -> None:
-    """Logarithmic when the values span more than a factor of five; labels as counts either way."""
-    if values and min(values) > 0 and max(values) / min(values) > 5:
-        axes.set_yscale("log")
-    else:
-        axes.set_ylim(bottom=0)
-    count_axis(axes.yaxis)
 
 
 def _wrapped(text: str, width: int = 14) -> str:

@@ -1,206 +1,285 @@
-"""ByteScale (arXiv 2502.21231) reproduced: Figure 17 cell by cell, the ablation of Figure 20, the case of Figure 18."""
+"""ByteScale (arXiv 2502.21231): Figure 17 cell by cell, the ablation of Figure 20, the case of Figure 18."""
 
 from __future__ import annotations
 
-import shlex
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hdpsim import __version__
-from hdpsim.errors import UserInputError
-from hdpsim.experiments.bands.residuals import residual_lines, rewrite_residuals
+from hdpsim.arrays import Ints
 from hdpsim.experiments.output import plots
-from hdpsim.experiments.output.finite import finite
-from hdpsim.experiments.output.run_directory import SCHEMA_VERSION, RunDirectory
-from hdpsim.experiments.output.tables import Table
-from hdpsim.experiments.papers import bytescale_plots
-from hdpsim.experiments.papers.bytescale_case import case_document, case_job, heaviest_busy_s
-from hdpsim.experiments.papers.bytescale_data import Cell, all_cells, read_cells
-from hdpsim.experiments.papers.bytescale_simulation import (
-    CALIBRATION,
-    DEFAULT_BATCHES,
-    Job,
+from hdpsim.experiments.output.document import Column, OutputFile, Table
+from hdpsim.experiments.output.plot_style import format_count, format_tokens
+from hdpsim.experiments.papers.bytescale_case import case_jobs, case_study
+from hdpsim.experiments.papers.bytescale_steps import (
+    FOLDER,
+    PLACE,
+    SETUP,
+    STRATEGIES,
     Outcome,
-    run_jobs,
+    StepsJob,
+    all_cells,
+    case_job,
+    job_of,
+    layout_of,
 )
-from hdpsim.experiments.papers.bytescale_summary import (
-    ABLATION,
-    ablation_document,
-    decline_document,
-    order_document,
-    records_of,
-    records_summary,
-    speedups_document,
+from hdpsim.experiments.papers.folder import Cell
+from hdpsim.experiments.papers.paper import (
+    NO_FIGURE,
+    Paper,
+    Part,
+    Record,
+    Results,
+    Section,
+    column,
+    of_place,
+    ratio,
+    rows_part,
 )
-from hdpsim.experiments.papers.bytescale_tables import lines_of, tables_of
-from hdpsim.experiments.papers.residuals import bytescale_residuals
-from hdpsim.experiments.studies.artefacts import check_out
-from hdpsim.experiments.studies.compare import silent
-from hdpsim.simulator.setup import StrategyName, StrategyOptions
+from hdpsim.experiments.validation.errors import error_of, error_summary
+from hdpsim.simulator.setup import Setup, StrategyOptions
 
-Floats = NDArray[np.float64]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reproduction:
-    """One JSON document, and the same for people."""
-
-    document: Mapping[str, Any]
-    tables: tuple[Table, ...]
-    lines: tuple[str, ...]
+PUBLISHED = FOLDER.published
+DECLINE_DATASET = "github"  # section 6.2 states its declines for this data set
+ABLATION = {step: StrategyOptions(**options) for step, options in SETUP["ablation"].items()}
+"""Steps of Figure 20, each on top of those before it."""
 
 
-def run(
-    cells: str | None = None,
-    out: str | None = None,
-    *,
-    report: Callable[[int, int], None] = silent,
-    batches: int | None = None,
-    workers: int | None = None,
-    residuals: str | None = None,
-) -> Reproduction:
-    """Predict ByteScale's cells and hold them against the paper.
-
-    Args:
-        cells: CSV of cells; None: all 144 of Figure 17, of which 60 have a published figure here.
-        out: run directory to write.
-        report: told (done, total) after every configuration.
-        batches: global batches of each prediction.
-        workers: processes; the result does not depend on it.
-        residuals: file that takes features and log errors of the cells, instead of those it has of them.
-
-    Raises:
-        UserInputError: an unusable file of cells or place for the run directory.
-    """
-    check_out(out)
-    count = DEFAULT_BATCHES if batches is None else batches
-    if count < 1:
-        raise UserInputError(f"batches must be at least 1, got {count}")
-    chosen = all_cells() if cells is None else read_cells(cells)
-    jobs = [_job(cell, count) for cell in chosen]
-    outcomes = run_jobs(
-        [
-            *jobs,
-            *(case_job(options, count) for options in ABLATION.values()),
-            case_job(StrategyOptions(name="hdp-naive"), count),
-        ],
-        report,
-        workers,
-    )
-    of_cells, of_steps, naive = outcomes[: len(chosen)], outcomes[len(chosen) : -1], outcomes[-1]
-    case: dict[StrategyName, Outcome] = {
-        "static": of_steps[0],
-        "hdp-naive": naive,
-        "hdp-balance": of_steps[-1],
+def _prediction(cell: Cell, outcome: Outcome) -> Record:
+    if outcome.reason:
+        nothing = dict.fromkeys(("predicted", "step_s", "mfu", "over_plan_ideal", "memory_bytes"))
+        return {**nothing, "reason": outcome.reason}
+    return {
+        "predicted": outcome.tokens_per_s,
+        "step_s": outcome.total_s / len(outcome.step_s),
+        "mfu": outcome.mfu,
+        "over_plan_ideal": outcome.over_plan_ideal,
+        "memory_bytes": outcome.memory_bytes,
+        "reason": None,
     }
-    records = records_of(chosen, of_cells)
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "reproduce-bytescale",
-        "hdpsim_version": __version__,
-        "batches": count,
-        "records": records,
-        "summary": records_summary(records),
-        "speedups": speedups_document(records),
-        "order": order_document(records),
-        "decline_per_doubling": decline_document(records),
-        "ablation": ablation_document(of_steps),
-        "case_study": case_document(case, count),
-        "notes": _notes(count),
-    }
-    lines = lines_of(document)
-    if residuals is not None:
-        written = rewrite_residuals(residuals, bytescale_residuals(chosen, jobs, records), ("bytescale",))
-        lines = (*lines, *residual_lines(written, residuals))
-    if out is not None:
-        _write(out, document, lines, heaviest_busy_s(case, count))
-        lines = (*lines, f"wrote {out}")
-    return Reproduction(document=finite(document), tables=tables_of(document), lines=lines)
 
 
-def _job(cell: Cell, batches: int) -> Job:
-    """What a prediction may know of a cell: not its measurement."""
-    model, dataset, gpus, context_tokens, strategy = cell.key
-    return Job(
-        model=model,
-        dataset=dataset,
-        gpus=gpus,
-        context_tokens=context_tokens,
-        options=StrategyOptions(name=strategy),
-        batches=batches,
-    )
+def _step(cell: Cell, batches: int) -> tuple[Setup, Ints]:
+    job = job_of(cell, batches)
+    return job.setup(), job.lengths()[0]
 
 
-def _notes(batches: int) -> tuple[str, ...]:
-    return (
-        f"Means over {batches} global batches of 32M tokens, the same for every model and strategy.",
-        "GPU type, network and layouts are inferred (docs/explanation/bytescale.md). "
-        f"Calibration {CALIBRATION} was fitted on the 60 published cells shipped with hdpsim, all together; "
-        "no other cell had a part in it.",
-    )
-
-
-def _write(
-    out: str, document: Mapping[str, Any], lines: tuple[str, ...], busy_s: Mapping[str, Floats]
-) -> None:
-    """Write the run directory."""
-    records, case = document["records"], document["case_study"]
-    command = shlex.join(["hdpsim", *sys.argv[1:]])
-    with RunDirectory(out, title="ByteScale reproduced", command=command, notes=lines) as directory:
-        directory.write_json(
-            "result.json", document, "Everything as one JSON document, as printed by --json."
-        )
-        directory.write_csv(
-            "records.csv", _same_columns(records), "One row per cell: paper, prediction, error."
-        )
-        directory.write_csv(
-            "speedups.csv",
-            document["speedups"]["records"],
-            "Speed-ups over the static mesh: paper, prediction.",
-        )
-        directory.write_csv("ablation.csv", document["ablation"], "Figure 20: what each part adds.")
-        ranks = [
-            {"strategy": name, "rank": rank, "busy_s": seconds}
-            for name, row in busy_s.items()
-            for rank, seconds in enumerate(row.tolist())
+def tables_of(records: Sequence[Record]) -> list[Table[Any]]:
+    """One table per model and number of GPUs: paper, prediction and error of every strategy side by side."""
+    tables = []
+    for model, gpus in dict.fromkeys((record["model"], record["gpus"]) for record in records):
+        chosen = [record for record in records if (record["model"], record["gpus"]) == (model, gpus)]
+        rows = of_place(chosen, PLACE, "strategy")
+        shown = [name for name in STRATEGIES if any(name in row for row in rows.values())]
+        layout = layout_of(model)
+        degrees = f"TP {layout.tp}, PP {layout.pp}" + (f", EP {layout.ep}" if layout.ep > 1 else "")
+        columns: list[Column[Any]] = [
+            Column("dataset", lambda row: row[0][1], heading="data"),
+            Column("context_tokens", lambda row: row[0][3], heading="context", format=format_tokens),
         ]
-        directory.write_csv(
-            "ranks.csv", ranks, "Figure 18c: seconds of forward and backward of every rank, heaviest batch."
-        )
-        points = bytescale_plots.measured_and_predicted(records)
-        if points:
-            directory.save_figure(
-                "paper_against_prediction",
-                plots.plot_paper_against_prediction(points, title="ByteScale, Figure 17"),
-                "Every cell with a measurement: prediction over measurement.",
+        tables.append(
+            Table(
+                title=f"{model} on {gpus:,} GPUs ({degrees}): tokens/s, paper and prediction",
+                columns=(*columns, *(part for name in shown for part in _columns_of(name))),
+                rows=list(rows.items()),
             )
-        ran = [record for record in records if record["predicted"] is not None]
-        for model, gpus in dict.fromkeys((record["model"], record["gpus"]) for record in ran):
-            directory.save_figure(
-                f"throughput_{model}_{gpus}",
-                bytescale_plots.plot_model(model, gpus, ran),
-                f"Throughput of {model} on {gpus:,} GPUs against context length, prediction and paper.",
-            )
-        steps, speed_up, published = bytescale_plots.ablation_columns(document["ablation"])
-        directory.save_figure(
-            "ablation",
-            plots.plot_ablation(
-                steps, speed_up, published, title="What each part adds (ByteScale, Figure 20)"
-            ),
-            "Figure 20: cumulative speed-up after each step.",
         )
-        directory.save_figure(
-            "rank_times",
-            bytescale_plots.plot_ranks(busy_s, case["busy_s"], "Time of every rank (ByteScale, Figure 18c)"),
-            "Figure 18c: forward and backward time of every rank in the heaviest batch, and the paper's range.",
-        )
+    return tables
 
 
-def _same_columns(records: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The records, None written as nothing."""
-    return [{name: "" if value is None else value for name, value in record.items()} for record in records]
+def _columns_of(strategy: str) -> list[Column[Any]]:
+    def value(name: str) -> Any:
+        return lambda row: row[1][strategy][name] if strategy in row[1] else None
+
+    def predicted(row: Any) -> str | None:
+        if strategy not in row[1]:
+            return None
+        rate = row[1][strategy]["predicted"]
+        return "cannot run" if rate is None else format_count(rate)
+
+    return [
+        Column("", value("measured"), heading=f"{strategy}: paper", format=format_count, missing=NO_FIGURE),
+        Column("", predicted, heading="predicted", missing=NO_FIGURE),
+        Column("", value("error"), heading="error", format="+.0%", missing=NO_FIGURE),
+    ]
+
+
+def speedups(results: Results) -> Part:
+    """Speed-ups over the static mesh wherever both strategies were predicted, and their errors by strategy."""
+    rows: list[dict[str, Any]] = []
+    for place, row in of_place(results.records, PLACE, "strategy").items():
+        ours, theirs = _rates(row, "predicted"), _rates(row, "measured")
+        for strategy in STRATEGIES[1:]:
+            if not {"static", strategy} <= ours.keys():
+                continue
+            speed_up = ours[strategy] / ours["static"]
+            paper = ratio(theirs.get(strategy), theirs.get("static"))
+            rows.append(
+                {
+                    **dict(zip(PLACE, place, strict=True)),
+                    "strategy": strategy,
+                    "paper": paper,
+                    "predicted": speed_up,
+                    "error": error_of(paper, speed_up),
+                }
+            )
+    summary = {
+        strategy: error_summary(row["error"] for row in rows if row["strategy"] == strategy)
+        for strategy in STRATEGIES[1:]
+    }
+    lines = [
+        f"Speed-up static -> {strategy}: absolute error median {errors['median_abs_error']:.1%}, "
+        f"largest {errors['max_abs_error']:.1%} ({errors['count']} places)."
+        for strategy, errors in summary.items()
+        if errors["count"]
+    ]
+    file = OutputFile("speedups.csv", lambda: rows, "Speed-ups over the static mesh: paper, prediction.")
+    return Part(value={"records": rows, "summary": summary}, lines=lines, files=(file,))
+
+
+def _rates(row: Mapping[str, Record], key: str) -> dict[str, float]:
+    return {strategy: record[key] for strategy, record in row.items() if record[key] is not None}
+
+
+def order(results: Results) -> Part:
+    """Whether static < hdp-naive < hdp-balance wherever all three were predicted."""
+    rows = []
+    for place, row in of_place(results.records, PLACE, "strategy").items():
+        rates = _rates(row, "predicted")
+        if len(rates) == len(STRATEGIES):
+            right = rates["static"] < rates["hdp-naive"] < rates["hdp-balance"]
+            rows.append({**dict(zip(PLACE, place, strict=True)), "right": right})
+    wrong = sum(not row["right"] for row in rows)
+    line = f"Order {' < '.join(STRATEGIES)}: right in {len(rows) - wrong} of {len(rows)}."
+    return Part(value={"count": len(rows), "wrong": wrong, "records": rows}, lines=(line,))
+
+
+def decline(results: Results) -> Part:
+    """Factor by which throughput falls per doubling of the context, by strategy: mean, range, and per model."""
+    value = {}
+    for strategy in STRATEGIES:
+        ours, theirs = (_declines(results.records, strategy, key) for key in ("predicted", "measured"))
+        of_model: dict[str, list[float]] = {}
+        for (model, *_), factor in ours.items():
+            of_model.setdefault(model, []).append(factor)
+        value[strategy] = {
+            "dataset": DECLINE_DATASET,
+            "count": len(ours),
+            "predicted": _mean(ours.values()),
+            "least": min(ours.values(), default=None),
+            "most": max(ours.values(), default=None),
+            "predicted_where_measured": _mean(ours[place] for place in theirs if place in ours),
+            "measured": _mean(theirs.values()),
+            "paper": PUBLISHED["decline_per_doubling"][strategy],
+            "by_model": {model: _mean(factors) for model, factors in of_model.items()},
+        }
+    lines = [
+        f"{name} loses {row['predicted']:.2f}× per doubling of the context on GitHub data "
+        f"({row['least']:.2f}–{row['most']:.2f}; paper {row['paper']:.2f}×)."
+        for name, row in value.items()
+        if row["count"]
+    ]
+    return Part(value=value, lines=lines)
+
+
+def _declines(records: Sequence[Record], strategy: str, key: str) -> dict[tuple[str, int, int], float]:
+    """(Model, GPUs, context) -> throughput over that at twice the context."""
+    rates = {
+        (record["model"], record["gpus"], record["context_tokens"]): record[key]
+        for record in records
+        if (record["dataset"], record["strategy"]) == (DECLINE_DATASET, strategy) and record[key] is not None
+    }
+    return {
+        (model, gpus, context): rate / rates[model, gpus, 2 * context]
+        for (model, gpus, context), rate in rates.items()
+        if (model, gpus, 2 * context) in rates
+    }
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    known = list(values)
+    return float(np.mean(known)) if known else None
+
+
+def _ablation_jobs(batches: int) -> Iterator[StepsJob]:
+    return (case_job(options, batches) for options in ABLATION.values())
+
+
+def ablation(results: Results) -> Part:
+    """Steps of Figure 20: throughput, speed-up over the static mesh, gain over the step before; beside the paper."""
+    rows: list[Record] = []
+    outcomes = [results.outcomes[job] for job in _ablation_jobs(results.batches)]
+    base = outcomes[0].tokens_per_s
+    for step, outcome, published in zip(ABLATION, outcomes, PUBLISHED["ablation"], strict=True):
+        before = rows[-1] if rows else {"tokens_per_s": base, "paper_speed_up": published["speed_up"]}
+        gain = outcome.tokens_per_s / before["tokens_per_s"]
+        paper_gain = published["speed_up"] / before["paper_speed_up"]
+        rows.append(
+            {
+                "step": step,
+                "tokens_per_s": outcome.tokens_per_s,
+                "paper_tokens_per_s": float(published["tokens_per_s"]),
+                "speed_up": outcome.tokens_per_s / base,
+                "paper_speed_up": published["speed_up"],
+                "gain": gain,
+                "paper_gain": paper_gain,
+                "gain_error": error_of(paper_gain, gain),
+            }
+        )
+
+    def later(name: str, format: str | Callable[[Any], str], heading: str = "") -> Column[Record]:
+        """A column that says nothing of the first step, which gains nothing."""
+        return Column(
+            name,
+            lambda row: None if row is rows[0] else row[name],
+            heading=heading,
+            format=format,
+            missing="",
+        )
+
+    return rows_part(
+        "ablation",
+        rows,
+        (
+            column("step", format=""),
+            column("tokens_per_s", "tokens/s", format_count),
+            column("paper_speed_up", "paper", "{:.2f}×".format),
+            column("speed_up", "predicted", "{:.2f}×".format),
+            later("paper_gain", "{:.2f}×".format),
+            later("gain", "{:.2f}×".format),
+            later("gain_error", "+.0%", "error"),
+        ),
+        title="What each part adds (Figure 20: llama-7b, 2M, Byted, 1,024 GPUs): speed-up and gain of the step",
+        what="Figure 20: what each part adds.",
+        figure=(lambda: _ablation_figure(rows), "Figure 20: cumulative speed-up after each step."),
+    )
+
+
+def _ablation_figure(rows: Sequence[Record]) -> Figure:
+    return plots.plot_ablation(
+        [row["step"] for row in rows],
+        [row["speed_up"] for row in rows],
+        [row["paper_speed_up"] for row in rows],
+        title="What each part adds (ByteScale, Figure 20)",
+    )
+
+
+PAPER = Paper(
+    folder=FOLDER,
+    job=job_of,
+    prediction=_prediction,
+    step=_step,
+    cells=all_cells,
+    tables=tables_of,
+    sections=(
+        Section(name="speedups", part=speedups),
+        Section(name="order", part=order),
+        Section(name="decline_per_doubling", part=decline),
+        Section(name="ablation", part=ablation, jobs=_ablation_jobs),
+        Section(name="case_study", part=case_study, jobs=case_jobs),
+    ),
+)

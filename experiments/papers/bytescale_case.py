@@ -2,90 +2,175 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats, Ints
+from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.cost_models.step.micro_batch_cost import TERMS
-from hdpsim.experiments.papers.bytescale_data import STRATEGIES, figures, layouts
-from hdpsim.experiments.papers.bytescale_simulation import Job, Outcome, batches_of, heaviest_batch, setup_of
+from hdpsim.cost_models.transformer.flop import sequence_model_flop
+from hdpsim.experiments.output.document import Column, OutputFile, Table
+from hdpsim.experiments.output.plot_style import GRID, colours_of, figure_and_axes, style
+from hdpsim.experiments.papers.bytescale_steps import (
+    FOLDER,
+    SETUP,
+    STRATEGIES,
+    Outcome,
+    StepsJob,
+    case_job,
+    tokens,
+)
+from hdpsim.experiments.papers.paper import Part, Results, column
 from hdpsim.simulator.setup import Setup, StrategyName, StrategyOptions
 from hdpsim.simulator.step import micro_batch_cost, micro_batches, plan_batch
 
-MODEL, DATASET, CONTEXT_TOKENS = "llama-7b", "byted", 2**21
-SINGLE_TOKENS, SINGLE_RANKS = 312 * 1024, 39  # the long sequence of Figure 18a
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CASE = SETUP["case_study"]
+PAPER = FOLDER.published["case_study"]
+SINGLE_TOKENS, SINGLE_RANKS = tokens(CASE["single_sequence"]["tokens"]), CASE["single_sequence"]["ranks"]
 RING_TERMS = ("attention", "ring_merge", "ring_wait")
-
-Floats = NDArray[np.float64]
-
-
-def case_job(options: StrategyOptions, batches: int) -> Job:
-    """The setting of Figures 18 and 20 under these options."""
-    return Job(
-        model=MODEL,
-        dataset=DATASET,
-        gpus=layouts()[MODEL].gpus,
-        context_tokens=CONTEXT_TOKENS,
-        options=options,
-        batches=batches,
-        keep_ranks=True,
-    )
+FLAT_SHARE = 0.02
+"""A range narrower than this part of its value is drawn as one mark."""
 
 
-def heaviest_busy_s(outcomes: Mapping[StrategyName, Outcome], batches: int) -> dict[str, Floats]:
-    """Busy time of every rank in the heaviest batch, by strategy."""
-    heaviest, _ = heaviest_batch(MODEL, batches_of(DATASET, CONTEXT_TOKENS, batches))
-    return {name: _busy(outcome)[heaviest] for name, outcome in outcomes.items()}
+def _jobs(batches: int) -> dict[str, StepsJob]:
+    return {name: case_job(StrategyOptions(name=cast("StrategyName", name)), batches) for name in STRATEGIES}
 
 
-def case_document(outcomes: Mapping[StrategyName, Outcome], batches: int) -> dict[str, Any]:
+def case_jobs(batches: int) -> Iterable[StepsJob]:
+    """The setting of Figure 18 under every strategy."""
+    return _jobs(batches).values()
+
+
+def case_study(results: Results) -> Part:
     """Step and busy times of the mean and of the heaviest batch, and one layer's forward, beside the paper's.
 
     The paper shows one batch and does not say which. The heaviest (by model FLOP) is chosen without looking at
     its times.
     """
-    lengths = batches_of(DATASET, CONTEXT_TOKENS, batches)
-    heaviest, over_mean = heaviest_batch(MODEL, lengths)
-    paper = figures()["case_study"]
-    packed, single = _layers(lengths[heaviest], batches)
-    return {
-        "model": MODEL,
-        "dataset": DATASET,
-        "gpus": layouts()[MODEL].gpus,
-        "context_tokens": CONTEXT_TOKENS,
-        "batches": batches,
+    jobs = _jobs(results.batches)
+    outcomes: dict[str, Outcome] = {name: results.outcomes[job] for name, job in jobs.items()}
+    static = jobs["static"]
+    heaviest, over_mean = heaviest_batch(static.model, static.lengths())
+    busy_s = {name: _busy(outcome)[heaviest] for name, outcome in outcomes.items()}
+    packed, single = _layers(static.setup(), static.lengths()[heaviest])
+    value = {
+        "model": static.model,
+        "dataset": static.dataset,
+        "gpus": static.gpus,
+        "context_tokens": static.context_tokens,
+        "batches": results.batches,
         "heaviest_batch": heaviest,
         "heaviest_over_mean_flop": over_mean,
         "step_s": {
             name: {
-                "paper": float(paper["step_s"][name]),
-                "mean": outcomes[name].total_s / batches,
-                "heaviest": outcomes[name].step_s[heaviest],
+                "paper": float(PAPER["step_s"][name]),
+                "mean": outcome.total_s / results.batches,
+                "heaviest": outcome.step_s[heaviest],
             }
-            for name in STRATEGIES
+            for name, outcome in outcomes.items()
         },
         "busy_s": {
             name: {
-                "paper": paper["busy_s"][name],
-                "mean": _mean_spread(_busy(outcomes[name])),
-                "heaviest": _spread(_busy(outcomes[name])[heaviest]),
+                "paper": PAPER["busy_s"][name],
+                "mean": _mean_spread(_busy(outcome)),
+                "heaviest": _spread(busy_s[name]),
             }
-            for name in STRATEGIES
+            for name, outcome in outcomes.items()
         },
         "layer": {
-            "packed": {"paper": paper["layer"]["packed"], "predicted": packed.document()},
-            "single": {"paper": paper["layer"]["single"], "predicted": single.document()},
+            name: {"paper": PAPER["layer"][name], "predicted": layer.document()}
+            for name, layer in (("packed", packed), ("single", single))
         },
         "communication_share": {
-            "paper": paper["communication_share"],
+            "paper": PAPER["communication_share"],
             "predicted": packed.transfer_share,
             "exposed": packed.exposed_share,
         },
     }
+    line = (
+        f"Communication of a packed micro-batch at CP 256: {packed.transfer_share:.1%} of a layer's forward "
+        f"(paper {PAPER['communication_share']:.1%}); {packed.exposed_share:.1%} is waiting and nothing else."
+    )
+    return Part(
+        value=value,
+        tables=(_times_table(value), _layer_table(value)),
+        lines=(line,),
+        files=(
+            OutputFile(
+                "ranks.csv",
+                lambda: _rank_rows(busy_s),
+                "Figure 18c: seconds of forward and backward of every rank, heaviest batch.",
+            ),
+            OutputFile(
+                "rank_times",
+                lambda: _ranks_figure(busy_s),
+                "Figure 18c: forward and backward time of every rank in the heaviest batch, and the paper's range.",
+            ),
+        ),
+    )
+
+
+def heaviest_batch(model: str, batches: Sequence[Ints]) -> tuple[int, float]:
+    """Which batch has the most model FLOP, and how many times the mean that is."""
+    flop = np.array([sequence_model_flop(catalog.model(model), lengths) for lengths in batches])
+    heaviest = int(flop.argmax())
+    return heaviest, float(flop[heaviest] / flop.mean())
+
+
+def _times_table(value: Mapping[str, Any]) -> Table[Any]:
+    rows = []
+    for name in STRATEGIES:
+        rows.append({"strategy": name, "what": "step", **value["step_s"][name]})
+        busy = value["busy_s"][name]
+        for key, what in (
+            ("least", "least busy rank"),
+            ("most", "busiest rank"),
+            ("deviation", "deviation over ranks"),
+        ):
+            rows.append({"strategy": name, "what": what} | {of: row.get(key) for of, row in busy.items()})
+    heaviest = f"heaviest batch ({value['heaviest_over_mean_flop']:.2f} × mean FLOP)"
+    return Table(
+        title=f"Case study (Figure 18: same setting): seconds; mean of {value['batches']} batches and {heaviest}",
+        columns=(
+            Column("strategy"),
+            Column("what", left=True),
+            *(column(name, format=".0f") for name in ("paper", "mean", "heaviest")),
+        ),
+        rows=rows,
+    )
+
+
+def _layer_table(value: Mapping[str, Any]) -> Table[Any]:
+    def both(key: str) -> Column[Any]:
+        def text(row: Any) -> str:
+            part = value["layer"][row[0]]
+            return f"{1e3 * part['paper'][key]:.3g} / {1e3 * part['predicted'][key]:.3g}"
+
+        return Column(key, text, heading=key.removesuffix("_s").replace("_", " "))
+
+    return Table(
+        title="One layer's forward (Figure 18a): milliseconds, paper / prediction",
+        columns=(
+            Column("micro_batch", lambda row: row[1], heading="micro-batch"),
+            *map(both, ("attention_s", "rest_s", "ring_step_s", "merge_s", "hop_s")),
+        ),
+        rows=(("packed", "2M packed, 256 ranks"), ("single", "312K, 39 ranks")),
+    )
+
+
+def _rank_rows(busy_s: Mapping[str, Floats]) -> list[dict[str, Any]]:
+    return [
+        {"strategy": name, "rank": rank, "busy_s": seconds}
+        for name, row in busy_s.items()
+        for rank, seconds in enumerate(row.tolist())
+    ]
 
 
 def _busy(outcome: Outcome) -> Floats:
@@ -146,9 +231,8 @@ class _Layer:
         return {name: getattr(self, name) for name in names}
 
 
-def _layers(lengths: NDArray[np.int64], batches: int) -> tuple[_Layer, _Layer]:
+def _layers(setup: Setup, lengths: Ints) -> tuple[_Layer, _Layer]:
     """The packed static micro-batch of median time in that batch, and the single long sequence on its own ranks."""
-    setup = setup_of(case_job(StrategyOptions(name="static"), batches))
     plan, problem, _ = plan_batch(setup, lengths)
     packs = micro_batches(problem, plan)
     forward_s = micro_batch_cost(setup).terms_s(packs, backward=False).sum(axis=(0, 1))
@@ -184,3 +268,32 @@ def _layer(setup: Setup, batches: MicroBatches, number: int) -> _Layer:
         merge_s=by_name["ring_merge"] / (ranks - 1),
         hop_s=float(hop_s),
     )
+
+
+def _ranks_figure(busy_s: Mapping[str, Floats]) -> Figure:
+    """Busy time of every rank by strategy, busiest first, and the range the paper reports as a band at the side."""
+    colours = colours_of(busy_s)
+    with style():
+        figure, (axes,) = figure_and_axes(8.2, 4.6)
+        ranks = max(len(seconds) for seconds in busy_s.values())
+        for position, (name, seconds) in enumerate(busy_s.items()):
+            axes.step(np.arange(1, len(seconds) + 1), np.sort(seconds)[::-1], color=colours[name], linewidth=2,
+                      label=f"{name}: {seconds.min():.0f} to {seconds.max():.0f} s")  # fmt: skip
+            least, most = PAPER["busy_s"][name]["least"], PAPER["busy_s"][name]["most"]
+            at = ranks * (1.05 + 0.035 * position)
+            if most - least < FLAT_SHARE * most:
+                axes.plot([at], [most], color=colours[name], marker="_", markersize=11, markeredgewidth=3)
+            else:
+                axes.plot([at, at], [least, most], color=colours[name], linewidth=5, solid_capstyle="butt")
+        axes.axvline(1.02 * ranks, color=GRID, linewidth=1)
+        axes.text(1.085 * ranks, -0.02, "paper", transform=axes.get_xaxis_transform(), ha="center", va="top",
+                  fontsize=9)  # fmt: skip
+        axes.set_xlim(1, 1.16 * ranks)
+        axes.set_xticks(np.linspace(0, ranks, 5)[1:].astype(int))
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("ranks, busiest first")
+        axes.set_ylabel("forward and backward in one step (s)")
+        axes.grid(axis="y", color=GRID, linewidth=0.7)
+        axes.set_title("Time of every rank (ByteScale, Figure 18c)")
+        figure.legend(loc="outside lower center", ncols=len(busy_s))
+    return figure

@@ -1,172 +1,441 @@
-"""MegaScale (arXiv 2402.15627) reproduced: Tables 2 and 3, weak scaling, start-up, whole runs; Llama 3 and Meta."""
+"""MegaScale (arXiv 2402.15627): Tables 2 and 3, weak scaling, start-up, whole runs; Llama 3 and Meta."""
 
 from __future__ import annotations
 
-import shlex
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from hdpsim import __version__
-from hdpsim.experiments.bands.residuals import residual_lines, rewrite_residuals
+from hdpsim.arrays import Ints
+from hdpsim.cost_models.reliability.failures import job_mttf_s
+from hdpsim.cost_models.reliability.startup import group_initialisation_s
+from hdpsim.experiments.campaigns.run import run_campaign
 from hdpsim.experiments.output import plots
-from hdpsim.experiments.output.finite import finite
-from hdpsim.experiments.output.run_directory import SCHEMA_VERSION, RunDirectory
-from hdpsim.experiments.output.tables import Table
-from hdpsim.experiments.papers import megascale_plots
-from hdpsim.experiments.papers.megascale_data import facts, read_cells, table_2
-from hdpsim.experiments.papers.megascale_simulation import ABLATION
-from hdpsim.experiments.papers.megascale_summary import (
-    ablation_document,
-    campaigns_document,
-    mttf_document,
-    ratios_document,
-    records_of,
-    startup_document,
-    stragglers_document,
-    summary_of,
-    weak_scaling_document,
+from hdpsim.experiments.output.document import Column
+from hdpsim.experiments.output.plot_style import GRID, INK, PALETTE, figure_and_axes, style
+from hdpsim.experiments.papers.folder import Cell
+from hdpsim.experiments.papers.megascale_steps import FOLDER, SETUP, Step, StepJob, job_of
+from hdpsim.experiments.papers.paper import (
+    NO_FIGURE,
+    Paper,
+    Part,
+    Record,
+    Results,
+    Section,
+    column,
+    input_column,
+    number,
+    of_place,
+    ratio,
+    rows_part,
 )
-from hdpsim.experiments.papers.megascale_tables import lines_of, tables_of
-from hdpsim.experiments.papers.residuals import megascale_residuals
-from hdpsim.experiments.studies.artefacts import check_out
-from hdpsim.experiments.studies.compare import silent
+from hdpsim.experiments.scenario.scenario import load_scenario
+from hdpsim.experiments.validation.errors import error_of
+from hdpsim.simulator.play.noise import clean_probability
+from hdpsim.simulator.setup import Setup
 
-NOTES = (
-    "Not in the paper, chosen: micro-batch 1, window of 768 tokens, FlashAttention of 2022 in the baseline, 80 GB GPUs "
-    "(docs/explanation/megascale.md says why).",
-    "One calibration (ampere), fitted on kernels and collectives; no figure of the paper had a part in it.",
-    "MFU in the paper's convention: full attention and vocabulary; a window lowers the FLOP counted.",
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PUBLISHED = FOLDER.published
+SYSTEMS = tuple(SETUP["scenarios"])
+HOUR_S = 3600.0
+
+
+def _prediction(cell: Cell, step: Step) -> Record:
+    return {
+        "predicted": step.step_s if cell["metric"] == "step_s" else step.mfu,
+        "step_s": step.step_s,
+        "mfu": step.mfu,
+        "tokens_per_s": step.tokens_per_s,
+        "account_s": dict(step.account_s),
+        "reason": step.reason,
+    }
+
+
+def _step(cell: Cell, batches: int) -> tuple[Setup, Ints]:
+    scenario = job_of(cell).scenario()
+    return scenario.setup(), scenario.batches(1)[0]
+
+
+def ratios(results: Results) -> Part:
+    """How much faster MegaScale is than Megatron-LM wherever both were predicted, measured where both are."""
+    place = ("model", "gpus", "global_batch")
+    steps = [record for record in results.records if record["metric"] == "step_s"]
+    rows = [
+        dict(zip(place, values, strict=True))
+        | {key: ratio(pair["megatron-lm"][key], pair["megascale"][key]) for key in ("predicted", "measured")}
+        for values, pair in sorted(of_place(steps, place, "system").items())
+        if len(pair) == len(SYSTEMS)
+    ]
+    if not rows:
+        return Part(value=rows)
+    return rows_part(
+        "ratios",
+        rows,
+        (
+            *map(input_column, place),
+            column("measured", "paper", _times),
+            column("predicted", format=_times),
+        ),
+        title="Megatron-LM's iteration time over MegaScale's",
+        what="How much faster MegaScale is than Megatron-LM: paper, prediction.",
+    )
+
+
+def ablation_jobs(batches: int = 1) -> Iterator[StepJob]:
+    """The steps of Table 3, each with the changes of those before it."""
+    gpus, changes = PUBLISHED["ablation"]["gpus"], ()
+    for more in SETUP["ablation"].values():
+        changes = (*changes, *more)
+        yield StepJob(
+            system="megatron-lm", model="megascale-175b", gpus=gpus, global_batch=gpus, changes=changes
+        )
+
+
+def ablation(results: Results) -> Part:
+    """Table 3: cumulative MFU and every step's gain."""
+    rows: list[Record] = []
+    steps = [results.outcomes[job] for job in ablation_jobs()]
+    published = PUBLISHED["ablation"]["steps"]
+    for (name, changes), step, paper in zip(SETUP["ablation"].items(), steps, published, strict=True):
+        before = rows[-1] if rows else {"mfu": None, "paper_mfu": None}
+        rows.append(
+            {
+                "step": name,
+                "changes": changes,
+                "mfu": step.mfu,
+                "paper_mfu": paper["mfu"],
+                "gain": _difference(step.mfu, before["mfu"]),
+                "paper_gain": _difference(paper["mfu"], before["paper_mfu"]),
+                "step_s": step.step_s,
+                "account_s": dict(step.account_s),
+                "reason": step.reason,
+            }
+        )
+    return rows_part(
+        "ablation",
+        rows,
+        (
+            input_column("step"),
+            column("paper_mfu", "paper", ".1f"),
+            column("mfu", "predicted", ".1f"),
+            _off_by("mfu"),
+            Column("paper_gain", format="+.1f", missing=""),
+            Column("gain", format="+.1f", missing=""),
+            _off_by("gain"),
+        ),
+        title="Every optimisation on top of those before it (Table 3: 175B, 256 GPUs): MFU in %",
+        what="Table 3: cumulative MFU and gain of every step.",
+        lines=ablation_lines(rows),
+        figure=(lambda: _ablation_figure(rows), "Table 3: MFU after every step, prediction and paper."),
+    )
+
+
+def _ablation_figure(rows: list[Record]) -> Figure:
+    return plots.plot_ablation(
+        [row["step"] for row in rows],
+        [row["mfu"] for row in rows],
+        [row["paper_mfu"] for row in rows],
+        quantity="model FLOP utilisation (%)",
+        text=lambda value, before: f"{value:.1f}" + ("" if before is None else f"\n{value - before:+.1f}"),
+        title="Every optimisation on top of those before it (Table 3); second line: gain of the step",
+    )
+
+
+def _off_by(name: str) -> Column[Record]:
+    return Column(
+        "",
+        lambda row: _difference(row[name], row[f"paper_{name}"]),
+        heading="off by",
+        format="+.1f",
+        missing="",
+    )
+
+
+def ablation_lines(rows: list[Record]) -> list[str]:
+    """How far off Table 3 is, in a sentence; a gain that is shown as 0.0 has no sign."""
+    off = [abs(row["mfu"] - row["paper_mfu"]) for row in rows if row["mfu"] is not None]
+    gains = [(row["gain"], row["paper_gain"]) for row in rows if row["gain"] is not None]
+    if not off or not gains:
+        return []
+    right = sum(round(gain, 1) * paper > 0 for gain, paper in gains)
+    worst = max(abs(gain - paper) for gain, paper in gains)
+    return [
+        f"Table 3: cumulative MFU off by at most {max(off):.1f} points; {right} of {len(gains)} gains have the right "
+        f"sign, the worst is off by {worst:.1f} points."
+    ]
+
+
+def _scaling_job(gpus: int, system: str) -> StepJob:
+    plan = SETUP["weak_scaling"]
+    batch = gpus // plan["pipeline_gpus"] * PUBLISHED["weak_scaling"]["micro_batches"]
+    return StepJob(system=system, model=plan["model"], gpus=gpus, global_batch=batch)
+
+
+def _scaling_jobs(batches: int) -> Iterator[StepJob]:
+    for gpus in PUBLISHED["weak_scaling"]["gpus"]:
+        yield from (_scaling_job(gpus, system) for system in SYSTEMS)
+
+
+def weak_scaling(results: Results) -> Part:
+    """Figure 9: 530B, as many sequences per pipeline on any number of GPUs."""
+    rows: list[Record] = []
+    for gpus in PUBLISHED["weak_scaling"]["gpus"]:
+        row: dict[str, Any] = {"gpus": gpus}
+        for system in SYSTEMS:
+            job = _scaling_job(gpus, system)
+            step: Step = results.outcomes[job]
+            row |= {
+                "global_batch": job.global_batch,
+                f"{system}_step_s": step.step_s,
+                f"{system}_mfu": step.mfu,
+            }
+        rows.append({**row, "speed_up": ratio(row["megatron-lm_step_s"], row["megascale_step_s"])})
+    return rows_part(
+        "weak_scaling",
+        rows,
+        (
+            input_column("gpus"),
+            input_column("global_batch"),
+            column("megatron-lm_mfu", "Megatron-LM", ".1f"),
+            column("megascale_mfu", "MegaScale", ".1f"),
+            column("speed_up", "speed-up", _times),
+        ),
+        title="530B, 140 sequences a pipeline (Figure 9; its numbers are not listed): MFU in %",
+        what="530B on growing numbers of GPUs (Figure 9).",
+        figure=(lambda: _scaling_figure(rows), "530B: MFU against GPUs."),
+    )
+
+
+def _scaling_figure(rows: list[Record]) -> Figure:
+    return plots.plot_beside_paper(
+        {"": {system: [(row["gpus"], row[f"{system}_mfu"], None) for row in rows] for system in SYSTEMS}},
+        x="GPUs",
+        y="model FLOP utilisation (%)",
+        title="530B, 140 sequences a pipeline (weak scaling as in Figure 9)",
+        log=False,
+    )
+
+
+def startup(results: Results) -> Part:
+    """Group initialisation: predicted, and the time or the bound the paper gives."""
+    degrees = SETUP["startup"]
+    rows: list[Record] = []
+    for row in PUBLISHED["startup"]["rows"]:
+        predicted = group_initialisation_s(row["gpus"], degrees["tp"], degrees["pp"], row["method"])
+        rows.append(
+            {
+                "gpus": row["gpus"],
+                "method": row["method"],
+                "predicted_s": predicted,
+                "paper_s": row.get("seconds"),
+                "paper_below_s": row.get("below_s"),
+                "error": error_of(row.get("seconds"), predicted),
+            }
+        )
+    return rows_part(
+        "startup",
+        rows,
+        (
+            input_column("gpus"),
+            Column("method", left=True),
+            Column("", _startup_paper, heading="paper"),
+            column("predicted_s", "predicted"),
+            column("error", format="+.1%"),
+        ),
+        title="Group initialisation (section 3.5): seconds",
+        what="Group initialisation: paper, prediction.",
+        figure=(lambda: _startup_figure(rows), "Group initialisation: prediction and paper."),
+    )
+
+
+def _startup_paper(row: Record) -> str:
+    return f"< {row['paper_below_s']}" if row["paper_s"] is None else number(row["paper_s"])
+
+
+def _startup_figure(rows: list[Record]) -> Figure:
+    """Seconds of group initialisation: predicted bars, published times and bounds as marks."""
+    exact = [place for place, row in enumerate(rows) if row["paper_s"] is not None]
+    bounds = [place for place, row in enumerate(rows) if row["paper_s"] is None]
+    with style():
+        figure, (axes,) = figure_and_axes(7.2, 1.4 + 0.45 * len(rows))
+        axes.barh(
+            range(len(rows)), [row["predicted_s"] for row in rows], 0.6, color=PALETTE[0], label="predicted"
+        )
+        axes.plot([rows[place]["paper_s"] for place in exact], exact, linestyle="none", color=INK, marker="|",
+                  markersize=16, label="published")  # fmt: skip
+        axes.plot([rows[place]["paper_below_s"] for place in bounds], bounds, linestyle="none", color=INK, marker="<",
+                  markersize=7, label="published: below")  # fmt: skip
+        axes.set_yticks(range(len(rows)), [f"{row['gpus']:,} GPUs, {row['method']}" for row in rows])
+        axes.invert_yaxis()
+        axes.set_xscale("log")
+        axes.set_xlabel("group initialisation (s)")
+        axes.grid(axis="x", color=GRID, linewidth=0.7)
+        axes.legend(loc="lower right")
+    return figure
+
+
+_STRAGGLERS = SETUP["stragglers"]
+_WITH_SLOW_NODES = StepJob(
+    system="megascale",
+    model="megascale-175b",
+    gpus=_STRAGGLERS["gpus"],
+    global_batch=_STRAGGLERS["global_batch"],
 )
+_SCREENED = replace(_WITH_SLOW_NODES, changes=("execution.slow_node_share=0",))
+
+
+def stragglers(results: Results) -> Part:
+    """What 0.5 % of slow nodes cost the job of 12,288 GPUs, and how likely jobs are to meet one."""
+    paper = PUBLISHED["stragglers"]
+    slow, clean = results.outcomes[_WITH_SLOW_NODES], results.outcomes[_SCREENED]
+    gain = _difference(clean.mfu, slow.mfu)
+    value = {
+        "share": paper["share"],
+        "factor": paper["factor"],
+        "mfu": slow.mfu,
+        "mfu_screened": clean.mfu,
+        "gain": gain,
+        "paper_gain": paper["gain_points"],
+        "chance_of_none": {
+            str(nodes): clean_probability(nodes, paper["share"]) for nodes in _STRAGGLERS["nodes"]
+        },
+    }
+    if gain is None:
+        return Part(value=value)
+    line = (
+        f"Without the {paper['share']:.1%} of slow nodes ({paper['factor'] - 1:.0%} slower) 12,288 GPUs gain "
+        f"{gain:.1f} MFU points (paper: about {paper['gain_points']})."
+    )
+    return Part(value=value, lines=(line,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reproduction:
-    """One JSON document, and the same for people."""
+class CampaignJob:
+    """A whole run of a shipped scenario."""
 
-    document: Mapping[str, Any]
-    tables: tuple[Table, ...]
-    lines: tuple[str, ...]
+    scenario: str
 
-
-def run(
-    cells: str | None = None,
-    out: str | None = None,
-    *,
-    report: Callable[[int, int], None] = silent,
-    residuals: str | None = None,
-) -> Reproduction:
-    """Predict MegaScale's figures and hold them against the paper.
-
-    Args:
-        cells: CSV of cells; None: the iteration times of Table 2.
-        out: run directory to write.
-        report: told (done, total) after every part.
-        residuals: file that takes features and log errors of the cells, instead of those it has of them.
-
-    Raises:
-        UserInputError: an unusable file of cells or place for the run directory.
-    """
-    check_out(out)
-    chosen = table_2() if cells is None else read_cells(cells)
-    total = len(chosen) + len(ABLATION) + len(facts()["weak_scaling"]["gpus"]) + len(facts()["campaigns"]) + 1
-    done = _Counter(report, total)
-    records = records_of(chosen, done)
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "reproduce-megascale",
-        "hdpsim_version": __version__,
-        "records": records,
-        "summary": summary_of(records),
-        "ratios": ratios_document(records),
-        "ablation": ablation_document(done),
-        "weak_scaling": weak_scaling_document(done),
-        "startup": startup_document(),
-        "stragglers": stragglers_document(done),
-        "campaigns": campaigns_document(done),
-        "mttf": mttf_document(),
-        "notes": NOTES,
-    }
-    lines = lines_of(document)
-    if residuals is not None:
-        written = rewrite_residuals(residuals, megascale_residuals(chosen, records), ("megascale",))
-        lines = (*lines, *residual_lines(written, residuals))
-    if out is not None:
-        _write(out, document, lines)
-        lines = (*lines, f"wrote {out}")
-    return Reproduction(document=finite(document), tables=tables_of(document), lines=lines)
+    def run(self) -> Mapping[str, Any]:
+        """Simulate all its seeds in this process."""
+        study = run_campaign(load_scenario(self.scenario), workers=1)
+        seconds = {name: amount.mean for name, amount in study.account_s().items()}
+        return {
+            "days": study.plan.setup.duration_s / 24.0 / HOUR_S,
+            "runs": len(study.results),
+            "effective": study.ettr.mean,
+            "restarts": study.restarts.mean,
+            "unplanned": study.failures.mean,
+            "account_s": seconds,
+            "accounts_minus_duration_s": sum(seconds.values()) - study.plan.setup.duration_s,
+        }
 
 
-class _Counter:
-    """Counts finished parts."""
-
-    def __init__(self, report: Callable[[int, int], None], total: int) -> None:
-        self._report, self._total, self._done = report, total, 0
-
-    def __call__(self) -> None:
-        self._done += 1
-        self._report(self._done, self._total)
+def _campaign_jobs(batches: int) -> Iterator[CampaignJob]:
+    return (CampaignJob(scenario=entry["scenario"]) for entry in PUBLISHED["campaigns"])
 
 
-def _write(out: str, document: Mapping[str, Any], lines: Sequence[str]) -> None:
-    """Write the run directory."""
-    command = shlex.join(["hdpsim", *sys.argv[1:]])
-    with RunDirectory(out, title="MegaScale reproduced", command=command, notes=tuple(lines)) as directory:
-        directory.write_json(
-            "result.json", document, "Everything as one JSON document, as printed by --json."
-        )
-        for name, what in (
-            ("records", "One row per cell: paper, prediction, error."),
-            ("ratios", "How much faster MegaScale is than Megatron-LM: paper, prediction."),
-            ("ablation", "Table 3: cumulative MFU and gain of every step."),
-            ("weak_scaling", "530B on growing numbers of GPUs (Figure 9)."),
-            ("startup", "Group initialisation: paper, prediction."),
-            ("campaigns", "Effective training time and restarts of whole runs."),
-            ("mttf", "Mean time to failure against scale (Meta)."),
-        ):
-            if document[name]:
-                directory.write_csv(f"{name}.csv", [_flat(row) for row in document[name]], what)
-        known = [r for r in document["records"] if r["metric"] == "step_s" and r["error"] is not None]
-        if known:
-            points = {
-                system: (
-                    [r["measured"] for r in known if r["system"] == system],
-                    [r["predicted"] for r in known if r["system"] == system],
-                )
-                for system in dict.fromkeys(r["system"] for r in known)
+def campaigns(results: Results) -> Part:
+    """Whole runs: effective training time and restarts of MegaScale's and Llama 3's."""
+    rows: list[Record] = []
+    for entry in PUBLISHED["campaigns"]:
+        outcome = results.outcomes[CampaignJob(scenario=entry["scenario"])]
+        rows.append(
+            {
+                "name": entry["name"],
+                "scenario": entry["scenario"],
+                "days": outcome["days"],
+                "runs": outcome["runs"],
+                "effective": outcome["effective"],
+                "paper_effective_above": entry["effective_above"],
+                "restarts": outcome["restarts"],
+                "paper_restarts": entry.get("restarts"),
+                "paper_restarts_above": entry.get("restarts_above"),
+                "unplanned": outcome["unplanned"],
+                "paper_unplanned": entry.get("unplanned"),
+                "account_s": outcome["account_s"],
+                "accounts_minus_duration_s": outcome["accounts_minus_duration_s"],
             }
-            directory.save_figure(
-                "paper_against_prediction",
-                plots.plot_paper_against_prediction(
-                    points, quantity="iteration (s)", title="MegaScale, Table 2"
-                ),
-                "Every iteration time with a measurement: prediction over measurement.",
-            )
-        if any(r["metric"] == "step_s" and r["predicted"] is not None for r in document["records"]):
-            directory.save_figure(
-                "step_times",
-                megascale_plots.plot_step_times(document["records"]),
-                "Iteration time against GPUs: prediction and paper.",
-            )
-        for name, plot, what in (
-            (
-                "ablation",
-                megascale_plots.plot_ablation_mfu,
-                "Table 3: MFU after every step, prediction and paper.",
-            ),
-            ("weak_scaling", megascale_plots.plot_weak_scaling, "530B: MFU against GPUs."),
-            ("startup", megascale_plots.plot_startup, "Group initialisation: prediction and paper."),
-            ("mttf", megascale_plots.plot_mttf, "Mean time to failure against GPUs: prediction and Meta."),
-        ):
-            directory.save_figure(name, plot(document[name]), what)
+        )
+    return rows_part(
+        "campaigns",
+        rows,
+        (
+            Column("name", heading="run"),
+            Column("days", format=".0f"),
+            Column("effective", format=".1%"),
+            Column("paper_effective_above", heading="paper", format="> {:.0%}".format),
+            Column("restarts", format=".0f"),
+            Column("", _restarts_of_paper, heading="paper", format=str, missing=NO_FIGURE),
+            Column("unplanned", format=".0f"),
+            column("paper_unplanned", "paper", ".0f"),
+        ),
+        title="Whole runs: effective training time and restarts, means over runs",
+        what="Effective training time and restarts of whole runs.",
+    )
 
 
-def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of numbers and texts: nothing for None, no mappings, lists as text."""
-    flat: dict[str, Any] = {}
-    for name, value in row.items():
-        if isinstance(value, Mapping):
-            continue
-        flat[name] = "; ".join(map(str, value)) if isinstance(value, list) else "" if value is None else value
-    return flat
+def _restarts_of_paper(row: Record) -> Any:
+    above = row["paper_restarts_above"]
+    return f"> {above}" if above else row["paper_restarts"]
+
+
+def mttf(results: Results) -> Part:
+    """Mean time to failure against scale, at Meta's rate."""
+    meta = PUBLISHED["mttf"]
+    rate = meta["failures_per_1000_node_days"]
+    rows: list[Record] = []
+    for row in meta["rows"]:
+        hours = job_mttf_s(row["gpus"] // meta["gpus_per_node"], rate) / HOUR_S
+        paper = row.get("hours")
+        rows.append(
+            {"gpus": row["gpus"], "hours": hours, "paper_hours": paper, "error": error_of(paper, hours)}
+        )
+    return rows_part(
+        "mttf",
+        rows,
+        (
+            input_column("gpus"),
+            column("paper_hours", "paper"),
+            column("hours", "predicted", ".3g"),
+            column("error", format="+.1%"),
+        ),
+        title=f"Mean time to failure at {rate} failures per 1,000 node-days (Meta, RSC-1): hours",
+        what="Mean time to failure against scale (Meta).",
+        figure=(lambda: _mttf_figure(rows, rate), "Mean time to failure against GPUs: prediction and Meta."),
+    )
+
+
+def _mttf_figure(rows: list[Record], rate: float) -> Figure:
+    return plots.plot_beside_paper(
+        {"": {"predicted": [(row["gpus"], row["hours"], row["paper_hours"]) for row in rows]}},
+        x="GPUs",
+        y="mean time to failure (h)",
+        title=f"{rate} failures per 1,000 node-days (published: Meta, RSC-1)",
+    )
+
+
+def _times(value: float) -> str:
+    return f"{value:.2f}×"
+
+
+def _difference(value: float | None, base: float | None) -> float | None:
+    return None if value is None or base is None else value - base
+
+
+PAPER = Paper(
+    folder=FOLDER,
+    job=job_of,
+    prediction=_prediction,
+    step=_step,
+    sections=(
+        Section(name="ratios", part=ratios),
+        Section(name="ablation", part=ablation, jobs=ablation_jobs),
+        Section(name="weak_scaling", part=weak_scaling, jobs=_scaling_jobs),
+        Section(name="startup", part=startup),
+        Section(name="stragglers", part=stragglers, jobs=lambda batches: (_WITH_SLOW_NODES, _SCREENED)),
+        Section(name="campaigns", part=campaigns, jobs=_campaign_jobs),
+        Section(name="mttf", part=mttf),
+    ),
+)

@@ -26,10 +26,7 @@ from hdpsim.experiments.bands.residuals import (
     write_residuals,
 )
 from hdpsim.experiments.cli.app import cli
-from hdpsim.experiments.papers.bytescale_data import read_cells
-from hdpsim.experiments.papers.bytescale_simulation import Job
-from hdpsim.experiments.papers.megascale_data import table_2
-from hdpsim.experiments.papers.residuals import bytescale_residuals, megascale_residuals
+from hdpsim.experiments.papers.paper import load_paper, residuals_of
 from hdpsim.experiments.records.prediction import predict
 from hdpsim.experiments.records.table import read_records, shipped_records
 from hdpsim.experiments.scenario.scenario import load_scenario
@@ -244,22 +241,19 @@ def test_setups_of_many_lengths_are_dynamic_and_leave_their_strategies_out() -> 
 
 
 def test_papers_give_residuals_without_measurements() -> None:
-    cell = read_cells(residuals_path().parent / "bytescale_fig17.csv")[0]
-    job = Job(
-        model=cell.model, dataset=cell.dataset, gpus=cell.gpus, context_tokens=cell.context_tokens,
-        options=StrategyOptions(name=cell.strategy), batches=1,
-    )  # fmt: skip
-    found = bytescale_residuals([cell, cell], [job, job], [{"error": 0.25}, {"error": None}])
+    bytescale, megascale = load_paper("bytescale"), load_paper("megascale")
+    cell = bytescale.folder.published_cells()[0]
+    found = residuals_of(bytescale, [cell, cell], [{"error": 0.25}, {"error": None}], batches=1)
     assert len(found) == 1
     # 25 % too many tokens/s: a step of 1 / 1.25 of the true one.
     assert found[0].log_error == pytest.approx(math.log(0.8))
     assert found[0].features.dynamic
-    assert found[0].features.strategy == cell.strategy
-    steps = table_2()[:1]
-    megascale = megascale_residuals(steps, [{"error": -0.1}])
-    assert megascale[0].log_error == pytest.approx(math.log(0.9))
-    assert not megascale[0].features.dynamic
-    assert megascale[0].features.gpus == steps[0].gpus
+    assert found[0].features.strategy == cell["strategy"]
+    step = megascale.folder.published_cells()[0]
+    (of_step,) = residuals_of(megascale, [step], [{"error": -0.1}], batches=1)
+    assert of_step.log_error == pytest.approx(math.log(0.9))
+    assert not of_step.features.dynamic
+    assert of_step.features.gpus == step["gpus"]
 
 
 def test_a_file_of_something_else_is_refused_before_any_work(tmp_path):

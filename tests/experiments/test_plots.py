@@ -80,6 +80,15 @@ def ablation() -> Figure:
     return plots.plot_ablation(steps, [1, 3.2, 4.1, 6.8, 7.7], [1, 3.4, None, 7.0, 7.9])
 
 
+def beside_paper() -> Figure:
+    points = [(2**i, 1e6 / i, 9e5 / i if i < 20 else None) for i in range(18, 22)]
+    panels = {
+        "github lengths": {"static": points, "hdp-balance": points},
+        "byted lengths": {"static": points},
+    }
+    return plots.plot_beside_paper(panels, x="context (tokens)", y="throughput (tokens/s)", title="A model")
+
+
 ALL: list[Callable[[], Figure]] = [
     time_breakdown,
     rank_step_time,
@@ -88,6 +97,7 @@ ALL: list[Callable[[], Figure]] = [
     paper_against_prediction,
     throughput_bars,
     ablation,
+    beside_paper,
 ]
 
 

@@ -13,31 +13,21 @@ from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.memory.report import memory_report
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.app import cli
-from hdpsim.experiments.papers.bytescale import run
-from hdpsim.experiments.papers.bytescale_data import (
-    CONTEXTS_TOKENS,
-    DATASETS,
-    STRATEGIES,
-    all_cells,
-    figures,
-    layouts,
-    read_cells,
-)
-from hdpsim.experiments.papers.bytescale_simulation import (
+from hdpsim.experiments.output.run_directory import write_document
+from hdpsim.experiments.papers.bytescale import ABLATION, PAPER, PUBLISHED, decline, order, speedups
+from hdpsim.experiments.papers.bytescale_steps import (
     BATCH_TOKENS,
-    CLUSTER,
-    Job,
+    CONTEXTS_TOKENS,
+    FOLDER,
+    PLACE,
+    SETUP,
+    STRATEGIES,
+    StepsJob,
+    all_cells,
     batches_of,
-    run_jobs,
-    setup_of,
+    layout_of,
 )
-from hdpsim.experiments.papers.bytescale_summary import (
-    ABLATION,
-    decline_document,
-    order_document,
-    records_summary,
-    speedups_document,
-)
+from hdpsim.experiments.papers.paper import Results, reproduce, summary_of
 from hdpsim.experiments.scenario.references import cluster_of_size
 from hdpsim.experiments.validation.errors import error_of, error_summary
 from hdpsim.simulator.setup import StrategyOptions
@@ -71,20 +61,20 @@ def record(
 
 def test_the_figure_has_144_cells_of_which_60_are_published_here() -> None:
     cells = all_cells()
-    assert len(cells) == 6 * 2 * 4 * 3 == len({cell.key for cell in cells})
-    measured = [cell for cell in cells if cell.measured_tokens_per_s is not None]
+    assert len(cells) == 6 * 2 * 4 * 3 == len({tuple(cell.inputs.values()) for cell in cells})
+    measured = [cell for cell in cells if cell.measured is not None]
     assert len(measured) == 60
     # Table in the paper's figure: 7B, GitHub, 256K: 5.48, 6.97, 9.55 times 1e5 tokens/s.
-    assert [round(cell.measured_tokens_per_s or 0, -3) for cell in cells[:3]] == [548e3, 697e3, 955e3]
+    assert [round(cell.measured or 0, -3) for cell in cells[:3]] == [548e3, 697e3, 955e3]
 
 
 def test_cells_keep_other_columns_and_may_lack_a_measurement(tmp_path: Path) -> None:
     header = "note,strategy,context_tokens,gpus,dataset,model,measured_tokens_per_s"
     path = cell_file(tmp_path, "a note,hdp-naive,2097152,1024,byted,llama-7b,", header=header)
-    (cell,) = read_cells(path)
-    assert cell.key == ("llama-7b", "byted", 1024, 2**21, "hdp-naive")
-    assert cell.measured_tokens_per_s is None
-    assert cell.columns["note"] == "a note"
+    (cell,) = FOLDER.read_cells(path)
+    assert list(cell.inputs.values()) == ["llama-7b", "byted", 1024, 2**21, "hdp-naive"]
+    assert cell.measured is None
+    assert cell.extra == {"note": "a note"}
 
 
 @pytest.mark.parametrize(
@@ -113,7 +103,7 @@ def test_cells_keep_other_columns_and_may_lack_a_measurement(tmp_path: Path) -> 
 )
 def test_a_bad_row_is_named(tmp_path: Path, row: str, message: str) -> None:
     with pytest.raises(UserInputError, match=f"cells.csv, {message}"):
-        read_cells(cell_file(tmp_path, GOOD, row))
+        FOLDER.read_cells(cell_file(tmp_path, GOOD, row))
 
 
 @pytest.mark.parametrize(
@@ -131,38 +121,37 @@ def test_a_bad_file_is_explained(tmp_path: Path, text: bytes, message: str) -> N
     path = tmp_path / "cells.csv"
     path.write_bytes(text)
     with pytest.raises(UserInputError, match=message):
-        read_cells(path)
+        FOLDER.read_cells(path)
 
 
 def test_a_missing_file_and_a_folder_are_explained(tmp_path: Path) -> None:
     for path in (tmp_path / "none.csv", tmp_path):
         with pytest.raises(UserInputError, match=r"no such file|is a directory"):
-            read_cells(path)
+            FOLDER.read_cells(path)
 
 
 # --- layouts and batches ---
 
 
-@pytest.mark.parametrize("model", list(layouts()))
+@pytest.mark.parametrize("model", list(SETUP["models"]))
 def test_every_layout_divides_fits_and_serves_every_context(model: str) -> None:
-    chosen = layouts()[model]
-    cluster = cluster_of_size(catalog.cluster(CLUSTER), chosen.gpus)
-    ranks = chosen.layout.ranks(chosen.gpus)
-    assert not reasons_against(catalog.model(model), cluster, chosen.layout, max(CONTEXTS_TOKENS))
-    assert chosen.layout.rank_capacity_tokens == 8192
+    gpus, layout = SETUP["models"][model]["gpus"], layout_of(model)
+    cluster = cluster_of_size(catalog.cluster(SETUP["cluster"]), gpus)
+    ranks = layout.ranks(gpus)
+    assert not reasons_against(catalog.model(model), cluster, layout, max(CONTEXTS_TOKENS))
+    assert layout.rank_capacity_tokens == 8192
     assert ranks % (max(CONTEXTS_TOKENS) // 8192) == 0  # cp 256 for 2M
-    assert memory_report(catalog.model(model), chosen.layout, cluster, ranks, 8192).fits
-    assert chosen.why
+    assert memory_report(catalog.model(model), layout, cluster, ranks, 8192).fits
+    assert SETUP["models"][model]["why"]
 
 
 def test_the_7b_layout_is_that_of_the_case_study() -> None:
-    chosen = layouts()["llama-7b"]
     # 8 micro-batches x DP 2 x 2M tokens = 2^25 tokens; DP 2 x CP 256 = 512 ranks on 1,024 GPUs
-    assert chosen.layout.ranks(chosen.gpus) == 2 * 256
+    assert layout_of("llama-7b").ranks(SETUP["models"]["llama-7b"]["gpus"]) == 2 * 256
     assert BATCH_TOKENS == 8 * 2 * 2**21
 
 
-@pytest.mark.parametrize("dataset", list(DATASETS))
+@pytest.mark.parametrize("dataset", list(SETUP["datasets"]))
 def test_batches_are_full_and_the_same_sequences_at_every_context(dataset: str) -> None:
     short, long = (batches_of(dataset, context, 3) for context in (2**18, 2**21))
     assert [int(batch.sum()) for batch in short + long] == [BATCH_TOKENS] * 6
@@ -194,9 +183,7 @@ def test_error_statistics() -> None:
 
 
 def test_records_without_a_measurement_or_a_prediction_do_not_count_as_errors() -> None:
-    summary = records_summary(
-        [record("static", 110.0, 100.0), record("static", 5.0), record("static", None, 7.0)]
-    )
+    summary = summary_of([record("static", 110.0, 100.0), record("static", 5.0), record("static", None, 7.0)])
     assert (summary["count"], summary["unpredicted"]) == (1, 1)
     assert summary["max_abs_error"] == pytest.approx(0.1)
 
@@ -209,14 +196,14 @@ def test_speed_ups_and_order() -> None:
         record("static", 1.0, dataset="byted"),
         record("hdp-balance", None, dataset="byted"),
     ]
-    document = speedups_document(records)
+    document = speedups(Results(records=records, outcomes={})).value
     naive, balance = document["records"]
     assert (naive["paper"], naive["predicted"]) == (1.5, 0.9)
     assert naive["error"] == pytest.approx(-0.4)
     assert (balance["paper"], balance["predicted"], balance["error"]) == (None, 3.0, None)
     assert document["summary"]["hdp-naive"]["count"] == 1
-    order = order_document(records)
-    assert (order["count"], order["wrong"]) == (1, 1)
+    verdict = order(Results(records=records, outcomes={})).value
+    assert (verdict["count"], verdict["wrong"]) == (1, 1)
 
 
 def test_decline_is_per_doubling_on_github() -> None:
@@ -227,14 +214,14 @@ def test_decline_is_per_doubling_on_github() -> None:
         record("static", 9.0, dataset="byted"),
         record("static", 1.0, dataset="byted", context_tokens=2**19),
     ]
-    row = decline_document(records)["static"]
+    row = decline(Results(records=records, outcomes={})).value["static"]
     assert (row["count"], row["least"], row["most"]) == (2, 2.0, 4.0)  # 800 / 400 and 400 / 100
     assert (row["predicted"], row["predicted_where_measured"], row["measured"]) == (3.0, 2.0, 3.0)
-    assert decline_document(records)["hdp-naive"]["predicted"] is None
+    assert decline(Results(records=records, outcomes={})).value["hdp-naive"]["predicted"] is None
 
 
 def test_the_published_ablation_has_our_steps() -> None:
-    published = figures()["ablation"]
+    published = PUBLISHED["ablation"]
     assert [row["step"] for row in published] == list(ABLATION)
     for row in published:  # printed speed-ups and digitised rates agree
         assert row["tokens_per_s"] / published[0]["tokens_per_s"] == pytest.approx(row["speed_up"], rel=0.02)
@@ -252,14 +239,11 @@ def test_a_run_writes_its_directory_and_never_looks_at_the_answer(tmp_path: Path
         "llama-7b,github,1024,67108864,static,1",  # more than the batch
     ]
     done: list[tuple[int, int]] = []
-    found = run(
-        cell_file(tmp_path, *rows),
-        str(tmp_path / "out"),
-        batches=1,
-        workers=1,
-        report=lambda *at: done.append(at),
+    found = reproduce(
+        PAPER, cell_file(tmp_path, *rows), batches=1, workers=1, report=lambda *at: done.append(at)
     )
-    document = json.loads(json.dumps(found.document, allow_nan=False))
+    write_document(str(tmp_path / "out"), found)
+    document = json.loads(json.dumps(found.data(), allow_nan=False))
     records = document["records"]
     for row in (records[0], records[2]):
         assert row["measured"] == row["measured_tokens_per_s"]
@@ -291,12 +275,12 @@ def test_a_run_writes_its_directory_and_never_looks_at_the_answer(tmp_path: Path
     )
 
     answers_changed = cell_file(tmp_path, *(row.rpartition(",")[0] + ",77" for row in rows))
-    again = run(answers_changed, batches=1, workers=1).document["records"]
-    assert [row["predicted"] for row in again] == [row["predicted"] for row in records]
+    others = reproduce(PAPER, answers_changed, batches=1, workers=1).data()["records"]
+    assert [row["predicted"] for row in others] == [row["predicted"] for row in records]
 
 
 def test_the_case_study_is_consistent(tmp_path: Path) -> None:
-    case = run(cell_file(tmp_path, GOOD), batches=1, workers=1).document["case_study"]
+    case = reproduce(PAPER, cell_file(tmp_path, GOOD), batches=1, workers=1).data()["case_study"]
     for name in STRATEGIES:
         busy = case["busy_s"][name]["heaviest"]
         assert busy["least"] <= busy["mean"] <= busy["most"] <= case["step_s"][name]["heaviest"]
@@ -330,37 +314,14 @@ def test_the_command_explains_bad_cells(tmp_path: Path) -> None:
 
 
 def test_a_setup_uses_the_paper_cluster_at_any_size() -> None:
-    job = Job(
-        model="llama-7b",
-        dataset="github",
-        gpus=2048,
-        context_tokens=2**18,
-        options=StrategyOptions(),
-        batches=1,
-    )
-    setup = setup_of(job)
-    assert (setup.cluster.name, setup.cluster.gpus, setup.ranks) == (CLUSTER, 2048, 1024)
+    place = dict(zip(PLACE, ("llama-7b", "github", 2048, 2**18), strict=True))
+    setup = StepsJob(**place, options=StrategyOptions(), batches=1).setup()  # type: ignore[arg-type]
+    assert (setup.cluster.name, setup.cluster.gpus, setup.ranks) == (SETUP["cluster"], 2048, 1024)
 
 
 @pytest.mark.slow
-def test_outcomes_do_not_depend_on_the_number_of_workers() -> None:
-    jobs = [
-        Job(model="llama-7b", dataset="byted", gpus=1024, context_tokens=2**20, options=options, batches=1)
-        for options in (StrategyOptions(name="static"), StrategyOptions(), StrategyOptions(name="static"))
-    ]
-    alone, shared = (run_jobs(jobs, lambda done, total: None, workers) for workers in (1, 2))
-    assert [outcome.step_s for outcome in alone] == [outcome.step_s for outcome in shared]
-    assert alone[0].step_s == alone[2].step_s
-
-
-@pytest.mark.slow
-def test_published_cells_are_predicted(tmp_path: Path) -> None:
-    rows = [
-        ",".join(str(value) for value in cell.columns.values())
-        for cell in all_cells()
-        if cell.measured_tokens_per_s
-    ]
-    document = run(cell_file(tmp_path, *rows), batches=4).document
+def test_published_cells_are_predicted() -> None:
+    document = reproduce(PAPER, str(FOLDER.path / "cells.csv"), batches=4).data()
     assert document["summary"]["count"] == 60
     assert document["summary"]["median_abs_error"] <= 0.12
     assert document["summary"]["max_abs_error"] <= 0.35

@@ -15,17 +15,18 @@ from hypothesis import strategies as st
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.app import cli
-from hdpsim.experiments.papers import megascale_tables
-from hdpsim.experiments.papers.megascale_data import Cell, facts, model_flop_per_token, read_cells, table_2
-from hdpsim.experiments.papers.megascale_simulation import ABLATION, predict, scenario_of
-from hdpsim.experiments.papers.megascale_summary import (
-    ablation_document,
-    mttf_document,
-    ratios_document,
-    records_of,
-    startup_document,
-    summary_of,
+from hdpsim.experiments.papers.folder import Cell
+from hdpsim.experiments.papers.megascale import (
+    PAPER,
+    PUBLISHED,
+    ablation,
+    ablation_jobs,
+    ablation_lines,
+    mttf,
+    startup,
 )
+from hdpsim.experiments.papers.megascale_steps import FOLDER, SETUP, StepJob, job_of, model_flop_per_token
+from hdpsim.experiments.papers.paper import Results, reproduce, run_jobs
 from hdpsim.experiments.scenario.scenario import load_scenario, scenario_names
 
 HEADER = "system,model,gpus,global_batch,metric,measured"
@@ -38,22 +39,21 @@ def cell_file(folder: Path, *rows: str, header: str = HEADER) -> str:
     return str(path)
 
 
-def nothing() -> None:
-    pass
+NOTHING = Results(records=[], outcomes={})
+CELLS_ALONE = replace(PAPER, sections=(PAPER.sections[0],))
 
 
 def test_cells_are_read_with_what_travels_along(tmp_path: Path) -> None:
     path = cell_file(tmp_path, "megascale,megascale-175b,512,768,mfu,,guess", header=HEADER + ",note")
-    (cell,) = read_cells(path)
-    assert cell == Cell(
-        system="megascale",
-        model="megascale-175b",
-        gpus=512,
-        global_batch=768,
-        metric="mfu",
-        extra=(("note", "guess"),),
-    )
-    assert list(cell.columns) == [*HEADER.split(","), "note"]
+    (cell,) = FOLDER.read_cells(path)
+    inputs = {
+        "system": "megascale",
+        "model": "megascale-175b",
+        "gpus": 512,
+        "global_batch": 768,
+        "metric": "mfu",
+    }
+    assert cell == Cell(inputs=inputs, unit="percent", extra={"note": "guess"})
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_cells_are_read_with_what_travels_along(tmp_path: Path) -> None:
 )
 def test_bad_cells_are_refused_with_their_row(tmp_path: Path, row: str, what: str) -> None:
     with pytest.raises(UserInputError, match="row 2: " + what):
-        read_cells(cell_file(tmp_path, row))
+        FOLDER.read_cells(cell_file(tmp_path, row))
 
 
 def test_flop_per_token_of_both_conventions() -> None:
@@ -83,26 +83,27 @@ def test_flop_per_token_of_both_conventions() -> None:
     )
 
 
-def test_what_cannot_run_has_a_reason() -> None:
-    cells = [Cell(system="megascale", model="megascale-175b", gpus=104, global_batch=768, measured=1.0)]
-    (record,) = records_of(cells, nothing)
+def test_what_cannot_run_has_a_reason(tmp_path: Path) -> None:
+    path = cell_file(tmp_path, "megascale,megascale-175b,104,768,step_s,1.0")
+    document = reproduce(CELLS_ALONE, path, workers=1).data()
+    (record,) = document["records"]
     assert record["predicted"] is None
     assert record["error"] is None
     assert "64" in record["reason"]
-    assert summary_of([record])["unpredicted"] == 1
+    assert document["summary"]["unpredicted"] == 1
 
 
 def test_the_measurement_has_no_part_in_the_prediction() -> None:
-    cell = Cell(system="megascale", model="megascale-175b", gpus=256, global_batch=64)
-    assert predict(cell) == predict(replace(cell, measured=1.0, metric="mfu"))
+    cell = FOLDER.published_cells()[0]
+    assert job_of(cell) == job_of(replace(cell, measured=1.0, inputs={**cell.inputs, "metric": "mfu"}))
 
 
 def test_table_2() -> None:
-    records = records_of(table_2(), nothing)
-    assert max(abs(r["error"]) for r in records) < TABLE_2_TOLERANCE
-    ratio = {row["gpus"]: row["predicted"] for row in ratios_document(records)}
+    document = reproduce(CELLS_ALONE, workers=1).data()
+    assert max(abs(record["error"]) for record in document["records"]) < TABLE_2_TOLERANCE
+    ratio = {row["gpus"]: row["predicted"] for row in document["ratios"]}
     assert 1.28 < ratio[12288] < 1.42
-    for record in records:
+    for record in document["records"]:
         assert sum(record["account_s"].values()) == pytest.approx(record["step_s"], rel=1e-9)
 
 
@@ -110,8 +111,8 @@ TABLE_2_TOLERANCE = 0.06
 
 
 def test_table_3() -> None:
-    rows = ablation_document(nothing)
-    assert [row["step"] for row in rows] == [step["step"] for step in facts()["ablation"]["steps"]]
+    rows = ablation(Results(records=[], outcomes=run_jobs(ablation_jobs(), lambda *_: None, 1))).value
+    assert [row["step"] for row in rows] == [step["step"] for step in PUBLISHED["ablation"]["steps"]]
     for row in rows:
         assert abs(row["mfu"] - row["paper_mfu"]) < 2.0, row["step"]
         if row["gain"] is not None:
@@ -122,16 +123,15 @@ def test_table_3() -> None:
 @pytest.mark.parametrize(("gain", "right"), [(0.04, 0), (-0.04, 0), (0.0, 0), (-1.0, 0), (0.06, 1), (1.0, 1)])
 def test_a_gain_that_is_shown_as_nothing_has_no_sign(gain: float, right: int) -> None:
     rows = [{"mfu": 50.0, "paper_mfu": 50.0, "gain": gain, "paper_gain": 1.0}]
-    (line,) = megascale_tables._ablation_lines(rows)
+    (line,) = ablation_lines(rows)
     assert f"{right} of 1 gains have the right sign" in line
 
 
 def test_the_last_step_of_the_ablation_is_the_shipped_scenario() -> None:
-    cell = Cell(system="megatron-lm", model="megascale-175b", gpus=256, global_batch=256)
-    changes = tuple(change for _, more in ABLATION for change in more)
+    *_, last = ablation_jobs()
     ours, shipped = (
-        scenario_of(cell, changes),
-        scenario_of(replace(cell, system="megascale", global_batch=768)),
+        last.scenario(),
+        replace(last, system="megascale", global_batch=768, changes=()).scenario(),
     )
     assert ours.layout == shipped.layout
     assert ours.data == shipped.data
@@ -139,26 +139,28 @@ def test_the_last_step_of_the_ablation_is_the_shipped_scenario() -> None:
     assert replace(ours.model, name="", source="") == replace(shipped.model, name="", source="")
 
 
-SWITCHES = tuple(change for _, more in ABLATION[1:-1] for change in more)
+SWITCHES = tuple(change for more in list(SETUP["ablation"].values())[1:-1] for change in more)
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sets(st.sampled_from(SWITCHES)), st.sampled_from(SWITCHES))
 def test_switches_work_in_any_combination_and_never_slow(on: set[str], more: str) -> None:
-    cell = Cell(system="megatron-lm", model="megascale-175b", gpus=256, global_batch=64)
-    before, after = predict(cell, sorted(on - {more})), predict(cell, sorted(on | {more}))
+    job = StepJob(system="megatron-lm", model="megascale-175b", gpus=256, global_batch=64)
+    before, after = (
+        replace(job, changes=tuple(sorted(switches))).run() for switches in (on - {more}, on | {more})
+    )
     assert before.step_s is not None
     assert after.step_s is not None
     assert after.step_s <= before.step_s * (1 + 1e-9)
 
 
 def test_startup_and_time_to_failure() -> None:
-    for row in startup_document():
+    for row in startup(NOTHING).value:
         if row["error"] is not None:
             assert abs(row["error"]) < 0.2
         else:
             assert row["predicted_s"] < row["paper_below_s"]
-    hours = {row["gpus"]: row["hours"] for row in mttf_document()}
+    hours = {row["gpus"]: row["hours"] for row in mttf(NOTHING).value}
     assert hours[16384] == pytest.approx(1.8, abs=0.05)
     assert hours[131072] == pytest.approx(0.23, abs=0.01)
 

@@ -24,7 +24,7 @@ MEMORY_BYTES = 3 * 2**30
 """On top of what the process has when an input starts."""
 POOLS = tuple(
     f"hdpsim.experiments.{name}"
-    for name in ("papers.bytescale_simulation", "calibration.run", "campaigns.run", "parallel.engines")
+    for name in ("papers.paper", "calibration.run", "campaigns.run", "parallel.engines")
 )
 """Modules that start processes."""
 LONGEST_MESSAGE = 10_000

@@ -1,0 +1,215 @@
+"""ByteScale's cells and settings simulated, all on the same global batches."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import islice, product
+
+import numpy as np
+
+from hdpsim.arrays import Floats, Ints
+from hdpsim.cost_models.calibration.calibration import calibration
+from hdpsim.cost_models.feasibility import reasons_against
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.reading.units import parse_quantity
+from hdpsim.errors import InfeasibleError
+from hdpsim.experiments.papers.folder import Cell, paper_folder
+from hdpsim.experiments.scenario.references import cluster_of_size
+from hdpsim.simulator.play.execution import WAITS
+from hdpsim.simulator.setup import Setup, StrategyOptions
+from hdpsim.simulator.step import simulate_step
+from hdpsim.traces import global_batches, load_distribution
+
+
+def tokens(text: str) -> int:
+    """The tokens of a quantity such as `8K tokens`."""
+    return int(parse_quantity(text.removesuffix(" tokens"), "tokens"))
+
+
+FOLDER = paper_folder("bytescale")
+SETUP = FOLDER.setup
+STRATEGIES: tuple[str, ...] = tuple(SETUP["cells"]["columns"]["strategy"])
+CONTEXTS_TOKENS = tuple(tokens(text) for text in SETUP["contexts"])
+BATCH_TOKENS = tokens(SETUP["batch"])
+SEED = 0  # of the sampled lengths; any would do
+PLACE = ("model", "dataset", "gpus", "context_tokens")
+
+
+@cache
+def layout_of(model: str) -> Layout:
+    """How a model of the figure is laid out."""
+    entry = SETUP["models"][model]
+    return Layout(
+        tp=entry["tp"],
+        pp=entry["pp"],
+        ep=entry["ep"],
+        dp_overlap=False,  # section 5.1: one global synchronisation after the last micro-batch
+        rank_capacity_tokens=tokens(entry["rank_capacity"]),
+    )
+
+
+def all_cells() -> tuple[Cell, ...]:
+    """Every cell of Figure 17, with its measurement where the shipped copy has it."""
+    measured = {tuple(cell.inputs.values()): cell.measured for cell in FOLDER.published_cells()}
+    return tuple(
+        Cell(
+            inputs=dict(zip(FOLDER.columns, inputs, strict=True)),
+            measured=measured.get(inputs),
+            unit="tokens_per_s",
+        )
+        for (model, entry), dataset, context, strategy in product(
+            SETUP["models"].items(), SETUP["datasets"], CONTEXTS_TOKENS, STRATEGIES
+        )
+        for inputs in [(model, dataset, entry["gpus"], context, strategy)]
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Outcome:
+    """What a job yields, or the reason why it cannot run.
+
+    Attributes:
+        tokens: of all batches.
+        step_s: of every batch.
+        mfu: model FLOP utilisation, causal attention.
+        over_plan_ideal: how far the plans' busiest ranks are above the ideal of their kind (0.03 = 3 %), mean; None for
+            a static mesh.
+        memory_bytes: of the fullest GPU.
+        busy_s: [batches, ranks] seconds a rank (mean over its stages) spends in forward and backward, exposed
+            communication inside them included, waits and gradient synchronisation not; only with keep_ranks.
+        reason: why it cannot run; empty when it ran.
+    """
+
+    tokens: int = 0
+    step_s: tuple[float, ...] = ()
+    mfu: float = 0.0
+    over_plan_ideal: float | None = None
+    memory_bytes: float = 0.0
+    busy_s: Floats | None = None
+    reason: str = ""
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of all steps."""
+        return math.fsum(self.step_s)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Throughput of the whole cluster over all batches."""
+        return self.tokens / self.total_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsJob:
+    """The steps of one configuration on a number of global batches.
+
+    Attributes:
+        keep_ranks: keep the busy time of every rank.
+    """
+
+    model: str
+    dataset: str
+    gpus: int
+    context_tokens: int
+    options: StrategyOptions
+    batches: int
+    keep_ranks: bool = False
+
+    def setup(self) -> Setup:
+        """What is simulated.
+
+        Raises:
+            InfeasibleError: degrees that do not divide, or a context longer than the global batch.
+        """
+        layout, model = layout_of(self.model), catalog.model(self.model)
+        cluster = cluster_of_size(catalog.cluster(SETUP["cluster"]), self.gpus)
+        against = reasons_against(model, cluster, layout, self.context_tokens)
+        if against:
+            raise InfeasibleError("; ".join(against))
+        if self.context_tokens > BATCH_TOKENS:
+            raise InfeasibleError(
+                f"a context of {self.context_tokens} tokens is longer than the global batch of {BATCH_TOKENS} tokens"
+            )
+        return Setup(
+            model=model,
+            cluster=cluster,
+            layout=layout,
+            calibration=calibration(SETUP["calibration"]),
+            context_tokens=self.context_tokens,
+            strategy=self.options,
+        )
+
+    def lengths(self) -> tuple[Ints, ...]:
+        """The sequence lengths of every batch."""
+        return batches_of(self.dataset, self.context_tokens, self.batches)
+
+    def run(self) -> Outcome:
+        """Simulate the batches one after the other."""
+        try:
+            setup = self.setup()
+            results = [simulate_step(setup, lengths) for lengths in self.lengths()]
+        except InfeasibleError as error:
+            return Outcome(reason=str(error))
+        busy = [
+            result.account_s[[name not in WAITS for name in result.accounts]].sum(axis=0).mean(axis=1)
+            for result in results
+            if self.keep_ranks
+        ]
+        over_ideal = [r.makespan_s / r.plan_ideal_s - 1.0 for r in results if r.plan_ideal_s]
+        return Outcome(
+            tokens=sum(result.tokens for result in results),
+            step_s=tuple(result.step_s for result in results),
+            mfu=float(np.mean([result.mfu for result in results])),
+            over_plan_ideal=float(np.mean(over_ideal)) if over_ideal else None,
+            memory_bytes=max(result.memory.total_bytes for result in results),
+            busy_s=np.array(busy) if busy else None,
+        )
+
+
+@lru_cache(maxsize=8)
+def _sample(dataset: str, tokens: int) -> Ints:
+    """At least *tokens* tokens of sequences at evenly spaced quantiles of the data set's lengths."""
+    distribution = load_distribution(SETUP["datasets"][dataset])
+    count = math.ceil(tokens / distribution.mean_tokens)
+    while True:
+        lengths = distribution.stratified_sample(count, np.random.default_rng(SEED))
+        missing = tokens - int(lengths.sum())
+        if missing <= 0:
+            return lengths
+        count += math.ceil(missing / distribution.mean_tokens)
+
+
+@lru_cache(maxsize=8)
+def batches_of(dataset: str, context_tokens: int, count: int) -> tuple[Ints, ...]:
+    """The first *count* global batches of a data set: the same sequences for every model, strategy and context.
+
+    The paper reports means over 200 iterations. Evenly spaced quantiles represent the lengths as well with few
+    batches; longer sequences are cut to the context.
+    """
+    cut = global_batches(
+        [_sample(dataset, count * BATCH_TOKENS)], context_tokens=context_tokens, budget_tokens=BATCH_TOKENS
+    )
+    return tuple(batch.lengths for batch in islice(cut, count))
+
+
+def job_of(cell: Cell, batches: int) -> StepsJob:
+    """What predicts a cell."""
+    place = {name: cell[name] for name in PLACE}
+    return StepsJob(**place, options=StrategyOptions(name=cell["strategy"]), batches=batches)
+
+
+def case_job(options: StrategyOptions, batches: int) -> StepsJob:
+    """The setting of Figures 18 and 20 under these options."""
+    case = SETUP["case_study"]
+    return StepsJob(
+        model=case["model"],
+        dataset=case["dataset"],
+        gpus=SETUP["models"][case["model"]]["gpus"],
+        context_tokens=tokens(case["context"]),
+        options=options,
+        batches=batches,
+        keep_ranks=True,
+    )

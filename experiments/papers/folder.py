@@ -1,0 +1,135 @@
+"""The folder of a paper: what it is about, the cells of its main figure, what predictions take, what was published."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from hdpsim.experiments.output.csv_files import one_of, positive, read_rows, whole
+from hdpsim.yaml_loader import load_yaml
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One figure of a paper and what it depends on.
+
+    Attributes:
+        inputs: column -> value: all that a prediction may look at.
+        measured: None where the paper has no figure.
+        unit: of the measurement: tokens_per_s, step_s (seconds) or percent.
+        extra: further columns of a user's file, which travel along.
+    """
+
+    inputs: Mapping[str, Any]
+    measured: float | None = None
+    unit: str = ""
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+    def __getitem__(self, column: str) -> Any:
+        return self.inputs[column]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperFolder:
+    """What a paper is reproduced from. Its file cells.csv holds the published cells.
+
+    Attributes:
+        path: its last part is the name of the paper.
+        setup: setup.yaml: words about the paper, the columns of its cells, and what predictions take.
+        published: published.yaml: what the paper reports besides its cells. No prediction reads a measurement of it.
+    """
+
+    path: Path
+    setup: Mapping[str, Any]
+    published: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """As `hdpsim reproduce` calls the paper."""
+        return self.path.name
+
+    @property
+    def columns(self) -> Mapping[str, tuple[str, ...] | str]:
+        """Input column of cells -> the words that it may hold, or the kind of its numbers (see hdpsim.ranges)."""
+        columns = {}
+        for name, allowed in self.setup["cells"]["columns"].items():
+            words = self.setup.get(allowed) if isinstance(allowed, str) else allowed
+            columns[name] = allowed if words is None else tuple(words)
+        return columns
+
+    @property
+    def cells_help(self) -> str:
+        """What a user's file of cells holds."""
+        words = {
+            name: f" ({', '.join(allowed)})" if not isinstance(allowed, str) and len(allowed) < 4 else ""
+            for name, allowed in self.columns.items()
+        }
+        columns = ", ".join([*(f"{name}{choice}" for name, choice in words.items()), self.measured_column])
+        return f"CSV with {columns}; default: {self.setup['cells']['default']}."
+
+    @property
+    def measured_column(self) -> str:
+        """The column of the measurement."""
+        return str(self.setup["cells"]["measured"])
+
+    def unit(self, inputs: Mapping[str, Any]) -> str:
+        """The unit of a cell's measurement, which a column may decide."""
+        unit = self.setup["cells"]["unit"]
+        if isinstance(unit, str):
+            return unit
+        ((column, units),) = unit.items()
+        return str(units[inputs[column]])
+
+    def published_cells(self) -> tuple[Cell, ...]:
+        """The cells that the paper has a figure for."""
+        return self.read_cells(self.path / "cells.csv")
+
+    def read_cells(self, path: str | Path) -> tuple[Cell, ...]:
+        """Read a CSV with the columns (in any order, others allowed); an empty measurement means there is none.
+
+        Raises:
+            UserInputError: unreadable, no rows, missing columns, or a value that is not allowed, with its row.
+        """
+        rows = read_rows(path, (*self.columns, self.measured_column))
+        return tuple(self._cell(where, row) for where, row in rows)
+
+    def _cell(self, where: str, row: Mapping[str, str]) -> Cell:
+        inputs = {
+            name: whole(where, name, row, allowed)
+            if isinstance(allowed, str)
+            else one_of(where, name, row, allowed)
+            for name, allowed in self.columns.items()
+        }
+        column, unit = self.measured_column, self.unit(inputs)
+        return Cell(
+            inputs=inputs,
+            measured=positive(where, column, row[column], unit) if row[column] else None,
+            unit=unit,
+            extra={name: text for name, text in row.items() if name not in inputs and name != column},
+        )
+
+
+def read_folder(path: Path) -> PaperFolder:
+    """Read the folder of a paper."""
+    return PaperFolder(
+        path=path, setup=load_yaml(path / "setup.yaml"), published=load_yaml(path / "published.yaml")
+    )
+
+
+def _shipped() -> Path:
+    return Path(str(resources.files("hdpsim.experiments") / "data" / "papers"))
+
+
+def paper_names() -> tuple[str, ...]:
+    """The papers that hdpsim reproduces: one for every folder of experiments/data/papers."""
+    return tuple(sorted(path.name for path in _shipped().iterdir()))
+
+
+@cache
+def paper_folder(name: str) -> PaperFolder:
+    """The shipped folder of a paper."""
+    return read_folder(_shipped() / name)

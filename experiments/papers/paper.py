@@ -1,0 +1,428 @@
+"""How a paper is reproduced: its cells are predicted, held against what was published, and written down.
+
+A paper is a folder experiments/data/papers/NAME (see folder.py) and a module experiments/papers/NAME.py with a `PAPER`:
+how a cell is simulated, and sections for what the paper shows besides its cells.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import as_completed
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hdpsim.arrays import Ints
+from hdpsim.errors import UserInputError
+from hdpsim.experiments.bands.band import Residual
+from hdpsim.experiments.bands.residuals import residual_lines, rewrite_residuals, setup_features
+from hdpsim.experiments.output import plots
+from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
+from hdpsim.experiments.output.plot_style import format_tokens
+from hdpsim.experiments.papers.folder import Cell, PaperFolder
+from hdpsim.experiments.parallel.pool import worker_pool
+from hdpsim.experiments.studies.compare import silent
+from hdpsim.experiments.validation.errors import error_of, error_summary
+from hdpsim.simulator.setup import Setup
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Record = Mapping[str, Any]
+Report = Callable[[int, int], None]
+
+WORKERS = 2  # a simulation takes about a second: more processes start longer than they save
+NO_FIGURE = "–"
+
+_QUANTITIES = {"tokens_per_s": "throughput (tokens/s)", "step_s": "iteration (s)", "percent": "share (%)"}
+_STEP_ERROR_SIGN = {"tokens_per_s": -1.0, "step_s": 1.0}
+"""Unit of a measurement -> what its log error says of the step's: too many tokens/s are too short a step."""
+
+
+class Job(Protocol):
+    """Work for a worker process. Equal jobs run once, so a job can be hashed; it holds all its outcome depends on."""
+
+    def __hash__(self) -> int: ...
+
+    def run(self) -> Any:
+        """Simulate; the outcome is what cells and sections are made from."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """What a section can be made from.
+
+    Attributes:
+        records: one per cell: input columns, measured, predicted, error, and more about the prediction.
+        outcomes: of all jobs.
+        batches: global batches of each prediction; 1 where a paper does not average.
+    """
+
+    records: Sequence[Record]
+    outcomes: Mapping[Job, Any]
+    batches: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a section adds to the document.
+
+    Attributes:
+        value: JSON data.
+        tables: for people.
+        lines: sentences for people.
+        files: of the run directory.
+    """
+
+    value: Any
+    tables: Sequence[Table[Any]] = ()
+    lines: Sequence[str] = ()
+    files: Sequence[OutputFile] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A figure or table of the paper besides its cells.
+
+    Attributes:
+        name: its key in the JSON document.
+        part: what it says.
+        jobs: what it needs, given the number of batches.
+    """
+
+    name: str
+    part: Callable[[Results], Part]
+    jobs: Callable[[int], Iterable[Job]] = lambda batches: ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paper:
+    """How a paper is reproduced.
+
+    Attributes:
+        folder: its data.
+        job: what predicts a cell, given the number of batches.
+        prediction: what a record says of a cell's outcome: `predicted` (None where it cannot run), `reason`, and more.
+        step: setup and sequence lengths of a cell's step: what the bands of predictions compare runs by.
+        cells: what is predicted without a user's file; default: the published cells.
+        tables: of the records; default: one of all.
+        sections: what is shown besides the cells.
+    """
+
+    folder: PaperFolder
+    job: Callable[[Cell, int], Job]
+    prediction: Callable[[Cell, Any], Record]
+    step: Callable[[Cell, int], tuple[Setup, Ints]]
+    cells: Callable[[], tuple[Cell, ...]] | None = None
+    tables: Callable[[Sequence[Record]], Sequence[Table[Any]]] | None = None
+    sections: tuple[Section, ...] = ()
+
+
+def load_paper(name: str) -> Paper:
+    """The `PAPER` of the module of that name."""
+    paper: Paper = import_module(f"hdpsim.experiments.papers.{name}").PAPER
+    return paper
+
+
+def reproduce(
+    paper: Paper,
+    cells: str | None = None,
+    *,
+    report: Report = silent,
+    batches: int | None = None,
+    workers: int | None = None,
+    residuals: str | None = None,
+) -> Document:
+    """Predict the cells of a paper and hold them against what it published.
+
+    Args:
+        paper: which one.
+        cells: CSV of other cells than the paper's.
+        report: told (done, total) after every job.
+        batches: global batches of each prediction; default: as many as the paper's setup.yaml says.
+        workers: processes; the result does not depend on it.
+        residuals: file that takes features and log errors of the cells, instead of those it has of them.
+
+    Raises:
+        UserInputError: an unusable file of cells.
+    """
+    folder = paper.folder
+    count = folder.setup.get("batches", 1) if batches is None else batches
+    if count < 1:
+        raise UserInputError(f"batches must be at least 1, got {count}")
+    chosen = _cells(paper) if cells is None else folder.read_cells(cells)
+    jobs = [paper.job(cell, count) for cell in chosen]
+    outcomes = run_jobs(
+        [*jobs, *(job for section in paper.sections for job in section.jobs(count))], report, workers
+    )
+    records = [
+        _record(folder, cell, paper.prediction(cell, outcomes[job]))
+        for cell, job in zip(chosen, jobs, strict=True)
+    ]
+    results = Results(records=records, outcomes=outcomes, batches=count)
+    parts = {section.name: section.part(results) for section in paper.sections}
+    summary = summary_of(records)
+    notes = [note.format(batches=count) for note in folder.setup["notes"]]
+    lines = [
+        errors_line(summary),
+        *(line for part in parts.values() for line in part.lines),
+        *_reasons(folder, records),
+        *notes,
+    ]
+    if residuals is not None:
+        found = residuals_of(paper, chosen, records, count)
+        lines += residual_lines(rewrite_residuals(residuals, found, (folder.name,)), residuals)
+    tables = (records_table(folder, records),) if paper.tables is None else paper.tables(records)
+    files = (*_files(folder, chosen, records), *(file for part in parts.values() for file in part.files))
+    return Document(
+        kind=f"reproduce-{folder.name}",
+        payload={
+            **({"batches": count} if "batches" in folder.setup else {}),
+            "records": records,
+            "summary": summary,
+            **{name: part.value for name, part in parts.items()},
+            "notes": notes,
+        },
+        title=f"{folder.setup['title']} reproduced",
+        blocks=(*tables, *(table for part in parts.values() for table in part.tables)),
+        notes=tuple(lines),
+        files=tuple(sorted(files, key=lambda file: "." not in file.name)),  # figures after tables
+    )
+
+
+def _cells(paper: Paper) -> tuple[Cell, ...]:
+    return paper.folder.published_cells() if paper.cells is None else paper.cells()
+
+
+def run_jobs(jobs: Iterable[Job], report: Report, workers: int | None = None) -> dict[Job, Any]:
+    """Run all jobs in worker processes; their outcomes are equal on any number of workers.
+
+    Args:
+        jobs: what to run; equal ones run once.
+        report: told (done, total) after every job.
+        workers: processes; 1 runs everything in this one. Default: two, or one for each processor if fewer.
+    """
+    different = list(dict.fromkeys(jobs))
+    processes = min(workers or WORKERS, os.cpu_count() or 1, len(different))
+    found: dict[Job, Any] = {}
+    if processes <= 1:
+        for done, job in enumerate(different, start=1):
+            found[job] = job.run()
+            report(done, len(different))
+        return found
+    with worker_pool(processes) as pool:
+        futures = {pool.submit(job.run): job for job in different}
+        for done, future in enumerate(as_completed(futures), start=1):
+            found[futures[future]] = future.result()
+            report(done, len(different))
+    return found
+
+
+def _record(folder: PaperFolder, cell: Cell, prediction: Record) -> Record:
+    """The input columns of a cell, measured, predicted, error, and what else a prediction says."""
+    return {
+        **cell.inputs,
+        folder.measured_column: cell.measured,
+        **cell.extra,
+        "measured": cell.measured,
+        "predicted": prediction["predicted"],
+        "error": error_of(cell.measured, prediction["predicted"]),
+        **prediction,
+    }
+
+
+def summary_of(records: Sequence[Record]) -> dict[str, Any]:
+    """Absolute errors over all records with a measurement, and how many could not be predicted."""
+    return {
+        **error_summary(record["error"] for record in records),
+        "unpredicted": sum(record["predicted"] is None for record in records),
+    }
+
+
+def errors_line(summary: Mapping[str, Any]) -> str:
+    """The errors of all cells in a sentence."""
+    if not summary["count"]:
+        return "No cell has both a measurement and a prediction."
+    text = (
+        f"{summary['count']} cells with a measurement: absolute error median {summary['median_abs_error']:.1%}, "
+        f"mean {summary['mean_abs_error']:.1%}, 90 % of them below {summary['p90_abs_error']:.1%}, "
+        f"largest {summary['max_abs_error']:.1%}"
+    )
+    return f"{text}; {summary['unpredicted']} cannot run." if summary["unpredicted"] else f"{text}."
+
+
+def _reasons(folder: PaperFolder, records: Sequence[Record]) -> list[str]:
+    words = folder.setup["cells"]["words"]
+    found = [f"Cannot run: {words.format(**r)}: {r['reason']}" for r in records if r["reason"]]
+    return list(dict.fromkeys(found))
+
+
+def residuals_of(
+    paper: Paper, cells: Sequence[Cell], records: Sequence[Record], batches: int
+) -> list[Residual]:
+    """One residual for every cell of a time or rate with an error. None counts as complete: papers leave much out."""
+    found = []
+    for cell, record in zip(cells, records, strict=True):
+        sign = _STEP_ERROR_SIGN.get(cell.unit)
+        if record["error"] is None or sign is None:
+            continue
+        features, key = setup_features(*paper.step(cell, batches))
+        error = sign * math.log1p(record["error"])
+        found.append(
+            Residual(features=features, key=key, source=paper.folder.name, complete=False, log_error=error)
+        )
+    return found
+
+
+def of_place(
+    records: Sequence[Record], place: Sequence[str], variant: str
+) -> dict[tuple[Any, ...], dict[str, Record]]:
+    """Values of the *place* columns -> value of the *variant* column -> record."""
+    found: dict[tuple[Any, ...], dict[str, Record]] = {}
+    for record in records:
+        found.setdefault(tuple(record[name] for name in place), {})[record[variant]] = record
+    return found
+
+
+def ratio(value: float | None, base: float | None) -> float | None:
+    """One over the other; None where either is missing or nothing."""
+    return value / base if value and base else None
+
+
+def number(value: float) -> str:
+    """Three digits of a small number, all whole digits of a large one."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.3g}"
+
+
+def column(name: str, heading: str = "", format: str | Callable[[Any], str] = number) -> Column[Record]:
+    """A column of figures, of which some may be missing."""
+    return Column(name, heading=heading, format=format, missing=NO_FIGURE)
+
+
+def input_column(name: str, *, left: bool = False) -> Column[Record]:
+    """A column of words or whole numbers."""
+
+    def text(value: str | int) -> str:
+        return value if isinstance(value, str) else f"{value:,}"
+
+    return Column(name, heading="GPUs" if name == "gpus" else "", format=text, left=left)
+
+
+def paper_columns(error_format: str = "+.1%") -> tuple[Column[Record], ...]:
+    """What the paper measured, what is predicted, and how far off that is."""
+    predicted: Column[Record] = Column("predicted", format=number, missing="cannot run")
+    return column("measured", "paper"), predicted, column("error", format=error_format)
+
+
+def records_table(folder: PaperFolder, records: Sequence[Record]) -> Table[Record]:
+    """One row per cell."""
+    inputs = (input_column(name, left=not isinstance(kind, str)) for name, kind in folder.columns.items())
+    columns = (*inputs, *paper_columns())
+    return Table(title=folder.setup["cells"]["title"], columns=columns, rows=records)
+
+
+def rows_part(
+    name: str,
+    rows: Sequence[Record],
+    columns: Sequence[Column[Record]],
+    *,
+    title: str,
+    what: str,
+    lines: Sequence[str] = (),
+    figure: tuple[Callable[[], Figure], str] | None = None,
+) -> Part:
+    """A section that is a table of rows.
+
+    Args:
+        name: of the section and its files.
+        rows: with equal keys.
+        columns: what people see of them.
+        title: of the table.
+        what: describes the CSV file.
+        lines: sentences for people.
+        figure: what draws the rows, and the figure's description.
+    """
+    files = [OutputFile(f"{name}.csv", lambda: flat_rows(rows), what)]
+    if figure is not None:
+        files.append(OutputFile(name, *figure))
+    table = Table(title=title, columns=tuple(columns), rows=rows)
+    return Part(value=rows, tables=(table,), lines=lines, files=files)
+
+
+def flat_rows(rows: Sequence[Record]) -> list[dict[str, Any]]:
+    """Rows of single figures: mappings are left out, lists become text."""
+    return [
+        {
+            name: "; ".join(map(str, value)) if isinstance(value, list) else value
+            for name, value in row.items()
+            if not isinstance(value, Mapping)
+        }
+        for row in rows
+    ]
+
+
+def _files(folder: PaperFolder, cells: Sequence[Cell], records: Sequence[Record]) -> list[OutputFile]:
+    """The records as a table, all of them as a scatter plot, and against their x axis."""
+    words, figure = folder.setup["cells"], folder.setup["figure"]
+    files = [
+        OutputFile("records.csv", lambda: flat_rows(records), "One row per cell: paper, prediction, error.")
+    ]
+    pairs = zip(cells, records, strict=True)
+    ran = [r for cell, r in pairs if cell.unit == figure["unit"] and r["predicted"] is not None]
+    known = [record for record in ran if record["error"] is not None]
+    quantity = _QUANTITIES[figure["unit"]]
+    if known:
+        of_series = {
+            name: [r for r in known if r[figure["series"]] == name]
+            for name in folder.columns[figure["series"]]
+        }
+        points = {
+            name: ([r["measured"] for r in rows], [r["predicted"] for r in rows])
+            for name, rows in of_series.items()
+            if rows
+        }
+        files.append(
+            OutputFile(
+                "paper_against_prediction",
+                lambda: plots.plot_paper_against_prediction(
+                    points, quantity=quantity, title=f"{folder.setup['title']}, {words['place']}"
+                ),
+                "Every cell with a measurement: prediction over measurement.",
+            )
+        )
+    by_figure: dict[str, list[Record]] = {}
+    for record in ran:
+        by_figure.setdefault(figure["name"].format(**record), []).append(record)
+    return [*files, *(_lines_file(folder, name, rows) for name, rows in by_figure.items())]
+
+
+def _lines_file(folder: PaperFolder, name: str, records: Sequence[Record]) -> OutputFile:
+    """Predictions as lines and measurements as markers against the figure's x column."""
+    figure = folder.setup["figure"]
+    x, title = figure["x"], figure["title"].format(**records[0])
+    panels = dict.fromkeys(figure["panel"].format(**record) for record in records)
+
+    def line(panel: str, series: str) -> plots.Line:
+        chosen = [
+            r for r in records if figure["panel"].format(**r) == panel and r[figure["series"]] == series
+        ]
+        return sorted((r[x], r["predicted"], r["measured"]) for r in chosen)
+
+    names = folder.columns[figure["series"]]
+    return OutputFile(
+        name,
+        lambda: plots.plot_beside_paper(
+            {
+                panel: {series: points for series in names if (points := line(panel, series))}
+                for panel in panels
+            },
+            x=figure["x_label"],
+            y=_QUANTITIES[figure["unit"]],
+            x_text=format_tokens if x == "context_tokens" else "{:,}".format,
+            title=title,
+        ),
+        f"{title}: prediction and paper.",
+    )
