@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from itertools import repeat
 from typing import assert_never
 
 import numpy as np
@@ -76,25 +75,21 @@ def detection_ticks(cause: FailureCause, handling: Handling, random: np.random.G
             assert_never(cause.detection)
 
 
-class FailureDraws:
-    """The superposition of all causes: one Poisson process whose events get a cause by their rates."""
+def failure_draws(
+    causes: tuple[FailureCause, ...], per_s: tuple[float, ...], random: np.random.Generator
+) -> Iterator[tuple[int, FailureCause]]:
+    """Pairs of (ticks since the last failure, its cause), without end; nothing if all rates *per_s* are zero.
 
-    def __init__(
-        self, causes: tuple[FailureCause, ...], per_s: tuple[float, ...], random: np.random.Generator
-    ) -> None:
-        """Events of *causes* at rates *per_s*; all zero means never."""
-        self._causes, self._random = causes, random
-        self._total = sum(per_s)
-        self._shares = np.cumsum(per_s) / self._total if self._total > 0 else np.zeros(0)
-
-    def __iter__(self) -> Iterator[tuple[int, FailureCause]]:
-        """Pairs of (ticks since the last event, cause), without end."""
-        if self._total <= 0:
-            return
-        for _ in repeat(None):
-            gap = ticks(self._random.exponential(1.0 / self._total))
-            index = int(np.searchsorted(self._shares, self._random.uniform(), side="right"))
-            yield gap, self._causes[min(index, len(self._causes) - 1)]
+    All causes together are one Poisson process whose events get a cause by their rates.
+    """
+    total = sum(per_s)
+    if total <= 0:
+        return
+    shares = np.cumsum(per_s) / total
+    while True:
+        gap = ticks(random.exponential(1.0 / total))
+        index = int(np.searchsorted(shares, random.uniform(), side="right"))
+        yield gap, causes[min(index, len(causes) - 1)]
 
 
 class SparePool:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import cast
 
 import numpy as np
 import simpy
 
+from hdpsim.arrays import Ints
 from hdpsim.cost_models.reliability.failures import FailureCause
-from hdpsim.simulator.campaign.events import STRAGGLER, FailureDraws, SparePool, detection_ticks, ticks
+from hdpsim.simulator.campaign.events import STRAGGLER, SparePool, detection_ticks, failure_draws, ticks
 from hdpsim.simulator.campaign.setup import ACCOUNTS, CampaignResult, CampaignSetup, Incident
 from hdpsim.simulator.campaign.stretch import CYCLE_ACCOUNTS, TICKS_PER_S, Closing, Pace, SavedCycle, Stretch
+
+_Process = Generator[simpy.Event, None, None]
 
 
 def simulate_campaign(setup: CampaignSetup) -> CampaignResult:
@@ -60,7 +63,6 @@ class _Run:
         self._missing = 0
         self._evictions = 0
         self._slow = 0
-        self._slowness = 1.0
         self._open: list[tuple[str, int, int]] = []
         self._incidents: list[Incident] = []
         self._unplanned = 0
@@ -68,7 +70,7 @@ class _Run:
         self._job = self._env.process(self._train())
         profile = setup.failures
         rates = profile.per_s(setup.nodes, setup.links_per_node, setup.failure_scale)
-        self._env.process(self._fail(FailureDraws(profile.causes, rates, failures)))
+        self._env.process(self._fail(failure_draws(profile.causes, rates, failures)))
         if setup.straggler_mttf_s is not None:
             self._env.process(self._slow_down(setup.straggler_mttf_s / setup.nodes))
         self._join(int(self._slow_random.binomial(setup.nodes, setup.straggler_share)))
@@ -105,7 +107,7 @@ class _Run:
     def _now(self) -> int:
         return int(self._env.now)
 
-    def _train(self) -> Generator[simpy.Event, None, None]:
+    def _train(self) -> _Process:
         """The job: start, run until something happens, recover, run again."""
         failure: FailureCause | None = None
         while True:
@@ -136,24 +138,23 @@ class _Run:
             return None
 
     def _begin_stretch(self) -> Stretch:
-        self._slowness = self._setup.slowness(self._slow)
         self._stretch = Stretch(
             self._pace,
             self._now,
             self._steps_random,
-            slowness=self._slowness,
+            slowness=self._setup.slowness(self._slow),
             cycles_since_restart=self._cycles_since_restart,
             uploading=self._uploading,
         )
         self._uploading = None
         return self._stretch
 
-    def _stop(self, stops: list[FailureCause]) -> Generator[simpy.Event, None, None]:
+    def _stop(self, stops: list[FailureCause]) -> _Process:
         """A planned stop after a checkpoint, one restart for all its reasons: wait until the checkpoint has arrived."""
         self._open.append((stops[0].name, self._now, 0))
         for cause in stops:
             self._evict(cause)
-        yield from self._spend("checkpoint_wait", self._env.timeout(self._pace.upload_ticks))
+        yield from self._pause("checkpoint_wait", self._pace.upload_ticks)
         self._commit_upload()
 
     def _evict(self, cause: FailureCause) -> None:
@@ -165,21 +166,21 @@ class _Run:
             self._evictions += 1
             self._pool.repair()
 
-    def _recover(self, failure: FailureCause | None) -> Generator[simpy.Event, None, None]:
+    def _recover(self, failure: FailureCause | None) -> _Process:
         """Everything between a stop and the next step; a failure on the way starts it anew."""
         setup = self._setup
         while True:
             try:
                 if failure is not None:
-                    noticed = detection_ticks(failure, setup.handling, self._detect)
-                    yield from self._spend("detection", self._env.timeout(noticed))
-                    yield from self._spend("diagnosis", self._env.timeout(self._diagnosis_ticks()))
+                    yield from self._pause(
+                        "detection", detection_ticks(failure, setup.handling, self._detect)
+                    )
+                    yield from self._pause("diagnosis", self._diagnosis_ticks())
                 yield from self._replace()
-                yield from self._spend("scheduling", self._env.timeout(ticks(setup.scheduling_s)))
-                groups = ticks(setup.group_initialisation_s)
-                yield from self._spend("group_initialisation", self._env.timeout(groups))
+                yield from self._pause("scheduling", ticks(setup.scheduling_s))
+                yield from self._pause("group_initialisation", ticks(setup.group_initialisation_s))
                 if self._steps > 0:
-                    yield from self._spend("checkpoint_load", self._env.timeout(ticks(setup.load_s)))
+                    yield from self._pause("checkpoint_load", ticks(setup.load_s))
                 break
             except simpy.Interrupt as interrupt:
                 failure = self._strike(cast(FailureCause, interrupt.cause))
@@ -187,7 +188,7 @@ class _Run:
         self._close_incidents(self._now)
         self._curve.append((self._now, self._steps))
 
-    def _replace(self) -> Generator[simpy.Event, None, None]:
+    def _replace(self) -> _Process:
         """Take a spare for every node that is missing; wait for repairs while there is none.
 
         Slow nodes that were found by now leave too: the job stands still anyway.
@@ -202,18 +203,18 @@ class _Run:
             else:
                 yield from self._spend("waiting_for_node", self._pool.arrival)
 
-    def _spend(self, account: str, until: simpy.Event) -> Generator[simpy.Event, None, None]:
+    def _pause(self, account: str, amount: int) -> _Process:
+        return self._spend(account, self._env.timeout(amount))
+
+    def _spend(self, account: str, until: simpy.Event) -> _Process:
         """Let time pass in an account until an event; an interrupt cuts it short."""
         since = self._now
         self._phase = (account, since)
         try:
             yield until
-        except simpy.Interrupt:
+        finally:
             self._ticks[account] += self._now - since
             self._phase = None
-            raise
-        self._ticks[account] += self._now - since
-        self._phase = None
 
     def _diagnosis_ticks(self) -> int:
         handling = self._setup.handling
@@ -243,9 +244,7 @@ class _Run:
 
     def _settle(self, closing: Closing) -> None:
         """Book what a stretch is sure of."""
-        for account, amount in zip(CYCLE_ACCOUNTS, closing.kept, strict=True):
-            self._ticks[account] += int(amount)
-        self._steps += closing.kept_steps
+        self._keep(closing.kept, closing.kept_steps)
         self._uploading = closing.uploading
         self._cycles_since_restart += closing.cycles
         self._stretch = None
@@ -253,24 +252,21 @@ class _Run:
     def _commit_upload(self) -> None:
         """The checkpoint of a planned stop has arrived."""
         if self._uploading is not None:
-            for account, amount in zip(CYCLE_ACCOUNTS, self._uploading.parts, strict=True):
-                self._ticks[account] += int(amount)
-            self._steps += self._uploading.steps
+            self._keep(self._uploading.parts, self._uploading.steps)
             self._uploading = None
+
+    def _keep(self, parts: Ints, steps: float) -> None:
+        for account, amount in zip(CYCLE_ACCOUNTS, parts, strict=True):
+            self._ticks[account] += int(amount)
+        self._steps += steps
 
     def _close_incidents(self, now: int) -> None:
         for cause, at, lost in self._open:
-            self._incidents.append(
-                Incident(
-                    cause=cause,
-                    at_s=at / TICKS_PER_S,
-                    lost_s=lost / TICKS_PER_S,
-                    down_s=(now - at) / TICKS_PER_S,
-                )
-            )
+            at_s, lost_s, down_s = (amount / TICKS_PER_S for amount in (at, lost, now - at))
+            self._incidents.append(Incident(cause=cause, at_s=at_s, lost_s=lost_s, down_s=down_s))
         self._open.clear()
 
-    def _fail(self, draws: FailureDraws) -> Generator[simpy.Event, None, None]:
+    def _fail(self, draws: Iterator[tuple[int, FailureCause]]) -> _Process:
         """Failures, one after the other."""
         for gap, cause in draws:
             yield self._env.timeout(gap)
@@ -291,11 +287,11 @@ class _Run:
         for _ in range(slow_nodes):
             self._env.process(self._find())
 
-    def _find(self) -> Generator[simpy.Event, None, None]:
+    def _find(self) -> _Process:
         yield self._env.timeout(ticks(self._setup.straggler_detection_s))
         self._request(STRAGGLER)
 
-    def _slow_down(self, mean_s: float) -> Generator[simpy.Event, None, None]:
+    def _slow_down(self, mean_s: float) -> _Process:
         """Healthy nodes that become slow."""
         while True:
             yield self._env.timeout(ticks(self._slow_random.exponential(mean_s)))

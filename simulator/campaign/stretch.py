@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+
+from hdpsim.arrays import Ints
 
 TICKS_PER_S = 1_000_000
 """The clock of a campaign counts microseconds in integers, so that its accounts sum exactly."""
@@ -22,8 +23,6 @@ _WORK = 3  # of these accounts, the first three are steps
 DAY_TICKS = 86400 * TICKS_PER_S
 LEAST_JITTER = 1e-6  # below it a step varies by less than the clock can tell
 MOST_CYCLES = 1 << 16  # drawn at once; older ones are summed up, so that memory stays small
-
-Ticks = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +50,7 @@ class Pace:
 class SavedCycle:
     """A cycle whose checkpoint is still being uploaded: its ticks by account, and its steps."""
 
-    parts: Ticks
+    parts: Ints
     steps: int
 
 
@@ -68,12 +67,12 @@ class Closing:
         cycles: cycles completed.
     """
 
-    kept: Ticks
+    kept: Ints
     kept_steps: float
-    lost_ticks: int
     reached_steps: float
-    uploading: SavedCycle | None
     cycles: int
+    lost_ticks: int = 0
+    uploading: SavedCycle | None = None
 
 
 class Stretch:
@@ -103,8 +102,8 @@ class Stretch:
         self._pace, self.start, self._random = pace, start, random
         self._slowness, self._first = slowness, cycles_since_restart
         self._before = uploading
-        self._parts: Ticks = np.zeros((0, len(CYCLE_ACCOUNTS)), dtype=np.int64)
-        self._ends: Ticks = np.zeros(0, dtype=np.int64)
+        self._parts: Ints = np.zeros((0, len(CYCLE_ACCOUNTS)), dtype=np.int64)
+        self._ends: Ints = np.zeros(0, dtype=np.int64)
         self._folded = np.zeros(len(CYCLE_ACCOUNTS), dtype=np.int64)
         self._folded_cycles = 0
 
@@ -121,36 +120,28 @@ class Stretch:
             safe -= 1  # the last checkpoint has not arrived; -1 when that is the one of the stretch before
         kept, kept_steps = self._sum(safe)
         carried = int(self._before.parts.sum()) if self._before else 0
-        lost = tick - self.start + carried - int(kept.sum())
-        reached = self._steps_before + done * self._pace.steps_per_cycle + self._partial(tick, done)[1]
         return Closing(
             kept=kept,
             kept_steps=kept_steps,
-            lost_ticks=lost,
-            reached_steps=reached,
-            uploading=None,
+            reached_steps=self._steps_after(done) + self._partial(tick, done)[1],
             cycles=done,
+            lost_ticks=tick - self.start + carried - int(kept.sum()),
         )
 
     def at_checkpoint(self, tick: int) -> Closing:
         """Close at the end of a blocking stage (a value of `checkpoint_after`)."""
         done = self._done(tick)
         uploading = None
-        safe = done
         if self._pace.upload_ticks:
-            safe -= 1
-            uploading = SavedCycle(
-                parts=self._parts[done - self._folded_cycles - 1], steps=self._pace.steps_per_cycle
-            )
-        kept, kept_steps = self._sum(safe)
-        reached = self._steps_before + done * self._pace.steps_per_cycle
+            parts = self._parts[done - self._folded_cycles - 1]
+            uploading = SavedCycle(parts=parts, steps=self._pace.steps_per_cycle)
+        kept, kept_steps = self._sum(done - (uploading is not None))
         return Closing(
             kept=kept,
             kept_steps=kept_steps,
-            lost_ticks=0,
-            reached_steps=reached,
-            uploading=uploading,
+            reached_steps=self._steps_after(done),
             cycles=done,
+            uploading=uploading,
         )
 
     def end(self, tick: int) -> Closing:
@@ -159,26 +150,18 @@ class Stretch:
         kept, kept_steps = self._sum(done)
         parts, steps = self._partial(tick, done)
         steps += kept_steps
-        return Closing(
-            kept=kept + parts,
-            kept_steps=steps,
-            lost_ticks=0,
-            reached_steps=steps,
-            uploading=None,
-            cycles=done,
-        )
+        return Closing(kept=kept + parts, kept_steps=steps, reached_steps=steps, cycles=done)
 
-    @property
-    def _steps_before(self) -> int:
-        return self._before.steps if self._before else 0
+    def _steps_after(self, done: int) -> int:
+        """Steps of so many cycles, and of the one whose upload began with the stretch."""
+        return (self._before.steps if self._before else 0) + done * self._pace.steps_per_cycle
 
-    def _sum(self, safe: int) -> tuple[Ticks, float]:
+    def _sum(self, safe: int) -> tuple[Ints, float]:
         """Ticks and steps of the cycles of this stretch up to *safe*, and of the one before (unless safe is -1)."""
         kept = self._folded + self._parts[: max(safe - self._folded_cycles, 0)].sum(axis=0, dtype=np.int64)
-        steps = max(safe, 0) * self._pace.steps_per_cycle
-        if self._before and safe >= 0:
-            return kept + self._before.parts, float(steps + self._before.steps)
-        return kept, float(steps)
+        if safe < 0:
+            return kept, 0.0
+        return kept + (self._before.parts if self._before else 0), float(self._steps_after(safe))
 
     def _done(self, tick: int) -> int:
         """Cycles completed at *tick*."""
@@ -189,7 +172,7 @@ class Stretch:
         """Tick at which the last of *done* cycles ended."""
         return int(self._ends[done - self._folded_cycles - 1]) if done else self.start
 
-    def _partial(self, tick: int, done: int) -> tuple[Ticks, float]:
+    def _partial(self, tick: int, done: int) -> tuple[Ints, float]:
         """Ticks by account and steps of the cycle that is under way at *tick*."""
         left = tick - self._end_of(done)
         parts = self._parts[done - self._folded_cycles]
