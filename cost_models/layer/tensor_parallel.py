@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -29,43 +29,25 @@ EXCHANGE_SMS = 1
 EXCHANGE_WHOLE_SMS = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockGemms:
+class BlockGemms(NamedTuple):
     """Seconds of the products around the collectives of a block (attention, MLP, or both at once), [n] each.
 
     *entering*: they read the gathered input (QKV, first MLP matrix); *leaving*: their output is summed over the group.
+    A gradient is the input's or the weights': each half of the backward's FLOP (of frozen weights, which have no
+    gradient, all of it).
     """
 
     entering_forward: Floats
     leaving_forward: Floats
-    entering_backward: Floats
-    leaving_backward: Floats
-    gradients: float = 2.0
-    """Products in the backward of each of the forward: the second is the weight gradient."""
+    entering_gradient: Floats
+    leaving_gradient: Floats
 
     @classmethod
     def of(cls, entering: LayerGemms, leaving: LayerGemms, tokens: Floats) -> BlockGemms:
         """Seconds of the products of a block."""
-        (entering_forward, entering_backward), (leaving_forward, leaving_backward) = (
-            products.both_s(tokens) for products in (entering, leaving)
-        )
-        return cls(
-            entering_forward=entering_forward,
-            leaving_forward=leaving_forward,
-            entering_backward=entering_backward,
-            leaving_backward=leaving_backward,
-            gradients=1.0 if entering.frozen else 2.0,
-        )
-
-    @property
-    def entering_gradient(self) -> Floats:
-        """Input gradient or weight gradient: each half of the backward's FLOP."""
-        return self.entering_backward / self.gradients
-
-    @property
-    def leaving_gradient(self) -> Floats:
-        """The same."""
-        return self.leaving_backward / self.gradients
+        gradients = 1.0 if entering.frozen else 2.0
+        (into, into_backward), (out, out_backward) = (gemms.both_s(tokens) for gemms in (entering, leaving))
+        return cls(into, out, into_backward / gradients, out_backward / gradients)
 
 
 def beside_s(collective_s: ArrayLike, gemm_s: ArrayLike, sm_share: float) -> Floats:
@@ -189,44 +171,57 @@ class TensorParallel:
             forward  = per block: all-gather pipelined with what it feeds, reduce-scatter with what feeds it
             backward = all-gather pipelined with the input gradient of the leaving products; all-gather beside the
                        input gradient and reduce-scatter beside the weight gradient of the entering ones
+        without sequence parallelism: all-reduce pipelined with what feeds it; beside the weight gradient
+
+        Asynchronous calls around whole products (tp_asynchronous):
+            forward  = per block: all-gather beside the rank's own 1/t of what it feeds, reduce-scatter alone
+            backward = all-gather beside 1/t of the leaving products' input gradient; the rest as above
+            without sequence parallelism: all-reduce alone; all-reduce beside the weight gradient
 
         Counted: see pipelined_s and beside_s; *products* of every block: entering, leaving.
-        Source: Transformer Engine; Megatron-Core, tp_comm_overlap.
+        Source: Transformer Engine; Megatron-Core, tp_comm_overlap; nanotron, tensor_parallel/functional.py
+        (_ColumnLinearAsyncCommunication, _RowLinearAsyncCommunication); Megatron-LM,
+        LinearWithGradAccumulationAndAsyncCommunication.
         """
+        layout = self._layout
         blocks = [BlockGemms.of(entering, leaving, tokens) for entering, leaving in products]
-        if not self._layout.tp_overlap:
-            return self._asynchronous_s(tokens, blocks)
-        if self._layout.tp_batch_first and self._layout.sequence_parallel:
+        if layout.tp_overlap and layout.tp_batch_first and layout.sequence_parallel:
             return self._decomposed_s(tokens, blocks)
-        forward, backward = np.zeros_like(tokens), np.zeros_like(tokens)
-        if self._layout.sequence_parallel:
-            gather, scatter = self._gather_and_scatter(tokens)
-            exchange = self._layout.tp_exchange
-            for number, block in enumerate(blocks):  # the last one is the MLP
-                sent = exchange == "mlp" and number == len(blocks) - 1
-                alone = self._frozen and number == 0  # the adapter of QKV reads the gathered input as well
-                entering = self._pipelined(gather, block.entering_forward, exchange != "none")
-                forward = forward + (gather if alone else entering)
-                forward = forward + self._pipelined(scatter, block.leaving_forward, sent)
-                backward = backward + self._pipelined(gather, block.leaving_gradient, exchange != "none")
+        forward, backward = [np.zeros_like(tokens)], [np.zeros_like(tokens)]
+        if not layout.sequence_parallel:
+            reduce = self._collectives.all_reduce_s(self._tensor_bytes(tokens), self._group)
+            for block in blocks:
+                forward.append(
+                    self._pipelined(reduce, block.leaving_forward) if layout.tp_overlap else reduce
+                )
+                backward.append(reduce if self._frozen else self._beside(reduce, block.entering_gradient))
+            return np.asarray(sum(forward)), np.asarray(sum(backward))
+        gather, scatter = self._gather_and_scatter(tokens)
+        for number, block in enumerate(blocks):
+            # The adapter of QKV reads the gathered input as well; the last block is the MLP.
+            alone = self._frozen and number == 0
+            if layout.tp_overlap:
+                exchanged = layout.tp_exchange != "none"
+                sent = layout.tp_exchange == "mlp" and number == len(blocks) - 1
+                forward.append(
+                    gather if alone else self._pipelined(gather, block.entering_forward, exchanged)
+                )
+                forward.append(self._pipelined(scatter, block.leaving_forward, sent))
+                backward.append(self._pipelined(gather, block.leaving_gradient, exchanged))
                 if self._two_gradients:
-                    backward = backward + self._beside(gather, block.leaving_gradient)
-                if self._frozen:
-                    backward = backward + (
-                        scatter if alone else self._pipelined(scatter, block.entering_gradient)
-                    )
-                    continue
-                backward = backward + self._beside(gather, block.entering_gradient)
-                backward = backward + self._beside(scatter, block.entering_gradient)
-            return forward, backward
-        reduce = self._collectives.all_reduce_s(self._tensor_bytes(tokens), self._group)
-        for block in blocks:
-            forward = forward + self._pipelined(reduce, block.leaving_forward)
-            if self._frozen:
-                backward = backward + reduce
-                continue
-            backward = backward + self._beside(reduce, block.entering_gradient)
-        return forward, backward
+                    backward.append(self._beside(gather, block.leaving_gradient))
+            else:
+                own = 1.0 / layout.tp
+                forward += [self._beside(gather, own * block.entering_forward), scatter]
+                backward.append(self._beside(gather, own * block.leaving_gradient))
+            if not self._frozen:
+                backward.append(self._beside(gather, block.entering_gradient))
+                backward.append(self._beside(scatter, block.entering_gradient))
+            elif layout.tp_overlap and not alone:
+                backward.append(self._pipelined(scatter, block.entering_gradient))
+            else:
+                backward.append(scatter)
+        return np.asarray(sum(forward)), np.asarray(sum(backward))
 
     def _decomposed_s(self, tokens: Floats, blocks: list[BlockGemms]) -> tuple[Floats, Floats]:
         """The same of a compiler that breaks a gather and the product it feeds, or a product and its reduction, apart.
@@ -275,38 +270,6 @@ class TensorParallel:
     def _exchanged(self, collective_s: Floats, gemm_s: Floats) -> Floats:
         share, tail_s = self._exchange_share, self._cal.kernel_tail_s
         return exchanged_s(collective_s, gemm_s, share, tail_s, self._layout.tp)
-
-    def _asynchronous_s(self, tokens: Floats, blocks: list[BlockGemms]) -> tuple[Floats, Floats]:
-        """The same with asynchronous calls around whole products.
-
-            forward  = per block: all-gather beside the rank's own 1/t of what it feeds, reduce-scatter alone
-            backward = all-gather beside 1/t of the leaving products' input gradient; second all-gather beside the
-                       entering products' input gradient, reduce-scatter beside their weight gradient, whole
-            without sequence parallelism: all-reduce alone; all-reduce beside the weight gradient
-
-        Counted: see beside_s.  Source: nanotron, tensor_parallel/functional.py (_ColumnLinearAsyncCommunication,
-        _RowLinearAsyncCommunication); Megatron-LM, LinearWithGradAccumulationAndAsyncCommunication.
-        """
-        forward, backward = np.zeros_like(tokens), np.zeros_like(tokens)
-        own = 1.0 / self._layout.tp
-        if not self._layout.sequence_parallel:
-            reduce = self._collectives.all_reduce_s(self._tensor_bytes(tokens), self._group)
-            for block in blocks:
-                forward = forward + reduce
-                backward = backward + (
-                    reduce if self._frozen else self._beside(reduce, block.entering_gradient)
-                )
-            return forward, backward
-        gather, scatter = self._gather_and_scatter(tokens)
-        for block in blocks:
-            forward = forward + self._beside(gather, own * block.entering_forward) + scatter
-            backward = backward + self._beside(gather, own * block.leaving_gradient)
-            if self._frozen:
-                backward = backward + scatter
-                continue
-            backward = backward + self._beside(gather, block.entering_gradient)
-            backward = backward + self._beside(scatter, block.entering_gradient)
-        return forward, backward
 
     def _tensor_bytes(self, tokens: Floats) -> Floats:
         return BF16_BYTES * self._hidden * tokens
