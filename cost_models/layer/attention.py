@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -35,8 +34,7 @@ EULER_GAMMA = 0.5772156649
 RING_BACKWARD_VOLUME = 2.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RingTimes:
+class RingTimes(NamedTuple):
     """Seconds per layer, [n] each."""
 
     attention: Floats
@@ -46,8 +44,39 @@ class RingTimes:
 
     @property
     def total(self) -> Floats:
-        """Their sum."""
+        """Attention with all that the ring adds."""
         return self.attention + self.merge + self.wait
+
+
+class _Heads(NamedTuple):
+    """The heads of one GPU, after tensor parallelism."""
+
+    heads: float
+    kv_heads: float
+    query_dim: float
+    value_dim: float
+    kv_width: float
+    """Elements of a token's keys and values that travel."""
+
+    @classmethod
+    def of(cls, model: Model, layout: Layout) -> _Heads:
+        heads, latent = model.heads / layout.tp, model.latent_attention
+        kv_heads = heads if latent else max(1.0, model.kv_heads / layout.tp)
+        kv_width = 2.0 * kv_heads * model.head_dim
+        if latent:
+            kv_width = float(latent.kv_lora_rank + latent.qk_rope_head_dim)
+        elif layout.cp_kind == "gathered-ring":
+            kv_width = 2.0 * heads * model.head_dim  # keys and values are repeated for every head first
+        return cls(heads, kv_heads, float(model.query_dim), float(model.value_dim), kv_width)
+
+    @property
+    def width(self) -> float:
+        """Mean width of queries and values."""
+        return self.heads * (self.query_dim + self.value_dim) / 2.0
+
+    @property
+    def output_width(self) -> float:
+        return self.heads * self.value_dim
 
 
 class AttentionCost:
@@ -77,34 +106,13 @@ class AttentionCost:
         self._kernel, self._fused_softmax = layout.attention_kernel, layout.fused_kernels
         self._kernel_rate = KernelRate.of(self._kernel, cal)
         self._dropout = model.dropout
-        latent = model.latent_attention
-        heads = model.heads / layout.tp
-        query_dim, value_dim = model.query_dim, model.value_dim
-        if latent is None:
-            kv_width = 2.0 * max(1.0, model.kv_heads / layout.tp) * model.head_dim
-        else:
-            kv_width = float(latent.kv_lora_rank + latent.qk_rope_head_dim)
-        self._heads, self._dims = heads, (float(query_dim), float(value_dim))
-        self._head_dim = (query_dim + value_dim) / 2.0
-        self._width = heads * (query_dim + value_dim) / 2.0
-        self._output_width = heads * value_dim
+        self._heads = _Heads.of(model, layout)
+        self._width = self._heads.width
         self._window, self._chunked = model.sliding_window, model.chunked_attention
         self._full_share = 1.0 / model.full_attention_every if model.full_attention_every else 0.0
-        self._exchange = None
         self._gathered_ring = layout.cp_kind == "gathered-ring"
-        if layout.cp_kind == "gathered-ring" and latent is None:
-            kv_width = 2.0 * self._width  # keys and values are repeated for every head first
-        if layout.cp_kind != "ring":
-            self._exchange = ContextExchange(
-                layout,
-                fabric,
-                heads=heads,
-                kv_heads=max(1.0, model.kv_heads / layout.tp) if latent is None else heads,
-                query_width=heads * query_dim,
-                kv_width=kv_width,
-                output_width=self._output_width,
-            )
-        self.kv_bytes_per_token = BF16_BYTES * kv_width
+        self._exchange = None if layout.cp_kind == "ring" else ContextExchange(layout, fabric, self._heads)
+        self.kv_bytes_per_token = BF16_BYTES * self._heads.kv_width
         self._known_rates: dict[bool, float] = {}
 
     @property
@@ -122,7 +130,7 @@ class AttentionCost:
             self._gpu,
             self._cal,
             backward=backward,
-            head_dim=self._head_dim,
+            head_dim=(self._heads.query_dim + self._heads.value_dim) / 2.0,
             kernel=self._kernel_rate,
         )
         return float(rate) / (ATTENTION_BACKWARD_FLOP_RATIO if backward else 1.0)
@@ -192,8 +200,9 @@ class AttentionCost:
         return unfused_attention_s(
             tokens,
             tokens,
-            self._heads,
-            *self._dims,
+            self._heads.heads,
+            self._heads.query_dim,
+            self._heads.value_dim,
             self._gpu,
             self._cal,
             backward=backward,
@@ -204,7 +213,7 @@ class AttentionCost:
     @priced("ring_merge")
     def merge_s(self, tokens_per_rank: ArrayLike) -> Floats:
         """Adding one ring step's partial output to the running one."""
-        elements = np.asarray(tokens_per_rank, dtype=np.float64) * self._output_width
+        elements = np.asarray(tokens_per_rank, dtype=np.float64) * self._heads.output_width
         return memory_bound_s(elements * self._cal.merge_bytes_per_element, self._gpu, self._cal)
 
     @priced("ring_wait")
@@ -310,30 +319,15 @@ class AttentionCost:
 
 
 class ContextExchange:
-    """What the ranks of a context-parallel group exchange for one layer; all of it exposed.
+    """What the ranks of a context-parallel group exchange for one layer; all of it exposed."""
 
-    *heads*, *query_width*, *kv_width*, *output_width*: of one GPU, after tensor parallelism, keys and values together.
-    """
-
-    def __init__(
-        self,
-        layout: Layout,
-        fabric: FabricModel,
-        *,
-        heads: float,
-        kv_heads: float,
-        query_width: float,
-        kv_width: float,
-        output_width: float,
-    ) -> None:
-        self._layout, self._collectives = layout, Collectives(fabric)
-        self._heads, self._kv_heads = heads, kv_heads
-        self._query_width, self._kv_width, self._output_width = query_width, kv_width, output_width
+    def __init__(self, layout: Layout, fabric: FabricModel, heads: _Heads) -> None:
+        self._layout, self._collectives, self._heads = layout, Collectives(fabric), heads
 
     @property
     def most_ranks(self) -> int | None:
         """Ranks of the largest group: as many as a GPU has heads (ulysses); None = any number."""
-        return max(1, int(self._heads)) if self._layout.cp_kind == "ulysses" else None
+        return max(1, int(self._heads.heads)) if self._layout.cp_kind == "ulysses" else None
 
     @priced("ring_wait")
     def seconds(self, tokens_per_rank: Floats, group_size: Floats, tier: Ints, *, backward: bool) -> Floats:
@@ -361,7 +355,7 @@ class ContextExchange:
         kind = self._layout.cp_kind
         match kind:
             case "all-gather" | "gathered-ring":
-                volume = BF16_BYTES * self._kv_width * tokens * group.ranks
+                volume = BF16_BYTES * self._heads.kv_width * tokens * group.ranks
                 gather = self._collectives.all_gather_s(volume, group)
                 if kind == "gathered-ring" or not backward:
                     return gather
@@ -378,11 +372,12 @@ class ContextExchange:
         if self.most_ranks is not None and group.ranks > self.most_ranks:
             raise InfeasibleError(
                 f"cp_kind ulysses spreads heads over the context-parallel group: {group.ranks} ranks are more than "
-                f"the {self._heads:g} heads of a GPU (tp = {self._layout.tp})"
+                f"the {self._heads.heads:g} heads of a GPU (tp = {self._layout.tp})"
             )
-        copies = max(1.0, group.ranks / self._kv_heads)
-        there = BF16_BYTES * (self._query_width + copies * self._kv_width) * tokens
-        back = BF16_BYTES * self._output_width * tokens
+        heads = self._heads
+        copies = max(1.0, group.ranks / heads.kv_heads)
+        there = BF16_BYTES * (heads.heads * heads.query_dim + copies * heads.kv_width) * tokens
+        back = BF16_BYTES * heads.output_width * tokens
         return self._collectives.all_to_all_s(there, group) + self._collectives.all_to_all_s(back, group)
 
     def _shape(self, ranks: int, tier: int) -> GroupShape:
