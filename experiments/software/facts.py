@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.transformer.matrices import Matrix, layer_matrices
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import CatalogError
 from hdpsim.experiments.software.run import RunConfig
@@ -122,44 +123,44 @@ def _known_without_biases(run: Run) -> bool:
     return known is not None and not known.biases
 
 
-@dataclass(frozen=True, slots=True)
-class _Products:
-    """FLOP of a dense layer's matrix products, any unit."""
-
-    queries: float
-    keys: float
-    values: float
-    output: float
-    gate: float
-    up: float
-    down: float
-
-    @property
-    def total(self) -> float:
-        return self.queries + self.keys + self.values + self.output + self.gate + self.up + self.down
-
-
-def _products(config: RunConfig) -> _Products | None:
-    if config.hidden is None or config.ffn_hidden is None or config.heads is None or config.n_experts:
+def _layer(config: RunConfig, *, moe: bool) -> dict[str, Matrix] | None:
+    """Matrices of a layer without latent attention, by name; None where the shape is not stated."""
+    hidden, ffn, heads = config.hidden, config.ffn_hidden, config.heads
+    if hidden is None or ffn is None or heads is None or heads % (config.kv_heads or heads):
         return None
-    hidden, ffn = float(config.hidden), float(config.ffn_hidden)
-    width = (config.head_dim or hidden / config.heads) * config.heads
-    of_keys = hidden * width * (config.kv_heads or config.heads) / config.heads
-    return _Products(
-        queries=hidden * width,
-        keys=of_keys,
-        values=of_keys,
-        output=hidden * width,
-        gate=hidden * ffn if config.gated_mlp else 0.0,
-        up=hidden * ffn,
-        down=hidden * ffn,
+    model = Model(
+        name=config.model_name,
+        layers=1,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=config.kv_heads or heads,
+        head_dim=config.head_dim or hidden // heads,
+        ffn_hidden=ffn,
+        vocab=1,
+        gated_mlp=config.gated_mlp is not False if moe else bool(config.gated_mlp),
+        experts=max(config.topk or 0, 2) if moe else 0,
+        top_k=config.topk or 0 if moe else 0,
+        shared_expert_ffn=config.shared_expert_ffn or 0 if moe else 0,
     )
+    return {matrix.name: matrix for matrix in layer_matrices(model, moe=moe)}
+
+
+def _dense_layer(config: RunConfig) -> dict[str, Matrix] | None:
+    return None if config.n_experts else _layer(config, moe=False)
+
+
+def _shares(layer: dict[str, Matrix]) -> dict[str, tuple[float, ...]]:
+    """Of the FLOP of a dense layer's products the share of each part: queries, keys and values; gate and up."""
+    total = sum(matrix.weights for matrix in layer.values())
+    return {
+        name: tuple(matrix.inputs * part / total for part in matrix.parts) for name, matrix in layer.items()
+    }
 
 
 def _all_but_the_last(config: RunConfig) -> float | None:
     """Compilers never repeat the layer's last product: no gradient reads what it puts out."""
-    products = _products(config)
-    return None if products is None else 1.0 - products.down / products.total
+    layer = _dense_layer(config)
+    return None if layer is None else 1.0 - sum(_shares(layer)["mlp_down"])
 
 
 def _between_the_kept(config: RunConfig) -> float | None:
@@ -168,22 +169,23 @@ def _between_the_kept(config: RunConfig) -> float | None:
     So queries, values, up and down stay. Products of narrow numbers are other operations: none of them stays, but what
     is compiled never repeats the last.
     """
-    products = _products(config)
-    if products is None:
+    layer = _dense_layer(config)
+    if layer is None:
         return None
+    share = _shares(layer)
     if config.precision not in (None, "bf16", "fp16"):
-        return 1.0 - products.down / products.total
-    return (products.keys + products.output + products.gate) / products.total
+        return 1.0 - sum(share["mlp_down"])
+    gate = sum(share["mlp_up"][:-1])
+    return share["qkv"][1] + sum(share["attention_out"]) + gate
 
 
 def _not_kept_by_policy(config: RunConfig) -> float | None:
     """What MaxText's policy does not name is repeated, but the last product."""
-    products, policy = _products(config), _POLICY.search(config.notes)
-    if products is None or policy is None:
+    layer, policy = _dense_layer(config), _POLICY.search(config.notes)
+    if layer is None or policy is None:
         return None
-    kept = products.queries + products.keys + products.values
-    kept += products.output if _KEEPS_OUTPUT[policy[1]] else 0.0
-    return 1.0 - products.down / products.total - kept / products.total
+    kept = ("mlp_down", "qkv", "attention_out") if _KEEPS_OUTPUT[policy[1]] else ("mlp_down", "qkv")
+    return 1.0 - sum(sum(_shares(layer)[name]) for name in kept)
 
 
 def _latent_up_projections(config: RunConfig) -> float | None:
@@ -192,16 +194,13 @@ def _latent_up_projections(config: RunConfig) -> float | None:
         model = catalog.model(config.model_name)
     except CatalogError:
         return None
-    latent, heads, hidden = model.latent_attention, model.heads, model.hidden
-    if latent is None or (config.hidden, config.heads) != (hidden, heads):
+    if model.latent_attention is None or (config.hidden, config.heads) != (model.hidden, model.heads):
         return None
-    queries = heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
-    up = latent.q_lora_rank * queries
-    up += latent.kv_lora_rank * heads * (latent.qk_nope_head_dim + latent.v_head_dim)
-    down = hidden * (latent.q_lora_rank + latent.kv_lora_rank + latent.qk_rope_head_dim)
-    down += hidden * (queries if not latent.q_lora_rank else 0) + heads * latent.v_head_dim * hidden
-    width = (config.topk or 0) * (config.ffn_hidden or 0) + (config.shared_expert_ffn or 0)
-    return up / (up + down + 3.0 * hidden * width)
+    layer = _layer(config, moe=True) or {}
+    mlp = sum(m.weights * m.experts_per_token for m in layer.values() if m.block in ("experts", "shared"))
+    attention = {m.name: m.weights for m in layer_matrices(model, moe=False) if m.block == "attention"}
+    up = attention.get("query_up", 0) + attention["kv_up"]
+    return up / (sum(attention.values()) + mlp)
 
 
 def repeated_modules(config: RunConfig) -> set[str]:
@@ -218,11 +217,12 @@ def _repeated_experts(config: RunConfig) -> float | None:
     known = config.hidden and config.heads and config.kv_heads and config.ffn_hidden and config.topk
     if "moe" not in repeated_modules(config) or not known:
         return None
-    hidden, heads, kv_heads = (float(size or 0) for size in (config.hidden, config.heads, config.kv_heads))
-    attention = hidden * (config.head_dim or hidden / heads) * (2.0 * heads + 2.0 * kv_heads)
-    width = float((config.topk or 0) * (config.ffn_hidden or 0) + (config.shared_expert_ffn or 0))
-    experts = (2.0 if config.gated_mlp is False else 3.0) * hidden * width
-    return experts / (attention + experts)
+    layer = _layer(config, moe=True) or {}
+    met = {
+        blocks: sum(m.weights * m.experts_per_token for m in layer.values() if m.block in blocks)
+        for blocks in (("attention",), ("experts", "shared"))
+    }
+    return met["experts", "shared"] / sum(met.values())
 
 
 def _stated_bucket(config: RunConfig) -> float | None:
@@ -235,7 +235,7 @@ def _ranks_of_a_server(config: RunConfig) -> int:
 
 
 FACTS: dict[str, Callable[[Run], bool]] = {
-    "dense_shape": lambda run: _products(run.config) is not None,
+    "dense_shape": lambda run: _dense_layer(run.config) is not None,
     "experts_fill_the_stage": _experts_fill_the_stage,
     "experts_repeated": lambda run: _repeated_experts(run.config) is not None,
     "interleaves": interleaves,
