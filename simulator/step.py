@@ -75,6 +75,7 @@ class StepResult:
         execution_wall_s: wall-clock time pricing and playing took here.
         events: SimPy events processed (0 with the replay).
         spans: the timeline if it was asked for.
+        plan: what was played.
         notes: assumptions and remarks for the reader.
     """
 
@@ -101,6 +102,7 @@ class StepResult:
     execution_wall_s: float
     events: int
     spans: Spans | None
+    plan: Plan
     notes: tuple[str, ...]
     work_left_out: float = 0.0
 
@@ -260,11 +262,18 @@ def simulate_step(setup: Setup, lengths: ArrayLike, *, mesh_degree: int | None =
     """
     begun = time.perf_counter()
     plan, problem, report = plan_batch(setup, lengths, mesh_degree=mesh_degree)
-    planned = time.perf_counter()
+    return simulate_plan(setup, plan, problem, report, planning_wall_s=time.perf_counter() - begun)
+
+
+def simulate_plan(
+    setup: Setup, plan: Plan, problem: PlanningProblem, report: MemoryReport, *, planning_wall_s: float = 0.0
+) -> StepResult:
+    """The step of a plan that there is; see plan_batch."""
+    begun = time.perf_counter()
     total = int(problem.lengths.sum())
     costs = price_plan(setup, problem, plan)
     execution = play_plan(setup, plan, costs)
-    played = time.perf_counter()
+    execution_wall_s = time.perf_counter() - begun
     model, again = setup.model, setup.layout.recompute
     split = len(plan.segment_tokens) > len(problem.lengths)
     pieces = plan.segment_tokens if split else problem.lengths  # attention stays inside a piece
@@ -294,10 +303,11 @@ def simulate_step(setup: Setup, lengths: ArrayLike, *, mesh_degree: int | None =
         largest_group=int(plan.group_size.max()),
         rank_capacity_tokens=plan.capacity_tokens,
         memory=report,
-        planning_wall_s=planned - begun,
-        execution_wall_s=played - planned,
+        planning_wall_s=planning_wall_s,
+        execution_wall_s=execution_wall_s,
         events=execution.events,
         spans=execution.spans,
+        plan=plan,
         notes=(
             f"calibration {setup.calibration.name}",
             *plan.notes,

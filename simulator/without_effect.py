@@ -4,14 +4,12 @@ A switch without effect is legal, but whoever set it believes that it does somet
 defaults are looked at: nobody set the others.
 
 A rule is a reason and the keys that it takes the effect from. What is merely hidden (launches behind kernels, loading
-behind the step before) is no such rule: more work, or less of it, brings it out.
+behind the step before) is no such rule, since other batches bring it out: `hidden_settings` finds it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import MISSING, fields, replace
-from typing import Any
 
 from hdpsim.cost_models.kernels.casts import delayed_scales
 from hdpsim.cost_models.layout.layout import Layout
@@ -19,17 +17,11 @@ from hdpsim.cost_models.memory.report import MemoryReport
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import stage_layers
 from hdpsim.errors import InfeasibleError
+from hdpsim.simulator.settings import changed_settings, note_on, with_default
 from hdpsim.simulator.setup import Setup
 
 Rule = tuple[str, tuple[str, ...]]
 """Why some settings change nothing (an empty text: they may), and their dotted keys."""
-
-_FIELDS = {
-    "rank_capacity": "rank_capacity_tokens",
-    "gc_pause": "gc_pause_s",
-    "asynchronous_loading": "asynchronous",
-}
-"""Keys whose field has another name."""
 
 
 def without_effect(
@@ -52,32 +44,13 @@ def without_effect(
         *_of_execution(setup),
         *_of_memory(setup, report),
     )
+    changed = changed_settings(setup)
     found: dict[str, str] = {}
     for why, keys in rules:
         for key in keys if why else ():
-            value, usual = _value(setup, key)
-            if value != usual:
-                found.setdefault(key, f"{key} = {_shown(value)} changes nothing: {why}")
+            if key in changed:
+                found.setdefault(key, note_on(key, changed[key], f": {why}"))
     return tuple(found.values())
-
-
-def _value(setup: Setup, key: str) -> tuple[Any, Any]:
-    """The value of a dotted key, and its default."""
-    section, _, name = key.partition(".")
-    parts = {"data": setup.data_pipeline, "memory": setup.memory.overheads}
-    part: Any = setup.memory if key == "memory.must_fit" else parts.get(section) or getattr(setup, section)
-    name = _FIELDS.get(name, name)
-    default = next(field.default for field in fields(part) if field.name == name)
-    return getattr(part, name), None if default is MISSING else default
-
-
-def _shown(value: object) -> str:
-    """As a scenario file has it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, tuple):
-        return ", ".join(map(str, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _keys(section: str, names: str) -> tuple[str, ...]:
@@ -182,8 +155,7 @@ def _of_pipeline(setup: Setup) -> Iterator[Rule]:
     why = "" if layout.defers_head_gradient else f"pp is {layout.pp}, schedule is {layout.schedule}"
     yield why, _layout("deferred_head_gradient")
     for name in ("embedding_layers", "stage_balance") if layout.pp > 1 else ():
-        plain = replace(layout, **{name: _value(setup, f"layout.{name}")[1]})
-        same = _same_stages(model, plain, layout)
+        same = _same_stages(model, with_default(setup, f"layout.{name}").layout, layout)
         yield "every stage has the same layers without it" if same else "", _layout(name)
 
 

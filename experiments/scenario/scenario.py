@@ -26,13 +26,14 @@ from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.scenario.data_use import Drawn, data_use
 from hdpsim.experiments.scenario.overrides import apply_overrides, parse_override
 from hdpsim.experiments.scenario.references import Found, References
-from hdpsim.experiments.scenario.schema import FIELDS, KEYS, read_keys
+from hdpsim.experiments.scenario.schema import KEYS, read_keys
 from hdpsim.experiments.scenario.setup_document import as_yaml
 from hdpsim.experiments.scenario.values import Batch
 from hdpsim.experiments.software.choice import read_software, run_of, settings_of, software_notes
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import Setting
 from hdpsim.ranges import LIMITS, check
+from hdpsim.simulator.settings import FIELDS
 from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, Setup, StrategyOptions
 from hdpsim.traces import (
     Distribution,
@@ -279,7 +280,7 @@ def resolve_scenario(
             policy=data["policy"],
             pipeline=DataPipeline(
                 loader=data["loader"],
-                asynchronous=data["asynchronous_loading"],
+                asynchronous=data["asynchronous"],
                 prefetch_steps=data["prefetch_steps"],
             ),
             seed=data["seed"],

@@ -251,16 +251,6 @@ KEYS: Mapping[str, Key] = {
     ),
 }
 
-FIELDS: Mapping[str, str] = {
-    "rank_capacity": "rank_capacity_tokens",
-    "gc_pause": "gc_pause_s",
-    "cuda_context": "cuda_context_bytes",
-    "libraries": "library_bytes",
-    "nccl_per_group": "nccl_bytes_per_group",
-    "fragmentation": "fragmentation_share",
-}
-"""Keys whose field carries its unit."""
-
 SECTIONS = tuple(dict.fromkeys(key.partition(".")[0] for key in KEYS if "." in key))
 """The parts of a scenario that hold keys of their own."""
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hdpsim.cost_models.hardware.documents import cluster_document, model_document
-from hdpsim.experiments.scenario.schema import FIELDS, KEYS
+from hdpsim.experiments.scenario.schema import KEYS
+from hdpsim.simulator.settings import changed_settings
 from hdpsim.simulator.setup import Setup
 
 Document = dict[str, Any]
@@ -24,23 +25,13 @@ def setup_document(
         description: of the scenario.
         calibration: file of the setup's calibration, where it is not the GPU's own.
     """
-    memory = {item: getattr(setup.memory.overheads, item) for item in setup.memory.overheads.__slots__}
-    pipeline = {
-        "loader": setup.data_pipeline.loader,
-        "asynchronous_loading": setup.data_pipeline.asynchronous,
-        "prefetch_steps": setup.data_pipeline.prefetch_steps,
-    }
-    sections = {
-        "layout": _changed("layout", {item: getattr(setup.layout, item) for item in setup.layout.__slots__}),
-        "data": {**data, "context": f"{setup.context_tokens} tokens", **_changed("data", pipeline)},
-        "strategy": _changed(
-            "strategy", {item: getattr(setup.strategy, item) for item in setup.strategy.__slots__}
-        ),
-        "memory": _changed("memory", {**memory, "must_fit": setup.memory.must_fit}),
-        "execution": _changed(
-            "execution", {item: getattr(setup.execution, item) for item in setup.execution.__slots__}
-        ),
-    }
+    sections: dict[str, Document] = {"layout": {}, "data": {}, "strategy": {}, "memory": {}, "execution": {}}
+    sections["data"] = {**data, "context": f"{setup.context_tokens} tokens"}
+    changed = changed_settings(setup)
+    for dotted, key in KEYS.items():
+        section, _, leaf = dotted.partition(".")
+        if dotted in changed:
+            sections[section][leaf] = key.dump(changed[dotted])
     document: Document = {
         "name": name,
         "description": description,
@@ -49,17 +40,6 @@ def setup_document(
         **{section: keys for section, keys in sections.items() if keys},
     }
     return document if calibration == "default" else {**document, "calibration": calibration}
-
-
-def _changed(section: str, fields: Mapping[str, object]) -> Document:
-    """Those of the section's keys whose field is not the default, as they are written."""
-    found: Document = {}
-    for dotted, key in KEYS.items():
-        home, _, leaf = dotted.rpartition(".")
-        field = FIELDS.get(leaf, leaf)
-        if home == section and field in fields and fields[field] != key.default:
-            found[leaf] = key.dump(fields[field])
-    return found
 
 
 def as_yaml(document: Mapping[str, object]) -> str:

@@ -25,6 +25,7 @@ from hdpsim.experiments.studies.report import (
     averaging,
     band_lines,
     headline,
+    hidden_notes,
     mfu_note,
     one_line,
     outcome_json,
@@ -308,7 +309,7 @@ def remarks(comparison: Comparison) -> tuple[str, ...]:
     ]
     by_note: dict[str, list[str]] = {}
     for outcome in comparison.feasible:
-        for note in outcome.results[0].notes:
+        for note in (*outcome.results[0].notes, *hidden_notes(outcome)):
             by_note.setdefault(note, []).append(outcome.strategy)
     everybody = len(comparison.feasible)
     notes = [

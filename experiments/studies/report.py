@@ -15,6 +15,8 @@ from hdpsim.experiments.output.finite import plain
 from hdpsim.experiments.output.plot_style import ACCOUNT_GROUPS, account_group, format_tokens, readable_name
 from hdpsim.experiments.output.statistics import FEWEST, estimate_json, with_interval
 from hdpsim.experiments.output.words import memory_of, memory_parts
+from hdpsim.simulator.hidden_settings import hidden_settings
+from hdpsim.simulator.settings import CHANGES_NOTHING
 
 if TYPE_CHECKING:
     from hdpsim.cost_models.memory.report import MemoryReport
@@ -34,7 +36,7 @@ GROUP_WORDS = {name: name for name in ACCOUNT_GROUPS} | {"communication": "expos
 _MEASURED = frozenset({"planning_wall_s", "execution_wall_s"})
 """Fields that differ from run to run; documents of equal scenarios are equal byte for byte without them."""
 
-_LARGE = frozenset({"spans", "account_s", "accounts"})
+_LARGE = frozenset({"spans", "plan", "account_s", "accounts"})
 """Fields that are summarised (account means) or exported on their own (timeline)."""
 
 
@@ -129,8 +131,20 @@ def flop_rates(outcome: Outcome) -> dict[str, float]:
 
 
 def notes_of(outcome: Outcome) -> tuple[str, ...]:
-    """The notes of all batches, each once."""
-    return tuple(dict.fromkeys(note for result in outcome.results for note in result.notes))
+    """The notes of all batches, each once; what changes nothing does so in all of them."""
+    of_batches = [result.notes for result in outcome.results]
+    notes = dict.fromkeys(note for found in of_batches for note in found)
+    everywhere = (
+        note for note in notes if CHANGES_NOTHING not in note or all(note in found for found in of_batches)
+    )
+    return (*everywhere, *hidden_notes(outcome))
+
+
+def hidden_notes(outcome: Outcome) -> tuple[str, ...]:
+    """A sentence for every setting whose effect is hidden in all batches of an outcome."""
+    if outcome.setup is None:
+        return ()
+    return hidden_settings(outcome.setup, outcome.lengths, outcome.results)
 
 
 def headline(scenario: Scenario) -> str:

@@ -21,6 +21,7 @@ from hdpsim.experiments.studies.static_rows import (
     over_best_words,
 )
 from hdpsim.experiments.studies.variants import Variant, data_json, data_lines, run_variants
+from hdpsim.simulator.settings import CHANGES_NOTHING
 
 if TYPE_CHECKING:
     from hdpsim.experiments.scenario.scenario import Scenario
@@ -124,7 +125,7 @@ def whatif_table(variants: Sequence[Variant], best: Baseline | None = None) -> T
         outcome = variant.outcome
         ratio = variant.speed_up(variants[0])
         speed_up = "-" if ratio is None else with_interval(ratio, digits=3)
-        idle = [note for note in notes_of(outcome) if "changes nothing" in note and note not in known]
+        idle = [note for note in notes_of(outcome) if CHANGES_NOTHING in note and note not in known]
         mesh = [outcome.mesh.words] if outcome.mesh else []
         paired = variant.paired_with(variants[0]) or ratio is None
         rows.append(

@@ -6,8 +6,9 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -66,6 +67,7 @@ class FakeResult:
     notes: tuple[str, ...]
     work_left_out: float = 0.0
     rank_capacity_tokens: int = 8192
+    plan: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(ranks=0))  # ranks of no setup
 
 
 def fake_step(setup: Setup, lengths: NDArray[np.int64], **_: object) -> FakeResult:

@@ -28,8 +28,9 @@ from hdpsim.experiments.records.scenario import job_document, record_scenario
 from hdpsim.experiments.records.setup import Job, job_of
 from hdpsim.experiments.records.table import Record, read_records, shipped_records
 from hdpsim.experiments.scenario.scenario import load_scenario, resolve_scenario
-from hdpsim.experiments.scenario.schema import FIELDS, KEYS
+from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.software.run import RunConfig
+from hdpsim.simulator.settings import FIELDS
 from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, StrategyOptions
 from hdpsim.simulator.step import simulate_step
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from key_values import VALUES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from key_values import SWITCHES, VALUES
 
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
 from hdpsim.experiments.scenario.schema import KEYS
+from hdpsim.experiments.studies.compare import Outcome, run_batches
+from hdpsim.experiments.studies.report import notes_of
 from hdpsim.experiments.studies.whatif import whatif, whatif_table
-from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.without_effect import without_effect
 
 SMALL = (
@@ -48,28 +52,9 @@ NOT_HERE = (
 )  # words, what all cases refine, what sets other keys
 STEP = sorted(key for key in VALUES if not key.startswith("campaign.") and key not in NOT_HERE)
 
-HIDDEN = {
-    "data.loader",  # behind the step before
-    "execution.gc_pause",  # may fall on no process of this step
-    "execution.slow_node_share",  # may be no node of a few
-    "layout.checked_collectives",  # behind kernels, as everything that the host does
-    "layout.cuda_graphs",
-    "layout.expert_kernels",
-    "layout.fused_loss",
-    "layout.launch_blocking",
-    "strategy.activation_offload",  # where a stage has so few layers that none is moved
-    "strategy.selective_offloading",  # where no sequence is so long that it pays
-    "strategy.packing",  # where all packers fill packs alike
-    "strategy.padding",  # where every pack is full
-    "memory.bucket_bytes",  # where another moment of the step, or another stage, needs more
-    "memory.gather_buffer_bytes",
-    "memory.logit_bytes",
-}
-"""Keys whose effect may be hidden by something longer or larger; each shows in one of the cases at least."""
-
 SAME = {
     "execution.executor": "both executors give the same times (docs/reference/scenarios.md)",
-    "data.prefetch_steps": "batches that get ready within a step never show (tests/simulator/test_data_path.py)",
+    "strategy.name": "every result names its strategy",
 }
 
 
@@ -86,18 +71,19 @@ def answer(changes: tuple[str, ...]) -> Answer | None:
     """None: it cannot run."""
     try:
         scenario = load_scenario("quickstart-8gpu", changes)
-        results = [simulate_step(scenario.setup(), batch) for batch in scenario.batches()]
+        outcome = run_batches(scenario, scenario.batches())
     except (InfeasibleError, UserInputError):
         return None
-    first = results[0]
+    if not outcome.results:
+        return None
+    first = outcome.results[0]
     figures = (
-        tuple((result.step_s, result.tokens) for result in results),
-        first.memory.total_bytes, first.memory.host_bytes, first.memory.allocated_bytes,
+        tuple((result.step_s, result.tokens) for result in outcome.results), tuple(outcome.account_s().items()),
+        round(first.memory.total_bytes), round(first.memory.host_bytes), round(first.memory.allocated_bytes),
         first.plan_micro_batches, first.rank_capacity_tokens,
     )  # fmt: skip
-    return Answer(
-        figures, frozenset(note.partition(" = ")[0] for note in first.notes if "changes nothing" in note)
-    )
+    named = (note.partition(" = ")[0] for note in notes_of(outcome) if "changes nothing" in note)
+    return Answer(figures, frozenset(named))
 
 
 def has_default(scenario: Scenario, key: str) -> bool:
@@ -106,37 +92,65 @@ def has_default(scenario: Scenario, key: str) -> bool:
     return document.get(name) == KEYS[key].dump(KEYS[key].default)
 
 
+def silent(base_changes: tuple[str, ...], key: str, value: str) -> bool:
+    """Whether a key neither changes the answer nor is named; what is named and back at its default changes nothing."""
+    base, changed = answer(base_changes), answer((*base_changes, f"{key}={value}"))
+    if base is None or changed is None or key in SAME:
+        return False
+    scenario = load_scenario("quickstart-8gpu", base_changes)
+    if key in changed.named and has_default(scenario, key):
+        assert changed.figures == base.figures, f"{key}={value} is named and changes the answer"
+    if changed.figures != base.figures or key in changed.named | base.named:
+        return False
+    other = load_scenario("quickstart-8gpu", (*base_changes, f"{key}={value}"))
+    return (other.setup(), other.batch_count) != (scenario.setup(), scenario.batch_count)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_key_changes_the_answer_or_is_named(case: str) -> None:
-    base, scenario = answer(CASES[case]), load_scenario("quickstart-8gpu", CASES[case])
-    assert base is not None
-    silent = []
-    for key in STEP:
-        for value in VALUES[key]:
-            changes = (*CASES[case], f"{key}={value}")
-            changed = answer(changes)
-            if changed is None or key in HIDDEN or key in SAME:
-                continue
-            if changed.figures == base.figures and key not in changed.named | base.named:
-                other = load_scenario("quickstart-8gpu", changes)
-                if (other.setup(), other.batch_count) != (scenario.setup(), scenario.batch_count):
-                    silent.append(f"{key}={value}")
-            if key in changed.named and has_default(scenario, key):
-                assert changed.figures == base.figures, f"{key}={value} is named and changes the answer"
-    assert silent == []
+    assert answer(CASES[case]) is not None
+    found = [f"{key}={value}" for key in STEP for value in VALUES[key] if silent(CASES[case], key, value)]
+    assert found == []
+
+
+@st.composite
+def mixtures(draw: st.DrawFn) -> tuple[tuple[str, ...], str, str]:
+    """A case with a few of its switches set otherwise, and one more change."""
+    *others, key = draw(
+        st.lists(st.sampled_from(sorted(SWITCHES.keys() & set(STEP))), min_size=2, max_size=4, unique=True)
+    )
+    changes = (f"{other}={draw(st.sampled_from(VALUES[other]))}" for other in others)
+    return (*draw(st.sampled_from(sorted(CASES.values()))), *changes), key, draw(st.sampled_from(VALUES[key]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", sorted(HIDDEN))
-def test_what_may_be_hidden_shows_somewhere(key: str) -> None:
-    more = {"memory.gather_buffer_bytes": "data.context=1K", "memory.logit_bytes": "data.context=4K"}.get(key)
-    for changes in CASES.values():
-        base = (*changes, more) if more else changes
-        found = {answer((*base, f"{key}={value}")) for value in VALUES[key]} - {None}
-        if len({one.figures for one in found if one}) > 1:
-            return
-    pytest.fail(f"{key} changes nothing anywhere")
+@settings(max_examples=150)
+@given(mixtures())
+def test_a_key_changes_any_answer_or_is_named(mixture: tuple[tuple[str, ...], str, str]) -> None:
+    assert not silent(*mixture)
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "why"),
+    [
+        ("static pipeline", "layout.cuda_graphs=true", "kernels take longer than their launches"),
+        ("experts, fp8, zero3", "memory.logit_bytes=14", "another moment of the step, needs more memory"),
+        ("static pipeline", "execution.slow_node_share=0.1", "it makes no node slower"),
+        ("balance", "data.loader=redundant", "batches get ready within a step"),
+    ],
+)
+def test_what_is_hidden_is_named_with_the_reason(case: str, change: str, why: str) -> None:
+    plain = tuple(other for other in CASES[case] if other != "data.asynchronous_loading=false")
+    scenario = load_scenario("quickstart-8gpu", (*plain, change))
+    notes = notes_of(run_batches(scenario, scenario.batches()))
+    assert [note for note in notes if note.startswith(change.partition("=")[0]) and why in note] != []
+
+
+def test_what_changes_nothing_does_so_in_all_batches() -> None:
+    of_one, of_both = "a.b = 1 changes nothing: no reason", "c.d = 2 changes nothing: no reason"
+    results = [SimpleNamespace(notes=(of_one, of_both, "first")), SimpleNamespace(notes=(of_both, "second"))]
+    assert notes_of(Outcome(strategy="static", results=tuple(results))) == (of_both, "first", "second")  # type: ignore[arg-type]
 
 
 def test_a_row_of_whatif_says_so() -> None:

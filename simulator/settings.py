@@ -1,0 +1,92 @@
+"""The settings of a setup by their dotted keys, as scenario files have them: `layout.tp`, `memory.logit_bytes`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, replace
+from typing import Any
+
+from hdpsim.simulator.setup import Setup
+
+FIELDS: Mapping[str, str] = {
+    "rank_capacity": "rank_capacity_tokens",
+    "gc_pause": "gc_pause_s",
+    "cuda_context": "cuda_context_bytes",
+    "libraries": "library_bytes",
+    "nccl_per_group": "nccl_bytes_per_group",
+    "fragmentation": "fragmentation_share",
+    "asynchronous_loading": "asynchronous",
+}
+"""Keys whose field has another name, mostly because it carries its unit."""
+
+_KEYS = {field: key for key, field in FIELDS.items()}
+_HOMES: Mapping[str, tuple[str, ...]] = {
+    "model": ("model",),
+    "layout": ("layout",),
+    "data": ("data_pipeline",),
+    "strategy": ("strategy",),
+    "memory": ("memory", "memory.overheads"),
+    "execution": ("execution",),
+}
+"""Section of a scenario -> the parts of a setup that hold its keys, as paths of attributes."""
+_NO_KEYS = frozenset({"overheads", "spans"})
+
+
+def settings(setup: Setup) -> dict[str, tuple[Any, Any]]:
+    """Dotted key -> (value, default) of everything that has a default."""
+    return {
+        f"{section}.{_KEYS.get(field.name, field.name)}": (getattr(part, field.name), field.default)
+        for section, homes in _HOMES.items()
+        for home in homes
+        for part in (_part(setup, home),)
+        for field in fields(part)
+        if field.default is not MISSING and field.name not in _NO_KEYS
+    }
+
+
+def changed_settings(setup: Setup) -> dict[str, Any]:
+    """Dotted key -> value of what is not the default."""
+    return {key: value for key, (value, default) in settings(setup).items() if value != default}
+
+
+def with_default(setup: Setup, key: str) -> Setup:
+    """*setup* with one setting at its default.
+
+    Raises:
+        UserInputError: the other settings contradict the default.
+    """
+    section, _, leaf = key.partition(".")
+    name = FIELDS.get(leaf, leaf)
+    home = next(home for home in _HOMES[section] if hasattr(_part(setup, home), name))
+    default = settings(setup)[key][1]
+    changed: Any = replace(_part(setup, home), **{name: default})
+    while home:  # up to the setup itself
+        home, _, attribute = home.rpartition(".")
+        changed = replace(_part(setup, home), **{attribute: changed})
+    found: Setup = changed
+    return found
+
+
+CHANGES_NOTHING = "changes nothing"
+"""What every note on a setting without effect says."""
+
+
+def note_on(key: str, value: object, why: str) -> str:
+    """The note on a setting without effect."""
+    return f"{key} = {_written(value)} {CHANGES_NOTHING}{why}"
+
+
+def _written(value: object) -> str:
+    """A value as a scenario file has it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _part(setup: Setup, home: str) -> Any:
+    part: Any = setup
+    for attribute in home.split(".") if home else ():
+        part = getattr(part, attribute)
+    return part
