@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
-import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.cost_models.reading.units import format_quantity
-from hdpsim.experiments.output.plot_style import readable_name
-from hdpsim.experiments.output.run_directory import RunDirectory
-from hdpsim.experiments.output.statistics import FEWEST, estimate_json, with_interval
-from hdpsim.experiments.output.tables import Table
+from hdpsim.experiments.output import plots_of_campaign
+from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, facts, interval
+from hdpsim.experiments.output.plot_style import PALETTE, readable_name
+from hdpsim.experiments.output.statistics import FEWEST, Estimate, estimate_json, fixed, with_interval
 from hdpsim.experiments.output.words import tokens_with_interval
-from hdpsim.experiments.studies.report import headline
+from hdpsim.experiments.studies.report import headline, scenario_file, scenario_payload
 from hdpsim.simulator.campaign.setup import EFFECTIVE
 
 if TYPE_CHECKING:
     from hdpsim.experiments.campaigns.run import CampaignStudy
+    from hdpsim.experiments.scenario.scenario import Scenario
 
 
 HOUR_S = 3600.0
@@ -38,12 +36,65 @@ _MEANING = {
 }
 
 
-def summary_table(study: CampaignStudy) -> Table:
+def campaign_document(scenario: Scenario, study: CampaignStudy) -> Document:
+    """Everything about the runs of a campaign of that scenario."""
+    setup = study.plan.setup
+    lost = {
+        readable_name(name): (value.mean / HOUR_S, value.scaled(1 / HOUR_S).half_width)
+        for name, value in sorted(study.account_s().items(), key=lambda item: -item[1].mean)
+        if name != "training"
+    }
+    causes = {name: (value.mean, value.half_width) for name, value in study.restarts_by_cause().items()}
+    return Document(
+        kind="campaign",
+        head=headline(scenario),
+        blocks=(summary_table(study), account_table(study), cause_table(study)),
+        notes=campaign_remarks(study),
+        payload=scenario_payload(scenario, campaign_json(study)),
+        files=(
+            scenario_file(study.scenario),
+            OutputFile("accounts.csv", lambda: _account_rows(study), "Seconds of every run in each account."),
+            OutputFile(
+                "incidents.csv", lambda: _incident_rows(study), "Every restart of every run and what it cost."
+            ),
+            OutputFile(
+                "tokens.csv", lambda: _token_rows(study), "Tokens against wall-clock time, every run."
+            ),
+            OutputFile(
+                "tokens",
+                lambda: plots_of_campaign.plot_tokens(
+                    [(result.curve_s, result.curve_tokens) for result in study.results],
+                    setup.tokens_per_step / setup.step_s,
+                ),
+                "Tokens kept against wall-clock time, with the line of an undisturbed run.",
+            ),
+            OutputFile(
+                "lost_hours",
+                lambda: plots_of_campaign.plot_bars(
+                    lost,
+                    axis=f"hours of a run of {_time(setup.duration_s)}",
+                    title="Where the lost hours went",
+                    colour=PALETTE[3],
+                ),
+                "Hours of a run in every account but training.",
+            ),
+            OutputFile(
+                "restarts_by_cause",
+                lambda: plots_of_campaign.plot_bars(
+                    causes, axis="restarts of a run", title="What stopped the job"
+                ),
+                "Restarts of a run by cause, with the 95 % confidence interval over the runs.",
+            ),
+        ),
+    )
+
+
+def summary_table(study: CampaignStudy) -> Table[tuple[str, str]]:
     """The headline numbers."""
     plan, duration_s = study.plan, study.plan.setup.duration_s
     mtbf, expected = study.mtbf_s, plan.expected_mtbf_s
     note = "" if plan.closed_form_valid else ", outside its validity"
-    rows: tuple[tuple[str, str], ...] = (
+    rows = [
         ("effective training time", f"{with_interval(study.ettr, 100, 2)} %"),
         ("closed form", f"{100 * plan.closed_form_ettr:.2f} % (first order{note})"),
         ("goodput", f"{with_interval(study.goodput, 100, 2)} % of an undisturbed run"),
@@ -54,34 +105,36 @@ def summary_table(study: CampaignStudy) -> Table:
             "restarts",
             f"{with_interval(study.restarts, 1, 1)}, unplanned {with_interval(study.failures, 1, 1)}",
         ),
-    )
+    ]
     if study.target is not None:
-        rows += (("target", f"{study.target.words}, failures included"),)
-    return Table(title="Campaign", columns=("", ""), rows=rows, left=frozenset({0, 1}))
+        rows.append(("target", f"{study.target.words}, failures included"))
+    return facts("Campaign", rows)
 
 
-def account_table(study: CampaignStudy) -> Table:
+_Row = tuple[str, Estimate]
+"""An account or a cause, and what a run has of it."""
+
+
+def account_table(study: CampaignStudy) -> Table[_Row]:
     """Hours of a run in each account; they sum to the duration."""
     duration_s = study.plan.setup.duration_s
-    rows = [
-        (
-            readable_name(name),
-            with_interval(value, 1.0 / HOUR_S, 2),
-            f"{value.mean / duration_s:.2%}",
-            _MEANING[name],
-        )
-        for name, value in study.account_s().items()
-        if value.mean > 0
-    ]
-    rows.append(("all", f"{duration_s / HOUR_S:,.2f}", "100.00%", ""))
-    heads = ("account", "hours", "share", "meaning")
-    return Table(title="Where the time went", columns=heads, rows=tuple(rows), left=frozenset({0, 3}))
+    columns: tuple[Column[_Row], ...] = (
+        Column("account", lambda row: readable_name(row[0])),
+        Column("hours", lambda row: row[1].scaled(1.0 / HOUR_S), format=interval(2)),
+        Column("share", lambda row: row[1].mean / duration_s, format=".2%"),
+        Column("meaning", lambda row: _MEANING.get(row[0], ""), left=True),
+    )
+    rows = [(name, value) for name, value in study.account_s().items() if value.mean > 0]
+    return Table(title="Where the time went", columns=columns, rows=[*rows, ("all", fixed(duration_s))])
 
 
-def cause_table(study: CampaignStudy) -> Table:
+def cause_table(study: CampaignStudy) -> Table[_Row]:
     """Restarts of a run by cause."""
-    rows = tuple((name, with_interval(value, 1, 1)) for name, value in study.restarts_by_cause().items())
-    return Table(title="Restarts by cause", columns=("cause", "per run"), rows=rows)
+    columns: tuple[Column[_Row], ...] = (
+        Column("cause", lambda row: row[0]),
+        Column("restarts", lambda row: row[1], heading="per run", format=interval(1)),
+    )
+    return Table(title="Restarts by cause", columns=columns, rows=tuple(study.restarts_by_cause().items()))
 
 
 def campaign_remarks(study: CampaignStudy) -> tuple[str, ...]:
@@ -166,51 +219,6 @@ def campaign_json(study: CampaignStudy) -> dict[str, Any]:
     }
 
 
-def write_campaign(out: str, document: Mapping[str, Any], study: CampaignStudy) -> str:
-    """Write the run directory; returns a line that says so."""
-    from hdpsim.experiments.output import plots_of_campaign as plots
-    from hdpsim.experiments.output.plot_style import PALETTE
-
-    setup, scenario = study.plan.setup, study.scenario
-    command = shlex.join(["hdpsim", *sys.argv[1:]])
-    with RunDirectory(out, title=headline(scenario), command=command, notes=campaign_remarks(study)) as run:
-        run.write_json(
-            "result.json", document, "The whole result as one JSON document, as printed by --json."
-        )
-        run.write_text("scenario.yaml", scenario.to_yaml(), "The scenario with all defaults; runs as it is.")
-        run.write_csv("accounts.csv", _account_rows(study), "Seconds of every run in each account.")
-        run.write_csv("incidents.csv", _incident_rows(study), "Every restart of every run and what it cost.")
-        run.write_csv("tokens.csv", _token_rows(study), "Tokens against wall-clock time, every run.")
-        curves = [(result.curve_s, result.curve_tokens) for result in study.results]
-        run.save_figure(
-            "tokens",
-            plots.plot_tokens(curves, setup.tokens_per_step / setup.step_s),
-            "Tokens kept against wall-clock time, with the line of an undisturbed run.",
-        )
-        lost = {
-            readable_name(name): (value.mean / HOUR_S, _hours(value.half_width))
-            for name, value in sorted(study.account_s().items(), key=lambda item: -item[1].mean)
-            if name != "training"
-        }
-        run.save_figure(
-            "lost_hours",
-            plots.plot_bars(
-                lost,
-                axis=f"hours of a run of {_time(setup.duration_s)}",
-                title="Where the lost hours went",
-                colour=PALETTE[3],
-            ),
-            "Hours of a run in every account but training.",
-        )
-        causes = {name: (v.mean, v.half_width) for name, v in study.restarts_by_cause().items()}
-        run.save_figure(
-            "restarts_by_cause",
-            plots.plot_bars(causes, axis="restarts of a run", title="What stopped the job"),
-            "Restarts of a run by cause, with the 95 % confidence interval over the runs.",
-        )
-    return f"wrote {out}"
-
-
 def _account_rows(study: CampaignStudy) -> list[dict[str, object]]:
     return [
         {"run": number, "account": name, "seconds": seconds}
@@ -233,10 +241,6 @@ def _token_rows(study: CampaignStudy) -> list[dict[str, object]]:
         for number, result in enumerate(study.results)
         for at, tokens in zip(result.curve_s, result.curve_tokens, strict=True)
     ]
-
-
-def _hours(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds / HOUR_S
 
 
 def _time(seconds: float | None) -> str:

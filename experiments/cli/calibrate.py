@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from hdpsim.experiments.cli.common import emit_json, json_option, progress, say, show_table, split_list
+from hdpsim.experiments.cli.common import emit_json, json_option, say, show_table, split_list
+from hdpsim.experiments.cli.progress import progress
 
 
 @click.command("calibrate")

@@ -1,13 +1,13 @@
-"""What the verbs share: options, tables, JSON, progress."""
+"""What the verbs share: options, the scenario, and how a result is shown."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-PROGRESS_AFTER_S = 2.0
-"""Work that ends sooner shows no progress bar."""
 
 
 def whole_number(kind: str) -> click.IntRange:
@@ -48,10 +45,21 @@ json_option: Decorator = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else there."
 )
 
+
+def _checked_out(_context: click.Context, _option: click.Parameter, out: str | None) -> str | None:
+    """Complain now, not after the simulation, about a place where no run directory can be written."""
+    if out is not None:
+        from hdpsim.experiments.output.run_directory import RunDirectory
+
+        RunDirectory(out)
+    return out
+
+
 out_option: Decorator = click.option(
     "--out",
     metavar="DIR",
     type=click.Path(file_okay=False),
+    callback=_checked_out,
     help="Write a run directory: tables (CSV), plots, JSON, and a README that explains every file.",
 )
 
@@ -62,29 +70,57 @@ batches_option: Decorator = click.option(
     help="Global batches to average over; default: execution.batches of the scenario (8 unless it says otherwise).",
 )
 
+workers_option: Decorator = click.option(
+    "--workers",
+    type=whole_number("workers"),
+    metavar="N",
+    help="Processes; default: one per processor. The result does not depend on it.",
+)
+
+
+def _checked_strategies(
+    _context: click.Context, _option: click.Parameter, text: str | None
+) -> tuple[str, ...] | None:
+    """The strategies of `--strategies`, checked against those that exist."""
+    if text is None:
+        return None
+    from hdpsim.cost_models.reading.fields import did_you_mean
+    from hdpsim.experiments.scenario.schema import strategy_names
+
+    names, known = split_list(text, "--strategies"), strategy_names()
+    problems = tuple(
+        ("", f"{quoted(name)} is not one of {', '.join(known)}{did_you_mean(name, known)}")
+        for name in names
+        if name not in known
+    )
+    if problems:
+        raise ScenarioError(problems, "--strategies")
+    return names
+
+
 strategies_option: Decorator = click.option(
     "--strategies",
-    "strategy_list",
     metavar="A,B,C",
+    callback=_checked_strategies,
     help="Strategies, the first being the base of the speed-ups.",
 )
 
-target_option: Decorator = click.option(
-    "--tokens",
-    "target",
-    metavar="N",
-    help="Time, GPU-hours and cost of training on so many tokens, such as 300B or 1.5T.",
-)
 
-
-def target_tokens(text: str | None) -> float | None:
-    """The tokens of `--tokens`."""
+def _target_tokens(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
     from hdpsim.experiments.output.words import parse_target
 
     return None if text is None else parse_target(text)
 
 
-def load(scenario: str, overrides: tuple[str, ...]) -> Scenario:
+target_option: Decorator = click.option(
+    "--tokens",
+    metavar="N",
+    callback=_target_tokens,
+    help="Time, GPU-hours and cost of training on so many tokens, such as 300B or 1.5T.",
+)
+
+
+def load(scenario: str, overrides: tuple[str, ...] = ()) -> Scenario:
     """The checked scenario of that name or path, with the `--set` changes."""
     from hdpsim.experiments.scenario.scenario import load_scenario
 
@@ -99,27 +135,6 @@ def split_list(text: str, option: str) -> tuple[str, ...]:
     return parts
 
 
-def strategies(text: str | None, default: tuple[str, ...]) -> tuple[str, ...]:
-    """The strategies of `--strategies`, checked against those that exist."""
-    from hdpsim.cost_models.reading.fields import did_you_mean
-    from hdpsim.experiments.scenario.schema import strategy_names
-
-    if text is None:
-        return default
-    names = split_list(text, "--strategies")
-    problems = tuple(
-        (
-            "",
-            f"{quoted(name)} is not one of {', '.join(strategy_names())}{did_you_mean(name, strategy_names())}",
-        )
-        for name in names
-        if name not in strategy_names()
-    )
-    if problems:
-        raise ScenarioError(problems, "--strategies")
-    return names
-
-
 def say(text: str = "", *, err: bool = False, nl: bool = True) -> None:
     """Print lines on stdout (or stderr), whatever is in them: names of others' files may hold what a terminal obeys."""
     click.echo(printable(text), err=err, nl=nl)
@@ -132,25 +147,44 @@ def emit_json(document: object) -> None:
     click.echo(json.dumps(finite(document), indent=2, allow_nan=False))
 
 
-def present(document: Document, *, as_json: bool, out: str | None = None, lines: Sequence[str] = ()) -> None:
-    """Show what a verb found: as JSON, or as text, closed by *lines*; with *out* as a run directory, too."""
-    if out is not None:
-        from hdpsim.experiments.output.run_directory import write_document
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """Where a result goes: to stdout as text or JSON, and into a run directory when one was asked for."""
 
-        lines = (*lines, write_document(out, document))
-    data = document.data()  # first of all: it refuses figures that are nan or infinite
-    if as_json:
-        emit_json(data)
-        return
-    for number, part in enumerate(document.parts()):
-        if number:
-            say()
-        if isinstance(part, str):
-            say(part)
-        else:
-            show_table(part)
-    for line in lines:
-        say(line)
+    as_json: bool
+    out: str | None = None
+
+    def present(self, document: Document, lines: Sequence[str] = ()) -> None:
+        """Show what a verb found; *lines* close the text."""
+        if self.out is not None:
+            from hdpsim.experiments.output.run_directory import write_document
+
+            lines = (*lines, write_document(self.out, document))
+        data = document.data()  # first of all: it refuses figures that are nan or infinite
+        if self.as_json:
+            emit_json(data)
+            return
+        for number, part in enumerate(document.parts()):
+            if number:
+                say()
+            if isinstance(part, str):
+                say(part)
+            else:
+                show_table(part)
+        for line in lines:
+            say(line)
+
+
+def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--out` and `--json`, which the command gets as one `output`."""
+
+    @out_option
+    @json_option
+    @functools.wraps(command)
+    def with_output(*arguments: Any, out: str | None, as_json: bool, **options: Any) -> Any:
+        return command(*arguments, output=Output(as_json=as_json, out=out), **options)
+
+    return with_output
 
 
 def show_table(table: Table[Any] | TextTable) -> None:
@@ -164,35 +198,3 @@ def show_table(table: Table[Any] | TextTable) -> None:
         say(plain_text(drawn))
     for line in () if isinstance(table, TextTable) else table.notes:
         say(line)
-
-
-@contextmanager
-def progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr; yields `report(done, total)`.
-
-    It appears only on a terminal and only once the work has taken PROGRESS_AFTER_S.
-    """
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    task = bar.add_task(label, total=None)
-    timer = threading.Timer(PROGRESS_AFTER_S, bar.start)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-    finally:
-        timer.cancel()
-        timer.join()
-        bar.stop()

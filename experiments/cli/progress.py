@@ -1,8 +1,9 @@
-"""Progress of work that may take hours: a bar with the time left, or a line now and then where there is no terminal."""
+"""Progress of work that takes its time: a bar on a terminal, or a line now and then where there is none."""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,17 +15,30 @@ NEXT_LINE_S = 30.0
 
 
 @contextmanager
-def long_progress(label: str, unit: str) -> Iterator[Callable[..., None]]:
-    """Yield `report(done, total, note="")`; *total* None means that nobody knows the end.
+def progress(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr; yields `report(done, total)`.
 
-    On a terminal a bar, once the work has taken a moment; elsewhere a line on stderr after ten seconds and then every
+    It appears only on a terminal and only once the work has taken two seconds.
+    """
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    with _bar(label, 2.0) as report:
+        yield report
+
+
+@contextmanager
+def long_progress(label: str, unit: str) -> Iterator[Callable[..., None]]:
+    """The same for work that may take hours: `report(done, total, note="")`; *total* None means that nobody knows it.
+
+    On a terminal the bar has the time left; elsewhere there is a line on stderr after ten seconds and then every
     thirty.
     """
-    if sys.stderr.isatty():
-        with _bar(label) as report:
-            yield report
-    else:
+    if not sys.stderr.isatty():
         yield _Lines(label, unit).report
+        return
+    with _bar(label, 1.0, time_left=True) as report:
+        yield report
 
 
 class _Lines:
@@ -56,32 +70,25 @@ class _Lines:
 
 
 @contextmanager
-def _bar(label: str) -> Iterator[Callable[..., None]]:
-    import threading
-
+def _bar(label: str, after_s: float, *, time_left: bool = False) -> Iterator[Callable[..., None]]:
+    from rich import progress as rich_progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-        console=Console(stderr=True),
-        transient=True,
-    )
+    columns: list[str | rich_progress.ProgressColumn] = [
+        rich_progress.TextColumn("{task.description}"),
+        rich_progress.BarColumn(),
+        rich_progress.MofNCompleteColumn(),
+        rich_progress.TimeElapsedColumn(),
+    ]
+    if time_left:
+        columns += [
+            rich_progress.TextColumn("left"),
+            rich_progress.TimeRemainingColumn(),
+            rich_progress.TextColumn("{task.fields[note]}"),
+        ]
+    bar = rich_progress.Progress(*columns, console=Console(stderr=True), transient=True)
     task = bar.add_task(label, total=None, note="")
-    timer = threading.Timer(1.0, bar.start)
+    timer = threading.Timer(after_s, bar.start)
     timer.daemon = True
     timer.start()
     try:

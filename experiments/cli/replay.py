@@ -11,21 +11,44 @@ import click
 from hdpsim import interrupts
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.common import (
-    emit_json,
-    json_option,
+    Output,
     load,
-    out_option,
+    output_options,
     say,
     scenario_argument,
     set_option,
-    show_table,
-    whole_number,
+    workers_option,
 )
+from hdpsim.experiments.cli.progress import long_progress
 from hdpsim.quoting import quoted
 from hdpsim.ranges import RANGES
 
 if TYPE_CHECKING:
     from hdpsim.experiments.scenario.scenario import Scenario
+
+
+def _step_count(_context: click.Context, _option: click.Parameter, text: str) -> int | None:
+    if text == "all":
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10 and RANGES["steps"].holds(int(text))):
+        raise UserInputError(f"--steps: expected all or a whole number of at least 1, got {quoted(text)}")
+    return int(text)
+
+
+def _share(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
+    """A share as "1%" or 0.01."""
+    if text is None:
+        return None
+    number = text.strip().removesuffix("%")
+    try:
+        share = float(number) / (100.0 if text.strip().endswith("%") else 1.0)
+    except ValueError:
+        share = 0.0
+    if not 0.0 < share < 1.0:
+        raise UserInputError(
+            f"--until-ci: expected a share between 0 and 100 % such as 1% or 0.01, got {quoted(text)}"
+        )
+    return share
 
 
 @click.command("replay")
@@ -36,65 +59,46 @@ if TYPE_CHECKING:
     help="A trace file of any size, streamed in its own order, or the name of a shipped trace; default: data.trace.",
 )
 @click.option("--column", metavar="NAME", help="The column of FILE with the lengths.")
-@click.option("--steps", default="all", metavar="all|N", help="How many steps; default: all of the data.")
+@click.option(
+    "--steps",
+    default="all",
+    metavar="all|N",
+    callback=_step_count,
+    help="How many steps; default: all of the data.",
+)
 @click.option(
     "--until-ci",
+    "until",
     metavar="SHARE",
+    callback=_share,
     help="Stop as soon as the 95 % confidence interval of the mean is within this share of it, such as 1%.",
 )
-@click.option(
-    "--workers",
-    type=whole_number("workers"),
-    metavar="N",
-    help="Processes; default: one per processor. The result does not depend on it.",
-)
+@workers_option
 @set_option
-@out_option
-@json_option
+@output_options
 def command(
     scenario: str,
     trace: str | None,
     column: str | None,
-    steps: str,
-    until_ci: str | None,
+    steps: int | None,
+    until: float | None,
     workers: int | None,
     overrides: tuple[str, ...],
-    out: str | None,
-    as_json: bool,
+    output: Output,
 ) -> None:
     """How fast does training go through a whole data set?
 
     The trace is streamed in bounded memory, cut into global batches and simulated step by step. Ctrl-C ends it with a
     valid partial result (exit code 130).
     """
-    from hdpsim.experiments.cli.progress import long_progress
     from hdpsim.experiments.datasets.replay import replay_dataset
-    from hdpsim.experiments.datasets.report import replay_json, replay_lines, replay_table, write_replay
+    from hdpsim.experiments.datasets.report import replay_document
     from hdpsim.experiments.parallel.engines import LocalEngine
-    from hdpsim.experiments.studies import report
-    from hdpsim.experiments.studies.artefacts import check_out
 
-    check_out(out)
-    most, until = _step_count(steps), None if until_ci is None else _share(until_ci)
     checked = _with_trace(scenario, trace, column, overrides)
     with long_progress("replaying", "steps") as shown:
-        replay = replay_dataset(checked, LocalEngine(workers), steps=most, until=until, report=shown)
-    written = None if out is None else write_replay(out, replay)
-    document = replay_json(replay)
-    if as_json:
-        emit_json(document)
-    else:
-        say(report.headline(checked))
-        say()
-        for line in replay_lines(replay):
-            say(line)
-        if replay.steps:
-            say()
-            show_table(replay_table(replay))
-            say()
-            say(report.mfu_note(checked))
-        if written is not None:
-            say(written)
+        replay = replay_dataset(checked, LocalEngine(workers), steps=steps, until=until, report=shown)
+    output.present(replay_document(replay))
     if replay.error is not None:
         raise replay.error
     if replay.stopped == "interrupted":
@@ -113,25 +117,3 @@ def _with_trace(scenario: str, trace: str | None, column: str | None, overrides:
     if column is not None:
         changes.append(f"data.trace.column={json.dumps(column, ensure_ascii=False)}")
     return load(scenario, (*changes, *overrides))
-
-
-def _step_count(text: str) -> int | None:
-    if text == "all":
-        return None
-    if not (text.isascii() and text.isdecimal() and len(text) <= 10 and RANGES["steps"].holds(int(text))):
-        raise UserInputError(f"--steps: expected all or a whole number of at least 1, got {quoted(text)}")
-    return int(text)
-
-
-def _share(text: str) -> float:
-    """A share as "1%" or 0.01."""
-    number = text.strip().removesuffix("%")
-    try:
-        share = float(number) / (100.0 if text.strip().endswith("%") else 1.0)
-    except ValueError:
-        share = 0.0
-    if not 0.0 < share < 1.0:
-        raise UserInputError(
-            f"--until-ci: expected a share between 0 and 100 % such as 1% or 0.01, got {quoted(text)}"
-        )
-    return share

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from hdpsim.experiments.cli.common import json_option, out_option, present, progress, whole_number
+from hdpsim.experiments.cli.common import Output, output_options, whole_number
+from hdpsim.experiments.cli.progress import progress
 
 RESIDUALS_HELP = (
     "Put features and log errors (no measurements) of the cells "
@@ -45,10 +46,9 @@ def _command(name: str) -> click.Command:
     @click.option(
         "--write-residuals", "residuals", metavar="FILE", type=click.Path(dir_okay=False), help=RESIDUALS_HELP
     )
-    @out_option
-    @json_option
-    def run(cells: str | None, residuals: str | None, out: str | None, as_json: bool, **more: Any) -> None:
-        _reproduce(name, cells, residuals, out, as_json, more)
+    @output_options
+    def run(cells: str | None, residuals: str | None, output: Output, **more: Any) -> None:
+        _reproduce(name, cells, residuals, output, more)
 
     if "batches" in setup:
         batches = click.option(
@@ -62,20 +62,13 @@ def _command(name: str) -> click.Command:
 
 
 def _reproduce(
-    name: str,
-    cells: str | None,
-    residuals: str | None,
-    out: str | None,
-    as_json: bool,
-    more: Mapping[str, Any],
+    name: str, cells: str | None, residuals: str | None, output: Output, more: Mapping[str, Any]
 ) -> None:
     from hdpsim.experiments.bands.residuals import check_residuals
     from hdpsim.experiments.papers.paper import load_paper, reproduce
-    from hdpsim.experiments.studies.artefacts import check_out
 
     if residuals is not None:
         check_residuals(residuals, "--write-residuals")
-    check_out(out)
     with progress("reproducing") as report:
         document = reproduce(load_paper(name), cells, report=report, residuals=residuals, **more)
-    present(document, as_json=as_json, out=out)
+    output.present(document)

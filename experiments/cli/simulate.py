@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from hdpsim.experiments.cli.common import (
+    Output,
     batches_option,
-    json_option,
     load,
-    out_option,
-    present,
-    progress,
+    output_options,
     scenario_argument,
     set_option,
     target_option,
-    target_tokens,
 )
+from hdpsim.experiments.cli.progress import progress
+
+if TYPE_CHECKING:
+    from hdpsim.experiments.studies.compare import Outcome
 
 
 @click.command("simulate")
@@ -29,33 +32,38 @@ from hdpsim.experiments.cli.common import (
     help="Write every operation of the first step as a Chrome/Perfetto trace (.json or .json.gz).",
 )
 @target_option
-@out_option
-@json_option
+@output_options
 def command(
     scenario: str,
     overrides: tuple[str, ...],
     batches: int | None,
     timeline: str | None,
-    target: str | None,
-    out: str | None,
-    as_json: bool,
+    tokens: float | None,
+    output: Output,
 ) -> None:
     """How long is one step, and where does the time go?"""
     from hdpsim.experiments.output.files import check_out_file
-    from hdpsim.experiments.studies.artefacts import check_out, write_spans
     from hdpsim.experiments.studies.compare import compare
     from hdpsim.experiments.studies.compare_report import simulate_document, target_of
 
-    check_out(out)
-    tokens = target_tokens(target)
     if timeline is not None:
         check_out_file(timeline, "--timeline", (".json", ".json.gz"))
         overrides = (*overrides, "execution.executor=engine")  # the replay knows no single operations
     checked = load(scenario, overrides)
     with progress("simulating") as shown:
         result = compare(checked, (checked.strategy.name,), batches, shown, spans=timeline is not None)
-    goal = target_of(result, result.base, tokens)
-    lines = [] if goal is None else [goal.price.note]
+    target = target_of(result, result.base, tokens)
+    lines = [] if target is None else [target.price.note]
     if timeline is not None:
-        lines.append(write_spans(timeline, result.base, checked))
-    present(simulate_document(result, goal), as_json=as_json, out=out, lines=lines)
+        lines.append(_write_timeline(timeline, result.base, checked.name))
+    output.present(simulate_document(result, target), lines)
+
+
+def _write_timeline(path: str, outcome: Outcome, name: str) -> str:
+    from hdpsim.experiments.output.timeline import write_timeline
+
+    spans = outcome.results[0].spans
+    assert spans is not None  # the engine was told to record them
+    summary = write_timeline(path, spans, title=f"{name}, {outcome.strategy}")
+    left_out = f" ({summary.note})" if summary.note else ""
+    return f"wrote {path}: {summary.slices:,} slices of {len(summary.ranks):,} ranks{left_out}"

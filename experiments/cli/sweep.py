@@ -17,7 +17,7 @@ from hdpsim.experiments.cli.common import (
     say,
     set_option,
     show_table,
-    whole_number,
+    workers_option,
 )
 
 if TYPE_CHECKING:
@@ -36,12 +36,7 @@ def default_store() -> str:
 @click.command("sweep")
 @click.argument("sweep_file", metavar="SWEEP")
 @click.option("--dry-run", is_flag=True, help="Say how many simulations it would be, and about how long.")
-@click.option(
-    "--workers",
-    type=whole_number("workers"),
-    metavar="N",
-    help="Processes; default: one per processor. The result does not depend on it.",
-)
+@workers_option
 @click.option(
     "--engine",
     metavar="local|dask://HOST:PORT",
@@ -73,14 +68,12 @@ def command(
     list) of values for its keys. Finished results are kept: a sweep that was interrupted goes on where it stopped.
     """
     from hdpsim.experiments.parallel.engines import engine_of
-    from hdpsim.experiments.studies.artefacts import check_out
     from hdpsim.experiments.sweeps.cells import expand
     from hdpsim.experiments.sweeps.file import load_sweep
     from hdpsim.experiments.sweeps.report import estimate_lines
     from hdpsim.experiments.sweeps.run import estimate_sweep
     from hdpsim.experiments.sweeps.store import ResultStore
 
-    check_out(out)
     sweep = load_sweep(sweep_file)
     cells = expand(sweep, overrides)
     kept = ResultStore(store or default_store())

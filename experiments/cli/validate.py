@@ -6,7 +6,8 @@ from importlib import import_module
 
 import click
 
-from hdpsim.experiments.cli.common import emit_json, json_option, out_option, progress, say, show_table
+from hdpsim.experiments.cli.common import emit_json, json_option, out_option, say, show_table
+from hdpsim.experiments.cli.progress import progress
 
 
 @click.command("validate")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
 from hdpsim.experiments.output.plot_style import (
     GRID,
     INK,
@@ -18,11 +17,9 @@ from hdpsim.experiments.output.plot_style import (
     readable_name,
     style,
 )
-from hdpsim.experiments.output.run_directory import RunDirectory
 from hdpsim.experiments.output.statistics import Estimate, with_interval
-from hdpsim.experiments.output.tables import Table
 from hdpsim.experiments.output.words import duration, token_amount
-from hdpsim.experiments.studies.report import headline, json_document, mfu_note
+from hdpsim.experiments.studies.report import headline, mfu_note, scenario_file, scenario_payload
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,11 +35,27 @@ _SERIES = (
 )  # fmt: skip
 
 
+def replay_document(replay: DatasetReplay) -> Document:
+    """Everything about a replay, also of one that was interrupted."""
+    scenario = replay.scenario
+    lines, errors = replay_lines(replay), () if replay.error is None else (str(replay.error),)
+    return Document(
+        kind="replay",
+        head=headline(scenario),
+        blocks=("\n".join(lines), *((replay_table(replay),) if replay.steps else ())),
+        notes=(mfu_note(scenario),) if replay.steps else (),
+        readme=(*errors, *lines, mfu_note(scenario)),
+        partial=replay.partial,
+        payload=scenario_payload(scenario, replay_json(replay)),
+        files=(scenario_file(scenario), *(_step_files(replay) if replay.steps else ())),
+    )
+
+
 def replay_json(replay: DatasetReplay) -> dict[str, Any]:
-    """The document of --json; steps as columns."""
+    """What --json says of it; steps as columns."""
     throughput = replay.throughput
     empty = not replay.steps
-    results = {
+    return {
         "source": replay.source,
         "partial": replay.partial,
         "stopped": replay.stopped,
@@ -64,7 +77,6 @@ def replay_json(replay: DatasetReplay) -> dict[str, Any]:
         "longer_than_context": replay.long.document(),
         "per_step": {name: [getattr(step, name) for step in replay.steps] for name in _SERIES},
     }
-    return json_document("replay", replay.scenario, results)
 
 
 def _weighted(replay: DatasetReplay, name: str) -> float:
@@ -123,16 +135,20 @@ def replay_lines(replay: DatasetReplay) -> list[str]:
     return lines
 
 
-def replay_table(replay: DatasetReplay) -> Table:
+def replay_table(replay: DatasetReplay) -> Table[tuple[str, float]]:
     """Where the time of a mean step goes."""
     total = sum(replay.account_s.values())
     largest = sorted(replay.account_s.items(), key=lambda item: -item[1])
-    shown = [item for item in largest[:MOST_ACCOUNTS] if item[1] > 0]
-    rows = [(readable_name(name), f"{seconds:.3f}", f"{seconds / total:.1%}") for name, seconds in shown]
-    rest = total - sum(seconds for _, seconds in shown)
+    rows = [(readable_name(name), seconds) for name, seconds in largest[:MOST_ACCOUNTS] if seconds > 0]
+    rest = total - sum(seconds for _, seconds in rows)
     if rest > 1e-12 * total:
-        rows.append(("the rest", f"{rest:.3f}", f"{rest / total:.1%}"))
-    return Table(title="Where the time goes (mean step)", columns=("account", "s", "share"), rows=tuple(rows))
+        rows.append(("the rest", rest))
+    columns: tuple[Column[tuple[str, float]], ...] = (
+        Column("account", lambda row: row[0]),
+        Column("seconds", lambda row: row[1], heading="s", format=".3f"),
+        Column("share", lambda row: row[1] / total, format=".1%"),
+    )
+    return Table(title="Where the time goes (mean step)", columns=columns, rows=rows)
 
 
 def plot_replay(replay: DatasetReplay) -> Figure:
@@ -181,35 +197,29 @@ def plot_replay(replay: DatasetReplay) -> Figure:
     return figure
 
 
-def write_replay(out: str, replay: DatasetReplay) -> str:
-    """Write the run directory, also of a replay that was interrupted; returns a line that says so."""
-    notes = [*replay_lines(replay), mfu_note(replay.scenario)]
-    if replay.error is not None:
-        notes.insert(0, str(replay.error))
-    command = shlex.join(["hdpsim", *sys.argv[1:]])
-    with RunDirectory(out, title=headline(replay.scenario), command=command, notes=notes) as run:
-        run.write_json("result.json", replay_json(replay), "Everything, as printed by --json.")
-        run.write_text(
-            "scenario.yaml", replay.scenario.to_yaml(), "The scenario with all defaults; runs as it is."
-        )
-        if replay.steps:
-            rows = [dataclasses.asdict(step) for step in replay.steps]
-            run.write_csv(
-                "steps.csv",
-                rows,
-                "One row per step, in order; mean_tokens_per_s and mean_ci95: mean of all steps up to it and the "
-                "half width of its 95 % confidence interval.",
-            )
-            run.write_parquet("steps.parquet", rows, "The same table with types.")
-            run.write_csv(
-                "accounts.csv",
-                [
-                    {"account": name, "seconds": seconds, "share": seconds / sum(replay.account_s.values())}
-                    for name, seconds in replay.account_s.items()
-                ],
-                "Where the time goes: seconds of a step, mean over ranks, stages and steps.",
-            )
-            run.save_figure(
-                "throughput", plot_replay(replay), "Throughput of the steps, running mean, and step times."
-            )
-    return f"wrote {out}" + (" (partial)" if replay.partial else "")
+def _step_files(replay: DatasetReplay) -> tuple[OutputFile, ...]:
+    rows = [dataclasses.asdict(step) for step in replay.steps]
+    total_s = sum(replay.account_s.values())
+    accounts = [
+        {"account": name, "seconds": seconds, "share": seconds / total_s}
+        for name, seconds in replay.account_s.items()
+    ]
+    return (
+        OutputFile(
+            "steps.csv",
+            lambda: rows,
+            "One row per step, in order; mean_tokens_per_s and mean_ci95: mean of all steps up to it and the "
+            "half width of its 95 % confidence interval.",
+        ),
+        OutputFile("steps.parquet", lambda: rows, "The same table with types."),
+        OutputFile(
+            "accounts.csv",
+            lambda: accounts,
+            "Where the time goes: seconds of a step, mean over ranks, stages and steps.",
+        ),
+        OutputFile(
+            "throughput",
+            lambda: plot_replay(replay),
+            "Throughput of the steps, running mean, and step times.",
+        ),
+    )

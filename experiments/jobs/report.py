@@ -1,18 +1,16 @@
-"""A replayed job as tables, sentences, one JSON document and a run directory."""
+"""A replayed job as one document: tables, sentences, JSON and the files of a run directory."""
 
 from __future__ import annotations
 
-import shlex
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hdpsim.experiments.jobs.plots import plot_attribution, plot_steps, plot_workers
-from hdpsim.experiments.output.run_directory import SCHEMA_VERSION, RunDirectory
-from hdpsim.experiments.output.tables import Table
+from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
 from hdpsim.simulator.recorded.graph import RecordedGraph
 from hdpsim.simulator.recorded.operations import COMPUTE, RecordedJob, is_kind
 from hdpsim.simulator.recorded.whatif import Analysis, Effect
@@ -21,6 +19,55 @@ Floats = NDArray[np.float64]
 
 _STEPS_SHOWN = 60
 _RANKS_SHOWN = 8
+
+
+def job_document(graph: RecordedGraph, analysis: Analysis) -> Document:
+    """Everything about a replayed job."""
+    job = graph.job
+    steps, workers = _steps(job, analysis), _workers(graph, analysis)
+    kinds = _effects("By kind of operation", analysis.by_kind)
+    stages = _effects("By stage", analysis.by_stage)
+    ranks = _effects("By data-parallel rank", analysis.by_rank)
+    remedies = _effects("If computation were spread evenly", analysis.remedies)
+    cut = f" (the first {_STEPS_SHOWN} of {len(steps.rows)})" if len(steps.rows) > _STEPS_SHOWN else ""
+    tables: dict[str, tuple[Table[Any], str]] = {
+        "steps.csv": (steps, "One row per recorded step."),
+        "by_optype.csv": (kinds, "What each kind of operation costs."),
+        "by_stage.csv": (stages, "What each stage costs."),
+        "by_dp_rank.csv": (ranks, "Data-parallel ranks, worst first."),
+        "by_rank.csv": (workers, "One stage of one data-parallel rank each, worst first."),
+        "remedies.csv": (remedies, "What spreading the same computation evenly would save."),
+    }
+    return Document(
+        kind="replay-ops",
+        title=f"Replay of {job.name}",
+        head=headline(job),
+        blocks=(
+            replace(steps, title=f"Steps{cut}", rows=steps.rows[:_STEPS_SHOWN]),
+            kinds,
+            stages,
+            replace(workers, rows=workers.rows[:_RANKS_SHOWN]),
+            remedies,
+        ),
+        notes=sentences(graph, analysis),
+        payload={
+            "job": _job_json(graph),
+            "steps": steps.records(),
+            "summary": _summary_json(analysis),
+            "slowdown": analysis.slowdown,
+            "attribution": {
+                "by_optype": kinds.records(),
+                "by_stage": stages.records(),
+                "by_dp_rank": ranks.records(),
+                "by_rank": workers.records(),
+            },
+            "remedies": remedies.records(),
+        },
+        files=(
+            *(OutputFile(name, table.records, words) for name, (table, words) in tables.items()),
+            *_figures(graph, analysis),
+        ),
+    )
 
 
 def headline(job: RecordedJob) -> str:
@@ -32,85 +79,159 @@ def headline(job: RecordedJob) -> str:
     )
 
 
-def document_of(graph: RecordedGraph, analysis: Analysis) -> dict[str, Any]:
-    """Everything as one JSON document."""
-    from hdpsim import __version__
-
+def _job_json(graph: RecordedGraph) -> dict[str, Any]:
     job = graph.job
-    error = np.abs(analysis.error)
     return {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "replay-ops",
-        "hdpsim_version": __version__,
-        "job": {
-            "name": job.name,
-            "gpus": job.gpus,
-            "dp_size": job.data_parallel,
-            "pp_size": job.stages,
-            "vpp_size": job.chunks,
-            "operations": len(job),
-            "transfers_that_never_ran": len(job) - len(graph.row),
-            "transfers_block_computation": graph.blocking,
-        },
-        "steps": _step_rows(job, analysis),
-        "summary": {
-            "count": len(job.steps),
-            "median_abs_error": float(np.median(error)),
-            "mean_abs_error": float(error.mean()),
-            "p90_abs_error": float(np.quantile(error, 0.9)),
-            "max_abs_error": float(error.max()),
-            "median_abs_error_with_usual_transfers": _median_error(analysis.usual_transfers_s, analysis),
-            "median_abs_error_without_host_gaps": _median_error(analysis.without_gaps_s, analysis),
-            "recorded_mean_s": float(analysis.recorded_s.mean()),
-            "predicted_mean_s": float(analysis.predicted_s.mean()),
-            "without_host_gaps_mean_s": float(analysis.without_gaps_s.mean()),
-            "ideal_mean_s": float(analysis.ideal_s.mean()),
-            "engine_against_closed_form": analysis.engine_difference,
-        },
-        "slowdown": analysis.slowdown,
-        "attribution": {
-            "by_optype": [_effect_row(effect) for effect in analysis.by_kind],
-            "by_stage": [_effect_row(effect) for effect in analysis.by_stage],
-            "by_dp_rank": [_effect_row(effect) for effect in analysis.by_rank],
-            "by_rank": _worker_rows(graph, analysis),
-        },
-        "remedies": [_effect_row(effect) for effect in analysis.remedies],
+        "name": job.name,
+        "gpus": job.gpus,
+        "dp_size": job.data_parallel,
+        "pp_size": job.stages,
+        "vpp_size": job.chunks,
+        "operations": len(job),
+        "transfers_that_never_ran": len(job) - len(graph.row),
+        "transfers_block_computation": graph.blocking,
     }
 
 
-def tables(graph: RecordedGraph, analysis: Analysis) -> list[Table]:
-    """What the command prints: steps, then who and what made them slow."""
-    job = graph.job
-    rows = [
-        (
-            str(row["step"]),
-            f"{row['recorded_s']:.3f}",
-            f"{row['predicted_s']:.3f}",
-            f"{row['error']:+.2%}",
-            f"{row['ideal_s']:.3f}",
-            f"{row['slowdown']:.2f}x",
-        )
-        for row in _step_rows(job, analysis)
-    ]
-    cut = f" (the first {_STEPS_SHOWN} of {len(rows)})" if len(rows) > _STEPS_SHOWN else ""
-    steps = Table(
-        title=f"Steps{cut}",
-        columns=("step", "recorded s", "predicted s", "error", "ideal s", "slowdown"),
-        rows=tuple(rows[:_STEPS_SHOWN]),
+def _summary_json(analysis: Analysis) -> dict[str, Any]:
+    error = np.abs(analysis.error)
+    return {
+        "count": len(error),
+        "median_abs_error": np.median(error),
+        "mean_abs_error": error.mean(),
+        "p90_abs_error": np.quantile(error, 0.9),
+        "max_abs_error": error.max(),
+        "median_abs_error_with_usual_transfers": _median_error(analysis.usual_transfers_s, analysis),
+        "median_abs_error_without_host_gaps": _median_error(analysis.without_gaps_s, analysis),
+        "recorded_mean_s": analysis.recorded_s.mean(),
+        "predicted_mean_s": analysis.predicted_s.mean(),
+        "without_host_gaps_mean_s": analysis.without_gaps_s.mean(),
+        "ideal_mean_s": analysis.ideal_s.mean(),
+        "engine_against_closed_form": analysis.engine_difference,
+    }
+
+
+def _steps(job: RecordedJob, analysis: Analysis) -> Table[int]:
+    """One row per recorded step."""
+
+    def seconds(name: str, values: Floats, heading: str, *, shown: bool = True) -> Column[int]:
+        return Column(name, lambda i: float(values[i]), heading=heading, unit="s", format=".3f", shown=shown)
+
+    recorded_s, predicted_s, ideal_s = analysis.recorded_s, analysis.predicted_s, analysis.ideal_s
+    columns: tuple[Column[int], ...] = (
+        Column("step", lambda i: int(job.steps[i])),
+        seconds("recorded_s", recorded_s, "recorded"),
+        seconds("predicted_s", predicted_s, "predicted"),
+        Column("error", lambda i: float(predicted_s[i] / recorded_s[i] - 1.0), format="+.2%"),
+        seconds("with_usual_transfers_s", analysis.usual_transfers_s, "with usual transfers", shown=False),
+        seconds("without_host_gaps_s", analysis.without_gaps_s, "without host gaps", shown=False),
+        seconds("ideal_s", ideal_s, "ideal"),
+        Column("slowdown", lambda i: float(analysis.without_gaps_s[i] / ideal_s[i]), format=_times(2)),
     )
-    slowest = [
-        _named(e, row) for e, row in zip(analysis.by_worker, _worker_rows(graph, analysis), strict=True)
-    ]
-    return [
-        steps,
-        _effects("By kind of operation", analysis.by_kind),
-        _effects("By stage", analysis.by_stage),
-        _effects("Slowest ranks", [effect for effect, _ in slowest[:_RANKS_SHOWN]], [n for _, n in slowest]),
-        _effects("If computation were spread evenly", analysis.remedies),
-    ]
+    return Table(title="Steps", columns=columns, rows=range(len(job.steps)))
 
 
-def sentences(graph: RecordedGraph, analysis: Analysis) -> list[str]:
+def _times(digits: int) -> Callable[[float], str]:
+    return lambda value: f"{value:.{digits}f}x"
+
+
+def _unsigned_zero(spec: str) -> Callable[[float], str]:
+    """A format in which what rounds to nothing has no sign."""
+
+    def shown(value: float) -> str:
+        text = format(value, spec)
+        return text.removeprefix("-") if not text.strip("-0.%") else text
+
+    return shown
+
+
+_NAME: Column[Effect] = Column("name", heading="")
+_EFFECT: tuple[Column[Effect], ...] = (
+    Column("operations", shown=False),
+    Column("slowdown_alone", heading="alone", format=_times(3), missing=""),
+    Column("saved_s", heading="saved", unit="s", format=_unsigned_zero(".3f")),
+    Column("share_of_slowdown", lambda effect: effect.share, heading="share", format=_unsigned_zero(".1%"),
+           missing=""),
+)  # fmt: skip
+
+
+def _effects(title: str, effects: Sequence[Effect]) -> Table[Effect]:
+    """What parts of the job cost."""
+    return Table(title=title, columns=(_NAME, *_EFFECT), rows=effects)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Worker:
+    """One stage of one data-parallel rank."""
+
+    effect: Effect
+    rank: int
+    dp_rank: int
+    stage: int
+    compute_s: float
+
+
+def _workers(graph: RecordedGraph, analysis: Analysis) -> Table[_Worker]:
+    """What each worker costs, worst first."""
+    job = graph.job
+    recorded_rank = np.zeros(job.workers, dtype=np.int64)
+    recorded_rank[job.worker] = job.rank
+    compute_s = _compute_s(graph)
+    rows = [
+        _Worker(
+            effect=effect,
+            rank=int(recorded_rank[rank * job.stages + stage]),
+            dp_rank=rank,
+            stage=stage,
+            compute_s=float(compute_s[stage, rank]),
+        )
+        for effect, (rank, stage) in zip(analysis.by_worker, analysis.worker, strict=True)
+    ]
+    columns: tuple[Column[_Worker], ...] = (
+        Column("", lambda worker: f"rank {worker.rank} ({worker.effect.name})"),
+        Column("rank", shown=False),
+        Column("dp_rank", shown=False),
+        Column("stage", shown=False),
+        Column("compute_s", shown=False),
+        *(column.below(lambda worker: worker.effect) for column in _EFFECT),
+    )
+    return Table(title="Slowest ranks", columns=columns, rows=rows)
+
+
+def _figures(graph: RecordedGraph, analysis: Analysis) -> tuple[OutputFile, ...]:
+    job = graph.job
+    return (
+        OutputFile(
+            "steps",
+            lambda: plot_steps(
+                job.steps.tolist(), analysis.recorded_s, analysis.predicted_s, analysis.ideal_s,
+                title=f"Step time of {job.name}",
+            ),
+            "Step times: recorded, predicted, ideal.",
+        ),
+        OutputFile(
+            "attribution",
+            lambda: plot_attribution(
+                {
+                    "kinds of operations": {e.name: e.saved_s for e in analysis.by_kind},
+                    "stages": {e.name: e.saved_s for e in analysis.by_stage},
+                    "computation evened out": {e.name: e.saved_s for e in analysis.remedies},
+                },
+                title=f"What would make {job.name} faster",
+            ),
+            "Seconds of a step saved by making each part ideal.",
+        ),
+        OutputFile(
+            "workers",
+            lambda: plot_workers(
+                _compute_s(graph), title=f"Computation per step of every worker of {job.name}"
+            ),
+            "Seconds of computation per step, by stage and data-parallel rank.",
+        ),
+    )  # fmt: skip
+
+
+def sentences(graph: RecordedGraph, analysis: Analysis) -> tuple[str, ...]:
     """The result in words."""
     error = np.abs(analysis.error)
     usual = _median_error(analysis.usual_transfers_s, analysis)
@@ -129,118 +250,11 @@ def sentences(graph: RecordedGraph, analysis: Analysis) -> list[str]:
         lines.append(
             f"{left_out:,} recorded sends and receives without a neighbour never ran and are left out."
         )
-    return lines
-
-
-def write_replay(out: str, document: Mapping[str, Any], graph: RecordedGraph, analysis: Analysis) -> str:
-    """Write the run directory; returns a line that says so."""
-    job = graph.job
-    command = shlex.join(["hdpsim", *sys.argv[1:]])
-    with RunDirectory(
-        out,
-        title=f"Replay of {job.name}",
-        command=command,
-        notes=[headline(job), *sentences(graph, analysis)],
-    ) as run:
-        run.write_json(
-            "result.json", document, "The whole result as one JSON document, as printed by --json."
-        )
-        run.write_csv("steps.csv", _step_rows(job, analysis), "One row per recorded step.")
-        run.write_csv(
-            "by_optype.csv", [_effect_row(e) for e in analysis.by_kind], "What each kind of operation costs."
-        )
-        run.write_csv("by_stage.csv", [_effect_row(e) for e in analysis.by_stage], "What each stage costs.")
-        run.write_csv(
-            "by_dp_rank.csv", [_effect_row(e) for e in analysis.by_rank], "Data-parallel ranks, worst first."
-        )
-        run.write_csv(
-            "by_rank.csv",
-            _worker_rows(graph, analysis),
-            "One stage of one data-parallel rank each, worst first.",
-        )
-        run.write_csv(
-            "remedies.csv",
-            [_effect_row(e) for e in analysis.remedies],
-            "What spreading the same computation evenly would save.",
-        )
-        run.save_figure(
-            "steps",
-            plot_steps(
-                job.steps.tolist(), analysis.recorded_s, analysis.predicted_s, analysis.ideal_s,
-                title=f"Step time of {job.name}",
-            ),
-            "Step times: recorded, predicted, ideal.",
-        )  # fmt: skip
-        run.save_figure(
-            "attribution",
-            plot_attribution(
-                {
-                    "kinds of operations": {e.name: e.saved_s for e in analysis.by_kind},
-                    "stages": {e.name: e.saved_s for e in analysis.by_stage},
-                    "computation evened out": {e.name: e.saved_s for e in analysis.remedies},
-                },
-                title=f"What would make {job.name} faster",
-            ),
-            "Seconds of a step saved by making each part ideal.",
-        )
-        run.save_figure(
-            "workers",
-            plot_workers(_compute_s(graph), title=f"Computation per step of every worker of {job.name}"),
-            "Seconds of computation per step, by stage and data-parallel rank.",
-        )
-    return f"wrote {out}"
+    return tuple(lines)
 
 
 def _median_error(step_s: Floats, analysis: Analysis) -> float:
     return float(np.median(np.abs(step_s / analysis.recorded_s - 1.0)))
-
-
-def _step_rows(job: RecordedJob, analysis: Analysis) -> list[dict[str, Any]]:
-    return [
-        {
-            "step": int(step),
-            "recorded_s": float(recorded),
-            "predicted_s": float(predicted),
-            "error": float(predicted / recorded - 1.0),
-            "with_usual_transfers_s": float(usual),
-            "without_host_gaps_s": float(without),
-            "ideal_s": float(ideal),
-            "slowdown": float(without / ideal),
-        }
-        for step, recorded, predicted, usual, without, ideal in zip(
-            job.steps, analysis.recorded_s, analysis.predicted_s, analysis.usual_transfers_s,
-            analysis.without_gaps_s, analysis.ideal_s, strict=True,
-        )
-    ]  # fmt: skip
-
-
-def _effect_row(effect: Effect) -> dict[str, Any]:
-    return {
-        "name": effect.name,
-        "operations": effect.operations,
-        "slowdown_alone": effect.slowdown_alone,
-        "saved_s": effect.saved_s,
-        "share_of_slowdown": effect.share,
-    }
-
-
-def _worker_rows(graph: RecordedGraph, analysis: Analysis) -> list[dict[str, Any]]:
-    job = graph.job
-    recorded_rank = np.zeros(job.workers, dtype=np.int64)
-    recorded_rank[job.worker] = job.rank
-    compute_s = _compute_s(graph)
-    rows = []
-    for effect, (rank, stage) in zip(analysis.by_worker, analysis.worker, strict=True):
-        place = {
-            "rank": int(recorded_rank[rank * job.stages + stage]),
-            "dp_rank": rank,
-            "stage": stage,
-            "compute_s": float(compute_s[stage, rank]),
-        }
-        row = _effect_row(effect)
-        del row["name"]
-        rows.append(place | row)
-    return rows
 
 
 def _compute_s(graph: RecordedGraph) -> Floats:
@@ -249,17 +263,3 @@ def _compute_s(graph: RecordedGraph) -> Floats:
     compute = is_kind(job.kind, *COMPUTE)
     seconds = np.bincount(job.worker[compute], job.duration_s[compute], job.workers) / len(job.steps)
     return seconds.reshape(job.data_parallel, job.stages).T
-
-
-def _named(effect: Effect, row: Mapping[str, Any]) -> tuple[Effect, str]:
-    return effect, f"rank {row['rank']} ({effect.name})"
-
-
-def _effects(title: str, effects: Sequence[Effect], names: Sequence[str] | None = None) -> Table:
-    rows = []
-    for i, effect in enumerate(effects):
-        alone = "" if effect.slowdown_alone is None else f"{effect.slowdown_alone:.3f}x"
-        share = "" if effect.share is None else f"{effect.share:.1%}"
-        saved = f"{effect.saved_s + 0.0:.3f}".replace("-0.000", "0.000")
-        rows.append((names[i] if names else effect.name, alone, saved, share.replace("-0.0%", "0.0%")))
-    return Table(title=title, columns=("", "alone", "saved s", "share"), rows=tuple(rows))

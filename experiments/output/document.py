@@ -8,8 +8,8 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, Generic, TypeVar, cast
 
 from hdpsim import __version__
 from hdpsim.experiments.output.finite import plain
@@ -20,6 +20,7 @@ SCHEMA_VERSION = 1
 """Version of the JSON documents and tables; raised when a reader of the old ones would be misled."""
 
 Row = TypeVar("Row")
+Other = TypeVar("Other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,28 +30,33 @@ class Column(Generic[Row]):
     Attributes:
         name: key in JSON and head in CSV files, with the unit in it (`step_s`); empty: for people only.
         value: the figure of a row, None where it has none; default: its attribute or key of that name.
-        heading: head for people; empty: the name in words; None: for data only.
+        heading: head for people; default: the name in words.
         unit: follows the heading (`step` and `s`).
         format: how a figure reads: a format specification such as `.3f`, or a function.
         missing: how None reads.
         left: texts are aligned left, numbers right; the first column of a table is always left.
         ci95: the figures are estimates, and data get half of the 95 % interval, too, as NAME_ci95.
+        shown: to people; else it is for data only.
+        optional: not shown where no row has anything to say.
     """
 
     name: str
     value: Callable[[Row], object] | None = None
     _: KW_ONLY
-    heading: str | None = ""
+    heading: str | None = None
     unit: str = ""
     format: str | Callable[[Any], str] = ""
     missing: str = "-"
     left: bool = False
     ci95: bool = False
+    shown: bool = True
+    optional: bool = False
 
     @property
     def head(self) -> str:
         """The heading with its unit."""
-        return f"{self.heading or self.name.replace('_', ' ')} {self.unit}".strip()
+        heading = self.name.replace("_", " ") if self.heading is None else self.heading
+        return f"{heading} {self.unit}".strip()
 
     def of(self, row: Row) -> Any:
         """The figure of that row."""
@@ -67,11 +73,24 @@ class Column(Generic[Row]):
             return self.format(value)
         return value if isinstance(value, str) else format(value, self.format)
 
+    def below(self, part: Callable[[Other], Row]) -> Column[Other]:
+        """The same column of rows that have such a row as a *part*."""
+        return replace(cast("Column[Any]", self), value=lambda row: self.of(part(row)))
+
     def data(self, row: Row) -> dict[str, Any]:
         """The figure by its name; of an estimate its mean."""
         value = self.of(row)
         mean, half_width = (value.mean, value.half_width) if isinstance(value, Estimate) else (value, None)
         return {self.name: mean} | ({f"{self.name}_ci95": half_width} if self.ci95 else {})
+
+
+def only_where(condition: Callable[[Row], object], columns: Sequence[Column[Row]]) -> tuple[Column[Row], ...]:
+    """The columns, whose figures only some rows have."""
+
+    def limited(column: Column[Row]) -> Column[Row]:
+        return replace(column, value=lambda row: column.of(row) if condition(row) else None)
+
+    return tuple(limited(column) for column in columns)
 
 
 def interval(digits: int = 0, scale: float = 1.0) -> Callable[[Estimate], str]:
@@ -95,13 +114,14 @@ class Table(Generic[Row]):
         return [{k: v for column in named for k, v in column.data(row).items()} for row in self.rows]
 
     def drawn(self) -> TextTable:
-        """The rows as people read them: one text for every column with a heading."""
-        shown = [column for column in self.columns if column.heading is not None]
+        """The rows as people read them: one text for every column that is shown."""
+        texts = [(column, [column.text(row) for row in self.rows]) for column in self.columns if column.shown]
+        texts = [(column, cells) for column, cells in texts if any(cells) or not column.optional]
         return TextTable(
             title=self.title,
-            columns=tuple(column.head for column in shown),
-            rows=tuple(tuple(column.text(row) for column in shown) for row in self.rows),
-            left=frozenset(place for place, column in enumerate(shown) if column.left or place == 0),
+            columns=tuple(column.head for column, _ in texts),
+            rows=tuple(zip(*(cells for _, cells in texts), strict=True)),
+            left=frozenset(place for place, (column, _) in enumerate(texts) if column.left or place == 0),
         )
 
     def markdown(self) -> str:
@@ -146,7 +166,10 @@ class Document:
         payload: what JSON says, below the envelope.
         head: one line: what this is about.
         blocks: tables and paragraphs, in reading order.
-        notes: what a reader of the figures must know; they close the text and open a run directory's README.
+        notes: what a reader of the figures must know; they close the text.
+        readme: what opens the README of the run directory; default: the notes, below the head where the title is
+            another.
+        partial: ended before what was asked for.
         title: of the run directory; default: the head.
         files: of the run directory, besides the JSON document.
     """
@@ -158,6 +181,8 @@ class Document:
     notes: tuple[str, ...] = ()
     title: str = ""
     files: tuple[OutputFile, ...] = ()
+    readme: tuple[str, ...] = ()
+    partial: bool = False
 
     def data(self) -> dict[str, Any]:
         """The JSON document.

@@ -211,14 +211,15 @@ class RunDirectory:
 
 def write_document(out: str, document: Document) -> str:
     """Write a run directory with everything a document has; returns a line that says so."""
+    notes = document.readme or ((document.head,) if document.title else ()) + document.notes
     title = document.title or document.head
-    with RunDirectory(out, title=title, command=command_line(), notes=document.notes) as run:
+    with RunDirectory(out, title=title, command=command_line(), notes=notes) as run:
         run.write_json(
             "result.json", document.data(), "The whole result as one JSON document, as printed by --json."
         )
         for file in document.files:
             _write_file(run, file)
-    return f"wrote {out}"
+    return f"wrote {out}" + (" (partial)" if document.partial else "")
 
 
 def _write_file(run: RunDirectory, file: OutputFile) -> None:

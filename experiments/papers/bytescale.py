@@ -231,7 +231,7 @@ def ablation(results: Results) -> Part:
             }
         )
 
-    def later(name: str, format: str | Callable[[Any], str], heading: str = "") -> Column[Record]:
+    def later(name: str, format: str | Callable[[Any], str], heading: str | None = None) -> Column[Record]:
         """A column that says nothing of the first step, which gains nothing."""
         return Column(
             name,

@@ -297,7 +297,7 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.3g}"
 
 
-def column(name: str, heading: str = "", format: str | Callable[[Any], str] = number) -> Column[Record]:
+def column(name: str, heading: str | None = None, format: str | Callable[[Any], str] = number) -> Column[Record]:
     """A column of figures, of which some may be missing."""
     return Column(name, heading=heading, format=format, missing=NO_FIGURE)
 
@@ -308,7 +308,7 @@ def input_column(name: str, *, left: bool = False) -> Column[Record]:
     def text(value: str | int) -> str:
         return value if isinstance(value, str) else f"{value:,}"
 
-    return Column(name, heading="GPUs" if name == "gpus" else "", format=text, left=left)
+    return Column(name, heading="GPUs" if name == "gpus" else None, format=text, left=left)
 
 
 def paper_columns(error_format: str = "+.1%") -> tuple[Column[Record], ...]:

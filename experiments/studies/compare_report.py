@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, interval
+from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, interval, only_where
 from hdpsim.experiments.output.plot_style import readable_name
 from hdpsim.experiments.output.statistics import with_interval
 from hdpsim.experiments.output.words import (
@@ -17,7 +17,7 @@ from hdpsim.experiments.output.words import (
     token_amount,
     with_duration,
 )
-from hdpsim.experiments.studies import artefacts
+from hdpsim.experiments.studies import compare_files
 from hdpsim.experiments.studies.compare import BEST_STATIC
 from hdpsim.experiments.studies.cost_to_target import Target, price_of, time_at, usd_words
 from hdpsim.experiments.studies.report import (
@@ -115,7 +115,7 @@ def comparison_files(comparison: Comparison) -> tuple[OutputFile, ...]:
     return (
         scenario_file(comparison.scenario),
         OutputFile("summary.csv", lambda: summary, "One row per strategy: means over the batches."),
-        *artefacts.detail_files(comparison),
+        *compare_files.detail_files(comparison),
     )
 
 
@@ -152,28 +152,28 @@ def comparison_table(comparison: Comparison) -> Table[Outcome]:
     gpus = comparison.scenario.cluster.gpus
     columns: tuple[Column[Outcome], ...] = (
         Column("strategy"),
-        Column("batches", lambda outcome: comparison.batches, heading=None),
-        _figure("step_s", lambda o: o.step_s, heading="step", unit="s", format=interval(3), missing="cannot run",
-                ci95=True),
-        _figure("tokens_per_s", lambda o: o.tokens_per_s, heading="tokens/s", format=interval(), ci95=True),
-        _figure("tokens_per_s_per_gpu", lambda o: o.tokens_per_s.mean / gpus, heading="tok/s/GPU", format=",.1f"),
-        _figure("mfu", lambda o: o.mfu, heading="MFU", format=".1%"),
-        _figure("mfu_full", lambda o: o.mfu_full, heading=None),
-        Column("", over(base), heading="speed-up"),
-        _figure("speed_up", lambda o: o.speed_up(base), heading=None, ci95=True),
-        Column("", over(best), heading="over best" if best_is_a_row else None),
-        _figure("speed_up_vs_best_static", lambda o: best and o.speed_up(best), heading=None),
-        *MESH_COLUMNS,
-        _figure("over_lower_bound", lambda o: o.over_bound, heading=None),
-        _figure("over_plan_ideal", lambda o: o.over_plan_ideal, heading=None),
-        _figure("memory_bytes", lambda o: o.results[0].memory.total_bytes, heading=None),
+        Column("batches", lambda o: comparison.batches, shown=False),
+        *only_where(_ran, (
+            Column("step_s", heading="step", unit="s", format=interval(3), missing="cannot run", ci95=True),
+            Column("tokens_per_s", heading="tokens/s", format=interval(), ci95=True),
+            Column("tokens_per_s_per_gpu", lambda o: o.tokens_per_s.mean / gpus, heading="tok/s/GPU", format=",.1f"),
+            Column("mfu", heading="MFU", format=".1%"),
+            Column("mfu_full", shown=False),
+            Column("", over(base), heading="speed-up"),
+            Column("speed_up", lambda o: o.speed_up(base), shown=False, ci95=True),
+            Column("", over(best), heading="over best", shown=best_is_a_row),
+            Column("speed_up_vs_best_static", lambda o: best and o.speed_up(best), shown=False),
+            *MESH_COLUMNS,
+            Column("over_lower_bound", lambda o: o.over_bound, shown=False),
+            Column("over_plan_ideal", shown=False),
+            Column("memory_bytes", lambda o: o.results[0].memory.total_bytes, shown=False),
+        )),
     )  # fmt: skip
     return Table(title=title, columns=columns, rows=comparison.outcomes)
 
 
-def _figure(name: str, value: Callable[[Outcome], object], **how: Any) -> Column[Outcome]:
-    """A column that only strategies have that ran."""
-    return Column(name, lambda outcome: value(outcome) if outcome.results else None, **how)
+def _ran(outcome: Outcome) -> bool:
+    return bool(outcome.results)
 
 
 def resources_table(comparison: Comparison) -> Table[Outcome]:

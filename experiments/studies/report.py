@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hdpsim.cost_models.reading.units import format_quantity
-from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, facts
+from hdpsim.experiments.output.document import Column, OutputFile, Table, facts
 from hdpsim.experiments.output.finite import plain
 from hdpsim.experiments.output.plot_style import ACCOUNT_GROUPS, account_group, format_tokens, readable_name
 from hdpsim.experiments.output.statistics import FEWEST, estimate_json, with_interval
@@ -54,11 +54,6 @@ def scenario_payload(scenario: Scenario, results: object, **more: object) -> dic
 def scenario_file(scenario: Scenario) -> OutputFile:
     """The scenario in a run directory."""
     return OutputFile("scenario.yaml", scenario.to_yaml, "The scenario with all defaults; runs as it is.")
-
-
-def json_document(kind: str, scenario: Scenario, results: object, **more: object) -> dict[str, Any]:
-    """The JSON document of a verb with a scenario."""
-    return Document(kind=kind, payload=scenario_payload(scenario, results, **more)).data()
 
 
 def outcome_json(

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.errors import InfeasibleError
+from hdpsim.experiments.output import plots
+from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, interval, only_where
 from hdpsim.experiments.output.statistics import Estimate, estimate_json, with_interval
-from hdpsim.experiments.output.tables import Table
 from hdpsim.experiments.output.words import memory_of
-from hdpsim.experiments.studies.compare import Report, silent
-from hdpsim.experiments.studies.report import averaging, band_lines, noise_note, one_line, outcome_json
+from hdpsim.experiments.studies.compare import Outcome, Report, silent
+from hdpsim.experiments.studies.report import (
+    averaging,
+    band_lines,
+    headline,
+    mfu_note,
+    noise_note,
+    one_line,
+    outcome_json,
+    scenario_file,
+    scenario_payload,
+)
 from hdpsim.experiments.studies.static_rows import (
+    MESH_COLUMNS,
     best_json,
     best_words,
     first_batch_best,
     mesh_lines,
-    over_best_words,
+    over_best,
 )
 from hdpsim.experiments.studies.variants import Variant, data_json, data_lines, run_variants
 
@@ -28,60 +41,54 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One strategy on so many GPUs, and what it is held against.
+
+    Attributes:
+        own_start: throughput per GPU relative to the smallest number of GPUs on which the same strategy ran.
+        speed_up: throughput relative to the first strategy on as many GPUs and the same batches.
+        best: the best static mesh on as many GPUs, on its first batch; None when nobody looked for it, or none runs.
+    """
+
+    strategy: str
+    gpus: int
+    variant: Variant
+    own_start: Estimate | None
+    speed_up: Estimate | None
+    best: Baseline | None
+
+    @property
+    def outcome(self) -> Outcome:
+        """How it did."""
+        return self.variant.outcome
+
+    @property
+    def feasible(self) -> bool:
+        """Whether it ran."""
+        return self.variant.feasible
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """Points of one or more strategies over the same GPU counts (ascending)."""
+    """Points of one or more strategies, one strategy after the other, over the same GPU counts (ascending)."""
 
     gpus: tuple[int, ...]
     weak: bool
-    points: dict[str, tuple[Variant, ...]]
-    best: tuple[Baseline | None, ...] = ()
-    """The best static mesh of every point on its first batch; empty when nobody looked for it."""
+    points: tuple[Point, ...]
+    baseline: bool
+    """Whether the best static mesh of every point was looked for."""
 
-    def tokens_per_s(self) -> dict[str, list[float | None]]:
-        """Mean throughput of every strategy and point; None where it cannot run."""
-        return {
-            strategy: [v.outcome.tokens_per_s.mean if v.feasible else None for v in variants]
-            for strategy, variants in self.points.items()
-        }
+    def series(self, figure: Callable[[Point], float | None]) -> dict[str, list[float | None]]:
+        """A figure of every strategy and point; None where it cannot run."""
+        found: dict[str, list[float | None]] = {}
+        for point in self.points:
+            found.setdefault(point.strategy, []).append(figure(point) if point.feasible else None)
+        return found
 
-    def efficiency_estimates(self) -> dict[str, list[Estimate | None]]:
-        """Throughput per GPU relative to the smallest point of the same strategy that ran."""
-        result: dict[str, list[Estimate | None]] = {}
-        for strategy, variants in self.points.items():
-            first = next((i for i, variant in enumerate(variants) if variant.feasible), 0)
-            ratios = [variant.speed_up(variants[first]) for variant in variants]
-            result[strategy] = [
-                None if ratio is None else ratio.scaled(self.gpus[first] / gpus)
-                for ratio, gpus in zip(ratios, self.gpus, strict=True)
-            ]
-        return result
-
-    def efficiency(self) -> dict[str, list[float | None]]:
-        """The same without intervals."""
-        return {
-            strategy: [None if value is None else value.mean for value in row]
-            for strategy, row in self.efficiency_estimates().items()
-        }
-
-    def best_at(self, place: int) -> Baseline | None:
-        """The best static mesh on so many GPUs."""
-        return self.best[place] if self.best else None
-
-    def half_widths(self) -> dict[str, list[float | None]]:
-        """Half widths of the throughput's intervals; empty when there is none."""
-        found = {
-            strategy: [v.outcome.tokens_per_s.half_width if v.feasible else None for v in variants]
-            for strategy, variants in self.points.items()
-        }
-        return found if any(value is not None for row in found.values() for value in row) else {}
-
-    def speed_ups(self) -> dict[str, list[Estimate | None]]:
-        """Throughput relative to the first strategy on as many GPUs and the same batches."""
-        base = next(iter(self.points.values()))
-        return {
-            strategy: [variant.speed_up(its) for variant, its in zip(variants, base, strict=True)]
-            for strategy, variants in self.points.items()
-        }
+    def half_widths(self) -> dict[str, list[float | None]] | None:
+        """Half widths of the throughput's intervals; None when there is no interval."""
+        found = self.series(lambda point: point.outcome.tokens_per_s.half_width)
+        return found if any(value is not None for row in found.values() for value in row) else None
 
 
 def _changes(scenario: Scenario, gpus: int, weak: bool) -> tuple[str, ...]:
@@ -121,126 +128,180 @@ def scale(
     """
     counts = tuple(sorted(set(gpus)))
     sets = [(f"{count}", _changes(scenario, count, weak)) for count in counts]
-    points: dict[str, tuple[Variant, ...]] = {}
+    ran: dict[str, tuple[Variant, ...]] = {}
     drawn: dict[str, Drawn] = {}
     for index, strategy in enumerate(strategies):
 
         def report_all(done: int, total: int, before: int = index) -> None:
             report(before * total + done, len(strategies) * total)
 
-        points[strategy] = run_variants(
+        ran[strategy] = run_variants(
             scenario, sets, strategy=strategy, batches=batches, report=report_all, drawn=drawn
         )
-    if not any(variant.feasible for variants in points.values() for variant in variants):
+    if not any(variant.feasible for variants in ran.values() for variant in variants):
         reasons = [
-            f"  {variant.label} GPUs: {one_line(variant.outcome.reason)}" for variant in points[strategies[0]]
+            f"  {variant.label} GPUs: {one_line(variant.outcome.reason)}" for variant in ran[strategies[0]]
         ]
         raise InfeasibleError("no number of GPUs can run this scenario:\n" + "\n".join(reasons))
-    best: tuple[Baseline | None, ...] = ()
-    if baseline and len(points) > 1 and "static" in points:
-        best = tuple(first_batch_best(variant, variant.outcome) for variant in points["static"])
-    return Scaling(gpus=counts, weak=weak, points=points, best=best)
+    baseline = baseline and len(ran) > 1 and "static" in ran
+    best = [first_batch_best(variant, variant.outcome) for variant in ran["static"]] if baseline else None
+    points = [
+        Point(
+            strategy=strategy,
+            gpus=count,
+            variant=variants[place],
+            own_start=_own_start_of(counts, variants, place),
+            speed_up=variants[place].speed_up(ran[strategies[0]][place]),
+            best=best[place] if best else None,
+        )
+        for strategy, variants in ran.items()
+        for place, count in enumerate(counts)
+    ]
+    return Scaling(gpus=counts, weak=weak, points=tuple(points), baseline=baseline)
+
+
+def _own_start_of(counts: Sequence[int], variants: Sequence[Variant], place: int) -> Estimate | None:
+    first = next((place for place, variant in enumerate(variants) if variant.feasible), 0)
+    ratio = variants[place].speed_up(variants[first])
+    return None if ratio is None else ratio.scaled(counts[first] / counts[place])
+
+
+def scaling_document(scaling: Scaling, scenario: Scenario) -> Document:
+    """Everything about a scaling study."""
+    title = f"{'Weak' if scaling.weak else 'Strong'} scaling of {scenario.name}"
+    table = scaling_table(scaling)
+    figure = partial(
+        plots.plot_scaling,
+        scaling.gpus,
+        scaling.series(lambda point: point.outcome.tokens_per_s.mean),
+        scaling.half_widths(),
+        title=title,
+    )
+    return Document(
+        kind="scale",
+        title=title,
+        head=headline(scenario),
+        blocks=(table,),
+        notes=(*scaling_lines(scaling, scenario), mfu_note(scenario)),
+        payload=scenario_payload(scenario, scaling_json(scaling), weak=scaling.weak),
+        files=(
+            scenario_file(scenario),
+            OutputFile(
+                "scaling.csv",
+                lambda: table,
+                "One row per strategy and number of GPUs; packing, padding and cp of static rows.",
+            ),
+            OutputFile(
+                "scaling",
+                figure,
+                "Throughput, in all and per GPU, against the number of GPUs, with the ideal line.",
+            ),
+        ),
+    )
 
 
 def scaling_json(scaling: Scaling) -> list[dict[str, Any]]:
     """One object per strategy and GPU count."""
-    efficiency, speed_ups = scaling.efficiency_estimates(), scaling.speed_ups()
-    rows = []
-    for strategy, variants in scaling.points.items():
-        for i, (gpus, variant) in enumerate(zip(scaling.gpus, variants, strict=True)):
-            own, ratio = efficiency[strategy][i], speed_ups[strategy][i]
-            rows.append(
-                {
-                    "gpus": gpus,
-                    "efficiency": None if own is None else own.mean,
-                    "efficiency_vs_own_start": own and estimate_json(own),
-                    "speed_up": ratio and estimate_json(ratio),
-                    "data": data_json(variant),
-                    **best_json(variant.outcome, scaling.best_at(i)),
-                    **outcome_json(variant.outcome),
-                }
-            )
-    return rows
+    return [
+        {
+            "gpus": point.gpus,
+            "efficiency": point.own_start and point.own_start.mean,
+            "efficiency_vs_own_start": point.own_start and estimate_json(point.own_start),
+            "speed_up": point.speed_up and estimate_json(point.speed_up),
+            "data": data_json(point.variant),
+            **best_json(point.outcome, point.best),
+            **outcome_json(point.outcome),
+        }
+        for point in scaling.points
+    ]
 
 
-def scaling_table(scaling: Scaling) -> Table:
+def scaling_table(scaling: Scaling) -> Table[Point]:
     """Rows of strategy and GPU count; points that cannot run carry their reason."""
-    efficiency, speed_ups = scaling.efficiency_estimates(), scaling.speed_ups()
-    base, several = next(iter(scaling.points)), len(scaling.points) > 1
-    rows: list[tuple[str, ...]] = []
-    for strategy, variants in scaling.points.items():
-        for i, (gpus, variant) in enumerate(zip(scaling.gpus, variants, strict=True)):
-            share, ratio = efficiency[strategy][i], speed_ups[strategy][i]
-            if share is None:
-                reason = f"cannot run: {one_line(variant.outcome.reason)}"
-                dashes = ("-",) * (6 + several + bool(scaling.best))
-                rows.append((strategy, f"{gpus:,}", *dashes, reason))
-                continue
-            outcome = variant.outcome
-            over = () if not several else ("-" if ratio is None else with_interval(ratio, digits=2),)
-            rows.append(
-                (
-                    strategy,
-                    f"{gpus:,}",
-                    f"{outcome.step_s.mean:.3f}",
-                    with_interval(outcome.tokens_per_s),
-                    f"{outcome.tokens_per_s.mean / gpus:,.1f}",
-                    f"{outcome.mfu:.1%}",
-                    *(("1",) if several and strategy == base else over),
-                    *((over_best_words(outcome, scaling.best_at(i)),) if scaling.best else ()),
-                    "100%" if share.mean == 1.0 else f"{with_interval(share, 100, 1)}%",
-                    memory_of(outcome.results[0].memory),
-                    outcome.mesh.words if outcome.mesh else "",
-                )
-            )
-    over_base = [f"over {base}"] if several else []
-    if scaling.best:
-        over_base.append("over best static")
-    heads = (
-        "strategy", "GPUs", "step s", "tokens/s", "tok/s/GPU", "MFU", *over_base, "own start", "memory", "remark",
-    )  # fmt: skip
+    base, several = scaling.points[0].strategy, scaling.points[0].strategy != scaling.points[-1].strategy
+    ran = next(point.outcome for point in scaling.points if point.feasible)
     kind = "Weak scaling (batch grows with the GPUs)" if scaling.weak else "Strong scaling (batch fixed)"
-    ran = next(v.outcome for variants in scaling.points.values() for v in variants if v.feasible)
-    kind += f"; {averaging(len(ran.results), ran.independent)}"
-    last = len(heads) - 1
-    width = last + 1 if any(row[-1] for row in rows) else last
-    rows = [row[:width] for row in rows]
-    return Table(title=kind, columns=heads[:width], rows=tuple(rows), left=frozenset({0, last}))
+
+    def over_base(point: Point) -> str | None:
+        if point.strategy == base:
+            return "1"
+        return None if point.speed_up is None else with_interval(point.speed_up, digits=2)
+
+    columns: tuple[Column[Point], ...] = (
+        Column("strategy"),
+        Column("gpus", heading="GPUs", format=","),
+        Column("batches", lambda point: len(point.outcome.results), shown=False),
+        *only_where(_feasible, (
+            Column("", lambda p: p.outcome.step_s.mean, heading="step", unit="s", format=".3f"),
+            Column("tokens_per_s", lambda p: p.outcome.tokens_per_s, heading="tokens/s", format=interval(), ci95=True),
+            Column("tokens_per_s_per_gpu", lambda p: p.outcome.tokens_per_s.mean / p.gpus, heading="tok/s/GPU",
+                   format=",.1f"),
+            Column("step_s", lambda p: p.outcome.step_s, shown=False, ci95=True),
+            Column("mfu", lambda p: p.outcome.mfu, heading="MFU", format=".1%"),
+            Column("memory_bytes", lambda p: p.outcome.results[0].memory.total_bytes, shown=False),
+            Column("", over_base, heading=f"over {base}", shown=several),
+            Column("", lambda p: over_best(p.outcome, p.best), heading="over best static", format=".2f",
+                   shown=scaling.baseline),
+            Column("efficiency", lambda p: p.own_start, heading="own start", format=_own_start),
+            Column("", lambda p: memory_of(p.outcome.results[0].memory), heading="memory"),
+        )),
+        *(column.below(lambda point: point.outcome) for column in MESH_COLUMNS),
+        Column("speed_up_vs_best_static", lambda p: over_best(p.outcome, p.best), shown=False),
+        Column("reason", lambda p: p.outcome.reason, shown=False),
+        Column("", _remark, heading="remark", left=True, optional=True),
+    )  # fmt: skip
+    return Table(
+        title=f"{kind}; {averaging(len(ran.results), ran.independent)}", columns=columns, rows=scaling.points
+    )
+
+
+def _feasible(point: Point) -> bool:
+    return point.feasible
+
+
+def _own_start(share: Estimate) -> str:
+    return "100%" if share.mean == 1.0 else f"{with_interval(share, 100, 1)}%"
+
+
+def _remark(point: Point) -> str:
+    if not point.feasible:
+        return f"cannot run: {one_line(point.outcome.reason)}"
+    return point.outcome.mesh.words if point.outcome.mesh else ""
 
 
 def scaling_lines(scaling: Scaling, scenario: Scenario) -> tuple[str, ...]:
     """What a reader of the table must know."""
-    everything = [variant for variants in scaling.points.values() for variant in variants]
-    first = [next((v.outcome for v in variants if v.feasible), None) for variants in scaling.points.values()]
+    variants = [point.variant for point in scaling.points]
+    first: dict[str, Outcome] = {}
+    for point in scaling.points:
+        if point.feasible:
+            first.setdefault(point.strategy, point.outcome)
     lines = [
         "own start: tokens/s per GPU relative to the smallest number of GPUs on which the same strategy runs.",
     ]
-    if len(scaling.points) > 1:
+    if len(scaling.points) > len(scaling.gpus):
         lines.append(
             "It does not rank strategies: a slow one that stays as slow has 100 %. What ranks them is tokens/s per GPU."
         )
     noise = noise_note(scenario)
     return (
         *lines,
-        *_static_lines(scaling, everything),
+        *_static_lines(scaling),
         *([noise] if noise else []),
-        *data_lines(everything),
-        *band_lines(outcome for outcome in first if outcome is not None),
+        *data_lines(variants),
+        *band_lines(first.values()),
     )
 
 
-def _static_lines(scaling: Scaling, variants: Sequence[Variant]) -> list[str]:
-    if not scaling.best:
-        return list(mesh_lines(v.outcome.mesh.packing for v in variants if v.outcome.mesh))
-    found = [
-        f"{gpus:,} GPUs: {best_words(best)}"
-        for gpus, best in zip(scaling.gpus, scaling.best, strict=True)
-        if best is not None
-    ]
+def _static_lines(scaling: Scaling) -> list[str]:
+    if not scaling.baseline:
+        return list(mesh_lines(point.outcome.mesh.packing for point in scaling.points if point.outcome.mesh))
+    best = {point.gpus: point.best for point in scaling.points}
+    found = [f"  {gpus:,} GPUs: {best_words(mesh)}" for gpus, mesh in best.items() if mesh is not None]
     if not found:
         return []
     return [
         "over best static: on the first batch, relative to the fastest static mesh of as many GPUs (packers and "
         "context-parallel degrees as `hdpsim compare` tries them):",
-        *(f"  {line}" for line in found),
+        *found,
     ]

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 MESH_COLUMNS: tuple[Column[Outcome], ...] = (
-    Column("packing", lambda outcome: outcome.mesh and outcome.mesh.packing, heading=None),
-    Column("padding", lambda outcome: outcome.mesh and outcome.mesh.padding, heading=None),
-    Column("cp", lambda outcome: outcome.mesh and outcome.mesh.cp, heading=None),
-    Column("work_left_out", lambda outcome: outcome.work_left_out if outcome.results else None, heading=None),
+    Column("packing", lambda outcome: outcome.mesh and outcome.mesh.packing, shown=False),
+    Column("padding", lambda outcome: outcome.mesh and outcome.mesh.padding, shown=False),
+    Column("cp", lambda outcome: outcome.mesh and outcome.mesh.cp, shown=False),
+    Column("work_left_out", lambda outcome: outcome.work_left_out if outcome.results else None, shown=False),
 )
 """Packer, padding and context-parallel degree, for data; empty where no static mesh ran."""
 
@@ -62,12 +62,6 @@ def over_best(outcome: Outcome, best: Baseline | None) -> float | None:
     if best is None or not outcome.results:
         return None
     return float(outcome.results[0].tokens_per_s / best.best.results[0].tokens_per_s)
-
-
-def over_best_words(outcome: Outcome, best: Baseline | None) -> str:
-    """The same for a cell of a table."""
-    ratio = over_best(outcome, best)
-    return "-" if ratio is None else f"{ratio:.2f}"
 
 
 def best_json(outcome: Outcome, best: Baseline | None) -> dict[str, Any]:

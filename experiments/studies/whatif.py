@@ -6,19 +6,28 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
+from hdpsim.experiments.output.document import Column, Document, Table, interval, only_where
 from hdpsim.experiments.output.statistics import estimate_json, with_interval
-from hdpsim.experiments.output.tables import Table
 from hdpsim.experiments.output.words import memory_of, memory_parts
 from hdpsim.experiments.scenario.overrides import parse_override
 from hdpsim.experiments.studies.compare import Report, silent
-from hdpsim.experiments.studies.report import averaging, band_lines, notes_of, one_line, outcome_json
+from hdpsim.experiments.studies.report import (
+    averaging,
+    band_lines,
+    headline,
+    mfu_note,
+    notes_of,
+    one_line,
+    outcome_json,
+    scenario_payload,
+)
 from hdpsim.experiments.studies.static_rows import (
     best_json,
     best_words,
     capacity_lines,
     first_batch_best,
     mesh_lines,
-    over_best_words,
+    over_best,
 )
 from hdpsim.experiments.studies.variants import Variant, data_json, data_lines, run_variants
 from hdpsim.simulator.settings import CHANGES_NOTHING
@@ -94,6 +103,21 @@ def _against(variant: Variant, base: Variant, best: Baseline | None) -> Baseline
     return best if variant.paired_with(base) else None
 
 
+def whatif_document(
+    scenario: Scenario, variants: Sequence[Variant], best: Baseline | None = None
+) -> Document:
+    """Everything about a set of changes; *best* is what `best_of_base` found."""
+    lines = whatif_lines(variants, best)
+    ran = [variant.scenario for variant in variants if variant.feasible and variant.scenario is not None]
+    return Document(
+        kind="whatif",
+        head=headline(scenario),
+        blocks=(whatif_table(variants, best),),
+        notes=(*lines, mfu_note(*ran)),
+        payload=scenario_payload(scenario, whatif_json(variants, best), remarks=lines),
+    )
+
+
 def whatif_json(variants: Sequence[Variant], best: Baseline | None = None) -> list[dict[str, Any]]:
     """One object per row of the table; *best* is what `best_of_base` found."""
     rows = []
@@ -113,47 +137,49 @@ def whatif_json(variants: Sequence[Variant], best: Baseline | None = None) -> li
     return rows
 
 
-def whatif_table(variants: Sequence[Variant], best: Baseline | None = None) -> Table:
+def whatif_table(variants: Sequence[Variant], best: Baseline | None = None) -> Table[Variant]:
     """Base, each change alone, all together; *best* is what `best_of_base` found."""
-    rows = []
-    known = notes_of(variants[0].outcome)
-    for variant in variants:
-        if not variant.feasible:
-            reason = f"cannot run: {one_line(variant.outcome.reason)}"
-            rows.append((variant.label, *("-",) * (5 if best is None else 6), reason))
-            continue
-        outcome = variant.outcome
-        ratio = variant.speed_up(variants[0])
-        speed_up = "-" if ratio is None else with_interval(ratio, digits=3)
-        idle = [note for note in notes_of(outcome) if CHANGES_NOTHING in note and note not in known]
-        mesh = [outcome.mesh.words] if outcome.mesh else []
-        paired = variant.paired_with(variants[0]) or ratio is None
-        rows.append(
-            (
-                variant.label,
-                with_interval(outcome.tokens_per_s),
-                f"{outcome.step_s.mean:.3f}",
-                f"{outcome.mfu:.1%}",
-                "1" if variant is variants[0] else speed_up,
-                *(() if best is None else (over_best_words(outcome, _against(variant, variants[0], best)),)),
-                memory_of(outcome.results[0].memory),
-                "; ".join([*mesh, *(idle if paired else ["other batches", *idle])]),
-            )
-        )
-    over = () if best is None else ("over best static",)
-    heads = ("change", "tokens/s", "step s", "MFU", "speed-up", *over, "memory per GPU", "remark")
-    width = len(heads) if any(row[-1] for row in rows) else len(heads) - 1
-    return Table(
-        title=f"What if ({variants[0].outcome.strategy}), {_averaging(variants)}",
-        columns=heads[:width],
-        rows=tuple(row[:width] for row in rows),
-        left=frozenset({0, len(heads) - 1}),
-    )
-
-
-def _averaging(variants: Sequence[Variant]) -> str:
+    base = variants[0]
     ran = next(variant.outcome for variant in variants if variant.feasible)
-    return averaging(len(ran.results), ran.independent)
+
+    def speed_up(variant: Variant) -> str | None:
+        ratio = variant.speed_up(base)
+        if variant is base:
+            return "1"
+        return None if ratio is None else with_interval(ratio, digits=3)
+
+    columns: tuple[Column[Variant], ...] = (
+        Column("change", lambda variant: variant.label),
+        *only_where(_feasible, (
+            Column("tokens_per_s", lambda v: v.outcome.tokens_per_s, heading="tokens/s", format=interval()),
+            Column("step_s", lambda v: v.outcome.step_s.mean, heading="step", unit="s", format=".3f"),
+            Column("mfu", lambda v: v.outcome.mfu, heading="MFU", format=".1%"),
+            Column("", speed_up, heading="speed-up"),
+            Column("", lambda v: over_best(v.outcome, _against(v, base, best)), heading="over best static",
+                   format=".2f", shown=best is not None),
+            Column("", lambda v: memory_of(v.outcome.results[0].memory), heading="memory per GPU"),
+        )),
+        Column("", lambda variant: _remark(variant, base), heading="remark", left=True, optional=True),
+    )  # fmt: skip
+    title = f"What if ({base.outcome.strategy}), {averaging(len(ran.results), ran.independent)}"
+    return Table(title=title, columns=columns, rows=variants)
+
+
+def _feasible(variant: Variant) -> bool:
+    return variant.feasible
+
+
+def _remark(variant: Variant, base: Variant) -> str:
+    """Why a row cannot run; else its mesh, whether it saw other batches, and what of the change does nothing."""
+    outcome = variant.outcome
+    if not variant.feasible:
+        return f"cannot run: {one_line(outcome.reason)}"
+    words = [outcome.mesh.words] if outcome.mesh else []
+    if base.feasible and not variant.paired_with(base):
+        words.append("other batches")
+    known = notes_of(base.outcome)
+    words += [note for note in notes_of(outcome) if CHANGES_NOTHING in note and note not in known]
+    return "; ".join(words)
 
 
 def whatif_lines(variants: Sequence[Variant], best: Baseline | None = None) -> tuple[str, ...]:

@@ -21,7 +21,6 @@ from hdpsim.experiments.output.tables import Table
 from hdpsim.experiments.records.prediction import Prediction, predict
 from hdpsim.experiments.records.table import Record, read_records, shipped_records
 from hdpsim.experiments.software.rules import KINDS
-from hdpsim.experiments.studies.artefacts import check_out
 from hdpsim.experiments.studies.compare import silent
 from hdpsim.experiments.validation.errors import error_of, error_summary, rank_correlation
 from hdpsim.experiments.validation.memory import (
@@ -85,7 +84,6 @@ def run(
     Raises:
         UserInputError: an unusable file of records or place for the run directory.
     """
-    check_out(out)
     records = read_records(shipped_records() if path is None else path)
     own = None if calibration is None else load_calibration(calibration)
     predictions: list[Prediction] = []

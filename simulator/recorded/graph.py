@@ -29,8 +29,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hdpsim.arrays import Bools, Floats, Ints, ranges
+from hdpsim.arrays import Bools, Floats, Ints, offsets_of, ranges
 from hdpsim.errors import UserInputError
+from hdpsim.simulator.recorded.operation_graph import OperationGraph, Replay
 from hdpsim.simulator.recorded.operations import (
     COMPUTE,
     DATA_PARALLEL,
@@ -40,13 +41,15 @@ from hdpsim.simulator.recorded.operations import (
     code,
     is_kind,
 )
-from hdpsim.simulator.recorded.replay import OperationGraph, Replay
 
 _OVERLAPPING_SHARE = 0.05
 """A kind of communication runs beside the computation if more than this share of its operations does so."""
 
 _OVERLAP_S = 2e-4
 """Less overlap with a computation than this is the imprecision of the clock."""
+
+_CLOCK_S = 5e-5
+"""Starts and ends closer than this are the same moment: recorded times of neighbours differ by up to 2e-5 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,13 +104,13 @@ def link_operations(job: RecordedJob) -> RecordedGraph:
         source=number[np.concatenate([source for source, _ in edges])],
         target=number[np.concatenate([target for _, target in edges])],
         group=np.unique(group[order], return_inverse=True)[1].astype(np.int64),
+        name=lambda operation: job.describe(int(order[operation])),
     )
-    work_s = _transfer_s(job, order, graph.group, meets)
     return RecordedGraph(
         job=job,
         row=order,
-        replay=Replay(graph, lambda operation: job.describe(int(order[operation]))),
-        work_s=work_s,
+        replay=Replay(graph),
+        work_s=_transfer_s(job, order, graph.group, meets),
         blocking=not np.any(beside[is_kind(job.kind, *PEER_TO_PEER)]),
     )
 
@@ -115,15 +118,14 @@ def link_operations(job: RecordedJob) -> RecordedGraph:
 def _beside_computation(job: RecordedJob, order: Ints) -> Bools:
     """Which operations run beside the computation of their worker: all of a kind, or none; p2p is one kind."""
     computed = order[is_kind(job.kind[order], *COMPUTE)]
-    span_s = float(job.end_s.max()) + 1.0  # one time axis for all lanes
-    ends = job.lane[computed] * span_s + job.end_s[computed]
-    starts = job.lane[computed] * span_s + job.start_s[computed]
+    start_s, end_s = job.on_one_axis(job.start_s), job.on_one_axis(job.end_s)
+    starts, ends = start_s[computed], end_s[computed]
     beside = np.zeros(len(job), dtype=np.bool_)
     for kinds in (PEER_TO_PEER, *((kind,) for kind in DATA_PARALLEL)):
         rows = order[is_kind(job.kind[order], *kinds)]
         if not len(rows) or not len(computed):
             continue
-        start = job.lane[rows] * span_s + job.start_s[rows]
+        start = start_s[rows]
         following = np.minimum(np.searchsorted(ends, start + _OVERLAP_S), len(ends) - 1)
         stop = start + job.duration_s[rows]
         overlap = np.minimum(stop, ends[following]) - np.maximum(start, starts[following])
@@ -135,11 +137,10 @@ def _beside_computation(job: RecordedJob, order: Ints) -> Bools:
 def _chain_edges(job: RecordedJob, chain: Ints) -> list[tuple[Ints, Ints]]:
     """Dependencies of the *chain* (rows by lane and start): layers of operations that overlap, one after the other."""
     lane = job.lane[chain]
-    span_s = float(job.end_s.max()) + 1.0
-    start, end = lane * span_s + job.start_s[chain], lane * span_s + job.end_s[chain]
+    start, end = job.on_one_axis(job.start_s)[chain], job.on_one_axis(job.end_s)[chain]
     latest = np.maximum.accumulate(end)
     opens = np.ones(len(chain), dtype=np.bool_)
-    opens[1:] = (lane[1:] != lane[:-1]) | (start[1:] >= latest[:-1] - CLOCK_S)
+    opens[1:] = (lane[1:] != lane[:-1]) | (start[1:] >= latest[:-1] - _CLOCK_S)
     first = np.flatnonzero(opens)
     size = np.diff(np.append(first, len(chain)))
     layer = np.cumsum(opens) - 1
@@ -157,7 +158,7 @@ def _beside_edges(job: RecordedJob, order: Ints, beside: Bools, owner: Ints) -> 
         return []
     lane, kind = job.lane, job.kind
     edges: list[tuple[Ints, Ints]] = []
-    span_s = float(job.end_s.max()) + 1.0
+    start_s, end_s = job.on_one_axis(job.start_s), job.on_one_axis(job.end_s)
 
     # In order with its own kind.
     by_kind = rows[np.lexsort((job.sequence[rows], kind[rows], lane[rows]))]
@@ -166,8 +167,7 @@ def _beside_edges(job: RecordedJob, order: Ints, beside: Bools, owner: Ints) -> 
 
     # After the last computation that ended before it started; sends after the computation that makes their data.
     computed = order[is_kind(kind[order], *COMPUTE)]
-    end = lane[computed] * span_s + job.end_s[computed]
-    before = np.searchsorted(end, lane[rows] * span_s + job.start_s[rows] + CLOCK_S, side="right") - 1
+    before = np.searchsorted(end_s[computed], start_s[rows] + _CLOCK_S, side="right") - 1
     known = before >= 0
     known[known] = lane[computed[before[known]]] == lane[rows[known]]
     edges.append((computed[before[known]], rows[known]))
@@ -191,11 +191,10 @@ def _beside_edges(job: RecordedJob, order: Ints, beside: Bools, owner: Ints) -> 
     chain = order[~beside[order]]
     last_end = np.zeros(len(job.steps) * job.workers)
     np.maximum.at(last_end, lane[computed], job.end_s[computed])
-    tail = chain[job.start_s[chain] >= last_end[lane[chain]] - CLOCK_S]
+    tail = chain[job.start_s[chain] >= last_end[lane[chain]] - _CLOCK_S]
     tail = tail[~is_kind(kind[tail], *COMPUTE)]
     if len(tail):
-        tail_start = lane[tail] * span_s + job.start_s[tail]
-        at = np.searchsorted(tail_start, lane[summed] * span_s + job.end_s[summed] - CLOCK_S)
+        at = np.searchsorted(start_s[tail], end_s[summed] - _CLOCK_S)
         inside = at < len(tail)
         inside[inside] = lane[tail[at[inside]]] == lane[summed[inside]]
         edges.append((summed[inside], tail[at[inside]]))
@@ -282,10 +281,6 @@ def host_gaps(graph: RecordedGraph) -> Floats:
     return usual_s[member]
 
 
-CLOCK_S = 5e-5
-"""Starts and ends closer than this are the same moment: recorded times of neighbours differ by up to 2e-5 s."""
-
-
 def attach(job: RecordedJob, order: Ints) -> Ints:
     """Return the computation each send serves or each receive feeds; -1 for all else, and for what never ran.
 
@@ -312,30 +307,24 @@ def attach(job: RecordedJob, order: Ints) -> Ints:
 
 def _align(job: RecordedJob, computed: Ints, needs: Bools, rows: Ints, *, receives: bool) -> Ints:
     """Return for each of *rows* (one kind) its computation or -1; *needs*: the computations with a neighbour."""
-    lanes = len(job.steps) * job.workers
-    lane = job.lane
-    count = np.bincount(lane[computed], minlength=lanes)
-    offset = np.cumsum(count) - count
-    needing = computed[needs]
-    needed = np.bincount(lane[needing], minlength=lanes)
-    needed_offset = np.cumsum(needed) - needed
-
-    # A receive that starts after the last computation, or a send that ends before the first, never ran.
+    lanes, lane, needing = len(job.steps) * job.workers, job.lane, computed[needs]
+    count, needed = (np.bincount(lane[some], minlength=lanes) for some in (computed, needing))
+    offset, needed_offset = offsets_of(count)[:-1], offsets_of(needed)[:-1]
     owner = np.full(len(rows), -1, dtype=np.int64)
     if not len(rows) and not len(needing):
         return owner
-    if len(computed) and len(rows):
+
+    # A receive that starts after the last computation, or a send that ends before the first, never ran.
+    ran = np.ones(len(rows), dtype=np.bool_)
+    if len(computed):
         edge = offset[lane[rows]] + (count[lane[rows]] - 1 if receives else 0)
         edge = computed[np.clip(edge, 0, len(computed) - 1)]
-        if receives:
-            ran = job.start_s[rows] <= job.start_s[edge] + CLOCK_S
-        else:
-            ran = job.end_s[rows] >= job.end_s[edge] - CLOCK_S
-    else:
-        ran = np.ones(len(rows), dtype=np.bool_)
+        ran = job.start_s[rows] <= job.start_s[edge] + _CLOCK_S
+        if not receives:
+            ran = job.end_s[rows] >= job.end_s[edge] - _CLOCK_S
     kept = rows[ran]
     found = np.bincount(lane[kept], minlength=lanes)
-    place = np.arange(len(kept)) - np.repeat(np.cumsum(found) - found, found)
+    place = ranges(np.zeros_like(found), found)
 
     exact = found == needed
     complete = ~exact & (found == count)
@@ -345,12 +334,12 @@ def _align(job: RecordedJob, computed: Ints, needs: Bools, rows: Ints, *, receiv
         raise _misfit(job, int(bad[0]), computed, found, count, needed, rows)
     at = lane[kept]
     by_need = exact[at]
-    served = np.empty(len(kept), dtype=np.int64)
-    served[by_need] = needing[(needed_offset[at] + place)[by_need]]
+    owner_of_kept = np.empty(len(kept), dtype=np.int64)
+    owner_of_kept[by_need] = needing[(needed_offset[at] + place)[by_need]]
     shift = one_missing[at] if receives else 0
     among_all = (offset[at] + place + shift)[~by_need]
-    served[~by_need] = np.where(needs[among_all], computed[among_all], -1)
-    owner[ran] = served
+    owner_of_kept[~by_need] = np.where(needs[among_all], computed[among_all], -1)
+    owner[ran] = owner_of_kept
     return owner
 
 
@@ -410,6 +399,5 @@ def _place_on_virtual_stage(job: RecordedJob, order: Ints, kind: str) -> Ints:
     group = job.lane[rows] * (job.stages * job.chunks) + job.virtual_stage[rows]
     grouped = np.argsort(group, kind="stable")
     ordered = group[grouped]
-    first = np.searchsorted(ordered, ordered)
-    place[rows[grouped]] = np.arange(len(rows)) - first
+    place[rows[grouped]] = np.arange(len(rows)) - np.searchsorted(ordered, ordered)
     return place

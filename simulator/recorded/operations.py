@@ -116,6 +116,10 @@ class RecordedJob:
         """When every operation ended."""
         return self.start_s + self.duration_s
 
+    def on_one_axis(self, seconds: Floats) -> Floats:
+        """Moments of all operations on one time axis, on which the lanes follow each other."""
+        return np.asarray(self.lane * (float(self.end_s.max()) + 1.0) + seconds)
+
     def step_s(self) -> Floats:
         """[steps]: from the first start to the last end of each step, as recorded."""
         first = np.full(len(self.steps), np.inf)

@@ -18,14 +18,15 @@ Source: Lin et al., OSDI 2025 (arXiv 2505.05713), equations 1-3; `saved` is thei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 import numpy as np
 
 from hdpsim.arrays import Bools, Floats, Ints
-from hdpsim.simulator.recorded.engine import play_operations
 from hdpsim.simulator.recorded.graph import RecordedGraph, host_gaps
+from hdpsim.simulator.recorded.operation_graph import play_operations
 from hdpsim.simulator.recorded.operations import COMMUNICATION, COMPUTE, KINDS, code, is_kind
 
 Report = Callable[[int, int], None]
@@ -130,28 +131,31 @@ def analyse(graph: RecordedGraph, report: Report = lambda done, total: None) -> 
     excess = graph.work_s - ideal
     ranks = _candidates(rank, excess, job.data_parallel)
     workers = _candidates(worker, excess, job.workers)
-    sets: list[tuple[str, Bools]] = [
-        *((name, is_kind(kind, *kinds)) for name, kinds in _kinds_in(kind)),
-        *((f"stage {i}", stage == i) for i in range(job.stages)),
-        *((f"dp_rank {i}", rank == i) for i in ranks),
-        *((f"dp_rank {i // job.stages} stage {i % job.stages}", worker == i) for i in workers),
+    groups: list[list[tuple[str, Bools]]] = [
+        [(name, is_kind(kind, *kinds)) for name, kinds in _kinds_in(kind)],
+        [(f"stage {i}", stage == i) for i in range(job.stages)],
+        [(f"dp_rank {i}", rank == i) for i in ranks],
+        [(f"dp_rank {i // job.stages} stage {i % job.stages}", worker == i) for i in workers],
     ]
+    sets = list(chain.from_iterable(groups))
     remedies = _evened(graph)
-    total = len(sets) * 2 + len(remedies)
+    works = chain(
+        (np.where(members, graph.work_s, ideal) for _, members in sets),
+        (np.where(members, ideal, graph.work_s) for _, members in sets),
+        (work for _, work in remedies),
+    )
+    mean_s = iter(_mean_steps(graph, works, len(sets) * 2 + len(remedies), report))
+    alone_s, fixed_s, evened_s = (
+        list(islice(mean_s, len(sets))),
+        list(islice(mean_s, len(sets))),
+        list(mean_s),
+    )
     baseline = (float(without_gaps.mean()), float(ideal_s.mean()))
-    alone = _means(graph, (np.where(members, graph.work_s, ideal) for _, members in sets), 0, total, report)
-    fixed = _means(
-        graph, (np.where(members, ideal, graph.work_s) for _, members in sets), len(sets), total, report
+    effects = iter(
+        _effect(name, int(members.sum()), alone, fixed, baseline)
+        for (name, members), alone, fixed in zip(sets, alone_s, fixed_s, strict=True)
     )
-    evened = _means(graph, (work for _, work in remedies), 2 * len(sets), total, report)
-    effects = [
-        _effect(name, int(members.sum()), alone_s, fixed_s, baseline)
-        for (name, members), alone_s, fixed_s in zip(sets, alone, fixed, strict=True)
-    ]
-    cuts = np.cumsum([len(_kinds_in(kind)), job.stages, len(ranks)])
-    by_kind, by_stage, by_rank, by_worker = (
-        effects[a:b] for a, b in zip([0, *cuts], [*cuts, len(effects)], strict=True)
-    )
+    by_kind, by_stage, by_rank, by_worker = (list(islice(effects, len(group))) for group in groups)
     worst = _worst_first(by_worker)
     compute = int(is_kind(kind, *COMPUTE).sum())
     return Analysis(
@@ -168,7 +172,7 @@ def analyse(graph: RecordedGraph, report: Report = lambda done, total: None) -> 
         worker=tuple(divmod(int(workers[i]), job.stages) for i in worst),
         remedies=tuple(
             _effect(name, compute, None, seconds, baseline)
-            for (name, _), seconds in zip(remedies, evened, strict=True)
+            for (name, _), seconds in zip(remedies, evened_s, strict=True)
         ),
     )
 
@@ -228,25 +232,13 @@ def _mean_by(key: Ints, value: Floats) -> Floats:
     return np.maximum(mean, np.finfo(np.float64).tiny)  # a divisor: computations may take no time at all
 
 
-def _means(
-    graph: RecordedGraph, works: Iterable[Floats], done: int, total: int, report: Report
-) -> list[float]:
-    """Mean step time of every variant."""
+def _mean_steps(graph: RecordedGraph, works: Iterator[Floats], total: int, report: Report) -> list[float]:
+    """Mean step time of every variant, as many of *total* at once as memory allows."""
     at_once = max(1, _CELLS // max(1, len(graph.row)))
     means: list[float] = []
-    batch: list[Floats] = []
-
-    def play() -> None:
-        means.extend(graph.step_s(graph.replay.ends(np.stack(batch))).mean(axis=1).tolist())
-        batch.clear()
-        report(done + len(means), total)
-
-    for work in works:
-        batch.append(work)
-        if len(batch) == at_once:
-            play()
-    if batch:
-        play()
+    while batch := list(islice(works, at_once)):
+        means += graph.step_s(graph.replay.ends(np.stack(batch))).mean(axis=1).tolist()
+        report(len(means), total)
     return means
 
 

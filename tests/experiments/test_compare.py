@@ -155,16 +155,16 @@ def test_ranks_csv_rows_sum_to_the_step(scenario: Scenario, tmp_path: Path) -> N
 def test_strong_scaling_keeps_the_batch_and_weak_scaling_grows_it(scenario: Scenario) -> None:
     strong = scale(scenario, (16, 8), ("static",))
     assert strong.gpus == (8, 16)
-    assert [v.outcome.results[0].tokens for v in strong.points["static"]] == [2**20, 2**20]
-    assert strong.efficiency()["static"] == pytest.approx([1.0, 1.0])
+    assert [point.outcome.results[0].tokens for point in strong.points] == [2**20, 2**20]
+    assert [point.own_start and point.own_start.mean for point in strong.points] == pytest.approx([1.0, 1.0])
     weak = scale(scenario, (8, 16), ("static",), weak=True)
-    assert [v.outcome.results[0].tokens for v in weak.points["static"]] == [2**20, 2**21]
+    assert [point.outcome.results[0].tokens for point in weak.points] == [2**20, 2**21]
 
 
 def test_points_that_cannot_run_are_listed(scenario: Scenario) -> None:
     scaling = scale(scenario, (8, 12), ("static", "hdp-balance"))
-    assert scaling.tokens_per_s()["static"][1] is None
-    assert "whole number of" in scaling_table(scaling).rows[1][-1]
+    assert scaling.series(lambda point: point.outcome.mfu)["static"][1] is None
+    assert "whole number of" in scaling_table(scaling).drawn().rows[1][-1]
     assert [point["feasible"] for point in scaling_json(scaling)] == [True, False, True, False]
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.datasets.replay import DatasetReplay, RunningThroughput, _Played, replay_dataset
-from hdpsim.experiments.datasets.report import replay_json, replay_lines
+from hdpsim.experiments.datasets.report import replay_document, replay_lines
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
 
 BATCH = 2**17  # 128K tokens
@@ -127,7 +127,7 @@ def test_stopping_early_does_not_depend_on_the_workers(trace: Path, thread_engin
     assert replay.stopped == "confidence"
     assert len(replay.steps) == 16
     same = replay_dataset(scenario(trace), thread_engine(2), until=0.02)
-    assert replay_json(replay) == replay_json(same)
+    assert replay_document(replay).data() == replay_document(same).data()
     assert any("like the part" in line for line in replay_lines(replay))
 
 
@@ -161,7 +161,7 @@ def test_an_interrupt_leaves_what_was_played(trace: Path, thread_engine: type) -
     part = replay_dataset(scenario(trace), thread_engine(), report=interrupted(4))
     assert part.partial
     assert part.steps == whole.steps[:4]
-    assert json.loads(json.dumps(replay_json(part)))["results"]["partial"] is True
+    assert json.loads(json.dumps(replay_document(part).data()))["results"]["partial"] is True
     assert "PARTIAL" in replay_lines(part)[0]
 
 

@@ -24,7 +24,7 @@ COLUMNS: tuple[Column[Run], ...] = (
     Column("name", heading="strategy"),
     Column("step_s", heading="step", unit="s", format=interval(1), missing="cannot run", ci95=True),
     Column("mfu", heading="MFU", format=".1%"),
-    Column("gpus", lambda run: 8, heading=None),
+    Column("gpus", lambda run: 8, shown=False),
     Column("", lambda run: "a|b", heading="remark", left=True),
 )
 TABLE = Table(
@@ -35,7 +35,7 @@ TABLE = Table(
 )
 
 
-def test_people_see_the_columns_with_a_heading_and_data_has_those_with_a_name() -> None:
+def test_people_see_the_columns_that_are_shown_and_data_has_those_with_a_name() -> None:
     drawn = TABLE.drawn()
     assert drawn.columns == ("strategy", "step s", "MFU", "remark")
     assert drawn.rows == (("static", "2.0 ± 2.5", "40.0%", "a|b"), ("naive", "cannot run", "-", "a|b"))

@@ -45,7 +45,7 @@ def test_variants_with_the_same_data_see_the_same_batches(
 
 def test_an_infeasible_change_is_a_row_with_its_reason(scenario: Scenario) -> None:
     variants = whatif(scenario, ("layout.tp=3", "gpus=16"))
-    table = whatif_table(variants)
+    table = whatif_table(variants).drawn()
     assert "do not divide by tp" in table.rows[1][-1]
     assert "cannot run:" not in table.rows[1][-1].removeprefix("cannot run:")
     assert table.rows[2][-1] == ""
@@ -84,7 +84,7 @@ def test_changes_that_need_each_other_are_rows_alone_and_run_together(scenario: 
     variants = whatif(scenario, ("layout.pp=2", "layout.vpp=2", "layout.schedule=interleaved"))
     assert [v.feasible for v in variants] == [True, True, False, False, True]
     assert "needs schedule: interleaved (or zb-v)" in variants[2].outcome.reason
-    assert "layout.schedule: interleaved needs vpp" in whatif_table(variants).rows[3][-1]
+    assert "layout.schedule: interleaved needs vpp" in whatif_table(variants).drawn().rows[3][-1]
 
 
 def test_changes_that_contradict_each_other_are_an_error(scenario: Scenario) -> None:

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdpsim.errors import DeadlockError
-from hdpsim.simulator.recorded.engine import play_operations
-from hdpsim.simulator.recorded.replay import OperationGraph, Replay
+from hdpsim.simulator.recorded.operation_graph import OperationGraph, Replay, play_operations
 
 
 def graph(operations: int, edges: list[tuple[int, int]], group: list[int] | None = None) -> OperationGraph:
@@ -18,6 +17,7 @@ def graph(operations: int, edges: list[tuple[int, int]], group: list[int] | None
         source=np.array([a for a, _ in edges], dtype=np.int64),
         target=np.array([b for _, b in edges], dtype=np.int64),
         group=np.array(range(operations) if group is None else group, dtype=np.int64),
+        name="op{}".format,
     )
 
 
@@ -54,10 +54,7 @@ def test_nothing_to_play() -> None:
 def test_a_circle_through_a_meeting_is_named_by_both_executors() -> None:
     # 0 before 1, 2 before 3; 0 meets 3 and 1 meets 2: each meeting waits for the other.
     drawn = graph(4, [(0, 1), (2, 3)], [0, 1, 1, 0])
-    for play in (
-        lambda: Replay(drawn, "op{}".format),
-        lambda: play_operations(drawn, np.ones(4), None, "op{}".format),
-    ):
+    for play in (lambda: Replay(drawn), lambda: play_operations(drawn, np.ones(4))):
         with pytest.raises(
             DeadlockError, match=r"deadlock: op\d, which waits for op\d, which waits for op\d"
         ):

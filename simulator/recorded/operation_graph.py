@@ -1,4 +1,7 @@
-"""Playing a graph of operations in closed form: max-plus, level by level, for many variants at once."""
+"""A graph of operations, played in closed form (max-plus, for many variants at once) or event by event with SimPy.
+
+Both executors add the same numbers in the same order, so they agree to the last bit or so.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import simpy
 from numpy.typing import ArrayLike
 
-from hdpsim.arrays import Bools, Floats, Ints, ranges
+from hdpsim.arrays import Bools, Floats, Ints, offsets_of, ranges
 from hdpsim.errors import DeadlockError
 
 _SHOWN = 8  # longer circles are cut: nobody reads on
@@ -27,12 +31,19 @@ class OperationGraph:
         source: predecessor, per dependency.
         target: the operation that waits for it.
         group: [operations]: number of the group; operations of the same number meet. Every number has a member.
+        name: names an operation in errors.
     """
 
     operations: int
     source: Ints
     target: Ints
     group: Ints
+    name: Callable[[int], str] = str
+
+    @property
+    def groups(self) -> int:
+        """Number of groups."""
+        return int(self.group.max()) + 1 if self.operations else 0
 
 
 class Replay:
@@ -43,8 +54,8 @@ class Replay:
         levels: length of the longest chain of groups.
     """
 
-    def __init__(self, graph: OperationGraph, name: Callable[[int], str] = str) -> None:
-        """Sort the groups by levels; *name* names an operation in errors.
+    def __init__(self, graph: OperationGraph) -> None:
+        """Sort the groups by levels.
 
         Raises:
             DeadlockError: operations wait for each other in a circle.
@@ -52,13 +63,12 @@ class Replay:
         self.graph = graph
         level = _levels(graph)
         if np.any(level < 0):
-            raise circle_error(graph, level[graph.group] >= 0, name)
+            raise _circle_error(graph, level[graph.group] >= 0)
         self.levels = int(level.max()) + 1 if len(level) else 0
 
         # Operations by level and group: position[i] is the place of operation i in that order.
         order = np.lexsort((graph.group, level[graph.group]))
-        position = np.empty(graph.operations, dtype=np.int64)
-        position[order] = np.arange(graph.operations)
+        position = np.argsort(order)
         ordered_group = graph.group[order]
         first_member = np.flatnonzero(np.diff(ordered_group, prepend=-1))
         sizes = np.diff(np.append(first_member, graph.operations))
@@ -115,13 +125,96 @@ class Replay:
         return result.T.reshape(work.shape)
 
 
+def play_operations(graph: OperationGraph, work_s: Floats, delay_s: Floats | None = None) -> Floats:
+    """Return when every operation ends, played with SimPy; see `Replay.ends` for rules and arguments.
+
+    The end of an operation is one event. It is scheduled when the last member of the operation's group has started, and
+    releases the successors.
+
+    Raises:
+        DeadlockError: operations wait for each other in a circle.
+    """
+    player = _Player(graph, work_s, delay_s)
+    player.env.run()
+    ended = ~np.isnan(player.end_s)
+    if not ended.all():
+        raise _circle_error(graph, ended)
+    return player.end_s
+
+
+class _Event(simpy.Event):
+    """The start or the end of one operation."""
+
+    def __init__(
+        self, env: simpy.Environment, operation: int, then: Callable[[simpy.Event], None], delay_s: float
+    ) -> None:
+        super().__init__(env)
+        self.operation = operation
+        self.callbacks = [then]
+        self._ok, self._value = True, None
+        env.schedule(self, delay=delay_s)
+
+
+class _Player:
+    """One run. Arrays are turned to lists: reading one element of an array costs ten times as much."""
+
+    def __init__(self, graph: OperationGraph, work_s: Floats, delay_s: Floats | None) -> None:
+        self.env = simpy.Environment()
+        self.end_s = np.full(graph.operations, np.nan)
+        self._work_s = work_s.tolist()
+        self._delay_s = [0.0] * graph.operations if delay_s is None else delay_s.tolist()
+        self._group = graph.group.tolist()
+        self._successors = _lists(graph.source, graph.target, graph.operations)
+        self._missing = np.bincount(graph.target, minlength=graph.operations).tolist()
+        self._members = _lists(graph.group, np.arange(graph.operations), graph.groups)
+        self._absent = [len(members) for members in self._members]
+        for operation, missing in enumerate(self._missing):
+            if not missing:
+                self._release(operation)
+
+    def _release(self, operation: int) -> None:
+        """Everything before *operation* has ended."""
+        delay_s = self._delay_s[operation]
+        if delay_s > 0:
+            _Event(self.env, operation, self._delayed, delay_s)
+        else:
+            self._start(operation)
+
+    def _delayed(self, event: simpy.Event) -> None:
+        assert isinstance(event, _Event)
+        self._start(event.operation)
+
+    def _start(self, operation: int) -> None:
+        """Join the group; the last one to come sets everybody to work."""
+        group = self._group[operation]
+        self._absent[group] -= 1
+        if not self._absent[group]:
+            for member in self._members[group]:
+                _Event(self.env, member, self._ended, self._work_s[member])
+
+    def _ended(self, event: simpy.Event) -> None:
+        assert isinstance(event, _Event)
+        self.end_s[event.operation] = self.env.now
+        for successor in self._successors[event.operation]:
+            self._missing[successor] -= 1
+            if not self._missing[successor]:
+                self._release(successor)
+
+
+def _lists(key: Ints, value: Ints, count: int) -> list[list[int]]:
+    """Return for each key from 0 to *count* - 1 the list of its values."""
+    ordered = value[np.argsort(key, kind="stable")].tolist()
+    bounds = offsets_of(np.bincount(key, minlength=count)).tolist()
+    return [ordered[low:high] for low, high in pairwise(bounds)]
+
+
 def _levels(graph: OperationGraph) -> Ints:
     """Return the level of every group: one more than the highest before it; -1 in and behind a circle."""
-    groups = int(graph.group.max()) + 1 if graph.operations else 0
+    groups = graph.groups
     source, target = graph.group[graph.source], graph.group[graph.target]
     successors = target[np.argsort(source, kind="stable")]
     count = np.bincount(source, minlength=groups)
-    offset = np.cumsum(count) - count
+    offset = offsets_of(count)
     missing = np.bincount(target, minlength=groups)
     level = np.full(groups, -1, dtype=np.int64)
     ready = np.flatnonzero(missing == 0)
@@ -135,7 +228,7 @@ def _levels(graph: OperationGraph) -> Ints:
     return level
 
 
-def circle_error(graph: OperationGraph, played: Bools, name: Callable[[int], str]) -> DeadlockError:
+def _circle_error(graph: OperationGraph, played: Bools) -> DeadlockError:
     """Return the error that names the operations which wait for each other, given those that could be *played*."""
     waits = ~played[graph.source] & ~played[graph.target]
     before = dict(zip(graph.group[graph.target[waits]].tolist(), np.flatnonzero(waits).tolist(), strict=True))
@@ -145,7 +238,7 @@ def circle_error(graph: OperationGraph, played: Bools, name: Callable[[int], str
     while group not in seen:
         seen[group] = len(names)
         dependency = before[group]
-        names.append(name(int(graph.target[dependency])))
+        names.append(graph.name(int(graph.target[dependency])))
         group = int(graph.group[graph.source[dependency]])
     circle = names[seen[group] :]
     left_out = len(circle) - _SHOWN

@@ -1,38 +1,23 @@
-"""The files of a run directory, made from results: tables, plots, JSON, the scenario itself."""
+"""The files of a comparison's run directory: tables of batches, accounts and ranks, and figures."""
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hdpsim.errors import UserInputError
 from hdpsim.experiments.output import plots, plots_of_time
 from hdpsim.experiments.output.document import OutputFile
 from hdpsim.experiments.output.plot_style import account_group
-from hdpsim.experiments.output.run_directory import RunDirectory
-from hdpsim.experiments.studies.report import headline, mfu_note
-from hdpsim.experiments.studies.scale import scaling_lines
-from hdpsim.experiments.studies.static_rows import MESH_COLUMNS, over_best
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
     from hdpsim.experiments.output.statistics import Estimate
-    from hdpsim.experiments.scenario.scenario import Scenario
     from hdpsim.experiments.studies.compare import Comparison, Outcome
-    from hdpsim.experiments.studies.scale import Scaling
-
-
-def check_out(out: str | None) -> None:
-    """Complain now, not after the simulation, about a place where no run directory can be written."""
-    if out is not None:
-        RunDirectory(out)
 
 
 def detail_files(comparison: Comparison) -> tuple[OutputFile, ...]:
@@ -93,74 +78,6 @@ def _throughput_figure(comparison: Comparison) -> Figure:
     )
 
 
-def write_scaling(out: str, document: Mapping[str, Any], scaling: Scaling, scenario: Scenario) -> str:
-    """Write the run directory of a scaling study; returns a line that says so."""
-    rows = _scaling_rows(scaling)
-    title = f"{'Weak' if scaling.weak else 'Strong'} scaling of {scenario.name}"
-    notes = (headline(scenario), *scaling_lines(scaling, scenario), mfu_note(scenario))
-    with RunDirectory(out, title=title, command=_command(), notes=notes) as run:
-        run.write_json(
-            "result.json", document, "The whole result as one JSON document, as printed by --json."
-        )
-        _write_scenario(run, scenario)
-        run.write_csv(
-            "scaling.csv",
-            rows,
-            "One row per strategy and number of GPUs; packing, padding and cp of static rows.",
-        )
-        run.save_figure(
-            "scaling",
-            plots.plot_scaling(
-                scaling.gpus, scaling.tokens_per_s(), scaling.half_widths() or None, title=title
-            ),
-            "Throughput, in all and per GPU, against the number of GPUs, with the ideal line.",
-        )
-    return f"wrote {out}"
-
-
-_SCALING_FIGURES = (
-    "tokens_per_s", "tokens_per_s_ci95", "tokens_per_s_per_gpu", "step_s", "step_s_ci95", "mfu", "memory_bytes",
-)  # fmt: skip
-
-
-def _scaling_rows(scaling: Scaling) -> list[dict[str, object]]:
-    efficiency = scaling.efficiency()
-    rows: list[dict[str, object]] = []
-    for strategy, variants in scaling.points.items():
-        for i, (gpus, variant) in enumerate(zip(scaling.gpus, variants, strict=True)):
-            outcome = variant.outcome
-            row: dict[str, object] = {"strategy": strategy, "gpus": gpus, "batches": len(outcome.results)}
-            row |= dict.fromkeys(_SCALING_FIGURES)
-            if variant.feasible:
-                rate, step_s = outcome.tokens_per_s, outcome.step_s
-                row |= {
-                    "tokens_per_s": rate.mean,
-                    "tokens_per_s_ci95": rate.half_width,
-                    "tokens_per_s_per_gpu": rate.mean / gpus,
-                    "step_s": step_s.mean,
-                    "step_s_ci95": step_s.half_width,
-                    "mfu": outcome.mfu,
-                    "memory_bytes": outcome.results[0].memory.total_bytes,
-                }
-            row |= {"efficiency": efficiency[strategy][i], **{c.name: c.of(outcome) for c in MESH_COLUMNS}}
-            row["speed_up_vs_best_static"] = over_best(outcome, scaling.best_at(i))
-            rows.append(row | {"reason": outcome.reason})
-    return rows
-
-
-def write_spans(path: str, outcome: Outcome, scenario: Scenario) -> str:
-    """Write the timeline of the first batch; returns a line that says so."""
-    from hdpsim.experiments.output.timeline import write_timeline
-
-    spans = outcome.results[0].spans
-    if spans is None:
-        raise UserInputError("a timeline needs the engine: execution.executor=engine")
-    summary = write_timeline(path, spans, title=f"{scenario.name}, {outcome.strategy}")
-    return f"wrote {path}: {summary.slices:,} slices of {len(summary.ranks):,} ranks" + (
-        f" ({summary.note})" if summary.note else ""
-    )
-
-
 def _bars(rates: Mapping[str, Estimate]) -> dict[str, tuple[float, float]] | None:
     """Ends of the bars: the interval, or the range of the batches."""
     bars = {
@@ -176,14 +93,6 @@ def _bars(rates: Mapping[str, Estimate]) -> dict[str, tuple[float, float]] | Non
 def _bar_words(rates: Mapping[str, Estimate]) -> str:
     known = all(rate.half_width is not None for rate in rates.values())
     return "95% confidence interval" if known else "range of the batches"
-
-
-def _command() -> str:
-    return shlex.join(["hdpsim", *sys.argv[1:]])
-
-
-def _write_scenario(run: RunDirectory, scenario: Scenario) -> None:
-    run.write_text("scenario.yaml", scenario.to_yaml(), "The scenario with all defaults; runs as it is.")
 
 
 def _batch_rows(comparison: Comparison) -> list[dict[str, object]]:
