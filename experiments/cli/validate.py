@@ -38,10 +38,10 @@ from hdpsim.experiments.cli.progress import progress
 )
 @click.option(
     "--without",
-    metavar="CLASS",
-    type=click.Choice(("stated", "release", "inferred")),
+    metavar="RULES",
     multiple=True,
-    help="Leave rules about software of this class out (docs/reference/software.md); may be given again.",
+    help="Leave rules about software out: a class (stated, release, inferred) or a switch of a stack such as "
+    "nemo.tp_overlap (docs/reference/software.md); may be given again.",
 )
 @click.option(
     "--scenario-of",
@@ -77,12 +77,15 @@ def command(
     The columns are explained in docs/explanation/validation.md. A record that cannot be predicted is listed with the
     reason.
     """
+    rules_left_out: frozenset[str] = (
+        import_module("hdpsim.experiments.software.rules").left_out(without) if without else frozenset()
+    )
     if scenario_of is not None:
         if memory or kernels is not None or residuals is not None or markdown or out is not None or as_json:
             raise click.UsageError(
                 "--scenario-of goes with RECORDS.csv, --calibration, --without and -o only"
             )
-        _write_scenario(scenario_of, records, calibration, frozenset(without), scenario_file)
+        _write_scenario(scenario_of, records, calibration, rules_left_out, scenario_file)
         return
     if scenario_file is not None:
         raise click.UsageError("-o goes with --scenario-of; a run directory is --out")
@@ -109,7 +112,7 @@ def command(
                 memory=memory,
                 calibration=calibration,
                 residuals=residuals,
-                without=frozenset(without),
+                without=rules_left_out,
                 report=shown,
             )
     if as_json:

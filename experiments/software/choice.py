@@ -144,6 +144,9 @@ def software_notes(software: Software, run: Run) -> tuple[str, ...]:
             f"software: {software.words!r} changes nothing: no rule reads these words here; "
             "what the stack was told to do is said by keys of layout"
         )
+    gathered = setting_of(run, "stays_gathered")
+    if gathered is not None:
+        notes.append(f"software {software.shown}: {gathered.words}: layout.sharding counts as zero1")
     return tuple(notes)
 
 
@@ -155,9 +158,11 @@ def settings_of(run: Run, written: frozenset[str]) -> tuple[Setting, ...]:
         for setting in fields_set(run, Layout, Model, MemoryOverheads)
         if setting.switch not in left_alone
     ]
-    balanced = setting_of(run, "balanced_experts")
+    balanced, gathered = (setting_of(run, reading) for reading in ("balanced_experts", "stays_gathered"))
     if balanced is not None and "expert_imbalance" not in written:
         found.append(replace(balanced, switch="expert_imbalance", value=1.0))
+    if gathered is not None:
+        found.append(replace(gathered, switch="sharding", value="zero1"))
     return tuple(found)
 
 

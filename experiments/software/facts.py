@@ -35,7 +35,7 @@ class Run:
 
     Attributes:
         config: what was run, column by column.
-        without: classes of rules that are not asked.
+        without: rules that are not asked: classes, or switches of a stack ("megatron-core.dp_overlap").
         settings: switches that were looked up already.
     """
 

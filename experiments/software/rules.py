@@ -29,8 +29,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from hdpsim.errors import CatalogError
+from hdpsim.cost_models.reading.fields import did_you_mean
+from hdpsim.errors import CatalogError, UserInputError
 from hdpsim.experiments.software.facts import COMPUTED, FACTS, Run
+from hdpsim.quoting import quoted
 from hdpsim.yaml_loader import load_document
 
 Kind = Literal["stated", "release", "inferred"]
@@ -138,6 +140,22 @@ def _by_switch() -> dict[str, tuple[Rule, ...]]:
     return {switch: tuple(rules) for switch, rules in found.items()}
 
 
+def left_out(names: Iterable[str]) -> frozenset[str]:
+    """The rules that `--without` leaves out: classes, and switches of stacks such as nemo.tp_overlap.
+
+    Raises:
+        UserInputError: there is no such class or switch.
+    """
+    known = (*KINDS, *(f"{stack.name}.{rule.switch}" for stack in stacks() for rule in stack.rules))
+    for name in names:
+        if name not in known:
+            raise UserInputError(
+                f"--without: there are no rules {quoted(name)}{did_you_mean(name, known)}; name a class "
+                f"({', '.join(KINDS)}) or a switch of a stack, such as nemo.tp_overlap"
+            )
+    return frozenset(names)
+
+
 def switches() -> tuple[str, ...]:
     """Every switch that some rule sets."""
     return tuple(_by_switch())
@@ -167,7 +185,7 @@ def setting_of(run: Run, switch: str) -> Setting | None:
 
 def _first(run: Run, switch: str) -> Setting | None:
     for rule in _by_switch().get(switch, ()):
-        if rule.kind in run.without:
+        if run.without & {rule.kind, f"{rule.stack}.{rule.switch}"}:
             continue
         caught = rule.holds(run)
         if caught is None:

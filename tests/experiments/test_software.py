@@ -13,15 +13,22 @@ from hypothesis import strategies as st
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.transformer.model import Model
-from hdpsim.errors import CatalogError, ScenarioError
+from hdpsim.errors import CatalogError, ScenarioError, UserInputError
 from hdpsim.experiments.cli.app import cli
-from hdpsim.experiments.records.setup import job_of
 from hdpsim.experiments.records.switches import switches_of
 from hdpsim.experiments.records.table import read_records, shipped_records
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.software.choice import overheads_of, read_software, software_names
 from hdpsim.experiments.software.facts import Run
-from hdpsim.experiments.software.rules import KINDS, Stack, _Conditions, setting_of, stacks, switches
+from hdpsim.experiments.software.rules import (
+    KINDS,
+    Stack,
+    _Conditions,
+    left_out,
+    setting_of,
+    stacks,
+    switches,
+)
 from hdpsim.experiments.software.run import RunConfig
 from hdpsim.experiments.validation.run import run as validate
 from hdpsim.simulator.step import simulate_step
@@ -229,27 +236,6 @@ def test_a_resolved_scenario_leaves_to_its_software_what_the_software_decides(
     assert other.layout == load_scenario("quickstart-8gpu", ("software=nemo 24.07",)).layout
 
 
-@pytest.mark.parametrize("release", ["2.6", "2.10"])
-def test_a_record_and_a_scenario_of_one_stack_have_the_same_switches(release: str) -> None:
-    scenario = load_scenario(
-        "quickstart-8gpu", (f"software=torchtitan {release}", "layout.tp=2", "layout.cp=1")
-    )
-    software = read_software(f"torchtitan {release}")
-    model = scenario.model
-    record = RunConfig(
-        gpu="H100-SXM-80G", n_gpus=8, gpus_per_node=8, framework=f"torchtitan {release} (FSDP2)", year=software.year,
-        model_name=model.name, layers=model.layers, hidden=model.hidden, ffn_hidden=model.ffn_hidden, heads=model.heads,
-        kv_heads=model.kv_heads, vocab=model.vocab, seq_len=8192, micro_batch=1, global_batch_seqs=8, tp=2, pp=1, cp=1,
-        zero_stage="zero1", recompute=scenario.layout.recompute, precision="bf16",
-    )  # fmt: skip
-    setup = job_of(record).setup
-    assert setup.memory.overheads == scenario.memory.overheads
-    assert setup.memory.overheads.logit_bytes == 14.0  # PyTorch's own cross-entropy
-    layout = setup.layout
-    names = [field.name for field in fields(Layout) if field.name != "rank_capacity_tokens"]
-    assert {n: getattr(layout, n) for n in names} == {n: getattr(scenario.layout, n) for n in names}
-
-
 def test_memory_that_a_scenario_writes_wins_over_its_software() -> None:
     changes = ("software=nanotron", "memory.logit_bytes=4", "memory.must_fit=false")
     memory = load_scenario("quickstart-8gpu", changes).memory
@@ -269,6 +255,15 @@ def test_the_catalog_lists_stacks_and_their_rules() -> None:
     unknown = CliRunner().invoke(cli, ["catalog", "software", "torchtitn"])
     assert unknown.exit_code == 2
     assert "did you mean 'torchtitan'" in unknown.output
+
+
+def test_rules_are_left_out_by_class_or_by_the_switch_of_a_stack() -> None:
+    assert left_out(["inferred", "nemo.tp_overlap"]) == {"inferred", "nemo.tp_overlap"}
+    run = RunConfig(gpu="h100", framework="NeMo 24.07", tp=8)
+    assert setting_of(Run(run), "tp_overlap") is not None
+    assert setting_of(Run(run, frozenset({"nemo.tp_overlap"})), "tp_overlap") is None
+    with pytest.raises(UserInputError, match=r"did you mean 'nemo\.tp_overlap'"):
+        left_out(["nemo.tp_overlp"])
 
 
 @pytest.mark.slow
