@@ -207,7 +207,7 @@ def _mlp(model: Model, block: Literal["mlp", "experts", "shared"], width: int) -
             cut=cut,
             experts=model.experts if routed else 1,
             experts_per_token=model.top_k if routed else 1,
-            biases=model.biases,
+            biases=model.biases or (routed and model.expert_biases),
             adapter_rank=model.adapter_rank if adapted else 0,
         )
         for name, inputs, parts, cut in shapes

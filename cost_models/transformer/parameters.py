@@ -270,12 +270,8 @@ def layer_shard(model: Model, layout: Layout, *, moe: bool) -> LayerShard:
     norms = _layer_norms(model)
     held = {True: 0, False: 0}
     for shard in layer_shards(model, layout, moe=moe):
-        matrix = shard.matrix
-        routed = matrix.block == "experts"
-        # Biases are spread like weights.
-        gpus = layout.expert_cut if routed else 1 if matrix.cut == "none" else layout.tp
-        biases = -(-matrix.outputs // gpus) if matrix.biases else 0
-        held[routed] += shard.weights + shard.experts * biases
+        biases = shard.experts * shard.outputs if shard.matrix.biases else 0
+        held[shard.matrix.block == "experts"] += shard.weights + biases
     return LayerShard(dense=held[False] + norms, experts=held[True], norms=norms)
 
 

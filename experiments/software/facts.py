@@ -217,7 +217,9 @@ def _repeated_experts(config: RunConfig) -> float | None:
     known = config.hidden and config.heads and config.kv_heads and config.ffn_hidden and config.topk
     if "moe" not in repeated_modules(config) or not known:
         return None
-    layer = _layer(config, moe=True) or {}
+    layer = _layer(config, moe=True)
+    if layer is None:
+        return None
     met = {
         blocks: sum(m.weights * m.experts_per_token for m in layer.values() if m.block in blocks)
         for blocks in (("attention",), ("experts", "shared"))

@@ -134,3 +134,12 @@ def test_parameters_are_the_inventory_and_norms(name: str) -> None:
 def test_gpus_beyond_the_key_and_value_heads_hold_copies_of_them() -> None:
     qkv = {tp: layer_shards(SMALL, Layout(tp=tp), moe=False)[0].outputs for tp in (1, 4, 8)}
     assert qkv == {1: 32 + 2 * 16, 4: 8 + 2 * 4, 8: 4 + 2 * 4}
+
+
+def test_a_bias_behind_the_sum_over_gpus_is_on_each_of_them() -> None:
+    plain, biased = (
+        layer_shard(replace(SMALL, biases=biases), Layout(tp=8), moe=False).dense for biases in (False, True)
+    )
+    assert biased - plain == (4 + 2 * 4) + 32 + 2 * 128 // 8 + 32
+    experts = layer_parameters(replace(SMALL, expert_biases=True), moe=True).experts
+    assert experts - layer_parameters(SMALL, moe=True).experts == 8 * (2 * 64 + 32)
