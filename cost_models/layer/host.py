@@ -20,7 +20,7 @@ from hdpsim.cost_models.transformer.model import Model
 BACKWARD_LAUNCHES = 2.0  # two gradients of every product, an operation and its accumulation elsewhere
 # A collective of PyTorch: the buffer, the NCCL call, events between its stream and the compute stream.
 LAUNCHES_OF_A_COLLECTIVE = 3.0
-ROUTER_LAUNCHES = 8.0
+ROUTER_LAUNCHES = 7.0  # beside its product
 PERMUTATION_LAUNCHES = 12.0  # permutation and its inverse 8, counting and sorting 4
 EXPERT_MATRICES = 2
 # Of an expert's input or gradient: the cast, and the tensors of its two copies and their scales.
@@ -49,7 +49,7 @@ def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
         fused     2 norms + products + 2 copies + attention + rotary 1 + 2 adds + activation
         scaled    rotary 15, of latent attention 21
         separate  6 per norm, rotary 8, activation 2 (+ 1 per bias and dropout), unfused softmax 5
-        experts   router 8, permutation and its inverse 8, counting and sorting 4 (fused dispatch: router only)
+        experts   router 8 (one product), permutation and its inverse 8, sorting 4 (fused dispatch: router only)
                   separate kernels: for every expert of a GPU a product each of 2 matrices, with 8 and 4 bits 2 more
                   for the cast of what it reads (3 with scales of the tensor itself); padding of all rows 2
         overlap   50 with all-to-alls beside another micro-batch
@@ -74,7 +74,7 @@ def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
         count = 6 * norms + norms + extras + 2 + int(model.biases)
     count += _products(model, layout, moe=moe) + 2 + _attention_launches(layout)
     count += _rotary_launches(model, layout) + (2 if model.qk_norm else 0)
-    router = ROUTER_LAUNCHES + _count(model, "shared", moe=True) if moe else 0.0
+    router = ROUTER_LAUNCHES if moe else 0.0
     adapted = len(adapted_matrices(model, layout, moe=moe))
     collectives = _collectives_around_products(model, layout, moe=moe)
     around = LAUNCHES_OF_A_COLLECTIVE * collectives + ADAPTER_LAUNCHES * adapted
@@ -120,14 +120,10 @@ def _expert_collectives(layout: Layout) -> int:
 
 
 def _products(model: Model, layout: Layout, *, moe: bool) -> int:
-    """Matrix products of a layer without those of routed experts and the router."""
-    blocks = ("attention",) if moe else ("attention", "mlp")
-    products = _count(model, *blocks, moe=moe)
-    return products - (2 if model.parallel_block and layout.fused_kernels and not moe else 0)
-
-
-def _count(model: Model, *blocks: str, moe: bool) -> int:
-    return sum(matrix.block in blocks for matrix in layer_matrices(model, moe=moe))
+    """Matrix products of a layer without those of routed experts; a fused parallel block joins two pairs of them."""
+    blocks = [matrix.block for matrix in layer_matrices(model, moe=moe) if matrix.block != "experts"]
+    joins = model.parallel_block and layout.fused_kernels and not moe and blocks.count("attention") == 2
+    return len(blocks) - (2 if joins else 0)
 
 
 def backward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
