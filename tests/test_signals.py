@@ -45,8 +45,8 @@ def hook(event, arguments):
 
 def run_directory():
     with RunDirectory(folder / "new" / "run") as run:
-        run.write_csv("table", [{"a": 1}], "A table.")
-        run.write_json("plots/result", {"a": 1}, "Numbers.")
+        run.write_csv("table.csv", [{"a": 1}], "A table.")
+        run.write_json("plots/result.json", {"a": 1}, "Numbers.")
 
 def again():
     with RunDirectory(folder / "old", title="new") as run:

@@ -226,7 +226,7 @@ def test_no_cell_of_a_table_is_a_formula(
     rows = [{"name": text, "x": -1.5, "-y": "-2.5"} for text in texts]
     path = tmp_path_factory.mktemp("cells") / "run"
     with RunDirectory(path) as run:
-        run.write_csv("table", pd.DataFrame(rows) if as_frame else rows, "Rows.")
+        run.write_csv("table.csv", pd.DataFrame(rows) if as_frame else rows, "Rows.")
     with (path / "table.csv").open(newline="", encoding="utf-8") as source:
         head, *written = list(csv.reader(source))
     assert head == ["name", "x", "'-y"]

@@ -175,10 +175,12 @@ def plot_replay(replay: DatasetReplay) -> Figure:
             label="95 % confidence of the mean",
         )  # fmt: skip
         left.plot(number, mean, color=PALETTE[0], linewidth=1.6, label="mean of all steps so far")
-        left.set_ylim(0, 1.12 * float(each.max()))
-        left.set_xlabel("step")
-        left.set_ylabel("throughput (tokens/s)")
-        left.set_title("Throughput" + (" (partial)" if replay.partial else ""))
+        left.set(
+            ylim=(0, 1.12 * float(each.max())),
+            xlabel="step",
+            ylabel="throughput (tokens/s)",
+            title="Throughput" + (" (partial)" if replay.partial else ""),
+        )
         left.grid(axis="y", color=GRID, linewidth=0.7)
         count_axis(left.yaxis)
         left.legend(loc="lower right")
@@ -190,8 +192,7 @@ def plot_replay(replay: DatasetReplay) -> Figure:
         right.axvline(float(seconds.mean()), color=INK, linewidth=1.2, linestyle=(0, (3, 3)))
         right.annotate("mean", (float(seconds.mean()), 1.0), (4, -10), xycoords=("data", "axes fraction"),
                        textcoords="offset points", fontsize=9)  # fmt: skip
-        right.set_xlabel("time of a step (s)")
-        right.set_ylabel("steps")
+        right.set(xlabel="time of a step (s)", ylabel="steps")
         right.yaxis.set_major_locator(MaxNLocator(integer=True))
         right.set_title("Step times")
     return figure

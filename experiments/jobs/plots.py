@@ -29,9 +29,7 @@ def plot_steps(
         axes.plot(place, ideal_s, "--", color=PALETTE[2], linewidth=1.4, label="ideal")
         every = -(-len(labels) // _TICKS)
         axes.set_xticks(place[::every], [str(label) for label in labels[::every]])
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("recorded step")
-        axes.set_ylabel("step time (s)")
+        axes.set(ylim=(0, None), xlabel="recorded step", ylabel="step time (s)")
         axes.grid(axis="y", color=GRID, linewidth=0.7)
         axes.set_title(title)
         axes.legend(loc="lower right", ncols=3)
@@ -51,8 +49,7 @@ def plot_attribution(panels: Mapping[str, Mapping[str, float]], *, title: str) -
             axes.set_ylim(rows - 0.4, -0.6)  # bars of all panels equally thick, the first on top
             axes.axvline(0, color="#888888", linewidth=0.8)
             axes.grid(axis="x", color=GRID, linewidth=0.7)
-            axes.set_xlabel("seconds of a step saved")
-            axes.set_title(name)
+            axes.set(xlabel="seconds of a step saved", title=name)
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
     return figure
 
@@ -63,8 +60,7 @@ def plot_workers(compute_s: NDArray[np.float64], *, title: str) -> Figure:
     with style():
         figure, (axes,) = figure_and_axes(min(12.0, max(5.0, 0.22 * ranks + 2.5)), 1.9 + 0.34 * stages)
         image = axes.imshow(compute_s, aspect="auto", cmap="viridis", interpolation="nearest")
-        axes.set_xlabel("data-parallel rank")
-        axes.set_ylabel("stage")
+        axes.set(xlabel="data-parallel rank", ylabel="stage")
         axes.set_yticks(range(stages))
         axes.set_xticks(range(0, ranks, -(-ranks // _TICKS)))
         bar = figure.colorbar(image, ax=axes)

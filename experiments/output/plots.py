@@ -53,8 +53,7 @@ def plot_length_distribution(
         )
         axes.bar(position + 0.2, 100 * np.asarray(token_share), 0.4, color="#E69F00", label="share of tokens")
         axes.set_xticks(position, [format_tokens(bound) for bound in bucket_tokens])
-        axes.set_xlabel("length of the sequence, up to (tokens)")
-        axes.set_ylabel("share (%)")
+        axes.set(xlabel="length of the sequence, up to (tokens)", ylabel="share (%)")
         axes.grid(axis="y", color=GRID, linewidth=0.7)
         axes.set_title(title)
         axes.legend()
@@ -114,14 +113,15 @@ def plot_scaling(
             axes.set_xlabel("GPUs")
         left.set_yscale("log")
         count_axis(left.yaxis)
-        left.set_ylabel("throughput (tokens/s)")
-        left.set_title(title)
+        left.set(ylabel="throughput (tokens/s)", title=title)
         left.legend()
         right.set_ylim(bottom=0)
         right.margins(y=0.15)
         count_axis(right.yaxis)
-        right.set_ylabel("throughput per GPU (tokens/s)")
-        right.set_title("Per GPU" + ("; bars: 95% confidence" if half_width else ""))
+        right.set(
+            ylabel="throughput per GPU (tokens/s)",
+            title="Per GPU" + ("; bars: 95% confidence" if half_width else ""),
+        )
     return figure
 
 
@@ -154,11 +154,9 @@ def plot_paper_against_prediction(
         for set_scale, axis in ((axes.set_xscale, axes.xaxis), (axes.set_yscale, axes.yaxis)):
             set_scale("log")
             count_axis(axis)
-        axes.set_xlim(low, high)
-        axes.set_ylim(low, high)
+        axes.set(xlim=(low, high), ylim=(low, high))
         axes.set_aspect("equal")
-        axes.set_xlabel(f"measured {quantity}")
-        axes.set_ylabel(f"predicted {quantity}")
+        axes.set(xlabel=f"measured {quantity}", ylabel=f"predicted {quantity}")
         inside = float(np.mean(errors <= 0.1))
         records = "1 record" if len(errors) == 1 else f"{len(errors):,} records"
         axes.set_title(f"{title}\n{records}: median error {np.median(errors):.1%}, "
@@ -207,9 +205,11 @@ def plot_throughput_bars(
         axes.set_ylim(0, 1.18 * highest)
         count_axis(axes.yaxis)
         axes.grid(axis="y", color=GRID, linewidth=0.7)
-        axes.set_ylabel("throughput (tokens/s)")
-        axes.set_title(title)
-        axes.set_xlabel(f"× = speed-up over {base}" + (f"; bars: {what}" if bounds else ""))
+        axes.set(
+            ylabel="throughput (tokens/s)",
+            title=title,
+            xlabel=f"× = speed-up over {base}" + (f"; bars: {what}" if bounds else ""),
+        )
     return figure
 
 
@@ -314,8 +314,10 @@ def plot_ablation(
                     axes.annotate(text(value, before), (x, value), (0, 3), ha="center",
                                   textcoords="offset points", fontsize=9)  # fmt: skip
         axes.set_xticks(range(len(steps)), [_wrapped(step) for step in steps])
-        axes.set_ylabel(quantity or f"speed-up over {steps[0]} (×)")
-        axes.set_ylim(0, 1.2 * max(float(np.nanmax(values)) for _, _, values in series))
+        axes.set(
+            ylabel=quantity or f"speed-up over {steps[0]} (×)",
+            ylim=(0, 1.2 * max(float(np.nanmax(values)) for _, _, values in series)),
+        )
         axes.grid(axis="y", color=GRID, linewidth=0.7)
         axes.set_title(title)
         if len(series) > 1:

@@ -49,13 +49,11 @@ def plot_tokens(
             label = f"simulated, {len(curves)} run{'s' if len(curves) > 1 else ''}" if i == 0 else None
             left.plot(np.asarray(at) / DAY_S, tokens, color=PALETTE[0], linewidth=1,
                       alpha=1.0 if len(curves) == 1 else 0.5, label=label)  # fmt: skip
-        left.set_xlabel("wall-clock time (days)")
-        left.set_title(title)
+        left.set(xlabel="wall-clock time (days)", title=title)
         left.legend(loc="upper left")
         _zoom(right, curves[0], tokens_per_s)
         for axes in (left, right):
-            axes.set_xlim(left=0)
-            axes.set_ylim(bottom=0)
+            axes.set(xlim=(0, None), ylim=(0, None))
             count_axis(axes.yaxis)
             axes.set_ylabel("tokens kept")
             axes.grid(axis="y", color=GRID, linewidth=0.7)
@@ -70,8 +68,7 @@ def _zoom(axes: Axes, curve: Curve, tokens_per_s: float) -> None:
     hours = 3600.0
     axes.plot([0, until / hours], [0, until * tokens_per_s], color=INK, linewidth=1, linestyle=(0, (3, 3)))
     axes.plot(at[inside] / hours, tokens[inside], color=PALETTE[0], linewidth=1.2)
-    axes.set_xlabel("wall-clock time (hours)")
-    axes.set_title("First run: its first restarts")
+    axes.set(xlabel="wall-clock time (hours)", title="First run: its first restarts")
 
 
 def plot_bars(values: Bars, *, axis: str, title: str, colour: str = PALETTE[0], most: int = 20) -> Figure:
@@ -101,8 +98,9 @@ def plot_bars(values: Bars, *, axis: str, title: str, colour: str = PALETTE[0], 
                           textcoords="offset points", fontsize=9)  # fmt: skip
         axes.set_yticks(range(len(shown)), [name for name, _, _ in shown])
         axes.invert_yaxis()
-        axes.set_xlim(0, 1.12 * max([mean + (half or 0.0) for _, mean, half in shown], default=1.0))
-        axes.set_xlabel(axis)
+        axes.set(
+            xlim=(0, 1.12 * max([mean + (half or 0.0) for _, mean, half in shown], default=1.0)), xlabel=axis
+        )
         axes.grid(axis="x", color=GRID, linewidth=0.7)
         axes.set_title(title)
     return figure

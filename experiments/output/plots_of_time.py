@@ -70,9 +70,7 @@ def plot_time_breakdown(seconds: Mapping[str, Seconds], *, title: str = "Where t
         axes.set_yticks(range(len(seconds)), list(seconds))
         centre, reach = (len(seconds) - 1) / 2, max(len(seconds), 1.6) / 2
         axes.set_ylim(centre + reach, centre - reach)  # the first bar on top
-        axes.set_xlim(0, 1.12 * longest_s)
-        axes.set_xlabel("seconds of one step (mean over GPUs)")
-        axes.set_title(title)
+        axes.set(xlim=(0, 1.12 * longest_s), xlabel="seconds of one step (mean over GPUs)", title=title)
         _grouped_legend(axes, parts)
     return figure
 
@@ -124,8 +122,7 @@ def plot_rank_step_time(
             if "communication" in stack:
                 words.append(f"{stack['communication'].mean() / step_s:.0%} exposed comm.")
             axes.set_title(f"{strategy}\n{', '.join(words)}", fontsize=10)
-            axes.set_xlabel("ranks, least waiting first")
-            axes.set_xlim(0, ranks)
+            axes.set(xlabel="ranks, least waiting first", xlim=(0, ranks))
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
             axes.set_ylim(bottom=0)
             _mean_line(axes, compute)

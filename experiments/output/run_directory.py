@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import hashlib
 import json
 import os
@@ -18,6 +17,7 @@ from hdpsim import __version__, files
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.output.document import SCHEMA_VERSION as SCHEMA_VERSION
 from hdpsim.experiments.output.document import Document, OutputFile, Table, command_line
+from hdpsim.experiments.output.finite import plain
 from hdpsim.interrupts import held
 from hdpsim.quoting import printable, quoted
 from hdpsim.reading import open_regular
@@ -108,13 +108,11 @@ class RunDirectory:
         return path
 
     def write_json(self, name: str, value: Mapping[str, Any], description: str) -> Path:
-        """Write one JSON object, with the version of its schema; NaN and infinity are refused.
-
-        numpy numbers and arrays, dataclasses, tuples and paths are written as what they hold.
-        """
-        document = {"schema_version": SCHEMA_VERSION, **value}
-        text = json.dumps(document, indent=2, allow_nan=False, default=_plain, ensure_ascii=False)
-        return self.write_text(_with_suffix(name, ".json"), text + "\n", description)
+        """Write one JSON object, with the version of its schema; see `plain` for what it may hold."""
+        document = plain({"schema_version": SCHEMA_VERSION, **value})
+        return self.write_text(
+            name, json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n", description
+        )
 
     def write_csv(
         self, name: str, table: pd.DataFrame | Sequence[Mapping[str, object]], description: str
@@ -123,7 +121,6 @@ class RunDirectory:
 
         A text that a spreadsheet would run as a formula (names come from files of others) gets a ' before it.
         """
-        name = _with_suffix(name, ".csv")
         if not isinstance(table, Sequence):
             neutral = table.rename(columns=_neutral).apply(
                 lambda column: column.map(_neutral) if column.dtype.kind not in "biufcmM" else column
@@ -149,7 +146,7 @@ class RunDirectory:
         import pyarrow.parquet as pq
 
         columns = {key: _one_type([row[key] for row in rows]) for key in (rows[0] if rows else ())}
-        path = self.file(_with_suffix(name, ".parquet"), description)
+        path = self.file(name, description)
         with _writing(self.path / path.name):
             pq.write_table(pa.table({key: pa.array(*column) for key, column in columns.items()}), path)
         return path
@@ -332,10 +329,6 @@ def _neutral(value: Any) -> Any:
     return text
 
 
-def _with_suffix(name: str, suffix: str) -> str:
-    return name if name.endswith(suffix) else name + suffix
-
-
 def _one_type(values: list[object]) -> tuple[list[object], str]:
     """The values of a column and its Arrow type."""
     kinds = {type(value) for value in values if value is not None}
@@ -344,16 +337,3 @@ def _one_type(values: list[object]) -> tuple[list[object], str]:
     if kinds == {bool}:
         return values, "bool"
     return [None if value is None else str(value) for value in values], "string"
-
-
-def _plain(value: Any) -> Any:
-    """Return what JSON can hold of *value*."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if hasattr(value, "tolist"):  # numpy arrays and scalars
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"{type(value).__name__} cannot be written as JSON")

@@ -14,10 +14,9 @@ import gzip
 import heapq
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import IO
 
@@ -26,7 +25,6 @@ from numpy.typing import NDArray
 
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.output.files import replacing
-from hdpsim.quoting import quoted
 from hdpsim.simulator.play.accounts import EPILOGUE
 from hdpsim.simulator.play.execution import WAITS, Spans
 from hdpsim.simulator.play.schedules import BACKWARD, BACKWARD_WEIGHT, FORWARD
@@ -49,19 +47,13 @@ class TimelineSummary:
     """What a timeline file holds.
 
     Attributes:
-        path: the file.
         slices: slices written.
         ranks: ranks written, in the order they were chosen.
-        ranks_left_out: ranks that did not fit under the cap (or were not asked for).
-        slices_left_out: their slices.
-        note: the same in words, empty when nothing was left out.
+        note: which ranks did not fit under the cap; empty when nothing was left out.
     """
 
-    path: Path
     slices: int
     ranks: tuple[int, ...]
-    ranks_left_out: int
-    slices_left_out: int
     note: str
 
 
@@ -80,14 +72,7 @@ class _Slices:
 
 
 def write_timeline(
-    path: str | Path,
-    spans: Spans,
-    *,
-    title: str = "hdpsim",
-    metadata: Mapping[str, object] | None = None,
-    group_size: Sequence[int] | Ints | None = None,
-    ranks: Sequence[int] | None = None,
-    max_slices: int = DEFAULT_MAX_SLICES,
+    path: str | Path, spans: Spans, *, title: str = "hdpsim", max_slices: int = DEFAULT_MAX_SLICES
 ) -> TimelineSummary:
     """Write *spans* to *path* (gzip if the name ends in .gz) and say what was left out.
 
@@ -95,79 +80,39 @@ def write_timeline(
         path: the file to write; it is replaced only when the new one is complete.
         spans: the operations of a step.
         title: what the viewer shows as the name of the trace.
-        metadata: anything JSON can hold; kept under "otherData".
-        group_size: ranks that share each micro-batch (Plan.group_size); shown with every slice.
-        ranks: the ranks to write; default: the slowest, the fastest, the median one, then all others.
-        max_slices: stop before the first rank that would exceed this; one rank is always written.
+        max_slices: stop before the first rank that would exceed this (the slowest, the fastest and the median one come
+            first, then all others); one rank is always written.
 
     Raises:
-        UserInputError: an unwritable path, or ranks that are not in *spans*.
+        UserInputError: an unwritable path, or no operations.
     """
     target = Path(path)
     slices = _sorted_slices(spans)
-    chosen = _chosen_ranks(slices, ranks, max_slices)
+    chosen = _chosen_ranks(slices, max_slices)
     written = int(np.diff(slices.offsets)[chosen].sum())
     left_out, total = len(slices.ranks) - len(chosen), len(slices.op)
     note = ""
     if left_out:
         note = (
             f"{len(chosen):,} of {len(slices.ranks):,} ranks are shown ({written:,} of {total:,} slices); "
-            f"{left_out:,} ranks were left out"
+            f"{left_out:,} ranks were left out (cap: {max_slices:,} slices)"
         )
-        note += " (only the ranks asked for)" if ranks is not None else f" (cap: {max_slices:,} slices)"
-    other: dict[str, object] = {"title": title, "ranks": len(slices.ranks), "slices": written}
-    other |= {
+    other = {
+        "title": title,
+        "ranks": len(slices.ranks),
+        "slices": written,
         "ranks_left_out": left_out,
         "slices_left_out": total - written,
         "note": note,
-        **(metadata or {}),
     }
-    sizes = None if group_size is None else np.asarray(group_size, dtype=np.int64)
     with _text_of(target) as out:
         out.write(f'{{"displayTimeUnit":"ms","otherData":{_ENCODE(other)},"traceEvents":[\n')
         out.write(",\n".join(_counter_events(slices)))
         for position, index in enumerate(chosen.tolist()):
             out.write(",\n")
-            out.write(",\n".join(_rank_events(slices, index, position, sizes)))
+            out.write(",\n".join(_rank_events(slices, index, position)))
         out.write("\n]}\n")
-    return TimelineSummary(
-        path=target,
-        slices=written,
-        ranks=tuple(slices.ranks[chosen].tolist()),
-        ranks_left_out=left_out,
-        slices_left_out=total - written,
-        note=note,
-    )
-
-
-def check_timeline(path: str | Path) -> tuple[str, ...]:
-    """Return what is wrong with a timeline file; nothing, if viewers will show it as it is meant."""
-    raw = Path(path).read_bytes()
-    document = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
-    problems: list[str] = []
-    lanes: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    named: set[tuple[int, int]] = set()
-    for event in document["traceEvents"]:
-        kind, lane = event["ph"], (event["pid"], event.get("tid", 0))
-        if kind == "M" and event["name"] == "thread_name":
-            named.add(lane)
-        elif kind == "X":
-            start_ns, length_ns = round(event["ts"] * 1000), round(event["dur"] * 1000)
-            if start_ns < 0 or length_ns < 0:
-                problems.append(f"lane {lane}: {event['name']} has ts {event['ts']}, dur {event['dur']}")
-            lanes.setdefault(lane, []).append((start_ns, start_ns + length_ns))
-        elif kind not in ("M", "C"):
-            problems.append(f"unknown kind of event {quoted(kind)}")
-    for lane, pieces in lanes.items():
-        if lane not in named:
-            problems.append(f"lane {lane} has no name")
-        pieces.sort()
-        for (_, end_ns), (start_ns, _) in pairwise(pieces):
-            if start_ns < end_ns:
-                problems.append(
-                    f"lane {lane}: a slice starts at {start_ns} ns, before the last ends at {end_ns} ns"
-                )
-    return tuple(problems)
+    return TimelineSummary(slices=written, ranks=tuple(slices.ranks[chosen].tolist()), note=note)
 
 
 def _sorted_slices(spans: Spans) -> _Slices:
@@ -187,26 +132,17 @@ def _sorted_slices(spans: Spans) -> _Slices:
     )
 
 
-def _chosen_ranks(slices: _Slices, wanted: Sequence[int] | None, max_slices: int) -> Ints:
-    """Return positions in slices.ranks: as asked for, or the telling ones first, within the cap."""
-    if wanted is not None:
-        unknown = sorted(set(wanted) - set(slices.ranks.tolist()))
-        if unknown or not wanted:
-            raise UserInputError(
-                f"no such rank: {', '.join(map(str, unknown)) or '(none given)'}; the step has ranks "
-                f"{slices.ranks[0]} to {slices.ranks[-1]}"
-            )
-        order = np.searchsorted(slices.ranks, np.array(list(dict.fromkeys(wanted)), dtype=np.int64))
-    else:
-        work_ns = np.where(slices.op != EPILOGUE, slices.end_ns - slices.start_ns, 0)
-        by_work = np.argsort(-np.add.reduceat(work_ns, slices.offsets[:-1]), kind="stable")
-        telling = by_work[[0, -1, len(by_work) // 2]].tolist()
-        order = np.array(list(dict.fromkeys([*telling, *range(len(slices.ranks))])), dtype=np.int64)
+def _chosen_ranks(slices: _Slices, max_slices: int) -> Ints:
+    """Positions in slices.ranks, the telling ones first, within the cap."""
+    work_ns = np.where(slices.op != EPILOGUE, slices.end_ns - slices.start_ns, 0)
+    by_work = np.argsort(-np.add.reduceat(work_ns, slices.offsets[:-1]), kind="stable")
+    telling = by_work[[0, -1, len(by_work) // 2]].tolist()
+    order = np.array(list(dict.fromkeys([*telling, *range(len(slices.ranks))])), dtype=np.int64)
     fits = int(np.searchsorted(np.cumsum(np.diff(slices.offsets)[order]), max_slices, side="right"))
     return order[: max(fits, 1)]
 
 
-def _rank_events(slices: _Slices, index: int, position: int, group_size: Ints | None) -> Iterator[str]:
+def _rank_events(slices: _Slices, index: int, position: int) -> Iterator[str]:
     """Yield the events of one rank: names of its process and lanes, then its slices lane by lane."""
     here = slice(int(slices.offsets[index]), int(slices.offsets[index + 1]))
     rank = int(slices.ranks[index])
@@ -231,9 +167,8 @@ def _rank_events(slices: _Slices, index: int, position: int, group_size: Ints | 
         strict=True,
     ):
         if op != EPILOGUE:
-            shared = f',"group_ranks":{group_size[number]}' if group_size is not None else ""
             what = f'"name":"{_NAMES[op]} {number}","cat":"{_NAMES[op]}"'
-            arguments = f'{{"micro_batch":{number},"chunk":{chunk}{shared}}}'
+            arguments = f'{{"micro_batch":{number},"chunk":{chunk}}}'
         else:
             what, arguments = f'"name":"{WAITS[number]}","cat":"step"', "{}"
         length = end - start

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
+import json
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -148,3 +151,39 @@ class ThreadEngine:
 @pytest.fixture
 def thread_engine() -> type[ThreadEngine]:
     return ThreadEngine
+
+
+@pytest.fixture(scope="session")
+def timeline_problems() -> Callable[[Path], tuple[str, ...]]:
+    """Says what viewers would not show of a timeline file as it is meant."""
+    return _timeline_problems
+
+
+def _timeline_problems(path: Path) -> tuple[str, ...]:
+    """Return what is wrong with a timeline file; nothing, if viewers will show it as it is meant."""
+    raw = path.read_bytes()
+    document = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
+    problems: list[str] = []
+    lanes: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    named: set[tuple[int, int]] = set()
+    for event in document["traceEvents"]:
+        kind, lane = event["ph"], (event["pid"], event.get("tid", 0))
+        if kind == "M" and event["name"] == "thread_name":
+            named.add(lane)
+        elif kind == "X":
+            start_ns, length_ns = round(event["ts"] * 1000), round(event["dur"] * 1000)
+            if start_ns < 0 or length_ns < 0:
+                problems.append(f"lane {lane}: {event['name']} has ts {event['ts']}, dur {event['dur']}")
+            lanes.setdefault(lane, []).append((start_ns, start_ns + length_ns))
+        elif kind not in ("M", "C"):
+            problems.append(f"unknown kind of event {kind!r}")
+    for lane, pieces in lanes.items():
+        if lane not in named:
+            problems.append(f"lane {lane} has no name")
+        pieces.sort()
+        for (_, end_ns), (start_ns, _) in pairwise(pieces):
+            if start_ns < end_ns:
+                problems.append(
+                    f"lane {lane}: a slice starts at {start_ns} ns, before the last ends at {end_ns} ns"
+                )
+    return tuple(problems)

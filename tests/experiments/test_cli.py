@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -177,12 +178,12 @@ def test_both_executors_give_the_same_step() -> None:
     assert step_s[0] == pytest.approx(step_s[1], rel=1e-9)
 
 
-def test_the_real_engine_writes_a_timeline_that_checks(tmp_path: Path) -> None:
-    from hdpsim.experiments.output.timeline import check_timeline
-
+def test_the_real_engine_writes_a_timeline_that_checks(
+    tmp_path: Path, timeline_problems: Callable[[Path], tuple[str, ...]]
+) -> None:
     path = tmp_path / "step.json.gz"
     assert run("simulate", *REAL, "--timeline", str(path)).exit_code == 0
-    check_timeline(path)
+    assert timeline_problems(path) == ()
 
 
 def test_too_little_memory_is_infeasible_with_the_figures() -> None:

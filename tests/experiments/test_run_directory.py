@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from hdpsim import __version__
-from hdpsim.errors import UserInputError
+from hdpsim.errors import NotFiniteError, UserInputError
 from hdpsim.experiments.output.plots import plot_throughput_bars
 from hdpsim.experiments.output.run_directory import MARKER, SCHEMA_VERSION, RunDirectory
 
@@ -37,8 +37,8 @@ def test_every_file_is_there_and_explained(tmp_path: Path) -> None:
     with RunDirectory(
         tmp_path / "run", title="Static against HDP", command="hdpsim compare x", notes=["seed 0"]
     ) as run:
-        run.write_csv("steps", [{"strategy": "static", "step_s": 1.5}], "One row | per strategy.")
-        run.write_json("result", {"step_s": 1.5}, "All numbers.")
+        run.write_csv("steps.csv", [{"strategy": "static", "step_s": 1.5}], "One row | per strategy.")
+        run.write_json("result.json", {"step_s": 1.5}, "All numbers.")
         run.save_figure("plots/throughput", plot_throughput_bars({"a": 1.0}), "Tokens per second.")
         run.file("timeline.json", "For ui.perfetto.dev.").write_text("{}")
         assert not (tmp_path / "run").exists()  # not before it is complete
@@ -75,7 +75,7 @@ def test_a_failure_keeps_the_old_run(tmp_path: Path) -> None:
 def test_an_own_run_is_replaced_as_a_whole(tmp_path: Path) -> None:
     write_run(tmp_path / "run", "old")
     with RunDirectory(tmp_path / "run") as run:
-        run.write_json("result", {}, "Numbers.")
+        run.write_json("result.json", {}, "Numbers.")
     assert names(tmp_path / "run") == [MARKER, "README.md", "result.json"]
     assert [item.name for item in tmp_path.iterdir()] == ["run"]
 
@@ -156,17 +156,17 @@ def test_json_holds_plain_data_and_its_version(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), np.array([1.0, np.nan])])
 def test_json_refuses_what_is_not_a_number(tmp_path: Path, bad: object) -> None:
-    with pytest.raises(ValueError, match="JSON compliant"), RunDirectory(tmp_path / "run") as run:
-        run.write_json("result", {"x": bad}, "Numbers.")
+    with pytest.raises(NotFiniteError, match="x of the result is"), RunDirectory(tmp_path / "run") as run:
+        run.write_json("result.json", {"x": bad}, "Numbers.")
 
 
 def test_tables_from_rows_and_from_frames_read_back(tmp_path: Path) -> None:
     rows = [{"name": "a, b", "x": 0.1}, {"name": 'say "c"', "x": None}]
     frame = pd.DataFrame({"n": [1, 2], "x": [0.1, 1e-9]})
     with RunDirectory(tmp_path / "run") as run:
-        run.write_csv("rows", rows, "Rows.")
+        run.write_csv("rows.csv", rows, "Rows.")
         run.write_csv("frame.csv", frame, "A frame.")
-        run.write_csv("empty", [], "Nothing.")
+        run.write_csv("empty.csv", [], "Nothing.")
     with (tmp_path / "run" / "rows.csv").open(newline="") as source:
         assert list(csv.reader(source)) == [["name", "x"], ["a, b", "0.1"], ['say "c"', ""]]
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "run" / "frame.csv"), frame)
@@ -174,7 +174,7 @@ def test_tables_from_rows_and_from_frames_read_back(tmp_path: Path) -> None:
 
 def test_mistakes_of_the_program_are_loud(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="row 2 has columns"), RunDirectory(tmp_path / "run") as run:
-        run.write_csv("rows", [{"a": 1}, {"b": 2}], "Rows.")
+        run.write_csv("rows.csv", [{"a": 1}, {"b": 2}], "Rows.")
     with pytest.raises(ValueError, match="written twice"), RunDirectory(tmp_path / "run") as run:
         run.write_text("a.txt", "", "One.")
         run.write_text("a.txt", "", "Two.")

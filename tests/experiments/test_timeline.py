@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdpsim.errors import UserInputError
-from hdpsim.experiments.output.timeline import check_timeline, write_timeline
+from hdpsim.experiments.output.timeline import write_timeline
 from hdpsim.simulator.play.execution import WAITS, Spans
 
+Problems = Callable[[Path], tuple[str, ...]]
 Row = tuple[int, int, int, int, int, float, float]
 
 # rank, stage, chunk, op, micro-batch (or the place in WAITS), start, end
@@ -60,19 +62,19 @@ def events(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["step.json", "step.json.gz"])
-def test_slices_names_and_times(tmp_path: Path, name: str) -> None:
+def test_slices_names_and_times(tmp_path: Path, name: str, timeline_problems: Problems) -> None:
     path = tmp_path / name
-    summary = write_timeline(path, spans_of(TWO_RANKS), group_size=[1, 4])
-    assert (summary.slices, summary.ranks_left_out, summary.note) == (6, 0, "")
+    summary = write_timeline(path, spans_of(TWO_RANKS))
+    assert (summary.slices, summary.note) == (6, "")
     slices = [e for e in events(path) if e["ph"] == "X"]
     (backward,) = [e for e in slices if e["name"] == "backward 1"]
     # 1.5 s to 4.0 s in microseconds
     assert (backward["pid"], backward["tid"], backward["ts"], backward["dur"]) == (1, 0, 1.5e6, 2.5e6)
-    assert backward["args"] == {"micro_batch": 1, "chunk": 0, "group_ranks": 4}
+    assert backward["args"] == {"micro_batch": 1, "chunk": 0}
     assert sum(e["name"] == "optimizer" for e in slices) == 2
     names = {(e["pid"], e["name"]): e["args"] for e in events(path) if e["ph"] == "M"}
     assert names[1, "process_name"] == {"name": "rank 1"}
-    assert check_timeline(path) == ()
+    assert timeline_problems(path) == ()
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
@@ -92,7 +94,7 @@ def test_the_counter_counts_forwards_and_backwards(tmp_path: Path) -> None:
     assert {count for ts, count in counts if ts > 4e6} == {0}
 
 
-def test_what_overlaps_gets_its_own_lane(tmp_path: Path) -> None:
+def test_what_overlaps_gets_its_own_lane(tmp_path: Path, timeline_problems: Problems) -> None:
     path = tmp_path / "t.json"
     rows: list[Row] = [
         (0, 1, 0, 0, 0, 0.0, 2.0),
@@ -108,7 +110,7 @@ def test_what_overlaps_gets_its_own_lane(tmp_path: Path) -> None:
         2: 1,
         3: 0,
     }  # two stages: lanes 0, 1, and 2, 3 for what runs at the same time
-    assert check_timeline(path) == ()
+    assert timeline_problems(path) == ()
 
 
 def test_the_cap_leaves_out_whole_ranks_and_keeps_the_telling_ones(tmp_path: Path) -> None:
@@ -116,33 +118,20 @@ def test_the_cap_leaves_out_whole_ranks_and_keeps_the_telling_ones(tmp_path: Pat
     summary = write_timeline(path, many_ranks(9), max_slices=7)
     # 2 slices a rank: three ranks fit. Rank 8 works longest, 0 shortest, 4 is the median.
     assert summary.ranks == (8, 0, 4)
-    assert (summary.slices, summary.slices_left_out, summary.ranks_left_out) == (6, 12, 6)
+    assert summary.slices == 6
     assert "3 of 9 ranks are shown (6 of 18 slices); 6 ranks were left out (cap: 7 slices)" in summary.note
     other = json.loads(path.read_text())["otherData"]
     assert other["note"] == summary.note
-    assert other["ranks_left_out"] == 6
+    assert (other["slices_left_out"], other["ranks_left_out"]) == (12, 6)
 
 
 def test_one_rank_is_always_written(tmp_path: Path) -> None:
     assert write_timeline(tmp_path / "t.json", many_ranks(3), max_slices=0).ranks == (2,)
 
 
-def test_ranks_may_be_chosen(tmp_path: Path) -> None:
-    summary = write_timeline(tmp_path / "t.json", many_ranks(9), ranks=[5, 2, 5])
-    assert summary.ranks == (5, 2)
-    assert "only the ranks asked for" in summary.note
-
-
-@pytest.mark.parametrize("ranks", [[9], [-1, 3], []])
-def test_ranks_that_do_not_exist_are_refused(tmp_path: Path, ranks: list[int]) -> None:
-    with pytest.raises(UserInputError, match=r"no such rank.*the step has ranks 0 to 8"):
-        write_timeline(tmp_path / "t.json", many_ranks(9), ranks=ranks)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_file_is_the_same_every_time(tmp_path: Path) -> None:
     for name in ("a.json.gz", "b.json.gz"):
-        write_timeline(tmp_path / name, spans_of(TWO_RANKS), metadata={"seed": 1})
+        write_timeline(tmp_path / name, spans_of(TWO_RANKS))
     assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
 
 
@@ -159,7 +148,7 @@ def test_a_failure_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text("old")
     with pytest.raises(TypeError):
-        write_timeline(path, spans_of(TWO_RANKS), metadata={"bad": object()})
+        write_timeline(path, spans_of(TWO_RANKS), title=object())  # type: ignore[arg-type]
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["t.json"]
 
@@ -169,7 +158,7 @@ def test_a_step_without_operations_is_refused(tmp_path: Path) -> None:
         write_timeline(tmp_path / "t.json", spans_of([]))
 
 
-def test_the_checker_notices(tmp_path: Path) -> None:
+def test_the_checker_notices(tmp_path: Path, timeline_problems: Problems) -> None:
     path = tmp_path / "bad.json"
     lane = {"ph": "X", "pid": 0, "tid": 0, "name": "x"}
     bad = [
@@ -179,7 +168,7 @@ def test_the_checker_notices(tmp_path: Path) -> None:
         {"ph": "B", "pid": 0},
     ]
     path.write_text(json.dumps({"traceEvents": bad}))
-    problems = " | ".join(check_timeline(path))
+    problems = " | ".join(timeline_problems(path))
     assert "starts at 1000 ns, before the last ends at 2000 ns" in problems
     assert "dur -1" in problems
     assert "has no name" in problems
@@ -202,13 +191,15 @@ def test_the_checker_notices(tmp_path: Path) -> None:
         max_size=40,
     )
 )
-def test_any_spans_make_a_timeline_without_overlaps_and_without_loss(rows: list[Row]) -> None:
+def test_any_spans_make_a_timeline_without_overlaps_and_without_loss(
+    timeline_problems: Problems, rows: list[Row]
+) -> None:
     spans = spans_of(rows)
     spans = dataclasses.replace(spans, end_s=spans.start_s + spans.end_s)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "t.json"
         assert write_timeline(path, spans).slices == len(rows)
-        assert check_timeline(path) == ()
+        assert timeline_problems(path) == ()
         slices = [e for e in events(path) if e["ph"] == "X"]
     assert len(slices) == len(rows)
     total_s = float((spans.end_s - spans.start_s).sum())
