@@ -11,7 +11,7 @@ from hdpsim.experiments.output.document import Column, Document, OutputFile, Tab
 from hdpsim.experiments.output.plot_style import PALETTE, readable_name
 from hdpsim.experiments.output.statistics import FEWEST, Estimate, estimate_json, fixed, with_interval
 from hdpsim.experiments.output.words import tokens_with_interval
-from hdpsim.experiments.studies.report import headline, scenario_file, scenario_payload
+from hdpsim.experiments.studies.report import scenario_document
 from hdpsim.simulator.campaign.setup import EFFECTIVE
 
 if TYPE_CHECKING:
@@ -45,14 +45,14 @@ def campaign_document(scenario: Scenario, study: CampaignStudy) -> Document:
         if name != "training"
     }
     causes = {name: (value.mean, value.half_width) for name, value in study.restarts_by_cause().items()}
-    return Document(
-        kind="campaign",
-        head=headline(scenario),
+    return scenario_document(
+        "campaign",
+        scenario,
+        campaign_json(study),
         blocks=(summary_table(study), account_table(study), cause_table(study)),
         notes=campaign_remarks(study),
-        payload=scenario_payload(scenario, campaign_json(study)),
+        scenario_of_run=study.scenario,
         files=(
-            scenario_file(study.scenario),
             OutputFile("accounts.csv", lambda: _account_rows(study), "Seconds of every run in each account."),
             OutputFile(
                 "incidents.csv", lambda: _incident_rows(study), "Every restart of every run and what it cost."

@@ -20,25 +20,11 @@ from hdpsim import interrupts
 from hdpsim.errors import HdpSimError, InfeasibleError, UserInputError
 from hdpsim.quoting import message
 
-VERBS = {
-    "simulate": "hdpsim.experiments.cli.simulate",
-    "compare": "hdpsim.experiments.cli.compare",
-    "scale": "hdpsim.experiments.cli.scale",
-    "whatif": "hdpsim.experiments.cli.whatif",
-    "explain": "hdpsim.experiments.cli.explain",
-    "sweep": "hdpsim.experiments.cli.sweep",
-    "replay": "hdpsim.experiments.cli.replay",
-    "trace": "hdpsim.experiments.cli.trace",
-    "replay-ops": "hdpsim.experiments.cli.replay_ops",
-    "campaign": "hdpsim.experiments.cli.campaign",
-    "reproduce": "hdpsim.experiments.cli.reproduce",
-    "validate": "hdpsim.experiments.cli.validate",
-    "calibrate": "hdpsim.experiments.cli.calibrate",
-    "scenarios": "hdpsim.experiments.cli.scenarios",
-    "catalog": "hdpsim.experiments.cli.catalog",
-    "fabric": "hdpsim.experiments.cli.fabric",
-}
-"""Verb -> module that holds its click command as `command`, in the order of the help text."""
+VERBS = (
+    "simulate", "compare", "scale", "whatif", "explain", "sweep", "replay", "trace", "replay-ops", "campaign",
+    "reproduce", "validate", "calibrate", "scenarios", "catalog", "fabric",
+)  # fmt: skip
+"""In the order of the help text; the module of each is beside this one and holds its click command as `command`."""
 
 _OUT_OF_MEMORY = (
     "this needs more memory than there is; take fewer or smaller batches, a shorter trace, fewer GPUs"
@@ -63,15 +49,14 @@ class _Verbs(click.Group):
     """Loads a verb's module when it is asked for, and turns expected errors into exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All verbs, in the order of `VERBS`."""
+        """All verbs."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The click command of a verb, or None."""
-        module = VERBS.get(cmd_name)
-        if module is None:
+        if cmd_name not in VERBS:
             return None
-        command: click.Command = import_module(module).command
+        command: click.Command = import_module(f"hdpsim.experiments.cli.{cmd_name.replace('-', '_')}").command
         return command
 
     def invoke(self, ctx: click.Context) -> object:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from hdpsim.experiments.cli.common import emit_json, json_option, show_table
+from hdpsim.errors import UserInputError
+from hdpsim.experiments.cli.common import Output, json_option
+
+if TYPE_CHECKING:
+    from hdpsim.cost_models.hardware.catalog import Kind
+    from hdpsim.experiments.output.document import Column
 
 
 @click.group("catalog")
@@ -19,88 +24,91 @@ def command() -> None:
 @json_option
 def models(as_json: bool) -> None:
     """Models: the shapes of transformers."""
-    from hdpsim.cost_models.hardware import catalog
+    from hdpsim.experiments.output.document import Column
 
-    entries = [catalog.model(name) for name in catalog.names("model")]
-    rows = [
-        (
-            name,
-            f"{m.layers}",
-            f"{m.hidden:,}",
-            f"{m.heads}/{m.kv_heads}",
-            f"{m.ffn_hidden:,}",
-            f"{m.vocab:,}",
-            f"{m.experts} top {m.top_k}" if m.experts else "-",
-        )
-        for name, m in zip(catalog.names("model"), entries, strict=True)
-    ]
-    _show(as_json, entries, ("model", "layers", "hidden", "heads/kv", "ffn", "vocab", "experts"), rows)
+    _show(
+        as_json,
+        _entries("model"),
+        Column("name", heading="model"),
+        Column("layers"),
+        Column("hidden", format=","),
+        Column("", lambda model: f"{model.heads}/{model.kv_heads}", heading="heads/kv"),
+        Column("ffn_hidden", heading="ffn", format=","),
+        Column("vocab", format=","),
+        Column(
+            "",
+            lambda model: f"{model.experts} top {model.top_k}" if model.experts else None,
+            heading="experts",
+        ),
+    )
 
 
 @command.command("gpus")
 @json_option
 def gpus(as_json: bool) -> None:
     """GPUs: dense peak rates, memory, links."""
-    from hdpsim.cost_models.hardware import catalog
-    from hdpsim.cost_models.reading.units import format_quantity as shown
+    from functools import partial
 
-    entries = [catalog.gpu(name) for name in catalog.names("gpu")]
-    rows = [
-        (
-            g.name,
-            shown(g.bf16_flop_per_s, "flop_rate"),
-            "-" if g.fp8_flop_per_s is None else shown(g.fp8_flop_per_s, "flop_rate"),
-            shown(g.hbm_bytes, "bytes"),
-            shown(g.hbm_bytes_per_s, "bandwidth"),
-            shown(g.nvlink_bytes_per_s, "bandwidth"),
-            shown(g.host_link_bytes_per_s, "bandwidth"),
-            g.calibration,
-        )
-        for g in entries
-    ]
-    heads = ("GPU", "bf16", "fp8", "HBM", "HBM rate", "NVLink", "host link", "calibration")
-    _show(as_json, entries, heads, rows)
+    from hdpsim.cost_models.reading.units import format_quantity
+    from hdpsim.experiments.output.document import Column
+
+    flop_rate, size, rate = (
+        partial(format_quantity, dimension=dimension) for dimension in ("flop_rate", "bytes", "bandwidth")
+    )
+    _show(
+        as_json,
+        _entries("gpu"),
+        Column("name", heading="GPU"),
+        Column("bf16_flop_per_s", heading="bf16", format=flop_rate),
+        Column("fp8_flop_per_s", heading="fp8", format=flop_rate),
+        Column("hbm_bytes", heading="HBM", format=size),
+        Column("hbm_bytes_per_s", heading="HBM rate", format=rate),
+        Column("nvlink_bytes_per_s", heading="NVLink", format=rate),
+        Column("host_link_bytes_per_s", heading="host link", format=rate),
+        Column("calibration"),
+    )
 
 
 @command.command("nodes")
 @json_option
 def nodes(as_json: bool) -> None:
     """Nodes: GPUs of one NVLink domain, their NICs and host memory."""
-    from hdpsim.cost_models.hardware import catalog
-    from hdpsim.cost_models.reading.units import format_quantity as shown
+    from hdpsim.cost_models.reading.units import format_quantity
+    from hdpsim.experiments.output.document import Column
 
-    entries = [catalog.node(name) for name in catalog.names("node")]
-    rows = [
-        (
-            n.name,
-            f"{n.gpus} x {n.gpu.name}",
-            f"{n.nics} x {n.nic_bytes_per_s * 8 / 1e9:g} Gbit/s",
-            shown(n.host_memory_bytes, "bytes"),
-        )
-        for n in entries
-    ]
-    _show(as_json, entries, ("node", "GPUs", "NICs", "host memory"), rows)
+    _show(
+        as_json,
+        _entries("node"),
+        Column("name", heading="node"),
+        Column("", lambda node: f"{node.gpus} x {node.gpu.name}", heading="GPUs"),
+        Column("", lambda node: f"{node.nics} x {node.nic_bytes_per_s * 8 / 1e9:g} Gbit/s", heading="NICs"),
+        Column("", lambda node: format_quantity(node.host_memory_bytes, "bytes"), heading="host memory"),
+    )
 
 
 @command.command("clusters")
 @json_option
 def clusters(as_json: bool) -> None:
     """Clusters: nodes on a fabric."""
-    from hdpsim.cost_models.hardware import catalog
+    from hdpsim.experiments.output.document import Column
 
-    entries = [catalog.cluster(name) for name in catalog.names("cluster")]
-    rows = [
-        (
-            c.name,
-            f"{c.gpus:,}",
-            f"{c.nodes:,} x {c.node.name}",
-            c.fabric.kind,
-            f"{c.fabric.nodes_per_block} nodes/block, {c.fabric.blocks_per_pod} blocks/pod",
-            f"{c.fabric.leaf_oversubscription:g}:1, {c.fabric.spine_oversubscription:g}:1",
-        )
-        for c in entries
-    ]
-    _show(as_json, entries, ("cluster", "GPUs", "nodes", "fabric", "shape", "oversubscription"), rows)
+    def shape(cluster: Any) -> str:
+        return f"{cluster.fabric.nodes_per_block} nodes/block, {cluster.fabric.blocks_per_pod} blocks/pod"
+
+    def oversubscription(cluster: Any) -> str:
+        fabric = cluster.fabric
+        return f"{fabric.leaf_oversubscription:g}:1, {fabric.spine_oversubscription:g}:1"
+
+    _show(
+        as_json,
+        _entries("cluster"),
+        Column("name", heading="cluster"),
+        Column("gpus", heading="GPUs", format=","),
+        Column("", lambda cluster: f"{cluster.nodes:,} x {cluster.node.name}", heading="nodes"),
+        Column("", lambda cluster: cluster.fabric.kind, heading="fabric"),
+        Column("", shape, heading="shape"),
+        Column("", oversubscription, heading="oversubscription"),
+    )
 
 
 @command.command("software")
@@ -112,7 +120,7 @@ def software(name: str | None, as_json: bool) -> None:
     Without NAME all stacks that `software:` of a scenario may name; with it the rules of one.
     """
     from hdpsim.cost_models.reading.fields import did_you_mean
-    from hdpsim.errors import UserInputError
+    from hdpsim.experiments.output.document import Column
     from hdpsim.experiments.software.rules import stacks
 
     known = {other: stack for stack in stacks() for other in (*stack.frameworks, stack.name)}
@@ -120,7 +128,6 @@ def software(name: str | None, as_json: bool) -> None:
         raise UserInputError(
             f"unknown software {name}{did_you_mean(name, known)}; known: {', '.join(sorted(known))}"
         )
-    chosen = stacks() if name is None else (known[name],)
     entries: list[dict[str, Any]] = [
         {
             "stack": stack.name,
@@ -133,31 +140,28 @@ def software(name: str | None, as_json: bool) -> None:
                 for rule in stack.rules
             ],
         }
-        for stack in chosen
+        for stack in (stacks() if name is None else (known[name],))
     ]  # fmt: skip
-    if name is None:
-        rows = [
-            (
-                ", ".join(entry["names"]) or f"({entry['stack']})",
-                _span(entry["releases"]),
-                str(len(entry["rules"])),
-                entry["about"],
-            )
-            for entry in entries
-        ]
-        _show(as_json, entries, ("software", "releases", "rules", "what it is"), rows)
-        return
-    rules = [
-        (
-            str(rule["switch"]),
-            _value(rule["value"]),
-            str(rule["class"]),
-            _condition(rule["when"]),
-            str(rule["source"]),
+    if name is not None:
+        _show(
+            as_json,
+            entries,
+            Column("switch"),
+            Column("value", format=_value),
+            Column("class"),
+            Column("when", lambda rule: _condition(rule["when"])),
+            Column("source"),
+            rows=entries[0]["rules"],
         )
-        for rule in entries[0]["rules"]
-    ]
-    _show(as_json, entries, ("switch", "value", "class", "when", "source"), rules)
+        return
+    _show(
+        as_json,
+        entries,
+        Column("", lambda stack: ", ".join(stack["names"]) or f"({stack['stack']})", heading="software"),
+        Column("releases", format=_span),
+        Column("rules", format=lambda rules: str(len(rules))),
+        Column("about", heading="what it is"),
+    )
 
 
 def _span(releases: dict[str, int]) -> str:
@@ -166,7 +170,7 @@ def _span(releases: dict[str, int]) -> str:
 
 
 def _value(value: object) -> str:
-    return f"computed: {value['compute']}" if isinstance(value, dict) else str(value).lower()
+    return f"computed: {value['compute']}" if isinstance(value, Mapping) else str(value).lower()
 
 
 def _condition(when: object) -> str:
@@ -178,14 +182,16 @@ def _condition(when: object) -> str:
     return "not stated" if when is None else str(when)
 
 
-def _show(
-    as_json: bool, entries: list[Any], columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]
-) -> None:
-    from hdpsim.experiments.output.finite import plain
-    from hdpsim.experiments.output.tables import Table
+def _entries(kind: Kind) -> list[Any]:
+    from hdpsim.cost_models.hardware import catalog
 
-    if as_json:
-        emit_json({"entries": plain(entries)})
-        return
-    table = Table(title="", columns=columns, rows=tuple(rows))
-    show_table(table)
+    return [getattr(catalog, kind)(name) for name in catalog.names(kind)]
+
+
+def _show(
+    as_json: bool, entries: list[Any], *columns: Column[Any], rows: Sequence[Any] | None = None
+) -> None:
+    from hdpsim.experiments.output.document import Document, Table
+
+    table = Table(columns=columns, rows=entries if rows is None else rows)
+    Output(as_json=as_json).present(Document(kind="", payload={"entries": entries}, blocks=(table,)))

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hdpsim.errors import InfeasibleError, UserInputError
-from hdpsim.experiments.cli.common import emit_json, json_option, say, show_table, whole_number
+from hdpsim.experiments.cli.common import Output, json_option, whole_number
 from hdpsim.quoting import quoted
 
 if TYPE_CHECKING:
     from hdpsim.cost_models.calibration.network import NetworkCalibration
     from hdpsim.cost_models.hardware.parts import Cluster
+    from hdpsim.experiments.output.document import Document
 
 
 DRAWING_LIMIT_BLOCKS = 80
@@ -50,52 +51,45 @@ def command(source: str, gpus: int | None, out: str | None, as_json: bool) -> No
         from hdpsim.experiments.output.fabric_plot import draw_fabric
 
         draw_fabric(cluster, out, network)
+    Output(as_json=as_json).present(_document(cluster, tiers, devices, out))
+
+
+def _document(
+    cluster: Cluster, tiers: list[dict[str, Any]], devices: Mapping[str, int], drawing: str | None
+) -> Document:
+    from hdpsim.experiments.output.document import Column, Document, Table
+
     fabric = cluster.fabric
-    if as_json:
-        emit_json(
-            {
-                "cluster": cluster.name,
-                "gpus": cluster.gpus,
-                "node": cluster.node.name,
-                "kind": fabric.kind,
-                "leaf_oversubscription": fabric.leaf_oversubscription,
-                "spine_oversubscription": fabric.spine_oversubscription,
-                "tiers": tiers,
-                "devices": devices,
-                "drawing": out,
-            }
-        )
-        return
-    say(
-        f"{cluster.name}: {cluster.gpus:,} x {cluster.gpu.name} in {cluster.nodes:,} x {cluster.node.name}, "
+    columns: tuple[Column[dict[str, Any]], ...] = (
+        Column("name", heading="inside one"),
+        Column("gpus", heading="GPUs", format=","),
+        Column("", lambda tier: tier["bytes_per_s_per_gpu"] / 1e9, heading="GB/s per GPU", format=".1f"),
+        Column("", lambda tier: tier["latency_s"] * 1e6, heading="latency us", format=".1f"),
+        Column("switches", lambda tier: tier["switches"] or None, missing="NVLink"),
+    )
+    return Document(
+        kind="",
+        head=f"{cluster.name}: {cluster.gpus:,} x {cluster.gpu.name} in {cluster.nodes:,} x {cluster.node.name}, "
         f"{fabric.kind}, oversubscription {fabric.leaf_oversubscription:g}:1 at the leaves, "
-        f"{fabric.spine_oversubscription:g}:1 at the spines"
+        f"{fabric.spine_oversubscription:g}:1 at the spines",
+        blocks=(Table(columns=columns, rows=tiers),),
+        notes=(
+            "GB/s per GPU and direction while all GPUs send; latency of one message between two GPUs.",
+            "Devices: " + ", ".join(f"{count:,} {kind}" for kind, count in devices.items()),
+            *(() if drawing is None else (f"Drawing: {drawing}",)),
+        ),
+        payload={
+            "cluster": cluster.name,
+            "gpus": cluster.gpus,
+            "node": cluster.node.name,
+            "kind": fabric.kind,
+            "leaf_oversubscription": fabric.leaf_oversubscription,
+            "spine_oversubscription": fabric.spine_oversubscription,
+            "tiers": tiers,
+            "devices": devices,
+            "drawing": drawing,
+        },
     )
-    _show(tiers, devices)
-    if out is not None:
-        say(f"Drawing: {out}")
-
-
-def _show(tiers: list[dict[str, Any]], devices: Mapping[str, int]) -> None:
-    from hdpsim.experiments.output.tables import Table
-
-    rows = tuple(
-        (
-            tier["name"],
-            f"{tier['gpus']:,}",
-            f"{tier['bytes_per_s_per_gpu'] / 1e9:.1f}",
-            f"{tier['latency_s'] * 1e6:.1f}",
-            f"{tier['switches']}" if tier["switches"] else "NVLink",
-        )
-        for tier in tiers
-    )
-    say()
-    show_table(
-        Table(title="", columns=("inside one", "GPUs", "GB/s per GPU", "latency us", "switches"), rows=rows)
-    )
-    say()
-    say("GB/s per GPU and direction while all GPUs send; latency of one message between two GPUs.")
-    say("Devices: " + ", ".join(f"{count:,} {kind}" for kind, count in devices.items()))
 
 
 def _tiers(cluster: Cluster, network: NetworkCalibration) -> list[dict[str, Any]]:

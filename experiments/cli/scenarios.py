@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from hdpsim.experiments.cli.common import emit_json, json_option, load, say, set_option, show_table
+from hdpsim.experiments.cli.common import Output, emit_json, json_option, load, say, set_option
 
 
 @click.command("scenarios")
@@ -17,8 +17,8 @@ def command(scenario: str | None, overrides: tuple[str, ...], as_json: bool) -> 
     With a SCENARIO: prints it with every default filled in; the output is a scenario file.
     """
     from hdpsim.errors import UserInputError
-    from hdpsim.experiments.output.tables import Table
-    from hdpsim.experiments.scenario.scenario import scenario_names
+    from hdpsim.experiments.output.document import Column, Document, Table
+    from hdpsim.experiments.scenario.scenario import Scenario, scenario_names
 
     if scenario is not None:
         checked = load(scenario, overrides)
@@ -29,9 +29,12 @@ def command(scenario: str | None, overrides: tuple[str, ...], as_json: bool) -> 
         return
     if overrides:
         raise UserInputError("--set changes one scenario: name it")
-    shipped = [load(name, ()) for name in scenario_names()]
-    if as_json:
-        emit_json({"scenarios": [{"name": s.name, "description": s.description} for s in shipped]})
-        return
-    rows = tuple((s.name, f"{s.cluster.gpus:,}", s.description) for s in shipped)
-    show_table(Table(title="", columns=("scenario", "GPUs", "what"), rows=rows, left=frozenset({0, 2})))
+    shipped = [load(name) for name in scenario_names()]
+    columns: tuple[Column[Scenario], ...] = (
+        Column("scenario", lambda shown: shown.name),
+        Column("gpus", lambda shown: shown.cluster.gpus, heading="GPUs", format=","),
+        Column("what", lambda shown: shown.description, left=True),
+    )
+    names = [{"name": shown.name, "description": shown.description} for shown in shipped]
+    table = Table(columns=columns, rows=shipped)
+    Output(as_json=as_json).present(Document(kind="", payload={"scenarios": names}, blocks=(table,)))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hdpsim.errors import UserInputError
-from hdpsim.experiments.cli.common import emit_json, json_option, say, show_table, whole_number
+from hdpsim.experiments.cli.common import Output, emit_json, json_option, say, whole_number
 from hdpsim.ranges import RANGES
 
 if TYPE_CHECKING:
-    from hdpsim.experiments.output.tables import Table
     from hdpsim.traces import TraceStatistics
 
 
@@ -32,23 +31,34 @@ def command() -> None:
 @json_option
 def stats(file: str, column: str | None, plot: str | None, as_json: bool) -> None:
     """Who holds the sequences, and who holds the tokens?"""
+    from hdpsim.experiments.output.document import Column, Document, Table
     from hdpsim.traces import load_trace, statistics
 
     summary = statistics(load_trace(file, column=column))
-    written = None if plot is None else _plot(summary, plot)
-    if as_json:
-        emit_json({**summary.summary(), "buckets": summary.rows()})
-        return
-    for key, value in summary.summary().items():
-        label = key.removesuffix("_tokens").replace("_", " ")
-        number = (
-            value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
-        )
-        say(f"{label:<20}{number}{' tokens' if key.endswith('_tokens') else ''}")
-    say()
-    show_table(_bucket_table(summary))
-    if written is not None:
-        say(written)
+    lines = () if plot is None else (_plot(summary, plot),)
+    columns: tuple[Column[dict[str, Any]], ...] = (
+        Column("", lambda row: f"up to {row['bucket']}", heading="tokens"),
+        Column("samples", heading="sequences", format=","),
+        Column("sample_share", heading="share", format=".2%"),
+        Column("tokens", heading="tokens held", format=","),
+        Column("token_share", heading="share", format=".2%"),
+    )
+    document = Document(
+        kind="",
+        head="\n".join(f"{_label(key):<20}{_amount(key, value)}" for key, value in summary.summary().items()),
+        blocks=(Table(columns=columns, rows=summary.rows()),),
+        payload={**summary.summary(), "buckets": summary.rows()},
+    )
+    Output(as_json=as_json).present(document, lines)
+
+
+def _label(key: str) -> str:
+    return key.removesuffix("_tokens").replace("_", " ")
+
+
+def _amount(key: str, value: str | float) -> str:
+    number = value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+    return f"{number} tokens" if key.endswith("_tokens") else number
 
 
 @command.command("synth")
@@ -125,19 +135,3 @@ def _plot(summary: TraceStatistics, stem: str) -> str:
         title=f"Sequence lengths of {summary.name}",
     )
     return f"wrote {' and '.join(str(path) for path in save_figure(figure, Path(stem)))}"
-
-
-def _bucket_table(summary: TraceStatistics) -> Table:
-    from hdpsim.experiments.output.tables import Table
-
-    rows = tuple(
-        (
-            f"up to {row['bucket']}",
-            f"{row['samples']:,}",
-            f"{row['sample_share']:.2%}",
-            f"{row['tokens']:,}",
-            f"{row['token_share']:.2%}",
-        )
-        for row in summary.rows()
-    )
-    return Table(title="", columns=("tokens", "sequences", "share", "tokens held", "share"), rows=rows)

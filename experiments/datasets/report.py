@@ -19,7 +19,7 @@ from hdpsim.experiments.output.plot_style import (
 )
 from hdpsim.experiments.output.statistics import Estimate, with_interval
 from hdpsim.experiments.output.words import duration, token_amount
-from hdpsim.experiments.studies.report import headline, mfu_note, scenario_file, scenario_payload
+from hdpsim.experiments.studies.report import mfu_note, scenario_document
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,15 +39,15 @@ def replay_document(replay: DatasetReplay) -> Document:
     """Everything about a replay, also of one that was interrupted."""
     scenario = replay.scenario
     lines, errors = replay_lines(replay), () if replay.error is None else (str(replay.error),)
-    return Document(
-        kind="replay",
-        head=headline(scenario),
+    return scenario_document(
+        "replay",
+        scenario,
+        replay_json(replay),
         blocks=("\n".join(lines), *((replay_table(replay),) if replay.steps else ())),
         notes=(mfu_note(scenario),) if replay.steps else (),
         readme=(*errors, *lines, mfu_note(scenario)),
         partial=replay.partial,
-        payload=scenario_payload(scenario, replay_json(replay)),
-        files=(scenario_file(scenario), *(_step_files(replay) if replay.steps else ())),
+        files=_step_files(replay) if replay.steps else (),
     )
 
 

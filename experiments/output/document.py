@@ -162,7 +162,7 @@ class Document:
     """What a verb found.
 
     Attributes:
-        kind: the verb.
+        kind: the verb; empty: JSON has no envelope.
         payload: what JSON says, below the envelope.
         head: one line: what this is about.
         blocks: tables and paragraphs, in reading order.
@@ -190,7 +190,7 @@ class Document:
         Raises:
             NotFiniteError: a number is nan or infinite.
         """
-        data: dict[str, Any] = plain({**envelope(self.kind), **self.payload})
+        data: dict[str, Any] = plain({**(envelope(self.kind) if self.kind else {}), **self.payload})
         return data
 
     def parts(self) -> Iterator[Table[Any] | str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hdpsim.experiments.output import plots, plots_of_time
-from hdpsim.experiments.output.document import OutputFile
+from hdpsim.experiments.output.document import OutputFile, Table
 from hdpsim.experiments.output.plot_style import account_group
 
 if TYPE_CHECKING:
@@ -20,10 +21,15 @@ if TYPE_CHECKING:
     from hdpsim.experiments.studies.compare import Comparison, Outcome
 
 
-def detail_files(comparison: Comparison) -> tuple[OutputFile, ...]:
-    """Tables of batches, accounts and ranks, and the figures of a comparison."""
+def comparison_files(comparison: Comparison, table: Table[Outcome]) -> tuple[OutputFile, ...]:
+    """Tables of strategies (from their *table*), batches, accounts and ranks, and the figures of a comparison."""
     outcomes = comparison.feasible
     files = (
+        OutputFile(
+            "summary.csv",
+            replace(table, rows=outcomes).records,
+            "One row per strategy: means over the batches.",
+        ),
         OutputFile("batches.csv", lambda: _batch_rows(comparison), "One row per strategy and global batch."),
         OutputFile(
             "accounts.csv",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, interval, only_where
+from hdpsim.experiments.output.document import Column, Document, Table, interval, only_where
 from hdpsim.experiments.output.plot_style import readable_name
 from hdpsim.experiments.output.statistics import with_interval
 from hdpsim.experiments.output.words import (
@@ -17,20 +16,18 @@ from hdpsim.experiments.output.words import (
     token_amount,
     with_duration,
 )
-from hdpsim.experiments.studies import compare_files
 from hdpsim.experiments.studies.compare import BEST_STATIC
+from hdpsim.experiments.studies.compare_files import comparison_files
 from hdpsim.experiments.studies.cost_to_target import Target, price_of, time_at, usd_words
 from hdpsim.experiments.studies.report import (
     account_table,
     averaging,
     band_lines,
-    headline,
     hidden_notes,
     mfu_note,
     one_line,
     outcome_json,
-    scenario_file,
-    scenario_payload,
+    scenario_document,
     step_table,
 )
 from hdpsim.experiments.studies.static_rows import MESH_COLUMNS
@@ -60,62 +57,47 @@ WORTH_A_WORD = 5e-4
 
 def compare_document(comparison: Comparison, tokens: float | None = None) -> Document:
     """Everything about a comparison; with the *tokens* of a target, what they take."""
-    scenario, best = comparison.scenario, comparison.best_static
-    why = explanation(comparison)
-    results = [
-        outcome_json(outcome, comparison.base, best, target_of(comparison, outcome, tokens))
-        for outcome in comparison.outcomes
-    ]
-    tried = comparison.baseline.tried if comparison.baseline else ()
-    return Document(
-        kind="compare",
-        head=headline(scenario),
+    best, why = comparison.best_static, explanation(comparison)
+    table = comparison_table(comparison)
+    return scenario_document(
+        "compare",
+        comparison.scenario,
+        [
+            outcome_json(outcome, comparison.base, best, target_of(comparison, outcome, tokens))
+            for outcome in comparison.outcomes
+        ],
+        more={
+            "base": comparison.base.strategy,
+            "best_static": None if best is None else best.strategy,
+            "static_meshes_tried": [
+                each.document() for each in (comparison.baseline.tried if comparison.baseline else ())
+            ],
+            "batches": comparison.batches,
+            "data": comparison.use.document(),
+            "explanation": why,
+        },
         blocks=(
-            comparison_table(comparison),
+            table,
             resources_table(comparison),
             *(() if tokens is None else (target_table(comparison, tokens),)),
             why,
             account_table(comparison.feasible),
         ),
         notes=remarks(comparison),
-        payload=scenario_payload(
-            scenario,
-            results,
-            base=comparison.base.strategy,
-            best_static=None if best is None else best.strategy,
-            static_meshes_tried=[each.document() for each in tried],
-            batches=comparison.batches,
-            data=comparison.use.document(),
-            explanation=why,
-        ),
-        files=comparison_files(comparison),
+        files=comparison_files(comparison, table),
     )
 
 
 def simulate_document(comparison: Comparison, target: Target | None = None) -> Document:
     """Everything about one strategy."""
-    return Document(
-        kind="simulate",
-        head=headline(comparison.scenario),
+    return scenario_document(
+        "simulate",
+        comparison.scenario,
+        outcome_json(comparison.base, target=target),
+        more={"data": comparison.use.document()},
         blocks=(step_table(comparison, target), account_table(comparison.feasible)),
         notes=remarks(comparison),
-        payload=scenario_payload(
-            comparison.scenario,
-            outcome_json(comparison.base, target=target),
-            data=comparison.use.document(),
-        ),
-        files=comparison_files(comparison),
-    )
-
-
-def comparison_files(comparison: Comparison) -> tuple[OutputFile, ...]:
-    """The files of a run directory of one or several strategies on the same batches."""
-    table = comparison_table(comparison)
-    summary = replace(table, rows=comparison.feasible)
-    return (
-        scenario_file(comparison.scenario),
-        OutputFile("summary.csv", lambda: summary, "One row per strategy: means over the batches."),
-        *compare_files.detail_files(comparison),
+        files=comparison_files(comparison, comparison_table(comparison)),
     )
 
 

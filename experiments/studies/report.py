@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hdpsim.cost_models.reading.units import format_quantity
-from hdpsim.experiments.output.document import Column, OutputFile, Table, facts
+from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, facts
 from hdpsim.experiments.output.finite import plain
 from hdpsim.experiments.output.plot_style import ACCOUNT_GROUPS, account_group, format_tokens, readable_name
 from hdpsim.experiments.output.statistics import FEWEST, estimate_json, with_interval
@@ -40,20 +40,44 @@ _LARGE = frozenset({"spans", "plan", "account_s", "accounts"})
 """Fields that are summarised (account means) or exported on their own (timeline)."""
 
 
-def scenario_payload(scenario: Scenario, results: object, **more: object) -> dict[str, object]:
-    """What the JSON documents of all verbs with a scenario say: the scenario with all defaults, seeds, results."""
-    return {
-        "scenario": scenario.document,
-        "seed": {"data": scenario.data.seed, "execution": scenario.execution.seed},
-        "calibration": scenario.calibration.name,
-        **more,
-        "results": results,
-    }
+def scenario_document(
+    kind: str,
+    scenario: Scenario,
+    results: object,
+    *,
+    more: Mapping[str, object] | None = None,
+    files: Sequence[OutputFile] = (),
+    scenario_of_run: Scenario | None = None,
+    **parts: Any,
+) -> Document:
+    """The document of a verb with a scenario: its JSON has the scenario with all defaults, seeds and *results*.
 
-
-def scenario_file(scenario: Scenario) -> OutputFile:
-    """The scenario in a run directory."""
-    return OutputFile("scenario.yaml", scenario.to_yaml, "The scenario with all defaults; runs as it is.")
+    Args:
+        kind: the verb.
+        scenario: what was asked about.
+        results: what came out.
+        more: what else JSON says.
+        files: of the run directory, besides the scenario.
+        scenario_of_run: the scenario for the run directory, where a verb changed it.
+        parts: blocks, notes and what else `Document` has.
+    """
+    text = (scenario_of_run or scenario).to_yaml
+    return Document(
+        kind=kind,
+        head=headline(scenario),
+        payload={
+            "scenario": scenario.document,
+            "seed": {"data": scenario.data.seed, "execution": scenario.execution.seed},
+            "calibration": scenario.calibration.name,
+            **(more or {}),
+            "results": results,
+        },
+        files=(
+            OutputFile("scenario.yaml", text, "The scenario with all defaults; runs as it is."),
+            *files,
+        ),
+        **parts,
+    )
 
 
 def outcome_json(

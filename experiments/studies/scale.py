@@ -16,13 +16,11 @@ from hdpsim.experiments.studies.compare import Outcome, Report, silent
 from hdpsim.experiments.studies.report import (
     averaging,
     band_lines,
-    headline,
     mfu_note,
     noise_note,
     one_line,
     outcome_json,
-    scenario_file,
-    scenario_payload,
+    scenario_document,
 )
 from hdpsim.experiments.studies.static_rows import (
     MESH_COLUMNS,
@@ -177,15 +175,15 @@ def scaling_document(scaling: Scaling, scenario: Scenario) -> Document:
         scaling.half_widths(),
         title=title,
     )
-    return Document(
-        kind="scale",
+    return scenario_document(
+        "scale",
+        scenario,
+        scaling_json(scaling),
+        more={"weak": scaling.weak},
         title=title,
-        head=headline(scenario),
         blocks=(table,),
         notes=(*scaling_lines(scaling, scenario), mfu_note(scenario)),
-        payload=scenario_payload(scenario, scaling_json(scaling), weak=scaling.weak),
         files=(
-            scenario_file(scenario),
             OutputFile(
                 "scaling.csv",
                 lambda: table,

@@ -14,12 +14,11 @@ from hdpsim.experiments.studies.compare import Report, silent
 from hdpsim.experiments.studies.report import (
     averaging,
     band_lines,
-    headline,
     mfu_note,
     notes_of,
     one_line,
     outcome_json,
-    scenario_payload,
+    scenario_document,
 )
 from hdpsim.experiments.studies.static_rows import (
     best_json,
@@ -109,12 +108,13 @@ def whatif_document(
     """Everything about a set of changes; *best* is what `best_of_base` found."""
     lines = whatif_lines(variants, best)
     ran = [variant.scenario for variant in variants if variant.feasible and variant.scenario is not None]
-    return Document(
-        kind="whatif",
-        head=headline(scenario),
+    return scenario_document(
+        "whatif",
+        scenario,
+        whatif_json(variants, best),
+        more={"remarks": lines},
         blocks=(whatif_table(variants, best),),
         notes=(*lines, mfu_note(*ran)),
-        payload=scenario_payload(scenario, whatif_json(variants, best), remarks=lines),
     )
 
 
