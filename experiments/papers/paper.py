@@ -297,7 +297,9 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.3g}"
 
 
-def column(name: str, heading: str | None = None, format: str | Callable[[Any], str] = number) -> Column[Record]:
+def column(
+    name: str, heading: str | None = None, format: str | Callable[[Any], str] = number
+) -> Column[Record]:
     """A column of figures, of which some may be missing."""
     return Column(name, heading=heading, format=format, missing=NO_FIGURE)
 
