@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -22,10 +22,11 @@ from hdpsim.yaml_loader import YamlDocument, load_document
 
 Kind = Literal["gpu", "node", "cluster", "model"]
 Entry = TypeVar("Entry")
-Where = Callable[[str], str]
+Build = Callable[[object, Problems, str, str], Entry | None]
 
 _FOLDER = Path(__file__).parents[1] / "data"
-_KINDS: tuple[Kind, ...] = ("gpu", "node", "cluster", "model")
+_READ: dict[tuple[Kind, str], Any] = {}
+"""Shipped entries that were asked for before."""
 
 
 def names(kind: Kind) -> tuple[str, ...]:
@@ -48,39 +49,22 @@ def gpu(name: str) -> Gpu:
     Raises:
         CatalogError: no such GPU; the message lists those there are.
     """
-    return _gpu(_resolve("gpu", name))
+    return _shipped("gpu", name, gpu_entry)
 
 
 def node(name: str) -> Node:
     """The node of that name ("hgx-h100", "nvl72-gb200"); raises CatalogError."""
-    return _node(_resolve("node", name))
-
-
-@cache
-def node_with(gpu: str, domain: int | None = None) -> Node:
-    """The node with that GPU: of that NVLink domain if there is one, reference designs before those of clouds.
-
-    Raises:
-        CatalogError: there is none.
-    """
-    nodes = [_node(name) for name in names("node")]
-    of_gpu = [node for node in nodes if node.gpu.name == gpu]
-    if not of_gpu:
-        raise CatalogError(f"no node of the catalog carries the GPU {gpu}")
-    reference = ("hgx-", "nvl72-")
-    return min(
-        of_gpu, key=lambda node: (domain not in (None, node.gpus), not node.name.startswith(reference))
-    )
+    return _shipped("node", name, node_entry)
 
 
 def cluster(name: str) -> Cluster:
     """The cluster of that name ("megascale", "superpod-h100"); raises CatalogError."""
-    return _cluster(_resolve("cluster", name))
+    return _shipped("cluster", name, cluster_entry)
 
 
 def model(name: str) -> Model:
     """The model of that name ("llama-3-70b", "deepseek-v3"); raises CatalogError."""
-    return _model(_resolve("model", name))
+    return _shipped("model", name, model_entry)
 
 
 def cluster_of(node_or_name: Node | str, gpus: int, fabric: Fabric | None = None) -> Cluster:
@@ -93,106 +77,88 @@ def cluster_of(node_or_name: Node | str, gpus: int, fabric: Fabric | None = None
     )
 
 
-def gpu_from_dict(data: object, where: str = "gpu", locate: Where | None = None) -> Gpu:
-    """A GPU from a mapping with the keys of data/gpus; a text is taken as a catalog name.
+def node_with(gpu: str, domain: int | None = None) -> Node:
+    """The node with that GPU: of that NVLink domain if there is one, reference designs before those of clouds.
 
     Raises:
-        ScenarioError: everything that is wrong with the mapping, each with its dotted key below *where*.
-        CatalogError: a name that is not in the catalog.
+        CatalogError: there is none.
     """
-    return _read(data, where, locate, lambda problems: gpu_entry(data, problems, where))
-
-
-def node_from_dict(data: object, where: str = "node", locate: Where | None = None) -> Node:
-    """A node from a mapping (or a name); its `gpu` is a name or a mapping. Raises as gpu_from_dict."""
-    return _read(data, where, locate, lambda problems: node_entry(data, problems, where))
-
-
-def cluster_from_dict(data: object, where: str = "cluster", locate: Where | None = None) -> Cluster:
-    """A cluster from a mapping (or a name); size as `nodes` or `gpus`. Raises as gpu_from_dict."""
-    return _read(data, where, locate, lambda problems: cluster_entry(data, problems, where))
-
-
-def model_from_dict(data: object, where: str = "model", locate: Where | None = None) -> Model:
-    """A model from a mapping (or a name). Raises as gpu_from_dict."""
-    return _read(data, where, locate, lambda problems: model_entry(data, problems, where))
-
-
-def load_gpu(path: str | Path) -> Gpu:
-    """A GPU from a user's YAML file; raises YamlError, ScenarioError or CatalogError."""
-    return _load(path, gpu_entry)
-
-
-def load_node(path: str | Path) -> Node:
-    """A node from a user's YAML file; raises as load_gpu."""
-    return _load(path, node_entry)
+    nodes = [node(name) for name in names("node")]
+    of_gpu = [one for one in nodes if one.gpu.name == gpu]
+    if not of_gpu:
+        raise CatalogError(f"no node of the catalog carries the GPU {gpu}")
+    reference = ("hgx-", "nvl72-")
+    return min(of_gpu, key=lambda one: (domain not in (None, one.gpus), not one.name.startswith(reference)))
 
 
 def load_cluster(path: str | Path) -> Cluster:
-    """A cluster from a user's YAML file; raises as load_gpu."""
-    return _load(path, cluster_entry)
+    """A cluster from a user's YAML file; raises YamlError, ScenarioError or CatalogError."""
+    return _built(load_document(Path(path)), Path(path).stem, cluster_entry)
 
 
 def load_model(path: str | Path) -> Model:
-    """A model from a user's YAML file; raises as load_gpu."""
-    return _load(path, model_entry)
+    """A model from a user's YAML file; raises as load_cluster."""
+    return _built(load_document(Path(path)), Path(path).stem, model_entry)
 
 
 def gpu_entry(data: object, problems: Problems, key: str, name: str = "") -> Gpu | None:
-    """The GPU below *key*, or None after noting in *problems* why there is none."""
-    fields, base = _fields("gpu", data, problems, key, name)
-    return read_gpu(fields, base) if isinstance(fields, Fields) else gpu(fields) if fields else None
+    """The GPU that the value of *key* names or describes, or None after noting in *problems* why there is none."""
+    found = _fields("gpu", data, problems, key, name)
+    if not isinstance(found, tuple):
+        return None if found is None else gpu(found)
+    return read_gpu(*found)
 
 
 def node_entry(data: object, problems: Problems, key: str, name: str = "") -> Node | None:
-    """The node below *key*, or None after noting in *problems* why there is none."""
-    fields, base = _fields("node", data, problems, key, name)
-    if not isinstance(fields, Fields):
-        return node(fields) if fields else None
-    part = gpu_entry(fields.raw("gpu", None), problems, fields.dotted("gpu"))
-    return read_node(fields, base, part)
+    """The node, as gpu_entry; its `gpu` is a name or a mapping."""
+    found = _fields("node", data, problems, key, name)
+    if not isinstance(found, tuple):
+        return None if found is None else node(found)
+    fields, base = found
+    return read_node(fields, base, gpu_entry(fields.raw("gpu", None), problems, fields.dotted("gpu")))
 
 
 def cluster_entry(data: object, problems: Problems, key: str, name: str = "") -> Cluster | None:
-    """The cluster below *key*, or None after noting in *problems* why there is none."""
-    fields, base = _fields("cluster", data, problems, key, name)
-    if not isinstance(fields, Fields):
-        return cluster(fields) if fields else None
-    part = node_entry(fields.raw("node", None), problems, fields.dotted("node"))
-    return read_cluster(fields, base, part)
+    """The cluster, as gpu_entry; its `node` is a name or a mapping, its size `nodes` or `gpus`."""
+    found = _fields("cluster", data, problems, key, name)
+    if not isinstance(found, tuple):
+        return None if found is None else cluster(found)
+    fields, base = found
+    return read_cluster(fields, base, node_entry(fields.raw("node", None), problems, fields.dotted("node")))
 
 
 def model_entry(data: object, problems: Problems, key: str, name: str = "") -> Model | None:
-    """The model below *key*, or None after noting in *problems* why there is none."""
-    fields, base = _fields("model", data, problems, key, name)
-    return read_model(fields, base) if isinstance(fields, Fields) else model(fields) if fields else None
+    """The model, as gpu_entry."""
+    found = _fields("model", data, problems, key, name)
+    if not isinstance(found, tuple):
+        return None if found is None else model(found)
+    return read_model(*found)
 
 
 def _fields(
     kind: Kind, data: object, problems: Problems, key: str, name: str
-) -> tuple[Fields | str | None, str]:
-    """The keys to read with `like` filled in; or the catalog name *data* is; or None when it is neither."""
+) -> tuple[Fields, str] | str | None:
+    """The keys to read, `like` filled in, and a name for them; or the catalog name *data* is; or None when neither."""
     if isinstance(data, str):
         try:
-            return _resolve(kind, data), data
+            return _resolve(kind, data)
         except CatalogError as error:
             problems.add(key, str(error))
-            return None, ""
+            return None
     if not isinstance(data, dict):
         what = "is required" if data is None else f"got {quoted(data)}"
         problems.add(key, f"must be the name of a {kind} or a mapping; {what}")
-        return None, ""
-    merged = dict(data)
-    base = name or (f"{data['like']} (changed)" if "like" in data else f"custom {kind}")
-    if "like" in data:
-        merged.pop("like")
-        try:
-            original = _document(kind, _resolve(kind, str(data["like"]))).data
-        except CatalogError as error:
-            problems.add(f"{key}.like" if key else "like", str(error))
-            original = {}
-        merged = changed_document(kind, original, merged)
-    return Fields(merged, problems, key), base
+        return None
+    if "like" not in data:
+        return Fields(data, problems, key), name or f"custom {kind}"
+    changes = {k: v for k, v in data.items() if k != "like"}
+    try:
+        original = _document(kind, _resolve(kind, str(data["like"]))).data
+    except CatalogError as error:
+        problems.add(f"{key}.like" if key else "like", str(error))
+        original = {}
+    merged = changed_document(kind, original, changes)
+    return Fields(merged, problems, key), name or f"{data['like']} (changed)"
 
 
 def changed_document(kind: Kind, original: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -208,24 +174,22 @@ def changed_document(kind: Kind, original: dict[str, Any], changes: dict[str, An
     return merged
 
 
-def _read(data: object, where: str, locate: Where | None, build: Callable[[Problems], Entry | None]) -> Entry:
-    """Run *build*; raise every problem it noted."""
-    problems = Problems(where or "scenario", locate)
-    entry = build(problems)
-    problems.raise_if_any()
-    if entry is None:
-        raise CatalogError(f"{where}: nothing could be read from {quoted(data)}")
+def _shipped(kind: Kind, name: str, build: Build[Entry]) -> Entry:
+    """The shipped entry that *name* means, read once; a fault in its file is ours, but reads as a user's."""
+    known = _resolve(kind, name)
+    if (kind, known) not in _READ:
+        _READ[kind, known] = _built(_document(kind, known), known, build)
+    entry: Entry = _READ[kind, known]
     return entry
 
 
-def _load(path: str | Path, build: Callable[[object, Problems, str, str], Entry | None]) -> Entry:
-    """Read a user's file with *build*."""
-    document = load_document(Path(path))
+def _built(document: YamlDocument, name: str, build: Build[Entry]) -> Entry:
+    """What *build* makes of a file; raise every problem it noted."""
     problems = Problems(document.source, document.where)
-    entry = build(document.data, problems, "", Path(path).stem)
+    entry = build(document.data, problems, "", name)
     problems.raise_if_any()
     if entry is None:
-        raise CatalogError(f"{path}: nothing could be read from it")
+        raise CatalogError(f"{document.source}: nothing could be read from it")
     return entry
 
 
@@ -246,6 +210,7 @@ def _folded(name: str) -> str:
     return re.sub(r"[^a-z0-9.]", "", name.casefold())
 
 
+@lru_cache(maxsize=1024)
 def _resolve(kind: Kind, name: str) -> str:
     """The shipped name that *name* means; exact names first, aliases only when needed (they read every file)."""
     wanted = _folded(name)
@@ -260,34 +225,3 @@ def _resolve(kind: Kind, name: str) -> str:
     raise CatalogError(
         f"there is no {kind} {quoted(name)} in the catalog{hint}; known: {', '.join(names(kind))}"
     )
-
-
-@cache
-def _gpu(name: str) -> Gpu:
-    return _shipped("gpu", name, gpu_entry)
-
-
-@cache
-def _node(name: str) -> Node:
-    return _shipped("node", name, node_entry)
-
-
-@cache
-def _cluster(name: str) -> Cluster:
-    return _shipped("cluster", name, cluster_entry)
-
-
-@cache
-def _model(name: str) -> Model:
-    return _shipped("model", name, model_entry)
-
-
-def _shipped(kind: Kind, name: str, build: Callable[[object, Problems, str, str], Entry | None]) -> Entry:
-    """Read a shipped file; a fault in it is ours, but the message is the same as for a user's."""
-    document = _document(kind, name)
-    problems = Problems(document.source, document.where)
-    entry = build(document.data, problems, "", name)
-    problems.raise_if_any()
-    if entry is None:
-        raise CatalogError(f"{document.source}: nothing could be read from it")
-    return entry

@@ -4,46 +4,19 @@ from __future__ import annotations
 
 from dataclasses import MISSING, fields
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import Any
 
 from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.hardware.entries import KEYS, Key
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
 from hdpsim.cost_models.transformer.model import Model
 
 Document = dict[str, Any]
 
 
-class _Written(NamedTuple):
-    """How a field is called in a file, and its unit there with the power of ten that it stands for."""
-
-    key: str
-    unit: str = ""
-    power: int = 0
-
-
-_GPU = {
-    "bf16_flop_per_s": _Written("bf16", "GFLOP/s", 9),
-    "fp8_flop_per_s": _Written("fp8", "GFLOP/s", 9),
-    "fp4_flop_per_s": _Written("fp4", "GFLOP/s", 9),
-    "hbm_bytes": _Written("hbm", "B"),
-    "hbm_bytes_per_s": _Written("hbm_bandwidth", "GB/s", 9),
-    "nvlink_bytes_per_s": _Written("nvlink", "GB/s", 9),
-    "host_link_bytes_per_s": _Written("host_link", "GB/s", 9),
-    "host_link_duplex_bytes_per_s": _Written("host_link_duplex", "GB/s", 9),
-    "tdp_w": _Written("tdp", "W"),
-    "usd_per_hour": _Written("price", "USD/h"),
-}
-_NODE = {
-    "nic_bytes_per_s": _Written("nic", "GB/s", 9),
-    "host_memory_bytes": _Written("host_memory", "B"),
-    "ring_step_s": _Written("ring_step", "s"),
-}
-_FABRIC = {"hop_latency_s": _Written("hop_latency", "s")}
-
-
 def model_document(model: Model) -> Document:
     """Every property of *model* that is not the default."""
-    document = _differences(model, None, {})
+    document = _differences(model, None)
     if model.latent_attention is not None:
         document["latent_attention"] = {
             item.name: getattr(model.latent_attention, item.name) for item in fields(model.latent_attention)
@@ -54,13 +27,13 @@ def model_document(model: Model) -> Document:
 def cluster_document(cluster: Cluster) -> Document:
     """Name, node, number of nodes, and what differs from the default fabric."""
     document: Document = {"name": cluster.name, "node": _node(cluster.node), "nodes": cluster.nodes}
-    fabric = _differences(cluster.fabric, Fabric(), _FABRIC)
+    fabric = _differences(cluster.fabric, Fabric())
     return {**document, "fabric": fabric} if fabric else document
 
 
 def _node(node: Node) -> Document | str:
     known = _base(node, catalog.node(node.name) if node.name in catalog.names("node") else None)
-    changed = _differences(node, known, _NODE)
+    changed = _differences(node, known)
     changed.pop("gpu", None)
     if known is None or node.gpu != known.gpu:
         changed["gpu"] = _gpu(node.gpu)
@@ -71,7 +44,7 @@ def _node(node: Node) -> Document | str:
 
 def _gpu(gpu: Gpu) -> Document | str:
     known = _base(gpu, catalog.gpu(gpu.name) if gpu.name in catalog.names("gpu") else None)
-    changed = _differences(gpu, known, _GPU)
+    changed = _differences(gpu, known)
     if known is None:
         return changed
     return {"like": gpu.name, "name": gpu.name, **changed} if changed else gpu.name
@@ -87,7 +60,7 @@ def _base(value: Any, known: Any) -> Any:
     return None if any(lost) else known
 
 
-def _differences(value: Any, known: Any, written: dict[str, _Written]) -> Document:
+def _differences(value: Any, known: Any) -> Document:
     """The fields of *value* that differ from *known* (None: from the defaults), as they are written.
 
     Words about sources are left out, and so is what there is none of.
@@ -99,8 +72,8 @@ def _differences(value: Any, known: Any, written: dict[str, _Written]) -> Docume
         same = usual is not MISSING and found == usual
         if same or found is None or item.name in ("source", "price_source", "latent_attention"):
             continue
-        way = written.get(item.name, _Written(item.name))
-        document[way.key] = f"{_scaled(found, way.power)}{way.unit}" if way.unit else found
+        way = KEYS.get(type(value), {}).get(item.name, Key())
+        document[way.name or item.name] = f"{_scaled(found, way.power)}{way.unit}" if way.unit else found
     return document
 
 

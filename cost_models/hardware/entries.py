@@ -1,57 +1,108 @@
-"""From the keys of one catalog file to a Gpu, Node, Cluster or Model: names, units and limits of every key."""
+"""From the keys of one catalog file to a Gpu, Node, Cluster or Model.
+
+What a key may be stands in the annotations of the class that it becomes a field of; KEYS says where it is called
+otherwise, has a unit or a range of another name.
+"""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, get_args
+import dataclasses
+from types import NoneType
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
-from hdpsim.cost_models.hardware.parts import (
-    Cluster,
-    CongestionControl,
-    Fabric,
-    FabricKind,
-    Gpu,
-    Node,
-    Placement,
-    Routing,
-)
+from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
 from hdpsim.cost_models.reading.checked import ContradictionError
 from hdpsim.cost_models.reading.fields import Fields
-from hdpsim.cost_models.transformer.model import AdapterTargets, LatentAttention, Model, NormKind
+from hdpsim.cost_models.transformer.model import LatentAttention, Model
 from hdpsim.ranges import RANGES
 
-Entry = TypeVar("Entry")
+Entry = TypeVar("Entry", Gpu, Node, Fabric, Cluster, LatentAttention, Model)
 
 _DUPLEX_SHARE = (
     18.5 / 25.9
 )  # each way with both busy over one way, A100 PCIe Gen4 (NVIDIA/nvbandwidth README)
 
 
+class Key(NamedTuple):
+    """How a field stands in a file.
+
+    Attributes:
+        name: the key, where it is not the field's name.
+        kind: its range in hdpsim.ranges, where that is not the key; of quantities their dimension.
+        unit: of a quantity, as it is written.
+        power: the power of ten that the unit stands for.
+    """
+
+    name: str = ""
+    kind: str | None = None
+    unit: str = ""
+    power: int = 0
+
+
+def _rate(name: str) -> Key:
+    return Key(name, "bandwidth", "GB/s", 9)
+
+
+def _like(kind: str) -> Key:
+    return Key(kind=kind)
+
+
+KEYS: dict[type, dict[str, Key]] = {
+    Gpu: {
+        "bf16_flop_per_s": Key("bf16", "flop_rate", "GFLOP/s", 9),
+        "fp8_flop_per_s": Key("fp8", "flop_rate", "GFLOP/s", 9),
+        "fp4_flop_per_s": Key("fp4", "flop_rate", "GFLOP/s", 9),
+        "hbm_bytes": Key("hbm", "bytes", "B"),
+        "hbm_bytes_per_s": _rate("hbm_bandwidth"),
+        "nvlink_bytes_per_s": _rate("nvlink"),
+        "host_link_bytes_per_s": _rate("host_link"),
+        "host_link_duplex_bytes_per_s": _rate("host_link_duplex"),
+        "tdp_w": Key("tdp", "power", "W"),
+        "usd_per_hour": Key("price", "money", "USD/h"),
+        "exponentials": _like("ratio"),
+    },
+    Node: {
+        "nic_bytes_per_s": _rate("nic"),
+        "host_memory_bytes": Key("host_memory", "bytes", "B"),
+        "ring_step_s": Key("ring_step", "time", "s"),
+        "gpus": _like("gpus_per_node"),
+        "nic_efficiency": _like("positive_share"),
+        "collective_share": _like("positive_share"),
+        "host_time": _like("ratio"),
+    },
+    Fabric: {
+        "hop_latency_s": Key("hop_latency", "time", "s"),
+        "leaf_oversubscription": _like("oversubscription"),
+        "spine_oversubscription": _like("oversubscription"),
+    },
+    Model: {
+        "kv_heads": _like("heads"),
+        "shared_expert_ffn": _like("ffn_hidden"),
+        "dense_layers": _like("layers"),
+        "dense_ffn_hidden": _like("ffn_hidden"),
+        "sliding_window": _like("window_tokens"),
+        "learned_positions": _like("positions"),
+        "adapter_rank": _like("lora_rank"),
+    },
+    LatentAttention: {
+        "q_lora_rank": _like("lora_rank"),
+        "kv_lora_rank": _like("lora_rank"),
+        "qk_nope_head_dim": _like("head_dim"),
+        "qk_rope_head_dim": _like("head_dim"),
+        "v_head_dim": _like("head_dim"),
+    },
+}
+
+
 def read_gpu(fields: Fields, name: str) -> Gpu | None:
     """A GPU; None when something was noted."""
-    before = len(fields.problems.found)
     host_link = fields.quantity("host_link", "bandwidth")
-    exponentials = fields.number("exponentials", default=1.0, kind="ratio")
+    duplex = fields.quantity("host_link_duplex", "bandwidth", default=host_link * _DUPLEX_SHARE)
     return _built(
         fields,
-        before,
         Gpu,
         name=_name(fields, name),
-        bf16_flop_per_s=fields.quantity("bf16", "flop_rate"),
-        fp8_flop_per_s=fields.quantity("fp8", "flop_rate", default=None),
-        fp4_flop_per_s=fields.quantity("fp4", "flop_rate", default=None),
-        hbm_bytes=fields.quantity("hbm", "bytes"),
-        hbm_bytes_per_s=fields.quantity("hbm_bandwidth", "bandwidth"),
-        sm_count=fields.integer("sm_count"),
-        nvlink_bytes_per_s=fields.quantity("nvlink", "bandwidth"),
-        host_link_bytes_per_s=host_link,
-        host_link_duplex_bytes_per_s=fields.quantity(
-            "host_link_duplex", "bandwidth", default=host_link * _DUPLEX_SHARE
-        ),
-        tdp_w=fields.quantity("tdp", "power"),
-        calibration=fields.text("calibration"),
-        tensor_boost=fields.boolean("tensor_boost", default=False),
-        exponentials=exponentials,
-        usd_per_hour=fields.quantity("price", "money", default=None),
+        host_link_duplex_bytes_per_s=duplex,
         price_source=_source_of(fields, "price"),
         source=_source(fields),
     )
@@ -59,134 +110,73 @@ def read_gpu(fields: Fields, name: str) -> Gpu | None:
 
 def read_node(fields: Fields, name: str, gpu: Gpu | None) -> Node | None:
     """A node around *gpu*; None when something was noted."""
-    before = len(fields.problems.found)
-    node_name, source = _name(fields, name), _source(fields)
-    gpus, nics = fields.integer("gpus", kind="gpus_per_node"), fields.integer("nics")
-    nic = fields.quantity("nic", "bandwidth")
-    host_memory = fields.quantity("host_memory", "bytes")
-    sharp = fields.boolean("nvlink_sharp", default=False)
-    board = fields.integer("board_gpus", default=0)
+    gpus, board = fields.integer("gpus", kind="gpus_per_node"), fields.integer("board_gpus", default=0)
     if board == 1 or 0 < board < gpus:
         fields.problems.add(
             fields.dotted("board_gpus"), f"must be at least 2 and the node's {gpus}, got {board}"
         )
-    efficiency = fields.number("nic_efficiency", default=0.0, kind="positive_share")
-    share = fields.number("collective_share", default=1.0, kind="positive_share")
-    ring_step_s = fields.quantity("ring_step", "time", default=0.0, zero=True)
-    host_time = fields.number("host_time", default=1.0, kind="ratio")
-    if gpu is None:
-        fields.finish()
-        return None
     return _built(
         fields,
-        before,
         Node,
-        name=node_name,
+        name=_name(fields, name),
         gpu=gpu,
         gpus=gpus,
-        nics=nics,
-        nic_bytes_per_s=nic,
-        host_memory_bytes=host_memory,
-        nvlink_sharp=sharp,
+        nics=fields.integer("nics"),
         board_gpus=board or None,
-        nic_efficiency=efficiency or None,
-        collective_share=share,
-        ring_step_s=ring_step_s,
-        host_time=host_time,
-        source=source,
+        source=_source(fields),
     )
 
 
 def read_cluster(fields: Fields, name: str, node: Node | None) -> Cluster | None:
     """A cluster of *node*; None when something was noted."""
-    before = len(fields.problems.found)
-    cluster_name, source = _name(fields, name), _source(fields)
     nodes = _nodes(fields, node)
-    fabric = _fabric(fields.mapping("fabric"))
+    fabric = _built(fields.mapping("fabric"), Fabric)
     most = RANGES["gpus"]
     if node is not None and not most.holds(nodes * node.gpus):
         fields.problems.add(
             fields.dotted("nodes"),
             f"{nodes:,} nodes of {node.gpus} GPUs: {most.complaint(nodes * node.gpus)}",
         )
-    if node is None:
-        fields.finish()
-        return None
     return _built(
-        fields, before, Cluster, name=cluster_name, node=node, nodes=nodes, fabric=fabric, source=source
+        fields,
+        Cluster,
+        name=_name(fields, name),
+        node=node,
+        nodes=nodes,
+        fabric=fabric,
+        source=_source(fields),
     )
 
 
 def read_model(fields: Fields, name: str) -> Model | None:
     """A model; None when something was noted."""
-    before = len(fields.problems.found)
     heads, hidden = fields.integer("heads"), fields.integer("hidden")
     if not fields.has("head_dim") and hidden % heads:
         fields.problems.add(
             fields.dotted("head_dim"),
             f"is required: hidden {hidden} does not divide by {heads} heads",
         )
-    experts = fields.integer("experts", minimum=0, default=0)
-    window = fields.integer("sliding_window", default=0, kind="window_tokens")
+    every = fields.number("full_attention_every", default=0)
     return _built(
         fields,
-        before,
         Model,
         name=_name(fields, name),
-        layers=fields.integer("layers"),
         hidden=hidden,
         heads=heads,
         kv_heads=fields.integer("kv_heads", default=heads, kind="heads"),
         head_dim=fields.integer("head_dim", default=max(1, hidden // heads)),
-        ffn_hidden=fields.integer("ffn_hidden"),
-        vocab=fields.integer("vocab"),
-        gated_mlp=fields.boolean("gated_mlp", default=True),
-        tied_embeddings=fields.boolean("tied_embeddings", default=False),
-        experts=experts,
-        top_k=fields.integer("top_k", minimum=0, default=0),
-        shared_expert_ffn=fields.integer("shared_expert_ffn", minimum=0, default=0, kind="ffn_hidden"),
-        dense_layers=fields.integer("dense_layers", minimum=0, default=0, kind="layers"),
-        dense_ffn_hidden=fields.integer("dense_ffn_hidden", minimum=0, default=0, kind="ffn_hidden"),
+        full_attention_every=int(every) if every == int(every) else every,  # files show 2, not 2.0
         latent_attention=_latent_attention(fields),
-        sliding_window=window or None,
-        full_attention_every=_whole_if_it_is(fields.number("full_attention_every", default=0)),
-        chunked_attention=fields.boolean("chunked_attention", default=False),
-        parallel_block=fields.boolean("parallel_block", default=False),
-        norm="layer" if fields.choice("norm", get_args(NormKind), default="rms") == "layer" else "rms",
-        biases=fields.boolean("biases", default=False),
-        qkv_biases=fields.boolean("qkv_biases", default=False),
-        qk_norm=fields.boolean("qk_norm", default=False),
-        expert_biases=fields.boolean("expert_biases", default=False),
-        clamped_activation=fields.boolean("clamped_activation", default=False),
-        scaled_rotary=fields.boolean("scaled_rotary", default=False),
-        dropout=fields.boolean("dropout", default=False),
-        learned_positions=fields.integer("learned_positions", minimum=0, default=0, kind="positions"),
-        mtp_layers=fields.integer("mtp_layers", minimum=0, default=0),
-        adapter_rank=fields.integer("adapter_rank", minimum=0, default=0, kind="lora_rank"),
-        adapter_targets=_word(fields, "adapter_targets", AdapterTargets, "attention"),
         source=_source(fields),
     )
 
 
-def _whole_if_it_is(value: float) -> float:
-    """The same number without a fraction where it has none: files show 2, not 2.0."""
-    return int(value) if value == int(value) else value
-
-
 def _latent_attention(fields: Fields) -> LatentAttention | None:
-    if not fields.has("latent_attention"):
-        fields.raw("latent_attention", None)
+    if fields.raw("latent_attention", None) is None:
         return None
     part = fields.mapping("latent_attention")
-    result = LatentAttention(
-        q_lora_rank=part.integer("q_lora_rank", minimum=0, default=0, kind="lora_rank"),
-        kv_lora_rank=part.integer("kv_lora_rank", kind="lora_rank"),
-        qk_nope_head_dim=part.integer("qk_nope_head_dim", kind="head_dim"),
-        qk_rope_head_dim=part.integer("qk_rope_head_dim", minimum=0, kind="head_dim"),
-        v_head_dim=part.integer("v_head_dim", kind="head_dim"),
-    )
-    part.finish()
-    return result
+    query_rank = part.integer("q_lora_rank", minimum=0, default=0, kind="lora_rank")
+    return _built(part, LatentAttention, q_lora_rank=query_rank)
 
 
 def _nodes(fields: Fields, node: Node | None) -> int:
@@ -214,41 +204,6 @@ def _nodes(fields: Fields, node: Node | None) -> int:
     return max(1, gpus // node.gpus) if node is not None else 1
 
 
-def _fabric(fields: Fields) -> Fabric:
-    default = Fabric()
-    result = Fabric(
-        kind=_word(fields, "kind", FabricKind, default.kind),
-        nodes_per_block=fields.integer("nodes_per_block", default=default.nodes_per_block),
-        blocks_per_pod=fields.integer("blocks_per_pod", default=default.blocks_per_pod),
-        leaf_oversubscription=fields.number(
-            "leaf_oversubscription",
-            minimum=1.0,
-            default=default.leaf_oversubscription,
-            kind="oversubscription",
-        ),
-        spine_oversubscription=fields.number(
-            "spine_oversubscription",
-            minimum=1.0,
-            default=default.spine_oversubscription,
-            kind="oversubscription",
-        ),
-        hop_latency_s=fields.quantity("hop_latency", "time", default=default.hop_latency_s, zero=True),
-        routing=_word(fields, "routing", Routing, default.routing),
-        uplinks=fields.integer("uplinks", default=default.uplinks),
-        port_split=fields.integer("port_split", default=default.port_split),
-        flows_per_connection=fields.integer("flows_per_connection", default=default.flows_per_connection),
-        congestion_control=_word(fields, "congestion_control", CongestionControl, default.congestion_control),
-        placement=_word(fields, "placement", Placement, default.placement),
-    )
-    fields.finish()
-    return result
-
-
-def _word(fields: Fields, name: str, kind: Any, default: str) -> Any:
-    """One of the words of the Literal *kind*."""
-    return fields.choice(name, get_args(kind), default=default)
-
-
 def _name(fields: Fields, default: str) -> str:
     fields.texts("aliases")
     return fields.text("name", default=default)
@@ -273,14 +228,44 @@ def _source_of(fields: Fields, figure: str) -> str:
     return str(sources.get(figure, "")) if isinstance(sources, dict) else ""
 
 
-def _built(fields: Fields, before: int, kind: type[Entry], **values: Any) -> Entry | None:
-    """The entry that *values* make, unless more problems than *before* are noted: stand-ins are no entry."""
+def _built(fields: Fields, kind: type[Entry], **given: Any) -> Entry | None:
+    """The entry of *given* values and the other keys; None when something was noted: stand-ins are no entry."""
+    hints = get_type_hints(kind, include_extras=True)
+    others = (item for item in dataclasses.fields(kind) if item.name not in given)
+    given |= {item.name: _read(fields, item, hints[item.name], kind) for item in others}
     result: Entry | None = None
-    if len(fields.problems.found) == before:
+    if fields.sound:
         try:
-            result = kind(**values)
+            result = kind(**given)
         except ContradictionError as error:
             for key, text in error.problems:
                 fields.problems.add(fields.dotted(key), text)
     fields.finish()
-    return result if len(fields.problems.found) == before else None
+    return result if fields.sound else None
+
+
+def _read(fields: Fields, item: dataclasses.Field[Any], hint: Any, kind: type) -> Any:
+    """The value of one field, by its annotation and what KEYS says of it."""
+    way = KEYS.get(kind, {}).get(item.name, Key())
+    name = way.name or item.name
+    optional = NoneType in get_args(hint)
+    if optional:
+        hint = next(option for option in get_args(hint) if option is not NoneType)
+    default = {} if item.default in (dataclasses.MISSING, None) else {"default": item.default}
+    if get_origin(hint) is Literal:
+        return fields.choice(name, get_args(hint), **default)
+    if hint is bool:
+        return fields.boolean(name, **default)
+    if hint is str:
+        return fields.text(name, **default)
+    number, limits = get_args(hint)
+    if way.unit and way.kind is not None:
+        default |= {"default": None} if optional else {}
+        return fields.quantity(name, way.kind, zero=limits.low == 0, **default)
+    if optional:  # 0 says that there is none
+        default = {"default": 0}
+    if number is int:
+        value: float = fields.integer(name, minimum=limits.low, kind=way.kind, **default)
+    else:
+        value = fields.number(name, kind=way.kind, **default)
+    return value or None if optional else value

@@ -54,6 +54,7 @@ class Fields:
 
     def __init__(self, data: object, problems: Problems, key: str = "") -> None:
         self.problems, self.key = problems, key
+        self._noted_before = len(problems.found)
         self._taken: list[str] = []
         if isinstance(data, dict):
             self._data: dict[str, Any] = data
@@ -63,6 +64,11 @@ class Fields:
             self._taken_all = True
             return
         self._taken_all = False
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing has been noted since the reading of this mapping began."""
+        return len(self.problems.found) == self._noted_before
 
     def dotted(self, name: str) -> str:
         """The full key of *name*."""

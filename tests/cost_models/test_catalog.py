@@ -1,10 +1,13 @@
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Fabric
+from hdpsim.cost_models.reading.fields import Problems
 from hdpsim.errors import CatalogError, InfeasibleError, ScenarioError
 from hdpsim.yaml_loader import YamlError, load_yaml
 
@@ -58,6 +61,14 @@ def test_names_do_not_depend_on_spelling(spelling: str) -> None:
     assert catalog.gpu(spelling) is catalog.gpu("h100-80gb")
 
 
+def read(build: Callable[[object, Problems, str], Any], data: object, key: str = "") -> Any:
+    """What *build* makes of the value of *key*."""
+    problems = Problems("a test")
+    entry = build(data, problems, key or build.__name__.partition("_")[0])
+    problems.raise_if_any()
+    return entry
+
+
 def test_the_gpus_of_the_published_records_are_known() -> None:
     spellings = (
         "H100-SXM-80G",
@@ -81,7 +92,7 @@ def test_an_unknown_name_gets_a_suggestion_and_the_list() -> None:
 def test_all_problems_of_a_mapping_come_together_with_their_keys() -> None:
     data = {"bf16": "312TFLOPS", "hbm": 80, "hmb": "80GiB", "sm_count": 1.5, "nvlink": "0GB/s"}
     with pytest.raises(ScenarioError) as caught:
-        catalog.gpu_from_dict(data, "cluster.node.gpu")
+        read(catalog.gpu_entry, data, "cluster.node.gpu")
     found = dict(caught.value.problems)
     assert "TFLOP/s" in found["cluster.node.gpu.bf16"]
     assert "GiB" in found["cluster.node.gpu.hbm"]
@@ -95,7 +106,7 @@ def test_all_problems_of_a_mapping_come_together_with_their_keys() -> None:
 def test_problems_of_nested_entries_are_all_found() -> None:
     data = {"node": {"gpu": "h1000", "gpus": 0}, "fabric": {"kind": "ring", "hop_latency": 3, "x": 1}}
     with pytest.raises(ScenarioError) as caught:
-        catalog.cluster_from_dict(data)
+        read(catalog.cluster_entry, data)
     keys = {key for key, _ in caught.value.problems}
     wanted = ("node.gpu", "node.gpus", "node.nics", "nodes", "fabric.kind", "fabric.hop_latency", "fabric.x")
     assert {f"cluster.{key}" for key in wanted} <= keys
@@ -104,34 +115,34 @@ def test_problems_of_nested_entries_are_all_found() -> None:
 @pytest.mark.parametrize("value", [None, 3, [1], True])
 def test_neither_a_name_nor_a_mapping(value: object) -> None:
     with pytest.raises(ScenarioError, match="must be the name of a model or a mapping"):
-        catalog.model_from_dict(value)
+        read(catalog.model_entry, value)
 
 
 def test_an_entry_can_start_from_a_shipped_one() -> None:
     gpu = {"like": "h100", "tdp": "500W", "tensor_boost": True}
-    node = catalog.node_from_dict({"like": "hgx-h100", "nics": 4, "gpu": gpu})
+    node = read(catalog.node_entry, {"like": "hgx-h100", "nics": 4, "gpu": gpu})
     assert node.gpu.tensor_boost
     assert node.gpu.exponentials == 1.0
     assert catalog.gpu("gb300").exponentials == catalog.gpu("b300").exponentials == 2.0
     with pytest.raises(ScenarioError, match=r"exponentials: must be a number from 0.001"):
-        catalog.node_from_dict({"like": "hgx-h100", "gpu": {"like": "h100", "exponentials": 0}})
+        read(catalog.node_entry, {"like": "hgx-h100", "gpu": {"like": "h100", "exponentials": 0}})
     assert (node.nics, node.gpu.tdp_w, node.gpus) == (4, 500.0, 8)
-    small = catalog.cluster_from_dict(
-        {"like": "megascale", "gpus": 1024, "fabric": {"spine_oversubscription": 3}}
+    small = read(
+        catalog.cluster_entry, {"like": "megascale", "gpus": 1024, "fabric": {"spine_oversubscription": 3}}
     )
     assert small.nodes == 128
     assert small.fabric == Fabric(nodes_per_block=64, blocks_per_pod=4, spine_oversubscription=3.0)
     with pytest.raises(ScenarioError, match=r"model\.like: there is no model 'llama-8'"):
-        catalog.model_from_dict({"like": "llama-8"})
+        read(catalog.model_entry, {"like": "llama-8"})
 
 
 def test_a_cluster_is_sized_by_nodes_or_by_gpus() -> None:
-    assert catalog.cluster_from_dict({"node": "hgx-h100", "gpus": 64}).nodes == 8
-    assert catalog.cluster_from_dict({"node": "hgx-h100", "nodes": 2}).gpus == 16
+    assert read(catalog.cluster_entry, {"node": "hgx-h100", "gpus": 64}).nodes == 8
+    assert read(catalog.cluster_entry, {"node": "hgx-h100", "nodes": 2}).gpus == 16
     with pytest.raises(ScenarioError, match="multiple of the 8 GPUs"):
-        catalog.cluster_from_dict({"node": "hgx-h100", "gpus": 65})
+        read(catalog.cluster_entry, {"node": "hgx-h100", "gpus": 65})
     with pytest.raises(ScenarioError, match="together with nodes"):
-        catalog.cluster_from_dict({"node": "hgx-h100", "gpus": 64, "nodes": 8})
+        read(catalog.cluster_entry, {"node": "hgx-h100", "gpus": 64, "nodes": 8})
     assert catalog.cluster_of("hgx-h100", 128).nodes == 16
     with pytest.raises(InfeasibleError, match="whole number"):
         catalog.cluster_of("hgx-h100", 12)
@@ -156,19 +167,19 @@ def test_a_cluster_is_sized_by_nodes_or_by_gpus() -> None:
 )
 def test_contradictions_inside_a_model_are_refused(change: dict[str, object], key: str) -> None:
     with pytest.raises(ScenarioError) as caught:
-        catalog.model_from_dict({"like": "llama-7b", **change})
+        read(catalog.model_entry, {"like": "llama-7b", **change})
     assert f"model.{key}" in dict(caught.value.problems)
 
 
 def test_a_users_files_load_and_their_faults_have_lines(tmp_path: Path) -> None:
-    good = tmp_path / "my-gpu.yaml"
-    good.write_text("like: h100\nnvlink: 300GB/s\n")
-    assert catalog.load_gpu(good).nvlink_bytes_per_s == 300e9
-    assert catalog.load_gpu(good).name == "my-gpu"
+    good = tmp_path / "my-model.yaml"
+    good.write_text("like: llama-7b\nlayers: 16\n")
+    assert catalog.load_model(good).layers == 16
+    assert catalog.load_model(good).name == "my-model"
     bad = tmp_path / "bad.yaml"
-    bad.write_text("like: hgx-h100\n\nnics: many\n")
-    with pytest.raises(ScenarioError, match=r"bad\.yaml: 1 problem\n  nics: .* \(line 3\)"):
-        catalog.load_node(bad)
+    bad.write_text("like: megascale\n\nnode: {like: hgx-h100, nics: many}\n")
+    with pytest.raises(ScenarioError, match=r"bad\.yaml: 1 problem\n  node\.nics: .* \(line 3\)"):
+        catalog.load_cluster(bad)
     (tmp_path / "list.yaml").write_text("- 1\n")
     with pytest.raises(ScenarioError, match="mapping"):
         catalog.load_cluster(tmp_path / "list.yaml")

@@ -186,10 +186,10 @@ class TestCloudNode:
     def test_shares_and_times_that_cannot_be_are_refused(
         self, tmp_path: Path, key: str, value: float
     ) -> None:
-        bad = tmp_path / "node.yaml"
-        bad.write_text(f"like: p5-h100-80gb\n{key}: {value}\n")
+        bad = tmp_path / "cluster.yaml"
+        bad.write_text(f"nodes: 1\nnode:\n  like: p5-h100-80gb\n  {key}: {value}\n")
         with pytest.raises(ScenarioError, match=key):
-            catalog.load_node(bad)
+            catalog.load_cluster(bad)
 
 
 class TestGraphsOfAnIteration:
