@@ -16,8 +16,8 @@ from hdpsim.simulator.strategies.group_choices import usual_s
 from hdpsim.simulator.strategies.hdp_balance import balanced_draft
 from hdpsim.simulator.strategies.hdp_naive import naive_waves
 from hdpsim.simulator.strategies.long_sequences import LongSequences, ideal_step_s
-from hdpsim.simulator.strategies.mesh_drafts import mesh_drafts
 from hdpsim.simulator.strategies.problem import PlanningProblem
+from hdpsim.simulator.strategies.static_mesh import mesh_drafts
 
 SLOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Packs of a rank that are considered: each of a share of the tokens that a rank gets on average."""
