@@ -81,7 +81,7 @@ class _Step:
         ideal_s = self.plan.ideal_s
         over = f", plan {self.plan.makespan_s / ideal_s - 1.0:+.1%} over its ideal" if ideal_s else ""
         return (
-            f"{cluster.gpus:,} GPUs, {self.plan.ranks:,} ranks x {self.setup.layout.pp} stages, "
+            f"{cluster.gpus:,} GPUs, {self.plan.ranks:,} ranks x {self.setup.layout.parallel.pp} stages, "
             f"{tokens / 2**20:g}M tokens, {len(self.lengths):,} sequences, {self.plan.micro_batches:,} micro-batches"
             f"{over}"
         )

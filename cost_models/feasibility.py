@@ -25,13 +25,14 @@ def reasons_against(model: Model, cluster: Cluster, layout: Layout, context_toke
         not: it depends on the batch's micro-batches and is checked when the step is planned; nor is what single
         strategies refuse.
     """
-    ranks, rest = divmod(cluster.gpus, layout.tp * layout.pp)
+    tp, pp = layout.parallel.tp, layout.parallel.pp
+    ranks, rest = divmod(cluster.gpus, tp * pp)
     reasons = list(_reasons(model, layout, None if rest else ranks))
     if rest:
-        model_gpus = layout.tp * layout.pp
+        model_gpus = tp * pp
         reasons.insert(
             0,
-            f"gpus: {cluster.gpus} GPUs do not divide by tp x pp = {layout.tp} x {layout.pp} = {model_gpus}; "
+            f"gpus: {cluster.gpus} GPUs do not divide by tp x pp = {tp} x {pp} = {model_gpus}; "
             f"use a multiple of {model_gpus}",
         )
     return tuple(filter(None, (*reasons, _precision(cluster, layout), _positions(model, context_tokens))))
@@ -50,24 +51,24 @@ def check_layout(model: Model, layout: Layout, ranks: int | None = None) -> None
 def layer_units(model: Model, layout: Layout) -> int:
     """What is dealt to virtual stages: layers, and where they count as such embedding, prediction layers and head."""
     more = 2 + model.mtp_layers
-    room = (model.layers + more) // (layout.pp * layout.vpp) > model.mtp_layers
-    return model.layers + ((more if room else 2) if layout.embedding_layers and layout.pp > 1 else 0)
+    pp, pipeline = layout.parallel.pp, layout.pipeline
+    room = (model.layers + more) // (pp * pipeline.vpp) > model.mtp_layers
+    return model.layers + ((more if room else 2) if pipeline.embedding_layers and pp > 1 else 0)
 
 
 def layout_notes(model: Model, cluster: Cluster, layout: Layout) -> tuple[str, ...]:
     """What is legal but deserves a word in the report."""
     notes = []
+    tp, pp, vpp = layout.parallel.tp, layout.parallel.pp, layout.pipeline.vpp
     node_gpus = cluster.node.gpus
-    if layout.tp > node_gpus:
+    if tp > node_gpus:
         notes.append(
-            f"tp = {layout.tp} is wider than a node ({node_gpus} GPUs): tensor parallelism crosses the network"
+            f"tp = {tp} is wider than a node ({node_gpus} GPUs): tensor parallelism crosses the network"
         )
-    if layer_units(model, layout) % (layout.pp * layout.vpp):
-        notes.append(
-            f"{model.layers} layers do not divide by pp x vpp = {layout.pp} x {layout.vpp}: stages are uneven"
-        )
-    if layout.tp > model.kv_heads and model.latent_attention is None:
-        notes.append(f"tp = {layout.tp} exceeds the {model.kv_heads} key/value heads: they are replicated")
+    if layer_units(model, layout) % (pp * vpp):
+        notes.append(f"{model.layers} layers do not divide by pp x vpp = {pp} x {vpp}: stages are uneven")
+    if tp > model.kv_heads and model.latent_attention is None:
+        notes.append(f"tp = {tp} exceeds the {model.kv_heads} key/value heads: they are replicated")
     return tuple(notes)
 
 
@@ -81,7 +82,7 @@ def _reasons(model: Model, layout: Layout, ranks: int | None) -> Iterator[str]:
 
 def _widths(model: Model, layout: Layout) -> Iterator[str]:
     """What tensor parallelism cuts must divide."""
-    tp = layout.tp
+    tp = layout.parallel.tp
     widths = {f"{model.heads} attention heads of {model.name} do": model.heads}
     if dense_layer_count(model):
         widths[f"the MLP width {dense_width(model)} of {model.name} does"] = dense_width(model)
@@ -100,22 +101,24 @@ def _widths(model: Model, layout: Layout) -> Iterator[str]:
 
 def _stages(model: Model, layout: Layout) -> Iterator[str]:
     """Every virtual stage needs a layer, and schedules have wishes of their own."""
+    pp, vpp = layout.parallel.pp, layout.pipeline.vpp
     for wrong in schedule_problems(layout):
         yield f"layout.schedule: {wrong}"
-    if layout.vpp > 1 and layout.pp == 1:
-        yield f"layout.vpp: vpp = {layout.vpp} needs a pipeline (pp > 1)"
-    chunks = layout.pp * layout.vpp
+    if vpp > 1 and pp == 1:
+        yield f"layout.vpp: vpp = {vpp} needs a pipeline (pp > 1)"
+    chunks = pp * vpp
     if layer_units(model, layout) < chunks:
-        counted = ", embedding and head" if layout.embedding_layers else ""
+        counted = ", embedding and head" if layout.pipeline.embedding_layers else ""
         yield (
-            f"layout.pp: pp x vpp = {layout.pp} x {layout.vpp} = {chunks} stages are more than "
+            f"layout.pp: pp x vpp = {pp} x {vpp} = {chunks} stages are more than "
             f"the {model.layers} layers{counted} of {model.name}"
         )
 
 
 def _experts(model: Model, layout: Layout, ranks: int | None) -> Iterator[str]:
     """Experts are dealt to ep GPUs and cut over etp, or over what ep leaves of tp."""
-    tp, ep, etp = layout.tp, layout.ep, layout.etp
+    parallel = layout.parallel
+    tp, ep, etp, gpus = parallel.tp, parallel.ep, parallel.etp, parallel.expert_gpus
     if not model.experts:
         for key, value in (("ep", ep), ("etp", etp or 1)):
             if value > 1:
@@ -131,30 +134,31 @@ def _experts(model: Model, layout: Layout, ranks: int | None) -> Iterator[str]:
         yield f"layout.ep: of ep = {ep} and tp = {tp} one must divide the other"
     elif ep < tp and model.ffn_hidden % (tp // ep):
         yield f"layout.ep: {width} tp / ep = {tp // ep}"
-    if layout.expert_gpus > tp and layout.order != "tp-dp-pp":
-        yield f"layout.order: experts across ranks (on {layout.expert_gpus} GPUs, tp = {tp}) need tp-dp-pp"
-    if ranks is not None and ranks * tp % layout.expert_gpus:
+    if gpus > tp and parallel.order != "tp-dp-pp":
+        yield f"layout.order: experts across ranks (on {gpus} GPUs, tp = {tp}) need tp-dp-pp"
+    if ranks is not None and ranks * tp % gpus:
         degrees = f"ep = {ep}" if etp is None else f"ep x etp = {ep} x {etp}"
         yield f"layout.ep: the {ranks * tp} GPUs of a pipeline stage do not divide by {degrees}"
 
 
 def _ranks(model: Model, layout: Layout, ranks: int) -> Iterator[str]:
     """What is dealt to ranks must divide them."""
-    if layout.cp is not None and ranks % layout.cp:
-        yield f"layout.cp: {ranks} ranks (gpus / (tp x pp)) do not divide by cp = {layout.cp}"
-    within = layout.shard_ranks
-    if within is None or layout.sharding == "none":
+    parallel = layout.parallel
+    if parallel.cp is not None and ranks % parallel.cp:
+        yield f"layout.cp: {ranks} ranks (gpus / (tp x pp)) do not divide by cp = {parallel.cp}"
+    within = layout.sharding.ranks
+    if within is None or layout.sharding.kind == "none":
         return
     copies = {"ranks": ranks}
-    if model.experts and ranks * layout.tp % layout.expert_gpus == 0:
-        copies["copies of an expert"] = ranks * layout.tp // layout.expert_gpus
+    if model.experts and ranks * parallel.tp % parallel.expert_gpus == 0:
+        copies["copies of an expert"] = ranks * parallel.tp // parallel.expert_gpus
     for what, members in copies.items():
         if within < members and members % within:
             yield f"layout.shard_ranks: {members} {what} do not divide by shard_ranks = {within}"
 
 
 def _precision(cluster: Cluster, layout: Layout) -> str:
-    gpu, name = cluster.gpu, layout.precision
+    gpu, name = cluster.gpu, layout.precision.products
     if name == "bf16":
         return ""
     blocks = name != "fp8"

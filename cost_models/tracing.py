@@ -14,7 +14,7 @@ worked out beside it (`aside`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -121,21 +121,22 @@ def tracing() -> Iterator[list[Call]]:
         _current.reset(token)
 
 
-def watched(value: V, label: str) -> V:
+def watched(value: V, label: str, called: Mapping[str, str] | None = None) -> V:
     """A copy of a frozen dataclass that tells the current call which of its numbers and names are read.
 
     Fields that are dataclasses themselves (a cluster's node, a calibration's network) are watched too, under their
-    own names. A copy is of a class of its own: it equals no other value, so nothing cached for one is reused.
+    own names. *called* says under which name a field is reported, where that is not its own. A copy is of a class of
+    its own: it equals no other value, so nothing cached for one is reused.
     """
     kind: Any = type(value)
-    names = frozenset(item.name for item in fields(kind))
+    names = {item.name: (called or {}).get(item.name, item.name) for item in fields(kind)}
 
     def read(self: Any, name: str) -> Any:
         found = object.__getattribute__(self, name)
         if name in names and isinstance(found, bool | int | float | str):
             call = _current.get()
             if call is not None:
-                call.read[f"{label}.{name}"] = found
+                call.read[f"{label}.{names[name]}"] = found
         return found
 
     def same_hash(self: Any) -> int:

@@ -121,7 +121,7 @@ def _needed(report: MemoryReport) -> tuple[int, ...]:
 
 def _of_playing(setup: Setup) -> tuple[object, ...]:
     """What the figures of a priced plan depend on."""
-    return setup.execution, setup.layout.order, setup.layout.recompute
+    return setup.execution, setup.layout.parallel.order, setup.layout.recompute.kind
 
 
 def _same(one: object, other: object) -> bool:

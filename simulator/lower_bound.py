@@ -76,11 +76,13 @@ class _StepBound:
     def __init__(self, problem: PlanningProblem) -> None:
         self._problem, self._cost = problem, problem.cost
         layout = self._cost.layout
-        self._schedule = layout.schedule
-        self._split = layout.schedule in SPLIT_SCHEDULES
-        self._chain: Chain = make_chain(layout.schedule, layout.pp, self._cost.kind.shape[1])
+        self._schedule = layout.pipeline.schedule
+        self._split = layout.pipeline.schedule in SPLIT_SCHEDULES
+        self._chain: Chain = make_chain(
+            layout.pipeline.schedule, layout.parallel.pp, self._cost.kind.shape[1]
+        )
         self._around = epilogue(
-            self._cost, problem.ranks, data_s=0.0, windows=ComputeWindows.endless(layout.pp)
+            self._cost, problem.ranks, data_s=0.0, windows=ComputeWindows.endless(layout.parallel.pp)
         )
 
     def seconds(self) -> float:
@@ -124,7 +126,7 @@ class _StepBound:
             sides = []
             for terms in cost.both_terms_s(one):
                 until_s = np.concatenate(([0.0], np.cumsum(terms.sum(axis=0)[kinds, 0])[:-1]))
-                least_s = np.full(cost.layout.pp, np.inf)
+                least_s = np.full(cost.layout.parallel.pp, np.inf)
                 np.minimum.at(least_s, stage, until_s)
                 sides.append(least_s)
             ways.append(sides)
@@ -173,13 +175,13 @@ class _StepBound:
 
 def overlapped_terms(cost: MicroBatchCost) -> tuple[str, ...]:
     """Terms that a schedule can hide behind another micro-batch's work."""
-    return ("expert_all_to_all",) if cost.layout.schedule == "dualpipe" else ()
+    return ("expert_all_to_all",) if cost.layout.pipeline.schedule == "dualpipe" else ()
 
 
 @lru_cache(maxsize=64)
 def _stage_rates(cost: MicroBatchCost, capacity_tokens: int, most_tokens: int) -> _StageRates:
     """Kept for the next batch."""
-    passes_s = 2.0 * cost.layout.vpp * cost.pass_s
+    passes_s = 2.0 * cost.layout.pipeline.vpp * cost.pass_s
     floor_s = cost.by_stage(cost.floor_by_kind_s)[:, None]
 
     def linear(tokens: Ints) -> Floats:
@@ -202,7 +204,7 @@ def _offload_s(cost: MicroBatchCost, tokens: Ints, capacity_tokens: int) -> Floa
     """
     layers = float(cost.busiest_layers)
     if layers <= RESIDENT_LAYERS:
-        return np.zeros((cost.layout.pp, len(tokens)))
+        return np.zeros((cost.layout.parallel.pp, len(tokens)))
     kept = (capacity_tokens * layers / tokens - RESIDENT_LAYERS) / (layers - RESIDENT_LAYERS)
     rate = cost.cluster.gpu.host_link_duplex_bytes_per_s * cost.cal.host_link_efficiency
     layer_s = np.clip(1.0 - kept, 0.0, 1.0) * cost.activation_bytes_per_token * tokens / rate

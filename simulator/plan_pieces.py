@@ -11,7 +11,7 @@ from hdpsim.simulator.plan import Plan
 
 def plan_micro_batches(cost: MicroBatchCost, plan: Plan) -> MicroBatches:
     """The plan's micro-batches as the cost model takes them, with the way of every group's ring."""
-    stride = cost.layout.rank_stride
+    stride = cost.layout.parallel.rank_stride
     gpus = plan.member_ranks * stride
     return MicroBatches(
         segment_tokens=plan.segment_tokens,
@@ -29,7 +29,7 @@ def distinct_micro_batches(cost: MicroBatchCost, plan: Plan) -> MicroBatches:
     if not plan.in_step:
         return plan_micro_batches(cost, plan)
     segments, members = int(plan.segment_offsets[1]), int(plan.member_offsets[1])
-    stride = cost.layout.rank_stride
+    stride = cost.layout.parallel.rank_stride
     gpus = plan.member_ranks[:members] * stride
     return MicroBatches(
         segment_tokens=plan.segment_tokens[:segments],

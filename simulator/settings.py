@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, Field, fields, replace
 from typing import Any
 
+from hdpsim.cost_models.layout.layout import GROUPS
 from hdpsim.simulator.setup import Setup
 
 FIELDS: Mapping[str, str] = {
@@ -22,7 +23,7 @@ FIELDS: Mapping[str, str] = {
 _KEYS = {field: key for key, field in FIELDS.items()}
 _HOMES: Mapping[str, tuple[str, ...]] = {
     "model": ("model",),
-    "layout": ("layout",),
+    "layout": tuple(f"layout.{group}" for group in GROUPS),
     "data": ("data_pipeline",),
     "strategy": ("strategy",),
     "memory": ("memory", "memory.overheads"),
@@ -35,13 +36,18 @@ _NO_KEYS = frozenset({"overheads", "spans"})
 def settings(setup: Setup) -> dict[str, tuple[Any, Any]]:
     """Dotted key -> (value, default) of everything that has a default."""
     return {
-        f"{section}.{_KEYS.get(field.name, field.name)}": (getattr(part, field.name), field.default)
+        f"{section}.{_key(field)}": (getattr(part, field.name), field.default)
         for section, homes in _HOMES.items()
         for home in homes
         for part in (_part(setup, home),)
         for field in fields(part)
         if field.default is not MISSING and field.name not in _NO_KEYS
     }
+
+
+def _key(field: Field[Any]) -> str:
+    name: str = field.metadata.get("name", field.name)
+    return _KEYS.get(name, name)
 
 
 def changed_settings(setup: Setup) -> dict[str, Any]:
@@ -57,6 +63,8 @@ def with_default(setup: Setup, key: str) -> Setup:
     """
     section, _, leaf = key.partition(".")
     name = FIELDS.get(leaf, leaf)
+    if section == "layout":
+        return replace(setup, layout=setup.layout.changed(**{name: settings(setup)[key][1]}))
     home = next(home for home in _HOMES[section] if hasattr(_part(setup, home), name))
     default = settings(setup)[key][1]
     changed: Any = replace(_part(setup, home), **{name: default})

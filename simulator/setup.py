@@ -90,4 +90,4 @@ class Setup(Checked):
     @property
     def ranks(self) -> int:
         """HDP ranks (d_hdp = d_dp x d_cp)."""
-        return self.layout.ranks(self.cluster.gpus)
+        return self.layout.parallel.ranks(self.cluster.gpus)

@@ -127,17 +127,17 @@ def plan_batch(
     """Plan one batch (lengths of at most the context) under the setup's strategy; see simulate_step."""
     expect(setup, Setup, "the setup() of a scenario is one" if hasattr(setup, "setup") else "")
     tokens = _tokens_of(setup, lengths)
-    if setup.strategy.name != "static" and setup.layout.expert_gpus > setup.layout.tp:
+    if setup.strategy.name != "static" and setup.layout.parallel.expert_gpus > setup.layout.parallel.tp:
         raise InfeasibleError(
             f"HDP ranks run different micro-batches, so experts must live inside a rank's own TP group: "
-            f"ep = {setup.layout.ep} must not exceed tp = {setup.layout.tp}"
+            f"ep = {setup.layout.parallel.ep} must not exceed tp = {setup.layout.parallel.tp}"
         )
-    if setup.strategy.name != "static" and setup.layout.sharding == "zero3":
+    if setup.strategy.name != "static" and setup.layout.sharding.kind == "zero3":
         raise InfeasibleError(
             "HDP ranks run different micro-batches, so they cannot meet in every layer to gather its parameters: "
             "layout.sharding = zero3 needs strategy.name = static; HDP takes none, zero1 or zero2"
         )
-    if setup.strategy.name != "static" and setup.layout.schedule == "dualpipe":
+    if setup.strategy.name != "static" and setup.layout.pipeline.schedule == "dualpipe":
         raise InfeasibleError(
             "HDP ranks run different numbers of micro-batches; layout.schedule = dualpipe needs the same even number "
             "everywhere: use strategy.name = static, or zb-h1, zb-h2 or zb-v, which take any number"
@@ -220,9 +220,9 @@ def play_plan(setup: Setup, plan: Plan, costs: StepCosts) -> Execution:
         plan,
         costs,
         setup.execution,
-        tp=setup.layout.tp,
+        tp=setup.layout.parallel.tp,
         gpus_per_node=setup.cluster.node.gpus,
-        order=setup.layout.order,
+        order=setup.layout.parallel.order,
     )
     execution = _play(setup, plan, costs, noise)
     path, around = costs.data_path, costs.epilogue
@@ -241,7 +241,7 @@ def settled_degree(setup: Setup, lengths: ArrayLike) -> int | None:
         InfeasibleError: the batch cannot run.
     """
     dynamic = setup.strategy.name != "static" and setup.strategy.dynamic_groups
-    if dynamic or setup.layout.cp is not None:
+    if dynamic or setup.layout.parallel.cp is not None:
         return None
     plan, _, _ = plan_batch(setup, lengths)
     return int(plan.group_size.max())
@@ -274,7 +274,7 @@ def simulate_plan(
     costs = price_plan(setup, problem, plan)
     execution = play_plan(setup, plan, costs)
     execution_wall_s = time.perf_counter() - begun
-    model, again = setup.model, setup.layout.recompute
+    model, again = setup.model, setup.layout.recompute.kind
     split = len(plan.segment_tokens) > len(problem.lengths)
     pieces = plan.segment_tokens if split else problem.lengths  # attention stays inside a piece
     model_flop, full_flop = (sequence_model_flop(model, pieces, causal=causal) for causal in (True, False))
@@ -345,5 +345,5 @@ def _data_path(setup: Setup, cost: MicroBatchCost, lengths: Ints) -> DataPath:
     plan_s = planning_s(cost, len(lengths))
     if not setup.strategy.remote_data_loading:
         return DataPath(loading_s=loading_s(cost, tokens), planning_s=plan_s, ahead_steps=0)
-    read_s = node_loading_s(tokens, replace(setup.layout, cp=None), *shares)
+    read_s = node_loading_s(tokens, setup.layout.changed(cp=None), *shares)
     return DataPath(loading_s=read_s, planning_s=plan_s, ahead_steps=ahead)

@@ -26,8 +26,8 @@ def capacity_tokens(setup: Setup) -> int:
         OutOfMemoryError: C is not fixed, and even the smallest one does not fit.
     """
     layout = setup.layout
-    if layout.rank_capacity_tokens is not None:
-        return layout.rank_capacity_tokens
+    if layout.context.rank_capacity_tokens is not None:
+        return layout.context.rank_capacity_tokens
     allowed = rank_capacity_tokens(
         setup.model,
         _layout(setup),
@@ -36,7 +36,7 @@ def capacity_tokens(setup: Setup) -> int:
         offload_ratio=_offload_ratio(setup),
         overheads=setup.memory.overheads,
     )
-    return min(allowed, -(-setup.context_tokens // layout.tp) * layout.tp)
+    return min(allowed, -(-setup.context_tokens // layout.parallel.tp) * layout.parallel.tp)
 
 
 def memory_of(
@@ -73,7 +73,7 @@ def memory_of(
 def plan_memory(setup: Setup, plan: Plan) -> MemoryReport:
     """What the fullest stage needs to run *plan*: its capacity, its micro-batches, its longest sequence."""
     longest: int | None = None
-    if setup.layout.attention_kernel == "unfused":  # the only kernel that keeps scores
+    if setup.layout.kernels.attention == "unfused":  # the only kernel that keeps scores
         ranks = np.repeat(plan.group_size, np.diff(plan.segment_offsets))
         longest = int((-(-plan.segment_tokens // ranks)).max())
     return memory_of(
@@ -123,7 +123,9 @@ def fit_notes(report: MemoryReport) -> tuple[str, ...]:
 def recompute_notes(setup: Setup) -> tuple[str, ...]:
     """A word where memory is told to keep much more or less than what time does not compute again."""
     layout, kept = setup.layout, setup.memory.overheads
-    if layout.recompute != "selective" or (kept.selective_share is None and kept.selective_keeps is None):
+    if layout.recompute.kind != "selective" or (
+        kept.selective_share is None and kept.selective_keeps is None
+    ):
         return ()
     key = "selective_share" if kept.selective_keeps is None else "selective_keeps"
     by_layout = replace(kept, selective_share=None, selective_keeps=None)
@@ -187,7 +189,7 @@ def allocator_notes(wait_s: float, report: MemoryReport, execution: Execution) -
 def _layout(setup: Setup) -> Layout:
     """The layout as memory sees it: groups as sequences need them have no degree, whatever the mesh would have."""
     dynamic = setup.strategy.name != "static" and setup.strategy.dynamic_groups
-    return replace(setup.layout, cp=None) if dynamic and setup.layout.cp is not None else setup.layout
+    return setup.layout.changed(cp=None) if dynamic and setup.layout.parallel.cp is not None else setup.layout
 
 
 def _offload_ratio(setup: Setup) -> float:

@@ -67,73 +67,77 @@ def _of_model(setup: Setup) -> Iterator[Rule]:
 
 def _of_sharding(setup: Setup) -> Iterator[Rule]:
     layout, ranks = setup.layout, setup.ranks
-    sharding = f"sharding is {layout.sharding}"
+    sharding = f"sharding is {layout.sharding.kind}"
     alone = "there is one rank" if ranks == 1 else ""
     of_gradients = "gather_overlap prefetch_gather owner_broadcasts gradient_all_reduce bucket_parameters"
     yield alone, _layout(f"dp_overlap shard_ranks gather_lists shard_copies {of_gradients}")
-    yield alone, _layout("cp" if layout.sharding == "zero3" else "cp sharding")
+    yield alone, _layout("cp" if layout.sharding.kind == "zero3" else "cp sharding")
     yield alone, _keys("memory", "bucket_bytes gather_buffer_bytes")
-    few = layout.shard_ranks is not None and layout.shard_ranks >= ranks
+    few = layout.sharding.ranks is not None and layout.sharding.ranks >= ranks
     yield f"there are only {ranks} ranks" if few else "", _layout("shard_ranks")
-    yield sharding if layout.sharding == "none" else "", _layout("shard_ranks")
-    once = "" if layout.sharding in ("zero1", "zero2") else f"{sharding}, neither zero1 nor zero2"
+    yield sharding if layout.sharding.kind == "none" else "", _layout("shard_ranks")
+    once = "" if layout.sharding.kind in ("zero1", "zero2") else f"{sharding}, neither zero1 nor zero2"
     yield once, _layout("owner_broadcasts gradient_all_reduce gather_overlap prefetch_gather")
-    yield "" if layout.dp_overlap else "dp_overlap is false", _layout("gather_overlap prefetch_gather")
-    yield "" if layout.sharding == "zero3" else f"{sharding}, not zero3", _layout("gather_lists shard_copies")
-    whole = f"{sharding}, which sums shards" if layout.sharding == "zero3" else ""
+    yield "" if layout.sharding.overlap else "dp_overlap is false", _layout("gather_overlap prefetch_gather")
+    yield (
+        "" if layout.sharding.kind == "zero3" else f"{sharding}, not zero3",
+        _layout("gather_lists shard_copies"),
+    )
+    whole = f"{sharding}, which sums shards" if layout.sharding.kind == "zero3" else ""
     frozen = "the weights are frozen" if setup.model.frozen else ""
     yield whole or frozen, _layout("gradient_accumulation")
     yield whole, _layout("bucket_parameters")
-    early = "" if layout.sharding in ("none", "zero1") else f"{sharding}, neither none nor zero1"
+    early = "" if layout.sharding.kind in ("none", "zero1") else f"{sharding}, neither none nor zero1"
     yield early, _keys("memory", "bucket_bytes")
     yield (
-        "" if layout.sharding == "zero1" else f"{sharding}, not zero1",
+        "" if layout.sharding.kind == "zero1" else f"{sharding}, not zero1",
         _keys("memory", "gather_buffer_bytes"),
     )
 
 
 def _of_recomputation(setup: Setup) -> Iterator[Rule]:
     layout, kept = setup.layout, setup.memory.overheads
-    mode = f"recompute is {layout.recompute}"
-    selective = "" if layout.recompute == "selective" else f"{mode}, not selective"
+    mode = f"recompute is {layout.recompute.kind}"
+    selective = "" if layout.recompute.kind == "selective" else f"{mode}, not selective"
     yield selective, _layout("recompute_share recompute_small_kernels")
     yield selective, _keys("memory", "selective_share selective_keeps")
-    shares = (layout.recompute_products, layout.recompute_attention, layout.recompute_collectives)
-    again = any((layout.recompute_share, layout.recompute_small_kernels, *shares))
+    shares = (layout.recompute.products, layout.recompute.attention, layout.recompute.collectives)
+    again = any((layout.recompute.share, layout.recompute.small_kernels, *shares))
     spared = kept.selective_share not in (None, 1.0) or kept.selective_keeps is not None
-    if layout.recompute == "selective" and layout.attention_kernel != "unfused" and not again and not spared:
+    unfused = layout.kernels.attention == "unfused"
+    if layout.recompute.kind == "selective" and not (unfused or again or spared):
         yield "flash attention keeps no scores, and nothing else is recomputed", _layout("recompute")
-    none = mode if layout.recompute == "none" else ""
+    none = mode if layout.recompute.kind == "none" else ""
     yield none, _layout("recompute_products recompute_attention recompute_collectives")
-    if layout.recompute == "selective" and layout.attention_kernel == "unfused":
+    if layout.recompute.kind == "selective" and unfused:
         yield "selective recomputation repeats unfused attention", _layout("recompute_attention")
     if kept.selective_keeps is not None:
         yield "selective_keeps names what is kept", _keys("memory", "selective_share")
-    separate = "" if layout.fused_kernels else "fused_kernels is false, which makes such copies"
-    full = f"{mode}: no layer keeps them" if layout.recompute == "full" else ""
+    separate = "" if layout.kernels.fused else "fused_kernels is false, which makes such copies"
+    full = f"{mode}: no layer keeps them" if layout.recompute.kind == "full" else ""
     yield separate or full, _keys("memory", "unfused_copies")
 
 
 def _of_precision(setup: Setup) -> Iterator[Rule]:
     layout = setup.layout
-    precision = f"precision is {layout.precision}"
-    yield "" if layout.precision == "fp8" else f"{precision}, not fp8", _layout("fp8_scaling")
+    precision = f"precision is {layout.precision.products}"
+    yield "" if layout.precision.products == "fp8" else f"{precision}, not fp8", _layout("fp8_scaling")
     delayed = "" if delayed_scales(layout) else "it needs fp8 with delayed scales; "
-    why = delayed and f"{delayed}{precision}, fp8_scaling {layout.fp8_scaling}"
+    why = delayed and f"{delayed}{precision}, fp8_scaling {layout.precision.fp8_scaling}"
     yield why, _layout("separate_scale_updates blocking_maxima")
-    wide = precision if layout.precision == "bf16" else ""
+    wide = precision if layout.precision.products == "bf16" else ""
     yield wide, (*_layout("expert_padding"), *_keys("memory", "eight_bit_copy_bytes"))
-    sharded = "sharding is zero3" if layout.sharding == "zero3" else ""
+    sharded = "sharding is zero3" if layout.sharding.kind == "zero3" else ""
     yield sharded, _keys("memory", "eight_bit_copy_bytes")
 
 
 def _of_tensor_parallelism(setup: Setup) -> Iterator[Rule]:
     layout = setup.layout
     names = "sequence_parallel tp_overlap tp_asynchronous tp_batch_first tp_exchange recompute_collectives"
-    yield "tp is 1" if layout.tp == 1 else "", _layout(names)
-    yield "" if layout.sequence_parallel else "sequence_parallel is false", _layout("tp_batch_first")
-    yield "" if layout.tp_overlap else "tp_overlap is false", _layout("tp_exchange")
-    yield "tp_overlap is true" if layout.tp_overlap else "", _layout("tp_asynchronous")
+    yield "tp is 1" if layout.parallel.tp == 1 else "", _layout(names)
+    yield "" if layout.tensor.sequence_parallel else "sequence_parallel is false", _layout("tp_batch_first")
+    yield "" if layout.tensor.overlap else "tp_overlap is false", _layout("tp_exchange")
+    yield "tp_overlap is true" if layout.tensor.overlap else "", _layout("tp_asynchronous")
 
 
 def _of_experts(setup: Setup) -> Iterator[Rule]:
@@ -141,20 +145,20 @@ def _of_experts(setup: Setup) -> Iterator[Rule]:
     none = "" if model.experts else f"{model.name} has no experts"
     names = "etp expert_kernels expert_dispatch expert_imbalance expert_padding ep_overlap cuda_graph_experts"
     yield none, _layout(names)
-    same = layout.etp == max(1, layout.tp // layout.ep)
+    same = layout.parallel.etp == max(1, layout.parallel.tp // layout.parallel.ep)
     yield "that is what tp / ep leaves of it anyway" if same else "", _layout("etp")
-    alone = layout.ep == 1
+    alone = layout.parallel.ep == 1
     yield "ep is 1, every GPU meets all tokens" if alone else "", _layout("expert_imbalance")
     yield "ep is 1, there is no all-to-all" if alone else "", _layout("ep_overlap")
 
 
 def _of_pipeline(setup: Setup) -> Iterator[Rule]:
     model, layout = setup.model, setup.layout
-    short = "pp is 1" if layout.pp == 1 else ""
+    short = "pp is 1" if layout.parallel.pp == 1 else ""
     yield short, _layout("pp_overlap order stage_balance embedding_layers")
-    why = "" if layout.defers_head_gradient else f"pp is {layout.pp}, schedule is {layout.schedule}"
-    yield why, _layout("deferred_head_gradient")
-    for name in ("embedding_layers", "stage_balance") if layout.pp > 1 else ():
+    order = f"pp is {layout.parallel.pp}, schedule is {layout.pipeline.schedule}"
+    yield "" if layout.defers_head_gradient else order, _layout("deferred_head_gradient")
+    for name in ("embedding_layers", "stage_balance") if layout.parallel.pp > 1 else ():
         same = _same_stages(model, with_default(setup, f"layout.{name}").layout, layout)
         yield "every stage has the same layers without it" if same else "", _layout(name)
 
@@ -168,9 +172,9 @@ def _same_stages(model: Model, plain: Layout, layout: Layout) -> bool:
 
 def _of_host(setup: Setup) -> Iterator[Rule]:
     layout = setup.layout
-    why = "" if layout.cuda_graphs else "cuda_graphs is false"
+    why = "" if layout.host.cuda_graphs else "cuda_graphs is false"
     yield why, _layout("cuda_graph_scope cuda_graph_experts")
-    if layout.cuda_graphs and (layout.cuda_graph_experts or not setup.model.experts):
+    if layout.host.cuda_graphs and (layout.host.cuda_graph_experts or not setup.model.experts):
         yield "graphs leave no launch of a layer to wait for", _layout("launch_blocking")
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hdpsim.cost_models.kernels.formats import OPERAND_BYTES, cast_bytes
-from hdpsim.cost_models.layout.layout import Fp8Scaling, Layout, Precision
+from hdpsim.cost_models.layout.groups import Fp8Scaling, ProductPrecision
+from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.tracing import priced
 
@@ -57,7 +58,7 @@ class OperandCasts:
     def of(
         cls,
         narrow: Sequence[LinearOp],
-        precision: Precision,
+        precision: ProductPrecision,
         scaling: Fp8Scaling,
         *,
         frozen: bool,
@@ -142,17 +143,17 @@ def maxima_s(layout: Layout, collectives: Collectives, layers: int) -> float:
     over fp8_group, the data-parallel ranks, then over the tensor-parallel group; async_op=False unless
     NVTE_ASYNC_AMAX_REDUCTION); NVIDIA/NeMo, megatron/transformer.py (one fp8_autocast around a chunk's layers).
     """
-    if not (layout.blocking_maxima and delayed_scales(layout)):
+    if not (layout.precision.blocking_maxima and delayed_scales(layout)):
         return 0.0
-    ranks = layout.ranks(collectives.fabric.cluster.gpus)
-    groups = (collectives.group(ranks, layout.rank_stride), collectives.group(layout.tp))
+    ranks = layout.parallel.ranks(collectives.fabric.cluster.gpus)
+    groups = (collectives.group(ranks, layout.parallel.rank_stride), collectives.group(layout.parallel.tp))
     return sum(float(collectives.all_reduce_s(MAXIMA_BYTES * layers, group)) for group in groups)
 
 
 def delayed_scales(layout: Layout) -> bool:
     """Whether scales of 8-bit tensors follow from the maxima of earlier passes."""
-    return layout.precision == "fp8" and layout.fp8_scaling == "delayed"
+    return layout.precision.products == "fp8" and layout.precision.fp8_scaling == "delayed"
 
 
 def _separate(layout: Layout) -> bool:
-    return delayed_scales(layout) and layout.separate_scale_updates
+    return delayed_scales(layout) and layout.precision.separate_scale_updates

@@ -10,18 +10,18 @@ from numpy.typing import ArrayLike
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
-from hdpsim.cost_models.layout.layout import Fp8Scaling, Precision
+from hdpsim.cost_models.layout.groups import Fp8Scaling, ProductPrecision
 from hdpsim.errors import InfeasibleError
 
 # Bytes of an operand's element, scales included: one byte (E8M0) per 32 elements in MXFP8, one (E4M3) per 16 in
 # NVFP4. Source: Transformer Engine, user guide, "Low precision training".
-OPERAND_BYTES: dict[Precision, float] = {
+OPERAND_BYTES: dict[ProductPrecision, float] = {
     "bf16": 2.0,
     "fp8": 1.0,
     "mxfp8": 1.0 + 1 / 32,
     "nvfp4": 0.5 + 1 / 16,
 }
-BLOCK_SCALED: tuple[Precision, ...] = ("mxfp8", "nvfp4")
+BLOCK_SCALED: tuple[ProductPrecision, ...] = ("mxfp8", "nvfp4")
 # HBM traffic of casting one BF16 element for two products (forward and weight gradient, or both of the backward):
 # read it, write it along its rows and along its columns. NVFP4 reads it three times (for the scale of the tensor, along
 # rows, and along columns through a Hadamard transform: 7.1 B), at less than the rate of a copy (6.4 of 8 TB/s, 4.5 with
@@ -30,7 +30,7 @@ BLOCK_SCALED: tuple[Precision, ...] = ("mxfp8", "nvfp4")
 # measures on B300: products with their casts less products alone, 12 of a layer, 2.48e9 elements in 2.69 ms (NVFP4) and
 # 1.82 ms (MXFP8) at 7.2 TB/s. FP8: delayed scaling; a scale taken from the tensor itself reads it once more (H200 in
 # the same tutorial: 3.8 and 6.1 B).
-CAST_BYTES: dict[Precision, float] = {
+CAST_BYTES: dict[ProductPrecision, float] = {
     "bf16": 0.0,
     "fp8": 2.0 + 2 * 1.0,
     "mxfp8": 5.3,
@@ -63,12 +63,12 @@ class MatrixUnit:
     """What scales of blocks leave of the rate, whatever limits it."""
 
 
-def cast_bytes(precision: Precision, scaling: Fp8Scaling = "delayed") -> float:
+def cast_bytes(precision: ProductPrecision, scaling: Fp8Scaling = "delayed") -> float:
     """HBM traffic of casting a BF16 element for its two products."""
     return CAST_BYTES[precision] + (SCALING_BYTES[scaling] if precision == "fp8" else 0.0)
 
 
-def matrix_unit(gpu: Gpu, cal: Calibration, precision: Precision) -> MatrixUnit:
+def matrix_unit(gpu: Gpu, cal: Calibration, precision: ProductPrecision) -> MatrixUnit:
     """The tensor cores of *gpu* as *precision* uses them.
 
     Raises:

@@ -14,7 +14,7 @@ from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.kernels.formats import matrix_unit, power_slowdown
-from hdpsim.cost_models.layout.layout import AttentionKernel, Precision
+from hdpsim.cost_models.layout.groups import AttentionKernel, ProductPrecision
 from hdpsim.cost_models.tracing import priced
 
 BF16_BYTES = 2
@@ -82,7 +82,7 @@ def gemm_s(
     efficiency: ArrayLike = 1.0,
     groups: ArrayLike = 1,
     output_bytes: ArrayLike = BF16_BYTES,
-    precision: Precision = "bf16",
+    precision: ProductPrecision = "bf16",
     overlap: ArrayLike = 1.0,
     burst: bool = False,
 ) -> Floats:

@@ -60,12 +60,12 @@ class _Heads(NamedTuple):
 
     @classmethod
     def of(cls, model: Model, layout: Layout) -> _Heads:
-        heads, latent = model.heads / layout.tp, model.latent_attention
-        kv_heads = heads if latent else max(1.0, model.kv_heads / layout.tp)
+        heads, latent = model.heads / layout.parallel.tp, model.latent_attention
+        kv_heads = heads if latent else max(1.0, model.kv_heads / layout.parallel.tp)
         kv_width = 2.0 * kv_heads * model.head_dim
         if latent:
             kv_width = float(latent.kv_lora_rank + latent.qk_rope_head_dim)
-        elif layout.cp_kind == "gathered-ring":
+        elif layout.context.kind == "gathered-ring":
             kv_width = 2.0 * heads * model.head_dim  # keys and values are repeated for every head first
         return cls(heads, kv_heads, float(model.query_dim), float(model.value_dim), kv_width)
 
@@ -102,16 +102,18 @@ class AttentionCost:
 
     def __init__(self, model: Model, layout: Layout, gpu: Gpu, cal: Calibration, fabric: FabricModel) -> None:
         self._gpu, self._cal, self._fabric = gpu, cal, fabric
-        self._rank_stride = layout.rank_stride
-        self._kernel, self._fused_softmax = layout.attention_kernel, layout.fused_kernels
+        self._rank_stride = layout.parallel.rank_stride
+        self._kernel, self._fused_softmax = layout.kernels.attention, layout.kernels.fused
         self._kernel_rate = KernelRate.of(self._kernel, cal)
         self._dropout = model.dropout
         self._heads = _Heads.of(model, layout)
         self._width = self._heads.width
         self._window, self._chunked = model.sliding_window, model.chunked_attention
         self._full_share = 1.0 / model.full_attention_every if model.full_attention_every else 0.0
-        self._gathered_ring = layout.cp_kind == "gathered-ring"
-        self._exchange = None if layout.cp_kind == "ring" else ContextExchange(layout, fabric, self._heads)
+        self._gathered_ring = layout.context.kind == "gathered-ring"
+        self._exchange = (
+            None if layout.context.kind == "ring" else ContextExchange(layout, fabric, self._heads)
+        )
         self.kv_bytes_per_token = BF16_BYTES * self._heads.kv_width
         self._known_rates: dict[bool, float] = {}
 
@@ -327,7 +329,7 @@ class ContextExchange:
     @property
     def most_ranks(self) -> int | None:
         """Ranks of the largest group: as many as a GPU has heads (ulysses); None = any number."""
-        return max(1, int(self._heads.heads)) if self._layout.cp_kind == "ulysses" else None
+        return max(1, int(self._heads.heads)) if self._layout.context.kind == "ulysses" else None
 
     @priced("ring_wait")
     def seconds(self, tokens_per_rank: Floats, group_size: Floats, tier: Ints, *, backward: bool) -> Floats:
@@ -352,7 +354,7 @@ class ContextExchange:
         return out
 
     def _of_group(self, tokens: Floats, group: GroupShape, *, backward: bool) -> Floats:
-        kind = self._layout.cp_kind
+        kind = self._layout.context.kind
         match kind:
             case "all-gather" | "gathered-ring":
                 volume = BF16_BYTES * self._heads.kv_width * tokens * group.ranks
@@ -372,7 +374,7 @@ class ContextExchange:
         if self.most_ranks is not None and group.ranks > self.most_ranks:
             raise InfeasibleError(
                 f"cp_kind ulysses spreads heads over the context-parallel group: {group.ranks} ranks are more than "
-                f"the {self._heads.heads:g} heads of a GPU (tp = {self._layout.tp})"
+                f"the {self._heads.heads:g} heads of a GPU (tp = {self._layout.parallel.tp})"
             )
         heads = self._heads
         copies = max(1.0, group.ranks / heads.kv_heads)
@@ -384,12 +386,12 @@ class ContextExchange:
         """GPUs of a group at one tensor-parallel index: on one node, or as packed as nodes allow."""
         if tier == 0:
             return GroupShape(ranks=ranks, ranks_per_node=ranks, nodes=1, tier=0)
-        per_node = max(1, self._collectives.fabric.cluster.node.gpus // self._layout.rank_stride)
+        per_node = max(1, self._collectives.fabric.cluster.node.gpus // self._layout.parallel.rank_stride)
         per_node = min(per_node, math.ceil(ranks / 2))  # it does cross nodes
         return GroupShape(
             ranks=ranks,
             ranks_per_node=per_node,
             nodes=math.ceil(ranks / per_node),
             tier=tier,
-            stride=self._layout.rank_stride,
+            stride=self._layout.parallel.rank_stride,
         )

@@ -31,26 +31,28 @@ class ExpertParallel:
 
     def __init__(self, model: Model, layout: Layout, cal: Calibration, collectives: Collectives) -> None:
         self._model, self._layout, self._cal, self._collectives = model, layout, cal, collectives
-        self._group = collectives.group(layout.ep, stride=layout.expert_cut)
-        self._cut_group = collectives.group(layout.expert_cut)
+        self._group = collectives.group(layout.parallel.ep, stride=layout.parallel.expert_cut)
+        self._cut_group = collectives.group(layout.parallel.expert_cut)
 
     @property
     def rows_share(self) -> float:
         """Rows of the experts' products over a rank's tokens: a GPU meets those of all GPUs that share its experts."""
-        return self._model.top_k / self._layout.tp * self._imbalance * self._layout.expert_cut
+        return (
+            self._model.top_k / self._layout.parallel.tp * self._imbalance * self._layout.parallel.expert_cut
+        )
 
     @property
     def _imbalance(self) -> float:
         """Rows of the busiest GPU over the mean; one that holds all experts meets every token, however it is routed."""
-        if self._layout.ep == 1:
+        if self._layout.parallel.ep == 1:
             return 1.0
-        stated = self._layout.expert_imbalance
+        stated = self._layout.experts.imbalance
         return self._cal.expert_imbalance if stated is None else stated
 
     def _routed_bytes(self, tokens: Floats) -> Floats:
         """Routed copies of the tokens of one GPU."""
         model = self._model
-        return BF16_BYTES * model.hidden * model.top_k * self._imbalance * tokens / self._layout.tp
+        return BF16_BYTES * model.hidden * model.top_k * self._imbalance * tokens / self._layout.parallel.tp
 
     @priced("expert_all_to_all")
     def all_to_all_s(self, tokens: Floats) -> Floats:
@@ -64,10 +66,10 @@ class ExpertParallel:
         each GPU, and sum the outputs of a GPU's experts before they send them back.
         Ignored: routing limited to some nodes.  Source: DeepEP (deepseek-ai), Hybrid-EP (Megatron-Core).
         """
-        if self._layout.ep == 1:
+        if self._layout.parallel.ep == 1:
             return np.zeros_like(tokens)
         volume = self._routed_bytes(tokens)
-        if self._layout.expert_dispatch == "all-to-all":
+        if self._layout.experts.dispatch == "all-to-all":
             return np.asarray(2 * self._collectives.all_to_all_s(volume, self._group))
         return np.asarray(2 * self._fused_s(volume))
 
@@ -102,10 +104,10 @@ class ExpertParallel:
         Source: Megatron-Core, MoEAlltoAllTokenDispatcher (tp_extended), MoEAllGatherTokenDispatcher.
         """
         layout = self._layout
-        if layout.expert_cut == 1 or layout.experts_cut_like_dense:
+        if layout.parallel.expert_cut == 1 or layout.parallel.experts_cut_like_dense:
             return np.zeros_like(tokens)
-        copies = self._model.top_k if layout.ep == 1 else 1
-        volume = layout.expert_cut * self._routed_bytes(tokens) / copies
+        copies = self._model.top_k if layout.parallel.ep == 1 else 1
+        volume = layout.parallel.expert_cut * self._routed_bytes(tokens) / copies
         gather = self._collectives.all_gather_s(volume, self._cut_group)
         return np.asarray(gather + self._collectives.reduce_scatter_s(volume, self._cut_group))
 

@@ -13,7 +13,8 @@ from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.kernels.casts import ROW_FORWARD_RATE, LinearOp, OperandCasts
 from hdpsim.cost_models.kernels.products import BF16_BYTES, gemm_s, memory_bound_s
 from hdpsim.cost_models.layer.gradient_accumulation import accumulate_overlap, product_output_bytes
-from hdpsim.cost_models.layout.layout import Layout, Precision
+from hdpsim.cost_models.layout.groups import ProductPrecision
+from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.tracing import note, priced
 
 # Token counts priced in one go: tiles x products x three passes x this many numbers still fit a core's cache.
@@ -27,7 +28,7 @@ FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = slice(0, 1), slice(1, 3), s
 class _Products:
     """Products of one precision and kind of kernel as columns, [products, 1] or [passes, products or 1, 1] each."""
 
-    precision: Precision
+    precision: ProductPrecision
     inner: Floats
     columns: Floats
     outputs: Floats
@@ -39,7 +40,9 @@ class _Products:
     output_bytes: Floats
 
     @classmethod
-    def of(cls, precision: Precision, ops: list[LinearOp], layout: Layout, cal: Calibration) -> _Products:
+    def of(
+        cls, precision: ProductPrecision, ops: list[LinearOp], layout: Layout, cal: Calibration
+    ) -> _Products:
         """The columns of *ops*: all grouped, or none."""
         rows = [(op.columns, op.inner, op.rows_share, op.groups) for op in ops]
         columns, inner, share, groups = np.array(rows, dtype=np.float64).T[:, :, None]
@@ -48,7 +51,9 @@ class _Products:
             (cal.grouped_gemm_efficiency, cal.grouped_gemm_overlap) if grouped else (1.0, 1.0)
         )
         eight_bit = precision == "fp8"
-        forward = efficiency * (ROW_FORWARD_RATE if eight_bit and layout.fp8_scaling == "row" else 1.0)
+        forward = efficiency * (
+            ROW_FORWARD_RATE if eight_bit and layout.precision.fp8_scaling == "row" else 1.0
+        )
         gradient = efficiency * (cal.fp8_gradient_efficiency if eight_bit else 1.0)
         output_bytes = product_output_bytes(layout)
         by_pass = np.array(
@@ -96,13 +101,13 @@ class LayerGemms:
         gpu: Gpu,
         cal: Calibration,
         *,
-        precision: Precision,
+        precision: ProductPrecision,
         full_width: int = 0,
         frozen: bool = False,
     ) -> None:
         self._gpu, self._cal, self._precision, self.frozen = gpu, cal, precision, frozen
         self.backward = INPUT_GRADIENT if frozen else BACKWARD
-        kinds: dict[tuple[Precision, bool], list[LinearOp]] = {}
+        kinds: dict[tuple[ProductPrecision, bool], list[LinearOp]] = {}
         for op in ops:
             kinds.setdefault(("bf16" if op.always_bf16 else precision, op.groups > 1), []).append(op)
         self._products = [_Products.of(kind, some, layout, cal) for (kind, _), some in kinds.items()]
@@ -111,13 +116,14 @@ class LayerGemms:
             "per_layer": np.ones(len(ops)),
             "priced_together": tuple(len(some) for some in kinds.values()),
         }
+        narrow_shards = layout.tensor.sequence_parallel and layout.precision.fp8_scaling != "row"
         self._casts = OperandCasts.of(
             [op for op in ops if precision != "bf16" and not op.always_bf16],
             precision,
-            layout.fp8_scaling,
+            layout.precision.fp8_scaling,
             frozen=frozen,
             full_width=full_width,
-            sequence_shards=layout.tp if layout.sequence_parallel and layout.fp8_scaling != "row" else 1,
+            sequence_shards=layout.parallel.tp if narrow_shards else 1,
         )
 
     @priced("gemm")

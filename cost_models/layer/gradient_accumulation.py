@@ -19,8 +19,8 @@ def product_output_bytes(layout: Layout) -> int:
     Source: Megatron-Core, distributed/param_and_grad_buffer.py (grad_reduce_in_fp32: type of main_grad); Apex,
     contrib/optimizers/distributed_fused_adam.py (grad_sync_dtype: type of the contiguous buffer of gradients).
     """
-    adds = layout.gradient_accumulation == "fused" and layout.sharding != "zero3"
-    return 2 * layout.gradient_bytes if adds else BF16_BYTES
+    adds = layout.kernels.gradient_accumulation == "fused" and layout.sharding.kind != "zero3"
+    return 2 * layout.precision.gradient_bytes if adds else BF16_BYTES
 
 
 def accumulate_overlap(output_bytes: int, cal: Calibration) -> float:
@@ -43,12 +43,14 @@ def accumulation_s(model: Model, layout: Layout, held: StageContents, gpu: Gpu, 
     Source: Megatron-LM (fused: gradient_accumulation_fusion; separate: param.main_grad.add_(param.grad)); PyTorch's
     AccumulateGrad (separate); DeepSpeed, runtime/bf16_optimizer.py (cast: hp_grad.add_(grad.to(hp_grad.dtype))).
     """
-    how = layout.gradient_accumulation
-    if how == "fused" or layout.sharding == "zero3" or model.frozen:
+    how = layout.kernels.gradient_accumulation
+    if how == "fused" or layout.sharding.kind == "zero3" or model.frozen:
         return 0.0
     parameters = sum(count * layer_shard(model, layout, moe=moe).total for moe, count in held.by_kind)
-    vocabularies = 1 if model.tied_embeddings and layout.pp == 1 else int(held.embedding) + int(held.head)
+    vocabularies = (
+        1 if model.tied_embeddings and layout.parallel.pp == 1 else int(held.embedding) + int(held.head)
+    )
     parameters += vocabularies * vocabulary_shard(model, layout)
     copies = {"separate": 2.0, "cast": 4.0}[how]
-    traffic_bytes = BF16_BYTES + copies * layout.gradient_bytes
+    traffic_bytes = BF16_BYTES + copies * layout.precision.gradient_bytes
     return float(memory_bound_s(traffic_bytes * parameters, gpu, cal))

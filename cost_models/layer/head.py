@@ -24,7 +24,7 @@ class OutputHead:
 
     def __init__(self, model: Model, layout: Layout, gpu: Gpu, cal: Calibration) -> None:
         self._layout, self._gpu, self._cal = layout, gpu, cal
-        inner, self._columns = vocabulary_matrix(model).shard(layout.tp)
+        inner, self._columns = vocabulary_matrix(model).shard(layout.parallel.tp)
         self._products = LayerGemms(
             [LinearOp(columns=self._columns, inner=inner)],
             layout,
@@ -54,6 +54,6 @@ class OutputHead:
 
     def _loss_s(self, tokens: Floats) -> Floats:
         """Cross-entropy, its gradient included."""
-        fused = self._layout.fused_kernels and self._layout.fused_loss
+        fused = self._layout.kernels.fused and self._layout.kernels.fused_loss
         passes_bytes = LOSS_PASSES_BYTES if fused else SEPARATE_LOSS_PASSES_BYTES
         return memory_bound_s(passes_bytes * self._columns * tokens, self._gpu, self._cal)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints
@@ -64,10 +62,10 @@ def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
     (multi-stream cuBLAS, NVIDIA/TransformerEngine pull request 853, issue 1499).
     """
     experts = _expert_launches(model, layout) if moe else 0.0
-    if layout.cuda_graphs:
-        return 0.0 if layout.cuda_graph_experts else experts
+    if layout.host.cuda_graphs:
+        return 0.0 if layout.host.cuda_graph_experts else experts
     norms = 1 if model.parallel_block else 2
-    if layout.fused_kernels:
+    if layout.kernels.fused:
         count = float(norms + norms + 1)
     else:
         extras = norms * (int(model.biases) + int(model.dropout))
@@ -87,7 +85,7 @@ def small_kernels(model: Model, layout: Layout, *, moe: bool) -> float:
     Counted: the operations of forward_launches without products, attention and collectives; what cutting a layer for
     overlapped all-to-alls adds are no kernels. Updates of scales are priced apart (scale_updates).
     """
-    eager = replace(layout, cuda_graphs=False, ep_overlap=False, separate_scale_updates=False)
+    eager = layout.changed(cuda_graphs=False, ep_overlap=False, separate_scale_updates=False)
     others = float(_products(model, eager, moe=moe) + _attention_launches(eager))
     others += ADAPTER_PRODUCTS * len(adapted_matrices(model, eager, moe=moe))
     collectives = _collectives_around_products(model, eager, moe=moe)
@@ -102,27 +100,27 @@ def _rotary_launches(model: Model, layout: Layout) -> float:
         return 0.0
     if model.scaled_rotary:
         return LATENT_ROTARY_LAUNCHES if model.latent_attention else SCALED_ROTARY_LAUNCHES
-    return 1.0 if layout.fused_kernels else 8.0
+    return 1.0 if layout.kernels.fused else 8.0
 
 
 def _attention_launches(layout: Layout) -> int:
-    return (4 if layout.fused_kernels else 8) if layout.attention_kernel == "unfused" else 1
+    return (4 if layout.kernels.fused else 8) if layout.kernels.attention == "unfused" else 1
 
 
 def _collectives_around_products(model: Model, layout: Layout, *, moe: bool) -> int:
-    adapted = len(adapted_matrices(model, layout, moe=moe)) if layout.tp > 1 else 0
+    adapted = len(adapted_matrices(model, layout, moe=moe)) if layout.parallel.tp > 1 else 0
     return tensor_collectives(model, layout, moe=moe) + adapted
 
 
 def _expert_collectives(layout: Layout) -> int:
-    joined = layout.expert_cut > 1 and not layout.experts_cut_like_dense
-    return (2 if layout.ep > 1 else 0) + (2 if joined else 0)
+    joined = layout.parallel.expert_cut > 1 and not layout.parallel.experts_cut_like_dense
+    return (2 if layout.parallel.ep > 1 else 0) + (2 if joined else 0)
 
 
 def _products(model: Model, layout: Layout, *, moe: bool) -> int:
     """Matrix products of a layer without those of routed experts; a fused parallel block joins two pairs of them."""
     blocks = [matrix.block for matrix in layer_matrices(model, moe=moe) if matrix.block != "experts"]
-    joins = model.parallel_block and layout.fused_kernels and not moe and blocks.count("attention") == 2
+    joins = model.parallel_block and layout.kernels.fused and not moe and blocks.count("attention") == 2
     return len(blocks) - (2 if joins else 0)
 
 
@@ -132,9 +130,9 @@ def backward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
     Frozen weights have one product there instead of two; scales are updated once.
     """
     twice = BACKWARD_LAUNCHES * forward_launches(model, layout, moe=moe)
-    if not layout.cuda_graphs:
+    if not layout.host.cuda_graphs:
         twice -= scale_update_launches(layout) + (_products(model, layout, moe=moe) if model.frozen else 0)
-    if not moe or (layout.cuda_graphs and layout.cuda_graph_experts):
+    if not moe or (layout.host.cuda_graphs and layout.host.cuda_graph_experts):
         return twice
     experts, per_expert = _separate_experts(model, layout)
     return twice - EXPERT_MATRICES * experts * (per_expert - 1.0)
@@ -146,9 +144,9 @@ def launches_behind_counts(model: Model, layout: Layout) -> float:
     It reads the counts when dispatch is done, and nothing is queued behind: experts start one launch after the
     other. Overlapped all-to-alls leave another micro-batch's kernels in the queue.
     """
-    if layout.expert_kernels in ONE_KERNEL or _overlapped(layout):
+    if layout.experts.kernels in ONE_KERNEL or _overlapped(layout):
         return 0.0
-    if layout.cuda_graphs and layout.cuda_graph_experts:
+    if layout.host.cuda_graphs and layout.host.cuda_graph_experts:
         return 0.0
     experts, per_expert = _separate_experts(model, layout)
     return EXPERT_MATRICES * per_expert * experts
@@ -156,29 +154,29 @@ def launches_behind_counts(model: Model, layout: Layout) -> float:
 
 def _overlapped(layout: Layout) -> bool:
     """Whether there are all-to-alls that run beside another micro-batch: experts on one GPU have none."""
-    return layout.ep_overlap and layout.ep > 1
+    return layout.experts.overlap and layout.parallel.ep > 1
 
 
 def _separate_experts(model: Model, layout: Layout) -> tuple[float, float]:
     """Experts of a GPU that are launched one by one, and launches of one of their products; grouped: one of one."""
-    if layout.expert_kernels in ONE_KERNEL:
+    if layout.experts.kernels in ONE_KERNEL:
         return 1.0, 1.0
-    casts = 0.0 if layout.precision == "bf16" else NARROW_CASTS
-    if layout.precision == "fp8" and layout.fp8_scaling == "tensor":
+    casts = 0.0 if layout.precision.products == "bf16" else NARROW_CASTS
+    if layout.precision.products == "fp8" and layout.precision.fp8_scaling == "tensor":
         casts += AMAX_LAUNCHES
-    return float(max(1, model.experts // layout.ep)), 1.0 + casts
+    return float(max(1, model.experts // layout.parallel.ep)), 1.0 + casts
 
 
 def _expert_launches(model: Model, layout: Layout) -> float:
     """Everything behind the router: the way to the routed experts, their products, the way back."""
-    count = 0.0 if layout.expert_dispatch == "fused" else PERMUTATION_LAUNCHES
+    count = 0.0 if layout.experts.dispatch == "fused" else PERMUTATION_LAUNCHES
     experts, per_expert = _separate_experts(model, layout)
     count += EXPERT_MATRICES * per_expert * experts
-    if layout.expert_kernels != "fused":
+    if layout.experts.kernels != "fused":
         count += EXPERT_BIAS_LAUNCHES * experts if model.expert_biases else 0.0
         count += CLAMP_LAUNCHES if model.clamped_activation else 0.0
     count += OVERLAP_LAUNCHES if _overlapped(layout) else 0.0
-    count += PADDING_LAUNCHES if layout.expert_padding and layout.precision != "bf16" else 0.0
+    count += PADDING_LAUNCHES if layout.experts.padding and layout.precision.products != "bf16" else 0.0
     return count + LAUNCHES_OF_A_COLLECTIVE * _expert_collectives(layout)
 
 
@@ -187,10 +185,10 @@ def tensor_collectives(model: Model, layout: Layout, *, moe: bool) -> int:
 
     A parallel block has one pair around both. Of experts that are cut or spread otherwise only a shared one has a pair.
     """
-    if layout.tp == 1:
+    if layout.parallel.tp == 1:
         return 0
-    per_pair = 2 if layout.sequence_parallel else 1
-    if moe and not layout.experts_cut_like_dense:
+    per_pair = 2 if layout.tensor.sequence_parallel else 1
+    if moe and not layout.parallel.experts_cut_like_dense:
         return per_pair * (2 if model.shared_expert_ffn else 1)
     return per_pair * (1 if model.parallel_block else 2)
 
@@ -221,7 +219,7 @@ class HostTime:
 
     def __init__(self, model: Model, layout: Layout, group: GroupShape, cal: Calibration) -> None:
         self._model, self._layout, self._cal = model, layout, cal
-        self._check_s = check_s(group, cal.network) if layout.checked_collectives else 0.0
+        self._check_s = check_s(group, cal.network) if layout.host.checked_collectives else 0.0
 
     @priced("host")
     def layer_s(self, *, moe: bool, backward: bool) -> float:
@@ -236,7 +234,7 @@ class HostTime:
         launches_s = count(self._model, self._layout, moe=moe) * self._cal.launch_s
         layer_s = max(launches_s, (2.0 if backward else 1.0) * self._cal.layer_floor_s)
         collectives = tensor_collectives(self._model, self._layout, moe=moe)
-        again = 1.5 if backward and self._layout.sequence_parallel else 1.0
+        again = 1.5 if backward and self._layout.tensor.sequence_parallel else 1.0
         return layer_s + again * collectives * self._check_s
 
     @property
@@ -244,7 +242,7 @@ class HostTime:
         """Work around the layers of one pass, forward or backward, of a micro-batch: schedule and hooks."""
         if _whole_iteration(self._layout):
             return 0.0
-        return self._cal.micro_batch_fixed_s / 2.0 / self._layout.vpp
+        return self._cal.micro_batch_fixed_s / 2.0 / self._layout.pipeline.vpp
 
 
 @priced("optimizer")
@@ -265,7 +263,7 @@ def step_host_s(model: Model, layout: Layout, layers: Ints, cal: Calibration) ->
 
 
 def _whole_iteration(layout: Layout) -> bool:
-    return layout.cuda_graphs and layout.cuda_graph_scope == "iteration"
+    return layout.host.cuda_graphs and layout.host.cuda_graph_scope == "iteration"
 
 
 @priced("host")
@@ -274,4 +272,4 @@ def step_checks_s(group: GroupShape, layout: Layout, network: NetworkCalibration
 
     Source: Megatron-LM and nanotron (mean loss, norm of gradients); gathering parameters is checked with its traffic.
     """
-    return 2.0 * check_s(group, network) if layout.checked_collectives else 0.0
+    return 2.0 * check_s(group, network) if layout.host.checked_collectives else 0.0

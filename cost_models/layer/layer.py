@@ -69,7 +69,7 @@ class LayerCost:
             layout=layout,
             gpu=cluster.gpu,
             cal=cal,
-            precision=layout.precision,
+            precision=layout.precision.products,
             full_width=model.hidden,
         )
         self._adapted = adapted_matrices(model, layout, moe=moe)
@@ -83,13 +83,13 @@ class LayerCost:
     def _blocks_of_products(self) -> tuple[list[_Block], tuple[LinearOp, ...]]:
         """The blocks that TP collectives surround, in order, and the products that none surrounds."""
         of = {block: tuple(ops) for block, ops in self._products_of_blocks().items()}
-        cut_like_dense = not self._moe or self._layout.experts_cut_like_dense
+        cut_like_dense = not self._moe or self._layout.parallel.experts_cut_like_dense
         # A shared expert is cut as dense layers are; beside experts that are, its collectives are theirs.
         joined = ("attention", "mlp", "experts") if cut_like_dense else ("attention", "shared")
         blocks = [_Block(ops[:-1], ops[-1:]) for block, ops in of.items() if block in joined]
         rest = tuple(op for block, ops in of.items() if block not in joined for op in ops)
         if self._model.parallel_block and cut_like_dense:
-            blocks = [_side_by_side(*blocks, fused=self._layout.fused_kernels and not self._moe)]
+            blocks = [_side_by_side(*blocks, fused=self._layout.kernels.fused and not self._moe)]
         return blocks, rest
 
     def _products_of_blocks(self) -> dict[Block, list[LinearOp]]:
@@ -98,7 +98,7 @@ class LayerCost:
             block = shard.matrix.block
             rows_share = 1.0
             if block == "router":
-                rows_share = 1 / self._layout.tp
+                rows_share = 1 / self._layout.parallel.tp
             elif block == "experts" and self._experts is not None:
                 rows_share = self._experts.rows_share
             op = LinearOp(

@@ -14,16 +14,16 @@ def repeated_share(layout: Layout, term: str) -> float:
     have kept (flash kernels keep none, arXiv 2205.05198 section 5). Either way other shares where a policy names kinds
     of operations.
     """
-    if layout.recompute == "none":
+    if layout.recompute.kind == "none":
         return 0.0
-    selective = layout.recompute == "selective"
-    if selective and term == "attention" and layout.attention_kernel == "unfused":
+    selective = layout.recompute.kind == "selective"
+    if selective and term == "attention" and layout.kernels.attention == "unfused":
         return 1.0
-    special = layout.recompute_attention if term in _ATTENTION else None
+    special = layout.recompute.attention if term in _ATTENTION else None
     if term == "gemm":
-        special = layout.recompute_products
+        special = layout.recompute.products
     elif term == "tp_communication":
-        special = layout.recompute_collectives
+        special = layout.recompute.collectives
     if special is not None:
         return special
-    return layout.recompute_share if selective else 1.0
+    return layout.recompute.share if selective else 1.0

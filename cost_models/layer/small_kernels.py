@@ -84,8 +84,8 @@ class SmallKernels:
 
     def __init__(self, model: Model, layout: Layout, gpu: Gpu, cal: Calibration, *, moe: bool) -> None:
         self._gpu, self._cal = gpu, cal
-        share = cal.small_kernel_passes if layout.fused_kernels else 1.0
-        again, once = (_fused_passes if layout.fused_kernels else _separate_passes)(model, layout, moe)
+        share = cal.small_kernel_passes if layout.kernels.fused else 1.0
+        again, once = (_fused_passes if layout.kernels.fused else _separate_passes)(model, layout, moe)
         fused = share * (again + once)
         clamps, biases = _expert_widths(model, layout) if moe else (0.0, 0.0)
         eager = [(CLAMPS, clamps), (EXPERT_BIAS, biases), *_eager_rotary(model, layout)]
@@ -93,7 +93,7 @@ class SmallKernels:
         self.passes_backward = BACKWARD_TRAFFIC * fused
         self.passes_backward += sum(kind.backward.at_full_rate * width for kind, width in eager)
         self.routing_passes, self.routing_passes_backward = _routing(model, layout) if moe else (0.0, 0.0)
-        repeats = layout.recompute == "selective" and layout.recompute_small_kernels
+        repeats = layout.recompute.kind == "selective" and layout.recompute.small_kernels
         self.repeated_passes = share * again + CLAMPS.forward.at_full_rate * clamps if repeats else 0.0
         self.kernels = small_kernels(model, layout, moe=moe)
         self._scales_s = scale_updates_s(layout)
@@ -116,7 +116,7 @@ def _fused_passes(model: Model, layout: Layout, moe: bool) -> tuple[float, float
     blocks = 1 if model.parallel_block else 2
     mask = MASK if model.dropout else 0.0
     width = model.hidden / _residual_shards(layout)
-    activation = (3 if model.gated_mlp else 2) * _width(model, moe) / layout.tp
+    activation = (3 if model.gated_mlp else 2) * _width(model, moe) / layout.parallel.tp
     rest = blocks * (3 + mask) * width + 2 * _rotated(model, layout)
     return blocks * 2 * width + activation + 2 * _normalised(model, layout), rest
 
@@ -129,7 +129,9 @@ def _separate_passes(model: Model, layout: Layout, moe: bool) -> tuple[float, fl
     norms = blocks * SEPARATE_NORM[model.norm] * width + SEPARATE_NORM[model.norm] * _normalised(
         model, layout
     )
-    activation = ((5 if model.gated_mlp else 2) + (2 if model.biases else 0)) * _width(model, moe) / layout.tp
+    activation = (
+        ((5 if model.gated_mlp else 2) + (2 if model.biases else 0)) * _width(model, moe) / layout.parallel.tp
+    )
     # a parallel block adds attention, MLP and residual: two additions, each with its bias
     return norms + activation, 2 * output * width + SEPARATE_ROTARY * _rotated(model, layout)
 
@@ -143,7 +145,7 @@ def _eager_rotary(model: Model, layout: Layout) -> list[tuple[EagerPasses, float
     """Operations of a rotary embedding that no fused kernel does, and the elements of each."""
     if not model.scaled_rotary:
         return []
-    latent, heads = model.latent_attention, model.heads / layout.tp
+    latent, heads = model.latent_attention, model.heads / layout.parallel.tp
     if latent is None:
         return [(SCALED_ROTARY, _queries_and_keys(model, layout))]
     whole = 2 * model.query_dim + model.value_dim
@@ -156,7 +158,7 @@ def _normalised(model: Model, layout: Layout) -> float:
 
 
 def _queries_and_keys(model: Model, layout: Layout) -> float:
-    return (model.heads + model.kv_heads) * model.head_dim / layout.tp
+    return (model.heads + model.kv_heads) * model.head_dim / layout.parallel.tp
 
 
 def _width(model: Model, moe: bool) -> int:
@@ -169,32 +171,32 @@ def _expert_widths(model: Model, layout: Layout) -> tuple[float, float]:
 
     None with fused experts.
     """
-    if layout.expert_kernels == "fused":
+    if layout.experts.kernels == "fused":
         return 0.0, 0.0
     clamps = model.ffn_hidden if model.clamped_activation else 0
     biases = model.hidden if model.expert_biases else 0
-    return model.top_k * clamps / layout.tp, model.top_k * biases / layout.tp
+    return model.top_k * clamps / layout.parallel.tp, model.top_k * biases / layout.parallel.tp
 
 
 def _routing(model: Model, layout: Layout) -> tuple[float, float]:
     """A token's way to its experts and back, forward and backward."""
-    copies, held = float(model.top_k), float(model.top_k) * layout.expert_cut
-    if layout.expert_dispatch == "fused" and layout.ep > 1:
-        passes = 2.0 * (copies + parts_of_a_token(model.experts, model.top_k, layout.ep))
+    copies, held = float(model.top_k), float(model.top_k) * layout.parallel.expert_cut
+    if layout.experts.dispatch == "fused" and layout.parallel.ep > 1:
+        passes = 2.0 * (copies + parts_of_a_token(model.experts, model.top_k, layout.parallel.ep))
     else:
         here = (
-            held if layout.ep == 1 else copies
+            held if layout.parallel.ep == 1 else copies
         )  # without an all-to-all the tokens of all that share experts
-        passes = 4.0 * here + (4.0 * held if 1 < layout.ep < model.experts else 0.0)
-    if layout.expert_padding and layout.precision != "bf16":
+        passes = 4.0 * here + (4.0 * held if 1 < layout.parallel.ep < model.experts else 0.0)
+    if layout.experts.padding and layout.precision.products != "bf16":
         passes += PADDING * held
     forward = backward = passes
-    if layout.expert_kernels == "modules":
+    if layout.experts.kernels == "modules":
         whole, each = MODULES_BACKWARD
         forward += MODULES * held
-        backward += (whole + each * max(1, model.experts // layout.ep)) * held
-    return forward * model.hidden / layout.tp, backward * model.hidden / layout.tp
+        backward += (whole + each * max(1, model.experts // layout.parallel.ep)) * held
+    return forward * model.hidden / layout.parallel.tp, backward * model.hidden / layout.parallel.tp
 
 
 def _residual_shards(layout: Layout) -> int:
-    return layout.tp if layout.sequence_parallel else 1
+    return layout.parallel.tp if layout.tensor.sequence_parallel else 1

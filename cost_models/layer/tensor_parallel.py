@@ -124,18 +124,20 @@ class TensorParallel:
     ) -> None:
         self._hidden, self._layout, self._cal, self._collectives = model.hidden, layout, cal, collectives
         self._frozen = model.frozen
-        self._two_gradients = layout.precision in BLOCK_SCALED and not model.frozen
+        self._two_gradients = layout.precision.products in BLOCK_SCALED and not model.frozen
         self._gpu = cluster.gpu
-        self._group = collectives.group(layout.tp)
+        self._group = collectives.group(layout.parallel.tp)
         self._sm_share = COMMUNICATION_SMS / cluster.gpu.sm_count
         self._exchange_share = EXCHANGE_SMS / cluster.gpu.sm_count
-        whole = EXCHANGE_WHOLE_SMS if layout.tp_exchange != "none" else COMMUNICATION_SMS
+        whole = EXCHANGE_WHOLE_SMS if layout.tensor.exchange != "none" else COMMUNICATION_SMS
         self._whole_share = whole / cluster.gpu.sm_count
 
     @property
     def overlaps(self) -> bool:
         """Whether GEMMs run beside the collectives."""
-        return (self._layout.tp_overlap or self._layout.tp_asynchronous) and self._layout.tp > 1
+        return (
+            self._layout.tensor.overlap or self._layout.tensor.asynchronous
+        ) and self._layout.parallel.tp > 1
 
     @priced("tp_communication")
     def sides_s(self, tokens: Floats, pairs: int) -> tuple[Floats, Floats]:
@@ -150,11 +152,11 @@ class TensorParallel:
         Counted: a pair around attention and one around the MLP (one in all with a parallel block).
         Source: Korthikanti et al., arXiv 2205.05198, section 4.2.
         """
-        if self._layout.tp == 1:
+        if self._layout.parallel.tp == 1:
             return np.zeros_like(tokens), np.zeros_like(tokens)
-        if self._layout.sequence_parallel:
+        if self._layout.tensor.sequence_parallel:
             gather, scatter = self._gather_and_scatter(tokens)
-            if self._layout.tp_batch_first:
+            if self._layout.tensor.batch_first:
                 once = np.asarray(pairs * (gather + scatter + sum(self._copies_s(tokens))))
                 return once, once
             gathers = 1 if self._frozen else 2 + self._two_gradients
@@ -185,14 +187,14 @@ class TensorParallel:
         """
         layout = self._layout
         blocks = [BlockGemms.of(entering, leaving, tokens) for entering, leaving in products]
-        if layout.tp_overlap and layout.tp_batch_first and layout.sequence_parallel:
+        if layout.tensor.overlap and layout.tensor.batch_first and layout.tensor.sequence_parallel:
             return self._decomposed_s(tokens, blocks)
         forward, backward = [np.zeros_like(tokens)], [np.zeros_like(tokens)]
-        if not layout.sequence_parallel:
+        if not layout.tensor.sequence_parallel:
             reduce = self._collectives.all_reduce_s(self._tensor_bytes(tokens), self._group)
             for block in blocks:
                 forward.append(
-                    self._pipelined(reduce, block.leaving_forward) if layout.tp_overlap else reduce
+                    self._pipelined(reduce, block.leaving_forward) if layout.tensor.overlap else reduce
                 )
                 backward.append(reduce if self._frozen else self._beside(reduce, block.entering_gradient))
             return np.asarray(sum(forward)), np.asarray(sum(backward))
@@ -200,9 +202,9 @@ class TensorParallel:
         for number, block in enumerate(blocks):
             # The adapter of QKV reads the gathered input as well; the last block is the MLP.
             alone = self._frozen and number == 0
-            if layout.tp_overlap:
-                exchanged = layout.tp_exchange != "none"
-                sent = layout.tp_exchange == "mlp" and number == len(blocks) - 1
+            if layout.tensor.overlap:
+                exchanged = layout.tensor.exchange != "none"
+                sent = layout.tensor.exchange == "mlp" and number == len(blocks) - 1
                 forward.append(
                     gather if alone else self._pipelined(gather, block.entering_forward, exchanged)
                 )
@@ -211,13 +213,13 @@ class TensorParallel:
                 if self._two_gradients:
                     backward.append(self._beside(gather, block.leaving_gradient))
             else:
-                own = 1.0 / layout.tp
+                own = 1.0 / layout.parallel.tp
                 forward += [self._beside(gather, own * block.entering_forward), scatter]
                 backward.append(self._beside(gather, own * block.leaving_gradient))
             if not self._frozen:
                 backward.append(self._beside(gather, block.entering_gradient))
                 backward.append(self._beside(scatter, block.entering_gradient))
-            elif layout.tp_overlap and not alone:
+            elif layout.tensor.overlap and not alone:
                 backward.append(self._pipelined(scatter, block.entering_gradient))
             else:
                 backward.append(scatter)
@@ -242,7 +244,7 @@ class TensorParallel:
         put_together, taken_apart = self._copies_s(tokens)
         added_up = memory_bound_s(self._tensor_bytes(tokens), self._gpu, self._cal)
         forward = np.zeros_like(tokens)
-        narrow_rows = self._layout.precision == "fp8" and self._layout.fp8_scaling == "row"
+        narrow_rows = self._layout.precision.products == "fp8" and self._layout.precision.fp8_scaling == "row"
         for block in blocks:
             fed = gather + put_together if narrow_rows else self._exchanged(gather, block.entering_forward)
             forward = forward + fed + self._exchanged(scatter, block.leaving_forward) + added_up
@@ -263,13 +265,13 @@ class TensorParallel:
     @property
     def _operand_share(self) -> float:
         """Bytes of a gathered element over those of 16 bits."""
-        if self._layout.precision == "fp8" and self._layout.fp8_scaling == "row":
+        if self._layout.precision.products == "fp8" and self._layout.precision.fp8_scaling == "row":
             return 1.0
-        return OPERAND_BYTES[self._layout.precision] / BF16_BYTES
+        return OPERAND_BYTES[self._layout.precision.products] / BF16_BYTES
 
     def _exchanged(self, collective_s: Floats, gemm_s: Floats) -> Floats:
         share, tail_s = self._exchange_share, self._cal.kernel_tail_s
-        return exchanged_s(collective_s, gemm_s, share, tail_s, self._layout.tp)
+        return exchanged_s(collective_s, gemm_s, share, tail_s, self._layout.parallel.tp)
 
     def _tensor_bytes(self, tokens: Floats) -> Floats:
         return BF16_BYTES * self._hidden * tokens
@@ -289,7 +291,7 @@ class TensorParallel:
         chunks_s = pipelined_s(collective_s, gemm_s, self._sm_share, tail_s)
         if not exchanged:
             return chunks_s
-        ranks = self._layout.tp
+        ranks = self._layout.parallel.tp
         return np.minimum(chunks_s, exchanged_s(collective_s, gemm_s, self._exchange_share, tail_s, ranks))
 
     def _beside(self, collective_s: Floats, gemm_s: Floats) -> Floats:

@@ -2,191 +2,155 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
-from hdpsim.cost_models.reading.checked import Checked, Count, Share
-from hdpsim.errors import InfeasibleError
-from hdpsim.ranges import RANGES
+from hdpsim.cost_models.layout.groups import (
+    Context,
+    Experts,
+    Group,
+    Host,
+    Kernels,
+    Parallel,
+    Pipeline,
+    Precision,
+    Recompute,
+    Sharding,
+    Tensor,
+)
+from hdpsim.cost_models.reading.checked import Checked, MisfitError
+from hdpsim.cost_models.reading.fields import did_you_mean
+from hdpsim.errors import UserInputError
 
-Schedule = Literal["1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe"]
-Recompute = Literal["none", "selective", "full"]
-Precision = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
-Order = Literal["tp-dp-pp", "tp-pp-dp"]
-Sharding = Literal["none", "zero1", "zero2", "zero3"]
-AttentionKernel = Literal["flash", "flash1", "flash2", "unfused"]
-ContextParallelKind = Literal["ring", "all-gather", "gathered-ring", "ulysses"]
-ExpertDispatch = Literal["all-to-all", "fused"]
-ExpertKernels = Literal["grouped", "separate", "modules", "fused"]
-GraphScope = Literal["layers", "iteration"]
-StageBalance = Literal["layers", "flop"]
-Fp8Scaling = Literal["delayed", "tensor", "row"]
-TensorExchange = Literal["none", "gathers", "mlp"]
-GradientAccumulation = Literal["fused", "separate", "cast"]
-ShardCopies = Literal["both", "gradients", "none"]
+GROUPS: Mapping[str, type[Group]] = {
+    "parallel": Parallel,
+    "pipeline": Pipeline,
+    "tensor": Tensor,
+    "sharding": Sharding,
+    "recompute": Recompute,
+    "precision": Precision,
+    "experts": Experts,
+    "kernels": Kernels,
+    "host": Host,
+    "context": Context,
+}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch(NamedTuple):
+    """Where the switch of a *name* is found: its *group*, and its *field* there."""
+
+    name: str
+    group: str
+    field: str
+
+
+def _switches() -> dict[str, Switch]:
+    found = {}
+    for group, kind in GROUPS.items():
+        for item in fields(kind):  # type: ignore[arg-type]  # every group is a dataclass
+            name = item.metadata.get("name", item.name)
+            found[name] = Switch(name, group, item.name)
+    return found
+
+
+SWITCHES: Mapping[str, Switch] = _switches()
+"""Every switch of a layout by the one name that scenarios, software stacks and `Layout(...)` call it."""
+
+_DEFAULTS: Mapping[str, Group] = {name: kind() for name, kind in GROUPS.items()}
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
 class Layout(Checked):
-    """Degrees and switches.
+    """Degrees and switches, in groups.
 
-    A *rank* is one model replica slice of tp x pp GPUs; there are gpus / (tp * pp) of them (d_hdp = d_dp x d_cp).
-    GPU numbering is Megatron's: tensor parallel innermost, then rank, then pipeline stage (see `order`).
+    A layout is made of switches by their names, of whole groups, or of both:
+
+        Layout(tp=2, schedule="zb-h1")
+        Layout(parallel=Parallel(tp=2), pipeline=Pipeline(schedule="zb-h1"))
+
+    Raises:
+        UserInputError: an unknown switch, or every switch that is not what its field's annotation says.
     """
 
-    tp: Annotated[int, RANGES["tp"]] = 1
-    pp: Annotated[int, RANGES["pp"]] = 1
-    vpp: Annotated[int, RANGES["vpp"]] = 1
-    """Model chunks a pipeline stage holds: 1, more when interleaved, 2 in ZB-V."""
-    cp: Annotated[int, RANGES["cp"]] | None = None
-    """Context-parallel degree of the static mesh; None = the fastest that supports the context."""
-    cp_kind: ContextParallelKind = "ring"
-    """How a group shares a sequence: keys and values go round, are gathered first, are gathered beside the first of the
-    steps of a ring (PyTorch), or heads are spread (Ulysses)."""
-    ep: Annotated[int, RANGES["ep"]] = 1
-    """Expert-parallel degree. Up to tp the experts live inside the rank's own TP group."""
-    sequence_parallel: bool = True
-    schedule: Schedule = "1f1b"
-    embedding_layers: bool = False
-    """Embedding and output projection count as a layer each when layers are dealt to the stages."""
-    stage_balance: StageBalance = "layers"
-    """How layers are dealt to pipeline stages: as many on each, or so that the output projection's FLOP count too."""
-    pp_overlap: bool = True
-    """Transfers between stages run beside computation; off: they hold the sending and the receiving stage."""
-    sharding: Sharding = "zero1"
-    recompute: Recompute = "none"
-    recompute_share: Share = 0.0
-    """Selective recomputation: share of a layer's forward repeated in the backward (every other layer: 0.5), beside
-    unfused attention."""
-    recompute_products: Share | None = None
-    """Recomputation, full or selective: share of the matrix products repeated, where a policy keeps some outputs or
-    nothing needs the last one; None = as the rest of the layer."""
-    recompute_attention: Share | None = None
-    """The same of flash attention, whose output policies by operation keep."""
-    recompute_collectives: Share | None = None
-    """The same of tensor-parallel collectives."""
-    recompute_small_kernels: bool = False
-    """Selective recomputation: norms and activation functions run again in the backward."""
-    precision: Precision = "bf16"
-    """Operands of the layers' matrix products; attention scores, router, embedding and output head stay BF16."""
-    fp8_scaling: Fp8Scaling = "delayed"
-    """Scales of fp8: of earlier steps, of the tensor itself, or of its rows and columns (tensor-parallel gathers then
-    carry 16 bits, and every GPU casts all it gathered)."""
-    separate_scale_updates: bool = False
-    """Delayed scales of fp8 are updated in every pass of a layer, module by module, by an operation per kernel."""
-    blocking_maxima: bool = False
-    """Delayed scales of fp8: after every pass of a stage's layers all ranks agree on the largest elements that it saw,
-    and work waits for it; off: once a step, or beside the work."""
-    shard_ranks: Annotated[int, RANGES["shard_ranks"]] | None = None
-    """Neighbouring ranks that share one copy of what is sharded: of the parameters (zero3: HSDP), of the optimizer's
-    states (zero1, zero2); None = all ranks."""
-    gather_lists: bool = False
-    """zero3: every matrix is gathered and reduced by a collective of its own that takes a list of all ranks' pieces,
-    whose copies the host launches one by one while the GPU waits."""
-    shard_copies: ShardCopies = "both"
-    """zero3: what is copied between a collective's buffer and the tensors: gathered parameters and gradients, these
-    alone (parameters are views of the buffer), or nothing."""
-    gradient_bytes: Literal[2, 4] = 4
-    """Bytes of a gradient when it is summed over micro-batches and reduced: 4 (fp32) or 2 (bf16)."""
-    gradient_accumulation: GradientAccumulation = "fused"
-    """How gradients of micro-batches add up: in the products of weight gradients, in kernels of their own, or in such
-    kernels after a copy to the precision of the sum."""
-    deferred_head_gradient: bool = False
-    """1f1b, interleaved: weight gradients of the output projection wait until the pipeline drains."""
-    optimizer_offload: bool = False
-    """Optimizer states in host memory, updated by the CPU: gradients go there, parameters come back."""
-    dp_overlap: bool = True
-    """Gradient reduction and parameter gather run beside compute; off: nothing of them is hidden."""
-    bucket_parameters: Annotated[float, RANGES["bucket_parameters"]] | None = None
-    """Parameters of a bucket of gradients; None = Megatron-Core's rule (40 million, a million per rank)."""
-    prefetch_gather: bool = True
-    """The step's first parameter gather runs while data is loaded; off: the first forward waits for a bucket."""
-    owner_broadcasts: bool = False
-    """zero1, zero2: whole tensors belong to ranks, which broadcast them one after the other, instead of one gather."""
-    gradient_all_reduce: bool = False
-    """zero1, zero2: every rank gets all sums of gradients (an all-reduce over all ranks), not its states' alone."""
-    gather_overlap: bool = True
-    """zero1, zero2: parameters are gathered beside the next forward; off: all of them right after the update."""
-    tp_overlap: bool = False
-    """Tensor-parallel collectives run beside the GEMMs that need or feed them, cut into chunks."""
-    tp_exchange: TensorExchange = "none"
-    """With tp_overlap: gathers feed products as chunks that neighbours copy to each other, each GPU's own chunk first;
-    mlp: what the MLP sends out is reduced that way, too."""
-    tp_batch_first: bool = False
-    """Tensors are [batch, sequence, hidden] (DTensor): chunks of tensor-parallel collectives are put together and taken
-    apart by copies, and the backward gathers inputs no second time; sequence parallelism only."""
-    tp_asynchronous: bool = False
-    """Tensor-parallel collectives are called asynchronously: they run beside whole products that do not need them."""
-    etp: Count | None = None
-    """GPUs over which each expert is cut; None = tp / ep, at least 1."""
-    ep_overlap: bool = False
-    """The expert all-to-all of a micro-batch runs beside the compute of another."""
-    expert_dispatch: ExpertDispatch = "all-to-all"
-    """fused: one kernel permutes and sends, a token once to each node (DeepEP, Hybrid-EP)."""
-    expert_kernels: ExpertKernels = "grouped"
-    """separate: the host launches one product (and cast) per expert on several streams; modules: one MLP after the
-    other, each writes into its part of a common output; grouped: one kernel for all; fused: such kernels that clamp,
-    weigh and add biases, too."""
-    expert_imbalance: Annotated[float, RANGES["expert_imbalance"]] | None = None
-    """Rows of the busiest GPU of an expert-parallel group over the mean, at least 1; None = the calibration's."""
-    expert_padding: bool = False
-    """With 8 and 4 bits every expert's rows are copied to a multiple of what the products take, and back."""
-    attention_kernel: AttentionKernel = "flash"
-    """flash: the best kernel of the GPU's generation; flash1, flash2: FlashAttention of 2022 and 2023; unfused: the
-    scores go to memory and back."""
-    fused_kernels: bool = True
-    """Norms, biases, activation, rotary embedding, dropout and softmax as one kernel each, not one per operation."""
-    fused_loss: bool = True
-    """Cross-entropy as one kernel over fp32 logits, not one per operation; without fused_kernels it never is."""
-    order: Order = "tp-dp-pp"
-    """Which GPUs are numbered next to each other after a TP group: those of its data-parallel group (Megatron), or
-    those of its pipeline."""
-    checked_collectives: bool = False
-    """The hosts of a group check with each other before every collective (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
-    cuda_graphs: bool = False
-    """Kernels of a layer are replayed from a graph: the host launches none of them."""
-    cuda_graph_scope: GraphScope = "layers"
-    """With graphs: one for every layer; iteration: one for all passes of a step, whose replay leaves the host free."""
-    launch_blocking: bool = False
-    """The host waits for every kernel before it goes on (CUDA_LAUNCH_BLOCKING=1): no launch hides behind a kernel."""
-    cuda_graph_experts: bool = True
-    """With graphs: the experts are part of them; off: token counts are known too late, the host launches theirs."""
-    rank_capacity_tokens: Annotated[int, RANGES["rank_capacity_tokens"]] | None = None
-    """Tokens one rank holds per micro-batch (C); None = what memory allows, and of hdp-naive the fastest up to that."""
+    parallel: Parallel
+    pipeline: Pipeline
+    tensor: Tensor
+    sharding: Sharding
+    recompute: Recompute
+    precision: Precision
+    experts: Experts
+    kernels: Kernels
+    host: Host
+    context: Context
 
-    @property
-    def expert_cut(self) -> int:
-        """GPUs over which each expert is cut: etp as given or meant."""
-        return max(1, self.tp // self.ep) if self.etp is None else self.etp
+    def __init__(self, **switches: Any) -> None:
+        given = {name: value for name, value in switches.items() if isinstance(value, Group)}
+        if given:
+            switches = {name: value for name, value in switches.items() if name not in given}
+            _check_groups(given, switches)
+        for name, group in _with_changes({**_DEFAULTS, **given}, switches).items():
+            object.__setattr__(self, name, group)
 
-    @property
-    def expert_gpus(self) -> int:
-        """GPUs of a pipeline stage that hold one copy of its experts."""
-        return self.ep * self.expert_cut
+    def changed(self, **switches: Any) -> Layout:
+        """This layout with other values of some switches."""
+        groups = {name: getattr(self, name) for name in GROUPS}
+        return Layout(**_with_changes(groups, switches))
 
-    @property
-    def experts_cut_like_dense(self) -> bool:
-        """Whether every expert is cut over the tensor-parallel group, as a dense MLP is."""
-        return self.ep == 1 and self.expert_cut == self.tp
+    def switch(self, name: str) -> Any:
+        """The value of the switch of that name."""
+        _, group, field = SWITCHES[name]
+        return getattr(getattr(self, group), field)
 
-    def ranks(self, gpus: int) -> int:
-        """Number of ranks on *gpus* GPUs."""
-        if gpus % (self.tp * self.pp):
-            raise InfeasibleError(
-                f"{gpus} GPUs do not divide by tp x pp = {self.tp} x {self.pp} = {self.tp * self.pp}"
-            )
-        return gpus // (self.tp * self.pp)
+    def switches(self) -> dict[str, Any]:
+        """The value of every switch, by its name."""
+        return {name: self.switch(name) for name in SWITCHES}
+
+    def __repr__(self) -> str:
+        usual = Layout()
+        changed = {name: value for name, value in self.switches().items() if value != usual.switch(name)}
+        return f"Layout({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
 
     @property
     def defers_head_gradient(self) -> bool:
         """Whether weight gradients of the output projection wait until the pipeline drains: there must be one."""
-        return self.deferred_head_gradient and self.pp > 1 and self.schedule in ("1f1b", "interleaved")
+        pipeline = self.pipeline
+        deferred = pipeline.deferred_head_gradient and pipeline.schedule in ("1f1b", "interleaved")
+        return deferred and self.parallel.pp > 1
 
-    @property
-    def rank_stride(self) -> int:
-        """GPUs from a rank's first GPU of a stage to that of the next rank."""
-        return self.tp if self.order == "tp-dp-pp" else self.tp * self.pp
 
-    def stage_stride(self, ranks: int) -> int:
-        """GPUs from a stage's first GPU to that of the next stage of the same rank."""
-        return self.tp * ranks if self.order == "tp-dp-pp" else self.tp
+def _with_changes(groups: Mapping[str, Any], switches: Mapping[str, Any]) -> dict[str, Any]:
+    """The groups after *switches* are set, all of whose faults are named at once."""
+    unknown = [name for name in switches if name not in SWITCHES]
+    if unknown:
+        hint = did_you_mean(unknown[0], tuple(SWITCHES))
+        raise UserInputError(f"Layout: there is no switch {', '.join(unknown)}{hint}")
+    new: dict[str, dict[str, Any]] = {}
+    for name, value in switches.items():
+        _, group, field = SWITCHES[name]
+        new.setdefault(group, {})[field] = value
+    changed = dict(groups)
+    problems: dict[str, str] = {}
+    for group, own in new.items():
+        old = groups[group]
+        try:
+            changed[group] = type(old)(**{name: getattr(old, name) for name in GROUPS[group].__slots__} | own)
+        except MisfitError as error:
+            problems |= {f"{group}.{field}": text for field, text in error.problems}
+    if problems:
+        homes = {switch.name: f"{switch.group}.{switch.field}" for switch in SWITCHES.values()}
+        found = ((switch, problems[home]) for switch, home in homes.items() if home in problems)
+        raise MisfitError("Layout", tuple(found))
+    return changed
+
+
+def _check_groups(given: Mapping[str, Group], switches: Mapping[str, object]) -> None:
+    for name, group in given.items():
+        kind = GROUPS.get(name)
+        if kind is None or not isinstance(group, kind):
+            raise UserInputError(f"Layout: {name} is no group of the kind {type(group).__name__}")
+    for name in switches:
+        if (
+            name in GROUPS
+        ):  # as dataclasses.replace(layout, recompute="full") would drop the rest of the group
+            raise UserInputError(f"Layout: {name} is a switch and a group; use layout.changed({name}=...)")

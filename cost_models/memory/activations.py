@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from hdpsim.cost_models.layer.recomputation import repeated_share
-from hdpsim.cost_models.layout.layout import Layout, Recompute
+from hdpsim.cost_models.layout.groups import RecomputeKind
+from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.transformer.flop import layer_linear_weights
 from hdpsim.cost_models.transformer.matrices import layer_matrices, mlp_width, routed_width
@@ -50,7 +51,7 @@ class LayerActivations:
 def activation_bytes_per_token_layer(
     model: Model,
     layout: Layout,
-    recompute: Recompute | None = None,
+    recompute: RecomputeKind | None = None,
     *,
     moe: bool | None = None,
     overheads: MemoryOverheads | None = None,
@@ -68,16 +69,16 @@ def activation_bytes_per_token_layer(
     Per rank, not per GPU: tokens of the whole TP group. The default kind is the one most layers are.
     Source: arXiv 2205.05198 sections 4 and 5.
     """
-    layout = layout if recompute is None else replace(layout, recompute=recompute)
+    layout = layout if recompute is None else layout.changed(recompute=recompute)
     layer_input = layer_input_bytes(model, layout)
     moe = bool(model.experts) if moe is None else moe
     extra = overheads or MemoryOverheads()
-    unfused = overheads is not None and (extra.unfused_copies or not layout.fused_kernels)
+    unfused = overheads is not None and (extra.unfused_copies or not layout.kernels.fused)
     copies = unfused_copies(model, layout, moe=moe) if unfused else 0.0
     tensors = layer_activations(model, layout, moe=moe, dropout=model.dropout)
-    if layout.recompute == "selective" and extra.selective_keeps is not None:
+    if layout.recompute.kind == "selective" and extra.selective_keeps is not None:
         return layer_input + float(sum(getattr(tensors, name) for name in extra.selective_keeps))
-    if layout.recompute == "selective" and extra.selective_share is not None:
+    if layout.recompute.kind == "selective" and extra.selective_share is not None:
         kept = extra.selective_share
         return kept * (tensors.total + copies) + (1.0 - kept) * layer_input
     if not any(repeated_share(layout, term) for term in _OUTPUTS) and not _attention_again(layout):
@@ -105,10 +106,10 @@ def kept_outputs(
     """
     rest = 1.0 - repeated_share(layout, "small_kernels")
     products = _kept_products(model, layout, moe=moe)
-    between = 1.0 - repeated_share(layout, "tp_communication") if layout.tp > 1 else products
-    width = mlp_width(model, moe=moe) / layout.tp
+    between = 1.0 - repeated_share(layout, "tp_communication") if layout.parallel.tp > 1 else products
+    width = mlp_width(model, moe=moe) / layout.parallel.tp
     read = _mlp(model, width, 0.0)  # inputs of the activation function
-    experts_read = _mlp(model, routed_width(model, moe=moe) / layout.tp, 0.0)
+    experts_read = _mlp(model, routed_width(model, moe=moe) / layout.parallel.tp, 0.0)
     layer_input = layer_input_bytes(model, layout)
     return (
         between * max(0.0, tensors.norm_inputs - layer_input)
@@ -122,7 +123,7 @@ def kept_outputs(
 def _kept_products(model: Model, layout: Layout, *, moe: bool) -> float:
     """Share of what the products of a layer put out, and something reads, that is not computed again."""
     kept = 1.0 - repeated_share(layout, "gemm")
-    if layout.recompute_products is None or moe:  # whole layers; sums of experts read all outputs
+    if layout.recompute.products is None or moe:  # whole layers; sums of experts read all outputs
         return kept
     last = layer_matrices(model, moe=False)[-1].weights / layer_linear_weights(model, moe=False)
     return min(1.0, max(0.0, (kept - last) / (1.0 - last))) if kept < 1.0 else 1.0
@@ -130,8 +131,8 @@ def _kept_products(model: Model, layout: Layout, *, moe: bool) -> float:
 
 def _attention_again(layout: Layout) -> float:
     """Share of the layers' attention whose *output* is computed again; scores alone are another matter."""
-    if layout.recompute == "selective" and layout.attention_kernel == "unfused":
-        return repeated_share(replace(layout, attention_kernel="flash"), "attention")
+    if layout.recompute.kind == "selective" and layout.kernels.attention == "unfused":
+        return repeated_share(layout.changed(attention_kernel="flash"), "attention")
     return repeated_share(layout, "attention")
 
 
@@ -160,9 +161,9 @@ def layer_activations(
     token), expert imbalance (tokens spread evenly), second copies that unfused frameworks keep.
     Source: arXiv 2205.05198 section 4 (GPT); for gates, grouped queries and experts the same derivation.
     """
-    tp, hidden = layout.tp, model.hidden
+    tp, hidden = layout.parallel.tp, model.hidden
     sharded = _residual_shards(layout)
-    fp8 = layout.precision != "bf16" and not model.frozen
+    fp8 = layout.precision.products != "bf16" and not model.frozen
     inputs = 1 if model.parallel_block else 2
     gemm_input_bytes = FP8_BYTES if fp8 else BF16_BYTES
     read = 1 if model.frozen and (model.adapter_targets != "all" or moe) else inputs
@@ -190,9 +191,11 @@ def unfused_copies(model: Model, layout: Layout, *, moe: bool) -> float:
     Source: derivation; huggingface/nanotron, CausalSelfAttention and GLUActivation.
     """
     width = mlp_width(model, moe=moe) + routed_width(model, moe=moe)
-    gate = BF16_BYTES * width / layout.tp if model.gated_mlp else 0.0
+    gate = BF16_BYTES * width / layout.parallel.tp if model.gated_mlp else 0.0
     shared_buffer = model.latent_attention is None and model.kv_heads == model.heads
-    return gate + (2 * BF16_BYTES * model.heads * model.head_dim / layout.tp if shared_buffer else 0.0)
+    return gate + (
+        2 * BF16_BYTES * model.heads * model.head_dim / layout.parallel.tp if shared_buffer else 0.0
+    )
 
 
 def score_bytes_per_token(model: Model, layout: Layout, sequence_tokens: float) -> float:
@@ -202,10 +205,10 @@ def score_bytes_per_token(model: Model, layout: Layout, sequence_tokens: float) 
 
     The whole square: a causal mask saves nothing.  Counted: 16-bit softmax.  Source: arXiv 2205.05198 section 4.1.
     """
-    if layout.attention_kernel != "unfused":
+    if layout.kernels.attention != "unfused":
         return 0.0
     per_score = 2 * BF16_BYTES + MASK_BYTES if model.dropout else BF16_BYTES
-    return per_score * model.heads / layout.tp * sequence_tokens
+    return per_score * model.heads / layout.parallel.tp * sequence_tokens
 
 
 def tensor_parallel_transients(model: Model, layout: Layout) -> float:
@@ -215,7 +218,7 @@ def tensor_parallel_transients(model: Model, layout: Layout) -> float:
 
     Source: derivation (arXiv 2205.05198 section 4.2.2).
     """
-    return 2 * BF16_BYTES * model.hidden * (1.0 - 1.0 / layout.tp)
+    return 2 * BF16_BYTES * model.hidden * (1.0 - 1.0 / layout.parallel.tp)
 
 
 def working_set_bytes_per_token(model: Model, layout: Layout, *, moe: bool) -> float:
@@ -227,7 +230,7 @@ def working_set_bytes_per_token(model: Model, layout: Layout, *, moe: bool) -> f
     Ignored: overlap of these with tensors freed in the same backward.  Source: derivation.
     """
     width = mlp_width(model, moe=moe) + routed_width(model, moe=moe)
-    gradients = BF16_BYTES * (3 if model.gated_mlp else 2) * width / layout.tp
+    gradients = BF16_BYTES * (3 if model.gated_mlp else 2) * width / layout.parallel.tp
     gathered = 2 * BF16_BYTES * model.hidden
     return gradients + gathered
 
@@ -242,8 +245,8 @@ def ring_bytes_per_token(model: Model, layout: Layout) -> float:
     if model.latent_attention is not None:
         latent = model.latent_attention
         per_head = 2 * latent.v_head_dim + latent.qk_rope_head_dim
-        return 2 * model.heads * per_head * (BF16_BYTES + FP32_BYTES) / layout.tp
-    kv_heads = max(1.0, model.kv_heads / layout.tp)
+        return 2 * model.heads * per_head * (BF16_BYTES + FP32_BYTES) / layout.parallel.tp
+    kv_heads = max(1.0, model.kv_heads / layout.parallel.tp)
     return 2 * 2 * kv_heads * model.head_dim * (BF16_BYTES + FP32_BYTES)
 
 
@@ -256,16 +259,16 @@ def head_activation_bytes_per_token(model: Model, layout: Layout, logit_bytes: f
     Source: arXiv 2205.05198 section 4.3 (4 s b h (1 + V / h) / t with fp32 logits: logit_bytes = 4).
     """
     inputs = 2 * BF16_BYTES * model.hidden / _residual_shards(layout) * (1 + model.mtp_layers)
-    return inputs + logit_bytes * -(-model.vocab // layout.tp)
+    return inputs + logit_bytes * -(-model.vocab // layout.parallel.tp)
 
 
 def _residual_shards(layout: Layout) -> int:
     """GPUs over which the residual stream of a rank is spread."""
-    return layout.tp if layout.sequence_parallel else 1
+    return layout.parallel.tp if layout.tensor.sequence_parallel else 1
 
 
 def _queries_keys_values(model: Model, layout: Layout) -> float:
-    latent, tp = model.latent_attention, layout.tp
+    latent, tp = model.latent_attention, layout.parallel.tp
     if latent is None:
         kv_heads = max(1.0, model.kv_heads / tp)
         return BF16_BYTES * (model.heads / tp + 2 * kv_heads) * model.head_dim
@@ -282,7 +285,11 @@ def _mlp(model: Model, width: float, gemm_input_bytes: float) -> float:
 
 
 def _experts(model: Model, layout: Layout, gemm_input_bytes: float) -> float:
-    spread = layout.tp / layout.expert_cut
+    spread = layout.parallel.tp / layout.parallel.expert_cut
     dispatched = model.top_k * model.hidden * (gemm_input_bytes + BF16_BYTES) / spread
     router = 2 * FP32_BYTES * model.experts / _residual_shards(layout)
-    return dispatched + _mlp(model, routed_width(model, moe=True) / layout.tp, gemm_input_bytes) + router
+    return (
+        dispatched
+        + _mlp(model, routed_width(model, moe=True) / layout.parallel.tp, gemm_input_bytes)
+        + router
+    )

@@ -153,10 +153,10 @@ def memory_report(
     """
     if not 0.0 <= offload_ratio <= 1.0:
         raise InfeasibleError(f"offload_ratio must be between 0 and 1, got {offload_ratio}")
-    if stage is not None and not 0 <= stage < layout.pp:
-        raise InfeasibleError(f"stage must be between 0 and {layout.pp - 1}, got {stage}")
+    if stage is not None and not 0 <= stage < layout.parallel.pp:
+        raise InfeasibleError(f"stage must be between 0 and {layout.parallel.pp - 1}, got {stage}")
     job = _Job(model, layout, cluster, ranks, offload_ratio, micro_batches, overheads or MemoryOverheads())
-    stages = range(layout.pp) if stage is None else (stage,)
+    stages = range(layout.parallel.pp) if stage is None else (stage,)
     reports = (_stage_report(job, one, tokens_per_rank, sequence_tokens) for one in stages)
     return max(reports, key=lambda report: report.total_bytes)
 
@@ -183,12 +183,13 @@ def rank_capacity_tokens(
         OutOfMemoryError: not even one multiple fits; the message says which stage and which parts.
     """
     job = _Job(model, layout, cluster, ranks, offload_ratio, micro_batches, overheads or MemoryOverheads())
-    return min(_most_steps(job, stage) for stage in range(layout.pp)) * CAPACITY_STEP_TOKENS * layout.tp
+    steps = min(_most_steps(job, stage) for stage in range(layout.parallel.pp))
+    return steps * CAPACITY_STEP_TOKENS * layout.parallel.tp
 
 
 def _most_steps(job: _Job, stage: int) -> int:
     """Multiples of the capacity's step that fit on a stage."""
-    step = CAPACITY_STEP_TOKENS * job.layout.tp
+    step = CAPACITY_STEP_TOKENS * job.layout.parallel.tp
     empty, one = _stage_report(job, stage, 0), _stage_report(job, stage, step)
     if not one.fits:
         raise _out_of_memory(job.model, job.layout, one)
@@ -197,7 +198,9 @@ def _most_steps(job: _Job, stage: int) -> int:
     if one.host_bytes > empty.host_bytes:
         spare = one.host_capacity_bytes - empty.host_bytes
         steps = min(steps, int(spare / (one.host_bytes - empty.host_bytes)))
-    if job.layout.attention_kernel == "unfused":  # scores grow with the square of tokens: the line is a bound
+    if (
+        job.layout.kernels.attention == "unfused"
+    ):  # scores grow with the square of tokens: the line is a bound
         more = range(2, steps + 1)
         steps = bisect_left(more, True, key=lambda n: not _stage_report(job, stage, n * step).fits) + 1
     return max(1, steps)
@@ -227,10 +230,12 @@ def _stage_report(job: _Job, stage: int, tokens: int, sequence_tokens: int | Non
     present = {moe for part in chunks for moe, _ in part.by_kind}
     working = max((_working_bytes(model, layout, per_layer[moe], moe=moe) for moe in present), default=0.0)
     working += (1.0 + scores_again) * scores  # their gradient, and recomputed themselves
-    context_parallel = ranks > 1 and layout.cp != 1
+    context_parallel = ranks > 1 and layout.parallel.cp != 1
     if context_parallel:
         working += ring_bytes_per_token(model, layout)
-    groups = sum((layout.tp > 1, layout.pp > 1, ranks > 1, layout.ep > 1, context_parallel))
+    groups = sum(
+        (layout.parallel.tp > 1, layout.parallel.pp > 1, ranks > 1, layout.parallel.ep > 1, context_parallel)
+    )
     working_set = max(0.0, working * tokens - head)
     moving = share * held + head + working_set
     run_ahead = 0.0
@@ -264,7 +269,7 @@ def _working_bytes(model: Model, layout: Layout, kept: float, *, moe: bool) -> f
     With full recomputation the layer's input too: what it kept is not what its forward reads again.
     """
     working = working_set_bytes_per_token(model, layout, moe=moe)
-    match layout.recompute:
+    match layout.recompute.kind:
         case "none":
             return working
         case "selective":
@@ -272,7 +277,7 @@ def _working_bytes(model: Model, layout: Layout, kept: float, *, moe: bool) -> f
         case "full":
             needed = layer_activations(model, layout, moe=moe).total + layer_input_bytes(model, layout)
         case _:
-            assert_never(layout.recompute)
+            assert_never(layout.recompute.kind)
     return working + max(0.0, needed - kept)
 
 
@@ -298,7 +303,7 @@ def _run_ahead_layers(layout: Layout, chunks: Sequence[StageContents], in_flight
     one at work and the next; it meets the GPU again when it must wait for a gradient.  Source: measured peaks of
     reserved memory by pipeline depth (1, 2, 4, 8, 16 stages: all, none, 1/2, 3/4, 7/8 of those in flight).
     """
-    if layout.pp == 1:
+    if layout.parallel.pp == 1:
         return sum(part.layers for part in chunks)
     lead = max(0, sum(in_flight) - WARM_UP_LAG) / max(1, sum(in_flight))
     return round(lead * sum(part.layers * count for part, count in zip(chunks, in_flight, strict=True)))
@@ -311,8 +316,9 @@ def _out_of_memory(model: Model, layout: Layout, report: MemoryReport) -> OutOfM
     where = "GPU memory"
     if needed <= available:
         needed, available, where = report.host_bytes, report.host_capacity_bytes, "host memory"
+    degrees = f"tp {layout.parallel.tp}, pp {layout.parallel.pp}"
     return OutOfMemoryError(
-        f"{model.name} with tp {layout.tp}, pp {layout.pp}, {layout.sharding}: stage {report.stage} needs "
+        f"{model.name} with {degrees}, {layout.sharding.kind}: stage {report.stage} needs "
         f"{format_quantity(needed, 'bytes')} of {where} for {report.tokens_per_rank} tokens per rank "
         f"and has {format_quantity(available, 'bytes')} (largest parts: {parts})",
         needed_bytes=needed,

@@ -55,10 +55,10 @@ def state_bytes(
     extra = overheads or MemoryOverheads()
     shard = parameters_per_gpu(model, layout, stage)
     copies: float = ranks
-    expert_copies = ranks * layout.tp / layout.expert_gpus
-    if layout.shard_ranks is not None:
-        copies, expert_copies = min(copies, layout.shard_ranks), min(expert_copies, layout.shard_ranks)
-    level = _LEVEL[layout.sharding]
+    expert_copies = ranks * layout.parallel.tp / layout.parallel.expert_gpus
+    if layout.sharding.ranks is not None:
+        copies, expert_copies = min(copies, layout.sharding.ranks), min(expert_copies, layout.sharding.ranks)
+    level = _LEVEL[layout.sharding.kind]
 
     def spread(needed: int) -> float:
         """Parameters whose state of that ZeRO level is on this GPU."""
@@ -70,18 +70,21 @@ def state_bytes(
     unit = min(shard.largest_unit, shard.total)
     one = unit * (1.0 - 1.0 / copies)
     two = min(2 * shard.largest_unit, shard.total) * (1.0 - 1.0 / copies)
-    gathered = layout.gradient_bytes * trained * one if level >= 2 else 0.0
+    gathered = layout.precision.gradient_bytes * trained * one if level >= 2 else 0.0
     gathered += WEIGHT_BYTES * two if level >= 3 else 0.0
     eight_bit = (
-        extra.eight_bit_copy_bytes * shard.matrices if layout.precision != "bf16" and level < 3 else 0.0
+        extra.eight_bit_copy_bytes * shard.matrices
+        if layout.precision.products != "bf16" and level < 3
+        else 0.0
     )
     buckets = extra.bucket_bytes * shard.total if reduced and level < 2 else 0.0
     optimizer = trained * OPTIMIZER_BYTES * spread(1)
     return StateBytes(
         weights=WEIGHT_BYTES * spread(3) * (1.0 + trained * model.frozen) + eight_bit,
-        gradients=trained * (layout.gradient_bytes * spread(2) + buckets + extra.loose_gradient_bytes * unit),
-        optimizer=0.0 if layout.optimizer_offload else optimizer,
+        gradients=trained
+        * (layout.precision.gradient_bytes * spread(2) + buckets + extra.loose_gradient_bytes * unit),
+        optimizer=0.0 if layout.sharding.optimizer_offload else optimizer,
         gathered=gathered,
-        on_host=optimizer if layout.optimizer_offload else 0.0,
+        on_host=optimizer if layout.sharding.optimizer_offload else 0.0,
         update=trained * extra.gather_buffer_bytes * shard.total if reduced and level == 1 else 0.0,
     )

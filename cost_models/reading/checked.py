@@ -1,11 +1,11 @@
 """Values that check what they are made of: every field against its own annotation.
 
     @dataclass(frozen=True, slots=True, kw_only=True)
-    class Layout(Checked):
-        tp: Count = 1                      # a whole number of at least 1
-        schedule: Schedule = "1f1b"        # a Literal: one of its members
-        recompute_share: Share = 0.0       # a number from 0 to 1
-        cp: Count | None = None
+    class Recompute(Checked):
+        kind: RecomputeKind = "none"       # a Literal: one of its members
+        share: Share = 0.0                 # a number from 0 to 1
+        layers: Count = 1                  # a whole number of at least 1
+        products: Share | None = None
 
 What a field may be stands in its annotation and nowhere else, so that whoever builds the value (a scenario file, a
 record, a user in Python) is held to the same.
@@ -73,20 +73,32 @@ class Checked:
             raise ContradictionError(type(self).__name__, problems)
 
 
-class ContradictionError(UserInputError):
-    """Fields of one value that do not go together.
+class _FieldsError(UserInputError):
+    """Fields of one value that cannot be.
 
     Attributes:
         kind: name of the value's class.
         problems: (name of the field, what is wrong) pairs.
     """
 
+    between = " "
+
     def __init__(self, kind: str, problems: tuple[tuple[str, str], ...]) -> None:
-        super().__init__(f"{kind}: " + "; ".join(f"{name} {text}" for name, text in problems))
+        super().__init__(f"{kind}: " + "; ".join(f"{name}{self.between}{text}" for name, text in problems))
         self.kind, self.problems = kind, problems
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (ContradictionError, (self.kind, self.problems))
+        return (type(self), (self.kind, self.problems))
+
+
+class ContradictionError(_FieldsError):
+    """Fields of one value that do not go together."""
+
+
+class MisfitError(_FieldsError):
+    """Fields of one value that are not what their annotations say."""
+
+    between = ": "
 
 
 def expect(value: object, kind: type, hint: str = "") -> None:
@@ -117,14 +129,14 @@ class _Rule(NamedTuple):
 
 def _refuse_misfits(value: Checked) -> None:
     """Look at every field again, closely, and name those that are wrong."""
-    texts = []
+    problems = []
     for rule in _rules(type(value)):
         given = getattr(value, rule.name)
         if not rule.accepts(given):
             hint = did_you_mean(given, rule.words) if isinstance(given, str) else ""
-            texts.append(f"{rule.name}: expected {rule.wanted}; got {quoted(given)}{hint}")
-    if texts:
-        raise UserInputError(f"{type(value).__name__}: " + "; ".join(texts))
+            problems.append((rule.name, f"expected {rule.wanted}; got {quoted(given)}{hint}"))
+    if problems:
+        raise MisfitError(type(value).__name__, tuple(problems))
 
 
 _known_rules: dict[type, tuple[_Rule, ...]] = {}

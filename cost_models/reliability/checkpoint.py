@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from hdpsim.cost_models.hardware.parts import Cluster
@@ -46,14 +46,14 @@ def checkpoint_size(model: Model, layout: Layout, ranks: int) -> CheckpointSize:
     Ignored: gradients, 8-bit copies, random states and the data loader's position (kilobytes).
     Source: state_bytes; BLOOM's checkpoints (2.3 TB for 176 G parameters, arXiv 2211.05100) are 7 % below.
     """
-    plain = replace(layout, precision="bf16")  # 8-bit copies are made again from the weights
-    stages = [state_bytes(model, plain, ranks, stage) for stage in range(layout.pp)]
+    plain = layout.changed(precision="bf16")  # 8-bit copies are made again from the weights
+    stages = [state_bytes(model, plain, ranks, stage) for stage in range(layout.parallel.pp)]
     sizes = [stage.weights + stage.optimizer for stage in stages]
     return CheckpointSize(
         gpu_bytes=max(sizes),
-        replicated_bytes=0.0 if layout.sharding == "zero3" else max(stage.weights for stage in stages),
+        replicated_bytes=0.0 if layout.sharding.kind == "zero3" else max(stage.weights for stage in stages),
         unique_bytes=SAVED_BYTES_PER_PARAMETER * parameters(model).total,
-        all_ranks_bytes=sum(sizes) * layout.tp * ranks,
+        all_ranks_bytes=sum(sizes) * layout.parallel.tp * ranks,
     )
 
 

@@ -39,7 +39,9 @@ class ComputeWindows:
         Ignored: pipeline bubbles, which hide more on all stages but the slowest.
         Source: interleaved 1F1B, arXiv 2104.04473 section 2.2; MegaScale, arXiv 2402.15627 section 3.2.
         """
-        passes = ((layout.vpp - 1) * min(layout.pp, micro_batches) + 1) / layout.vpp
+        passes = (
+            (layout.pipeline.vpp - 1) * min(layout.parallel.pp, micro_batches) + 1
+        ) / layout.pipeline.vpp
         return cls(forward_s=passes * forward_s, backward_s=passes * backward_s)
 
     @classmethod
@@ -51,7 +53,7 @@ class ComputeWindows:
 def buckets(parameters: Floats, members: int, layout: Layout) -> Floats:
     """Pieces in which the gradients of a stage are reduced (and its parameters gathered): at least one a chunk."""
     size = max(BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_RANK * members)
-    return np.maximum(layout.vpp, np.ceil(np.asarray(parameters) / size))
+    return np.maximum(layout.pipeline.vpp, np.ceil(np.asarray(parameters) / size))
 
 
 def edge_pieces(pieces: Floats, layout: Layout) -> Floats:
@@ -62,8 +64,8 @@ def edge_pieces(pieces: Floats, layout: Layout) -> Floats:
     Source: Megatron-Core, pipeline_parallel/schedules.py (grad_sync_func, param_sync_func); MegaScale,
     arXiv 2402.15627, section 3.2.
     """
-    if layout.schedule == "interleaved" and layout.vpp > 1:
-        return np.full_like(pieces, layout.vpp)
+    if layout.pipeline.schedule == "interleaved" and layout.pipeline.vpp > 1:
+        return np.full_like(pieces, layout.pipeline.vpp)
     return np.maximum(pieces, 1.0)
 
 
@@ -107,7 +109,7 @@ def stage_buckets(model: Model, layout: Layout, stage: int, limit: float) -> int
     vocabulary = vocabulary_shard(model, layout)
     tensors: list[int] = []
     for part in reversed(stage_contents(model, layout)[stage]):
-        if part.head and not (model.tied_embeddings and layout.pp == 1):
+        if part.head and not (model.tied_embeddings and layout.parallel.pp == 1):
             tensors.append(vocabulary)
         if part.dense_layers:
             matrices = layer_shards(model, layout, moe=False)

@@ -21,7 +21,7 @@ def drain_s(layout: Layout, backward_s: Floats) -> float:
 
     Counted: the mean stage.  Ignored: transfers.
     """
-    return (layout.pp - 1) * float(backward_s.mean()) / layout.vpp
+    return (layout.parallel.pp - 1) * float(backward_s.mean()) / layout.pipeline.vpp
 
 
 @priced("optimizer")
@@ -38,7 +38,7 @@ def deferred_head_s(
     model, layout = cost.model, cost.layout
     if model.frozen:
         return 0.0
-    inner, columns = vocabulary_matrix(model).shard(layout.tp)
+    inner, columns = vocabulary_matrix(model).shard(layout.parallel.tp)
     gemm = LinearOp(columns=columns, inner=inner)
     head = LayerGemms([gemm], layout, cost.cluster.gpu, cost.cal, precision="bf16")
     tokens = np.asarray(batches.tokens / batches.group_size, dtype=np.float64)

@@ -83,9 +83,9 @@ def node_loading_s(
     Source: MegaScale, arXiv 2402.15627 section 3.4 (redundant data loaders, two-layer tree); rate: calibration.
     """
     node_gpus = cluster.node.gpus
-    ranks = layout.ranks(cluster.gpus)
-    here = max(1, min(ranks, node_gpus // layout.rank_stride))
-    copies = min(layout.tp, node_gpus) if pipeline.loader == "redundant" else 1
-    data_parallel = ranks / (layout.cp or 1)
-    groups = max(1.0, here / (layout.cp or 1))
+    ranks = layout.parallel.ranks(cluster.gpus)
+    here = max(1, min(ranks, node_gpus // layout.parallel.rank_stride))
+    copies = min(layout.parallel.tp, node_gpus) if pipeline.loader == "redundant" else 1
+    data_parallel = ranks / (layout.parallel.cp or 1)
+    groups = max(1.0, here / (layout.parallel.cp or 1))
     return copies * groups * tokens / data_parallel / cal.loader_tokens_per_s

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints
-from hdpsim.cost_models.layout.layout import Schedule
+from hdpsim.cost_models.layout.groups import Schedule
 from hdpsim.cost_models.step.loading import DataPath
 
 

@@ -74,11 +74,11 @@ class MicroBatchCost:
         )
         self._sharded = (
             ShardedParameters(model, layout, cluster, cal, self.collectives)
-            if layout.sharding == "zero3"
+            if layout.sharding.kind == "zero3"
             else None
         )
         self._head = OutputHead(model, layout, cluster.gpu, cal)
-        self._host = HostTime(model, layout, self.collectives.group(layout.tp), cal)
+        self._host = HostTime(model, layout, self.collectives.group(layout.parallel.tp), cal)
         self.kinds, self.kind = _stage_kinds(model, layout)
         self._counts = [self._layer_counts(kind) for kind in self.kinds]
         self._repeats = np.array([repeated_share(layout, name) for name in TERMS])
@@ -92,7 +92,7 @@ class MicroBatchCost:
         """[T, K, n]: seconds of every term, kind of stage and micro-batch."""
         # The forward matters to a backward that runs it again.
         again = backward and self._repeating
-        sides = (False, True) if again or self.layout.ep_overlap else (backward,)
+        sides = (False, True) if again or self.layout.experts.overlap else (backward,)
         tokens = self._tokens(batches)
         layers, heads = self._layer_terms(batches, tokens, sides), self._head.sides_s(tokens, (backward,))
         return self._stage_terms(batches, tokens, layers, heads, backward=backward)
@@ -171,8 +171,8 @@ class MicroBatchCost:
     def _pass_times(self, kind: StageContents) -> tuple[float, float]:
         """On a stage, whatever the tokens: a backward's sums of gradients, agreement on maxima in a pass."""
         gpu, cal, layout = self.cluster.gpu, self.cal, self.layout
-        adds = layout.gradient_accumulation != "fused"  # what is nothing needs no explanation
-        agrees = layout.blocking_maxima
+        adds = layout.kernels.gradient_accumulation != "fused"  # what is nothing needs no explanation
+        agrees = layout.precision.blocking_maxima
         return (
             accumulation_s(self.model, layout, kind, gpu, cal) if adds else 0.0,
             maxima_s(layout, self.collectives, kind.layers) if agrees else 0.0,
@@ -221,13 +221,15 @@ class MicroBatchCost:
                 rows[_TERM["tp_communication"]] = linear.tp_communication
                 rows[_TERM["expert_all_to_all"]] = linear.expert_all_to_all
                 result[moe, side] = rows
-            if moe and self.layout.ep_overlap:
+            if moe and self.layout.experts.overlap:
                 self._hide_all_to_all(result[moe, False], result[moe, True])
             for side in sides:
                 least_s = self._host.layer_s(moe=moe, backward=side)
                 rows = result[moe, side]
                 hidden_s = (
-                    0.0 if self.layout.launch_blocking else self._behind_launches_s(cost, tokens, rows, side)
+                    0.0
+                    if self.layout.host.launch_blocking
+                    else self._behind_launches_s(cost, tokens, rows, side)
                 )
                 wait_s = cost.counts_wait_s(tokens) if moe and not side else 0.0
                 rows[_TERM["host"]] = np.maximum(wait_s, least_s - hidden_s)
@@ -239,9 +241,9 @@ class MicroBatchCost:
         Not what runs at another time: weight gradients that a schedule runs apart, DualPipe's all-to-alls.
         """
         work_s = rows.sum(axis=0)
-        if self.layout.schedule == "dualpipe":
+        if self.layout.pipeline.schedule == "dualpipe":
             work_s = work_s - rows[_TERM["expert_all_to_all"]]
-        if backward and self.layout.schedule in SPLIT_SCHEDULES:
+        if backward and self.layout.pipeline.schedule in SPLIT_SCHEDULES:
             work_s = work_s - cost.weight_gradient_s(tokens)
         return np.asarray(work_s)
 
@@ -277,7 +279,9 @@ class MicroBatchCost:
     def _embedding_s(self, tokens: Floats) -> Floats:
         """Row gather (forward) or scatter-add (backward) of the embedding table."""
         return memory_bound_s(
-            2.0 * BF16_BYTES * self.model.hidden * tokens / self.layout.tp, self.cluster.gpu, self.cal
+            2.0 * BF16_BYTES * self.model.hidden * tokens / self.layout.parallel.tp,
+            self.cluster.gpu,
+            self.cal,
         )
 
     @priced("wait_pipeline")
@@ -291,14 +295,14 @@ class MicroBatchCost:
         kernel starts shows as well. Source: Megatron-LM of 2023, megatron/p2p_communication.py (torch.cuda.synchronize
         after every batch of transfers).
         """
-        if self.layout.pp == 1:
+        if self.layout.parallel.pp == 1:
             return np.zeros(batches.count)
-        volume = BF16_BYTES * self.model.hidden / self.layout.tp * self._tokens(batches)
-        restart_s = 0.0 if self.layout.pp_overlap else RESTART_SHARE * self.cal.micro_batch_fixed_s
+        volume = BF16_BYTES * self.model.hidden / self.layout.parallel.tp * self._tokens(batches)
+        restart_s = 0.0 if self.layout.pipeline.overlap else RESTART_SHARE * self.cal.micro_batch_fixed_s
         tiers, crossing = self._stage_links(ranks)
         rate = self.fabric.slowest_bytes_per_s(tiers, np.broadcast_to(crossing, (len(tiers), 2)))
-        passes = np.full(len(tiers), self.layout.vpp)
-        passes[self.layout.pp - 1 :] -= 1  # the way back to the first stage is gone once less
+        passes = np.full(len(tiers), self.layout.pipeline.vpp)
+        passes[self.layout.parallel.pp - 1 :] -= 1  # the way back to the first stage is gone once less
         latency_s = np.average(self.fabric.latency_s(tiers), weights=passes)
         return np.asarray(latency_s + restart_s + volume * np.average(1.0 / rate, weights=passes))
 
@@ -309,32 +313,32 @@ class MicroBatchCost:
         """
         if ranks not in self._known_links:
             layout = self.layout
-            stages = np.arange(layout.pp) * layout.stage_stride(ranks)
+            stages = np.arange(layout.parallel.pp) * layout.parallel.stage_stride(ranks)
             first = (
-                np.arange(ranks)[:, None] * layout.rank_stride + stages
+                np.arange(ranks)[:, None] * layout.parallel.rank_stride + stages
             )  # first GPU of every rank and stage
-            wraps = layout.vpp > 1 and layout.schedule not in SPLIT_SCHEDULES
+            wraps = layout.pipeline.vpp > 1 and layout.pipeline.schedule not in SPLIT_SCHEDULES
             target = np.roll(first, -1, axis=1) if wraps else first[:, 1:]
             source = first[:, : target.shape[1]]
             tiers = self.fabric.tier(source, target)
             farthest = int(tiers.sum(axis=1).argmax())
             self._known_links[ranks] = (
                 tiers[farthest],
-                self.fabric.flow_crossing(source, target, layout.tp),
+                self.fabric.flow_crossing(source, target, layout.parallel.tp),
             )
         return self._known_links[ranks]
 
     @property
     def _visited(self) -> Ints:
         """[S, V]: kinds of the chunks that a micro-batch passes: all, but one of DualPipe's two copies."""
-        return self.kind[:, : self.layout.vpp]
+        return self.kind[:, : self.layout.pipeline.vpp]
 
     def by_stage(self, per_kind: Floats) -> Floats:
         """[S, ...]: what a micro-batch adds to every stage, all its chunks together, from [K, ...].
 
         DualPipe's micro-batches come from both ends in turn, and each visits one of a stage's two copies: their mean.
         """
-        turns = self.kind.shape[1] / self.layout.vpp
+        turns = self.kind.shape[1] / self.layout.pipeline.vpp
         return np.asarray(per_kind[self.kind].sum(axis=1) / turns)
 
     @property

@@ -31,14 +31,16 @@ def optimizer_s(parameters: Floats, layout: Layout, cluster: Cluster, cal: Calib
     Ignored: gradients that travel while the backward runs, parameters that travel while others are updated.
     Source: ZeRO-Offload, arXiv 2101.06840, sections 4 and 5 (states and update on the host).
     """
-    traffic = STATE_TRAFFIC_BYTES + GRADIENT_READS * layout.gradient_bytes
-    if not layout.optimizer_offload:
+    traffic = STATE_TRAFFIC_BYTES + GRADIENT_READS * layout.precision.gradient_bytes
+    if not layout.sharding.optimizer_offload:
         return memory_bound_s(traffic * parameters, cluster.gpu, cal)
     link = cluster.gpu.host_link_bytes_per_s * cal.host_link_efficiency
     host = cal.host_memory_bytes_per_s / cluster.node.gpus
-    update = (traffic - layout.gradient_bytes) / host  # the norm is taken before the gradients leave the GPU
-    norm = memory_bound_s(layout.gradient_bytes * parameters, cluster.gpu, cal)
-    return np.asarray(norm + parameters * ((layout.gradient_bytes + BF16_BYTES) / link + update))
+    update = (
+        traffic - layout.precision.gradient_bytes
+    ) / host  # the norm is taken before the gradients leave the GPU
+    norm = memory_bound_s(layout.precision.gradient_bytes * parameters, cluster.gpu, cal)
+    return np.asarray(norm + parameters * ((layout.precision.gradient_bytes + BF16_BYTES) / link + update))
 
 
 @priced("optimizer")
@@ -53,7 +55,7 @@ def gradient_buffer_s(
     Ignored: collectives that divide by themselves.
     Source: Megatron-LM, param_and_grad_buffer.py (zeroed every step, scaled by 1 / data-parallel size before the sum).
     """
-    if layout.sharding == "zero3":
+    if layout.sharding.kind == "zero3":
         return np.zeros_like(parameters)
     passes = ZEROING_PASSES + (SCALING_PASSES if copies > 1 else 0)
-    return memory_bound_s(passes * layout.gradient_bytes * parameters, cluster.gpu, cal)
+    return memory_bound_s(passes * layout.precision.gradient_bytes * parameters, cluster.gpu, cal)

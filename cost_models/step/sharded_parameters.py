@@ -53,7 +53,7 @@ class ShardGroups:
 
         layout.shard_ranks of them, neighbours, share one copy (HSDP); None = all.
         """
-        within = layout.shard_ranks
+        within = layout.sharding.ranks
         if within is None or within >= members:
             return cls(shard=collectives.group(members, stride=stride), replicas=None)
         if members % within:
@@ -88,10 +88,12 @@ class ShardedParameters:
         self._model, self._layout, self._cal, self._gpu = model, layout, cal, cluster.gpu
         self._collectives = collectives
         self._reduces = not model.frozen
-        ranks = layout.ranks(cluster.gpus)
-        spread = layout.expert_gpus
-        self._dense = ShardGroups.of(layout, collectives, ranks, layout.rank_stride)
-        self._experts = ShardGroups.of(layout, collectives, max(1, ranks * layout.tp // spread), spread)
+        ranks = layout.parallel.ranks(cluster.gpus)
+        spread = layout.parallel.expert_gpus
+        self._dense = ShardGroups.of(layout, collectives, ranks, layout.parallel.rank_stride)
+        self._experts = ShardGroups.of(
+            layout, collectives, max(1, ranks * layout.parallel.tp // spread), spread
+        )
         self._layers = {
             moe: self._traffic(
                 *layer_shard(model, layout, moe=moe)[:2], tensors=layer_tensors(model, layout, moe=moe)
@@ -107,14 +109,14 @@ class ShardedParameters:
             if not parameters or groups.shard.ranks == 1:
                 continue
             if not self._model.frozen:  # of adapters next to nothing
-                volume = self._layout.gradient_bytes * parameters
+                volume = self._layout.precision.gradient_bytes * parameters
                 reduce += float(self._collectives.reduce_scatter_s(volume, groups.shard, in_place=True))
             moved += parameters
             volume = BF16_BYTES * parameters
             gather += float(self._collectives.all_gather_s(volume, groups.shard, in_place=True))
-        copies = self._layout.shard_copies
+        copies = self._layout.sharding.copies
         copied = moved if copies != "none" and not self._model.frozen else 0.0
-        copy_in_bytes = (BF16_BYTES + self._layout.gradient_bytes) * copied
+        copy_in_bytes = (BF16_BYTES + self._layout.precision.gradient_bytes) * copied
         copy_out_bytes = COPY_OUT_BYTES * moved if copies == "both" else 0.0
         return UnitTraffic(
             gather_s=gather,
@@ -135,7 +137,9 @@ class ShardedParameters:
         (allgather, reduce_scatter: recordStream and copy_ for every tensor of the list).
         """
         ranks = self._dense.shard.ranks
-        return tensors * ranks * self._cal.launch_s if self._layout.gather_lists and ranks > 1 else 0.0
+        return (
+            tensors * ranks * self._cal.launch_s if self._layout.sharding.gather_lists and ranks > 1 else 0.0
+        )
 
     @priced("layer_gather", "layer_reduce")
     def exposed_s(
@@ -171,7 +175,9 @@ class ShardedParameters:
         # the edge layer computes before there is anything to run beside it, or transfers after the last compute
         if there:
             counts[edge] -= 1
-            gather += self._layers[edge].gather_s * (not (backward and kind.head and self._layout.dp_overlap))
+            gather += self._layers[edge].gather_s * (
+                not (backward and kind.head and self._layout.sharding.overlap)
+            )
             reduce += self._layers[edge].reduce_s * backward
         for moe in there:
             gather += (counts[moe] + (moe == edge)) * self._layers[moe].copy_out_s
@@ -199,7 +205,7 @@ class ShardedParameters:
         transfer_s = unit.gather_s + reduce_s
         if not transfer_s:
             return np.zeros_like(compute_s), np.zeros_like(compute_s)
-        if not self._layout.dp_overlap:
+        if not self._layout.sharding.overlap:
             return np.full_like(compute_s, unit.gather_s), np.full_like(compute_s, reduce_s)
         added_s = overlapped_s(compute_s, transfer_s, self._cal.overlap_slowdown) - compute_s
         return added_s * unit.gather_s / transfer_s, added_s * reduce_s / transfer_s

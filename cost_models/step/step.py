@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -76,9 +75,11 @@ def epilogue(
     layout, cal = cost.layout, cost.cal
     sums = _step_sums(cost, ranks)
     gather, sync = sums.gather_s, sums.sync_s
-    if layout.dp_overlap and windows is not None:
-        first_gather = np.zeros(layout.pp) if layout.prefetch_gather else sums.first_gather_s
-        if layout.gather_overlap:
+    if layout.sharding.overlap and windows is not None:
+        first_gather = (
+            np.zeros(layout.parallel.pp) if layout.sharding.prefetch_gather else sums.first_gather_s
+        )
+        if layout.sharding.gather_overlap:
             gather = exposed_s(gather, first_gather, windows.forward_s, cal.overlap_slowdown)
         sync = exposed_s(sync, sums.last_sync_s, windows.backward_s, cal.overlap_slowdown)
     return Epilogue(
@@ -97,27 +98,31 @@ def _step_sums(cost: MicroBatchCost, ranks: int) -> StepSums:
 def _summed(cost: MicroBatchCost, ranks: int) -> StepSums:
     """See epilogue."""
     model, layout, cal = cost.model, cost.layout, cost.cal
-    held = [trained_per_gpu(model, layout, stage) for stage in range(layout.pp)]
+    held = [trained_per_gpu(model, layout, stage) for stage in range(layout.parallel.pp)]
     dense, experts = np.array([(part.dense, part.experts) for part in held], dtype=np.float64).T
-    spread = layout.expert_gpus
-    copies = max(1, ranks * layout.tp // spread)
-    gather, sync, first_gather, last_sync, optimizer = (np.zeros(layout.pp) for _ in range(5))
-    for counts, members, stride in ((dense, ranks, layout.rank_stride), (experts, copies, spread)):
+    spread = layout.parallel.expert_gpus
+    copies = max(1, ranks * layout.parallel.tp // spread)
+    gather, sync, first_gather, last_sync, optimizer = (np.zeros(layout.parallel.pp) for _ in range(5))
+    for counts, members, stride in ((dense, ranks, layout.parallel.rank_stride), (experts, copies, spread)):
         if not counts.any():
             continue
-        if layout.sharding == "zero3":
+        if layout.sharding.kind == "zero3":
             groups = ShardGroups.of(layout, cost.collectives, members, stride)
             shards = counts / groups.shard.ranks
             if groups.replicas is not None:
-                reduced_s = cost.collectives.all_reduce_s(layout.gradient_bytes * shards, groups.replicas)
+                reduced_s = cost.collectives.all_reduce_s(
+                    layout.precision.gradient_bytes * shards, groups.replicas
+                )
                 sync += reduced_s
                 last_sync += reduced_s / buckets(counts, members, layout)
         else:
             group = cost.collectives.group(members, stride=stride)
-            plain = replace(layout, shard_ranks=None) if layout.sharding == "none" else layout
+            plain = layout.changed(shard_ranks=None) if layout.sharding.kind == "none" else layout
             groups = ShardGroups.of(plain, cost.collectives, members, stride)
             pieces = _pieces(cost, counts, members)
-            summed = ShardGroups(shard=group, replicas=None) if layout.gradient_all_reduce else groups
+            summed = (
+                ShardGroups(shard=group, replicas=None) if layout.sharding.gradient_all_reduce else groups
+            )
             gathered_s, reduced_s = (
                 _gather_s(cost, counts, groups.shard),
                 _sync_s(cost, counts, summed, pieces),
@@ -126,7 +131,7 @@ def _summed(cost: MicroBatchCost, ranks: int) -> StepSums:
             edges = edge_pieces(pieces, layout)
             gather, first_gather = gather + gathered_s, first_gather + gathered_s / edges
             sync, last_sync = sync + reduced_s, last_sync + reduced_s / edges
-            shards = counts / groups.shard.ranks if layout.sharding != "none" else counts
+            shards = counts / groups.shard.ranks if layout.sharding.kind != "none" else counts
         optimizer += optimizer_s(shards, layout, cost.cluster, cal)
         optimizer += gradient_buffer_s(counts, members, layout, cost.cluster, cal)
     optimizer += step_host_s(model, layout, cost.layers_by_stage, cal)
@@ -150,7 +155,7 @@ def _tied_sync_s(cost: MicroBatchCost, ranks: int) -> Floats:
     Source: Megatron-LM, finalize_model_grads (_allreduce_embedding_grads, or allreduce_word_embedding_grads).
     """
     model, layout = cost.model, cost.layout
-    seconds = np.zeros(layout.pp)
+    seconds = np.zeros(layout.parallel.pp)
     if not model.tied_embeddings or model.frozen:
         return seconds
     contents = stage_contents(model, layout)
@@ -159,8 +164,8 @@ def _tied_sync_s(cost: MicroBatchCost, ranks: int) -> Floats:
         for part in ("embedding", "head")
     )
     if first != last:
-        pair = cost.collectives.group(2, stride=abs(last - first) * layout.stage_stride(ranks))
-        volume = layout.gradient_bytes * -(-model.vocab // layout.tp) * model.hidden
+        pair = cost.collectives.group(2, stride=abs(last - first) * layout.parallel.stage_stride(ranks))
+        volume = layout.precision.gradient_bytes * -(-model.vocab // layout.parallel.tp) * model.hidden
         seconds[[first, last]] = cost.collectives.all_reduce_s(volume, pair)
     return seconds
 
@@ -172,9 +177,9 @@ def _gather_s(cost: MicroBatchCost, parameters: Floats, group: GroupShape) -> Fl
     Ignored: tensors of unequal size, norms and biases on ranks of their own.
     Source: ZeRO-1 by whole tensors: InternEvo, solver/optimizer/hybrid_zero_optim.py (broadcast_params).
     """
-    if cost.layout.sharding == "none":
+    if cost.layout.sharding.kind == "none":
         return np.zeros_like(parameters)
-    if cost.layout.owner_broadcasts:
+    if cost.layout.sharding.owner_broadcasts:
         a_layer = layer_tensors(cost.model, cost.layout, moe=bool(cost.model.experts))
         matrices = a_layer * cost.layers_by_stage + 2
         owners = np.minimum(group.ranks, matrices)
@@ -184,10 +189,10 @@ def _gather_s(cost: MicroBatchCost, parameters: Floats, group: GroupShape) -> Fl
 
 def _pieces(cost: MicroBatchCost, parameters: Floats, members: int) -> Floats:
     """Buckets of each stage: by the layout's limit, or by Megatron-Core's rule."""
-    limit = cost.layout.bucket_parameters
+    limit = cost.layout.sharding.bucket_parameters
     if limit is None or cost.model.frozen:
         return buckets(parameters, members, cost.layout)
-    stages = range(cost.layout.pp)
+    stages = range(cost.layout.parallel.pp)
     return np.array(
         [stage_buckets(cost.model, cost.layout, stage, limit) for stage in stages], dtype=np.float64
     )
@@ -202,11 +207,11 @@ def _sync_s(cost: MicroBatchCost, parameters: Floats, groups: ShardGroups, piece
     Reduce-scatters are not checked: they take lists of tensors (measured: they are as fast as without checks).
     """
     layout = cost.layout
-    each = pieces if layout.bucket_parameters is not None else np.ones_like(pieces)
-    volume = layout.gradient_bytes * parameters / np.maximum(each, 1.0)
-    if layout.sharding == "none" or layout.gradient_all_reduce:
+    each = pieces if layout.sharding.bucket_parameters is not None else np.ones_like(pieces)
+    volume = layout.precision.gradient_bytes * parameters / np.maximum(each, 1.0)
+    if layout.sharding.kind == "none" or layout.sharding.gradient_all_reduce:
         once_s = cost.collectives.all_reduce_s(volume, groups.shard)
-        if layout.checked_collectives:
+        if layout.host.checked_collectives:
             once_s = np.maximum(once_s, check_s(groups.shard, cost.cal.network))
     else:
         once_s = cost.collectives.reduce_scatter_s(volume, groups.shard, in_place=True)
@@ -238,29 +243,29 @@ def step_costs(
     priced = batches.first if alike else batches
     forward, backward = cost.both_terms_s(priced)
     transfer = cost.transfer_s(priced, ranks)
-    visited = cost.kind[:, : layout.vpp]  # one of the two copies of DualPipe
+    visited = cost.kind[:, : layout.pipeline.vpp]  # one of the two copies of DualPipe
     forward_s, backward_s = (
         terms.sum(axis=0).mean(axis=-1)[visited].sum(axis=1) for terms in (forward, backward)
     )
     count = batches.count * batches.copies
     micro_batches = float(batches.group_size.sum()) * batches.copies / (planned_ranks or ranks)
     windows = ComputeWindows.of(layout, forward_s, backward_s, micro_batches)
-    weight = cost.weight_terms_s(priced) if layout.schedule in SPLIT_SCHEDULES else None
+    weight = cost.weight_terms_s(priced) if layout.pipeline.schedule in SPLIT_SCHEDULES else None
     around = epilogue(cost, ranks, data_s=data_s, windows=windows)
     if layout.defers_head_gradient:
         around.optimizer_s[-1] += deferred_head_s(cost, priced, micro_batches, backward_s)
     costs = StepCosts(
-        stages=layout.pp,
-        chunks=chunks_per_stage(layout.schedule, layout.vpp),
+        stages=layout.parallel.pp,
+        chunks=chunks_per_stage(layout.pipeline.schedule, layout.pipeline.vpp),
         terms=TERMS,
         forward_terms_s=forward,
         backward_terms_s=backward,
         kind=cost.kind,
         transfer_s=transfer,
         epilogue=around,
-        schedule=layout.schedule,
+        schedule=layout.pipeline.schedule,
         weight_terms_s=weight,
-        overlapped_term=TERMS.index("expert_all_to_all") if layout.schedule == "dualpipe" else None,
-        pp_overlap=layout.pp_overlap or layout.pp == 1,
+        overlapped_term=TERMS.index("expert_all_to_all") if layout.pipeline.schedule == "dualpipe" else None,
+        pp_overlap=layout.pipeline.overlap or layout.parallel.pp == 1,
     )
     return costs.repeated(count) if alike else costs

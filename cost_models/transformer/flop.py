@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hdpsim.arrays import Floats
-from hdpsim.cost_models.layout.layout import Recompute
+from hdpsim.cost_models.layout.groups import RecomputeKind
 from hdpsim.cost_models.transformer.matrices import layer_matrices, prediction_matrix, vocabulary_matrix
 from hdpsim.cost_models.transformer.model import Model, dense_layer_count
 
@@ -106,7 +106,7 @@ def layer_pairs(model: Model, lengths: ArrayLike, *, causal: bool = True) -> Flo
 
 
 def model_flop_per_token(
-    model: Model, length_tokens: float, *, causal: bool = True, recompute: Recompute = "none"
+    model: Model, length_tokens: float, *, causal: bool = True, recompute: RecomputeKind = "none"
 ) -> TokenFlop:
     """Forward + backward FLOP of a token in a sequence of that length; hardware FLOP when *recompute* is given.
 
@@ -127,7 +127,7 @@ def model_flop_per_token(
     )
 
 
-def _passes(model: Model, recompute: Recompute) -> tuple[int, int, int]:
+def _passes(model: Model, recompute: RecomputeKind) -> tuple[int, int, int]:
     """How many forwards' FLOP a step does of the layers' matrices, of the head and of attention."""
     weights = FORWARD_AND_INPUT_GRADIENT if model.frozen else FORWARD_AND_BACKWARD
     again = recompute == "full"
@@ -135,7 +135,7 @@ def _passes(model: Model, recompute: Recompute) -> tuple[int, int, int]:
 
 
 def sequence_flop(
-    model: Model, lengths: ArrayLike, *, causal: bool = True, recompute: Recompute = "none"
+    model: Model, lengths: ArrayLike, *, causal: bool = True, recompute: RecomputeKind = "none"
 ) -> Floats:
     """Model FLOP (forward + backward) of each sequence; hardware FLOP when *recompute* is given.
 
@@ -152,7 +152,7 @@ def sequence_flop(
 
 
 def sequence_model_flop(
-    model: Model, lengths: ArrayLike, causal: bool = True, recompute: Recompute = "none"
+    model: Model, lengths: ArrayLike, causal: bool = True, recompute: RecomputeKind = "none"
 ) -> float:
     """FLOP of all the sequences together (see sequence_flop)."""
     return float(sequence_flop(model, lengths, causal=causal, recompute=recompute).sum())

@@ -109,8 +109,8 @@ def layer_shards(model: Model, layout: Layout, *, moe: bool) -> tuple[MatrixShar
     held = []
     for matrix in layer_matrices(model, moe=moe):
         routed = matrix.block == "experts"
-        experts = max(1, matrix.experts // layout.ep)
-        shard = matrix.shard(layout.expert_cut if routed else layout.tp)
+        experts = max(1, matrix.experts // layout.parallel.ep)
+        shard = matrix.shard(layout.parallel.expert_cut if routed else layout.parallel.tp)
         held.append(MatrixShard(matrix, *shard, experts))
     return tuple(held)
 

@@ -166,11 +166,11 @@ def stage_layers(model: Model, layout: Layout) -> tuple[tuple[int, ...], ...]:
     Virtual stages are those of virtual_stage_table; DualPipe's two copies are cut alike.
     """
     check_layout(model, layout)
-    pp, vpp = layout.pp, layout.vpp
-    if layout.stage_balance == "flop":
+    pp, vpp = layout.parallel.pp, layout.pipeline.vpp
+    if layout.pipeline.balance == "flop":
         return _layers_by_flop(model, layout)
     base, extra = divmod(layer_units(model, layout), pp * vpp)
-    middle = (pp - 1) if layout.schedule == "zb-v" else (pp - 1) / 2
+    middle = (pp - 1) if layout.pipeline.schedule == "zb-v" else (pp - 1) / 2
     order = sorted(range(pp), key=lambda stage: (abs(stage - middle), stage))
     counts = [[base] * vpp for _ in range(pp)]
     for place in range(extra):
@@ -178,7 +178,7 @@ def stage_layers(model: Model, layout: Layout) -> tuple[tuple[int, ...], ...]:
         counts[order[position]][chunk] += 1
     if layer_units(model, layout) > model.layers:
         counts[0][0] -= 1
-        counts[0 if layout.schedule == "zb-v" else pp - 1][vpp - 1] -= (
+        counts[0 if layout.pipeline.schedule == "zb-v" else pp - 1][vpp - 1] -= (
             layer_units(model, layout) - model.layers - 1
         )
     return tuple(tuple(chunks) for chunks in counts)
@@ -191,7 +191,7 @@ def _layers_by_flop(model: Model, layout: Layout) -> tuple[tuple[int, ...], ...]
     virtual stages may have no layer.  Ignored: attention scores; a loss on a stage behind the projection's.
     Source: huggingface/nanotron, models/base.py (build_model).
     """
-    cuts = layout.pp * layout.vpp
+    cuts = layout.parallel.pp * layout.pipeline.vpp
     table = model.vocab * model.hidden
     tables = 1 if model.tied_embeddings else 2
     a_layer = (active_parameters(model) - tables * table) / model.layers
@@ -202,14 +202,15 @@ def _layers_by_flop(model: Model, layout: Layout) -> tuple[tuple[int, ...], ...]
         ends.append(min(wanted, model.layers))
     ends.append(model.layers)
     counts = [last - first for first, last in pairwise(ends)]
-    return tuple(tuple(counts[stage :: layout.pp]) for stage in range(layout.pp))
+    return tuple(tuple(counts[stage :: layout.parallel.pp]) for stage in range(layout.parallel.pp))
 
 
 @lru_cache(maxsize=256)
 def stage_contents(model: Model, layout: Layout) -> tuple[tuple[StageContents, ...], ...]:
     """What every (stage, chunk) holds; the dense layers of a mixture-of-experts model come first."""
     counts = stage_layers(model, layout)
-    table = virtual_stage_table(layout.schedule, layout.pp, chunks_per_stage(layout.schedule, layout.vpp))
+    schedule, vpp = layout.pipeline.schedule, layout.pipeline.vpp
+    table = virtual_stage_table(schedule, layout.parallel.pp, chunks_per_stage(schedule, vpp))
     layers_of = {table[stage][chunk]: n for stage, row in enumerate(counts) for chunk, n in enumerate(row)}
     contents: list[StageContents] = []
     dense_left = dense_layer_count(model)
@@ -251,16 +252,16 @@ def parameters_per_gpu(model: Model, layout: Layout, stage: int) -> StageParamet
         if part.embedding:
             dense += vocabulary + model.learned_positions * model.hidden
         if part.head:
-            dense += _norm(model) + (0 if model.tied_embeddings and layout.pp == 1 else vocabulary)
+            dense += _norm(model) + (0 if model.tied_embeddings and layout.parallel.pp == 1 else vocabulary)
         if part.embedding or part.head:
             largest = max(largest, vocabulary)
         if part.mtp_layers:
             layer = layer_shard(model, layout, moe=bool(model.experts))
-            projection = math.prod(prediction_matrix(model).shard(layout.tp))
+            projection = math.prod(prediction_matrix(model).shard(layout.parallel.tp))
             dense += part.mtp_layers * (layer.dense + projection + 3 * _norm(model))
             experts += part.mtp_layers * layer.experts
             matrices += part.mtp_layers * (layer.dense + layer.experts + projection)
-            if layout.pp > 1:
+            if layout.parallel.pp > 1:
                 dense += vocabulary  # the embedding it shares sits on another stage: a copy
     return StageParameters(dense=dense, experts=experts, largest_unit=largest, matrices=matrices)
 
@@ -277,7 +278,7 @@ def layer_shard(model: Model, layout: Layout, *, moe: bool) -> LayerShard:
 
 def vocabulary_shard(model: Model, layout: Layout) -> int:
     """Weights of the embedding, or of the output projection, on one GPU."""
-    return math.prod(vocabulary_matrix(model).shard(layout.tp))
+    return math.prod(vocabulary_matrix(model).shard(layout.parallel.tp))
 
 
 def _layer_norms(model: Model) -> int:

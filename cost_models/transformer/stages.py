@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import assert_never
 
-from hdpsim.cost_models.layout.layout import Layout, Schedule
+from hdpsim.cost_models.layout.groups import Schedule
+from hdpsim.cost_models.layout.layout import Layout
 
 SPLIT_SCHEDULES: frozenset[Schedule] = frozenset({"zb-h1", "zb-h2", "zb-v", "dualpipe"})
 """Schedules that run the weight gradient of a backward apart from its input gradient."""
@@ -39,11 +40,11 @@ def virtual_stage_table(schedule: Schedule, stages: int, chunks: int) -> tuple[t
 
 def schedule_problems(layout: Layout) -> list[str]:
     """Why this schedule cannot run with these degrees."""
-    schedule, pp, vpp = layout.schedule, layout.pp, layout.vpp
+    schedule, pp, vpp = layout.pipeline.schedule, layout.parallel.pp, layout.pipeline.vpp
     if schedule not in SPLIT_SCHEDULES:
         return []
     problems = []
-    if not layout.pp_overlap:
+    if not layout.pipeline.overlap:
         problems.append(f"schedule {schedule} needs asynchronous transfers (pp_overlap)")
     needed = 2 if schedule == "zb-v" else 1
     if vpp != needed:
@@ -63,17 +64,17 @@ def bubble_weight(layout: Layout) -> float:
 
     B is the whole backward.  Source: arXiv 2104.04473, 2401.10241; DualPipe's README.
     """
-    match layout.schedule:
+    match layout.pipeline.schedule:
         case "1f1b" | "interleaved":
-            return (layout.pp - 1) / layout.vpp
+            return (layout.parallel.pp - 1) / layout.pipeline.vpp
         case "zb-h1":
-            return (layout.pp - 1) / 3.0
+            return (layout.parallel.pp - 1) / 3.0
         case "zb-h2" | "zb-v":
             return 0.0
         case "dualpipe":
-            return (layout.pp / 2.0 - 1.0) * 2.0 / 3.0
+            return (layout.parallel.pp / 2.0 - 1.0) * 2.0 / 3.0
         case _:
-            assert_never(layout.schedule)
+            assert_never(layout.pipeline.schedule)
 
 
 def in_flight_passes(layout: Layout, stage: int, micro_batches: int | None = None) -> tuple[int, ...]:
@@ -91,15 +92,15 @@ def in_flight_passes(layout: Layout, stage: int, micro_batches: int | None = Non
     Counted: a pass until its weight gradient is done, in full.  Ignored: what the input gradient alone sets free.
     Source: arXiv 2104.04473 section 2.2; arXiv 2205.05198 section 4.2.3; arXiv 2401.10241; DualPipe's README.
     """
-    p, v = layout.pp, layout.vpp
-    if layout.schedule in SPLIT_SCHEDULES:
+    p, v = layout.parallel.pp, layout.pipeline.vpp
+    if layout.pipeline.schedule in SPLIT_SCHEDULES:
         end = min(stage, p - 1 - stage)
         counts = {
             "zb-h1": (p,),
             "zb-h2": (2 * p - 1,),
             "zb-v": (2 * p - 1 - stage, stage + 1),
             "dualpipe": (p - end, end + 1) if stage < p / 2 else (end + 1, p - end),
-        }[layout.schedule]
+        }[layout.pipeline.schedule]
         most = micro_batches if micro_batches is not None else 2 * p
         return tuple(min(count, most) for count in counts)
     passes = p - stage if v == 1 else 2 * (p - stage - 1) + (v - 1) * p + 1

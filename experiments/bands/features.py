@@ -101,31 +101,32 @@ def features_of(
         generation=name
         if (name := setup.calibration.name) in calibration_names()
         else cluster.gpu.calibration,
-        bits=_BITS[layout.precision],
-        sharded=layout.sharding == "zero3",
+        bits=_BITS[layout.precision.products],
+        sharded=layout.sharding.kind == "zero3",
         experts=bool(model.experts),
-        recompute=layout.recompute,
+        recompute=layout.recompute.kind,
         dynamic=dynamic,
         missing=missing,
         gpus=cluster.gpus,
         parameters=float(f"{parameters(model).total:.4g}"),
         sequence_tokens=round(sequence_tokens),
-        tp=layout.tp,
-        pp=layout.pp,
-        cp=layout.cp or 1,
-        ep=layout.ep,
+        tp=layout.parallel.tp,
+        pp=layout.parallel.pp,
+        cp=layout.parallel.cp or 1,
+        ep=layout.parallel.ep,
         strategy=setup.strategy.name,
     )
 
 
 def configuration_key(setup: Setup, sequences: int, sequence_tokens: int, micro_batch_tokens: int) -> str:
     """The same for the same model, cluster size, degrees and batch, whoever measured it and whenever."""
-    model, layout = setup.model, setup.layout
+    model, layout, parallel = setup.model, setup.layout, setup.layout.parallel
     parts = (
         model.layers, model.hidden, model.ffn_hidden, model.heads, model.kv_heads, model.vocab, model.experts,
         model.top_k,
-        setup.cluster.gpu.name, setup.cluster.gpus, layout.tp, layout.pp, layout.vpp, layout.cp or 1, layout.ep,
-        layout.sharding, layout.recompute, layout.precision, sequences, sequence_tokens, micro_batch_tokens,
+        setup.cluster.gpu.name, setup.cluster.gpus, parallel.tp, parallel.pp, layout.pipeline.vpp, parallel.cp or 1,
+        parallel.ep, layout.sharding.kind, layout.recompute.kind, layout.precision.products, sequences,
+        sequence_tokens, micro_batch_tokens,
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 

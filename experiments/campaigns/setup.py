@@ -88,7 +88,7 @@ def plan_campaign(scenario: Scenario, folder: Path | None = None) -> CampaignPla
     """
     values = _campaign_values(scenario)
     layout, cluster = scenario.layout, scenario.cluster
-    ranks = cluster.gpus // (layout.tp * layout.pp)
+    ranks = cluster.gpus // (layout.parallel.tp * layout.parallel.pp)
     stragglers = values["straggler_share"] > 0 or values["straggler_mttf"] is not None
     if stragglers:  # the campaign's slow nodes come and go: none is part of the undisturbed step
         scenario = _with_slow_nodes(scenario, 0, 1.0)
@@ -104,7 +104,9 @@ def plan_campaign(scenario: Scenario, folder: Path | None = None) -> CampaignPla
     load = _given(values["checkpoint_load"], lambda: load_s(size, cluster, ranks, storage, values["readers"]))
     groups = _given(
         values["group_initialisation"],
-        lambda: group_initialisation_s(cluster.gpus, layout.tp, layout.pp, values["startup"]),
+        lambda: group_initialisation_s(
+            cluster.gpus, layout.parallel.tp, layout.parallel.pp, values["startup"]
+        ),
     )
     flaps = LinkFlaps(
         per_link_day=values["link_flaps_per_day"],

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hdpsim import __version__
+from hdpsim.cost_models.layout.layout import GROUPS, SWITCHES, Layout
 from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.tracing import Call, tracing, watched
@@ -108,17 +109,26 @@ def _watched_setup(setup: Setup) -> Setup:
     return replace(
         setup,
         model=watched(setup.model, "model"),
-        layout=watched(setup.layout, "layout"),
+        layout=_watched_layout(setup.layout),
         cluster=watched(setup.cluster, "cluster"),
         calibration=watched(setup.calibration, "calibration"),
     )
+
+
+def _watched_layout(layout: Layout) -> Layout:
+    """Switches are reported by their names, whichever group they are in."""
+    groups = {}
+    for group in GROUPS:
+        names = {switch.field: switch.name for switch in SWITCHES.values() if switch.group == group}
+        groups[group] = watched(getattr(layout, group), "layout", names)
+    return Layout(**groups)
 
 
 def _counts(plan: Plan, cost: MicroBatchCost) -> Document:
     """How often things happen: what leads from one layer's seconds to the step's."""
     return {
         "ranks": plan.ranks,
-        "stages": cost.layout.pp,
+        "stages": cost.layout.parallel.pp,
         "layers_per_stage": float(cost.layers_by_stage.mean()),
         "moe_layers_per_stage": float(
             np.array([kind.moe_layers for kind in cost.kinds])[cost.kind].sum(axis=1).mean()

@@ -75,8 +75,8 @@ def tables_of(records: Sequence[Record]) -> list[Table[Any]]:
         chosen = [record for record in records if (record["model"], record["gpus"]) == (model, gpus)]
         rows = of_place(chosen, PLACE, "strategy")
         shown = [name for name in STRATEGIES if any(name in row for row in rows.values())]
-        layout = layout_of(model)
-        degrees = f"TP {layout.tp}, PP {layout.pp}" + (f", EP {layout.ep}" if layout.ep > 1 else "")
+        parallel = layout_of(model).parallel
+        degrees = f"TP {parallel.tp}, PP {parallel.pp}" + (f", EP {parallel.ep}" if parallel.ep > 1 else "")
         columns: list[Column[Any]] = [
             Column("dataset", lambda row: row[0][1], heading="data"),
             Column("context_tokens", lambda row: row[0][3], heading="context", format=format_tokens),

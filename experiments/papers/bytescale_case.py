@@ -243,7 +243,7 @@ def _layers(setup: Setup, lengths: Ints) -> tuple[_Layer, _Layer]:
         segment_offsets=np.array([0, 1], dtype=np.int64),
         group_size=np.array([SINGLE_RANKS], dtype=np.int64),
         tier=problem.cost.fabric.ring_tiers(
-            members * setup.layout.tp, np.array([0, SINGLE_RANKS], dtype=np.int64)
+            members * setup.layout.parallel.tp, np.array([0, SINGLE_RANKS], dtype=np.int64)
         ),
         offload_ratio=np.zeros(1),
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from hdpsim.cost_models.calibration.calibration import Calibration
-from hdpsim.cost_models.layout.layout import Recompute
+from hdpsim.cost_models.layout.groups import RecomputeKind
 from hdpsim.cost_models.transformer.flop import model_flop_per_token
 from hdpsim.errors import HdpSimError
 from hdpsim.experiments.bands.features import Features, configuration_key, features_of
@@ -166,12 +166,12 @@ def _rates(job: Job, step_s: float) -> tuple[float, dict[Convention, float]]:
     setup = job.setup
     tokens_per_s = job.sequences * job.seq_len / step_s / setup.cluster.gpus
 
-    def rate(causal: bool, recompute: Recompute) -> float:
+    def rate(causal: bool, recompute: RecomputeKind) -> float:
         flop = model_flop_per_token(setup.model, job.seq_len, causal=causal, recompute=recompute)
         return flop.total * tokens_per_s / TERA
 
     return tokens_per_s, {
         "model, causal attention": rate(True, "none"),
         "model, full attention": rate(False, "none"),
-        "hardware, full attention": rate(False, setup.layout.recompute),
+        "hardware, full attention": rate(False, setup.layout.recompute.kind),
     }

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from hdpsim.cost_models.calibration.calibration import Calibration, calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Cluster
+from hdpsim.cost_models.layout.groups import ShardingKind as LayoutSharding
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.layout.layout import Sharding as LayoutSharding
 from hdpsim.cost_models.transformer.model import LatentAttention, Model
 from hdpsim.errors import CatalogError, InfeasibleError
 from hdpsim.experiments.records.machine import collective_share, nic_gbps, node_of_cloud
@@ -109,7 +109,7 @@ def job_of(config: RunConfig, own: Calibration | None = None, without: frozenset
     layout = _layout(run, degrees, switches, notes)
     context = micro_batch * seq_len
     if context % layout_cp(layout):
-        raise InfeasibleError(f"{context} tokens of a micro-batch do not divide by cp = {layout.cp}")
+        raise InfeasibleError(f"{context} tokens of a micro-batch do not divide by cp = {layout.parallel.cp}")
     documents, packed = _documents(run, seq_len)
     notes.assumptions += [packed] if packed else []
     _remarks(config, model, layout, notes)
@@ -120,7 +120,7 @@ def job_of(config: RunConfig, own: Calibration | None = None, without: frozenset
     setup = Setup(
         model=model,
         cluster=cluster,
-        layout=replace(layout, rank_capacity_tokens=context // layout_cp(layout)),
+        layout=layout.changed(rank_capacity_tokens=context // layout_cp(layout)),
         calibration=cal,
         context_tokens=context,
         strategy=StrategyOptions(name="static", activation_offload=1.0 if offload else 0.0),
@@ -142,7 +142,7 @@ def job_of(config: RunConfig, own: Calibration | None = None, without: frozenset
 
 def layout_cp(layout: Layout) -> int:
     """The context-parallel degree, 1 when the layout leaves it open."""
-    return layout.cp or 1
+    return layout.parallel.cp or 1
 
 
 def _round_tokens(seq_len: int, documents: int) -> tuple[int, ...]:
@@ -361,7 +361,7 @@ def _cluster(run: Run, gpus: int, notes: _Notes) -> Cluster:
 
 def _remarks(config: RunConfig, model: Model, layout: Layout, notes: _Notes) -> None:
     """Assumptions that follow from the run as a whole."""
-    if config.recompute == "selective" and not (layout.recompute_share or layout.recompute_small_kernels):
+    if config.recompute == "selective" and not (layout.recompute.share or layout.recompute.small_kernels):
         notes.assumptions.append("selective recomputation costs nothing (attention kernels keep no scores)")
     if model.latent_attention and not model.mtp_layers:
         notes.assumptions.append("no multi-token prediction")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hdpsim.cost_models.hardware import catalog
@@ -14,7 +14,7 @@ from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import CatalogError
 from hdpsim.experiments.software.choice import overheads_of
 from hdpsim.experiments.software.facts import Run, known_model
-from hdpsim.experiments.software.rules import Setting, fields_set, setting_of, words_of
+from hdpsim.experiments.software.rules import Setting, fields_set, settable, setting_of, words_of
 from hdpsim.experiments.software.run import RunConfig
 
 _OF_THE_CATALOG = ("qk_norm", "expert_biases", "clamped_activation")
@@ -45,7 +45,7 @@ class Switches:
 def switches_of(run: Run) -> Switches:
     """Columns first, then the rules of the run's software stack, then the catalog's model of that name."""
     config = run.config
-    of_layout, of_model = ({field.name for field in fields(owner)} for owner in (Layout, Model))
+    of_layout, of_model = settable(Layout), settable(Model)
     ruled = [setting for setting in fields_set(run, Layout, Model) if setting.switch != "recompute"]
     decided = {setting.switch for setting in ruled}
     balanced = setting_of(run, "balanced_experts")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import get_args
 
-from hdpsim.cost_models.layout.layout import (
+from hdpsim.cost_models.layout.groups import (
     AttentionKernel,
     ContextParallelKind,
     ExpertDispatch,
@@ -20,11 +20,11 @@ from hdpsim.cost_models.layout.layout import (
     GradientAccumulation,
     GraphScope,
     Order,
-    Precision,
-    Recompute,
+    ProductPrecision,
+    RecomputeKind,
     Schedule,
     ShardCopies,
-    Sharding,
+    ShardingKind,
     StageBalance,
     TensorExchange,
 )
@@ -107,7 +107,7 @@ KEYS: Mapping[str, Key] = {
     "layout.schedule": Key(parse=_choice(get_args(Schedule)), default="1f1b"),
     "layout.pp_overlap": Key(parse=_boolean, default=True),
     "layout.embedding_layers": Key(parse=_boolean, default=False),
-    "layout.sharding": Key(parse=_choice(get_args(Sharding)), default="zero1"),
+    "layout.sharding": Key(parse=_choice(get_args(ShardingKind)), default="zero1"),
     "layout.shard_ranks": Key(
         parse=_or_word("all", _integer("shard_ranks")), default=None, dump=_word_or("all")
     ),
@@ -122,13 +122,13 @@ KEYS: Mapping[str, Key] = {
     "layout.gather_overlap": Key(parse=_boolean, default=True),
     "layout.owner_broadcasts": Key(parse=_boolean, default=False),
     "layout.gradient_all_reduce": Key(parse=_boolean, default=False),
-    "layout.recompute": Key(parse=_choice(get_args(Recompute)), default="none"),
+    "layout.recompute": Key(parse=_choice(get_args(RecomputeKind)), default="none"),
     "layout.recompute_share": Key(parse=_number("share"), default=0.0),
     "layout.recompute_products": _share_or_rest(),
     "layout.recompute_attention": _share_or_rest(),
     "layout.recompute_collectives": _share_or_rest(),
     "layout.recompute_small_kernels": Key(parse=_boolean, default=False),
-    "layout.precision": Key(parse=_choice(get_args(Precision)), default="bf16"),
+    "layout.precision": Key(parse=_choice(get_args(ProductPrecision)), default="bf16"),
     "layout.fp8_scaling": Key(parse=_choice(get_args(Fp8Scaling)), default="delayed"),
     "layout.separate_scale_updates": Key(parse=_boolean, default=False),
     "layout.blocking_maxima": Key(parse=_boolean, default=False),

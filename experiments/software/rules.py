@@ -29,6 +29,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from hdpsim.cost_models.layout.layout import SWITCHES, Layout
 from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.errors import CatalogError, UserInputError
 from hdpsim.experiments.software.facts import COMPUTED, FACTS, Run
@@ -76,7 +77,7 @@ class Rule:
     """One sentence about a stack.
 
     Attributes:
-        switch: a field of Layout, Model or MemoryOverheads, or a reading that other code asks for by name.
+        switch: a switch of Layout, a field of Model or MemoryOverheads, or a reading that other code asks for by name.
         value: see the module.
         holds: the condition.
         condition: the same as it is written.
@@ -162,10 +163,15 @@ def switches() -> tuple[str, ...]:
 
 
 def fields_set(run: Run, *owners: type) -> tuple[Setting, ...]:
-    """What the rules set of the fields of some dataclasses."""
-    known = {field.name for owner in owners for field in fields(owner)}
+    """What the rules set of Layout, or of the fields of some dataclasses."""
+    known = {name for owner in owners for name in settable(owner)}
     found = (setting_of(run, switch) for switch in switches() if switch in known)
     return tuple(setting for setting in found if setting is not None)
+
+
+def settable(owner: type) -> frozenset[str]:
+    """The names under which rules set parts of *owner*."""
+    return frozenset(SWITCHES if owner is Layout else (field.name for field in fields(owner)))
 
 
 def words_of(run: Run, switch: str) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ class Tried:
         return {
             "packing": self.setup.strategy.packing,
             "padding": self.setup.strategy.padding,
-            "cp": self.outcome.mesh.cp if self.outcome.mesh else self.setup.layout.cp,
+            "cp": self.outcome.mesh.cp if self.outcome.mesh else self.setup.layout.parallel.cp,
             "first_batch_step_s": self.step_s,
             "work_left_out": self.work_left_out,
             "reason": self.outcome.reason,
@@ -111,7 +111,7 @@ def best_static(
     if best is None:
         return None
     whole = _fastest([outcome for outcome in outcomes if outcome.work_left_out < WORTH_A_ROW])
-    return Baseline(best=best, best_whole=whole, tried=tried, fixed_cp=setup.layout.cp is not None)
+    return Baseline(best=best, best_whole=whole, tried=tried, fixed_cp=setup.layout.parallel.cp is not None)
 
 
 def _finalists(tried: Sequence[Tried], *, whole: bool) -> list[int]:

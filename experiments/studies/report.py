@@ -168,9 +168,10 @@ def hidden_notes(outcome: Outcome) -> tuple[str, ...]:
 
 def headline(scenario: Scenario) -> str:
     """One line: what is trained, where, on what."""
-    cluster, layout, data = scenario.cluster, scenario.layout, scenario.data
-    degrees = f"TP {layout.tp}, PP {layout.pp}" + (f" x {layout.vpp}" if layout.vpp > 1 else "")
-    degrees += f", EP {layout.ep}" if layout.ep > 1 else ""
+    cluster, data = scenario.cluster, scenario.data
+    parallel, vpp = scenario.layout.parallel, scenario.layout.pipeline.vpp
+    degrees = f"TP {parallel.tp}, PP {parallel.pp}" + (f" x {vpp}" if vpp > 1 else "")
+    degrees += f", EP {parallel.ep}" if parallel.ep > 1 else ""
     size = (
         format_tokens(data.batch.tokens) + " tokens"
         if data.batch.tokens

@@ -100,7 +100,7 @@ def _slower(one: Outcome, best: Outcome) -> str:
 def capacity_lines(variants: Sequence[Variant]) -> tuple[str, ...]:
     """That hdp-naive keeps to the rank capacity that a scenario states, where that differs among these rows."""
     stated = {
-        outcome.setup.layout.rank_capacity_tokens
+        outcome.setup.layout.context.rank_capacity_tokens
         for outcome in (variant.outcome for variant in variants)
         if outcome.results and outcome.setup is not None and _is_naive(outcome.setup.strategy)
     }

@@ -24,7 +24,7 @@ from hdpsim.cost_models.kernels.products import (
     gemm_s,
     memory_bound_s,
 )
-from hdpsim.cost_models.layout.layout import Fp8Scaling, Precision
+from hdpsim.cost_models.layout.groups import Fp8Scaling, ProductPrecision
 from hdpsim.cost_models.network.collectives import CollectiveKind, Collectives, bus_bandwidth_factor
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.errors import InfeasibleError
@@ -44,7 +44,7 @@ _COLLECTIVES: dict[str, CollectiveKind] = {
     "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter",
     "alltoall": "all_to_all",
 }  # fmt: skip
-_PRECISIONS: dict[str, Precision] = {
+_PRECISIONS: dict[str, ProductPrecision] = {
     "bf16": "bf16", "fp16": "bf16", "half": "bf16", "fp16/bf16": "bf16", "fp8": "fp8", "mxfp8": "mxfp8",
     "fp4": "nvfp4", "nvfp4": "nvfp4",
 }  # fmt: skip
@@ -90,7 +90,7 @@ def _causal(record: Mapping[str, str]) -> bool:
     return word == "true" or (word != "false" and bool(number(record, "causal")))
 
 
-def _precision(dtype: str) -> Precision:
+def _precision(dtype: str) -> ProductPrecision:
     kind = dtype.split()[0].lower() if dtype.strip() else "bf16"
     if kind not in _PRECISIONS:
         raise InfeasibleError(f"matrix products in {kind} are not modelled")
@@ -192,7 +192,12 @@ def _gemm(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> float:
 
 
 def _casts_s(
-    record: Mapping[str, str], inputs: float, weights: float, gpu: Gpu, cal: Calibration, precision: Precision
+    record: Mapping[str, str],
+    inputs: float,
+    weights: float,
+    gpu: Gpu,
+    cal: Calibration,
+    precision: ProductPrecision,
 ) -> float:
     """Casts that the benchmark timed along."""
     instrument = instrument_of(record)

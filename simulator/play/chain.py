@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hdpsim.arrays import Bools, Floats, Ints
-from hdpsim.cost_models.layout.layout import Schedule
+from hdpsim.cost_models.layout.groups import Schedule
 from hdpsim.cost_models.transformer.stages import virtual_stage_table
 from hdpsim.simulator.play.schedules import FORWARD
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hdpsim.arrays import Ints, offsets_of
-from hdpsim.cost_models.layout.layout import Schedule
+from hdpsim.cost_models.layout.groups import Schedule
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES, virtual_stage_table
 from hdpsim.simulator.plan import HOLE, Plan

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hdpsim.arrays import Floats
-from hdpsim.cost_models.layout.layout import Order
+from hdpsim.cost_models.layout.groups import Order
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.execution import Noise

@@ -43,7 +43,7 @@ class Neighbourhood:
         """Ranks per node and per block of the problem's cluster."""
         cluster, layout = problem.cost.cluster, problem.cost.layout
         node = problem.ranks_per_node if problem.ranks % problem.ranks_per_node == 0 else 1
-        block = cluster.fabric.nodes_per_block * cluster.node.gpus // layout.rank_stride
+        block = cluster.fabric.nodes_per_block * cluster.node.gpus // layout.parallel.rank_stride
         return cls(node, max(node, block // node * node))
 
     def start(self, first: Ints, size: int) -> Ints:

@@ -271,8 +271,8 @@ class Draft:
             plan,
             np.concatenate((placed.time_s, pack_s)),
             stages=problem.stages,
-            chunks=problem.cost.layout.vpp,
-            schedule=problem.cost.layout.schedule,
+            chunks=problem.cost.layout.pipeline.vpp,
+            schedule=problem.cost.layout.pipeline.schedule,
         )
         return cls(placed.choice, lambda: plan, end_s)
 

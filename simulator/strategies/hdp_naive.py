@@ -67,7 +67,7 @@ def plan_naive(problem: PlanningProblem) -> Plan:
     Every sequence gets the fewest ranks that hold it, so a large capacity means few, long micro-batches. Capacities
     looked at are the context over 1, 2, 3, 4, 6, 8, 12, ...: more memory adds some and takes none away.
     """
-    if problem.cost.layout.rank_capacity_tokens is not None:
+    if problem.cost.layout.context.rank_capacity_tokens is not None:
         return naive_waves(problem).plan()
     drafts = naive_drafts(problem)
     first = next(drafts, None)
@@ -85,7 +85,7 @@ def plan_naive(problem: PlanningProblem) -> Plan:
 
 def naive_drafts(problem: PlanningProblem) -> Iterator[NaiveWaves]:
     """Waves of every capacity that can run, the largest first."""
-    tp, context = problem.cost.layout.tp, problem.context_tokens
+    tp, context = problem.cost.layout.parallel.tp, problem.context_tokens
     parts = (1, *(step << halvings for halvings in range(context.bit_length()) for step in (2, 3)))
     capacities = dict.fromkeys(-(-context // (tp * share)) * tp for share in parts)
     for capacity in capacities:

@@ -44,7 +44,7 @@ class PlanningProblem:
     @property
     def stages(self) -> int:
         """Pipeline stages of a rank."""
-        return self.cost.layout.pp
+        return self.cost.layout.parallel.pp
 
     @property
     def bubble_weight(self) -> float:
@@ -54,7 +54,7 @@ class PlanningProblem:
     @property
     def ranks_per_node(self) -> int:
         """Ranks whose GPUs (of one stage) share a node; 1 when a rank is a node or more."""
-        return max(1, self.cost.cluster.node.gpus // self.cost.layout.rank_stride)
+        return max(1, self.cost.cluster.node.gpus // self.cost.layout.parallel.rank_stride)
 
     @cached_property
     def most_ranks(self) -> int:
@@ -67,9 +67,10 @@ class PlanningProblem:
         """Why no group has more than most_ranks; empty where all ranks may share a sequence."""
         if self.most_ranks == self.ranks:
             return ""
+        layout = self.cost.layout
         return (
-            f"layout.cp_kind = {self.cost.layout.cp_kind} spreads whole heads, of which a GPU has {self.most_ranks} "
-            f"(layout.tp = {self.cost.layout.tp})"
+            f"layout.cp_kind = {layout.context.kind} spreads whole heads, of which a GPU has {self.most_ranks} "
+            f"(layout.tp = {layout.parallel.tp})"
         )
 
     @cached_property
@@ -85,12 +86,14 @@ class PlanningProblem:
     @cached_property
     def fixed_s(self) -> float:
         """Host work of one micro-batch on a stage: a pass forward and one backward of every chunk."""
-        return 2.0 * self.cost.layout.vpp * self.cost.pass_s
+        return 2.0 * self.cost.layout.pipeline.vpp * self.cost.pass_s
 
     def compact_tier(self, group_size: ArrayLike) -> Ints:
         """Tier of a group of neighbouring ranks: the best its ring can get."""
         sizes = np.asarray(group_size, dtype=np.int64)
-        return self.cost.fabric.span_tier(np.zeros_like(sizes), (sizes - 1) * self.cost.layout.rank_stride)
+        return self.cost.fabric.span_tier(
+            np.zeros_like(sizes), (sizes - 1) * self.cost.layout.parallel.rank_stride
+        )
 
     def sequence_s(self, lengths: ArrayLike, group_size: ArrayLike, least_tier: int = 0) -> Floats:
         """Time of a micro-batch that holds one sequence on a group of neighbouring ranks.

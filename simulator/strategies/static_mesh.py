@@ -37,7 +37,7 @@ def divisors(number: int, least: int, most: int) -> list[int]:
 def mesh_degrees(problem: PlanningProblem) -> list[int]:
     """Context-parallel degrees the mesh may have: the one asked for, else every divisor of the ranks that fits."""
     needed = -(-problem.context_tokens // problem.capacity_tokens)
-    asked = problem.cost.layout.cp if problem.mesh_degree is None else problem.mesh_degree
+    asked = problem.cost.layout.parallel.cp if problem.mesh_degree is None else problem.mesh_degree
     most = problem.most_ranks
     if asked is not None:
         if problem.ranks % asked:
@@ -104,7 +104,9 @@ def _static_drafts(problem: PlanningProblem) -> list[MeshDraft]:
     reason: InfeasibleError | None = None
     packs: MeshPacks | None = None
     for degree in mesh_degrees(problem):
-        if packs is None or problem.cost.layout.schedule == "dualpipe":  # whose packs depend on the groups
+        if (
+            packs is None or problem.cost.layout.pipeline.schedule == "dualpipe"
+        ):  # whose packs depend on the groups
             try:
                 packs = MeshPacks.of(
                     problem, options.packing, padding=options.padding, groups=problem.ranks // degree
@@ -138,7 +140,7 @@ class MeshPacks:
         pieces = pack(problem.lengths, problem.context_tokens, packing)
         if (pieces.micro_batch[1:] < pieces.micro_batch[:-1]).any():  # some packers choose from all sequences
             pieces = pieces.at(np.argsort(pieces.micro_batch, kind="stable"))
-        if problem.cost.layout.schedule == "dualpipe":
+        if problem.cost.layout.pipeline.schedule == "dualpipe":
             pieces = _both_ways(problem, pieces, groups)
         counts = np.bincount(pieces.micro_batch)
         offsets = np.concatenate(([0], np.cumsum(counts)))
@@ -269,7 +271,7 @@ def mesh_plan(
     member_ranks = (group[:, None] * degree + np.arange(degree, dtype=np.int64)).ravel()
     member_offsets = np.arange(packs + 1, dtype=np.int64) * degree
     if alike and degree > 1:  # groups that cross a node or a block are slower
-        fabric, stride = problem.cost.fabric, problem.cost.layout.rank_stride
+        fabric, stride = problem.cost.fabric, problem.cost.layout.parallel.rank_stride
         tiers = fabric.ring_tiers(member_ranks * stride, member_offsets)
         crossing = fabric.ring_crossing(member_ranks * stride, member_offsets, stride)
         alike = bool((tiers == tiers[0]).all() and (crossing is None or (crossing == crossing[0]).all()))

@@ -27,7 +27,7 @@ class TokenRates:
         layers = cost.layers_by_stage / cost.busiest_layers
         self.layers = float(layers.sum())
         """Layers over the busiest stage's."""
-        self.whole = not (all_stages and cost.layout.schedule in SPLIT_SCHEDULES)
+        self.whole = not (all_stages and cost.layout.pipeline.schedule in SPLIT_SCHEDULES)
         """Weight gradients included; those that a schedule runs apart hold up no other stage."""
         if not self.whole:
             chosen = cost.by_stage(cost.linear_by_kind_s(sizes, weight_gradients=False)).sum(axis=0)

@@ -162,7 +162,7 @@ def test_frozen_reductions_have_nothing_beside_them_but_the_input_gradient() -> 
         term(model, "tp_communication", backward=True, layout=layout) for model in (MODEL, lora())
     )
     assert frozen == pytest.approx(2 / 3 * full)  # no second gather
-    for changed in (replace(layout, tp_overlap=True), replace(layout, tp_asynchronous=True)):
+    for changed in (layout.changed(tp_overlap=True), layout.changed(tp_asynchronous=True)):
         overlapped = term(lora(), "tp_communication", backward=True, layout=changed)
         assert 0.0 < overlapped <= frozen
 

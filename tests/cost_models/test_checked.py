@@ -18,7 +18,7 @@ from hdpsim.cost_models.calibration.calibration import Calibration, calibration
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
-from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.layout import GROUPS, Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.checked import Checked, Constant, ContradictionError
 from hdpsim.cost_models.step.loading import DataPipeline
@@ -32,7 +32,7 @@ from hdpsim.simulator.step import planning_problem
 SCENARIO = load_scenario("quickstart-8gpu")
 DEEPSEEK = catalog.model("deepseek-v3")
 VALUES: tuple[Checked, ...] = (
-    Layout(),
+    *(getattr(Layout(), group) for group in GROUPS),
     StrategyOptions(),
     ExecutionOptions(),
     DataPipeline(),
@@ -168,7 +168,7 @@ def test_a_network_takes_no_nonsense(name: str, data: st.DataObject) -> None:
 
 def test_all_faults_are_named_and_a_near_miss_is_suggested() -> None:
     with pytest.raises(UserInputError, match=r"tp: expected .*; pp: .* got 'two'; schedule: .*mean 'zb-h1'"):
-        Layout(tp=0, pp="two", schedule="zb-h11")  # type: ignore[arg-type]
+        Layout(tp=0, pp="two", schedule="zb-h11")
 
 
 @given(st.text())
@@ -188,9 +188,10 @@ def test_a_scenario_is_no_setup() -> None:
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    assert Layout(tp=np.int64(4), recompute="selective", recompute_share=np.float32(0.5)).tp == 4  # type: ignore[arg-type]
+    layout = Layout(tp=np.int64(4), recompute="selective", recompute_share=np.float32(0.5))
+    assert layout.parallel.tp == 4
     with pytest.raises(UserInputError):
-        Layout(tp=np.float64(4))  # type: ignore[arg-type]
+        Layout(tp=np.float64(4))
 
 
 def test_a_checked_value_is_pickled_and_compared_as_before() -> None:
@@ -200,9 +201,10 @@ def test_a_checked_value_is_pickled_and_compared_as_before() -> None:
 
 
 def test_checking_costs_little() -> None:
-    """A layout is made in loops that search: 60 fields in 10 us on a quiet machine."""
-    fields = {field.name: getattr(Layout(), field.name) for field in dataclasses.fields(Layout)}
-    assert min(timeit.repeat(lambda: Layout(**fields), number=200, repeat=10)) / 200 < 100e-6
+    """A layout is made in loops that search: on a quiet machine in 7 us, changed in 17 us, hashed in 3 us."""
+    layout = Layout(tp=2, pp=4)
+    for work in (lambda: Layout(tp=2, pp=4), lambda: layout.changed(tp=4), lambda: hash(layout)):
+        assert min(timeit.repeat(work, number=200, repeat=10)) / 200 < 100e-6
 
 
 def test_public_constructors_are_checked() -> None:

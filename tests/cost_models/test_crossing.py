@@ -159,7 +159,7 @@ class TestPipelines:
     def seconds(self, order: str, leaf: float, pp: int = 8) -> float:
         layout = Layout(tp=8, pp=pp, order=order)  # type: ignore[arg-type]
         cost = ideal_cost(layout=layout, cluster=cluster(SMALL, leaf))
-        return float(cost.transfer_s(micro_batches([[1000]]), layout.ranks(NODES * NODE_GPUS))[0])
+        return float(cost.transfer_s(micro_batches([[1000]]), layout.parallel.ranks(NODES * NODE_GPUS))[0])
 
     def test_stages_in_other_blocks_send_everything_across(self) -> None:
         # the next stage is 8 nodes away: all of a block's GPUs send out of it
@@ -198,7 +198,7 @@ class TestPipelines:
         free, less, most = (
             float(
                 ideal_cost(layout=layout, cluster=cluster(fabric, over)).transfer_s(
-                    micro_batches([[1000]]), layout.ranks(NODES * NODE_GPUS)
+                    micro_batches([[1000]]), layout.parallel.ranks(NODES * NODE_GPUS)
                 )[0]
             )
             for over in (1.0, leaf, leaf * more)

@@ -167,7 +167,7 @@ def test_what_selective_recomputation_keeps() -> None:
     lean = MemoryOverheads(selective_keeps=("queries_keys_values",))
     projections = activation_bytes_per_token_layer(LLAMA, layout, overheads=lean)
     assert projections == layer_input + 2 * 3 * 2048
-    piped = replace(layout, pp=2)
+    piped = layout.changed(pp=2)
     small, large = (memory_report(LLAMA, piped, H100, 8, 8192, stage=0, overheads=o) for o in (lean, None))
     assert small.total_bytes < large.total_bytes
     # one layer's other tensors come back while it runs backward

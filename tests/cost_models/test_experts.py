@@ -62,7 +62,7 @@ class TestImbalance:
     def test_a_gpu_that_holds_all_experts_meets_all_tokens_however_they_are_routed(self) -> None:
         tokens = np.array([T])
         for layout in (Layout(), Layout(tp=4), Layout(tp=4, etp=4)):
-            even, busy = (layer(replace(layout, expert_imbalance=share)) for share in (1.0, 3.0))
+            even, busy = (layer(layout.changed(expert_imbalance=share)) for share in (1.0, 3.0))
             assert one(busy.gemm_s(tokens, backward=True)) == one(even.gemm_s(tokens, backward=True))
 
 
@@ -161,7 +161,7 @@ class TestLaunchesOfExperts:
     def test_padding_and_scales_of_the_tensor_itself(self) -> None:
         plain = Layout(ep=2, expert_kernels="separate", precision="fp8")
         for switches, more in (({"expert_padding": True}, 2), ({"fp8_scaling": "tensor"}, 2 * 4)):
-            layout = replace(plain, **switches)  # type: ignore[arg-type]
+            layout = plain.changed(**switches)  # type: ignore[arg-type]
             count = forward_launches(MIXTRAL, layout, moe=True)
             assert count == forward_launches(MIXTRAL, plain, moe=True) + more
 
@@ -170,16 +170,16 @@ class TestLaunchesOfExperts:
         forward = forward_launches(MIXTRAL, layout, moe=True)
         rest = forward - 2 * 4 * 3
         assert backward_launches(MIXTRAL, layout, moe=True) == 2 * rest + 2 * 4 * (2 + 2)
-        plain = replace(layout, precision="bf16")
+        plain = layout.changed(precision="bf16")
         assert backward_launches(MIXTRAL, plain, moe=True) == 2 * forward_launches(MIXTRAL, plain, moe=True)
 
     def test_behind_the_counts(self) -> None:
         layout = Layout(ep=2, expert_kernels="separate", precision="nvfp4")
         assert launches_behind_counts(MIXTRAL, layout) == 2 * 4 * 3
-        graphs = replace(layout, cuda_graphs=True)
+        graphs = layout.changed(cuda_graphs=True)
         assert launches_behind_counts(MIXTRAL, graphs) == 0
-        assert launches_behind_counts(MIXTRAL, replace(graphs, cuda_graph_experts=False)) == 24
-        assert launches_behind_counts(MIXTRAL, replace(layout, ep_overlap=True)) == 0
+        assert launches_behind_counts(MIXTRAL, graphs.changed(cuda_graph_experts=False)) == 24
+        assert launches_behind_counts(MIXTRAL, layout.changed(ep_overlap=True)) == 0
         assert launches_behind_counts(MIXTRAL, Layout(ep=2)) == 0
 
     def test_launches_behind_counts_show_beyond_their_kernels(self) -> None:
@@ -314,7 +314,7 @@ def placements(draw: st.DrawFn) -> tuple[Model, Layout, Layout]:
         expert_imbalance=draw(st.sampled_from([None, 1.0, 1.5])),
         ep_overlap=draw(st.booleans()),
     )
-    return model, layout, replace(layout, etp=max(1, tp // ep))
+    return model, layout, layout.changed(etp=max(1, tp // ep))
 
 
 class TestTwoWaysToWriteAPlacement:
@@ -331,7 +331,7 @@ class TestTwoWaysToWriteAPlacement:
             one, other = (cost.terms_s(batch, backward=backward) for cost in costs)
             for name, a, b in zip(TERMS, one, other, strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-12, err_msg=name)
-        ranks = meant.ranks(where.gpus)
+        ranks = meant.parallel.ranks(where.gpus)
         one_step, other_step = (step_costs(cost, batch, ranks, data_s=0.0).epilogue for cost in costs)
         for part in ("gradient_sync_s", "parameter_gather_s", "optimizer_s"):
             np.testing.assert_allclose(getattr(one_step, part), getattr(other_step, part), rtol=1e-12)
@@ -341,7 +341,7 @@ class TestTwoWaysToWriteAPlacement:
     def test_they_hold_and_launch_the_same(self, case: tuple[Model, Layout, Layout]) -> None:
         model, meant, written = case
         where = ideal_cluster()
-        ranks = meant.ranks(where.gpus)
+        ranks = meant.parallel.ranks(where.gpus)
         assert parameters_per_gpu(model, meant, 0) == parameters_per_gpu(model, written, 0)
         memories = [memory_report(model, layout, where, ranks, 4096) for layout in (meant, written)]
         assert memories[0] == memories[1]
@@ -361,7 +361,7 @@ class TestTwoWaysToWriteAPlacement:
     def test_every_collective_that_is_priced_is_launched(
         self, case: tuple[Model, Layout, Layout], moe: bool, etp: int | None
     ) -> None:
-        model, layout = case[0], replace(case[1], etp=etp, tp_overlap=False)
+        model, layout = case[0], case[1].changed(etp=etp, tp_overlap=False)
         where = ideal_cluster()
 
         class OneSecondEach(Collectives):
@@ -374,7 +374,9 @@ class TestTwoWaysToWriteAPlacement:
 
         seconds = OneSecondEach(FabricModel(where, IDEAL.network))
         cost = LayerCost(model, layout, where, IDEAL, seconds, moe=moe)
-        of_a_cut = 2 if moe and layout.expert_cut > 1 and not layout.experts_cut_like_dense else 0
+        of_a_cut = (
+            2 if moe and layout.parallel.expert_cut > 1 and not layout.parallel.experts_cut_like_dense else 0
+        )
         priced = one(cost.tp_communication_s(np.array([T]), backward=False))
         assert priced == tensor_collectives(model, layout, moe=moe) + of_a_cut
 

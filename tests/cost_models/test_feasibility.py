@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.feasibility import check_layout, reasons_against
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.layout.layout import (
+from hdpsim.cost_models.layout.groups import (
     ContextParallelKind,
-    Layout,
     Order,
-    Precision,
+    ProductPrecision,
     Schedule,
-    Sharding,
+    ShardingKind,
     StageBalance,
 )
+from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.states import state_bytes
 from hdpsim.cost_models.reliability.checkpoint import checkpoint_size
 from hdpsim.cost_models.transformer.parameters import parameters_per_gpu, stage_layers
@@ -53,9 +53,9 @@ degrees = st.fixed_dictionaries(
         "cp": st.sampled_from((1, 2, 3)),
         "cp_kind": one(ContextParallelKind),
         "shard_ranks": st.sampled_from((1, 2, 3, 4)),
-        "sharding": one(Sharding),
+        "sharding": one(ShardingKind),
         "order": one(Order),
-        "precision": one(Precision),
+        "precision": one(ProductPrecision),
         "stage_balance": one(StageBalance),
         "embedding_layers": st.booleans(),
         "pp_overlap": st.booleans(),
@@ -77,7 +77,7 @@ def price(model: str, gpus: int, layout: Layout) -> None:
     result = simulate_step(setup, np.full(8 * setup.ranks, CONTEXT))
     assert np.isfinite(result.step_s)
     assert checkpoint_size(setup.model, layout, setup.ranks).unique_bytes > 0
-    for stage in range(layout.pp):
+    for stage in range(layout.parallel.pp):
         assert parameters_per_gpu(setup.model, layout, stage).total > 0
         assert state_bytes(setup.model, layout, setup.ranks, stage).total >= 0
 
@@ -94,7 +94,7 @@ def test_what_is_feasible_prices_and_what_is_not_does_not(
     layout = Layout(**chosen, rank_capacity_tokens=CONTEXT)  # type: ignore[arg-type]
     cluster = catalog.cluster_of("hgx-b200-180gb", gpus)
     reasons = reasons_against(MODELS[model], cluster, layout, CONTEXT)
-    ranks, rest = divmod(gpus, layout.tp * layout.pp)
+    ranks, rest = divmod(gpus, layout.parallel.tp * layout.parallel.pp)
     if not reasons:
         price(model, gpus, layout)
         check_layout(MODELS[model], layout, ranks)

@@ -65,10 +65,10 @@ class TestChecks:
         group_s = 8 * 1.0 + (RANKS - 8) * 10.0
         cost = ideal_cost(layout=layout, calibration=CHECKED)
         assert epilogue(cost, RANKS, data_s=0.0).gradient_sync_s == pytest.approx([group_s])
-        scattered = ideal_cost(layout=replace(layout, sharding="zero1"), calibration=CHECKED)
+        scattered = ideal_cost(layout=layout.changed(sharding="zero1"), calibration=CHECKED)
         assert epilogue(scattered, RANKS, data_s=0.0).gradient_sync_s < group_s / 2
         # the mean loss and the norm of gradients
-        plain = ideal_cost(layout=replace(layout, checked_collectives=False), calibration=CHECKED)
+        plain = ideal_cost(layout=layout.changed(checked_collectives=False), calibration=CHECKED)
         both = [epilogue(this, RANKS, data_s=0.0).optimizer_s for this in (cost, plain)]
         assert both[0] - both[1] == pytest.approx([2 * group_s])
 
@@ -142,7 +142,7 @@ class TestAsynchronous:
         layout = Layout(tp=8, sequence_parallel=False)
         plain, beside = (
             self.exposed(this, 65536, backward=side, nvlink=1000 * NVLINK)
-            for this, side in ((layout, True), (replace(layout, tp_asynchronous=True), True))
+            for this, side in ((layout, True), (layout.changed(tp_asynchronous=True), True))
         )
         assert beside == pytest.approx(plain / 4, rel=1e-6)
 

@@ -23,7 +23,7 @@ from hdpsim.cost_models.kernels.products import (
     memory_bound_s,
     tile_efficiency,
 )
-from hdpsim.cost_models.layout.layout import Precision
+from hdpsim.cost_models.layout.groups import ProductPrecision
 
 SIZES = st.integers(1, 100_000)
 
@@ -124,7 +124,7 @@ class TestGemm:
         ],
     )
     def test_published_rates(
-        self, gpu: str, precision: Precision, burst: bool, m: int, n: int, k: int, tflops: float
+        self, gpu: str, precision: ProductPrecision, burst: bool, m: int, n: int, k: int, tflops: float
     ) -> None:
         chip = catalog.gpu(gpu)
         cal = calibration(chip.calibration)

@@ -132,8 +132,8 @@ class TestGemms:
         tokens = 65536
         cluster = ideal_cluster()
         routed = 2 * tokens * share * 3 * 4096 * 14336
-        attention = 2 * tokens * 4096 * (48 * 128 + 4096) / layout.tp
-        router = 2 * tokens / layout.tp * 4096 * 8
+        attention = 2 * tokens * 4096 * (48 * 128 + 4096) / layout.parallel.tp
+        router = 2 * tokens / layout.parallel.tp * 4096 * 8
         seconds = gemm(layer(MIXTRAL, layout, moe=True, cluster=cluster), tokens)
         flop = routed + attention + router
         # the router's 8 columns fill a sixteenth of a 128 x 64 tile

@@ -76,7 +76,13 @@ def test_shards_hold_every_weight(model: Model, tp: int, ep: int) -> None:
         weights = parameters_of_experts = 0
         for shard in layer_shards(model, layout, moe=moe):
             matrix = shard.matrix
-            holders = layout.expert_gpus if matrix.block == "experts" else tp if matrix.cut != "none" else 1
+            holders = (
+                layout.parallel.expert_gpus
+                if matrix.block == "experts"
+                else tp
+                if matrix.cut != "none"
+                else 1
+            )
             assert shard.weights * holders == matrix.experts * matrix.weights
             weights += shard.weights
             parameters_of_experts += shard.weights if matrix.block == "experts" else 0

@@ -23,7 +23,8 @@ from hdpsim.cost_models.kernels.formats import (
 )
 from hdpsim.cost_models.kernels.products import attention_s, gemm_s
 from hdpsim.cost_models.layer.layer import LayerCost
-from hdpsim.cost_models.layout.layout import Layout, Precision
+from hdpsim.cost_models.layout.groups import ProductPrecision
+from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.errors import InfeasibleError
@@ -127,7 +128,7 @@ class TestUnits:
     @pytest.mark.parametrize(
         ("precision", "faster"), [("fp8", 2.0), ("mxfp8", 2.0 * MXFP8_RATE), ("nvfp4", 4.0)]
     )
-    def test_narrow_operands_multiply_faster(self, precision: Precision, faster: float) -> None:
+    def test_narrow_operands_multiply_faster(self, precision: ProductPrecision, faster: float) -> None:
         gpu = replace(NARROW_GPU, hbm_bytes_per_s=1e18)
         seconds = gemm_s(4096, 4096, 8192, gpu, IDEAL, precision=precision)
         assert seconds == pytest.approx(2 * 4096 * 4096 * 8192 / PEAK / faster)
@@ -193,7 +194,7 @@ class TestUnits:
 
 
 def layer(
-    precision: Precision,
+    precision: ProductPrecision,
     gpu: Gpu = NARROW_GPU,
     *,
     tp: int = 1,
@@ -244,7 +245,7 @@ class TestLayers:
         # two blocks; a gather moves 33/32 B of every element, half of them to the other GPU
         gather = 33 / 32 * HIDDEN * 4096.0 / 2 / NVLINK
 
-        def sides(kind: Precision, *, overlap: bool = False, rank: int = 0) -> list[float]:
+        def sides(kind: ProductPrecision, *, overlap: bool = False, rank: int = 0) -> list[float]:
             cost = layer(kind, tp=2, tp_overlap=overlap, adapter_rank=rank)
             return [float(cost.tp_communication_s(self.tokens, backward=side)[0]) for side in (False, True)]
 

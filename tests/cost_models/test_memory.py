@@ -80,8 +80,8 @@ def test_mixtral_experts_by_hand() -> None:
     for layout, spread in ((Layout(tp=4), 1), (Layout(tp=4, ep=4), 4), (Layout(tp=2, ep=8), 2)):
         kept = layer_activations(model, layout, moe=True)
         dispatched = 2 * 4096 * (2 + 2) / spread  # two copies of each token, input and output of its expert
-        inner = 2 * 14336 * 6 / layout.tp  # gate, up and product, 2 B each
-        assert kept.experts == pytest.approx(dispatched + inner + 2 * 4 * 8 / layout.tp)
+        inner = 2 * 14336 * 6 / layout.parallel.tp  # gate, up and product, 2 B each
+        assert kept.experts == pytest.approx(dispatched + inner + 2 * 4 * 8 / layout.parallel.tp)
         assert kept.mlp == 0
 
 
@@ -192,7 +192,7 @@ def test_offload_keeps_first_and_last_layer() -> None:
 
 def test_a_report_adds_up_and_capacity_is_exact() -> None:
     model, layout = catalog.model("llama-70b"), Layout(tp=8, pp=4)
-    ranks = layout.ranks(8192)
+    ranks = layout.parallel.ranks(8192)
     capacity = rank_capacity_tokens(model, layout, A100, ranks)
     assert capacity % (128 * 8) == 0
     at = memory_report(model, layout, A100, ranks, capacity)
@@ -266,9 +266,9 @@ def test_more_tokens_never_need_less_and_offload_never_needs_more(
 def test_sharding_more_and_recomputing_never_need_more(
     model: Model, layout: Layout, count: int, tokens: int
 ) -> None:
-    layout = replace(layout, precision="bf16")
+    layout = layout.changed(precision="bf16")
     steps = [
-        _total(model, replace(layout, sharding=s), count, tokens) for s in ("none", "zero1", "zero2", "zero3")
+        _total(model, layout.changed(sharding=s), count, tokens) for s in ("none", "zero1", "zero2", "zero3")
     ]
     assert all(later <= earlier * (1 + 1e-12) for earlier, later in itertools.pairwise(steps))
     kept = [activation_bytes_per_token_layer(model, layout, r) for r in ("none", "selective", "full")]
@@ -292,11 +292,11 @@ def test_what_time_does_not_repeat_is_kept(
 ) -> None:
     """Repeating less of anything never keeps less; repeating nothing keeps what no recomputation keeps."""
     names = ("recompute_share", "recompute_products", "recompute_attention", "recompute_collectives")
-    layout = replace(layout, recompute=mode)
+    layout = layout.changed(recompute=mode)
 
     def kept(values: tuple[float, ...]) -> float:
         of_each = dict(zip(names, values, strict=True))
-        return activation_bytes_per_token_layer(model, replace(layout, **of_each))
+        return activation_bytes_per_token_layer(model, layout.changed(**of_each))
 
     less = tuple(
         data.draw(st.sampled_from([s for s in (0.0, 0.25, 0.5, 1.0) if s <= share])) for share in drawn
@@ -307,13 +307,13 @@ def test_what_time_does_not_repeat_is_kept(
     whole = activation_bytes_per_token_layer(model, layout, "none")
     if mode == "selective":
         assert kept((0.0, 0.0, 0.0, 0.0)) == pytest.approx(whole)
-        every_other = replace(layout, recompute_share=0.5)
+        every_other = layout.changed(recompute_share=0.5)
         expected = pytest.approx((whole + layer_input) / 2)
         assert activation_bytes_per_token_layer(model, every_other) == expected
     else:
         assert layer_input < kept((1.0, 0.0, 0.0, 0.0)) < whole
     again, nothing = (
-        _total(model, replace(layout, **dict.fromkeys(names, share)), 8, 4096) for share in (1.0, 0.0)
+        _total(model, layout.changed(**dict.fromkeys(names, share)), 8, 4096) for share in (1.0, 0.0)
     )
     assert again <= nothing
 

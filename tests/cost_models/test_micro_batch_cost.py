@@ -30,7 +30,8 @@ from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.kernels.products import STREAM_K_FIXUP
 from hdpsim.cost_models.layer.head import LOSS_PASSES_BYTES
 from hdpsim.cost_models.layer.recomputation import repeated_share
-from hdpsim.cost_models.layout.layout import Layout, Recompute
+from hdpsim.cost_models.layout.groups import RecomputeKind
+from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.step.micro_batch_cost import TERMS, MicroBatchCost
 
 LAYERS, VOCAB = 32, 32000
@@ -72,8 +73,8 @@ class TestTerms:
             term(ideal_cost(cluster=SLOW_MEMORY, layout=changed), "logits", 4096)
             for changed in (
                 layout,
-                replace(layout, fused_loss=False),
-                replace(layout, fused_loss=False, fused_kernels=False),
+                layout.changed(fused_loss=False),
+                layout.changed(fused_loss=False, fused_kernels=False),
             )
         )
         assert separate - fused == pytest.approx((48 - 12) * 4096 * VOCAB / 2 / HBM)
@@ -188,7 +189,7 @@ class TestTransfers:
         seconds = ideal_cost(layout=layout).transfer_s(batch, 1)
         assert seconds == pytest.approx([volume * (2 / NVLINK + 1 / NIC) / 3])
         # two chunks a stage pass each link twice, and once from the last stage back to the first: 3 of 7 leave the node
-        chunks = ideal_cost(layout=replace(layout, vpp=2)).transfer_s(batch, 1)
+        chunks = ideal_cost(layout=layout.changed(vpp=2)).transfer_s(batch, 1)
         assert chunks == pytest.approx([volume * (4 / NVLINK + 3 / NIC) / 7])
 
     def test_blocking_transfers_show_the_host_until_the_next_kernel(self) -> None:
@@ -214,13 +215,13 @@ def test_selective_recomputation_repeats_its_share_of_a_layer() -> None:
 
 
 @pytest.mark.parametrize("mode", ["full", "selective"])
-def test_policies_by_operation_repeat_shares_of_their_own(mode: Recompute) -> None:
+def test_policies_by_operation_repeat_shares_of_their_own(mode: RecomputeKind) -> None:
     batch, layout = (
         micro_batches([[4096]]),
         Layout(tp=8, recompute=mode, recompute_share=float(mode == "selective")),
     )
     shares = {"recompute_products": 0.25, "recompute_attention": 0.0, "recompute_collectives": 0.5}
-    kept = ideal_cost(layout=replace(layout, **shares)).terms_s(batch, backward=True)
+    kept = ideal_cost(layout=layout.changed(**shares)).terms_s(batch, backward=True)
     forward = ideal_cost(layout=layout).terms_s(batch, backward=False)
     term = {name: forward[TERMS.index(name)] for name in TERMS}
     embedding = term["small_kernels"] - ideal_cost(layout=layout)._dense.small_kernels_s(

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from hdpsim.cost_models.feasibility import check_layout
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.layout.layout import Layout, Schedule
+from hdpsim.cost_models.layout.groups import Schedule
+from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.transformer.flop import (
     attention_pairs,
     forward_flop,
@@ -167,7 +168,7 @@ def test_the_shards_add_up_to_the_model(name: str, tp: int, pp: int, ep: int) ->
     shards = [parameters_per_gpu(model, layout, stage) for stage in range(pp)]
     whole = parameters(model, with_mtp=True)
     copies = model.vocab * model.hidden * (pp > 1) * (model.tied_embeddings + model.mtp_layers)
-    experts = sum(shard.experts for shard in shards) * max(tp, layout.ep)
+    experts = sum(shard.experts for shard in shards) * max(tp, layout.parallel.ep)
     assert experts == whole.experts
     dense = sum(shard.dense for shard in shards) * tp
     replicated = dense - (whole.total - whole.experts) - copies

@@ -26,7 +26,7 @@ from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 
 SEPARATE = Layout(precision="fp8", separate_scale_updates=True)
-PLAIN = replace(SEPARATE, separate_scale_updates=False)
+PLAIN = SEPARATE.changed(separate_scale_updates=False)
 
 
 def test_three_modules_of_ten_kernels() -> None:
@@ -38,9 +38,9 @@ def test_three_modules_of_ten_kernels() -> None:
     "layout",
     [
         PLAIN,
-        replace(SEPARATE, precision="bf16"),
-        replace(SEPARATE, precision="mxfp8"),
-        replace(SEPARATE, fp8_scaling="tensor"),
+        SEPARATE.changed(precision="bf16"),
+        SEPARATE.changed(precision="mxfp8"),
+        SEPARATE.changed(fp8_scaling="tensor"),
     ],
 )
 def test_only_delayed_scales_of_fp8_have_a_history(layout: Layout) -> None:
@@ -65,13 +65,13 @@ def test_both_passes_launch_them_once() -> None:
 
 def test_a_fifth_of_the_host_s_forward_is_theirs() -> None:
     model = replace(MODEL, learned_positions=2048)
-    separate = replace(SEPARATE, tp=4)
+    separate = SEPARATE.changed(tp=4)
     share = scale_update_launches(separate) / forward_launches(model, separate, moe=False)
     assert share == pytest.approx(0.2, abs=0.02)
 
 
 def test_graphs_launch_none() -> None:
-    graphed = replace(SEPARATE, cuda_graphs=True)
+    graphed = SEPARATE.changed(cuda_graphs=True)
     assert forward_launches(MODEL, graphed, moe=False) == 0
     assert backward_launches(MODEL, graphed, moe=False) == 0
 
@@ -97,11 +97,11 @@ class TestBlockingMaxima:
     def test_nothing_without_delayed_scales_or_the_switch(
         self, collectives: Collectives, changes: dict[str, Any]
     ) -> None:
-        assert maxima_s(replace(self.LAYOUT, **changes), collectives, 12) == 0.0
+        assert maxima_s(self.LAYOUT.changed(**changes), collectives, 12) == 0.0
 
     def test_a_gpu_that_shares_nothing_agrees_at_once(self) -> None:
         node, network = catalog.node("hgx-h100-80gb"), calibration("hopper").network
-        alone = replace(self.LAYOUT, tp=1, pp=8)  # eight stages of one rank
+        alone = self.LAYOUT.changed(tp=1, pp=8)  # eight stages of one rank
         assert maxima_s(alone, Collectives(FabricModel(catalog.cluster_of(node, 8), network)), 12) == 0.0
 
     def test_more_ranks_never_agree_sooner(self) -> None:
@@ -115,14 +115,14 @@ class TestBlockingMaxima:
     def test_every_chunk_waits_in_both_passes(self) -> None:
         cluster, cal = catalog.cluster_of(catalog.node("hgx-h100-80gb"), 64), calibration("hopper")
         model = replace(catalog.model("llama-3-8b"), layers=8)
-        layout = replace(self.LAYOUT, vpp=2, schedule="interleaved")
+        layout = self.LAYOUT.changed(vpp=2, schedule="interleaved")
         batches = MicroBatches(
             segment_tokens=np.array([2048]), segment_offsets=np.array([0, 1]), group_size=np.array([1]),
             tier=np.array([0]), offload_ratio=np.zeros(1),
         )  # fmt: skip
         waiting, free = (
             MicroBatchCost(model, used, cluster, cal)
-            for used in (layout, replace(layout, blocking_maxima=False))
+            for used in (layout, layout.changed(blocking_maxima=False))
         )
         once = maxima_s(layout, waiting.collectives, 2)
         for blocked, plain in zip(waiting.both_terms_s(batches), free.both_terms_s(batches), strict=True):

@@ -74,9 +74,9 @@ def test_small_kernels_are_launched(
     layout = Layout(tp=tp, ep=ep, cuda_graphs=graphs, fused_kernels=fused, ep_overlap=overlap)
     moe = bool(model.experts)
     kernels = small_kernels(model, layout, moe=moe)
-    assert 0 < kernels < forward_launches(model, replace(layout, cuda_graphs=False), moe=moe)
+    assert 0 < kernels < forward_launches(model, layout.changed(cuda_graphs=False), moe=moe)
     # neither graphs nor the pieces of an overlapped layer change what runs on the device
-    assert kernels == small_kernels(model, replace(layout, cuda_graphs=False, ep_overlap=False), moe=moe)
+    assert kernels == small_kernels(model, layout.changed(cuda_graphs=False, ep_overlap=False), moe=moe)
 
 
 @given(
@@ -121,7 +121,7 @@ def test_rows_are_padded_for_narrow_products_only() -> None:
     plain, padded = (Layout(ep=8, precision="mxfp8", expert_padding=on) for on in (False, True))
     more = moe(MOE, padded).routing_passes - moe(MOE, plain).routing_passes
     assert more == 4 * 8 * HIDDEN  # into a buffer and out of one
-    assert moe(MOE, replace(padded, precision="bf16")).routing_passes == moe(MOE, plain).routing_passes
+    assert moe(MOE, padded.changed(precision="bf16")).routing_passes == moe(MOE, plain).routing_passes
     shared = (Layout(tp=2, ep=8, etp=2, precision="fp8", expert_padding=on) for on in (False, True))
     without, with_padding = (moe(MOE, layout).routing_passes for layout in shared)
     assert with_padding - without == 4 * 2 * 8 * HIDDEN / 2
@@ -201,11 +201,11 @@ def test_fused_experts_clamp_and_add_biases_in_their_products() -> None:
 def test_norms_activation_and_clamps_run_again() -> None:
     model = replace(MOE, clamped_activation=True, expert_biases=True, qk_norm=True)
     tokens, plain = np.array([1000.0]), Layout(ep=8, recompute="selective")
-    again = replace(plain, recompute_small_kernels=True)
+    again = plain.changed(recompute_small_kernels=True)
     for backward, passes in (
         (False, 0),
         (True, 2 * 2 * HIDDEN + 2 * (HEADS + KV_HEADS) * 128 + (3 + 4 + 4 / 0.45) * 8 * FFN),
     ):
         times = [moe(model, layout).seconds(tokens, backward=backward) for layout in (plain, again)]
         assert times[1] - times[0] == pytest.approx(2 * passes * 1000 / HBM, rel=1e-9, abs=1e-15)
-    assert moe(model, replace(again, recompute="none")).repeated_passes == 0
+    assert moe(model, again.changed(recompute="none")).repeated_passes == 0

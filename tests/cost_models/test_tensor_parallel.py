@@ -102,7 +102,7 @@ class TestBatchFirst:
 
     def test_scales_of_rows_leave_gathers_whole(self) -> None:
         layout = Layout(tp=8, tp_batch_first=True, tp_overlap=True, precision="fp8", fp8_scaling="row")
-        alone = memory_layer(replace(layout, tp_overlap=False))
+        alone = memory_layer(layout.changed(tp_overlap=False))
         # forward: what the reduction no longer shows
         saved = exposed(alone, self.TOKENS) - exposed(memory_layer(layout), self.TOKENS)
         assert saved <= 2 * (self.TRANSFER_S + self.COPY_S / 2) * (1 + 1e-9)
@@ -131,9 +131,9 @@ class TestLayer:
         self, sequence_parallel: bool, backward: bool
     ) -> None:
         layout = Layout(tp=8, sequence_parallel=sequence_parallel)
-        plain, beside = layer(layout), layer(replace(layout, tp_overlap=True))
+        plain, beside = layer(layout), layer(layout.changed(tp_overlap=True))
         assert exposed(beside, 4096, backward=backward) < exposed(plain, 4096, backward=backward)
-        fast = layer(replace(layout, tp_overlap=True), nvlink=1e18)
+        fast = layer(layout.changed(tp_overlap=True), nvlink=1e18)
         assert exposed(fast, 4096, backward=backward) < 1e-10
 
     def test_overlap_without_tensor_parallelism_is_nothing(self) -> None:

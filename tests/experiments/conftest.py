@@ -75,7 +75,7 @@ class FakeResult:
 
 def fake_step(setup: Setup, lengths: NDArray[np.int64], **_: object) -> FakeResult:
     """A step whose accounts per 1M tokens and 8 GPUs are the constants above; TP 16 does not run."""
-    if setup.layout.tp == 16:
+    if setup.layout.parallel.tp == 16:
         raise InfeasibleError("needs 90 GiB a GPU, 80 GiB are there")
     name, tokens = setup.strategy.name, int(lengths.sum())
     scale = tokens / 2**20 * 8 / setup.cluster.gpus
@@ -100,7 +100,7 @@ def fake_step(setup: Setup, lengths: NDArray[np.int64], **_: object) -> FakeResu
         mfu=0.4,
         mfu_full=0.5,
         accounts=("attention", "cp_ring", "wait_group"),
-        account_s=np.broadcast_to(seconds[:, None, None], (3, setup.ranks, setup.layout.pp)).copy(),
+        account_s=np.broadcast_to(seconds[:, None, None], (3, setup.ranks, setup.layout.parallel.pp)).copy(),
         plan_ideal_s=step_s / 1.04,
         makespan_s=step_s,
         plan_micro_batches=7,

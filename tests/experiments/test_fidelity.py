@@ -155,7 +155,7 @@ def test_key_is_the_configuration_not_its_measurement_or_source() -> None:
     key = configuration_key(setup, 8, 4096, 4096)
     assert key == configuration_key(replace(setup, model=replace(setup.model, name="other")), 8, 4096, 4096)
     assert key != configuration_key(setup, 16, 4096, 4096)
-    assert key != configuration_key(replace(setup, layout=replace(setup.layout, tp=4)), 8, 4096, 4096)
+    assert key != configuration_key(replace(setup, layout=setup.layout.changed(tp=4)), 8, 4096, 4096)
     assert features_of(setup, 4096.0).parameters == pytest.approx(8.03e9, rel=1e-3)
 
 

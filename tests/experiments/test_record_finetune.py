@@ -49,12 +49,16 @@ def test_chunks_of_a_stage(changes: dict[str, object], chunks: int, interleaved:
 
 def test_a_recipe_interleaves_and_its_transfers_run_beside_compute() -> None:
     job, plain = job_of(_config()), job_of(_config(vpp=1))
-    assert (job.setup.layout.schedule, job.setup.layout.vpp, job.setup.layout.pp_overlap) == (
+    assert (
+        job.setup.layout.pipeline.schedule,
+        job.setup.layout.pipeline.vpp,
+        job.setup.layout.pipeline.overlap,
+    ) == (
         "interleaved",
         10,
         True,
     )
-    assert (plain.setup.layout.schedule, plain.setup.layout.pp_overlap) == ("1f1b", False)
+    assert (plain.setup.layout.pipeline.schedule, plain.setup.layout.pipeline.overlap) == ("1f1b", False)
     assert "vpp 10" in job.assumptions
 
 
@@ -180,10 +184,10 @@ def test_adapters_of_a_record(changes: dict[str, object], rank: int, targets: st
 )
 def test_tensor_parallel_overlap_of_lora(changes: dict[str, object], overlap: bool) -> None:
     config = _config(**{"task": "lora", "tp": 2, "sp": True, "dp": 1, **changes})
-    assert job_of(config).setup.layout.tp_overlap == overlap
+    assert job_of(config).setup.layout.tensor.overlap == overlap
 
 
 def test_the_loss_of_late_lora_recipes_is_separate() -> None:
-    assert not job_of(_config(task="lora", year=2025)).setup.layout.fused_loss
-    assert job_of(_config(task="lora", year=2024)).setup.layout.fused_loss
-    assert job_of(_config(task="sft", year=2025)).setup.layout.fused_loss
+    assert not job_of(_config(task="lora", year=2025)).setup.layout.kernels.fused_loss
+    assert job_of(_config(task="lora", year=2024)).setup.layout.kernels.fused_loss
+    assert job_of(_config(task="sft", year=2025)).setup.layout.kernels.fused_loss

@@ -58,7 +58,7 @@ def test_the_first_stage_is_read_and_every_stage_must_fit() -> None:
     found = predict_memory(config, job_of(config))
     assert found.gauge == "reserved"
     assert found.fits == found.fullest.fits
-    assert job_of(config).setup.layout.stage_balance == "flop"
+    assert job_of(config).setup.layout.pipeline.balance == "flop"
     device = predict_memory(_config(micro_batch=2), job_of(_config(micro_batch=2)))
     assert device.peak_gb > found.peak_gb
     assert {part for part, _ in device.parts_gb} >= {"weights", "activations", "context"}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.documents import cluster_document, model_document
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric
-from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.layout import SWITCHES
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.fields import Problems
 from hdpsim.cost_models.transformer.model import Model
@@ -198,7 +198,7 @@ def test_everything_of_a_setup_has_a_key() -> None:
         }
         for section in ("layout", "strategy", "memory", "execution")
     }
-    assert {item.name for item in fields(Layout)} <= written["layout"]
+    assert SWITCHES.keys() <= written["layout"]
     assert {item.name for item in fields(StrategyOptions)} <= written["strategy"]
     assert {item.name for item in fields(MemoryOverheads)} <= written["memory"]
     assert {item.name for item in fields(MemoryOptions)} - {"overheads"} <= written["memory"]

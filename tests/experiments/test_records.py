@@ -155,8 +155,13 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_a_record_becomes_a_setup(tmp_path: Path) -> None:
     job = job_of(config(tmp_path))
     setup = job.setup
-    assert (setup.layout.tp, setup.layout.pp, setup.layout.cp, setup.ranks) == (2, 2, 1, 4)
-    assert setup.context_tokens == setup.layout.rank_capacity_tokens == 2 * 2048
+    assert (setup.layout.parallel.tp, setup.layout.parallel.pp, setup.layout.parallel.cp, setup.ranks) == (
+        2,
+        2,
+        1,
+        4,
+    )
+    assert setup.context_tokens == setup.layout.context.rank_capacity_tokens == 2 * 2048
     assert job.micro_batches == 32 // (4 * 2)
     assert setup.cluster.nodes == 2
     assert setup.cluster.node.nic_bytes_per_s == 50e9
@@ -168,7 +173,7 @@ def test_a_record_becomes_a_setup(tmp_path: Path) -> None:
 def test_context_parallel_ranks_share_a_micro_batch(tmp_path: Path) -> None:
     setup = job_of(config(tmp_path, cp="2", dp="2")).setup
     assert setup.context_tokens == 4096
-    assert setup.layout.rank_capacity_tokens == 2048
+    assert setup.layout.context.rank_capacity_tokens == 2048
 
 
 @pytest.mark.parametrize(
@@ -208,7 +213,7 @@ def test_what_the_source_does_not_say_is_assumed_and_said(tmp_path: Path) -> Non
     for words in ("1 sequence", "no recomputation", "vpp 1", "not sharded", "sequence parallelism", "bf16", "gated MLP",
                   "vocabulary of 51,200"):  # fmt: skip
         assert any(words in assumption for assumption in job.assumptions), words
-    assert job.setup.layout.sequence_parallel
+    assert job.setup.layout.tensor.sequence_parallel
 
 
 @pytest.mark.parametrize(("notes", "etp"), [("", None), ("ETP 1; x", 1), ("ETP = TP (no folding); x", 2)])
@@ -217,7 +222,7 @@ def test_how_experts_are_cut_is_assumed_where_nothing_says_it(
 ) -> None:
     experts = {"n_experts": "8", "topk": "2", "ep": "2", "tp": "2", "dp": "4", "pp": "1", "n_gpus": "8"}
     job = job_of(config(tmp_path, **experts, gpus_per_node="8", vpp="1", notes=notes))
-    assert job.setup.layout.etp == etp
+    assert job.setup.layout.parallel.etp == etp
     assert any("each expert whole" in words for words in job.assumptions) == (etp is None)
 
 

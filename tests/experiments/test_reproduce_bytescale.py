@@ -137,9 +137,9 @@ def test_a_missing_file_and_a_folder_are_explained(tmp_path: Path) -> None:
 def test_every_layout_divides_fits_and_serves_every_context(model: str) -> None:
     gpus, layout = SETUP["models"][model]["gpus"], layout_of(model)
     cluster = cluster_of_size(catalog.cluster(SETUP["cluster"]), gpus)
-    ranks = layout.ranks(gpus)
+    ranks = layout.parallel.ranks(gpus)
     assert not reasons_against(catalog.model(model), cluster, layout, max(CONTEXTS_TOKENS))
-    assert layout.rank_capacity_tokens == 8192
+    assert layout.context.rank_capacity_tokens == 8192
     assert ranks % (max(CONTEXTS_TOKENS) // 8192) == 0  # cp 256 for 2M
     assert memory_report(catalog.model(model), layout, cluster, ranks, 8192).fits
     assert SETUP["models"][model]["why"]

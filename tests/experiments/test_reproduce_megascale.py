@@ -168,7 +168,7 @@ def test_startup_and_time_to_failure() -> None:
 @pytest.mark.parametrize("name", [n for n in scenario_names() if n.startswith(("megascale", "megatron"))])
 def test_shipped_scenarios_load(name: str) -> None:
     scenario = load_scenario(name)
-    assert scenario.layout.ranks(scenario.cluster.gpus) > 1
+    assert scenario.layout.parallel.ranks(scenario.cluster.gpus) > 1
     assert scenario.batches(1)[0].tolist() == [2048] * (scenario.data.batch.tokens // 2048)  # type: ignore[operator]
 
 

@@ -46,7 +46,7 @@ def test_units_become_base_units() -> None:
 def test_defaults_are_those_of_the_schema() -> None:
     scenario = resolve_scenario(load_yaml(GOOD))
     assert scenario.strategy.name == KEYS["strategy.name"].default == "hdp-balance"
-    assert scenario.layout.rank_capacity_tokens is None
+    assert scenario.layout.context.rank_capacity_tokens is None
     assert scenario.calibration.name == scenario.cluster.gpu.calibration
 
 
@@ -75,7 +75,7 @@ def test_the_same_seed_gives_the_same_batches() -> None:
 def test_another_strategy_changes_nothing_else() -> None:
     setup = resolve_scenario(load_yaml(GOOD)).setup("static")
     assert setup.strategy.name == "static"
-    assert setup.layout.tp == 2
+    assert setup.layout.parallel.tp == 2
 
 
 @pytest.mark.parametrize("name", scenario_names())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.layout import GROUPS, SWITCHES, Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import CatalogError, ScenarioError, UserInputError
@@ -25,6 +25,7 @@ from hdpsim.experiments.software.rules import (
     Stack,
     _Conditions,
     left_out,
+    settable,
     setting_of,
     stacks,
     switches,
@@ -33,7 +34,6 @@ from hdpsim.experiments.software.run import RunConfig
 from hdpsim.experiments.validation.run import run as validate
 from hdpsim.simulator.step import simulate_step
 
-OWNERS = (Layout, Model, MemoryOverheads)
 READINGS = {
     "activation_offload",
     "balanced_experts",
@@ -110,8 +110,9 @@ def rules() -> list[tuple[Stack, Any]]:
     ("stack", "rule"), rules(), ids=lambda item: getattr(item, "switch", getattr(item, "name", ""))
 )
 def test_every_shipped_rule_sets_a_switch_to_a_value_that_it_takes(stack: Stack, rule: Any) -> None:
-    hints = {name: hint for owner in OWNERS for name, hint in get_type_hints(owner).items()}
-    known = {field.name for owner in OWNERS for field in fields(owner)}
+    hints = {name: hint for owner in (Model, MemoryOverheads) for name, hint in get_type_hints(owner).items()}
+    hints |= {name: get_type_hints(GROUPS[s.group])[s.field] for name, s in SWITCHES.items()}
+    known = {name for owner in (Layout, Model, MemoryOverheads) for name in settable(owner)}
     assert rule.switch in known | READINGS
     assert rule.kind in KINDS
     assert rule.kind == "stated" or rule.source, "whoever is not quoted has a source"
@@ -209,16 +210,19 @@ def test_every_stack_times_a_scenario_and_says_what_it_set(name: str) -> None:
     scenario = load_scenario("quickstart-8gpu", (f"software={name}", "layout.rank_capacity=2K tokens"))
     assert simulate_step(scenario.setup(), scenario.batches(1)[0]).step_s > 0
     for setting in scenario.settings:
-        owners = (scenario.layout, scenario.model, scenario.memory.overheads)
-        owner = next(owner for owner in owners if hasattr(owner, setting.switch))
-        assert getattr(owner, setting.switch) == setting.value
+        if setting.switch in SWITCHES:
+            found = scenario.layout.switch(setting.switch)
+        else:
+            owners = (scenario.model, scenario.memory.overheads)
+            found = next(getattr(owner, setting.switch) for owner in owners if hasattr(owner, setting.switch))
+        assert found == setting.value
 
 
 def test_what_a_scenario_writes_wins_over_its_software() -> None:
     plain = load_scenario("quickstart-8gpu", ("software=torchtitan 2.8",))
-    assert (plain.layout.attention_kernel, plain.layout.fused_kernels) == ("flash2", False)
+    assert (plain.layout.kernels.attention, plain.layout.kernels.fused) == ("flash2", False)
     own = load_scenario("quickstart-8gpu", ("software=torchtitan 2.8", "layout.fused_kernels=true"))
-    assert (own.layout.attention_kernel, own.layout.fused_kernels) == ("flash2", True)
+    assert (own.layout.kernels.attention, own.layout.kernels.fused) == ("flash2", True)
     assert "fused_kernels" not in {setting.switch for setting in own.settings}
 
 

@@ -153,7 +153,7 @@ def test_a_bug_in_one_cell_is_its_row_and_is_tried_again(
     from hdpsim.experiments.studies.compare import run_batches
 
     def buggy(scenario: Any, batches: Any, **options: Any) -> Any:
-        if scenario.layout.tp == 4:
+        if scenario.layout.parallel.tp == 4:
             raise ZeroDivisionError("oops")
         return run_batches(scenario, batches, **options)
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from hdpsim.cost_models.calibration.calibration import Calibration, calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric
-from hdpsim.cost_models.layout.layout import Layout, Schedule
+from hdpsim.cost_models.layout.groups import Schedule
+from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.simulator.setup import ExecutionOptions, Setup, StrategyName, StrategyOptions
 from hdpsim.simulator.step import micro_batch_cost
@@ -66,7 +67,7 @@ def small_setup(
     return Setup(
         model=model,
         cluster=cluster or small_cluster(nodes),
-        layout=replace(layout or Layout(), rank_capacity_tokens=capacity),
+        layout=(layout or Layout()).changed(rank_capacity_tokens=capacity),
         calibration=cal,
         context_tokens=context,
         strategy=StrategyOptions(**strategy),  # type: ignore[arg-type]
@@ -76,11 +77,11 @@ def small_setup(
 
 def problem_of(setup: Setup, lengths: list[int] | NDArray[np.int64]) -> PlanningProblem:
     """Return what a strategy is asked for this batch."""
-    assert setup.layout.rank_capacity_tokens is not None
+    assert setup.layout.context.rank_capacity_tokens is not None
     return PlanningProblem(
         lengths=np.asarray(lengths, dtype=np.int64),
         ranks=setup.ranks,
-        capacity_tokens=setup.layout.rank_capacity_tokens,
+        capacity_tokens=setup.layout.context.rank_capacity_tokens,
         context_tokens=setup.context_tokens,
         cost=micro_batch_cost(setup),
         options=setup.strategy,

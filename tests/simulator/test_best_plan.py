@@ -42,7 +42,7 @@ def meshes(setup: Setup) -> Iterator[Setup]:
             for padding in (True, False):
                 yield replace(
                     setup,
-                    layout=replace(setup.layout, cp=cp),
+                    layout=setup.layout.changed(cp=cp),
                     strategy=StrategyOptions(name="static", packing=packing, padding=padding),
                 )
 
@@ -61,9 +61,9 @@ def with_more(setup: Setup, part: str, times: float) -> Setup:
     """The setup with more of one resource."""
     node, gpu = setup.cluster.node, setup.cluster.node.gpu
     if part == "memory":
-        tokens = setup.layout.rank_capacity_tokens
+        tokens = setup.layout.context.rank_capacity_tokens
         assert tokens is not None
-        return replace(setup, layout=replace(setup.layout, rank_capacity_tokens=int(tokens * times)))
+        return replace(setup, layout=setup.layout.changed(rank_capacity_tokens=int(tokens * times)))
     if part == "nic":
         node = replace(node, nic_bytes_per_s=node.nic_bytes_per_s * times)
     else:
@@ -110,7 +110,7 @@ def job(
     return Setup(
         model=catalog.model(model),
         cluster=Cluster(name="named", node=hardware, nodes=nodes, fabric=Fabric()),
-        layout=replace(layout or Layout(), rank_capacity_tokens=capacity),
+        layout=(layout or Layout()).changed(rank_capacity_tokens=capacity),
         calibration=calibration(hardware.gpu.calibration),
         context_tokens=context,
         strategy=StrategyOptions(),
@@ -168,7 +168,7 @@ def test_sequences_that_fit_one_rank_are_shared_where_ranks_idle(name: str):
     room = replace(setup.cluster.node.gpu, hbm_bytes=1e13)
     setup = replace(setup, cluster=replace(setup.cluster, node=replace(setup.cluster.node, gpu=room)))
     plan, _, _ = plan_batch(setup, lengths)
-    validate_plan(plan, lengths, setup.layout.pp)
+    validate_plan(plan, lengths, setup.layout.parallel.pp)
     assert plan.group_size.max() > 1
     step_s = simulate_step(setup, lengths).step_s
     assert step_s <= best_mesh_s(setup, lengths) * 1.01

@@ -8,7 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from simulator_setups import MODEL, small_cluster, small_setup
 
-from hdpsim.cost_models.layout.layout import ContextParallelKind, Layout
+from hdpsim.cost_models.layout.groups import ContextParallelKind
+from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.setup import Setup, StrategyName
 from hdpsim.simulator.step import plan_batch, simulate_step
@@ -20,9 +21,9 @@ CAPACITY = 512
 
 def most_ranks(setup: Setup) -> int:
     """Of one group: whole heads, where heads are what is spread."""
-    if setup.layout.cp_kind != "ulysses":
+    if setup.layout.context.kind != "ulysses":
         return setup.ranks
-    return min(setup.ranks, max(1, setup.model.heads // setup.layout.tp))
+    return min(setup.ranks, max(1, setup.model.heads // setup.layout.parallel.tp))
 
 
 def can_run(setup: Setup, longest: int) -> bool:
@@ -31,8 +32,8 @@ def can_run(setup: Setup, longest: int) -> bool:
     if setup.strategy.name == "static":
         needed = -(-setup.context_tokens // CAPACITY)
         degrees = [d for d in range(needed, most + 1) if setup.ranks % d == 0]
-        return setup.layout.cp in degrees if setup.layout.cp else bool(degrees)
-    layers = setup.model.layers // setup.layout.pp
+        return setup.layout.parallel.cp in degrees if setup.layout.parallel.cp else bool(degrees)
+    layers = setup.model.layers // setup.layout.parallel.pp
     kept = 2 / layers if setup.strategy.selective_offloading and layers > 2 else 1.0
     return longest * kept <= most * CAPACITY
 
@@ -41,8 +42,8 @@ def scenario_words(setup: Setup) -> tuple[str, ...]:
     layout = setup.layout
     return (
         f"context of {setup.context_tokens} tokens",
-        f"cp = {layout.cp}",
-        f"cp_kind = {layout.cp_kind}",
+        f"cp = {layout.parallel.cp}",
+        f"cp_kind = {layout.context.kind}",
         "layout.rank_capacity",
     )
 

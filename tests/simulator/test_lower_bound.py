@@ -10,7 +10,8 @@ from simulator_setups import CALIBRATIONS, HOPPER, SCHEDULES, STRATEGIES, Task, 
 
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.layout.layout import ContextParallelKind, Layout, Schedule
+from hdpsim.cost_models.layout.groups import ContextParallelKind, Schedule
+from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.simulator.lower_bound import least_rate_s, lower_bound_s
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import simulate_step

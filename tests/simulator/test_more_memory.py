@@ -20,9 +20,12 @@ FOR_NOTHING = 1.02
 
 def with_room_for(setup: Setup, times: float) -> Setup:
     """The setup with no degree or capacity stated, on GPUs whose memory just holds *times* the tokens that were."""
-    capacity, step = setup.layout.rank_capacity_tokens, CAPACITY_STEP_TOKENS * setup.layout.tp
+    capacity, step = (
+        setup.layout.context.rank_capacity_tokens,
+        CAPACITY_STEP_TOKENS * setup.layout.parallel.tp,
+    )
     assert capacity is not None
-    free = replace(setup, layout=replace(setup.layout, cp=None, rank_capacity_tokens=None))
+    free = replace(setup, layout=setup.layout.changed(cp=None, rank_capacity_tokens=None))
     report = memory_of(free, int(np.ceil(capacity * times / step)) * step, micro_batches=None)
     node = free.cluster.node
     usable = report.capacity_bytes / node.gpu.hbm_bytes

@@ -27,7 +27,7 @@ def epilogue_s(result: StepResult) -> float:
 @given(tasks())
 def test_every_plan_keeps_the_contract(task: Task):
     plan, problem, _ = plan_batch(task.setup, task.lengths)
-    validate_plan(plan, task.lengths, task.setup.layout.pp)
+    validate_plan(plan, task.lengths, task.setup.layout.parallel.pp)
     assert plan.segment_tokens.sum() == task.lengths.sum()
     assert plan.ranks == task.setup.ranks
     # Offloading only helps as far as Equation 3 allows: two layers stay on the GPU.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from simulator_plans import make_costs, make_plan
 
-from hdpsim.cost_models.layout.layout import Schedule
+from hdpsim.cost_models.layout.groups import Schedule
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.cost_models.transformer.stages import virtual_stage_table
 from hdpsim.simulator.play.engine import run_engine

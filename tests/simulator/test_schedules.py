@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdpsim.cost_models.layout.layout import Schedule
+from hdpsim.cost_models.layout.groups import Schedule
 from hdpsim.simulator.play.schedules import (
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,

@@ -113,7 +113,7 @@ def test_the_capacity_follows_from_memory_and_context():
     capacity = capacity_tokens(long)
     assert memory_of(long, capacity).fits
     assert capacity < 2**24
-    more = replace(long, layout=replace(long.layout, rank_capacity_tokens=int(capacity * 1.1)))
+    more = replace(long, layout=long.layout.changed(rank_capacity_tokens=int(capacity * 1.1)))
     with pytest.raises(OutOfMemoryError):
         simulate_step(more, LENGTHS)
 

@@ -116,7 +116,7 @@ def test_a_host_that_runs_into_a_full_memory_waits_in_every_micro_batch(
         execution=ExecutionOptions(executor=executor),  # type: ignore[arg-type]
     )
     setup = replace(setup, calibration=replace(setup.calibration, micro_batch_fixed_s=0.0, launch_s=0.0))
-    ahead = replace(setup, layout=replace(setup.layout, tp=2))
+    ahead = replace(setup, layout=setup.layout.changed(tp=2))
     free = simulate_step(ahead, lengths)
     assert free.memory.run_ahead > 0.0
     tight = with_hbm(ahead, free.memory.total_bytes + free.memory.run_ahead / 2)
@@ -140,7 +140,7 @@ def test_a_host_that_runs_into_a_full_memory_waits_in_every_micro_batch(
 @pytest.mark.parametrize("gib", [4, 10, 40])
 def test_a_capacity_that_memory_sets_leaves_room_for_queued_work(tp: int, pp: int, gib: int) -> None:
     setup = with_hbm(small_setup(nodes=4, layout=Layout(tp=tp, pp=pp), context=2**24), gib * GIB)
-    layout = replace(setup.layout, rank_capacity_tokens=None)
+    layout = setup.layout.changed(rank_capacity_tokens=None)
     setup = replace(setup, layout=layout, memory=MemoryOptions(overheads=EAGER))
     capacity = capacity_tokens(setup)
     there, more = (

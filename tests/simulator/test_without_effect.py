@@ -51,7 +51,7 @@ def named(layout: Layout, model: Model = MODEL) -> tuple[str, ...]:
     ],
 )
 def test_switches_without_effect_are_named_with_the_reason(changes: dict[str, object], why: str) -> None:
-    (note,) = named(replace(Layout(), **changes))
+    (note,) = named(Layout().changed(**changes))
     assert why in note
 
 
@@ -69,7 +69,7 @@ def test_switches_without_effect_are_named_with_the_reason(changes: dict[str, ob
     ],
 )
 def test_switches_with_an_effect_are_not(changes: dict[str, object]) -> None:
-    assert named(replace(Layout(), **changes)) == ()
+    assert named(Layout().changed(**changes)) == ()
 
 
 def test_targets_without_adapters_are_named() -> None:

@@ -1,0 +1,248 @@
+"""The switches of a layout, group by group: what each part of the simulator asks about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from hdpsim.cost_models.layout.switches import switch
+from hdpsim.cost_models.reading.checked import Checked, Count, Share
+from hdpsim.errors import InfeasibleError
+from hdpsim.ranges import RANGES
+
+Schedule = Literal["1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe"]
+RecomputeKind = Literal["none", "selective", "full"]
+ProductPrecision = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
+Order = Literal["tp-dp-pp", "tp-pp-dp"]
+ShardingKind = Literal["none", "zero1", "zero2", "zero3"]
+AttentionKernel = Literal["flash", "flash1", "flash2", "unfused"]
+ContextParallelKind = Literal["ring", "all-gather", "gathered-ring", "ulysses"]
+ExpertDispatch = Literal["all-to-all", "fused"]
+ExpertKernels = Literal["grouped", "separate", "modules", "fused"]
+GraphScope = Literal["layers", "iteration"]
+StageBalance = Literal["layers", "flop"]
+Fp8Scaling = Literal["delayed", "tensor", "row"]
+TensorExchange = Literal["none", "gathers", "mlp"]
+GradientAccumulation = Literal["fused", "separate", "cast"]
+ShardCopies = Literal["both", "gradients", "none"]
+
+
+class Group(Checked):
+    """Base of the groups: values that check their own fields."""
+
+    __slots__: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallel(Group):
+    """Degrees: over how many GPUs what is spread, and how GPUs are numbered.
+
+    A *rank* is one model replica slice of tp x pp GPUs; there are gpus / (tp * pp) of them (d_hdp = d_dp x d_cp).
+    GPU numbering is Megatron's: tensor parallel innermost, then rank, then pipeline stage (see `order`).
+    """
+
+    tp: Annotated[int, RANGES["tp"]] = 1
+    pp: Annotated[int, RANGES["pp"]] = 1
+    cp: Annotated[int, RANGES["cp"]] | None = None
+    """Context-parallel degree of the static mesh; None = the fastest that supports the context."""
+    ep: Annotated[int, RANGES["ep"]] = 1
+    """Expert-parallel degree. Up to tp the experts live inside the rank's own TP group."""
+    etp: Count | None = None
+    """GPUs over which each expert is cut; None = tp / ep, at least 1."""
+    order: Order = "tp-dp-pp"
+    """Which GPUs are numbered next to each other after a TP group: those of its data-parallel group (Megatron), or
+    those of its pipeline."""
+
+    @property
+    def expert_cut(self) -> int:
+        """GPUs over which each expert is cut: etp as given or meant."""
+        return max(1, self.tp // self.ep) if self.etp is None else self.etp
+
+    @property
+    def expert_gpus(self) -> int:
+        """GPUs of a pipeline stage that hold one copy of its experts."""
+        return self.ep * self.expert_cut
+
+    @property
+    def experts_cut_like_dense(self) -> bool:
+        """Whether every expert is cut over the tensor-parallel group, as a dense MLP is."""
+        return self.ep == 1 and self.expert_cut == self.tp
+
+    def ranks(self, gpus: int) -> int:
+        """Number of ranks on *gpus* GPUs."""
+        if gpus % (self.tp * self.pp):
+            raise InfeasibleError(
+                f"{gpus} GPUs do not divide by tp x pp = {self.tp} x {self.pp} = {self.tp * self.pp}"
+            )
+        return gpus // (self.tp * self.pp)
+
+    @property
+    def rank_stride(self) -> int:
+        """GPUs from a rank's first GPU of a stage to that of the next rank."""
+        return self.tp if self.order == "tp-dp-pp" else self.tp * self.pp
+
+    def stage_stride(self, ranks: int) -> int:
+        """GPUs from a stage's first GPU to that of the next stage of the same rank."""
+        return self.tp * ranks if self.order == "tp-dp-pp" else self.tp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline(Group):
+    """How layers are dealt to pipeline stages, and in which order these work."""
+
+    vpp: Annotated[int, RANGES["vpp"]] = 1
+    """Model chunks a pipeline stage holds: 1, more when interleaved, 2 in ZB-V."""
+    schedule: Schedule = "1f1b"
+    embedding_layers: bool = False
+    """Embedding and output projection count as a layer each when layers are dealt to the stages."""
+    balance: StageBalance = switch("layers", name="stage_balance")
+    """How layers are dealt to pipeline stages: as many on each, or so that the output projection's FLOP count too."""
+    overlap: bool = switch(True, name="pp_overlap")
+    """Transfers between stages run beside computation; off: they hold the sending and the receiving stage."""
+    deferred_head_gradient: bool = False
+    """1f1b, interleaved: weight gradients of the output projection wait until the pipeline drains."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor(Group):
+    """How the GPUs of a tensor-parallel group exchange what each of them holds a part of."""
+
+    sequence_parallel: bool = True
+    overlap: bool = switch(False, name="tp_overlap")
+    """Tensor-parallel collectives run beside the GEMMs that need or feed them, cut into chunks."""
+    exchange: TensorExchange = switch("none", name="tp_exchange")
+    """With tp_overlap: gathers feed products as chunks that neighbours copy to each other, each GPU's own chunk first;
+    mlp: what the MLP sends out is reduced that way, too."""
+    batch_first: bool = switch(False, name="tp_batch_first")
+    """Tensors are [batch, sequence, hidden] (DTensor): chunks of tensor-parallel collectives are put together and taken
+    apart by copies, and the backward gathers inputs no second time; sequence parallelism only."""
+    asynchronous: bool = switch(False, name="tp_asynchronous")
+    """Tensor-parallel collectives are called asynchronously: they run beside whole products that do not need them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding(Group):
+    """What data-parallel ranks hold only a part of, and how gradients and parameters get about."""
+
+    kind: ShardingKind = switch("zero1", name="sharding")
+    ranks: Annotated[int, RANGES["shard_ranks"]] | None = switch(None, name="shard_ranks")
+    """Neighbouring ranks that share one copy of what is sharded: of the parameters (zero3: HSDP), of the optimizer's
+    states (zero1, zero2); None = all ranks."""
+    overlap: bool = switch(True, name="dp_overlap")
+    """Gradient reduction and parameter gather run beside compute; off: nothing of them is hidden."""
+    gather_overlap: bool = True
+    """zero1, zero2: parameters are gathered beside the next forward; off: all of them right after the update."""
+    prefetch_gather: bool = True
+    """The step's first parameter gather runs while data is loaded; off: the first forward waits for a bucket."""
+    gather_lists: bool = False
+    """zero3: every matrix is gathered and reduced by a collective of its own that takes a list of all ranks' pieces,
+    whose copies the host launches one by one while the GPU waits."""
+    copies: ShardCopies = switch("both", name="shard_copies")
+    """zero3: what is copied between a collective's buffer and the tensors: gathered parameters and gradients, these
+    alone (parameters are views of the buffer), or nothing."""
+    owner_broadcasts: bool = False
+    """zero1, zero2: whole tensors belong to ranks, which broadcast them one after the other, instead of one gather."""
+    gradient_all_reduce: bool = False
+    """zero1, zero2: every rank gets all sums of gradients (an all-reduce over all ranks), not its states' alone."""
+    bucket_parameters: Annotated[float, RANGES["bucket_parameters"]] | None = None
+    """Parameters of a bucket of gradients; None = Megatron-Core's rule (40 million, a million per rank)."""
+    optimizer_offload: bool = False
+    """Optimizer states in host memory, updated by the CPU: gradients go there, parameters come back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompute(Group):
+    """What of a layer's forward is repeated in the backward instead of kept."""
+
+    kind: RecomputeKind = switch("none", name="recompute")
+    share: Share = switch(0.0, name="recompute_share")
+    """Selective recomputation: share of a layer's forward repeated in the backward (every other layer: 0.5), beside
+    unfused attention."""
+    products: Share | None = switch(None, name="recompute_products")
+    """Recomputation, full or selective: share of the matrix products repeated, where a policy keeps some outputs or
+    nothing needs the last one; None = as the rest of the layer."""
+    attention: Share | None = switch(None, name="recompute_attention")
+    """The same of flash attention, whose output policies by operation keep."""
+    collectives: Share | None = switch(None, name="recompute_collectives")
+    """The same of tensor-parallel collectives."""
+    small_kernels: bool = switch(False, name="recompute_small_kernels")
+    """Selective recomputation: norms and activation functions run again in the backward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision(Group):
+    """In which formats numbers are multiplied and summed."""
+
+    products: ProductPrecision = switch("bf16", name="precision")
+    """Operands of the layers' matrix products; attention scores, router, embedding and output head stay BF16."""
+    fp8_scaling: Fp8Scaling = "delayed"
+    """Scales of fp8: of earlier steps, of the tensor itself, or of its rows and columns (tensor-parallel gathers then
+    carry 16 bits, and every GPU casts all it gathered)."""
+    separate_scale_updates: bool = False
+    """Delayed scales of fp8 are updated in every pass of a layer, module by module, by an operation per kernel."""
+    blocking_maxima: bool = False
+    """Delayed scales of fp8: after every pass of a stage's layers all ranks agree on the largest elements that it saw,
+    and work waits for it; off: once a step, or beside the work."""
+    gradient_bytes: Literal[2, 4] = 4
+    """Bytes of a gradient when it is summed over micro-batches and reduced: 4 (fp32) or 2 (bf16)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts(Group):
+    """How tokens get to their experts, and how these compute."""
+
+    dispatch: ExpertDispatch = switch("all-to-all", name="expert_dispatch")
+    """fused: one kernel permutes and sends, a token once to each node (DeepEP, Hybrid-EP)."""
+    overlap: bool = switch(False, name="ep_overlap")
+    """The expert all-to-all of a micro-batch runs beside the compute of another."""
+    kernels: ExpertKernels = switch("grouped", name="expert_kernels")
+    """separate: the host launches one product (and cast) per expert on several streams; modules: one MLP after the
+    other, each writes into its part of a common output; grouped: one kernel for all; fused: such kernels that clamp,
+    weigh and add biases, too."""
+    imbalance: Annotated[float, RANGES["expert_imbalance"]] | None = switch(None, name="expert_imbalance")
+    """Rows of the busiest GPU of an expert-parallel group over the mean, at least 1; None = the calibration's."""
+    padding: bool = switch(False, name="expert_padding")
+    """With 8 and 4 bits every expert's rows are copied to a multiple of what the products take, and back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels(Group):
+    """Which operations are one kernel and which are several."""
+
+    attention: AttentionKernel = switch("flash", name="attention_kernel")
+    """flash: the best kernel of the GPU's generation; flash1, flash2: FlashAttention of 2022 and 2023; unfused: the
+    scores go to memory and back."""
+    fused: bool = switch(True, name="fused_kernels")
+    """Norms, biases, activation, rotary embedding, dropout and softmax as one kernel each, not one per operation."""
+    fused_loss: bool = True
+    """Cross-entropy as one kernel over fp32 logits, not one per operation; without fused_kernels it never is."""
+    gradient_accumulation: GradientAccumulation = "fused"
+    """How gradients of micro-batches add up: in the products of weight gradients, in kernels of their own, or in such
+    kernels after a copy to the precision of the sum."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host(Group):
+    """What the host does, and waits for, while the GPU works."""
+
+    cuda_graphs: bool = False
+    """Kernels of a layer are replayed from a graph: the host launches none of them."""
+    cuda_graph_scope: GraphScope = "layers"
+    """With graphs: one for every layer; iteration: one for all passes of a step, whose replay leaves the host free."""
+    cuda_graph_experts: bool = True
+    """With graphs: the experts are part of them; off: token counts are known too late, the host launches theirs."""
+    launch_blocking: bool = False
+    """The host waits for every kernel before it goes on (CUDA_LAUNCH_BLOCKING=1): no launch hides behind a kernel."""
+    checked_collectives: bool = False
+    """The hosts of a group check with each other before every collective (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context(Group):
+    """How many tokens a rank holds, and how ranks share a sequence."""
+
+    kind: ContextParallelKind = switch("ring", name="cp_kind")
+    """How a group shares a sequence: keys and values go round, are gathered first, are gathered beside the first of the
+    steps of a ring (PyTorch), or heads are spread (Ulysses)."""
+    rank_capacity_tokens: Annotated[int, RANGES["rank_capacity_tokens"]] | None = None
+    """Tokens one rank holds per micro-batch (C); None = what memory allows, and of hdp-naive the fastest up to that."""
