@@ -11,10 +11,11 @@ from numpy.typing import ArrayLike
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Cluster
-from hdpsim.cost_models.kernels.casts import maxima_s
+from hdpsim.cost_models.kernels.casts import LinearOp, maxima_s
 from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layer.attention import AttentionCost
 from hdpsim.cost_models.layer.experts import beside_the_other_micro_batch_s
+from hdpsim.cost_models.layer.gemms import LayerGemms
 from hdpsim.cost_models.layer.gradient_accumulation import accumulation_s
 from hdpsim.cost_models.layer.head import OutputHead
 from hdpsim.cost_models.layer.host import HostTime
@@ -27,6 +28,7 @@ from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.step.micro_batch import MicroBatches, StepSums
 from hdpsim.cost_models.step.sharded_parameters import ShardedParameters
 from hdpsim.cost_models.tracing import priced, remembered
+from hdpsim.cost_models.transformer.matrices import prediction_matrix
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import StageContents, stage_contents
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
@@ -78,6 +80,15 @@ class MicroBatchCost:
             else None
         )
         self._head = OutputHead(model, layout, cluster.gpu, cal)
+        inner, columns = prediction_matrix(model).shard(layout.parallel.tp)
+        self._prediction = LayerGemms(
+            [LinearOp(name="prediction_in", columns=columns, inner=inner)],
+            layout,
+            cluster.gpu,
+            cal,
+            precision=layout.precision.products,
+            frozen=model.frozen,
+        )
         self._host = HostTime(model, layout, self.collectives.group(layout.parallel.tp), cal)
         self.kinds, self.kind = _stage_kinds(model, layout)
         self._counts = [self._layer_counts(kind) for kind in self.kinds]
@@ -123,6 +134,8 @@ class MicroBatchCost:
                     out[_TERM["gemm"], row] += count * cost.weight_gradient_s(tokens)
             if kind.head:
                 out[_TERM["logits"], row] += (1 + kind.mtp_layers) * self._head.weight_gradient_s(tokens)
+            if kind.mtp_layers:
+                out[_TERM["gemm"], row] += kind.mtp_layers * self._prediction.weight_gradient_s(tokens)
         return out
 
     def _tokens(self, batches: MicroBatches) -> Floats:
@@ -142,7 +155,7 @@ class MicroBatchCost:
         out = np.zeros((len(TERMS), len(self.kinds), batches.count))
         offloads = batches.offload_ratio.any()
         for row, kind in enumerate(self.kinds):
-            # A multi-token-prediction layer costs a layer of the usual kind and a head.
+            # A multi-token-prediction layer costs a layer of the usual kind, its input's projection and a head.
             extra = kind.mtp_layers
             for moe, count in self._counts[row].items():
                 if count:
@@ -158,6 +171,8 @@ class MicroBatchCost:
                 out[_TERM["layer_gather"], row], out[_TERM["layer_reduce"], row] = exposed
             if kind.head:
                 out[_TERM["logits"], row] += (1 + extra) * heads[backward]
+            if extra:
+                out[_TERM["gemm"], row] += extra * self._prediction.seconds(tokens, backward=backward)
             if kind.embedding and not (backward and self.model.frozen):
                 out[_TERM["small_kernels"], row] += self._embedding_s(tokens)
             added_s, agreed_s = remembered(self._of_passes, kind, self._pass_times)

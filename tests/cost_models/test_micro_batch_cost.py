@@ -143,6 +143,11 @@ class TestTerms:
         assert term(with_mtp, "logits", 8192) == pytest.approx(2 * term(without, "logits", 8192))
         one = term(with_mtp, "attention", 8192) - term(without, "attention", 8192)
         assert one == pytest.approx(term(without, "attention", 8192) / 61)
+        more_experts = ideal_cost(replace(model, mtp_layers=0, layers=62), layout)
+        alike, whole = term(more_experts, "gemm", 8192), term(with_mtp, "gemm", 8192)
+        projection_flop = 2 * 8192 * 2 * model.hidden * model.hidden / 8
+        rate = with_mtp.cluster.gpu.bf16_flop_per_s
+        assert whole - alike == pytest.approx(projection_flop / rate, rel=0.02)
 
 
 class TestOffload:
