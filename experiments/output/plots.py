@@ -257,6 +257,7 @@ def plot_beside_paper(
         if log:
             all_axes[0].set_yscale("log")
         else:
+            all_axes[0].margins(y=0.12)
             all_axes[0].set_ylim(bottom=0)
         count_axis(all_axes[0].yaxis)
         all_axes[0].set_ylabel(y)
@@ -287,7 +288,8 @@ def plot_ablation(
     published: Sequence[float | None] | None = None,
     *,
     quantity: str = "",
-    text: Callable[[float, float | None], str] = lambda value, before: f"{value:.2f}×",
+    text: str = "{:.2f}×",
+    gain: str | None = None,
     title: str = "What each part adds",
 ) -> Figure:
     """What is reached after each step of an ablation, predicted beside published.
@@ -297,7 +299,8 @@ def plot_ablation(
         predicted: after each step; None where it cannot run.
         published: the same, None where it is not known.
         quantity: what it is; default: the speed-up over the base.
-        text: how a value reads, given that of the step before.
+        text: how a value reads.
+        gain: how what a step adds reads, below its value; default: not at all.
         title: heading of the plot.
     """
     series = [("predicted", "#0072B2", _with_gaps(predicted))]
@@ -309,10 +312,11 @@ def plot_ablation(
         for i, (label, colour, values) in enumerate(series):
             position = np.arange(len(steps)) + (i - (len(series) - 1) / 2) * width
             axes.bar(position, np.nan_to_num(values), width * 0.94, color=colour, label=label)
-            for x, value, before in zip(position, values, [None, *values], strict=False):
+            for place, value in enumerate(values):
                 if math.isfinite(value):
-                    axes.annotate(text(value, before), (x, value), (0, 3), ha="center",
-                                  textcoords="offset points", fontsize=9)  # fmt: skip
+                    added = gain.format(value - values[place - 1]) if gain and place else ""
+                    axes.annotate(f"{text.format(value)}\n{added}".rstrip(), (position[place], value), (0, 3),
+                                  ha="center", textcoords="offset points", fontsize=9)  # fmt: skip
         axes.set_xticks(range(len(steps)), [_wrapped(step) for step in steps])
         axes.set(
             ylabel=quantity or f"speed-up over {steps[0]} (×)",

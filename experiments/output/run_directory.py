@@ -208,7 +208,7 @@ class RunDirectory:
 
 def write_document(out: str, document: Document) -> str:
     """Write a run directory with everything a document has; returns a line that says so."""
-    notes = document.readme or ((document.head,) if document.title else ()) + document.notes
+    notes = document.readme or ((document.head,) if document.title and document.head else ()) + document.notes
     title = document.title or document.head
     with RunDirectory(out, title=title, command=command_line(), notes=notes) as run:
         run.write_json(

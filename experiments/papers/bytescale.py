@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from hdpsim.arrays import Ints
-from hdpsim.experiments.output import plots
-from hdpsim.experiments.output.document import Column, OutputFile, Table
+from hdpsim.experiments.output.document import OutputFile, Table
 from hdpsim.experiments.output.plot_style import format_count, format_tokens
 from hdpsim.experiments.papers.bytescale_case import case_jobs, case_study
 from hdpsim.experiments.papers.bytescale_steps import (
@@ -25,23 +24,10 @@ from hdpsim.experiments.papers.bytescale_steps import (
     layout_of,
 )
 from hdpsim.experiments.papers.folder import Cell
-from hdpsim.experiments.papers.paper import (
-    NO_FIGURE,
-    Paper,
-    Part,
-    Record,
-    Results,
-    Section,
-    column,
-    of_place,
-    ratio,
-    rows_part,
-)
+from hdpsim.experiments.papers.paper import Paper, Results, Section, of_place, ratio
+from hdpsim.experiments.papers.shown import Part, Record, column, rows_part
 from hdpsim.experiments.validation.errors import error_of, error_summary
 from hdpsim.simulator.setup import Setup, StrategyOptions
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PUBLISHED = FOLDER.published
 DECLINE_DATASET = "github"  # section 6.2 states its declines for this data set
@@ -73,39 +59,32 @@ def tables_of(records: Sequence[Record]) -> list[Table[Any]]:
     tables = []
     for model, gpus in dict.fromkeys((record["model"], record["gpus"]) for record in records):
         chosen = [record for record in records if (record["model"], record["gpus"]) == (model, gpus)]
-        rows = of_place(chosen, PLACE, "strategy")
-        shown = [name for name in STRATEGIES if any(name in row for row in rows.values())]
+        shown = [name for name in STRATEGIES if any(record["strategy"] == name for record in chosen)]
         parallel = layout_of(model).parallel
         degrees = f"TP {parallel.tp}, PP {parallel.pp}" + (f", EP {parallel.ep}" if parallel.ep > 1 else "")
-        columns: list[Column[Any]] = [
-            Column("dataset", lambda row: row[0][1], heading="data"),
-            Column("context_tokens", lambda row: row[0][3], heading="context", format=format_tokens),
+        rows = [
+            {"data": dataset, "context": format_tokens(context), **_side_by_side(row, shown)}
+            for (_, dataset, _, context), row in of_place(chosen, PLACE, "strategy").items()
         ]
-        tables.append(
-            Table(
-                title=f"{model} on {gpus:,} GPUs ({degrees}): tokens/s, paper and prediction",
-                columns=(*columns, *(part for name in shown for part in _columns_of(name))),
-                rows=list(rows.items()),
-            )
-        )
+        columns = [
+            column(name, heading=name.rpartition(" ")[2] if ":" not in name else name) for name in rows[0]
+        ]
+        title = f"{model} on {gpus:,} GPUs ({degrees}): tokens/s, paper and prediction"
+        tables.append(Table(title=title, columns=tuple(columns), rows=rows))
     return tables
 
 
-def _columns_of(strategy: str) -> list[Column[Any]]:
-    def value(name: str) -> Any:
-        return lambda row: row[1][strategy][name] if strategy in row[1] else None
-
-    def predicted(row: Any) -> str | None:
-        if strategy not in row[1]:
-            return None
-        rate = row[1][strategy]["predicted"]
-        return "cannot run" if rate is None else format_count(rate)
-
-    return [
-        Column("", value("measured"), heading=f"{strategy}: paper", format=format_count, missing=NO_FIGURE),
-        Column("", predicted, heading="predicted", missing=NO_FIGURE),
-        Column("", value("error"), heading="error", format="+.0%", missing=NO_FIGURE),
-    ]
+def _side_by_side(row: Mapping[str, Record], strategies: Sequence[str]) -> dict[str, str | None]:
+    texts: dict[str, str | None] = {}
+    for name in strategies:
+        record = row.get(name, {})
+        measured, predicted, error = (record.get(key) for key in ("measured", "predicted", "error"))
+        texts[f"{name}: paper"] = None if measured is None else format_count(measured)
+        texts[f"{name} predicted"] = (
+            format_count(predicted) if predicted else "cannot run" if record else None
+        )
+        texts[f"{name} error"] = None if error is None else f"{error:+.0%}"
+    return texts
 
 
 def speedups(results: Results) -> Part:
@@ -230,42 +209,7 @@ def ablation(results: Results) -> Part:
                 "gain_error": error_of(paper_gain, gain),
             }
         )
-
-    def later(name: str, format: str | Callable[[Any], str], heading: str | None = None) -> Column[Record]:
-        """A column that says nothing of the first step, which gains nothing."""
-        return Column(
-            name,
-            lambda row: None if row is rows[0] else row[name],
-            heading=heading,
-            format=format,
-            missing="",
-        )
-
-    return rows_part(
-        "ablation",
-        rows,
-        (
-            column("step", format=""),
-            column("tokens_per_s", "tokens/s", format_count),
-            column("paper_speed_up", "paper", "{:.2f}×".format),
-            column("speed_up", "predicted", "{:.2f}×".format),
-            later("paper_gain", "{:.2f}×".format),
-            later("gain", "{:.2f}×".format),
-            later("gain_error", "+.0%", "error"),
-        ),
-        title="What each part adds (Figure 20: llama-7b, 2M, Byted, 1,024 GPUs): speed-up and gain of the step",
-        what="Figure 20: what each part adds.",
-        figure=(lambda: _ablation_figure(rows), "Figure 20: cumulative speed-up after each step."),
-    )
-
-
-def _ablation_figure(rows: Sequence[Record]) -> Figure:
-    return plots.plot_ablation(
-        [row["step"] for row in rows],
-        [row["speed_up"] for row in rows],
-        [row["paper_speed_up"] for row in rows],
-        title="What each part adds (ByteScale, Figure 20)",
-    )
+    return rows_part(FOLDER, "ablation", rows)
 
 
 PAPER = Paper(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -13,7 +13,7 @@ from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.cost_models.step.micro_batch_cost import TERMS
 from hdpsim.cost_models.transformer.flop import sequence_model_flop
-from hdpsim.experiments.output.document import Column, OutputFile, Table
+from hdpsim.experiments.output.document import OutputFile, Table
 from hdpsim.experiments.output.plot_style import GRID, colours_of, figure_and_axes, style
 from hdpsim.experiments.papers.bytescale_steps import (
     FOLDER,
@@ -24,7 +24,8 @@ from hdpsim.experiments.papers.bytescale_steps import (
     case_job,
     tokens,
 )
-from hdpsim.experiments.papers.paper import Part, Results, column
+from hdpsim.experiments.papers.paper import Results
+from hdpsim.experiments.papers.shown import Part, column
 from hdpsim.simulator.setup import Setup, StrategyName, StrategyOptions
 from hdpsim.simulator.step import micro_batch_cost, micro_batches, plan_batch
 
@@ -85,7 +86,7 @@ def case_study(results: Results) -> Part:
             for name, outcome in outcomes.items()
         },
         "layer": {
-            name: {"paper": PAPER["layer"][name], "predicted": layer.document()}
+            name: {"paper": PAPER["layer"][name], "predicted": asdict(layer)}
             for name, layer in (("packed", packed), ("single", single))
         },
         "communication_share": {
@@ -98,23 +99,15 @@ def case_study(results: Results) -> Part:
         f"Communication of a packed micro-batch at CP 256: {packed.transfer_share:.1%} of a layer's forward "
         f"(paper {PAPER['communication_share']:.1%}); {packed.exposed_share:.1%} is waiting and nothing else."
     )
-    return Part(
-        value=value,
-        tables=(_times_table(value), _layer_table(value)),
-        lines=(line,),
-        files=(
-            OutputFile(
-                "ranks.csv",
-                lambda: _rank_rows(busy_s),
-                "Figure 18c: seconds of forward and backward of every rank, heaviest batch.",
-            ),
-            OutputFile(
-                "rank_times",
-                lambda: _ranks_figure(busy_s),
-                "Figure 18c: forward and backward time of every rank in the heaviest batch, and the paper's range.",
-            ),
-        ),
+    ranks = "Figure 18c: seconds of forward and backward of every rank, heaviest batch."
+    figure = (
+        "Figure 18c: forward and backward time of every rank in the heaviest batch, and the paper's range."
     )
+    files = (
+        OutputFile("ranks.csv", lambda: _rank_rows(busy_s), ranks),
+        OutputFile("rank_times", lambda: _ranks_figure(busy_s), figure),
+    )
+    return Part(value=value, tables=(_times_table(value), _layer_table(value)), lines=(line,), files=files)
 
 
 def heaviest_batch(model: str, batches: Sequence[Ints]) -> tuple[int, float]:
@@ -136,33 +129,28 @@ def _times_table(value: Mapping[str, Any]) -> Table[Any]:
         ):
             rows.append({"strategy": name, "what": what} | {of: row.get(key) for of, row in busy.items()})
     heaviest = f"heaviest batch ({value['heaviest_over_mean_flop']:.2f} × mean FLOP)"
-    return Table(
-        title=f"Case study (Figure 18: same setting): seconds; mean of {value['batches']} batches and {heaviest}",
-        columns=(
-            Column("strategy"),
-            Column("what", left=True),
-            *(column(name, format=".0f") for name in ("paper", "mean", "heaviest")),
-        ),
-        rows=rows,
+    columns = (
+        column("strategy"),
+        column("what", left=True),
+        *(column(n, format="{:.0f}") for n in ("paper", "mean", "heaviest")),
     )
+    title = (
+        f"Case study (Figure 18: same setting): seconds; mean of {value['batches']} batches and {heaviest}"
+    )
+    return Table(title=title, columns=columns, rows=rows)
 
 
 def _layer_table(value: Mapping[str, Any]) -> Table[Any]:
-    def both(key: str) -> Column[Any]:
-        def text(row: Any) -> str:
-            part = value["layer"][row[0]]
-            return f"{1e3 * part['paper'][key]:.3g} / {1e3 * part['predicted'][key]:.3g}"
-
-        return Column(key, text, heading=key.removesuffix("_s").replace("_", " "))
-
-    return Table(
-        title="One layer's forward (Figure 18a): milliseconds, paper / prediction",
-        columns=(
-            Column("micro_batch", lambda row: row[1], heading="micro-batch"),
-            *map(both, ("attention_s", "rest_s", "ring_step_s", "merge_s", "hop_s")),
-        ),
-        rows=(("packed", "2M packed, 256 ranks"), ("single", "312K, 39 ranks")),
-    )
+    rows = []
+    for name, words in (("packed", "2M packed, 256 ranks"), ("single", "312K, 39 ranks")):
+        paper, predicted = value["layer"][name]["paper"], value["layer"][name]["predicted"]
+        figures = {
+            key.removesuffix("_s"): f"{1e3 * paper[key]:.3g} / {1e3 * predicted[key]:.3g}"
+            for key in ("attention_s", "rest_s", "ring_step_s", "merge_s", "hop_s")
+        }
+        rows.append({"micro-batch": words, **figures})
+    title = "One layer's forward (Figure 18a): milliseconds, paper / prediction"
+    return Table(title=title, columns=tuple(column(name) for name in rows[0]), rows=rows)
 
 
 def _rank_rows(busy_s: Mapping[str, Floats]) -> list[dict[str, Any]]:
@@ -224,11 +212,6 @@ class _Layer:
     def exposed_share(self) -> float:
         """Share of the layer that waits for transfers and does nothing else."""
         return self.exposed_s / (self.attention_s + self.rest_s)
-
-    def document(self) -> dict[str, float]:
-        """Its figures."""
-        names = ("ranks", "attention_s", "exposed_s", "rest_s", "ring_step_s", "merge_s", "hop_s")
-        return {name: getattr(self, name) for name in names}
 
 
 def _layers(setup: Setup, lengths: Ints) -> tuple[_Layer, _Layer]:

@@ -10,25 +10,11 @@ from hdpsim.arrays import Ints
 from hdpsim.cost_models.reliability.failures import job_mttf_s
 from hdpsim.cost_models.reliability.startup import group_initialisation_s
 from hdpsim.experiments.campaigns.run import run_campaign
-from hdpsim.experiments.output import plots
-from hdpsim.experiments.output.document import Column
 from hdpsim.experiments.output.plot_style import GRID, INK, PALETTE, figure_and_axes, style
 from hdpsim.experiments.papers.folder import Cell
 from hdpsim.experiments.papers.megascale_steps import FOLDER, SETUP, Step, StepJob, job_of
-from hdpsim.experiments.papers.paper import (
-    NO_FIGURE,
-    Paper,
-    Part,
-    Record,
-    Results,
-    Section,
-    column,
-    input_column,
-    number,
-    of_place,
-    ratio,
-    rows_part,
-)
+from hdpsim.experiments.papers.paper import Paper, Results, Section, of_place, ratio
+from hdpsim.experiments.papers.shown import Part, Record, readable, rows_part
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.validation.errors import error_of
 from hdpsim.simulator.play.noise import clean_probability
@@ -68,19 +54,7 @@ def ratios(results: Results) -> Part:
         for values, pair in sorted(of_place(steps, place, "system").items())
         if len(pair) == len(SYSTEMS)
     ]
-    if not rows:
-        return Part(value=rows)
-    return rows_part(
-        "ratios",
-        rows,
-        (
-            *map(input_column, place),
-            column("measured", "paper", _times),
-            column("predicted", format=_times),
-        ),
-        title="Megatron-LM's iteration time over MegaScale's",
-        what="How much faster MegaScale is than Megatron-LM: paper, prediction.",
-    )
+    return rows_part(FOLDER, "ratios", rows)
 
 
 def ablation_jobs(batches: int = 1) -> Iterator[StepJob]:
@@ -113,44 +87,11 @@ def ablation(results: Results) -> Part:
                 "reason": step.reason,
             }
         )
-    return rows_part(
-        "ablation",
-        rows,
-        (
-            input_column("step"),
-            column("paper_mfu", "paper", ".1f"),
-            column("mfu", "predicted", ".1f"),
-            _off_by("mfu"),
-            Column("paper_gain", format="+.1f", missing=""),
-            Column("gain", format="+.1f", missing=""),
-            _off_by("gain"),
-        ),
-        title="Every optimisation on top of those before it (Table 3: 175B, 256 GPUs): MFU in %",
-        what="Table 3: cumulative MFU and gain of every step.",
-        lines=ablation_lines(rows),
-        figure=(lambda: _ablation_figure(rows), "Table 3: MFU after every step, prediction and paper."),
-    )
-
-
-def _ablation_figure(rows: list[Record]) -> Figure:
-    return plots.plot_ablation(
-        [row["step"] for row in rows],
-        [row["mfu"] for row in rows],
-        [row["paper_mfu"] for row in rows],
-        quantity="model FLOP utilisation (%)",
-        text=lambda value, before: f"{value:.1f}" + ("" if before is None else f"\n{value - before:+.1f}"),
-        title="Every optimisation on top of those before it (Table 3); second line: gain of the step",
-    )
-
-
-def _off_by(name: str) -> Column[Record]:
-    return Column(
-        "",
-        lambda row: _difference(row[name], row[f"paper_{name}"]),
-        heading="off by",
-        format="+.1f",
-        missing="",
-    )
+    off = {
+        f"{name}_off": lambda row, name=name: _difference(row[name], row[f"paper_{name}"])
+        for name in ("mfu", "gain")
+    }
+    return rows_part(FOLDER, "ablation", rows, derived=off, lines=ablation_lines(rows))
 
 
 def ablation_lines(rows: list[Record]) -> list[str]:
@@ -192,30 +133,7 @@ def weak_scaling(results: Results) -> Part:
                 f"{system}_mfu": step.mfu,
             }
         rows.append({**row, "speed_up": ratio(row["megatron-lm_step_s"], row["megascale_step_s"])})
-    return rows_part(
-        "weak_scaling",
-        rows,
-        (
-            input_column("gpus"),
-            input_column("global_batch"),
-            column("megatron-lm_mfu", "Megatron-LM", ".1f"),
-            column("megascale_mfu", "MegaScale", ".1f"),
-            column("speed_up", "speed-up", _times),
-        ),
-        title="530B, 140 sequences a pipeline (Figure 9; its numbers are not listed): MFU in %",
-        what="530B on growing numbers of GPUs (Figure 9).",
-        figure=(lambda: _scaling_figure(rows), "530B: MFU against GPUs."),
-    )
-
-
-def _scaling_figure(rows: list[Record]) -> Figure:
-    return plots.plot_beside_paper(
-        {"": {system: [(row["gpus"], row[f"{system}_mfu"], None) for row in rows] for system in SYSTEMS}},
-        x="GPUs",
-        y="model FLOP utilisation (%)",
-        title="530B, 140 sequences a pipeline (weak scaling as in Figure 9)",
-        log=False,
-    )
+    return rows_part(FOLDER, "weak_scaling", rows)
 
 
 def startup(results: Results) -> Part:
@@ -234,24 +152,11 @@ def startup(results: Results) -> Part:
                 "error": error_of(row.get("seconds"), predicted),
             }
         )
-    return rows_part(
-        "startup",
-        rows,
-        (
-            input_column("gpus"),
-            Column("method", left=True),
-            Column("", _startup_paper, heading="paper"),
-            column("predicted_s", "predicted"),
-            column("error", format="+.1%"),
-        ),
-        title="Group initialisation (section 3.5): seconds",
-        what="Group initialisation: paper, prediction.",
-        figure=(lambda: _startup_figure(rows), "Group initialisation: prediction and paper."),
-    )
 
+    def paper(row: Record) -> str:
+        return f"< {row['paper_below_s']}" if row["paper_s"] is None else readable(row["paper_s"])
 
-def _startup_paper(row: Record) -> str:
-    return f"< {row['paper_below_s']}" if row["paper_s"] is None else number(row["paper_s"])
+    return rows_part(FOLDER, "startup", rows, derived={"paper": paper}, figure=lambda: _startup_figure(rows))
 
 
 def _startup_figure(rows: list[Record]) -> Figure:
@@ -358,27 +263,12 @@ def campaigns(results: Results) -> Part:
                 "accounts_minus_duration_s": outcome["accounts_minus_duration_s"],
             }
         )
-    return rows_part(
-        "campaigns",
-        rows,
-        (
-            Column("name", heading="run"),
-            Column("days", format=".0f"),
-            Column("effective", format=".1%"),
-            Column("paper_effective_above", heading="paper", format="> {:.0%}".format),
-            Column("restarts", format=".0f"),
-            Column("", _restarts_of_paper, heading="paper", format=str, missing=NO_FIGURE),
-            Column("unplanned", format=".0f"),
-            column("paper_unplanned", "paper", ".0f"),
-        ),
-        title="Whole runs: effective training time and restarts, means over runs",
-        what="Effective training time and restarts of whole runs.",
-    )
 
+    def restarts(row: Record) -> Any:
+        above = row["paper_restarts_above"]
+        return f"> {above}" if above else row["paper_restarts"]
 
-def _restarts_of_paper(row: Record) -> Any:
-    above = row["paper_restarts_above"]
-    return f"> {above}" if above else row["paper_restarts"]
+    return rows_part(FOLDER, "campaigns", rows, derived={"restarts_of_paper": restarts})
 
 
 def mttf(results: Results) -> Part:
@@ -392,32 +282,7 @@ def mttf(results: Results) -> Part:
         rows.append(
             {"gpus": row["gpus"], "hours": hours, "paper_hours": paper, "error": error_of(paper, hours)}
         )
-    return rows_part(
-        "mttf",
-        rows,
-        (
-            input_column("gpus"),
-            column("paper_hours", "paper"),
-            column("hours", "predicted", ".3g"),
-            column("error", format="+.1%"),
-        ),
-        title=f"Mean time to failure at {rate} failures per 1,000 node-days (Meta, RSC-1): hours",
-        what="Mean time to failure against scale (Meta).",
-        figure=(lambda: _mttf_figure(rows, rate), "Mean time to failure against GPUs: prediction and Meta."),
-    )
-
-
-def _mttf_figure(rows: list[Record], rate: float) -> Figure:
-    return plots.plot_beside_paper(
-        {"": {"predicted": [(row["gpus"], row["hours"], row["paper_hours"]) for row in rows]}},
-        x="GPUs",
-        y="mean time to failure (h)",
-        title=f"{rate} failures per 1,000 node-days (published: Meta, RSC-1)",
-    )
-
-
-def _times(value: float) -> str:
-    return f"{value:.2f}×"
+    return rows_part(FOLDER, "mttf", rows)
 
 
 def _difference(value: float | None, base: float | None) -> float | None:

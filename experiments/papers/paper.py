@@ -12,31 +12,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from hdpsim.arrays import Ints
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.bands.band import Residual
 from hdpsim.experiments.bands.residuals import residual_lines, rewrite_residuals, setup_features
-from hdpsim.experiments.output import plots
-from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
-from hdpsim.experiments.output.plot_style import format_tokens
+from hdpsim.experiments.output.document import Document, Table
 from hdpsim.experiments.papers.folder import Cell, PaperFolder
+from hdpsim.experiments.papers.shown import Part, Record, record_files, records_table
 from hdpsim.experiments.parallel.pool import worker_pool
 from hdpsim.experiments.studies.compare import silent
 from hdpsim.experiments.validation.errors import error_of, error_summary
 from hdpsim.simulator.setup import Setup
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-Record = Mapping[str, Any]
 Report = Callable[[int, int], None]
 
 WORKERS = 2  # a simulation takes about a second: more processes start longer than they save
-NO_FIGURE = "–"
 
-_QUANTITIES = {"tokens_per_s": "throughput (tokens/s)", "step_s": "iteration (s)", "percent": "share (%)"}
 _STEP_ERROR_SIGN = {"tokens_per_s": -1.0, "step_s": 1.0}
 """Unit of a measurement -> what its log error says of the step's: too many tokens/s are too short a step."""
 
@@ -64,23 +57,6 @@ class Results:
     records: Sequence[Record]
     outcomes: Mapping[Job, Any]
     batches: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What a section adds to the document.
-
-    Attributes:
-        value: JSON data.
-        tables: for people.
-        lines: sentences for people.
-        files: of the run directory.
-    """
-
-    value: Any
-    tables: Sequence[Table[Any]] = ()
-    lines: Sequence[str] = ()
-    files: Sequence[OutputFile] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +152,10 @@ def reproduce(
         found = residuals_of(paper, chosen, records, count)
         lines += residual_lines(rewrite_residuals(residuals, found, (folder.name,)), residuals)
     tables = (records_table(folder, records),) if paper.tables is None else paper.tables(records)
-    files = (*_files(folder, chosen, records), *(file for part in parts.values() for file in part.files))
+    files = (
+        *record_files(folder, chosen, records),
+        *(file for part in parts.values() for file in part.files),
+    )
     return Document(
         kind=f"reproduce-{folder.name}",
         payload={
@@ -290,141 +269,3 @@ def of_place(
 def ratio(value: float | None, base: float | None) -> float | None:
     """One over the other; None where either is missing or nothing."""
     return value / base if value and base else None
-
-
-def number(value: float) -> str:
-    """Three digits of a small number, all whole digits of a large one."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.3g}"
-
-
-def column(
-    name: str, heading: str | None = None, format: str | Callable[[Any], str] = number
-) -> Column[Record]:
-    """A column of figures, of which some may be missing."""
-    return Column(name, heading=heading, format=format, missing=NO_FIGURE)
-
-
-def input_column(name: str, *, left: bool = False) -> Column[Record]:
-    """A column of words or whole numbers."""
-
-    def text(value: str | int) -> str:
-        return value if isinstance(value, str) else f"{value:,}"
-
-    return Column(name, heading="GPUs" if name == "gpus" else None, format=text, left=left)
-
-
-def paper_columns(error_format: str = "+.1%") -> tuple[Column[Record], ...]:
-    """What the paper measured, what is predicted, and how far off that is."""
-    predicted: Column[Record] = Column("predicted", format=number, missing="cannot run")
-    return column("measured", "paper"), predicted, column("error", format=error_format)
-
-
-def records_table(folder: PaperFolder, records: Sequence[Record]) -> Table[Record]:
-    """One row per cell."""
-    inputs = (input_column(name, left=not isinstance(kind, str)) for name, kind in folder.columns.items())
-    columns = (*inputs, *paper_columns())
-    return Table(title=folder.setup["cells"]["title"], columns=columns, rows=records)
-
-
-def rows_part(
-    name: str,
-    rows: Sequence[Record],
-    columns: Sequence[Column[Record]],
-    *,
-    title: str,
-    what: str,
-    lines: Sequence[str] = (),
-    figure: tuple[Callable[[], Figure], str] | None = None,
-) -> Part:
-    """A section that is a table of rows.
-
-    Args:
-        name: of the section and its files.
-        rows: with equal keys.
-        columns: what people see of them.
-        title: of the table.
-        what: describes the CSV file.
-        lines: sentences for people.
-        figure: what draws the rows, and the figure's description.
-    """
-    files = [OutputFile(f"{name}.csv", lambda: flat_rows(rows), what)]
-    if figure is not None:
-        files.append(OutputFile(name, *figure))
-    table = Table(title=title, columns=tuple(columns), rows=rows)
-    return Part(value=rows, tables=(table,), lines=lines, files=files)
-
-
-def flat_rows(rows: Sequence[Record]) -> list[dict[str, Any]]:
-    """Rows of single figures: mappings are left out, lists become text."""
-    return [
-        {
-            name: "; ".join(map(str, value)) if isinstance(value, list) else value
-            for name, value in row.items()
-            if not isinstance(value, Mapping)
-        }
-        for row in rows
-    ]
-
-
-def _files(folder: PaperFolder, cells: Sequence[Cell], records: Sequence[Record]) -> list[OutputFile]:
-    """The records as a table, all of them as a scatter plot, and against their x axis."""
-    words, figure = folder.setup["cells"], folder.setup["figure"]
-    files = [
-        OutputFile("records.csv", lambda: flat_rows(records), "One row per cell: paper, prediction, error.")
-    ]
-    pairs = zip(cells, records, strict=True)
-    ran = [r for cell, r in pairs if cell.unit == figure["unit"] and r["predicted"] is not None]
-    known = [record for record in ran if record["error"] is not None]
-    quantity = _QUANTITIES[figure["unit"]]
-    if known:
-        of_series = {
-            name: [r for r in known if r[figure["series"]] == name]
-            for name in folder.columns[figure["series"]]
-        }
-        points = {
-            name: ([r["measured"] for r in rows], [r["predicted"] for r in rows])
-            for name, rows in of_series.items()
-            if rows
-        }
-        files.append(
-            OutputFile(
-                "paper_against_prediction",
-                lambda: plots.plot_paper_against_prediction(
-                    points, quantity=quantity, title=f"{folder.setup['title']}, {words['place']}"
-                ),
-                "Every cell with a measurement: prediction over measurement.",
-            )
-        )
-    by_figure: dict[str, list[Record]] = {}
-    for record in ran:
-        by_figure.setdefault(figure["name"].format(**record), []).append(record)
-    return [*files, *(_lines_file(folder, name, rows) for name, rows in by_figure.items())]
-
-
-def _lines_file(folder: PaperFolder, name: str, records: Sequence[Record]) -> OutputFile:
-    """Predictions as lines and measurements as markers against the figure's x column."""
-    figure = folder.setup["figure"]
-    x, title = figure["x"], figure["title"].format(**records[0])
-    panels = dict.fromkeys(figure["panel"].format(**record) for record in records)
-
-    def line(panel: str, series: str) -> plots.Line:
-        chosen = [
-            r for r in records if figure["panel"].format(**r) == panel and r[figure["series"]] == series
-        ]
-        return sorted((r[x], r["predicted"], r["measured"]) for r in chosen)
-
-    names = folder.columns[figure["series"]]
-    return OutputFile(
-        name,
-        lambda: plots.plot_beside_paper(
-            {
-                panel: {series: points for series in names if (points := line(panel, series))}
-                for panel in panels
-            },
-            x=figure["x_label"],
-            y=_QUANTITIES[figure["unit"]],
-            x_text=format_tokens if x == "context_tokens" else "{:,}".format,
-            title=title,
-        ),
-        f"{title}: prediction and paper.",
-    )

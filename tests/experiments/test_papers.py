@@ -15,16 +15,13 @@ from hdpsim.experiments.output.run_directory import write_document
 from hdpsim.experiments.papers.folder import Cell, paper_folder, paper_names, read_folder
 from hdpsim.experiments.papers.paper import (
     Paper,
-    Part,
-    Record,
     Results,
     Section,
-    column,
     load_paper,
     reproduce,
-    rows_part,
     run_jobs,
 )
+from hdpsim.experiments.papers.shown import Part, Record, rows_part
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.simulator.setup import Setup
 
@@ -40,8 +37,10 @@ cells:
   columns: {system: [slow, fast], gpus: gpus}
   measured: measured
   unit: tokens_per_s
-figure: {unit: tokens_per_s, x: gpus, x_label: GPUs, series: system, name: lines, title: Tiny, panel: ""}
+figure: {unit: tokens_per_s, x: gpus, series: system, name: lines, title: Tiny, panel: ""}
 batches: 4
+sections:
+  gain: {title: Gain (section 2), file: The gain., columns: {paper_gain: {heading: paper}, gain: {format: "{:.2f}×"}}}
 """
 PUBLISHED = "gain: 1.9\n"
 CELLS = """system,gpus,measured
@@ -80,7 +79,7 @@ def tiny(folder: Path) -> Paper:
     def gain(results: Results) -> Part:
         rates = {system: results.outcomes[RateJob(system, 8, results.batches)] for system in ("slow", "fast")}
         rows = [{"gain": rates["fast"] / rates["slow"], "paper_gain": data.published["gain"]}]
-        return rows_part("gain", rows, (column("paper_gain"), column("gain")), title="Gain", what="The gain.")
+        return rows_part(data, "gain", rows)
 
     return Paper(
         folder=data,
@@ -110,6 +109,8 @@ def test_a_third_paper_is_data_and_a_few_functions(tmp_path: Path) -> None:
     text = document.text()
     for words in (
         "Throughput (Table 1)",
+        "Gain (section 2)",
+        "2.20×",
         "2 cells with a measurement: absolute error median 5.0%",
         "Cannot run: fast on 32 GPUs: too many GPUs",
         "Means over 4 batches.",
@@ -127,6 +128,7 @@ def test_it_gets_a_run_directory_and_residuals(tmp_path: Path) -> None:
         "system,gpus,measured,predicted,error,reason",
         "slow,8,80.0,80.0,0.0,",
     ]
+    assert "\n- \n" not in (tmp_path / "run/README.md").read_text(encoding="utf-8")
     found = read_residuals(residuals)
     assert set(found.sources.tolist()) == {"tiny"}
     # 10 % too many tokens/s are a step of 1 / 1.1 of the true one
