@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from hdpsim.experiments.validation import markdown as accuracy
+from hdpsim.experiments.validation import report as accuracy
 from hdpsim.experiments.validation.run import run
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,7 +31,7 @@ _NUMBER = re.compile(r"[+-]?\d[\d,]*\.?\d*(?:e[+-]?\d+)?")
 
 def blocks(with_bytescale: bool) -> tuple[dict[str, str], str]:
     """The text of every block by name, and the page of records."""
-    document = run().document
+    document = run().data()
     found = {"short": accuracy.short_markdown(document), "validate": accuracy.markdown(document)}
     if with_bytescale:
         from hdpsim.experiments.papers.paper import load_paper, reproduce

@@ -6,7 +6,7 @@ from importlib import import_module
 
 import click
 
-from hdpsim.experiments.cli.common import emit_json, json_option, out_option, say, show_table
+from hdpsim.experiments.cli.common import Output, json_option, out_option, say
 from hdpsim.experiments.cli.progress import progress
 
 
@@ -108,24 +108,16 @@ def command(
             module = import_module("hdpsim.experiments.validation.run")
             validation = module.run(
                 records,
-                out,
                 memory=memory,
                 calibration=calibration,
                 residuals=residuals,
                 without=rules_left_out,
                 report=shown,
             )
-    if as_json:
-        emit_json(validation.document)
-        return
     if markdown:
-        say(import_module("hdpsim.experiments.validation.markdown").markdown(validation.document))
+        say(import_module("hdpsim.experiments.validation.report").markdown(validation.payload))
         return
-    for table in validation.tables:
-        show_table(table)
-        say()
-    for line in validation.lines:
-        say(line)
+    Output(as_json=as_json, out=out).present(validation)
 
 
 def _write_scenario(

@@ -11,22 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from hdpsim import __version__
 from hdpsim.cost_models.calibration.calibration import Calibration, load_calibration
 from hdpsim.errors import HdpSimError
 from hdpsim.experiments.output.csv_files import read_rows
-from hdpsim.experiments.output.finite import finite
-from hdpsim.experiments.output.run_directory import SCHEMA_VERSION
-from hdpsim.experiments.output.tables import Table
+from hdpsim.experiments.output.document import Column, Document, Table
 from hdpsim.experiments.validation.errors import error_of, error_summary
 from hdpsim.experiments.validation.kernel_prediction import bus_factor, flop_of, number, predicted_s
-from hdpsim.experiments.validation.report import percent
-from hdpsim.experiments.validation.run import Validation
+from hdpsim.experiments.validation.report import BIAS, MEDIAN, P90, Row
 
 _SHOWN_REASONS = 10
+_KEYS: tuple[Column[Row], ...] = tuple(Column(name, left=True) for name in ("kind", "gpu", "dtype"))
+_ERRORS: tuple[Column[Row], ...] = (Column("count", heading="judged"), MEDIAN, BIAS, P90)
 
 
-def run(path: str, calibration: str | None = None) -> Validation:
+def run(path: str, calibration: str | None = None) -> Document:
     """Predict every row of a file of kernels; errors by kind and GPU.
 
     Raises:
@@ -34,52 +32,30 @@ def run(path: str, calibration: str | None = None) -> Validation:
     """
     own = None if calibration is None else load_calibration(calibration)
     rows = check(path, own)
-    groups = group_errors(rows, "kind", "gpu", "dtype")
-    reasons = Counter(row.reason for row in rows if row.reason)
-    document: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "validate-kernels",
-        "hdpsim_version": __version__,
-        "file": Path(path).name,
-        "calibration": own and own.name,
-        "records": [
-            {**asdict(row), "measured": row.measured_s, "predicted": row.predicted_s} for row in rows
-        ],
-        "summary": {
-            **error_summary(row.error for row in rows),
-            "unpredicted": sum(row.error is None for row in rows),
-            "by_kind": group_errors(rows, "kind"),
-            "unpredicted_reasons": dict(reasons.most_common()),
+    by_kind, groups = group_errors(rows, "kind"), group_errors(rows, "kind", "gpu", "dtype")
+    reasons = Counter(row.reason for row in rows if row.reason).most_common()
+    title = "Errors by kind, in % of the measured time"
+    return Document(
+        kind="validate-kernels",
+        payload={
+            "file": Path(path).name,
+            "calibration": own and own.name,
+            "records": [
+                {**asdict(row), "measured": row.measured_s, "predicted": row.predicted_s} for row in rows
+            ],
+            "summary": {
+                **error_summary(row.error for row in rows),
+                "unpredicted": sum(row.error is None for row in rows),
+                "by_kind": by_kind,
+                "unpredicted_reasons": dict(reasons),
+            },
+            "groups": groups,
         },
-        "groups": groups,
-    }
-    return Validation(
-        document=finite(document),
-        tables=(
-            _table("Errors by kind, in % of the measured time", document["summary"]["by_kind"], ("kind",)),
-            _table("By GPU and precision", groups, ("kind", "gpu", "dtype")),
+        blocks=(
+            Table(title=title, columns=(_KEYS[0], *_ERRORS), rows=by_kind),
+            Table(title="By GPU and precision", columns=(*_KEYS, *_ERRORS), rows=groups),
         ),
-        lines=tuple(
-            f"not judged, {count} x: {reason}" for reason, count in reasons.most_common(_SHOWN_REASONS)
-        ),
-    )
-
-
-def _table(title: str, groups: list[dict[str, Any]], keys: tuple[str, ...]) -> Table:
-    return Table(
-        title=title,
-        columns=(*keys, "judged", "median", "bias", "p90"),
-        rows=tuple(
-            (
-                *(str(group[key]) for key in keys),
-                str(group["count"]),
-                percent(group["median_abs_error"]),
-                percent(group["median_error"], signed=True),
-                percent(group["p90_abs_error"]),
-            )
-            for group in groups
-        ),
-        left=frozenset(range(len(keys))),
+        notes=tuple(f"not judged, {count} x: {reason}" for reason, count in reasons[:_SHOWN_REASONS]),
     )
 
 

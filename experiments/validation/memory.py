@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hdpsim.experiments.output.tables import Table
+from hdpsim.experiments.output.document import Column
 from hdpsim.experiments.records.prediction import Prediction
 from hdpsim.experiments.records.table import Record
 from hdpsim.experiments.validation.errors import error_of, error_summary
@@ -44,33 +44,27 @@ def memory_summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def memory_tables(document: Mapping[str, Any]) -> tuple[Table, ...]:
-    """What ran and what did not, against the prediction; only where memory is asked for."""
-    if document["kind"] != "validate-memory":
-        return ()
-    columns = ("", "ran, fits", "ran, too large", "out of memory, fits", "out of memory, too large")
+FITS: tuple[Column[Mapping[str, Any]], ...] = (
+    Column("group", heading=""),
+    Column("ran_predicted_to_fit", heading="ran, fits"),
+    Column("ran_predicted_too_large", heading="ran, too large"),
+    Column("oom_predicted_to_fit", heading="out of memory, fits"),
+    Column("oom_predicted_too_large", heading="out of memory, too large"),
+)
+
+
+def fit_rows(payload: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What ran and what did not, against the prediction: by group, and all."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
-    for row in document["records"]:
+    for row in payload["records"]:
         groups.setdefault(" ".join(row["group"]), []).append(row)
     found = {name: memory_summary(rows) for name, rows in sorted(groups.items())}
-    found["all"] = document["summary"]["memory"]
-    keys = (
-        "ran_predicted_to_fit",
-        "ran_predicted_too_large",
-        "oom_predicted_to_fit",
-        "oom_predicted_too_large",
-    )
-    return (
-        Table(
-            title="Does it fit?",
-            columns=columns,
-            rows=tuple(
-                (name, *(str(summary[key]) for key in keys))
-                for name, summary in found.items()
-                if any(summary[key] for key in keys)
-            ),
-        ),
-    )
+    found["all"] = payload["summary"]["memory"]
+    return [
+        {"group": name, **summary}
+        for name, summary in found.items()
+        if any(summary[column.name] for column in FITS[1:])
+    ]
 
 
 def memory_lines(memory: Mapping[str, Any]) -> tuple[str, ...]:

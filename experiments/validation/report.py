@@ -1,114 +1,104 @@
-"""What validate shows: tables, sentences, and the files of a run directory."""
+"""What validate shows: columns of its tables, sentences, files, and the accuracy that README and docs show."""
 
 from __future__ import annotations
 
-import shlex
-import sys
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from hdpsim.experiments.output import plots
-from hdpsim.experiments.output.run_directory import RunDirectory
-from hdpsim.experiments.output.tables import Table
-from hdpsim.experiments.validation.memory import MEMORY_QUANTITY, memory_lines
+from hdpsim.experiments.output.document import Column, OutputFile, Table
+from hdpsim.experiments.validation.memory import FITS, MEMORY_QUANTITY, fit_rows, memory_lines
+
+Row = Mapping[str, Any]
 
 BEYOND_SENSE = 1e4
 SOUND = "sound"
 """Of records that nobody doubts."""
 
-Document = dict[str, Any]
+
+def percent(share: float) -> str:
+    """A share in %, one digit; of what is beyond all sense, the order of magnitude."""
+    return f"{100 * share:.1e}" if abs(share) >= BEYOND_SENSE else f"{100 * share:.1f}"
 
 
-def percent(share: float | None, signed: bool = False) -> str:
-    """A share in %, one digit (of what is beyond all sense, the order of magnitude); - where there is none."""
-    if share is None:
-        return "-"
-    if abs(share) >= BEYOND_SENSE:
-        return f"{100 * share:{'+' if signed else ''}.1e}"
-    return f"{100 * share:+.1f}" if signed else f"{100 * share:.1f}"
+def signed(share: float) -> str:
+    """The same with its sign."""
+    return ("+" if share >= 0.0 else "") + percent(share)
 
 
-def group_table(groups: Sequence[Document]) -> Table:
-    """Errors by source and GPU."""
-    return Table(
-        title="Errors by source and GPU, in % of the measurement (bias: median with its sign)",
-        columns=("source", "GPU", "records", "judged", "median", "bias", "p90", "worst", "worst record"),
-        rows=tuple(
-            (
-                *group_cells(group),
-                percent(group["worst_error"], signed=True),
-                group["worst_record"] or "-",
-            )
-            for group in groups
-        ),
-        left=frozenset({0, 1, 8}),
-    )
+def share_column(name: str, heading: str) -> Column[Row]:
+    """A column of absolute errors."""
+    return Column(name, heading=heading, format=percent)
 
 
-def group_cells(group: Document) -> tuple[str, ...]:
-    """Whose the group is, how many records it has, and its errors but for the worst."""
-    return (
-        group["family"],
-        group["gpu"],
-        str(group["records"]),
-        str(group["count"]),
-        percent(group["median_abs_error"]),
-        percent(group["median_error"], signed=True),
-        percent(group["p90_abs_error"]),
-    )
+def signed_column(name: str, heading: str) -> Column[Row]:
+    """A column of errors with their sign."""
+    return Column(name, heading=heading, format=signed)
 
 
-def record_table(document: Document) -> Table:
-    """Every record of a small file: measurement, prediction, error, and where the true step lies."""
-    memory = document["kind"] == "validate-memory"
-    return Table(
-        title="Records",
-        columns=(
-            "record", "GPU", "judged by", "measured", "predicted", "error %",
-            "fits" if memory else "step s, P10 to P90",
-        ),
-        rows=tuple(
-            (
-                row["record"],
-                row["gpu"],
-                row["quantity"],
-                _number(row["measured"]),
-                _number(row["predicted"]),
-                percent(row["error"], signed=True),
-                _verdict(row) if memory else _band(row),
-            )
-            for row in document["records"]
-        ),
-        left=frozenset({0, 1, 2}),
-    )  # fmt: skip
+MEDIAN, BIAS, P90 = (
+    share_column("median_abs_error", "median"),
+    signed_column("median_error", "bias"),
+    share_column("p90_abs_error", "p90"),
+)
+GROUP: tuple[Column[Row], ...] = (
+    Column("family", heading="source"),
+    Column("gpu", heading="GPU", left=True),
+    Column("records"),
+    Column("count", heading="judged"),
+    MEDIAN,
+    BIAS,
+    P90,
+    signed_column("worst_error", "worst"),
+    Column("worst_record", left=True),
+)
+_BAND: Column[Row] = Column(
+    "band",
+    lambda row: None if row["step_s_p10"] is None else f"{row['step_s_p10']:.4g} to {row['step_s_p90']:.4g}",
+    heading="step s, P10 to P90",
+)
+_FITS: Column[Row] = Column("predicted_fits", heading="fits", format=lambda fits: "yes" if fits else "no")
+RECORD: tuple[Column[Row], ...] = (
+    Column("record"),
+    Column("gpu", heading="GPU", left=True),
+    Column("quantity", heading="judged by", left=True),
+    Column("measured", format=".4g"),
+    Column("predicted", format=".4g"),
+    signed_column("error", "error %"),
+)
+_REASON: tuple[Column[tuple[str, int]], ...] = (
+    Column("records", lambda reason: reason[1]),
+    Column("reason", lambda reason: reason[0], left=True),
+)
 
 
-def _verdict(row: Mapping[str, Any]) -> str:
-    return "-" if row["predicted_fits"] is None else "yes" if row["predicted_fits"] else "no"
+def blocks(payload: Row, few: int) -> tuple[Table[Any], ...]:
+    """The tables of a validation: single records where they are *few*, groups, memory, reasons."""
+    memory = payload["kind"] == "validate-memory"
+    tables: list[Table[Any]] = []
+    if len(payload["records"]) <= few:
+        columns = (*RECORD, _FITS if memory else _BAND)
+        tables.append(Table(title="Records", columns=columns, rows=payload["records"]))
+    # Memory is measured in few sources; in time mode a source of which nothing can be judged is news.
+    groups = [group for group in payload["groups"] if group["count"] or not memory]
+    if groups:
+        title = "Errors by source and GPU, in % of the measurement (bias: median with its sign)"
+        tables.append(Table(title=title, columns=GROUP, rows=groups))
+    if memory:
+        tables.append(Table(title="Does it fit?", columns=FITS, rows=fit_rows(payload)))
+    reasons = payload["summary"]["unpredicted_reasons"]
+    if reasons:
+        tables.append(Table(title="Not predicted", columns=_REASON, rows=tuple(reasons.items())))
+    return tuple(tables)
 
 
-def _band(row: Mapping[str, Any]) -> str:
-    return "-" if row["step_s_p10"] is None else f"{row['step_s_p10']:.4g} to {row['step_s_p90']:.4g}"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
-
-
-def reason_table(document: Document) -> Table:
-    """Why records are not predicted."""
-    reasons = document["summary"]["unpredicted_reasons"]
-    return Table(
-        title="Not predicted",
-        columns=("records", "reason"),
-        rows=tuple((str(count), reason) for reason, count in reasons.items()),
-        left=frozenset({1}),
-    )
-
-
-def summary_lines(document: Document) -> tuple[str, ...]:
+def summary_lines(payload: Row) -> tuple[str, ...]:
     """The summary in sentences."""
-    summary = document["summary"]
+    summary = payload["summary"]
     lines = [
         _sentence("all records", summary),
         _sentence("complete pretraining records, none in doubt", summary["complete_pretraining"]),
@@ -122,12 +112,10 @@ def summary_lines(document: Document) -> tuple[str, ...]:
             what = "records that nobody doubts" if mark == SOUND else f"records marked {mark}"
             lines.append(_sentence(what, found))
             lines += _order_sentences(f"order of layouts, {what}", found["rank_correlation"])
-    memory = summary["memory"]
-    lines += memory_lines(memory)
-    return tuple(lines)
+    return (*lines, *memory_lines(summary["memory"]))
 
 
-def _order_sentences(what: str, ranks: Mapping[str, Any]) -> list[str]:
+def _order_sentences(what: str, ranks: Row) -> list[str]:
     if not ranks["groups"]:
         return []
     return [
@@ -136,7 +124,7 @@ def _order_sentences(what: str, ranks: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _sentence(what: str, errors: Mapping[str, Any]) -> str:
+def _sentence(what: str, errors: Row) -> str:
     if not errors["count"]:
         return f"{what}: nothing to judge, {errors['unpredicted']} not predicted"
     return (
@@ -146,54 +134,151 @@ def _sentence(what: str, errors: Mapping[str, Any]) -> str:
     )
 
 
-def write_directory(out: str, document: Document, lines: tuple[str, ...]) -> None:
-    """Write the run directory."""
-    rows = document["records"]
-    command = shlex.join(["hdpsim", *sys.argv[1:]])
-    with RunDirectory(
-        out, title="Predictions against published runs", command=command, notes=lines
-    ) as directory:
-        directory.write_json(
-            "result.json", document, "Everything as one JSON document, as printed by --json."
-        )
-        directory.write_csv(
-            "records.csv", [_flat(row) for row in rows], "One row per record: measurement, prediction, error."
-        )
-        directory.write_csv(
-            "groups.csv", [_flat(group) for group in document["groups"]], "Errors by source and GPU."
-        )
-        for quantity, title in (
-            ("step_s", "step time (s)"),
-            ("tokens_per_s_per_gpu", "throughput (tokens/s per GPU)"),
-            ("tflops_per_gpu", "FLOP rate (TFLOP/s per GPU, as the source counts)"),
-            (MEMORY_QUANTITY, "peak memory (GB)"),
-        ):
-            points = _points(rows, quantity)
-            if points:
-                directory.save_figure(
+def files(payload: Row) -> tuple[OutputFile, ...]:
+    """The files of a run directory: records, groups, and a figure of every quantity that was measured."""
+    rows = payload["records"]
+    found = [
+        OutputFile(
+            "records.csv",
+            lambda: [_flat(row) for row in rows],
+            "One row per record: measurement, prediction, error.",
+        ),
+        OutputFile(
+            "groups.csv",
+            lambda: [_flat(group) for group in payload["groups"]],
+            "Errors by source and GPU.",
+        ),
+    ]
+    for quantity, title in (
+        ("step_s", "step time (s)"),
+        ("tokens_per_s_per_gpu", "throughput (tokens/s per GPU)"),
+        ("tflops_per_gpu", "FLOP rate (TFLOP/s per GPU, as the source counts)"),
+        (MEMORY_QUANTITY, "peak memory (GB)"),
+    ):
+        points = _points(rows, quantity)
+        if points:
+            found.append(
+                OutputFile(
                     f"measured_against_predicted_{quantity}",
-                    plots.plot_paper_against_prediction(points, quantity=title),
+                    lambda points=points, title=title: plots.plot_paper_against_prediction(  # type: ignore[misc]
+                        points, quantity=title
+                    ),
                     f"Every record judged by its {title}: prediction over measurement.",
                 )
+            )
+    return tuple(found)
 
 
-def _points(rows: Sequence[Document], quantity: str) -> dict[str, tuple[list[float], list[float]]]:
+def _points(rows: Sequence[Row], quantity: str) -> dict[str, tuple[list[float], list[float]]]:
     """Source -> (measured, predicted) of the rows judged by *quantity*."""
-    points: dict[str, tuple[list[float], list[float]]] = {}
+    points: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for row in rows:
         if row["quantity"] == quantity and row["error"] is not None:
-            measured, predicted = points.setdefault(row["group"][0], ([], []))
+            measured, predicted = points[row["group"][0]]
             measured.append(row["measured"])
             predicted.append(row["predicted"])
-    return points
+    return dict(points)
 
 
-def _flat(row: Mapping[str, Any]) -> dict[str, object]:
+def _flat(row: Row) -> dict[str, object]:
     """A row for CSV: nothing for None, lists joined, breakdowns left to the JSON."""
-    flat: dict[str, object] = {}
-    for name, value in row.items():
-        if isinstance(value, dict):
-            continue
-        joined = "; ".join(value) if isinstance(value, list) else value
-        flat[name] = "" if joined is None else joined
-    return flat
+    return {
+        name: "; ".join(value) if isinstance(value, list) else "" if value is None else value
+        for name, value in row.items()
+        if not isinstance(value, dict)
+    }
+
+
+# -- the accuracy that README and docs show between markers (tools/accuracy.py) ------------------------------------
+
+
+def markdown(payload: Row) -> str:
+    """All of a validation but its single records: groups, sentences, reasons."""
+    heads = ("Source", "GPU", "Records", "Judged", "Median", "Bias", "p90")
+    named = [replace(column, heading=head) for column, head in zip(GROUP, heads, strict=False)]
+    worst: Column[Row] = Column(
+        "worst", lambda row: f"{signed(row['worst_error'])} ({row['worst_record']})" if row["count"] else None,
+        heading="Worst", left=True,
+    )  # fmt: skip
+    reasons = payload["summary"]["unpredicted_reasons"]
+    of_reasons = (replace(_REASON[0], heading="Not predicted"), replace(_REASON[1], heading="Reason"))
+    parts = [
+        Table(columns=(*named, worst), rows=payload["groups"]).markdown(),
+        "\n".join(f"* {line}" for line in summary_lines(payload)),
+        *([Table(columns=of_reasons, rows=tuple(reasons.items())).markdown()] if reasons else []),
+    ]
+    return "\n\n".join(parts)
+
+
+def short_markdown(payload: Row) -> str:
+    """Complete pretraining runs that nobody doubts, one row per source; all of them below."""
+    judged = [row for row in payload["records"] if row["counts"] and row["error"] is not None]
+    rows = []
+    for name in [*sorted({row["group"][0] for row in judged}), None]:
+        members = [row for row in judged if name in (None, row["group"][0])]
+        inside = [row["in_band"] for row in members if row["in_band"] is not None]
+        rows.append(
+            {
+                "Source": name or "**all**",
+                "GPU": ", ".join(sorted({row["group"][1].split("-")[0] for row in members})),
+                "Runs": len(members),
+                **_errors(row["error"] for row in members),
+                "inside": sum(inside) / len(inside) if inside else None,
+            }
+        )
+    columns: tuple[Column[Row], ...] = (
+        Column("Source"), Column("GPU", left=True), Column("Runs"), replace(MEDIAN, heading="Median error"),
+        replace(BIAS, heading="Bias"), P90, share_column("max_abs_error", "Largest"),
+        share_column("inside", "In P10-P90 band"),
+    )  # fmt: skip
+    return Table(columns=columns, rows=rows).markdown()
+
+
+def _errors(errors: Iterable[float]) -> dict[str, float]:
+    found = np.array(list(errors))
+    return {
+        "median_abs_error": float(np.median(np.abs(found))),
+        "median_error": float(np.median(found)),
+        "mean_error": float(np.mean(found)),
+        "p90_abs_error": float(np.percentile(np.abs(found), 90)),
+        "max_abs_error": float(np.abs(found).max()),
+    }
+
+
+def records_markdown(payload: Row) -> str:
+    """Every record: what was measured, what is predicted, the error or the reason why there is none."""
+    columns: tuple[Column[Row], ...] = (
+        Column("record", heading="Record"),
+        Column("gpu", lambda row: row["group"][1], heading="GPU", left=True),
+        Column("n_gpus", lambda row: row.get("n_gpus"), heading="GPUs", format=_figure),
+        Column("model", lambda row: row.get("model_name") or "-", heading="Model", left=True),
+        Column("quantity", heading="Judged by", left=True),
+        Column("measured", heading="Measured", format=_figure),
+        Column("predicted", heading="Predicted", format=_figure),
+        signed_column("error", "Error %"),
+        Column("counts", heading="Counts", format=lambda counts: "yes" if counts else ""),
+        Column("in_band", heading="Band", format=lambda inside: "in" if inside else "out", missing=""),
+    )
+    return Table(columns=columns, rows=payload["records"]).markdown()
+
+
+def bytescale_markdown(payload: Row) -> str:
+    """The cells of ByteScale's Figure 17 by model and strategy, and what dynamic meshes gain."""
+    cells = [cell for cell in payload["records"] if cell["error"] is not None]
+    groups: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for cell in cells:
+        groups[f"{cell['model']}, {cell['gpus']:,} GPUs", cell["strategy"]].append(cell["error"])
+    groups["**all**", ""] = [cell["error"] for cell in cells]
+    rows = [
+        {"Model": model, "Strategy": strategy, "Cells": len(errors), **_errors(errors)}
+        for (model, strategy), errors in groups.items()
+    ]
+    columns: tuple[Column[Row], ...] = (
+        Column("Model"), Column("Strategy", left=True), Column("Cells"), replace(MEDIAN, heading="Median error"),
+        signed_column("mean_error", "Bias"), share_column("max_abs_error", "Largest"),
+    )  # fmt: skip
+    return Table(columns=columns, rows=rows).markdown()
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)

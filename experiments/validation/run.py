@@ -4,39 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hdpsim import __version__
 from hdpsim.cost_models.calibration.calibration import load_calibration
 from hdpsim.experiments.bands.band import Residual
 from hdpsim.experiments.bands.residuals import residual_lines, rewrite_residuals, shipped_residuals
-from hdpsim.experiments.output.finite import finite
-from hdpsim.experiments.output.run_directory import SCHEMA_VERSION
-from hdpsim.experiments.output.tables import Table
+from hdpsim.experiments.output.document import Document
 from hdpsim.experiments.records.prediction import Prediction, predict
 from hdpsim.experiments.records.table import Record, read_records, shipped_records
 from hdpsim.experiments.software.rules import KINDS
 from hdpsim.experiments.studies.compare import silent
 from hdpsim.experiments.validation.errors import error_of, error_summary, rank_correlation
-from hdpsim.experiments.validation.memory import (
-    MEMORY_QUANTITY,
-    memory_columns,
-    memory_summary,
-    memory_tables,
-)
-from hdpsim.experiments.validation.report import (
-    SOUND,
-    group_table,
-    reason_table,
-    record_table,
-    summary_lines,
-    write_directory,
-)
+from hdpsim.experiments.validation.memory import MEMORY_QUANTITY, memory_columns, memory_summary
+from hdpsim.experiments.validation.report import SOUND, blocks, files, summary_lines
 
 QUANTITIES = {
     "step_s": "measured_step_s",
@@ -48,33 +32,22 @@ QUANTITIES = {
 FEW_RECORDS = 30
 """So many are shown one by one."""
 
-Document = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Validation:
-    """One JSON document, and the same for people."""
-
-    document: Mapping[str, Any]
-    tables: tuple[Table, ...]
-    lines: tuple[str, ...]
+Row = dict[str, Any]
 
 
 def run(
     path: str | None = None,
-    out: str | None = None,
     *,
     memory: bool = False,
     calibration: str | None = None,
     residuals: str | None = None,
     without: frozenset[str] = frozenset(),
     report: Callable[[int, int], None] = silent,
-) -> Validation:
+) -> Document:
     """Predict every record of a file and hold the predictions against what was measured.
 
     Args:
         path: CSV of records; None: the runs shipped with hdpsim.
-        out: run directory to write.
         calibration: file of constants for the GPUs of its generation, instead of the shipped ones.
         memory: judge peak memory and whether a run fits, not its time.
         residuals: file to write with features and log errors of the runs judged.
@@ -82,7 +55,7 @@ def run(
         report: told (done, total) after every record.
 
     Raises:
-        UserInputError: an unusable file of records or place for the run directory.
+        UserInputError: an unusable file of records.
     """
     records = read_records(shipped_records() if path is None else path)
     own = None if calibration is None else load_calibration(calibration)
@@ -92,10 +65,8 @@ def run(
         predictions.append(predict(record.config, memory_only=memory, calibration=own, without=without))
         report(done, len(records))
     rows = [_row(record, prediction, memory) for record, prediction in zip(records, predictions, strict=True)]
-    document: Document = {
-        "schema_version": SCHEMA_VERSION,
+    payload: Row = {
         "kind": "validate-memory" if memory else "validate",
-        "hdpsim_version": __version__,
         "file": Path(path).name if path is not None else "shipped runs.csv",
         "records": rows,
         "calibration": own and own.name,
@@ -103,25 +74,22 @@ def run(
         "summary": _summary(rows),
         "groups": _groups(rows),
     }
-    # Memory is measured in few sources; in time mode a source of which nothing can be judged is news.
-    shown = [group for group in document["groups"] if group["count"] or not memory]
-    tables = (
-        *([record_table(document)] if len(rows) <= FEW_RECORDS else []),
-        *([group_table(shown)] if shown else []),
-        *memory_tables(document),
-        *([reason_table(document)] if document["summary"]["unpredicted_reasons"] else []),
-    )
-    lines = summary_lines(document)
+    lines = summary_lines(payload)
     if residuals is not None:
         written = rewrite_residuals(residuals, residuals_of(rows, records, predictions))
         lines = (*lines, *residual_lines(written, residuals))
-    if out is not None:
-        write_directory(out, document, lines)
-        lines = (*lines, f"wrote {out}")
-    return Validation(document=finite(document), tables=tables, lines=lines)
+    return Document(
+        kind=payload["kind"],
+        payload=payload,
+        blocks=blocks(payload, FEW_RECORDS),
+        notes=lines,
+        title="Predictions against published runs",
+        files=files(payload),
+        readme=lines,
+    )
 
 
-def _row(record: Record, prediction: Prediction, memory: bool) -> Document:
+def _row(record: Record, prediction: Prediction, memory: bool) -> Row:
     """A record's columns, its prediction and its error."""
     measured = record.measured
     if memory:
@@ -165,7 +133,7 @@ def _source(record: Record) -> str:
 
 def _fidelity(
     prediction: Prediction, true: float | None, predicted: float | None, quantity: str, source: str
-) -> Document:
+) -> Row:
     """The band of a prediction, from the residuals of all other configurations, and whether the truth lies in it."""
     if prediction.step_s is None or prediction.features is None:
         return {"step_s_p10": None, "step_s_p90": None, "in_band": None, "fidelity": None}
@@ -184,7 +152,7 @@ def _fidelity(
 
 
 def residuals_of(
-    rows: Sequence[Document], records: Sequence[Record], predictions: Sequence[Prediction]
+    rows: Sequence[Row], records: Sequence[Record], predictions: Sequence[Prediction]
 ) -> list[Residual]:
     """Residuals of judged pretraining runs that nobody doubts."""
     found = []
@@ -207,7 +175,7 @@ def residuals_of(
     return found
 
 
-def _errors(rows: Sequence[Document]) -> Document:
+def _errors(rows: Sequence[Row]) -> Row:
     """Error figures of some rows, with those that have none counted."""
     return {
         **error_summary(row["error"] for row in rows),
@@ -221,7 +189,7 @@ def _share(verdicts: Sequence[bool]) -> float | None:
     return sum(verdicts) / len(verdicts) if verdicts else None
 
 
-def _summary(rows: Sequence[Document]) -> Document:
+def _summary(rows: Sequence[Row]) -> Row:
     return {
         **_errors(rows),
         "complete_pretraining": _errors([row for row in rows if row["counts"]]),
@@ -233,9 +201,9 @@ def _summary(rows: Sequence[Document]) -> Document:
     }
 
 
-def _by_doubt(rows: Sequence[Document]) -> Document:
+def _by_doubt(rows: Sequence[Row]) -> Row:
     """Errors and order of layouts of the records that nobody doubts ("sound"), and of those with each mark."""
-    by_mark: dict[str, list[Document]] = defaultdict(list)
+    by_mark: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         by_mark[str(row.get("suspect") or SOUND)].append(row)
     return {
@@ -244,9 +212,9 @@ def _by_doubt(rows: Sequence[Document]) -> Document:
     }
 
 
-def _by_rules(rows: Sequence[Document]) -> Document:
+def _by_rules(rows: Sequence[Row]) -> Row:
     """Errors of sound records by the least certain class of rules about software that a prediction rests on."""
-    by_class: dict[str, list[Document]] = defaultdict(list)
+    by_class: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         if row["counts"]:
             kinds = row["rules"]
@@ -254,9 +222,9 @@ def _by_rules(rows: Sequence[Document]) -> Document:
     return {kind: _errors(by_class[kind]) for kind in ("none", *KINDS) if kind in by_class}
 
 
-def _groups(rows: Sequence[Document]) -> list[Document]:
+def _groups(rows: Sequence[Row]) -> list[Row]:
     """Errors by source family and GPU."""
-    by_group: dict[tuple[str, str], list[Document]] = defaultdict(list)
+    by_group: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         by_group[row["group"][0], row["group"][1]].append(row)
     groups = []

@@ -273,8 +273,8 @@ def test_rules_are_left_out_by_class_or_by_the_switch_of_a_stack() -> None:
 @pytest.mark.slow
 def test_inferred_rules_carry_little_of_the_accuracy() -> None:
     """With all inferred rules off the median may rise by 1.5 points at most."""
-    whole = validate().document["summary"]["complete_pretraining"]
-    without = validate(without=frozenset({"inferred"})).document["summary"]["complete_pretraining"]
+    whole = validate().data()["summary"]["complete_pretraining"]
+    without = validate(without=frozenset({"inferred"})).data()["summary"]["complete_pretraining"]
     assert without["count"] == whole["count"]
     assert without["median_abs_error"] <= whole["median_abs_error"] + 0.015
     assert without["p90_abs_error"] <= whole["p90_abs_error"] + 0.03

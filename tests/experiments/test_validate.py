@@ -37,7 +37,7 @@ def some(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_every_record_is_predicted_or_has_a_reason(some: str) -> None:
-    document = run(some).document
+    document = run(some).data()
     assert len(document["records"]) == len(rows())
     for record in document["records"]:
         assert (record["predicted"] is None) == bool(record["reason"])
@@ -51,7 +51,7 @@ def test_every_record_is_predicted_or_has_a_reason(some: str) -> None:
 
 
 def test_input_columns_come_back(some: str) -> None:
-    record = next(r for r in run(some).document["records"] if r["id"] == "bloom-0001")
+    record = next(r for r in run(some).data()["records"] if r["id"] == "bloom-0001")
     assert record["n_gpus"] == 384
     assert record["vpp"] == 1
     assert record["quantity"] == "step_s"
@@ -64,8 +64,8 @@ def test_predictions_never_see_a_measurement(some: str, tmp_path: Path) -> None:
         for column in MEASURED_COLUMNS:
             if row.get(column):
                 row[column] = str(float(row[column]) * (3 + number))
-    other = run(write(tmp_path / "scrambled.csv", scrambled)).document["records"]
-    for before, after in zip(run(some).document["records"], other, strict=True):
+    other = run(write(tmp_path / "scrambled.csv", scrambled)).data()["records"]
+    for before, after in zip(run(some).data()["records"], other, strict=True):
         for name, value in before.items():
             if name.startswith("predicted") or name in ("account_s", "assumptions", "not_modelled", "reason"):
                 assert after[name] == value
@@ -75,7 +75,7 @@ def test_a_missing_measurement_falls_back_to_the_next_quantity(tmp_path: Path) -
     first, second, third = (dict(rows()[0]) for _ in range(3))
     second["measured_step_s"] = ""
     third["measured_step_s"] = third["measured_tokens_per_s_per_gpu"] = ""
-    records = run(write(tmp_path / "r.csv", [first, second, third])).document["records"]
+    records = run(write(tmp_path / "r.csv", [first, second, third])).data()["records"]
     assert [r["quantity"] for r in records] == ["step_s", "tokens_per_s_per_gpu", "tflops_per_gpu"]
     # A step that is predicted too short is a throughput that is predicted too high.
     assert (records[0]["error"] > 0) != (records[1]["error"] > 0)
@@ -83,7 +83,7 @@ def test_a_missing_measurement_falls_back_to_the_next_quantity(tmp_path: Path) -
 
 def test_a_record_without_measurement_is_predicted_all_the_same(tmp_path: Path) -> None:
     row = {name: "" if name in MEASURED_COLUMNS else value for name, value in rows()[0].items()}
-    document = run(write(tmp_path / "r.csv", [row])).document
+    document = run(write(tmp_path / "r.csv", [row])).data()
     assert document["records"][0]["predicted"] > 0
     assert document["records"][0]["error"] is None
     assert document["summary"]["unmeasured"] == 1
@@ -95,14 +95,14 @@ def test_out_of_memory_records_are_judged_by_verdict(tmp_path: Path) -> None:
     too_large = {**base, "layers": "80", "peak_mem_gb": "", "measured_step_s": "", "outcome": "OOM",
                  "measured_tokens_per_s_per_gpu": ""}  # fmt: skip
     validation = run(write(tmp_path / "oom.csv", [{**base, "outcome": ""}, too_large]), memory=True)
-    found = validation.document["summary"]["memory"]
+    found = validation.data()["summary"]["memory"]
     # Llama-3 70B on two stages without TP: 35e9 parameters x 6 bytes alone are 210 GB; twelve layers ran.
     assert (found["ran_predicted_to_fit"], found["oom_predicted_too_large"]) == (1, 1)
     assert found["verdicts_right"] == 1.0
-    assert validation.document["records"][0]["quantity"] == "peak_mem_gb"
-    assert "Does it fit?" in [table.title for table in validation.tables]
-    parts = validation.document["records"][0]["memory_parts_gb"]  # allocated: without context and NCCL
-    assert sum(parts.values()) == pytest.approx(validation.document["records"][0]["predicted"])
+    assert validation.data()["records"][0]["quantity"] == "peak_mem_gb"
+    assert "Does it fit?" in [table.title for table in validation.blocks]
+    parts = validation.data()["records"][0]["memory_parts_gb"]  # allocated: without context and NCCL
+    assert sum(parts.values()) == pytest.approx(validation.data()["records"][0]["predicted"])
 
 
 def test_order_of_layouts_is_ranked(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_order_of_layouts_is_ranked(tmp_path: Path) -> None:
     # Longer pipelines fill better: predicted throughput grows with the batch.
     for position, row in enumerate(layouts):
         row["measured_tokens_per_s_per_gpu"] = str(100 - position)
-    found = run(write(tmp_path / "r.csv", layouts)).document["summary"]["rank_correlation"]
+    found = run(write(tmp_path / "r.csv", layouts)).data()["summary"]["rank_correlation"]
     assert found["groups"] == 1
     assert found["median"] == pytest.approx(-1.0)
 
@@ -127,11 +127,11 @@ def test_doubtful_records_are_summed_up_and_ranked_apart(tmp_path: Path) -> None
         for n, row in enumerate(layouts)
     ]
     validation = run(write(tmp_path / "r.csv", right + wrong))
-    apart = validation.document["summary"]["by_doubt"]
+    apart = validation.data()["summary"]["by_doubt"]
     assert list(apart) == ["sound", "slow_net"]
     assert [part["count"] for part in apart.values()] == [5, 5]
     assert [part["rank_correlation"]["median"] for part in apart.values()] == pytest.approx([1.0, -1.0])
-    assert sum("records marked slow_net" in line for line in validation.lines) == 2
+    assert sum("records marked slow_net" in line for line in validation.notes) == 2
 
 
 def test_the_command_writes_a_run_directory_and_json(some: str, tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ CEILINGS = {
 
 @pytest.mark.slow
 def test_the_shipped_records_are_predicted_no_worse_than_stated() -> None:
-    document = run().document
+    document = run().data()
     judged = document["summary"]["complete_pretraining"]
     assert judged["count"] >= 575
     assert judged["median_abs_error"] <= 0.06
