@@ -22,7 +22,7 @@ from measure import (
 )
 from scaling_plot import draw_scaling
 
-from hdpsim.experiments.output.tables import Table, plain_text
+from hdpsim.experiments.output.tables import TextTable, plain_text
 
 EXPONENT_LIMIT = 1.1  # linear, with some room for noise
 RESULTS = Path(__file__).with_name("results.json")
@@ -148,7 +148,7 @@ def shown_s(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms" if seconds < 1.0 else f"{seconds:.2f} s"
 
 
-def table(entries: list[dict[str, Any]]) -> Table:
+def table(entries: list[dict[str, Any]]) -> TextTable:
     """All entries for the terminal."""
     rows = []
     for found in entries:
@@ -161,12 +161,12 @@ def table(entries: list[dict[str, Any]]) -> Table:
         peak = f"{found['peak_bytes'] / 1e6:,.1f} MB"
         verdict = "" if target == "-" else "met" if found["met"] else "MISSED"
         rows.append((found["name"], shown_s(found["seconds"]), ratio, peak, target, verdict))
-    return Table(
+    return TextTable(
         title="", columns=("figure", "median", "ratio", "peak memory", "target", ""), rows=tuple(rows)
     )
 
 
-def markdown(shown: Table) -> str:
+def markdown(shown: TextTable) -> str:
     """The table as docs/explanation/performance.md holds it."""
     lines = [shown.columns, ("---", *["--:"] * (len(shown.columns) - 1)), *shown.rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from hdpsim.experiments.output.tables import Table, plain_text
+from hdpsim.experiments.output.tables import TextTable, plain_text
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.simulator.step import plan_batch
 from hdpsim.simulator.strategies.dealing import fill_packs
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
             )
         )
     columns = ("batch", "plan ideal s", "ideal s", "whole s", "plan s", "over plan ideal")
-    print(plain_text(Table(title=scenario.name, columns=columns, rows=tuple(rows))))
+    print(plain_text(TextTable(title=scenario.name, columns=columns, rows=tuple(rows))))
 
 
 if __name__ == "__main__":

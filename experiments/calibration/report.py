@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hdpsim import __version__
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.experiments.calibration.constants import value_of
 from hdpsim.experiments.calibration.fit import Fit
 from hdpsim.experiments.calibration.stage import LeftOut, Stage
-from hdpsim.experiments.output.run_directory import SCHEMA_VERSION
+from hdpsim.experiments.output.document import envelope
 from hdpsim.experiments.validation.errors import error_summary
 
 Document = dict[str, Any]
@@ -59,9 +58,7 @@ def document_of(stages: Sequence[Stage], *, file: str, gpu: Gpu, written: str) -
     """The last stage at the top, the one on kernels under its name."""
     first = next((stage for stage in stages if stage.kind == "kernels"), None)
     return {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "calibrate",
-        "hdpsim_version": __version__,
+        **envelope("calibrate"),
         "file": file if stages[-1].kind == "runs" else None,
         "gpu": gpu.name,
         "generation": gpu.calibration,

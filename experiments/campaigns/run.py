@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.campaigns.setup import CampaignPlan, plan_campaign
 from hdpsim.experiments.output.statistics import Estimate, estimate
-from hdpsim.experiments.output.words import duration, token_amount
+from hdpsim.experiments.output.words import duration, large_amount
 from hdpsim.experiments.parallel.pool import worker_pool
 from hdpsim.experiments.studies.compare import Report, silent
 from hdpsim.experiments.studies.cost_to_target import Target, price_of
@@ -129,7 +129,7 @@ def run_campaign(
             return replace(study, target=target)
         duration_s *= 2.0
     raise InfeasibleError(
-        f"{token_amount(tokens)} tokens are not reached in {LONGEST_S / YEAR_S:.0f} years or {MOST_DOUBLINGS} times as "
+        f"{large_amount(tokens)} tokens are not reached in {LONGEST_S / YEAR_S:.0f} years or {MOST_DOUBLINGS} times as "
         f"long as expected: without failures they take {duration(undisturbed_s)}, and the job keeps "
         f"{max(plan.closed_form_ettr, 0.0):.1%} of its time"
     )

@@ -96,10 +96,10 @@ def command(
 
 
 def _tables(stage: dict[str, Any]) -> list[Any]:
-    from hdpsim.experiments.output.tables import Table
+    from hdpsim.experiments.output.tables import TextTable
 
     noun = "records" if stage["fitted_on"] == "runs" else "kernels"
-    fitted = Table(
+    fitted = TextTable(
         title=f"Fitted on {stage['records']} {noun} of {_counted(len(stage['sources']), 'source')}",
         columns=("constant", "start", "known before", "fitted", "95 %", "allowed", ""),
         rows=tuple(
@@ -116,7 +116,7 @@ def _tables(stage: dict[str, Any]) -> list[Any]:
         ),
         left=frozenset({0, 6}),
     )
-    left = Table(
+    left = TextTable(
         title=f"Cross-validation: {stage['cross_validation']}; median error in %",
         columns=("left out", noun, "start", "fitted", "left out of the fit", "moves another by", ""),
         rows=tuple(

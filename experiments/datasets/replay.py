@@ -232,12 +232,12 @@ def replay_dataset(
         stopped = "end of the data"
     if not rows and stopped != "interrupted":
         raise UserInputError(
-            f"{source_name(scenario)}: the data end before one batch of {scenario.data.batch} is full "
+            f"{scenario.data.source_name}: the data end before one batch of {scenario.data.batch} is full "
             f"({batches.left_out_tokens:,} tokens are there); lower data.batch"
         )
     return DatasetReplay(
         scenario=scenario,
-        source=source_name(scenario),
+        source=scenario.data.source_name,
         steps=tuple(rows),
         throughput=throughput,
         account_s={name: seconds / len(rows) for name, seconds in accounts.items()},
@@ -248,11 +248,6 @@ def replay_dataset(
         truncated_tokens=int(lost[1]),
         long=long,
     )
-
-
-def source_name(scenario: Scenario) -> str:
-    """Name or path of the data."""
-    return scenario.data.source_name
 
 
 def _source(data: DataOptions) -> Trace | Distribution | RepeatedLengths | LengthStream:

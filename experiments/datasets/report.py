@@ -18,7 +18,7 @@ from hdpsim.experiments.output.plot_style import (
     style,
 )
 from hdpsim.experiments.output.statistics import Estimate, with_interval
-from hdpsim.experiments.output.words import duration, token_amount
+from hdpsim.experiments.output.words import duration, large_amount
 from hdpsim.experiments.studies.report import mfu_note, scenario_document
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def replay_lines(replay: DatasetReplay) -> list[str]:
     )
     interval = "95 % confidence" if mean.half_width is not None else "range of the steps in brackets"
     lines = [
-        f"{count:,} steps, {token_amount(throughput.tokens)} tokens ({ending}).",
+        f"{count:,} steps, {large_amount(throughput.tokens)} tokens ({ending}).",
         f"{with_interval(mean)} tokens/s (tokens over time of all steps; {interval}), "
         f"{throughput.seconds / count:.3f} s a step, MFU {_weighted(replay, 'mfu'):.1%}.",
         f"Training on these tokens takes {duration(throughput.seconds)} without interruptions.",

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hdpsim import __version__
 from hdpsim.cost_models.layout.layout import GROUPS, SWITCHES, Layout
 from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.tracing import Call, tracing, watched
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.explaining.calls import Sources, call_document, products_of
-from hdpsim.experiments.output.run_directory import SCHEMA_VERSION
+from hdpsim.experiments.output.document import envelope
 from hdpsim.quoting import quoted
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.execution import Execution
@@ -81,9 +80,7 @@ def explain(scenario: Scenario) -> Document:
     execution = play_plan(setup, plan, costs)
     sources = Sources(scenario.calibration, scenario.cluster, scenario.model)
     return {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "explain",
-        "hdpsim_version": __version__,
+        **envelope("explain"),
         "scenario": scenario.document,
         "strategy": setup.strategy.name,
         "step_s": execution.step_s,

@@ -4,76 +4,102 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hdpsim.experiments.output.tables import Table
+from hdpsim.experiments.explaining.explain import find_term, term_names
+from hdpsim.experiments.output.document import Column, Document, Table
+from hdpsim.experiments.studies.report import headline
 
-Document = Mapping[str, Any]
+if TYPE_CHECKING:
+    from hdpsim.experiments.scenario.scenario import Scenario
+
+
+Explanation = dict[str, Any]
 
 _WIDTH = 110
 _OF_SCENARIO = ("model.", "layout.", "cluster.", "fabric.")
 _SHOWN_SOURCE = 160  # longer sources end in dots; JSON has all of them
 
 
-def step_table(document: Document) -> Table:
+def explain_document(scenario: Scenario, explanation: Explanation, term: str | None = None) -> Document:
+    """The whole step, or one of its terms (or parts of terms) with what went into it."""
+    head = f"{headline(scenario)}\nstrategy {explanation['strategy']}: step {seconds(explanation['step_s'])}"
+    if term is None:
+        software = (software_table(explanation),) if explanation["software"] else ()
+        return Document(
+            kind="",
+            payload=explanation,
+            head=head,
+            blocks=(step_table(explanation), *software),
+            notes=(*explanation["notes"], f"parts for --term: {', '.join(term_names(explanation))}"),
+        )
+    found = find_term(explanation, term)
+    whole = found["term"]
+    blocks: list[Table[Any] | str] = ["\n".join(term_lines(explanation, whole))]
+    if found["part"] is not None:
+        lines = [f"{found['part']}, a part of {whole['term']}"]
+        blocks = ["\n".join([*lines, *(line for part in found["parts"] for line in part_lines(part))])]
+    elif whole["products"]:
+        blocks.append(product_table(whole))
+    return Document(
+        kind="",
+        payload={**explanation, "terms": [whole], "parts": found["parts"]},
+        head=head,
+        blocks=tuple(blocks),
+    )
+
+
+def step_table(explanation: Explanation) -> Table[Explanation]:
     """All accounts that are not zero, largest first within the order of the step."""
-    rows = [term for term in document["terms"] if term["seconds"] > 0]
-    return Table(
-        title="Where the step goes: mean over ranks and stages",
-        columns=("term", "time", "share", "largest", "what it is"),
-        rows=tuple(
-            (
-                term["term"],
-                seconds(term["seconds"]),
-                f"{100 * term['share']:.1f} %",
-                seconds(term["largest"]["seconds"]),
-                term["meaning"],
-            )
-            for term in rows
-        ),
-        left=frozenset({0, 4}),
+    columns: tuple[Column[Explanation], ...] = (
+        Column("term"),
+        Column("seconds", heading="time", format=seconds),
+        Column("share", lambda row: 100 * row["share"], format=_percent),
+        Column("largest", lambda row: row["largest"]["seconds"], format=seconds),
+        Column("meaning", heading="what it is", left=True),
     )
+    rows = [term for term in explanation["terms"] if term["seconds"] > 0]
+    return Table(title="Where the step goes: mean over ranks and stages", columns=columns, rows=rows)
 
 
-def software_table(document: Document) -> Table:
+def _percent(value: float) -> str:
+    return f"{value:.1f} %"
+
+
+def software_table(explanation: Explanation) -> Table[Explanation]:
     """Switches that the scenario's software stack set, and who says so."""
-    return Table(
-        title="What the software does unless the scenario says otherwise",
-        columns=("switch", "value", "class", "source"),
-        rows=tuple(
-            (row["switch"], str(row["value"]).lower(), row["class"], _short(row["source"]))
-            for row in document["software"]
-        ),
-        left=frozenset({0, 1, 2, 3}),
+    columns: tuple[Column[Explanation], ...] = (
+        Column("switch"),
+        Column("value", lambda row: str(row["value"]).lower(), left=True),
+        Column("class", left=True),
+        Column("source", format=_short, left=True),
     )
+    title = "What the software does unless the scenario says otherwise"
+    return Table(title=title, columns=columns, rows=explanation["software"])
 
 
 def _short(text: str) -> str:
     return text if len(text) <= _SHOWN_SOURCE else text[: _SHOWN_SOURCE - 3] + "..."
 
 
-def product_table(term: Document) -> Table:
+def product_table(term: Explanation) -> Table[Explanation]:
     """The matrix products of a layer."""
-    return Table(
-        title="Matrix products of one layer and micro-batch on one GPU",
-        columns=("product", "side", "m", "n", "k", "groups", "times", "time", "TFLOP/s"),
-        rows=tuple(
-            (
-                row["product"],
-                row["side"],
-                *(f"{row[axis]:,.0f}" for axis in "mnk"),
-                str(row["groups"]),
-                str(row["per_layer"]),
-                seconds(row["seconds_per_layer"]),
-                f"{row['flop_per_s'] / 1e12:.0f}",
-            )
-            for row in term["products"]
-        ),
-        left=frozenset({0, 1}),
+    columns: tuple[Column[Explanation], ...] = (
+        Column("product"),
+        Column("side", left=True),
+        Column("m", format=",.0f"),
+        Column("n", format=",.0f"),
+        Column("k", format=",.0f"),
+        Column("groups"),
+        Column("per_layer", heading="times"),
+        Column("seconds_per_layer", heading="time", format=seconds),
+        Column("flop_per_s", lambda row: row["flop_per_s"] / 1e12, heading="TFLOP/s", format=".0f"),
     )
+    title = "Matrix products of one layer and micro-batch on one GPU"
+    return Table(title=title, columns=columns, rows=term["products"])
 
 
-def term_lines(document: Document, term: Document) -> Iterator[str]:
+def term_lines(document: Explanation, term: Explanation) -> Iterator[str]:
     """One account: its time, how often it happens, and the functions that priced it."""
     counts, largest = document["counts"], term["largest"]
     yield f"{term['term']}: {term['meaning']}"
@@ -91,7 +117,7 @@ def term_lines(document: Document, term: Document) -> Iterator[str]:
         yield from part_lines(call)
 
 
-def part_lines(part: Document, indent: str = "") -> Iterator[str]:
+def part_lines(part: Explanation, indent: str = "") -> Iterator[str]:
     """One priced function: result, formula, numbers, constants with their sources, and what it called."""
     if "product" in part:
         shape = " x ".join(f"{axis} {part[axis]:,.0f}" for axis in "mnk")
@@ -128,7 +154,7 @@ def part_lines(part: Document, indent: str = "") -> Iterator[str]:
         yield from part_lines(call, inner)
 
 
-def _result(part: Document) -> str:
+def _result(part: Explanation) -> str:
     result, unit = part["result"], part["unit"]
     if isinstance(result, list):
         names = ("forward", "backward") if len(result) == 2 else ("",) * len(result)

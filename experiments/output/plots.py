@@ -37,14 +37,7 @@ def plot_length_distribution(
     *,
     title: str = "Sequence lengths: who is many, and who is heavy",
 ) -> Figure:
-    """Bars per power-of-two bucket: its share of the sequences and its share of the tokens.
-
-    Args:
-        bucket_tokens: upper bound of each bucket, ascending.
-        sample_share: fraction of the sequences in each bucket.
-        token_share: fraction of the tokens in each bucket.
-        title: heading of the plot.
-    """
+    """Bars per bucket up to *bucket_tokens*: its share of the sequences and its share of the tokens."""
     position = np.arange(len(bucket_tokens))
     with style():
         figure, (axes,) = figure_and_axes(max(6.5, 0.52 * len(bucket_tokens) + 2.0), 4.0)
@@ -69,14 +62,9 @@ def plot_scaling(
 ) -> Figure:
     """Throughput against the number of GPUs with each strategy's ideal line, and throughput per GPU.
 
-    The ideal line goes through a strategy's first point that is not None; the share of it that the last point reaches
-    is written beside that. It is relative to the strategy's own start: what ranks strategies is throughput per GPU.
-
-    Args:
-        gpus: numbers of GPUs, ascending.
-        tokens_per_s: strategy -> throughput at each; None where it cannot run.
-        half_width: strategy -> half widths of the 95 % intervals; None where there is none.
-        title: heading of the plot.
+    Rows go by strategy; None where it cannot run, or has no interval (*half_width*: half of the 95 % one). The ideal
+    line goes through a strategy's first point that is not None; the share of it that the last point reaches is written
+    beside that. It is relative to the strategy's own start: what ranks strategies is throughput per GPU.
     """
     count = np.asarray(gpus, dtype=np.float64)
     colours = colours_of(tokens_per_s)
@@ -133,10 +121,7 @@ def plot_paper_against_prediction(
 ) -> Figure:
     """Log-log scatter of predictions over measurements with the diagonal and a band of +-10%.
 
-    Args:
-        points: group (a model, a source) -> (measured, predicted).
-        quantity: what is compared, with its unit.
-        title: heading of the plot.
+    *points* are measured and predicted figures of every group (a model, a source).
     """
     pairs = {name: (np.asarray(m, np.float64), np.asarray(p, np.float64)) for name, (m, p) in points.items()}
     everything = np.concatenate([np.concatenate(pair) for pair in pairs.values()])
@@ -174,15 +159,9 @@ def plot_throughput_bars(
     speed_up: Mapping[str, float] | None = None,
     title: str = "Throughput",
 ) -> Figure:
-    """Bars of tokens/s with confidence intervals, each labelled with its speed-up over *base*.
+    """Bars of every strategy's tokens/s with intervals (low, high), labelled with the speed-up over *base*.
 
-    Args:
-        tokens_per_s: strategy -> mean throughput.
-        interval: strategy -> (low, high) of its confidence interval.
-        base: the strategy that speed-ups refer to; default: the first.
-        what: the intervals are.
-        speed_up: strategy -> speed-up over *base*; default: the ratio of the means.
-        title: heading of the plot.
+    Default: the first strategy is the base, and the speed-up is the ratio of the means. *what* says what intervals are.
     """
     base = next(iter(tokens_per_s)) if base is None else base
     colours = colours_of(tokens_per_s)

@@ -35,10 +35,7 @@ def plot_tokens(
 ) -> Figure:
     """Tokens of every run over wall-clock days with the undisturbed line; right: the first restarts, enlarged.
 
-    Args:
-        curves: per run (seconds, tokens); falls back where work was lost.
-        tokens_per_s: of an undisturbed run.
-        title: heading of the plot.
+    *curves* are seconds and tokens of each run; tokens fall back where work was lost.
     """
     end_s = max(float(at[-1]) for at, _ in curves)
     with style():
@@ -74,12 +71,7 @@ def _zoom(axes: Axes, curve: Curve, tokens_per_s: float) -> None:
 def plot_bars(values: Bars, *, axis: str, title: str, colour: str = PALETTE[0], most: int = 20) -> Figure:
     """Horizontal bars with 95 % intervals and their values, in the order given; zeros are left out.
 
-    Args:
-        values: name -> (mean, half width).
-        axis: label of the x axis, with its unit.
-        title: heading of the plot.
-        colour: of the bars.
-        most: bars drawn; the rest is summed up in one.
+    Bars beyond *most* are summed up in one.
     """
     shown = [(name, mean, half) for name, (mean, half) in values.items() if mean > 0]
     rest = shown[most:]

@@ -42,12 +42,7 @@ _LEGEND_ENTRY_IN = 1.9
 
 
 def plot_time_breakdown(seconds: Mapping[str, Seconds], *, title: str = "Where the time goes") -> Figure:
-    """Stacked horizontal bars, one per strategy: seconds of a step by account.
-
-    Args:
-        seconds: strategy -> account -> seconds (mean over GPUs; the accounts of a bar sum to its step time).
-        title: heading of the plot.
-    """
+    """Stacked horizontal bars, one per strategy: *seconds* of a step by account (mean over GPUs), which sum to it."""
     parts = _accounts_by_group(seconds)
     with style():
         figure, (axes,) = figure_and_axes(10.5, max(1.4 + 0.72 * len(seconds), 0.9 + 0.2 * (len(parts) + 4)))

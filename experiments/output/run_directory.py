@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hdpsim import __version__, files
 from hdpsim.errors import UserInputError
-from hdpsim.experiments.output.document import SCHEMA_VERSION as SCHEMA_VERSION
-from hdpsim.experiments.output.document import Document, OutputFile, Table, command_line
+from hdpsim.experiments.output.document import SCHEMA_VERSION, Document, OutputFile, Table, command_line
 from hdpsim.experiments.output.finite import plain
 from hdpsim.interrupts import held
 from hdpsim.quoting import printable, quoted

@@ -28,10 +28,6 @@ def _cell(text: str) -> str:
     return shortened(printable(text, lines=False), LONGEST_NAME)
 
 
-Table = TextTable
-"""What rooms that make their texts themselves call it."""
-
-
 _GAP = 3  # blanks and rule that rich puts around a cell
 _NARROWEST = 24  # a text column narrower than this is hard to read
 

@@ -87,15 +87,6 @@ def large_amount(value: float) -> str:
     return f"{rounded:g}"
 
 
-def token_amount(tokens: float) -> str:
-    """Tokens of a training run, in billions (B) and trillions (T).
-
-    >>> token_amount(3e11), token_amount(1.5e12), token_amount(290_000_000)
-    ('300B', '1.5T', '290M')
-    """
-    return large_amount(tokens)
-
-
 def tokens_with_interval(value: Estimate) -> str:
     """`299.9 ± 0.7 B`, or trillions where there are as many.
 

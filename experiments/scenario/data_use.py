@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from hdpsim.experiments.output.words import token_amount
+from hdpsim.experiments.output.words import large_amount
 from hdpsim.traces import Trace
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class DataUse:
         """Sentences for the reader; none when there is nothing to say."""
         found = [self.long.line] if self.long.line else []
         if self.repeated and self.round_tokens:
-            amount = token_amount(self.round_tokens)
+            amount = large_amount(self.round_tokens)
             if self.rounds_per_batch > 1.0:
                 how = f"repeated: {self.rounds_per_batch:.1f} times per batch"
             else:

@@ -13,7 +13,6 @@ from hdpsim.experiments.output.words import (
     large_amount,
     memory_of,
     memory_parts,
-    token_amount,
     with_duration,
 )
 from hdpsim.experiments.studies.compare import BEST_STATIC
@@ -192,7 +191,7 @@ def target_table(comparison: Comparison, tokens: float) -> Table[tuple[str, Targ
         Column("usd", lambda row: row[1].usd, heading="cost", format=usd_words, missing="unknown"),
     )
     return Table(
-        title=f"{token_amount(tokens)} tokens, without failures (see `hdpsim campaign`)",
+        title=f"{large_amount(tokens)} tokens, without failures (see `hdpsim campaign`)",
         columns=columns,
         rows=tuple((name, target) for name, target in targets if target is not None),
         notes=(price_of(comparison.scenario.cluster.gpu).note,),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.experiments.output.statistics import Estimate, estimate_json
-from hdpsim.experiments.output.words import large_amount, token_amount, with_duration
+from hdpsim.experiments.output.words import large_amount, with_duration
 
 if TYPE_CHECKING:
     from hdpsim.cost_models.hardware.parts import Gpu
@@ -91,7 +91,7 @@ class Target:
         """All of it in one line."""
         cost = "cost unknown" if self.usd is None else usd_words(self.usd)
         time, hours = with_duration(self.seconds), large_amount(self.gpu_hours)
-        return f"{time} for {token_amount(self.tokens)} tokens: {hours} GPU-hours, {cost}"
+        return f"{time} for {large_amount(self.tokens)} tokens: {hours} GPU-hours, {cost}"
 
     def document(self) -> dict[str, Any]:
         """As JSON data."""

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hdpsim import __version__
 from hdpsim.errors import ScenarioError
+from hdpsim.experiments.output.document import command_line, envelope
 from hdpsim.experiments.output.finite import finite, plain
 from hdpsim.experiments.output.plot_style import account_group
-from hdpsim.experiments.output.run_directory import SCHEMA_VERSION, RunDirectory
+from hdpsim.experiments.output.run_directory import RunDirectory
 from hdpsim.experiments.output.statistics import Estimate, paired_ratio
-from hdpsim.experiments.output.tables import Table
+from hdpsim.experiments.output.tables import TextTable
 from hdpsim.experiments.output.words import memory_parts, span
 from hdpsim.experiments.scenario.data_use import WORTH_A_WORD
 from hdpsim.experiments.studies.compare import Mesh
@@ -165,9 +163,7 @@ def sweep_json(run: SweepRun) -> dict[str, Any]:
     """The document of --json. How much came from the store is not part of it: equal sweeps give equal documents."""
     sweep = run.sweep
     document = {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "sweep",
-        "hdpsim_version": __version__,
+        **envelope("sweep"),
         "name": sweep.name,
         "description": sweep.description,
         "base": plain(sweep.base),
@@ -192,7 +188,7 @@ def sweep_json(run: SweepRun) -> dict[str, Any]:
     return finite(document)
 
 
-def sweep_table(run: SweepRun) -> Table:
+def sweep_table(run: SweepRun) -> TextTable:
     """The cells for the terminal; of many only the fastest."""
     keys = run.sweep.keys
     rows = rows_of(run)
@@ -218,7 +214,7 @@ def sweep_table(run: SweepRun) -> Table:
     heads = (*keys, "step s", "tokens/s", "tok/s/GPU", "MFU", "of fastest", "memory GiB", "remark")
     width = len(heads) if any(row[-1] for row in shown) else len(heads) - 1
     left = frozenset({*range(len(keys)), len(heads) - 1})
-    return Table(title=title, columns=heads[:width], rows=tuple(row[:width] for row in shown), left=left)
+    return TextTable(title=title, columns=heads[:width], rows=tuple(row[:width] for row in shown), left=left)
 
 
 def _of_fastest_words(row: Row) -> str:
@@ -347,8 +343,7 @@ def write_sweep(out: str, run: SweepRun, store: str) -> str:
     notes.append(f"Results are kept in {store}; running the sweep again costs nothing.")
     if run.interrupted:
         notes.insert(0, "PARTIAL: the sweep was interrupted; the same command goes on from there.")
-    command = shlex.join(["hdpsim", *sys.argv[1:]])
-    with RunDirectory(out, title=f"Sweep {run.sweep.name}", command=command, notes=notes) as directory:
+    with RunDirectory(out, title=f"Sweep {run.sweep.name}", command=command_line(), notes=notes) as directory:
         directory.write_json("result.json", sweep_json(run), "Everything, as printed by --json.")
         directory.write_csv("cells.csv", rows, _CELLS)
         directory.write_parquet("cells.parquet", rows, "The same table with types.")

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hdpsim.experiments.cli.app import cli
-from hdpsim.experiments.output.tables import Table, plain_text
+from hdpsim.experiments.output.tables import TextTable, plain_text
 from hdpsim.quoting import LONGEST_MESSAGE
 
 TITLE = "\x1b]0;owned\x07"
@@ -67,7 +67,7 @@ def test_names_in_files_are_said_without_control_characters(tmp_path: Path) -> N
 
 
 def test_cells_of_tables_are_printable() -> None:
-    table = Table(title="", columns=("id", "s"), rows=((TITLE, "1\n2"),))
+    table = TextTable(title="", columns=("id", "s"), rows=((TITLE, "1\n2"),))
     assert plain_text(table).replace("\n", "").isprintable()
     assert len(plain_text(table).splitlines()) == 2
 

@@ -14,8 +14,9 @@ import pytest
 
 from hdpsim import __version__
 from hdpsim.errors import NotFiniteError, UserInputError
+from hdpsim.experiments.output.document import SCHEMA_VERSION
 from hdpsim.experiments.output.plots import plot_throughput_bars
-from hdpsim.experiments.output.run_directory import MARKER, SCHEMA_VERSION, RunDirectory
+from hdpsim.experiments.output.run_directory import MARKER, RunDirectory
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from hdpsim.experiments.output.tables import Table, plain_text, print_rich
+from hdpsim.experiments.output.tables import TextTable, plain_text, print_rich
 
-TABLE = Table(
+TABLE = TextTable(
     title="Times",
     columns=("strategy", "step s", "most time in"),
     rows=(("static", "12.5", "CP ring 60%"), ("hdp-balance", "3.0", "attention " * 8)),
@@ -20,7 +20,7 @@ def test_plain_text_aligns_numbers_right_and_texts_left() -> None:
 
 
 def test_heads_without_text_are_left_out() -> None:
-    table = Table(title="", columns=("", ""), rows=(("a", "1"),))
+    table = TextTable(title="", columns=("", ""), rows=(("a", "1"),))
     assert plain_text(table) == "a  1"
 
 

@@ -16,7 +16,7 @@ from hdpsim.experiments.campaigns.run import reached_s, run_campaign
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.output import statistics, words
 from hdpsim.experiments.output.statistics import estimate
-from hdpsim.experiments.output.words import duration, parse_target, token_amount
+from hdpsim.experiments.output.words import duration, large_amount, parse_target
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.studies.cost_to_target import price_of, time_at
 
@@ -38,7 +38,7 @@ def test_a_duration_is_within_five_percent_of_what_it_says(seconds: float) -> No
 @settings(derandomize=True, max_examples=40, deadline=None)
 @given(st.integers(1, 999), st.sampled_from("BT"))
 def test_tokens_read_back(number: int, letter: str) -> None:
-    assert token_amount(parse_target(f"{number}{letter}")) == f"{number}{letter}"
+    assert large_amount(parse_target(f"{number}{letter}")) == f"{number}{letter}"
 
 
 @pytest.mark.parametrize("text", ["", "300", "0", "300G", "-3B", "1e99", "nan", "300 B B", "1.5", "B"])
