@@ -6,20 +6,14 @@ operations one kernel does, so this module counts passes: one element read or wr
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.kernels.casts import scale_updates_s
-from hdpsim.cost_models.kernels.eager import (
-    CLAMPS,
-    EXPERT_BIAS,
-    LATENT_HEADS,
-    LATENT_ROTARY,
-    SCALED_ROTARY,
-    EagerPasses,
-)
 from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layer.experts import parts_of_a_token
 from hdpsim.cost_models.layer.host import BACKWARD_LAUNCHES, small_kernels
@@ -44,6 +38,66 @@ PADDING = 4.0
 MODULES = 3.0
 MODULES_BACKWARD = (2.0, 8.0)
 
+# Operations that a stack leaves to PyTorch are kernels of their own. They load and store whole vectors where all
+# operands are contiguous and of one type. Views of part of a tensor, operands that are broadcast, and operands of two
+# types go element by element, with an index calculated for each (aten/src/ATen/native/cuda/CUDALoops.cuh:
+# launch_vectorized_kernel against launch_unrolled_kernel and launch_legacy_kernel).
+
+# Rate of such kernels over that of vectorised ones, H200, 16 bits, PyTorch 2.9: a broadcast bias 0.62 of 1.39 TB/s,
+# a PReLU with a broadcast slope 1.18 against a leaky ReLU's 2.57 TB/s (tile-ai/TileOPs, pull requests 537 and 500).
+STRIDED_RATE = 0.45
+
+
+class Passes(NamedTuple):
+    """Elements of 16 bits that an operation reads and writes, per element of its tensor."""
+
+    vectorised: float
+    strided: float
+
+    @property
+    def at_full_rate(self) -> float:
+        """Passes of vectorised kernels that take as long."""
+        return self.vectorised + self.strided / STRIDED_RATE
+
+
+class EagerPasses(NamedTuple):
+    """Passes of an operation and of its gradient."""
+
+    forward: Passes
+    backward: Passes
+
+
+# Per element of an expert's width. Forward: two halves, views of one tensor, clamped (1 + 1 each), put together again
+# (2 + 2). Backward: of the half with one limit a comparison (1 + 1/2), of the other two (3) and their conjunction (3 x
+# 1/2), a choice by mask each (1/2 + 1 + 1); both halves put together (2 + 2).
+# Source: Megatron-Core, fusions/fused_bias_geglu.py (weighted_bias_quick_geglu_impl); PyTorch, clamp_backward.
+CLAMPS = EagerPasses(forward=Passes(4.0, 4.0), backward=Passes(5.5, 9.5))
+
+# Per element of an expert's output, fp32 being two passes. Forward: bias times routing weights (write 2), sum with the
+# output (1 + 2 + 2), outputs of all experts put together (2 + 2), to 16 bits (2 + 1). Backward: to fp32 (1 + 2), to 16
+# bits for the output (2 + 1), times weights (2 + 2) and summed over rows (2), times bias (2 + 2) and summed over
+# columns (2), outputs of all experts put together (1 + 1).
+# Source: Megatron-Core, transformer/moe/experts.py (_apply_bias).
+EXPERT_BIAS = EagerPasses(forward=Passes(7.0, 7.0), backward=Passes(9.0, 11.0))
+
+# Per element of queries and keys. Forward: half of them negated (1), halves put together (2), times cosine (2), times
+# sine (2), sum (3), what was not turned put behind (2). Backward: times cosine and sine (2 + 2), half negated (1),
+# halves put together (2), both ways summed (3), slices written into zeros (1 + 2, 1) and summed (3).
+# Source: Megatron-Core, models/common/embeddings/rope_utils.py (_apply_rotary_pos_emb_bshd).
+SCALED_ROTARY = EagerPasses(forward=Passes(5.0, 7.0), backward=Passes(10.0, 7.0))
+
+# The same of the part of latent queries that turns, whose even and odd elements are put apart before (2); backward
+# each of the two is written into zeros (1 + 1) and both are summed (3).
+LATENT_ROTARY = EagerPasses(
+    forward=SCALED_ROTARY.forward._replace(strided=SCALED_ROTARY.forward.strided + 2.0),
+    backward=Passes(SCALED_ROTARY.backward.vectorised + 5.0, SCALED_ROTARY.backward.strided + 2.0),
+)
+
+# Per element of latent queries, keys and values. Forward: what turns put behind what does not (2), values copied out of
+# what they share with keys (2). Backward: gradients of the parts put together (2).
+# Source: Megatron-Core, transformer/multi_latent_attention.py (qkv_up_proj_and_rope_apply).
+LATENT_HEADS = EagerPasses(forward=Passes(0.0, 2.0), backward=Passes(0.0, 2.0))
+
 
 class SmallKernels:
     """Passes over memory of one layer kind ('dense' or 'moe') on one GPU of a layout.
@@ -59,7 +113,8 @@ class SmallKernels:
                   fused dispatch 2 (k + u) h / t, u the GPUs that a token visits
         PyTorch   clamps of k f / t, biases of k h / t (neither where expert_kernels are fused), a scaled rotary
                   embedding of (a + g) d / t, with latent attention of a r / t in queries of n + r, keys of n + r and
-                  values of v put together, a (2 (n + r) + v) / t: passes of eager_kernels, forward and backward apart
+                  values of v put together, a (2 (n + r) + v) / t: passes of CLAMPS to LATENT_HEADS, forward and
+                  backward apart
 
     One norm in a parallel block, whose sum of three needs one kernel. With recompute_small_kernels the backward runs
     norms, activation and clamps of the forward again.
@@ -115,7 +170,7 @@ def _fused_passes(model: Model, layout: Layout, moe: bool) -> tuple[float, float
     """Passes of norms and activation, and of the rest."""
     blocks = 1 if model.parallel_block else 2
     mask = MASK if model.dropout else 0.0
-    width = model.hidden / _residual_shards(layout)
+    width = model.hidden / residual_shards(layout)
     activation = (3 if model.gated_mlp else 2) * _width(model, moe) / layout.parallel.tp
     rest = blocks * (3 + mask) * width + 2 * _rotated(model, layout)
     return blocks * 2 * width + activation + 2 * _normalised(model, layout), rest
@@ -125,7 +180,7 @@ def _separate_passes(model: Model, layout: Layout, moe: bool) -> tuple[float, fl
     """The same of one kernel per operation."""
     blocks = 1 if model.parallel_block else 2
     output = 3 + (2 if model.biases else 0) + (2 + MASK if model.dropout else 0)
-    width = model.hidden / _residual_shards(layout)
+    width = model.hidden / residual_shards(layout)
     norms = blocks * SEPARATE_NORM[model.norm] * width + SEPARATE_NORM[model.norm] * _normalised(
         model, layout
     )
@@ -198,5 +253,6 @@ def _routing(model: Model, layout: Layout) -> tuple[float, float]:
     return forward * model.hidden / layout.parallel.tp, backward * model.hidden / layout.parallel.tp
 
 
-def _residual_shards(layout: Layout) -> int:
+def residual_shards(layout: Layout) -> int:
+    """GPUs over which the residual stream of a rank is spread."""
     return layout.parallel.tp if layout.tensor.sequence_parallel else 1

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from hdpsim.cost_models.layer.recomputation import repeated_share
+from hdpsim.cost_models.layer.small_kernels import residual_shards
 from hdpsim.cost_models.layout.groups import RecomputeKind
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.transformer.flop import layer_linear_weights
-from hdpsim.cost_models.transformer.matrices import layer_matrices, mlp_width, routed_width
+from hdpsim.cost_models.transformer.matrices import layer_matrices, layer_shards, mlp_width, routed_width
 from hdpsim.cost_models.transformer.model import Model
 
 BF16_BYTES = 2.0
@@ -138,7 +139,7 @@ def _attention_again(layout: Layout) -> float:
 
 def layer_input_bytes(model: Model, layout: Layout) -> float:
     """A layer's input per token of a rank, on each of its GPUs: what every kind of recomputation keeps."""
-    return BF16_BYTES * model.hidden / _residual_shards(layout)
+    return BF16_BYTES * model.hidden / residual_shards(layout)
 
 
 def layer_activations(
@@ -162,7 +163,7 @@ def layer_activations(
     Source: arXiv 2205.05198 section 4 (GPT); for gates, grouped queries and experts the same derivation.
     """
     tp, hidden = layout.parallel.tp, model.hidden
-    sharded = _residual_shards(layout)
+    sharded = residual_shards(layout)
     fp8 = layout.precision.products != "bf16" and not model.frozen
     inputs = 1 if model.parallel_block else 2
     gemm_input_bytes = FP8_BYTES if fp8 else BF16_BYTES
@@ -258,25 +259,19 @@ def head_activation_bytes_per_token(model: Model, layout: Layout, logit_bytes: f
     Counted: logits of one head at a time (prediction heads run one after the other).
     Source: arXiv 2205.05198 section 4.3 (4 s b h (1 + V / h) / t with fp32 logits: logit_bytes = 4).
     """
-    inputs = 2 * BF16_BYTES * model.hidden / _residual_shards(layout) * (1 + model.mtp_layers)
+    inputs = 2 * BF16_BYTES * model.hidden / residual_shards(layout) * (1 + model.mtp_layers)
     return inputs + logit_bytes * -(-model.vocab // layout.parallel.tp)
-
-
-def _residual_shards(layout: Layout) -> int:
-    """GPUs over which the residual stream of a rank is spread."""
-    return layout.parallel.tp if layout.tensor.sequence_parallel else 1
 
 
 def _queries_keys_values(model: Model, layout: Layout) -> float:
     latent, tp = model.latent_attention, layout.parallel.tp
     if latent is None:
-        kv_heads = max(1.0, model.kv_heads / tp)
-        return BF16_BYTES * (model.heads / tp + 2 * kv_heads) * model.head_dim
+        return BF16_BYTES * layer_shards(model, layout, moe=False)[0].outputs
     per_head = BF16_BYTES * (2 * model.query_dim + model.value_dim)
     low_rank = (
         2 * BF16_BYTES * (latent.q_lora_rank + latent.kv_lora_rank) + BF16_BYTES * latent.qk_rope_head_dim
     )
-    return model.heads * per_head / tp + low_rank / _residual_shards(layout)
+    return model.heads * per_head / tp + low_rank / residual_shards(layout)
 
 
 def _mlp(model: Model, width: float, gemm_input_bytes: float) -> float:
@@ -287,7 +282,7 @@ def _mlp(model: Model, width: float, gemm_input_bytes: float) -> float:
 def _experts(model: Model, layout: Layout, gemm_input_bytes: float) -> float:
     spread = layout.parallel.tp / layout.parallel.expert_cut
     dispatched = model.top_k * model.hidden * (gemm_input_bytes + BF16_BYTES) / spread
-    router = 2 * FP32_BYTES * model.experts / _residual_shards(layout)
+    router = 2 * FP32_BYTES * model.experts / residual_shards(layout)
     return (
         dispatched
         + _mlp(model, routed_width(model, moe=True) / layout.parallel.tp, gemm_input_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal, NamedTuple, assert_never
 
 from hdpsim.cost_models.layout.layout import Layout
@@ -146,69 +146,55 @@ def prediction_matrix(model: Model) -> Matrix:
 
 def _attention(model: Model) -> tuple[Matrix, ...]:
     latent, hidden, heads = model.latent_attention, model.hidden, model.heads
-    everywhere = model.adapter_rank
-    output = Matrix(
+    matrix = partial(Matrix, block="attention", adapter_rank=model.adapter_rank)
+    output = matrix(
         name="attention_out",
-        block="attention",
         inputs=heads * model.value_dim,
         parts=(hidden,),
         cut="inputs",
         biases=model.biases,
-        adapter_rank=0 if model.adapter_targets == "qkv" else everywhere,
+        adapter_rank=0 if model.adapter_targets == "qkv" else model.adapter_rank,
     )
     if latent is None:
         keys = model.kv_heads * model.head_dim
-        qkv = Matrix(
+        qkv = matrix(
             name="qkv",
-            block="attention",
             inputs=hidden,
             parts=(heads * model.head_dim, keys, keys),
             cut="outputs",
             head_outputs=model.head_dim,
             biases=model.biases or model.qkv_biases,
-            adapter_rank=everywhere,
         )
         return qkv, output
-
-    def projection(name: str, inputs: int, outputs: int, cut: Cut = "none") -> Matrix:
-        return Matrix(
-            name=name, block="attention", inputs=inputs, parts=(outputs,), cut=cut, adapter_rank=everywhere
-        )
-
     queries, rank, kv_rank = heads * model.query_dim, latent.q_lora_rank, latent.kv_lora_rank
-    of_queries = [projection("query", hidden, queries, "outputs")]
+    keys_values = heads * (latent.qk_nope_head_dim + latent.v_head_dim)
+    of_queries = [matrix(name="query", inputs=hidden, parts=(queries,), cut="outputs")]
     if rank:
         of_queries = [
-            projection("query_down", hidden, rank),
-            projection("query_up", rank, queries, "outputs"),
+            matrix(name="query_down", inputs=hidden, parts=(rank,)),
+            matrix(name="query_up", inputs=rank, parts=(queries,), cut="outputs"),
         ]
     return (
         *of_queries,
-        projection("kv_down", hidden, kv_rank + latent.qk_rope_head_dim),
-        projection("kv_up", kv_rank, heads * (latent.qk_nope_head_dim + latent.v_head_dim), "outputs"),
+        matrix(name="kv_down", inputs=hidden, parts=(kv_rank + latent.qk_rope_head_dim,)),
+        matrix(name="kv_up", inputs=kv_rank, parts=(keys_values,), cut="outputs"),
         output,
     )
 
 
-def _mlp(model: Model, block: Literal["mlp", "experts", "shared"], width: int) -> tuple[Matrix, ...]:
-    prefix = {"mlp": "", "experts": "expert_", "shared": "shared_"}[block]
-    adapted = block == "mlp" and model.adapter_targets == "all"
+def _mlp(model: Model, block: Block, width: int) -> tuple[Matrix, ...]:
+    prefix = {"experts": "expert_", "shared": "shared_"}.get(block, "")
     routed = block == "experts"
-    shapes: tuple[tuple[str, int, tuple[int, ...], Cut], ...] = (
-        ("mlp_up", model.hidden, (width,) * (2 if model.gated_mlp else 1), "outputs"),
-        ("mlp_down", width, (model.hidden,), "inputs"),
+    matrix = partial(
+        Matrix,
+        block=block,
+        experts=model.experts if routed else 1,
+        experts_per_token=model.top_k if routed else 1,
+        biases=model.biases or (routed and model.expert_biases),
+        adapter_rank=model.adapter_rank if block == "mlp" and model.adapter_targets == "all" else 0,
     )
-    return tuple(
-        Matrix(
-            name=prefix + name,
-            block=block,
-            inputs=inputs,
-            parts=parts,
-            cut=cut,
-            experts=model.experts if routed else 1,
-            experts_per_token=model.top_k if routed else 1,
-            biases=model.biases or (routed and model.expert_biases),
-            adapter_rank=model.adapter_rank if adapted else 0,
-        )
-        for name, inputs, parts, cut in shapes
+    parts = (width, width) if model.gated_mlp else (width,)
+    return (
+        matrix(name=prefix + "mlp_up", inputs=model.hidden, parts=parts, cut="outputs"),
+        matrix(name=prefix + "mlp_down", inputs=width, parts=(model.hidden,), cut="inputs"),
     )
