@@ -6,26 +6,32 @@ other setting that is not the default is put back, and a setting is hidden when 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property, lru_cache, partial
 from typing import cast
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from hdpsim.cost_models.memory.report import MemoryReport
+from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.errors import HdpSimError
+from hdpsim.simulator.play.execution import Noise
 from hdpsim.simulator.settings import changed_settings, note_on, with_default
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import (
     StepResult,
     plan_batch,
+    plan_noise,
     planning_problem,
     price_plan,
     settled_degree,
     simulate_plan,
 )
 from hdpsim.simulator.step_memory import capacity_tokens, check_fits, plan_memory
+from hdpsim.simulator.strategies.problem import PlanningProblem
+from hdpsim.simulator.strategies.static_mesh import MeshPacks
 
 _HOST = "kernels take longer than their launches"
 _MEMORY = "another stage, or another moment of the step, needs more memory"
@@ -65,15 +71,17 @@ def hidden_settings(
 ) -> tuple[str, ...]:
     """One sentence for every setting whose effect is hidden in all *results*, the steps of *setup* on *batches*."""
     named = {note.partition(" = ")[0] for result in results for note in result.notes}
+    distinct = {id(result): (lengths, result) for lengths, result in zip(batches, results, strict=True)}
+    steps = [_Step(setup, lengths, result) for lengths, result in distinct.values()]
     sentences = []
     for key, value in changed_settings(setup).items():
         if key in named | _SHOWN or key.startswith("model."):
             continue
         try:
             plain = with_default(setup, key)
+            mesh_degree = lru_cache(partial(settled_degree, plain, steps[0].lengths))
             hidden = all(
-                _same_step(setup, plain, batches[0], lengths, result)
-                for lengths, result in zip(batches, results, strict=True)
+                _same_step(plain, step, mesh_degree if step is not steps[0] else None) for step in steps
             )
         except HdpSimError:  # without it the step cannot run
             continue
@@ -82,30 +90,58 @@ def hidden_settings(
     return tuple(sentences)
 
 
-def _same_step(setup: Setup, plain: Setup, first: ArrayLike, lengths: ArrayLike, result: StepResult) -> bool:
-    """Whether *plain* takes the same step; the *first* batch of the run decides its mesh.
+@dataclass(frozen=True)
+class _Step:
+    """A step that was simulated; what every other setup is compared with is worked out once."""
 
-    What is cheap to compare comes before the rest: few settings get to the end.
+    setup: Setup
+    lengths: ArrayLike
+    result: StepResult
+
+    @cached_property
+    def problem(self) -> PlanningProblem:
+        return planning_problem(self.setup, self.lengths)
+
+    @cached_property
+    def costs(self) -> StepCosts:
+        return price_plan(self.setup, self.problem, self.result.plan)
+
+    @cached_property
+    def noise(self) -> Noise | None:
+        return plan_noise(self.setup, self.result.plan, self.costs)
+
+
+def _same_step(plain: Setup, step: _Step, mesh_degree: Callable[[], int | None] | None) -> bool:
+    """Whether *plain* takes the same step; *mesh_degree* is that of an earlier batch.
+
+    What is cheap to compare comes before the rest: few settings get as far as a plan of their own.
     """
+    result, setup = step.result, step.setup
     plan = result.plan
     if plain.ranks != plan.ranks or capacity_tokens(plain) != result.rank_capacity_tokens:
         return False
     report = plan_memory(plain, plan)
     if _needed(report) != _needed(result.memory):
         return False
-    before, problem = planning_problem(setup, lengths), planning_problem(plain, lengths)
-    costs, plain_costs = price_plan(setup, before, plan), price_plan(plain, problem, plan)
-    if not _same(replace(costs, data_path=None), replace(plain_costs, data_path=None)):
+    problem = planning_problem(plain, step.lengths)
+    costs = price_plan(plain, problem, plan)
+    if not _same(replace(costs, data_path=None), replace(step.costs, data_path=None)):
         return False
-    if problem.cost is before.cost and problem.options == before.options:
+    drawn_alike = (plain.execution, plain.layout.parallel.order) == (
+        setup.execution,
+        setup.layout.parallel.order,
+    )
+    if not drawn_alike and not _same_factors(plan_noise(plain, plan, costs), step.noise):
+        return False
+    if _planned_alike(problem, step.problem):
         check_fits(plain, report)
-        plain_plan = plan
     else:
-        plain_plan, problem, report = plan_batch(plain, lengths, mesh_degree=settled_degree(plain, first))
-    played_alike = costs.data_path == plain_costs.data_path and _of_playing(setup) == _of_playing(plain)
-    if played_alike and _same(plain_plan, plan):
+        degree = mesh_degree() if mesh_degree else None
+        plan, problem, report = plan_batch(plain, step.lengths, mesh_degree=degree)
+    same_recompute = plain.layout.recompute.kind == setup.layout.recompute.kind
+    if costs.data_path == step.costs.data_path and same_recompute and _same(plan, result.plan):
         return True
-    played = simulate_plan(plain, plain_plan, problem, report)
+    played = simulate_plan(plain, plan, problem, report)
     return _needed(played.memory) == _needed(result.memory) and all(
         _same(getattr(played, field.name), getattr(result, field.name))
         for field in fields(StepResult)
@@ -113,15 +149,45 @@ def _same_step(setup: Setup, plain: Setup, first: ArrayLike, lengths: ArrayLike,
     )
 
 
+def _planned_alike(problem: PlanningProblem, other: PlanningProblem) -> bool:
+    """Whether both problems, of the same capacity, have the same plan, as far as that is seen without planning."""
+    options, others = problem.options, other.options
+    if problem.cost is other.cost and options == others:
+        return True
+    is_mesh = options.name == "static" or not options.dynamic_groups
+    if not is_mesh or problem.cost.layout.pipeline.schedule == "dualpipe":  # whose packs depend on the groups
+        return False
+    if replace(options, packing=others.packing, padding=others.padding) != others:
+        return False
+    parts, other_parts = (
+        (cost.model, cost.layout.changed(rank_capacity_tokens=None), cost.cluster, cost.cal)
+        for cost in (problem.cost, other.cost)
+    )
+    if parts != other_parts:
+        return False
+    packs, other_packs = (
+        MeshPacks.of(one, one.options.packing, padding=one.options.padding, groups=1)
+        for one in (problem, other)
+    )
+    return _same(packs, other_packs)
+
+
+def _same_factors(noise: Noise | None, other: Noise | None) -> bool:
+    """Whether two draws of noise slow down the same things; no noise is a factor of 1."""
+    return all(
+        bool(np.all(_factor(noise, field.name) == _factor(other, field.name))) for field in fields(Noise)
+    )
+
+
+def _factor(noise: Noise | None, name: str) -> ArrayLike:
+    factor: ArrayLike | None = getattr(noise, name, None)
+    return 1.0 if factor is None else factor
+
+
 def _needed(report: MemoryReport) -> tuple[int, ...]:
     """The memory of a GPU and its host in whole bytes, whatever fills it."""
     needed = (report.total_bytes, report.allocated_bytes, report.reserved_bytes, report.host_bytes)
     return tuple(map(round, needed))
-
-
-def _of_playing(setup: Setup) -> tuple[object, ...]:
-    """What the figures of a priced plan depend on."""
-    return setup.execution, setup.layout.parallel.order, setup.layout.recompute.kind
 
 
 def _same(one: object, other: object) -> bool:

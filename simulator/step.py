@@ -214,9 +214,9 @@ def price_plan(setup: Setup, problem: PlanningProblem, plan: Plan) -> StepCosts:
     return replace(costs, allocator_s=wait_s) if wait_s else costs
 
 
-def play_plan(setup: Setup, plan: Plan, costs: StepCosts) -> Execution:
-    """Play a priced plan with the scenario's executor and noise."""
-    noise = draw_noise(
+def plan_noise(setup: Setup, plan: Plan, costs: StepCosts) -> Noise | None:
+    """The noise that the scenario asks for, drawn for a priced plan."""
+    return draw_noise(
         plan,
         costs,
         setup.execution,
@@ -224,6 +224,11 @@ def play_plan(setup: Setup, plan: Plan, costs: StepCosts) -> Execution:
         gpus_per_node=setup.cluster.node.gpus,
         order=setup.layout.parallel.order,
     )
+
+
+def play_plan(setup: Setup, plan: Plan, costs: StepCosts) -> Execution:
+    """Play a priced plan with the scenario's executor and noise."""
+    noise = plan_noise(setup, plan, costs)
     execution = _play(setup, plan, costs, noise)
     path, around = costs.data_path, costs.epilogue
     loading, planning = path.exposed_s(execution.step_s) if path and path.ahead_steps else (0.0, 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,7 @@ from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.bands.band import Band
 from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.output.statistics import Estimate, estimate, paired_ratio
+from hdpsim.simulator.hidden_settings import hidden_settings
 from hdpsim.simulator.lower_bound import lower_bound_s
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import StepResult, settled_degree, simulate_step
@@ -51,7 +53,7 @@ class Mesh:
         return f"{self.packing} packing, {'padded' if self.padding else 'not padded'}, CP {self.cp}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """One strategy over all batches, or the reason why it cannot run."""
 
@@ -93,7 +95,12 @@ class Outcome:
         """The same, counting the full attention square."""
         return float(np.mean([result.mfu_full for result in self.results]))
 
-    @property
+    @cached_property
+    def hidden_notes(self) -> tuple[str, ...]:
+        """A sentence for every setting whose effect is hidden in all batches; worked out when asked for."""
+        return () if self.setup is None else hidden_settings(self.setup, self.lengths, self.results)
+
+    @cached_property
     def lower_bounds_s(self) -> tuple[float, ...]:
         """For every batch the time below which no plan of it can be, without noise; worked out when asked for."""
         assert self.setup is not None

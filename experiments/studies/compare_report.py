@@ -22,7 +22,6 @@ from hdpsim.experiments.studies.report import (
     account_table,
     averaging,
     band_lines,
-    hidden_notes,
     mfu_note,
     one_line,
     outcome_json,
@@ -290,7 +289,7 @@ def remarks(comparison: Comparison) -> tuple[str, ...]:
     ]
     by_note: dict[str, list[str]] = {}
     for outcome in comparison.feasible:
-        for note in (*outcome.results[0].notes, *hidden_notes(outcome)):
+        for note in (*outcome.results[0].notes, *outcome.hidden_notes):
             by_note.setdefault(note, []).append(outcome.strategy)
     everybody = len(comparison.feasible)
     notes = [

@@ -15,7 +15,6 @@ from hdpsim.experiments.output.finite import plain
 from hdpsim.experiments.output.plot_style import ACCOUNT_GROUPS, account_group, format_tokens, readable_name
 from hdpsim.experiments.output.statistics import FEWEST, estimate_json, with_interval
 from hdpsim.experiments.output.words import memory_of, memory_parts
-from hdpsim.simulator.hidden_settings import hidden_settings
 from hdpsim.simulator.settings import CHANGES_NOTHING
 
 if TYPE_CHECKING:
@@ -85,8 +84,13 @@ def outcome_json(
     base: Outcome | None = None,
     best_static: Outcome | None = None,
     target: Target | None = None,
+    *,
+    hidden: bool = True,
 ) -> dict[str, Any]:
-    """One strategy: means with confidence intervals, the account means, and every batch."""
+    """One strategy: means with confidence intervals, the account means, and every batch.
+
+    Without *hidden* nobody looks for settings whose effect is hidden, which takes time.
+    """
     if not outcome.results:
         return {"strategy": outcome.strategy, "feasible": False, "reason": outcome.reason}
     tokens_per_s = outcome.tokens_per_s
@@ -108,7 +112,7 @@ def outcome_json(
         "static_mesh": outcome.mesh,
         "work_left_out": outcome.work_left_out,
         "fidelity": outcome.band and outcome.band.document(outcome.step_s.mean, tokens_per_s.mean),
-        "notes": notes_of(outcome),
+        "notes": notes_of(outcome, hidden=hidden),
         "batches": [
             {
                 field.name: getattr(result, field.name)
@@ -149,21 +153,14 @@ def flop_rates(outcome: Outcome) -> dict[str, float]:
     }
 
 
-def notes_of(outcome: Outcome) -> tuple[str, ...]:
+def notes_of(outcome: Outcome, *, hidden: bool = True) -> tuple[str, ...]:
     """The notes of all batches, each once; what changes nothing does so in all of them."""
     of_batches = [result.notes for result in outcome.results]
     notes = dict.fromkeys(note for found in of_batches for note in found)
     everywhere = (
         note for note in notes if CHANGES_NOTHING not in note or all(note in found for found in of_batches)
     )
-    return (*everywhere, *hidden_notes(outcome))
-
-
-def hidden_notes(outcome: Outcome) -> tuple[str, ...]:
-    """A sentence for every setting whose effect is hidden in all batches of an outcome."""
-    if outcome.setup is None:
-        return ()
-    return hidden_settings(outcome.setup, outcome.lengths, outcome.results)
+    return (*everywhere, *(outcome.hidden_notes if hidden else ()))
 
 
 def headline(scenario: Scenario) -> str:

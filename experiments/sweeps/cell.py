@@ -57,7 +57,11 @@ def simulate_cell(scenario: Scenario) -> dict[str, Any]:
         if outcome.results:
             memory_bytes = outcome.results[0].memory.total_bytes
             found["result"] = plain(
-                {**outcome_json(outcome), "memory_bytes": memory_bytes, "data": drawn.use.document()}
+                {
+                    **outcome_json(outcome, hidden=False),
+                    "memory_bytes": memory_bytes,
+                    "data": drawn.use.document(),
+                }
             )
         else:
             found |= {"status": "infeasible", "reason": outcome.reason}
