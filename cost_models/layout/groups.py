@@ -13,7 +13,7 @@ from hdpsim.ranges import RANGES
 Schedule = Literal["1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe"]
 RecomputeKind = Literal["none", "selective", "full"]
 ProductPrecision = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
-Order = Literal["tp-dp-pp", "tp-pp-dp"]
+RankOrder = Literal["tp-dp-pp", "tp-pp-dp"]
 ShardingKind = Literal["none", "zero1", "zero2", "zero3"]
 AttentionKernel = Literal["flash", "flash1", "flash2", "unfused"]
 ContextParallelKind = Literal["ring", "all-gather", "gathered-ring", "ulysses"]
@@ -49,7 +49,7 @@ class Parallel(Group):
     """Expert-parallel degree. Up to tp the experts live inside the rank's own TP group."""
     etp: Count | None = None
     """GPUs over which each expert is cut; None = tp / ep, at least 1."""
-    order: Order = "tp-dp-pp"
+    order: RankOrder = "tp-dp-pp"
     """Which GPUs are numbered next to each other after a TP group: those of its data-parallel group (Megatron), or
     those of its pipeline."""
 

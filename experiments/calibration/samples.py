@@ -12,7 +12,7 @@ from hdpsim.errors import CatalogError, HdpSimError, InfeasibleError
 from hdpsim.experiments.calibration.constants import Constant, apply
 from hdpsim.experiments.calibration.model import Sample
 from hdpsim.experiments.records.prediction import measured_step_s, predict_step
-from hdpsim.experiments.records.setup import job_of
+from hdpsim.experiments.records.setup import prepare
 from hdpsim.experiments.records.table import Record
 from hdpsim.experiments.validation.kernel_prediction import predicted_s
 from hdpsim.experiments.validation.kernel_sources import gpu_of, instrument_of
@@ -29,8 +29,11 @@ SHORTEST_S = 1e-4
 
 
 def runs_s(work: Sequence[Any], base: Calibration, values: Mapping[Constant, float]) -> list[float]:
-    """Step seconds of some jobs, each with its plan."""
-    return [predict_step(job, apply(job.setup.calibration, base, values), plan)[0] for job, plan in work]
+    """Step seconds of some runs, each with its plan."""
+    return [
+        predict_step(prepared, apply(prepared.setup.calibration, base, values), plan)[0]
+        for prepared, plan in work
+    ]
 
 
 def kernels_s(work: Sequence[Any], base: Calibration, values: Mapping[Constant, float]) -> list[float]:
@@ -63,18 +66,18 @@ def run_samples(
 def _run(record: Record, base: Calibration) -> Sample:
     if not record.counts:
         raise InfeasibleError("not a complete, undoubted pretraining run")
-    job = job_of(record.config, base)
-    if job.blocked:
-        raise InfeasibleError(job.blocked)
-    if job.not_modelled:
-        raise InfeasibleError(f"not modelled: {job.not_modelled[0]}")
-    measured = measured_step_s(record.config, job, record.measured)
+    prepared = prepare(record.config, base)
+    if prepared.blocked:
+        raise InfeasibleError(prepared.blocked)
+    if prepared.not_modelled:
+        raise InfeasibleError(f"not modelled: {prepared.not_modelled[0]}")
+    measured = measured_step_s(record.config, prepared, record.measured)
     if measured is None:
         raise InfeasibleError("no time measured")
-    plan, _, _ = plan_batch(job.setup, job.lengths)
-    predict_step(job, plan=plan)
+    plan, _, _ = plan_batch(prepared.setup, prepared.lengths)
+    predict_step(prepared, plan=plan)
     source = str(record.columns.get("family") or record.columns.get("source") or "-")
-    return Sample(name=record.name, source=source, group=source, work=(job, plan), measured_s=measured)
+    return Sample(name=record.name, source=source, group=source, work=(prepared, plan), measured_s=measured)
 
 
 def kernel_samples(paths: Sequence[str], generation: str) -> tuple[list[Sample], Counter[str]]:

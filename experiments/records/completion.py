@@ -10,7 +10,7 @@ from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import CatalogError, HdpSimError
 from hdpsim.experiments.records.memory import predict_memory
-from hdpsim.experiments.records.setup import job_of
+from hdpsim.experiments.records.setup import prepare
 from hdpsim.experiments.software.facts import Run, interleaves
 from hdpsim.experiments.software.rules import setting_of
 from hdpsim.experiments.software.run import RunConfig
@@ -138,7 +138,7 @@ def _replica(config: RunConfig) -> Filled:
         filled = _batch(replace(config, **degrees))[0]
         whole = replace(config, **{**degrees, **filled})
         try:
-            if predict_memory(whole, job_of(whole)).fits:
+            if predict_memory(whole, prepare(whole)).fits:
                 return degrees, f"tp {tp}, pp {pp}: the fewest GPUs that hold a replica"
         except HdpSimError:
             continue
@@ -176,7 +176,7 @@ def _recompute(config: RunConfig) -> Filled:
         return NOTHING
     whole = replace(config, recompute="full")
     try:
-        if predict_memory(config, job_of(config)).fits or not predict_memory(whole, job_of(whole)).fits:
+        if predict_memory(config, prepare(config)).fits or not predict_memory(whole, prepare(whole)).fits:
             return NOTHING
     except HdpSimError:
         return NOTHING
@@ -188,7 +188,7 @@ def _chunks(config: RunConfig) -> Filled:
     if config.vpp is not None or not interleaves(Run(config)):
         return NOTHING
     try:
-        if predict_memory(config, job_of(config)).fits:
+        if predict_memory(config, prepare(config)).fits:
             return NOTHING
     except HdpSimError:
         return NOTHING

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Literal, cast
 
 from hdpsim.cost_models.memory.report import MemoryReport
-from hdpsim.experiments.records.setup import Job, layout_cp
+from hdpsim.experiments.records.setup import PreparedRun, layout_cp
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import setting_of
 from hdpsim.experiments.software.run import RunConfig
@@ -61,15 +61,15 @@ def gauge_of(config: RunConfig) -> Gauge:
     return "device" if said is None else cast(Gauge, said.value)
 
 
-def predict_memory(config: RunConfig, job: Job) -> MemoryPrediction:
+def predict_memory(config: RunConfig, prepared: PreparedRun) -> MemoryPrediction:
     """Predict what a record needs, and what its source would have read."""
-    setup = job.setup
+    setup = prepared.setup
     report = partial(
         memory_of,
         setup,
         setup.context_tokens // layout_cp(setup.layout),
-        micro_batches=job.micro_batches,
-        sequence_tokens=-(-max(job.round_tokens) // layout_cp(setup.layout)),
+        micro_batches=prepared.micro_batches,
+        sequence_tokens=-(-max(prepared.round_tokens) // layout_cp(setup.layout)),
     )
     fullest = report()
     read = fullest if setting_of(Run(config), "memory_stage") is None else report(stage=0)

@@ -12,7 +12,7 @@ from hdpsim.errors import HdpSimError
 from hdpsim.experiments.bands.features import Features, configuration_key, features_of
 from hdpsim.experiments.records.completion import completed
 from hdpsim.experiments.records.memory import Gauge, predict_memory
-from hdpsim.experiments.records.setup import Job, job_of
+from hdpsim.experiments.records.setup import PreparedRun, prepare
 from hdpsim.experiments.records.table import Measured
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import setting_of
@@ -90,22 +90,22 @@ def predict(
     convention = convention_of(config)
     try:
         config, filled = completed(config)
-        job = job_of(config, calibration, without)
-        memory = predict_memory(config, job)
+        prepared = prepare(config, calibration, without)
+        memory = predict_memory(config, prepared)
     except HdpSimError as error:
         return Prediction(convention=convention, reason=str(error))
     step_s: float | None = None
     accounts: tuple[tuple[str, float], ...] = ()
-    reason = job.blocked
+    reason = prepared.blocked
     if not reason and not memory_only:
         try:
-            step_s, accounts = predict_step(job)
+            step_s, accounts = predict_step(prepared)
         except HdpSimError as error:
             reason = str(error)
-    assumptions = (*filled, *job.assumptions)
+    assumptions = (*filled, *prepared.assumptions)
     if not memory.fits and step_s is not None:
         assumptions = (*assumptions, "fits into memory, against the prediction of memory")
-    rates = _rates(job, step_s) if step_s is not None else None
+    rates = _rates(prepared, step_s) if step_s is not None else None
     return Prediction(
         step_s=step_s,
         tokens_per_s_per_gpu=rates and rates[0],
@@ -119,27 +119,29 @@ def predict(
         fits=memory.fits,
         memory_gauge=memory.gauge,
         memory_parts_gb=memory.parts_gb,
-        features=features_of(job.setup, job.seq_len, missing=bool(job.not_modelled)),
-        key=configuration_key(job.setup, job.sequences, job.seq_len, job.micro_batch * job.seq_len),
+        features=features_of(prepared.setup, prepared.seq_len, missing=bool(prepared.not_modelled)),
+        key=configuration_key(
+            prepared.setup, prepared.sequences, prepared.seq_len, prepared.micro_batch * prepared.seq_len
+        ),
         reason=reason,
         assumptions=assumptions,
-        not_modelled=job.not_modelled,
-        rule_kinds=job.rule_kinds,
+        not_modelled=prepared.not_modelled,
+        rule_kinds=prepared.rule_kinds,
     )
 
 
 def predict_step(
-    job: Job, cal: Calibration | None = None, plan: Plan | None = None
+    prepared: PreparedRun, cal: Calibration | None = None, plan: Plan | None = None
 ) -> tuple[float, tuple[tuple[str, float], ...]]:
     """Seconds of the step and of its accounts: what `hdpsim simulate` makes of the record's scenario.
 
     Args:
-        job: the record, ready to predict.
-        cal: a calibration instead of the job's own.
-        plan: of the job's batch, where it is known: no calibration changes it.
+        prepared: the record, ready to predict.
+        cal: a calibration instead of the run's own.
+        plan: of the run's batch, where it is known: no calibration changes it.
     """
-    setup = job.setup if cal is None else replace(job.setup, calibration=cal)
-    lengths = job.lengths
+    setup = prepared.setup if cal is None else replace(prepared.setup, calibration=cal)
+    lengths = prepared.lengths
     if plan is None:
         plan, problem, _ = plan_batch(setup, lengths)
     else:
@@ -149,11 +151,11 @@ def predict_step(
     return execution.step_s, tuple(zip(execution.accounts, seconds, strict=True))
 
 
-def measured_step_s(config: RunConfig, job: Job, measured: Measured) -> float | None:
+def measured_step_s(config: RunConfig, prepared: PreparedRun, measured: Measured) -> float | None:
     """Seconds of a step as measured: directly, from tokens/s, else from TFLOP/s in the source's convention."""
     if measured.measured_step_s is not None:
         return measured.measured_step_s
-    tokens_per_s, tflops = _rates(job, 1.0)
+    tokens_per_s, tflops = _rates(prepared, 1.0)
     if measured.measured_tokens_per_s_per_gpu is not None:
         return tokens_per_s / measured.measured_tokens_per_s_per_gpu
     if measured.measured_tflops_per_gpu is not None:
@@ -161,13 +163,13 @@ def measured_step_s(config: RunConfig, job: Job, measured: Measured) -> float | 
     return None
 
 
-def _rates(job: Job, step_s: float) -> tuple[float, dict[Convention, float]]:
+def _rates(prepared: PreparedRun, step_s: float) -> tuple[float, dict[Convention, float]]:
     """Tokens per second and GPU, and TFLOP/s per GPU in every convention."""
-    setup = job.setup
-    tokens_per_s = job.sequences * job.seq_len / step_s / setup.cluster.gpus
+    setup = prepared.setup
+    tokens_per_s = prepared.sequences * prepared.seq_len / step_s / setup.cluster.gpus
 
     def rate(causal: bool, recompute: RecomputeKind) -> float:
-        flop = model_flop_per_token(setup.model, job.seq_len, causal=causal, recompute=recompute)
+        flop = model_flop_per_token(setup.model, prepared.seq_len, causal=causal, recompute=recompute)
         return flop.total * tokens_per_s / TERA
 
     return tokens_per_s, {

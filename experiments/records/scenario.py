@@ -10,7 +10,7 @@ from hdpsim.cost_models.calibration.calibration import Calibration, load_calibra
 from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.records.completion import completed
-from hdpsim.experiments.records.setup import Job, job_of
+from hdpsim.experiments.records.setup import PreparedRun, prepare
 from hdpsim.experiments.records.table import Record, read_records, shipped_records
 from hdpsim.experiments.scenario.scenario import resolve_scenario
 from hdpsim.experiments.scenario.setup_document import as_yaml, setup_document
@@ -38,34 +38,34 @@ def record_scenario(
     record = _record_of(name, read_records(shipped_records() if path is None else path))
     own = None if calibration is None else load_calibration(calibration)
     config, filled = completed(record.config)
-    job = job_of(config, own, without)
-    if job.blocked:
-        raise InfeasibleError(f"{record.name}: {job.blocked}")
-    document = job_document(job, record.name, _description(record), calibration, own)
+    prepared = prepare(config, own, without)
+    if prepared.blocked:
+        raise InfeasibleError(f"{record.name}: {prepared.blocked}")
+    document = run_document(prepared, record.name, _description(record), calibration, own)
     resolve_scenario(document)  # what is written can be read
     words = [
         f"What `hdpsim validate` predicts for {record.name}; `hdpsim simulate` on this file gives the same times.",
-        *(f"assumed: {text}" for text in (*filled, *job.assumptions)),
-        *(f"not modelled: {text}" for text in job.not_modelled),
+        *(f"assumed: {text}" for text in (*filled, *prepared.assumptions)),
+        *(f"not modelled: {text}" for text in prepared.not_modelled),
     ]
     head = "".join(f"# {printable(text, lines=False)}\n" for text in words)
     return f"{head}\n{as_yaml(document)}"
 
 
-def job_document(
-    job: Job,
+def run_document(
+    prepared: PreparedRun,
     name: str,
     description: str = "a published run",
     path: str | None = None,
     own: Calibration | None = None,
 ) -> dict[str, Any]:
-    """The scenario document of a job; *own* is the calibration of the file at *path*, where one was given."""
-    sizes = set(job.round_tokens)
-    lengths: object = list(job.round_tokens) if len(sizes) > 1 else f"{job.round_tokens[0]} tokens"
-    count = job.sequences * len(job.round_tokens)
-    used = path is not None and own is not None and job.setup.calibration == own
+    """The scenario document of a run; *own* is the calibration of the file at *path*, where one was given."""
+    sizes = set(prepared.round_tokens)
+    lengths: object = list(prepared.round_tokens) if len(sizes) > 1 else f"{prepared.round_tokens[0]} tokens"
+    count = prepared.sequences * len(prepared.round_tokens)
+    used = path is not None and own is not None and prepared.setup.calibration == own
     return setup_document(
-        job.setup,
+        prepared.setup,
         {"lengths": lengths, "batch": f"{count} sequences"},
         name=name,
         description=description,

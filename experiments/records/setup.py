@@ -41,7 +41,7 @@ _MOE_EVERY = re.compile(r"MoE every (\d+)(?:st|nd|rd|th) layer.*?dense layers ff
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class PreparedRun:
     """One record, ready to predict.
 
     Attributes:
@@ -82,7 +82,9 @@ class _Notes:
     not_modelled: list[str] = field(default_factory=list)
 
 
-def job_of(config: RunConfig, own: Calibration | None = None, without: frozenset[str] = frozenset()) -> Job:
+def prepare(
+    config: RunConfig, own: Calibration | None = None, without: frozenset[str] = frozenset()
+) -> PreparedRun:
     """What the simulator needs to predict a record.
 
     Args:
@@ -126,7 +128,7 @@ def job_of(config: RunConfig, own: Calibration | None = None, without: frozenset
         strategy=StrategyOptions(name="static", activation_offload=1.0 if offload else 0.0),
         memory=MemoryOptions(overheads=switches.memory, must_fit=False),
     )
-    return Job(
+    return PreparedRun(
         setup=setup,
         sequences=sequences,
         seq_len=seq_len,
@@ -322,7 +324,7 @@ def _cluster(run: Run, gpus: int, notes: _Notes) -> Cluster:
     if gpus < domain:
         domain = gpus
     elif gpus % domain:
-        # A rack of 72 is rarely used whole: jobs take the largest share of it that divides their GPUs.
+        # A rack of 72 is rarely used whole: runs take the largest share of it that divides their GPUs.
         tray = config.gpus_per_node or 1
         shares = [n for n in range(tray, domain + 1, tray) if gpus % n == 0]
         if node.gpus <= (config.gpus_per_node or node.gpus) or not shares:

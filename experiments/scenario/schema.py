@@ -19,8 +19,8 @@ from hdpsim.cost_models.layout.groups import (
     Fp8Scaling,
     GradientAccumulation,
     GraphScope,
-    Order,
     ProductPrecision,
+    RankOrder,
     RecomputeKind,
     Schedule,
     ShardCopies,
@@ -155,7 +155,7 @@ KEYS: Mapping[str, Key] = {
     "layout.cuda_graph_scope": Key(parse=_choice(get_args(GraphScope)), default="layers"),
     "layout.launch_blocking": Key(parse=_boolean, default=False),
     "layout.cuda_graph_experts": Key(parse=_boolean, default=True),
-    "layout.order": Key(parse=_choice(get_args(Order)), default="tp-dp-pp"),
+    "layout.order": Key(parse=_choice(get_args(RankOrder)), default="tp-dp-pp"),
     "layout.rank_capacity": Key(
         parse=_or_word("auto", _tokens("rank_capacity_tokens")),
         default=None,

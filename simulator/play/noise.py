@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hdpsim.arrays import Floats
-from hdpsim.cost_models.layout.groups import Order
+from hdpsim.cost_models.layout.groups import RankOrder
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.execution import Noise
@@ -31,7 +31,7 @@ def draw_noise(
     *,
     tp: int,
     gpus_per_node: int,
-    order: Order = "tp-dp-pp",
+    order: RankOrder = "tp-dp-pp",
 ) -> Noise | None:
     """Return the factors on the plan's durations that *options* ask for, or None if they ask for none.
 
@@ -76,7 +76,7 @@ def _slow_stages(
     random: np.random.Generator,
     ranks_stages_tp: tuple[int, int, int],
     gpus_per_node: int,
-    order: Order,
+    order: RankOrder,
     options: ExecutionOptions,
 ) -> Floats:
     """Return the slowness of every rank's stage, [ranks, stages].

@@ -19,7 +19,7 @@ from hdpsim.experiments.calibration.file import check_calibration_file, write_ca
 from hdpsim.experiments.calibration.run import calibrate
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.records.prediction import predict_step
-from hdpsim.experiments.records.setup import job_of
+from hdpsim.experiments.records.setup import prepare
 from hdpsim.experiments.records.table import read_records
 from hdpsim.experiments.scenario.scenario import load_scenario
 
@@ -64,7 +64,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, (row, record) in enumerate(
         zip(table, read_records(write(folder / "runs.csv", table)), strict=True)
     ):
-        step_s, _ = predict_step(job_of(record.config), world)
+        step_s, _ = predict_step(prepare(record.config), world)
         row["measured_step_s"] = str(step_s * (1.01 if number % 2 else 0.99))
     return write(folder / "measured.csv", table)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hdpsim.experiments.records.pipeline import virtual_stages
 from hdpsim.experiments.records.prediction import predict
-from hdpsim.experiments.records.setup import job_of
+from hdpsim.experiments.records.setup import prepare
 from hdpsim.experiments.records.switches import switches_of
 from hdpsim.experiments.software.facts import Run, interleaves
 from hdpsim.experiments.software.run import RunConfig
@@ -48,18 +48,18 @@ def test_chunks_of_a_stage(changes: dict[str, object], chunks: int, interleaved:
 
 
 def test_a_recipe_interleaves_and_its_transfers_run_beside_compute() -> None:
-    job, plain = job_of(_config()), job_of(_config(vpp=1))
+    prepared, plain = prepare(_config()), prepare(_config(vpp=1))
     assert (
-        job.setup.layout.pipeline.schedule,
-        job.setup.layout.pipeline.vpp,
-        job.setup.layout.pipeline.overlap,
+        prepared.setup.layout.pipeline.schedule,
+        prepared.setup.layout.pipeline.vpp,
+        prepared.setup.layout.pipeline.overlap,
     ) == (
         "interleaved",
         10,
         True,
     )
     assert (plain.setup.layout.pipeline.schedule, plain.setup.layout.pipeline.overlap) == ("1f1b", False)
-    assert "vpp 10" in job.assumptions
+    assert "vpp 10" in prepared.assumptions
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_recipe_interleaves_and_its_transfers_run_beside_compute() -> None:
     ],
 )
 def test_documents_of_a_pack(changes: dict[str, object], documents: int) -> None:
-    assert len(job_of(_config(**changes)).round_tokens) == documents
+    assert len(prepare(_config(**changes)).round_tokens) == documents
 
 
 def test_short_documents_cost_less_attention_and_nothing_else() -> None:
@@ -93,12 +93,12 @@ def test_short_documents_cost_less_attention_and_nothing_else() -> None:
 )
 def test_documents_keep_every_token(tokens: int, sequences: int, micro_batches: int) -> None:
     batch = {"global_batch_seqs": 8 * sequences * micro_batches, "micro_batch": sequences, "pp": 1, "dp": 8}
-    job = job_of(_config(seq_len=tokens, **batch))
-    plan, _, _ = plan_batch(job.setup, job.lengths)
+    prepared = prepare(_config(seq_len=tokens, **batch))
+    plan, _, _ = plan_batch(prepared.setup, prepared.lengths)
     ends = np.cumsum(plan.segment_tokens)[plan.segment_offsets[1:] - 1]
     assert np.diff(ends, prepend=0).tolist() == [sequences * tokens] * micro_batches * 8
-    assert sum(job.round_tokens) == tokens
-    assert max(job.round_tokens) - min(job.round_tokens) <= 1
+    assert sum(prepared.round_tokens) == tokens
+    assert max(prepared.round_tokens) - min(prepared.round_tokens) <= 1
 
 
 MIXTURE = {
@@ -168,7 +168,7 @@ def test_graphs_of_the_benchmark(
     ],
 )
 def test_adapters_of_a_record(changes: dict[str, object], rank: int, targets: str) -> None:
-    model = job_of(_config(**changes)).setup.model
+    model = prepare(_config(**changes)).setup.model
     assert (model.adapter_rank, model.adapter_targets) == (rank, targets)
 
 
@@ -184,10 +184,10 @@ def test_adapters_of_a_record(changes: dict[str, object], rank: int, targets: st
 )
 def test_tensor_parallel_overlap_of_lora(changes: dict[str, object], overlap: bool) -> None:
     config = _config(**{"task": "lora", "tp": 2, "sp": True, "dp": 1, **changes})
-    assert job_of(config).setup.layout.tensor.overlap == overlap
+    assert prepare(config).setup.layout.tensor.overlap == overlap
 
 
 def test_the_loss_of_late_lora_recipes_is_separate() -> None:
-    assert not job_of(_config(task="lora", year=2025)).setup.layout.kernels.fused_loss
-    assert job_of(_config(task="lora", year=2024)).setup.layout.kernels.fused_loss
-    assert job_of(_config(task="sft", year=2025)).setup.layout.kernels.fused_loss
+    assert not prepare(_config(task="lora", year=2025)).setup.layout.kernels.fused_loss
+    assert prepare(_config(task="lora", year=2024)).setup.layout.kernels.fused_loss
+    assert prepare(_config(task="sft", year=2025)).setup.layout.kernels.fused_loss

@@ -4,7 +4,7 @@ import pytest
 
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.experiments.records.memory import gauge_of, predict_memory
-from hdpsim.experiments.records.setup import job_of
+from hdpsim.experiments.records.setup import prepare
 from hdpsim.experiments.software.choice import overheads_of
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.run import RunConfig
@@ -55,11 +55,11 @@ def test_what_a_stack_keeps_is_read_from_its_rules() -> None:
 
 def test_the_first_stage_is_read_and_every_stage_must_fit() -> None:
     config = _config(notes="peak_mem_gb = reserved", micro_batch=2)
-    found = predict_memory(config, job_of(config))
+    found = predict_memory(config, prepare(config))
     assert found.gauge == "reserved"
     assert found.fits == found.fullest.fits
-    assert job_of(config).setup.layout.pipeline.balance == "flop"
-    device = predict_memory(_config(micro_batch=2), job_of(_config(micro_batch=2)))
+    assert prepare(config).setup.layout.pipeline.balance == "flop"
+    device = predict_memory(_config(micro_batch=2), prepare(_config(micro_batch=2)))
     assert device.peak_gb > found.peak_gb
     assert {part for part, _ in device.parts_gb} >= {"weights", "activations", "context"}
 
@@ -75,7 +75,7 @@ def test_the_first_stage_is_read_and_every_stage_must_fit() -> None:
 def test_parts_are_what_the_source_reads_and_sum_to_its_peak(notes: str, not_read: set[str]) -> None:
     for changes in ({}, {"framework": "Megatron-LM"}, {"zero_stage": "fsdp", "tp": 1, "dp": 8}):
         config = _config(notes=notes or "nvidia-smi", **changes)
-        found = predict_memory(config, job_of(config))
+        found = predict_memory(config, prepare(config))
         parts = dict(found.parts_gb)
         assert sum(parts.values()) == pytest.approx(found.peak_gb, rel=1e-12)
         assert not not_read & set(parts)
@@ -83,5 +83,5 @@ def test_parts_are_what_the_source_reads_and_sum_to_its_peak(notes: str, not_rea
 
 
 def test_tied_embeddings_are_read_from_the_notes() -> None:
-    assert job_of(_config(notes="tied embeddings True")).setup.model.tied_embeddings
-    assert not job_of(_config(notes="tied embeddings False")).setup.model.tied_embeddings
+    assert prepare(_config(notes="tied embeddings True")).setup.model.tied_embeddings
+    assert not prepare(_config(notes="tied embeddings False")).setup.model.tied_embeddings

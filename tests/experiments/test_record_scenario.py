@@ -24,8 +24,8 @@ from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.records.completion import completed
 from hdpsim.experiments.records.memory import predict_memory
 from hdpsim.experiments.records.prediction import predict, predict_step
-from hdpsim.experiments.records.scenario import job_document, record_scenario
-from hdpsim.experiments.records.setup import Job, job_of
+from hdpsim.experiments.records.scenario import record_scenario, run_document
+from hdpsim.experiments.records.setup import PreparedRun, prepare
 from hdpsim.experiments.records.table import Record, read_records, shipped_records
 from hdpsim.experiments.scenario.scenario import load_scenario, resolve_scenario
 from hdpsim.experiments.scenario.schema import KEYS
@@ -38,44 +38,44 @@ PACKED, EXPERTS = "nemo-0013", "megatron-bridge-0005"
 
 
 @cache
-def jobs(every: int) -> tuple[tuple[Record, RunConfig, Job], ...]:
+def prepared_runs(every: int) -> tuple[tuple[Record, RunConfig, PreparedRun], ...]:
     """Every so many-th shipped record, if it can be predicted."""
     found = []
     for record in read_records(shipped_records())[::every]:
         try:
             config, _ = completed(record.config)
-            job = job_of(config)
+            prepared = prepare(config)
         except HdpSimError:
             continue
-        if not job.blocked:
-            found.append((record, config, job))
+        if not prepared.blocked:
+            found.append((record, config, prepared))
     return tuple(found)
 
 
-def assert_simulated_as_predicted(cases: Sequence[tuple[Record, RunConfig, Job]]) -> None:
-    for record, config, job in cases:
-        scenario = resolve_scenario(job_document(job, record.name))
+def assert_simulated_as_predicted(cases: Sequence[tuple[Record, RunConfig, PreparedRun]]) -> None:
+    for record, config, prepared in cases:
+        scenario = resolve_scenario(run_document(prepared, record.name))
         result = simulate_step(scenario.setup(), scenario.batches(1)[0])
-        step_s, accounts = predict_step(job)
-        memory = predict_memory(config, job)
+        step_s, accounts = predict_step(prepared)
+        memory = predict_memory(config, prepared)
         assert result.step_s == pytest.approx(step_s, rel=1e-12), record.name
         means = dict(zip(result.accounts, result.account_s.mean(axis=(1, 2)).tolist(), strict=True))
         assert means == pytest.approx(dict(accounts), rel=1e-12, abs=1e-15), record.name
         assert result.memory == memory.fullest, record.name
         assert result.memory.fits == memory.fits, record.name
-        assert result.tokens == job.sequences * job.seq_len, record.name
+        assert result.tokens == prepared.sequences * prepared.seq_len, record.name
         assert any("does not fit" in note for note in result.notes) != memory.fits, record.name
 
 
 def test_some_records_are_simulated_as_they_are_predicted() -> None:
-    several = jobs(24)
+    several = prepared_runs(24)
     assert len(several) > 30
     assert_simulated_as_predicted(several)
 
 
 @pytest.mark.slow
 def test_every_record_is_simulated_as_it_is_predicted() -> None:
-    every = jobs(1)
+    every = prepared_runs(1)
     assert len(every) > 800
     assert_simulated_as_predicted(every)
 

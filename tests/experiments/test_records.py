@@ -11,7 +11,7 @@ import pytest
 
 from hdpsim.errors import CatalogError, InfeasibleError, UserInputError
 from hdpsim.experiments.records.prediction import convention_of, predict, predict_step
-from hdpsim.experiments.records.setup import job_of
+from hdpsim.experiments.records.setup import prepare
 from hdpsim.experiments.records.table import REQUIRED_COLUMNS, Record, read_records, shipped_records
 from hdpsim.experiments.software.run import RunConfig
 from hdpsim.simulator.step import simulate_step
@@ -153,8 +153,8 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_record_becomes_a_setup(tmp_path: Path) -> None:
-    job = job_of(config(tmp_path))
-    setup = job.setup
+    prepared = prepare(config(tmp_path))
+    setup = prepared.setup
     assert (setup.layout.parallel.tp, setup.layout.parallel.pp, setup.layout.parallel.cp, setup.ranks) == (
         2,
         2,
@@ -162,16 +162,16 @@ def test_a_record_becomes_a_setup(tmp_path: Path) -> None:
         4,
     )
     assert setup.context_tokens == setup.layout.context.rank_capacity_tokens == 2 * 2048
-    assert job.micro_batches == 32 // (4 * 2)
+    assert prepared.micro_batches == 32 // (4 * 2)
     assert setup.cluster.nodes == 2
     assert setup.cluster.node.nic_bytes_per_s == 50e9
-    assert job.assumptions == ("network of 400 Gbit/s per GPU", "non-blocking rail-optimised fabric")
-    assert job.not_modelled == ()
-    assert job.blocked == ""
+    assert prepared.assumptions == ("network of 400 Gbit/s per GPU", "non-blocking rail-optimised fabric")
+    assert prepared.not_modelled == ()
+    assert prepared.blocked == ""
 
 
 def test_context_parallel_ranks_share_a_micro_batch(tmp_path: Path) -> None:
-    setup = job_of(config(tmp_path, cp="2", dp="2")).setup
+    setup = prepare(config(tmp_path, cp="2", dp="2")).setup
     assert setup.context_tokens == 4096
     assert setup.layout.context.rank_capacity_tokens == 2048
 
@@ -201,7 +201,7 @@ def test_context_parallel_ranks_share_a_micro_batch(tmp_path: Path) -> None:
 def test_the_cluster_is_what_the_run_used(
     tmp_path: Path, changes: dict[str, str], gpus: int, rate: float, nodes: int
 ) -> None:
-    cluster = job_of(config(tmp_path, **changes)).setup.cluster
+    cluster = prepare(config(tmp_path, **changes)).setup.cluster
     assert (cluster.node.gpus, cluster.nodes) == (gpus, nodes)
     assert cluster.node.nic_bytes_per_s_per_gpu == rate
     assert cluster.node.board_gpus == (4 if gpus == 4 and nodes > 1 else None)
@@ -209,11 +209,11 @@ def test_the_cluster_is_what_the_run_used(
 
 def test_what_the_source_does_not_say_is_assumed_and_said(tmp_path: Path) -> None:
     silent = ("micro_batch", "recompute", "vpp", "zero_stage", "sp", "precision", "gated_mlp", "vocab")
-    job = job_of(config(tmp_path, **dict.fromkeys(silent, "")))
+    prepared = prepare(config(tmp_path, **dict.fromkeys(silent, "")))
     for words in ("1 sequence", "no recomputation", "vpp 1", "not sharded", "sequence parallelism", "bf16", "gated MLP",
                   "vocabulary of 51,200"):  # fmt: skip
-        assert any(words in assumption for assumption in job.assumptions), words
-    assert job.setup.layout.tensor.sequence_parallel
+        assert any(words in assumption for assumption in prepared.assumptions), words
+    assert prepared.setup.layout.tensor.sequence_parallel
 
 
 @pytest.mark.parametrize(("notes", "etp"), [("", None), ("ETP 1; x", 1), ("ETP = TP (no folding); x", 2)])
@@ -221,18 +221,18 @@ def test_how_experts_are_cut_is_assumed_where_nothing_says_it(
     tmp_path: Path, notes: str, etp: int | None
 ) -> None:
     experts = {"n_experts": "8", "topk": "2", "ep": "2", "tp": "2", "dp": "4", "pp": "1", "n_gpus": "8"}
-    job = job_of(config(tmp_path, **experts, gpus_per_node="8", vpp="1", notes=notes))
-    assert job.setup.layout.parallel.etp == etp
-    assert any("each expert whole" in words for words in job.assumptions) == (etp is None)
+    prepared = prepare(config(tmp_path, **experts, gpus_per_node="8", vpp="1", notes=notes))
+    assert prepared.setup.layout.parallel.etp == etp
+    assert any("each expert whole" in words for words in prepared.assumptions) == (etp is None)
 
 
 def test_models_without_a_gate_are_gpt_unless_the_catalog_knows_better(tmp_path: Path) -> None:
-    gpt = job_of(config(tmp_path, gated_mlp="0")).setup.model
+    gpt = prepare(config(tmp_path, gated_mlp="0")).setup.model
     assert (gpt.biases, gpt.tied_embeddings, gpt.learned_positions) == (True, True, 2048)
     shape = {"hidden": "6144", "heads": "48", "kv_heads": "8", "ffn_hidden": "24576", "vocab": "256000"}
     changes = {"model_name": "nemotron4-15b", "gated_mlp": "0", "framework": "Megatron-LM", **shape}
-    job = job_of(config(tmp_path, **changes))
-    plain = job.setup.model
+    prepared = prepare(config(tmp_path, **changes))
+    plain = prepared.setup.model
     assert (plain.biases, plain.tied_embeddings, plain.learned_positions, plain.dropout) == (
         False,
         False,
@@ -240,12 +240,12 @@ def test_models_without_a_gate_are_gpt_unless_the_catalog_knows_better(tmp_path:
         False,
     )
     assert plain.norm == "layer"
-    assert any("as nemotron-4-15b" in words for words in job.assumptions)
-    assert job_of(config(tmp_path, gated_mlp="0", framework="Megatron-LM")).setup.model.dropout
+    assert any("as nemotron-4-15b" in words for words in prepared.assumptions)
+    assert prepare(config(tmp_path, gated_mlp="0", framework="Megatron-LM")).setup.model.dropout
 
 
 def test_notes_tell_what_no_column_holds(tmp_path: Path) -> None:
-    model = job_of(
+    model = prepare(
         config(
             tmp_path,
             model_name="deepseek-v3",
@@ -281,7 +281,7 @@ def test_a_record_that_lacks_or_contradicts_something_has_a_reason(
 ) -> None:
     bad = config(tmp_path, **changes)
     with pytest.raises(InfeasibleError, match=message):
-        job_of(bad)
+        prepare(bad)
     assert predict(bad).step_s is None
     assert predict(bad).reason
 
@@ -289,7 +289,7 @@ def test_a_record_that_lacks_or_contradicts_something_has_a_reason(
 def test_an_unknown_gpu_is_a_reason_too(tmp_path: Path) -> None:
     bad = config(tmp_path, gpu="TPUv4")
     with pytest.raises(CatalogError):
-        job_of(bad)
+        prepare(bad)
     assert "TPUv4" in predict(bad).reason
 
 
@@ -336,9 +336,9 @@ def test_attention_stays_inside_its_sequence(tmp_path: Path) -> None:
     ],
 )
 def test_a_record_is_timed_as_simulate_times_its_batch(tmp_path: Path, changes: dict[str, str]) -> None:
-    job = job_of(config(tmp_path, **changes))
-    whole = simulate_step(job.setup, [job.seq_len] * job.sequences)
-    step_s, accounts = predict_step(job)
+    prepared = prepare(config(tmp_path, **changes))
+    whole = simulate_step(prepared.setup, [prepared.seq_len] * prepared.sequences)
+    step_s, accounts = predict_step(prepared)
     assert step_s == whole.step_s
     means = dict(zip(whole.accounts, whole.account_s.mean(axis=(1, 2)), strict=True))
     assert dict(accounts) == means

@@ -15,7 +15,7 @@ import pytest
 from hdpsim.errors import HdpSimError
 from hdpsim.experiments.records.completion import completed
 from hdpsim.experiments.records.prediction import measured_step_s, predict_step
-from hdpsim.experiments.records.setup import job_of
+from hdpsim.experiments.records.setup import prepare
 from hdpsim.experiments.records.table import Record, read_records, shipped_records
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import setting_of, stacks
@@ -50,9 +50,9 @@ def error(place: int, without: frozenset[str]) -> float | None:
     """The absolute error of a record's step time; None where it has none."""
     record, config = sound()[place]
     try:
-        job = job_of(config, None, without)
-        measured = None if job.blocked else measured_step_s(record.config, job, record.measured)
-        return None if measured is None else abs(predict_step(job)[0] / measured - 1.0)
+        prepared = prepare(config, None, without)
+        measured = None if prepared.blocked else measured_step_s(record.config, prepared, record.measured)
+        return None if measured is None else abs(predict_step(prepared)[0] / measured - 1.0)
     except HdpSimError:
         return None
 

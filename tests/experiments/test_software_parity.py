@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdpsim.experiments.records.prediction import predict_step
-from hdpsim.experiments.records.scenario import job_document
-from hdpsim.experiments.records.setup import Job, job_of
+from hdpsim.experiments.records.scenario import run_document
+from hdpsim.experiments.records.setup import PreparedRun, prepare
 from hdpsim.experiments.records.table import read_records, shipped_records
 from hdpsim.experiments.scenario.scenario import Scenario, resolve_scenario
 from hdpsim.experiments.software.choice import read_software
@@ -44,24 +44,24 @@ RUNS = st.fixed_dictionaries({
 })  # fmt: skip
 
 
-def both(release: str, run: dict[str, Any]) -> tuple[Job, Scenario]:
+def both(release: str, run: dict[str, Any]) -> tuple[PreparedRun, Scenario]:
     """The record of a run of that stack, and a scenario that says how the run was cut and names the stack."""
     software = read_software(release)
     experts = run["experts"]
     columns: dict[str, Any] = {**SHAPE, **{name: value for name, value in run.items() if name != "experts"}}
     columns["sp"] = columns["tp"] > 1
-    job = job_of(
+    prepared = prepare(
         RunConfig(
             n_gpus=16, gpus_per_node=8, framework=software.framework, year=software.year, **columns, **experts
         )
     )
-    document = job_document(job, "a run")
+    document = run_document(prepared, "a run")
     document["layout"] = {key: value for key, value in document["layout"].items() if key in OF_THE_RUN}
     document["layout"]["sharding"] = run["zero_stage"]
     for key in ("dropout", "scaled_rotary"):
         document["model"].pop(key, None)
     document |= {"memory": {"must_fit": False}, "software": release}
-    return job, resolve_scenario(document)
+    return prepared, resolve_scenario(document)
 
 
 def test_most_releases_are_of_a_framework_and_year_that_no_shipped_record_has() -> None:
@@ -78,8 +78,8 @@ def test_most_releases_are_of_a_framework_and_year_that_no_shipped_record_has() 
 def test_a_record_and_a_scenario_of_one_stack_have_the_same_switches(
     release: str, run: dict[str, Any]
 ) -> None:
-    job, scenario = both(release, run)
-    assert scenario.setup() == job.setup
+    prepared, scenario = both(release, run)
+    assert scenario.setup() == prepared.setup
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -92,5 +92,5 @@ def test_a_scenario_that_names_the_stack_of_a_record_is_timed_as_the_record(rele
         "precision": "bf16",
         "recompute": "none",
     }
-    job, scenario = both(release, {**run, "zero_stage": "zero1", "experts": {"ep": 1}})
-    assert simulate_step(scenario.setup(), scenario.batches(1)[0]).step_s == predict_step(job)[0]
+    prepared, scenario = both(release, {**run, "zero_stage": "zero1", "experts": {"ep": 1}})
+    assert simulate_step(scenario.setup(), scenario.batches(1)[0]).step_s == predict_step(prepared)[0]
