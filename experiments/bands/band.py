@@ -26,25 +26,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hdpsim.arrays import Bools, Floats
 from hdpsim.experiments.bands.features import CONTINUOUS, DISCRETE, Features, in_sample, log2
 
-Floats = NDArray[np.float64]
-
-TARGET = 0.84
-"""Share of the records within their band: published bands shall hold 75 to 90 % of runs never seen."""
+TARGET = 0.84  # of the records lie in their band: published bands shall hold 75 to 90 % of runs never seen
 LOW, HIGH = 0.1, 0.9
-NEAR = 1.0
-"""Records at most this far count as alike."""
-FAR = 2.0
-"""Beyond this the nearest record says little; the band widens with the distance."""
-WIDTH = 0.35
-"""Distance at which a record's weight has fallen to 1/e."""
-EVERYBODY = 0.2
-"""Weight of a record however far it is, so that few neighbours do not pretend to know the tails."""
-QUALITY = {True: 1.0, False: 0.5}
-"""Of records whose configuration is complete and of others."""
-NARROWEST = 0.02
-"""Least half width of a band (log): runs measured again differ by as much."""
+NEAR = 1.0  # records at most this far count as alike
+FAR = 2.0  # beyond this the nearest record says little; the band widens with the distance
+WIDTH = 0.35  # distance at which a record's weight has fallen to 1/e
+ANY_DISTANCE = 0.2  # weight of a record however far it is: few neighbours do not pretend to know the tails
+QUALITY = {True: 1.0, False: 0.5}  # of records whose configuration is complete and of others
+NARROWEST = 0.02  # least half width of a band (log): runs measured again differ by as much
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +109,11 @@ class Residuals:
         self._names = {
             name: np.array([str(getattr(feature, name)) for feature in self.features]) for name in DISCRETE
         }
-        counts = {source: int(np.sum(self.sources == source)) for source in set(self.sources.tolist())}
-        self._crowd = np.array([counts[source] ** -0.5 for source in self.sources.tolist()])
-        self._each = self.quality / np.array([counts[source] for source in self.sources.tolist()])
+        _, number, counts = np.unique(self.sources, return_inverse=True, return_counts=True)
+        self._of_source = counts[number]  # how many records the source of a record has
         if stretch is None and len(rows):
             stretch = _level(self._needed(self.keys), self.quality)
-            new_stretch = max(stretch, _level(self._needed(self.sources), self._each))
+            new_stretch = max(stretch, _level(self._needed(self.sources), self.quality / self._of_source))
         self.stretch = 1.0 if stretch is None else stretch
         self.new_stretch = self.stretch if new_stretch is None else new_stretch
 
@@ -136,19 +127,15 @@ class Residuals:
         return np.asarray(np.sqrt(square))
 
     def quantiles(
-        self, features: Features, left_out: NDArray[np.bool_] | None = None
+        self, features: Features, left_out: Bools | None = None
     ) -> tuple[float, float, float, Floats, Floats]:
         """P10, median, P90 of the log error before stretching, distances and weights (0 of what is left out)."""
         distance = self.distances(features)
         known = np.ones(len(distance), dtype=bool) if left_out is None else ~left_out
         if not known.any():
             return -1.0, 0.0, 1.0, np.full(len(distance), math.inf), np.zeros(len(distance))
-        weight = (
-            (np.exp(-distance / WIDTH) + EVERYBODY * np.exp(-FAR / WIDTH))
-            * self.quality
-            * self._crowd
-            * known
-        )
+        near = np.exp(-distance / WIDTH) + ANY_DISTANCE * np.exp(-FAR / WIDTH)
+        weight = near * self.quality * known / np.sqrt(self._of_source)
         order = np.argsort(self.log_error, kind="stable")
         share = np.cumsum(weight[order])
         share = (share - 0.5 * weight[order]) / share[-1]
@@ -191,21 +178,25 @@ class Residuals:
             in_sample=int(np.isin(self.sources[near], fitted).sum()),
             nearest=nearest,
             median_abs_error=typical,
-            note="",
+            note="no validated run to compare with",
         )
         if own.all():
-            return replace(band, note="no validated run to compare with")
-        return _with_note(
-            band, fitted, features, self.features[int(np.where(own, np.inf, distance).argmin())]
+            return band
+        span = f"true step {100 * (band.low - 1):+.0f} to {100 * (band.high - 1):+.0f} % of the predicted one (P10-P90)"
+        if band.alike:
+            return replace(band, note=f"{span}; {_likeness(band, fitted, features.generation)}")
+        differences = _differences(features, self.features[int(np.where(own, np.inf, distance).argmin())])
+        return replace(
+            band, note=f"{span}; no validated run is like this one: the nearest differs in {differences}"
         )
 
     def coverage(self, by: str = "configuration") -> float:
         """Share of the records inside the band that leaves out their configuration, or their whole source."""
-        if by == "configuration":
-            needed, stretch = self._needed(self.keys), self.stretch
-        else:
-            needed, stretch = self._needed(self.sources), self.new_stretch
-        inside = needed <= stretch * (1 + 1e-12)
+        groups, stretch = {
+            "configuration": (self.keys, self.stretch),
+            "source": (self.sources, self.new_stretch),
+        }[by]
+        inside = self._needed(groups) <= stretch * (1 + 1e-12)
         return float((inside * self.quality).sum() / self.quality.sum())
 
 
@@ -226,26 +217,18 @@ def _weighted_median(values: Floats, weights: Floats) -> float:
     return float(values[order][np.searchsorted(share, 0.5 * share[-1])])
 
 
-def _with_note(band: Band, fitted: Sequence[str], features: Features, nearest: Features) -> Band:
-    """Add the words; *fitted*: the sources among the band's that constants were fitted on."""
-    span = f"true step {100 * (band.low - 1):+.0f} to {100 * (band.high - 1):+.0f} % of the predicted one (P10-P90)"
-    if band.alike:
-        sources = _listed(band.sources)
-        words = f"{span}; {band.alike} validated runs like this one ({sources})"
-        if band.in_sample:
-            number = "all" if band.in_sample == band.alike else f"{band.in_sample}"
-            words += f", {number} in-sample: constants of {features.generation} were fitted on runs of "
-            words += _listed(fitted)
-        words += f"; median error of its neighbourhood {100 * band.median_abs_error:.0f} %"
-    else:
-        differ = [name for name in DISCRETE if getattr(features, name) != getattr(nearest, name)]
-        differ += [
-            name
-            for name, scale in CONTINUOUS.items()
-            if abs(log2(getattr(features, name)) - log2(getattr(nearest, name))) > scale / 2
-        ]
-        words = (
-            f"{span}; no validated run is like this one: the nearest differs in "
-            f"{', '.join(differ) or 'many little things'}"
-        )
-    return replace(band, note=words)
+def _likeness(band: Band, fitted: Sequence[str], generation: str) -> str:
+    """How many records are like the run; *fitted*: those of their sources that constants were fitted on."""
+    words = f"{band.alike} validated runs like this one ({_listed(band.sources)})"
+    if band.in_sample:
+        number = "all" if band.in_sample == band.alike else f"{band.in_sample}"
+        words += f", {number} in-sample: constants of {generation} were fitted on runs of {_listed(fitted)}"
+    return f"{words}; median error of its neighbourhood {100 * band.median_abs_error:.0f} %"
+
+
+def _differences(features: Features, nearest: Features) -> str:
+    names = [name for name in DISCRETE if getattr(features, name) != getattr(nearest, name)]
+    for name, scale in CONTINUOUS.items():
+        if abs(log2(getattr(features, name)) - log2(getattr(nearest, name))) > scale / 2:
+            names.append(name)
+    return ", ".join(names) or "many little things"

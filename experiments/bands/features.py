@@ -65,27 +65,14 @@ def _parsed(text: str, kind: type) -> Any:
 
 
 DISCRETE = {
-    "generation": 1.5,
-    "bits": 1.0,
-    "sharded": 1.0,
-    "experts": 1.0,
-    "missing": 0.5,
-    "gpu": 0.4,
-    "recompute": 0.3,
-    "dynamic": 1.5,
-    "strategy": 0.3,
-}
+    "generation": 1.5, "bits": 1.0, "sharded": 1.0, "experts": 1.0, "missing": 0.5, "gpu": 0.4, "recompute": 0.3,
+    "dynamic": 1.5, "strategy": 0.3,
+}  # fmt: skip
 """What a difference adds to the squared distance."""
 
 CONTINUOUS = {
-    "gpus": 3.0,
-    "parameters": 3.0,
-    "sequence_tokens": 2.0,
-    "tp": 2.0,
-    "pp": 2.0,
-    "cp": 2.0,
-    "ep": 2.0,
-}
+    "gpus": 3.0, "parameters": 3.0, "sequence_tokens": 2.0, "tp": 2.0, "pp": 2.0, "cp": 2.0, "ep": 2.0,
+}  # fmt: skip
 """Doublings that add 1 to it."""
 
 _BITS = {"bf16": 16, "fp8": 8, "mxfp8": 8, "nvfp4": 4}
@@ -95,12 +82,10 @@ def features_of(
     setup: Setup, sequence_tokens: float, *, dynamic: bool = False, missing: bool = False
 ) -> Features:
     """The features of a setup whose typical sequence has *sequence_tokens*."""
-    model, layout, cluster = setup.model, setup.layout, setup.cluster
+    model, layout, cluster, fitted = setup.model, setup.layout, setup.cluster, setup.calibration.name
     return Features(
         gpu=cluster.gpu.name,
-        generation=name
-        if (name := setup.calibration.name) in calibration_names()
-        else cluster.gpu.calibration,
+        generation=fitted if fitted in calibration_names() else cluster.gpu.calibration,
         bits=_BITS[layout.precision.products],
         sharded=layout.sharding.kind == "zero3",
         experts=bool(model.experts),

@@ -72,10 +72,8 @@ def write_residuals(path: str, rows: Sequence[Residual]) -> Residuals:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["source", "key", "complete", *names, "log_error"])
     for row in ordered:
-        features = asdict(row.features)
-        writer.writerow(
-            [row.source, row.key, row.complete, *(features[name] for name in names), f"{row.log_error:.5f}"]
-        )
+        features = asdict(row.features).values()
+        writer.writerow([row.source, row.key, row.complete, *features, f"{row.log_error:.5f}"])
     write_whole(path, text.getvalue(), "residuals")
     return shown
 
@@ -133,9 +131,9 @@ def residual_lines(written: Residuals, path: str) -> tuple[str, ...]:
     """What was written, and how many of the runs its bands hold."""
     if not written.features:
         return "no run has an error that bands could rest on", f"wrote {path}"
-    by_configuration, by_source = written.coverage(), written.coverage("source")
-    return (
-        f"bands stretched by {written.stretch:.2f} hold {by_configuration:.1%} of the runs with their configuration "
-        f"left out; of new sources, by {written.new_stretch:.2f}: {by_source:.1%} with their whole source left out",
-        f"wrote {path}",
+    line = (
+        f"bands stretched by {written.stretch:.2f} hold {written.coverage():.1%} of the runs with their configuration "
+        f"left out; of new sources, by {written.new_stretch:.2f}: {written.coverage('source'):.1%} with their whole "
+        "source left out"
     )
+    return line, f"wrote {path}"

@@ -104,9 +104,7 @@ def dispatch(
             victims: list[_Task[Arguments]] = []
             alone = len(running) == 1
             if not healthy or (engine.spreads and any(_died(future, engine) for future in ended)):
-                ended, _ = wait(
-                    running
-                )  # the others have ended before it, or will say that their pool is broken
+                ended, _ = wait(running)  # the others ended earlier, or will say that their pool is broken
             for future in ended:
                 task = running.pop(future)
                 if _died(future, engine):

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import time
+from abc import ABC, abstractmethod
 from concurrent.futures import Executor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from hdpsim.errors import UserInputError
@@ -29,47 +29,47 @@ WITHOUT_WORKERS_S = 60.0
 """How long a cluster may be without any worker before we give up."""
 
 
-class Engine(Protocol):
-    """An executor and how its workers die."""
+class Engine(ABC):
+    """An executor and how its workers die.
+
+    Attributes:
+        slots: how many tasks run at the same time.
+        deaths: what a future raises when its worker died.
+        spreads: whether one dead worker ends the tasks of all others too.
+        patience: how often a task may end its worker, alone in the pool, before it is given up.
+        task_s: tasks shorter than this are put together.
+    """
 
     slots: int
-    """How many tasks run at the same time."""
     deaths: tuple[type[BaseException], ...]
-    """What a future raises when its worker died."""
-    spreads: bool
-    """Whether one dead worker ends the tasks of all others too."""
-    patience: int
-    """How often a task may end its worker, alone in the pool, before it is given up."""
-    task_s: float
-    """Tasks shorter than this are put together."""
+    spreads = False
+    patience = 1
+    task_s = 0.0
 
     @property
+    @abstractmethod
     def executor(self) -> Executor:
         """What tasks are submitted to; another one after `restart`."""
-        ...
 
-    def restart(self) -> None:
-        """Go on after a worker died."""
-        ...
+    def restart(self) -> None:  # noqa: B027
+        """Go on after a worker died: nothing to do where the scheduler does it."""
 
-    def check(self) -> None:
-        """Raise UserInputError when there is nobody left to work."""
-        ...
+    def check(self) -> None:  # noqa: B027
+        """Raise UserInputError when there is nobody left to work: a pool says so itself."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    @abstractmethod
+    def __exit__(self, *error: Any) -> None: ...
 
 
-class LocalEngine:
+class LocalEngine(Engine):
     """A pool of processes on this machine."""
 
-    deaths: tuple[type[BaseException], ...] = (BrokenProcessPool,)
+    deaths = (BrokenProcessPool,)
     spreads = True
     patience = 4  # a person or the system may kill a worker that did nothing wrong
-    task_s = 0.0
 
     def __init__(self, workers: int | None = None) -> None:
         """*workers*: default one per processor."""
@@ -89,26 +89,16 @@ class LocalEngine:
         self._stack.close()
         self._executor = None
 
-    def check(self) -> None:
-        """A local pool always has workers or says that it is broken."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)  # an error stops what still runs
 
 
-class DaskEngine:
+class DaskEngine(Engine):
     """The workers of an existing Dask cluster, through `Client.get_executor()`.
 
     The scheduler itself runs the tasks of a dead worker again, and gives up one that was on several dead workers.
     """
 
-    spreads = False
-    patience = 1
     task_s = 0.25  # a Dask scheduler handles some hundred tasks a second
 
     def __init__(self, address: str) -> None:
@@ -149,9 +139,6 @@ class DaskEngine:
     def executor(self) -> Executor:
         """The cluster as an executor."""
         return self._executor
-
-    def restart(self) -> None:
-        """The scheduler has done it."""
 
     def check(self) -> None:
         """Raise UserInputError when the scheduler is gone, or no worker came back for a while."""
@@ -197,12 +184,7 @@ class DaskEngine:
         threads: dict[str, int] = self._client.nthreads()
         return sum(threads.values())
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         self._executor.shutdown(wait=False)
         self._client.close(timeout=CONNECT_S)
 
