@@ -96,7 +96,7 @@ def gemm_s(
     allows (of a *burst* of some milliseconds, in part), HBM roofline, start-up of the kernel on the device; nothing at
     all where a dimension is 0. Narrower operands pass the contraction faster: k_half and the stream-K fix-up are
     times, so they grow in elements. *efficiency* is the quality: relative to a plain product under the same limit.
-    Ignored: quantisation of the operands (see layer_gemms), uneven groups.
+    Ignored: quantisation of the operands (see LayerGemms), uneven groups.
     Source: roofline with tile model, see tile_efficiency; efficiencies from the calibration.
     """
     unit = matrix_unit(gpu, cal, precision)

@@ -86,7 +86,7 @@ class LayerGemms:
     gradient, weight gradient); weight gradients accumulate in fp32, which gemm_s overlaps as calibrated. Hopper adds up
     8-bit products in less than fp32: forwards do (fast accumulation), gradients promote partial sums.
     Each forward casts the layer's input once, each backward the output's gradient once, both along rows and columns.
-    Weights are cast once per step; with scales of rows in every pass, and more (operand_casts).
+    Weights are cast once per step; with scales of rows in every pass, and more (OperandCasts).
     Counted: HBM traffic of the casts. With sequence parallelism a tensor of full width is cast before
     it is gathered: 1/tp of its rows on each GPU.
     Frozen weights have no weight gradient, and their operands no copy for it.

@@ -62,7 +62,8 @@ class LayerCost:
         self._experts = ExpertParallel(model, layout, cal, collectives) if moe else None
         self._tensor_parallel = TensorParallel(model, layout, cluster, cal, collectives)
         self._small = SmallKernels(model, layout, cluster.gpu, cal, moe=moe)
-        blocks, rest = self._blocks_of_products()
+        ops = self._products_of_blocks()
+        blocks, rest = self._arranged(ops)
         self._gpu, self._cal = cluster.gpu, cal
         products = partial(
             LayerGemms,
@@ -75,14 +76,13 @@ class LayerCost:
         self._adapted = adapted_matrices(model, layout, moe=moe)
         self._adapters = products(adapter_ops(model, layout, moe=moe)) if self._adapted else None
         products = partial(products, frozen=model.frozen)
-        self._gemms = products((*(op for block in blocks for ops in block for op in ops), *rest))
-        self._expert_gemms = products(self._products_of_blocks()["experts"]) if moe else None
+        self._gemms = products((*(op for block in blocks for side in block for op in side), *rest))
+        self._expert_gemms = products(ops["experts"]) if moe else None
         self._behind_counts_s = launches_behind_counts(model, layout) * cal.launch_s if moe else 0.0
         self._around = [(products(entering), products(leaving)) for entering, leaving in blocks]
 
-    def _blocks_of_products(self) -> tuple[list[_Block], tuple[LinearOp, ...]]:
+    def _arranged(self, of: dict[Block, tuple[LinearOp, ...]]) -> tuple[list[_Block], tuple[LinearOp, ...]]:
         """The blocks that TP collectives surround, in order, and the products that none surrounds."""
-        of = {block: tuple(ops) for block, ops in self._products_of_blocks().items()}
         cut_like_dense = not self._moe or self._layout.parallel.experts_cut_like_dense
         # A shared expert is cut as dense layers are; beside experts that are, its collectives are theirs.
         joined = ("attention", "mlp", "experts") if cut_like_dense else ("attention", "shared")
@@ -92,8 +92,8 @@ class LayerCost:
             blocks = [_side_by_side(*blocks, fused=self._layout.kernels.fused and not self._moe)]
         return blocks, rest
 
-    def _products_of_blocks(self) -> dict[Block, list[LinearOp]]:
-        found: dict[Block, list[LinearOp]] = {}
+    def _products_of_blocks(self) -> dict[Block, tuple[LinearOp, ...]]:
+        found: dict[Block, tuple[LinearOp, ...]] = {}
         for shard in layer_shards(self._model, self._layout, moe=self._moe):
             block = shard.matrix.block
             rows_share = 1.0
@@ -110,7 +110,7 @@ class LayerCost:
                 matrices=len(shard.matrix.parts),
                 always_bf16=block == "router",
             )
-            found.setdefault(block, []).append(op)
+            found[block] = (*found.get(block, ()), op)
         return found
 
     def gemm_s(self, tokens: Floats, *, backward: bool) -> Floats:
