@@ -230,13 +230,13 @@ def play_plan(setup: Setup, plan: Plan, costs: StepCosts) -> Execution:
     """Play a priced plan with the scenario's executor and noise."""
     noise = plan_noise(setup, plan, costs)
     execution = _play(setup, plan, costs, noise)
-    path, around = costs.data_path, costs.epilogue
+    path, epilogue = costs.data_path, costs.epilogue
     loading, planning = path.exposed_s(execution.step_s) if path and path.ahead_steps else (0.0, 0.0)
     if not loading + planning:
         return execution
     # The next batch is not ready when this step ends.
-    later = replace(around, data_s=around.data_s + loading + planning, planning_s=planning)
-    return _play(setup, plan, replace(costs, epilogue=later), noise)
+    epilogue = replace(epilogue, data_s=epilogue.data_s + loading + planning, planning_s=planning)
+    return _play(setup, plan, replace(costs, epilogue=epilogue), noise)
 
 
 def settled_degree(setup: Setup, lengths: ArrayLike) -> int | None:

@@ -17,7 +17,7 @@ from typing import Any
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.reading.checked import Calibrated, Checked, Ratio
-from hdpsim.errors import CatalogError
+from hdpsim.errors import CatalogError, UserInputError
 from hdpsim.quoting import LONGEST_NAME, quoted, shortened
 from hdpsim.ranges import constant_range
 from hdpsim.yaml_loader import load_yaml
@@ -260,8 +260,8 @@ def _known_before(data: dict[str, Any], here: str, name: str) -> float | None:
 def _network(settings: dict[str, Any], where: str) -> NetworkCalibration:
     try:
         return NetworkCalibration(**settings)
-    except CatalogError as error:
-        raise CatalogError(f"{where}: {error}") from error
+    except UserInputError as error:
+        raise CatalogError(f"{where}: network.{str(error).removeprefix('NetworkCalibration: ')}") from error
 
 
 def load_calibration(path: str | Path) -> Calibration:

@@ -192,9 +192,9 @@ class FabricModel:
         shares = []
         for level in (2, 3):
             gpus = self._place_gpus[level - 1]
-            here = tiers >= level
+            crosses = tiers >= level
             leaving = max(
-                (int(np.bincount(ends[here] // gpus).max()) for ends in (source, target) if here.any()),
+                (int(np.bincount(ends[crosses] // gpus).max()) for ends in (source, target) if crosses.any()),
                 default=0,
             )
             scattered = self.cluster.fabric.placement == "scattered"
@@ -303,12 +303,11 @@ def _hashed(fabric: Fabric, tiers: Ints, shares: Floats) -> Floats:
     tiers, shares = np.broadcast_arrays(tiers, shares)
     factor = np.ones(tiers.shape)
     for tier in range(2, TIERS):
-        here = tiers == tier
-        if here.any():
-            distinct, place = np.unique(shares[here], return_inverse=True)
-            factor[here] = np.array([congested_rate(fabric, tier, share) for share in distinct.tolist()])[
-                place
-            ]
+        on_tier = tiers == tier
+        if on_tier.any():
+            distinct, place = np.unique(shares[on_tier], return_inverse=True)
+            rates = np.array([congested_rate(fabric, tier, share) for share in distinct.tolist()])
+            factor[on_tier] = rates[place]
     return factor
 
 

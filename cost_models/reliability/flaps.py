@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hdpsim.cost_models.reliability.failures import FailureCause
+from hdpsim.cost_models.reliability.failures import DAY_S, FailureCause
 
-DAY_S = 86400.0
 # InfiniBand's local ACK timeout is 4.096 us x 2^t: InfiniBand Architecture Specification, volume 1, section 9.7.6.1.3
 ACK_TIMEOUT_UNIT_S = 4.096e-6
 # Adaptive retransmission tries again after milliseconds and doubles: NVIDIA adaptive retransmission of RoCE NICs.
@@ -66,9 +65,9 @@ class LinkFlaps:
         if self.adaptive and self.timeout > ADAPTIVE_TIMEOUT:
             tries *= 2 ** (self.timeout - ADAPTIVE_TIMEOUT)
             timeout_s = nccl_timeout_s(ADAPTIVE_TIMEOUT, 0)
-        again = math.exp(-timeout_s / self.mean_s)
-        left = again**tries
-        return timeout_s * (1.0 / (1.0 - again) - tries * left / (1.0 - left))
+        lasts = math.exp(-timeout_s / self.mean_s)  # probability that the link stays down for one more try
+        lasts_all = lasts**tries
+        return timeout_s * (1.0 / (1.0 - lasts) - tries * lasts_all / (1.0 - lasts_all))
 
     def stall_share(self, links: float) -> float:
         """Share of the wall-clock time a job on *links* links stands still (it may not exceed 1).

@@ -92,12 +92,12 @@ def filled_buckets(tensors: list[int], limit: float) -> int:
 
     Source: PyTorch, torch/csrc/distributed/c10d/reducer.cpp (compute_bucket_assignment_by_size).
     """
-    count, held = 0, 0
+    count, filled = 0, 0
     for size in tensors:
-        held += size
-        if held >= limit:
-            count, held = count + 1, 0
-    return count + (held > 0)
+        filled += size
+        if filled >= limit:
+            count, filled = count + 1, 0
+    return count + (filled > 0)
 
 
 def stage_buckets(model: Model, layout: Layout, stage: int, limit: float) -> int:

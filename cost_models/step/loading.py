@@ -84,8 +84,8 @@ def node_loading_s(
     """
     node_gpus = cluster.node.gpus
     ranks = layout.parallel.ranks(cluster.gpus)
-    here = max(1, min(ranks, node_gpus // layout.parallel.rank_stride))
+    ranks_on_node = max(1, min(ranks, node_gpus // layout.parallel.rank_stride))
     copies = min(layout.parallel.tp, node_gpus) if pipeline.loader == "redundant" else 1
     data_parallel = ranks / (layout.parallel.cp or 1)
-    groups = max(1.0, here / (layout.parallel.cp or 1))
+    groups = max(1.0, ranks_on_node / (layout.parallel.cp or 1))
     return copies * groups * tokens / data_parallel / cal.loader_tokens_per_s

@@ -52,7 +52,7 @@ _TERM = {name: row for row, name in enumerate(TERMS)}
 
 _REPEATED = frozenset(
     {"attention", "ring_merge", "ring_wait", "host"}
-)  # not linear, and recomputation repeats them
+)  # not linear; recomputation repeats them
 _COMPUTE = ("gemm", "attention", "ring_merge", "small_kernels")
 _NOT_LINEAR = _REPEATED | {"layer_gather", "layer_reduce"}
 
@@ -101,9 +101,9 @@ class MicroBatchCost:
 
     def terms_s(self, batches: MicroBatches, *, backward: bool) -> Floats:
         """[T, K, n]: seconds of every term, kind of stage and micro-batch."""
-        # The forward matters to a backward that runs it again.
-        again = backward and self._repeating
-        sides = (False, True) if again or self.layout.experts.overlap else (backward,)
+        # The forward matters to a backward that repeats it.
+        both = (backward and self._repeating) or self.layout.experts.overlap
+        sides = (False, True) if both else (backward,)
         tokens = self._tokens(batches)
         layers, heads = self._layer_terms(batches, tokens, sides), self._head.sides_s(tokens, (backward,))
         return self._stage_terms(batches, tokens, layers, heads, backward=backward)
@@ -111,10 +111,8 @@ class MicroBatchCost:
     def both_terms_s(self, batches: MicroBatches) -> tuple[Floats, Floats]:
         """Forward and backward at once; see terms_s."""
         tokens = self._tokens(batches)
-        layers, heads = (
-            self._layer_terms(batches, tokens, (False, True)),
-            self._head.sides_s(tokens, (False, True)),
-        )
+        sides = (False, True)
+        layers, heads = self._layer_terms(batches, tokens, sides), self._head.sides_s(tokens, sides)
         forward, backward = (
             self._stage_terms(batches, tokens, layers, heads, backward=side) for side in (False, True)
         )
@@ -195,10 +193,10 @@ class MicroBatchCost:
 
     def _compute_s(self, layers: dict[tuple[bool, bool], Floats], backward: bool) -> dict[bool, Floats]:
         """[n] by kind of layer (experts): everything a layer does on a micro-batch, recomputation included."""
-        once = {moe: rows.sum(axis=0) for (moe, side), rows in layers.items() if side == backward}
+        by_kind = {moe: rows.sum(axis=0) for (moe, side), rows in layers.items() if side == backward}
         if backward and self._repeating:
-            return {moe: time_s + self._repeats @ layers[moe, False] for moe, time_s in once.items()}
-        return once
+            return {moe: time_s + self._repeats @ layers[moe, False] for moe, time_s in by_kind.items()}
+        return by_kind
 
     def _layer_counts(self, kind: StageContents) -> dict[bool, int]:
         """Layers of a stage without (False) and with experts (True)."""
@@ -329,18 +327,13 @@ class MicroBatchCost:
         if ranks not in self._known_links:
             layout = self.layout
             stages = np.arange(layout.parallel.pp) * layout.parallel.stage_stride(ranks)
-            first = (
-                np.arange(ranks)[:, None] * layout.parallel.rank_stride + stages
-            )  # first GPU of every rank and stage
+            first_gpu = np.arange(ranks)[:, None] * layout.parallel.rank_stride + stages
             wraps = layout.pipeline.vpp > 1 and layout.pipeline.schedule not in SPLIT_SCHEDULES
-            target = np.roll(first, -1, axis=1) if wraps else first[:, 1:]
-            source = first[:, : target.shape[1]]
+            target = np.roll(first_gpu, -1, axis=1) if wraps else first_gpu[:, 1:]
+            source = first_gpu[:, : target.shape[1]]
             tiers = self.fabric.tier(source, target)
-            farthest = int(tiers.sum(axis=1).argmax())
-            self._known_links[ranks] = (
-                tiers[farthest],
-                self.fabric.flow_crossing(source, target, layout.parallel.tp),
-            )
+            crossing = self.fabric.flow_crossing(source, target, layout.parallel.tp)
+            self._known_links[ranks] = tiers[int(tiers.sum(axis=1).argmax())], crossing
         return self._known_links[ranks]
 
     @property
@@ -379,14 +372,13 @@ class MicroBatchCost:
         sizes = np.asarray(group_size, dtype=np.float64)
         tiers = np.asarray(tier, dtype=np.int64)
         total = np.zeros(np.broadcast(tokens, sizes).shape)
-        kernels, merges, waits = (
-            1.0 + float(self._repeats[_TERM[name]]) for name in ("attention", "ring_merge", "ring_wait")
-        )
-        for backward, passes in ((False, (kernels, merges, waits)), (True, (1.0, 1.0, 1.0))):
+        repeats = [float(self._repeats[_TERM[name]]) for name in ("attention", "ring_merge", "ring_wait")]
+        for backward in (False, True):
+            kernels, merges, waits = (1.0 if backward else 1.0 + repeat for repeat in repeats)
             step = self.attention.ring_step_s(tokens, sizes, backward=backward)
             ring = self.attention.ring(step, tokens / sizes, sizes, tiers, backward=backward)
-            ring_s = passes[0] * ring.attention + passes[1] * ring.merge + passes[2] * ring.wait
-            alone_s = passes[0] * self.attention.alone_s(tokens, backward=backward)
+            ring_s = kernels * ring.attention + merges * ring.merge + waits * ring.wait
+            alone_s = kernels * self.attention.alone_s(tokens, backward=backward)
             total = total + np.where(sizes > 1, ring_s, alone_s)
         return total * self.busiest_layers
 
@@ -421,9 +413,9 @@ class MicroBatchCost:
         total = forward[linear].sum(axis=0) + backward[linear].sum(axis=0)
         if self._repeating:
             repeated = [_TERM[name] for name in _REPEATED]
-            again = np.einsum("t,tkn->kn", self._repeats[repeated], forward[repeated])
+            repeated_s = np.einsum("t,tkn->kn", self._repeats[repeated], forward[repeated])
             fixed_s = self._host.pass_s  # in "host", but not a layer's
-            total -= again - self._repeats[_TERM["host"]] * fixed_s
+            total -= repeated_s - self._repeats[_TERM["host"]] * fixed_s
         if not weight_gradients:
             total -= self.weight_terms_s(batches).sum(axis=0)
         return np.asarray(total)
@@ -446,18 +438,15 @@ class MicroBatchCost:
     def floor_by_kind_s(self) -> Floats:
         """[K]: the same on a virtual stage of every kind."""
         forwards = 1.0 + self._repeats[_TERM["host"]]
-        layer_s = {
-            moe: forwards * self._host.layer_s(moe=moe, backward=False)
-            + self._host.layer_s(moe=moe, backward=True)
-            for moe in ((False, True) if self.model.experts else (False,))
-        }
-        return np.array(
-            [
-                sum(count * layer_s[moe] for moe, count in self._layer_counts(kind).items() if count)
-                for kind in self.kinds
-            ],
-            dtype=np.float64,
-        )
+
+        def layer_s(moe: bool) -> float:
+            forward_s, backward_s = (self._host.layer_s(moe=moe, backward=side) for side in (False, True))
+            return float(forwards * forward_s + backward_s)
+
+        by_kind = [
+            sum(count * layer_s(moe) for moe, count in counts.items() if count) for counts in self._counts
+        ]
+        return np.array(by_kind, dtype=np.float64)
 
     @property
     def pass_s(self) -> float:

@@ -22,9 +22,8 @@ from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import StageContents, layer_shard, vocabulary_shard
 from hdpsim.errors import InfeasibleError
 
-COPY_OUT_BYTES = (
-    2 * BF16_BYTES
-)  # read and write; PyTorch fully_shard, split_with_sizes_copy of foreach_all_gather_copy_out
+# read and write; PyTorch fully_shard, split_with_sizes_copy of foreach_all_gather_copy_out
+COPY_OUT_BYTES = 2 * BF16_BYTES
 
 
 def overlapped_s(compute_s: Floats, transfer_s: Floats | float, slowdown: float) -> Floats:
@@ -164,38 +163,27 @@ class ShardedParameters:
         """
         counts = {False: kind.dense_layers, True: kind.moe_layers}
         counts[bool(self._model.experts)] += kind.mtp_layers
-        there = [moe for moe, count in counts.items() if count]
-        edge = next(iter(there), False)
+        occurring = [moe for moe, count in counts.items() if count]
         sample = next(iter(layer_s.values()))
-        lists_s = sum(counts[moe] * self._layers[moe].list_s for moe in there)
-        gather, reduce = (
-            np.full_like(sample, lists_s),
-            np.full_like(sample, lists_s * self._reduces * backward),
-        )
-        # the edge layer computes before there is anything to run beside it, or transfers after the last compute
-        if there:
-            counts[edge] -= 1
-            gather += self._layers[edge].gather_s * (
-                not (backward and kind.head and self._layout.sharding.overlap)
-            )
-            reduce += self._layers[edge].reduce_s * backward
-        for moe in there:
-            gather += (counts[moe] + (moe == edge)) * self._layers[moe].copy_out_s
-            more_gather, more_reduce = self._layer_exposed_s(
-                self._layers[moe], layer_s[moe], backward=backward
-            )
-            gather += counts[moe] * more_gather
-            reduce += counts[moe] * more_reduce
-        vocabularies = self._vocabulary_units(kind)
-        whole = self._vocabulary
-        gather += vocabularies * (whole.gather_s + whole.copy_out_s + whole.list_s) * (not backward)
-        reduce += vocabularies * (whole.reduce_s + whole.list_s * self._reduces) * backward
+        lists_s = sum(counts[moe] * self._layers[moe].list_s for moe in occurring)
+        gather = np.full_like(sample, lists_s)
+        reduce = np.full_like(sample, lists_s * self._reduces * backward)
+        for moe in occurring:
+            unit, inner = self._layers[moe], counts[moe]
+            # the edge layer computes before there is anything to run beside it, or transfers after the last compute
+            if moe == occurring[0]:
+                inner -= 1
+                gather += unit.gather_s * (not (backward and kind.head and self._layout.sharding.overlap))
+                reduce += unit.reduce_s * backward
+            gather_s, reduce_s = self._layer_exposed_s(unit, layer_s[moe], backward=backward)
+            gather += counts[moe] * unit.copy_out_s + inner * gather_s
+            reduce += inner * reduce_s
+        # embedding and output projection are one unit where they are tied
+        tied = kind.embedding and kind.head and self._model.tied_embeddings
+        units, unit = (1 if tied else kind.embedding + kind.head), self._vocabulary
+        gather += units * (unit.gather_s + unit.copy_out_s + unit.list_s) * (not backward)
+        reduce += units * (unit.reduce_s + unit.list_s * self._reduces) * backward
         return gather, reduce
-
-    def _vocabulary_units(self, kind: StageContents) -> int:
-        """Embedding and output projection at the edges of a stage: one unit where they are tied."""
-        both = kind.embedding and kind.head
-        return 1 if both and self._model.tied_embeddings else int(kind.embedding) + int(kind.head)
 
     def _layer_exposed_s(
         self, unit: UnitTraffic, compute_s: Floats, *, backward: bool

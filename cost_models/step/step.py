@@ -98,8 +98,8 @@ def _step_sums(cost: MicroBatchCost, ranks: int) -> StepSums:
 def _summed(cost: MicroBatchCost, ranks: int) -> StepSums:
     """See epilogue."""
     model, layout, cal = cost.model, cost.layout, cost.cal
-    held = [trained_per_gpu(model, layout, stage) for stage in range(layout.parallel.pp)]
-    dense, experts = np.array([(part.dense, part.experts) for part in held], dtype=np.float64).T
+    trained = [trained_per_gpu(model, layout, stage) for stage in range(layout.parallel.pp)]
+    dense, experts = np.array([(part.dense, part.experts) for part in trained], dtype=np.float64).T
     spread = layout.parallel.expert_gpus
     copies = max(1, ranks * layout.parallel.tp // spread)
     gather, sync, first_gather, last_sync, optimizer = (np.zeros(layout.parallel.pp) for _ in range(5))
@@ -123,10 +123,8 @@ def _summed(cost: MicroBatchCost, ranks: int) -> StepSums:
             summed = (
                 ShardGroups(shard=group, replicas=None) if layout.sharding.gradient_all_reduce else groups
             )
-            gathered_s, reduced_s = (
-                _gather_s(cost, counts, groups.shard),
-                _sync_s(cost, counts, summed, pieces),
-            )
+            gathered_s = _gather_s(cost, counts, groups.shard)
+            reduced_s = _sync_s(cost, counts, summed, pieces)
             optimizer += step_checks_s(group, layout, cal.network)
             edges = edge_pieces(pieces, layout)
             gather, first_gather = gather + gathered_s, first_gather + gathered_s / edges
@@ -251,9 +249,9 @@ def step_costs(
     micro_batches = float(batches.group_size.sum()) * batches.copies / (planned_ranks or ranks)
     windows = ComputeWindows.of(layout, forward_s, backward_s, micro_batches)
     weight = cost.weight_terms_s(priced) if layout.pipeline.schedule in SPLIT_SCHEDULES else None
-    around = epilogue(cost, ranks, data_s=data_s, windows=windows)
+    epilogue_costs = epilogue(cost, ranks, data_s=data_s, windows=windows)
     if layout.defers_head_gradient:
-        around.optimizer_s[-1] += deferred_head_s(cost, priced, micro_batches, backward_s)
+        epilogue_costs.optimizer_s[-1] += deferred_head_s(cost, priced, micro_batches, backward_s)
     costs = StepCosts(
         stages=layout.parallel.pp,
         chunks=chunks_per_stage(layout.pipeline.schedule, layout.pipeline.vpp),
@@ -262,7 +260,7 @@ def step_costs(
         backward_terms_s=backward,
         kind=cost.kind,
         transfer_s=transfer,
-        epilogue=around,
+        epilogue=epilogue_costs,
         schedule=layout.pipeline.schedule,
         weight_terms_s=weight,
         overlapped_term=TERMS.index("expert_all_to_all") if layout.pipeline.schedule == "dualpipe" else None,

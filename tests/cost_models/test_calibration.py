@@ -104,7 +104,7 @@ def test_a_users_file(tmp_path: Path) -> None:
         ),
         (
             {"network": "network:\n  nic_efficiency: {value: 1.2, meaning: m, source: s}"},
-            ["network.nic_efficiency", "(0, 1]"],
+            ["network.nic_efficiency: expected a number from 1e-06 to 1"],
         ),
     ],
 )
