@@ -6,28 +6,13 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.transformer.model import Model
-from hdpsim.errors import CatalogError, HdpSimError
+from hdpsim.errors import HdpSimError
 from hdpsim.experiments.records.memory import predict_memory
 from hdpsim.experiments.records.setup import prepare
-from hdpsim.experiments.software.facts import Run, interleaves
+from hdpsim.experiments.software.facts import Run, interleaves, named_model
 from hdpsim.experiments.software.rules import setting_of
-from hdpsim.experiments.software.run import RunConfig
+from hdpsim.experiments.software.run import SHAPE, RunConfig
 
-_SHAPE = {
-    "layers": "layers",
-    "hidden": "hidden",
-    "ffn_hidden": "ffn_hidden",
-    "heads": "heads",
-    "head_dim": "head_dim",
-    "vocab": "vocab",
-    "gated_mlp": "gated_mlp",
-    "n_experts": "experts",
-    "topk": "top_k",
-    "shared_expert_ffn": "shared_expert_ffn",
-}
-"""Columns of a shape -> fields of Model."""
 _NEEDED = ("layers", "hidden", "heads", "ffn_hidden")
 _EXPERTS = ("n_experts", "topk", "shared_expert_ffn")
 _BATCH_OF_A_RANK = re.compile(r"(?i)(?:local batch(?: size)?|batch size per DP(?: rank)?) (\d+)\b")
@@ -57,20 +42,13 @@ Filled = tuple[dict[str, Any], str]
 NOTHING: Filled = ({}, "")
 
 
-def _known(config: RunConfig) -> Model | None:
-    try:
-        return catalog.model(config.model_name) if config.model_name else None
-    except CatalogError:
-        return None
-
-
 def _shape(config: RunConfig) -> Filled:
     if all(getattr(config, column) is not None for column in _NEEDED):
         return NOTHING
-    known = _known(config)
+    known = named_model(config)
     if known is None:
         return NOTHING
-    pairs = [(column, getattr(config, column), getattr(known, field)) for column, field in _SHAPE.items()]
+    pairs = [(column, getattr(config, column), getattr(known, field)) for column, field in SHAPE.items()]
     if any(stated is not None and stated != value for column, stated, value in pairs if column != "layers"):
         return NOTHING
     more = {
@@ -102,7 +80,7 @@ def _sizes(config: RunConfig) -> Filled:
 
 
 def _heads(config: RunConfig) -> Filled:
-    known = _known(config)
+    known = named_model(config)
     if config.kv_heads is not None or config.heads is None:
         return NOTHING
     same = known is not None and (known.hidden, known.heads) == (config.hidden, config.heads)

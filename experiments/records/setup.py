@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,12 @@ from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.layout.groups import ShardingKind as LayoutSharding
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.transformer.model import LatentAttention, Model
-from hdpsim.errors import CatalogError, InfeasibleError
+from hdpsim.cost_models.transformer.model import Model
+from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.records.machine import collective_share, nic_gbps, node_of_cloud
 from hdpsim.experiments.records.pipeline import blocked, schedule_of, virtual_stages
 from hdpsim.experiments.records.switches import Switches, switches_of
-from hdpsim.experiments.software.facts import Run, known_model
+from hdpsim.experiments.software.facts import Run, known_model, latent_model
 from hdpsim.experiments.software.rules import setting_of
 from hdpsim.experiments.software.run import RunConfig
 from hdpsim.ranges import RANGES
@@ -74,14 +74,6 @@ class PreparedRun:
         return np.tile(np.asarray(self.round_tokens, dtype=np.int64), self.sequences)
 
 
-@dataclass(slots=True)
-class _Notes:
-    """Collects what had to be assumed and what is left out."""
-
-    assumptions: list[str] = field(default_factory=list)
-    not_modelled: list[str] = field(default_factory=list)
-
-
 def prepare(
     config: RunConfig, own: Calibration | None = None, without: frozenset[str] = frozenset()
 ) -> PreparedRun:
@@ -98,23 +90,23 @@ def prepare(
     """
     run = Run(config, without)
     switches = switches_of(run)
-    notes = _Notes([], list(switches.not_modelled))
+    assumptions: list[str] = []
     gpus, seq_len = _needed(config, "n_gpus"), _needed(config, "seq_len")
-    cluster = _cluster(run, gpus, notes)
-    model = replace(_model(config, seq_len, notes), **switches.model)
-    degrees = _degrees(config, gpus, notes)
+    cluster = _cluster(run, gpus, assumptions)
+    model = replace(_model(config, seq_len, assumptions), **switches.model)
+    degrees = _degrees(config, gpus, assumptions)
     micro_batch = config.micro_batch
     if micro_batch is None:
         micro_batch = 1
-        notes.assumptions.append("micro-batches of 1 sequence")
-    sequences, micro_batch, micro_batches = _batch(config, degrees["dp"], micro_batch, notes)
-    layout = _layout(run, degrees, switches, notes)
+        assumptions.append("micro-batches of 1 sequence")
+    sequences, micro_batch, micro_batches = _batch(config, degrees["dp"], micro_batch, assumptions)
+    layout = _layout(run, degrees, switches, assumptions)
     context = micro_batch * seq_len
     if context % layout_cp(layout):
         raise InfeasibleError(f"{context} tokens of a micro-batch do not divide by cp = {layout.parallel.cp}")
     documents, packed = _documents(run, seq_len)
-    notes.assumptions += [packed] if packed else []
-    _remarks(config, model, layout, notes)
+    assumptions += [packed] if packed else []
+    _remarks(config, model, layout, assumptions)
     cal = calibration(cluster.gpu.calibration)
     if own is not None and own.generation in ("", cluster.gpu.calibration):
         cal = own
@@ -137,8 +129,8 @@ def prepare(
         blocked=blocked(config),
         round_tokens=_round_tokens(seq_len, documents),
         rule_kinds=switches.kinds,
-        assumptions=tuple(notes.assumptions),
-        not_modelled=tuple(notes.not_modelled),
+        assumptions=tuple(assumptions),
+        not_modelled=switches.not_modelled,
     )
 
 
@@ -160,7 +152,7 @@ def _needed(config: RunConfig, column: str) -> int:
     return int(value)
 
 
-def _batch(config: RunConfig, dp: int, micro_batch: int, notes: _Notes) -> tuple[int, int, int]:
+def _batch(config: RunConfig, dp: int, micro_batch: int, assumptions: list[str]) -> tuple[int, int, int]:
     """Sequences of a step; sequences of a micro-batch and micro-batches on the busiest data-parallel rank."""
     sequences = config.global_batch_seqs
     if sequences is None:
@@ -169,7 +161,7 @@ def _batch(config: RunConfig, dp: int, micro_batch: int, notes: _Notes) -> tuple
         sequences = config.grad_accum * dp * micro_batch
     most = -(-sequences // dp)
     if sequences % (dp * micro_batch):
-        notes.assumptions.append(
+        assumptions.append(
             f"{sequences} sequences do not divide by dp x micro_batch = {dp} x {micro_batch}: "
             f"the busiest rank has {most}"
         )
@@ -188,7 +180,7 @@ def _documents(run: Run, seq_len: int) -> tuple[int, str]:
     return documents, short.words.replace("short documents", f"{documents} short documents")
 
 
-def _degrees(config: RunConfig, gpus: int, notes: _Notes) -> dict[str, int]:
+def _degrees(config: RunConfig, gpus: int, assumptions: list[str]) -> dict[str, int]:
     """tp, pp, cp, dp, checked against the number of GPUs."""
     tp, pp = _needed(config, "tp"), _needed(config, "pp")
     cp = config.cp or 1
@@ -198,108 +190,78 @@ def _degrees(config: RunConfig, gpus: int, notes: _Notes) -> dict[str, int]:
     if config.dp is not None and config.dp != dp:
         raise InfeasibleError(f"tp x pp x cp x dp = {tp} x {pp} x {cp} x {config.dp} is not {gpus} GPUs")
     if config.cp is None:
-        notes.assumptions.append("no context parallelism")
+        assumptions.append("no context parallelism")
     return {"tp": tp, "pp": pp, "cp": cp, "dp": dp}
 
 
-def _layout(run: Run, degrees: dict[str, int], switches: Switches, notes: _Notes) -> Layout:
+def _layout(run: Run, degrees: dict[str, int], switches: Switches, assumptions: list[str]) -> Layout:
     config = run.config
     tp, pp, cp = degrees["tp"], degrees["pp"], degrees["cp"]
     ranks = degrees["dp"] * cp
     dealt = _needed(config, "layers") + (2 if switches.layout.get("embedding_layers") else 0)
     vpp, assumption = virtual_stages(run, dealt)
-    notes.assumptions += [assumption] if assumption else []
+    assumptions += [assumption] if assumption else []
     sharding = config.zero_stage
     if sharding is None:
         sharding = "none"
-        notes.assumptions.append("optimizer states not sharded")
+        assumptions.append("optimizer states not sharded")
     elif (gathered := setting_of(run, "stays_gathered")) is not None:
         sharding = "zero1"
-        notes.assumptions.append(gathered.words)
+        assumptions.append(gathered.words)
     recompute: Any = config.recompute
     unstated = setting_of(run, "recompute")
     if recompute is None:
         recompute = unstated.value if unstated else "none"
-        notes.assumptions.append(unstated.words if unstated else "no recomputation")
-    notes.assumptions += switches.assumptions
+        assumptions.append(unstated.words if unstated else "no recomputation")
+    assumptions += switches.assumptions
     if config.ep is not None and config.ep > 1 and tp > 1 and "etp" not in switches.layout:
-        notes.assumptions.append("each expert whole on one GPU (no expert tensor parallelism) when ep >= tp")
+        assumptions.append("each expert whole on one GPU (no expert tensor parallelism) when ep >= tp")
     settings: dict[str, Any] = {"precision": "fp8", **switches.layout, "schedule": schedule_of(config, vpp)}
+    kind = "none" if ranks == 1 else _OF_SHARDING[sharding]
     return Layout(
-        tp=tp,
-        pp=pp,
-        vpp=vpp,
-        cp=cp,
-        ep=config.ep or 1,
-        sharding="none" if ranks == 1 else _OF_SHARDING[sharding],
-        recompute=recompute,
-        **settings,
+        tp=tp, pp=pp, vpp=vpp, cp=cp, ep=config.ep or 1, sharding=kind, recompute=recompute, **settings
     )
 
 
-def _model(config: RunConfig, seq_len: int, notes: _Notes) -> Model:
+def _model(config: RunConfig, seq_len: int, assumptions: list[str]) -> Model:
     """The model of the shape columns; GPT conventions where the MLP has no gate, Llama's where it has."""
     layers, hidden, heads = (_needed(config, column) for column in ("layers", "hidden", "heads"))
     ffn_hidden = _needed(config, "ffn_hidden")
     gated = config.gated_mlp
     if gated is None:
         gated = True
-        notes.assumptions.append("gated MLP")
+        assumptions.append("gated MLP")
     vocab = config.vocab
     if vocab is None:
         vocab = GPT2_VOCABULARY
-        notes.assumptions.append(f"vocabulary of {vocab:,} tokens")
+        assumptions.append(f"vocabulary of {vocab:,} tokens")
     experts, top_k = config.n_experts or 0, config.topk or 0
     if experts and not top_k:
         raise InfeasibleError("topk is not stated, but n_experts is")
-    latent = _latent_attention(config, hidden, heads, notes)
+    of_latent = latent_model(config) if config.kv_heads is None else None
+    latent = None if of_latent is None else of_latent.latent_attention
+    if of_latent is not None:
+        assumptions.append(f"latent attention of {of_latent.name}")
     if latent is None and config.kv_heads is None:
         raise InfeasibleError("kv_heads is not stated")
     if latent is None and config.heads and config.kv_heads and config.heads % config.kv_heads:
         raise InfeasibleError(f"kv_heads = {config.kv_heads} does not divide the {config.heads} heads")
     head_dim = config.head_dim or (latent.v_head_dim if latent else hidden // heads)
     if config.head_dim is None and latent is None:
-        notes.assumptions.append(f"head_dim {head_dim}")
+        assumptions.append(f"head_dim {head_dim}")
     dense_layers, dense_ffn = _dense_layers(config, layers) if experts else (0, 0)
     known = None if gated else known_model(config)
     plain = known is not None and not known.biases
     if plain and known is not None:
-        notes.assumptions.append(f"no biases, positions or tied embeddings, as {known.name}")
+        assumptions.append(f"no biases, positions or tied embeddings, as {known.name}")
+    of_gpt = not (gated or plain)
     return Model(
-        name=config.model_name or "model",
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=config.kv_heads or heads,
-        head_dim=head_dim,
-        ffn_hidden=ffn_hidden,
-        vocab=vocab,
-        gated_mlp=gated,
-        tied_embeddings=not (gated or plain),
-        experts=experts,
-        top_k=top_k,
-        shared_expert_ffn=config.shared_expert_ffn or 0,
-        dense_layers=dense_layers,
-        dense_ffn_hidden=dense_ffn,
-        latent_attention=latent,
-        norm="rms" if gated else "layer",
-        biases=not (gated or plain),
-        learned_positions=0 if gated or plain else seq_len,
-    )
-
-
-def _latent_attention(config: RunConfig, hidden: int, heads: int, notes: _Notes) -> LatentAttention | None:
-    """The low-rank shapes of the catalog's model of that name and width, where a record has no KV heads."""
-    if config.kv_heads is not None:
-        return None
-    try:
-        known = catalog.model(config.model_name)
-    except CatalogError:
-        return None
-    if known.latent_attention is None or (known.hidden, known.heads) != (hidden, heads):
-        return None
-    notes.assumptions.append(f"latent attention of {known.name}")
-    return known.latent_attention
+        name=config.model_name or "model", layers=layers, hidden=hidden, heads=heads,
+        kv_heads=config.kv_heads or heads, head_dim=head_dim, ffn_hidden=ffn_hidden, vocab=vocab, gated_mlp=gated,
+        experts=experts, top_k=top_k, shared_expert_ffn=config.shared_expert_ffn or 0, dense_layers=dense_layers,
+        dense_ffn_hidden=dense_ffn, latent_attention=latent, norm="rms" if gated else "layer", biases=of_gpt,
+        tied_embeddings=of_gpt, learned_positions=seq_len if of_gpt else 0,
+    )  # fmt: skip
 
 
 def _dense_layers(config: RunConfig, layers: int) -> tuple[int, int]:
@@ -313,7 +275,7 @@ def _dense_layers(config: RunConfig, layers: int) -> tuple[int, int]:
     return min(layers, int((stated or first)[1])), int(first[2])
 
 
-def _cluster(run: Run, gpus: int, notes: _Notes) -> Cluster:
+def _cluster(run: Run, gpus: int, assumptions: list[str]) -> Cluster:
     """Nodes of the catalog that carry the GPU, cut to what the run used."""
     config = run.config
     cloud = node_of_cloud(config)
@@ -330,20 +292,20 @@ def _cluster(run: Run, gpus: int, notes: _Notes) -> Cluster:
         if node.gpus <= (config.gpus_per_node or node.gpus) or not shares:
             raise InfeasibleError(f"{gpus} GPUs are not whole nodes of {node.gpus}")
         domain = shares[-1]
-        notes.assumptions.append(f"{domain} GPUs of each NVLink domain of {node.gpus} used")
+        assumptions.append(f"{domain} GPUs of each NVLink domain of {node.gpus} used")
     stated = nic_gbps(config)
     if stated is not None:
         node = replace(node, nics=node.gpus, nic_bytes_per_s=stated * BYTES_PER_S_PER_GBPS)
         share = collective_share(config)
         if share < 1.0:
             node = replace(node, collective_share=share)
-            notes.assumptions.append("collectives use one of a server's links (Omni-Path)")
+            assumptions.append("collectives use one of a server's links (Omni-Path)")
     elif gpus > domain:
         rate = node.nic_bytes_per_s_per_gpu / BYTES_PER_S_PER_GBPS
-        notes.assumptions.append(f"network of {rate:g} Gbit/s per GPU")
+        assumptions.append(f"network of {rate:g} Gbit/s per GPU")
     if config.gpus_per_node == BOARD_GPUS < gpus and node.name.startswith("hgx-"):
         node = replace(node, board_gpus=BOARD_GPUS, nvlink_sharp=False)
-        notes.assumptions.append("four GPUs on a board without NVSwitch")
+        assumptions.append("four GPUs on a board without NVSwitch")
     if domain != node.gpus:
         node = replace(
             node,
@@ -353,17 +315,17 @@ def _cluster(run: Run, gpus: int, notes: _Notes) -> Cluster:
             host_memory_bytes=node.host_memory_bytes * domain / node.gpus,
         )
     if gpus > domain:
-        notes.assumptions.append("non-blocking rail-optimised fabric")
+        assumptions.append("non-blocking rail-optimised fabric")
     boost = setting_of(run, "tensor_boost")
     if boost is not None:
         node = replace(node, gpu=replace(node.gpu, tensor_boost=True))
-        notes.assumptions += [boost.words] if boost.words else []
+        assumptions += [boost.words] if boost.words else []
     return catalog.cluster_of(node, gpus)
 
 
-def _remarks(config: RunConfig, model: Model, layout: Layout, notes: _Notes) -> None:
+def _remarks(config: RunConfig, model: Model, layout: Layout, assumptions: list[str]) -> None:
     """Assumptions that follow from the run as a whole."""
     if config.recompute == "selective" and not (layout.recompute.share or layout.recompute.small_kernels):
-        notes.assumptions.append("selective recomputation costs nothing (attention kernels keep no scores)")
+        assumptions.append("selective recomputation costs nothing (attention kernels keep no scores)")
     if model.latent_attention and not model.mtp_layers:
-        notes.assumptions.append("no multi-token prediction")
+        assumptions.append("no multi-token prediction")

@@ -14,7 +14,7 @@ from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import Setting, Stack, fields_set, setting_of, stacks, switches
-from hdpsim.experiments.software.run import RunConfig
+from hdpsim.experiments.software.run import SHAPE, RunConfig
 
 _TEXT = re.compile(r"(?P<name>[A-Za-z][\w-]*)(?: +v?(?P<release>\d+(?:\.\d+)*))?(?P<more> +with .+)?")
 _NOT_OF_A_SCENARIO = frozenset({"recompute", "adapter_rank", "adapter_targets"})
@@ -105,28 +105,13 @@ def run_of(
         year=software.year,
         framework=software.framework,
         model_name=model.name,
-        layers=model.layers,
-        hidden=model.hidden,
-        ffn_hidden=model.ffn_hidden,
-        heads=model.heads,
         kv_heads=None if model.latent_attention else model.kv_heads,
-        head_dim=model.head_dim,
-        vocab=model.vocab,
-        gated_mlp=model.gated_mlp,
-        n_experts=model.experts or None,
-        topk=model.top_k or None,
-        shared_expert_ffn=model.shared_expert_ffn or None,
         seq_len=context_tokens,
         task="lora" if model.frozen else "pretrain",
-        tp=layout["tp"],
         sp=layout["sequence_parallel"],
-        pp=layout["pp"],
-        vpp=layout["vpp"],
-        cp=layout["cp"],
-        ep=layout["ep"],
         zero_stage="hsdp" if sharding == "zero3" and layout["shard_ranks"] else sharding,
-        recompute=layout["recompute"],
-        precision=layout["precision"],
+        **{column: layout[column] for column in ("tp", "pp", "vpp", "cp", "ep", "recompute", "precision")},
+        **{column: getattr(model, name) for column, name in SHAPE.items()},
     )
     return Run(config)
 

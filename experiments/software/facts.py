@@ -66,13 +66,24 @@ class Run:
         return value or 0 if column == "n_experts" else value
 
 
-def known_model(config: RunConfig) -> Model | None:
-    """The catalog's model of that name and width."""
+def named_model(config: RunConfig) -> Model | None:
+    """The catalog's model of that name."""
     try:
-        known = catalog.model(config.model_name)
+        return catalog.model(config.model_name) if config.model_name else None
     except CatalogError:
         return None
-    return known if known.hidden == config.hidden else None
+
+
+def known_model(config: RunConfig) -> Model | None:
+    """The catalog's model of that name and width."""
+    known = named_model(config)
+    return known if known is not None and known.hidden == config.hidden else None
+
+
+def latent_model(config: RunConfig) -> Model | None:
+    """The catalog's model of that name, width and heads, if it has latent attention."""
+    known = known_model(config)
+    return known if known is not None and known.latent_attention and known.heads == config.heads else None
 
 
 def interleaves(run: Run) -> bool:
@@ -190,11 +201,8 @@ def _not_kept_by_policy(config: RunConfig) -> float | None:
 
 def _latent_up_projections(config: RunConfig) -> float | None:
     """Share of a layer's matrix products that unfolds latent queries, keys and values."""
-    try:
-        model = catalog.model(config.model_name)
-    except CatalogError:
-        return None
-    if model.latent_attention is None or (config.hidden, config.heads) != (model.hidden, model.heads):
+    model = latent_model(config)
+    if model is None:
         return None
     layer = _layer(config, moe=True) or {}
     mlp = sum(m.weights * m.experts_per_token for m in layer.values() if m.block in ("experts", "shared"))

@@ -58,7 +58,7 @@ _NUMBERS = (
     *_ONE_OF_NONE, "year", "n_experts", "topk", "kv_heads", "micro_batch", "vpp", "dp", "sequences_per_replica",
 )  # fmt: skip
 _WORDS = ("zero_stage", "precision", "recompute", "task", "gated_mlp", "family")
-_COMPARE: dict[str, Callable[[float, float], bool]] = {
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
     "==": operator.eq,
@@ -358,15 +358,13 @@ def _release(text: str, where_found: str, where: str) -> Test:
     if found is None:
         raise CatalogError(f"{where}: {text!r} is no release such as 'MLPerf >= 5.1'")
     named = re.compile(rf"\b{re.escape(found[1])} ?v?(\d+(?:\.\d+)+)")
-    compare, bound = found[2], _release_number(found[3])
+    compare, bound = _COMPARE[found[2]], _release_number(found[3])
 
     def test(run: Run) -> bool:
         stated = named.search(_TEXTS[where_found](run))
         if stated is None:
             return False
-        number = _release_number(stated[1])[: len(bound)]
-        return {">=": number >= bound, "<=": number <= bound, "==": number == bound, ">": number > bound,
-                "<": number < bound}[compare]  # fmt: skip
+        return compare(_release_number(stated[1])[: len(bound)], bound)
 
     return _plain(test)
 

@@ -11,6 +11,14 @@ Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 Task = Literal["pretrain", "sft", "lora"]
 
 
+SHAPE = {
+    "layers": "layers", "hidden": "hidden", "ffn_hidden": "ffn_hidden", "heads": "heads", "head_dim": "head_dim",
+    "vocab": "vocab", "gated_mlp": "gated_mlp", "n_experts": "experts", "topk": "top_k",
+    "shared_expert_ffn": "shared_expert_ffn",
+}  # fmt: skip
+"""Columns of a shape -> fields of Model."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """What was run. None: the source does not say. Names are those of the columns.

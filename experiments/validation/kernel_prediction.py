@@ -176,18 +176,9 @@ def _gemm(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> float:
     if accumulates and fp32 and not grouped:
         overlap = cal.accumulate_overlap
     seconds = gemm_s(
-        m,
-        n,
-        k,
-        gpu,
-        cal,
-        efficiency=quality,
-        groups=groups,
-        output_bytes=output_bytes,
-        precision=precision,
-        overlap=overlap,
-        burst=instrument.burst,
-    )
+        m, n, k, gpu, cal, efficiency=quality, groups=groups, output_bytes=output_bytes, precision=precision,
+        overlap=overlap, burst=instrument.burst,
+    )  # fmt: skip
     return max(float(seconds) + _casts_s(record, m * k, n * k, gpu, cal, precision), instrument.launch_s)
 
 
@@ -265,10 +256,5 @@ def _communication(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> flo
     stride = 1 if spread == 1 or ranks >= spread * node.gpus else max(1, int(node.gpus * spread // ranks))
     group = collectives.group(int(ranks), stride=stride)
     place = {"in_place": "in-place" in notes} if record["kind"] in ("allgather", "reducescatter") else {}
-    call = {
-        "allreduce": collectives.all_reduce_s,
-        "allgather": collectives.all_gather_s,
-        "reducescatter": collectives.reduce_scatter_s,
-        "alltoall": collectives.all_to_all_s,
-    }[record["kind"]]
+    call = getattr(collectives, f"{_COLLECTIVES[record['kind']]}_s")
     return max(float(call(size, group, **place)), ranks * instrument.launch_of_a_gpu_s)
