@@ -9,8 +9,17 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from hdpsim.errors import UserInputError
 from hdpsim.experiments.output.csv_files import one_of, positive, read_rows, whole
 from hdpsim.yaml_loader import load_yaml
+
+
+_NEEDED = {
+    "": ("title", "about", "notes", "cells", "figure"),
+    "cells.": ("place", "default", "words", "columns", "measured", "unit"),
+    "figure.": ("unit", "x", "series", "name", "title", "panel"),
+}
+"""What every setup.yaml has; the shipped ones say what each is for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +123,17 @@ class PaperFolder:
 
 
 def read_folder(path: Path) -> PaperFolder:
-    """Read the folder of a paper."""
-    return PaperFolder(
-        path=path, setup=load_yaml(path / "setup.yaml"), published=load_yaml(path / "published.yaml")
-    )
+    """Read the folder of a paper.
+
+    Raises:
+        UserInputError: a file is missing or unreadable, or setup.yaml lacks what every paper needs.
+    """
+    setup = load_yaml(path / "setup.yaml")
+    parts = {"": setup, **{f"{part}.": setup.get(part) or {} for part in ("cells", "figure")}}
+    missing = [f"{part}{key}" for part, keys in _NEEDED.items() for key in keys if key not in parts[part]]
+    if missing:
+        raise UserInputError(f"{path / 'setup.yaml'}: missing {', '.join(missing)}")
+    return PaperFolder(path=path, setup=setup, published=load_yaml(path / "published.yaml"))
 
 
 def _shipped() -> Path:
@@ -126,7 +142,7 @@ def _shipped() -> Path:
 
 def paper_names() -> tuple[str, ...]:
     """The papers that hdpsim reproduces: one for every folder of experiments/data/papers."""
-    return tuple(sorted(path.name for path in _shipped().iterdir()))
+    return tuple(sorted(path.parent.name for path in _shipped().glob("*/setup.yaml")))
 
 
 @cache

@@ -145,6 +145,13 @@ def test_cells_of_a_user_are_checked_by_the_columns_of_the_paper(tmp_path: Path)
         reproduce(paper, batches=0)
 
 
+def test_a_folder_that_lacks_something_says_what(tmp_path: Path) -> None:
+    tiny(tmp_path / "tiny")
+    (tmp_path / "tiny/setup.yaml").write_text(SETUP.replace("  place: Table 1\n", ""), encoding="utf-8")
+    with pytest.raises(UserInputError, match=r"setup\.yaml: missing cells\.place$"):
+        read_folder(tmp_path / "tiny")
+
+
 def test_outcomes_do_not_depend_on_the_number_of_workers() -> None:
     from hdpsim.experiments.papers.megascale_steps import StepJob
 
