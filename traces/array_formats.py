@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hdpsim.arrays import Ints
 from hdpsim.errors import TraceError
 from hdpsim.quoting import LONGEST_NAME, quoted, shortened
 from hdpsim.ranges import LIMITS
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from zipfile import ZipFile
 
-
-Ints = NDArray[np.int64]
 
 _WIDEST_BYTES = 16  # of a number; a text of more is no length
 

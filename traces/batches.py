@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from hdpsim.arrays import Ints
 from hdpsim.errors import InfeasibleError, TraceError, UserInputError
 from hdpsim.quoting import quoted
 from hdpsim.ranges import LIMITS
@@ -16,8 +17,6 @@ from hdpsim.traces.distributions import Distribution
 from hdpsim.traces.lengths import BadValueError, lengths_from_array
 from hdpsim.traces.pieces import Block, cut_block
 from hdpsim.traces.trace import Trace
-
-Ints = NDArray[np.int64]
 
 LongSequencePolicy = Literal["chunk", "truncate", "drop"]
 """What becomes of sequences longer than the context; see `global_batches`."""
@@ -200,7 +199,7 @@ class _Pieces:
             self.block, self.taken_tokens, self.counted = block, 0, 0
         return True
 
-    def take(self, end_token: int) -> tuple[Ints, NDArray[np.int64], int, int]:
+    def take(self, end_token: int) -> tuple[Ints, Ints, int, int]:
         """Take the tokens up to *end_token* of the block.
 
         Returns:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats, Ints
 from hdpsim.errors import TraceError
 from hdpsim.quoting import LONGEST_NAME, quoted, shortened
 from hdpsim.ranges import RANGES
@@ -20,9 +20,6 @@ from hdpsim.traces.trace import Trace
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 _BLOCK_SEQUENCES = 2**15
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hdpsim.arrays import Ints
 from hdpsim.errors import TraceError
 from hdpsim.files import replacing
 from hdpsim.quoting import quoted
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
 
-
-Ints = NDArray[np.int64]
 
 _CHUNK_ROWS = 2**20
 

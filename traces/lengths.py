@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hdpsim.arrays import Ints
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-
-Ints = NDArray[np.int64]
 
 LARGEST_LENGTH_TOKENS = 2**31
 """Longer sequences are taken for a damaged file: a thousand times today's longest contexts (2 Mi tokens)."""

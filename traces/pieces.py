@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from hdpsim.arrays import Bools, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +29,7 @@ class Block:
     ends: Ints
     sequence_ends: Ints
     accounts: Ints
-    of_long: NDArray[np.bool_]
+    of_long: Bools
     trailing_tokens: int = 0
     trailing_sequences: int = 0
 

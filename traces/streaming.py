@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Ints
 from hdpsim.errors import TraceError
 from hdpsim.reading import open_regular
 from hdpsim.traces.files import iter_lengths
 from hdpsim.traces.formats import file_format
-
-Ints = NDArray[np.int64]
 
 _CHUNK_ROWS = 2**18
 _SAMPLE_BYTES = 2**18

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Ints
 from hdpsim.errors import TraceError
 from hdpsim.quoting import LONGEST_NAME, quoted, shortened
 from hdpsim.ranges import LIMITS
@@ -31,8 +31,6 @@ from hdpsim.traces.lengths import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
-Ints = NDArray[np.int64]
 
 _BLOCK_BYTES = 2**22  # a reader holds about thirty times this
 _LONGEST_LINE_BYTES, _WHY_NO_LONGER = LIMITS["line_bytes"]

@@ -8,6 +8,10 @@ from decimal import Decimal
 
 from hdpsim.errors import QuantityError
 
+TERA = 1e12
+HOUR_S = 3600.0
+DAY_S = 86400.0
+
 _NUMBER = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:[eE][+-]?\d{1,3})?)\s*(.*)")
 
 _DECIMAL_PREFIXES = {"": 0, "K": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}

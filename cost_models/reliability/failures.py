@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from hdpsim.cost_models.reading.fields import Fields, Problems, did_you_mean
+from hdpsim.cost_models.reading.units import DAY_S
 from hdpsim.errors import CatalogError
 from hdpsim.quoting import quoted
 from hdpsim.yaml_loader import load_document
@@ -19,7 +20,6 @@ from hdpsim.yaml_loader import load_document
 Scope = Literal["node", "link", "job"]
 Detection = Literal["in-band", "heartbeat", "hang", "planned"]
 
-DAY_S = 86400.0
 _FOLDER = Path(__file__).parents[1] / "data" / "failures"
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hdpsim.cost_models.reliability.failures import DAY_S, FailureCause
+from hdpsim.cost_models.reading.units import DAY_S
+from hdpsim.cost_models.reliability.failures import FailureCause
 
 # InfiniBand's local ACK timeout is 4.096 us x 2^t: InfiniBand Architecture Specification, volume 1, section 9.7.6.1.3
 ACK_TIMEOUT_UNIT_S = 4.096e-6

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats
 from hdpsim.experiments.calibration.constants import Constant, Prior
 from hdpsim.experiments.calibration.model import Linearised, Model, linearised, weights_of
-
-Floats = NDArray[np.float64]
 
 NOISE = 0.02
 """Least log error of a measurement: re-measured runs differ by as much, so intervals are never narrower."""

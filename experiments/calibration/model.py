@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.experiments.calibration.constants import Constant
 
-Floats = NDArray[np.float64]
 Predictor = Callable[[Sequence[Any], Calibration, Mapping[Constant, float]], list[float]]
 
 LIKENESS = 0.4

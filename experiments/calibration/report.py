@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.experiments.calibration.constants import value_of
 from hdpsim.experiments.calibration.fit import Fit
@@ -17,7 +17,6 @@ from hdpsim.experiments.output.document import envelope
 from hdpsim.experiments.validation.errors import error_summary
 
 Document = dict[str, Any]
-Floats = NDArray[np.float64]
 
 STRONG = 0.5
 """Correlations beyond this are worth a line."""

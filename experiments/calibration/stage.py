@@ -10,15 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Bools, Floats
 from hdpsim.cost_models.calibration.calibration import Calibration, CalibrationEntry
 from hdpsim.experiments.calibration.constants import RUN_CONSTANTS, Constant, prior_of, value_of
 from hdpsim.experiments.calibration.file import meaning_of, with_entries
 from hdpsim.experiments.calibration.fit import Fit, determined, fit, refit, rounded
 from hdpsim.experiments.calibration.model import Linearised, Model, Predictor, Sample, linearised, weights_of
 
-Floats = NDArray[np.float64]
 Kind = Literal["kernels", "runs"]
 
 FEWEST = 6
@@ -36,7 +35,7 @@ class LeftOut:
     """A fit without one source (or one part): values, everyone's residuals with them, who was left out."""
 
     part: str
-    out: NDArray[np.bool_]
+    out: Bools
     values: Floats
     residuals: Floats
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from hdpsim.cost_models.reading.units import format_quantity
+from hdpsim.cost_models.reading.units import HOUR_S, format_quantity
 from hdpsim.experiments.output import plots_of_campaign
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, facts, interval
 from hdpsim.experiments.output.plot_style import PALETTE, readable_name
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from hdpsim.experiments.scenario.scenario import Scenario
 
 
-HOUR_S = 3600.0
 _MEANING = {
     "training": "steps whose result was kept",
     "drift": "the same steps, slower since the last restart",

@@ -7,15 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats
 from hdpsim.experiments.jobs.plots import plot_attribution, plot_steps, plot_workers
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
 from hdpsim.simulator.recorded.graph import RecordedGraph
 from hdpsim.simulator.recorded.operations import COMPUTE, RecordedJob, is_kind
 from hdpsim.simulator.recorded.whatif import Analysis, Effect
-
-Floats = NDArray[np.float64]
 
 _STEPS_SHOWN = 60
 _RANKS_SHOWN = 8

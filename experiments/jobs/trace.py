@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.reading.fields import Fields, Problems, did_you_mean
 from hdpsim.errors import TraceError, UserInputError
 from hdpsim.experiments.output.csv_files import as_number
@@ -32,8 +32,6 @@ _LONGEST_S = 1e6  # an operation or a step of eleven days is milliseconds taken 
 _LATEST_S = (
     1e11  # thousands of years after 1970, in seconds; later ones are no seconds, and lose the microseconds
 )
-
-Ints = NDArray[np.int64]
 
 
 def read_recorded_job(trace: str | Path, meta: str | Path) -> RecordedJob:
@@ -172,7 +170,7 @@ def _wanted(path: Path, columns: list[str]) -> list[str]:
     return list(COLUMNS)
 
 
-def _numbers(table: pd.DataFrame, column: str, path: Path) -> NDArray[np.float64]:
+def _numbers(table: pd.DataFrame, column: str, path: Path) -> Floats:
     import pandas as pd
 
     values = table[column]

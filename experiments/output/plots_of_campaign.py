@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hdpsim.cost_models.reading.units import DAY_S
 from hdpsim.experiments.output.plot_style import (
     GRID,
     INK,
@@ -26,7 +27,6 @@ Curve = tuple[Sequence[float], Sequence[float]]
 Bars = Mapping[str, tuple[float, float | None]]
 """Name -> mean and half width of its interval (None: no interval)."""
 
-DAY_S = 86400.0
 ZOOM_FAILURES = 12  # restarts in the window of the right panel: enough to see the teeth one by one
 
 

@@ -21,15 +21,13 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Ints
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.output.files import replacing
 from hdpsim.simulator.play.accounts import EPILOGUE
 from hdpsim.simulator.play.execution import WAITS, Spans
 from hdpsim.simulator.play.schedules import BACKWARD, BACKWARD_WEIGHT, FORWARD
-
-Ints = NDArray[np.int64]
 
 DEFAULT_MAX_SLICES = 1_000_000
 """About 140 MB of JSON (4 MB with gzip); viewers in a browser stay usable up to roughly this size."""

@@ -13,7 +13,6 @@ from hdpsim.errors import UserInputError
 from hdpsim.experiments.output.csv_files import one_of, positive, read_rows, whole
 from hdpsim.yaml_loader import load_yaml
 
-
 _NEEDED = {
     "": ("title", "about", "notes", "cells", "figure"),
     "cells.": ("place", "default", "words", "columns", "measured", "unit"),

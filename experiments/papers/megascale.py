@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.arrays import Ints
+from hdpsim.cost_models.reading.units import HOUR_S
 from hdpsim.cost_models.reliability.failures import job_mttf_s
 from hdpsim.cost_models.reliability.startup import group_initialisation_s
 from hdpsim.experiments.campaigns.run import run_campaign
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 PUBLISHED = FOLDER.published
 SYSTEMS = tuple(SETUP["scenarios"])
-HOUR_S = 3600.0
 
 
 def _prediction(cell: Cell, step: Step) -> Record:

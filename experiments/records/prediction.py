@@ -7,6 +7,7 @@ from typing import Literal, cast
 
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.layout.groups import RecomputeKind
+from hdpsim.cost_models.reading.units import TERA
 from hdpsim.cost_models.transformer.flop import model_flop_per_token
 from hdpsim.errors import HdpSimError
 from hdpsim.experiments.bands.features import Features, configuration_key, features_of
@@ -21,7 +22,6 @@ from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.step import plan_batch, planning_problem, play_plan, price_plan
 
 Convention = Literal["model, full attention", "model, causal attention", "hardware, full attention"]
-TERA = 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ from hdpsim.cost_models.layout.groups import (
 from hdpsim.cost_models.memory.activations import LayerActivations
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.fields import Problems, did_you_mean
+from hdpsim.cost_models.reading.units import DAY_S
 from hdpsim.cost_models.reliability.checkpoint import Readers
 from hdpsim.cost_models.reliability.startup import StartupMethod
 from hdpsim.cost_models.step.loading import Loader
@@ -62,8 +63,6 @@ from hdpsim.experiments.scenario.values import word_or as _word_or
 from hdpsim.quoting import quoted
 from hdpsim.simulator.setup import Packing, StrategyName
 from hdpsim.traces import LongSequencePolicy
-
-_DAY_S = 86400.0
 
 
 def strategy_names() -> tuple[str, ...]:
@@ -213,7 +212,7 @@ KEYS: Mapping[str, Key] = {
     "execution.gc_synchronised": Key(parse=_boolean, default=False),
     "execution.batches": Key(parse=_integer("batches"), default=8),
     "calibration": Key(parse=_text, default="default"),
-    "campaign.duration": _time_key(30 * _DAY_S),
+    "campaign.duration": _time_key(30 * DAY_S),
     "campaign.seeds": Key(parse=_integer("seeds"), default=8),
     "campaign.seed": Key(parse=_integer("seed"), default=0),
     "campaign.step": _auto_time_key(),
@@ -233,7 +232,7 @@ KEYS: Mapping[str, Key] = {
     "campaign.manual_share": Key(parse=_number("share"), default=0.0),
     "campaign.manual": _time_key(3600.0, zero=True),
     "campaign.spares": Key(parse=_or_word("auto", _integer("spares")), default=None, dump=_word_or("auto")),
-    "campaign.repair": _time_key(_DAY_S),
+    "campaign.repair": _time_key(DAY_S),
     "campaign.scheduling": _time_key(60.0, zero=True),
     "campaign.startup": Key(parse=_choice(get_args(StartupMethod)), default="ordered"),
     "campaign.group_initialisation": _auto_time_key(zero=True),

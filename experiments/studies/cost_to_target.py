@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hdpsim.cost_models.reading.units import HOUR_S
 from hdpsim.experiments.output.statistics import Estimate, estimate_json
 from hdpsim.experiments.output.words import large_amount, with_duration
 
 if TYPE_CHECKING:
     from hdpsim.cost_models.hardware.parts import Gpu
-
-
-HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

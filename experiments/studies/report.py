@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hdpsim.cost_models.reading.units import format_quantity
+from hdpsim.cost_models.reading.units import TERA, format_quantity
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, facts
 from hdpsim.experiments.output.finite import plain
 from hdpsim.experiments.output.plot_style import ACCOUNT_GROUPS, account_group, format_tokens, readable_name
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from hdpsim.experiments.studies.compare import Comparison, Outcome
     from hdpsim.experiments.studies.cost_to_target import Target
 
-
-TERA = 1e12
 
 _AccountRow = tuple[str, list[float]]
 """An account and its seconds of a step, strategy by strategy."""

@@ -8,14 +8,10 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hdpsim.arrays import ranges
+from hdpsim.arrays import Floats, Ints, ranges
 from hdpsim.simulator.strategies.packing import pack_tightly
 from hdpsim.simulator.strategies.problem import PlanningProblem
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 SAME_TIME = 0.97  # shortest over longest pack from which all count as equally long
 END_BISECTIONS = 7

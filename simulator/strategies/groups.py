@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats, Ints
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.strategies.problem import PlanningProblem
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 RESIDENT_LAYERS = 2.0
 """The first and last layer of a stage stay on the GPU: ByteScale, arXiv 2502.21231, section 5.2."""

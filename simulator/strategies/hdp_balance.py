@@ -8,8 +8,8 @@ from functools import partial
 from itertools import islice
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats, Ints
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.strategies.dealing import (
     Packs,
@@ -37,8 +37,6 @@ from hdpsim.simulator.strategies.rehearsal import rehearsed_s
 from hdpsim.simulator.strategies.stretches import SMALL
 from hdpsim.simulator.strategies.whole_units import whole_unit_places
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 _Dealer = Callable[[PlanningProblem, Floats, Packs], tuple[Ints, Ints, Floats]]
 
 DRAFTS = (4, 8)

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hdpsim.arrays import ranges
+from hdpsim.arrays import Floats, Ints, ranges
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.strategies.contest import NEARLY, Contest
@@ -16,9 +15,6 @@ from hdpsim.simulator.strategies.groups import choose_groups
 from hdpsim.simulator.strategies.packing import Pieces, assemble, best_fit
 from hdpsim.simulator.strategies.plan_ideal import plan_ideal_s
 from hdpsim.simulator.strategies.problem import PlanningProblem
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 NAIVE_OFFLOAD_SHARE = 0.1
 """Naive HDP accepts a smaller group as long as the sequence's micro-batch takes at most this share of a rank's

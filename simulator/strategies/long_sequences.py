@@ -6,13 +6,10 @@ from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats, Ints
 from hdpsim.simulator.strategies.groups import SizeTable, least_group
 from hdpsim.simulator.strategies.problem import PlanningProblem
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 LENGTH_GROWTH = 1.005
 """Sequences whose lengths differ by less are of one kind."""

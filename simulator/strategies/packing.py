@@ -7,13 +7,10 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hdpsim.arrays import ranges
+from hdpsim.arrays import Floats, Ints, ranges
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.setup import Packing
-
-Ints = NDArray[np.int64]
 
 TIGHT_CHUNK = 8192  # sequences packed together: enough to choose from, few enough for lists
 TIGHT_PAIRS = 6  # pairs tried to fill a pack exactly
@@ -199,9 +196,6 @@ def _best_pair(left: list[int], rest: int, longest: int, bits: int) -> tuple[int
             if most == room:
                 break
     return best
-
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,14 +9,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats, Ints
 from hdpsim.simulator.strategies.groups import EXACT_SIZES, SIZE_GROWTH, least_group, size_grid
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.token_rates import token_rates
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 BISECTIONS = 12
 FIRST_SIZES = 24  # group sizes looked at first

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.transformer.stages import bubble_weight
 from hdpsim.simulator.setup import StrategyOptions
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 EVERY_SIZE_UP_TO = 1024
 """Tokens up to which the table of linear work has every size; beyond, sizes grow by 1 / EVERY_SIZE_UP_TO."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats
 from hdpsim.cost_models.layout.groups import Schedule
 from hdpsim.cost_models.step.micro_batch import Epilogue, StepCosts
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.program import compile_program
 from hdpsim.simulator.play.replay import play
-
-Floats = NDArray[np.float64]
 
 BACKWARD_SHARE = 0.7
 """Backward over forward and backward: twice the matrix products, 2.5 times the attention."""

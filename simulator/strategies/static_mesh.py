@@ -7,9 +7,8 @@ from itertools import product
 from math import isqrt
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hdpsim.arrays import ranges
+from hdpsim.arrays import Floats, Ints, ranges
 from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan import Plan
@@ -17,9 +16,6 @@ from hdpsim.simulator.setup import Packing
 from hdpsim.simulator.strategies.contest import Contest
 from hdpsim.simulator.strategies.packing import Pieces, pack, split_packs
 from hdpsim.simulator.strategies.problem import PlanningProblem
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 WHOLE_PACKINGS: tuple[Packing, ...] = ("in-order", "first-fit", "best-fit")
 """Packers that keep sequences whole."""
@@ -336,7 +332,7 @@ def _repeated(order: Ints, slots: Ints, degree: int) -> Ints:
     return order[ranges(np.repeat(first, degree), np.repeat(slots, degree))]
 
 
-def _longest_first(times: NDArray[np.float64], groups: int) -> tuple[Ints, Ints]:
+def _longest_first(times: Floats, groups: int) -> tuple[Ints, Ints]:
     load, count = np.zeros(groups), np.zeros(groups, dtype=np.int64)
     group, slot = np.zeros(len(times), dtype=np.int64), np.zeros(len(times), dtype=np.int64)
     for number in np.argsort(-times, kind="stable"):

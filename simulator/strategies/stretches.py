@@ -6,13 +6,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats, Ints
 from hdpsim.simulator.strategies.gangs import Neighbourhood
 from hdpsim.simulator.strategies.problem import PlanningProblem
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 SMALL = 1e-9
 SMALL_REST = 1e-3  # weight of time left over against whole units

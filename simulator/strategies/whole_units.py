@@ -18,15 +18,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hdpsim.arrays import Floats, Ints
 from hdpsim.simulator.strategies.gangs import RankLoads
 from hdpsim.simulator.strategies.long_sequences import LongKinds, LongSequences
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.stretches import SMALL, Stretches
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 VALUE_BISECTIONS = 5
 """Bisections of what a place for a short micro-batch is worth, where there are more places than short ones."""

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from simulator_plans import make_costs, make_plan
 
+from hdpsim.arrays import Floats
 from hdpsim.cost_models.layout.groups import Schedule
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.cost_models.transformer.stages import virtual_stage_table
@@ -17,7 +17,6 @@ from hdpsim.simulator.play.engine import run_engine
 from hdpsim.simulator.play.repetition import steady_begins
 from hdpsim.simulator.play.replay import run_replay
 
-Floats = NDArray[np.float64]
 CHUNKS: dict[Schedule, int] = {"zb-h1": 1, "zb-h2": 1, "zb-v": 2, "dualpipe": 2}
 
 
