@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from hdpsim.cost_models.layer.recomputation import repeated_share
 from hdpsim.cost_models.layer.small_kernels import residual_shards
@@ -46,7 +46,7 @@ class LayerActivations:
     @property
     def total(self) -> float:
         """All tensors."""
-        return float(sum(getattr(self, field.name) for field in fields(self)))
+        return float(sum(getattr(self, name) for name in self.__slots__))
 
 
 def activation_bytes_per_token_layer(

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.calibration.calibration import Calibration
-from hdpsim.cost_models.hardware.parts import Cluster
+from hdpsim.cost_models.hardware.parts import Cluster, Gpu
 from hdpsim.cost_models.kernels.casts import LinearOp, maxima_s
 from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layer.attention import AttentionCost
@@ -80,15 +80,7 @@ class MicroBatchCost:
             else None
         )
         self._head = OutputHead(model, layout, cluster.gpu, cal)
-        inner, columns = prediction_matrix(model).shard(layout.parallel.tp)
-        self._prediction = LayerGemms(
-            [LinearOp(name="prediction_in", columns=columns, inner=inner)],
-            layout,
-            cluster.gpu,
-            cal,
-            precision=layout.precision.products,
-            frozen=model.frozen,
-        )
+        self._prediction = _prediction_gemms(model, layout, cluster.gpu, cal) if model.mtp_layers else None
         self._host = HostTime(model, layout, self.collectives.group(layout.parallel.tp), cal)
         self.kinds, self.kind = _stage_kinds(model, layout)
         self._counts = [self._layer_counts(kind) for kind in self.kinds]
@@ -132,7 +124,7 @@ class MicroBatchCost:
                     out[_TERM["gemm"], row] += count * cost.weight_gradient_s(tokens)
             if kind.head:
                 out[_TERM["logits"], row] += (1 + kind.mtp_layers) * self._head.weight_gradient_s(tokens)
-            if kind.mtp_layers:
+            if kind.mtp_layers and self._prediction is not None:
                 out[_TERM["gemm"], row] += kind.mtp_layers * self._prediction.weight_gradient_s(tokens)
         return out
 
@@ -169,7 +161,7 @@ class MicroBatchCost:
                 out[_TERM["layer_gather"], row], out[_TERM["layer_reduce"], row] = exposed
             if kind.head:
                 out[_TERM["logits"], row] += (1 + extra) * heads[backward]
-            if extra:
+            if extra and self._prediction is not None:
                 out[_TERM["gemm"], row] += extra * self._prediction.seconds(tokens, backward=backward)
             if kind.embedding and not (backward and self.model.frozen):
                 out[_TERM["small_kernels"], row] += self._embedding_s(tokens)
@@ -468,6 +460,12 @@ class MicroBatchCost:
             tier=np.zeros(count, dtype=np.int64),
             offload_ratio=np.zeros(count),
         )
+
+
+def _prediction_gemms(model: Model, layout: Layout, gpu: Gpu, cal: Calibration) -> LayerGemms:
+    inner, columns = prediction_matrix(model).shard(layout.parallel.tp)
+    op = LinearOp(name="prediction_in", columns=columns, inner=inner)
+    return LayerGemms([op], layout, gpu, cal, precision=layout.precision.products, frozen=model.frozen)
 
 
 def _stage_kinds(model: Model, layout: Layout) -> tuple[tuple[StageContents, ...], Ints]:
