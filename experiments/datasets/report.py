@@ -39,16 +39,15 @@ def replay_document(replay: DatasetReplay) -> Document:
     """Everything about a replay, also of one that was interrupted."""
     scenario = replay.scenario
     lines, errors = replay_lines(replay), () if replay.error is None else (str(replay.error),)
-    return scenario_document(
+    document = scenario_document(
         "replay",
         scenario,
         replay_json(replay),
         blocks=("\n".join(lines), *((replay_table(replay),) if replay.steps else ())),
         notes=(mfu_note(scenario),) if replay.steps else (),
-        readme=(*errors, *lines, mfu_note(scenario)),
-        partial=replay.partial,
         files=_step_files(replay) if replay.steps else (),
     )
+    return dataclasses.replace(document, readme=(*errors, *lines, mfu_note(scenario)), partial=replay.partial)
 
 
 def replay_json(replay: DatasetReplay) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,6 +38,12 @@ Report = Callable[[int, int], None]
 
 def silent(done: int, total: int) -> None:
     """Report to nobody."""
+
+
+def counted(report: Report, total: int) -> Callable[[], None]:
+    """What to call after each of *total* steps, so that *report* is told how many are done."""
+    done = count(1)
+    return lambda: report(next(done), total)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,14 +292,7 @@ def compare(
 
     drawn = scenario.draw(batches)
     lengths, independent = drawn.lengths, not drawn.use.repeated
-    total = len(strategies) * len(lengths)
-    done = 0
-
-    def step_done() -> None:
-        nonlocal done
-        done += 1
-        report(done, total)
-
+    step_done = counted(report, len(strategies) * len(lengths))
     outcomes = [
         run_batches(scenario, lengths, strategy, step_done, spans=spans, independent=independent)
         for strategy in strategies

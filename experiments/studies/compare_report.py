@@ -25,6 +25,7 @@ from hdpsim.experiments.studies.report import (
     mfu_note,
     one_line,
     outcome_json,
+    ratio_words,
     scenario_document,
     step_table,
 )
@@ -123,9 +124,8 @@ def comparison_table(comparison: Comparison) -> Table[Outcome]:
 
     def over(other: Outcome | None) -> Callable[[Outcome], str | None]:
         def words(outcome: Outcome) -> str | None:
-            if other is None or not outcome.results:
-                return None
-            return "1" if outcome is other else with_interval(outcome.speed_up(other), digits=2)
+            ratio = outcome.speed_up(other) if other and outcome.results else None
+            return ratio_words(ratio, 2, of_base=outcome is other)
 
         return words
 

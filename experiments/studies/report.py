@@ -19,6 +19,7 @@ from hdpsim.simulator.settings import CHANGES_NOTHING
 
 if TYPE_CHECKING:
     from hdpsim.cost_models.memory.report import MemoryReport
+    from hdpsim.experiments.output.statistics import Estimate
     from hdpsim.experiments.scenario.scenario import Scenario
     from hdpsim.experiments.studies.compare import Comparison, Outcome
     from hdpsim.experiments.studies.cost_to_target import Target
@@ -42,10 +43,11 @@ def scenario_document(
     scenario: Scenario,
     results: object,
     *,
+    blocks: tuple[Table[Any] | str, ...],
+    notes: tuple[str, ...],
     more: Mapping[str, object] | None = None,
     files: Sequence[OutputFile] = (),
     scenario_of_run: Scenario | None = None,
-    **parts: Any,
 ) -> Document:
     """The document of a verb with a scenario: its JSON has the scenario with all defaults, seeds and *results*.
 
@@ -53,15 +55,18 @@ def scenario_document(
         kind: the verb.
         scenario: what was asked about.
         results: what came out.
+        blocks: tables and paragraphs.
+        notes: what a reader of them must know.
         more: what else JSON says.
         files: of the run directory, besides the scenario.
         scenario_of_run: the scenario for the run directory, where a verb changed it.
-        parts: blocks, notes and what else `Document` has.
     """
     text = (scenario_of_run or scenario).to_yaml
     return Document(
         kind=kind,
         head=headline(scenario),
+        blocks=blocks,
+        notes=notes,
         payload={
             "scenario": scenario.document,
             "seed": {"data": scenario.data.seed, "execution": scenario.execution.seed},
@@ -73,7 +78,6 @@ def scenario_document(
             OutputFile("scenario.yaml", text, "The scenario with all defaults; runs as it is."),
             *files,
         ),
-        **parts,
     )
 
 
@@ -188,6 +192,13 @@ def mfu_note(*scenarios: Scenario) -> str:
     else:
         of = f"the dense bf16 peak of each row's GPU ({', '.join(f'{name}: {peak}' for peak, name in peaks)})"
     return f"MFU: of {of}; model FLOP with causal attention inside each sequence, no recompute."
+
+
+def ratio_words(ratio: Estimate | None, digits: int, *, of_base: bool) -> str | None:
+    """A speed-up for a table; the base's own is 1, without an interval."""
+    if ratio is None:
+        return None
+    return "1" if of_base else with_interval(ratio, digits=digits)
 
 
 def averaging(batches: int, independent: bool = True) -> str:

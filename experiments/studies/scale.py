@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from hdpsim.experiments.studies.report import (
     noise_note,
     one_line,
     outcome_json,
+    ratio_words,
     scenario_document,
 )
 from hdpsim.experiments.studies.static_rows import (
@@ -175,12 +176,11 @@ def scaling_document(scaling: Scaling, scenario: Scenario) -> Document:
         scaling.half_widths(),
         title=title,
     )
-    return scenario_document(
+    document = scenario_document(
         "scale",
         scenario,
         scaling_json(scaling),
         more={"weak": scaling.weak},
-        title=title,
         blocks=(table,),
         notes=(*scaling_lines(scaling, scenario), mfu_note(scenario)),
         files=(
@@ -196,6 +196,7 @@ def scaling_document(scaling: Scaling, scenario: Scenario) -> Document:
             ),
         ),
     )
+    return replace(document, title=title)
 
 
 def scaling_json(scaling: Scaling) -> list[dict[str, Any]]:
@@ -221,9 +222,7 @@ def scaling_table(scaling: Scaling) -> Table[Point]:
     kind = "Weak scaling (batch grows with the GPUs)" if scaling.weak else "Strong scaling (batch fixed)"
 
     def over_base(point: Point) -> str | None:
-        if point.strategy == base:
-            return "1"
-        return None if point.speed_up is None else with_interval(point.speed_up, digits=2)
+        return ratio_words(point.speed_up, 2, of_base=point.strategy == base)
 
     columns: tuple[Column[Point], ...] = (
         Column("strategy"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hdpsim.errors import InfeasibleError, ScenarioError
 from hdpsim.experiments.output.statistics import Estimate, fixed
-from hdpsim.experiments.studies.compare import Outcome, Report, run_batches
+from hdpsim.experiments.studies.compare import Outcome, Report, counted, run_batches
 
 if TYPE_CHECKING:
     from hdpsim.experiments.scenario.data_use import Drawn
@@ -83,13 +83,7 @@ def run_variants(
                 raise
             resolved.append((label, overrides, InfeasibleError("\n".join(map(": ".join, error.problems)))))
     counts = [0 if isinstance(s, InfeasibleError) else batches or s.batch_count for _, _, s in resolved]
-    done, total = 0, sum(counts)
-
-    def step_done() -> None:
-        nonlocal done
-        done += 1
-        report(done, total)
-
+    step_done = counted(report, sum(counts))
     drawn = {} if drawn is None else drawn
     variants = []
     for label, overrides, scenario in resolved:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
 from hdpsim.experiments.output.document import Column, Document, Table, interval, only_where
-from hdpsim.experiments.output.statistics import estimate_json, with_interval
+from hdpsim.experiments.output.statistics import estimate_json
 from hdpsim.experiments.output.words import memory_of, memory_parts
 from hdpsim.experiments.scenario.overrides import parse_override
 from hdpsim.experiments.studies.compare import Report, silent
@@ -18,6 +18,7 @@ from hdpsim.experiments.studies.report import (
     notes_of,
     one_line,
     outcome_json,
+    ratio_words,
     scenario_document,
 )
 from hdpsim.experiments.studies.static_rows import (
@@ -143,10 +144,7 @@ def whatif_table(variants: Sequence[Variant], best: Baseline | None = None) -> T
     ran = next(variant.outcome for variant in variants if variant.feasible)
 
     def speed_up(variant: Variant) -> str | None:
-        ratio = variant.speed_up(base)
-        if variant is base:
-            return "1"
-        return None if ratio is None else with_interval(ratio, digits=3)
+        return ratio_words(variant.speed_up(base), 3, of_base=variant is base)
 
     columns: tuple[Column[Variant], ...] = (
         Column("change", lambda variant: variant.label),
