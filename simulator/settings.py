@@ -7,6 +7,7 @@ from dataclasses import MISSING, Field, fields, replace
 from typing import Any
 
 from hdpsim.cost_models.layout.layout import GROUPS
+from hdpsim.cost_models.layout.switches import about
 from hdpsim.simulator.setup import Setup
 
 FIELDS: Mapping[str, str] = {
@@ -46,7 +47,7 @@ def settings(setup: Setup) -> dict[str, tuple[Any, Any]]:
 
 
 def _key(field: Field[Any]) -> str:
-    name: str = field.metadata.get("name", field.name)
+    name = about(field).name or field.name
     return _KEYS.get(name, name)
 
 

@@ -24,6 +24,7 @@ class StrategyOptions(Checked):
     """The strategy and its parts, each of which can be switched off on its own."""
 
     name: StrategyName = "hdp-balance"
+    """How sequences are spread over ranks: a static mesh, hybrid data parallelism as it is, or balanced."""
     packing: Packing = "in-order"
     """How the static mesh packs sequences up to the context length; concatenate: any plan may cut them."""
     padding: bool = True
@@ -45,12 +46,15 @@ class ExecutionOptions(Checked):
     """How the plan is played."""
 
     executor: Executor = "replay"
+    """In closed form, or event by event; both give the same times."""
     seed: Number = 0
+    """Of jitter, slow nodes and the spread of GPUs."""
     jitter: Share = 0.0
     """Coefficient of variation of every operation's duration (log-normal)."""
     slow_node_share: Share = 0.0
     """Share of nodes that are slower by slow_node_factor."""
     slow_node_factor: Annotated[float, RANGES["slow_factor"]] = 1.1
+    """How much longer a slow node takes."""
     gpu_spread: Annotated[float, RANGES["gpu_spread"]] | None = None
     """Coefficient of variation of the speed of equal GPUs, the same all the time, drawn from the seed; None = the
     calibration's, and all GPUs at the rate that the slowest of so many is expected to have."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from hdpsim.cost_models.layout.switches import switch
-from hdpsim.cost_models.reading.checked import Checked, Count, Share
+from hdpsim.cost_models.reading.checked import Checked, Share
 from hdpsim.errors import InfeasibleError
 from hdpsim.ranges import RANGES
 
@@ -41,13 +41,15 @@ class Parallel(Group):
     GPU numbering is Megatron's: tensor parallel innermost, then rank, then pipeline stage (see `order`).
     """
 
-    tp: Annotated[int, RANGES["tp"]] = 1
-    pp: Annotated[int, RANGES["pp"]] = 1
-    cp: Annotated[int, RANGES["cp"]] | None = None
+    tp: Annotated[int, RANGES["tp"]] = switch(1, basic=True)
+    """Tensor-parallel degree: GPUs over which every layer is cut."""
+    pp: Annotated[int, RANGES["pp"]] = switch(1, basic=True)
+    """Pipeline-parallel degree: stages over which the layers are dealt."""
+    cp: Annotated[int, RANGES["cp"]] | None = switch(None, none="auto", basic=True)
     """Context-parallel degree of the static mesh; None = the fastest that supports the context."""
-    ep: Annotated[int, RANGES["ep"]] = 1
+    ep: Annotated[int, RANGES["ep"]] = switch(1, basic=True)
     """Expert-parallel degree. Up to tp the experts live inside the rank's own TP group."""
-    etp: Count | None = None
+    etp: Annotated[int, RANGES["tp"]] | None = switch(None, none="auto")
     """GPUs over which each expert is cut; None = tp / ep, at least 1."""
     order: RankOrder = "tp-dp-pp"
     """Which GPUs are numbered next to each other after a TP group: those of its data-parallel group (Megatron), or
@@ -90,9 +92,10 @@ class Parallel(Group):
 class Pipeline(Group):
     """How layers are dealt to pipeline stages, and in which order these work."""
 
-    vpp: Annotated[int, RANGES["vpp"]] = 1
+    vpp: Annotated[int, RANGES["vpp"]] = switch(1, basic=True)
     """Model chunks a pipeline stage holds: 1, more when interleaved, 2 in ZB-V."""
-    schedule: Schedule = "1f1b"
+    schedule: Schedule = switch("1f1b", basic=True)
+    """The order in which a stage runs the forwards and backwards of its micro-batches."""
     embedding_layers: bool = False
     """Embedding and output projection count as a layer each when layers are dealt to the stages."""
     balance: StageBalance = switch("layers", name="stage_balance")
@@ -107,7 +110,8 @@ class Pipeline(Group):
 class Tensor(Group):
     """How the GPUs of a tensor-parallel group exchange what each of them holds a part of."""
 
-    sequence_parallel: bool = True
+    sequence_parallel: bool = switch(True, basic=True)
+    """Activations outside of what tensor parallelism cuts are split along the sequence."""
     overlap: bool = switch(False, name="tp_overlap")
     """Tensor-parallel collectives run beside the GEMMs that need or feed them, cut into chunks."""
     exchange: TensorExchange = switch("none", name="tp_exchange")
@@ -124,8 +128,10 @@ class Tensor(Group):
 class Sharding(Group):
     """What data-parallel ranks hold only a part of, and how gradients and parameters get about."""
 
-    kind: ShardingKind = switch("zero1", name="sharding")
-    ranks: Annotated[int, RANGES["shard_ranks"]] | None = switch(None, name="shard_ranks")
+    kind: ShardingKind = switch("zero1", name="sharding", basic=True)
+    """What ranks hold a part of: nothing, optimizer states (zero1), gradients, too (zero2), or parameters, too (zero3,
+    FSDP)."""
+    ranks: Annotated[int, RANGES["shard_ranks"]] | None = switch(None, name="shard_ranks", none="all")
     """Neighbouring ranks that share one copy of what is sharded: of the parameters (zero3: HSDP), of the optimizer's
     states (zero1, zero2); None = all ranks."""
     overlap: bool = switch(True, name="dp_overlap")
@@ -144,7 +150,7 @@ class Sharding(Group):
     """zero1, zero2: whole tensors belong to ranks, which broadcast them one after the other, instead of one gather."""
     gradient_all_reduce: bool = False
     """zero1, zero2: every rank gets all sums of gradients (an all-reduce over all ranks), not its states' alone."""
-    bucket_parameters: Annotated[float, RANGES["bucket_parameters"]] | None = None
+    bucket_parameters: Annotated[float, RANGES["bucket_parameters"]] | None = switch(None, none="auto")
     """Parameters of a bucket of gradients; None = Megatron-Core's rule (40 million, a million per rank)."""
     optimizer_offload: bool = False
     """Optimizer states in host memory, updated by the CPU: gradients go there, parameters come back."""
@@ -154,17 +160,18 @@ class Sharding(Group):
 class Recompute(Group):
     """What of a layer's forward is repeated in the backward instead of kept."""
 
-    kind: RecomputeKind = switch("none", name="recompute")
+    kind: RecomputeKind = switch("none", name="recompute", basic=True)
+    """Activations computed again in the backward: none, those that are large and cheap, or all of a layer."""
     share: Share = switch(0.0, name="recompute_share")
     """Selective recomputation: share of a layer's forward repeated in the backward (every other layer: 0.5), beside
     unfused attention."""
-    products: Share | None = switch(None, name="recompute_products")
+    products: Share | None = switch(None, name="recompute_products", none="rest")
     """Recomputation, full or selective: share of the matrix products repeated, where a policy keeps some outputs or
     nothing needs the last one; None = as the rest of the layer."""
-    attention: Share | None = switch(None, name="recompute_attention")
-    """The same of flash attention, whose output policies by operation keep."""
-    collectives: Share | None = switch(None, name="recompute_collectives")
-    """The same of tensor-parallel collectives."""
+    attention: Share | None = switch(None, name="recompute_attention", none="rest")
+    """Recomputation: share of flash attention repeated, whose output policies by operation keep; None = as the rest."""
+    collectives: Share | None = switch(None, name="recompute_collectives", none="rest")
+    """Recomputation: share of the tensor-parallel collectives repeated; None = as the rest."""
     small_kernels: bool = switch(False, name="recompute_small_kernels")
     """Selective recomputation: norms and activation functions run again in the backward."""
 
@@ -173,7 +180,7 @@ class Recompute(Group):
 class Precision(Group):
     """In which formats numbers are multiplied and summed."""
 
-    products: ProductPrecision = switch("bf16", name="precision")
+    products: ProductPrecision = switch("bf16", name="precision", basic=True)
     """Operands of the layers' matrix products; attention scores, router, embedding and output head stay BF16."""
     fp8_scaling: Fp8Scaling = "delayed"
     """Scales of fp8: of earlier steps, of the tensor itself, or of its rows and columns (tensor-parallel gathers then
@@ -199,7 +206,9 @@ class Experts(Group):
     """separate: the host launches one product (and cast) per expert on several streams; modules: one MLP after the
     other, each writes into its part of a common output; grouped: one kernel for all; fused: such kernels that clamp,
     weigh and add biases, too."""
-    imbalance: Annotated[float, RANGES["expert_imbalance"]] | None = switch(None, name="expert_imbalance")
+    imbalance: Annotated[float, RANGES["expert_imbalance"]] | None = switch(
+        None, name="expert_imbalance", none="auto"
+    )
     """Rows of the busiest GPU of an expert-parallel group over the mean, at least 1; None = the calibration's."""
     padding: bool = switch(False, name="expert_padding")
     """With 8 and 4 bits every expert's rows are copied to a multiple of what the products take, and back."""
@@ -244,5 +253,7 @@ class Context(Group):
     kind: ContextParallelKind = switch("ring", name="cp_kind")
     """How a group shares a sequence: keys and values go round, are gathered first, are gathered beside the first of the
     steps of a ring (PyTorch), or heads are spread (Ulysses)."""
-    rank_capacity_tokens: Annotated[int, RANGES["rank_capacity_tokens"]] | None = None
+    rank_capacity_tokens: Annotated[int, RANGES["rank_capacity_tokens"]] | None = switch(
+        None, none="auto", basic=True
+    )
     """Tokens one rank holds per micro-batch (C); None = what memory allows, and of hdp-naive the fastest up to that."""

@@ -19,6 +19,7 @@ from hdpsim.cost_models.layout.groups import (
     Sharding,
     Tensor,
 )
+from hdpsim.cost_models.layout.switches import About, about
 from hdpsim.cost_models.reading.checked import Checked, MisfitError
 from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.errors import UserInputError
@@ -38,19 +39,21 @@ GROUPS: Mapping[str, type[Group]] = {
 
 
 class Switch(NamedTuple):
-    """Where the switch of a *name* is found: its *group*, and its *field* there."""
+    """Where the switch of a *name* is found: its *group*, its *field* there, and what is said of it."""
 
     name: str
     group: str
     field: str
+    about: About
 
 
 def _switches() -> dict[str, Switch]:
     found = {}
     for group, kind in GROUPS.items():
         for item in fields(kind):  # type: ignore[arg-type]  # every group is a dataclass
-            name = item.metadata.get("name", item.name)
-            found[name] = Switch(name, group, item.name)
+            said = about(item)
+            name = said.name or item.name
+            found[name] = Switch(name, group, item.name, said)
     return found
 
 
@@ -99,7 +102,7 @@ class Layout(Checked):
 
     def switch(self, name: str) -> Any:
         """The value of the switch of that name."""
-        _, group, field = SWITCHES[name]
+        _, group, field, _ = SWITCHES[name]
         return getattr(getattr(self, group), field)
 
     def switches(self) -> dict[str, Any]:
@@ -127,7 +130,7 @@ def _with_changes(groups: Mapping[str, Any], switches: Mapping[str, Any]) -> dic
         raise UserInputError(f"Layout: there is no switch {', '.join(unknown)}{hint}")
     new: dict[str, dict[str, Any]] = {}
     for name, value in switches.items():
-        _, group, field = SWITCHES[name]
+        _, group, field, _ = SWITCHES[name]
         new.setdefault(group, {})[field] = value
     changed = dict(groups)
     problems: dict[str, str] = {}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +14,7 @@ import numpy as np
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware.parts import Cluster
+from hdpsim.cost_models.reading.words import field_words
 from hdpsim.cost_models.tracing import Call
 from hdpsim.cost_models.transformer.model import Model
 
@@ -194,7 +193,9 @@ class Sources(dict[str, str]):
         if owner == "gpu":
             return f"{gpu.name}: {_part(gpu.source, field)}"
         if owner == "network":
-            return f"default of the network calibration: {_field_words().get(field, '')}".removesuffix(": ")
+            return f"default of the network calibration: {field_words(NetworkCalibration).get(field, '')}".removesuffix(
+                ": "
+            )
         found = {
             "node": f"node {node.name}: {node.source}",
             "fabric": f"cluster {self._cluster.name}: {self._cluster.source}",
@@ -210,17 +211,3 @@ def _part(source: str, field: str) -> str:
     wanted = _GPU_SOURCES.get(field, field)
     found = [key for key in parts if wanted.startswith(key)]
     return parts[max(found, key=len)] if found else source
-
-
-@cache
-def _field_words() -> dict[str, str]:
-    """What the network calibration says below each of its fields."""
-    (definition,) = ast.parse(inspect.getsource(NetworkCalibration)).body
-    assert isinstance(definition, ast.ClassDef)
-    words: dict[str, str] = {}
-    for field, below in zip(definition.body, definition.body[1:], strict=False):
-        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
-            continue
-        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-            words[field.target.id] = " ".join(str(below.value.value).split())
-    return words

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
+from typing import Any
 
 from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.cost_models.reading.units import parse_quantity, unit_names
 from hdpsim.errors import QuantityError
 from hdpsim.quoting import quoted
-from hdpsim.ranges import RANGES
+from hdpsim.ranges import RANGES, Range
 
 
 class _Required:
@@ -32,18 +33,49 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Parser:
+    """How one kind of value is read and written.
+
+    Attributes:
+        read: from the YAML value to ours; raises ValueError with what is allowed.
+        words: what is allowed.
+        choices: the values that are allowed, where they can be listed.
+        limits: the range of a number.
+        none: the word that means None.
+        dump: from our value back to a YAML value that `read` accepts.
+    """
+
+    read: Callable[[object], Any]
+    words: str
+    choices: tuple[object, ...] = ()
+    limits: Range | None = None
+    none: str = ""
+    dump: Callable[[object], object] = lambda value: value
+
+    def __call__(self, value: object) -> Any:
+        """What *value* means; raises ValueError with what is allowed."""
+        return self.read(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
     """One key of the scenario file.
 
     Attributes:
-        parse: from the YAML value to ours; raises ValueError with what is allowed.
+        parse: how its value is read and written.
         default: our value when the key is absent, or REQUIRED.
-        dump: from our value back to a YAML value that `parse` accepts.
+        meaning: what it says, where what it becomes does not tell (scenario_keys).
+        basic: whether everybody needs it, not experts alone.
     """
 
-    parse: Callable[[object], object]
+    parse: Parser
     default: object = REQUIRED
-    dump: Callable[[object], object] = lambda value: value
+    meaning: str = ""
+    basic: bool = False
+
+    def dump(self, value: object) -> object:
+        """From our value back to a YAML value that `parse` accepts."""
+        return self.parse.dump(value)
 
 
 def shown(value: object) -> str:
@@ -59,14 +91,16 @@ def shown(value: object) -> str:
     return quoted(value)
 
 
-def text(value: object) -> str:
-    """A text that is not empty."""
+def _text(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"expected a text, got {shown(value)}")
     return value
 
 
-def reference(value: object) -> object:
+text = Parser(read=_text, words="a text")
+
+
+def _reference(value: object) -> object:
     """A catalog name, a path, or an inline mapping; looked up later, where paths are known."""
     if isinstance(value, Mapping):
         return dict(value)
@@ -75,7 +109,10 @@ def reference(value: object) -> object:
     raise ValueError(f"expected a name, a path or a mapping, got {shown(value)}")
 
 
-def some_of(options: tuple[str, ...]) -> Callable[[object], tuple[str, ...]]:
+reference = Parser(read=_reference, words="a name, a path or a mapping")
+
+
+def some_of(options: tuple[str, ...]) -> Parser:
     """A parser of a list of these words, each at most once."""
 
     def parse(value: object) -> tuple[str, ...]:
@@ -84,19 +121,23 @@ def some_of(options: tuple[str, ...]) -> Callable[[object], tuple[str, ...]]:
             raise ValueError(f"expected a list of some of {', '.join(options)}, got {shown(value)}")
         return tuple(map(str, words))
 
-    return parse
+    def dump(value: object) -> object:
+        return list(value)  # type: ignore[call-overload]
+
+    return Parser(read=parse, words=f"a list of some of {', '.join(options)}", dump=dump)
 
 
-def boolean(value: object) -> bool:
-    """`true` or `false`."""
+def _boolean(value: object) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"expected true or false, got {shown(value)}")
     return value
 
 
-def integer(kind: str, minimum: int | None = None) -> Callable[[object], int]:
-    """A parser of whole numbers in the range of that *kind* (see `hdpsim.ranges`), with another lower end if given."""
-    allowed = RANGES[kind] if minimum is None else RANGES[kind].from_least(minimum)
+boolean = Parser(read=_boolean, words="true or false", choices=(True, False))
+
+
+def integer(allowed: Range) -> Parser:
+    """A parser of whole numbers in a range."""
 
     def parse(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not value >= allowed.low:
@@ -105,10 +146,10 @@ def integer(kind: str, minimum: int | None = None) -> Callable[[object], int]:
             raise ValueError(allowed.complaint(value))
         return value
 
-    return parse
+    return Parser(read=parse, words=f"a whole number from {allowed}", limits=allowed)
 
 
-def one_of(*values: int) -> Callable[[object], int]:
+def one_of(values: tuple[int, ...]) -> Parser:
     """A parser of one of these whole numbers."""
 
     def parse(value: object) -> int:
@@ -116,22 +157,21 @@ def one_of(*values: int) -> Callable[[object], int]:
             raise ValueError(f"expected {' or '.join(map(str, values))}, got {shown(value)}")
         return int(value)
 
-    return parse
+    return Parser(read=parse, words=" or ".join(map(str, values)), choices=values)
 
 
-def number(kind: str) -> Callable[[object], float]:
-    """A parser of numbers in the range of that *kind*."""
-    allowed = RANGES[kind]
+def number(allowed: Range) -> Parser:
+    """A parser of numbers in a range."""
 
     def parse(value: object) -> float:
         if not allowed.holds(value):
             raise ValueError(f"expected a number from {allowed}, got {shown(value)}")
         return float(value)  # type: ignore[arg-type]  # checked in the line above
 
-    return parse
+    return Parser(read=parse, words=f"a number from {allowed}", limits=allowed)
 
 
-def choice(options: tuple[str, ...]) -> Callable[[object], str]:
+def choice(options: tuple[str, ...]) -> Parser:
     """A parser of one of these words."""
 
     def parse(value: object) -> str:
@@ -140,10 +180,10 @@ def choice(options: tuple[str, ...]) -> Callable[[object], str]:
         hint = did_you_mean(value, options) if isinstance(value, str) else ""
         raise ValueError(f"{shown(value)} is not one of {', '.join(options)}{hint}")
 
-    return parse
+    return Parser(read=parse, words=", ".join(options), choices=options)
 
 
-def or_word(word: str, parse: Callable[[object], object]) -> Callable[[object], object]:
+def or_word(word: str, parse: Parser) -> Parser:
     """Like *parse*, but *word* is accepted too and means None."""
 
     def parse_or_word(value: object) -> object:
@@ -154,15 +194,13 @@ def or_word(word: str, parse: Callable[[object], object]) -> Callable[[object], 
         except ValueError as error:
             raise ValueError(f"{error}; or {word}") from None
 
-    return parse_or_word
+    def dump(value: object) -> object:
+        return word if value is None else parse.dump(value)
+
+    return replace(parse, read=parse_or_word, words=f"{parse.words}; or {word}", none=word, dump=dump)
 
 
-def word_or(word: str, dump: Callable[[object], object] = lambda value: value) -> Callable[[object], object]:
-    """Like *dump*, but None becomes *word*: what `or_word` reads back."""
-    return lambda value: word if value is None else dump(value)
-
-
-def quantity(dimension: str, *, zero: bool = False) -> Callable[[object], float]:
+def quantity(dimension: str, *, zero: bool = False) -> Parser:
     """A quantity with its unit ("30d", "2TB/s"), in the range of its dimension, or zero too."""
     allowed = RANGES[dimension]
 
@@ -177,7 +215,11 @@ def quantity(dimension: str, *, zero: bool = False) -> Callable[[object], float]
             raise ValueError(allowed.complaint(value))
         return parsed
 
-    return parse
+    words = {"time": "a time (30d)", "bandwidth": "a bandwidth (100GB/s)", "bytes": "a size (0.5GiB)"}[
+        dimension
+    ]
+    dump = {"time": dump_time, "bandwidth": _dump_bandwidth, "bytes": _dump_bytes}[dimension]
+    return Parser(read=parse, words=words, limits=allowed, dump=dump)
 
 
 def dump_time(value: object) -> str:
@@ -185,13 +227,11 @@ def dump_time(value: object) -> str:
     return f"{plain_number(value)}s"
 
 
-def dump_bandwidth(value: object) -> str:
-    """Bytes per second as text."""
+def _dump_bandwidth(value: object) -> str:
     return f"{Decimal(repr(value)).scaleb(-9).normalize():f}GB/s"
 
 
-def dump_bytes(value: object) -> str:
-    """Bytes as text."""
+def _dump_bytes(value: object) -> str:
     return f"{plain_number(value)}B"
 
 
@@ -201,16 +241,16 @@ def plain_number(value: object) -> str:
     return text.removesuffix(".0")
 
 
-def tokens(kind: str) -> Callable[[object], int]:
-    """A parser of tokens (8192, "8K", "8K tokens") in the range of that *kind*."""
+def tokens(allowed: Range) -> Parser:
+    """A parser of tokens (8192, "8K", "8K tokens") in a range."""
 
     def parse(value: object) -> int:
         found = _tokens(value)
-        if not RANGES[kind].holds(found):
-            raise ValueError(RANGES[kind].complaint(value))
+        if not allowed.holds(found):
+            raise ValueError(allowed.complaint(value))
         return found
 
-    return parse
+    return Parser(read=parse, words="tokens (8192, 8K)", limits=allowed, dump=dump_tokens)
 
 
 def _tokens(value: object) -> int:
@@ -227,9 +267,9 @@ def _tokens(value: object) -> int:
     return int(tokens)
 
 
-def lengths(value: object) -> tuple[int, ...] | None:
+def _lengths(value: object) -> tuple[int, ...] | None:
     """Tokens of every sequence, or a list of tokens of the sequences of a round."""
-    parse = tokens("length_tokens")
+    parse = tokens(RANGES["length_tokens"])
     if not isinstance(value, list | tuple):
         return (parse(value),)
     if not value:
@@ -237,12 +277,14 @@ def lengths(value: object) -> tuple[int, ...] | None:
     return tuple(map(parse, value))
 
 
-def dump_lengths(value: object) -> object:
-    """What `lengths` reads back."""
+def _dump_lengths(value: object) -> object:
     if value is None:
         return None
     several = list(value)  # type: ignore[call-overload]
     return dump_tokens(several[0]) if len(several) == 1 else several
+
+
+lengths = Parser(read=_lengths, words="tokens, or a list of them", dump=_dump_lengths)
 
 
 def dump_tokens(value: object) -> str:
@@ -250,7 +292,7 @@ def dump_tokens(value: object) -> str:
     return f"{value} tokens"
 
 
-def batch(value: object) -> Batch:
+def _batch(value: object) -> Batch:
     """A global batch: "32M tokens" or "512 sequences"."""
     if isinstance(value, str) and value.rstrip().endswith(("sequences", "sequence")):
         number = value.strip().removesuffix("s").removesuffix("sequence").strip()
@@ -264,21 +306,23 @@ def batch(value: object) -> Batch:
         return Batch(sequences=int(number))
     if not isinstance(value, str):
         raise ValueError(f'expected "32M tokens" or "512 sequences", got {shown(value)}')
-    return Batch(tokens=tokens("batch_tokens")(value))
+    return Batch(tokens=tokens(RANGES["batch_tokens"])(value))
+
+
+batch = Parser(read=_batch, words='tokens ("32M tokens") or sequences ("512 sequences")', dump=str)
 
 
 def time_key(default_s: float, *, zero: bool = False) -> Key:
     """A key that holds a duration."""
-    return Key(parse=quantity("time", zero=zero), default=default_s, dump=dump_time)
+    return Key(parse=quantity("time", zero=zero), default=default_s)
 
 
 def auto_time_key(*, zero: bool = False) -> Key:
     """A key that holds a duration or `auto`."""
-    parse = or_word("auto", quantity("time", zero=zero))
-    return Key(parse=parse, default=None, dump=word_or("auto", dump_time))
+    return Key(parse=or_word("auto", quantity("time", zero=zero)), default=None)
 
 
-def interval(value: object) -> object:
+def _interval(value: object) -> object:
     """Work between two checkpoints: seconds, or the name of the optimum."""
     if value in ("young", "daly"):
         return value
@@ -288,6 +332,8 @@ def interval(value: object) -> object:
         raise ValueError(f"{error}; or young, daly (the optimum)") from None
 
 
-def dump_interval(value: object) -> object:
-    """What `interval` reads back."""
+def _dump_interval(value: object) -> object:
     return value if isinstance(value, str) else dump_time(value)
+
+
+interval = Parser(read=_interval, words="a time (1h), young or daly", dump=_dump_interval)

@@ -1,0 +1,133 @@
+"""Every key of a scenario with what it accepts, its default and its meaning: for documentation and editors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hdpsim.cost_models.memory.overheads import MemoryOverheads
+from hdpsim.cost_models.reading.words import field_words
+from hdpsim.cost_models.step.loading import DataPipeline
+from hdpsim.experiments.scenario.schema import KEYS
+from hdpsim.experiments.scenario.values import REQUIRED
+from hdpsim.ranges import Range
+from hdpsim.simulator.settings import FIELDS
+from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, StrategyOptions
+
+_OWNERS: Mapping[str, tuple[type, ...]] = {
+    "data": (DataPipeline,),
+    "strategy": (StrategyOptions,),
+    "memory": (MemoryOptions, MemoryOverheads),
+    "execution": (ExecutionOptions,),
+}
+"""Section -> the classes whose fields its keys become, and which say what these mean."""
+
+_BASIC = frozenset(
+    {
+        "name", "description", "model", "cluster", "gpus", "software", "data.trace", "data.distribution",
+        "data.lengths", "data.batch", "data.context", "data.policy", "data.seed", "strategy.name", "memory.must_fit",
+        "execution.batches", "calibration", "campaign.duration", "campaign.seeds", "campaign.failures",
+        "campaign.spares", "campaign.checkpoint_interval",
+    }
+)  # fmt: skip
+"""What everybody needs beside the switches of a layout that say so themselves."""
+
+_MEANINGS: Mapping[str, str] = {
+    "name": "For reports; by default that of the file.",
+    "description": "For reports.",
+    "model": "What is trained (hdpsim catalog models).",
+    "cluster": "On what (hdpsim catalog clusters, hdpsim catalog nodes).",
+    "gpus": "As many GPUs of the cluster, whole nodes or part of one; auto: all of it.",
+    "software": "A training stack and its release, which sets the switches that the scenario leaves alone.",
+    "data.trace": "Recorded lengths; a trace starts again when it ends.",
+    "data.distribution": "Lengths drawn from published shares.",
+    "data.lengths": "Every sequence has so many tokens; of a list each in turn, again and again.",
+    "data.batch": "One global batch.",
+    "data.context": "The longest sequence.",
+    "data.policy": "What becomes of longer sequences.",
+    "data.seed": "Shuffles a trace (none: order of the file) or draws from a distribution.",
+    "execution.batches": "Global batches to average over; fewer than 3 have no confidence interval.",
+    "calibration": "The constants of the cost models; default: those of the GPU's generation.",
+    "campaign.duration": "Length of a run.",
+    "campaign.seeds": "How many runs.",
+    "campaign.seed": "The seed that all runs start from.",
+    "campaign.step": "An undisturbed step; auto: simulated.",
+    "campaign.jitter": "Coefficient of variation from step to step.",
+    "campaign.drift_per_day": "Growth of the step per day since the last restart.",
+    "campaign.failures": "What breaks and how often: the name or the file of a profile.",
+    "campaign.failure_scale": "Factor on all rates of failures.",
+    "campaign.heartbeat": "Period of the heartbeats by which dead nodes are found.",
+    "campaign.heartbeat_misses": "Missed heartbeats that make a node dead.",
+    "campaign.hang_timeout": "Time until a hanging collective is given up.",
+    "campaign.diagnosis": "Time to find the node that failed.",
+    "campaign.link_flaps_per_day": "How often a link goes down for seconds.",
+    "campaign.link_flap_mean": "How long it stays down on average.",
+    "campaign.nccl_timeout": "A connection waits 4.096 us x 2^this before it sends again.",
+    "campaign.nccl_retries": "So often a connection sends again before it fails.",
+    "campaign.adaptive_retransmission": "NICs send again 67 ms after the link is back instead of at their timeout.",
+    "campaign.manual_share": "Share of failures that people have to look at.",
+    "campaign.manual": "How long people take.",
+    "campaign.spares": "Healthy nodes in the pool; auto: enough 99.9 % of the time.",
+    "campaign.repair": "Time until an evicted node is back in the pool.",
+    "campaign.scheduling": "Placing the job and starting its processes.",
+    "campaign.startup": "How processes find each other when they start.",
+    "campaign.group_initialisation": "Making the communication groups; auto: from the start-up model.",
+    "campaign.checkpoint_interval": "Work between two checkpoints; young, daly: the optimum.",
+    "campaign.checkpoint_block": "How long a checkpoint holds up training; auto: from state and host link.",
+    "campaign.checkpoint_upload": "How long it is written beside training; auto: from state, NICs and storage.",
+    "campaign.checkpoint_load": "Reading a checkpoint back; auto: from state, NICs and storage.",
+    "campaign.storage_bandwidth": "Of the remote storage, reading and writing.",
+    "campaign.readers": "Who reads a checkpoint from the storage.",
+    "campaign.straggler_share": "Probability that a node, at the start or from the pool, is slow.",
+    "campaign.straggler_factor": "How much longer a slow node takes.",
+    "campaign.straggler_detection": "Time until a slow node is found.",
+    "campaign.straggler_mttf": "Mean time until a healthy node becomes slow.",
+}  # fmt: skip
+"""Meanings of keys that become no field of a setup."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScenarioKey:
+    """One key.
+
+    Attributes:
+        values: what it accepts, in words.
+        choices: the values it accepts, where they can be listed.
+        limits: the range of a number.
+        default: as a scenario has it; None where nothing is said by default.
+        required: whether there is no default.
+        basic: whether everybody needs it, not experts alone.
+    """
+
+    key: str
+    values: str
+    choices: tuple[object, ...]
+    limits: Range | None
+    default: object
+    required: bool
+    meaning: str
+    basic: bool
+
+
+def scenario_keys() -> tuple[ScenarioKey, ...]:
+    """Every key, in the order in which scenarios are written."""
+    return tuple(
+        ScenarioKey(
+            key=dotted,
+            values=key.parse.words,
+            choices=key.parse.choices,
+            limits=key.parse.limits,
+            default=None if key.default is REQUIRED else key.dump(key.default),
+            required=key.default is REQUIRED,
+            meaning=key.meaning or _meaning(dotted),
+            basic=key.basic or dotted in _BASIC,
+        )
+        for dotted, key in KEYS.items()
+    )
+
+
+def _meaning(dotted: str) -> str:
+    section, _, leaf = dotted.rpartition(".")
+    name, none = FIELDS.get(leaf, leaf), KEYS[dotted].parse.none
+    said = [words[name] for words in map(field_words, _OWNERS.get(section, ())) if name in words]
+    return said[0].replace("None =", f"{none}:") if said else _MEANINGS[dotted]
