@@ -52,8 +52,8 @@ def lower_bound_s(setup: Setup, lengths: ArrayLike) -> float:
 def _whole(setup: Setup, problem: PlanningProblem) -> PlanningProblem:
     """The problem with the sequences as attention sees them."""
     options = setup.strategy
-    whole = options.name == "hdp-naive" and options.dynamic_groups
-    if whole or options.packing != "concatenate":
+    keeps_sequences = options.name == "hdp-naive" and options.dynamic_groups
+    if keeps_sequences or options.packing != "concatenate":
         return problem
     return replace(problem, lengths=pack(problem.lengths, problem.context_tokens, "concatenate").tokens)
 
@@ -81,7 +81,7 @@ class _StepBound:
         self._chain: Chain = make_chain(
             layout.pipeline.schedule, layout.parallel.pp, self._cost.kind.shape[1]
         )
-        self._around = epilogue(
+        self._epilogue = epilogue(
             self._cost, problem.ranks, data_s=0.0, windows=ComputeWindows.endless(layout.parallel.pp)
         )
 
@@ -90,21 +90,21 @@ class _StepBound:
         return max(self._work_bound_s(), self._chain_bound_s())
 
     def _work_bound_s(self) -> float:
-        problem, around = self._problem, self._around
+        problem, epilogue = self._problem, self._epilogue
         rates = _stage_rates(self._cost, problem.capacity_tokens, problem.most_tokens)
         distinct, count = np.unique(problem.lengths, return_counts=True)
         attention_s = float(count @ self._cost.least_attention_s(distinct))
         tokens = float(problem.lengths.sum())
         work_s = np.maximum(rates.layers * attention_s + tokens * rates.linear_s, tokens * rates.floor_s)
         busy_s = work_s / problem.ranks
-        opening_s, closing_s = around.parameter_gather_s, around.gradient_sync_s
+        opening_s, closing_s = epilogue.parameter_gather_s, epilogue.gradient_sync_s
         if self._schedule in STAGE_BY_STAGE:
-            return float((opening_s + busy_s + closing_s + around.optimizer_s).max())
+            return float((opening_s + busy_s + closing_s + epilogue.optimizer_s).max())
         fill_s, drain_s = self._fill_s()
         first = self._chain.stage[:, 0]
         opening_s = np.maximum(opening_s, opening_s[first].min() + fill_s)
         closing_s = np.maximum(closing_s, closing_s[first].min() + drain_s)
-        return float((opening_s + busy_s + closing_s).max() + around.optimizer_s.max())
+        return float((opening_s + busy_s + closing_s).max() + epilogue.optimizer_s.max())
 
     def _fill_s(self) -> tuple[Floats, Floats]:
         """[S]: from the first forward of a step to a stage's first, and from its last backward to the last.
@@ -135,12 +135,12 @@ class _StepBound:
 
     def _chain_bound_s(self) -> float:
         """The longest sequence's way through all stages, from the first forward to the last backward."""
-        around, first = self._around, self._chain.stage[:, 0]
+        epilogue, first = self._epilogue, self._chain.stage[:, 0]
         optimizer_s = (
-            around.optimizer_s[first] if self._schedule in STAGE_BY_STAGE else around.optimizer_s.max()
+            epilogue.optimizer_s[first] if self._schedule in STAGE_BY_STAGE else epilogue.optimizer_s.max()
         )
-        around_s = around.parameter_gather_s[first] + around.gradient_sync_s[first] + optimizer_s
-        return self._chain_s() + float(around_s.min())
+        edges_s = epilogue.parameter_gather_s[first] + epilogue.gradient_sync_s[first] + optimizer_s
+        return self._chain_s() + float(edges_s.min())
 
     def _chain_s(self) -> float:
         """The least over all group sizes.

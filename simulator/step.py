@@ -279,12 +279,12 @@ def simulate_plan(
     costs = price_plan(setup, problem, plan)
     execution = play_plan(setup, plan, costs)
     execution_wall_s = time.perf_counter() - begun
-    model, again = setup.model, setup.layout.recompute.kind
+    model, recompute = setup.model, setup.layout.recompute.kind
     split = len(plan.segment_tokens) > len(problem.lengths)
     pieces = plan.segment_tokens if split else problem.lengths  # attention stays inside a piece
     model_flop, full_flop = (sequence_model_flop(model, pieces, causal=causal) for causal in (True, False))
     hardware, hardware_full = (
-        sequence_model_flop(model, pieces, causal=causal, recompute=again) for causal in (True, False)
+        sequence_model_flop(model, pieces, causal=causal, recompute=recompute) for causal in (True, False)
     )
     whole_flop = sequence_model_flop(model, problem.lengths, causal=True) if split else model_flop
     peak = setup.cluster.gpus * setup.cluster.gpu.bf16_flop_per_s * execution.step_s

@@ -208,24 +208,12 @@ def _groups(job: RecordedJob, order: Ints, sends: Ints, receives: Ints) -> tuple
     meets = np.zeros(len(job), dtype=np.bool_)
     meets[sends] = meets[receives] = True
     ranks, stages = job.data_parallel, job.stages
-    _meet(job, group, meets, order, DATA_PARALLEL, job.step * stages + job.stage, ranks, "dp_rank")
-    by_rank = job.step * ranks + job.data_parallel_rank
-    ends = order[(job.stage[order] == 0) | (job.stage[order] == stages - 1)]
-    _meet(
-        job, group, meets, ends, ("embedding-grads-all-reduce",), by_rank, min(stages, 2), "end of the model"
-    )
-    _meet(job, group, meets, order, ("optimizer-clip-main-grad",), job.step, job.workers, "worker")
-    return group, meets
+    most = int(job.sequence.max()) + 1
 
-
-def _meet(
-    job: RecordedJob, group: Ints, meets: Bools, order: Ints, kinds: tuple[str, ...], place: Ints,
-    members: int, member: str,
-) -> None:  # fmt: skip
-    """Make groups of the operations of each of *kinds* at the same *place* and number; complete ones only."""
-    for kind in kinds:
+    def meet(kind: str, order: Ints, place: Ints, members: int, member: str) -> None:
+        """Make groups of the operations of *kind* at the same *place* and number; complete ones only."""
         rows = order[job.kind[order] == code(kind)]
-        key = place[rows] * (int(job.sequence.max()) + 1) + job.sequence[rows]
+        key = place[rows] * most + job.sequence[rows]
         _, first, inverse, count = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
         bad = np.flatnonzero(count != members)
         if len(bad):
@@ -235,6 +223,14 @@ def _meet(
             )
         group[rows] = rows[first[inverse]]
         meets[rows] = True
+
+    for kind in DATA_PARALLEL:
+        meet(kind, order, job.step * stages + job.stage, ranks, "dp_rank")
+    by_rank = job.step * ranks + job.data_parallel_rank
+    ends = order[(job.stage[order] == 0) | (job.stage[order] == stages - 1)]
+    meet("embedding-grads-all-reduce", ends, by_rank, min(stages, 2), "end of the model")
+    meet("optimizer-clip-main-grad", order, job.step, job.workers, "worker")
+    return group, meets
 
 
 def _transfer_s(job: RecordedJob, order: Ints, group: Ints, meets: Bools) -> Floats:
