@@ -150,6 +150,7 @@ def campaign_remarks(study: CampaignStudy) -> tuple[str, ...]:
         f"Spares: {setup.spares} nodes, at least {least} left at any time.",
         f"Failures: {setup.failures.title}.",
         *plan.idle_notes,
+        *study.hidden_notes,
         _runs(len(study.results)),
         *((study.target.price.note,) if study.target is not None else ()),
     )

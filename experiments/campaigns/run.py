@@ -6,11 +6,13 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdpsim.errors import InfeasibleError
+from hdpsim.experiments.campaigns.hidden import hidden_keys
 from hdpsim.experiments.campaigns.setup import CampaignPlan, plan_campaign
 from hdpsim.experiments.output.statistics import Estimate, estimate
 from hdpsim.experiments.output.words import duration, large_amount
@@ -42,6 +44,8 @@ class CampaignStudy:
     scenario: Scenario
     plan: CampaignPlan
     results: tuple[CampaignResult, ...]
+    hidden_notes: tuple[str, ...] = ()
+    """A sentence for every key that changes none of these runs."""
     target: Target | None = None
     """What it takes to reach a number of tokens, when somebody asked."""
 
@@ -108,6 +112,16 @@ def run_campaign(
     Raises:
         UserInputError, InfeasibleError: see plan_campaign; also: the tokens are never reached.
     """
+    workers = workers if workers is not None else os.cpu_count() or 1
+    study = _study(scenario, folder, workers, tokens, report)
+    simulate = partial(_all, workers=workers)
+    hidden = hidden_keys(study.scenario, folder, study.plan, study.results, simulate)
+    return replace(study, hidden_notes=hidden)
+
+
+def _study(
+    scenario: Scenario, folder: Path | None, workers: int, tokens: float | None, report: Report
+) -> CampaignStudy:
     if tokens is None:
         return _run(scenario, folder, workers, report)
     plan = plan_campaign(scenario, folder)
@@ -147,11 +161,11 @@ def reached_s(result: CampaignResult, tokens: float) -> float | None:
     return None
 
 
-def _run(scenario: Scenario, folder: Path | None, workers: int | None, report: Report) -> CampaignStudy:
+def _run(scenario: Scenario, folder: Path | None, workers: int, report: Report) -> CampaignStudy:
     plan = plan_campaign(scenario, folder)
     setups = [replace(plan.setup, seed=(plan.seed, number)) for number in range(plan.seeds)]
     results = []
-    for result in _all(setups, workers if workers is not None else os.cpu_count() or 1):
+    for result in _all(setups, workers):
         results.append(result)
         report(len(results), len(setups))
     return CampaignStudy(scenario=scenario, plan=plan, results=tuple(results))

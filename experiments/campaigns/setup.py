@@ -52,6 +52,7 @@ class CampaignPlan:
         restart_s: mean time from failure to training, without waiting for nodes.
         closed_form_ettr: first-order expectation of the effective-training-time ratio.
         closed_form_valid: whether its assumptions hold here.
+        undisturbed: seconds and tokens of a step without link flaps, and where they come from.
         step_note: where the step time comes from.
         idle_notes: keys that change nothing, each with the reason.
     """
@@ -65,6 +66,7 @@ class CampaignPlan:
     restart_s: float
     closed_form_ettr: float
     closed_form_valid: bool
+    undisturbed: tuple[float, float, str]
     step_note: str
     idle_notes: tuple[str, ...]
 
@@ -86,13 +88,31 @@ def plan_campaign(scenario: Scenario, folder: Path | None = None) -> CampaignPla
         UserInputError: an unknown or malformed failure profile.
         InfeasibleError: the step cannot be simulated, or is longer than the campaign.
     """
-    values = _campaign_values(scenario)
+    return plan_values(scenario, campaign_values(scenario), folder)
+
+
+def plan_values(
+    scenario: Scenario,
+    values: Mapping[str, Any],
+    folder: Path | None = None,
+    *,
+    known: CampaignPlan | None = None,
+) -> CampaignPlan:
+    """The same with these values of the `campaign` section.
+
+    *known* is a plan of the same scenario that differs in one value, not in `step` or `straggler_factor`: what was
+    simulated for it is taken from there.
+    """
     layout, cluster = scenario.layout, scenario.cluster
     ranks = cluster.gpus // (layout.parallel.tp * layout.parallel.pp)
     stragglers = values["straggler_share"] > 0 or values["straggler_mttf"] is not None
     if stragglers:  # the campaign's slow nodes come and go: none is part of the undisturbed step
         scenario = _with_slow_nodes(scenario, 0, 1.0)
-    step_s, tokens, step_note = _step(scenario, values["step"])
+    if known is not None and stragglers == bool(known.setup.slow_steps):
+        undisturbed = known.undisturbed
+    else:
+        undisturbed = _step(scenario, values["step"])
+    step_s, tokens, step_note = undisturbed
     if step_s > values["duration"]:
         raise InfeasibleError(
             f"campaign.duration: {values['duration']:g} s are shorter than one step ({step_s:.3g} s)"
@@ -135,6 +155,9 @@ def plan_campaign(scenario: Scenario, folder: Path | None = None) -> CampaignPla
     _refuse_too_many(values["duration"] / (steps * step_s + block))
     slow_per_s = 0.0 if values["straggler_mttf"] is None else cluster.nodes / values["straggler_mttf"]
     _refuse_too_many_stops(values["duration"] * (unplanned + planned + slow_per_s))
+    slow_steps = known.setup.slow_steps if known is not None and stragglers else ()
+    if stragglers and not slow_steps:
+        slow_steps = _slow_steps(scenario, values["straggler_factor"])
     setup = CampaignSetup(
         duration_s=values["duration"],
         nodes=cluster.nodes,
@@ -154,7 +177,7 @@ def plan_campaign(scenario: Scenario, folder: Path | None = None) -> CampaignPla
         handling=handling,
         spares=_spares(values["spares"], away),
         straggler_share=values["straggler_share"],
-        slow_steps=_slow_steps(scenario, values["straggler_factor"]) if stragglers else (),
+        slow_steps=slow_steps,
         straggler_detection_s=values["straggler_detection"],
         straggler_mttf_s=values["straggler_mttf"],
     )
@@ -169,12 +192,13 @@ def plan_campaign(scenario: Scenario, folder: Path | None = None) -> CampaignPla
         restart_s=restart,
         closed_form_ettr=ettr,
         closed_form_valid=valid,
+        undisturbed=undisturbed,
         step_note=step_note,
         idle_notes=idle_keys(values, profile),
     )
 
 
-def _campaign_values(scenario: Scenario) -> dict[str, Any]:
+def campaign_values(scenario: Scenario) -> dict[str, Any]:
     """Our values of the `campaign` section, defaults filled in."""
     written: Mapping[str, object] = scenario.document.get("campaign", {})
     prefix = "campaign."

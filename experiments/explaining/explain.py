@@ -1,6 +1,6 @@
 """A predicted step taken apart: every account with its formula, the numbers that went in, and their sources.
 
-Nothing is computed a second time: the step is priced once more while the cost functions report what they did
+Nothing is computed in another way: the step is priced once more while the cost functions report what they did
 (`hdpsim.cost_models.tracing`); formulas and sources are those of their docstrings and of the calibration file.
 """
 
@@ -20,12 +20,10 @@ from hdpsim.errors import UserInputError
 from hdpsim.experiments.explaining.calls import Sources, call_document, products_of
 from hdpsim.experiments.output.document import envelope
 from hdpsim.quoting import quoted
+from hdpsim.simulator.hidden_settings import hidden_settings
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.play.execution import Execution
 from hdpsim.simulator.setup import Setup
-from hdpsim.simulator.step import plan_batch, play_plan, price_plan
-from hdpsim.simulator.step_memory import allocator_notes, fit_notes, recompute_notes
-from hdpsim.simulator.without_effect import without_effect
+from hdpsim.simulator.step import StepResult, plan_batch, price_plan, simulate_plan
 
 if TYPE_CHECKING:
     from hdpsim.experiments.scenario.scenario import Scenario
@@ -73,32 +71,25 @@ def explain(scenario: Scenario) -> Document:
     Raises:
         InfeasibleError: the scenario cannot run.
     """
-    setup = _watched_setup(scenario.setup())
-    plan, problem, memory = plan_batch(setup, scenario.batches(1)[0])
+    plain = scenario.setup()
+    setup, lengths = _watched_setup(plain), scenario.batches(1)[0]
+    plan, problem, memory = plan_batch(setup, lengths)
     with tracing() as calls:
-        costs = price_plan(setup, problem, plan)
-    execution = play_plan(setup, plan, costs)
+        price_plan(setup, problem, plan)
+    step = simulate_plan(setup, plan, problem, memory)
     sources = Sources(scenario.calibration, scenario.cluster, scenario.model)
     return {
         **envelope("explain"),
         "scenario": scenario.document,
         "strategy": setup.strategy.name,
-        "step_s": execution.step_s,
+        "step_s": step.step_s,
         "counts": _counts(plan, problem.cost),
-        "terms": [_term(name, row, execution, calls, sources) for row, name in enumerate(execution.accounts)],
+        "terms": [_term(name, row, step, calls, sources) for row, name in enumerate(step.accounts)],
         "software": [
             {"switch": s.switch, "value": s.value, "class": s.kind, "stack": s.stack, "source": s.source}
             for s in scenario.settings
         ],
-        "notes": [
-            f"calibration {setup.calibration.name}",
-            *plan.notes,
-            *without_effect(setup, int(plan.group_size.max()), memory),
-            *fit_notes(memory),
-            *recompute_notes(setup),
-            *allocator_notes(costs.allocator_s, memory, execution),
-            *scenario.notes,
-        ],
+        "notes": [*step.notes, *hidden_settings(plain, (lengths,), (step,)), *scenario.notes],
     }
 
 
@@ -136,9 +127,9 @@ def _counts(plan: Plan, cost: MicroBatchCost) -> Document:
 
 
 def _term(
-    name: str, row: int, execution: Execution, calls: Sequence[Call], sources: Mapping[str, str]
+    name: str, row: int, step: StepResult, calls: Sequence[Call], sources: Mapping[str, str]
 ) -> Document:
-    seconds = execution.account_s[row]
+    seconds = step.account_s[row]
     rank, stage = (int(place) for place in np.unravel_index(int(seconds.argmax()), seconds.shape))
     mean_s = float(seconds.mean())
     found = list(_calls_of(name, calls))
@@ -151,7 +142,7 @@ def _term(
         "term": name,
         "meaning": _MEANING.get(name, name.replace("_", " ")),
         "seconds": mean_s,
-        "share": mean_s / execution.step_s,
+        "share": mean_s / step.step_s,
         "largest": {"seconds": float(seconds.max()), "rank": rank, "stage": stage},
         "products": [row for call in found for row in products_of(call)],
         "calls": documents,

@@ -103,6 +103,15 @@ def test_every_account_has_words_and_priced_ones_have_calls(uniform: dict[str, A
     json.dumps(uniform, allow_nan=False)
 
 
+def test_settings_without_effect_are_named() -> None:
+    changes = (*UNIFORM, "layout.vpp=1", "data.loader=redundant", "layout.tp_exchange=mlp")
+    notes = explain(load_scenario("quickstart-8gpu", changes))["notes"]
+    assert {note.partition(" = ")[0] for note in notes if "changes nothing" in note} >= {
+        "data.loader",
+        "layout.tp_exchange",
+    }
+
+
 def test_dynamic_groups_are_explained_too() -> None:
     document = explain(load_scenario("quickstart-8gpu"))
     assert sum(term["seconds"] for term in document["terms"]) == pytest.approx(document["step_s"], rel=1e-9)
