@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
 from hdpsim.cost_models.calibration.calibration import Calibration
@@ -12,7 +13,7 @@ from hdpsim.cost_models.transformer.flop import model_flop_per_token
 from hdpsim.errors import HdpSimError
 from hdpsim.experiments.bands.features import Features, configuration_key, features_of
 from hdpsim.experiments.records.completion import completed
-from hdpsim.experiments.records.memory import Gauge, predict_memory
+from hdpsim.experiments.records.memory import MemoryPrediction, predict_memory
 from hdpsim.experiments.records.setup import PreparedRun, prepare
 from hdpsim.experiments.records.table import Measured
 from hdpsim.experiments.software.facts import Run
@@ -31,42 +32,40 @@ class Prediction:
     Attributes:
         step_s: seconds of a step.
         tokens_per_s_per_gpu: throughput.
-        tflops_per_gpu: FLOP rate in the record's own convention.
-        convention: that convention.
-        model_tflops_causal: model FLOP, half of the attention scores.
-        model_tflops_full: model FLOP, all attention scores.
-        hardware_tflops_full: all attention scores and what recomputation repeats.
+        convention: how the record's source counts FLOP.
+        rates: TFLOP/s per GPU in every convention.
         account_s: mean seconds over ranks and stages by account; they sum to step_s.
-        peak_mem_gb: what the source would have read (memory_gauge) as the peak, in 1e9 bytes.
-        fits: whether every stage fits.
-        memory_gauge: what the source reads: all of the GPU's memory in use, the allocator's, or the tensors'.
-        memory_parts_gb: the same by part; they sum to it.
+        memory: what the configuration needs, and what the source would have read.
         features: what its fidelity is judged by.
-        key: of its configuration, see experiments.fidelity_features.
+        key: of its configuration, see experiments.bands.features.
         reason: why there is no time (or nothing at all).
         assumptions: what the source does not say and was filled in.
         not_modelled: what the run did and the prediction does not.
         rule_kinds: classes of the software rules that were applied: stated, release, inferred.
     """
 
+    convention: Convention
     step_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
-    tflops_per_gpu: float | None = None
-    convention: Convention = "model, full attention"
-    model_tflops_causal: float | None = None
-    model_tflops_full: float | None = None
-    hardware_tflops_full: float | None = None
+    rates: Mapping[Convention, float] = field(default_factory=dict)
     account_s: tuple[tuple[str, float], ...] = ()
-    peak_mem_gb: float | None = None
-    fits: bool | None = None
-    memory_gauge: Gauge | None = None
-    memory_parts_gb: tuple[tuple[str, float], ...] = ()
+    memory: MemoryPrediction | None = None
     features: Features | None = None
     key: str = ""
     reason: str = ""
     assumptions: tuple[str, ...] = ()
     not_modelled: tuple[str, ...] = ()
     rule_kinds: frozenset[str] = frozenset()
+
+    @property
+    def tflops_per_gpu(self) -> float | None:
+        """The FLOP rate in the record's own convention."""
+        return self.rates.get(self.convention)
+
+    @property
+    def peak_mem_gb(self) -> float | None:
+        """What the source would have read as the peak, in 1e9 bytes."""
+        return None if self.memory is None else self.memory.peak_gb
 
 
 def convention_of(config: RunConfig) -> Convention:
@@ -105,24 +104,17 @@ def predict(
     assumptions = (*filled, *prepared.assumptions)
     if not memory.fits and step_s is not None:
         assumptions = (*assumptions, "fits into memory, against the prediction of memory")
-    rates = _rates(prepared, step_s) if step_s is not None else None
+    tokens_per_s, rates = (None, {}) if step_s is None else _rates(prepared, step_s)
+    micro_batch_tokens = prepared.micro_batch * prepared.seq_len
     return Prediction(
-        step_s=step_s,
-        tokens_per_s_per_gpu=rates and rates[0],
-        tflops_per_gpu=rates and rates[1][convention],
         convention=convention,
-        model_tflops_causal=rates and rates[1]["model, causal attention"],
-        model_tflops_full=rates and rates[1]["model, full attention"],
-        hardware_tflops_full=rates and rates[1]["hardware, full attention"],
+        step_s=step_s,
+        tokens_per_s_per_gpu=tokens_per_s,
+        rates=rates,
         account_s=accounts,
-        peak_mem_gb=memory.peak_gb,
-        fits=memory.fits,
-        memory_gauge=memory.gauge,
-        memory_parts_gb=memory.parts_gb,
+        memory=memory,
         features=features_of(prepared.setup, prepared.seq_len, missing=bool(prepared.not_modelled)),
-        key=configuration_key(
-            prepared.setup, prepared.sequences, prepared.seq_len, prepared.micro_batch * prepared.seq_len
-        ),
+        key=configuration_key(prepared.setup, prepared.sequences, prepared.seq_len, micro_batch_tokens),
         reason=reason,
         assumptions=assumptions,
         not_modelled=prepared.not_modelled,

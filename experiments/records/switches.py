@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.transformer.model import Model
-from hdpsim.errors import CatalogError
 from hdpsim.experiments.software.choice import overheads_of
 from hdpsim.experiments.software.facts import Run, known_model
 from hdpsim.experiments.software.rules import Setting, fields_set, settable, setting_of, words_of
@@ -138,7 +136,5 @@ def _prediction_layers(config: RunConfig) -> Setting | None:
     found = _of_the_catalog(config, "mtp_layers")
     if found is None or re.search(r"(?i)\b(?:no MTP|MTP off)\b", config.notes):
         return None
-    try:
-        return found if catalog.model(config.model_name).layers == config.layers else None
-    except CatalogError:
-        return None
+    known = known_model(config)
+    return found if known is not None and known.layers == config.layers else None

@@ -12,14 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.output.csv_files import as_number, missing_columns, positive, read_csv
-from hdpsim.experiments.software.run import RunConfig
+from hdpsim.experiments.software.run import Precision, Recompute, RunConfig, Sharding, Task
 from hdpsim.quoting import quoted
 from hdpsim.ranges import RANGES
+
+MemoryOutcome = Literal["oom", "ran"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,7 @@ class Measured:
     measured_tflops_per_gpu: float | None = None
     measured_mfu_pct: float | None = None
     peak_mem_gb: float | None = None
-    outcome: Literal["oom", "ran"] | None = None
+    outcome: MemoryOutcome | None = None
 
     @property
     def ran(self) -> bool | None:
@@ -105,12 +107,9 @@ _POSITIVE = {
 """Columns of positive numbers, and the range of each."""
 _FLAGS = ("gated_mlp", "sp", "complete")
 _CHOICES: dict[str, tuple[str, ...]] = {
-    "task": ("pretrain", "sft", "lora"),
-    "zero_stage": ("none", "zero1", "zero2", "zero3", "fsdp", "hsdp"),
-    "recompute": ("none", "selective", "full"),
-    "precision": ("bf16", "fp16", "fp8", "mxfp8", "nvfp4"),
-    "outcome": ("oom", "ran"),
-}
+    "task": get_args(Task), "zero_stage": get_args(Sharding), "recompute": get_args(Recompute),
+    "precision": get_args(Precision), "outcome": get_args(MemoryOutcome),
+}  # fmt: skip
 _SPELLINGS = {
     "precision": {
         "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "amp": "fp16", "fp8e4m3": "fp8", "fp8hybrid": "fp8",

@@ -16,13 +16,14 @@ MEMORY_QUANTITY = "peak_mem_gb"
 
 def memory_columns(record: Record, prediction: Prediction) -> dict[str, Any]:
     """What a record's row says about memory."""
+    found = prediction.memory
     return {
         "predicted_peak_mem_gb": prediction.peak_mem_gb,
         "peak_mem_error": error_of(record.measured.peak_mem_gb, prediction.peak_mem_gb),
         "ran": record.measured.ran,
-        "predicted_fits": prediction.fits,
-        "memory_gauge": prediction.memory_gauge,
-        "memory_parts_gb": dict(prediction.memory_parts_gb),
+        "predicted_fits": found and found.fits,
+        "memory_gauge": found and found.gauge,
+        "memory_parts_gb": dict(found.parts_gb) if found else {},
     }
 
 

@@ -113,9 +113,9 @@ def _row(record: Record, prediction: Prediction, memory: bool) -> Row:
         "predicted_tokens_per_s_per_gpu": prediction.tokens_per_s_per_gpu,
         "predicted_tflops_per_gpu": prediction.tflops_per_gpu,
         "flop_convention": prediction.convention,
-        "predicted_model_tflops_causal": prediction.model_tflops_causal,
-        "predicted_model_tflops_full": prediction.model_tflops_full,
-        "predicted_hardware_tflops_full": prediction.hardware_tflops_full,
+        "predicted_model_tflops_causal": prediction.rates.get("model, causal attention"),
+        "predicted_model_tflops_full": prediction.rates.get("model, full attention"),
+        "predicted_hardware_tflops_full": prediction.rates.get("hardware, full attention"),
         "tflops_error": error_of(measured.measured_tflops_per_gpu, prediction.tflops_per_gpu),
         **memory_columns(record, prediction),
         **_fidelity(prediction, true, predicted, quantity, _source(record)),
@@ -162,14 +162,14 @@ def residuals_of(
             continue
         if record.suspect or record.config.task not in (None, "pretrain"):
             continue
-        error = math.log1p(row["error"])
+        sign = 1.0 if row["quantity"] == "step_s" else -1.0
         found.append(
             Residual(
                 features=features,
                 key=prediction.key,
                 source=row["group"][0],
                 complete=record.complete,
-                log_error=error if row["quantity"] == "step_s" else -error,
+                log_error=sign * math.log1p(row["error"]),
             )
         )
     return found

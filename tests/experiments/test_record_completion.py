@@ -58,7 +58,8 @@ def test_a_model_that_needs_more_than_a_server_gets_stages() -> None:
     prediction = predict(replace(large, global_batch_seqs=1024, layers=126))
     words = next(words for words in prediction.assumptions if "fewest GPUs" in words)
     assert words.startswith("tp 8, pp ")
-    assert prediction.fits
+    assert prediction.memory is not None
+    assert prediction.memory.fits
 
 
 def test_a_run_that_would_not_fit_otherwise_recomputes() -> None:

@@ -93,12 +93,13 @@ def test_what_validate_reports_is_what_simulate_makes_of_the_file(tmp_path: Path
     result = simulate_step(scenario.setup(), scenario.batches(1)[0])
     prediction = predict(record.config)
     assert prediction.step_s == pytest.approx(result.step_s, rel=1e-12)
-    assert prediction.fits == result.memory.fits
+    assert prediction.memory is not None
+    assert prediction.memory.fits == result.memory.fits
     tokens_per_s = result.tokens_per_s / result.gpus
     assert prediction.tokens_per_s_per_gpu == pytest.approx(tokens_per_s, rel=1e-12)
     if name != PACKED:  # sources count the FLOP of a pack as those of one sequence
         flop = result.model_flop / result.step_s / result.gpus / 1e12
-        assert prediction.model_tflops_causal == pytest.approx(flop, rel=1e-9)
+        assert prediction.rates["model, causal attention"] == pytest.approx(flop, rel=1e-9)
 
 
 def test_the_text_says_what_was_assumed(tmp_path: Path) -> None:

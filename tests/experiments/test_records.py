@@ -356,8 +356,10 @@ def test_flop_conventions_by_hand(tmp_path: Path) -> None:
     # Model FLOP: 72 B s l h^2 (1 + s / 6h + V / 12 l h); causal attention counts half of the s / 6h.
     full = 72 * tokens * layers * hidden**2 * (1 + length / 6 / hidden + vocab / 12 / layers / hidden)
     causal = 72 * tokens * layers * hidden**2 * (1 + length / 12 / hidden + vocab / 12 / layers / hidden)
-    assert prediction.model_tflops_full == pytest.approx(full / 16 / prediction.step_s / 1e12)
-    assert prediction.model_tflops_causal == pytest.approx(causal / 16 / prediction.step_s / 1e12)
+    assert prediction.rates["model, full attention"] == pytest.approx(full / 16 / prediction.step_s / 1e12)
+    assert prediction.rates["model, causal attention"] == pytest.approx(
+        causal / 16 / prediction.step_s / 1e12
+    )
 
 
 @pytest.mark.parametrize(
