@@ -93,9 +93,9 @@ def only_where(condition: Callable[[Row], object], columns: Sequence[Column[Row]
     return tuple(limited(column) for column in columns)
 
 
-def interval(digits: int = 0, scale: float = 1.0) -> Callable[[Estimate], str]:
+def interval(digits: int = 0) -> Callable[[Estimate], str]:
     """The format of a column of estimates: `1.23 ± 0.04`."""
-    return lambda value: with_interval(value, scale, digits)
+    return lambda value: with_interval(value, digits=digits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,14 +1,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from hdpsim import __version__
 from hdpsim.errors import NotFiniteError
-from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, facts, interval
+from hdpsim.experiments.output.document import (
+    Column,
+    Document,
+    OutputFile,
+    Table,
+    facts,
+    interval,
+    only_where,
+)
 from hdpsim.experiments.output.run_directory import write_document
 from hdpsim.experiments.output.statistics import Estimate, estimate
 
@@ -99,6 +107,38 @@ def test_a_document_reads_in_order_and_its_data_begins_with_the_envelope(tmp_pat
     assert readme.startswith("# two strategies\n")
     assert "- One note.\n- Another.\n" in readme
     assert "| `why.txt` | Why. |" in readme
+
+
+def test_an_optional_column_is_shown_where_a_row_has_something_to_say() -> None:
+    remark: Column[dict[str, str]] = Column("remark", optional=True)
+    for words, heads in (("", ("name",)), ("slow", ("name", "remark"))):
+        table = Table(columns=(Column("name"), remark), rows=({"name": "a", "remark": words},))
+        assert table.drawn().columns == heads
+        assert table.records() == [{"name": "a", "remark": words}]
+
+
+def test_columns_may_be_limited_to_some_rows_and_moved_to_rows_that_hold_theirs() -> None:
+    inner: tuple[Column[Run], ...] = (Column("mfu", format=".0%"), Column("name"))
+    fast = only_where(lambda run: run.name == "fast", inner)
+    columns = tuple(column.below(lambda pair: pair[1]) for column in fast)
+    rows = ((1, Run(name="fast", step_s=None, mfu=0.5)), (2, Run(name="slow", step_s=None, mfu=0.1)))
+    table = Table(columns=columns, rows=rows)
+    assert table.drawn().rows == (("50%", "fast"), ("-", "-"))
+    assert table.records() == [{"mfu": 0.5, "name": "fast"}, {"mfu": None, "name": None}]
+
+
+def test_a_run_directory_may_have_its_own_title_and_words_and_says_that_it_is_partial(tmp_path: Path) -> None:
+    document = Document(kind="scale", payload={}, head="head", title="Scaling", notes=("A note.",))
+    write_document(str(tmp_path / "run"), document)
+    assert (tmp_path / "run" / "README.md").read_text().startswith("# Scaling\n")
+    assert "- head\n- A note.\n" in (tmp_path / "run" / "README.md").read_text()
+    partial = replace(document, readme=("Other words.",), partial=True)
+    assert write_document(str(tmp_path / "other"), partial).endswith("(partial)")
+    assert "- Other words.\n\n" in (tmp_path / "other" / "README.md").read_text()
+
+
+def test_a_list_without_a_kind_has_no_envelope() -> None:
+    assert Document(kind="", payload={"entries": [1]}).data() == {"entries": [1]}
 
 
 def test_no_document_holds_nan() -> None:
