@@ -16,16 +16,16 @@ from hdpsim.experiments.papers.bytescale_steps import (
     PLACE,
     SETUP,
     STRATEGIES,
-    Outcome,
+    JobSteps,
     StepsJob,
     all_cells,
     case_job,
     job_of,
     layout_of,
 )
-from hdpsim.experiments.papers.folder import Cell
+from hdpsim.experiments.papers.folder import PublishedFigure
 from hdpsim.experiments.papers.paper import Paper, Results, Section, of_place, ratio
-from hdpsim.experiments.papers.shown import Part, Record, column, rows_part
+from hdpsim.experiments.papers.shown import FigureRow, Part, column, rows_part
 from hdpsim.experiments.validation.errors import error_of, error_summary
 from hdpsim.simulator.setup import Setup, StrategyOptions
 
@@ -35,7 +35,7 @@ ABLATION = {step: StrategyOptions(**options) for step, options in SETUP["ablatio
 """Steps of Figure 20, each on top of those before it."""
 
 
-def _prediction(cell: Cell, outcome: Outcome) -> Record:
+def _prediction(cell: PublishedFigure, outcome: JobSteps) -> FigureRow:
     if outcome.reason:
         nothing = dict.fromkeys(("predicted", "step_s", "mfu", "over_plan_ideal", "memory_bytes"))
         return {**nothing, "reason": outcome.reason}
@@ -49,12 +49,12 @@ def _prediction(cell: Cell, outcome: Outcome) -> Record:
     }
 
 
-def _step(cell: Cell, batches: int) -> tuple[Setup, Ints]:
+def _step(cell: PublishedFigure, batches: int) -> tuple[Setup, Ints]:
     job = job_of(cell, batches)
     return job.setup(), job.lengths()[0]
 
 
-def tables_of(records: Sequence[Record]) -> list[Table[Any]]:
+def tables_of(records: Sequence[FigureRow]) -> list[Table[Any]]:
     """One table per model and number of GPUs: paper, prediction and error of every strategy side by side."""
     tables = []
     for model, gpus in dict.fromkeys((record["model"], record["gpus"]) for record in records):
@@ -74,7 +74,7 @@ def tables_of(records: Sequence[Record]) -> list[Table[Any]]:
     return tables
 
 
-def _side_by_side(row: Mapping[str, Record], strategies: Sequence[str]) -> dict[str, str | None]:
+def _side_by_side(row: Mapping[str, FigureRow], strategies: Sequence[str]) -> dict[str, str | None]:
     texts: dict[str, str | None] = {}
     for name in strategies:
         record = row.get(name, {})
@@ -120,7 +120,7 @@ def speedups(results: Results) -> Part:
     return Part(value={"records": rows, "summary": summary}, lines=lines, files=(file,))
 
 
-def _rates(row: Mapping[str, Record], key: str) -> dict[str, float]:
+def _rates(row: Mapping[str, FigureRow], key: str) -> dict[str, float]:
     return {strategy: record[key] for strategy, record in row.items() if record[key] is not None}
 
 
@@ -165,7 +165,7 @@ def decline(results: Results) -> Part:
     return Part(value=value, lines=lines)
 
 
-def _declines(records: Sequence[Record], strategy: str, key: str) -> dict[tuple[str, int, int], float]:
+def _declines(records: Sequence[FigureRow], strategy: str, key: str) -> dict[tuple[str, int, int], float]:
     """(Model, GPUs, context) -> throughput over that at twice the context."""
     rates = {
         (record["model"], record["gpus"], record["context_tokens"]): record[key]
@@ -190,7 +190,7 @@ def _ablation_jobs(batches: int) -> Iterator[StepsJob]:
 
 def ablation(results: Results) -> Part:
     """Steps of Figure 20: throughput, speed-up over the static mesh, gain over the step before; beside the paper."""
-    rows: list[Record] = []
+    rows: list[FigureRow] = []
     outcomes = [results.outcomes[job] for job in _ablation_jobs(results.batches)]
     base = outcomes[0].tokens_per_s
     for step, outcome, published in zip(ABLATION, outcomes, PUBLISHED["ablation"], strict=True):

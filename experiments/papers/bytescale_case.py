@@ -19,7 +19,7 @@ from hdpsim.experiments.papers.bytescale_steps import (
     FOLDER,
     SETUP,
     STRATEGIES,
-    Outcome,
+    JobSteps,
     StepsJob,
     case_job,
     tokens,
@@ -56,7 +56,7 @@ def case_study(results: Results) -> Part:
     its times.
     """
     jobs = _jobs(results.batches)
-    outcomes: dict[str, Outcome] = {name: results.outcomes[job] for name, job in jobs.items()}
+    outcomes: dict[str, JobSteps] = {name: results.outcomes[job] for name, job in jobs.items()}
     static = jobs["static"]
     heaviest, over_mean = heaviest_batch(static.model, static.lengths())
     busy_s = {name: _busy(outcome)[heaviest] for name, outcome in outcomes.items()}
@@ -161,7 +161,7 @@ def _rank_rows(busy_s: Mapping[str, Floats]) -> list[dict[str, Any]]:
     ]
 
 
-def _busy(outcome: Outcome) -> Floats:
+def _busy(outcome: JobSteps) -> Floats:
     assert outcome.busy_s is not None
     return outcome.busy_s
 

@@ -16,7 +16,7 @@ from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.reading.units import parse_quantity
 from hdpsim.errors import InfeasibleError
-from hdpsim.experiments.papers.folder import Cell, paper_folder
+from hdpsim.experiments.papers.folder import PublishedFigure, paper_folder
 from hdpsim.experiments.scenario.references import cluster_of_size
 from hdpsim.simulator.play.execution import WAITS
 from hdpsim.simulator.setup import Setup, StrategyOptions
@@ -51,11 +51,11 @@ def layout_of(model: str) -> Layout:
     )
 
 
-def all_cells() -> tuple[Cell, ...]:
+def all_cells() -> tuple[PublishedFigure, ...]:
     """Every cell of Figure 17, with its measurement where the shipped copy has it."""
     measured = {tuple(cell.inputs.values()): cell.measured for cell in FOLDER.published_cells()}
     return tuple(
-        Cell(
+        PublishedFigure(
             inputs=dict(zip(FOLDER.columns, inputs, strict=True)),
             measured=measured.get(inputs),
             unit="tokens_per_s",
@@ -68,7 +68,7 @@ def all_cells() -> tuple[Cell, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Outcome:
+class JobSteps:
     """What a job yields, or the reason why it cannot run.
 
     Attributes:
@@ -146,20 +146,20 @@ class StepsJob:
         """The sequence lengths of every batch."""
         return batches_of(self.dataset, self.context_tokens, self.batches)
 
-    def run(self) -> Outcome:
+    def run(self) -> JobSteps:
         """Simulate the batches one after the other."""
         try:
             setup = self.setup()
             results = [simulate_step(setup, lengths) for lengths in self.lengths()]
         except InfeasibleError as error:
-            return Outcome(reason=str(error))
+            return JobSteps(reason=str(error))
         busy = [
             result.account_s[[name not in WAITS for name in result.accounts]].sum(axis=0).mean(axis=1)
             for result in results
             if self.keep_ranks
         ]
         over_ideal = [r.makespan_s / r.plan_ideal_s - 1.0 for r in results if r.plan_ideal_s]
-        return Outcome(
+        return JobSteps(
             tokens=sum(result.tokens for result in results),
             step_s=tuple(result.step_s for result in results),
             mfu=float(np.mean([result.mfu for result in results])),
@@ -195,7 +195,7 @@ def batches_of(dataset: str, context_tokens: int, count: int) -> tuple[Ints, ...
     return tuple(batch.lengths for batch in islice(cut, count))
 
 
-def job_of(cell: Cell, batches: int) -> StepsJob:
+def job_of(cell: PublishedFigure, batches: int) -> StepsJob:
     """What predicts a cell."""
     place = {name: cell[name] for name in PLACE}
     return StepsJob(**place, options=StrategyOptions(name=cell["strategy"]), batches=batches)

@@ -22,7 +22,7 @@ _NEEDED = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class PublishedFigure:
     """One figure of a paper and what it depends on.
 
     Attributes:
@@ -92,11 +92,11 @@ class PaperFolder:
         ((column, units),) = unit.items()
         return str(units[inputs[column]])
 
-    def published_cells(self) -> tuple[Cell, ...]:
+    def published_cells(self) -> tuple[PublishedFigure, ...]:
         """The cells that the paper has a figure for."""
         return self.read_cells(self.path / "cells.csv")
 
-    def read_cells(self, path: str | Path) -> tuple[Cell, ...]:
+    def read_cells(self, path: str | Path) -> tuple[PublishedFigure, ...]:
         """Read a CSV with the columns (in any order, others allowed); an empty measurement means there is none.
 
         Raises:
@@ -105,7 +105,7 @@ class PaperFolder:
         rows = read_rows(path, (*self.columns, self.measured_column))
         return tuple(self._cell(where, row) for where, row in rows)
 
-    def _cell(self, where: str, row: Mapping[str, str]) -> Cell:
+    def _cell(self, where: str, row: Mapping[str, str]) -> PublishedFigure:
         inputs = {
             name: whole(where, name, row, allowed)
             if isinstance(allowed, str)
@@ -113,7 +113,7 @@ class PaperFolder:
             for name, allowed in self.columns.items()
         }
         column, unit = self.measured_column, self.unit(inputs)
-        return Cell(
+        return PublishedFigure(
             inputs=inputs,
             measured=positive(where, column, row[column], unit) if row[column] else None,
             unit=unit,

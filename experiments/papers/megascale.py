@@ -12,10 +12,10 @@ from hdpsim.cost_models.reliability.failures import job_mttf_s
 from hdpsim.cost_models.reliability.startup import group_initialisation_s
 from hdpsim.experiments.campaigns.run import run_campaign
 from hdpsim.experiments.output.plot_style import GRID, INK, PALETTE, figure_and_axes, style
-from hdpsim.experiments.papers.folder import Cell
+from hdpsim.experiments.papers.folder import PublishedFigure
 from hdpsim.experiments.papers.megascale_steps import FOLDER, SETUP, Step, StepJob, job_of
 from hdpsim.experiments.papers.paper import Paper, Results, Section, of_place, ratio
-from hdpsim.experiments.papers.shown import Part, Record, readable, rows_part
+from hdpsim.experiments.papers.shown import FigureRow, Part, readable, rows_part
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.validation.errors import error_of
 from hdpsim.simulator.play.noise import clean_probability
@@ -28,7 +28,7 @@ PUBLISHED = FOLDER.published
 SYSTEMS = tuple(SETUP["scenarios"])
 
 
-def _prediction(cell: Cell, step: Step) -> Record:
+def _prediction(cell: PublishedFigure, step: Step) -> FigureRow:
     return {
         "predicted": step.step_s if cell["metric"] == "step_s" else step.mfu,
         "step_s": step.step_s,
@@ -39,7 +39,7 @@ def _prediction(cell: Cell, step: Step) -> Record:
     }
 
 
-def _step(cell: Cell, batches: int) -> tuple[Setup, Ints]:
+def _step(cell: PublishedFigure, batches: int) -> tuple[Setup, Ints]:
     scenario = job_of(cell).scenario()
     return scenario.setup(), scenario.batches(1)[0]
 
@@ -69,7 +69,7 @@ def ablation_jobs(batches: int = 1) -> Iterator[StepJob]:
 
 def ablation(results: Results) -> Part:
     """Table 3: cumulative MFU and every step's gain."""
-    rows: list[Record] = []
+    rows: list[FigureRow] = []
     steps = [results.outcomes[job] for job in ablation_jobs()]
     published = PUBLISHED["ablation"]["steps"]
     for (name, changes), step, paper in zip(SETUP["ablation"].items(), steps, published, strict=True):
@@ -94,7 +94,7 @@ def ablation(results: Results) -> Part:
     return rows_part(FOLDER, "ablation", rows, derived=off, lines=ablation_lines(rows))
 
 
-def ablation_lines(rows: list[Record]) -> list[str]:
+def ablation_lines(rows: list[FigureRow]) -> list[str]:
     """How far off Table 3 is, in a sentence; a gain that is shown as 0.0 has no sign."""
     off = [abs(row["mfu"] - row["paper_mfu"]) for row in rows if row["mfu"] is not None]
     gains = [(row["gain"], row["paper_gain"]) for row in rows if row["gain"] is not None]
@@ -121,7 +121,7 @@ def _scaling_jobs(batches: int) -> Iterator[StepJob]:
 
 def weak_scaling(results: Results) -> Part:
     """Figure 9: 530B, as many sequences per pipeline on any number of GPUs."""
-    rows: list[Record] = []
+    rows: list[FigureRow] = []
     for gpus in PUBLISHED["weak_scaling"]["gpus"]:
         row: dict[str, Any] = {"gpus": gpus}
         for system in SYSTEMS:
@@ -139,7 +139,7 @@ def weak_scaling(results: Results) -> Part:
 def startup(results: Results) -> Part:
     """Group initialisation: predicted, and the time or the bound the paper gives."""
     degrees = SETUP["startup"]
-    rows: list[Record] = []
+    rows: list[FigureRow] = []
     for row in PUBLISHED["startup"]["rows"]:
         predicted = group_initialisation_s(row["gpus"], degrees["tp"], degrees["pp"], row["method"])
         rows.append(
@@ -153,13 +153,13 @@ def startup(results: Results) -> Part:
             }
         )
 
-    def paper(row: Record) -> str:
+    def paper(row: FigureRow) -> str:
         return f"< {row['paper_below_s']}" if row["paper_s"] is None else readable(row["paper_s"])
 
     return rows_part(FOLDER, "startup", rows, derived={"paper": paper}, figure=lambda: _startup_figure(rows))
 
 
-def _startup_figure(rows: list[Record]) -> Figure:
+def _startup_figure(rows: list[FigureRow]) -> Figure:
     """Seconds of group initialisation: predicted bars, published times and bounds as marks."""
     exact = [place for place, row in enumerate(rows) if row["paper_s"] is not None]
     bounds = [place for place, row in enumerate(rows) if row["paper_s"] is None]
@@ -243,7 +243,7 @@ def _campaign_jobs(batches: int) -> Iterator[CampaignJob]:
 
 def campaigns(results: Results) -> Part:
     """Whole runs: effective training time and restarts of MegaScale's and Llama 3's."""
-    rows: list[Record] = []
+    rows: list[FigureRow] = []
     for entry in PUBLISHED["campaigns"]:
         outcome = results.outcomes[CampaignJob(scenario=entry["scenario"])]
         rows.append(
@@ -264,7 +264,7 @@ def campaigns(results: Results) -> Part:
             }
         )
 
-    def restarts(row: Record) -> Any:
+    def restarts(row: FigureRow) -> Any:
         above = row["paper_restarts_above"]
         return f"> {above}" if above else row["paper_restarts"]
 
@@ -275,7 +275,7 @@ def mttf(results: Results) -> Part:
     """Mean time to failure against scale, at Meta's rate."""
     meta = PUBLISHED["mttf"]
     rate = meta["failures_per_1000_node_days"]
-    rows: list[Record] = []
+    rows: list[FigureRow] = []
     for row in meta["rows"]:
         hours = job_mttf_s(row["gpus"] // meta["gpus_per_node"], rate) / HOUR_S
         paper = row.get("hours")

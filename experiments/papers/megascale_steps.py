@@ -9,7 +9,7 @@ import numpy as np
 from hdpsim.cost_models.reading.units import parse_quantity
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import HdpSimError
-from hdpsim.experiments.papers.folder import Cell, paper_folder
+from hdpsim.experiments.papers.folder import PublishedFigure, paper_folder
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
 from hdpsim.experiments.studies.compare import run_batches
 from hdpsim.simulator.play.noise import clean_probability
@@ -131,7 +131,7 @@ def model_flop_per_token(model: Model, context_tokens: int) -> float:
     return 72.0 * layers * hidden**2 * (1.0 + attention + model.vocab / (12.0 * layers * hidden))
 
 
-def job_of(cell: Cell, batches: int = 1) -> StepJob:
+def job_of(cell: PublishedFigure, batches: int = 1) -> StepJob:
     """What predicts a cell; the metric decides only which figure of the step is compared."""
     return StepJob(
         system=cell["system"], model=cell["model"], gpus=cell["gpus"], global_batch=cell["global_batch"]

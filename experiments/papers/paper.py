@@ -19,8 +19,8 @@ from hdpsim.errors import UserInputError
 from hdpsim.experiments.bands.band import Residual
 from hdpsim.experiments.bands.residuals import residual_lines, rewrite_residuals, setup_features
 from hdpsim.experiments.output.document import Document, Table
-from hdpsim.experiments.papers.folder import Cell, PaperFolder
-from hdpsim.experiments.papers.shown import Part, Record, record_files, records_table
+from hdpsim.experiments.papers.folder import PaperFolder, PublishedFigure
+from hdpsim.experiments.papers.shown import FigureRow, Part, record_files, records_table
 from hdpsim.experiments.parallel.pool import worker_pool
 from hdpsim.experiments.studies.compare import silent
 from hdpsim.experiments.validation.errors import error_of, error_summary
@@ -54,7 +54,7 @@ class Results:
         batches: global batches of each prediction; 1 where a paper does not average.
     """
 
-    records: Sequence[Record]
+    records: Sequence[FigureRow]
     outcomes: Mapping[Job, Any]
     batches: int = 1
 
@@ -89,11 +89,11 @@ class Paper:
     """
 
     folder: PaperFolder
-    job: Callable[[Cell, int], Job]
-    prediction: Callable[[Cell, Any], Record]
-    step: Callable[[Cell, int], tuple[Setup, Ints]]
-    cells: Callable[[], tuple[Cell, ...]] | None = None
-    tables: Callable[[Sequence[Record]], Sequence[Table[Any]]] | None = None
+    job: Callable[[PublishedFigure, int], Job]
+    prediction: Callable[[PublishedFigure, Any], FigureRow]
+    step: Callable[[PublishedFigure, int], tuple[Setup, Ints]]
+    cells: Callable[[], tuple[PublishedFigure, ...]] | None = None
+    tables: Callable[[Sequence[FigureRow]], Sequence[Table[Any]]] | None = None
     sections: tuple[Section, ...] = ()
 
 
@@ -172,7 +172,7 @@ def reproduce(
     )
 
 
-def _cells(paper: Paper) -> tuple[Cell, ...]:
+def _cells(paper: Paper) -> tuple[PublishedFigure, ...]:
     return paper.folder.published_cells() if paper.cells is None else paper.cells()
 
 
@@ -200,7 +200,7 @@ def run_jobs(jobs: Iterable[Job], report: Report, workers: int | None = None) ->
     return found
 
 
-def _record(folder: PaperFolder, cell: Cell, prediction: Record) -> Record:
+def _record(folder: PaperFolder, cell: PublishedFigure, prediction: FigureRow) -> FigureRow:
     """The input columns of a cell, measured, predicted, error, and what else a prediction says."""
     return {
         **cell.inputs,
@@ -213,7 +213,7 @@ def _record(folder: PaperFolder, cell: Cell, prediction: Record) -> Record:
     }
 
 
-def summary_of(records: Sequence[Record]) -> dict[str, Any]:
+def summary_of(records: Sequence[FigureRow]) -> dict[str, Any]:
     """Absolute errors over all records with a measurement, and how many could not be predicted."""
     return {
         **error_summary(record["error"] for record in records),
@@ -233,14 +233,14 @@ def errors_line(summary: Mapping[str, Any]) -> str:
     return f"{text}; {summary['unpredicted']} cannot run." if summary["unpredicted"] else f"{text}."
 
 
-def _reasons(folder: PaperFolder, records: Sequence[Record]) -> list[str]:
+def _reasons(folder: PaperFolder, records: Sequence[FigureRow]) -> list[str]:
     words = folder.setup["cells"]["words"]
     found = [f"Cannot run: {words.format(**r)}: {r['reason']}" for r in records if r["reason"]]
     return list(dict.fromkeys(found))
 
 
 def residuals_of(
-    paper: Paper, cells: Sequence[Cell], records: Sequence[Record], batches: int
+    paper: Paper, cells: Sequence[PublishedFigure], records: Sequence[FigureRow], batches: int
 ) -> list[Residual]:
     """One residual for every cell of a time or rate with an error. None counts as complete: papers leave much out."""
     found = []
@@ -257,10 +257,10 @@ def residuals_of(
 
 
 def of_place(
-    records: Sequence[Record], place: Sequence[str], variant: str
-) -> dict[tuple[Any, ...], dict[str, Record]]:
+    records: Sequence[FigureRow], place: Sequence[str], variant: str
+) -> dict[tuple[Any, ...], dict[str, FigureRow]]:
     """Values of the *place* columns -> value of the *variant* column -> record."""
-    found: dict[tuple[Any, ...], dict[str, Record]] = {}
+    found: dict[tuple[Any, ...], dict[str, FigureRow]] = {}
     for record in records:
         found.setdefault(tuple(record[name] for name in place), {})[record[variant]] = record
     return found

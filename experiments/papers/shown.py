@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from hdpsim.experiments.output import plots
 from hdpsim.experiments.output.document import Column, OutputFile, Table
 from hdpsim.experiments.output.plot_style import format_count, format_tokens
-from hdpsim.experiments.papers.folder import Cell, PaperFolder
+from hdpsim.experiments.papers.folder import PaperFolder, PublishedFigure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Record = Mapping[str, Any]
+FigureRow = Mapping[str, Any]
 
 _QUANTITIES = {"tokens_per_s": "throughput (tokens/s)", "step_s": "iteration (s)", "percent": "share (%)"}
 _AXES = {"gpus": "GPUs", "context_tokens": "context length (tokens)"}
@@ -40,9 +40,9 @@ class Part:
 def rows_part(
     folder: PaperFolder,
     name: str,
-    rows: Sequence[Record],
+    rows: Sequence[FigureRow],
     *,
-    derived: Mapping[str, Callable[[Record], Any]] | None = None,
+    derived: Mapping[str, Callable[[FigureRow], Any]] | None = None,
     lines: Sequence[str] = (),
     figure: Callable[[], Figure] | None = None,
 ) -> Part:
@@ -73,12 +73,12 @@ def rows_part(
 def column(
     name: str,
     *,
-    value: Callable[[Record], Any] | None = None,
+    value: Callable[[FigureRow], Any] | None = None,
     heading: str | None = None,
     format: str = "",
     missing: str = "–",
     left: bool = False,
-) -> Column[Record]:
+) -> Column[FigureRow]:
     """A column of words, whole numbers or figures; *format*: a template, `count` (1.2M), or three digits."""
     text = format_count if format == "count" else format.format if format else readable
     head = "GPUs" if name == "gpus" else heading
@@ -94,7 +94,7 @@ def readable(value: str | float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.3g}"
 
 
-def records_table(folder: PaperFolder, records: Sequence[Record]) -> Table[Record]:
+def records_table(folder: PaperFolder, records: Sequence[FigureRow]) -> Table[FigureRow]:
     """One row per cell."""
     columns = (
         *(column(name, left=not isinstance(kind, str)) for name, kind in folder.columns.items()),
@@ -105,7 +105,7 @@ def records_table(folder: PaperFolder, records: Sequence[Record]) -> Table[Recor
     return Table(title=folder.setup["cells"]["title"], columns=columns, rows=records)
 
 
-def flat_rows(rows: Sequence[Record]) -> list[dict[str, Any]]:
+def flat_rows(rows: Sequence[FigureRow]) -> list[dict[str, Any]]:
     """Rows of single figures: mappings are left out, lists become text."""
     return [
         {
@@ -117,7 +117,9 @@ def flat_rows(rows: Sequence[Record]) -> list[dict[str, Any]]:
     ]
 
 
-def record_files(folder: PaperFolder, cells: Sequence[Cell], records: Sequence[Record]) -> list[OutputFile]:
+def record_files(
+    folder: PaperFolder, cells: Sequence[PublishedFigure], records: Sequence[FigureRow]
+) -> list[OutputFile]:
     """The records as a table, all of them as a scatter plot, and against their x axis."""
     words, figure = folder.setup["cells"], folder.setup["figure"]
     files = [
@@ -144,13 +146,13 @@ def record_files(folder: PaperFolder, cells: Sequence[Cell], records: Sequence[R
                 "Every cell with a measurement: prediction over measurement.",
             )
         )
-    by_figure: dict[str, list[Record]] = {}
+    by_figure: dict[str, list[FigureRow]] = {}
     for record in ran:
         by_figure.setdefault(figure["name"].format(**record), []).append(record)
     return [*files, *(_lines_file(folder, name, rows) for name, rows in by_figure.items())]
 
 
-def _lines_file(folder: PaperFolder, name: str, records: Sequence[Record]) -> OutputFile:
+def _lines_file(folder: PaperFolder, name: str, records: Sequence[FigureRow]) -> OutputFile:
     """Predictions as lines and measurements as markers against the figure's x column."""
     figure = folder.setup["figure"]
     x, series, title = figure["x"], figure["series"], figure["title"].format(**records[0])
@@ -173,7 +175,7 @@ def _lines_file(folder: PaperFolder, name: str, records: Sequence[Record]) -> Ou
     )
 
 
-def _figure(caption: Mapping[str, Any], rows: Sequence[Record]) -> Figure:
+def _figure(caption: Mapping[str, Any], rows: Sequence[FigureRow]) -> Figure:
     """Bars of the steps of an ablation, or lines: what is predicted and, where there is a second key, published."""
     title, y = caption["title"], caption["y"]
     if "bars" in caption:

@@ -12,7 +12,7 @@ from hdpsim.arrays import Ints
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.bands.residuals import read_residuals
 from hdpsim.experiments.output.run_directory import write_document
-from hdpsim.experiments.papers.folder import Cell, paper_folder, paper_names, read_folder
+from hdpsim.experiments.papers.folder import PublishedFigure, paper_folder, paper_names, read_folder
 from hdpsim.experiments.papers.paper import (
     Paper,
     Results,
@@ -21,7 +21,7 @@ from hdpsim.experiments.papers.paper import (
     reproduce,
     run_jobs,
 )
-from hdpsim.experiments.papers.shown import Part, Record, rows_part
+from hdpsim.experiments.papers.shown import FigureRow, Part, rows_part
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.simulator.setup import Setup
 
@@ -61,11 +61,11 @@ class RateJob:
         return None if self.gpus > 16 else self.gpus * (10.0 if self.system == "slow" else 22.0)
 
 
-def prediction(cell: Cell, rate: float | None) -> Record:
+def prediction(cell: PublishedFigure, rate: float | None) -> FigureRow:
     return {"predicted": rate, "reason": "too many GPUs" if rate is None else ""}
 
 
-def step(cell: Cell, batches: int) -> tuple[Setup, Ints]:
+def step(cell: PublishedFigure, batches: int) -> tuple[Setup, Ints]:
     scenario = load_scenario("quickstart-8gpu")
     return scenario.setup(), scenario.batches(1)[0]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.app import cli
-from hdpsim.experiments.papers.folder import Cell
+from hdpsim.experiments.papers.folder import PublishedFigure
 from hdpsim.experiments.papers.megascale import (
     PAPER,
     PUBLISHED,
@@ -53,7 +53,7 @@ def test_cells_are_read_with_what_travels_along(tmp_path: Path) -> None:
         "global_batch": 768,
         "metric": "mfu",
     }
-    assert cell == Cell(inputs=inputs, unit="percent", extra={"note": "guess"})
+    assert cell == PublishedFigure(inputs=inputs, unit="percent", extra={"note": "guess"})
 
 
 @pytest.mark.parametrize(
