@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hdpsim.cost_models.kernels.casts import delayed_scales
-from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.layout import SWITCHES, Layout
 from hdpsim.cost_models.memory.report import MemoryReport
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import stage_layers
@@ -36,10 +35,10 @@ def without_effect(
         *_of_sharding(setup),
         *_of_recomputation(setup),
         *_of_precision(setup),
-        *_of_tensor_parallelism(setup),
         *_of_experts(setup),
         *_of_pipeline(setup),
         *_of_host(setup),
+        *_of_needs(setup.layout),
         *_of_strategy(setup, largest_group),
         *_of_execution(setup),
         *_of_memory(setup, report),
@@ -75,18 +74,8 @@ def _of_sharding(setup: Setup) -> Iterator[Rule]:
     yield alone, _keys("memory", "bucket_bytes gather_buffer_bytes")
     few = layout.sharding.ranks is not None and layout.sharding.ranks >= ranks
     yield f"there are only {ranks} ranks" if few else "", _layout("shard_ranks")
-    yield sharding if layout.sharding.kind == "none" else "", _layout("shard_ranks")
-    once = "" if layout.sharding.kind in ("zero1", "zero2") else f"{sharding}, neither zero1 nor zero2"
-    yield once, _layout("owner_broadcasts gradient_all_reduce gather_overlap prefetch_gather")
-    yield "" if layout.sharding.overlap else "dp_overlap is false", _layout("gather_overlap prefetch_gather")
-    yield (
-        "" if layout.sharding.kind == "zero3" else f"{sharding}, not zero3",
-        _layout("gather_lists shard_copies"),
-    )
-    whole = f"{sharding}, which sums shards" if layout.sharding.kind == "zero3" else ""
-    frozen = "the weights are frozen" if setup.model.frozen else ""
-    yield whole or frozen, _layout("gradient_accumulation")
-    yield whole, _layout("bucket_parameters")
+    frozen = setup.model.frozen and layout.sharding.kind != "zero3"
+    yield "the weights are frozen" if frozen else "", _layout("gradient_accumulation")
     early = "" if layout.sharding.kind in ("none", "zero1") else f"{sharding}, neither none nor zero1"
     yield early, _keys("memory", "bucket_bytes")
     yield (
@@ -99,7 +88,6 @@ def _of_recomputation(setup: Setup) -> Iterator[Rule]:
     layout, kept = setup.layout, setup.memory.overheads
     mode = f"recompute is {layout.recompute.kind}"
     selective = "" if layout.recompute.kind == "selective" else f"{mode}, not selective"
-    yield selective, _layout("recompute_share recompute_small_kernels")
     yield selective, _keys("memory", "selective_share selective_keeps")
     shares = (layout.recompute.products, layout.recompute.attention, layout.recompute.collectives)
     again = any((layout.recompute.share, layout.recompute.small_kernels, *shares))
@@ -107,8 +95,6 @@ def _of_recomputation(setup: Setup) -> Iterator[Rule]:
     unfused = layout.kernels.attention == "unfused"
     if layout.recompute.kind == "selective" and not (unfused or again or spared):
         yield "flash attention keeps no scores, and nothing else is recomputed", _layout("recompute")
-    none = mode if layout.recompute.kind == "none" else ""
-    yield none, _layout("recompute_products recompute_attention recompute_collectives")
     if layout.recompute.kind == "selective" and unfused:
         yield "selective recomputation repeats unfused attention", _layout("recompute_attention")
     if kept.selective_keeps is not None:
@@ -120,24 +106,10 @@ def _of_recomputation(setup: Setup) -> Iterator[Rule]:
 
 def _of_precision(setup: Setup) -> Iterator[Rule]:
     layout = setup.layout
-    precision = f"precision is {layout.precision.products}"
-    yield "" if layout.precision.products == "fp8" else f"{precision}, not fp8", _layout("fp8_scaling")
-    delayed = "" if delayed_scales(layout) else "it needs fp8 with delayed scales; "
-    why = delayed and f"{delayed}{precision}, fp8_scaling {layout.precision.fp8_scaling}"
-    yield why, _layout("separate_scale_updates blocking_maxima")
-    wide = precision if layout.precision.products == "bf16" else ""
-    yield wide, (*_layout("expert_padding"), *_keys("memory", "eight_bit_copy_bytes"))
+    wide = "precision is bf16" if layout.precision.products == "bf16" else ""
+    yield wide, _keys("memory", "eight_bit_copy_bytes")
     sharded = "sharding is zero3" if layout.sharding.kind == "zero3" else ""
     yield sharded, _keys("memory", "eight_bit_copy_bytes")
-
-
-def _of_tensor_parallelism(setup: Setup) -> Iterator[Rule]:
-    layout = setup.layout
-    names = "sequence_parallel tp_overlap tp_asynchronous tp_batch_first tp_exchange recompute_collectives"
-    yield "tp is 1" if layout.parallel.tp == 1 else "", _layout(names)
-    yield "" if layout.tensor.sequence_parallel else "sequence_parallel is false", _layout("tp_batch_first")
-    yield "" if layout.tensor.overlap else "tp_overlap is false", _layout("tp_exchange")
-    yield "tp_overlap is true" if layout.tensor.overlap else "", _layout("tp_asynchronous")
 
 
 def _of_experts(setup: Setup) -> Iterator[Rule]:
@@ -147,17 +119,10 @@ def _of_experts(setup: Setup) -> Iterator[Rule]:
     yield none, _layout(names)
     same = layout.parallel.etp == max(1, layout.parallel.tp // layout.parallel.ep)
     yield "that is what tp / ep leaves of it anyway" if same else "", _layout("etp")
-    alone = layout.parallel.ep == 1
-    yield "ep is 1, every GPU meets all tokens" if alone else "", _layout("expert_imbalance")
-    yield "ep is 1, there is no all-to-all" if alone else "", _layout("ep_overlap")
 
 
 def _of_pipeline(setup: Setup) -> Iterator[Rule]:
     model, layout = setup.model, setup.layout
-    short = "pp is 1" if layout.parallel.pp == 1 else ""
-    yield short, _layout("pp_overlap order stage_balance embedding_layers")
-    order = f"pp is {layout.parallel.pp}, schedule is {layout.pipeline.schedule}"
-    yield "" if layout.defers_head_gradient else order, _layout("deferred_head_gradient")
     for name in ("embedding_layers", "stage_balance") if layout.parallel.pp > 1 else ():
         same = _same_stages(model, with_default(setup, f"layout.{name}").layout, layout)
         yield "every stage has the same layers without it" if same else "", _layout(name)
@@ -172,10 +137,16 @@ def _same_stages(model: Model, plain: Layout, layout: Layout) -> bool:
 
 def _of_host(setup: Setup) -> Iterator[Rule]:
     layout = setup.layout
-    why = "" if layout.host.cuda_graphs else "cuda_graphs is false"
-    yield why, _layout("cuda_graph_scope cuda_graph_experts")
     if layout.host.cuda_graphs and (layout.host.cuda_graph_experts or not setup.model.experts):
         yield "graphs leave no launch of a layer to wait for", _layout("launch_blocking")
+
+
+def _of_needs(layout: Layout) -> Iterator[Rule]:
+    """What the fields of a layout say of themselves."""
+    values = layout.switches()
+    for name, switch in SWITCHES.items():
+        for need in switch.about.needs:
+            yield "" if need.met(layout) else need.otherwise.format(**values), _layout(name)
 
 
 def _of_strategy(setup: Setup, largest_group: int | None) -> Iterator[Rule]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from hdpsim.cost_models.layout import needs
 from hdpsim.cost_models.layout.switches import switch
 from hdpsim.cost_models.reading.checked import Checked, Share
 from hdpsim.errors import InfeasibleError
@@ -51,7 +52,7 @@ class Parallel(Group):
     """Expert-parallel degree. Up to tp the experts live inside the rank's own TP group."""
     etp: Annotated[int, RANGES["tp"]] | None = switch(None, none="auto")
     """GPUs over which each expert is cut; None = tp / ep, at least 1."""
-    order: RankOrder = "tp-dp-pp"
+    order: RankOrder = switch("tp-dp-pp", needs=(needs.SEVERAL_STAGES,))
     """Which GPUs are numbered next to each other after a TP group: those of its data-parallel group (Megatron), or
     those of its pipeline."""
 
@@ -96,13 +97,13 @@ class Pipeline(Group):
     """Model chunks a pipeline stage holds: 1, more when interleaved, 2 in ZB-V."""
     schedule: Schedule = switch("1f1b", basic=True)
     """The order in which a stage runs the forwards and backwards of its micro-batches."""
-    embedding_layers: bool = False
+    embedding_layers: bool = switch(False, needs=(needs.SEVERAL_STAGES,))
     """Embedding and output projection count as a layer each when layers are dealt to the stages."""
-    balance: StageBalance = switch("layers", name="stage_balance")
+    balance: StageBalance = switch("layers", name="stage_balance", needs=(needs.SEVERAL_STAGES,))
     """How layers are dealt to pipeline stages: as many on each, or so that the output projection's FLOP count too."""
-    overlap: bool = switch(True, name="pp_overlap")
+    overlap: bool = switch(True, name="pp_overlap", needs=(needs.SEVERAL_STAGES,))
     """Transfers between stages run beside computation; off: they hold the sending and the receiving stage."""
-    deferred_head_gradient: bool = False
+    deferred_head_gradient: bool = switch(False, needs=(needs.DRAIN,))
     """1f1b, interleaved: weight gradients of the output projection wait until the pipeline drains."""
 
 
@@ -110,17 +111,19 @@ class Pipeline(Group):
 class Tensor(Group):
     """How the GPUs of a tensor-parallel group exchange what each of them holds a part of."""
 
-    sequence_parallel: bool = switch(True, basic=True)
+    sequence_parallel: bool = switch(True, basic=True, needs=(needs.CUT_LAYERS,))
     """Activations outside of what tensor parallelism cuts are split along the sequence."""
-    overlap: bool = switch(False, name="tp_overlap")
+    overlap: bool = switch(False, name="tp_overlap", needs=(needs.CUT_LAYERS,))
     """Tensor-parallel collectives run beside the GEMMs that need or feed them, cut into chunks."""
-    exchange: TensorExchange = switch("none", name="tp_exchange")
+    exchange: TensorExchange = switch("none", name="tp_exchange", needs=(needs.CUT_LAYERS, needs.CHUNKS))
     """With tp_overlap: gathers feed products as chunks that neighbours copy to each other, each GPU's own chunk first;
     mlp: what the MLP sends out is reduced that way, too."""
-    batch_first: bool = switch(False, name="tp_batch_first")
+    batch_first: bool = switch(
+        False, name="tp_batch_first", needs=(needs.CUT_LAYERS, needs.SEQUENCE_PARALLEL)
+    )
     """Tensors are [batch, sequence, hidden] (DTensor): chunks of tensor-parallel collectives are put together and taken
     apart by copies, and the backward gathers inputs no second time; sequence parallelism only."""
-    asynchronous: bool = switch(False, name="tp_asynchronous")
+    asynchronous: bool = switch(False, name="tp_asynchronous", needs=(needs.CUT_LAYERS, needs.NO_CHUNKS))
     """Tensor-parallel collectives are called asynchronously: they run beside whole products that do not need them."""
 
 
@@ -131,26 +134,30 @@ class Sharding(Group):
     kind: ShardingKind = switch("zero1", name="sharding", basic=True)
     """What ranks hold a part of: nothing, optimizer states (zero1), gradients, too (zero2), or parameters, too (zero3,
     FSDP)."""
-    ranks: Annotated[int, RANGES["shard_ranks"]] | None = switch(None, name="shard_ranks", none="all")
+    ranks: Annotated[int, RANGES["shard_ranks"]] | None = switch(
+        None, name="shard_ranks", none="all", needs=(needs.SHARED,)
+    )
     """Neighbouring ranks that share one copy of what is sharded: of the parameters (zero3: HSDP), of the optimizer's
     states (zero1, zero2); None = all ranks."""
     overlap: bool = switch(True, name="dp_overlap")
     """Gradient reduction and parameter gather run beside compute; off: nothing of them is hidden."""
-    gather_overlap: bool = True
+    gather_overlap: bool = switch(True, needs=(needs.ZERO_1_OR_2, needs.BESIDE_COMPUTE))
     """zero1, zero2: parameters are gathered beside the next forward; off: all of them right after the update."""
-    prefetch_gather: bool = True
+    prefetch_gather: bool = switch(True, needs=(needs.ZERO_1_OR_2, needs.BESIDE_COMPUTE))
     """The step's first parameter gather runs while data is loaded; off: the first forward waits for a bucket."""
-    gather_lists: bool = False
+    gather_lists: bool = switch(False, needs=(needs.ZERO_3,))
     """zero3: every matrix is gathered and reduced by a collective of its own that takes a list of all ranks' pieces,
     whose copies the host launches one by one while the GPU waits."""
-    copies: ShardCopies = switch("both", name="shard_copies")
+    copies: ShardCopies = switch("both", name="shard_copies", needs=(needs.ZERO_3,))
     """zero3: what is copied between a collective's buffer and the tensors: gathered parameters and gradients, these
     alone (parameters are views of the buffer), or nothing."""
-    owner_broadcasts: bool = False
+    owner_broadcasts: bool = switch(False, needs=(needs.ZERO_1_OR_2,))
     """zero1, zero2: whole tensors belong to ranks, which broadcast them one after the other, instead of one gather."""
-    gradient_all_reduce: bool = False
+    gradient_all_reduce: bool = switch(False, needs=(needs.ZERO_1_OR_2,))
     """zero1, zero2: every rank gets all sums of gradients (an all-reduce over all ranks), not its states' alone."""
-    bucket_parameters: Annotated[float, RANGES["bucket_parameters"]] | None = switch(None, none="auto")
+    bucket_parameters: Annotated[float, RANGES["bucket_parameters"]] | None = switch(
+        None, none="auto", needs=(needs.SUMS_OF_ALL,)
+    )
     """Parameters of a bucket of gradients; None = Megatron-Core's rule (40 million, a million per rank)."""
     optimizer_offload: bool = False
     """Optimizer states in host memory, updated by the CPU: gradients go there, parameters come back."""
@@ -162,17 +169,19 @@ class Recompute(Group):
 
     kind: RecomputeKind = switch("none", name="recompute", basic=True)
     """Activations computed again in the backward: none, those that are large and cheap, or all of a layer."""
-    share: Share = switch(0.0, name="recompute_share")
+    share: Share = switch(0.0, name="recompute_share", needs=(needs.SELECTIVE,))
     """Selective recomputation: share of a layer's forward repeated in the backward (every other layer: 0.5), beside
     unfused attention."""
-    products: Share | None = switch(None, name="recompute_products", none="rest")
+    products: Share | None = switch(None, name="recompute_products", none="rest", needs=(needs.RECOMPUTED,))
     """Recomputation, full or selective: share of the matrix products repeated, where a policy keeps some outputs or
     nothing needs the last one; None = as the rest of the layer."""
-    attention: Share | None = switch(None, name="recompute_attention", none="rest")
+    attention: Share | None = switch(None, name="recompute_attention", none="rest", needs=(needs.RECOMPUTED,))
     """Recomputation: share of flash attention repeated, whose output policies by operation keep; None = as the rest."""
-    collectives: Share | None = switch(None, name="recompute_collectives", none="rest")
+    collectives: Share | None = switch(
+        None, name="recompute_collectives", none="rest", needs=(needs.RECOMPUTED, needs.CUT_LAYERS)
+    )
     """Recomputation: share of the tensor-parallel collectives repeated; None = as the rest."""
-    small_kernels: bool = switch(False, name="recompute_small_kernels")
+    small_kernels: bool = switch(False, name="recompute_small_kernels", needs=(needs.SELECTIVE,))
     """Selective recomputation: norms and activation functions run again in the backward."""
 
 
@@ -182,12 +191,12 @@ class Precision(Group):
 
     products: ProductPrecision = switch("bf16", name="precision", basic=True)
     """Operands of the layers' matrix products; attention scores, router, embedding and output head stay BF16."""
-    fp8_scaling: Fp8Scaling = "delayed"
+    fp8_scaling: Fp8Scaling = switch("delayed", needs=(needs.FP8,))
     """Scales of fp8: of earlier steps, of the tensor itself, or of its rows and columns (tensor-parallel gathers then
     carry 16 bits, and every GPU casts all it gathered)."""
-    separate_scale_updates: bool = False
+    separate_scale_updates: bool = switch(False, needs=(needs.DELAYED_SCALES,))
     """Delayed scales of fp8 are updated in every pass of a layer, module by module, by an operation per kernel."""
-    blocking_maxima: bool = False
+    blocking_maxima: bool = switch(False, needs=(needs.DELAYED_SCALES,))
     """Delayed scales of fp8: after every pass of a stage's layers all ranks agree on the largest elements that it saw,
     and work waits for it; off: once a step, or beside the work."""
     gradient_bytes: Literal[2, 4] = 4
@@ -200,17 +209,17 @@ class Experts(Group):
 
     dispatch: ExpertDispatch = switch("all-to-all", name="expert_dispatch")
     """fused: one kernel permutes and sends, a token once to each node (DeepEP, Hybrid-EP)."""
-    overlap: bool = switch(False, name="ep_overlap")
+    overlap: bool = switch(False, name="ep_overlap", needs=(needs.ALL_TO_ALL,))
     """The expert all-to-all of a micro-batch runs beside the compute of another."""
     kernels: ExpertKernels = switch("grouped", name="expert_kernels")
     """separate: the host launches one product (and cast) per expert on several streams; modules: one MLP after the
     other, each writes into its part of a common output; grouped: one kernel for all; fused: such kernels that clamp,
     weigh and add biases, too."""
     imbalance: Annotated[float, RANGES["expert_imbalance"]] | None = switch(
-        None, name="expert_imbalance", none="auto"
+        None, name="expert_imbalance", none="auto", needs=(needs.BUSIEST,)
     )
     """Rows of the busiest GPU of an expert-parallel group over the mean, at least 1; None = the calibration's."""
-    padding: bool = switch(False, name="expert_padding")
+    padding: bool = switch(False, name="expert_padding", needs=(needs.NARROW,))
     """With 8 and 4 bits every expert's rows are copied to a multiple of what the products take, and back."""
 
 
@@ -225,7 +234,7 @@ class Kernels(Group):
     """Norms, biases, activation, rotary embedding, dropout and softmax as one kernel each, not one per operation."""
     fused_loss: bool = True
     """Cross-entropy as one kernel over fp32 logits, not one per operation; without fused_kernels it never is."""
-    gradient_accumulation: GradientAccumulation = "fused"
+    gradient_accumulation: GradientAccumulation = switch("fused", needs=(needs.SUMS_OF_ALL,))
     """How gradients of micro-batches add up: in the products of weight gradients, in kernels of their own, or in such
     kernels after a copy to the precision of the sum."""
 
@@ -236,9 +245,9 @@ class Host(Group):
 
     cuda_graphs: bool = False
     """Kernels of a layer are replayed from a graph: the host launches none of them."""
-    cuda_graph_scope: GraphScope = "layers"
+    cuda_graph_scope: GraphScope = switch("layers", needs=(needs.GRAPHS,))
     """With graphs: one for every layer; iteration: one for all passes of a step, whose replay leaves the host free."""
-    cuda_graph_experts: bool = True
+    cuda_graph_experts: bool = switch(True, needs=(needs.GRAPHS,))
     """With graphs: the experts are part of them; off: token counts are known too late, the host launches theirs."""
     launch_blocking: bool = False
     """The host waits for every kernel before it goes on (CUDA_LAUNCH_BLOCKING=1): no launch hides behind a kernel."""

@@ -37,7 +37,13 @@ def layout_keys() -> dict[str, Key]:
             if said.none:
                 parse = or_word(said.none, parse)
             meaning = words[item.name].replace("None =", f"{said.none}:")
-            key = Key(parse=parse, default=item.default, meaning=meaning, basic=said.basic)
+            key = Key(
+                parse=parse,
+                default=item.default,
+                meaning=meaning,
+                basic=said.basic,
+                needs=tuple(need.words for need in said.needs),
+            )
             keys[f"layout.{name.removesuffix(_TOKENS)}"] = key
     return keys
 

@@ -97,6 +97,7 @@ class ScenarioKey:
         default: as a scenario has it; None where nothing is said by default.
         required: whether there is no default.
         basic: whether everybody needs it, not experts alone.
+        needs: what of other keys it needs to have an effect.
     """
 
     key: str
@@ -107,6 +108,7 @@ class ScenarioKey:
     required: bool
     meaning: str
     basic: bool
+    needs: tuple[str, ...]
 
 
 def scenario_keys() -> tuple[ScenarioKey, ...]:
@@ -121,6 +123,7 @@ def scenario_keys() -> tuple[ScenarioKey, ...]:
             required=key.default is REQUIRED,
             meaning=key.meaning or _meaning(dotted),
             basic=key.basic or dotted in _BASIC,
+            needs=key.needs,
         )
         for dotted, key in KEYS.items()
     )

@@ -66,12 +66,14 @@ class Key:
         default: our value when the key is absent, or REQUIRED.
         meaning: what it says, where what it becomes does not tell (scenario_keys).
         basic: whether everybody needs it, not experts alone.
+        needs: what of other keys it needs to have an effect.
     """
 
     parse: Parser
     default: object = REQUIRED
     meaning: str = ""
     basic: bool = False
+    needs: tuple[str, ...] = ()
 
     def dump(self, value: object) -> object:
         """From our value back to a YAML value that `parse` accepts."""

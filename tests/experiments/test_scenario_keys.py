@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -10,14 +10,16 @@ import pytest
 from hdpsim.cost_models.layout import layout as layouts
 from hdpsim.cost_models.layout.groups import Group
 from hdpsim.cost_models.layout.layout import GROUPS, SWITCHES, Layout
-from hdpsim.cost_models.layout.switches import about, switch
+from hdpsim.cost_models.layout.switches import Need, about, switch
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.words import field_words
 from hdpsim.experiments.scenario.layout_keys import layout_keys, parser_of
+from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.scenario.scenario_keys import ScenarioKey, scenario_keys
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.ranges import Range
 from hdpsim.simulator.settings import FIELDS
+from hdpsim.simulator.without_effect import without_effect
 
 LISTED = {key.key: key for key in scenario_keys()}
 
@@ -31,7 +33,9 @@ class Pumps(Group):
     )
     """How fast pumps turn;
     None = as fast as they can."""
-    kind: Literal["warm", "cold"] = "warm"
+    kind: Literal["warm", "cold"] = switch(
+        "warm", needs=(Need("tp > 2", "tp is {tp}", lambda layout: False),)
+    )
     """What they move."""
 
 
@@ -45,6 +49,7 @@ def test_a_new_field_is_a_key_with_a_check_and_words(monkeypatch: pytest.MonkeyP
     with pytest.raises(ValueError, match="must be a whole number from 1 to 10, got 11; or auto"):
         pump.parse(11)
     assert (kind.default, kind.basic, kind.meaning) == ("warm", False, "What they move.")
+    assert kind.needs == ("tp > 2",)
     with pytest.raises(ValueError, match=r"'wram' is not one of warm, cold \(did you mean 'warm'\?\)"):
         kind.parse("wram")
     assert layouts._switches()["pump_tokens"][:3] == ("pump_tokens", "pumps", "speed_tokens")
@@ -78,6 +83,25 @@ def test_what_a_key_accepts_a_layout_accepts() -> None:
         ends = () if key.limits is None else (key.limits.low, key.limits.high)
         for value in (*key.choices, *ends):
             assert Layout(**{name: value}).switch(found.name) == value
+
+
+def test_a_switch_whose_needs_are_not_met_is_named() -> None:
+    """Of every need: a layout that lacks it alone is told so, in the words of the need."""
+    setup = load_scenario("quickstart-8gpu").setup("static")
+    for name, found in SWITCHES.items():
+        values = [
+            value for value in LISTED[f"layout.{name.removesuffix('_tokens')}"].choices if value is not None
+        ]
+        for need in found.about.needs:
+            changed = [setup.layout.changed(**{name: value}) for value in values]
+            lacking = [layout for layout in changed if layout != setup.layout and not need.met(layout)]
+            for layout in lacking:
+                said = [
+                    n
+                    for n in without_effect(replace(setup, layout=layout))
+                    if n.startswith(f"layout.{name} =")
+                ]
+                assert len(said) == (layout.switch(name) != Layout().switch(name)), name
 
 
 @pytest.mark.parametrize("hint", [str, int, list[int]])
