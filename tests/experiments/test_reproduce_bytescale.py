@@ -147,7 +147,7 @@ def test_every_layout_divides_fits_and_serves_every_context(model: str) -> None:
 
 def test_the_7b_layout_is_that_of_the_case_study() -> None:
     # 8 micro-batches x DP 2 x 2M tokens = 2^25 tokens; DP 2 x CP 256 = 512 ranks on 1,024 GPUs
-    assert layout_of("llama-7b").ranks(SETUP["models"]["llama-7b"]["gpus"]) == 2 * 256
+    assert layout_of("llama-7b").parallel.ranks(SETUP["models"]["llama-7b"]["gpus"]) == 2 * 256
     assert BATCH_TOKENS == 8 * 2 * 2**21
 
 
