@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from hdpsim.cost_models.layout.groups import Parallel
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.transformer.model import Model, dense_layer_count, dense_width
 from hdpsim.cost_models.transformer.stages import schedule_problems
@@ -73,16 +74,16 @@ def layout_notes(model: Model, cluster: Cluster, layout: Layout) -> tuple[str, .
 
 
 def _reasons(model: Model, layout: Layout, ranks: int | None) -> Iterator[str]:
-    yield from _widths(model, layout)
+    yield from _widths(model, layout.parallel)
     yield from _stages(model, layout)
-    yield from _experts(model, layout, ranks)
+    yield from _experts(model, layout.parallel, ranks)
     if ranks is not None:
         yield from _ranks(model, layout, ranks)
 
 
-def _widths(model: Model, layout: Layout) -> Iterator[str]:
+def _widths(model: Model, parallel: Parallel) -> Iterator[str]:
     """What tensor parallelism cuts must divide."""
-    tp = layout.parallel.tp
+    tp = parallel.tp
     widths = {f"{model.heads} attention heads of {model.name} do": model.heads}
     if dense_layer_count(model):
         widths[f"the MLP width {dense_width(model)} of {model.name} does"] = dense_width(model)
@@ -115,9 +116,8 @@ def _stages(model: Model, layout: Layout) -> Iterator[str]:
         )
 
 
-def _experts(model: Model, layout: Layout, ranks: int | None) -> Iterator[str]:
+def _experts(model: Model, parallel: Parallel, ranks: int | None) -> Iterator[str]:
     """Experts are dealt to ep GPUs and cut over etp, or over what ep leaves of tp."""
-    parallel = layout.parallel
     tp, ep, etp, gpus = parallel.tp, parallel.ep, parallel.etp, parallel.expert_gpus
     if not model.experts:
         for key, value in (("ep", ep), ("etp", etp or 1)):

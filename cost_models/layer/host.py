@@ -9,6 +9,7 @@ from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.kernels.casts import scale_update_launches
 from hdpsim.cost_models.layer.adapters import adapted_matrices, step_tensors
+from hdpsim.cost_models.layout.groups import Host, Kernels, Parallel
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import GroupShape
 from hdpsim.cost_models.tracing import priced
@@ -70,8 +71,8 @@ def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
     else:
         extras = norms * (int(model.biases) + int(model.dropout))
         count = 6 * norms + norms + extras + 2 + int(model.biases)
-    count += _products(model, layout, moe=moe) + 2 + _attention_launches(layout)
-    count += _rotary_launches(model, layout) + (2 if model.qk_norm else 0)
+    count += _products(model, layout.kernels, moe=moe) + 2 + _attention_launches(layout.kernels)
+    count += _rotary_launches(model, layout.kernels) + (2 if model.qk_norm else 0)
     router = ROUTER_LAUNCHES if moe else 0.0
     adapted = len(adapted_matrices(model, layout, moe=moe))
     collectives = _collectives_around_products(model, layout, moe=moe)
@@ -86,25 +87,25 @@ def small_kernels(model: Model, layout: Layout, *, moe: bool) -> float:
     overlapped all-to-alls adds are no kernels. Updates of scales are priced apart (scale_updates).
     """
     eager = layout.changed(cuda_graphs=False, ep_overlap=False, separate_scale_updates=False)
-    others = float(_products(model, eager, moe=moe) + _attention_launches(eager))
+    others = float(_products(model, eager.kernels, moe=moe) + _attention_launches(eager.kernels))
     others += ADAPTER_PRODUCTS * len(adapted_matrices(model, eager, moe=moe))
     collectives = _collectives_around_products(model, eager, moe=moe)
     if moe:
         others += EXPERT_MATRICES * _separate_experts(model, eager)[0]
-        collectives += _expert_collectives(eager)
+        collectives += _expert_collectives(eager.parallel)
     return forward_launches(model, eager, moe=moe) - others - LAUNCHES_OF_A_COLLECTIVE * collectives
 
 
-def _rotary_launches(model: Model, layout: Layout) -> float:
+def _rotary_launches(model: Model, kernels: Kernels) -> float:
     if model.learned_positions:
         return 0.0
     if model.scaled_rotary:
         return LATENT_ROTARY_LAUNCHES if model.latent_attention else SCALED_ROTARY_LAUNCHES
-    return 1.0 if layout.kernels.fused else 8.0
+    return 1.0 if kernels.fused else 8.0
 
 
-def _attention_launches(layout: Layout) -> int:
-    return (4 if layout.kernels.fused else 8) if layout.kernels.attention == "unfused" else 1
+def _attention_launches(kernels: Kernels) -> int:
+    return (4 if kernels.fused else 8) if kernels.attention == "unfused" else 1
 
 
 def _collectives_around_products(model: Model, layout: Layout, *, moe: bool) -> int:
@@ -112,15 +113,15 @@ def _collectives_around_products(model: Model, layout: Layout, *, moe: bool) -> 
     return tensor_collectives(model, layout, moe=moe) + adapted
 
 
-def _expert_collectives(layout: Layout) -> int:
-    joined = layout.parallel.expert_cut > 1 and not layout.parallel.experts_cut_like_dense
-    return (2 if layout.parallel.ep > 1 else 0) + (2 if joined else 0)
+def _expert_collectives(parallel: Parallel) -> int:
+    joined = parallel.expert_cut > 1 and not parallel.experts_cut_like_dense
+    return (2 if parallel.ep > 1 else 0) + (2 if joined else 0)
 
 
-def _products(model: Model, layout: Layout, *, moe: bool) -> int:
+def _products(model: Model, kernels: Kernels, *, moe: bool) -> int:
     """Matrix products of a layer without those of routed experts; a fused parallel block joins two pairs of them."""
     blocks = [matrix.block for matrix in layer_matrices(model, moe=moe) if matrix.block != "experts"]
-    joins = model.parallel_block and layout.kernels.fused and not moe and blocks.count("attention") == 2
+    joins = model.parallel_block and kernels.fused and not moe and blocks.count("attention") == 2
     return len(blocks) - (2 if joins else 0)
 
 
@@ -131,7 +132,8 @@ def backward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
     """
     twice = BACKWARD_LAUNCHES * forward_launches(model, layout, moe=moe)
     if not layout.host.cuda_graphs:
-        twice -= scale_update_launches(layout) + (_products(model, layout, moe=moe) if model.frozen else 0)
+        products = _products(model, layout.kernels, moe=moe) if model.frozen else 0
+        twice -= scale_update_launches(layout) + products
     if not moe or (layout.host.cuda_graphs and layout.host.cuda_graph_experts):
         return twice
     experts, per_expert = _separate_experts(model, layout)
@@ -177,7 +179,7 @@ def _expert_launches(model: Model, layout: Layout) -> float:
         count += CLAMP_LAUNCHES if model.clamped_activation else 0.0
     count += OVERLAP_LAUNCHES if _overlapped(layout) else 0.0
     count += PADDING_LAUNCHES if layout.experts.padding and layout.precision.products != "bf16" else 0.0
-    return count + LAUNCHES_OF_A_COLLECTIVE * _expert_collectives(layout)
+    return count + LAUNCHES_OF_A_COLLECTIVE * _expert_collectives(layout.parallel)
 
 
 def tensor_collectives(model: Model, layout: Layout, *, moe: bool) -> int:
@@ -240,7 +242,7 @@ class HostTime:
     @property
     def pass_s(self) -> float:
         """Work around the layers of one pass, forward or backward, of a micro-batch: schedule and hooks."""
-        if _whole_iteration(self._layout):
+        if _whole_iteration(self._layout.host):
             return 0.0
         return self._cal.micro_batch_fixed_s / 2.0 / self._layout.pipeline.vpp
 
@@ -257,19 +259,19 @@ def step_host_s(model: Model, layout: Layout, layers: Ints, cal: Calibration) ->
     passes of all micro-batches, the optimizer stays outside).
     """
     layer_s = cal.step_layer_s * step_tensors(model, layout)
-    if _whole_iteration(layout):
+    if _whole_iteration(layout.host):
         layer_s *= BEHIND_NORM_SHARE
     return np.asarray(cal.step_fixed_s + layer_s * layers)
 
 
-def _whole_iteration(layout: Layout) -> bool:
-    return layout.host.cuda_graphs and layout.host.cuda_graph_scope == "iteration"
+def _whole_iteration(host: Host) -> bool:
+    return host.cuda_graphs and host.cuda_graph_scope == "iteration"
 
 
 @priced("host")
-def step_checks_s(group: GroupShape, layout: Layout, network: NetworkCalibration) -> float:
+def step_checks_s(group: GroupShape, host: Host, network: NetworkCalibration) -> float:
     """Checks of what the ranks of a data-parallel *group* do once a step beside reducing gradients: loss and norm.
 
     Source: Megatron-LM and nanotron (mean loss, norm of gradients); gathering parameters is checked with its traffic.
     """
-    return 2.0 * check_s(group, network) if layout.host.checked_collectives else 0.0
+    return 2.0 * check_s(group, network) if host.checked_collectives else 0.0

@@ -17,6 +17,7 @@ from hdpsim.cost_models.kernels.casts import scale_updates_s
 from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layer.experts import parts_of_a_token
 from hdpsim.cost_models.layer.host import BACKWARD_LAUNCHES, small_kernels
+from hdpsim.cost_models.layout.groups import Parallel
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.tracing import note, priced
 from hdpsim.cost_models.transformer.matrices import mlp_width, routed_width
@@ -193,7 +194,9 @@ def _separate_passes(model: Model, layout: Layout, moe: bool) -> tuple[float, fl
 
 def _rotated(model: Model, layout: Layout) -> float:
     """Elements of queries and keys that the rotary embedding turns."""
-    return 0.0 if model.learned_positions or model.scaled_rotary else _queries_and_keys(model, layout)
+    if model.learned_positions or model.scaled_rotary:
+        return 0.0
+    return _queries_and_keys(model, layout.parallel)
 
 
 def _eager_rotary(model: Model, layout: Layout) -> list[tuple[EagerPasses, float]]:
@@ -202,18 +205,18 @@ def _eager_rotary(model: Model, layout: Layout) -> list[tuple[EagerPasses, float
         return []
     latent, heads = model.latent_attention, model.heads / layout.parallel.tp
     if latent is None:
-        return [(SCALED_ROTARY, _queries_and_keys(model, layout))]
+        return [(SCALED_ROTARY, _queries_and_keys(model, layout.parallel))]
     whole = 2 * model.query_dim + model.value_dim
     return [(LATENT_ROTARY, heads * latent.qk_rope_head_dim), (LATENT_HEADS, heads * whole)]
 
 
 def _normalised(model: Model, layout: Layout) -> float:
     """Elements of queries and keys that norms of their own scale."""
-    return _queries_and_keys(model, layout) if model.qk_norm else 0.0
+    return _queries_and_keys(model, layout.parallel) if model.qk_norm else 0.0
 
 
-def _queries_and_keys(model: Model, layout: Layout) -> float:
-    return (model.heads + model.kv_heads) * model.head_dim / layout.parallel.tp
+def _queries_and_keys(model: Model, parallel: Parallel) -> float:
+    return (model.heads + model.kv_heads) * model.head_dim / parallel.tp
 
 
 def _width(model: Model, moe: bool) -> int:

@@ -10,6 +10,7 @@ from typing import NamedTuple, assert_never
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.layer.recomputation import repeated_share
+from hdpsim.cost_models.layout.groups import Parallel
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.activations import (
     activation_bytes_per_token_layer,
@@ -240,7 +241,7 @@ def _stage_report(job: _Job, stage: int, tokens: int, sequence_tokens: int | Non
     moving = share * held + head + working_set
     run_ahead = 0.0
     if extra.host_run_ahead:
-        layers = _run_ahead_layers(layout, chunks, in_flight)
+        layers = _run_ahead_layers(layout.parallel, chunks, in_flight)
         run_ahead = layers * tokens * tensor_parallel_transients(model, layout)
     return MemoryReport(
         stage=stage,
@@ -296,14 +297,14 @@ def refill_s(report: MemoryReport, cal: Calibration) -> float:
     return max(0.0, min(beyond, report.run_ahead)) / cal.allocator_bytes_per_s
 
 
-def _run_ahead_layers(layout: Layout, chunks: Sequence[StageContents], in_flight: Sequence[int]) -> int:
+def _run_ahead_layers(parallel: Parallel, chunks: Sequence[StageContents], in_flight: Sequence[int]) -> int:
     """Layers whose short-lived tensors are queued before the GPU has freed any.
 
     Without a pipeline the host queues the forward of one micro-batch, in a pipeline the warm-up's forwards but the
     one at work and the next; it meets the GPU again when it must wait for a gradient.  Source: measured peaks of
     reserved memory by pipeline depth (1, 2, 4, 8, 16 stages: all, none, 1/2, 3/4, 7/8 of those in flight).
     """
-    if layout.parallel.pp == 1:
+    if parallel.pp == 1:
         return sum(part.layers for part in chunks)
     lead = max(0, sum(in_flight) - WARM_UP_LAG) / max(1, sum(in_flight))
     return round(lead * sum(part.layers * count for part, count in zip(chunks, in_flight, strict=True)))

@@ -125,7 +125,7 @@ def _summed(cost: MicroBatchCost, ranks: int) -> StepSums:
             )
             gathered_s = _gather_s(cost, counts, groups.shard)
             reduced_s = _sync_s(cost, counts, summed, pieces)
-            optimizer += step_checks_s(group, layout, cal.network)
+            optimizer += step_checks_s(group, layout.host, cal.network)
             edges = edge_pieces(pieces, layout)
             gather, first_gather = gather + gathered_s, first_gather + gathered_s / edges
             sync, last_sync = sync + reduced_s, last_sync + reduced_s / edges

@@ -15,8 +15,8 @@ from hdpsim.cost_models.feasibility import check_layout, reasons_against
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.layout.groups import (
     ContextParallelKind,
-    Order,
     ProductPrecision,
+    RankOrder,
     Schedule,
     ShardingKind,
     StageBalance,
@@ -54,7 +54,7 @@ degrees = st.fixed_dictionaries(
         "cp_kind": one(ContextParallelKind),
         "shard_ranks": st.sampled_from((1, 2, 3, 4)),
         "sharding": one(ShardingKind),
-        "order": one(Order),
+        "order": one(RankOrder),
         "precision": one(ProductPrecision),
         "stage_balance": one(StageBalance),
         "embedding_layers": st.booleans(),
