@@ -83,7 +83,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         "        print(pool.submit(os.getpid).result(), flush=True)\n"
         "        pool.submit(eval, \"__import__('time').sleep(600)\").result()\n"
     )
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     parent = subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(root)}
     )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.cli.common import say
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TITLE = "\x1b]0;owned\x07\x9b31m"
 SMALL = ("--set", "execution.batches=1", "--set", "data.batch=128K tokens", "--set", "data.context=16K")
 

@@ -77,7 +77,7 @@ def test_a_signal_to_the_whole_group_is_answered_by_its_first_process_alone(
     )
     work = subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+        start_new_session=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])},
     )  # fmt: skip
     assert work.stdout is not None
     assert work.stdout.readline() == "ready\n"

@@ -123,7 +123,7 @@ def test_the_same_arithmetic_is_called_in_the_same_way(monkeypatch: pytest.Monke
 
 def test_no_cost_model_knows_whether_somebody_listens() -> None:
     """Only `tracing` looks; what it does for a listener alone (`aside`, `note`) is a statement without a value."""
-    for path in Path(cost_models.__file__).parent.glob("*.py"):
+    for path in Path(cost_models.__file__).parent.rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         imported = {
             alias.name

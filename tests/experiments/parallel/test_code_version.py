@@ -13,7 +13,7 @@ import pytest
 from hdpsim.experiments.parallel.code_version import code_version, scenario_key
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def quickstart(*changes: str) -> Scenario:

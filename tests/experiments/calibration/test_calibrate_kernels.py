@@ -24,7 +24,7 @@ from hdpsim.experiments.calibration.stage import entries_of, run_stage
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.validation.kernel_prediction import predicted_s
 
-SHIPPED = Path(__file__).parents[2] / "cost_models" / "data" / "calibration"
+SHIPPED = Path(__file__).parents[3] / "cost_models" / "data" / "calibration"
 TRUE = 0.62
 SHAPES = [(m, n, k) for m in (4096, 8192, 16384) for n in (4096, 12288) for k in (4096, 8192)]
 

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("distributed")
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 SWEEP = """
 base: llama-7b-1k-byted

@@ -134,7 +134,7 @@ def test_unknown_names_list_the_known_ones() -> None:
 
 
 def test_the_guide_shows_the_shipped_values() -> None:
-    guide = Path(__file__).parents[2] / "docs" / "explanation" / "calibration.md"
+    guide = Path(__file__).parents[3] / "docs" / "explanation" / "calibration.md"
     rows = re.findall(
         r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+?) \|", guide.read_text(encoding="utf-8"), re.MULTILINE
     )

@@ -10,7 +10,7 @@ import click
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.scenario.schema import KEYS
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
 def verbs(name: str = "", command: click.Command = cli) -> Iterator[tuple[str, click.Command]]:
