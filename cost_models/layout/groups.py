@@ -96,9 +96,11 @@ class Pipeline(Group):
     vpp: Annotated[int, RANGES["vpp"]] = switch(1, basic=True)
     """Model chunks a pipeline stage holds: 1, more when interleaved, 2 in ZB-V."""
     schedule: Schedule = switch("1f1b", basic=True)
-    """The order in which a stage runs the forwards and backwards of its micro-batches."""
+    """The order in which a stage runs the forwards and backwards of its micro-batches; dualpipe: static strategy
+    only."""
     embedding_layers: bool = switch(False, needs=(needs.SEVERAL_STAGES,))
-    """Embedding and output projection count as a layer each when layers are dealt to the stages."""
+    """Embedding, output projection and layers of multi-token prediction count as a layer each when layers are dealt to
+    the stages."""
     balance: StageBalance = switch("layers", name="stage_balance", needs=(needs.SEVERAL_STAGES,))
     """How layers are dealt to pipeline stages: as many on each, or so that the output projection's FLOP count too."""
     overlap: bool = switch(True, name="pp_overlap", needs=(needs.SEVERAL_STAGES,))
@@ -133,12 +135,12 @@ class Sharding(Group):
 
     kind: ShardingKind = switch("zero1", name="sharding", basic=True)
     """What ranks hold a part of: nothing, optimizer states (zero1), gradients, too (zero2), or parameters, too (zero3,
-    FSDP)."""
+    FSDP; static strategy only)."""
     ranks: Annotated[int, RANGES["shard_ranks"]] | None = switch(
         None, name="shard_ranks", none="all", needs=(needs.SHARED,)
     )
-    """Neighbouring ranks that share one copy of what is sharded: of the parameters (zero3: HSDP), of the optimizer's
-    states (zero1, zero2); None = all ranks."""
+    """Neighbouring ranks, a divisor of all, that share one copy of what is sharded: of the parameters (zero3: HSDP), of
+    the optimizer's states (zero1, zero2); None = all ranks."""
     overlap: bool = switch(True, name="dp_overlap")
     """Gradient reduction and parameter gather run beside compute; off: nothing of them is hidden."""
     gather_overlap: bool = switch(True, needs=(needs.ZERO_1_OR_2, needs.BESIDE_COMPUTE))
@@ -147,10 +149,10 @@ class Sharding(Group):
     """The step's first parameter gather runs while data is loaded; off: the first forward waits for a bucket."""
     gather_lists: bool = switch(False, needs=(needs.ZERO_3,))
     """zero3: every matrix is gathered and reduced by a collective of its own that takes a list of all ranks' pieces,
-    whose copies the host launches one by one while the GPU waits."""
+    whose copies the host launches one by one while the GPU waits (DeepSpeed before 2022)."""
     copies: ShardCopies = switch("both", name="shard_copies", needs=(needs.ZERO_3,))
     """zero3: what is copied between a collective's buffer and the tensors: gathered parameters and gradients, these
-    alone (parameters are views of the buffer), or nothing."""
+    alone (parameters are views of the buffer: PyTorch's first FSDP), or nothing (XLA with double-buffered loops)."""
     owner_broadcasts: bool = switch(False, needs=(needs.ZERO_1_OR_2,))
     """zero1, zero2: whole tensors belong to ranks, which broadcast them one after the other, instead of one gather."""
     gradient_all_reduce: bool = switch(False, needs=(needs.ZERO_1_OR_2,))
@@ -182,7 +184,8 @@ class Recompute(Group):
     )
     """Recomputation: share of the tensor-parallel collectives repeated; None = as the rest."""
     small_kernels: bool = switch(False, name="recompute_small_kernels", needs=(needs.SELECTIVE,))
-    """Selective recomputation: norms and activation functions run again in the backward."""
+    """Selective recomputation: norms and activation functions run again in the backward (memory: as if they were
+    kept)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,15 +193,17 @@ class Precision(Group):
     """In which formats numbers are multiplied and summed."""
 
     products: ProductPrecision = switch("bf16", name="precision", basic=True)
-    """Operands of the layers' matrix products; attention scores, router, embedding and output head stay BF16."""
+    """Operands of the layers' matrix products; attention scores, router, embedding and output head stay BF16. fp8: a
+    scale for each tensor (Hopper on); mxfp8, nvfp4: block scales (Blackwell)."""
     fp8_scaling: Fp8Scaling = switch("delayed", needs=(needs.FP8,))
     """Scales of fp8: of earlier steps, of the tensor itself, or of its rows and columns (tensor-parallel gathers then
     carry 16 bits, and every GPU casts all it gathered)."""
     separate_scale_updates: bool = switch(False, needs=(needs.DELAYED_SCALES,))
-    """Delayed scales of fp8 are updated in every pass of a layer, module by module, by an operation per kernel."""
+    """Delayed scales of fp8 are updated in every pass of a layer, module by module, by an operation per kernel
+    (Transformer Engine before 1.4)."""
     blocking_maxima: bool = switch(False, needs=(needs.DELAYED_SCALES,))
     """Delayed scales of fp8: after every pass of a stage's layers all ranks agree on the largest elements that it saw,
-    and work waits for it; off: once a step, or beside the work."""
+    and work waits for it (Transformer Engine before 1.4); off: once a step, or beside the work."""
     gradient_bytes: Literal[2, 4] = 4
     """Bytes of a gradient when it is summed over micro-batches and reduced: 4 (fp32) or 2 (bf16)."""
 
@@ -208,19 +213,20 @@ class Experts(Group):
     """How tokens get to their experts, and how these compute."""
 
     dispatch: ExpertDispatch = switch("all-to-all", name="expert_dispatch")
-    """fused: one kernel permutes and sends, a token once to each node (DeepEP, Hybrid-EP)."""
+    """fused: one kernel permutes and sends, a token once to each node and GPU (DeepEP, Hybrid-EP)."""
     overlap: bool = switch(False, name="ep_overlap", needs=(needs.ALL_TO_ALL,))
     """The expert all-to-all of a micro-batch runs beside the compute of another."""
     kernels: ExpertKernels = switch("grouped", name="expert_kernels")
-    """separate: the host launches one product (and cast) per expert on several streams; modules: one MLP after the
-    other, each writes into its part of a common output; grouped: one kernel for all; fused: such kernels that clamp,
-    weigh and add biases, too."""
+    """separate: the host launches one product (and cast) per expert on several streams (Transformer Engine); modules:
+    one MLP after the other, each writes into its part of a common output (Megatron-Core's SequentialMLP); grouped: one
+    kernel for all; fused: such kernels that clamp, weigh and add biases, too."""
     imbalance: Annotated[float, RANGES["expert_imbalance"]] | None = switch(
         None, name="expert_imbalance", none="auto", needs=(needs.BUSIEST,)
     )
-    """Rows of the busiest GPU of an expert-parallel group over the mean, at least 1; None = the calibration's."""
+    """Rows of the busiest GPU of an expert-parallel group over the mean, at least 1; None = the calibration's (1.1)."""
     padding: bool = switch(False, name="expert_padding", needs=(needs.NARROW,))
-    """With 8 and 4 bits every expert's rows are copied to a multiple of what the products take, and back."""
+    """With 8 and 4 bits every expert's rows are copied to a multiple of what the products take, and back
+    (Megatron-Core without HybridEP)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,20 +17,24 @@ class MemoryOverheads(Checked):
         cuda_context_bytes: driver and kernels of the process.
         library_bytes: workspaces of matrix and attention libraries (32 MiB a stream), autograd.
         nccl_bytes_per_group: buffers of one communicator.
-        fragmentation_share: of activations and buffers, lost in the allocator.
-        activation_factor: kept over derived, for what no other entry names.
-        logit_bytes: per logit: output of the projection, softmax, gradient.
-        selective_share: of a layer's tensors that selective recomputation keeps; None = what the layout's shares of
-            recomputation do not repeat (activations.kept_outputs), so that time and memory agree.
-        selective_keeps: the tensors it keeps by name (LayerActivations) beside the layer's input; None = by share.
-        unfused_copies: operations run one by one: each keeps its own input (see activations.unfused_copies).
-        bucket_bytes: per parameter, buckets in which data-parallel ranks reduce gradients, beside the gradients.
-        loose_gradient_bytes: per parameter of the layer (or head) at work, gradients not yet added up.
-        gather_buffer_bytes: per parameter, staging of the new weights that ZeRO-1 gathers at the end of the step.
-        eight_bit_copy_bytes: per matrix weight, 8-bit copies beside the 16-bit weights: 2 where both layouts are
-            kept, 0 where the 8-bit weights are the only ones (masters are with the optimizer).
+        fragmentation_share: share of activations and buffers that the allocator loses.
+        activation_factor: activations kept over those derived, for what no other entry names.
+        logit_bytes: bytes per logit: output of the projection, softmax, gradient.
+        selective_share: share of a layer's tensors that selective recomputation keeps; None = what the layout's shares
+            of recomputation do not repeat, so that time and memory agree.
+        selective_keeps: the tensors that selective recomputation keeps by name beside the layer's input; None = by
+            share.
+        unfused_copies: operations run one by one: each keeps its own input.
+        bucket_bytes: bytes per parameter of the buckets in which data-parallel ranks reduce gradients, beside the
+            gradients.
+        loose_gradient_bytes: bytes per parameter of the layer (or head) at work, gradients not yet added up.
+        gather_buffer_bytes: bytes per parameter for the staging of the new weights that ZeRO-1 gathers at the end of
+            the step.
+        eight_bit_copy_bytes: bytes per matrix weight of 8-bit copies beside the 16-bit weights: 2 where both layouts
+            are kept, 0 where the 8-bit weights are the only ones (masters are with the optimizer).
         host_run_ahead: the host queues work faster than the GPU finishes it, and what a communication stream still
-            reads cannot be reused: short-lived tensors pile up (see memory.MemoryReport.run_ahead).
+            reads cannot be reused: short-lived tensors pile up, and a full memory makes the host wait (PyTorch's
+            `record_stream`).
     """
 
     cuda_context_bytes: Amount = 0.5 * GIB  # 0.47 GiB measured on A100 with lazy loading (0.92 eager)

@@ -110,6 +110,13 @@ def parse_quantity(text: str | int | float, dimension: str) -> float:
     return value
 
 
+def quantity_pattern(dimension: str) -> str:
+    """A regular expression, as JSON Schema has it, of the texts that parse_quantity reads."""
+    units = "|".join(map(re.escape, _SCALE[dimension]))
+    number = _NUMBER.pattern.partition(r"\s*")[0]
+    return rf"{number}\s*({units})"
+
+
 def _plain(value: str | int | float) -> str:
     """The text of a number as a user would have written it (2.0 and 32e6 are whole)."""
     if isinstance(value, float) and value.is_integer() and not math.isinf(value):

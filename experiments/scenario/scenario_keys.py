@@ -37,11 +37,11 @@ _MEANINGS: Mapping[str, str] = {
     "description": "For reports.",
     "model": "What is trained (hdpsim catalog models).",
     "cluster": "On what (hdpsim catalog clusters, hdpsim catalog nodes).",
-    "gpus": "As many GPUs of the cluster, whole nodes or part of one; auto: all of it.",
-    "software": "A training stack and its release, which sets the switches that the scenario leaves alone.",
+    "gpus": "As many GPUs of the cluster, whole nodes or part of one, if it states no other size; auto: all.",
+    "software": "Sets what the file leaves alone as that training stack does: megatron-core 0.13.",
     "data.trace": "Recorded lengths; a trace starts again when it ends.",
     "data.distribution": "Lengths drawn from published shares.",
-    "data.lengths": "Every sequence has so many tokens; of a list each in turn, again and again.",
+    "data.lengths": "Every sequence has so many tokens; of a list each in turn, again and again (never shuffled).",
     "data.batch": "One global batch.",
     "data.context": "The longest sequence.",
     "data.policy": "What becomes of longer sequences.",
@@ -51,18 +51,18 @@ _MEANINGS: Mapping[str, str] = {
     "campaign.duration": "Length of a run.",
     "campaign.seeds": "How many runs.",
     "campaign.seed": "The seed that all runs start from.",
-    "campaign.step": "An undisturbed step; auto: simulated.",
+    "campaign.step": "An undisturbed step; auto: simulated, mean over execution.batches.",
     "campaign.jitter": "Coefficient of variation from step to step.",
     "campaign.drift_per_day": "Growth of the step per day since the last restart.",
     "campaign.failures": "What breaks and how often: the name or the file of a profile.",
     "campaign.failure_scale": "Factor on all rates of failures.",
     "campaign.heartbeat": "Period of the heartbeats by which dead nodes are found.",
     "campaign.heartbeat_misses": "Missed heartbeats that make a node dead.",
-    "campaign.hang_timeout": "Time until a hanging collective is given up.",
+    "campaign.hang_timeout": "Time until a hanging collective is given up (600s: PyTorch with NCCL).",
     "campaign.diagnosis": "Time to find the node that failed.",
     "campaign.link_flaps_per_day": "How often a link goes down for seconds.",
-    "campaign.link_flap_mean": "How long it stays down on average.",
-    "campaign.nccl_timeout": "A connection waits 4.096 us x 2^this before it sends again.",
+    "campaign.link_flap_mean": "How long it stays down on average (exponential).",
+    "campaign.nccl_timeout": "A connection waits 4.096 us x 2^this before it sends again; longer flaps end the job.",
     "campaign.nccl_retries": "So often a connection sends again before it fails.",
     "campaign.adaptive_retransmission": "NICs send again 67 ms after the link is back instead of at their timeout.",
     "campaign.manual_share": "Share of failures that people have to look at.",
@@ -72,14 +72,14 @@ _MEANINGS: Mapping[str, str] = {
     "campaign.scheduling": "Placing the job and starting its processes.",
     "campaign.startup": "How processes find each other when they start.",
     "campaign.group_initialisation": "Making the communication groups; auto: from the start-up model.",
-    "campaign.checkpoint_interval": "Work between two checkpoints; young, daly: the optimum.",
+    "campaign.checkpoint_interval": "Work between two checkpoints, rounded to whole steps; young, daly: the optimum.",
     "campaign.checkpoint_block": "How long a checkpoint holds up training; auto: from state and host link.",
     "campaign.checkpoint_upload": "How long it is written beside training; auto: from state, NICs and storage.",
     "campaign.checkpoint_load": "Reading a checkpoint back; auto: from state, NICs and storage.",
-    "campaign.storage_bandwidth": "Of the remote storage, reading and writing.",
+    "campaign.storage_bandwidth": "Of the remote storage, reading and writing (published: 50 GB/s to 2 TB/s).",
     "campaign.readers": "Who reads a checkpoint from the storage.",
     "campaign.straggler_share": "Probability that a node, at the start or from the pool, is slow.",
-    "campaign.straggler_factor": "How much longer a slow node takes.",
+    "campaign.straggler_factor": "How much longer a slow node takes for its own work.",
     "campaign.straggler_detection": "Time until a slow node is found.",
     "campaign.straggler_mttf": "Mean time until a healthy node becomes slow.",
 }  # fmt: skip
@@ -109,6 +109,11 @@ class ScenarioKey:
     meaning: str
     basic: bool
     needs: tuple[str, ...]
+
+    @property
+    def described(self) -> str:
+        """What it means, and what it needs to have an effect."""
+        return self.meaning + (f" Needs {', '.join(self.needs)}." if self.needs else "")
 
 
 def scenario_keys() -> tuple[ScenarioKey, ...]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
 from hdpsim.cost_models.reading.fields import did_you_mean
-from hdpsim.cost_models.reading.units import parse_quantity, unit_names
+from hdpsim.cost_models.reading.units import parse_quantity, quantity_pattern, unit_names
 from hdpsim.errors import QuantityError
 from hdpsim.quoting import quoted
 from hdpsim.ranges import RANGES, Range
@@ -39,6 +39,7 @@ class Parser:
     Attributes:
         read: from the YAML value to ours; raises ValueError with what is allowed.
         words: what is allowed.
+        schema: the same as JSON Schema.
         choices: the values that are allowed, where they can be listed.
         limits: the range of a number.
         none: the word that means None.
@@ -47,6 +48,7 @@ class Parser:
 
     read: Callable[[object], Any]
     words: str
+    schema: Mapping[str, object]
     choices: tuple[object, ...] = ()
     limits: Range | None = None
     none: str = ""
@@ -80,6 +82,24 @@ class Key:
         return self.parse.dump(value)
 
 
+def range_schema(allowed: Range) -> dict[str, object]:
+    """The numbers of a range as JSON Schema."""
+    kind = "integer" if allowed.whole else "number"
+    return {"type": kind, "minimum": allowed.low, "maximum": allowed.high}
+
+
+def quantity_schema(dimension: str) -> dict[str, object]:
+    """Quantities with their unit as JSON Schema."""
+    return {"type": "string", "pattern": rf"^\s*{quantity_pattern(dimension)}\s*$"}
+
+
+def _enum(options: Sequence[object]) -> dict[str, object]:
+    return {"enum": list(options)}
+
+
+_TOKENS = rf"\s*{quantity_pattern('tokens')}\s*(tokens)?\s*"
+
+
 def shown(value: object) -> str:
     """*value* as the user may have written it in YAML."""
     if isinstance(value, bool):
@@ -99,7 +119,7 @@ def _text(value: object) -> str:
     return value
 
 
-text = Parser(read=_text, words="a text")
+text = Parser(read=_text, words="a text", schema={"type": "string", "pattern": r"\S"})
 
 
 def _reference(value: object) -> object:
@@ -111,7 +131,11 @@ def _reference(value: object) -> object:
     raise ValueError(f"expected a name, a path or a mapping, got {shown(value)}")
 
 
-reference = Parser(read=_reference, words="a name, a path or a mapping")
+reference = Parser(
+    read=_reference,
+    words="a name, a path or a mapping",
+    schema={"anyOf": [text.schema, {"type": "object"}]},
+)
 
 
 def some_of(options: tuple[str, ...]) -> Parser:
@@ -126,7 +150,8 @@ def some_of(options: tuple[str, ...]) -> Parser:
     def dump(value: object) -> object:
         return list(value)  # type: ignore[call-overload]
 
-    return Parser(read=parse, words=f"a list of some of {', '.join(options)}", dump=dump)
+    schema = {"anyOf": [_enum(options), {"type": "array", "items": _enum(options), "uniqueItems": True}]}
+    return Parser(read=parse, words=f"a list of some of {', '.join(options)}", schema=schema, dump=dump)
 
 
 def _boolean(value: object) -> bool:
@@ -135,7 +160,7 @@ def _boolean(value: object) -> bool:
     return value
 
 
-boolean = Parser(read=_boolean, words="true or false", choices=(True, False))
+boolean = Parser(read=_boolean, words="true or false", schema={"type": "boolean"}, choices=(True, False))
 
 
 def integer(allowed: Range) -> Parser:
@@ -148,7 +173,9 @@ def integer(allowed: Range) -> Parser:
             raise ValueError(allowed.complaint(value))
         return value
 
-    return Parser(read=parse, words=f"a whole number from {allowed}", limits=allowed)
+    return Parser(
+        read=parse, words=f"a whole number from {allowed}", schema=range_schema(allowed), limits=allowed
+    )
 
 
 def one_of(values: tuple[int, ...]) -> Parser:
@@ -159,7 +186,7 @@ def one_of(values: tuple[int, ...]) -> Parser:
             raise ValueError(f"expected {' or '.join(map(str, values))}, got {shown(value)}")
         return int(value)
 
-    return Parser(read=parse, words=" or ".join(map(str, values)), choices=values)
+    return Parser(read=parse, words=" or ".join(map(str, values)), schema=_enum(values), choices=values)
 
 
 def number(allowed: Range) -> Parser:
@@ -170,7 +197,7 @@ def number(allowed: Range) -> Parser:
             raise ValueError(f"expected a number from {allowed}, got {shown(value)}")
         return float(value)  # type: ignore[arg-type]  # checked in the line above
 
-    return Parser(read=parse, words=f"a number from {allowed}", limits=allowed)
+    return Parser(read=parse, words=f"a number from {allowed}", schema=range_schema(allowed), limits=allowed)
 
 
 def choice(options: tuple[str, ...]) -> Parser:
@@ -182,7 +209,7 @@ def choice(options: tuple[str, ...]) -> Parser:
         hint = did_you_mean(value, options) if isinstance(value, str) else ""
         raise ValueError(f"{shown(value)} is not one of {', '.join(options)}{hint}")
 
-    return Parser(read=parse, words=", ".join(options), choices=options)
+    return Parser(read=parse, words=", ".join(options), schema=_enum(options), choices=options)
 
 
 def or_word(word: str, parse: Parser) -> Parser:
@@ -199,7 +226,8 @@ def or_word(word: str, parse: Parser) -> Parser:
     def dump(value: object) -> object:
         return word if value is None else parse.dump(value)
 
-    return replace(parse, read=parse_or_word, words=f"{parse.words}; or {word}", none=word, dump=dump)
+    words, schema = f"{parse.words}; or {word}", {"anyOf": [{"const": word}, parse.schema]}
+    return replace(parse, read=parse_or_word, words=words, schema=schema, none=word, dump=dump)
 
 
 def quantity(dimension: str, *, zero: bool = False) -> Parser:
@@ -221,7 +249,7 @@ def quantity(dimension: str, *, zero: bool = False) -> Parser:
         dimension
     ]
     dump = {"time": dump_time, "bandwidth": _dump_bandwidth, "bytes": _dump_bytes}[dimension]
-    return Parser(read=parse, words=words, limits=allowed, dump=dump)
+    return Parser(read=parse, words=words, schema=quantity_schema(dimension), limits=allowed, dump=dump)
 
 
 def dump_time(value: object) -> str:
@@ -243,6 +271,11 @@ def plain_number(value: object) -> str:
     return text.removesuffix(".0")
 
 
+def dump_tokens(value: object) -> str:
+    """Tokens as text."""
+    return f"{value} tokens"
+
+
 def tokens(allowed: Range) -> Parser:
     """A parser of tokens (8192, "8K", "8K tokens") in a range."""
 
@@ -252,7 +285,8 @@ def tokens(allowed: Range) -> Parser:
             raise ValueError(allowed.complaint(value))
         return found
 
-    return Parser(read=parse, words="tokens (8192, 8K)", limits=allowed, dump=dump_tokens)
+    schema = {"anyOf": [range_schema(allowed), {"type": "string", "pattern": f"^{_TOKENS}$"}]}
+    return Parser(read=parse, words="tokens (8192, 8K)", schema=schema, limits=allowed, dump=dump_tokens)
 
 
 def _tokens(value: object) -> int:
@@ -286,12 +320,13 @@ def _dump_lengths(value: object) -> object:
     return dump_tokens(several[0]) if len(several) == 1 else several
 
 
-lengths = Parser(read=_lengths, words="tokens, or a list of them", dump=_dump_lengths)
-
-
-def dump_tokens(value: object) -> str:
-    """Tokens as text."""
-    return f"{value} tokens"
+_LENGTH = tokens(RANGES["length_tokens"]).schema
+lengths = Parser(
+    read=_lengths,
+    words="tokens, or a list of them",
+    schema={"anyOf": [_LENGTH, {"type": "array", "items": _LENGTH, "minItems": 1}]},
+    dump=_dump_lengths,
+)
 
 
 def _batch(value: object) -> Batch:
@@ -311,7 +346,12 @@ def _batch(value: object) -> Batch:
     return Batch(tokens=tokens(RANGES["batch_tokens"])(value))
 
 
-batch = Parser(read=_batch, words='tokens ("32M tokens") or sequences ("512 sequences")', dump=str)
+batch = Parser(
+    read=_batch,
+    words='tokens ("32M tokens") or sequences ("512 sequences")',
+    schema={"type": "string", "pattern": rf"^({_TOKENS}|\s*0*[1-9]\d*\s*sequences?\s*)$"},
+    dump=str,
+)
 
 
 def time_key(default_s: float, *, zero: bool = False) -> Key:
@@ -338,4 +378,9 @@ def _dump_interval(value: object) -> object:
     return value if isinstance(value, str) else dump_time(value)
 
 
-interval = Parser(read=_interval, words="a time (1h), young or daly", dump=_dump_interval)
+interval = Parser(
+    read=_interval,
+    words="a time (1h), young or daly",
+    schema={"anyOf": [_enum(("young", "daly")), quantity_schema("time")]},
+    dump=_dump_interval,
+)

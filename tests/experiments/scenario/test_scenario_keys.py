@@ -111,5 +111,7 @@ def test_an_annotation_that_says_too_little_is_refused(hint: Any) -> None:
 
 
 def test_words_below_a_field_and_in_a_docstring_are_found() -> None:
-    assert field_words(MemoryOverheads)["bucket_bytes"].startswith("per parameter, buckets in which")
+    assert field_words(MemoryOverheads)["bucket_bytes"].startswith(
+        "bytes per parameter of the buckets in which"
+    )
     assert field_words(MemoryOverheads)["selective_share"].endswith("so that time and memory agree.")

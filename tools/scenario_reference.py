@@ -1,0 +1,116 @@
+"""The tables of keys in docs/reference/scenarios.md, made from the keys themselves.
+
+    python tools/scenario_reference.py           write them
+    python tools/scenario_reference.py --check   1 when the page shows other ones
+
+They stand between <!-- keys:basic --> or <!-- keys:expert --> and <!-- keys:end -->.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from decimal import Decimal
+from pathlib import Path
+
+from hdpsim.cost_models.layout.layout import GROUPS, SWITCHES
+from hdpsim.experiments.scenario.scenario_keys import ScenarioKey, scenario_keys
+from hdpsim.simulator.settings import FIELDS
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "scenarios.md"
+LARGER_UNITS = {"s": (("d", 86400), ("h", 3600), ("min", 60)), "B": (("GiB", 2**30), ("MiB", 2**20))}
+
+
+def filled(page: str) -> str:
+    """The page with the tables as they are now."""
+    keys = scenario_keys()
+    tables = {"basic": _table([key for key in keys if key.basic]), "expert": _expert_tables(keys)}
+    for name, text in tables.items():
+        head, begin, rest = page.partition(f"<!-- keys:{name} -->\n")
+        _, end, tail = rest.partition("<!-- keys:end -->")
+        assert begin and end, f"<!-- keys:{name} --> is missing, or the end below it"  # noqa: PT018
+        page = head + begin + text + end + tail
+    return page
+
+
+def _expert_tables(keys: Sequence[ScenarioKey]) -> str:
+    """A table for every section; the switches of a layout stand group by group."""
+    tables: dict[str, list[ScenarioKey]] = {}
+    for key in keys:
+        if not key.basic:
+            tables.setdefault(_title(key.key), []).append(key)
+    return "\n".join(f"### {title}\n\n{_table(rows)}" for title, rows in tables.items())
+
+
+def _title(key: str) -> str:
+    section, _, leaf = key.partition(".")
+    if section != "layout":
+        return f"`{section}`"
+    group = SWITCHES[FIELDS.get(leaf, leaf)].group
+    words = (GROUPS[group].__doc__ or "").partition("\n")[0].removesuffix(".")
+    return f"`layout`: {words[0].lower()}{words[1:]}"
+
+
+def _table(keys: Sequence[ScenarioKey]) -> str:
+    rows = [f"| `{key.key}` | {_values(key)} | {_default(key)} | {_meaning(key)} |" for key in keys]
+    return "\n".join(("| Key | Values | Default | Meaning |", "|---|---|---|---|", *rows, ""))
+
+
+def _meaning(key: ScenarioKey) -> str:
+    """A sentence, unless it begins with a value that some key may have (`zero1: ...`)."""
+    first = re.match(r"[\w-]*", key.meaning)
+    values = {choice for other in scenario_keys() for choice in other.choices}
+    if first is not None and first[0] in values:
+        return key.described
+    return key.described[0].upper() + key.described[1:]
+
+
+def _values(key: ScenarioKey) -> str:
+    if key.choices == (True, False):
+        return "true, false"
+    words = ", ".join(f"`{choice}`" for choice in key.choices)
+    return words or re.sub(r"; or (\S+)$", r"; or `\1`", key.values)
+
+
+def _default(key: ScenarioKey) -> str:
+    if key.required:
+        return "required"
+    if key.default in (None, ""):
+        return "-"
+    return f"`{str(key.default).lower() if isinstance(key.default, bool) else _short(key.default)}`"
+
+
+def _short(default: object) -> str:
+    """A default with the largest unit in which it is short: 2592000s is 30d."""
+    found = re.fullmatch(r"([\d.]+)(s|B)", str(default))
+    if found is None:
+        return f"{default:g}" if isinstance(default, float) else str(default)
+    for unit, size in LARGER_UNITS[found[2]]:
+        count = Decimal(found[1]) / size
+        if count >= 1 or (unit == "GiB" and count > 0):
+            short = f"{count.normalize():f}"
+            if len(short) <= 4:
+                return f"{short}{unit}"
+    return str(default)
+
+
+def main() -> int:
+    """Write or check; 1 when the page shows something else."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    shown = PAGE.read_text(encoding="utf-8")
+    page = filled(shown)
+    if not parser.parse_args().check:
+        PAGE.write_text(page, encoding="utf-8")
+    elif page != shown:
+        print(f"{PAGE.name}: other keys; run python tools/scenario_reference.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
