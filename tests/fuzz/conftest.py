@@ -6,12 +6,19 @@ from pathlib import Path
 from typing import Any
 
 _HERE = Path(__file__).parent
-for _name, _path in (
-    ("recorded_jobs", _HERE.parent / "recorded" / "jobs.py"),
-    ("fuzz_mutate", _HERE / "mutate.py"),
-    ("fuzz_judge", _HERE / "judge.py"),
-    ("fuzz_formats", _HERE / "formats.py"),
-):
+_FILES = [("recorded_jobs", _HERE.parent / "recorded" / "jobs.py")]
+for _file in (
+    "mutate",
+    "judge",
+    "written",
+    "scenarios",
+    "tables",
+    "entries",
+    "options",
+    "formats",
+):  # in order of imports
+    _FILES.append((f"fuzz_{_file}", _HERE / f"{_file}.py"))
+for _name, _path in _FILES:
     if _name not in sys.modules:
         _spec = importlib.util.spec_from_file_location(_name, _path)
         assert _spec is not None
