@@ -22,6 +22,7 @@ __all__ = [
     "NotFiniteError",
     "OutOfMemoryError",
     "Plan",
+    "PlanError",
     "QuantityError",
     "ScenarioError",
     "Setup",
@@ -43,6 +44,7 @@ __all__ = [
     "node",
     "read_trace",
     "simulate_step",
+    "validate_plan",
 ]
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
         InfeasibleError,
         NotFiniteError,
         OutOfMemoryError,
+        PlanError,
         QuantityError,
         ScenarioError,
         TraceError,
@@ -66,6 +69,7 @@ if TYPE_CHECKING:
     from hdpsim.experiments.scenario.scenario import load_scenario
     from hdpsim.simulator.lower_bound import lower_bound_s
     from hdpsim.simulator.plan import Plan
+    from hdpsim.simulator.play.validate import validate_plan
     from hdpsim.simulator.setup import ExecutionOptions, Setup, StrategyOptions
     from hdpsim.simulator.step import StepResult, simulate_step
     from hdpsim.traces import Trace, global_batches, load_trace, read_trace
@@ -92,6 +96,7 @@ _HOME = {
     "node": "hdpsim.cost_models.hardware.catalog",
     "read_trace": "hdpsim.traces",
     "simulate_step": "hdpsim.simulator.step",
+    "validate_plan": "hdpsim.simulator.play.validate",
 }
 """The module each public name is loaded from; every other name of __all__ is an error of hdpsim.errors."""
 

@@ -9,6 +9,7 @@
     +-- InfeasibleError         a legal request that cannot run (memory, degrees) exit code 3
     |   +-- OutOfMemoryError    the reason is memory: needed and available bytes
     +-- DeadlockError           a schedule in which operations wait for each other in a cycle
+    +-- PlanError               a plan of a strategy that breaks a promise: a bug of it  exit code 1
     +-- NotFiniteError          a result that is nan or infinite: a bug, never shown  exit code 1
 
 Everything else that escapes is a bug and keeps its traceback (exit code 1).
@@ -26,6 +27,7 @@ __all__ = [
     "InfeasibleError",
     "NotFiniteError",
     "OutOfMemoryError",
+    "PlanError",
     "QuantityError",
     "ScenarioError",
     "TraceError",
@@ -126,6 +128,12 @@ class DeadlockError(HdpSimError):
     """A schedule that can never finish; the message names the cycle of waits."""
 
     exit_code = 3
+
+
+class PlanError(HdpSimError):
+    """A plan that breaks a promise of simulator/plan.py: a bug of the strategy that made it, not of its user."""
+
+    exit_code = 1
 
 
 class NotFiniteError(HdpSimError):

@@ -24,6 +24,7 @@ PUBLIC = {
     "NotFiniteError",
     "OutOfMemoryError",
     "Plan",
+    "PlanError",
     "QuantityError",
     "ScenarioError",
     "Setup",
@@ -45,6 +46,7 @@ PUBLIC = {
     "node",
     "read_trace",
     "simulate_step",
+    "validate_plan",
 }
 HEAVY = ("numpy", "pandas", "matplotlib", "networkx", "simpy", "pyarrow", "scipy")
 

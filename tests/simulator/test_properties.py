@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulator_plan_checks import validate_plan
 from simulator_setups import FLOOR, HOPPER, Task, pipelines, small_cluster, small_setup, tasks
 
+from hdpsim import validate_plan
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.step.step import step_costs
 from hdpsim.simulator.plan import Plan

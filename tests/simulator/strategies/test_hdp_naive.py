@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
-from simulator_plan_checks import validate_plan
 from simulator_setups import FLOOR, problem_of, small_setup
 
+from hdpsim import validate_plan
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.strategies.hdp_naive import naive_micro_batches, plan_naive
 from hdpsim.simulator.strategies.plan_ideal import plan_ideal_s

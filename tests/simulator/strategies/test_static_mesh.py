@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulator_plan_checks import PlanError, validate_plan
 from simulator_setups import problem_of, small_cluster, small_setup
 
+from hdpsim import PlanError, validate_plan
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.step.step import step_costs
 from hdpsim.errors import InfeasibleError

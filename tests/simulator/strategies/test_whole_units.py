@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from simulator_plan_checks import validate_plan
 from simulator_setups import FLOOR, problem_of, small_cluster, small_setup
 
+from hdpsim import validate_plan
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.simulator.strategies.hdp_balance import plan_balanced
 from hdpsim.simulator.strategies.long_sequences import LongSequences, ideal_step_s

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulator_plan_checks import PlanError, validate_plan
 from simulator_plans import flat_plans, make_plan, pipeline_plans
 
+from hdpsim import PlanError, validate_plan
 from hdpsim.errors import DeadlockError
 from hdpsim.simulator.plan import HOLE, Plan
 

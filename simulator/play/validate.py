@@ -6,21 +6,15 @@ import numpy as np
 
 from hdpsim.arrays import Bools, Ints
 from hdpsim.cost_models.step.micro_batch import Epilogue, MicroBatches, StepCosts
-from hdpsim.errors import HdpSimError
+from hdpsim.errors import PlanError
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.lockstep import members_in_step
 from hdpsim.simulator.play.program import compile_program, plan_entries
 from hdpsim.simulator.play.replay import play
 
 
-class PlanError(HdpSimError):
-    """A strategy made a plan that breaks the contract: a bug of the strategy, not of its user."""
-
-    exit_code = 1
-
-
 def validate_plan(plan: Plan, sequence_lengths: Ints, stages: int) -> None:
-    """Raise unless *plan* is a complete and playable plan for the batch.
+    """Raise unless *plan* is a complete plan for the batch that can be played through *stages* pipeline stages.
 
     * Every token of every sequence is placed exactly once.
     * No rank holds more tokens at a time than its capacity; with offloading the planner answers for it.
