@@ -18,6 +18,8 @@ from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.studies.compare import Outcome, run_batches
 from hdpsim.experiments.studies.report import notes_of
 from hdpsim.experiments.studies.whatif import whatif, whatif_table
+from hdpsim.simulator.setup import Setup
+from hdpsim.simulator.step import plan_batch
 from hdpsim.simulator.without_effect import without_effect
 
 SMALL = (
@@ -145,6 +147,21 @@ def test_what_is_hidden_is_named_with_the_reason(case: str, change: str, why: st
     scenario = load_scenario("quickstart-8gpu", (*plain, change))
     notes = notes_of(run_batches(scenario, scenario.batches()))
     assert [note for note in notes if note.startswith(change.partition("=")[0]) and why in note] != []
+
+
+def test_the_search_plans_only_what_may_be_planned_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of eight equal batches one new plan for a kernel that is priced anew, none for a packer that packs alike."""
+    planned = []
+
+    def plan(setup: Setup, *batch: Any, **options: Any) -> Any:
+        planned.append(setup.layout.kernels.attention)
+        return plan_batch(setup, *batch, **options)
+
+    monkeypatch.setattr("hdpsim.simulator.hidden_settings.plan_batch", plan)
+    scenario = load_scenario("megascale-175b-12k")
+    notes = run_batches(scenario, scenario.batches()).hidden_notes
+    assert {note.partition(" = ")[0] for note in notes} >= {"layout.attention_kernel", "strategy.packing"}
+    assert planned == ["flash"]
 
 
 def test_what_changes_nothing_does_so_in_all_batches() -> None:

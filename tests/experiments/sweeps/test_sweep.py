@@ -15,6 +15,8 @@ from click.testing import CliRunner
 
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.scenario.scenario import load_scenario
+from hdpsim.experiments.sweeps.cell import simulate_cell
 from hdpsim.experiments.sweeps.cells import expand
 from hdpsim.experiments.sweeps.file import load_sweep
 from hdpsim.experiments.sweeps.plots import arrange
@@ -260,3 +262,13 @@ def test_without_the_extra_the_command_says_what_to_install(
     done = invoke("sweep", tmp_path / "mine.yaml", "--engine", "dask://localhost:8786")
     assert done.exit_code == 2
     assert "pip install 'hdpsim[dask]'" in done.output
+
+
+def test_cells_do_not_look_for_hidden_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search takes time in every cell."""
+
+    def search(*_: object) -> tuple[str, ...]:
+        raise AssertionError("a cell looks for hidden settings")
+
+    monkeypatch.setattr("hdpsim.experiments.studies.compare.hidden_settings", search)
+    assert simulate_cell(load_scenario("quickstart-8gpu", ("execution.batches=1",)))["status"] == "ok"
