@@ -21,7 +21,7 @@ from hdpsim.errors import HdpSimError, InfeasibleError, UserInputError
 from hdpsim.quoting import message
 
 VERBS = (
-    "simulate", "compare", "scale", "whatif", "explain", "sweep", "replay", "trace", "replay-ops", "campaign",
+    "simulate", "compare", "plan", "scale", "whatif", "explain", "sweep", "replay", "trace", "replay-ops", "campaign",
     "reproduce", "validate", "calibrate", "scenarios", "schema", "catalog", "fabric",
 )  # fmt: skip
 """In the order of the help text; the module of each is beside this one and holds its click command as `command`."""

@@ -120,6 +120,27 @@ target_option: Decorator = click.option(
 )
 
 
+def gpu_counts(_context: click.Context, _option: click.Parameter, text: str | None) -> tuple[int, ...]:
+    """The numbers of `--gpus`; none where it is left out."""
+    if text is None:
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    allowed = RANGES["gpus"]
+    longest = len(str(allowed.high))
+    if not all(
+        part.isascii() and part.isdecimal() and len(part) <= longest and allowed.holds(int(part))
+        for part in parts
+    ):
+        raise UserInputError(
+            f"--gpus: expected whole numbers from {allowed} separated by commas (1024,2048), got {quoted(text)}"
+        )
+    counts = tuple(int(part) for part in parts)
+    twice = [count for index, count in enumerate(counts) if count in counts[:index]]
+    if twice:
+        raise UserInputError(f"--gpus: {twice[0]} is given more than once in {quoted(text)}")
+    return counts
+
+
 def load(scenario: str, overrides: tuple[str, ...] = ()) -> Scenario:
     """The checked scenario of that name or path, with the `--set` changes."""
     from hdpsim.experiments.scenario.scenario import load_scenario

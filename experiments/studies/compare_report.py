@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from hdpsim.experiments.output.document import Column, Document, Table, interval, only_where
@@ -260,7 +260,16 @@ def _against(fastest: Outcome, other: Outcome, best: Outcome | None) -> str:
     ratio = fastest.speed_up(other)
     if math.isclose(ratio.mean, 1.0, abs_tol=0.002):
         return f"{_named(fastest, best)} and {_named(other, best)} are equally fast (within 0.2 %)."
-    mine, its = fastest.account_s(), other.account_s()
+    first = f"{_named(fastest, best)} is {with_interval(ratio, digits=2)} times as fast as {_named(other, best)}: "
+    first += f"a step takes {fastest.step_s.mean:.3f} s instead of {other.step_s.mean:.3f} s."
+    if ratio.half_width is not None and abs(ratio.mean - 1.0) < ratio.half_width:
+        first += " The difference is within what the sampling of batches does by chance."
+    total_s, words = saved_words(fastest.account_s(), other.account_s())
+    return f"{first} Where the {total_s:.3f} s come from: {words}." if words else first
+
+
+def saved_words(mine: Mapping[str, float], its: Mapping[str, float]) -> tuple[float, str]:
+    """What a step with *mine* accounts takes less than one with *its*, and in which accounts; no words if in none."""
     saved_s = {name: its.get(name, 0.0) - mine.get(name, 0.0) for name in dict.fromkeys((*its, *mine))}
     total_s = sum(saved_s.values())
     gains = sorted((item for item in saved_s.items() if item[1] > 0.02 * total_s), key=lambda item: -item[1])[
@@ -269,17 +278,12 @@ def _against(fastest: Outcome, other: Outcome, best: Outcome | None) -> str:
     losses = sorted(
         (item for item in saved_s.items() if item[1] < -0.02 * total_s), key=lambda item: item[1]
     )[:2]
-    first = f"{_named(fastest, best)} is {with_interval(ratio, digits=2)} times as fast as {_named(other, best)}: "
-    first += f"a step takes {fastest.step_s.mean:.3f} s instead of {other.step_s.mean:.3f} s."
-    if ratio.half_width is not None and abs(ratio.mean - 1.0) < ratio.half_width:
-        first += " The difference is within what the sampling of batches does by chance."
     if not gains:
-        return first
-    parts = [f"{seconds:.3f} s less in {_explained(name)}" for name, seconds in gains]
-    text = f"{first} Where the {total_s:.3f} s come from: {_listed(parts)}"
+        return total_s, ""
+    text = _listed([f"{seconds:.3f} s less in {_explained(name)}" for name, seconds in gains])
     if losses:
         text += f"; against that, {_listed([f'{-s:.3f} s more in {_explained(n)}' for n, s in losses])}"
-    return text + "."
+    return total_s, text
 
 
 def remarks(comparison: Comparison) -> tuple[str, ...]:

@@ -1,0 +1,1 @@
+"""What should be run, on what: a search over layouts and strategies."""

@@ -1,0 +1,401 @@
+"""`hdpsim plan`: the best layouts of a search as a document, and the winner as a scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.errors import InfeasibleError, UserInputError
+from hdpsim.experiments.bands.residuals import setup_band
+from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
+from hdpsim.experiments.output.files import write_whole
+from hdpsim.experiments.output.words import memory_of, span
+from hdpsim.experiments.planning.plots import plot_front
+from hdpsim.experiments.planning.search import (
+    BEST,
+    GPU_MEMORY,
+    Evaluated,
+    Found,
+    Objective,
+    Progress,
+    score_of,
+    search,
+)
+from hdpsim.experiments.planning.space import ANY_GPUS, USUAL_SCHEDULES, space_of
+from hdpsim.experiments.scenario.overrides import parse_override
+from hdpsim.experiments.scenario.scenario import load_scenario
+from hdpsim.experiments.studies.compare_report import saved_words
+from hdpsim.experiments.studies.cost_to_target import price_of
+from hdpsim.experiments.studies.report import headline, one_line
+
+if TYPE_CHECKING:
+    from hdpsim.experiments.bands.band import Band
+    from hdpsim.experiments.scenario.scenario import Scenario
+
+_GIB = 2.0**30
+_MILLION = 1e6
+
+_NAMES = {"static": "static", "hdp-naive": "HDP naive", "hdp-balance": "HDP balance"}
+
+
+def words_of(one: Evaluated) -> str:
+    """A layout and its strategy in a line: `TP 8, PP 16 x 4 interleaved, CP 2, zero1, recompute full; static`."""
+    layout, options = one.setup.layout, one.setup.strategy
+    parallel, pipeline = layout.parallel, layout.pipeline
+    parts = [f"TP {parallel.tp}"]
+    if parallel.pp > 1:
+        chunks = f" x {pipeline.vpp}" if pipeline.vpp > 1 else ""
+        parts.append(f"PP {parallel.pp}{chunks} {pipeline.schedule}")
+    if options.name == "static":
+        parts.append(f"CP {one.cp}")
+    else:
+        parts.append(f"groups of up to {one.cp}" if one.cp > 1 else "single ranks")
+    if one.setup.model.experts:
+        cut = "" if parallel.etp is None else f", ETP {parallel.etp}"
+        parts.append(f"EP {parallel.ep}{cut}")
+    parts.append(layout.sharding.kind if layout.sharding.kind != "none" else "no sharding")
+    if layout.recompute.kind != "none":
+        small = " of small kernels" if layout.recompute.small_kernels else ""
+        parts.append(f"recompute {layout.recompute.kind}{small}")
+    if layout.sharding.optimizer_offload:
+        parts.append("optimizer offload")
+    capacity = layout.context.rank_capacity_tokens
+    if capacity is not None:
+        parts.append(f"{capacity:,} tokens a rank")
+    strategy = _NAMES[options.name] + (f", {options.packing}" if options.name == "static" else "")
+    return f"{', '.join(parts)}; {strategy}"
+
+
+def planned(scenario: Scenario, one: Evaluated) -> Scenario:
+    """The scenario of a candidate: what `hdpsim simulate` times as the search did."""
+    return scenario.with_changes(one.candidate.overrides)
+
+
+def band_of(scenario: Scenario, one: Evaluated) -> Band:
+    """How well runs like it were predicted."""
+    return setup_band(one.setup, scenario.batches(1)[0])
+
+
+def front(evaluated: Sequence[Evaluated]) -> list[Evaluated]:
+    """The candidates that no other beats in throughput, memory and cost at once, the fastest first."""
+    kept: list[Evaluated] = []
+    ordered = sorted(
+        evaluated, key=lambda one: (-one.tokens_per_s, one.memory.total_bytes, one.usd_per_token or 0.0)
+    )
+    for one in ordered:
+        if not any(
+            other.memory.total_bytes <= one.memory.total_bytes
+            and (other.usd_per_token or 0.0) <= (one.usd_per_token or 0.0)
+            for other in kept
+        ):
+            kept.append(one)
+    return kept
+
+
+def nothing_runs(scenario: Scenario, found: Found) -> InfeasibleError:
+    """That no candidate can run: which limit refused how many, and what to change."""
+    lines = [f"no layout of {scenario.name} that was tried can run ({found.searched:,} candidates):"]
+    lines += [f"  {number:,} refused by {limit}" for limit, number in found.refused.most_common()]
+    if not found.complete:
+        lines.append("  the time of --budget was up before the others were looked at")
+    if found.closest is not None:
+        excess, candidate, reason = found.closest
+        lines.append(f"closest: {excess - 1.0:.0%} too much ({', '.join(candidate.overrides)}): {reason}")
+    advice = "use more GPUs (--gpus) or another type (--gpu)"
+    if found.refused[GPU_MEMORY]:
+        advice = "use more GPUs (--gpus), GPUs with more memory (--gpu h200,b200), or a shorter data.context"
+    return InfeasibleError("\n".join((*lines, advice)))
+
+
+def open_scenario(source: str, overrides: tuple[str, ...] = ()) -> tuple[Scenario, str]:
+    """A scenario with changes; where its own degrees do not fit it, with such that do, and why they do not.
+
+    Raises:
+        UserInputError: see load_scenario.
+    """
+    try:
+        return load_scenario(source, overrides), ""
+    except InfeasibleError as error:
+        known = {parse_override(text)[0] for text in overrides}
+        others = tuple(text for text in ANY_GPUS if parse_override(text)[0] not in known)
+        return load_scenario(source, (*overrides, *others)), one_line(str(error))
+
+
+def plan(
+    scenario: Scenario,
+    *,
+    own_reason: str = "",
+    pinned: Sequence[str] = (),
+    gpus: Sequence[int] = (),
+    gpu_types: Sequence[str] = (),
+    objective: str = "tokens_per_s",
+    budget_s: float | None = None,
+    searched: Sequence[str] = (),
+    tokens: float | None = None,
+    batches: int | None = None,
+    count: int = BEST,
+    workers: int | None = None,
+    progress: Progress = lambda done, total, words: None,
+) -> Found:
+    """Search what a command line asks for; see `search`.
+
+    Args:
+        scenario: what was asked about.
+        own_reason: why it cannot run as it is, where that is known.
+        pinned: ``key=value`` changes that were made to it: their keys stay.
+        gpus: numbers of GPUs; none: the scenario's.
+        gpu_types: GPUs of the catalog; none: the scenario's.
+        objective: what is best.
+        budget_s: seconds after which nothing new is begun.
+        searched: ``key=a,b``: what is tried of a key.
+        tokens: of a target; `time_to_train` needs it.
+        batches: how many global batches.
+        count: how many best candidates.
+        workers: processes; None: one per processor, if the space is large.
+        progress: told after every layout.
+
+    Raises:
+        UserInputError: options that contradict each other or the catalog.
+        InfeasibleError: nothing can run.
+    """
+    if objective == "time_to_train" and tokens is None:
+        raise UserInputError("--objective time_to_train: say how many tokens with --tokens, such as 300B")
+    _check_prices(scenario, objective, gpu_types)
+    space = space_of(
+        scenario,
+        gpus=gpus,
+        gpu_types=gpu_types,
+        pinned=[parse_override(text)[0] for text in pinned],
+        values=dict(map(_values, searched)),
+    )
+    found = search(
+        scenario, space, cast("Objective", objective), budget_s, progress,
+        batches=batches, count=count, workers=workers, own_reason=own_reason,
+    )  # fmt: skip
+    if not found.best:
+        raise nothing_runs(scenario, found)
+    return found
+
+
+def _values(text: str) -> tuple[str, tuple[object, ...]]:
+    """The key and the values of `--search layout.tp=1,2,4`."""
+    key, _, values = text.partition("=")
+    return key.strip(), tuple(parse_override(f"{key}={value}")[1] for value in values.split(","))
+
+
+def _check_prices(scenario: Scenario, objective: str, gpu_types: Sequence[str]) -> None:
+    gpus = [catalog.gpu(name) for name in gpu_types] or [scenario.cluster.gpu]
+    unknown = [gpu.name for gpu in gpus if gpu.usd_per_hour is None]
+    if objective == "usd_per_token" and unknown:
+        raise UserInputError(
+            f"--objective usd_per_token: the price of {', '.join(unknown)} is unknown; "
+            f"give one with --set cluster.node.gpu.price=3.09USD/h"
+        )
+
+
+def write_plan(scenario: Scenario, found: Found, path: str) -> str:
+    """Write the best candidate as a scenario; what was written, in words."""
+    write_whole(path, planned(scenario, found.best[0]).to_yaml(), "scenario")
+    return f"wrote {path}"
+
+
+def plan_document(scenario: Scenario, found: Found, tokens: float | None = None) -> Document:
+    """Everything about a search that found something; with the *tokens* of a target, what they take."""
+    best = found.best[0]
+    winner = planned(scenario, best)
+    pareto = front(found.evaluated)
+    rows = [_row(scenario, one, found) for one in found.best]
+    table = best_table(found, rows, tokens)
+    front_data = front_table(pareto)
+    return Document(
+        kind="plan",
+        head=headline(scenario),
+        payload={
+            "name": scenario.name,
+            "best": {**rows[0], "scenario": winner.document},
+            "candidates": rows,
+            "pareto": [_figures(one) for one in pareto],
+            "refused": dict(found.refused.most_common()),
+            "outrun": found.outrun,
+            "searched": found.searched,
+            "complete": found.complete,
+            "seconds": found.seconds,
+            "objective": found.objective,
+            "own": None if found.own is None else _figures(found.own),
+        },
+        blocks=(table, why(found), front_data, refused_table(found)),
+        notes=remarks(scenario, found),
+        partial=not found.complete,
+        files=(
+            OutputFile("plan.yaml", winner.to_yaml, "The best candidate as a scenario; `hdpsim simulate` runs it."),
+            OutputFile("candidates.csv", lambda: all_table(found), "Every candidate that was replayed."),
+            OutputFile("pareto.csv", lambda: front_data, "Those that no other beats in throughput, memory and cost."),
+            OutputFile(
+                "pareto",
+                partial(plot_front, _points(found.evaluated), _points(pareto), _points(found.best[:1])),
+                "Throughput against memory: every candidate, the front, and the best.",
+            ),
+        ),
+    )  # fmt: skip
+
+
+def _points(candidates: Sequence[Evaluated]) -> tuple[list[float], list[float]]:
+    """Memory in GiB and tokens a second."""
+    return [one.memory.total_bytes / _GIB for one in candidates], [one.tokens_per_s for one in candidates]
+
+
+def _figures(one: Evaluated) -> dict[str, Any]:
+    return {
+        "changes": dict(one.candidate.changes),
+        "words": words_of(one),
+        "gpus": one.setup.cluster.gpus,
+        "gpu": one.setup.cluster.gpu.name,
+        "tokens_per_s": one.tokens_per_s,
+        "step_s": one.step_s,
+        "memory_gib": one.memory.total_bytes / _GIB,
+        "headroom_gib": one.headroom_bytes / _GIB,
+        "usd_per_token": one.usd_per_token,
+    }
+
+
+def _row(scenario: Scenario, one: Evaluated, found: Found) -> dict[str, Any]:
+    band = band_of(scenario, one)
+    return {
+        **_figures(one),
+        "lower_bound_s": one.bound_s or None,
+        "band": band.document(one.step_s, one.tokens_per_s),
+        "account_s": one.accounts,
+        "loses": "" if one is found.best[0] else saved_words(found.best[0].accounts, one.accounts)[1],
+    }
+
+
+def best_table(found: Found, rows: Sequence[dict[str, Any]], tokens: float | None) -> Table[Any]:
+    """The best candidates: how fast, in what memory, how sure."""
+    pairs = list(zip(found.best, rows, strict=True))
+    several = len({one.setup.cluster for one in found.best}) > 1
+
+    def band(pair: tuple[Evaluated, dict[str, Any]]) -> str:
+        known = pair[1]["band"]
+        return f"{known['step_s_p10']:.3g} to {known['step_s_p90']:.3g}"
+
+    def days(pair: tuple[Evaluated, dict[str, Any]]) -> float:
+        return (tokens or 0.0) / pair[0].tokens_per_s / 86_400.0
+
+    columns: tuple[Column[Any], ...] = (
+        Column("", lambda pair: str(pairs.index(pair) + 1), heading=""),
+        Column("", lambda pair: f"{pair[0].setup.cluster.gpus:,} x {pair[0].setup.cluster.gpu.name}", heading="GPUs",
+               left=True, shown=several),
+        Column("", lambda pair: words_of(pair[0]), heading="layout and strategy", left=True),
+        Column("", lambda pair: pair[0].step_s, heading="step", unit="s", format=".3f"),
+        Column("", band, heading="P10 to P90", unit="s"),
+        Column("", lambda pair: pair[0].tokens_per_s, heading="tokens/s", format=",.0f"),
+        Column("", lambda pair: memory_of(pair[0].memory), heading="memory per GPU"),
+        Column("", lambda pair: pair[0].headroom_bytes / _GIB, heading="headroom", unit="GiB", format=".1f"),
+        Column("", lambda pair: _usd_per_million(pair[0]), heading="USD per M tokens", format=".3g",
+               missing="unknown"),
+        Column("", days, heading="days", format=".1f", shown=tokens is not None),
+    )  # fmt: skip
+    return Table(title=f"The best {len(found.best)} by {found.objective}", columns=columns, rows=pairs)
+
+
+def _usd_per_million(one: Evaluated) -> float | None:
+    return None if one.usd_per_token is None else one.usd_per_token * _MILLION
+
+
+def _candidate_columns() -> tuple[Column[Evaluated], ...]:
+    return (
+        Column("layout", words_of, heading="layout and strategy", left=True),
+        Column("gpus", lambda one: one.setup.cluster.gpus, shown=False),
+        Column("gpu", lambda one: one.setup.cluster.gpu.name, shown=False),
+        Column("step_s", heading="step", unit="s", format=".3f"),
+        Column("tokens_per_s", heading="tokens/s", format=",.0f"),
+        Column("memory_gib", lambda one: one.memory.total_bytes / _GIB, heading="memory", unit="GiB", format=".1f"),
+        Column("headroom_gib", lambda one: one.headroom_bytes / _GIB, shown=False),
+        Column("usd_per_million_tokens", _usd_per_million, heading="USD per M tokens", format=".3g",
+               missing="unknown"),
+        Column("changes", lambda one: " ".join(one.candidate.overrides), shown=False),
+    )  # fmt: skip
+
+
+def all_table(found: Found) -> Table[Evaluated]:
+    """Every candidate that was replayed, the best first."""
+    ordered = sorted(found.evaluated, key=lambda one: -score_of(one, found.objective))
+    return Table(columns=_candidate_columns(), rows=ordered)
+
+
+def front_table(pareto: Sequence[Evaluated], most: int = 8) -> Table[Evaluated]:
+    """The front: what throughput costs in memory and money."""
+    notes = (f"and {len(pareto) - most} more (--json, --out)",) if len(pareto) > most else ()
+    return Table(
+        title="Pareto front of throughput, memory and cost, among the candidates that were replayed",
+        columns=_candidate_columns(),
+        rows=pareto[:most],
+        notes=notes,
+    )
+
+
+def refused_table(found: Found) -> Table[tuple[str, int]]:
+    """Which limit refused how many."""
+    rows = found.refused.most_common()
+    if found.outrun:
+        rows.append(("slower than the best at best (lower bound)", found.outrun))
+    columns: tuple[Column[tuple[str, int]], ...] = (
+        Column("", lambda row: row[0], heading="left out by"),
+        Column("", lambda row: row[1], heading="candidates", format=","),
+    )
+    return Table(title=_searched(found), columns=columns, rows=rows)
+
+
+def _searched(found: Found) -> str:
+    return (
+        f"{found.searched:,} candidates of {found.layouts:,} layouts in {span(found.seconds)}: "
+        f"{len(found.evaluated):,} replayed, {found.refused.total():,} refused, {found.outrun:,} outrun"
+    )
+
+
+def why(found: Found) -> str:
+    """What the best gains over the scenario, and why each runner-up loses."""
+    best = found.best[0]
+    lines = []
+    if found.own is None:
+        lines.append(f"The scenario as it is cannot run: {found.own_reason}")
+    elif found.own is not best:
+        lines.append(
+            f"The scenario as it is ({words_of(found.own)}) takes {found.own.step_s:.3f} s: the best trains "
+            f"{best.tokens_per_s / found.own.tokens_per_s:.2f} times as fast.{_from(best, found.own)}"
+        )
+    else:
+        lines.append("The scenario as it is is the best.")
+    for place, one in enumerate(found.best[1:], start=2):
+        lines.append(f"{place} loses {1.0 - one.tokens_per_s / best.tokens_per_s:.1%}.{_from(best, one)}")
+    return "\n".join(lines)
+
+
+def _from(best: Evaluated, one: Evaluated) -> str:
+    if best.setup.cluster != one.setup.cluster:
+        return ""
+    words = saved_words(best.accounts, one.accounts)[1]
+    return f" The best has {words}." if words else ""
+
+
+def remarks(scenario: Scenario, found: Found) -> tuple[str, ...]:
+    """What a reader of the figures must know."""
+    lines = []
+    if not found.complete:
+        lines.append(
+            "Not all candidates were looked at: the best of those that were. A larger --budget, more --workers or keys "
+            "that stay (--set) complete the search."
+        )
+    schedules = sorted({one.setup.layout.pipeline.schedule for one in found.evaluated})
+    if set(schedules) <= set(USUAL_SCHEDULES):
+        lines.append(
+            "Schedules beyond 1f1b and interleaved are tried with --search "
+            "layout.schedule=1f1b,interleaved,zb-h1,zb-h2,zb-v,dualpipe."
+        )
+    if not found.best[0].bound_s:
+        lines.append("Drawn noise (jitter, gpu_spread) has no lower bound: nothing was pruned by one.")
+    lines.append(price_of(found.best[0].setup.cluster.gpu).note)
+    lines.append(f"How far off predictions of such runs were: {band_of(scenario, found.best[0]).note}")
+    return tuple(lines)

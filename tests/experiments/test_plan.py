@@ -1,0 +1,271 @@
+"""The search for layouts: never worse than full enumeration, and what it finds is what `simulate` says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
+from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.planning.plan import front, plan, plan_document, planned
+from hdpsim.experiments.planning.search import Found, search
+from hdpsim.experiments.planning.space import Candidate, Space, own_value, space_of
+from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolve_scenario
+from hdpsim.experiments.studies.compare import run_batches
+
+_CHOICES: dict[str, tuple[tuple[object, ...], ...]] = {
+    "layout.tp": ((1, 2), (2, 4), (1, 4)),
+    "layout.pp": ((1,), (1, 2), (2,)),
+    "layout.vpp": ((1,), (1, 2)),
+    "layout.sharding": (("zero1",), ("zero1", "zero3")),
+    "layout.recompute": (("none", "full"), ("none", "selective"), ("full",)),
+    "layout.optimizer_offload": ((False,), (False, True)),
+    "strategy.name": (("static", "hdp-balance"), ("static", "hdp-naive"), ("static",), ("hdp-balance",)),
+    "strategy.packing": (("in-order", "best-fit"), ("in-order",)),
+    "layout.cp": (("auto",), (1, 2)),
+    "layout.rank_capacity": (("auto",), ("16K tokens",)),
+}
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, list(arguments))
+
+
+def small(seed: int = 0) -> Scenario:
+    """A model of few layers on one or two servers, with a batch of unequal sequences."""
+    random = np.random.default_rng(seed)
+    lengths = [
+        f"{length} tokens" for length in random.integers(256, 16_384, size=int(random.integers(6, 14)))
+    ]
+    return resolve_scenario({
+        "name": f"small-{seed}",
+        "model": {"name": "tiny", "layers": int(random.choice([4, 6, 8])), "hidden": 2048, "heads": 16,
+                  "kv_heads": 8, "head_dim": 128, "ffn_hidden": 5632, "vocab": 32_000},
+        "cluster": {"node": "hgx-h100-80gb", "gpus": int(random.choice([8, 16]))},
+        "layout": {"tp": 2, "recompute": "full"},
+        "data": {"lengths": lengths, "batch": f"{len(lengths)} sequences", "context": "16K tokens"},
+        "execution": {"batches": 1},
+    })  # fmt: skip
+
+
+def small_space(seed: int) -> Space:
+    random = np.random.default_rng(1000 + seed)
+    values = {key: choices[int(random.integers(len(choices)))] for key, choices in _CHOICES.items()}
+    return Space(values=values, pinned=frozenset({"data.context"}))
+
+
+def every_candidate(scenario: Scenario, space: Space) -> list[Candidate]:
+    found = []
+    for layout in space.layouts(scenario, scenario.cluster):
+        try:
+            there = scenario.with_changes(Candidate(changes=layout).overrides)
+        except (InfeasibleError, ScenarioError):
+            continue
+        found += [
+            Candidate(changes=(*layout, *variant)) for variant in space.variants(there, 2**14, equal=False)
+        ]
+    return found
+
+
+def rates(scenario: Scenario, candidates: list[Candidate]) -> list[float]:
+    """Throughput of those that can run, each read as a scenario of its own; the best first."""
+    found = []
+    for candidate in candidates:
+        try:
+            changed = scenario.with_changes(candidate.overrides)
+        except (InfeasibleError, ScenarioError):
+            continue
+        outcome = run_batches(changed, scenario.batches())
+        if outcome.results:
+            found.append(outcome.tokens_per_s.mean)
+    return sorted(found, reverse=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_never_worse_than_full_enumeration(seed: int) -> None:
+    scenario, space = small(seed), small_space(seed)
+    found = search(scenario, space, count=1)
+    assert found.complete
+    expected = rates(scenario, [Candidate(changes=()), *every_candidate(scenario, space)])
+    assert found.best[0].tokens_per_s == pytest.approx(expected[0], rel=1e-12)
+    assert found.searched >= len(expected)
+
+
+FEW: dict[str, tuple[object, ...]] = {
+    "layout.tp": (1, 2), "layout.pp": (1,), "layout.recompute": ("none", "full"), "layout.sharding": ("zero1",),
+    "layout.optimizer_offload": (False,), "strategy.packing": ("in-order",),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found() -> Found:
+    return search(small(), Space(values=FEW), count=3)
+
+
+@pytest.mark.slow
+def test_pruning_leaves_the_best_as_they_are(found: Found) -> None:
+    safe = search(small(), Space(values=FEW), count=1000)
+    assert safe.outrun == 0
+    assert found.outrun > 0
+    assert [one.candidate for one in safe.best[:3]] == [one.candidate for one in found.best]
+    assert found.searched == safe.searched
+
+
+def test_no_step_is_shorter_than_the_bound_of_its_layout(found: Found) -> None:
+    assert all(one.step_s >= one.bound_s > 0.0 for one in found.evaluated if one.candidate.changes)
+
+
+def test_the_winner_is_a_scenario_that_simulate_times_identically(found: Found, tmp_path: Path) -> None:
+    file = tmp_path / "plan.yaml"
+    file.write_text(planned(small(), found.best[0]).to_yaml())
+    document = json.loads(run("simulate", str(file), "--json").stdout)["results"]
+    assert document["tokens_per_s"]["mean"] == found.best[0].tokens_per_s
+    assert document["memory"]["total_bytes"] == found.best[0].memory.total_bytes
+
+
+def test_accounts_sum_to_the_step(found: Found) -> None:
+    for one in found.evaluated:
+        assert sum(one.accounts.values()) == pytest.approx(one.step_s)
+
+
+def test_the_front_holds_what_nothing_else_beats(found: Found) -> None:
+    kept = front(found.evaluated)
+    assert kept[0].tokens_per_s == max(one.tokens_per_s for one in found.evaluated)
+    for one in found.evaluated:
+        assert any(
+            other.tokens_per_s >= one.tokens_per_s and other.memory.total_bytes <= one.memory.total_bytes
+            for other in kept
+        )
+    for one in kept:
+        assert not any(
+            other.tokens_per_s > one.tokens_per_s and other.memory.total_bytes < one.memory.total_bytes
+            for other in found.evaluated
+        )
+
+
+def test_json_has_the_keys_of_the_document(found: Found) -> None:
+    data = plan_document(small(), found).data()
+    assert data["best"].keys() >= {"tokens_per_s", "step_s", "memory_gib", "headroom_gib", "band", "scenario"}
+    assert data.keys() >= {"candidates", "pareto", "refused", "searched", "seconds"}
+    assert data["best"]["memory_gib"] + data["best"]["headroom_gib"] == pytest.approx(79.18)
+    assert sum(data["refused"].values()) + data["outrun"] + len(found.evaluated) == data["searched"]
+
+
+def test_money_by_hand(found: Found) -> None:
+    one = found.best[0]
+    assert one.usd_per_token == pytest.approx(3.09 / 3600 * one.setup.cluster.gpus / one.tokens_per_s)
+
+
+def test_keys_of_the_software_and_of_set_stay() -> None:
+    scenario = small().with_changes(("software=megatron-core 0.13", "layout.tp=4"))
+    space = space_of(scenario, pinned=["layout.tp"])
+    assert {dict(layout)["layout.tp"] for layout in space.layouts(scenario, scenario.cluster)} == {4}
+    decided = {setting.switch for setting in scenario.settings}
+    for key in {f"layout.{switch}" for switch in decided} & {"layout.recompute", "layout.sharding"}:
+        assert {dict(layout)[key] for layout in space.layouts(scenario, scenario.cluster)} == {
+            own_value(scenario, key)
+        }
+
+
+def test_every_degree_divides() -> None:
+    scenario = small()
+    model, gpus = scenario.model, scenario.cluster.gpus
+    for layout in map(dict, Space().layouts(scenario, scenario.cluster)):
+        tp, pp, vpp = (int(str(layout[f"layout.{key}"])) for key in ("tp", "pp", "vpp"))
+        assert gpus % (tp * pp) == 0
+        assert pp * vpp <= model.layers or vpp == 1
+
+
+@pytest.mark.slow
+def test_types_of_gpus_are_compared() -> None:
+    values = ["layout.pp=1", "layout.recompute=none", "strategy.name=static", "layout.sharding=zero1"]
+    found = plan(small(), gpu_types=["h100", "h200"], searched=values, workers=1)
+    assert {one.setup.cluster.gpu.name for one in found.evaluated} == {"h100-80gb", "h200-141gb"}
+    for one in found.best:
+        assert planned(small(), one).setup().cluster == one.setup.cluster
+
+
+@pytest.mark.slow
+def test_processes_find_the_same() -> None:
+    space = Space(values={**FEW, "strategy.name": ("static",)})
+    alone, together = (search(small(), space, workers=workers) for workers in (1, 2))
+    assert [one.candidate for one in alone.best] == [one.candidate for one in together.best]
+    assert alone.searched == together.searched
+
+
+def test_time_that_is_up_keeps_what_was_found() -> None:
+    found = search(small(), Space(), budget_s=0.0)
+    assert not found.complete
+    assert found.best == [found.own]
+
+
+@pytest.mark.slow
+def test_interrupts_keep_what_was_found() -> None:
+    def stop(done: int, total: int, words: str) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    found = search(small(), Space(values=FEW), progress=stop)
+    assert not found.complete
+    assert found.own in found.evaluated
+
+
+@pytest.mark.slow
+def test_nothing_that_runs_says_which_limit_and_what_to_change() -> None:
+    result = run("plan", "llama-3-70b-h100", "--gpus", "8", "--set", "model=llama-3-405b", "--batches", "1")
+    assert result.exit_code == 3
+    assert "refused by GPU memory" in result.stderr
+    assert "closest" in result.stderr
+    assert "--gpus" in result.stderr
+
+
+@pytest.mark.slow
+def test_command_writes_tables_plots_and_the_winner(tmp_path: Path) -> None:
+    out, file = tmp_path / "out", tmp_path / "best.yaml"
+    searched = (
+        "--search",
+        "layout.pp=1",
+        "--search",
+        "layout.recompute=none,full",
+        "--search",
+        "layout.tp=2,4",
+    )
+    result = run("plan", "quickstart-8gpu", "--batches", "1", *searched, "--search", "strategy.name=hdp-balance",
+                 "--workers", "1", "--out", str(out), "-o", str(file))  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert {"plan.yaml", "candidates.csv", "pareto.csv", "pareto.png"} <= {
+        path.name for path in out.iterdir()
+    }
+    assert yaml.safe_load(file.read_text()) == yaml.safe_load((out / "plan.yaml").read_text())
+    assert load_scenario(file).layout.recompute.kind == "none"
+    assert "times as fast" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--search", "layout.tpp=1"),
+        ("--search", "layout.tp=many"),
+        ("--gpu", "h900"),
+        ("--objective", "time_to_train"),
+        ("--objective", "usd_per_token", "--gpu", "a800"),
+        ("--budget", "soon"),
+        ("--gpus", "none"),
+        ("-o", "plan.txt"),
+    ],
+)
+def test_wrong_input_is_one_message(options: tuple[str, ...]) -> None:
+    result = run("plan", "quickstart-8gpu", "--batches", "1", *options)
+    assert result.exit_code == 2
+    assert result.stderr.count("Error") == 1
+
+
+def test_unknown_prices_refuse_an_objective_in_money() -> None:
+    with pytest.raises(UserInputError, match="price of a800"):
+        plan(small(), gpu_types=["a800"], objective="usd_per_token")
