@@ -7,6 +7,7 @@ A scenario asks before anything is simulated (`reasons_against`), everything tha
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from hdpsim.cost_models.layout.groups import Parallel
@@ -44,7 +45,7 @@ def check_layout(model: Model, layout: Layout, ranks: int | None = None) -> None
 
     Counted: heads, widths, layers, experts; where *ranks* is known, what has to divide them.
     """
-    reasons = tuple(_reasons(model, layout, ranks))
+    reasons = _known_reasons(model, layout, ranks)
     if reasons:
         raise InfeasibleError(f"{model.name}: " + "; ".join(reasons))
 
@@ -71,6 +72,11 @@ def layout_notes(model: Model, cluster: Cluster, layout: Layout) -> tuple[str, .
     if tp > model.kv_heads and model.latent_attention is None:
         notes.append(f"tp = {tp} exceeds the {model.kv_heads} key/value heads: they are replicated")
     return tuple(notes)
+
+
+@lru_cache(maxsize=4096)
+def _known_reasons(model: Model, layout: Layout, ranks: int | None) -> tuple[str, ...]:
+    return tuple(_reasons(model, layout, ranks))
 
 
 def _reasons(model: Model, layout: Layout, ranks: int | None) -> Iterator[str]:

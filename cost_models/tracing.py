@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -95,6 +95,34 @@ def remembered(kept: dict[K, V], key: K, work: Callable[[K], V]) -> V:
     if key not in kept:
         kept[key] = work(key)
     return kept[key]
+
+
+def shared(most: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Keep what a function made of its latest *most* arguments; a listener sees the work done again."""
+
+    def mark(function: Callable[P, R]) -> Callable[P, R]:
+        kept = lru_cache(maxsize=most)(function)
+
+        @wraps(function)
+        def found(*args: P.args, **kwargs: P.kwargs) -> R:
+            return (kept if _current.get() is None else function)(*args, **kwargs)  # type: ignore[arg-type]
+
+        return found
+
+    return mark
+
+
+class Latest(dict[K, V]):
+    """A dict of at most so many entries: a new one takes the place of the oldest."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def __setitem__(self, key: K, value: V) -> None:
+        if len(self) >= self._most and key not in self:
+            del self[next(iter(self))]
+        super().__setitem__(key, value)
 
 
 def aside(work: Callable[[], object]) -> None:

@@ -239,12 +239,12 @@ class HostTime:
         again = 1.5 if backward and self._layout.tensor.sequence_parallel else 1.0
         return layer_s + again * collectives * self._check_s
 
-    @property
-    def pass_s(self) -> float:
-        """Work around the layers of one pass, forward or backward, of a micro-batch: schedule and hooks."""
-        if _whole_iteration(self._layout.host):
-            return 0.0
-        return self._cal.micro_batch_fixed_s / 2.0 / self._layout.pipeline.vpp
+
+def pass_host_s(layout: Layout, cal: Calibration) -> float:
+    """Host work around the layers of one pass, forward or backward, of a micro-batch: schedule and hooks."""
+    if _whole_iteration(layout.host):
+        return 0.0
+    return cal.micro_batch_fixed_s / 2.0 / layout.pipeline.vpp
 
 
 @priced("optimizer")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from hdpsim.cost_models.layout.groups import (
@@ -95,10 +96,30 @@ class Layout(Checked):
         for name, group in _with_changes({**_DEFAULTS, **given}, switches).items():
             object.__setattr__(self, name, group)
 
+    def with_groups(self, **groups: Group) -> Layout:
+        """This layout with other groups, which are fine as they are."""
+        new = object.__new__(Layout)
+        for name in GROUPS:
+            object.__setattr__(new, name, groups.get(name, getattr(self, name)))
+        return new
+
     def changed(self, **switches: Any) -> Layout:
         """This layout with other values of some switches."""
         groups = {name: getattr(self, name) for name in GROUPS}
         return Layout(**_with_changes(groups, switches))
+
+    @property
+    def of_layers(self) -> Layout:
+        """The layout as far as a single layer or head can tell: the same for all pipelines and kinds of sharding.
+
+        What prices a layer is given this layout, so that it cannot depend on anything else.
+        """
+        return _of_layers(self)
+
+    @property
+    def of_stages(self) -> Layout:
+        """The layout as far as the contents of pipeline stages go: degrees and the pipeline."""
+        return _of_stages(self)
 
     def switch(self, name: str) -> Any:
         """The value of the switch of that name."""
@@ -120,6 +141,30 @@ class Layout(Checked):
         pipeline = self.pipeline
         deferred = pipeline.deferred_head_gradient and pipeline.schedule in ("1f1b", "interleaved")
         return deferred and self.parallel.pp > 1
+
+
+@lru_cache(maxsize=4096)
+def _of_layers(layout: Layout) -> Layout:
+    if type(layout.pipeline) is not Pipeline:  # watched: whatever is read must be seen
+        return layout
+    deferred = layout.defers_head_gradient
+    # Deferring needs a pipeline of two stages at least; with this order stages stand between neighbouring ranks.
+    stages = layout.parallel.pp if layout.parallel.order == "tp-pp-dp" else 1 + deferred
+    schedule = layout.pipeline.schedule
+    schedule = "1f1b" if schedule == "interleaved" else schedule
+    return layout.with_groups(
+        parallel=replace(layout.parallel, pp=stages, cp=None),
+        pipeline=Pipeline(schedule=schedule, deferred_head_gradient=deferred),
+        sharding=Sharding(kind="zero3") if layout.sharding.kind == "zero3" else Sharding(),
+        context=replace(layout.context, rank_capacity_tokens=None),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _of_stages(layout: Layout) -> Layout:
+    if type(layout.pipeline) is not Pipeline:
+        return layout
+    return Layout(parallel=replace(layout.parallel, cp=None), pipeline=layout.pipeline)
 
 
 def _with_changes(groups: Mapping[str, Any], switches: Mapping[str, Any]) -> dict[str, Any]:

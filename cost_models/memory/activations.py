@@ -8,7 +8,7 @@ from hdpsim.cost_models.layer.recomputation import repeated_share
 from hdpsim.cost_models.layer.small_kernels import residual_shards
 from hdpsim.cost_models.layout.groups import RecomputeKind
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.memory.overheads import MemoryOverheads
+from hdpsim.cost_models.memory.overheads import LEAN, MemoryOverheads
 from hdpsim.cost_models.transformer.flop import layer_linear_weights
 from hdpsim.cost_models.transformer.matrices import layer_matrices, layer_shards, mlp_width, routed_width
 from hdpsim.cost_models.transformer.model import Model
@@ -73,7 +73,7 @@ def activation_bytes_per_token_layer(
     layout = layout if recompute is None else layout.changed(recompute=recompute)
     layer_input = layer_input_bytes(model, layout)
     moe = bool(model.experts) if moe is None else moe
-    extra = overheads or MemoryOverheads()
+    extra = overheads or LEAN
     unfused = overheads is not None and (extra.unfused_copies or not layout.kernels.fused)
     copies = unfused_copies(model, layout, moe=moe) if unfused else 0.0
     tensors = layer_activations(model, layout, moe=moe, dropout=model.dropout)

@@ -51,3 +51,6 @@ class MemoryOverheads(Checked):
     gather_buffer_bytes: Amount = 0.0
     eight_bit_copy_bytes: Amount = 2.0  # row- and column-wise copies: Transformer Engine on Hopper
     host_run_ahead: bool = False
+
+
+LEAN = MemoryOverheads()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, assert_never
 
 from hdpsim.cost_models.calibration.calibration import Calibration
@@ -22,7 +23,7 @@ from hdpsim.cost_models.memory.activations import (
     tensor_parallel_transients,
     working_set_bytes_per_token,
 )
-from hdpsim.cost_models.memory.overheads import MemoryOverheads
+from hdpsim.cost_models.memory.overheads import LEAN, MemoryOverheads
 from hdpsim.cost_models.memory.states import state_bytes
 from hdpsim.cost_models.reading.units import format_quantity
 from hdpsim.cost_models.tracing import priced
@@ -156,8 +157,8 @@ def memory_report(
         raise InfeasibleError(f"offload_ratio must be between 0 and 1, got {offload_ratio}")
     if stage is not None and not 0 <= stage < layout.parallel.pp:
         raise InfeasibleError(f"stage must be between 0 and {layout.parallel.pp - 1}, got {stage}")
-    job = _Job(model, layout, cluster, ranks, offload_ratio, micro_batches, overheads or MemoryOverheads())
-    stages = range(layout.parallel.pp) if stage is None else (stage,)
+    job = _Job(model, layout, cluster, ranks, offload_ratio, micro_batches, overheads or LEAN)
+    stages = _telling_stages(job) if stage is None else [stage]
     reports = (_stage_report(job, one, tokens_per_rank, sequence_tokens) for one in stages)
     return max(reports, key=lambda report: report.total_bytes)
 
@@ -183,8 +184,8 @@ def rank_capacity_tokens(
     Raises:
         OutOfMemoryError: not even one multiple fits; the message says which stage and which parts.
     """
-    job = _Job(model, layout, cluster, ranks, offload_ratio, micro_batches, overheads or MemoryOverheads())
-    steps = min(_most_steps(job, stage) for stage in range(layout.parallel.pp))
+    job = _Job(model, layout, cluster, ranks, offload_ratio, micro_batches, overheads or LEAN)
+    steps = min(_most_steps(job, stage) for stage in _telling_stages(job))
     return steps * CAPACITY_STEP_TOKENS * layout.parallel.tp
 
 
@@ -207,33 +208,71 @@ def _most_steps(job: _Job, stage: int) -> int:
     return max(1, steps)
 
 
+class _TokenBytes(NamedTuple):
+    """Bytes per token of a rank on each GPU; of layers by kind (experts)."""
+
+    kept: dict[bool, float]
+    """From a layer's forward to its backward, scores apart."""
+    working: dict[bool, float]
+    """While a layer runs backward."""
+    head: float
+    ring: float
+
+
+@lru_cache(maxsize=1024)
+def _token_bytes(model: Model, layout: Layout, overheads: MemoryOverheads) -> _TokenBytes:
+    """*layout*: what layers see of it (of_layers), so that all pipelines and kinds of sharding share this."""
+    kept = {
+        moe: activation_bytes_per_token_layer(model, layout, moe=moe, overheads=overheads)
+        for moe in {False, bool(model.experts)}
+    }
+    return _TokenBytes(
+        kept=kept,
+        working={moe: _working_bytes(model, layout, kept[moe], moe=moe) for moe in kept},
+        head=head_activation_bytes_per_token(model, layout, overheads.logit_bytes),
+        ring=ring_bytes_per_token(model, layout),
+    )
+
+
+def _telling_stages(job: _Job) -> list[int]:
+    """Stages of which none needs less than an earlier one that holds the same layers: the fullest is among them."""
+    seen: dict[tuple[StageContents, ...], list[tuple[int, ...]]] = {}
+    found = []
+    for stage, chunks in enumerate(stage_contents(job.model, job.layout)):
+        in_flight = in_flight_passes(job.layout, stage, job.micro_batches)
+        earlier = seen.setdefault(chunks, [])
+        if not any(_covers(more, in_flight) for more in earlier):
+            earlier.append(in_flight)
+            found.append(stage)
+    return found
+
+
+def _covers(more: tuple[int, ...], fewer: tuple[int, ...]) -> bool:
+    return more == fewer or all(one >= other for one, other in zip(more, fewer, strict=True))
+
+
 def _stage_report(job: _Job, stage: int, tokens: int, sequence_tokens: int | None = None) -> MemoryReport:
     model, layout, ranks = job.model, job.layout, job.ranks
     extra = job.overheads
     states = state_bytes(model, layout, ranks, stage, extra)
     chunks = stage_contents(model, layout)[stage]
     in_flight = in_flight_passes(layout, stage, job.micro_batches)
-    usual = bool(model.experts)
-    per_layer = {
-        moe: activation_bytes_per_token_layer(model, layout, moe=moe, overheads=extra)
-        for moe in {False, usual}
-    }
+    per_token = _token_bytes(model, layout.of_layers, extra)
     scores = score_bytes_per_token(model, layout, tokens if sequence_tokens is None else sequence_tokens)
     scores_again = repeated_share(layout, "attention")
-    scores_kept = {moe: amount + (1.0 - scores_again) * scores for moe, amount in per_layer.items()}
+    scores_kept = {moe: amount + (1.0 - scores_again) * scores for moe, amount in per_token.kept.items()}
     held = 0.0
     for part, count in zip(chunks, in_flight, strict=True):
         held += count * sum(layers * scores_kept[moe] for moe, layers in part.by_kind)
-        held += count * part.mtp_layers * scores_kept[usual]
+        held += count * part.mtp_layers * scores_kept[bool(model.experts)]
     held *= tokens * extra.activation_factor
     share = kept_share(sum(part.layers for part in chunks), job.offload_ratio)
-    head = head_activation_bytes_per_token(model, layout, extra.logit_bytes) * chunks[-1].head * tokens
-    present = {moe for part in chunks for moe, _ in part.by_kind}
-    working = max((_working_bytes(model, layout, per_layer[moe], moe=moe) for moe in present), default=0.0)
+    head = per_token.head * chunks[-1].head * tokens
+    working = max((per_token.working[moe] for part in chunks for moe, _ in part.by_kind), default=0.0)
     working += (1.0 + scores_again) * scores  # their gradient, and recomputed themselves
     context_parallel = ranks > 1 and layout.parallel.cp != 1
     if context_parallel:
-        working += ring_bytes_per_token(model, layout)
+        working += per_token.ring
     groups = sum(
         (layout.parallel.tp > 1, layout.parallel.pp > 1, ranks > 1, layout.parallel.ep > 1, context_parallel)
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hdpsim.cost_models.feasibility import check_layout
 from hdpsim.cost_models.layer.adapters import trained_per_gpu
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.memory.overheads import MemoryOverheads
+from hdpsim.cost_models.memory.overheads import LEAN, MemoryOverheads
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import parameters_per_gpu
 
@@ -52,7 +52,7 @@ def state_bytes(
     Source: arXiv 1910.02054; Megatron-Core's distributed optimizer (6 + 12/d); PyTorch FSDP prefetching one layer.
     """
     check_layout(model, layout, ranks)
-    extra = overheads or MemoryOverheads()
+    extra = overheads or LEAN
     shard = parameters_per_gpu(model, layout, stage)
     copies: float = ranks
     expert_copies = ranks * layout.parallel.tp / layout.parallel.expert_gpus

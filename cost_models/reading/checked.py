@@ -56,7 +56,24 @@ class Checked:
         UserInputError: every field that is not what its annotation says; then what contradictions() finds.
     """
 
-    __slots__ = ()
+    __slots__ = ("_known_hash",)
+    _known_hash: int
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if (
+            "__hash__" not in cls.__dict__
+        ):  # before dataclass makes one that walks through all fields every time
+            cls.__hash__ = Checked.__hash__  # type: ignore[method-assign]
+
+    def __hash__(self) -> int:
+        """Of all fields that are compared; worked out once, since costs are looked up by model, layout and cluster."""
+        try:
+            return self._known_hash
+        except AttributeError:
+            compared = tuple(getattr(self, item.name) for item in fields(self) if item.compare)  # type: ignore[arg-type]
+            object.__setattr__(self, "_known_hash", hash(compared))
+            return self._known_hash
 
     def contradictions(self) -> tuple[tuple[str, str], ...]:
         """Fields that do not go together, as (name, what is wrong); looked at when each is fine on its own."""

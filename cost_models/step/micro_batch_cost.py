@@ -4,56 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.calibration.calibration import Calibration
-from hdpsim.cost_models.hardware.parts import Cluster, Gpu
-from hdpsim.cost_models.kernels.casts import LinearOp, maxima_s
+from hdpsim.cost_models.hardware.parts import Cluster
+from hdpsim.cost_models.kernels.casts import maxima_s
 from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
-from hdpsim.cost_models.layer.attention import AttentionCost
-from hdpsim.cost_models.layer.experts import beside_the_other_micro_batch_s
-from hdpsim.cost_models.layer.gemms import LayerGemms
 from hdpsim.cost_models.layer.gradient_accumulation import accumulation_s
-from hdpsim.cost_models.layer.head import OutputHead
-from hdpsim.cost_models.layer.host import HostTime
-from hdpsim.cost_models.layer.layer import LayerCost
+from hdpsim.cost_models.layer.host import pass_host_s
 from hdpsim.cost_models.layer.recomputation import repeated_share
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.memory.activations import activation_bytes_per_token_layer
-from hdpsim.cost_models.network.collectives import Collectives
-from hdpsim.cost_models.network.fabric import FabricModel
+from hdpsim.cost_models.step.layer_prices import TERM_ROWS, TERMS, layer_prices
 from hdpsim.cost_models.step.micro_batch import MicroBatches, StepSums
 from hdpsim.cost_models.step.sharded_parameters import ShardedParameters
 from hdpsim.cost_models.tracing import priced, remembered
-from hdpsim.cost_models.transformer.matrices import prediction_matrix
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import StageContents, stage_contents
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
 
-TERMS = (
-    "gemm",
-    "attention",
-    "ring_merge",
-    "ring_wait",  # ring transfers not hidden by attention
-    "small_kernels",
-    "tp_communication",
-    "expert_all_to_all",
-    "recompute",
-    "offload_wait",  # activation traffic to and from the host that compute does not hide
-    "logits",
-    "host",  # kernel launches that outlast their kernels, and fixed host work
-    "layer_gather",  # gathering sharded parameters layer by layer: what it adds to the compute beside it
-    "layer_reduce",  # the same for reducing gradients layer by layer
-)
-_TERM = {name: row for row, name in enumerate(TERMS)}
-
 _REPEATED = frozenset(
     {"attention", "ring_merge", "ring_wait", "host"}
 )  # not linear; recomputation repeats them
-_COMPUTE = ("gemm", "attention", "ring_merge", "small_kernels")
 _NOT_LINEAR = _REPEATED | {"layer_gather", "layer_reduce"}
 
 # Of the host work of a micro-batch (forward and backward pass), the part before the first kernel of one pass: half of
@@ -65,31 +40,28 @@ class MicroBatchCost:
     """Costs of one model under one layout on one cluster: built once, asked for any micro-batches."""
 
     def __init__(self, model: Model, layout: Layout, cluster: Cluster, cal: Calibration) -> None:
-        cal = replace(cal, launch_s=cal.launch_s * cluster.node.host_time)
+        cal = _on_hosts(cal, cluster.node.host_time)
         self.model, self.layout, self.cluster, self.cal = model, layout, cluster, cal
-        self.fabric = FabricModel(cluster, cal.network)
-        self.collectives = Collectives(self.fabric)
-        self.attention = AttentionCost(model, layout, cluster.gpu, cal, self.fabric)
-        self._dense = LayerCost(model, layout, cluster, cal, self.collectives, moe=False)
-        self._moe = (
-            LayerCost(model, layout, cluster, cal, self.collectives, moe=True) if model.experts else None
-        )
+        self._layers = layer_prices(model, layout.of_layers, cluster, cal)
+        self.collectives, self.attention = self._layers.collectives, self._layers.attention
+        self.fabric = self.collectives.fabric
         self._sharded = (
             ShardedParameters(model, layout, cluster, cal, self.collectives)
             if layout.sharding.kind == "zero3"
             else None
         )
-        self._head = OutputHead(model, layout, cluster.gpu, cal)
-        self._prediction = _prediction_gemms(model, layout, cluster.gpu, cal) if model.mtp_layers else None
-        self._host = HostTime(model, layout, self.collectives.group(layout.parallel.tp), cal)
         self.kinds, self.kind = _stage_kinds(model, layout)
         self._counts = [self._layer_counts(kind) for kind in self.kinds]
         self._repeats = np.array([repeated_share(layout, name) for name in TERMS])
         self._repeating = bool(self._repeats.any())
         self._of_passes: dict[StageContents, tuple[float, float]] = {}
-        self.activation_bytes_per_token = activation_bytes_per_token_layer(model, layout)
         self.step_sums: dict[int, StepSums] = {}  # by ranks, filled by step_costs
         self._known_links: dict[int, tuple[Ints, Floats]] = {}  # by ranks
+
+    @property
+    def activation_bytes_per_token(self) -> float:
+        """What one layer keeps, see activation_bytes_per_token_layer."""
+        return self._layers.activation_bytes_per_token
 
     def terms_s(self, batches: MicroBatches, *, backward: bool) -> Floats:
         """[T, K, n]: seconds of every term, kind of stage and micro-batch."""
@@ -97,14 +69,15 @@ class MicroBatchCost:
         both = (backward and self._repeating) or self.layout.experts.overlap
         sides = (False, True) if both else (backward,)
         tokens = self._tokens(batches)
-        layers, heads = self._layer_terms(batches, tokens, sides), self._head.sides_s(tokens, (backward,))
+        layers = self._layers.terms_s(batches, tokens, sides)
+        heads = self._layers.heads_s(tokens, (backward,))
         return self._stage_terms(batches, tokens, layers, heads, backward=backward)
 
     def both_terms_s(self, batches: MicroBatches) -> tuple[Floats, Floats]:
         """Forward and backward at once; see terms_s."""
         tokens = self._tokens(batches)
         sides = (False, True)
-        layers, heads = self._layer_terms(batches, tokens, sides), self._head.sides_s(tokens, sides)
+        layers, heads = self._layers.terms_s(batches, tokens, sides), self._layers.heads_s(tokens, sides)
         forward, backward = (
             self._stage_terms(batches, tokens, layers, heads, backward=side) for side in (False, True)
         )
@@ -119,13 +92,15 @@ class MicroBatchCost:
         out = np.zeros((len(TERMS), len(self.kinds), batches.count))
         for row, kind in enumerate(self.kinds):
             for moe, count in self._counts[row].items():
-                cost = self._moe if moe else self._dense
-                if count and cost is not None:
-                    out[_TERM["gemm"], row] += count * cost.weight_gradient_s(tokens)
+                if count:
+                    out[TERM_ROWS["gemm"], row] += count * self._layers.weight_gradient_s(tokens, moe=moe)
             if kind.head:
-                out[_TERM["logits"], row] += (1 + kind.mtp_layers) * self._head.weight_gradient_s(tokens)
-            if kind.mtp_layers and self._prediction is not None:
-                out[_TERM["gemm"], row] += kind.mtp_layers * self._prediction.weight_gradient_s(tokens)
+                out[TERM_ROWS["logits"], row] += (1 + kind.mtp_layers) * self._layers.head.weight_gradient_s(
+                    tokens
+                )
+            prediction = self._layers.prediction
+            if kind.mtp_layers and prediction is not None:
+                out[TERM_ROWS["gemm"], row] += kind.mtp_layers * prediction.weight_gradient_s(tokens)
         return out
 
     def _tokens(self, batches: MicroBatches) -> Floats:
@@ -151,26 +126,27 @@ class MicroBatchCost:
                 if count:
                     out[:, row] += count * layers[moe, backward]
                     if backward and self._repeating:
-                        out[_TERM["recompute"], row] += count * (self._repeats @ layers[moe, False])
+                        out[TERM_ROWS["recompute"], row] += count * (self._repeats @ layers[moe, False])
             if offloads:
-                out[_TERM["offload_wait"], row] += self._offload_wait_s(
+                out[TERM_ROWS["offload_wait"], row] += self._offload_wait_s(
                     batches, tokens, layers, kind, backward
                 )
             if self._sharded is not None:
                 exposed = self._sharded.exposed_s(kind, self._compute_s(layers, backward), backward=backward)
-                out[_TERM["layer_gather"], row], out[_TERM["layer_reduce"], row] = exposed
+                out[TERM_ROWS["layer_gather"], row], out[TERM_ROWS["layer_reduce"], row] = exposed
             if kind.head:
-                out[_TERM["logits"], row] += (1 + extra) * heads[backward]
-            if extra and self._prediction is not None:
-                out[_TERM["gemm"], row] += extra * self._prediction.seconds(tokens, backward=backward)
+                out[TERM_ROWS["logits"], row] += (1 + extra) * heads[backward]
+            prediction = self._layers.prediction
+            if extra and prediction is not None:
+                out[TERM_ROWS["gemm"], row] += extra * prediction.seconds(tokens, backward=backward)
             if kind.embedding and not (backward and self.model.frozen):
-                out[_TERM["small_kernels"], row] += self._embedding_s(tokens)
+                out[TERM_ROWS["small_kernels"], row] += self._embedding_s(tokens)
             added_s, agreed_s = remembered(self._of_passes, kind, self._pass_times)
             if backward and added_s:
-                out[_TERM["small_kernels"], row] += added_s
+                out[TERM_ROWS["small_kernels"], row] += added_s
             if agreed_s:
-                out[_TERM["tp_communication"], row] += agreed_s
-            out[_TERM["host"], row] += self._host.pass_s
+                out[TERM_ROWS["tp_communication"], row] += agreed_s
+            out[TERM_ROWS["host"], row] += self.pass_s
         return out
 
     def _pass_times(self, kind: StageContents) -> tuple[float, float]:
@@ -195,70 +171,6 @@ class MicroBatchCost:
         counts = {False: kind.dense_layers, True: kind.moe_layers}
         counts[bool(self.model.experts)] += kind.mtp_layers
         return counts
-
-    def _layer_terms(
-        self, batches: MicroBatches, tokens: Floats, sides: tuple[bool, ...]
-    ) -> dict[tuple[bool, bool], Floats]:
-        """[T, n] per layer by (experts, backward), for the layers that the model has."""
-        rings = {
-            side: self.attention.times(
-                batches.segment_tokens,
-                batches.segment_offsets,
-                batches.group_size,
-                batches.tier,
-                backward=side,
-                tokens_per_rank=tokens,
-                crossing=batches.crossing,
-            )
-            for side in sides
-        }
-        result: dict[tuple[bool, bool], Floats] = {}
-        for moe, cost in ((False, self._dense), (True, self._moe)):
-            if cost is None or not any(counts[moe] for counts in self._counts):
-                continue
-            for side, linear in zip(sides, cost.times(tokens, *sides), strict=True):
-                rows = np.zeros((len(TERMS), len(tokens)))
-                rows[_TERM["gemm"]] = linear.gemm
-                rows[_TERM["attention"]] = rings[side].attention
-                rows[_TERM["ring_merge"]] = rings[side].merge
-                rows[_TERM["ring_wait"]] = rings[side].wait
-                rows[_TERM["small_kernels"]] = linear.small_kernels
-                rows[_TERM["tp_communication"]] = linear.tp_communication
-                rows[_TERM["expert_all_to_all"]] = linear.expert_all_to_all
-                result[moe, side] = rows
-            if moe and self.layout.experts.overlap:
-                self._hide_all_to_all(result[moe, False], result[moe, True])
-            for side in sides:
-                least_s = self._host.layer_s(moe=moe, backward=side)
-                rows = result[moe, side]
-                hidden_s = (
-                    0.0
-                    if self.layout.host.launch_blocking
-                    else self._behind_launches_s(cost, tokens, rows, side)
-                )
-                wait_s = cost.counts_wait_s(tokens) if moe and not side else 0.0
-                rows[_TERM["host"]] = np.maximum(wait_s, least_s - hidden_s)
-        return result
-
-    def _behind_launches_s(self, cost: LayerCost, tokens: Floats, rows: Floats, backward: bool) -> Floats:
-        """[n]: work of a layer that its launches hide behind, from its terms.
-
-        Not what runs at another time: weight gradients that a schedule runs apart, DualPipe's all-to-alls.
-        """
-        work_s = rows.sum(axis=0)
-        if self.layout.pipeline.schedule == "dualpipe":
-            work_s = work_s - rows[_TERM["expert_all_to_all"]]
-        if backward and self.layout.pipeline.schedule in SPLIT_SCHEDULES:
-            work_s = work_s - cost.weight_gradient_s(tokens)
-        return np.asarray(work_s)
-
-    def _hide_all_to_all(self, forward: Floats, backward: Floats) -> None:
-        """The all-to-all of a layer runs beside the compute of another micro-batch in the other direction."""
-        row = _TERM["expert_all_to_all"]
-        compute = sum(side[_TERM[name]] for side in (forward, backward) for name in _COMPUTE)
-        forward[row], backward[row] = beside_the_other_micro_batch_s(
-            forward[row], backward[row], np.asarray(compute), self.cluster.gpu.sm_count
-        )
 
     @priced("offload_wait")
     def _offload_wait_s(
@@ -364,7 +276,7 @@ class MicroBatchCost:
         sizes = np.asarray(group_size, dtype=np.float64)
         tiers = np.asarray(tier, dtype=np.int64)
         total = np.zeros(np.broadcast(tokens, sizes).shape)
-        repeats = [float(self._repeats[_TERM[name]]) for name in ("attention", "ring_merge", "ring_wait")]
+        repeats = [float(self._repeats[TERM_ROWS[name]]) for name in ("attention", "ring_merge", "ring_wait")]
         for backward in (False, True):
             kernels, merges, waits = (1.0 if backward else 1.0 + repeat for repeat in repeats)
             step = self.attention.ring_step_s(tokens, sizes, backward=backward)
@@ -401,13 +313,13 @@ class MicroBatchCost:
         """
         batches = self._uniform(np.asarray(tokens_per_rank, dtype=np.int64))
         forward, backward = self.both_terms_s(batches)
-        linear = [row for name, row in _TERM.items() if name not in _NOT_LINEAR and name not in without]
+        linear = [row for name, row in TERM_ROWS.items() if name not in _NOT_LINEAR and name not in without]
         total = forward[linear].sum(axis=0) + backward[linear].sum(axis=0)
         if self._repeating:
-            repeated = [_TERM[name] for name in _REPEATED]
+            repeated = [TERM_ROWS[name] for name in _REPEATED]
             repeated_s = np.einsum("t,tkn->kn", self._repeats[repeated], forward[repeated])
-            fixed_s = self._host.pass_s  # in "host", but not a layer's
-            total -= repeated_s - self._repeats[_TERM["host"]] * fixed_s
+            fixed_s = self.pass_s  # in "host", but not a layer's
+            total -= repeated_s - self._repeats[TERM_ROWS["host"]] * fixed_s
         if not weight_gradients:
             total -= self.weight_terms_s(batches).sum(axis=0)
         return np.asarray(total)
@@ -429,10 +341,12 @@ class MicroBatchCost:
     @property
     def floor_by_kind_s(self) -> Floats:
         """[K]: the same on a virtual stage of every kind."""
-        forwards = 1.0 + self._repeats[_TERM["host"]]
+        forwards = 1.0 + self._repeats[TERM_ROWS["host"]]
 
         def layer_s(moe: bool) -> float:
-            forward_s, backward_s = (self._host.layer_s(moe=moe, backward=side) for side in (False, True))
+            forward_s, backward_s = (
+                self._layers.host.layer_s(moe=moe, backward=side) for side in (False, True)
+            )
             return float(forwards * forward_s + backward_s)
 
         by_kind = [
@@ -443,12 +357,12 @@ class MicroBatchCost:
     @property
     def pass_s(self) -> float:
         """Host work around one pass, forward or backward, of a virtual stage."""
-        return self._host.pass_s
+        return pass_host_s(self.layout, self.cal)
 
     @property
     def _forward_passes(self) -> float:
         """How often a layer's attention runs forward: once more where it is recomputed."""
-        return 1.0 + float(self._repeats[_TERM["attention"]])
+        return 1.0 + float(self._repeats[TERM_ROWS["attention"]])
 
     def _uniform(self, tokens: Ints) -> MicroBatches:
         """One sequence on one rank each."""
@@ -462,10 +376,10 @@ class MicroBatchCost:
         )
 
 
-def _prediction_gemms(model: Model, layout: Layout, gpu: Gpu, cal: Calibration) -> LayerGemms:
-    inner, columns = prediction_matrix(model).shard(layout.parallel.tp)
-    op = LinearOp(name="prediction_in", columns=columns, inner=inner)
-    return LayerGemms([op], layout, gpu, cal, precision=layout.precision.products, frozen=model.frozen)
+@lru_cache(maxsize=64)
+def _on_hosts(cal: Calibration, host_time: float) -> Calibration:
+    """The calibration with the launches of hosts that take so many times as long."""
+    return replace(cal, launch_s=cal.launch_s * host_time)
 
 
 def _stage_kinds(model: Model, layout: Layout) -> tuple[tuple[StageContents, ...], Ints]:

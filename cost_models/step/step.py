@@ -19,8 +19,9 @@ from hdpsim.cost_models.step.data_parallel import (
     stage_buckets,
 )
 from hdpsim.cost_models.step.deferred_head import deferred_head_s
+from hdpsim.cost_models.step.layer_prices import TERMS
 from hdpsim.cost_models.step.micro_batch import Epilogue, MicroBatches, StepCosts, StepSums
-from hdpsim.cost_models.step.micro_batch_cost import TERMS, MicroBatchCost
+from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.step.optimizer import gradient_buffer_s, optimizer_s
 from hdpsim.cost_models.step.sharded_parameters import ShardGroups
 from hdpsim.cost_models.tracing import priced, remembered

@@ -205,9 +205,13 @@ def _layers_by_flop(model: Model, layout: Layout) -> tuple[tuple[int, ...], ...]
     return tuple(tuple(counts[stage :: layout.parallel.pp]) for stage in range(layout.parallel.pp))
 
 
-@lru_cache(maxsize=256)
 def stage_contents(model: Model, layout: Layout) -> tuple[tuple[StageContents, ...], ...]:
     """What every (stage, chunk) holds; the dense layers of a mixture-of-experts model come first."""
+    return _stage_contents(model, layout.of_stages)
+
+
+@lru_cache(maxsize=1024)
+def _stage_contents(model: Model, layout: Layout) -> tuple[tuple[StageContents, ...], ...]:
     counts = stage_layers(model, layout)
     schedule, vpp = layout.pipeline.schedule, layout.pipeline.vpp
     table = virtual_stage_table(schedule, layout.parallel.pp, chunks_per_stage(schedule, vpp))
@@ -231,7 +235,6 @@ def stage_contents(model: Model, layout: Layout) -> tuple[tuple[StageContents, .
     return tuple(tuple(contents[virtual] for virtual in row) for row in table)
 
 
-@lru_cache(maxsize=1024)
 def parameters_per_gpu(model: Model, layout: Layout, stage: int) -> StageParameters:
     """Parameters on each GPU of a pipeline stage, before any sharding over ranks (ZeRO).
 
@@ -241,9 +244,16 @@ def parameters_per_gpu(model: Model, layout: Layout, stage: int) -> StageParamet
     embedding when it sits on another stage than the embedding. Multi-token prediction is on the last stage.
     Source: arXiv 1909.08053 section 3; arXiv 2104.04473 (embedding copies); Megatron-Core (latent attention).
     """
+    held = stage_contents(model, layout)[stage]
+    return _parameters_of(model, layout.of_stages, held)
+
+
+@lru_cache(maxsize=4096)
+def _parameters_of(model: Model, layout: Layout, held: tuple[StageContents, ...]) -> StageParameters:
+    """See parameters_per_gpu: of a stage that holds these chunks."""
     dense = experts = matrices = largest = 0
     vocabulary = vocabulary_shard(model, layout)
-    for part in stage_contents(model, layout)[stage]:
+    for part in held:
         for moe, count in part.by_kind:
             layer = layer_shard(model, layout, moe=moe)
             dense, experts = dense + count * layer.dense, experts + count * layer.experts
@@ -266,6 +276,7 @@ def parameters_per_gpu(model: Model, layout: Layout, stage: int) -> StageParamet
     return StageParameters(dense=dense, experts=experts, largest_unit=largest, matrices=matrices)
 
 
+@lru_cache(maxsize=1024)
 def layer_shard(model: Model, layout: Layout, *, moe: bool) -> LayerShard:
     """Parameters of one layer on one GPU."""
     norms = _layer_norms(model)

@@ -106,7 +106,5 @@ def in_flight_passes(layout: Layout, stage: int, micro_batches: int | None = Non
     passes = p - stage if v == 1 else 2 * (p - stage - 1) + (v - 1) * p + 1
     if micro_batches is not None:
         passes = min(passes, micro_batches * v)
-    result = [0] * v
-    for number in range(passes):
-        result[number // p % v] += 1
-    return tuple(result)
+    rounds, left = divmod(passes, p * v)
+    return tuple(rounds * p + min(max(0, left - chunk * p), p) for chunk in range(v))

@@ -10,8 +10,8 @@ import numpy as np
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.step.layer_prices import TERMS
 from hdpsim.cost_models.step.micro_batch import MicroBatches
-from hdpsim.cost_models.step.micro_batch_cost import TERMS
 from hdpsim.cost_models.transformer.flop import sequence_model_flop
 from hdpsim.experiments.output.document import OutputFile, Table
 from hdpsim.experiments.output.plot_style import GRID, colours_of, figure_and_axes, style

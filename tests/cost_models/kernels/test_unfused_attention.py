@@ -14,8 +14,9 @@ from hdpsim.cost_models.layer.attention import AttentionCost
 from hdpsim.cost_models.layout.groups import AttentionKernel
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.fabric import FabricModel
+from hdpsim.cost_models.step.layer_prices import TERMS
 from hdpsim.cost_models.step.micro_batch import MicroBatches
-from hdpsim.cost_models.step.micro_batch_cost import TERMS, MicroBatchCost
+from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.transformer.model import Model
 
 S, D = 2048.0, 128

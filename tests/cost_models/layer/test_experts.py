@@ -27,7 +27,8 @@ from hdpsim.cost_models.memory.activations import layer_activations
 from hdpsim.cost_models.memory.report import memory_report
 from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.network.fabric import FabricModel
-from hdpsim.cost_models.step.micro_batch_cost import TERMS, MicroBatchCost
+from hdpsim.cost_models.step.layer_prices import TERMS
+from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.step.step import step_costs
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import parameters_per_gpu

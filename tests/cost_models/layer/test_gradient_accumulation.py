@@ -10,7 +10,7 @@ from ideal_hardware import GPU, HBM, IDEAL, MODEL, ideal_cluster, ideal_cost, mi
 from hdpsim.cost_models.layer.gradient_accumulation import accumulation_s, product_output_bytes
 from hdpsim.cost_models.layout.groups import GradientAccumulation
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.step.micro_batch_cost import TERMS
+from hdpsim.cost_models.step.layer_prices import TERMS
 from hdpsim.cost_models.transformer.parameters import parameters_per_gpu, stage_contents
 
 TINY = replace(MODEL, layers=4, tied_embeddings=False)

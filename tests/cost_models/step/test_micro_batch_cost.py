@@ -32,7 +32,8 @@ from hdpsim.cost_models.layer.head import LOSS_PASSES_BYTES
 from hdpsim.cost_models.layer.recomputation import repeated_share
 from hdpsim.cost_models.layout.groups import RecomputeKind
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.step.micro_batch_cost import TERMS, MicroBatchCost
+from hdpsim.cost_models.step.layer_prices import TERMS
+from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 
 LAYERS, VOCAB = 32, 32000
 SLOW_MEMORY = ideal_cluster(gpu=GPU)

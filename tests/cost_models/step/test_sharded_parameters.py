@@ -23,7 +23,7 @@ from ideal_hardware import (
 )
 
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.step.micro_batch_cost import TERMS
+from hdpsim.cost_models.step.layer_prices import TERMS
 from hdpsim.cost_models.step.sharded_parameters import overlapped_s
 from hdpsim.cost_models.step.step import epilogue
 from hdpsim.cost_models.transformer.parameters import layer_shard, parameters_per_gpu

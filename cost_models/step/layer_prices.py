@@ -1,0 +1,177 @@
+"""What one layer of each kind, and the head, take on micro-batches, term by term.
+
+A layer knows nothing of the pipeline it is in, nor of how optimizer states are sharded: all layouts that differ in
+these alone share one LayerPrices, with what it has worked out before. It is given the layout's of_layers, so that
+nothing else can be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import TypeVar
+
+import numpy as np
+
+from hdpsim.arrays import Floats, Ints
+from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.calibration.network import NetworkCalibration
+from hdpsim.cost_models.hardware.parts import Cluster, Gpu
+from hdpsim.cost_models.kernels.casts import LinearOp
+from hdpsim.cost_models.layer.attention import AttentionCost
+from hdpsim.cost_models.layer.experts import beside_the_other_micro_batch_s
+from hdpsim.cost_models.layer.gemms import LayerGemms
+from hdpsim.cost_models.layer.head import OutputHead
+from hdpsim.cost_models.layer.host import HostTime
+from hdpsim.cost_models.layer.layer import LayerCost
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.memory.activations import activation_bytes_per_token_layer
+from hdpsim.cost_models.network.collectives import Collectives
+from hdpsim.cost_models.network.fabric import FabricModel
+from hdpsim.cost_models.step.micro_batch import MicroBatches
+from hdpsim.cost_models.tracing import Latest, remembered, shared
+from hdpsim.cost_models.transformer.matrices import prediction_matrix
+from hdpsim.cost_models.transformer.model import Model, dense_layer_count
+from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
+
+TERMS = (
+    "gemm",
+    "attention",
+    "ring_merge",
+    "ring_wait",  # ring transfers not hidden by attention
+    "small_kernels",
+    "tp_communication",
+    "expert_all_to_all",
+    "recompute",
+    "offload_wait",  # activation traffic to and from the host that compute does not hide
+    "logits",
+    "host",  # kernel launches that outlast their kernels, and fixed host work
+    "layer_gather",  # gathering sharded parameters layer by layer: what it adds to the compute beside it
+    "layer_reduce",  # the same for reducing gradients layer by layer
+)
+TERM_ROWS = {name: row for row, name in enumerate(TERMS)}
+
+_COMPUTE = ("gemm", "attention", "ring_merge", "small_kernels")
+SINGLES_KEPT = 512  # single micro-batches whose prices are kept: of uniform steps there are few
+R = TypeVar("R")
+
+LayerTerms = dict[tuple[bool, bool], Floats]
+"""[T, n] of one layer by (experts, backward)."""
+
+
+class LayerPrices:
+    """Costs of one layer of each kind, and of the head, of one model under the of_layers of a layout."""
+
+    def __init__(self, model: Model, layout: Layout, cluster: Cluster, cal: Calibration) -> None:
+        self._model, self._layout, self._gpu, self._cal = model, layout, cluster.gpu, cal
+        self.collectives = _collectives(cluster, cal.network)
+        self.attention = AttentionCost(model, layout, cluster.gpu, cal, self.collectives.fabric)
+        of_kind = partial(LayerCost, model, layout, cluster, cal, self.collectives)
+        kinds = {False: dense_layer_count(model) > 0, True: model.experts > 0}
+        self._costs = {moe: of_kind(moe=moe) for moe, occurs in kinds.items() if occurs}
+        self.head = OutputHead(model, layout, cluster.gpu, cal)
+        self.prediction = _prediction_gemms(model, layout, cluster.gpu, cal) if model.mtp_layers else None
+        self.host = HostTime(model, layout, self.collectives.group(layout.parallel.tp), cal)
+        self._known: Latest[tuple[object, ...], object] = Latest(SINGLES_KEPT)
+
+    @cached_property
+    def activation_bytes_per_token(self) -> float:
+        """What one layer keeps, see activation_bytes_per_token_layer."""
+        return activation_bytes_per_token_layer(self._model, self._layout)
+
+    def terms_s(self, batches: MicroBatches, tokens: Floats, sides: tuple[bool, ...]) -> LayerTerms:
+        """[T, n] per layer by (experts, backward), for the layers that the model has; not to be changed."""
+        columns = (batches.segment_tokens, batches.segment_offsets, batches.group_size, batches.tier)
+        columns += (tokens,) if batches.crossing is None else (tokens, batches.crossing)
+        return self._once("terms", columns, sides, lambda: self._terms_s(batches, tokens, sides))
+
+    def heads_s(self, tokens: Floats, sides: tuple[bool, ...]) -> dict[bool, Floats]:
+        """[n] by side (backward): projection and loss; not to be changed."""
+        return self._once("heads", (tokens,), sides, lambda: self.head.sides_s(tokens, sides))
+
+    def weight_gradient_s(self, tokens: Floats, *, moe: bool) -> Floats:
+        """[n]: the weight gradients of one layer's products."""
+        return self._costs[moe].weight_gradient_s(tokens)
+
+    def _once(
+        self, what: str, columns: tuple[Ints | Floats, ...], sides: tuple[bool, ...], work: Callable[[], R]
+    ) -> R:
+        """What *work* made of a single micro-batch with the same *columns* before."""
+        if len(columns[-1]) > 1:
+            return work()
+        key = (what, sides, *(column.tobytes() for column in columns))
+        found: R = remembered(self._known, key, lambda _: work())  # type: ignore[assignment]
+        return found
+
+    def _terms_s(self, batches: MicroBatches, tokens: Floats, sides: tuple[bool, ...]) -> LayerTerms:
+        rings = {
+            side: self.attention.times(
+                batches.segment_tokens,
+                batches.segment_offsets,
+                batches.group_size,
+                batches.tier,
+                backward=side,
+                tokens_per_rank=tokens,
+                crossing=batches.crossing,
+            )
+            for side in sides
+        }
+        result: LayerTerms = {}
+        for moe, cost in self._costs.items():
+            for side, linear in zip(sides, cost.times(tokens, *sides), strict=True):
+                rows = np.zeros((len(TERMS), len(tokens)))
+                rows[TERM_ROWS["gemm"]] = linear.gemm
+                rows[TERM_ROWS["attention"]] = rings[side].attention
+                rows[TERM_ROWS["ring_merge"]] = rings[side].merge
+                rows[TERM_ROWS["ring_wait"]] = rings[side].wait
+                rows[TERM_ROWS["small_kernels"]] = linear.small_kernels
+                rows[TERM_ROWS["tp_communication"]] = linear.tp_communication
+                rows[TERM_ROWS["expert_all_to_all"]] = linear.expert_all_to_all
+                result[moe, side] = rows
+            if moe and self._layout.experts.overlap:
+                self._hide_all_to_all(result[moe, False], result[moe, True])
+            for side in sides:
+                least_s = self.host.layer_s(moe=moe, backward=side)
+                rows = result[moe, side]
+                blocking = self._layout.host.launch_blocking
+                hidden_s = 0.0 if blocking else self._behind_launches_s(cost, tokens, rows, side)
+                wait_s = cost.counts_wait_s(tokens) if moe and not side else 0.0
+                rows[TERM_ROWS["host"]] = np.maximum(wait_s, least_s - hidden_s)
+        return result
+
+    def _behind_launches_s(self, cost: LayerCost, tokens: Floats, rows: Floats, backward: bool) -> Floats:
+        """[n]: work of a layer that its launches hide behind, from its terms.
+
+        Not what runs at another time: weight gradients that a schedule runs apart, DualPipe's all-to-alls.
+        """
+        work_s = rows.sum(axis=0)
+        if self._layout.pipeline.schedule == "dualpipe":
+            work_s = work_s - rows[TERM_ROWS["expert_all_to_all"]]
+        if backward and self._layout.pipeline.schedule in SPLIT_SCHEDULES:
+            work_s = work_s - cost.weight_gradient_s(tokens)
+        return np.asarray(work_s)
+
+    def _hide_all_to_all(self, forward: Floats, backward: Floats) -> None:
+        """The all-to-all of a layer runs beside the compute of another micro-batch in the other direction."""
+        row = TERM_ROWS["expert_all_to_all"]
+        compute = sum(side[TERM_ROWS[name]] for side in (forward, backward) for name in _COMPUTE)
+        forward[row], backward[row] = beside_the_other_micro_batch_s(
+            forward[row], backward[row], np.asarray(compute), self._gpu.sm_count
+        )
+
+
+@shared(most=512)
+def layer_prices(model: Model, layout: Layout, cluster: Cluster, cal: Calibration) -> LayerPrices:
+    """The prices of layers, the same object for all pipelines; *layout*: the of_layers of one."""
+    return LayerPrices(model, layout, cluster, cal)
+
+
+@shared(most=32)
+def _collectives(cluster: Cluster, calibration: NetworkCalibration) -> Collectives:
+    return Collectives(FabricModel(cluster, calibration))
+
+
+def _prediction_gemms(model: Model, layout: Layout, gpu: Gpu, cal: Calibration) -> LayerGemms:
+    inner, columns = prediction_matrix(model).shard(layout.parallel.tp)
+    op = LinearOp(name="prediction_in", columns=columns, inner=inner)
+    return LayerGemms([op], layout, gpu, cal, precision=layout.precision.products, frozen=model.frozen)
