@@ -67,6 +67,13 @@ class ExecutionOptions(Checked):
     spans: bool = False
     """Record every operation for a timeline (engine only)."""
 
+    @property
+    def draws_nothing(self) -> bool:
+        """Whether every duration is what the costs say."""
+        slow = self.slow_node_share > 0 and self.slow_node_factor != 1.0
+        paused = self.gc_pause_s > 0 and not self.gc_synchronised
+        return not (slow or self.gpu_spread or self.jitter or paused)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOptions(Checked):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from numbers import Integral
@@ -127,6 +128,18 @@ def plan_batch(
     """Plan one batch (lengths of at most the context) under the setup's strategy; see simulate_step."""
     expect(setup, Setup, "the setup() of a scenario is one" if hasattr(setup, "setup") else "")
     tokens = _tokens_of(setup, lengths)
+    check_strategy(setup)
+    capacity = capacity_tokens(setup)
+    check_fits(setup, memory_of(setup, capacity, micro_batches=1, sequence_tokens=1))  # before a long search
+    problem = replace(_problem(setup, tokens, capacity), mesh_degree=mesh_degree)
+    plan = make_plan(problem)
+    report = plan_memory(setup, plan)
+    check_fits(setup, report)
+    return plan, problem, report
+
+
+def check_strategy(setup: Setup) -> None:
+    """Raise InfeasibleError for a layout that the strategy cannot run, and for more ranks than can be planned."""
     if setup.strategy.name != "static" and setup.layout.parallel.expert_gpus > setup.layout.parallel.tp:
         raise InfeasibleError(
             f"HDP ranks run different micro-batches, so experts must live inside a rank's own TP group: "
@@ -147,13 +160,6 @@ def plan_batch(
         raise InfeasibleError(
             f"{setup.ranks:,} ranks of tp x pp GPUs are to be planned; at most {most:,}: {why}"
         )
-    capacity = capacity_tokens(setup)
-    check_fits(setup, memory_of(setup, capacity, micro_batches=1, sequence_tokens=1))  # before a long search
-    problem = replace(_problem(setup, tokens, capacity), mesh_degree=mesh_degree)
-    plan = make_plan(problem)
-    report = plan_memory(setup, plan)
-    check_fits(setup, report)
-    return plan, problem, report
 
 
 def planning_problem(setup: Setup, lengths: ArrayLike) -> PlanningProblem:
@@ -205,13 +211,23 @@ def micro_batches(problem: PlanningProblem, plan: Plan) -> MicroBatches:
 
 def price_plan(setup: Setup, problem: PlanningProblem, plan: Plan) -> StepCosts:
     """What everything in the plan takes."""
-    path = _data_path(setup, problem.cost, problem.lengths)
-    loading, planning = (0.0, 0.0) if path.ahead_steps else path.exposed_s(0.0)
-    data_s = synchronised_pause_s(setup.execution) + loading + planning
-    costs = step_costs(problem.cost, distinct_micro_batches(problem.cost, plan), plan.ranks, data_s=data_s)
-    costs = replace(costs, epilogue=replace(costs.epilogue, planning_s=planning), data_path=path)
+    lengths, batches = problem.lengths, distinct_micro_batches(problem.cost, plan)
+    costs = price_micro_batches(
+        setup, problem.cost, batches, tokens=int(lengths.sum()), sequences=len(lengths)
+    )
     wait_s = allocator_s(setup, plan, problem.cost.cal)
     return replace(costs, allocator_s=wait_s) if wait_s else costs
+
+
+def price_micro_batches(
+    setup: Setup, cost: MicroBatchCost, batches: MicroBatches, *, tokens: int, sequences: int
+) -> StepCosts:
+    """What the micro-batches of a step take that trains on so many tokens and sequences, and what surrounds them."""
+    path = _data_path(setup, cost, tokens, sequences)
+    loading, planning = (0.0, 0.0) if path.ahead_steps else path.exposed_s(0.0)
+    data_s = synchronised_pause_s(setup.execution) + loading + planning
+    costs = step_costs(cost, batches, setup.ranks, data_s=data_s)
+    return replace(costs, epilogue=replace(costs.epilogue, planning_s=planning), data_path=path)
 
 
 def plan_noise(setup: Setup, plan: Plan, costs: StepCosts) -> Noise | None:
@@ -229,14 +245,18 @@ def plan_noise(setup: Setup, plan: Plan, costs: StepCosts) -> Noise | None:
 def play_plan(setup: Setup, plan: Plan, costs: StepCosts) -> Execution:
     """Play a priced plan with the scenario's executor and noise."""
     noise = plan_noise(setup, plan, costs)
-    execution = _play(setup, plan, costs, noise)
+    return play_with_data(costs, lambda priced: _play(setup, plan, priced, noise))
+
+
+def play_with_data(costs: StepCosts, play: Callable[[StepCosts], Execution]) -> Execution:
+    """What *play* makes of the costs, once more if the next batch is not ready when that step ends."""
+    execution = play(costs)
     path, epilogue = costs.data_path, costs.epilogue
     loading, planning = path.exposed_s(execution.step_s) if path and path.ahead_steps else (0.0, 0.0)
     if not loading + planning:
         return execution
-    # The next batch is not ready when this step ends.
     epilogue = replace(epilogue, data_s=epilogue.data_s + loading + planning, planning_s=planning)
-    return _play(setup, plan, replace(costs, epilogue=epilogue), noise)
+    return play(replace(costs, epilogue=epilogue))
 
 
 def settled_degree(setup: Setup, lengths: ArrayLike) -> int | None:
@@ -333,21 +353,21 @@ def _play(setup: Setup, plan: Plan, costs: StepCosts, noise: Noise | None) -> Ex
     return with_allocator_waits(plan, costs.allocator_s, execution)
 
 
-def _data_path(setup: Setup, cost: MicroBatchCost, lengths: Ints) -> DataPath:
+def _data_path(setup: Setup, cost: MicroBatchCost, tokens: int, sequences: int) -> DataPath:
     """What this batch passes before its step.
 
     Static mesh: its loaders know their share beforehand. HDP with the remote loader: servers read their share, one
     controller plans, ranks pull what is theirs. HDP without it: no rank knows its sequences before the plan, so every
     node reads the whole batch, and all that begins with the step.
     """
-    tokens, pipeline = int(lengths.sum()), setup.data_pipeline
+    pipeline = setup.data_pipeline
     ahead = pipeline.prefetch_steps if pipeline.asynchronous else 0
     shares = (setup.cluster, setup.calibration, pipeline)
     if setup.strategy.name == "static":
         return DataPath(
             loading_s=node_loading_s(tokens, setup.layout, *shares), planning_s=0.0, ahead_steps=ahead
         )
-    plan_s = planning_s(cost, len(lengths))
+    plan_s = planning_s(cost, sequences)
     if not setup.strategy.remote_data_loading:
         return DataPath(loading_s=loading_s(cost, tokens), planning_s=plan_s, ahead_steps=0)
     read_s = node_loading_s(tokens, setup.layout.changed(cp=None), *shares)

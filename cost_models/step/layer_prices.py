@@ -81,8 +81,15 @@ class LayerPrices:
 
     def terms_s(self, batches: MicroBatches, tokens: Floats, sides: tuple[bool, ...]) -> LayerTerms:
         """[T, n] per layer by (experts, backward), for the layers that the model has; not to be changed."""
-        columns = (batches.segment_tokens, batches.segment_offsets, batches.group_size, batches.tier)
-        columns += (tokens,) if batches.crossing is None else (tokens, batches.crossing)
+        columns: tuple[Ints | Floats, ...] = (
+            batches.segment_tokens,
+            batches.segment_offsets,
+            batches.group_size,
+            batches.tier,
+            tokens,
+        )
+        if batches.crossing is not None:
+            columns = (batches.crossing, *columns)
         return self._once("terms", columns, sides, lambda: self._terms_s(batches, tokens, sides))
 
     def heads_s(self, tokens: Floats, sides: tuple[bool, ...]) -> dict[bool, Floats]:

@@ -39,26 +39,6 @@ class Lockstep:
     ranks: int
     stands_for: Ints | None
 
-    def small(self, plan: Plan, costs: StepCosts) -> tuple[Plan, StepCosts]:
-        """The small plan, and the large plan's costs with as many columns as it has micro-batches."""
-        count = int(self.counts.sum())
-        numbers = np.arange(count + 1, dtype=np.int64)
-        alone = replace(
-            plan,
-            ranks=len(self.counts),
-            segment_tokens=np.ones(count, dtype=np.int64),
-            segment_sequence=numbers[:-1],
-            segment_start=np.zeros(count, dtype=np.int64),
-            segment_offsets=numbers,
-            member_ranks=np.repeat(np.arange(len(self.counts), dtype=np.int64), self.counts),
-            member_offsets=numbers,
-            offload_ratio=np.zeros(count),
-            padding_tokens=None,
-            order=numbers[:-1],
-            order_offsets=offsets_of(self.counts),
-        )
-        return alone, costs.repeated(count)
-
     def expanded(self, execution: Execution) -> Execution:
         """The large plan's execution from the small one's."""
         accounts, _, stages = execution.account_s.shape
@@ -67,6 +47,26 @@ class Lockstep:
         else:
             account_s = execution.account_s[:, self.stands_for]
         return replace(execution, account_s=account_s)
+
+
+def plan_of_lone_ranks(counts: Ints) -> Plan:
+    """A plan of ranks with so many micro-batches each, which share nothing."""
+    count = int(counts.sum())
+    numbers = np.arange(count + 1, dtype=np.int64)
+    return Plan(
+        strategy="static",
+        ranks=len(counts),
+        capacity_tokens=1,
+        segment_tokens=np.ones(count, dtype=np.int64),
+        segment_sequence=numbers[:-1],
+        segment_start=np.zeros(count, dtype=np.int64),
+        segment_offsets=numbers,
+        member_ranks=np.repeat(np.arange(len(counts), dtype=np.int64), counts),
+        member_offsets=numbers,
+        offload_ratio=np.zeros(count),
+        order=numbers[:-1],
+        order_offsets=offsets_of(counts),
+    )
 
 
 def find_lockstep(plan: Plan, costs: StepCosts, noise: Noise | None) -> Lockstep | None:
@@ -192,7 +192,7 @@ def run_lone_ranks(costs: StepCosts, counts: list[int]) -> Execution:
     return book(costs, end, stage_s[:, :, None] * np.array(counts), np.array(waited_s).T, 0.0)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _parts(
     schedule: Schedule, stages: int, chunks: int, slots: int, count: int
 ) -> tuple[list[int], list[int]]:

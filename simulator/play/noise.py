@@ -41,6 +41,8 @@ def draw_noise(
 
     Ignored: jitter of transfers, of the gradient sync and of the optimizer; correlation in time.
     """
+    if options.draws_nothing:
+        return None
     seeds = np.random.SeedSequence(options.seed).spawn(5)
     slow, jitter_forward, jitter_backward, pauses, spread = (
         partial(np.random.default_rng, seed) for seed in seeds
@@ -61,8 +63,6 @@ def draw_noise(
     if options.gc_pause_s > 0 and not options.gc_synchronised:
         forward = np.ones(shape) if forward is None else forward
         _add_pauses(forward, pauses(), plan, costs, tp, options)
-    if rank_stage is forward is backward is None:
-        return None
     return Noise(rank_stage=rank_stage, forward=forward, backward=backward)
 
 

@@ -37,7 +37,13 @@ from hdpsim.simulator.play.accounts import StepEnd, Timeline, account
 from hdpsim.simulator.play.deadlock import deadlock_error
 from hdpsim.simulator.play.execution import Execution, Noise
 from hdpsim.simulator.play.extras import Extras
-from hdpsim.simulator.play.lockstep import can_play, find_lockstep, play_rank, run_lone_ranks
+from hdpsim.simulator.play.lockstep import (
+    can_play,
+    find_lockstep,
+    plan_of_lone_ranks,
+    play_rank,
+    run_lone_ranks,
+)
 from hdpsim.simulator.play.program import Program, compile_program
 from hdpsim.simulator.play.repetition import steady_timeline
 
@@ -50,10 +56,19 @@ def run_replay(plan: Plan, costs: StepCosts, noise: Noise | None = None) -> Exec
     """
     lockstep = find_lockstep(plan, costs, noise)
     if lockstep is not None:
-        if can_play(costs):
-            return lockstep.expanded(run_lone_ranks(costs, lockstep.counts.tolist()))
-        return lockstep.expanded(_run(*lockstep.small(plan, costs), None))
+        return lockstep.expanded(replay_lone_ranks(costs, lockstep.counts))
     return _run(plan, costs, noise)
+
+
+def replay_lone_ranks(costs: StepCosts, counts: Ints) -> Execution:
+    """Play ranks with so many equal micro-batches each, which share nothing but gradients.
+
+    Raises:
+        InfeasibleError: the schedule cannot run so many.
+    """
+    if can_play(costs):
+        return run_lone_ranks(costs, counts.tolist())
+    return _run(plan_of_lone_ranks(counts), costs.repeated(int(counts.sum())), None)
 
 
 def _run(plan: Plan, costs: StepCosts, noise: Noise | None) -> Execution:

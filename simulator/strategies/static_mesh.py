@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from math import isqrt
 
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints, ranges
+from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan import Plan
@@ -266,11 +268,10 @@ def mesh_plan(
         order, slots = _round_robin(packs, groups)
     member_ranks = (group[:, None] * degree + np.arange(degree, dtype=np.int64)).ravel()
     member_offsets = np.arange(packs + 1, dtype=np.int64) * degree
-    if alike and degree > 1:  # groups that cross a node or a block are slower
-        fabric, stride = problem.cost.fabric, problem.cost.layout.parallel.rank_stride
-        tiers = fabric.ring_tiers(member_ranks * stride, member_offsets)
-        crossing = fabric.ring_crossing(member_ranks * stride, member_offsets, stride)
-        alike = bool((tiers == tiers[0]).all() and (crossing is None or (crossing == crossing[0]).all()))
+    if alike:  # groups that cross a node or a block are slower
+        alike = rings_alike(
+            problem.cost.fabric, min(groups, packs), degree, problem.cost.layout.parallel.rank_stride
+        )
     full = int(pieces.tokens.sum()) / packs / problem.context_tokens
     return Plan(
         strategy=problem.options.name,
@@ -290,6 +291,17 @@ def mesh_plan(
         in_step=alike,
         notes=(f"static mesh: cp {degree} x dp {groups}, {packs} packs, {full:.1%} full",),
     )
+
+
+@lru_cache(maxsize=1024)
+def rings_alike(fabric: FabricModel, groups: int, degree: int, stride: int) -> bool:
+    """Whether the rings of the first *groups* groups of neighbouring ranks, *stride* GPUs apart, are equally fast."""
+    if degree == 1:
+        return True
+    gpus = np.arange(groups * degree, dtype=np.int64) * stride
+    offsets = np.arange(groups + 1, dtype=np.int64) * degree
+    tiers, crossing = fabric.ring_tiers(gpus, offsets), fabric.ring_crossing(gpus, offsets, stride)
+    return bool((tiers == tiers[0]).all() and (crossing is None or (crossing == crossing[0]).all()))
 
 
 def _both_ways(problem: PlanningProblem, pieces: Pieces, groups: int) -> Pieces:

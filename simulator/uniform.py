@@ -1,0 +1,153 @@
+"""Steps of equal sequences under many layouts: what a search over layouts asks, without a plan for each.
+
+A static mesh of equal sequences does the same on every rank (see play.lockstep), so that one micro-batch, its memory
+and one rank of each number of slots say everything about the step. Numbers and reasons are those of
+`simulator.step.simulate_step`, which also runs what is not that simple.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hdpsim.arrays import Ints
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.memory.report import MemoryReport
+from hdpsim.cost_models.step.micro_batch import MicroBatches
+from hdpsim.errors import InfeasibleError
+from hdpsim.simulator.play.replay import replay_lone_ranks
+from hdpsim.simulator.setup import Setup
+from hdpsim.simulator.step import (
+    check_strategy,
+    micro_batch_cost,
+    play_with_data,
+    price_micro_batches,
+    simulate_step,
+)
+from hdpsim.simulator.step_memory import capacity_tokens, check_fits, memory_of
+from hdpsim.simulator.strategies.problem import PlanningProblem
+from hdpsim.simulator.strategies.static_mesh import mesh_degrees, rings_alike
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UniformPrice:
+    """One layout's step of equal sequences, or the reason why there is none.
+
+    Attributes:
+        layout: the layout.
+        step_s: seconds of the step; 0 where there is none.
+        tokens_per_s: throughput of the whole cluster; 0 where there is no step.
+        memory: of the fullest stage, whether it fits included; None where there is no step.
+        refused: why the layout cannot run; None where it can.
+    """
+
+    layout: Layout
+    step_s: float = 0.0
+    tokens_per_s: float = 0.0
+    memory: MemoryReport | None = None
+    refused: InfeasibleError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """*sequences* sequences of *tokens* tokens each."""
+
+    sequences: int
+    tokens: int
+
+    @property
+    def lengths(self) -> Ints:
+        return np.full(self.sequences, self.tokens, dtype=np.int64)
+
+
+def price_uniform(
+    setup: Setup, layouts: Iterable[Layout], *, sequences: int, tokens: int
+) -> Iterator[UniformPrice]:
+    """The step of each layout, one after the other, on a batch of *sequences* sequences of *tokens* tokens.
+
+    Layouts that agree on what a layer costs should follow each other in a search of many thousands: they share it.
+
+    Args:
+        setup: everything but the layout.
+        layouts: any number; a layout that cannot run is refused by the same reason as in simulate_step.
+        sequences: of a batch.
+        tokens: of each sequence, at most the context.
+    """
+    batch = _Batch(sequences, tokens)
+    for layout in layouts:
+        try:
+            step_s, memory = _step(replace(setup, layout=layout), batch)
+        except InfeasibleError as error:
+            yield UniformPrice(layout=layout, refused=error)
+        else:
+            throughput = sequences * tokens / step_s
+            yield UniformPrice(layout=layout, step_s=step_s, tokens_per_s=throughput, memory=memory)
+
+
+def _step(setup: Setup, batch: _Batch) -> tuple[float, MemoryReport]:
+    """Seconds and memory of one step; what refuses a layout most cheaply comes first."""
+    if not _is_uniform(setup, batch):
+        result = simulate_step(setup, batch.lengths)
+        return result.step_s, result.memory
+    check_strategy(setup)
+    capacity = capacity_tokens(setup)
+    check_fits(setup, memory_of(setup, capacity, micro_batches=1, sequence_tokens=1))
+    cost, ranks = micro_batch_cost(setup), setup.ranks
+    (degree,) = mesh_degrees(
+        PlanningProblem(
+            lengths=np.array([batch.tokens]),
+            ranks=ranks,
+            capacity_tokens=capacity,
+            context_tokens=setup.context_tokens,
+            cost=cost,
+            options=setup.strategy,
+        )
+    )
+    held = setup.context_tokens // batch.tokens  # sequences of a pack
+    packs, groups = batch.sequences // held, ranks // degree
+    stride = setup.layout.parallel.rank_stride
+    if not rings_alike(cost.fabric, min(groups, packs), degree, stride):
+        result = simulate_step(setup, batch.lengths)
+        return result.step_s, result.memory
+    unfused = setup.layout.kernels.attention == "unfused"
+    memory = memory_of(
+        setup,
+        capacity,
+        micro_batches=-(-packs // groups),
+        sequence_tokens=-(-batch.tokens // degree) if unfused else None,
+    )
+    check_fits(setup, memory)
+    gpus, ring = np.arange(degree) * stride, np.array([0, degree])
+    padding = setup.context_tokens - held * batch.tokens
+    batches = MicroBatches(
+        segment_tokens=np.full(held, batch.tokens, dtype=np.int64),
+        segment_offsets=np.array([0, held]),
+        group_size=np.array([degree]),
+        tier=cost.fabric.ring_tiers(gpus, ring),
+        offload_ratio=np.array([setup.strategy.activation_offload]),
+        padding_tokens=np.array([padding]) if setup.strategy.padding else None,
+        crossing=cost.fabric.ring_crossing(gpus, ring, stride),
+        copies=packs,
+    )
+    costs = price_micro_batches(
+        setup, cost, batches, tokens=batch.sequences * batch.tokens, sequences=batch.sequences
+    )
+    fewest, more = divmod(packs, groups)
+    counts = np.array([fewest, fewest + 1] if more else [fewest])
+    return play_with_data(costs, lambda priced: replay_lone_ranks(priced, counts)).step_s, memory
+
+
+def _is_uniform(setup: Setup, batch: _Batch) -> bool:
+    """Whether every micro-batch of the static mesh is like the first, and nothing is drawn at random."""
+    options, execution = setup.strategy, setup.execution
+    plain = options.name == "static" and setup.layout.parallel.cp is not None
+    replayed = execution.executor == "replay" and execution.draws_nothing and execution.gpu_spread is None
+    fills = 0 < batch.tokens <= setup.context_tokens and batch.sequences > 0
+    if not (plain and replayed and fills) or setup.memory.overheads.host_run_ahead:
+        return False
+    if setup.layout.pipeline.schedule == "dualpipe":  # which takes packs apart
+        return False
+    cut = options.packing == "concatenate" and setup.context_tokens % batch.tokens
+    return not cut and batch.sequences % (setup.context_tokens // batch.tokens) == 0
