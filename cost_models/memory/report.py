@@ -158,7 +158,7 @@ def memory_report(
     if stage is not None and not 0 <= stage < layout.parallel.pp:
         raise InfeasibleError(f"stage must be between 0 and {layout.parallel.pp - 1}, got {stage}")
     job = _Job(model, layout, cluster, ranks, offload_ratio, micro_batches, overheads or LEAN)
-    stages = _telling_stages(job) if stage is None else [stage]
+    stages = _telling_stages(model, layout.of_stages, micro_batches) if stage is None else [stage]
     reports = (_stage_report(job, one, tokens_per_rank, sequence_tokens) for one in stages)
     return max(reports, key=lambda report: report.total_bytes)
 
@@ -185,7 +185,7 @@ def rank_capacity_tokens(
         OutOfMemoryError: not even one multiple fits; the message says which stage and which parts.
     """
     job = _Job(model, layout, cluster, ranks, offload_ratio, micro_batches, overheads or LEAN)
-    steps = min(_most_steps(job, stage) for stage in _telling_stages(job))
+    steps = min(_most_steps(job, stage) for stage in _telling_stages(model, layout.of_stages, micro_batches))
     return steps * CAPACITY_STEP_TOKENS * layout.parallel.tp
 
 
@@ -234,12 +234,13 @@ def _token_bytes(model: Model, layout: Layout, overheads: MemoryOverheads) -> _T
     )
 
 
-def _telling_stages(job: _Job) -> list[int]:
+@lru_cache(maxsize=4096)
+def _telling_stages(model: Model, layout: Layout, micro_batches: int | None) -> list[int]:
     """Stages of which none needs less than an earlier one that holds the same layers: the fullest is among them."""
     seen: dict[tuple[StageContents, ...], list[tuple[int, ...]]] = {}
     found = []
-    for stage, chunks in enumerate(stage_contents(job.model, job.layout)):
-        in_flight = in_flight_passes(job.layout, stage, job.micro_batches)
+    for stage, chunks in enumerate(stage_contents(model, layout)):
+        in_flight = in_flight_passes(layout, stage, micro_batches)
         earlier = seen.setdefault(chunks, [])
         if not any(_covers(more, in_flight) for more in earlier):
             earlier.append(in_flight)

@@ -37,10 +37,13 @@ from hdpsim.cost_models.network.algorithms import (
     tree_all_reduce_s,
 )
 from hdpsim.cost_models.network.fabric import TIERS, FabricModel
-from hdpsim.cost_models.tracing import aside, note, priced, remembered
+from hdpsim.cost_models.tracing import Latest, aside, note, priced, remembered
 from hdpsim.errors import InfeasibleError
 
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
+
+
+FEW_SIZES = 64  # of a collective: times of so few are kept, as the stages of a pipeline ask for them
 
 
 def bus_bandwidth_factor(kind: CollectiveKind, ranks: int) -> float:
@@ -110,6 +113,10 @@ class Collectives:
         default_factory=dict, compare=False, repr=False
     )
     """All options of an all-gather or reduce-scatter (in place or not) of such groups, stacked."""
+    _known_s: Latest[tuple[GroupShape, bool, tuple[int, ...], bytes], Floats] = field(
+        default_factory=partial(Latest, 4096), compare=False, repr=False
+    )
+    """What they take on a few sizes."""
 
     def group(self, ranks: int, stride: int = 1, first_gpu: int = 0, nic_share: float = 1.0) -> GroupShape:
         """Shape of the group first_gpu, first_gpu + stride, ... (*ranks* GPUs).
@@ -209,8 +216,14 @@ class Collectives:
     def _half_s(self, bytes_total: ArrayLike, group: GroupShape, in_place: bool) -> Floats:
         """The fastest of half_options: all of them in one go; a listener also sees them one by one."""
         aside(lambda: _note_fastest(self.half_options(bytes_total, group, in_place), group))
-        times = remembered(self._known_halves, (group, in_place), self._stacked_halves)
         sizes = np.asarray(bytes_total, dtype=np.float64)
+        if sizes.size > FEW_SIZES:
+            return self._fastest_half_s(sizes, group, in_place)
+        key = (group, in_place, sizes.shape, sizes.tobytes())
+        return remembered(self._known_s, key, lambda _: self._fastest_half_s(sizes, group, in_place))
+
+    def _fastest_half_s(self, sizes: Floats, group: GroupShape, in_place: bool) -> Floats:
+        times = remembered(self._known_halves, (group, in_place), self._stacked_halves)
         best_s = times.seconds(sizes.reshape(-1)).min(axis=0).reshape(sizes.shape)
         return _unless_nothing(best_s, sizes, group)
 

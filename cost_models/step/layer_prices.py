@@ -24,6 +24,7 @@ from hdpsim.cost_models.layer.gemms import LayerGemms
 from hdpsim.cost_models.layer.head import OutputHead
 from hdpsim.cost_models.layer.host import HostTime
 from hdpsim.cost_models.layer.layer import LayerCost
+from hdpsim.cost_models.layer.recomputation import repeated_share
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.activations import activation_bytes_per_token_layer
 from hdpsim.cost_models.network.collectives import Collectives
@@ -72,6 +73,8 @@ class LayerPrices:
         self.head = OutputHead(model, layout, cluster.gpu, cal)
         self.prediction = _prediction_gemms(model, layout, cluster.gpu, cal) if model.mtp_layers else None
         self.host = HostTime(model, layout, self.collectives.group(layout.parallel.tp), cal)
+        self.repeats = np.array([repeated_share(layout, name) for name in TERMS])
+        """[T]: share of each term of the forward that the backward repeats."""
         self._known: Latest[tuple[object, ...], object] = Latest(SINGLES_KEPT)
 
     @cached_property

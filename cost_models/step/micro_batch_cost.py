@@ -16,12 +16,12 @@ from hdpsim.cost_models.kernels.casts import maxima_s
 from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layer.gradient_accumulation import accumulation_s
 from hdpsim.cost_models.layer.host import pass_host_s
-from hdpsim.cost_models.layer.recomputation import repeated_share
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.step.layer_prices import TERM_ROWS, TERMS, layer_prices
 from hdpsim.cost_models.step.micro_batch import MicroBatches, StepSums
 from hdpsim.cost_models.step.sharded_parameters import ShardedParameters
-from hdpsim.cost_models.tracing import priced, remembered
+from hdpsim.cost_models.tracing import priced, remembered, shared
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import StageContents, stage_contents
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
@@ -52,11 +52,10 @@ class MicroBatchCost:
         )
         self.kinds, self.kind = _stage_kinds(model, layout)
         self._counts = [self._layer_counts(kind) for kind in self.kinds]
-        self._repeats = np.array([repeated_share(layout, name) for name in TERMS])
+        self._repeats = self._layers.repeats
         self._repeating = bool(self._repeats.any())
         self._of_passes: dict[StageContents, tuple[float, float]] = {}
         self.step_sums: dict[int, StepSums] = {}  # by ranks, filled by step_costs
-        self._known_links: dict[int, tuple[Ints, Floats]] = {}  # by ranks
 
     @property
     def activation_bytes_per_token(self) -> float:
@@ -216,29 +215,12 @@ class MicroBatchCost:
             return np.zeros(batches.count)
         volume = BF16_BYTES * self.model.hidden / self.layout.parallel.tp * self._tokens(batches)
         restart_s = 0.0 if self.layout.pipeline.overlap else RESTART_SHARE * self.cal.micro_batch_fixed_s
-        tiers, crossing = self._stage_links(ranks)
+        tiers, crossing = _stage_links(self.fabric, self.layout.of_stages, ranks)
         rate = self.fabric.slowest_bytes_per_s(tiers, np.broadcast_to(crossing, (len(tiers), 2)))
         passes = np.full(len(tiers), self.layout.pipeline.vpp)
         passes[self.layout.parallel.pp - 1 :] -= 1  # the way back to the first stage is gone once less
         latency_s = np.average(self.fabric.latency_s(tiers), weights=passes)
         return np.asarray(latency_s + restart_s + volume * np.average(1.0 / rate, weights=passes))
-
-    def _stage_links(self, ranks: int) -> tuple[Ints, Floats]:
-        """Tiers of the links between the stages of the rank whose stages are farthest apart; their crossing_share.
-
-        With chunks in turn the last stage sends to the first as well.
-        """
-        if ranks not in self._known_links:
-            layout = self.layout
-            stages = np.arange(layout.parallel.pp) * layout.parallel.stage_stride(ranks)
-            first_gpu = np.arange(ranks)[:, None] * layout.parallel.rank_stride + stages
-            wraps = layout.pipeline.vpp > 1 and layout.pipeline.schedule not in SPLIT_SCHEDULES
-            target = np.roll(first_gpu, -1, axis=1) if wraps else first_gpu[:, 1:]
-            source = first_gpu[:, : target.shape[1]]
-            tiers = self.fabric.tier(source, target)
-            crossing = self.fabric.flow_crossing(source, target, layout.parallel.tp)
-            self._known_links[ranks] = tiers[int(tiers.sum(axis=1).argmax())], crossing
-        return self._known_links[ranks]
 
     @property
     def _visited(self) -> Ints:
@@ -382,8 +364,29 @@ def _on_hosts(cal: Calibration, host_time: float) -> Calibration:
     return replace(cal, launch_s=cal.launch_s * host_time)
 
 
+@shared(most=256)
+def _stage_links(fabric: FabricModel, layout: Layout, ranks: int) -> tuple[Ints, Floats]:
+    """Tiers of the links between the stages of the rank whose stages are farthest apart; their crossing_share.
+
+    With chunks in turn the last stage sends to the first as well.
+    """
+    parallel, pipeline = layout.parallel, layout.pipeline
+    stages = np.arange(parallel.pp) * parallel.stage_stride(ranks)
+    first_gpu = np.arange(ranks)[:, None] * parallel.rank_stride + stages
+    wraps = pipeline.vpp > 1 and pipeline.schedule not in SPLIT_SCHEDULES
+    target = np.roll(first_gpu, -1, axis=1) if wraps else first_gpu[:, 1:]
+    source = first_gpu[:, : target.shape[1]]
+    tiers = fabric.tier(source, target)
+    return tiers[int(tiers.sum(axis=1).argmax())], fabric.flow_crossing(source, target, parallel.tp)
+
+
 def _stage_kinds(model: Model, layout: Layout) -> tuple[tuple[StageContents, ...], Ints]:
     """The distinct contents of virtual stages (they share one row of costs) and the [S, V] table of which is where."""
+    return _kinds_of_stages(model, layout.of_stages)
+
+
+@lru_cache(maxsize=1024)
+def _kinds_of_stages(model: Model, layout: Layout) -> tuple[tuple[StageContents, ...], Ints]:
     contents = stage_contents(model, layout)
     kinds = tuple(dict.fromkeys(chunk for stage in contents for chunk in stage))
     table = np.array([[kinds.index(chunk) for chunk in stage] for stage in contents], dtype=np.int64)

@@ -23,7 +23,7 @@ from hdpsim.simulator.play.accounts import StepEnd, Timeline, account, make_span
 from hdpsim.simulator.play.deadlock import deadlock_error
 from hdpsim.simulator.play.execution import Execution, Noise
 from hdpsim.simulator.play.program import Program, compile_program
-from hdpsim.simulator.play.repetition import steady_timeline
+from hdpsim.simulator.play.repetition import steady_step
 
 BUNDLE_PROCESSES = 256
 """Processes played together at least, if there are so many: few enough for the caches."""
@@ -47,7 +47,7 @@ def run_engine(plan: Plan, costs: StepCosts, noise: Noise | None = None, spans: 
         events = engine.events
         return timeline
 
-    timeline = steady_timeline(program, play)
+    timeline = steady_step(costs, play)
     shown = make_spans(program, timeline) if spans else None
     return replace(account(program, timeline), spans=shown, events=events)
 

@@ -15,33 +15,46 @@ Source: Cuninghame-Green, Minimax Algebra, 1979; R. M. Karp, Discrete Mathematic
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from hdpsim.arrays import Floats
-from hdpsim.simulator.play.accounts import Timeline
-from hdpsim.simulator.play.program import Program
+from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.simulator.play.accounts import StepEnd
+from hdpsim.simulator.play.schedules import STAGE_BY_STAGE
 
 EQUAL = 1e-12
 """Stages whose steps differ by less, relative to the step, repeat alike."""
 
 
-def steady_timeline(program: Program, play: Callable[[Floats], Timeline]) -> Timeline:
-    """A step of *program*, whose stages begin at once or as they do when such steps repeat.
+class Played(Protocol):
+    """A step that was played."""
+
+    @property
+    def step_end(self) -> StepEnd:
+        """When its stages ended it."""
+
+
+T = TypeVar("T", bound=Played)
+
+
+def steady_step(costs: StepCosts, play: Callable[[Floats], T]) -> T:
+    """A step with these *costs*, whose stages begin at once or as they do when such steps repeat.
 
     *play*: the step whose stages begin at the given times.
     """
-    timeline = play(np.zeros(program.stages))
-    if not program.stage_by_stage:
+    timeline = play(np.zeros(costs.stages))
+    if costs.schedule not in STAGE_BY_STAGE:
         return timeline
 
     def ends(begin_s: Floats) -> Floats:
         nonlocal timeline
         if not np.array_equal(begin_s, timeline.step_end.begin_s):
             timeline = play(begin_s)
-        return timeline.step_end.optimizer_start_s + program.costs.epilogue.optimizer_s
+        return timeline.step_end.optimizer_start_s + costs.epilogue.optimizer_s
 
-    ends(steady_begins(program.stages, ends))
+    ends(steady_begins(costs.stages, ends))
     return timeline
 
 

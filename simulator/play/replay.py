@@ -45,7 +45,7 @@ from hdpsim.simulator.play.lockstep import (
     run_lone_ranks,
 )
 from hdpsim.simulator.play.program import Program, compile_program
-from hdpsim.simulator.play.repetition import steady_timeline
+from hdpsim.simulator.play.repetition import steady_step
 
 
 def run_replay(plan: Plan, costs: StepCosts, noise: Noise | None = None) -> Execution:
@@ -73,7 +73,7 @@ def replay_lone_ranks(costs: StepCosts, counts: Ints) -> Execution:
 
 def _run(plan: Plan, costs: StepCosts, noise: Noise | None) -> Execution:
     program = compile_program(plan, costs, noise)
-    return account(program, steady_timeline(program, partial(_timeline, program)))
+    return account(program, steady_step(program.costs, partial(_timeline, program)))
 
 
 def _timeline(program: Program, begin_s: Floats) -> Timeline:
