@@ -176,7 +176,7 @@ def main() -> None:
             continue
         print(name, flush=True)
         out = str(FOLDER / f"{name}.yaml")
-        document = calibrate(None, gpu, out, kernels=options.kernels, workers=options.workers).document
+        document = calibrate(None, gpu, out, kernels=options.kernels, workers=options.workers).data()
         found["runs"][name] = document
         if document["kernels"]:
             found["kernels"][name] = document["kernels"]

@@ -1,4 +1,4 @@
-"""What a calibration found, as a JSON document and in words."""
+"""What a calibration found, as data, tables and sentences."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.experiments.calibration.constants import value_of
 from hdpsim.experiments.calibration.fit import Fit
 from hdpsim.experiments.calibration.stage import LeftOut, Stage
-from hdpsim.experiments.output.document import envelope
+from hdpsim.experiments.output.document import Column, Document, Table
 from hdpsim.experiments.validation.errors import error_summary
 
-Document = dict[str, Any]
+Row = dict[str, Any]
 
 STRONG = 0.5
 """Correlations beyond this are worth a line."""
@@ -53,21 +53,25 @@ def _why(width: float, stage: Stage) -> str:
     return f"its 95 % interval from the {_noun(stage)} alone would be +- {width:.2g}"
 
 
-def document_of(stages: Sequence[Stage], *, file: str, gpu: Gpu, written: str) -> Document:
-    """The last stage at the top, the one on kernels under its name."""
-    first = next((stage for stage in stages if stage.kind == "kernels"), None)
-    return {
-        **envelope("calibrate"),
-        "file": file if stages[-1].kind == "runs" else None,
-        "gpu": gpu.name,
-        "generation": gpu.calibration,
-        **_stage(stages[-1]),
-        "kernels": _stage(first) if first else None,
-        "written": written,
-    }
+def calibration_document(stages: Sequence[Stage], *, file: str, gpu: Gpu, written: str) -> Document:
+    """The stages in words; as data the last one at the top and the one on kernels under its name."""
+    found = [_stage(stage) for stage in stages]
+    return Document(
+        kind="calibrate",
+        payload={
+            "file": file if stages[-1].kind == "runs" else None,
+            "gpu": gpu.name,
+            "generation": gpu.calibration,
+            **found[-1],
+            "kernels": found[0] if stages[0].kind == "kernels" else None,
+            "written": written,
+        },
+        blocks=tuple(block for stage in found for block in _blocks(stage)),
+        notes=(f"wrote {written}",),
+    )
 
 
-def _stage(stage: Stage) -> Document:
+def _stage(stage: Stage) -> Row:
     found = stage.found
     return {
         "fitted_on": stage.kind,
@@ -95,11 +99,11 @@ def _stage(stage: Stage) -> Document:
     }
 
 
-def _summary(residuals: Floats) -> Document:
+def _summary(residuals: Floats) -> Row:
     return dict(error_summary(np.expm1(residuals).tolist()))
 
 
-def _constants(found: Fit, stage: Stage) -> list[Document]:
+def _constants(found: Fit, stage: Stage) -> list[Row]:
     return [
         {
             "name": constant.name,
@@ -127,7 +131,7 @@ def _constants(found: Fit, stage: Stage) -> list[Document]:
     ]
 
 
-def _strong(found: Fit) -> list[Document]:
+def _strong(found: Fit) -> list[Row]:
     names = [constant.name for constant in found.constants]
     return [
         {"first": names[i], "second": names[j], "correlation": float(found.correlation[i, j])}
@@ -137,7 +141,7 @@ def _strong(found: Fit) -> list[Document]:
     ]
 
 
-def _cross_validation(stage: Stage) -> Document:
+def _cross_validation(stage: Stage) -> Row:
     """Every part predicted with the constants that the others give.
 
     `largest_shift`: how far leaving a part out moves the median error of another source, in shares of the measurement.
@@ -158,7 +162,7 @@ def _cross_validation(stage: Stage) -> Document:
     }
 
 
-def _part(part: LeftOut, stage: Stage, found: Fit) -> Document:
+def _part(part: LeftOut, stage: Stage, found: Fit) -> Row:
     names = np.array([sample.source for sample in stage.samples])
     shifts = {
         source: _median(part.residuals[names == source]) - _median(found.residuals[names == source])
@@ -183,3 +187,72 @@ def _part(part: LeftOut, stage: Stage, found: Fit) -> Document:
 
 def _median(residuals: Floats) -> float:
     return float(np.median(np.abs(np.expm1(residuals))))
+
+
+def _blocks(stage: Row) -> tuple[Table[Row] | str, ...]:
+    noun = "records" if stage["fitted_on"] == "runs" else "kernels"
+    sources = len(stage["sources"])
+    fitted: tuple[Column[Row], ...] = (
+        Column("name", heading="constant"),
+        Column("start", format=".4g"),
+        Column("prior", _known_before, heading="known before"),
+        Column("fitted", format=".4g"),
+        Column("half_width", heading="95 %", format="+- {:.2g}".format),
+        Column("", lambda row: f"{row['low']:g} to {row['high']:g}", heading="allowed"),
+        Column("at_bound", lambda row: "at its bound" if row["at_bound"] else "", heading="", left=True),
+    )
+    left_out: tuple[Column[Row], ...] = (
+        Column("left_out"),
+        Column("records", heading=noun),
+        Column("median_abs_error_at_start", heading="start", format=_percent),
+        Column("median_abs_error_fitted", heading="fitted", format=_percent),
+        Column("median_abs_error", heading="left out of the fit", format=_percent),
+        Column("largest_shift", heading="moves another by", format=_percent),
+        Column("shifted", heading="", left=True),
+    )
+    return (
+        Table(
+            title=f"Fitted on {stage['records']} {noun} of {sources} source{'' if sources == 1 else 's'}",
+            columns=fitted,
+            rows=stage["constants"],
+        ),
+        Table(
+            title=f"Cross-validation: {stage['cross_validation']}; median error in %",
+            columns=left_out,
+            rows=stage["left_out_one_by_one"],
+        ),
+        "\n".join(_lines(stage)),
+    )
+
+
+def _known_before(row: Row) -> str:
+    return "" if row["doubt"] is None else f"{row['prior']:.3g} +- {1.96 * row['doubt']:.2g}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _lines(stage: Row) -> list[str]:
+    lines = [
+        f"{words}: median {100 * stage[key]['median_abs_error']:.1f} %, "
+        f"p90 {100 * stage[key]['p90_abs_error']:.1f} %, worst {100 * stage[key]['max_abs_error']:.1f} %"
+        for words, key in (
+            ("at the start", "error_at_start"),
+            ("fitted", "error_fitted"),
+            ("cross-validated", "error_cross_validated"),
+        )
+    ]
+    if stage["constants"] and not stage["taken"]:
+        lines.append(
+            "not taken: sources left out of the fit come out no better than at the start, which stays"
+        )
+    lines += [
+        f"{row['first']} and {row['second']} move together: correlation {row['correlation']:+.2f}"
+        for row in stage["strong_correlations"]
+    ]
+    lines += [
+        f"kept at {row['kept_at']:.4g}: {row['name']} ({row['reason']}); would be decided by {row['decided_by']}"
+        for row in stage["undetermined"]
+    ]
+    return [*lines, *(f"left out, {count} x: {reason}" for reason, count in stage["left_out"].items())]

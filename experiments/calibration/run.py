@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,22 +14,15 @@ from hdpsim.cost_models.hardware import catalog
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.calibration.constants import KERNEL_CONSTANTS, RUN_CONSTANTS, check_names, chosen
 from hdpsim.experiments.calibration.file import head_of, write_calibration
-from hdpsim.experiments.calibration.report import document_of, refusal
+from hdpsim.experiments.calibration.report import calibration_document, refusal
 from hdpsim.experiments.calibration.samples import kernel_samples, kernels_s, run_samples, runs_s
 from hdpsim.experiments.calibration.stage import FEWEST, Stage, entries_of, run_stage, without_runs
-from hdpsim.experiments.output.finite import finite
+from hdpsim.experiments.output.document import Document
 from hdpsim.experiments.parallel.pool import worker_pool
 from hdpsim.experiments.records.table import read_records, shipped_records
 from hdpsim.experiments.studies.compare import silent
 
 KERNELS_AT_ONCE, JOBS_AT_ONCE = 100, 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibrated:
-    """The fit as a JSON document; the file is written."""
-
-    document: Mapping[str, Any]
 
 
 def calibrate(
@@ -44,7 +36,7 @@ def calibrate(
     constants: Sequence[str] | None = None,
     workers: int = 1,
     report: Callable[[int, int], None] = silent,
-) -> Calibrated:
+) -> Document:
     """Fit the constants of a GPU's generation on measured kernels, then on records of runs; write the calibration.
 
     Args:
@@ -93,8 +85,10 @@ def calibrate(
     message = refusal(stages, constants)
     if message:
         raise InfeasibleError(message)
+    document = calibration_document(stages, file=name, gpu=device, written=out)
+    document.data()  # refuses figures that are nan or infinite
     write_calibration(out, cal, device.calibration, head)
-    return Calibrated(document=finite(document_of(stages, file=name, gpu=device, written=out)))
+    return document
 
 
 def _start(generation: str, start: str | None) -> tuple[Calibration, str]:

@@ -18,7 +18,6 @@ from hdpsim.ranges import RANGES
 
 if TYPE_CHECKING:
     from hdpsim.experiments.output.document import Document, Table
-    from hdpsim.experiments.output.tables import TextTable
     from hdpsim.experiments.scenario.scenario import Scenario
 
 
@@ -208,14 +207,14 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_output
 
 
-def show_table(table: Table[Any] | TextTable) -> None:
+def show_table(table: Table[Any]) -> None:
     """Print a table: with lines and bold heads on a terminal, plain text otherwise; and the lines below it."""
-    from hdpsim.experiments.output.tables import TextTable, plain_text, print_rich
+    from hdpsim.experiments.output.tables import plain_text, print_rich
 
-    drawn = table if isinstance(table, TextTable) else table.drawn()
+    drawn = table.drawn()
     if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
         print_rich(drawn)
     else:
         say(plain_text(drawn))
-    for line in () if isinstance(table, TextTable) else table.notes:
+    for line in table.notes:
         say(line)

@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hdpsim import interrupts
-from hdpsim.experiments.cli.common import (
-    emit_json,
-    json_option,
-    out_option,
-    say,
-    set_option,
-    show_table,
-    workers_option,
-)
+from hdpsim.experiments.cli.common import Output, output_options, say, set_option, workers_option
 
 if TYPE_CHECKING:
     from hdpsim.experiments.parallel.engines import Engine
@@ -50,8 +42,7 @@ def default_store() -> str:
     help="Where results are kept; default: hdpsim/results in your cache folder.",
 )
 @set_option
-@out_option
-@json_option
+@output_options
 def command(
     sweep_file: str,
     dry_run: bool,
@@ -59,8 +50,7 @@ def command(
     engine: str | None,
     store: str | None,
     overrides: tuple[str, ...],
-    out: str | None,
-    as_json: bool,
+    output: Output,
 ) -> None:
     """Which of many combinations is best, and how do they compare?
 
@@ -70,7 +60,7 @@ def command(
     from hdpsim.experiments.parallel.engines import engine_of
     from hdpsim.experiments.sweeps.cells import expand
     from hdpsim.experiments.sweeps.file import load_sweep
-    from hdpsim.experiments.sweeps.report import estimate_lines
+    from hdpsim.experiments.sweeps.report import estimate_document
     from hdpsim.experiments.sweeps.run import estimate_sweep
     from hdpsim.experiments.sweeps.store import ResultStore
 
@@ -79,37 +69,23 @@ def command(
     kept = ResultStore(store or default_store())
     chosen = engine_of(engine, workers)
     if not dry_run:
-        _run(sweep, cells, kept, chosen, out, as_json)
+        _run(sweep, cells, kept, chosen, output)
         return
     with chosen:
         estimate = estimate_sweep(cells, kept, chosen.slots)
-    if as_json:
-        import dataclasses
-
-        emit_json({"kind": "sweep-estimate", "name": sweep.name, **dataclasses.asdict(estimate)})
-    else:
-        say("\n".join(estimate_lines(estimate)))
+    Output(as_json=output.as_json).present(estimate_document(sweep.name, estimate))
 
 
-def _run(
-    sweep: Sweep, cells: Sequence[Cell], kept: ResultStore, engine: Engine, out: str | None, as_json: bool
-) -> None:
+def _run(sweep: Sweep, cells: Sequence[Cell], kept: ResultStore, engine: Engine, output: Output) -> None:
     from hdpsim.errors import InfeasibleError
     from hdpsim.experiments.cli.progress import long_progress
     from hdpsim.experiments.studies.report import one_line
-    from hdpsim.experiments.sweeps.report import summary_lines, sweep_json, sweep_table, write_sweep
+    from hdpsim.experiments.sweeps.report import sweep_document
     from hdpsim.experiments.sweeps.run import run_sweep
 
     with long_progress("sweeping", "simulations") as report:
         run = run_sweep(sweep, cells, kept, engine, report)
-    written = None if out is None else write_sweep(out, run, str(Path(kept.folder).absolute()))
-    if as_json:
-        emit_json(sweep_json(run))
-    else:
-        show_table(sweep_table(run))
-        say()
-        for line in (*summary_lines(run), *([written] if written else [])):
-            say(line)
+    output.present(sweep_document(run, str(Path(kept.folder).absolute())))
     if run.interrupted:
         say(
             f"{interrupts.message()}: what is finished is kept in {kept.folder}; run the same command again to go on",

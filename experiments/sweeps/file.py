@@ -115,7 +115,7 @@ def load_sweep(source: str | Path) -> Sweep:
 
     Raises:
         UserInputError: unreadable, or a ScenarioError with every problem of the file. Problems that only show when a
-            cell is put together come from `sweep_cells.expand`.
+            cell is put together come from `cells.expand`.
     """
     path = sweep_path(source)
     document = load_document(path)

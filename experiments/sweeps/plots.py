@@ -6,9 +6,11 @@ import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.errors import QuantityError
+from hdpsim.experiments.output.document import OutputFile
 from hdpsim.experiments.output.plot_style import (
     GRID,
     base2_ticks,
@@ -102,16 +104,17 @@ def arrange(sweep: Sweep, rows: Sequence[Row]) -> Arrangement | None:
     )
 
 
-def sweep_figures(sweep: Sweep, rows: Sequence[Row]) -> Iterator[tuple[str, Figure, str]]:
-    """Name, figure and description of every plot; none when no cell ran or nothing varies."""
+def sweep_plots(sweep: Sweep, rows: Sequence[Row]) -> Iterator[OutputFile]:
+    """One plot for every measure; none when no cell ran or nothing varies."""
     arrangement = arrange(sweep, rows)
     if arrangement is None or not any(row["status"] == "ok" for row in rows):
         return
     rest = ", ".join(dimension.key for dimension in arrangement.rest)
     best = f"; the best over {rest}" if rest else ""
     for name, column, what, scale in _MEASURES:
-        figure = _facets(sweep, rows, arrangement, column, what, scale)
-        yield name, figure, f"{what} against {arrangement.x.key}{best}. Crosses: cells that cannot run."
+        figure = partial(_facets, sweep, rows, arrangement, column, what, scale)
+        description = f"{what} against {arrangement.x.key}{best}. Crosses: cells that cannot run."
+        yield OutputFile(name, figure, description)
 
 
 def _facets(

@@ -1,19 +1,17 @@
-"""A finished sweep as a tidy table, JSON, text for people, and a run directory."""
+"""A finished sweep as a document: its cells, the fastest of them in words, and files."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.errors import ScenarioError
-from hdpsim.experiments.output.document import command_line, envelope
-from hdpsim.experiments.output.finite import finite, plain
+from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, only_where
 from hdpsim.experiments.output.plot_style import account_group
-from hdpsim.experiments.output.run_directory import RunDirectory
 from hdpsim.experiments.output.statistics import Estimate, paired_ratio
-from hdpsim.experiments.output.tables import TextTable
 from hdpsim.experiments.output.words import memory_parts, span
 from hdpsim.experiments.scenario.data_use import WORTH_A_WORD
 from hdpsim.experiments.studies.compare import Mesh
@@ -42,11 +40,9 @@ def rows_of(run: SweepRun) -> list[Row]:
     fastest = _fastest(run)
     rows = []
     for result in run.results:
-        row = _row(run, result)
         ratio = _of_fastest(result, fastest)
-        row["of_fastest"] = None if ratio is None else ratio.mean
-        row["of_fastest_ci95"] = None if ratio is None else ratio.half_width
-        rows.append(row)
+        mean, half_width = (None, None) if ratio is None else (ratio.mean, ratio.half_width)
+        rows.append(_row(run, result) | {"of_fastest": mean, "of_fastest_ci95": half_width})
     return rows
 
 
@@ -159,16 +155,39 @@ def _account_rows(run: SweepRun) -> list[Row]:
     ]
 
 
-def sweep_json(run: SweepRun) -> dict[str, Any]:
-    """The document of --json. How much came from the store is not part of it: equal sweeps give equal documents."""
+def sweep_document(run: SweepRun, store: str) -> Document:
+    """The cells as a table, the fastest in words, and the files of the run directory.
+
+    How much came from the store is not part of the data: equal sweeps give equal documents.
+    """
+    description = (run.sweep.description,) if run.sweep.description else ()
+    partial = ("PARTIAL: the sweep was interrupted; the same command goes on from there.",)
+    return Document(
+        kind="sweep",
+        title=f"Sweep {run.sweep.name}",
+        payload=_payload(run),
+        blocks=(_table(run), "\n".join(_summary_lines(run))),
+        readme=(
+            *(partial if run.interrupted else ()),
+            *description,
+            *_result_lines(run),
+            f"Results are kept in {store}; running the sweep again costs nothing.",
+        ),
+        partial=run.interrupted,
+        files=tuple(_files(run)),
+    )
+
+
+def _payload(run: SweepRun) -> Row:
     sweep = run.sweep
-    document = {
-        **envelope("sweep"),
+    return {
         "name": sweep.name,
         "description": sweep.description,
-        "base": plain(sweep.base),
+        "base": sweep.base,
         "set": dict(sweep.fixed),
-        "axes": [{"keys": list(a.keys), "points": [dict(p) for p in a.points]} for a in sweep.axes],
+        "axes": [
+            {"keys": axis.keys, "points": [dict(point) for point in axis.points]} for axis in sweep.axes
+        ],
         "complete": not run.interrupted,
         "counts": {
             status.replace(" ", "_"): run.count(status)
@@ -185,36 +204,28 @@ def sweep_json(run: SweepRun) -> dict[str, Any]:
             for result in run.results
         ],
     }
-    return finite(document)
 
 
-def sweep_table(run: SweepRun) -> TextTable:
-    """The cells for the terminal; of many only the fastest."""
-    keys = run.sweep.keys
+def _table(run: SweepRun) -> Table[Row]:
+    """The cells; of many only the fastest."""
     rows = rows_of(run)
     title = run.sweep.description or run.sweep.name
     if len(rows) > MOST_SHOWN:
         rows = [row for row in rows if row["status"] == "ok"] or rows
         rows = sorted(rows, key=lambda row: -(row["tokens_per_s"] or 0.0))[:MOST_SHOWN]
         title += f": the {len(rows)} fastest of {len(run.results):,} cells; --out writes all"
-    shown = []
-    for row in rows:
-        numbers = ("-",) * 6
-        if row["status"] == "ok":
-            numbers = (
-                f"{row['step_s']:.3f}",
-                f"{row['tokens_per_s']:,.0f}",
-                f"{row['tokens_per_s_per_gpu']:,.1f}",
-                f"{row['mfu']:.1%}",
-                _of_fastest_words(row),
-                f"{row['memory_bytes'] / GIB:.1f} of {row['memory_capacity_bytes'] / GIB:.1f}",
-            )
-        remark = _mesh_words(row) if row["status"] == "ok" else f"{_WORDS[row['status']]}: {row['reason']}"
-        shown.append((*(_text(row[key]) for key in keys), *numbers, remark))
-    heads = (*keys, "step s", "tokens/s", "tok/s/GPU", "MFU", "of fastest", "memory GiB", "remark")
-    width = len(heads) if any(row[-1] for row in shown) else len(heads) - 1
-    left = frozenset({*range(len(keys)), len(heads) - 1})
-    return TextTable(title=title, columns=heads[:width], rows=tuple(row[:width] for row in shown), left=left)
+    figures: tuple[Column[Row], ...] = (
+        Column("step_s", heading="step s", format=".3f"),
+        Column("tokens_per_s", heading="tokens/s", format=",.0f"),
+        Column("tokens_per_s_per_gpu", heading="tok/s/GPU", format=",.1f"),
+        Column("mfu", heading="MFU", format=".1%"),
+        Column("of_fastest", _of_fastest_words),
+        Column("memory_bytes", _memory_words, heading="memory GiB"),
+    )
+    keys: list[Column[Row]] = [Column(key, heading=key, format=_text, left=True) for key in run.sweep.keys]
+    remark: Column[Row] = Column("reason", _remark, heading="remark", left=True, optional=True)
+    columns = (*keys, *only_where(lambda row: row["status"] == "ok", figures), remark)
+    return Table(title=title, columns=columns, rows=rows)
 
 
 def _of_fastest_words(row: Row) -> str:
@@ -222,6 +233,14 @@ def _of_fastest_words(row: Row) -> str:
         return "1"
     half = row["of_fastest_ci95"]
     return f"{row['of_fastest']:.3f}" + ("" if half is None else f" ± {half:.3f}")
+
+
+def _memory_words(row: Row) -> str:
+    return f"{row['memory_bytes'] / GIB:.1f} of {row['memory_capacity_bytes'] / GIB:.1f}"
+
+
+def _remark(row: Row) -> str:
+    return _mesh_words(row) if row["status"] == "ok" else f"{_WORDS[row['status']]}: {row['reason']}"
 
 
 def _mesh_words(row: Row) -> str:
@@ -235,14 +254,12 @@ _WORDS = {"infeasible": "cannot run", "invalid": "contradiction", "failed": "FAI
 
 
 def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return "-" if value is None else str(value)
+    return str(value).lower() if isinstance(value, bool) else "-" if value is None else str(value)
 
 
-def summary_lines(run: SweepRun) -> list[str]:
+def _summary_lines(run: SweepRun) -> list[str]:
     """What came out, and where it came from."""
-    lines = result_lines(run)
+    lines = _result_lines(run)
     lines[-1] += f" {run.found:,} simulations were in the store, {run.computed:,} computed now"
     if run.repaired:
         lines[-1] += f", {run.repaired:,} damaged {'entry' if run.repaired == 1 else 'entries'} replaced"
@@ -250,7 +267,7 @@ def summary_lines(run: SweepRun) -> list[str]:
     return lines
 
 
-def result_lines(run: SweepRun) -> list[str]:
+def _result_lines(run: SweepRun) -> list[str]:
     """The best cell, and how many there are of each kind."""
     lines = []
     fastest = _fastest(run)
@@ -263,10 +280,9 @@ def result_lines(run: SweepRun) -> list[str]:
         if len(fastest) > 1:
             count = sum(_peers(other) == peers for other in run.results)
             among = f" of {count} with {best['gpus']:,} GPUs and the same batches"
-        memory = f"memory {best['memory_bytes'] / GIB:.1f} of {best['memory_capacity_bytes'] / GIB:.1f} GiB"
         lines.append(
-            f"Fastest{among}: {what}: {best['tokens_per_s']:,.0f} tokens/s, MFU {best['mfu']:.1%}, {memory} "
-            f"({memory_parts(_parts(result))})."
+            f"Fastest{among}: {what}: {best['tokens_per_s']:,.0f} tokens/s, MFU {best['mfu']:.1%}, "
+            f"memory {_memory_words(best)} GiB ({memory_parts(_at(result.result or {}, 'memory', 'parts'))})."
         )
     if len(fastest) > MOST_FASTEST:
         lines.append(
@@ -288,12 +304,6 @@ def result_lines(run: SweepRun) -> list[str]:
     return lines
 
 
-def _parts(result: CellResult) -> dict[str, float]:
-    """Parts of the memory of a cell that ran."""
-    parts: dict[str, float] = (result.result or {})["memory"]["parts"]
-    return parts
-
-
 def _data_lines(run: SweepRun) -> list[str]:
     """What the batches of the cells make of their data."""
     uses = [result.result["data"] for result in run.results if result.result is not None]
@@ -313,8 +323,13 @@ def _data_lines(run: SweepRun) -> list[str]:
     return lines
 
 
-def estimate_lines(estimate: SweepEstimate) -> list[str]:
+def estimate_document(name: str, estimate: SweepEstimate) -> Document:
     """What a sweep would do, for --dry-run."""
+    payload = {"kind": "sweep-estimate", "name": name, **dataclasses.asdict(estimate)}
+    return Document(kind="", payload=payload, blocks=("\n".join(_estimate_lines(estimate)),))
+
+
+def _estimate_lines(estimate: SweepEstimate) -> list[str]:
     lines = [f"{estimate.cells:,} cells, {estimate.simulations:,} different simulations"]
     if estimate.infeasible:
         lines.append(f"{estimate.infeasible:,} cells cannot run: known without simulating")
@@ -334,32 +349,20 @@ def estimate_lines(estimate: SweepEstimate) -> list[str]:
     return lines
 
 
-def write_sweep(out: str, run: SweepRun, store: str) -> str:
-    """Write the run directory of a sweep; returns a line that says so."""
-    from hdpsim.experiments.sweeps.plots import sweep_figures
+def _files(run: SweepRun) -> Iterator[OutputFile]:
+    from hdpsim.experiments.sweeps.plots import sweep_plots
 
-    rows = rows_of(run)
-    notes = [*([run.sweep.description] if run.sweep.description else []), *result_lines(run)]
-    notes.append(f"Results are kept in {store}; running the sweep again costs nothing.")
-    if run.interrupted:
-        notes.insert(0, "PARTIAL: the sweep was interrupted; the same command goes on from there.")
-    with RunDirectory(out, title=f"Sweep {run.sweep.name}", command=command_line(), notes=notes) as directory:
-        directory.write_json("result.json", sweep_json(run), "Everything, as printed by --json.")
-        directory.write_csv("cells.csv", rows, _CELLS)
-        directory.write_parquet("cells.parquet", rows, "The same table with types.")
-        accounts = _account_rows(run)
-        if accounts:
-            directory.write_csv(
-                "accounts.csv",
-                accounts,
-                "One row per cell and account: seconds of a step, mean over ranks, stages and batches.",
-            )
-        directory.write_text("sweep.yaml", _source(run), "The sweep file.")
-        for name, figure, description in () if run.interrupted else sweep_figures(run.sweep, rows):
-            directory.save_figure(name, figure, description)
-    return f"wrote {out}"
+    rows, accounts = rows_of(run), _account_rows(run)
+    yield OutputFile("cells.csv", lambda: rows, _CELLS)
+    yield OutputFile("cells.parquet", lambda: rows, "The same table with types.")
+    if accounts:
+        yield OutputFile("accounts.csv", lambda: accounts, _ACCOUNTS)
+    yield OutputFile("sweep.yaml", lambda: _source(run), "The sweep file.")
+    if not run.interrupted:
+        yield from sweep_plots(run.sweep, rows)
 
 
+_ACCOUNTS = "One row per cell and account: seconds of a step, mean over ranks, stages and batches."
 _CELLS = (
     "One row per cell: the keys of the axes; status (ok; infeasible: legal, cannot run; invalid: its keys contradict "
     "each other or its data cannot be used; failed: crashed; not run: interrupted) and reason; then the "

@@ -101,7 +101,7 @@ def run_sweep(
 
     Args:
         sweep: the file the cells come from.
-        cells: see `sweep_cells.expand`.
+        cells: see `cells.expand`.
         store: asked before, written after every simulation.
         engine: where simulations run; entered and left here.
         report: told (done, total) of the simulations.

@@ -72,7 +72,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def fitted(measured: Path) -> tuple[dict[str, object], Path]:
     out = measured.parent / "mine.yaml"
-    document = calibrate(str(measured), "h100", str(out), constants=list(TRUE)).document
+    document = calibrate(str(measured), "h100", str(out), constants=list(TRUE)).data()
     return dict(document), out
 
 

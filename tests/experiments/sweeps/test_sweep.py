@@ -20,7 +20,7 @@ from hdpsim.experiments.sweeps.cell import simulate_cell
 from hdpsim.experiments.sweeps.cells import expand
 from hdpsim.experiments.sweeps.file import load_sweep
 from hdpsim.experiments.sweeps.plots import arrange
-from hdpsim.experiments.sweeps.report import rows_of, sweep_json
+from hdpsim.experiments.sweeps.report import rows_of, sweep_document
 from hdpsim.experiments.sweeps.run import SweepRun, run_sweep
 from hdpsim.experiments.sweeps.store import ResultStore, StoreError
 
@@ -46,7 +46,7 @@ def run(tmp_path: Path, thread_engine: type) -> Callable[..., SweepRun]:
 
 
 def document(run: SweepRun) -> str:
-    return json.dumps(sweep_json(run), allow_nan=False)
+    return json.dumps(sweep_document(run, "store").data(), allow_nan=False)
 
 
 def test_every_cell_has_a_row_and_those_that_cannot_run_a_reason(run: Callable[..., SweepRun]) -> None:
