@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from keyword import iskeyword
 
 import click
 
@@ -23,6 +24,7 @@ from hdpsim.quoting import message
 VERBS = (
     "simulate", "compare", "plan", "scale", "whatif", "explain", "sweep", "replay", "trace", "replay-ops", "campaign",
     "reproduce", "validate", "calibrate", "scenarios", "schema", "catalog", "fabric",
+    "import",
 )  # fmt: skip
 """In the order of the help text; the module of each is beside this one and holds its click command as `command`."""
 
@@ -56,7 +58,8 @@ class _Verbs(click.Group):
         """The click command of a verb, or None."""
         if cmd_name not in VERBS:
             return None
-        command: click.Command = import_module(f"hdpsim.experiments.cli.{cmd_name.replace('-', '_')}").command
+        module = cmd_name.replace("-", "_") + ("_" if iskeyword(cmd_name) else "")
+        command: click.Command = import_module(f"hdpsim.experiments.cli.{module}").command
         return command
 
     def invoke(self, ctx: click.Context) -> object:

@@ -15,6 +15,7 @@ for _file in (
     "tables",
     "entries",
     "options",
+    "exchange",
     "formats",
 ):  # in order of imports
     _FILES.append((f"fuzz_{_file}", _HERE / f"{_file}.py"))

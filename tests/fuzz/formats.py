@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fuzz_entries import calibrations, catalogs, hugging_face
+from fuzz_exchange import imports
 from fuzz_options import options
 from fuzz_scenarios import failures, override, scenario, sweeps
 from fuzz_tables import cells, distribution, kernels, operations, records, trace
@@ -26,6 +27,7 @@ FORMATS: dict[str, Callable[[random.Random, Path], Arguments]] = {
     "sweep": sweeps,
     "cells": cells,
     "campaign": failures,
+    "imports": imports,
     "options": options,
 }
 

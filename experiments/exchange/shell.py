@@ -1,0 +1,403 @@
+"""Flags out of a shell script: quotes, line continuations, arrays, and variables that the script itself defines.
+
+Nothing is run. What a script only knows when it runs (`$1`, `$(date)`, what stands inside `if`) stays unknown, and says
+so where it is asked for.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from hdpsim.errors import UserInputError
+from hdpsim.experiments.exchange.options import Option, Unread
+from hdpsim.quoting import quoted
+
+_NAME = r"[A-Za-z_]\w*"
+_ASSIGNMENT = re.compile(rf"({_NAME})(\+?)=", re.ASCII)
+_BRACED = re.compile(rf"({_NAME})(?:\[[@*]\])?(?::?-(.*))?", re.ASCII | re.DOTALL)
+_PLAIN = re.compile(_NAME, re.ASCII)
+_SUM = re.compile(r"[\d\s()+*/-]{1,200}", re.ASCII)
+_FLAG = re.compile(r"--[A-Za-z][\w.-]*", re.ASCII)
+_OPENS, _CLOSES = ("if", "case", "for", "while", "until"), ("fi", "esac", "done")
+_ENDS = ";&|<>\n"
+_DEEPEST = 20
+_LONGEST = 2**20
+"""Characters of what a variable may become: assignments that double one another would fill the memory."""
+
+
+@dataclass(slots=True)
+class _Word:
+    """A word as it is written: its pieces, and whether a piece stands in quotes (None: in single ones)."""
+
+    line: int
+    pieces: list[tuple[str, bool | None]] = field(default_factory=list)
+    array: list[_Word] | None = None
+
+    @property
+    def raw(self) -> str:
+        return "".join(text for text, _ in self.pieces)
+
+
+def read_flags(text: str, where: str) -> tuple[Option, ...]:
+    """The options of every command of a script, or of a file that holds nothing but flags.
+
+    Environment variables that are exported come as options called `$NAME`.
+
+    Raises:
+        UserInputError: a quote or bracket that nobody closes.
+    """
+    script = _Script(where)
+    for words in _statements(text, where):
+        script.run(words)
+    return tuple(script.options())
+
+
+def _statements(text: str, where: str) -> Iterator[list[_Word]]:
+    """The words of every statement; an array is one word that holds others."""
+    reader = _Reader(text, where)
+    words: list[_Word] = []
+    while reader.place < len(text):
+        character = text[reader.place]
+        if character in _ENDS:
+            reader.skip()
+            if words:
+                yield words
+            words = []
+        elif character.isspace() or text.startswith("\\\n", reader.place):
+            reader.skip(1 if character.isspace() else 2)
+        elif character == "#":
+            while reader.place < len(text) and text[reader.place] != "\n":
+                reader.skip()
+        else:
+            words.append(reader.word())
+    if words:
+        yield words
+
+
+class _Reader:
+    """A place in a text, and the line it is in."""
+
+    def __init__(self, text: str, where: str) -> None:
+        self.text, self.where = text, where
+        self.place, self.line = 0, 1
+
+    def skip(self, count: int = 1) -> str:
+        """Go on, and return what was passed."""
+        passed = self.text[self.place : self.place + count]
+        self.line += passed.count("\n")
+        self.place += count
+        return passed
+
+    def word(self) -> _Word:
+        word = _Word(self.line)
+        while self.place < len(self.text):
+            character = self.text[self.place]
+            if character in _ENDS or character.isspace() or self.text.startswith("\\\n", self.place):
+                break
+            if character == "(" and word.raw.endswith("=") and _ASSIGNMENT.fullmatch(word.raw):
+                word.array = self._array()
+                break
+            if character in "'\"":
+                self._quoted(word)
+            elif character == "\\":
+                self.skip()
+                word.pieces.append((self.skip(), None))
+            elif character == "`" or self.text.startswith(("$(", "${"), self.place):
+                word.pieces.append((self._nested(), False))
+            else:
+                word.pieces.append((self.skip(), False))
+        return word
+
+    def _array(self) -> list[_Word]:
+        start = self.line
+        self.skip()
+        words: list[_Word] = []
+        while self.place < len(self.text):
+            character = self.text[self.place]
+            if character == ")":
+                self.skip()
+                return words
+            if character == "#":
+                while self.place < len(self.text) and self.text[self.place] != "\n":
+                    self.skip()
+            elif character.isspace() or character in _ENDS:
+                self.skip()
+            elif self.text.startswith("\\\n", self.place):
+                self.skip(2)
+            else:
+                words.append(self._array_word())
+        raise UserInputError(f"{self.where}:{start}: nobody closes the bracket of this array")
+
+    def _array_word(self) -> _Word:
+        """A word inside of brackets, which end it."""
+        word = _Word(self.line)
+        while self.place < len(self.text) and not self.text[self.place].isspace():
+            character = self.text[self.place]
+            if character == ")":
+                break
+            if character in "'\"":
+                self._quoted(word)
+            elif character == "`" or self.text.startswith(("$(", "${"), self.place):
+                word.pieces.append((self._nested(), False))
+            elif character == "\\":
+                if self.text.startswith("\\\n", self.place):
+                    break
+                self.skip()
+                word.pieces.append((self.skip(), None))
+            else:
+                word.pieces.append((self.skip(), False))
+        return word
+
+    def _quoted(self, word: _Word) -> None:
+        start, mark = self.line, self.skip()
+        found = ""
+        while self.place < len(self.text):
+            character = self.text[self.place]
+            if character == mark:
+                self.skip()
+                word.pieces.append((found, None if mark == "'" else True))
+                return
+            if mark == '"' and self.text.startswith("\\\n", self.place):
+                self.skip(2)
+            elif mark == '"' and character == "\\":
+                self.skip()
+                found += self.skip()
+            elif mark == '"' and self.text.startswith(("$(", "${"), self.place):
+                found += self._nested()
+            else:
+                found += self.skip()
+        raise UserInputError(f"{self.where}:{start}: nobody closes the quote {mark}")
+
+    def _nested(self) -> str:
+        """`${...}`, `$(...)`, `$((...))` or what stands between backquotes, as it is written."""
+        start, begin = self.line, self.place
+        if self.text[self.place] == "`":
+            end = self.text.find("`", self.place + 1)
+            if end < 0:
+                raise UserInputError(f"{self.where}:{start}: nobody closes the quote `")
+            return self.skip(end + 1 - self.place)
+        opening = self.text[self.place + 1]
+        closing = {"(": ")", "{": "}"}[opening]
+        self.skip(2)
+        depth = 1
+        while depth and self.place < len(self.text):
+            character = self.skip()
+            depth += (character == opening) - (character == closing)
+        if depth:
+            raise UserInputError(f"{self.where}:{start}: nobody closes {opening}")
+        return self.text[begin : self.place]
+
+
+class _Script:
+    """What a script knows after the statements so far."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._values: dict[str, list[str | Unread]] = {}
+        self._words: list[tuple[str | Unread, int]] = []
+        self._of_variables: list[tuple[str | Unread, int]] = []
+        self._exported: dict[str, tuple[str | Unread, int]] = {}
+        self._blocks: list[int] = []
+
+    def run(self, words: list[_Word]) -> None:
+        """One statement."""
+        first = words[0].raw
+        if first in _OPENS:
+            self._blocks.append(words[0].line)
+        inside = bool(self._blocks)
+        if first in _CLOSES and self._blocks:
+            self._blocks.pop()
+        exports = first in ("export", "declare", "local", "readonly")
+        rest = words[1:] if exports else words
+        for place, word in enumerate(rest):
+            found = _ASSIGNMENT.match(word.raw)
+            if found is None:
+                if not exports:
+                    self._command(rest[place:], inside)
+                return
+            self._assign(word, found, exports or len(rest) > place + 1, inside)
+
+    def _assign(self, word: _Word, found: re.Match[str], exported: bool, inside: bool) -> None:
+        name = found[1]
+        if inside:
+            self._values[name] = [Unread(f"${name} is set inside a condition or a loop (line {word.line})")]
+            return
+        if word.array is not None:
+            value = [part for inner in word.array for part in self._expanded(inner)]
+        else:
+            value = [self._joined(_without(word, found.end()))]
+        new = [*self._values.get(name, []), *value] if found[2] and word.array is not None else value
+        if found[2] and word.array is None:
+            new = [_sum_of([*self._values.get(name, []), *value])]
+        if sum(len(part) for part in new if isinstance(part, str)) > _LONGEST:
+            raise UserInputError(f"{self._where}:{word.line}: ${name} has more than {_LONGEST:,} characters")
+        self._values[name] = new
+        self._of_variables += [(part, word.line) for text in value for part in _split(text)]
+        if exported and len(value) == 1:
+            self._exported[name] = value[0], word.line
+
+    def _command(self, words: list[_Word], inside: bool) -> None:
+        for word in words:
+            for part in self._expanded(word):
+                if inside and isinstance(part, str) and _FLAG.match(part):
+                    part = f"{part.partition('=')[0]}={_IN_BLOCK}"
+                self._words.append((part, word.line))
+
+    def _expanded(self, word: _Word) -> list[str | Unread]:
+        """The words that a word becomes: arrays, and variables without quotes, may hold several."""
+        if len(word.pieces) == 1 or all(quote is False for _, quote in word.pieces):
+            raw = word.raw
+            listed = re.fullmatch(rf"\$\{{({_NAME})\[[@*]\]\}}", raw, re.ASCII)
+            if listed is not None and listed[1] in self._values:
+                return list(self._values[listed[1]])
+        value = self._joined(word)
+        if any(quote is False and "$" in text for text, quote in word.pieces):
+            return list(_split(value))
+        return [value]
+
+    def _joined(self, word: _Word) -> str | Unread:
+        parts: list[str | Unread] = []
+        plain = ""
+        for text, quote in [*word.pieces, ("", None)]:
+            if quote is False:
+                plain += text
+                continue
+            parts += [self._substituted(plain), text if quote is None else self._substituted(text)]
+            plain = ""
+        return _sum_of(parts, between="")
+
+    def _substituted(self, text: str, depth: int = 0) -> str | Unread:
+        """*text* with the values of its variables."""
+        found, place = "", 0
+        while place < len(text):
+            character = text[place]
+            if character == "`" or text.startswith("$(", place):
+                end = _end_of(text, place)
+                inner = text[place:end]
+                number = (
+                    _evaluated(self._substituted(inner[3:-2], depth + 1)) if inner.startswith("$((") else None
+                )
+                if number is None:
+                    return Unread(f"{quoted(inner)} is known when the script runs")
+                found, place = found + number, end
+                continue
+            if character != "$" or place + 1 >= len(text):
+                found, place = found + character, place + 1
+                continue
+            braced = text.startswith("${", place)
+            end = _end_of(text, place) if braced else place + 1
+            inside = text[place + 2 : end - 1] if braced else ""
+            name = _BRACED.fullmatch(inside) if braced else _PLAIN.match(text, place + 1)
+            if name is None:
+                shown = text[place:end] if braced else text[place : place + 2]
+                return Unread(f"{shown} is known when the script runs")
+            value = self._value(name[1] if braced else name[0], name[2] if braced else None, depth)
+            if isinstance(value, Unread):
+                return value
+            found, place = found + value, end if braced else name.end()
+            if len(found) > _LONGEST:
+                raise UserInputError(f"{self._where}: a word has more than {_LONGEST:,} characters")
+        return found
+
+    def _value(self, name: str, otherwise: str | None, depth: int) -> str | Unread:
+        if name in self._values:
+            return _sum_of(self._values[name])
+        if otherwise is not None and depth < _DEEPEST:
+            return self._substituted(otherwise.strip("\"'"), depth + 1)
+        return Unread(f"${name} is not defined in the file")
+
+    def options(self) -> Iterator[Option]:
+        """Every flag with the words behind it, then what is exported."""
+        words = self._words
+        if not any(isinstance(word, str) and _FLAG.match(word) for word, _ in words):
+            words = self._of_variables  # a file of variables that another script reads
+        name, line, values = "", 0, list[str | Unread]()
+        for word, here in [*words, ("--end", 0)]:
+            flag = _FLAG.match(word) if isinstance(word, str) else None
+            if flag is None or (flag[0] != word and word[flag.end()] != "="):  # type: ignore[index]
+                values.append(word)
+                continue
+            if name:
+                yield Option(name=name, value=_value_of(values), line=line)
+            name, line, values = flag[0][2:].replace("_", "-"), here, []
+            if isinstance(word, str) and len(word) > flag.end():
+                given = word[flag.end() + 1 :]
+                values = [
+                    Unread(f"it stands inside a condition or a loop (line {here})")
+                    if given == _IN_BLOCK
+                    else given
+                ]
+        for variable, (value, line) in self._exported.items():
+            yield Option(name=f"${variable}", value=value, line=line)
+
+
+_IN_BLOCK = "\0"
+"""The value of a flag that a command inside `if` has: whether that runs nobody knows."""
+
+
+def _without(word: _Word, count: int) -> _Word:
+    """*word* after its first characters, which is the name of the variable that it sets."""
+    pieces: list[tuple[str, bool | None]] = []
+    for text, quote in word.pieces:
+        pieces.append((text[count:], quote))
+        count = max(0, count - len(text))
+    return _Word(word.line, pieces)
+
+
+def _end_of(text: str, place: int) -> int:
+    """Where what opens at *place* is closed."""
+    if text[place] == "`":
+        return (text.find("`", place + 1) + 1) or len(text)
+    opening = text[place + 1]
+    closing = {"(": ")", "{": "}"}[opening]
+    depth = 0
+    for end in range(place + 1, len(text)):
+        depth += (text[end] == opening) - (text[end] == closing)
+        if depth == 0:
+            return end + 1
+    return len(text)
+
+
+_OPERATIONS = {ast.Add: int.__add__, ast.Sub: int.__sub__, ast.Mult: int.__mul__, ast.Div: int.__floordiv__}
+
+
+def _evaluated(text: str | Unread) -> str | None:
+    """The whole number that a sum of whole numbers makes."""
+    if isinstance(text, Unread) or not _SUM.fullmatch(text) or re.search(r"\d{10}", text):
+        return None
+    try:
+        return str(_number(ast.parse(text.strip(), mode="eval").body))
+    except (SyntaxError, ArithmeticError, ValueError):
+        return None
+
+
+def _number(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        return _OPERATIONS[type(node.op)](_number(node.left), _number(node.right))
+    raise ValueError("no sum of whole numbers")
+
+
+def _sum_of(parts: list[str | Unread], between: str = " ") -> str | Unread:
+    for part in parts:
+        if isinstance(part, Unread):
+            return part
+    return between.join(part for part in parts if isinstance(part, str))
+
+
+def _split(value: str | Unread) -> tuple[str | Unread, ...]:
+    return (value,) if isinstance(value, Unread) else tuple(value.split())
+
+
+def _value_of(values: list[str | Unread]) -> str | Unread | bool:
+    """What stands behind a flag: up to what is no value any more, such as the name of a script."""
+    taken: list[str | Unread] = []
+    for value in values:
+        if isinstance(value, str) and value.startswith("-") and not re.match(r"-\d", value):
+            break
+        taken.append(value)
+    return _sum_of(taken) if taken else True

@@ -1,0 +1,186 @@
+"""The tables that say which option of another tool is which key of a scenario, read and written from the same rows.
+
+    numbers:                       # a value that is the same in both
+      layout.tp: {option: tensor-model-parallel-size, absent: 1}
+    choices:                       # words, flags and their combinations
+      - when: {layout.tp: ">1"}
+        cases:
+          - {set: {layout.sequence_parallel: true}, options: {sequence-parallel: true}}
+          - {set: {layout.sequence_parallel: false}, options: {}}
+
+To read, the first case counts whose options the file has; to write, the first whose keys the scenario has (`read_only`
+cases are never written). A number's `also` are other names that the tool had for it, `absent` is what the tool takes
+without it, `as` a change of notation. `says`, `remark` and `refuse` are words for people, `when` is what must hold. In
+options `any` is whatever value, a list any of its members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from hdpsim.yaml_loader import load_yaml
+
+_FOLDER = Path(str(resources.files("hdpsim.experiments") / "exchange" / "data"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number:
+    """A key of a scenario, or a fact about a run, and the option that has its value."""
+
+    key: str
+    option: str
+    also: tuple[str, ...] = ()
+    absent: object = None
+    notation: str = ""
+    when: Mapping[str, object] = field(default_factory=dict)
+    read_only: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the tool calls it, or called it."""
+        return (self.option, *self.also)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Values of keys, and the options that mean them.
+
+    Attributes:
+        remark: what the scenario cannot say of it.
+        refuse: why it cannot be simulated.
+        read_only: another case writes these keys.
+    """
+
+    sets: Mapping[str, object]
+    options: Mapping[str, object]
+    when: Mapping[str, object]
+    remark: str
+    refuse: str
+    read_only: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Keys and options that belong together, with the cases in the order in which they are tried."""
+
+    cases: tuple[Case, ...]
+    when: Mapping[str, object]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The options of all cases."""
+        return frozenset(name for case in self.cases for name in case.options)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of all cases."""
+        return tuple(dict.fromkeys(key for case in self.cases for key in case.sets))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contradiction:
+    """Options that the tool itself refuses together."""
+
+    given: Mapping[str, object]
+    without: Mapping[str, object]
+    says: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """One tool's table.
+
+    Attributes:
+        title: what people call its configuration.
+        software: the stack of a scenario.
+        style: how options are written: `flags`, `yaml` or `toml`.
+        complete: whether an option that the file does not name has the tool's default (else: a recipe's).
+        rename: options, and sections of them, that other releases call otherwise.
+        without_effect: options that change neither time nor memory; `*` stands for any letters.
+        not_modelled: options that do, and that a scenario has no key for.
+        yours: what a run needs and a scenario does not know.
+    """
+
+    name: str
+    title: str
+    software: str
+    style: str
+    complete: bool
+    source: str
+    rename: Mapping[str, str]
+    numbers: tuple[Number, ...]
+    choices: tuple[Choice, ...]
+    contradictions: tuple[Contradiction, ...]
+    without_effect: tuple[str, ...]
+    not_modelled: Mapping[str, str]
+    yours: Mapping[str, str]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every option that means something to a scenario."""
+        numbers = {name for number in self.numbers for name in number.names}
+        return frozenset(numbers.union(*(choice.names for choice in self.choices)))
+
+
+def tool_names() -> tuple[str, ...]:
+    """The tools that have a table."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
+
+
+@cache
+def tool(name: str) -> Tool:
+    """The table of a tool."""
+    data = load_yaml(_FOLDER / f"{name}.yaml")
+    return Tool(
+        name=name,
+        title=data["title"],
+        software=data["software"],
+        style=data["style"],
+        complete=data["complete"],
+        source=data["source"],
+        rename=data.get("rename", {}),
+        numbers=tuple(_number(key, row) for key, row in data["numbers"].items()),
+        choices=tuple(_choice(row) for row in data["choices"]),
+        contradictions=tuple(Contradiction(**row) for row in data.get("contradictions", [])),
+        without_effect=tuple(data["without_effect"]),
+        not_modelled=data["not_modelled"],
+        yours=data["yours"],
+    )
+
+
+def _number(key: str, row: Any) -> Number:
+    row = {"option": row} if isinstance(row, str) else dict(row)
+    row["also"], row["notation"] = tuple(row.get("also", ())), row.pop("as", "")
+    return Number(key=key, **row)
+
+
+def _choice(row: Mapping[str, Any]) -> Choice:
+    cases = tuple(
+        Case(
+            sets=case.get("set", {}),
+            options=case.get("options", {}),
+            when=case.get("when", {}),
+            remark=case.get("remark", ""),
+            refuse=case.get("refuse", ""),
+            read_only=case.get("read_only", False),
+        )
+        for case in row["cases"]
+    )
+    return Choice(cases=cases, when=row.get("when", {}))
+
+
+def holds(when: Mapping[str, object], facts: Mapping[str, object]) -> bool:
+    """Whether the facts are such: equal, one of a list, or above a number (">1"); what is not known is not."""
+    return all(_fits(condition, facts.get(key)) for key, condition in when.items())
+
+
+def _fits(condition: object, value: object) -> bool:
+    if isinstance(condition, str) and condition.startswith(">"):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number and float(str(value)) > float(condition[1:])
+    return value in condition if isinstance(condition, list) else value == condition
