@@ -12,17 +12,9 @@ from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
 from hdpsim.experiments.output.files import write_whole
 from hdpsim.experiments.output.words import memory_of, span
+from hdpsim.experiments.planning.evaluation import GPU_MEMORY, Evaluated, Objective, score_of
 from hdpsim.experiments.planning.plots import plot_front
-from hdpsim.experiments.planning.search import (
-    BEST,
-    GPU_MEMORY,
-    Evaluated,
-    Found,
-    Objective,
-    Progress,
-    score_of,
-    search,
-)
+from hdpsim.experiments.planning.search import BEST, Found, Progress, search
 from hdpsim.experiments.planning.space import ANY_GPUS, USUAL_SCHEDULES, space_of
 from hdpsim.experiments.scenario.overrides import parse_override
 from hdpsim.experiments.scenario.scenario import load_scenario
@@ -394,7 +386,7 @@ def remarks(scenario: Scenario, found: Found) -> tuple[str, ...]:
             "Schedules beyond 1f1b and interleaved are tried with --search "
             "layout.schedule=1f1b,interleaved,zb-h1,zb-h2,zb-v,dualpipe."
         )
-    if not found.best[0].bound_s:
+    if found.best[0].setup.execution.jitter or found.best[0].setup.execution.gpu_spread is not None:
         lines.append("Drawn noise (jitter, gpu_spread) has no lower bound: nothing was pruned by one.")
     lines.append(price_of(found.best[0].setup.cluster.gpu).note)
     lines.append(f"How far off predictions of such runs were: {band_of(scenario, found.best[0]).note}")

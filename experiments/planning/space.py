@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from hdpsim.simulator.strategies.static_mesh import WHOLE_PACKINGS, divisors
 if TYPE_CHECKING:
     from hdpsim.cost_models.hardware.parts import Cluster
     from hdpsim.experiments.scenario.scenario import Scenario
+    from hdpsim.simulator.setup import Setup
 
 Changes = tuple[tuple[str, object], ...]
 """Dotted keys of a scenario and what is written there."""
@@ -160,28 +161,32 @@ class Space:
             found += [(kind, each) for each in self.axis("layout.recompute_small_kernels", scenario, usual)]
         return found
 
-    def variants(self, scenario: Scenario, capacity_tokens: int, *, equal: bool) -> Iterator[Changes]:
+    def variants(
+        self, scenario: Scenario, setup: Setup, capacity_tokens: Callable[[], int], *, equal: bool
+    ) -> Iterator[Changes]:
         """Every strategy on a layout, with the ranks and tokens that a micro-batch may have.
 
         Args:
-            scenario: with the layout.
+            scenario: what was asked about.
+            setup: with the layout.
             capacity_tokens: tokens that memory allows on a rank while a pipeline is full; 0: none.
             equal: all sequences are of one length: packers make the same packs, and HDP has nothing to balance.
         """
-        names = ("static",) if equal else ("static", "hdp-naive", "hdp-balance")
-        for name in self.axis("strategy.name", scenario, (*names, scenario.strategy.name)):
+        names = () if equal else ("hdp-balance", "hdp-naive")
+        for name in self.axis("strategy.name", scenario, (*names, "static", scenario.strategy.name)):
             if name == "static":
-                yield from self._static(scenario, equal=equal)
-            else:
-                yield from self._dynamic(scenario, str(name), capacity_tokens)
+                yield from self._static(scenario, setup, equal=equal)
+            elif not _meets_in_every_layer(setup):
+                yield from self._dynamic(scenario, setup, str(name), capacity_tokens())
 
-    def _static(self, scenario: Scenario, *, equal: bool) -> Iterator[Changes]:
+    def _static(self, scenario: Scenario, setup: Setup, *, equal: bool) -> Iterator[Changes]:
         own = scenario.strategy.packing
         packings = self.axis("strategy.packing", scenario, (own,) if equal else (own, *WHOLE_PACKINGS))
-        ranks = scenario.setup().ranks
         for context in self._contexts(scenario):
-            most = max(1, context // (CAPACITY_STEP_TOKENS * scenario.layout.parallel.tp))
-            for cp, packing in product(self.axis("layout.cp", scenario, divisors(ranks, 1, most)), packings):
+            most = max(1, context // (CAPACITY_STEP_TOKENS * setup.layout.parallel.tp))
+            for cp, packing in product(
+                self.axis("layout.cp", scenario, divisors(setup.ranks, 1, most)), packings
+            ):
                 held = context if not isinstance(cp, int) else -(-context // cp)
                 capacity = self.axis("layout.rank_capacity", scenario, (f"{held} tokens",))[0]
                 yield (
@@ -200,20 +205,24 @@ class Space:
         usual = [max(given) * count for count in MICRO_BATCH_SEQUENCES if max(given) * count <= most]
         return tuple(dict.fromkeys((own, *usual)))
 
-    def _dynamic(self, scenario: Scenario, name: str, capacity_tokens: int) -> Iterator[Changes]:
-        layout = scenario.layout
-        if (
-            layout.sharding.kind == "zero3"
-            or layout.pipeline.schedule == "dualpipe"
-            or layout.parallel.expert_gpus > layout.parallel.tp
-            or not capacity_tokens
-        ):
-            return  # ranks that run different micro-batches cannot meet in every layer, or in experts
-        step = CAPACITY_STEP_TOKENS * scenario.layout.parallel.tp
+    def _dynamic(
+        self, scenario: Scenario, setup: Setup, name: str, capacity_tokens: int
+    ) -> Iterator[Changes]:
+        step = CAPACITY_STEP_TOKENS * setup.layout.parallel.tp
         parts = [capacity_tokens // part // step * step for part in SMALLER_CAPACITIES]
-        usual = ("auto", *(f"{part} tokens" for part in parts if part))
+        usual = ("auto", *(f"{part} tokens" for part in parts if part)) if capacity_tokens else ()
         for capacity in self.axis("layout.rank_capacity", scenario, usual):
             yield (("strategy.name", name), ("layout.cp", "auto"), ("layout.rank_capacity", capacity))
+
+
+def _meets_in_every_layer(setup: Setup) -> bool:
+    """Whether ranks wait for each other within a step, so that they cannot run different micro-batches."""
+    layout = setup.layout
+    return (
+        layout.sharding.kind == "zero3"
+        or layout.pipeline.schedule == "dualpipe"
+        or layout.parallel.expert_gpus > layout.parallel.tp
+    )
 
 
 def own_value(scenario: Scenario, key: str) -> Any:

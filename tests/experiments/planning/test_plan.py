@@ -14,6 +14,7 @@ from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.planning.plan import front, plan, plan_document, planned
 from hdpsim.experiments.planning.search import Found, search
+from hdpsim.experiments.planning.setups import Setups
 from hdpsim.experiments.planning.space import Candidate, Space, own_value, space_of
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolve_scenario
 from hdpsim.experiments.studies.compare import run_batches
@@ -63,12 +64,11 @@ def every_candidate(scenario: Scenario, space: Space) -> list[Candidate]:
     found = []
     for layout in space.layouts(scenario, scenario.cluster):
         try:
-            there = scenario.with_changes(Candidate(changes=layout).overrides)
+            setup = scenario.with_changes(Candidate(changes=layout).overrides).setup()
         except (InfeasibleError, ScenarioError):
             continue
-        found += [
-            Candidate(changes=(*layout, *variant)) for variant in space.variants(there, 2**14, equal=False)
-        ]
+        variants = space.variants(scenario, setup, lambda: 2**14, equal=False)
+        found += [Candidate(changes=(*layout, *variant)) for variant in variants]
     return found
 
 
@@ -171,6 +171,32 @@ def test_keys_of_the_software_and_of_set_stay() -> None:
         assert {dict(layout)[key] for layout in space.layouts(scenario, scenario.cluster)} == {
             own_value(scenario, key)
         }
+
+
+@pytest.mark.parametrize("software", ["", "megatron-core 0.13"])
+def test_setups_of_candidates_are_those_of_their_scenarios(software: str) -> None:
+    scenario = small().with_changes((f"software={software}",) if software else ())
+    setups, space = Setups(scenario, ()), Space(values={**FEW, "layout.pp": (1, 2)})
+    for candidate in every_candidate(scenario, space)[::3]:
+        assert setups.of(candidate.changes) == scenario.with_changes(candidate.overrides).setup()
+
+
+def equal(context: str = "4096 tokens") -> Scenario:
+    return small().with_changes(
+        (f"data.context={context}", "data.lengths=2048 tokens", "data.batch=32 sequences")
+    )
+
+
+def test_equal_sequences_are_priced_as_they_are_replayed() -> None:
+    space = Space(values={**FEW, "layout.pp": (1, 2), "strategy.name": ("static",)})
+    found = search(equal(), space, count=3)
+    assert found.outrun == 0
+    assert {one.setup.context_tokens for one in found.evaluated} >= {2048, 4096}
+    for one in found.evaluated[::7]:
+        outcome = run_batches(equal().with_changes(one.candidate.overrides), equal().batches())
+        assert outcome.tokens_per_s.mean == pytest.approx(one.tokens_per_s, rel=1e-12)
+        assert outcome.results[0].memory == one.memory
+    assert all(sum(one.accounts.values()) == pytest.approx(one.step_s) for one in found.best)
 
 
 def test_every_degree_divides() -> None:

@@ -1,0 +1,410 @@
+"""One layout of a search: bounded from below, pruned, and replayed under every strategy."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from hdpsim.errors import InfeasibleError, OutOfMemoryError, ScenarioError
+from hdpsim.experiments.planning.setups import Setups
+from hdpsim.experiments.planning.space import Candidate, Changes, Space
+from hdpsim.experiments.studies.cost_to_target import price_of
+from hdpsim.simulator.lower_bound import lower_bound_s
+from hdpsim.simulator.setup import Setup
+from hdpsim.simulator.step import StepResult, settled_degree, simulate_step
+from hdpsim.simulator.step_memory import capacity_tokens, check_fits, memory_of
+from hdpsim.simulator.uniform import price_uniform
+
+if TYPE_CHECKING:
+    from hdpsim.cost_models.memory.report import MemoryReport
+    from hdpsim.experiments.scenario.data_use import Lengths
+    from hdpsim.experiments.scenario.scenario import Scenario
+
+Objective = Literal["tokens_per_s", "usd_per_token", "time_to_train"]
+
+_HOUR_S = 3600.0
+_NUMBER = re.compile(r"\d[\d,.]*")
+_LIMITS = {
+    "gpus": "GPUs that do not divide by tp x pp",
+    "layout.tp": "heads or widths that do not divide by tp",
+    "layout.pp": "more stages than layers",
+    "layout.vpp": "chunks without a pipeline or schedule for them",
+    "layout.schedule": "schedules that do not run with these degrees",
+    "layout.ep": "experts that do not divide",
+    "layout.etp": "experts that do not divide",
+    "layout.cp": "ranks that do not divide by cp",
+    "layout.order": "experts across ranks in that order of ranks",
+    "layout.shard_ranks": "ranks that do not divide by shard_ranks",
+    "layout.precision": "number formats that the GPU lacks",
+    "data.context": "a context that the model or the batch does not take",
+}
+"""What refuses a candidate, by the key that its message begins with."""
+ALIKE = 1e-9
+"""Relative difference of steps below which two candidates are the same under different names."""
+
+GPU_MEMORY, HOST_MEMORY = "GPU memory", "host memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """A candidate replayed on all batches.
+
+    Attributes:
+        tokens_per_s: mean over the batches, as of `hdpsim simulate`.
+        memory: of the fullest stage, of the batch that needs most.
+        usd_per_token: GPUs alone; None where their price is unknown.
+        bound_s: no plan of these batches on this layout takes less, mean over the batches; 0 where nobody asked.
+        accounts: seconds of a step in each, mean over ranks, stages and batches; none where it was only priced.
+        cp: ranks of the largest group.
+        micro_batches: of the plan of the first batch; 0 where it was only priced.
+    """
+
+    candidate: Candidate
+    setup: Setup
+    tokens_per_s: float
+    step_s: float
+    memory: MemoryReport
+    usd_per_token: float | None
+    bound_s: float
+    accounts: dict[str, float]
+    cp: int
+    micro_batches: int
+
+    @property
+    def headroom_bytes(self) -> float:
+        """Memory of the GPU that is left."""
+        return self.memory.capacity_bytes - self.memory.total_bytes
+
+
+@dataclass(slots=True, kw_only=True)
+class LayoutResults:
+    """What became of the candidates of one layout; see Found."""
+
+    evaluated: list[Evaluated] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+    outrun: int = 0
+    closest: tuple[float, Candidate, str] | None = None
+    cut: bool = False
+    """Time was up before the last one."""
+
+    def least(self, question: Question, so_far: float | None) -> float | None:
+        """The score that has to be reached: *so_far*, or that of the last of the best here if there are enough."""
+        best = ranked(self.evaluated, question.objective, question.count)
+        if len(best) < question.count:
+            return so_far
+        here = score_of(best[-1], question.objective)
+        return here if so_far is None else max(so_far, here)
+
+    def refuse(self, candidate: Candidate, error: InfeasibleError | ScenarioError) -> None:
+        """Note why a candidate cannot run."""
+        self.refused[limit_of(error)] += 1
+        if isinstance(error, OutOfMemoryError):
+            excess = error.needed_bytes / error.available_bytes
+            if self.closest is None or excess < self.closest[0]:
+                self.closest = (excess, candidate, str(error))
+
+
+def score(objective: Objective, tokens_per_s: float, usd_per_s: float | None) -> float:
+    """How good that is, more is better. It grows with the throughput: the bound of one is the bound of the other."""
+    if objective == "usd_per_token":
+        assert usd_per_s is not None
+        return tokens_per_s / usd_per_s
+    return tokens_per_s
+
+
+def usd_per_s(setup: Setup) -> float | None:
+    """What all GPUs cost; None where their price is unknown."""
+    price = price_of(setup.cluster.gpu).usd_per_hour
+    return None if price is None else price * setup.cluster.gpus / _HOUR_S
+
+
+def score_of(one: Evaluated, objective: Objective) -> float:
+    """The score of what was replayed."""
+    return score(objective, one.tokens_per_s, usd_per_s(one.setup))
+
+
+def ranked(candidates: Sequence[Evaluated], objective: Objective, count: int) -> list[Evaluated]:
+    """The best of them, the best first; of those that take the same step in the same memory, the first."""
+    ordered = sorted(candidates, key=lambda one: (-score_of(one, objective), one.memory.total_bytes))
+    kept: list[Evaluated] = []
+    for one in ordered:
+        if not any(_alike(one, other) for other in kept):
+            kept.append(one)
+            if len(kept) == count:
+                break
+    return kept
+
+
+def _alike(one: Evaluated, other: Evaluated) -> bool:
+    return (
+        abs(one.step_s - other.step_s) <= ALIKE * one.step_s
+        and one.memory.total_bytes == other.memory.total_bytes
+        and one.setup.cluster == other.setup.cluster
+    )
+
+
+def limit_of(error: InfeasibleError | ScenarioError) -> str:
+    """Which limit a candidate met, the same words for all whom it refuses."""
+    if isinstance(error, OutOfMemoryError):
+        return HOST_MEMORY if "host" in str(error) else GPU_MEMORY
+    lines = [line.strip() for line in str(error).splitlines()]
+    text = lines[1] if len(lines) > 1 and lines[0].endswith(":") else lines[0]
+    if isinstance(error, ScenarioError) and error.problems:
+        text = ": ".join(error.problems[0])
+    key = text.partition(":")[0]
+    if key in _LIMITS:
+        return _LIMITS[key]
+    return _NUMBER.sub("N", re.split(r"[:;]", text)[0])[:100]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What all layouts of a search have in common.
+
+    Attributes:
+        batches: how many global batches.
+        count: how many best candidates are safe from pruning.
+        deadline_s: when nothing new is begun any more, on the clock of time.monotonic; None: never.
+    """
+
+    scenario: Scenario
+    space: Space
+    objective: Objective
+    batches: int
+    count: int
+    deadline_s: float | None
+
+    @property
+    def late(self) -> bool:
+        """Whether time is up."""
+        return self.deadline_s is not None and time.monotonic() > self.deadline_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Some layouts of a site: a unit of work for a process."""
+
+    question: Question
+    site: Changes
+    layouts: tuple[Changes, ...]
+    least: float | None = None
+    """Score that a candidate must be able to reach; None: any."""
+
+
+class Ready:
+    """What a process works out once for all layouts of a question.
+
+    Attributes:
+        lengths: of every batch.
+        equal: all sequences are of one length.
+    """
+
+    def __init__(self, question: Question) -> None:
+        self.lengths = question.scenario.batches(question.batches)
+        self.equal = len(np.unique(np.concatenate([np.unique(lengths) for lengths in self.lengths]))) == 1
+        self._scenario = question.scenario
+        self._setups: dict[Changes, Setups] = {}
+
+    def setups(self, site: Changes) -> Setups:
+        """Of the candidates on so many GPUs of a type."""
+        if site not in self._setups:
+            self._setups[site] = Setups(self._scenario, site)
+        return self._setups[site]
+
+
+class _Key:
+    """A question that equals others about the same scenario and batches."""
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self._key = (question.scenario.resolved_json, question.scenario.folder, question.batches)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+@lru_cache(maxsize=4)
+def _ready(key: _Key) -> Ready:
+    return Ready(key.question)
+
+
+def ready(question: Question) -> Ready:
+    """The same object for all tasks of a question."""
+    return _ready(_Key(question))
+
+
+def try_layouts(task: Task) -> LayoutResults:
+    """Try every strategy on some layouts."""
+    results = LayoutResults()
+    for layout in task.layouts:
+        if task.question.late:
+            results.cut = True
+            break
+        _try_layout(task, layout, results)
+    return results
+
+
+def _try_layout(task: Task, layout: Changes, results: LayoutResults) -> None:
+    question, known = task.question, ready(task.question)
+    setups, changes = known.setups(task.site), (*task.site, *layout)
+    try:
+        setup = setups.of(changes)
+        _check_smallest(setup)
+        bounds_s = () if known.equal else bounds_of(setup, known.lengths)
+    except (InfeasibleError, ScenarioError) as error:
+        results.refuse(Candidate(changes=changes), error)
+        return
+    variants = question.space.variants(question.scenario, setup, lambda: _capacity(setup), equal=known.equal)
+    for variant in variants:
+        if question.late:
+            results.cut = True
+            return
+        candidate = Candidate(changes=(*changes, *variant))
+        try:
+            own = setups.of(candidate.changes)
+            if known.equal and own.layout.parallel.cp is not None and own.strategy.name == "static":
+                one: Evaluated | None = _priced(candidate, own, known.lengths)
+            else:
+                least = results.least(question, task.least)
+                one = replayed(candidate, own, known.lengths, bounds_s, question.objective, least)
+        except (InfeasibleError, ScenarioError) as error:
+            results.refuse(candidate, error)
+            continue
+        if one is None:
+            results.outrun += 1
+        else:
+            results.evaluated.append(one)
+
+
+def _capacity(setup: Setup) -> int:
+    """Tokens that memory allows on a rank while its pipeline is full; 0 where even the fewest are too many."""
+    free = replace(setup, layout=setup.layout.changed(rank_capacity_tokens=None))
+    try:
+        return capacity_tokens(free)
+    except OutOfMemoryError:
+        return 0
+
+
+def _priced(candidate: Candidate, setup: Setup, batches: Sequence[Lengths]) -> Evaluated:
+    """A candidate on batches of equal sequences: the figures of `replayed`, without accounts.
+
+    Raises:
+        InfeasibleError: it cannot run.
+    """
+    prices = {}
+    for lengths in batches:
+        if len(lengths) not in prices:
+            (price,) = price_uniform(setup, (setup.layout,), sequences=len(lengths), tokens=int(lengths[0]))
+            if price.refused is not None:
+                raise price.refused
+            assert price.memory is not None
+            prices[len(lengths)] = price
+    steps = [prices[len(lengths)] for lengths in batches]
+    tokens_per_s, cost = float(np.mean([price.tokens_per_s for price in steps])), usd_per_s(setup)
+    return Evaluated(
+        candidate=candidate,
+        setup=setup,
+        tokens_per_s=tokens_per_s,
+        step_s=float(np.mean([price.step_s for price in steps])),
+        memory=max((price.memory for price in steps if price.memory), key=lambda memory: memory.total_bytes),
+        usd_per_token=None if cost is None else cost / tokens_per_s,
+        bound_s=0.0,
+        accounts={},
+        cp=setup.layout.parallel.cp or 1,
+        micro_batches=0,
+    )
+
+
+def _check_smallest(setup: Setup) -> None:
+    """Refuse a layout on which one micro-batch of hardly any tokens does not fit.
+
+    Raises:
+        OutOfMemoryError: it does not.
+    """
+    check_fits(setup, memory_of(setup, setup.layout.parallel.tp, micro_batches=1, sequence_tokens=1))
+
+
+def bounds_of(setup: Setup, batches: Sequence[Lengths]) -> tuple[float, ...]:
+    """For every batch a time that no candidate of this layout undercuts; empty where noise may.
+
+    The rank capacity is the whole context: a larger one than any candidate has only lowers the bound. Sequences are
+    taken as attention sees them if a packer may cut them.
+    """
+    if setup.execution.jitter or setup.execution.gpu_spread is not None:
+        return ()
+    tp = setup.layout.parallel.tp
+    whole = -(-setup.context_tokens // tp) * tp
+    free = replace(setup, layout=setup.layout.changed(cp=None, rank_capacity_tokens=whole))
+    known: dict[bytes, float] = {}
+    for lengths in batches:
+        key = lengths.tobytes()
+        if key not in known:
+            known[key] = lower_bound_s(free, lengths)
+    return tuple(known[lengths.tobytes()] for lengths in batches)
+
+
+def replayed(
+    candidate: Candidate,
+    setup: Setup,
+    batches: Sequence[Lengths],
+    bounds_s: Sequence[float],
+    objective: Objective,
+    least: float | None,
+) -> Evaluated | None:
+    """Replay a candidate batch by batch; None as soon as it cannot reach the score *least* any more.
+
+    Raises:
+        InfeasibleError: it cannot run.
+    """
+    cost = usd_per_s(setup)
+    rates = [lengths.sum() / bound_s for lengths, bound_s in zip(batches, bounds_s, strict=bool(bounds_s))]
+    prune = least is not None and bool(rates)
+
+    def hopeless() -> bool:
+        return prune and score(objective, float(np.mean(rates)), cost) < (least or 0.0)
+
+    if hopeless():
+        return None
+    degree = settled_degree(setup, batches[0]) if len(batches) > 1 else None
+    known: dict[bytes, StepResult] = {}
+    results = []
+    for number, lengths in enumerate(batches):
+        key = lengths.tobytes()
+        if key not in known:
+            known[key] = simulate_step(setup, lengths, mesh_degree=degree)
+        results.append(known[key])
+        if rates:
+            rates[number] = results[-1].tokens_per_s
+            if number + 1 < len(batches) and hopeless():
+                return None
+    tokens_per_s = float(np.mean([result.tokens_per_s for result in results]))
+    return Evaluated(
+        candidate=candidate,
+        setup=setup,
+        tokens_per_s=tokens_per_s,
+        step_s=float(np.mean([result.step_s for result in results])),
+        memory=max((result.memory for result in results), key=lambda memory: memory.total_bytes),
+        usd_per_token=None if cost is None else cost / tokens_per_s,
+        bound_s=float(np.mean(bounds_s)) if bounds_s else 0.0,
+        accounts=_accounts(results),
+        cp=max(result.largest_group for result in results),
+        micro_batches=results[0].plan_micro_batches,
+    )
+
+
+def _accounts(results: Sequence[StepResult]) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for result in results:
+        for account, mean_s in zip(result.accounts, result.account_s.mean(axis=(1, 2)), strict=True):
+            totals[account] = totals.get(account, 0.0) + float(mean_s) / len(results)
+    return totals
