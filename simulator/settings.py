@@ -18,6 +18,9 @@ FIELDS: Mapping[str, str] = {
     "nccl_per_group": "nccl_bytes_per_group",
     "fragmentation": "fragmentation_share",
     "asynchronous_loading": "asynchronous",
+    "price": "usd_per_hour",
+    "network_power": "network_w",
+    "co2": "co2_kg_per_kwh",
 }
 """Keys whose field has another name, mostly because it carries its unit."""
 

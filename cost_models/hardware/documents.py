@@ -70,7 +70,7 @@ def _differences(value: Any, known: Any) -> Document:
         found = getattr(value, item.name)
         usual = item.default if known is None else getattr(known, item.name)
         same = usual is not MISSING and found == usual
-        if same or found is None or item.name in ("source", "price_source", "latent_attention"):
+        if same or found is None or item.name in ("source", "latent_attention"):
             continue
         way = KEYS.get(type(value), {}).get(item.name, Key())
         document[way.name or item.name] = f"{_scaled(found, way.power)}{way.unit}" if way.unit else found

@@ -58,6 +58,7 @@ KEYS: dict[type, dict[str, Key]] = {
         "host_link_bytes_per_s": _rate("host_link"),
         "host_link_duplex_bytes_per_s": _rate("host_link_duplex"),
         "tdp_w": Key("tdp", "power", "W"),
+        "idle_w": Key("idle", "power", "W"),
         "usd_per_hour": Key("price", "money", "USD/h"),
         "exponentials": _like("ratio"),
     },
@@ -69,6 +70,7 @@ KEYS: dict[type, dict[str, Key]] = {
         "nic_efficiency": _like("positive_share"),
         "collective_share": _like("positive_share"),
         "host_time": _like("ratio"),
+        "server_ratio": _like("server_ratio"),
     },
     Fabric: {
         "hop_latency_s": Key("hop_latency", "time", "s"),
@@ -103,7 +105,6 @@ def read_gpu(fields: Fields, name: str) -> Gpu | None:
         Gpu,
         name=_name(fields, name),
         host_link_duplex_bytes_per_s=duplex,
-        price_source=_source_of(fields, "price"),
         source=_source(fields),
     )
 
@@ -220,12 +221,6 @@ def _source(fields: Fields) -> str:
         fields.problems.add(fields.dotted("sources"), "must be a mapping from key to source")
         return text
     return "; ".join([*([text] if text else []), *(f"{key}: {value}" for key, value in parts.items())])
-
-
-def _source_of(fields: Fields, figure: str) -> str:
-    """Where one figure comes from; empty when nobody says."""
-    sources = fields.raw("sources", None)
-    return str(sources.get(figure, "")) if isinstance(sources, dict) else ""
 
 
 def _built(fields: Fields, kind: type[Entry], **given: Any) -> Entry | None:

@@ -54,8 +54,12 @@ class Gpu(Checked):
     """Power is moved from the second-level cache to the tensor cores (nvidia-smi boost-slider --vboost 1)."""
     exponentials: Ratio = 1.0
     """Exponentials per SM and clock over those of the GPUs that the generation's attention was calibrated on."""
+    idle_w: Power | None = None
+    """Power of the board without work; None: a tenth of tdp_w."""
+    prices: str = ""
+    """Its name in lists of prices (prices.py); empty: none of them has it."""
     usd_per_hour: Annotated[float, RANGES["money"]] | None = None
-    price_source: str = ""
+    """What the user says that an hour costs; None: what the list says."""
     source: str = ""
 
 
@@ -83,6 +87,11 @@ class Node(Checked):
     """Least time of every step of a ring that leaves the node, what the NICs' transport adds."""
     host_time: Ratio = 1.0
     """Time of a launch on its processors over that on the H100 servers of the calibrations."""
+    server_ratio: Factor = 1.5
+    """Power of the server over that of its GPUs, all at their limit.
+
+    Source: Latif et al., arXiv 2412.08602: 8 H100 at most 8.4 kW, 1.5 x 5.6 (rated 10.2 kW, 1.82 x 5.6).
+    """
     source: str = ""
 
     @property

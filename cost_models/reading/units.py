@@ -55,9 +55,10 @@ _SCALE: dict[str, dict[str, Decimal]] = {
     "count": {"": Decimal(1)},
     "power": {"W": Decimal(1), "kW": Decimal(1000), "MW": Decimal(10**6)},
     "money": {"USD/h": Decimal(1)},
+    "emission": {"kg/kWh": Decimal(1), "g/kWh": Decimal("1e-3")},
 }
 _SPOKEN = {"bytes": "size in bytes", "flop": "amount of FLOP", "flop_rate": "FLOP rate", "time": "duration"}
-_SPOKEN |= {"tokens": "number of tokens", "money": "price"}
+_SPOKEN |= {"tokens": "number of tokens", "money": "price", "emission": "emission per kWh"}
 _WHOLE = frozenset({"tokens", "count"})
 """Dimensions that are counted, not measured: whole numbers, and a bare number is fine."""
 
@@ -140,6 +141,8 @@ def format_quantity(value: float, dimension: str) -> str:
         return f"{value:,.0f}"
     if dimension == "money":
         return f"{value:,.2f} USD/h"
+    if dimension == "emission":
+        return f"{value:g} kg/kWh"
     if dimension == "power":
         return _scaled(value, (("MW", 1e6), ("kW", 1e3), ("W", 1.0)))
     if dimension == "bytes":

@@ -105,6 +105,8 @@ def summary_table(study: CampaignStudy) -> Table[tuple[str, str]]:
             f"{with_interval(study.restarts, 1, 1)}, unplanned {with_interval(study.failures, 1, 1)}",
         ),
     ]
+    if study.tokens.mean > 0:
+        rows.append(("tokens cost", study.costs.words))
     if study.target is not None:
         rows.append(("target", f"{study.target.words}, failures included"))
     return facts("Campaign", rows)
@@ -178,6 +180,7 @@ def campaign_json(study: CampaignStudy) -> dict[str, Any]:
         "goodput": estimate_json(study.goodput),
         "tokens": estimate_json(study.tokens),
         "tokens_per_s": study.tokens.mean / setup.duration_s,
+        "costs": study.costs.document() if study.tokens.mean > 0 else None,
         "target": None if study.target is None else study.target.document(),
         "mtbf_s": study.mtbf_s,
         "restarts": estimate_json(study.restarts),

@@ -18,9 +18,10 @@ from hdpsim.experiments.output.statistics import Estimate, estimate
 from hdpsim.experiments.output.words import duration, large_amount
 from hdpsim.experiments.parallel.pool import worker_pool
 from hdpsim.experiments.studies.compare import Report, silent
-from hdpsim.experiments.studies.cost_to_target import Target, price_of
+from hdpsim.experiments.studies.cost_to_target import Costs, Target, price_of
+from hdpsim.experiments.studies.power import Power, waiting_power
 from hdpsim.simulator.campaign.run import simulate_campaign
-from hdpsim.simulator.campaign.setup import ACCOUNTS, CampaignResult, CampaignSetup
+from hdpsim.simulator.campaign.setup import ACCOUNTS, EFFECTIVE, CampaignResult, CampaignSetup
 
 if TYPE_CHECKING:
     from hdpsim.experiments.scenario.scenario import Scenario
@@ -80,6 +81,29 @@ class CampaignStudy:
         count = sum(result.failures for result in self.results)
         return sum(result.duration_s for result in self.results) / count if count else None
 
+    @property
+    def costs(self) -> Costs:
+        """What its kept tokens cost: GPUs are paid and draw power all the time, less while they train nothing."""
+        cluster, options = self.scenario.cluster, self.scenario.costs
+        duration_s = self.plan.setup.duration_s
+        return Costs(
+            price=price_of(cluster.gpu, options),
+            power=self._power(),
+            gpus=cluster.gpus,
+            tokens_per_s=self.tokens.mean / duration_s,
+            co2_kg_per_kwh=options.co2_kg_per_kwh,
+        )
+
+    def _power(self) -> Power | None:
+        """Mean of the runs; None where no step was simulated."""
+        training = self.plan.undisturbed.power
+        if training is None:
+            return None
+        waiting = waiting_power(self.scenario.cluster, self.scenario.costs)
+        accounts = self.account_s()
+        trained_s = sum(accounts[name].mean for name in (*EFFECTIVE, "lost_work"))
+        return training.mixed_with(waiting, trained_s / self.plan.setup.duration_s)
+
     def account_s(self) -> dict[str, Estimate]:
         """Seconds of a run in each account; the means sum to the duration."""
         return {name: estimate([result.account_s[name] for result in self.results]) for name in ACCOUNTS}
@@ -136,9 +160,14 @@ def _study(
         seconds = [reached_s(result, tokens) for result in study.results]
         known = [at for at in seconds if at is not None]
         if len(known) == len(seconds):
-            cluster = scenario.cluster
+            costs = study.costs
             target = Target(
-                tokens=tokens, seconds=estimate(known), gpus=cluster.gpus, price=price_of(cluster.gpu)
+                tokens=tokens,
+                seconds=estimate(known),
+                gpus=costs.gpus,
+                price=costs.price,
+                power=costs.power,
+                co2_kg_per_kwh=costs.co2_kg_per_kwh,
             )
             return replace(study, target=target)
         duration_s *= 2.0

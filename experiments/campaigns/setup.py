@@ -26,17 +26,33 @@ from hdpsim.errors import CatalogError, InfeasibleError, ScenarioError
 from hdpsim.experiments.campaigns.notes import idle_keys
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.studies.compare import run_batches
+from hdpsim.experiments.studies.cost_to_target import costs_of
 from hdpsim.ranges import LIMITS
 from hdpsim.simulator.campaign.events import Handling, mean_detection_s
 from hdpsim.simulator.campaign.setup import CampaignSetup
 
 if TYPE_CHECKING:
     from hdpsim.experiments.scenario.scenario import Scenario
+    from hdpsim.experiments.studies.power import Power
 
 
 SPARE_QUANTILE = 0.999  # ByteRobust keeps the 99th percentile; waiting hours for a repair costs more
 MOST_CHECKPOINTS = 1e8  # a minute of computing per run; one a step is 4e5 in a month
 VALID_LOST_SHARE = 0.25  # first order only: with more lost time the closed form is off by over 1.4 %
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndisturbedStep:
+    """A step, and where its figures come from.
+
+    Attributes:
+        power: mean while it runs; None of a step that was not simulated.
+    """
+
+    seconds: float
+    tokens: float
+    note: str
+    power: Power | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +68,7 @@ class CampaignPlan:
         restart_s: mean time from failure to training, without waiting for nodes.
         closed_form_ettr: first-order expectation of the effective-training-time ratio.
         closed_form_valid: whether its assumptions hold here.
-        undisturbed: seconds and tokens of a step without link flaps, and where they come from.
+        undisturbed: a step without link flaps.
         step_note: where the step time comes from.
         idle_notes: keys that change nothing, each with the reason.
     """
@@ -66,7 +82,7 @@ class CampaignPlan:
     restart_s: float
     closed_form_ettr: float
     closed_form_valid: bool
-    undisturbed: tuple[float, float, str]
+    undisturbed: UndisturbedStep
     step_note: str
     idle_notes: tuple[str, ...]
 
@@ -112,7 +128,7 @@ def plan_values(
         undisturbed = known.undisturbed
     else:
         undisturbed = _step(scenario, values["step"])
-    step_s, tokens, step_note = undisturbed
+    step_s, tokens, step_note = undisturbed.seconds, undisturbed.tokens, undisturbed.note
     if step_s > values["duration"]:
         raise InfeasibleError(
             f"campaign.duration: {values['duration']:g} s are shorter than one step ({step_s:.3g} s)"
@@ -213,20 +229,25 @@ def _given(value: float | None, derived: Callable[[], float]) -> float:
     return derived() if value is None else value
 
 
-def _step(scenario: Scenario, fixed_s: float | None) -> tuple[float, float, str]:
-    """Seconds and tokens of a step, and where they come from."""
+def _step(scenario: Scenario, fixed_s: float | None) -> UndisturbedStep:
+    """The step as it is simulated, or as the scenario states it."""
     budget = scenario.data.batch.tokens
     if fixed_s is not None:
         if budget is None:
             budget = int(np.mean([int(lengths.sum()) for lengths in scenario.batches()]))
-        return fixed_s, float(budget), "fixed by campaign.step"
+        return UndisturbedStep(seconds=fixed_s, tokens=float(budget), note="fixed by campaign.step")
     outcome = run_batches(scenario, scenario.batches())
     if not outcome.results:
         raise InfeasibleError(f"the step of {scenario.name} cannot be simulated: {outcome.reason}")
     tokens = float(np.mean([result.tokens for result in outcome.results]))
     count = len(outcome.results)
     batches = "one global batch" if count == 1 else f"{count} global batches"
-    return outcome.step_s.mean, tokens, f"simulated, mean over {batches} ({outcome.strategy})"
+    return UndisturbedStep(
+        seconds=outcome.step_s.mean,
+        tokens=tokens,
+        note=f"simulated, mean over {batches} ({outcome.strategy})",
+        power=costs_of(outcome, scenario.costs).power,
+    )
 
 
 def _with_slow_nodes(scenario: Scenario, nodes: int, factor: float) -> Scenario:

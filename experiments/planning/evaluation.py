@@ -23,6 +23,7 @@ from hdpsim.simulator.step_memory import capacity_tokens, check_fits, memory_of
 from hdpsim.simulator.uniform import price_uniform
 
 if TYPE_CHECKING:
+    from hdpsim.cost_models.hardware.prices import CostOptions
     from hdpsim.cost_models.memory.report import MemoryReport
     from hdpsim.experiments.scenario.data_use import Lengths
     from hdpsim.experiments.scenario.scenario import Scenario
@@ -119,15 +120,16 @@ def score(objective: Objective, tokens_per_s: float, usd_per_s: float | None) ->
     return tokens_per_s
 
 
-def usd_per_s(setup: Setup) -> float | None:
+def usd_per_s(setup: Setup, costs: CostOptions) -> float | None:
     """What all GPUs cost; None where their price is unknown."""
-    price = price_of(setup.cluster.gpu).usd_per_hour
+    price = price_of(setup.cluster.gpu, costs).usd_per_hour
     return None if price is None else price * setup.cluster.gpus / _HOUR_S
 
 
 def score_of(one: Evaluated, objective: Objective) -> float:
     """The score of what was replayed."""
-    return score(objective, one.tokens_per_s, usd_per_s(one.setup))
+    usd_per_s = None if one.usd_per_token is None else one.usd_per_token * one.tokens_per_s
+    return score(objective, one.tokens_per_s, usd_per_s)
 
 
 def ranked(candidates: Sequence[Evaluated], objective: Objective, count: int) -> list[Evaluated]:
@@ -269,14 +271,14 @@ def _try_layout(task: Task, layout: Changes, results: LayoutResults) -> None:
         if question.late:
             results.cut = True
             return
-        candidate = Candidate(changes=(*changes, *variant))
+        candidate, costs = Candidate(changes=(*changes, *variant)), question.scenario.costs
         try:
             own = setups.of(candidate.changes)
             if known.equal and own.layout.parallel.cp is not None and own.strategy.name == "static":
-                one: Evaluated | None = _priced(candidate, own, known.lengths)
+                one: Evaluated | None = _priced(candidate, own, costs, known.lengths)
             else:
                 least = results.least(question, task.least)
-                one = replayed(candidate, own, known.lengths, bounds_s, question.objective, least)
+                one = replayed(candidate, own, costs, known.lengths, bounds_s, question.objective, least)
         except (InfeasibleError, ScenarioError) as error:
             results.refuse(candidate, error)
             continue
@@ -295,7 +297,7 @@ def _capacity(setup: Setup) -> int:
         return 0
 
 
-def _priced(candidate: Candidate, setup: Setup, batches: Sequence[Lengths]) -> Evaluated:
+def _priced(candidate: Candidate, setup: Setup, costs: CostOptions, batches: Sequence[Lengths]) -> Evaluated:
     """A candidate on batches of equal sequences: the figures of `replayed`, without accounts.
 
     Raises:
@@ -310,7 +312,7 @@ def _priced(candidate: Candidate, setup: Setup, batches: Sequence[Lengths]) -> E
             assert price.memory is not None
             prices[len(lengths)] = price
     steps = [prices[len(lengths)] for lengths in batches]
-    tokens_per_s, cost = float(np.mean([price.tokens_per_s for price in steps])), usd_per_s(setup)
+    tokens_per_s, cost = float(np.mean([price.tokens_per_s for price in steps])), usd_per_s(setup, costs)
     return Evaluated(
         candidate=candidate,
         setup=setup,
@@ -356,6 +358,7 @@ def bounds_of(setup: Setup, batches: Sequence[Lengths]) -> tuple[float, ...]:
 def replayed(
     candidate: Candidate,
     setup: Setup,
+    costs: CostOptions,
     batches: Sequence[Lengths],
     bounds_s: Sequence[float],
     objective: Objective,
@@ -366,7 +369,7 @@ def replayed(
     Raises:
         InfeasibleError: it cannot run.
     """
-    cost = usd_per_s(setup)
+    cost = usd_per_s(setup, costs)
     rates = [lengths.sum() / bound_s for lengths, bound_s in zip(batches, bounds_s, strict=bool(bounds_s))]
     prune = least is not None and bool(rates)
 

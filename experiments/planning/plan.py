@@ -178,12 +178,16 @@ def _values(text: str) -> tuple[str, tuple[object, ...]]:
 
 
 def _check_prices(scenario: Scenario, objective: str, gpu_types: Sequence[str]) -> None:
+    if scenario.costs.usd_per_hour is not None and len(gpu_types) > 1:
+        raise UserInputError(
+            f"costs.price says one price for {', '.join(gpu_types)}; leave it out, or plan for one GPU at a time"
+        )
     gpus = [catalog.gpu(name) for name in gpu_types] or [scenario.cluster.gpu]
-    unknown = [gpu.name for gpu in gpus if gpu.usd_per_hour is None]
+    unknown = [gpu.name for gpu in gpus if price_of(gpu, scenario.costs).usd_per_hour is None]
     if objective == "usd_per_token" and unknown:
         raise UserInputError(
             f"--objective usd_per_token: the price of {', '.join(unknown)} is unknown; "
-            f"give one with --set cluster.node.gpu.price=3.09USD/h"
+            f"give one with --set costs.price=3.09USD/h"
         )
 
 
@@ -388,6 +392,6 @@ def remarks(scenario: Scenario, found: Found) -> tuple[str, ...]:
         )
     if found.best[0].setup.execution.jitter or found.best[0].setup.execution.gpu_spread is not None:
         lines.append("Drawn noise (jitter, gpu_spread) has no lower bound: nothing was pruned by one.")
-    lines.append(price_of(found.best[0].setup.cluster.gpu).note)
+    lines.append(price_of(found.best[0].setup.cluster.gpu, scenario.costs).note)
     lines.append(f"How far off predictions of such runs were: {band_of(scenario, found.best[0]).note}")
     return tuple(lines)

@@ -145,6 +145,7 @@ def _own(question: Question, found: Found) -> None:
         found.own = replayed(
             Candidate(changes=()),
             question.scenario.setup(),
+            question.scenario.costs,
             ready(question).lengths,
             (),
             question.objective,
@@ -164,7 +165,13 @@ def _detailed(question: Question, one: Evaluated) -> Evaluated:
         return one
     lengths = ready(question).lengths
     full = replayed(
-        one.candidate, one.setup, lengths, bounds_of(one.setup, lengths), question.objective, None
+        one.candidate,
+        one.setup,
+        question.scenario.costs,
+        lengths,
+        bounds_of(one.setup, lengths),
+        question.objective,
+        None,
     )
     assert full is not None  # nobody asked for a score
     return full

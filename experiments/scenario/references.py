@@ -17,9 +17,10 @@ from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.documents import model_document
 from hdpsim.cost_models.hardware.hf_config import model_from_hf_config
 from hdpsim.cost_models.hardware.parts import Cluster
+from hdpsim.cost_models.hardware.prices import price_list
 from hdpsim.cost_models.reading.fields import Problems, did_you_mean
 from hdpsim.cost_models.transformer.model import Model
-from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
+from hdpsim.errors import CatalogError, InfeasibleError, ScenarioError, UserInputError
 from hdpsim.quoting import quoted
 
 Entry = TypeVar("Entry")
@@ -41,6 +42,7 @@ class Found:
     model: Model
     cluster: Cluster
     calibration: Calibration
+    prices: str
     trace: str | None
     column: str | None
     distribution: str | None
@@ -66,6 +68,7 @@ class References:
         trace, column = self._trace(values.get("data.trace"))
         distribution = self._distribution(values.get("data.distribution"))
         fitted = self._calibration(values.get("calibration"), cluster)
+        prices = self._prices(values.get("costs.prices"))
         self._failures(values.get("campaign.failures"))
         if self._problems.found or model is None or cluster is None or fitted is None:
             return None
@@ -78,6 +81,7 @@ class References:
             model=model,
             cluster=cluster,
             calibration=fitted,
+            prices=prices,
             trace=trace,
             column=column,
             distribution=distribution,
@@ -155,6 +159,20 @@ class References:
             self._problems.add("calibration", text)
             return None
         return calibration(name)
+
+    def _prices(self, value: object) -> str:
+        """The list of prices, read once so that its faults are found now."""
+        if not isinstance(value, str):
+            return ""
+        path = self._path(value, _YAML)
+        if path is not None:
+            self._loaded("costs.prices", path, lambda found: price_list(str(found)))
+            return str(path)
+        try:
+            price_list(value)
+        except CatalogError as error:
+            self._problems.add("costs.prices", str(error))
+        return value
 
     def _trace(self, value: object) -> tuple[str | None, str | None]:
         from hdpsim.traces import shipped_distributions, shipped_traces

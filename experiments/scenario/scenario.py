@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.feasibility import layout_notes, reasons_against
 from hdpsim.cost_models.hardware.parts import Cluster
+from hdpsim.cost_models.hardware.prices import CostOptions
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.checked import Checked, Count, Number
@@ -98,6 +99,7 @@ class Scenario:
     execution: ExecutionOptions
     memory: MemoryOptions
     calibration: Calibration
+    costs: CostOptions
     batch_count: int
     notes: tuple[str, ...]
     resolved_json: str
@@ -289,6 +291,7 @@ def resolve_scenario(
         execution=ExecutionOptions(**execution),
         memory=_memory(values, own),
         calibration=found.calibration,
+        costs=CostOptions(**{**_section(values, "costs"), "prices": found.prices}),
         batch_count=batch_count,
         notes=(
             *found.notes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hdpsim.cost_models.hardware.prices import CostOptions
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.words import field_words
 from hdpsim.cost_models.step.loading import DataPipeline
@@ -19,6 +20,7 @@ _OWNERS: Mapping[str, tuple[type, ...]] = {
     "strategy": (StrategyOptions,),
     "memory": (MemoryOptions, MemoryOverheads),
     "execution": (ExecutionOptions,),
+    "costs": (CostOptions,),
 }
 """Section -> the classes whose fields its keys become, and which say what these mean."""
 
@@ -26,7 +28,8 @@ _BASIC = frozenset(
     {
         "name", "description", "model", "cluster", "gpus", "software", "data.trace", "data.distribution",
         "data.lengths", "data.batch", "data.context", "data.policy", "data.seed", "strategy.name", "memory.must_fit",
-        "execution.batches", "calibration", "campaign.duration", "campaign.seeds", "campaign.failures",
+        "execution.batches", "calibration", "costs.provider",
+        "costs.price", "campaign.duration", "campaign.seeds", "campaign.failures",
         "campaign.spares", "campaign.checkpoint_interval",
     }
 )  # fmt: skip

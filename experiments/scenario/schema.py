@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import get_args
 
+from hdpsim.cost_models.hardware.prices import CostOptions, Provider
 from hdpsim.cost_models.memory.activations import LayerActivations
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.fields import Problems, did_you_mean
@@ -51,6 +52,7 @@ def strategy_names() -> tuple[str, ...]:
 
 
 _LEAN = MemoryOverheads()
+_COSTS = CostOptions()
 
 
 def _kept_bytes(default: float) -> Key:
@@ -119,6 +121,12 @@ KEYS: Mapping[str, Key] = {
     "execution.gc_synchronised": Key(parse=boolean, default=False),
     "execution.batches": Key(parse=integer(RANGES["batches"]), default=8),
     "calibration": Key(parse=text, default="default"),
+    "costs.prices": Key(parse=text, default=_COSTS.prices),
+    "costs.provider": Key(parse=choice(get_args(Provider)), default=_COSTS.provider),
+    "costs.price": Key(parse=or_word("list", quantity("money")), default=None),
+    "costs.pue": Key(parse=number(RANGES["pue"]), default=_COSTS.pue),
+    "costs.network_power": Key(parse=quantity("power", zero=True), default=_COSTS.network_w),
+    "costs.co2": Key(parse=or_word("unknown", quantity("emission", zero=True)), default=None),
     "campaign.duration": time_key(30 * DAY_S),
     "campaign.seeds": Key(parse=integer(RANGES["seeds"]), default=8),
     "campaign.seed": Key(parse=integer(RANGES["seed"]), default=0),

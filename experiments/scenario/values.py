@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.cost_models.reading.units import parse_quantity, quantity_pattern, unit_names
@@ -232,12 +232,11 @@ def or_word(word: str, parse: Parser) -> Parser:
 
 def quantity(dimension: str, *, zero: bool = False) -> Parser:
     """A quantity with its unit ("30d", "2TB/s"), in the range of its dimension, or zero too."""
-    allowed = RANGES[dimension]
+    allowed, written = RANGES[dimension], _QUANTITIES[dimension]
 
     def parse(value: object) -> float:
         if not isinstance(value, str):
-            example = {"time": "30d", "bandwidth": "100GB/s", "bytes": "0.5GiB"}[dimension]
-            raise ValueError(f'expected a text with a unit such as "{example}", got {shown(value)}')
+            raise ValueError(f'expected a text with a unit such as "{written.example}", got {shown(value)}')
         parsed = parse_quantity(value, dimension)
         if not (parsed > 0 or (zero and parsed == 0)):
             raise ValueError(f"must be positive, got {shown(value)}")
@@ -245,11 +244,10 @@ def quantity(dimension: str, *, zero: bool = False) -> Parser:
             raise ValueError(allowed.complaint(value))
         return parsed
 
-    words = {"time": "a time (30d)", "bandwidth": "a bandwidth (100GB/s)", "bytes": "a size (0.5GiB)"}[
-        dimension
-    ]
-    dump = {"time": dump_time, "bandwidth": _dump_bandwidth, "bytes": _dump_bytes}[dimension]
-    return Parser(read=parse, words=words, schema=quantity_schema(dimension), limits=allowed, dump=dump)
+    words = f"{written.words} ({written.example})"
+    return Parser(
+        read=parse, words=words, schema=quantity_schema(dimension), limits=allowed, dump=written.dump
+    )
 
 
 def dump_time(value: object) -> str:
@@ -261,10 +259,6 @@ def _dump_bandwidth(value: object) -> str:
     return f"{Decimal(repr(value)).scaleb(-9).normalize():f}GB/s"
 
 
-def _dump_bytes(value: object) -> str:
-    return f"{plain_number(value)}B"
-
-
 def plain_number(value: object) -> str:
     """A number as `parse_quantity` reads it back exactly."""
     text = repr(value)
@@ -274,6 +268,28 @@ def plain_number(value: object) -> str:
 def dump_tokens(value: object) -> str:
     """Tokens as text."""
     return f"{value} tokens"
+
+
+class _Written(NamedTuple):
+    """How quantities of a dimension are written."""
+
+    words: str
+    example: str
+    dump: Callable[[object], str]
+
+
+def _in(unit: str) -> Callable[[object], str]:
+    return lambda value: f"{plain_number(value)}{unit}"
+
+
+_QUANTITIES = {
+    "time": _Written("a time", "30d", dump_time),
+    "bandwidth": _Written("a bandwidth", "100GB/s", _dump_bandwidth),
+    "bytes": _Written("a size", "0.5GiB", _in("B")),
+    "power": _Written("a power", "100W", _in("W")),
+    "money": _Written("a price", "2.50USD/h", _in("USD/h")),
+    "emission": _Written("an emission", "0.4kg/kWh", _in("kg/kWh")),
+}
 
 
 def tokens(allowed: Range) -> Parser:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hdpsim.experiments.output.document import Column, Document, Table, interval, only_where
@@ -17,7 +18,15 @@ from hdpsim.experiments.output.words import (
 )
 from hdpsim.experiments.studies.compare import BEST_STATIC
 from hdpsim.experiments.studies.compare_files import comparison_files
-from hdpsim.experiments.studies.cost_to_target import Target, price_of, time_at, usd_words
+from hdpsim.experiments.studies.cost_to_target import (
+    MILLION,
+    Target,
+    costs_of,
+    kwh_words,
+    price_of,
+    time_at,
+    usd_words,
+)
 from hdpsim.experiments.studies.report import (
     account_table,
     averaging,
@@ -32,6 +41,7 @@ from hdpsim.experiments.studies.report import (
 from hdpsim.experiments.studies.static_rows import MESH_COLUMNS
 
 if TYPE_CHECKING:
+    from hdpsim.cost_models.hardware.prices import CostOptions
     from hdpsim.experiments.studies.compare import Comparison, Outcome
 
 
@@ -62,7 +72,13 @@ def compare_document(comparison: Comparison, tokens: float | None = None) -> Doc
         "compare",
         comparison.scenario,
         [
-            outcome_json(outcome, comparison.base, best, target_of(comparison, outcome, tokens))
+            outcome_json(
+                outcome,
+                comparison.scenario.costs,
+                comparison.base,
+                best,
+                target_of(comparison, outcome, tokens),
+            )
             for outcome in comparison.outcomes
         ],
         more={
@@ -92,7 +108,7 @@ def simulate_document(comparison: Comparison, target: Target | None = None) -> D
     return scenario_document(
         "simulate",
         comparison.scenario,
-        outcome_json(comparison.base, target=target),
+        outcome_json(comparison.base, comparison.scenario.costs, target=target),
         more={"data": comparison.use.document()},
         blocks=(step_table(comparison, target), account_table(comparison.feasible)),
         notes=remarks(comparison),
@@ -104,12 +120,14 @@ def target_of(comparison: Comparison, outcome: Outcome, tokens: float | None) ->
     """What so many tokens take with a strategy; None when nobody asked, or it cannot run."""
     if tokens is None or not outcome.results:
         return None
-    cluster = comparison.scenario.cluster
+    costs = costs_of(outcome, comparison.scenario.costs)
     return Target(
         tokens=tokens,
         seconds=time_at(tokens, outcome.tokens_per_s),
-        gpus=cluster.gpus,
-        price=price_of(cluster.gpu),
+        gpus=costs.gpus,
+        price=costs.price,
+        power=costs.power,
+        co2_kg_per_kwh=costs.co2_kg_per_kwh,
     )
 
 
@@ -147,9 +165,32 @@ def comparison_table(comparison: Comparison) -> Table[Outcome]:
             Column("over_lower_bound", lambda o: o.over_bound, shown=False),
             Column("over_plan_ideal", shown=False),
             Column("memory_bytes", lambda o: o.results[0].memory.total_bytes, shown=False),
+            *cost_columns(comparison.scenario.costs),
         )),
     )  # fmt: skip
     return Table(title=title, columns=columns, rows=comparison.outcomes)
+
+
+def cost_columns(costs: CostOptions) -> tuple[Column[Outcome], ...]:
+    """Money, energy and power of a strategy that ran, for data."""
+
+    def usd(outcome: Outcome, which: str) -> float | None:
+        found = costs_of(outcome, costs).usd(MILLION)
+        return None if found is None else found[which]
+
+    return (
+        *(
+            Column(f"usd_per_million_tokens{end}", partial(usd, which=which), shown=False)
+            for which, end in (("typical", ""), ("low", "_low"), ("high", "_high"))
+        ),
+        Column("kwh_per_million_tokens", lambda o: costs_of(o, costs).kwh(MILLION), shown=False),
+        Column("kw_per_node", lambda o: _kw_per_node(o, costs), shown=False),
+    )
+
+
+def _kw_per_node(outcome: Outcome, costs: CostOptions) -> float | None:
+    power = costs_of(outcome, costs).power
+    return None if power is None else power.node_w / 1e3
 
 
 def _ran(outcome: Outcome) -> bool:
@@ -188,12 +229,13 @@ def target_table(comparison: Comparison, tokens: float) -> Table[tuple[str, Targ
         Column("seconds", lambda row: row[1].seconds, heading="time", format=with_duration),
         Column("gpu_hours", lambda row: row[1].gpu_hours, heading="GPU-hours", format=large_amount),
         Column("usd", lambda row: row[1].usd, heading="cost", format=usd_words, missing="unknown"),
+        Column("kwh", lambda row: row[1].kwh, heading="energy", format=kwh_words),
     )
     return Table(
         title=f"{large_amount(tokens)} tokens, without failures (see `hdpsim campaign`)",
         columns=columns,
         rows=tuple((name, target) for name, target in targets if target is not None),
-        notes=(price_of(comparison.scenario.cluster.gpu).note,),
+        notes=(price_of(comparison.scenario.cluster.gpu, comparison.scenario.costs).note,),
     )
 
 

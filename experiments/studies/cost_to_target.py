@@ -1,16 +1,22 @@
-"""What it takes to train on so many tokens: time, GPU-hours, money."""
+"""What training costs: time, GPU-hours, money and energy of a number of tokens, and of a million of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hdpsim.cost_models.hardware.prices import CostOptions, PriceRange, price_list
 from hdpsim.cost_models.reading.units import HOUR_S
 from hdpsim.experiments.output.statistics import Estimate, estimate_json
 from hdpsim.experiments.output.words import large_amount, with_duration
+from hdpsim.experiments.studies.power import Power, power_of
 
 if TYPE_CHECKING:
     from hdpsim.cost_models.hardware.parts import Gpu
+    from hdpsim.experiments.studies.compare import Outcome
+
+JOULE_PER_KWH = 3.6e6
+MILLION = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,30 +24,57 @@ class Price:
     """What an hour of one GPU costs.
 
     Attributes:
-        usd_per_hour: None where nobody has said.
-        source: who says so.
+        asked: the kind of provider that was asked for.
+        range: None where nobody has said.
+        listed: the list that says so; empty where the scenario does.
     """
 
     gpu: str
-    usd_per_hour: float | None
-    source: str = ""
+    asked: str
+    range: PriceRange | None
+    listed: str = ""
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """The typical price."""
+        return None if self.range is None else self.range.typical_usd
 
     @property
     def note(self) -> str:
         """A sentence about it."""
-        if self.usd_per_hour is None:
-            return f"Cost: the price of {self.gpu} is unknown; cluster.node.gpu.price gives one (such as 3.09USD/h)."
-        source = f"; source: {self.source}" if self.source else ""
-        return f"Cost: GPUs only, {self.usd_per_hour:,.2f} USD an hour for each {self.gpu}{source}."
+        if self.range is None:
+            return f"Cost: the price of {self.gpu} is unknown; costs.price gives one (such as 3.09USD/h)."
+        dollars = f"Cost: GPUs only, {self.range.typical_usd:,.2f} USD an hour for each {self.gpu}"
+        if not self.range.source:
+            return f"{dollars}, as the scenario says."
+        known = self.range
+        span = "" if known.low_usd == known.high_usd else f" ({known.low_usd:,.2f} to {known.high_usd:,.2f})"
+        other = f"; nothing is known of {self.asked}" if known.provider != self.asked else ""
+        return f"{dollars}{span}, {known.provider}{other}; source: {known.source} ({known.date})."
 
     def document(self) -> dict[str, Any]:
         """As JSON data."""
-        return {"gpu": self.gpu, "usd_per_hour": self.usd_per_hour, "source": self.source}
+        known = self.range
+        return {
+            "gpu": self.gpu,
+            "usd_per_hour": self.usd_per_hour,
+            "usd_per_hour_range": known and known.usd,
+            "provider": known and known.provider,
+            "prices": self.listed,
+            "date": known.date if known else "",
+            "source": known.source if known else "",
+        }
 
 
-def price_of(gpu: Gpu) -> Price:
-    """The price of the catalog, or of the scenario."""
-    return Price(gpu=gpu.name, usd_per_hour=gpu.usd_per_hour, source=gpu.price_source)
+def price_of(gpu: Gpu, costs: CostOptions) -> Price:
+    """The price of the scenario (costs.price, cluster.node.gpu.price), or else of the list."""
+    stated = gpu.usd_per_hour if costs.usd_per_hour is None else costs.usd_per_hour
+    if stated is not None:
+        return Price(gpu=gpu.name, asked=costs.provider, range=PriceRange.stated(stated))
+    prices = price_list(costs.prices)
+    return Price(
+        gpu=gpu.name, asked=costs.provider, range=prices.of(gpu.prices, costs.provider), listed=prices.name
+    )
 
 
 def time_at(tokens: float, tokens_per_s: Estimate) -> Estimate:
@@ -65,6 +98,105 @@ def usd_words(usd: float) -> str:
     return f"{large_amount(usd)} USD"
 
 
+def kwh_words(kwh: float) -> str:
+    """An amount of energy.
+
+    >>> kwh_words(1.5), kwh_words(25_000), kwh_words(3.1e6)
+    ('1.5 kWh', '25 MWh', '3.1 GWh')
+    """
+    for scale, unit in ((1e6, "GWh"), (1e3, "MWh")):
+        if kwh >= scale:
+            return f"{kwh / scale:.3g} {unit}"
+    return f"{kwh:.3g} kWh"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What tokens cost at a rate: money for the GPUs' time, energy that the data centre buys.
+
+    Attributes:
+        price: of an hour of one GPU.
+        power: mean over the time in question; None where no step was simulated.
+        gpus: all of them.
+        tokens_per_s: their rate.
+        co2_kg_per_kwh: None where nobody said.
+    """
+
+    price: Price
+    power: Power | None
+    gpus: int
+    tokens_per_s: float
+    co2_kg_per_kwh: float | None = None
+
+    def usd(self, tokens: float) -> dict[str, float] | None:
+        """Low, typical and high price of so many tokens; None where no price is known.
+
+        USD = price per hour x GPUs x tokens / (tokens per second) / 3600
+        """
+        if self.price.range is None:
+            return None
+        gpu_hours = tokens / self.tokens_per_s / HOUR_S * self.gpus
+        return {name: usd * gpu_hours for name, usd in self.price.range.usd.items()}
+
+    def kwh(self, tokens: float) -> float | None:
+        """Energy that the data centre buys for so many tokens.
+
+        kWh = PUE x (servers + network) x tokens / (tokens per second) / 3.6e6
+        """
+        if self.power is None:
+            return None
+        return self.power.facility_w * tokens / self.tokens_per_s / JOULE_PER_KWH
+
+    def co2_kg(self, tokens: float) -> float | None:
+        """Emissions of that energy; None where nobody said what a kWh emits."""
+        kwh = self.kwh(tokens)
+        return None if kwh is None or self.co2_kg_per_kwh is None else kwh * self.co2_kg_per_kwh
+
+    def document(self) -> dict[str, Any]:
+        """As JSON data."""
+        usd, kwh = self.usd(MILLION), self.kwh(MILLION)
+        return {
+            "price": self.price.document(),
+            "usd_per_million_tokens": usd,
+            "tokens_per_usd": usd and MILLION / usd["typical"],
+            "power": self.power and self.power.document(),
+            "kwh_per_million_tokens": kwh,
+            "tokens_per_kwh": kwh and MILLION / kwh,
+            "kw_per_node": self.power and self.power.node_w / 1e3,
+            "co2_kg_per_million_tokens": self.co2_kg(MILLION),
+        }
+
+    @property
+    def words(self) -> str:
+        """Money and energy of a million tokens in one line."""
+        usd, kwh = self.usd(MILLION), self.kwh(MILLION)
+        parts = ["cost unknown" if usd is None else _usd_range(usd)]
+        if kwh is not None:
+            parts.append(kwh_words(kwh))
+        co2 = self.co2_kg(MILLION)
+        if co2 is not None:
+            parts.append(f"{co2:.3g} kg CO2")
+        return f"{', '.join(parts)} per million tokens"
+
+
+def _usd_range(usd: dict[str, float]) -> str:
+    words = f"{usd['typical']:.3g} USD"
+    return words if usd["low"] == usd["high"] else f"{words} ({usd['low']:.3g} to {usd['high']:.3g})"
+
+
+def costs_of(outcome: Outcome, costs: CostOptions) -> Costs:
+    """What the tokens of a strategy that ran cost."""
+    setup = outcome.setup
+    assert setup is not None  # it ran
+    return Costs(
+        price=price_of(setup.cluster.gpu, costs),
+        power=power_of(setup, outcome.results, outcome.account_s(), costs),
+        gpus=setup.cluster.gpus,
+        tokens_per_s=outcome.tokens_per_s.mean,
+        co2_kg_per_kwh=costs.co2_kg_per_kwh,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """A number of tokens, and what they take."""
@@ -73,6 +205,20 @@ class Target:
     seconds: Estimate
     gpus: int
     price: Price
+    power: Power | None = None
+    """Mean over all the time; None where no step was simulated."""
+    co2_kg_per_kwh: float | None = None
+
+    @property
+    def costs(self) -> Costs:
+        """Money and energy at the mean rate."""
+        return Costs(
+            price=self.price,
+            power=self.power,
+            gpus=self.gpus,
+            tokens_per_s=self.tokens / self.seconds.mean,
+            co2_kg_per_kwh=self.co2_kg_per_kwh,
+        )
 
     @property
     def gpu_hours(self) -> float:
@@ -81,15 +227,26 @@ class Target:
 
     @property
     def usd(self) -> float | None:
-        """Their price; None where it is unknown."""
+        """Their typical price; None where it is unknown."""
         return None if self.price.usd_per_hour is None else self.gpu_hours * self.price.usd_per_hour
+
+    @property
+    def kwh(self) -> float | None:
+        """Energy of all of it; None where no step was simulated."""
+        return self.costs.kwh(self.tokens)
 
     @property
     def words(self) -> str:
         """All of it in one line."""
-        cost = "cost unknown" if self.usd is None else usd_words(self.usd)
+        usd = self.costs.usd(self.tokens)
+        cost = "cost unknown" if usd is None or self.usd is None else usd_words(self.usd)
+        if usd is not None and usd["low"] < usd["high"]:
+            cost += f" ({large_amount(usd['low'])} to {large_amount(usd['high'])})"
+        energy = "" if self.kwh is None else f", {kwh_words(self.kwh)}"
+        co2 = self.costs.co2_kg(self.tokens)
+        emitted = "" if co2 is None else f", {large_amount(co2 / 1e3)} t CO2"
         time, hours = with_duration(self.seconds), large_amount(self.gpu_hours)
-        return f"{time} for {large_amount(self.tokens)} tokens: {hours} GPU-hours, {cost}"
+        return f"{time} for {large_amount(self.tokens)} tokens: {hours} GPU-hours, {cost}{energy}{emitted}"
 
     def document(self) -> dict[str, Any]:
         """As JSON data."""
@@ -98,5 +255,8 @@ class Target:
             "seconds": estimate_json(self.seconds),
             "gpu_hours": self.gpu_hours,
             "usd": self.usd,
+            "usd_range": self.costs.usd(self.tokens),
+            "kwh": self.kwh,
+            "co2_kg": self.costs.co2_kg(self.tokens),
             "price": self.price.document(),
         }

@@ -15,9 +15,11 @@ from hdpsim.experiments.output.finite import plain
 from hdpsim.experiments.output.plot_style import ACCOUNT_GROUPS, account_group, format_tokens, readable_name
 from hdpsim.experiments.output.statistics import FEWEST, estimate_json, with_interval
 from hdpsim.experiments.output.words import memory_of, memory_parts
+from hdpsim.experiments.studies.cost_to_target import costs_of
 from hdpsim.simulator.settings import CHANGES_NOTHING
 
 if TYPE_CHECKING:
+    from hdpsim.cost_models.hardware.prices import CostOptions
     from hdpsim.cost_models.memory.report import MemoryReport
     from hdpsim.experiments.output.statistics import Estimate
     from hdpsim.experiments.scenario.scenario import Scenario
@@ -83,6 +85,7 @@ def scenario_document(
 
 def outcome_json(
     outcome: Outcome,
+    costs: CostOptions,
     base: Outcome | None = None,
     best_static: Outcome | None = None,
     target: Target | None = None,
@@ -111,6 +114,7 @@ def outcome_json(
         "account_s": outcome.account_s(),
         "share_of_step": outcome.shares(),
         "memory": memory_json(first.memory),
+        "costs": costs_of(outcome, costs).document(),
         "static_mesh": outcome.mesh,
         "work_left_out": outcome.work_left_out,
         "fidelity": outcome.band and outcome.band.document(outcome.step_s.mean, tokens_per_s.mean),
@@ -302,6 +306,10 @@ def step_table(comparison: Comparison, target: Target | None = None) -> Table[tu
     ]
     if outcome.mesh is not None:
         rows.append(("static mesh", outcome.mesh.words))
+    costs = costs_of(outcome, scenario.costs)
+    rows.append(("tokens cost", costs.words))
+    if costs.power is not None:
+        rows.append(("power", costs.power.words))
     if target is not None:
         rows.append(("target", target.words))
     return facts(f"{outcome.strategy}, {averaging(comparison.batches, outcome.independent)}", rows)

@@ -34,6 +34,7 @@ from hdpsim.experiments.studies.static_rows import (
 from hdpsim.experiments.studies.variants import Variant, data_json, data_lines, run_variants
 
 if TYPE_CHECKING:
+    from hdpsim.cost_models.hardware.prices import CostOptions
     from hdpsim.experiments.scenario.data_use import Drawn
     from hdpsim.experiments.scenario.scenario import Scenario
     from hdpsim.experiments.studies.baseline import Baseline
@@ -179,7 +180,7 @@ def scaling_document(scaling: Scaling, scenario: Scenario) -> Document:
     document = scenario_document(
         "scale",
         scenario,
-        scaling_json(scaling),
+        scaling_json(scaling, scenario.costs),
         more={"weak": scaling.weak},
         blocks=(table,),
         notes=(*scaling_lines(scaling, scenario), mfu_note(scenario)),
@@ -199,7 +200,7 @@ def scaling_document(scaling: Scaling, scenario: Scenario) -> Document:
     return replace(document, title=title)
 
 
-def scaling_json(scaling: Scaling) -> list[dict[str, Any]]:
+def scaling_json(scaling: Scaling, costs: CostOptions) -> list[dict[str, Any]]:
     """One object per strategy and GPU count."""
     return [
         {
@@ -209,7 +210,7 @@ def scaling_json(scaling: Scaling) -> list[dict[str, Any]]:
             "speed_up": point.speed_up and estimate_json(point.speed_up),
             "data": data_json(point.variant),
             **best_json(point.outcome, point.best),
-            **outcome_json(point.outcome),
+            **outcome_json(point.outcome, costs),
         }
         for point in scaling.points
     ]

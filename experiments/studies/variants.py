@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hdpsim.cost_models.hardware.prices import CostOptions
 from hdpsim.errors import InfeasibleError, ScenarioError
 from hdpsim.experiments.output.statistics import Estimate, fixed
 from hdpsim.experiments.studies.compare import Outcome, Report, counted, run_batches
@@ -30,6 +31,11 @@ class Variant:
     scenario: Scenario | None
     outcome: Outcome
     drawn: Drawn | None = None
+
+    @property
+    def costs(self) -> CostOptions:
+        """How its money and energy are counted."""
+        return CostOptions() if self.scenario is None else self.scenario.costs
 
     @property
     def feasible(self) -> bool:

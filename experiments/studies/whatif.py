@@ -132,7 +132,7 @@ def whatif_json(variants: Sequence[Variant], best: Baseline | None = None) -> li
                 "speed_up": ratio and {**estimate_json(ratio), "paired": variant.paired_with(variants[0])},
                 "data": data_json(variant),
                 **best_json(variant.outcome, _against(variant, variants[0], best)),
-                **outcome_json(variant.outcome),
+                **outcome_json(variant.outcome, variant.costs),
             }
         )
     return rows

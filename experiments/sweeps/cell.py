@@ -58,7 +58,7 @@ def simulate_cell(scenario: Scenario) -> dict[str, Any]:
             memory_bytes = outcome.results[0].memory.total_bytes
             found["result"] = plain(
                 {
-                    **outcome_json(outcome, hidden=False),
+                    **outcome_json(outcome, scenario.costs, hidden=False),
                     "memory_bytes": memory_bytes,
                     "data": drawn.use.document(),
                 }

@@ -107,6 +107,11 @@ def _row(run: SweepRun, result: CellResult) -> Row:
         "largest_group": first.get("largest_group"),
         "memory_bytes": found.get("memory_bytes"),
         "memory_capacity_bytes": _at(found, "memory", "capacity_bytes"),
+        "usd_per_million_tokens": _at(found, "costs", "usd_per_million_tokens", "typical"),
+        "usd_per_million_tokens_low": _at(found, "costs", "usd_per_million_tokens", "low"),
+        "usd_per_million_tokens_high": _at(found, "costs", "usd_per_million_tokens", "high"),
+        "kwh_per_million_tokens": _at(found, "costs", "kwh_per_million_tokens"),
+        "kw_per_node": _at(found, "costs", "kw_per_node"),
         "data_repeated": _at(found, "data", "repeated"),
         "share_of_tokens_longer_than_context": _at(found, "data", "longer_than_context", "share_of_tokens"),
     }

@@ -54,6 +54,7 @@ class FakeResult:
     tokens_per_s: float
     model_flop: float
     model_flop_full: float
+    hardware_flop: float
     hardware_flop_full: float
     mfu: float
     mfu_full: float
@@ -96,6 +97,7 @@ def fake_step(setup: Setup, lengths: NDArray[np.int64], **_: object) -> FakeResu
         tokens_per_s=tokens / step_s,
         model_flop=4e14 * setup.cluster.gpus * step_s,
         model_flop_full=5e14 * setup.cluster.gpus * step_s,
+        hardware_flop=5e14 * setup.cluster.gpus * step_s,
         hardware_flop_full=6e14 * setup.cluster.gpus * step_s,
         mfu=0.4,
         mfu_full=0.5,

@@ -10,7 +10,6 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hdpsim.cost_models.hardware import catalog
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.campaigns.run import reached_s, run_campaign
 from hdpsim.experiments.cli.app import cli
@@ -18,7 +17,7 @@ from hdpsim.experiments.output import statistics, words
 from hdpsim.experiments.output.statistics import estimate
 from hdpsim.experiments.output.words import duration, large_amount, parse_target
 from hdpsim.experiments.scenario.scenario import load_scenario
-from hdpsim.experiments.studies.cost_to_target import price_of, time_at
+from hdpsim.experiments.studies.cost_to_target import time_at
 
 
 @pytest.mark.parametrize("module", [words, statistics])
@@ -48,22 +47,6 @@ def test_what_is_no_number_of_tokens(text: str) -> None:
         return
     with pytest.raises(UserInputError, match="--tokens"):
         parse_target(text)
-
-
-def test_prices_have_sources_or_are_said_to_be_unknown() -> None:
-    priced = [catalog.gpu(name) for name in catalog.names("gpu")]
-    for gpu in priced:
-        note = price_of(gpu).note
-        if gpu.usd_per_hour is None:
-            assert "unknown" in note
-        else:
-            assert gpu.price_source
-            assert gpu.price_source in note
-
-
-def test_a_price_of_the_scenario_carries_nobody_elses_source() -> None:
-    gpu = load_scenario("quickstart-8gpu", ("cluster.node.gpu.price=7USD/h",)).cluster.gpu
-    assert (gpu.usd_per_hour, gpu.price_source) == (7.0, "")
 
 
 def test_time_to_a_target_has_the_interval_of_the_rate() -> None:

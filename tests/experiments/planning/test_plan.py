@@ -149,6 +149,11 @@ def test_the_front_holds_what_nothing_else_beats(found: Found) -> None:
         )
 
 
+def test_one_price_is_not_that_of_several_gpus() -> None:
+    with pytest.raises(UserInputError, match=r"costs\.price says one price for h100, h200"):
+        plan(small().with_changes(("costs.price=2USD/h",)), gpu_types=["h100", "h200"])
+
+
 def test_json_has_the_keys_of_the_document(found: Found) -> None:
     data = plan_document(small(), found).data()
     assert data["best"].keys() >= {"tokens_per_s", "step_s", "memory_gib", "headroom_gib", "band", "scenario"}
@@ -159,7 +164,7 @@ def test_json_has_the_keys_of_the_document(found: Found) -> None:
 
 def test_money_by_hand(found: Found) -> None:
     one = found.best[0]
-    assert one.usd_per_token == pytest.approx(3.09 / 3600 * one.setup.cluster.gpus / one.tokens_per_s)
+    assert one.usd_per_token == pytest.approx(2.95 / 3600 * one.setup.cluster.gpus / one.tokens_per_s)
 
 
 def test_keys_of_the_software_and_of_set_stay() -> None:

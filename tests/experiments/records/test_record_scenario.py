@@ -143,7 +143,7 @@ def read_cluster(cluster: Cluster) -> Cluster:
 
 def bare(cluster: Cluster) -> Cluster:
     """The same without words about sources."""
-    node = replace(cluster.node, source="", gpu=replace(cluster.node.gpu, source="", price_source=""))
+    node = replace(cluster.node, source="", gpu=replace(cluster.node.gpu, source=""))
     return replace(cluster, source="", node=node)
 
 

@@ -99,7 +99,7 @@ def test_the_documents_have_meshes_memory_and_what_was_tried() -> None:
         assert sum(row["share_of_step"].values()) == pytest.approx(1.0)
         target = row["target"]
         assert target["gpu_hours"] == pytest.approx(target["seconds"]["mean"] / 3600 * 8)
-        assert target["usd"] == pytest.approx(target["gpu_hours"] * 3.09)
+        assert target["usd"] == pytest.approx(target["gpu_hours"] * 2.95)
 
 
 def test_reproductions_keep_the_packer_of_the_paper() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hdpsim.cost_models.hardware.prices import CostOptions
 from hdpsim.errors import InfeasibleError, NotFiniteError
 from hdpsim.experiments.output.finite import plain
 from hdpsim.experiments.output.run_directory import write_document
@@ -165,7 +166,7 @@ def test_points_that_cannot_run_are_listed(scenario: Scenario) -> None:
     scaling = scale(scenario, (8, 12), ("static", "hdp-balance"))
     assert scaling.series(lambda point: point.outcome.mfu)["static"][1] is None
     assert "whole number of" in scaling_table(scaling).drawn().rows[1][-1]
-    assert [point["feasible"] for point in scaling_json(scaling)] == [True, False, True, False]
+    assert [point["feasible"] for point in scaling_json(scaling, CostOptions())] == [True, False, True, False]
 
 
 def test_when_no_point_can_run_it_is_infeasible(scenario: Scenario) -> None:
