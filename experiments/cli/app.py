@@ -24,7 +24,7 @@ from hdpsim.quoting import message
 VERBS = (
     "simulate", "compare", "plan", "scale", "whatif", "explain", "sweep", "replay", "trace", "replay-ops", "campaign",
     "reproduce", "validate", "calibrate", "scenarios", "schema", "catalog", "fabric",
-    "import",
+    "import", "export",
 )  # fmt: skip
 """In the order of the help text; the module of each is beside this one and holds its click command as `command`."""
 

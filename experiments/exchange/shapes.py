@@ -186,6 +186,8 @@ def model_facts(model: Model, tp: int) -> dict[str, object]:
         "run.ffn": model.dense_ffn_hidden if dense else model.ffn_hidden,
         "run.learned": model.learned_positions > 0,
         "model.full_attention_every": model.full_attention_every or None,
+        "model.experts": model.experts or None,
+        "model.mtp_layers": model.mtp_layers or None,
         "model.shared_expert_ffn": model.shared_expert_ffn or None,
         "run.vocab": model.vocab,
         "run.vocab_multiple": gcd(model.vocab // tp, _MULTIPLE) if model.vocab % tp == 0 else 1,

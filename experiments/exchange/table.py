@@ -54,6 +54,7 @@ class Case:
         remark: what the scenario cannot say of it.
         refuse: why it cannot be simulated.
         read_only: another case writes these keys.
+        spelling: of which release it is, where that is not the newest.
     """
 
     sets: Mapping[str, object]
@@ -62,6 +63,7 @@ class Case:
     remark: str
     refuse: str
     read_only: bool
+    spelling: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,7 @@ class Tool:
         software: the stack of a scenario.
         style: how options are written: `flags`, `yaml` or `toml`.
         complete: whether an option that the file does not name has the tool's default (else: a recipe's).
+        lists: options that are lists.
         rename: options, and sections of them, that other releases call otherwise.
         without_effect: options that change neither time nor memory; `*` stands for any letters.
         not_modelled: options that do, and that a scenario has no key for.
@@ -112,6 +115,7 @@ class Tool:
     style: str
     complete: bool
     source: str
+    lists: tuple[str, ...]
     rename: Mapping[str, str]
     numbers: tuple[Number, ...]
     choices: tuple[Choice, ...]
@@ -125,6 +129,19 @@ class Tool:
         """Every option that means something to a scenario."""
         numbers = {name for number in self.numbers for name in number.names}
         return frozenset(numbers.union(*(choice.names for choice in self.choices)))
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Every key that some option says."""
+        return frozenset(number.key for number in self.numbers).union(
+            *(choice.keys for choice in self.choices)
+        )
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """Releases whose options are called otherwise."""
+        cases = (case for choice in self.choices for case in choice.cases)
+        return tuple(dict.fromkeys(case.spelling for case in cases if case.spelling))
 
 
 def tool_names() -> tuple[str, ...]:
@@ -143,6 +160,7 @@ def tool(name: str) -> Tool:
         style=data["style"],
         complete=data["complete"],
         source=data["source"],
+        lists=tuple(data.get("lists", ())),
         rename=data.get("rename", {}),
         numbers=tuple(_number(key, row) for key, row in data["numbers"].items()),
         choices=tuple(_choice(row) for row in data["choices"]),
@@ -168,6 +186,7 @@ def _choice(row: Mapping[str, Any]) -> Choice:
             remark=case.get("remark", ""),
             refuse=case.get("refuse", ""),
             read_only=case.get("read_only", False),
+            spelling=case.get("spelling", ""),
         )
         for case in row["cases"]
     )

@@ -285,11 +285,12 @@ class Written:
     options: dict[str, object] = field(default_factory=dict)
     cannot: list[str] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
 
 
-def write_options(facts: Mapping[str, object], usual: Mapping[str, object], tool: Tool) -> Written:
-    """The options that say *facts*; keys that have their *usual* value need none."""
+def write_options(
+    facts: Mapping[str, object], usual: Mapping[str, object], tool: Tool, spelling: str = ""
+) -> Written:
+    """The options that say *facts*, as a release spells them; keys that have their *usual* value need none."""
     written = Written()
     for number in tool.numbers:
         value = facts.get(number.key)
@@ -300,18 +301,16 @@ def write_options(facts: Mapping[str, object], usual: Mapping[str, object], tool
         elif value != usual.get(number.key):
             written.idle.append(number.key)
     for choice in tool.choices:
-        _write_choice(choice, facts, usual, written)
-    covered = {number.key for number in tool.numbers}.union(*(choice.keys for choice in tool.choices))
+        _write_choice(choice, facts, usual, spelling, written)
     written.cannot += [
-        key
-        for key, value in facts.items()
-        if key not in covered and not key.startswith("run.") and value != usual.get(key)
+        key for key, value in facts.items() if key not in tool.keys and value != usual.get(key)
     ]
+    written.cannot = [key for key in written.cannot if not key.startswith("run.")]
     return written
 
 
 def _write_choice(
-    choice: Choice, facts: Mapping[str, object], usual: Mapping[str, object], written: Written
+    choice: Choice, facts: Mapping[str, object], usual: Mapping[str, object], spelling: str, written: Written
 ) -> None:
     asked = [key for key in choice.keys if key in facts]
     if not asked:
@@ -319,18 +318,36 @@ def _write_choice(
     if not holds(choice.when, facts):
         written.idle += [key for key in asked if facts[key] != usual.get(key)]
         return
+    case = _nearest(choice, facts, spelling)
+    sets = {} if case is None else case.sets
+    wrong = {key for key in sets if key in asked and facts[key] != sets[key]}
+    silent = {key for key in asked if key not in sets and facts[key] != usual.get(key)}
+    if case is not None:
+        for name, value in case.options.items():
+            written.options[name] = value[0] if isinstance(value, list) else value
+    if case is None or wrong:
+        written.cannot += [key for key in asked if key in wrong | silent or case is None]
+    else:
+        written.idle += sorted(silent)
+
+
+def _nearest(choice: Choice, facts: Mapping[str, object], spelling: str) -> Case | None:
+    """The first case that says all that it says of the facts, else the one that gets most of them right."""
+    best, most = None, 0
     for case in choice.cases:
-        if case.read_only or case.refuse or not case.sets or not holds(case.when, facts):
+        if (
+            case.read_only
+            or case.refuse
+            or case.spelling not in ("", spelling)
+            or not holds(case.when, facts)
+        ):
             continue
-        same = all(facts.get(key) == value for key, value in case.sets.items())
-        if same and "any" not in case.options.values():
-            first = {
-                name: value[0] if isinstance(value, list) else value for name, value in case.options.items()
-            }
-            written.options |= first
-            return
-    keys = [key for key in asked if not key.startswith("run.")]
-    written.cannot += keys
+        right = sum(facts.get(key) == value for key, value in case.sets.items())
+        if case.sets and right == len(case.sets):
+            return case
+        if right > most:
+            best, most = case, right
+    return best
 
 
 def _whole(text: str) -> int:

@@ -345,6 +345,10 @@ def test_tables_name_keys_of_scenarios_and_options_once() -> None:
             *(key for one in table.choices for key in one.keys),
         ):
             assert key in known or key.startswith(("run.", "model.")), (name, key)
+        for case in (
+            case for choice in table.choices for case in choice.cases if not case.read_only and case.sets
+        ):
+            assert name == "nemo" or "any" not in case.options.values(), case
         every = [option for choice in table.choices for option in choice.names]
         shared = {"fp16", "bf16", "$CUDA_LAUNCH_BLOCKING"}
         assert {option for option in every if every.count(option) > 1} <= shared, name
