@@ -70,8 +70,8 @@ def memory_of(
     )
 
 
-def plan_memory(setup: Setup, plan: Plan) -> MemoryReport:
-    """What the fullest stage needs to run *plan*: its capacity, its micro-batches, its longest sequence."""
+def plan_memory(setup: Setup, plan: Plan, stage: int | None = None) -> MemoryReport:
+    """What a stage (None: the fullest) needs to run *plan*: its capacity, its micro-batches, its longest sequence."""
     longest: int | None = None
     if setup.layout.kernels.attention == "unfused":  # the only kernel that keeps scores
         ranks = np.repeat(plan.group_size, np.diff(plan.segment_offsets))
@@ -81,6 +81,7 @@ def plan_memory(setup: Setup, plan: Plan) -> MemoryReport:
         plan.capacity_tokens,
         micro_batches=int(np.diff(plan.order_offsets).max()),
         sequence_tokens=longest,
+        stage=stage,
     )
 
 
