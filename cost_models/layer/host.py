@@ -21,7 +21,6 @@ BACKWARD_LAUNCHES = 2.0  # two gradients of every product, an operation and its 
 LAUNCHES_OF_A_COLLECTIVE = 3.0
 ROUTER_LAUNCHES = 7.0  # beside its product
 PERMUTATION_LAUNCHES = 12.0  # permutation and its inverse 8, counting and sorting 4
-EXPERT_MATRICES = 2
 # Of an expert's input or gradient: the cast, and the tensors of its two copies and their scales.
 NARROW_CASTS = 2.0
 AMAX_LAUNCHES = 1.0  # before it where the scale is the tensor's own: the largest element
@@ -91,7 +90,7 @@ def small_kernels(model: Model, layout: Layout, *, moe: bool) -> float:
     others += ADAPTER_PRODUCTS * len(adapted_matrices(model, eager, moe=moe))
     collectives = _collectives_around_products(model, eager, moe=moe)
     if moe:
-        others += EXPERT_MATRICES * _separate_experts(model, eager)[0]
+        others += _expert_matrices(model) * _separate_experts(model, eager)[0]
         collectives += _expert_collectives(eager.parallel)
     return forward_launches(model, eager, moe=moe) - others - LAUNCHES_OF_A_COLLECTIVE * collectives
 
@@ -125,6 +124,10 @@ def _products(model: Model, kernels: Kernels, *, moe: bool) -> int:
     return len(blocks) - (2 if joins else 0)
 
 
+def _expert_matrices(model: Model) -> int:
+    return sum(matrix.block == "experts" for matrix in layer_matrices(model, moe=True))
+
+
 def backward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
     """The same for its backward: twice as many, but an expert's gradient is cast once for its two products.
 
@@ -137,7 +140,7 @@ def backward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
     if not moe or (layout.host.cuda_graphs and layout.host.cuda_graph_experts):
         return twice
     experts, per_expert = _separate_experts(model, layout)
-    return twice - EXPERT_MATRICES * experts * (per_expert - 1.0)
+    return twice - _expert_matrices(model) * experts * (per_expert - 1.0)
 
 
 def launches_behind_counts(model: Model, layout: Layout) -> float:
@@ -151,7 +154,7 @@ def launches_behind_counts(model: Model, layout: Layout) -> float:
     if layout.host.cuda_graphs and layout.host.cuda_graph_experts:
         return 0.0
     experts, per_expert = _separate_experts(model, layout)
-    return EXPERT_MATRICES * per_expert * experts
+    return _expert_matrices(model) * per_expert * experts
 
 
 def _overlapped(layout: Layout) -> bool:
@@ -173,7 +176,7 @@ def _expert_launches(model: Model, layout: Layout) -> float:
     """Everything behind the router: the way to the routed experts, their products, the way back."""
     count = 0.0 if layout.experts.dispatch == "fused" else PERMUTATION_LAUNCHES
     experts, per_expert = _separate_experts(model, layout)
-    count += EXPERT_MATRICES * per_expert * experts
+    count += _expert_matrices(model) * per_expert * experts
     if layout.experts.kernels != "fused":
         count += EXPERT_BIAS_LAUNCHES * experts if model.expert_biases else 0.0
         count += CLAMP_LAUNCHES if model.clamped_activation else 0.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
@@ -20,6 +20,7 @@ from hdpsim.experiments.output.csv_files import as_number, missing_columns, posi
 from hdpsim.experiments.software.run import Precision, Recompute, RunConfig, Sharding, Task
 from hdpsim.quoting import quoted
 from hdpsim.ranges import RANGES
+from hdpsim.yaml_loader import load_yaml
 
 MemoryOutcome = Literal["oom", "ran"]
 
@@ -75,16 +76,6 @@ REQUIRED_COLUMNS = (
     "seq_len", "micro_batch", "tp", "pp", "dp", "zero_stage", "recompute",
 )  # fmt: skip
 MEASURED_COLUMNS = tuple(field.name for field in fields(Measured))
-
-_OTHER_VERBS = (
-    (("dataset", "context_tokens", "strategy"), "`hdpsim reproduce bytescale --cells FILE`"),
-    (
-        ("system", "global_batch", "metric", "measured"),
-        "`hdpsim reproduce megascale --cells FILE`",
-    ),
-    (("kind", "time_us"), "`hdpsim validate --kernels FILE`"),
-)
-"""Columns of files that another verb takes."""
 
 _WHOLE = {
     **{name: name for name in ("gpus_per_node", "year", "layers", "hidden", "ffn_hidden", "heads", "head_dim")},
@@ -160,14 +151,25 @@ def _table(path: str | Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     head = [name.strip() for name in rows[0]] if rows else []
     missing = [name for name in REQUIRED_COLUMNS if name not in head]
     if missing:
-        for columns, verb in _OTHER_VERBS:
-            if set(columns) <= set(head):
-                raise UserInputError(f"{path}: holds no training runs in the columns of validate; use {verb}")
+        for columns, verb in _other_verbs():
+            if columns <= set(head):
+                raise UserInputError(
+                    f"{path}: holds no training runs in the columns of validate; use `{verb}`"
+                )
         raise missing_columns(path, missing, REQUIRED_COLUMNS, head)
     twice = sorted({name for name in head if head.count(name) > 1})
     if twice:
         raise UserInputError(f"{path}: column {', '.join(twice)} appears more than once")
     return head, [(n, row) for n, row in enumerate(rows[1:], start=2) if any(cell.strip() for cell in row)]
+
+
+def _other_verbs() -> Iterator[tuple[set[str], str]]:
+    """Columns of files that another verb takes, and that verb: those of kernels, and of every paper's cells."""
+    yield {"kind", "time_us"}, "hdpsim validate --kernels FILE"
+    for path in sorted(
+        Path(str(resources.files("hdpsim.experiments") / "data" / "papers")).glob("*/setup.yaml")
+    ):
+        yield set(load_yaml(path)["cells"]["columns"]), f"hdpsim reproduce {path.parent.name} --cells FILE"
 
 
 def _record(where: str, number: int, cells: Mapping[str, str]) -> Record:
