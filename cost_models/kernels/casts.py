@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hdpsim.cost_models.kernels.formats import OPERAND_BYTES, cast_bytes
 from hdpsim.cost_models.layout.groups import Fp8Scaling, ProductPrecision
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.needs import delayed_scales
 from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.tracing import priced
 
@@ -148,11 +149,6 @@ def maxima_s(layout: Layout, collectives: Collectives, layers: int) -> float:
     ranks = layout.parallel.ranks(collectives.fabric.cluster.gpus)
     groups = (collectives.group(ranks, layout.parallel.rank_stride), collectives.group(layout.parallel.tp))
     return sum(float(collectives.all_reduce_s(MAXIMA_BYTES * layers, group)) for group in groups)
-
-
-def delayed_scales(layout: Layout) -> bool:
-    """Whether scales of 8-bit tensors follow from the maxima of earlier passes."""
-    return layout.precision.products == "fp8" and layout.precision.fp8_scaling == "delayed"
 
 
 def _separate(layout: Layout) -> bool:

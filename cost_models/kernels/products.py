@@ -208,14 +208,13 @@ def attention_s(
     *,
     backward: bool = False,
     causal: bool = True,
-    kernels: int = 1,
     kernel: KernelRate = BEST_KERNEL,
     surrounding_bytes: ArrayLike = 0.0,
     burst: bool = False,
 ) -> Floats:
     """One flash-attention kernel on *sequences* equal sequences: what kernel benchmarks measure.
 
-        t = kernels * tail + max(w + idle * SMs * longest tile, SMs * longest tile) / rate(s) + bytes / (hbm * e_hbm)
+        t = tail + max(w + idle * SMs * longest tile, SMs * longest tile) / rate(s) + bytes / (hbm * e_hbm)
         w = 4 b h s^2 d [/ 2 causal] [x 2.5 backward]
 
     Counted: the ramp with length, and the last, partly filled wave: where tiles go out head by head, each SM idles for
@@ -241,4 +240,4 @@ def attention_s(
         rate = 4.0 * head_dim * pairs / busy_s
     slowdown = power_slowdown(rate, cal.bf16_joule_per_flop, gpu, cal)
     busy_s = busy_s * (slowdown**cal.burst_power_share if burst else slowdown)
-    return np.asarray(busy_s + kernels * cal.kernel_tail_s + memory_bound_s(surrounding_bytes, gpu, cal))
+    return np.asarray(busy_s + cal.kernel_tail_s + memory_bound_s(surrounding_bytes, gpu, cal))

@@ -134,12 +134,8 @@ class LayerCost:
             return seconds
         return np.asarray(seconds + adapter_s(self._adapted, tokens, self._gpu, self._cal, backward=backward))
 
-    def tp_communication_s(self, tokens: Floats, *, backward: bool) -> Floats:
-        """Tensor-parallel collectives of a layer, exposed: see tensor_parallel."""
-        return self._tp_sides_s(tokens)[backward]
-
-    def _tp_sides_s(self, tokens: Floats) -> tuple[Floats, Floats]:
-        """tp_communication_s of the forward and of the backward: the same collectives, differently often."""
+    def tp_communication_s(self, tokens: Floats) -> tuple[Floats, Floats]:
+        """Exposed tensor-parallel collectives of forward and backward: the same ones, differently often."""
         if not self._tensor_parallel.overlaps:
             forward, backward = self._tensor_parallel.sides_s(tokens, len(self._around))
         else:
@@ -179,7 +175,7 @@ class LayerCost:
         return [LayerTimes(*(term[place] for term in once)) for once in self._times(distinct, sides)]
 
     def _times(self, tokens: Floats, sides: tuple[bool, ...]) -> list[LayerTimes]:
-        communication, all_to_all = self._tp_sides_s(tokens), self.expert_all_to_all_s(tokens)
+        communication, all_to_all = self.tp_communication_s(tokens), self.expert_all_to_all_s(tokens)
         return [
             LayerTimes(gemm_s, self.small_kernels_s(tokens, backward=side), communication[side], all_to_all)
             for side, gemm_s in zip(sides, self._gemm_sides_s(tokens, sides), strict=True)

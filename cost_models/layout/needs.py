@@ -14,7 +14,8 @@ def _zero(layout: Layout) -> bool:
     return layout.sharding.kind in ("zero1", "zero2")
 
 
-def _delayed_scales(layout: Layout) -> bool:
+def delayed_scales(layout: Layout) -> bool:
+    """Whether scales of 8-bit tensors follow from the maxima of earlier passes."""
     return layout.precision.products == "fp8" and layout.precision.fp8_scaling == "delayed"
 
 
@@ -47,7 +48,7 @@ FP8 = Need("fp8", "precision is {precision}, not fp8", lambda layout: layout.pre
 DELAYED_SCALES = Need(
     "fp8 with delayed scales",
     "it needs fp8 with delayed scales; precision is {precision}, fp8_scaling {fp8_scaling}",
-    _delayed_scales,
+    delayed_scales,
 )
 NARROW = Need("8 or 4 bits", "precision is bf16", lambda layout: layout.precision.products != "bf16")
 BUSIEST = Need("ep > 1", "ep is 1, every GPU meets all tokens", lambda layout: layout.parallel.ep > 1)

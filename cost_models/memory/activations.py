@@ -142,9 +142,7 @@ def layer_input_bytes(model: Model, layout: Layout) -> float:
     return BF16_BYTES * model.hidden / residual_shards(layout)
 
 
-def layer_activations(
-    model: Model, layout: Layout, *, moe: bool, dropout: bool = False, log_sum_exp: bool = True
-) -> LayerActivations:
+def layer_activations(model: Model, layout: Layout, *, moe: bool, dropout: bool = False) -> LayerActivations:
     """The tensors one layer keeps, in bytes per token on each GPU of the rank (h hidden, t = tp, f MLP width).
 
         norm inputs            2 x 2 h / t   (one norm in a parallel block)
@@ -174,8 +172,7 @@ def layer_activations(
         norm_inputs=inputs * BF16_BYTES * hidden / sharded,
         linear_inputs=read * gemm_input_bytes * hidden / sharded,
         queries_keys_values=_queries_keys_values(model, layout),
-        attention_output=output * (BF16_BYTES + (FP8_BYTES if fp8 else 0.0))
-        + (FP32_BYTES * model.heads / tp if log_sum_exp else 0.0),
+        attention_output=output * (BF16_BYTES + (FP8_BYTES if fp8 else 0.0)) + FP32_BYTES * model.heads / tp,
         mlp=_mlp(model, mlp_width(model, moe=moe) / tp, product_bytes),
         experts=_experts(model, layout, 0.0 if model.frozen else gemm_input_bytes) if moe else 0.0,
         dropout_masks=2 * MASK_BYTES * hidden / sharded if dropout else 0.0,

@@ -261,20 +261,18 @@ class Collectives:
         options = _by_protocol("ring", ring_broadcast_s, bytes_total, self.wires(group))
         return _fastest(options, bytes_total, group)
 
-    def p2p_s(
-        self, message_bytes: ArrayLike, tier: ArrayLike, tp: int = 1, crossing_share: float = 1.0
-    ) -> Floats:
-        """One send/recv between ranks of *tp* GPUs that each send 1/tp of *message_bytes*.
+    def p2p_s(self, message_bytes: ArrayLike, tier: ArrayLike) -> Floats:
+        """One send/recv between two GPUs.
 
-            t = latency of the tier + start of Simple [NVLink, more than 16 KiB] + bytes / (tp x rate of the tier)
+            t = latency of the tier + start of Simple [NVLink, more than 16 KiB] + bytes / rate of the tier
 
         Counted: launch, wire, the NIC's share when all GPUs of the node send.
         Ignored: start-up of the pipeline (messages are sent in small chunks).
         Source: Hockney, Parallel Computing 20(3), 1994 (latency and bandwidth).
         """
         sizes = np.asarray(message_bytes, dtype=np.float64)
-        bytes_per_s, latency_s = self.fabric.rank_hop(tier, tp, crossing_share)
-        later_s = np.where(np.asarray(tier) == 0, simple_start_s(sizes / tp, self.fabric.calibration), 0.0)
+        bytes_per_s, latency_s = self.fabric.rank_hop(tier, tp=1)
+        later_s = np.where(np.asarray(tier) == 0, simple_start_s(sizes, self.fabric.calibration), 0.0)
         time_s: Floats = np.where(sizes > 0, latency_s + later_s + sizes / bytes_per_s, 0.0)
         return time_s
 

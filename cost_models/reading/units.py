@@ -62,7 +62,6 @@ _SPOKEN |= {"tokens": "number of tokens", "money": "price", "emission": "emissio
 _WHOLE = frozenset({"tokens", "count"})
 """Dimensions that are counted, not measured: whole numbers, and a bare number is fine."""
 
-DIMENSIONS = tuple(_SCALE)
 """The dimensions parse_quantity and format_quantity know."""
 
 

@@ -226,7 +226,6 @@ def step_costs(
     ranks: int,
     *,
     data_s: float,
-    planned_ranks: int | None = None,
 ) -> StepCosts:
     """Everything an executor needs to play a plan with these micro-batches.
 
@@ -235,7 +234,6 @@ def step_costs(
         batches: the plan's micro-batches.
         ranks: ranks of the job: they share gradients and parameters.
         data_s: planning and loading.
-        planned_ranks: ranks that *batches* are the work of, when they stand for all others; None = all.
     """
     layout = cost.layout
     alike = batches.alike
@@ -247,7 +245,7 @@ def step_costs(
         terms.sum(axis=0).mean(axis=-1)[visited].sum(axis=1) for terms in (forward, backward)
     )
     count = batches.count * batches.copies
-    micro_batches = float(batches.group_size.sum()) * batches.copies / (planned_ranks or ranks)
+    micro_batches = float(batches.group_size.sum()) * batches.copies / ranks
     windows = ComputeWindows.of(layout, forward_s, backward_s, micro_batches)
     weight = cost.weight_terms_s(priced) if layout.pipeline.schedule in SPLIT_SCHEDULES else None
     epilogue_costs = epilogue(cost, ranks, data_s=data_s, windows=windows)

@@ -129,8 +129,8 @@ def mtp_parameters(model: Model) -> ParameterCount:
     return (one + extra) * model.mtp_layers
 
 
-def parameters(model: Model, *, with_mtp: bool = False) -> ParameterCount:
-    """All parameters of a model; multi-token-prediction layers only when asked (published totals leave them out).
+def parameters(model: Model) -> ParameterCount:
+    """All parameters of a model without multi-token-prediction layers, as published totals are.
 
     layers + embedding V h (+ learned positions) + final norm + head V h unless tied
     """
@@ -139,13 +139,12 @@ def parameters(model: Model, *, with_mtp: bool = False) -> ParameterCount:
     if dense < model.layers:
         total += layer_parameters(model, moe=True) * (model.layers - dense)
     vocabulary = vocabulary_matrix(model).weights
-    total += ParameterCount(
+    return total + ParameterCount(
         norms=_norm(model),
         embedding=vocabulary,
         positions=model.learned_positions * model.hidden,
         head=0 if model.tied_embeddings else vocabulary,
     )
-    return total + mtp_parameters(model) if with_mtp else total
 
 
 def active_parameters(model: Model) -> int:

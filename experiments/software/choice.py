@@ -13,7 +13,15 @@ from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.experiments.software.facts import Run
-from hdpsim.experiments.software.rules import Setting, Stack, fields_set, setting_of, stacks, switches
+from hdpsim.experiments.software.rules import (
+    Setting,
+    Stack,
+    fields_set,
+    release_number,
+    setting_of,
+    stacks,
+    switches,
+)
 from hdpsim.experiments.software.run import SHAPE, RunConfig
 
 _TEXT = re.compile(r"(?P<name>[A-Za-z][\w-]*)(?: +v?(?P<release>\d+(?:\.\d+)*))?(?P<more> +with .+)?")
@@ -67,7 +75,7 @@ def read_software(text: str) -> Software:
     if stack is None:
         known = software_names()
         raise ValueError(f"unknown software {name!r}{did_you_mean(name, known)}; known: {', '.join(known)}")
-    release = found["release"] or max(stack.releases, key=_number)
+    release = found["release"] or max(stack.releases, key=release_number)
     counting = _known_release(stack, name, release)
     words = found["more"] or ""
     return Software(
@@ -80,14 +88,10 @@ def read_software(text: str) -> Software:
     )
 
 
-def _number(release: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in release.split("."))
-
-
 def _known_release(stack: Stack, name: str, release: str) -> str:
     """The newest known release that is not newer."""
-    known = sorted(stack.releases, key=_number)
-    before = [other for other in known if _number(other) <= _number(release)]
+    known = sorted(stack.releases, key=release_number)
+    before = [other for other in known if release_number(other) <= release_number(release)]
     if not before:
         raise ValueError(f"{name} {release} is older than the releases that are known: {', '.join(known)}")
     return before[-1]

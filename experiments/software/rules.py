@@ -358,18 +358,19 @@ def _release(text: str, where_found: str, where: str) -> Test:
     if found is None:
         raise CatalogError(f"{where}: {text!r} is no release such as 'MLPerf >= 5.1'")
     named = re.compile(rf"\b{re.escape(found[1])} ?v?(\d+(?:\.\d+)+)")
-    compare, bound = _COMPARE[found[2]], _release_number(found[3])
+    compare, bound = _COMPARE[found[2]], release_number(found[3])
 
     def test(run: Run) -> bool:
         stated = named.search(_TEXTS[where_found](run))
         if stated is None:
             return False
-        return compare(_release_number(stated[1])[: len(bound)], bound)
+        return compare(release_number(stated[1])[: len(bound)], bound)
 
     return _plain(test)
 
 
-def _release_number(text: str) -> tuple[int, ...]:
+def release_number(text: str) -> tuple[int, ...]:
+    """The parts of a release, which sort as releases do."""
     return tuple(int(part) for part in text.split("."))
 
 

@@ -6,7 +6,7 @@ All of them are drawn before the step is played, so that both executors see the 
 from __future__ import annotations
 
 import math
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -106,7 +106,7 @@ def _unequal_stages(
         factor of a stage = 1 + (g - 1) x compute's share of it,   g = max of tp log-normal draws of mean 1
 
     Every tensor-parallel collective waits for the slowest GPU of its group, a pipeline for its slowest stage, the
-    gradients for the slowest pipeline: a job of N GPUs runs at about the slowest of N, expected_maximum(N, spread).
+    gradients for the slowest pipeline: a job of N GPUs runs at about the slowest of N.
     Source: Sinha et al., "Not all GPUs are created equal", SC 2022: 8 % on average between the whiskers of a
         cluster's GPUs of one kind, 22 % at most; whiskers as four deviations make the spread 0.02.
     Ignored: that memory-bound kernels vary less than matrix products; drift of the spread.
@@ -155,28 +155,6 @@ def _add_pauses(
 def synchronised_pause_s(options: ExecutionOptions) -> float:
     """Mean pause per step when all processes collect in the same step."""
     return options.gc_pause_s / options.gc_period_steps if options.gc_synchronised else 0.0
-
-
-@lru_cache(maxsize=256)
-def expected_maximum(ranks: int, deviation: float) -> float:
-    """Expected slowest of *ranks* log-normal durations of mean 1 and that deviation, each drawn as the simulator does.
-
-        E[max] = integral over z of  phi_N(z) exp(sigma z - sigma^2 / 2),   phi_N = d/dz Phi(z)^N
-
-    Source: order statistics; numerical quadrature.
-    """
-    if ranks < 1:
-        raise ValueError(f"ranks must be at least 1, got {ranks}")
-    if deviation <= 0 or ranks == 1:
-        return 1.0
-    from scipy.special import log_ndtr
-
-    sigma = math.sqrt(math.log1p(deviation * deviation))
-    z = np.linspace(-10.0, 14.0, 48_001)
-    at_most = np.exp(ranks * log_ndtr(z))
-    values = np.exp(sigma * z - sigma * sigma / 2.0)
-    middle = 0.5 * (values[1:] + values[:-1])
-    return float((middle * np.diff(at_most)).sum())
 
 
 def clean_probability(nodes: int, slow_share: float) -> float:

@@ -59,7 +59,7 @@ FLOOR_SHARES = (0.25, 0.8)
 """Least time of a micro-batch over the time of a full one: below, sequences are dealt, above, packs; both between."""
 
 
-def plan_balanced(problem: PlanningProblem) -> Plan:
+def balanced_draft(problem: PlanningProblem) -> Draft:
     """Long sequences first, each as a gang of ranks; then everything else to the ranks that are free first.
 
     1. A time limit gives every sequence the smallest group that memory (with offload) and the limit allow. For each
@@ -72,11 +72,6 @@ def plan_balanced(problem: PlanningProblem) -> Plan:
     With a pipeline a rank's longest micro-batch also costs (p - 1) / v bubbles of its length: it counts as load.
     The draft with the smallest estimated makespan wins.
     """
-    return balanced_draft(problem).plan()
-
-
-def balanced_draft(problem: PlanningProblem) -> Draft:
-    """See plan_balanced."""
     step_s = plan_ideal_s(problem)
     packs = fill_packs(problem)
     long = LongSequences(problem)

@@ -230,9 +230,7 @@ class TestAttention:
     def test_what_surrounds_the_kernel(self) -> None:
         cal = replace(IDEAL, kernel_tail_s=1.0)
         bare = attention_s(1, 1024, 8, 128, GPU, IDEAL)
-        assert attention_s(1, 1024, 8, 128, GPU, cal, kernels=3, surrounding_bytes=HBM) == pytest.approx(
-            bare + 4.0
-        )
+        assert attention_s(1, 1024, 8, 128, GPU, cal, surrounding_bytes=HBM) == pytest.approx(bare + 2.0)
 
     def test_no_tokens_take_no_time(self) -> None:
         assert attention_rate_flop_per_s(0, GPU, calibration("hopper"), backward=False) == 0.0

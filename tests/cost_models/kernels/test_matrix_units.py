@@ -235,9 +235,7 @@ class TestLayers:
             assert cast[side] - plain[side] == pytest.approx(4096 * 4.0 * width / HBM)
 
     def test_gathers_move_operands(self) -> None:
-        sides = [
-            layer(kind, tp=2).tp_communication_s(self.tokens, backward=False) for kind in ("bf16", "fp8")
-        ]
+        sides = [layer(kind, tp=2).tp_communication_s(self.tokens)[0] for kind in ("bf16", "fp8")]
         # per pair an all-gather and a reduce-scatter of the same bytes: 1 + 1 against 1/2 + 1
         assert sides[1] == pytest.approx(0.75 * sides[0])
 
@@ -247,7 +245,7 @@ class TestLayers:
 
         def sides(kind: ProductPrecision, *, overlap: bool = False, rank: int = 0) -> list[float]:
             cost = layer(kind, tp=2, tp_overlap=overlap, adapter_rank=rank)
-            return [float(cost.tp_communication_s(self.tokens, backward=side)[0]) for side in (False, True)]
+            return [float(cost.tp_communication_s(self.tokens)[side][0]) for side in (False, True)]
 
         for kind, more in (("fp8", 1), ("mxfp8", 2)):
             forward, backward = sides(kind)

@@ -85,8 +85,8 @@ class TestCutExperts:
         # each way 3/4 of 4 GPUs x 2048 tokens x 2 copies x 4096 x 2 B
         volume = 2 * 0.75 * 4 * (T / 4) * 2 * 4096 * 2
         for backward in (False, True):
-            more = one(cut.tp_communication_s(tokens, backward=backward)) - one(
-                whole.tp_communication_s(tokens, backward=backward)
+            more = one(cut.tp_communication_s(tokens)[backward]) - one(
+                whole.tp_communication_s(tokens)[backward]
             )
             assert more == pytest.approx(volume / NVLINK, rel=1e-9)
 
@@ -378,7 +378,7 @@ class TestTwoWaysToWriteAPlacement:
         of_a_cut = (
             2 if moe and layout.parallel.expert_cut > 1 and not layout.parallel.experts_cut_like_dense else 0
         )
-        priced = one(cost.tp_communication_s(np.array([T]), backward=False))
+        priced = one(cost.tp_communication_s(np.array([T]))[0])
         assert priced == tensor_collectives(model, layout, moe=moe) + of_a_cut
 
 
@@ -391,7 +391,7 @@ def test_shared_and_cut_experts_have_collectives_of_their_own() -> None:
         cost = LayerCost(
             model, layout, where, IDEAL, Collectives(FabricModel(where, IDEAL.network)), moe=True
         )
-        return one(cost.tp_communication_s(tokens, backward=False))
+        return one(cost.tp_communication_s(tokens)[0])
 
     alone = seconds(MIXTRAL, Layout(tp=2, ep=2))  # attention's gather and reduce-scatter
     width = SHARED.hidden / MIXTRAL.hidden

@@ -120,7 +120,7 @@ class TestAsynchronous:
     def exposed(self, layout: Layout, tokens: float, *, backward: bool, nvlink: float = NVLINK) -> float:
         cluster = ideal_cluster(nvlink=nvlink)
         cost = LayerCost(MODEL, layout, cluster, IDEAL, groups(cluster), moe=False)
-        return float(cost.tp_communication_s(np.array([tokens]), backward=backward)[0])
+        return float(cost.tp_communication_s(np.array([tokens]))[backward][0])
 
     def test_on_slow_links_whole_products_hide_next_to_nothing(self) -> None:
         plain, asynchronous = (Layout(tp=8), Layout(tp=8, tp_asynchronous=True))

@@ -29,7 +29,7 @@ def layer(layout: Layout, model: Model = MODEL, *, nvlink: float = NVLINK) -> La
 
 
 def exposed(cost: LayerCost, tokens: float, *, backward: bool = False) -> float:
-    return float(cost.tp_communication_s(np.array([tokens]), backward=backward)[0])
+    return float(cost.tp_communication_s(np.array([tokens]))[backward][0])
 
 
 class TestBeside:

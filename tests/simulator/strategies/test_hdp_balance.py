@@ -13,7 +13,7 @@ from hdpsim.simulator.plan import HOLE
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.strategies import hdp_balance
-from hdpsim.simulator.strategies.hdp_balance import plan_balanced
+from hdpsim.simulator.strategies.hdp_balance import balanced_draft
 from hdpsim.traces import load_distribution, synthesize_tokens
 
 DEEP = replace(MODEL, name="deep", layers=32)
@@ -23,7 +23,7 @@ WIDE = replace(MODEL, name="wide", hidden=4096, heads=32, kv_heads=8, ffn_hidden
 
 def test_equal_sequences_one_on_every_rank():
     problem = problem_of(small_setup(context=1024), [1024] * 16)
-    plan = plan_balanced(problem)
+    plan = balanced_draft(problem).plan()
     assert plan.group_size.tolist() == [1] * 16
     assert np.diff(plan.order_offsets).tolist() == [1] * 16
     assert plan.makespan_s == pytest.approx(float(problem.sequence_s([1024], [1])[0]))
@@ -33,7 +33,7 @@ def test_long_sequences_lie_side_by_side():
     # Four of 4096 tokens, no offloading: at least 4 ranks each, 16 ranks.
     lengths = np.array([4096] * 4)
     problem = problem_of(small_setup(selective_offloading=False), lengths)
-    plan = plan_balanced(problem)
+    plan = balanced_draft(problem).plan()
     validate_plan(plan, lengths, 1)
     assert np.bincount(plan.member_ranks, minlength=16).max() == 1
     assert plan.makespan_s == pytest.approx(float(problem.sequence_s([4096], plan.group_size[:1])[0]))
@@ -43,10 +43,10 @@ def test_a_heavy_rank_gets_no_more_and_light_ranks_get_more():
     # One sequence as long as the step, and short ones: its ranks get none of them.
     setup = small_setup(model=DEEP, nodes=1, context=8192, selective_offloading=False)
     lengths = np.array([8192] + [64] * 3)
-    plan = plan_balanced(problem_of(setup, lengths))
+    plan = balanced_draft(problem_of(setup, lengths)).plan()
     assert plan.group_size.max() == 8
     lengths = np.array([4096] + [1024] * 40)
-    plan = plan_balanced(problem_of(setup, lengths))
+    plan = balanced_draft(problem_of(setup, lengths)).plan()
     counts = np.diff(plan.order_offsets)
     members = plan.member_ranks[: plan.group_size[0]]
     assert plan.group_size[0] >= 4
@@ -54,7 +54,7 @@ def test_a_heavy_rank_gets_no_more_and_light_ranks_get_more():
 
 
 def test_everything_in_one_micro_batch():
-    plan = plan_balanced(problem_of(small_setup(), [5]))
+    plan = balanced_draft(problem_of(small_setup(), [5])).plan()
     assert plan.micro_batches == 1
     assert np.diff(plan.order_offsets).tolist().count(1) == 1
 
@@ -62,13 +62,13 @@ def test_everything_in_one_micro_batch():
 def test_sequences_that_fit_nowhere_are_infeasible():
     problem = problem_of(small_setup(context=20_000, selective_offloading=False), [100, 17_000])
     with pytest.raises(InfeasibleError, match="17000 tokens does not fit on 16 ranks"):
-        plan_balanced(problem)
+        balanced_draft(problem).plan()
 
 
 def test_a_pipeline_gets_its_long_micro_batches_first():
     setup = small_setup(nodes=8, layout=Layout(tp=2, pp=4), context=8192, model=DEEP)
     lengths = np.concatenate((np.full(3, 8192), np.full(60, 700)))
-    plan = plan_balanced(problem_of(setup, lengths))
+    plan = balanced_draft(problem_of(setup, lengths)).plan()
     validate_plan(plan, lengths, 4)
     tokens = np.add.reduceat(plan.segment_tokens, plan.segment_offsets[:-1]) / plan.group_size
     sizes = plan.group_size
@@ -84,7 +84,7 @@ def test_a_gang_of_a_node_and_a_rank_does_not_fit_into_a_block_of_one_node():
     # 3 nodes of 4 ranks, 2 nodes to a block: the second gang finds the last node free, but no fifth rank beside it.
     setup = small_setup(nodes=3, capacity=256, context=1280, layout=Layout(tp=2), selective_offloading=False)
     lengths = np.array([1025, 1025])
-    plan = plan_balanced(problem_of(setup, lengths))
+    plan = balanced_draft(problem_of(setup, lengths)).plan()
     validate_plan(plan, lengths, stages=1)
     assert plan.group_size.tolist() == [5, 5]
 
@@ -156,17 +156,17 @@ def test_every_part_earns_its_place(switch: str):
 def test_no_draft_that_is_left_out_ends_earlier(lengths: list[int], tp: int):
     # Every micro-batch takes a least time: the search ends where whole ones allow no earlier end.
     one = problem_of(small_setup(context=16384, cal=FLOOR, layout=Layout(tp=tp)), lengths)
-    plan = plan_balanced(one)
+    plan = balanced_draft(one).plan()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hdp_balance, "AS_PLANNED", 0.0)
-        thorough = plan_balanced(one)
+        thorough = balanced_draft(one).plan()
     assert thorough.makespan_s <= plan.makespan_s <= thorough.makespan_s * 1.001
 
 
 def test_whole_micro_batches_bound_the_end():
     # 40 packs and 3 sequences of two to four places on 16 ranks of one stage: 43 or more places, 3 or more a rank.
     one = problem_of(small_setup(context=4096, cal=FLOOR), [1024] * 40 + [4096] * 3)
-    plan = plan_balanced(one)
+    plan = balanced_draft(one).plan()
     places = int(plan.group_size.sum())
     assert places >= 43
     assert plan.makespan_s >= -(-places // 16) * (one.floor_s + one.fixed_s) * (1 - 1e-9)

@@ -8,7 +8,7 @@ from simulator_setups import FLOOR, problem_of, small_cluster, small_setup
 
 from hdpsim import validate_plan
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.simulator.strategies.hdp_balance import plan_balanced
+from hdpsim.simulator.strategies.hdp_balance import balanced_draft
 from hdpsim.simulator.strategies.long_sequences import LongSequences, ideal_step_s
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.whole_units import LongPlaces, whole_unit_places
@@ -59,7 +59,9 @@ def test_gangs_that_cost_the_same_share_ranks():
 def test_gangs_never_meet_and_keep_to_the_step(lengths: list[int], packs: int):
     one = problem(lengths)
     found = next(whole_unit_places(one, LongSequences(one), packs, UNIT_S, 0.0), None)
-    assume(found is not None)  # group sizes that no step lets find neighbours: plan_balanced then sets limits
+    assume(
+        found is not None
+    )  # group sizes that no step lets find neighbours: balanced_draft then sets limits
     assert found is not None
     taken: set[tuple[int, int]] = set()
     free_s = np.zeros(one.ranks)
@@ -105,6 +107,6 @@ def test_a_plan_of_whole_micro_batches_is_near_the_ideal_step():
     # Half of the work long: 60 to 64 micro-batches of the least time on 16 ranks.
     lengths = np.array([20_000] * 4 + [3000] * 30 + [1000] * 80)
     one = problem(lengths.tolist())
-    plan = plan_balanced(one)
+    plan = balanced_draft(one).plan()
     validate_plan(plan, lengths, 2)
     assert plan.ideal_s <= plan.makespan_s <= plan.ideal_s + 2 * UNIT_S
