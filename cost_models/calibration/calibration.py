@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.reading.checked import Calibrated, Checked, Ratio
+from hdpsim.cost_models.reading.shipped import names_in, shipped
 from hdpsim.errors import CatalogError, UserInputError
 from hdpsim.quoting import LONGEST_NAME, quoted, shortened
 from hdpsim.ranges import constant_range
@@ -304,13 +304,12 @@ def load_calibration(path: str | Path) -> Calibration:
     )
 
 
-def _folder() -> Path:
-    return Path(str(resources.files("hdpsim.cost_models") / "data" / "calibration"))
+SHIPPED = shipped("cost_models/data/calibration")
 
 
 def calibration_names() -> tuple[str, ...]:
     """Names of the shipped calibrations."""
-    return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
+    return names_in(SHIPPED)
 
 
 @cache
@@ -318,4 +317,4 @@ def calibration(name: str) -> Calibration:
     """A shipped calibration by name."""
     if name not in calibration_names():
         raise CatalogError(f"unknown calibration {quoted(name)}; shipped: {', '.join(calibration_names())}")
-    return load_calibration(_folder() / f"{name}.yaml")
+    return load_calibration(SHIPPED / f"{name}.yaml")

@@ -7,12 +7,12 @@ import io
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from functools import cache
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.bands.band import Band, Residual, Residuals
 from hdpsim.experiments.bands.features import Features, configuration_key, features_of
@@ -25,7 +25,7 @@ _NEW = " of_new_sources="
 
 def residuals_path() -> Path:
     """The residuals shipped with hdpsim."""
-    return Path(str(resources.files("hdpsim.experiments") / "data" / "residuals.csv"))
+    return shipped("experiments/data/residuals.csv")
 
 
 @cache

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from hdpsim.cost_models.calibration.calibration import Calibration, calibration, load_calibration
+from hdpsim.cost_models.calibration.calibration import SHIPPED, Calibration, calibration, load_calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.calibration.constants import KERNEL_CONSTANTS, RUN_CONSTANTS, check_names, chosen
@@ -94,8 +93,7 @@ def calibrate(
 def _start(generation: str, start: str | None) -> tuple[Calibration, str]:
     """The calibration to begin with and the comment that heads its file."""
     if start is None:
-        folder = Path(str(resources.files("hdpsim.cost_models") / "data" / "calibration"))
-        return calibration(generation), head_of(folder / f"{generation}.yaml")
+        return calibration(generation), head_of(SHIPPED / f"{generation}.yaml")
     found = load_calibration(start)
     if found.generation not in ("", generation):
         raise UserInputError(f"--start: {start} is of generation {found.generation}, the GPU of {generation}")

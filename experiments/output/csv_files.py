@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hdpsim.cost_models.reading.fields import did_you_mean
@@ -30,7 +30,7 @@ def read_csv(path: str | Path) -> list[list[str]]:
         raise UserInputError(f"{path}: is not a CSV file in UTF-8 ({error})") from None
 
 
-def missing_columns(
+def _missing_columns(
     path: str | Path, missing: list[str], needed: tuple[str, ...], head: list[str]
 ) -> UserInputError:
     """The message for a header that lacks columns."""
@@ -46,9 +46,14 @@ def missing_columns(
 
 
 def read_rows(
-    path: str | Path, columns: tuple[str, ...], what: str = "cells"
+    path: str | Path,
+    columns: tuple[str, ...],
+    what: str = "cells",
+    other: Callable[[set[str]], str] = lambda head: "",
 ) -> list[tuple[str, dict[str, str]]]:
     """Rows of a CSV with these *columns* (in any order, others allowed), each with the words for where it is.
+
+    Where columns are missing, *other* may know what the file is instead.
 
     Raises:
         UserInputError: unreadable, no rows, missing columns, with the row.
@@ -56,8 +61,10 @@ def read_rows(
     rows = read_csv(path)
     head = [name.strip() for name in rows[0]] if rows else []
     missing = [name for name in columns if name not in head]
+    if missing and (words := other(set(head))):
+        raise UserInputError(f"{path}: {words}")
     if missing:
-        raise missing_columns(path, missing, columns, head)
+        raise _missing_columns(path, missing, columns, head)
     twice = sorted({name for name in head if head.count(name) > 1})
     if twice:
         raise UserInputError(f"{path}: column {', '.join(twice)} appears more than once")

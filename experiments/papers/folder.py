@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.output.csv_files import one_of, positive, read_rows, whole
 from hdpsim.yaml_loader import load_yaml
@@ -135,16 +135,15 @@ def read_folder(path: Path) -> PaperFolder:
     return PaperFolder(path=path, setup=setup, published=load_yaml(path / "published.yaml"))
 
 
-def _shipped() -> Path:
-    return Path(str(resources.files("hdpsim.experiments") / "data" / "papers"))
+_SHIPPED = shipped("experiments/data/papers")
 
 
 def paper_names() -> tuple[str, ...]:
     """The papers that hdpsim reproduces: one for every folder of experiments/data/papers."""
-    return tuple(sorted(path.parent.name for path in _shipped().glob("*/setup.yaml")))
+    return tuple(sorted(path.parent.name for path in _SHIPPED.glob("*/setup.yaml")))
 
 
 @cache
 def paper_folder(name: str) -> PaperFolder:
     """The shipped folder of a paper."""
-    return read_folder(_shipped() / name)
+    return read_folder(_SHIPPED / name)

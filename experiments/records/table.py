@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from hdpsim.cost_models.reading.fields import did_you_mean
+from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.errors import UserInputError
-from hdpsim.experiments.output.csv_files import as_number, missing_columns, positive, read_csv
+from hdpsim.experiments.output.csv_files import as_number, positive, read_rows
 from hdpsim.experiments.software.run import Precision, Recompute, RunConfig, Sharding, Task
 from hdpsim.quoting import quoted
 from hdpsim.ranges import RANGES
@@ -121,7 +121,7 @@ _CONFIG = tuple(field.name for field in fields(RunConfig))
 
 def shipped_records() -> Path:
     """The project's own copy of the curated runs."""
-    return Path(str(resources.files("hdpsim.experiments") / "data" / "records" / "runs.csv"))
+    return shipped("experiments/data/records/runs.csv")
 
 
 def read_records(path: str | Path) -> tuple[Record, ...]:
@@ -132,47 +132,20 @@ def read_records(path: str | Path) -> tuple[Record, ...]:
     Raises:
         UserInputError: unreadable, no rows, missing columns, or a cell that is not allowed, with file and row.
     """
-    head, rows = _table(path)
-    records = []
-    for number, row in rows:
-        where = f"{path}, row {number}"
-        if len(row) != len(head):
-            raise UserInputError(f"{where}: {len(row)} fields, but the header has {len(head)} columns")
-        cells = dict(zip(head, (field.strip() for field in row), strict=True))
-        records.append(_record(where, number, cells))
-    if not records:
-        raise UserInputError(f"{path}: holds no records below its header")
-    return tuple(records)
+    rows = read_rows(path, REQUIRED_COLUMNS, "records", _other_verb)
+    return tuple(_record(where, cells) for where, cells in rows)
 
 
-def _table(path: str | Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Header and the rows that are not blank, each with its line-independent 1-based number (header = 1)."""
-    rows = read_csv(path)
-    head = [name.strip() for name in rows[0]] if rows else []
-    missing = [name for name in REQUIRED_COLUMNS if name not in head]
-    if missing:
-        for columns, verb in _other_verbs():
-            if columns <= set(head):
-                raise UserInputError(
-                    f"{path}: holds no training runs in the columns of validate; use `{verb}`"
-                )
-        raise missing_columns(path, missing, REQUIRED_COLUMNS, head)
-    twice = sorted({name for name in head if head.count(name) > 1})
-    if twice:
-        raise UserInputError(f"{path}: column {', '.join(twice)} appears more than once")
-    return head, [(n, row) for n, row in enumerate(rows[1:], start=2) if any(cell.strip() for cell in row)]
+def _other_verb(head: set[str]) -> str:
+    """Which verb takes a file with these columns: one of kernels, or of a paper's cells; empty: none."""
+    verbs = [(("kind", "time_us"), "validate --kernels")]
+    for path in sorted(shipped("experiments/data/papers").glob("*/setup.yaml")):
+        verbs.append((load_yaml(path)["cells"]["columns"], f"reproduce {path.parent.name} --cells"))
+    words = "holds no training runs in the columns of validate; use `hdpsim {} FILE`"
+    return next((words.format(verb) for columns, verb in verbs if head.issuperset(columns)), "")
 
 
-def _other_verbs() -> Iterator[tuple[set[str], str]]:
-    """Columns of files that another verb takes, and that verb: those of kernels, and of every paper's cells."""
-    yield {"kind", "time_us"}, "hdpsim validate --kernels FILE"
-    for path in sorted(
-        Path(str(resources.files("hdpsim.experiments") / "data" / "papers")).glob("*/setup.yaml")
-    ):
-        yield set(load_yaml(path)["cells"]["columns"]), f"hdpsim reproduce {path.parent.name} --cells FILE"
-
-
-def _record(where: str, number: int, cells: Mapping[str, str]) -> Record:
+def _record(where: str, cells: Mapping[str, str]) -> Record:
     values = {name: _value(where, name, text) for name, text in cells.items()}
     if not values["gpu"]:
         raise UserInputError(f"{where}: gpu: is empty; every record needs the name of its GPU")
@@ -181,7 +154,7 @@ def _record(where: str, number: int, cells: Mapping[str, str]) -> Record:
         known["framework"] = values["source"]  # a file of one stack names it as its source
     seen: dict[str, Any] = {name: values[name] for name in MEASURED_COLUMNS if values.get(name) is not None}
     return Record(
-        name=str(values.get("id") or f"row {number}"),
+        name=str(values.get("id") or where.rpartition(", ")[2]),
         config=RunConfig(**known),
         measured=Measured(**seen),
         complete=values.get("complete") is not False,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from importlib import resources
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,11 @@ from hdpsim.cost_models.hardware.prices import CostOptions
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.checked import Checked, Count, Number
-from hdpsim.cost_models.reading.fields import Problems, did_you_mean
+from hdpsim.cost_models.reading.fields import Problems
+from hdpsim.cost_models.reading.shipped import given_or_shipped, names_in, shipped
 from hdpsim.cost_models.step.loading import DataPipeline
 from hdpsim.cost_models.transformer.model import Model
-from hdpsim.errors import InfeasibleError, UserInputError
+from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.scenario.data_use import Drawn, data_use
 from hdpsim.experiments.scenario.overrides import apply_overrides, parse_override
 from hdpsim.experiments.scenario.references import Found, References
@@ -186,13 +186,12 @@ class Scenario:
         )
 
 
-def _folder() -> Path:
-    return Path(str(resources.files("hdpsim.experiments") / "scenarios"))
+_SHIPPED = shipped("experiments/scenarios")
 
 
 def scenario_names() -> tuple[str, ...]:
     """The shipped scenarios."""
-    return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
+    return names_in(_SHIPPED)
 
 
 def scenario_path(source: str | Path) -> Path:
@@ -201,14 +200,7 @@ def scenario_path(source: str | Path) -> Path:
     Raises:
         UserInputError: neither; the message lists the shipped names.
     """
-    path = Path(source)
-    if path.is_file():
-        return path
-    if str(source) in scenario_names():
-        return _folder() / f"{source}.yaml"
-    what = "is a directory, not a scenario file" if path.is_dir() else "no such file and no shipped scenario"
-    hint = did_you_mean(str(source), scenario_names())
-    raise UserInputError(f"{source}: {what}{hint}; shipped: {', '.join(scenario_names())}")
+    return given_or_shipped(source, _SHIPPED, "scenario")
 
 
 def load_scenario(source: str | Path, overrides: tuple[str, ...] = ()) -> Scenario:

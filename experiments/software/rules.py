@@ -25,12 +25,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from hdpsim.cost_models.layout.layout import SWITCHES, Layout
 from hdpsim.cost_models.reading.fields import did_you_mean
+from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.errors import CatalogError, UserInputError
 from hdpsim.experiments.software.facts import COMPUTED, FACTS, Run
 from hdpsim.quoting import quoted
@@ -67,9 +67,9 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 }
 _COMPARISON = re.compile(r"(>=|<=|==|>|<) ?([\d.]+)")
 _RELEASE = re.compile(r"(.+?) (>=|<=|==|>|<) (\d+(?:\.\d+)*)")
-_FOLDER = Path(str(resources.files("hdpsim.cost_models") / "data" / "software"))
+_FOLDER = shipped("cost_models/data/software")
 _SHARED = "terms"
-_SOURCES = Path(str(resources.files("hdpsim.experiments") / "data" / "records" / "sources.yaml"))
+_SOURCES = shipped("experiments/data/records/sources.yaml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,13 +21,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from hdpsim.cost_models.reading.fields import Problems, did_you_mean
-from hdpsim.errors import UserInputError
+from hdpsim.cost_models.reading.shipped import given_or_shipped, names_in, shipped
 from hdpsim.experiments.scenario.overrides import rivals
 from hdpsim.experiments.scenario.schema import KEYS, read_keys
 from hdpsim.quoting import quoted
@@ -89,25 +88,17 @@ class Sweep:
             yield tuple(value for point in points for value in point)
 
 
-def _folder() -> Path:
-    return Path(str(resources.files("hdpsim.experiments") / "data" / "sweeps"))
+_SHIPPED = shipped("experiments/data/sweeps")
 
 
 def sweep_names() -> tuple[str, ...]:
     """The shipped sweeps."""
-    return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
+    return names_in(_SHIPPED)
 
 
 def sweep_path(source: str | Path) -> Path:
     """The file of a sweep given by path or by the name of a shipped one; UserInputError lists the names."""
-    path = Path(source)
-    if path.is_file():
-        return path
-    if str(source) in sweep_names():
-        return _folder() / f"{source}.yaml"
-    what = "is a directory, not a sweep file" if path.is_dir() else "no such file and no shipped sweep"
-    hint = did_you_mean(str(source), sweep_names())
-    raise UserInputError(f"{source}: {what}{hint}; shipped: {', '.join(sweep_names())}")
+    return given_or_shipped(source, _SHIPPED, "sweep")
 
 
 def load_sweep(source: str | Path) -> Sweep:

@@ -6,17 +6,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, lru_cache
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.layout.groups import AttentionKernel
+from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.errors import CatalogError
 from hdpsim.yaml_loader import load_yaml
 
-_FILE = Path(str(resources.files("hdpsim.experiments") / "data" / "kernel_sources.yaml"))
+_FILE = shipped("experiments/data/kernel_sources.yaml")
 _COLUMNS = ("kind", "dtype", "source", "notes")
 
 

@@ -1,0 +1,34 @@
+"""Files that come with hdpsim: where they are, and what they are called."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+from hdpsim.cost_models.reading.fields import did_you_mean
+from hdpsim.errors import UserInputError
+
+
+def shipped(path: str) -> Path:
+    """A file or folder of hdpsim by its path from the top, such as experiments/data/sweeps."""
+    return Path(str(resources.files("hdpsim"))) / path
+
+
+def names_in(folder: Path) -> tuple[str, ...]:
+    """The names of a folder's YAML files."""
+    return tuple(sorted(path.stem for path in folder.glob("*.yaml")))
+
+
+def given_or_shipped(source: str | Path, folder: Path, what: str) -> Path:
+    """The file that *source* is the path of, or the name of in *folder*.
+
+    Raises:
+        UserInputError: neither; the message lists the shipped names.
+    """
+    path, names = Path(source), names_in(folder)
+    if path.is_file():
+        return path
+    if str(source) in names:
+        return folder / f"{source}.yaml"
+    found = f"is a directory, not a {what} file" if path.is_dir() else f"no such file and no shipped {what}"
+    raise UserInputError(f"{source}: {found}{did_you_mean(str(source), names)}; shipped: {', '.join(names)}")
