@@ -10,6 +10,7 @@ from typing import Annotated, Literal, get_args
 
 from hdpsim.cost_models.reading.checked import Amount, Checked
 from hdpsim.cost_models.reading.fields import Fields, Problems, did_you_mean
+from hdpsim.cost_models.reading.shipped import names_in, shipped
 from hdpsim.errors import CatalogError
 from hdpsim.quoting import quoted
 from hdpsim.ranges import RANGES
@@ -21,7 +22,7 @@ Provider = Literal["on-demand", "reserved", "marketplace", "hyperscaler"]
 NEWEST = "newest"
 """The name that stands for the list of the latest date."""
 
-_FOLDER = Path(__file__).parents[1] / "data" / "prices"
+_FOLDER = shipped("cost_models/data/prices")
 _ENDINGS = (".yaml", ".yml")
 
 DEFAULT_PUE = 1.54
@@ -99,7 +100,7 @@ class CostOptions(Checked):
 
 def price_list_names() -> tuple[str, ...]:
     """The shipped lists, the oldest first."""
-    return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
+    return names_in(_FOLDER)
 
 
 def price_list(name: str) -> PriceList:

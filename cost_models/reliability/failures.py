@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from hdpsim.cost_models.reading.fields import Fields, Problems, did_you_mean
+from hdpsim.cost_models.reading.shipped import names_in, shipped
 from hdpsim.cost_models.reading.units import DAY_S
 from hdpsim.errors import CatalogError
 from hdpsim.quoting import quoted
@@ -20,7 +21,7 @@ from hdpsim.yaml_loader import load_document
 Scope = Literal["node", "link", "job"]
 Detection = Literal["in-band", "heartbeat", "hang", "planned"]
 
-_FOLDER = Path(__file__).parents[1] / "data" / "failures"
+_FOLDER = shipped("cost_models/data/failures")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,7 @@ def job_mttf_s(nodes: int, failures_per_1000_node_days: float) -> float:
 
 def failure_profile_names() -> tuple[str, ...]:
     """The shipped profiles."""
-    return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
+    return names_in(_FOLDER)
 
 
 @cache

@@ -19,13 +19,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
+from hdpsim.cost_models.reading.shipped import names_in, shipped
 from hdpsim.yaml_loader import load_yaml
 
-_FOLDER = Path(str(resources.files("hdpsim.experiments") / "exchange" / "data"))
+_FOLDER = shipped("experiments/exchange/data")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +145,7 @@ class Tool:
 
 def tool_names() -> tuple[str, ...]:
     """The tools that have a table."""
-    return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
+    return names_in(_FOLDER)
 
 
 @cache

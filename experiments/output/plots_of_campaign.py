@@ -27,12 +27,11 @@ Curve = tuple[Sequence[float], Sequence[float]]
 Bars = Mapping[str, tuple[float, float | None]]
 """Name -> mean and half width of its interval (None: no interval)."""
 
+_MOST_BARS = 20
 ZOOM_FAILURES = 12  # restarts in the window of the right panel: enough to see the teeth one by one
 
 
-def plot_tokens(
-    curves: Sequence[Curve], tokens_per_s: float, *, title: str = "Tokens against time"
-) -> Figure:
+def plot_tokens(curves: Sequence[Curve], tokens_per_s: float) -> Figure:
     """Tokens of every run over wall-clock days with the undisturbed line; right: the first restarts, enlarged.
 
     *curves* are seconds and tokens of each run; tokens fall back where work was lost.
@@ -46,7 +45,7 @@ def plot_tokens(
             label = f"simulated, {len(curves)} run{'s' if len(curves) > 1 else ''}" if i == 0 else None
             left.plot(np.asarray(at) / DAY_S, tokens, color=PALETTE[0], linewidth=1,
                       alpha=1.0 if len(curves) == 1 else 0.5, label=label)  # fmt: skip
-        left.set(xlabel="wall-clock time (days)", title=title)
+        left.set(xlabel="wall-clock time (days)", title="Tokens against time")
         left.legend(loc="upper left")
         _zoom(right, curves[0], tokens_per_s)
         for axes in (left, right):
@@ -68,14 +67,14 @@ def _zoom(axes: Axes, curve: Curve, tokens_per_s: float) -> None:
     axes.set(xlabel="wall-clock time (hours)", title="First run: its first restarts")
 
 
-def plot_bars(values: Bars, *, axis: str, title: str, colour: str = PALETTE[0], most: int = 20) -> Figure:
+def plot_bars(values: Bars, *, axis: str, title: str, colour: str = PALETTE[0]) -> Figure:
     """Horizontal bars with 95 % intervals and their values, in the order given; zeros are left out.
 
-    Bars beyond *most* are summed up in one.
+    Bars beyond the first 20 are summed up in one.
     """
     shown = [(name, mean, half) for name, (mean, half) in values.items() if mean > 0]
-    rest = shown[most:]
-    shown = shown[:most]
+    rest = shown[_MOST_BARS:]
+    shown = shown[:_MOST_BARS]
     if rest:
         shown.append((f"{len(rest)} others", sum(mean for _, mean, _ in rest), None))
     with style():

@@ -41,7 +41,7 @@ _LEGEND_ENTRY_IN = 1.9
 """Width of the widest entry of a legend."""
 
 
-def plot_time_breakdown(seconds: Mapping[str, Seconds], *, title: str = "Where the time goes") -> Figure:
+def plot_time_breakdown(seconds: Mapping[str, Seconds]) -> Figure:
     """Stacked horizontal bars, one per strategy: *seconds* of a step by account (mean over GPUs), which sum to it."""
     parts = _accounts_by_group(seconds)
     with style():
@@ -65,7 +65,11 @@ def plot_time_breakdown(seconds: Mapping[str, Seconds], *, title: str = "Where t
         axes.set_yticks(range(len(seconds)), list(seconds))
         centre, reach = (len(seconds) - 1) / 2, max(len(seconds), 1.6) / 2
         axes.set_ylim(centre + reach, centre - reach)  # the first bar on top
-        axes.set(xlim=(0, 1.12 * longest_s), xlabel="seconds of one step (mean over GPUs)", title=title)
+        axes.set(
+            xlim=(0, 1.12 * longest_s),
+            xlabel="seconds of one step (mean over GPUs)",
+            title="Where the time goes",
+        )
         _grouped_legend(axes, parts)
     return figure
 

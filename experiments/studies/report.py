@@ -250,7 +250,7 @@ def split_words(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{share:.0%} {GROUP_WORDS[name]}" for name, share in shares.items() if share >= 0.005)
 
 
-def account_table(outcomes: Iterable[Outcome], title: str = "Where the time goes") -> Table[_AccountRow]:
+def account_table(outcomes: Iterable[Outcome]) -> Table[_AccountRow]:
     """Seconds and share of the step per account, largest first, then per kind; those below 0.05 % are summed."""
     strategies = tuple(outcomes)
     seconds = [outcome.account_s() for outcome in strategies]
@@ -272,7 +272,7 @@ def account_table(outcomes: Iterable[Outcome], title: str = "Where the time goes
     columns: list[Column[_AccountRow]] = [Column("account", itemgetter(0))]
     for place, outcome in enumerate(strategies):
         columns += _seconds_and_share(outcome.strategy, place, totals[place])
-    return Table(title=f"{title} (mean over ranks and stages)", columns=tuple(columns), rows=rows)
+    return Table(title="Where the time goes (mean over ranks and stages)", columns=tuple(columns), rows=rows)
 
 
 def _seconds_and_share(strategy: str, place: int, total_s: float) -> list[Column[_AccountRow]]:

@@ -194,10 +194,7 @@ def _payload(run: SweepRun) -> Row:
             {"keys": axis.keys, "points": [dict(point) for point in axis.points]} for axis in sweep.axes
         ],
         "complete": not run.interrupted,
-        "counts": {
-            status.replace(" ", "_"): run.count(status)
-            for status in ("ok", "infeasible", "invalid", "failed", "not run")
-        },
+        "counts": {status.replace(" ", "_"): run.count(status) for status in ("ok", *_WORDS)},
         "results": [
             {
                 "cell": result.cell.index,
@@ -245,7 +242,7 @@ def _memory_words(row: Row) -> str:
 
 
 def _remark(row: Row) -> str:
-    return _mesh_words(row) if row["status"] == "ok" else f"{_WORDS[row['status']]}: {row['reason']}"
+    return _mesh_words(row) if row["status"] == "ok" else f"{_WORDS[row['status']][0]}: {row['reason']}"
 
 
 def _mesh_words(row: Row) -> str:
@@ -255,7 +252,13 @@ def _mesh_words(row: Row) -> str:
     return Mesh(packing=row["packing"], padding=row["padding"], cp=row["cp"]).words
 
 
-_WORDS = {"infeasible": "cannot run", "invalid": "contradiction", "failed": "FAILED", "not run": "not run"}
+_WORDS = {
+    "infeasible": ("cannot run", "cannot run"),
+    "invalid": ("contradiction", "contradict themselves"),
+    "failed": ("FAILED", "FAILED"),
+    "not run": ("not run", "not run yet"),
+}
+"""State of a cell that did not run -> what the table calls it, and what many such cells do."""
 
 
 def _text(value: object) -> str:
@@ -297,14 +300,7 @@ def _result_lines(run: SweepRun) -> list[str]:
     lines += mesh_lines(packing for packing in meshes if packing)
     lines += _data_lines(run)
     parts = [f"{run.count('ok'):,} of {len(run.results):,} cells ran"]
-    for status, words in (
-        ("infeasible", "cannot run"),
-        ("invalid", "contradict themselves"),
-        ("failed", "FAILED"),
-        ("not run", "not run yet"),
-    ):
-        if run.count(status):
-            parts.append(f"{run.count(status):,} {words}")
+    parts += [f"{run.count(status):,} {words}" for status, (_, words) in _WORDS.items() if run.count(status)]
     lines.append(f"{', '.join(parts)}.")
     return lines
 

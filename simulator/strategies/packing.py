@@ -231,7 +231,6 @@ def assemble(
     ideal_s: float,
     makespan_s: float,
     notes: tuple[str, ...] = (),
-    padding_tokens: Ints | None = None,
 ) -> Plan:
     """Build the Plan.
 
@@ -249,7 +248,6 @@ def assemble(
         ideal_s: see Plan.
         makespan_s: see Plan.
         notes: remarks for the reader of the result.
-        padding_tokens: per micro-batch, see Plan.
     """
     by_batch = np.argsort(pieces.micro_batch, kind="stable")
     counts = np.bincount(pieces.micro_batch, minlength=len(offload_ratio))
@@ -279,7 +277,6 @@ def assemble(
         offload_ratio=offload_ratio,
         order=order,
         order_offsets=order_offsets,
-        padding_tokens=padding_tokens,
         ideal_s=ideal_s,
         makespan_s=makespan_s,
         notes=notes,
