@@ -14,7 +14,7 @@ from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.exchange.machines import machine
 from hdpsim.experiments.exchange.options import Option, read_toml, read_yaml
-from hdpsim.experiments.exchange.shapes import catalog_name, named_alike, read_model
+from hdpsim.experiments.exchange.shapes import catalog_name, named_alike, named_model, read_model
 from hdpsim.experiments.exchange.shell import read_flags
 from hdpsim.experiments.exchange.table import Tool, tool
 from hdpsim.experiments.exchange.translate import Read, read_options
@@ -103,7 +103,7 @@ def import_file(path: str, form: str | None = None, asked: Asked | None = None) 
     options = _READERS[table.style](text, where)
     if not options:
         raise UserInputError(f"{where}: holds no options of {table.title}")
-    base = _base_model(asked.model)
+    base = None if asked.model is None else named_model(asked.model)
     read = read_options(options, table, where, base)
     named = read.facts.get("model")
     if base is None and isinstance(named, str):
@@ -131,16 +131,6 @@ def _form_of(path: str, text: str) -> str:
         nemo = sections & {"trainer", "exp_manager", "optim", "strategy"}
         return "nemo" if nemo else "bridge"
     return "megatron"
-
-
-def _base_model(name: str | None) -> Model | None:
-    """The model that the user names."""
-    if name is None:
-        return None
-    if name.lower().endswith((".json", ".yaml", ".yml")):
-        path = Path(name)
-        return model_from_hf_config(path)[0] if path.suffix.lower() == ".json" else catalog.load_model(path)
-    return catalog.model(name)
 
 
 def _of_hugging_face(path: str, asked: Asked) -> Imported:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from math import gcd
+from pathlib import Path
 from typing import Any
 
 from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.hardware.hf_config import model_from_hf_config
 from hdpsim.cost_models.reading.fields import Problems
 from hdpsim.cost_models.transformer.model import LatentAttention, Model
 from hdpsim.errors import UserInputError
@@ -162,6 +164,14 @@ def catalog_name(document: dict[str, Any], name: str, where: str) -> tuple[str |
     problems.raise_if_any()
     assert model is not None
     return named_alike(model), model
+
+
+def named_model(name: str) -> Model:
+    """The model that a user names: a shipped one, or that of a file."""
+    if not name.lower().endswith((".json", ".yaml", ".yml")):
+        return catalog.model(name)
+    path = Path(name)
+    return model_from_hf_config(path)[0] if path.suffix.lower() == ".json" else catalog.load_model(path)
 
 
 def named_alike(model: Model) -> str | None:
