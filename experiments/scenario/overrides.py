@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import re
 from collections.abc import Iterable, Mapping
 
 from hdpsim.cost_models.hardware import catalog
@@ -32,6 +33,9 @@ RIVALS: Mapping[str, tuple[str, ...]] = {
 """Keys that say the same thing in different ways: setting one replaces the others."""
 
 
+_KEY = re.compile(r"\s*[\w.-]+\s*=")
+
+
 def parse_override(text: str) -> tuple[str, object]:
     """Split ``key=value``; the value is read as a YAML scalar.
 
@@ -58,6 +62,30 @@ def parse_override(text: str) -> tuple[str, object]:
             ((key, f"expected one value, got {quoted(value_text)}; set its keys one by one"),), "--set"
         )
     return key, value
+
+
+def split_group(text: str) -> tuple[str, ...]:
+    """The changes of a group: a comma begins the next one where a key and `=` follow it, outside quotes and brackets.
+
+    >>> split_group("layout.tp=4,layout.rank_capacity=8K")
+    ('layout.tp=4', 'layout.rank_capacity=8K')
+    >>> split_group("description='a,b=c', layout.tp=4")
+    ("description='a,b=c'", 'layout.tp=4')
+    """
+    parts, begin, depth, quote = [], 0, 0, ""
+    for place, letter in enumerate(text):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        elif letter in "[{(":
+            depth += 1
+        elif letter in ")}]":
+            depth -= 1
+        elif letter == "," and depth == 0 and _KEY.match(text, place + 1):
+            parts.append(text[begin:place].strip())
+            begin = place + 1
+    return (*parts, text[begin:].strip())
 
 
 def apply_overrides(document: Mapping[str, object], overrides: Iterable[str]) -> dict[str, object]:

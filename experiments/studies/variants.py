@@ -119,7 +119,8 @@ def data_lines(variants: Iterable[Variant]) -> tuple[str, ...]:
             by_line.setdefault(line, []).append(variant.label)
     ran = sum(variant.drawn is not None for variant in several)
     return tuple(
-        line if len(labels) == ran else f"{', '.join(labels)}: {line}" for line, labels in by_line.items()
+        line if len(labels) == ran else f"{', '.join(dict.fromkeys(labels))}: {line}"
+        for line, labels in by_line.items()
     )
 
 

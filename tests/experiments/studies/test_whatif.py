@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 
 from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
+from hdpsim.experiments.scenario.overrides import split_group
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
 from hdpsim.experiments.studies.report import mfu_note
-from hdpsim.experiments.studies.whatif import whatif, whatif_json, whatif_table
+from hdpsim.experiments.studies.whatif import waterfall, whatif, whatif_document, whatif_json, whatif_table
 
 pytestmark = pytest.mark.usefixtures("fake_simulator")
 
@@ -82,7 +83,7 @@ def test_a_key_changed_twice_is_an_error(scenario: Scenario) -> None:
 
 def test_changes_that_need_each_other_are_rows_alone_and_run_together(scenario: Scenario) -> None:
     variants = whatif(scenario, ("layout.pp=2", "layout.vpp=2", "layout.schedule=interleaved"))
-    assert [v.feasible for v in variants] == [True, True, False, False, True]
+    assert [v.feasible for v in variants] == [True, True, False, False, False, True]
     assert "needs schedule: interleaved (or zb-v)" in variants[2].outcome.reason
     assert "layout.schedule: interleaved needs vpp" in whatif_table(variants).drawn().rows[3][-1]
 
@@ -101,3 +102,68 @@ def test_the_note_on_mfu_names_the_gpu_of_every_row(scenario: Scenario) -> None:
     assert ("989" in note and "2,25" in note) or "2.25" in note
     assert "each row's GPU" in note
     assert "each row's GPU" not in mfu_note(scenario, scenario)
+
+
+def test_a_group_is_one_change_of_several_keys(scenario: Scenario) -> None:
+    variants = whatif(scenario, ("layout.tp=4,gpus=16", "data.context=64K"))
+    assert [v.label for v in variants] == ["base", "layout.tp=4,gpus=16", "data.context=64K", "all together"]
+    assert variants[1].changes == ("layout.tp=4", "gpus=16")
+    assert variants[1].scenario == scenario.with_changes(("layout.tp=4", "gpus=16"))
+    assert variants[3].scenario == scenario.with_changes(("layout.tp=4", "gpus=16", "data.context=64K"))
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("layout.tp=4", ("layout.tp=4",)),
+        ("layout.tp=4, gpus=16", ("layout.tp=4", "gpus=16")),
+        ("name='a,b=c',gpus=16", ("name='a,b=c'", "gpus=16")),
+        ("memory.selective_keeps=[a,b=1],gpus=16", ("memory.selective_keeps=[a,b=1]", "gpus=16")),
+        ("description=one, two", ("description=one, two",)),
+    ],
+)
+def test_commas_that_separate_changes(text: str, parts: tuple[str, ...]) -> None:
+    assert split_group(text) == parts
+
+
+def test_a_key_in_two_groups_is_refused(scenario: Scenario) -> None:
+    with pytest.raises(UserInputError, match=r"layout\.tp is changed more than once"):
+        whatif(scenario, ("layout.tp=4,gpus=16", "layout.tp=1"))
+
+
+def test_the_first_changes_together_stand_before_all(scenario: Scenario) -> None:
+    variants = whatif(scenario, ("gpus=16", "strategy.name=static", "data.context=64K"))
+    assert [v.label for v in variants][4:] == ["changes 1 to 2", "all together"]
+    # Base 1.75 s; 16 GPUs halve it; static takes 5 s, with 16 GPUs 2.5 s.
+    assert variants[4].outcome.step_s.mean == pytest.approx(2.5)
+    falls = waterfall(variants)
+    assert [fall.label for fall in falls] == ["base", "gpus=16", "strategy.name=static", "data.context=64K"]
+    rates = [1e6 / variants[place].outcome.tokens_per_s.mean for place in (0, 1, 4, 5)]
+    assert [fall.joined_s for fall in falls] == pytest.approx(rates)
+    assert falls[2].alone_s == pytest.approx(1e6 / variants[2].outcome.tokens_per_s.mean)
+
+
+def test_strategies_side_by_side_on_the_same_batches(scenario: Scenario) -> None:
+    variants = whatif(scenario, ("gpus=16",), batches=3, strategies=("static", "hdp-balance"))
+    assert [v.outcome.strategy for v in variants] == ["static", "static", "hdp-balance", "hdp-balance"]
+    assert all(v.drawn is variants[0].drawn for v in variants)
+    rows = whatif_json(variants)
+    assert [row["speed_up_vs_base"] for row in rows] == pytest.approx([1.0, 2.0, 1.0, 2.0])
+    assert rows[2]["speed_up_vs_first"] == pytest.approx(5.0 / 1.75)
+    saved = rows[3]["step_saved_s"]
+    assert saved["mean"] == pytest.approx(1.75 / 2)
+    assert saved["ci95_half_width"] is not None
+    drawn = whatif_table(variants).drawn()
+    assert {"strategy", "saves s", "band of the step", "USD/M tokens", "kWh/M tokens"} <= set(drawn.columns)
+    with pytest.raises(UserInputError, match=r"strategy\.name is changed, but --strategies"):
+        whatif(scenario, ("strategy.name=static",), strategies=("hdp-balance",))
+
+
+def test_the_run_directory_has_table_and_waterfall(scenario: Scenario) -> None:
+    variants = whatif(scenario, ("gpus=16", "layout.tp=3"), strategies=("static", "hdp-balance"))
+    files = {file.name: file.content for file in whatif_document(scenario, variants).files}
+    assert {"whatif.csv", "waterfall_static", "waterfall_hdp-balance"} <= files.keys()
+    assert len(files["whatif.csv"]()) == 8
+    figure = files["waterfall_static"]()
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert "cannot run" in texts

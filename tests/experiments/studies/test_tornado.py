@@ -1,0 +1,107 @@
+"""Inputs moved one at a time: each row is what `simulate` says of the same change."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from hdpsim.errors import UserInputError
+from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
+from hdpsim.experiments.studies.compare import run_batches
+from hdpsim.experiments.studies.tornado import Tornado, inputs_of, parse_share, tornado, tornado_document
+
+
+@pytest.fixture(scope="module")
+def scenario() -> Scenario:
+    changes = ("data.lengths=4K", "data.batch=64 sequences", "data.context=4K", "strategy.name=static")
+    return load_scenario("quickstart-8gpu", (*changes, "execution.batches=1"))
+
+
+@pytest.fixture(scope="module")
+def study(scenario: Scenario) -> Tornado:
+    return tornado(scenario, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("key", "lower", "higher"),
+    [
+        ("cluster.node.gpu.bf16", "890100GFLOP/s", "1087900GFLOP/s"),
+        ("cluster.node.gpu.hbm_bandwidth", "3015GB/s", "3685GB/s"),
+        ("cluster.node.gpu.nvlink", "405GB/s", "495GB/s"),
+        ("cluster.node.gpu.tdp", "630W", "770W"),
+        ("data.batch", "58 sequences", "70 sequences"),
+    ],
+)
+def test_rows_are_what_simulate_says(
+    scenario: Scenario, study: Tornado, key: str, lower: str, higher: str
+) -> None:
+    (row,) = (one for one in study.moved if one.input.key == key)
+    for end, text in ((row.lower, lower), (row.higher, higher)):
+        changed = scenario.with_changes((f"{key}={text}",))
+        (result,) = run_batches(changed, changed.batches()).results
+        assert end.tokens_per_s == pytest.approx(result.tokens_per_s, rel=1e-12)
+        assert end.change == pytest.approx(result.tokens_per_s / study.tokens_per_s - 1.0)
+
+
+def test_constants_move_too(scenario: Scenario, study: Tornado) -> None:
+    (row,) = (one for one in study.moved if one.input.key == "calibration.gemm_efficiency")
+    cal = replace(scenario.calibration, gemm_efficiency=0.9 * scenario.calibration.gemm_efficiency)
+    (result,) = run_batches(replace(scenario, calibration=cal), scenario.batches()).results
+    assert row.lower.tokens_per_s == pytest.approx(result.tokens_per_s, rel=1e-12)
+
+
+def test_sorted_by_effect_and_those_without_counted(scenario: Scenario, study: Tornado) -> None:
+    effects = [one.effect for one in study.moved]
+    assert effects == sorted(effects, reverse=True)
+    data = tornado_document(scenario, study).data()
+    assert len(data["results"]) == len(inputs_of(scenario)) == len(study.moved)
+    assert data["without_effect"] == sum(effect == 0.0 for effect in effects) - sum(
+        bool(one.reasons) and one.effect == 0.0 for one in study.moved
+    )
+    keys = {one.input.key for one in study.moved}
+    assert {"cluster.node.nic", "data.context", "calibration.network.nvlink_efficiency"} <= keys
+    assert not any(key.startswith("costs") or key.endswith(".price") for key in keys)
+
+
+def test_an_end_that_cannot_be_has_its_reason(study: Tornado) -> None:
+    (row,) = (one for one in study.moved if one.input.key == "data.context")
+    assert row.lower.change is None
+    assert "data.lengths" in row.reasons
+
+
+def test_faster_parts_make_no_step_slower(study: Tornado) -> None:
+    for one in study.moved:
+        if one.input.key.startswith("cluster.node") and one.effect > 1e-6:
+            assert (one.lower.change or 0.0) <= (one.higher.change or 0.0), one.input.key
+
+
+@pytest.mark.parametrize(("text", "share"), [("10%", 0.1), ("0.25", 0.25), (" 2.5 % ", 0.025)])
+def test_shares(text: str, share: float) -> None:
+    assert parse_share(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["0", "100%", "1.5", "ten", "-5%"])
+def test_what_is_no_share(text: str) -> None:
+    with pytest.raises(UserInputError, match="--tornado"):
+        parse_share(text)
+
+
+def test_the_command(tmp_path: object) -> None:
+    short = ["whatif", "quickstart-8gpu"]
+    run = CliRunner().invoke(cli, [*short, "--tornado", "--set", "layout.tp=4"])
+    assert run.exit_code == 2
+    assert "--tornado goes without" in run.output
+
+
+@pytest.mark.slow
+def test_the_command_writes_table_and_plot(tmp_path: object) -> None:
+    out = f"{tmp_path}/out"
+    command = ["whatif", "quickstart-8gpu", "--json", "--out", out, "--tornado"]
+    run = CliRunner().invoke(cli, command, catch_exceptions=False)
+    data = json.loads(run.stdout)
+    assert data["tornado"] == 0.1
+    assert data["results"][0]["effect"] >= data["results"][1]["effect"]
