@@ -21,6 +21,7 @@ from measure import (
     yardsticks,
 )
 from scaling_plot import draw_scaling
+from search_figures import SEARCH_FIGURES
 
 from hdpsim.experiments.output.tables import TextTable, plain_text
 
@@ -61,7 +62,7 @@ def measure_all(options: argparse.Namespace) -> list[dict[str, Any]]:
         f"{sticks.numpy_sort_s * 1e3:.1f} ms, Python starts in {sticks.python_start_s * 1e3:.0f} ms"
     )
     entries = []
-    for figure in (*FIGURES, *DATASET_FIGURES):
+    for figure in (*FIGURES, *DATASET_FIGURES, *SEARCH_FIGURES):
         if options.only in figure.name:
             entries.append(measured(figure, sticks, options.repeats))
             print(f"{figure.name}: {shown_s(entries[-1]['seconds'])}", flush=True)

@@ -123,7 +123,7 @@ def micro_batch_cost(setup: Setup) -> MicroBatchCost:
 
 
 def plan_batch(
-    setup: Setup, lengths: ArrayLike, *, mesh_degree: int | None = None
+    setup: Setup, lengths: ArrayLike, *, mesh_degree: int | None = None, quick: bool = False
 ) -> tuple[Plan, PlanningProblem, MemoryReport]:
     """Plan one batch (lengths of at most the context) under the setup's strategy; see simulate_step."""
     expect(setup, Setup, "the setup() of a scenario is one" if hasattr(setup, "setup") else "")
@@ -131,7 +131,7 @@ def plan_batch(
     check_strategy(setup)
     capacity = capacity_tokens(setup)
     check_fits(setup, memory_of(setup, capacity, micro_batches=1, sequence_tokens=1))  # before a long search
-    problem = replace(_problem(setup, tokens, capacity), mesh_degree=mesh_degree)
+    problem = replace(_problem(setup, tokens, capacity), mesh_degree=mesh_degree, quick=quick)
     plan = make_plan(problem)
     report = plan_memory(setup, plan)
     check_fits(setup, report)
@@ -272,7 +272,9 @@ def settled_degree(setup: Setup, lengths: ArrayLike) -> int | None:
     return int(plan.group_size.max())
 
 
-def simulate_step(setup: Setup, lengths: ArrayLike, *, mesh_degree: int | None = None) -> StepResult:
+def simulate_step(
+    setup: Setup, lengths: ArrayLike, *, mesh_degree: int | None = None, quick: bool = False
+) -> StepResult:
     """Simulate one step of *setup* on a batch of sequence lengths.
 
     Args:
@@ -280,13 +282,15 @@ def simulate_step(setup: Setup, lengths: ArrayLike, *, mesh_degree: int | None =
         lengths: tokens of every sequence.
         mesh_degree: context-parallel degree of a static mesh whose layout states none; None: the fastest for this
             batch. A run has one mesh: its first batch decides (settled_degree).
+        quick: hdp-balance makes few drafts: a step of this layout that can be had, and mostly close to the best, for a
+            search that simulates its survivors in full. Other strategies plan as ever.
 
     Raises:
         UserInputError: the batch is empty or holds anything but whole numbers from 1 to the context.
         InfeasibleError: degrees that do not divide, a context no group can hold, memory that does not suffice.
     """
     begun = time.perf_counter()
-    plan, problem, report = plan_batch(setup, lengths, mesh_degree=mesh_degree)
+    plan, problem, report = plan_batch(setup, lengths, mesh_degree=mesh_degree, quick=quick)
     return simulate_plan(setup, plan, problem, report, planning_wall_s=time.perf_counter() - begun)
 
 

@@ -307,6 +307,7 @@ def load_calibration(path: str | Path) -> Calibration:
 SHIPPED = shipped("cost_models/data/calibration")
 
 
+@cache
 def calibration_names() -> tuple[str, ...]:
     """Names of the shipped calibrations."""
     return names_in(SHIPPED)

@@ -54,6 +54,7 @@ TERM_ROWS = {name: row for row, name in enumerate(TERMS)}
 
 _COMPUTE = ("gemm", "attention", "ring_merge", "small_kernels")
 SINGLES_KEPT = 512  # single micro-batches whose prices are kept: of uniform steps there are few
+TABLES_KEPT = 24  # of planners, of some thousand numbers of tokens: about a megabyte each
 R = TypeVar("R")
 
 LayerTerms = dict[tuple[bool, bool], Floats]
@@ -82,8 +83,16 @@ class LayerPrices:
         """What one layer keeps, see activation_bytes_per_token_layer."""
         return activation_bytes_per_token_layer(self._model, self._layout)
 
-    def terms_s(self, batches: MicroBatches, tokens: Floats, sides: tuple[bool, ...]) -> LayerTerms:
-        """[T, n] per layer by (experts, backward), for the layers that the model has; not to be changed."""
+    def terms_s(
+        self, batches: MicroBatches, tokens: Floats, sides: tuple[bool, ...], *, kept: bool = False
+    ) -> LayerTerms:
+        """[T, n] per layer by (experts, backward), for the layers that the model has; not to be changed.
+
+        *kept*: others will ask for the same micro-batches, of one rank each, though there are several.
+        """
+        if kept and len(tokens) > 1:
+            key = (self, sides, batches.segment_tokens.tobytes())
+            return remembered(_tables, key, lambda _: self._terms_s(batches, tokens, sides))
         columns: tuple[Ints | Floats, ...] = (
             batches.segment_tokens,
             batches.segment_offsets,
@@ -168,6 +177,10 @@ class LayerPrices:
         forward[row], backward[row] = beside_the_other_micro_batch_s(
             forward[row], backward[row], np.asarray(compute), self._gpu.sm_count
         )
+
+
+_tables: Latest[tuple[LayerPrices, tuple[bool, ...], bytes], LayerTerms] = Latest(TABLES_KEPT)
+"""Terms of many numbers of tokens of one rank each."""
 
 
 @shared(most=512)

@@ -72,11 +72,12 @@ class MicroBatchCost:
         heads = self._layers.heads_s(tokens, (backward,))
         return self._stage_terms(batches, tokens, layers, heads, backward=backward)
 
-    def both_terms_s(self, batches: MicroBatches) -> tuple[Floats, Floats]:
-        """Forward and backward at once; see terms_s."""
+    def both_terms_s(self, batches: MicroBatches, *, kept: bool = False) -> tuple[Floats, Floats]:
+        """Forward and backward at once; see terms_s. *kept*: other layouts will ask for the same micro-batches."""
         tokens = self._tokens(batches)
         sides = (False, True)
-        layers, heads = self._layers.terms_s(batches, tokens, sides), self._layers.heads_s(tokens, sides)
+        layers = self._layers.terms_s(batches, tokens, sides, kept=kept)
+        heads = self._layers.heads_s(tokens, sides)
         forward, backward = (
             self._stage_terms(batches, tokens, layers, heads, backward=side) for side in (False, True)
         )
@@ -294,7 +295,7 @@ class MicroBatchCost:
         Forward, backward and recomputation; no attention and no host time, recomputed or not; no terms *without*.
         """
         batches = self._uniform(np.asarray(tokens_per_rank, dtype=np.int64))
-        forward, backward = self.both_terms_s(batches)
+        forward, backward = self.both_terms_s(batches, kept=True)
         linear = [row for name, row in TERM_ROWS.items() if name not in _NOT_LINEAR and name not in without]
         total = forward[linear].sum(axis=0) + backward[linear].sum(axis=0)
         if self._repeating:

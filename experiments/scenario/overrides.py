@@ -6,6 +6,7 @@ import contextlib
 import copy
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.errors import CatalogError, ScenarioError
@@ -52,7 +53,7 @@ def parse_override(text: str) -> tuple[str, object]:
     if not equals or not all(part.strip() for part in key.split(".")):
         raise ScenarioError((("", f"expected key=value with a dotted key, got {quoted(text)}"),), "--set")
     try:
-        value: object = load_yaml(value_text)
+        value = _scalar(value_text)
     except YamlError:
         raise ScenarioError(
             ((key, f"{quoted(value_text)} is not a YAML scalar; quote it"),), "--set"
@@ -86,6 +87,13 @@ def split_group(text: str) -> tuple[str, ...]:
             parts.append(text[begin:place].strip())
             begin = place + 1
     return (*parts, text[begin:].strip())
+
+
+@lru_cache(maxsize=4096)
+def _scalar(text: str) -> object:
+    """What YAML reads in it; a sweep or search sets the same few values again and again."""
+    found: object = load_yaml(text)
+    return found
 
 
 def apply_overrides(document: Mapping[str, object], overrides: Iterable[str]) -> dict[str, object]:

@@ -80,7 +80,7 @@ def balanced_draft(problem: PlanningProblem) -> Draft:
     drafts = _whole_unit_drafts(problem, packs, long, step_s)
     if not drafts:
         drafts = _limit_drafts(problem, packs, long, step_s, ideal)
-    turns = turn_choices(problem, long, short_s)
+    turns = [] if problem.quick else turn_choices(problem, long, short_s)
     for choice in turns[:TURN_DRAFTS]:
         if choice.step_s < min(draft.end_s for draft in drafts):
             drafts += _drafts(problem, packs, long, choice, ROOMS[0])
@@ -99,9 +99,8 @@ def _whole_unit_drafts(
     if step_s > WHOLE_UNITS * unit_s:
         return []
     drafts = []
-    for places in islice(
-        whole_unit_places(problem, long, len(packs.seconds), unit_s, step_s), WHOLE_UNIT_DRAFTS
-    ):
+    most = 1 if problem.quick else WHOLE_UNIT_DRAFTS
+    for places in islice(whole_unit_places(problem, long, len(packs.seconds), unit_s, step_s), most):
         placed = _Placed(
             choice=Choice(places.size, places.time_s, places.step_s),
             sequence=long.sequence,
@@ -125,7 +124,7 @@ def _limit_drafts(
 ) -> list[Draft]:
     """Plans in which every long sequence keeps to one time limit, for the most promising limits."""
     drafts: list[Draft] = []
-    many = DRAFTS[len(long.tokens) <= FEW_LONG]
+    many = 1 if problem.quick else DRAFTS[len(long.tokens) <= FEW_LONG]
     choices = promising_choices(problem, long, float(packs.seconds.sum()), step_s, ideal)[:many]
     whole_s = _whole_s(problem, packs, choices)
     for choice in choices:

@@ -34,6 +34,9 @@ class PlanningProblem:
     mesh_degree: int | None = None
     """Context-parallel degree that a static mesh of an earlier batch has settled on; None = as the layout says."""
 
+    quick: bool = False
+    """Fewer drafts of a balanced plan, none of packs of other sizes: for a search that plans its survivors in full."""
+
     @property
     def target_tokens(self) -> int:
         """Tokens of a full pack."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulator_setups import CALIBRATIONS, MODELS, SHAPES, small_cluster, small_setup
 
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.layout.layout import Layout
@@ -16,7 +17,6 @@ from hdpsim.errors import InfeasibleError, OutOfMemoryError
 from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, Setup
 from hdpsim.simulator.step import StepResult, simulate_step
 from hdpsim.simulator.uniform import price_uniform
-from tests.simulator.setups import CALIBRATIONS, MODELS, SHAPES, small_cluster, small_setup
 
 LARGE = catalog.model("llama-70b")  # of which memory decides
 

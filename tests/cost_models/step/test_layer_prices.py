@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ideal_hardware import FAST_MEMORY_GPU, IDEAL, MODEL, PEAK, ideal_cluster, micro_batches
 
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Cluster
@@ -23,7 +24,6 @@ from hdpsim.cost_models.step.layer_prices import LayerPrices, layer_prices
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.tracing import Latest, tracing
 from hdpsim.cost_models.transformer.parameters import _parameters_of, stage_contents
-from tests.cost_models.ideal import FAST_MEMORY_GPU, IDEAL, MODEL, PEAK, ideal_cluster, micro_batches
 
 MOE = replace(MODEL, name="experts", experts=8, top_k=2, dense_layers=4, dense_ffn_hidden=11008)
 CLUSTER: Cluster = ideal_cluster(gpu=replace(FAST_MEMORY_GPU, fp8_flop_per_s=2 * PEAK))

@@ -15,8 +15,12 @@ from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.errors import InfeasibleError
+from hdpsim.simulator.lower_bound import lower_bound_s
 from hdpsim.simulator.setup import Setup, StrategyOptions
 from hdpsim.simulator.step import plan_batch, simulate_step
+from hdpsim.simulator.strategies import best_plan
+from hdpsim.simulator.strategies.hdp_balance import Draft
+from hdpsim.simulator.strategies.problem import PlanningProblem
 
 FOR_NOTHING = 1.02
 """A planner is no optimiser: so much slower a step on better parts may be."""
@@ -198,3 +202,29 @@ def test_padded_packs_are_held_against_the_same_packs_as_they_are():
     )
     lengths = np.array([8192, 401, 324, 268, 231, 198, 183, 174, 139, 130, 101, 38])
     assert simulate_step(setup, lengths).step_s <= best_mesh_s(setup, lengths) * 1.01
+
+
+@settings(max_examples=25)
+@given(tasks())
+def test_a_quick_plan_keeps_all_promises_and_takes_as_long_at_least_as_its_bound(task: Task) -> None:
+    plan, problem, _ = plan_batch(task.setup, task.lengths, quick=True)
+    validate_plan(plan, task.lengths, problem.stages)
+    step = simulate_step(task.setup, task.lengths, quick=True)
+    assert step.step_s >= lower_bound_s(task.setup, task.lengths) * (1.0 - 1e-9)
+
+
+def test_a_quick_plan_makes_fewer_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[PlanningProblem] = []
+    draft_of = best_plan.balanced_draft
+
+    def counted(problem: PlanningProblem) -> Draft:
+        drawn.append(problem)
+        return draft_of(problem)
+
+    monkeypatch.setattr(best_plan, "balanced_draft", counted)
+    setup = small_setup(nodes=4, capacity=1024, context=8192)
+    lengths = np.array([8000, 5000, 3000, *[700] * 30])
+    plan_batch(setup, lengths)
+    in_full = len(drawn)
+    plan_batch(setup, lengths, quick=True)
+    assert len(drawn) - in_full == 1 < in_full
