@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from numbers import Integral
 
 import numpy as np
@@ -18,6 +17,7 @@ from hdpsim.cost_models.step.loading import DataPath, node_loading_s
 from hdpsim.cost_models.step.micro_batch import MicroBatches, StepCosts
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.step.step import loading_s, planning_s, step_costs
+from hdpsim.cost_models.tracing import shared
 from hdpsim.cost_models.transformer.flop import sequence_model_flop
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.quoting import quoted
@@ -108,7 +108,7 @@ class StepResult:
     work_left_out: float = 0.0
 
 
-@lru_cache(maxsize=64)
+@shared(most=64)
 def _cost_of(key: tuple[object, ...]) -> MicroBatchCost:
     model, layout, cluster, cal = key
     return MicroBatchCost(model, layout, cluster, cal)  # type: ignore[arg-type]

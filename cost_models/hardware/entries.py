@@ -7,7 +7,6 @@ otherwise, has a unit or a range of another name.
 from __future__ import annotations
 
 import dataclasses
-from functools import cache
 from types import NoneType
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -224,14 +223,9 @@ def _source(fields: Fields) -> str:
     return "; ".join([*([text] if text else []), *(f"{key}: {value}" for key, value in parts.items())])
 
 
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
-
-
 def _built(fields: Fields, kind: type[Entry], **given: Any) -> Entry | None:
     """The entry of *given* values and the other keys; None when something was noted: stand-ins are no entry."""
-    hints = _hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     others = (item for item in dataclasses.fields(kind) if item.name not in given)
     given |= {item.name: _read(fields, item, hints[item.name], kind) for item in others}
     result: Entry | None = None
