@@ -12,13 +12,18 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from hdpsim.cost_models.kernels.power import COMMUNICATION_SHARE, waiting_w
+from hdpsim.cost_models.reading.units import HOUR_S
+from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.errors import InfeasibleError, OutOfMemoryError, ScenarioError
 from hdpsim.experiments.planning.setups import Setups
 from hdpsim.experiments.planning.space import Candidate, Changes, Space
 from hdpsim.experiments.studies.cost_to_target import price_of
+from hdpsim.experiments.studies.power import cluster_power, power_of
 from hdpsim.simulator.lower_bound import lower_bound_s
+from hdpsim.simulator.play.noise import fastest_gpu
 from hdpsim.simulator.setup import Setup
-from hdpsim.simulator.step import StepResult, settled_degree, simulate_step
+from hdpsim.simulator.step import StepResult, micro_batch_cost, settled_degree, simulate_step
 from hdpsim.simulator.step_memory import capacity_tokens, check_fits, memory_of
 from hdpsim.simulator.uniform import price_uniform
 
@@ -28,9 +33,8 @@ if TYPE_CHECKING:
     from hdpsim.experiments.scenario.data_use import Lengths
     from hdpsim.experiments.scenario.scenario import Scenario
 
-Objective = Literal["tokens_per_s", "usd_per_token", "time_to_train"]
+Objective = Literal["tokens_per_s", "usd_per_token", "time_to_train", "energy"]
 
-_HOUR_S = 3600.0
 _NUMBER = re.compile(r"\d[\d,.]*")
 _LIMITS = {
     "gpus": "GPUs that do not divide by tp x pp",
@@ -61,6 +65,7 @@ class Evaluated:
         tokens_per_s: mean over the batches, as of `hdpsim simulate`.
         memory: of the fullest stage, of the batch that needs most.
         usd_per_token: GPUs alone; None where their price is unknown.
+        joule_per_token: all that the data centre draws; None where it was only priced.
         bound_s: no plan of these batches on this layout takes less, mean over the batches; 0 where nobody asked.
         accounts: seconds of a step in each, mean over ranks, stages and batches; none where it was only priced.
         cp: ranks of the largest group.
@@ -73,6 +78,7 @@ class Evaluated:
     step_s: float
     memory: MemoryReport
     usd_per_token: float | None
+    joule_per_token: float | None
     bound_s: float
     accounts: dict[str, float]
     cp: int
@@ -112,24 +118,39 @@ class LayoutResults:
                 self.closest = (excess, candidate, str(error))
 
 
-def score(objective: Objective, tokens_per_s: float, usd_per_s: float | None) -> float:
-    """How good that is, more is better. It grows with the throughput: the bound of one is the bound of the other."""
+def score_of(one: Evaluated, objective: Objective) -> float:
+    """How good a candidate is, more is better: tokens a second, per USD or per joule."""
     if objective == "usd_per_token":
-        assert usd_per_s is not None
-        return tokens_per_s / usd_per_s
+        assert one.usd_per_token is not None  # the objective was refused where prices are unknown
+        return 1.0 / one.usd_per_token
+    if objective == "energy":
+        assert one.joule_per_token is not None  # whoever asks for energy replays
+        return 1.0 / one.joule_per_token
+    return one.tokens_per_s
+
+
+def most_score(objective: Objective, tokens_per_s: float, setup: Setup, costs: CostOptions) -> float:
+    """The score that a candidate cannot exceed if it cannot exceed that throughput.
+
+    Of energy: its GPUs draw at least what those of them draw that do what needs least power.
+    """
+    if objective == "usd_per_token":
+        cost = usd_per_s(setup, costs)
+        assert cost is not None
+        return tokens_per_s / cost
+    if objective == "energy":
+        gpu = setup.cluster.gpu
+        least_w = min(
+            waiting_w(gpu), setup.calibration.static_w or gpu.tdp_w, COMMUNICATION_SHARE * gpu.tdp_w
+        )
+        return tokens_per_s / cluster_power(setup.cluster, least_w, costs).facility_w
     return tokens_per_s
 
 
 def usd_per_s(setup: Setup, costs: CostOptions) -> float | None:
     """What all GPUs cost; None where their price is unknown."""
     price = price_of(setup.cluster.gpu, costs).usd_per_hour
-    return None if price is None else price * setup.cluster.gpus / _HOUR_S
-
-
-def score_of(one: Evaluated, objective: Objective) -> float:
-    """The score of what was replayed."""
-    usd_per_s = None if one.usd_per_token is None else one.usd_per_token * one.tokens_per_s
-    return score(objective, one.tokens_per_s, usd_per_s)
+    return None if price is None else price * setup.cluster.gpus / HOUR_S
 
 
 def ranked(candidates: Sequence[Evaluated], objective: Objective, count: int) -> list[Evaluated]:
@@ -274,10 +295,11 @@ def _try_layout(task: Task, layout: Changes, results: LayoutResults) -> None:
         candidate, costs = Candidate(changes=(*changes, *variant)), question.scenario.costs
         try:
             own = setups.of(candidate.changes)
-            if known.equal and own.layout.parallel.cp is not None and own.strategy.name == "static":
-                one: Evaluated | None = _priced(candidate, own, costs, known.lengths)
+            least = results.least(question, task.least)
+            priced = known.equal and own.layout.parallel.cp is not None and own.strategy.name == "static"
+            if priced and question.objective != "energy":
+                one = _priced(candidate, own, costs, known.lengths, question.objective, least)
             else:
-                least = results.least(question, task.least)
                 one = replayed(candidate, own, costs, known.lengths, bounds_s, question.objective, least)
         except (InfeasibleError, ScenarioError) as error:
             results.refuse(candidate, error)
@@ -297,12 +319,28 @@ def _capacity(setup: Setup) -> int:
         return 0
 
 
-def _priced(candidate: Candidate, setup: Setup, costs: CostOptions, batches: Sequence[Lengths]) -> Evaluated:
+def _priced(
+    candidate: Candidate,
+    setup: Setup,
+    costs: CostOptions,
+    batches: Sequence[Lengths],
+    objective: Objective,
+    least: float | None,
+) -> Evaluated | None:
     """A candidate on batches of equal sequences: the figures of `replayed`, without accounts.
+
+    None if it cannot reach the score *least*.
 
     Raises:
         InfeasibleError: it cannot run.
     """
+    cost = usd_per_s(setup)
+    if least is not None:
+        bounds_s = [mesh_bound_s(setup, len(lengths), int(lengths[0])) for lengths in batches]
+        if all(bounds_s):
+            rates = [lengths.sum() / bound_s for lengths, bound_s in zip(batches, bounds_s, strict=True)]
+            if most_score(objective, float(np.mean(rates)), setup, costs) < least:
+                return None
     prices = {}
     for lengths in batches:
         if len(lengths) not in prices:
@@ -312,7 +350,7 @@ def _priced(candidate: Candidate, setup: Setup, costs: CostOptions, batches: Seq
             assert price.memory is not None
             prices[len(lengths)] = price
     steps = [prices[len(lengths)] for lengths in batches]
-    tokens_per_s, cost = float(np.mean([price.tokens_per_s for price in steps])), usd_per_s(setup, costs)
+    tokens_per_s = float(np.mean([price.tokens_per_s for price in steps]))
     return Evaluated(
         candidate=candidate,
         setup=setup,
@@ -320,6 +358,7 @@ def _priced(candidate: Candidate, setup: Setup, costs: CostOptions, batches: Seq
         step_s=float(np.mean([price.step_s for price in steps])),
         memory=max((price.memory for price in steps if price.memory), key=lambda memory: memory.total_bytes),
         usd_per_token=None if cost is None else cost / tokens_per_s,
+        joule_per_token=None,
         bound_s=0.0,
         accounts={},
         cp=setup.layout.parallel.cp or 1,
@@ -337,22 +376,50 @@ def _check_smallest(setup: Setup) -> None:
 
 
 def bounds_of(setup: Setup, batches: Sequence[Lengths]) -> tuple[float, ...]:
-    """For every batch a time that no candidate of this layout undercuts; empty where noise may.
+    """For every batch a time that no candidate of this layout undercuts; empty where jitter may.
 
     The rank capacity is the whole context: a larger one than any candidate has only lowers the bound. Sequences are
-    taken as attention sees them if a packer may cut them.
+    taken as attention sees them if a packer may cut them. Unequal GPUs are taken as if all were the fastest.
     """
-    if setup.execution.jitter or setup.execution.gpu_spread is not None:
+    if setup.execution.jitter:
         return ()
     tp = setup.layout.parallel.tp
     whole = -(-setup.context_tokens // tp) * tp
     free = replace(setup, layout=setup.layout.changed(cp=None, rank_capacity_tokens=whole))
+    fastest = fastest_gpu(setup.execution, setup.cluster.gpus)
     known: dict[bytes, float] = {}
     for lengths in batches:
         key = lengths.tobytes()
         if key not in known:
-            known[key] = lower_bound_s(free, lengths)
+            known[key] = fastest * lower_bound_s(free, lengths)
     return tuple(known[lengths.tobytes()] for lengths in batches)
+
+
+def mesh_bound_s(setup: Setup, sequences: int, tokens: int) -> float:
+    """A time that the static mesh of a setup takes at least for equal sequences; 0 where nothing is known.
+
+        most micro-batches of a rank x time of one on the busiest stage x factor of the fastest GPU
+
+    Ignored: filling and draining the pipeline, the epilogue. The group is taken as if its ring were the best there is.
+    """
+    layout, context = setup.layout, setup.context_tokens
+    held, cp = context // tokens, layout.parallel.cp
+    cut = setup.strategy.packing == "concatenate" and context % tokens
+    if setup.execution.jitter or cp is None or cut or layout.pipeline.schedule == "dualpipe":
+        return 0.0
+    cost = micro_batch_cost(setup)
+    packs = -(-sequences // held)
+    batches = MicroBatches(
+        segment_tokens=np.full(held, tokens, dtype=np.int64),
+        segment_offsets=np.array([0, held]),
+        group_size=np.array([cp]),
+        tier=cost.fabric.span_tier(np.array([0]), np.array([(cp - 1) * layout.parallel.rank_stride])),
+        offload_ratio=np.array([setup.strategy.activation_offload]),
+        padding_tokens=np.array([context - held * tokens]) if setup.strategy.padding else None,
+    )
+    slots = -(-packs // max(1, setup.ranks // cp))
+    fastest = fastest_gpu(setup.execution, setup.cluster.gpus)
+    return float(slots * cost.busy_s(batches)[0] * fastest)
 
 
 def replayed(
@@ -374,7 +441,7 @@ def replayed(
     prune = least is not None and bool(rates)
 
     def hopeless() -> bool:
-        return prune and score(objective, float(np.mean(rates)), cost) < (least or 0.0)
+        return prune and most_score(objective, float(np.mean(rates)), setup, costs) < (least or 0.0)
 
     if hopeless():
         return None
@@ -390,7 +457,7 @@ def replayed(
             rates[number] = results[-1].tokens_per_s
             if number + 1 < len(batches) and hopeless():
                 return None
-    tokens_per_s = float(np.mean([result.tokens_per_s for result in results]))
+    tokens_per_s, accounts = float(np.mean([result.tokens_per_s for result in results])), _accounts(results)
     return Evaluated(
         candidate=candidate,
         setup=setup,
@@ -398,8 +465,9 @@ def replayed(
         step_s=float(np.mean([result.step_s for result in results])),
         memory=max((result.memory for result in results), key=lambda memory: memory.total_bytes),
         usd_per_token=None if cost is None else cost / tokens_per_s,
+        joule_per_token=power_of(setup, results, accounts, costs).facility_w / tokens_per_s,
         bound_s=float(np.mean(bounds_s)) if bounds_s else 0.0,
-        accounts=_accounts(results),
+        accounts=accounts,
         cp=max(result.largest_group for result in results),
         micro_batches=results[0].plan_micro_batches,
     )

@@ -357,9 +357,10 @@ def why(found: Found) -> str:
     lines = []
     if found.own is None:
         lines.append(f"The scenario as it is cannot run: {found.own_reason}")
-    elif found.own is not best:
+    elif found.own.candidate != best.candidate:
+        fits = "" if found.own.memory.fits else f" and does not fit ({memory_of(found.own.memory)})"
         lines.append(
-            f"The scenario as it is ({words_of(found.own)}) takes {found.own.step_s:.3f} s: the best trains "
+            f"The scenario as it is ({words_of(found.own)}) takes {found.own.step_s:.3f} s{fits}: the best trains "
             f"{best.tokens_per_s / found.own.tokens_per_s:.2f} times as fast.{_from(best, found.own)}"
         )
     else:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import inf
 from typing import TYPE_CHECKING
 
 from hdpsim.cost_models.layout.layout import Layout
@@ -52,7 +53,7 @@ class Found:
 
     Attributes:
         best: the best candidates, the best first; those that are the same under another name are left out.
-        own: the scenario as it is; None where it cannot run.
+        own: the scenario as it is, one of the candidates if it fits the memory; None where it cannot run.
         evaluated: every candidate that was replayed.
         refused: candidates by the limit that refused them.
         outrun: candidates that a lower bound showed to be slower than the best ones.
@@ -154,7 +155,7 @@ def _own(question: Question, found: Found) -> None:
     except InfeasibleError as error:
         found.own_reason = str(error)
     results = LayoutResults()
-    if found.own is not None:
+    if found.own is not None and found.own.memory.fits:
         results.evaluated.append(found.own)
     found.add(results, question.count)
 
@@ -208,18 +209,31 @@ class Work:
     tokens: float
 
     def rough_s(self, scenario: Scenario, cluster: Cluster, layout: dict[str, object]) -> float:
-        """About what a step takes: work, recomputation, bubbles, tensor-parallel traffic; for the order alone."""
+        """About what a step takes; for the order alone.
+
+        Counted: work, recomputation, tensor-parallel traffic, bubbles and uneven numbers of micro-batches under the
+            best context-parallel degree, parameters that are gathered for every micro-batch (zero3).
+        """
         tp, pp, vpp = (int(str(layout[f"layout.{key}"])) for key in ("tp", "pp", "vpp"))
-        model = scenario.model
-        again = {"full": 4.0 / 3.0, "selective": 1.05}.get(str(layout["layout.recompute"]), 1.0)
+        model, context = scenario.model, scenario.data.context_tokens
+        repeated = {"full": 4.0 / 3.0, "selective": 1.05}.get(str(layout["layout.recompute"]), 1.0)
         ranks = max(1, cluster.gpus // (tp * pp))
         traffic = 8.0 * 2.0 * model.hidden * model.layers * self.tokens * (tp - 1) / tp / (ranks * pp)
-        work_s = self.flop * again / (0.6 * cluster.gpu.bf16_flop_per_s * cluster.gpus)
+        work_s = self.flop * repeated / (0.6 * cluster.gpu.bf16_flop_per_s * cluster.gpus)
         work_s += traffic / (0.7 * cluster.gpu.nvlink_bytes_per_s)
-        micro_batches = max(1.0, self.tokens / scenario.data.context_tokens / ranks)
-        bubble = _bubbles(pp, vpp, str(layout["layout.schedule"])) / micro_batches
-        slower = 1.2 if layout["layout.sharding"] == "zero3" and pp > 1 else 1.0
-        return work_s * (1.0 + bubble) * slower * (1.05 if layout["layout.optimizer_offload"] else 1.0)
+        bubbles = _bubbles(pp, vpp, str(layout["layout.schedule"]))
+        weights = self.flop / (6.0 * self.tokens) / (tp * pp)
+        gather_s = 6.0 * weights / cluster.node.nic_bytes_per_s_per_gpu
+        packs = self.tokens / context
+        best_s = inf
+        for power in range(ranks.bit_length()):
+            groups = max(1.0, ranks / 2**power)
+            slots = max(1.0, packs / groups)
+            busy_s = work_s * (slots * groups / packs) * (1.0 + bubbles / slots) * (1.0 + 0.03 * power)
+            if layout["layout.sharding"] == "zero3":
+                busy_s = max(busy_s, slots * gather_s) + 0.05 * work_s
+            best_s = min(best_s, busy_s)
+        return best_s * (1.05 if layout["layout.optimizer_offload"] else 1.0)
 
 
 @lru_cache(maxsize=1024)

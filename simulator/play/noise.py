@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _COMPUTE = frozenset({"gemm", "attention", "ring_merge", "small_kernels", "recompute", "logits"})
 """Terms of a micro-batch that a slower GPU lengthens; transfers and the host are as fast as elsewhere."""
 
+_STREAMS = 5
+"""Causes of noise; the spread of GPUs is the last."""
+
 
 def draw_noise(
     plan: Plan,
@@ -43,7 +46,7 @@ def draw_noise(
     """
     if options.draws_nothing:
         return None
-    seeds = np.random.SeedSequence(options.seed).spawn(5)
+    seeds = np.random.SeedSequence(options.seed).spawn(_STREAMS)
     slow, jitter_forward, jitter_backward, pauses, spread = (
         partial(np.random.default_rng, seed) for seed in seeds
     )
@@ -64,6 +67,17 @@ def draw_noise(
         forward = np.ones(shape) if forward is None else forward
         _add_pauses(forward, pauses(), plan, costs, tp, options)
     return Noise(rank_stage=rank_stage, forward=forward, backward=backward)
+
+
+def fastest_gpu(options: ExecutionOptions, gpus: int) -> float:
+    """The least factor that the spread of equal GPUs can put on a duration, at most 1.
+
+    A job of so many GPUs draws the same factors whatever its layout; only who gets which differs.
+    """
+    if not options.gpu_spread:
+        return 1.0
+    random = np.random.default_rng(np.random.SeedSequence(options.seed).spawn(_STREAMS)[-1])
+    return min(1.0, float(_log_normal(random, options.gpu_spread, (gpus,)).min()))
 
 
 def _log_normal(random: np.random.Generator, deviation: float, shape: tuple[int, ...]) -> Floats:

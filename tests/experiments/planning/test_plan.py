@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
 from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.planning.evaluation import mesh_bound_s
 from hdpsim.experiments.planning.plan import front, plan, plan_document, planned
 from hdpsim.experiments.planning.search import Found, search
 from hdpsim.experiments.planning.setups import Setups
@@ -195,13 +196,32 @@ def equal(context: str = "4096 tokens") -> Scenario:
 def test_equal_sequences_are_priced_as_they_are_replayed() -> None:
     space = Space(values={**FEW, "layout.pp": (1, 2), "strategy.name": ("static",)})
     found = search(equal(), space, count=3)
-    assert found.outrun == 0
     assert {one.setup.context_tokens for one in found.evaluated} >= {2048, 4096}
     for one in found.evaluated[::7]:
         outcome = run_batches(equal().with_changes(one.candidate.overrides), equal().batches())
         assert outcome.tokens_per_s.mean == pytest.approx(one.tokens_per_s, rel=1e-12)
         assert outcome.results[0].memory == one.memory
     assert all(sum(one.accounts.values()) == pytest.approx(one.step_s) for one in found.best)
+
+
+@pytest.mark.parametrize("options", [(), ("execution.gpu_spread=0.05", "execution.slow_node_share=0.5")])
+def test_no_step_of_equal_sequences_is_shorter_than_the_bound_of_its_mesh(options: tuple[str, ...]) -> None:
+    scenario = equal().with_changes(options)
+    space = Space(values={**FEW, "layout.pp": (1, 2), "layout.vpp": (1, 2), "strategy.name": ("static",)})
+    found = search(scenario, space, count=1000)
+    sequences = len(scenario.batches()[0])
+    for one in found.evaluated:
+        if one.setup.layout.parallel.cp is not None:
+            assert 0.0 < mesh_bound_s(one.setup, sequences, 2048) <= one.step_s
+    assert all(one.step_s >= one.bound_s > 0.0 for one in found.best if one.candidate.changes)
+
+
+def test_a_scenario_that_does_not_fit_is_no_candidate() -> None:
+    large = ("model=llama-3-70b", "memory.must_fit=false", "layout.rank_capacity=4K tokens", "layout.tp=1")
+    found = search(small().with_changes(large), Space(), budget_s=0.0)
+    assert found.own is not None
+    assert not found.own.memory.fits
+    assert not found.best
 
 
 def test_every_degree_divides() -> None:
