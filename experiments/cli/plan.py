@@ -44,7 +44,7 @@ def _seconds(_context: click.Context, _option: click.Parameter, text: str) -> fl
 )
 @click.option(
     "--objective",
-    type=click.Choice(("tokens_per_s", "usd_per_token", "time_to_train")),
+    type=click.Choice(("tokens_per_s", "usd_per_token", "time_to_train", "energy")),
     default="tokens_per_s",
     show_default=True,
     help="What is best; time_to_train needs --tokens.",

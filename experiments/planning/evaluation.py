@@ -334,13 +334,13 @@ def _priced(
     Raises:
         InfeasibleError: it cannot run.
     """
-    cost = usd_per_s(setup)
     if least is not None:
-        bounds_s = [mesh_bound_s(setup, len(lengths), int(lengths[0])) for lengths in batches]
-        if all(bounds_s):
-            rates = [lengths.sum() / bound_s for lengths, bound_s in zip(batches, bounds_s, strict=True)]
-            if most_score(objective, float(np.mean(rates)), setup, costs) < least:
-                return None
+        for bound in (mesh_bound_s, quiet_bound_s):
+            bounds_s = [bound(setup, len(lengths), int(lengths[0])) for lengths in batches]
+            if all(bounds_s):
+                rates = [lengths.sum() / bound_s for lengths, bound_s in zip(batches, bounds_s, strict=True)]
+                if most_score(objective, float(np.mean(rates)), setup, costs) < least:
+                    return None
     prices = {}
     for lengths in batches:
         if len(lengths) not in prices:
@@ -350,7 +350,7 @@ def _priced(
             assert price.memory is not None
             prices[len(lengths)] = price
     steps = [prices[len(lengths)] for lengths in batches]
-    tokens_per_s = float(np.mean([price.tokens_per_s for price in steps]))
+    tokens_per_s, cost = float(np.mean([price.tokens_per_s for price in steps])), usd_per_s(setup, costs)
     return Evaluated(
         candidate=candidate,
         setup=setup,
@@ -420,6 +420,27 @@ def mesh_bound_s(setup: Setup, sequences: int, tokens: int) -> float:
     slots = -(-packs // max(1, setup.ranks // cp))
     fastest = fastest_gpu(setup.execution, setup.cluster.gpus)
     return float(slots * cost.busy_s(batches)[0] * fastest)
+
+
+def quiet_bound_s(setup: Setup, sequences: int, tokens: int) -> float:
+    """A time that the static mesh takes at least where GPUs are drawn unequal or slow; 0 where nothing is known.
+
+        step without what is drawn x factor of the fastest GPU: no duration is shorter than that part of it
+
+    Raises:
+        InfeasibleError: it cannot run.
+    """
+    execution = setup.execution
+    if execution.jitter or execution.draws_nothing:
+        return 0.0
+    equal = None if execution.gpu_spread is None else 0.0
+    quiet = replace(
+        setup, execution=replace(execution, gpu_spread=equal, slow_node_share=0.0, gc_pause_s=0.0)
+    )
+    (price,) = price_uniform(quiet, (setup.layout,), sequences=sequences, tokens=tokens)
+    if price.refused is not None:
+        raise price.refused
+    return price.step_s * fastest_gpu(execution, setup.cluster.gpus)
 
 
 def replayed(

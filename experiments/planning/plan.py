@@ -253,6 +253,7 @@ def _figures(one: Evaluated) -> dict[str, Any]:
         "memory_gib": one.memory.total_bytes / _GIB,
         "headroom_gib": one.headroom_bytes / _GIB,
         "usd_per_token": one.usd_per_token,
+        "joule_per_token": one.joule_per_token,
     }
 
 
@@ -291,6 +292,7 @@ def best_table(found: Found, rows: Sequence[dict[str, Any]], tokens: float | Non
         Column("", lambda pair: pair[0].headroom_bytes / _GIB, heading="headroom", unit="GiB", format=".1f"),
         Column("", lambda pair: _usd_per_million(pair[0]), heading="USD per M tokens", format=".3g",
                missing="unknown"),
+        Column("", lambda pair: pair[0].joule_per_token, heading="J per token", format=".3g"),
         Column("", days, heading="days", format=".1f", shown=tokens is not None),
     )  # fmt: skip
     return Table(title=f"The best {len(found.best)} by {found.objective}", columns=columns, rows=pairs)
@@ -391,8 +393,8 @@ def remarks(scenario: Scenario, found: Found) -> tuple[str, ...]:
             "Schedules beyond 1f1b and interleaved are tried with --search "
             "layout.schedule=1f1b,interleaved,zb-h1,zb-h2,zb-v,dualpipe."
         )
-    if found.best[0].setup.execution.jitter or found.best[0].setup.execution.gpu_spread is not None:
-        lines.append("Drawn noise (jitter, gpu_spread) has no lower bound: nothing was pruned by one.")
+    if scenario.execution.jitter:
+        lines.append("Jitter (execution.jitter) has no lower bound: nothing was pruned by one.")
     lines.append(price_of(found.best[0].setup.cluster.gpu, scenario.costs).note)
     lines.append(f"How far off predictions of such runs were: {band_of(scenario, found.best[0]).note}")
     return tuple(lines)

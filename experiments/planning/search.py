@@ -46,6 +46,9 @@ TOGETHER = 8
 ALONE_S = 5.0
 """How long one process works before others are started, which takes a second or two."""
 
+PACK_TOKENS = 8192.0
+"""About what a micro-batch of unequal sequences holds, for the order of layouts alone."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Found:
@@ -184,6 +187,9 @@ def _tasks(question: Question) -> list[Task]:
     work = Work(
         flop=sequence_model_flop(scenario.model, known.lengths[0], causal=True),
         tokens=float(known.lengths[0].sum()),
+        pack_tokens=scenario.data.context_tokens
+        if known.equal
+        else min(scenario.data.context_tokens, max(PACK_TOKENS, float(known.lengths[0].mean()))),
     )
     estimates: list[tuple[float, int, Changes, Changes]] = []
     for site in question.space.sites:
@@ -207,6 +213,8 @@ class Work:
 
     flop: float
     tokens: float
+    pack_tokens: float
+    """Of a micro-batch: the context of a mesh, less where sequences are unequal and HDP may share them."""
 
     def rough_s(self, scenario: Scenario, cluster: Cluster, layout: dict[str, object]) -> float:
         """About what a step takes; for the order alone.
@@ -215,7 +223,7 @@ class Work:
             best context-parallel degree, parameters that are gathered for every micro-batch (zero3).
         """
         tp, pp, vpp = (int(str(layout[f"layout.{key}"])) for key in ("tp", "pp", "vpp"))
-        model, context = scenario.model, scenario.data.context_tokens
+        model = scenario.model
         repeated = {"full": 4.0 / 3.0, "selective": 1.05}.get(str(layout["layout.recompute"]), 1.0)
         ranks = max(1, cluster.gpus // (tp * pp))
         traffic = 8.0 * 2.0 * model.hidden * model.layers * self.tokens * (tp - 1) / tp / (ranks * pp)
@@ -224,7 +232,7 @@ class Work:
         bubbles = _bubbles(pp, vpp, str(layout["layout.schedule"]))
         weights = self.flop / (6.0 * self.tokens) / (tp * pp)
         gather_s = 6.0 * weights / cluster.node.nic_bytes_per_s_per_gpu
-        packs = self.tokens / context
+        packs = self.tokens / self.pack_tokens
         best_s = inf
         for power in range(ranks.bit_length()):
             groups = max(1.0, ranks / 2**power)
@@ -233,6 +241,7 @@ class Work:
             if layout["layout.sharding"] == "zero3":
                 busy_s = max(busy_s, slots * gather_s) + 0.05 * work_s
             best_s = min(best_s, busy_s)
+        best_s *= 1.0 + 0.001 * vpp  # of equals the one that is replayed faster first
         return best_s * (1.05 if layout["layout.optimizer_offload"] else 1.0)
 
 

@@ -87,7 +87,12 @@ def test_equals_simulate_step(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize(
     "execution",
-    [ExecutionOptions(executor="engine"), ExecutionOptions(jitter=0.1), ExecutionOptions(gpu_spread=0.0)],
+    [
+        ExecutionOptions(executor="engine"),
+        ExecutionOptions(jitter=0.1),
+        ExecutionOptions(gpu_spread=0.0),
+        ExecutionOptions(gpu_spread=0.02),
+    ],
 )
 def test_what_is_drawn_or_played_by_events_is_simulated(execution: ExecutionOptions) -> None:
     setup = replace(small_setup(context=1024, name="static"), execution=execution)

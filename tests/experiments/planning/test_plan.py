@@ -12,13 +12,20 @@ from click.testing import CliRunner, Result
 
 from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
 from hdpsim.experiments.cli.app import cli
-from hdpsim.experiments.planning.evaluation import mesh_bound_s
+from hdpsim.experiments.planning.evaluation import (
+    Objective,
+    mesh_bound_s,
+    most_score,
+    quiet_bound_s,
+    score_of,
+)
 from hdpsim.experiments.planning.plan import front, plan, plan_document, planned
 from hdpsim.experiments.planning.search import Found, search
 from hdpsim.experiments.planning.setups import Setups
 from hdpsim.experiments.planning.space import Candidate, Space, own_value, space_of
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolve_scenario
 from hdpsim.experiments.studies.compare import run_batches
+from hdpsim.experiments.studies.cost_to_target import costs_of
 
 _CHOICES: dict[str, tuple[tuple[object, ...], ...]] = {
     "layout.tp": ((1, 2), (2, 4), (1, 4)),
@@ -163,6 +170,23 @@ def test_json_has_the_keys_of_the_document(found: Found) -> None:
     assert sum(data["refused"].values()) + data["outrun"] + len(found.evaluated) == data["searched"]
 
 
+@pytest.mark.parametrize("objective", ["tokens_per_s", "usd_per_token", "energy"])
+def test_no_score_exceeds_what_its_throughput_allows(found: Found, objective: Objective) -> None:
+    costs = small().costs
+    for one in found.evaluated:
+        most = most_score(objective, one.tokens_per_s, one.setup, costs)
+        assert score_of(one, objective) <= most * (1.0 + 1e-12)
+
+
+def test_energy_is_that_of_simulate(found: Found) -> None:
+    best = search(small(), Space(values=FEW), "energy", count=1).best[0]
+    assert (best.joule_per_token or 0.0) <= min(one.joule_per_token or 0.0 for one in found.evaluated)
+    outcome = run_batches(planned(small(), best), small().batches())
+    kwh = costs_of(outcome, small().costs).kwh(1.0)
+    assert kwh is not None
+    assert best.joule_per_token == pytest.approx(3.6e6 * kwh)
+
+
 def test_money_by_hand(found: Found) -> None:
     one = found.best[0]
     assert one.usd_per_token == pytest.approx(2.95 / 3600 * one.setup.cluster.gpus / one.tokens_per_s)
@@ -213,6 +237,7 @@ def test_no_step_of_equal_sequences_is_shorter_than_the_bound_of_its_mesh(option
     for one in found.evaluated:
         if one.setup.layout.parallel.cp is not None:
             assert 0.0 < mesh_bound_s(one.setup, sequences, 2048) <= one.step_s
+            assert quiet_bound_s(one.setup, sequences, 2048) <= one.step_s
     assert all(one.step_s >= one.bound_s > 0.0 for one in found.best if one.candidate.changes)
 
 
