@@ -25,6 +25,7 @@ from hdpsim.experiments.studies.cost_to_target import (
     kwh_words,
     price_of,
     time_at,
+    usd_range_words,
     usd_words,
 )
 from hdpsim.experiments.studies.report import (
@@ -199,6 +200,7 @@ def _ran(outcome: Outcome) -> bool:
 
 def resources_table(comparison: Comparison) -> Table[Outcome]:
     """One row per strategy that runs: how it packs and groups, how good its plan is, what fills its memory."""
+    costs = comparison.scenario.costs
     columns: tuple[Column[Outcome], ...] = (
         Column("strategy"),
         Column("", _groups, heading="packing and groups", left=True),
@@ -210,6 +212,10 @@ def resources_table(comparison: Comparison) -> Table[Outcome]:
             heading="most of it (GiB)",
             left=True,
         ),
+        Column(
+            "", lambda o: usd_range_words(costs_of(o, costs).usd(MILLION)), heading="cost/M tokens", left=True
+        ),
+        Column("", lambda o: costs_of(o, costs).kwh(MILLION), heading="kWh/M tokens", format=".3g"),
     )
     return Table(columns=columns, rows=comparison.feasible)
 
@@ -229,6 +235,7 @@ def target_table(comparison: Comparison, tokens: float) -> Table[tuple[str, Targ
         Column("seconds", lambda row: row[1].seconds, heading="time", format=with_duration),
         Column("gpu_hours", lambda row: row[1].gpu_hours, heading="GPU-hours", format=large_amount),
         Column("usd", lambda row: row[1].usd, heading="cost", format=usd_words, missing="unknown"),
+        Column("", lambda row: _span_words(row[1]), heading="low to high"),
         Column("kwh", lambda row: row[1].kwh, heading="energy", format=kwh_words),
     )
     return Table(
@@ -237,6 +244,11 @@ def target_table(comparison: Comparison, tokens: float) -> Table[tuple[str, Targ
         rows=tuple((name, target) for name, target in targets if target is not None),
         notes=(price_of(comparison.scenario.cluster.gpu, comparison.scenario.costs).note,),
     )
+
+
+def _span_words(target: Target) -> str | None:
+    usd = target.costs.usd(target.tokens)
+    return None if usd is None else f"{large_amount(usd['low'])} to {large_amount(usd['high'])}"
 
 
 def explanation(comparison: Comparison) -> str:

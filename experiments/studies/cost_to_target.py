@@ -170,7 +170,7 @@ class Costs:
     def words(self) -> str:
         """Money and energy of a million tokens in one line."""
         usd, kwh = self.usd(MILLION), self.kwh(MILLION)
-        parts = ["cost unknown" if usd is None else _usd_range(usd)]
+        parts = [usd_range_words(usd) or "cost unknown"]
         if kwh is not None:
             parts.append(kwh_words(kwh))
         co2 = self.co2_kg(MILLION)
@@ -179,7 +179,10 @@ class Costs:
         return f"{', '.join(parts)} per million tokens"
 
 
-def _usd_range(usd: dict[str, float]) -> str:
+def usd_range_words(usd: dict[str, float] | None) -> str | None:
+    """A typical price, and the range around it where there is one: `1.7 USD (1.15 to 2.88)`."""
+    if usd is None:
+        return None
     words = f"{usd['typical']:.3g} USD"
     return words if usd["low"] == usd["high"] else f"{words} ({usd['low']:.3g} to {usd['high']:.3g})"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -90,18 +91,18 @@ def test_what_is_no_share(text: str) -> None:
         parse_share(text)
 
 
-def test_the_command(tmp_path: object) -> None:
-    short = ["whatif", "quickstart-8gpu"]
-    run = CliRunner().invoke(cli, [*short, "--tornado", "--set", "layout.tp=4"])
+def test_the_command_takes_no_changes_beside_it() -> None:
+    run = CliRunner().invoke(cli, ["whatif", "quickstart-8gpu", "--tornado", "--set", "layout.tp=4"])
     assert run.exit_code == 2
     assert "--tornado goes without" in run.output
 
 
 @pytest.mark.slow
-def test_the_command_writes_table_and_plot(tmp_path: object) -> None:
-    out = f"{tmp_path}/out"
-    command = ["whatif", "quickstart-8gpu", "--json", "--out", out, "--tornado"]
+def test_the_command_writes_table_and_plot(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = ["whatif", "quickstart-8gpu", "--json", "--out", str(out), "--tornado"]
     run = CliRunner().invoke(cli, command, catch_exceptions=False)
     data = json.loads(run.stdout)
     assert data["tornado"] == 0.1
     assert data["results"][0]["effect"] >= data["results"][1]["effect"]
+    assert {"tornado.csv", "tornado.png", "result.json"} <= {path.name for path in out.iterdir()}
