@@ -39,10 +39,6 @@ class Option:
     value: Value
     line: int
 
-    def shown(self, where: str) -> str:
-        """`file:12: --num-layers`, as far as that is known."""
-        return f"{where}:{self.line}: {self.name}" if self.line else f"{where}: {self.name}"
-
 
 def read_yaml(text: str, where: str) -> tuple[Option, ...]:
     """Every leaf of a YAML document by its dotted name; `_target_` and its like are no settings."""

@@ -50,7 +50,7 @@ def read_flags(text: str, where: str) -> tuple[Option, ...]:
         UserInputError: a quote or bracket that nobody closes.
     """
     script = _Script(where)
-    for words in _statements(text, where):
+    for words in _statements(text.replace(_MARK, "").replace(_MARK_END, ""), where):
         script.run(words)
     return tuple(script.options())
 
@@ -192,15 +192,19 @@ class _Reader:
 
 
 class _Script:
-    """What a script knows after the statements so far."""
+    """What a script knows after the statements so far.
+
+    A value that nobody can know stands in a word as a mark: the place of its reason between two control characters.
+    """
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self._values: dict[str, list[str | Unread]] = {}
-        self._words: list[tuple[str | Unread, int]] = []
-        self._of_variables: list[tuple[str | Unread, int]] = []
-        self._exported: dict[str, tuple[str | Unread, int]] = {}
+        self._values: dict[str, list[str]] = {}
+        self._words: list[tuple[str, int]] = []
+        self._of_variables: list[tuple[str, int]] = []
+        self._exported: dict[str, tuple[str, int]] = {}
         self._blocks: list[int] = []
+        self._reasons: list[str] = []
 
     def run(self, words: list[_Word]) -> None:
         """One statement."""
@@ -210,8 +214,9 @@ class _Script:
         inside = bool(self._blocks)
         if first in _CLOSES and self._blocks:
             self._blocks.pop()
-        exports = first in ("export", "declare", "local", "readonly")
-        rest = words[1:] if exports else words
+        rest = words[1:] if first in ("then", "else", "do") else words
+        exports = bool(rest) and rest[0].raw in ("export", "declare", "local", "readonly")
+        rest = rest[1:] if exports else rest
         for place, word in enumerate(rest):
             found = _ASSIGNMENT.match(word.raw)
             if found is None:
@@ -220,122 +225,141 @@ class _Script:
                 return
             self._assign(word, found, exports or len(rest) > place + 1, inside)
 
+    def _mark(self, why: str) -> str:
+        self._reasons.append(why)
+        return f"{_MARK}{len(self._reasons) - 1}{_MARK_END}"
+
+    def _read(self, word: str) -> str | Unread:
+        """A word, or why nobody knows it."""
+        found = re.search(rf"{_MARK}(\d+){_MARK_END}", word)
+        if found is None or word.endswith((".py", ".sh")):  # the program, wherever it lies
+            return word
+        return Unread(self._reasons[int(found[1])])
+
     def _assign(self, word: _Word, found: re.Match[str], exported: bool, inside: bool) -> None:
         name = found[1]
-        if inside:
-            self._values[name] = [Unread(f"${name} is set inside a condition or a loop (line {word.line})")]
-            return
         if word.array is not None:
             value = [part for inner in word.array for part in self._expanded(inner)]
         else:
             value = [self._joined(_without(word, found.end()))]
-        new = [*self._values.get(name, []), *value] if found[2] and word.array is not None else value
-        if found[2] and word.array is None:
-            new = [_sum_of([*self._values.get(name, []), *value])]
-        if sum(len(part) for part in new if isinstance(part, str)) > _LONGEST:
+        old = self._values.get(name, [])
+        if inside:
+            appends = found[2] or re.search(rf"=[\"']?\$\{{?{name}\b", word.raw)
+            why = f"it is set inside a condition or a loop (line {word.line})"
+            if appends and old:
+                given = [part for text in value for part in text.split() if _FLAG.match(part)]
+                known = {part for text in old for part in text.split()}
+                flags = [f"{part.partition('=')[0]}={self._mark(why)}" for part in given if part not in known]
+                self._values[name] = [*old, *flags] if len(old) != 1 else [" ".join([*old, *flags])]
+            else:
+                self._values[name] = [self._mark(f"${name}: {why}")]
+            return
+        if found[2]:
+            value = [*old, *value] if word.array is not None else ["".join([*old, *value])]
+        if sum(map(len, value)) > _LONGEST:
             raise UserInputError(f"{self._where}:{word.line}: ${name} has more than {_LONGEST:,} characters")
-        self._values[name] = new
-        self._of_variables += [(part, word.line) for text in value for part in _split(text)]
+        self._values[name] = value
+        self._of_variables += [(part, word.line) for text in value for part in text.split()]
         if exported and len(value) == 1:
             self._exported[name] = value[0], word.line
 
     def _command(self, words: list[_Word], inside: bool) -> None:
         for word in words:
             for part in self._expanded(word):
-                if inside and isinstance(part, str) and _FLAG.match(part):
-                    part = f"{part.partition('=')[0]}={_IN_BLOCK}"
-                self._words.append((part, word.line))
+                holds_a_command = re.search(r"\s--[A-Za-z]", part) is not None  # sh -c "python ... --flag"
+                for one in part.split() if holds_a_command else [part]:
+                    if inside and _FLAG.match(one):
+                        why = f"it stands inside a condition or a loop (line {word.line})"
+                        one = f"{one.partition('=')[0]}={self._mark(why)}"
+                    self._words.append((one, word.line))
 
-    def _expanded(self, word: _Word) -> list[str | Unread]:
+    def _expanded(self, word: _Word) -> list[str]:
         """The words that a word becomes: arrays, and variables without quotes, may hold several."""
-        if len(word.pieces) == 1 or all(quote is False for _, quote in word.pieces):
-            raw = word.raw
-            listed = re.fullmatch(rf"\$\{{({_NAME})\[[@*]\]\}}", raw, re.ASCII)
-            if listed is not None and listed[1] in self._values:
-                return list(self._values[listed[1]])
+        listed = re.fullmatch(rf"\$\{{({_NAME})\[[@*]\]\}}", word.raw, re.ASCII)
+        if listed is not None and listed[1] in self._values:
+            return list(self._values[listed[1]])
         value = self._joined(word)
         if any(quote is False and "$" in text for text, quote in word.pieces):
-            return list(_split(value))
+            return value.split()
         return [value]
 
-    def _joined(self, word: _Word) -> str | Unread:
-        parts: list[str | Unread] = []
-        plain = ""
+    def _joined(self, word: _Word) -> str:
+        found, plain = "", ""
         for text, quote in [*word.pieces, ("", None)]:
             if quote is False:
                 plain += text
                 continue
-            parts += [self._substituted(plain), text if quote is None else self._substituted(text)]
+            found += self._substituted(plain) + (text if quote is None else self._substituted(text))
             plain = ""
-        return _sum_of(parts, between="")
+        if len(found) > _LONGEST:
+            raise UserInputError(f"{self._where}:{word.line}: a word has more than {_LONGEST:,} characters")
+        return found
 
-    def _substituted(self, text: str, depth: int = 0) -> str | Unread:
+    def _substituted(self, text: str, depth: int = 0) -> str:
         """*text* with the values of its variables."""
         found, place = "", 0
         while place < len(text):
             character = text[place]
             if character == "`" or text.startswith("$(", place):
                 end = _end_of(text, place)
-                inner = text[place:end]
-                number = (
-                    _evaluated(self._substituted(inner[3:-2], depth + 1)) if inner.startswith("$((") else None
-                )
-                if number is None:
-                    return Unread(f"{quoted(inner)} is known when the script runs")
-                found, place = found + number, end
-                continue
-            if character != "$" or place + 1 >= len(text):
-                found, place = found + character, place + 1
-                continue
-            braced = text.startswith("${", place)
-            end = _end_of(text, place) if braced else place + 1
-            inside = text[place + 2 : end - 1] if braced else ""
-            name = _BRACED.fullmatch(inside) if braced else _PLAIN.match(text, place + 1)
-            if name is None:
-                shown = text[place:end] if braced else text[place : place + 2]
-                return Unread(f"{shown} is known when the script runs")
-            value = self._value(name[1] if braced else name[0], name[2] if braced else None, depth)
-            if isinstance(value, Unread):
-                return value
-            found, place = found + value, end if braced else name.end()
+                found += self._computed(text[place:end], depth)
+            elif character == "$" and place + 1 < len(text):
+                braced = text.startswith("${", place)
+                end = _end_of(text, place) if braced else place + 1
+                inside = text[place + 2 : end - 1] if braced else ""
+                name = _BRACED.fullmatch(inside) if braced else _PLAIN.match(text, place + 1)
+                if name is None:
+                    end = end if braced else place + 2
+                    found += self._mark(f"{text[place:end]} is known when the script runs")
+                else:
+                    end = end if braced else name.end()
+                    found += self._value(name[1] if braced else name[0], name[2] if braced else None, depth)
+            else:
+                found, end = found + character, place + 1
+            place = end
             if len(found) > _LONGEST:
                 raise UserInputError(f"{self._where}: a word has more than {_LONGEST:,} characters")
         return found
 
-    def _value(self, name: str, otherwise: str | None, depth: int) -> str | Unread:
+    def _computed(self, text: str, depth: int) -> str:
+        """A sum of whole numbers; what a command prints nobody knows."""
+        if text.startswith("$((") and depth < _DEEPEST:
+            inner = re.sub(rf"(?<!\$)\b({_NAME})\b", r"$\1", text[3:-2].replace("${", "").replace("}", ""))
+            number = _evaluated(self._substituted(inner, depth + 1))
+            if number is not None:
+                return number
+        return self._mark(f"{quoted(text)} is known when the script runs")
+
+    def _value(self, name: str, otherwise: str | None, depth: int) -> str:
         if name in self._values:
-            return _sum_of(self._values[name])
+            return " ".join(self._values[name])
         if otherwise is not None and depth < _DEEPEST:
             return self._substituted(otherwise.strip("\"'"), depth + 1)
-        return Unread(f"${name} is not defined in the file")
+        return self._mark(f"${name} is not defined in the file")
 
     def options(self) -> Iterator[Option]:
         """Every flag with the words behind it, then what is exported."""
         words = self._words
-        if not any(isinstance(word, str) and _FLAG.match(word) for word, _ in words):
+        if not any(_FLAG.match(word) for word, _ in words):
             words = self._of_variables  # a file of variables that another script reads
         name, line, values = "", 0, list[str | Unread]()
         for word, here in [*words, ("--end", 0)]:
-            flag = _FLAG.match(word) if isinstance(word, str) else None
-            if flag is None or (flag[0] != word and word[flag.end()] != "="):  # type: ignore[index]
-                values.append(word)
+            flag = _FLAG.match(word)
+            if flag is None or (flag[0] != word and word[flag.end()] != "="):
+                values.append(self._read(word))
                 continue
             if name:
                 yield Option(name=name, value=_value_of(values), line=line)
-            name, line, values = flag[0][2:].replace("_", "-"), here, []
-            if isinstance(word, str) and len(word) > flag.end():
-                given = word[flag.end() + 1 :]
-                values = [
-                    Unread(f"it stands inside a condition or a loop (line {here})")
-                    if given == _IN_BLOCK
-                    else given
-                ]
+                for value in values[1:]:
+                    if isinstance(value, Unread):
+                        yield Option(name=f"(after --{name}: {value.why})", value=value, line=line)
+            name, line = flag[0][2:].replace("_", "-"), here
+            values = [self._read(word[flag.end() + 1 :])] if len(word) > flag.end() else []
         for variable, (value, line) in self._exported.items():
-            yield Option(name=f"${variable}", value=value, line=line)
+            yield Option(name=f"${variable}", value=self._read(value), line=line)
 
 
-_IN_BLOCK = "\0"
-"""The value of a flag that a command inside `if` has: whether that runs nobody knows."""
+_MARK, _MARK_END = "\x01", "\x02"
 
 
 def _without(word: _Word, count: int) -> _Word:
@@ -364,9 +388,9 @@ def _end_of(text: str, place: int) -> int:
 _OPERATIONS = {ast.Add: int.__add__, ast.Sub: int.__sub__, ast.Mult: int.__mul__, ast.Div: int.__floordiv__}
 
 
-def _evaluated(text: str | Unread) -> str | None:
+def _evaluated(text: str) -> str | None:
     """The whole number that a sum of whole numbers makes."""
-    if isinstance(text, Unread) or not _SUM.fullmatch(text) or re.search(r"\d{10}", text):
+    if not _SUM.fullmatch(text) or re.search(r"\d{10}", text):
         return None
     try:
         return str(_number(ast.parse(text.strip(), mode="eval").body))
@@ -382,22 +406,18 @@ def _number(node: ast.expr) -> int:
     raise ValueError("no sum of whole numbers")
 
 
-def _sum_of(parts: list[str | Unread], between: str = " ") -> str | Unread:
-    for part in parts:
-        if isinstance(part, Unread):
-            return part
-    return between.join(part for part in parts if isinstance(part, str))
-
-
-def _split(value: str | Unread) -> tuple[str | Unread, ...]:
-    return (value,) if isinstance(value, Unread) else tuple(value.split())
-
-
 def _value_of(values: list[str | Unread]) -> str | Unread | bool:
-    """What stands behind a flag: up to what is no value any more, such as the name of a script."""
-    taken: list[str | Unread] = []
+    """What stands behind a flag: up to what is no value any more, such as the name of a script.
+
+    Words that nobody knows may hold more flags: where they follow a value, that counts without them.
+    """
+    taken: list[str] = []
     for value in values:
-        if isinstance(value, str) and value.startswith("-") and not re.match(r"-\d", value):
+        if isinstance(value, Unread):
+            if not taken:
+                return value
+            break
+        if value.startswith("-") and not re.match(r"-\d", value):
             break
         taken.append(value)
-    return _sum_of(taken) if taken else True
+    return " ".join(taken) if taken else True

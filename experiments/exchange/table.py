@@ -10,8 +10,8 @@
 
 To read, the first case counts whose options the file has; to write, the first whose keys the scenario has (`read_only`
 cases are never written). A number's `also` are other names that the tool had for it, `absent` is what the tool takes
-without it, `as` a change of notation. `says`, `remark` and `refuse` are words for people, `when` is what must hold. In
-options `any` is whatever value, a list any of its members.
+without it, `as` a change of notation, `least` the least fact about a run. `says`, `remark` and `refuse` are words for
+people, `when` is what must hold. In options `any` is whatever value, a list any of its members.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Number:
     notation: str = ""
     when: Mapping[str, object] = field(default_factory=dict)
     read_only: bool = False
+    least: int = 1
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.exchange.options import Option, Unread, Value
 from hdpsim.experiments.exchange.table import Case, Choice, Number, Tool, holds
+from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.quoting import LONGEST_NAME, quoted, shortened
 
 _LAYERS = re.compile(r"[\d\s\[\]()+*,]{1,400}")
@@ -85,7 +86,7 @@ def _by_name(options: Iterable[Option], tool: Tool, where: str) -> dict[str, Opt
         meant = name in tool.names
         if before is not None and meant and _plain(before.value) != _plain(option.value):
             raise UserInputError(
-                f"{option.shown(where)}: {_shown(option.value)} contradicts {_shown(before.value)}"
+                f"{_at(option, tool, where)}: {_shown(option.value)} contradicts {_shown(before.value)}"
                 + (f" in line {before.line}" if before.line else "")
             )
         given[name] = option
@@ -106,15 +107,15 @@ def _check_together(given: Mapping[str, Option], tool: Tool, where: str) -> None
         asked = all(_is(values.get(name), value) for name, value in rule.given.items())
         if asked and not all(_is(values.get(name), value) for name, value in rule.without.items()):
             option = given[next(iter(rule.given))]
-            raise UserInputError(f"{option.shown(where)}: {rule.says}")
+            raise UserInputError(f"{_at(option, tool, where)}: {rule.says}")
 
 
 def _read_number(number: Number, given: Mapping[str, Option], tool: Tool, read: Read, where: str) -> None:
     found = [given[name] for name in number.names if name in given and given[name].value is not None]
-    values = [_number_of(option, number, where) for option in found]
+    values = [_number_of(option, number, tool, where) for option in found]
     if any(value != values[0] for value in values):
         names = " and ".join(f"{option.name} {_shown(option.value)}" for option in found)
-        raise UserInputError(f"{found[-1].shown(where)}: {names} contradict each other")
+        raise UserInputError(f"{_at(found[-1], tool, where)}: {names} contradict each other")
     if values:
         read.set(number.key, values[0], spelled(found[0].name, tool))
     elif (
@@ -126,17 +127,22 @@ def _read_number(number: Number, given: Mapping[str, Option], tool: Tool, read: 
         read.set(number.key, number.absent, f"default of {tool.title}")
 
 
-def _number_of(option: Option, number: Number, where: str) -> object:
+def _number_of(option: Option, number: Number, tool: Tool, where: str) -> object:
     value = option.value
     if isinstance(value, Unread):
-        raise UserInputError(f"{option.shown(where)}: {value.why}; write the value into the file")
+        raise UserInputError(f"{_at(option, tool, where)}: {value.why}; write the value into the file")
     if value is True or value is False:
-        raise UserInputError(f"{option.shown(where)}: expected a value, got {_shown(value)}")
+        raise UserInputError(f"{_at(option, tool, where)}: expected a value, got {_shown(value)}")
     text = str(value).split()[0] if number.notation != "layers" and str(value).split() else str(value)
     try:
-        return NOTATIONS[number.notation][0](text)
+        read = NOTATIONS[number.notation][0](text)
+        if number.key in KEYS:
+            KEYS[number.key].parse(read)
+        if number.key.startswith("run.") and isinstance(read, int) and read < number.least:
+            raise ValueError(f"expected a whole number of at least {number.least}, got {read}")
+        return read
     except ValueError as error:
-        raise UserInputError(f"{option.shown(where)}: {error}") from None
+        raise UserInputError(f"{_at(option, tool, where)}: {error}") from None
 
 
 def _more_units(given: Mapping[str, Option], tool: Tool) -> range:
@@ -183,13 +189,19 @@ def _read_choice(choice: Choice, given: Mapping[str, Option], tool: Tool, read: 
         return
     if not asked and not tool.complete:
         return
-    for name, option in asked.items():
-        if isinstance(option.value, Unread):
-            raise UserInputError(f"{option.shown(where)}: {option.value.why}; write the value into the file")
+    for name, option in list(asked.items()):
         allowed = [case.options[name] for case in choice.cases if name in case.options]
+        if isinstance(option.value, Unread):
+            if all(value is True for value in allowed) and "condition" not in option.value.why:
+                read.unknown.append(f"(after {spelled(option.name, tool)}: {option.value.why})")
+                own[name] = asked[name] = replace(option, value=True)
+                continue
+            raise UserInputError(
+                f"{_at(option, tool, where)}: {option.value.why}; write the value into the file"
+            )
         if option.value is not False and not any(_is(option.value, value) for value in allowed):
             raise UserInputError(
-                f"{option.shown(where)}: {_shown(option.value)} is not one of {', '.join(_words(allowed))}"
+                f"{_at(option, tool, where)}: {_shown(option.value)} is not one of {', '.join(_words(allowed))}"
             )
     values = {name: option.value for name, option in asked.items()}
     for case in choice.cases:
@@ -215,9 +227,18 @@ def _take(case: Case, own: Mapping[str, Option], tool: Tool, read: Read, where: 
     read.without_effect += [spelled(option.name, tool) for option in idle]
 
 
+def _at(option: Option, tool: Tool, where: str) -> str:
+    """The file, the line and the option, as far as they are known."""
+    return (
+        f"{where}:{option.line}: {spelled(option.name, tool)}"
+        if option.line
+        else f"{where}: {spelled(option.name, tool)}"
+    )
+
+
 def spelled(name: str, tool: Tool) -> str:
     """An option as its tool writes it."""
-    return f"--{name}" if tool.style == "flags" and not name.startswith("$") else name
+    return f"--{name}" if tool.style == "flags" and not name.startswith(("$", "(")) else name
 
 
 def _said(option: Option, tool: Tool) -> str:

@@ -121,6 +121,8 @@ class TestMegatron:
             ("--pipeline-model-parallel-size $(nproc)", "is known when the script runs"),
             ("--pipeline-model-parallel-size many", "expected a whole number, got 'many'"),
             ("--pipeline-model-parallel-size", "expected a value, got true"),
+            ("--pipeline-model-parallel-size 0", "expected a whole number of at least 1, got 0"),
+            ("--global-batch-size 0", "expected a whole number of at least 1, got 0"),
             ("--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 3", "do not divide"),
             ("--num-experts 8 --moe-layer-freq ([1]*2+[0]*2)", "dense layers are not the first ones"),
             (
@@ -148,6 +150,26 @@ class TestMegatron:
         text = f'TP=2\nif [ "$1" = big ]; then\n  TP=4\nfi\npython x.py {FLAGS} --micro-batch-size 1 '
         with pytest.raises(UserInputError, match="set inside a condition or a loop"):
             imported(tmp_path, text + "--tensor-model-parallel-size $TP")
+
+    def test_a_command_in_a_variable_and_words_that_only_a_run_knows(self, tmp_path: Path) -> None:
+        text = f"""
+OPTIONS=" {FLAGS} --micro-batch-size 1 --data-path $DATA --save $1"
+if [ -n "$WANDB" ]; then
+  OPTIONS="$OPTIONS --wandb-project x"
+fi
+COMMAND="python pretrain.py $OPTIONS --sequence-parallel $MORE --tensor-model-parallel-size 2 ${{EVEN_MORE}}"
+srun sh -c "$COMMAND"
+"""
+        found = imported(tmp_path, text)
+        assert (layout(found)["tp"], layout(found)["sequence_parallel"]) == (2, True)
+        assert set(found.unknown) == {
+            "(after --tensor-model-parallel-size: $EVEN_MORE is not defined in the file)",
+            "(after --sequence-parallel: $MORE is not defined in the file)",
+        }
+        with pytest.raises(
+            UserInputError, match=r"--bf16: it is set inside a condition or a loop \(line 4\)"
+        ):
+            imported(tmp_path, text.replace("--bf16", "").replace("--wandb-project x", "--bf16"))
 
     def test_dynamic_context_parallelism_in_both_spellings(self, tmp_path: Path) -> None:
         new = "--dynamic-context-parallel --min-dynamic-context-parallel-size 1 --calculate-per-token-loss "
