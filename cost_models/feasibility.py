@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from hdpsim.arrays import Ints
 from hdpsim.cost_models.layout.groups import Parallel
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.transformer.model import Model, dense_layer_count, dense_width
@@ -17,7 +20,7 @@ from hdpsim.cost_models.transformer.stages import schedule_problems
 from hdpsim.errors import InfeasibleError
 
 if TYPE_CHECKING:
-    from hdpsim.cost_models.hardware.parts import Cluster
+    from hdpsim.cost_models.hardware.parts import Cluster, Gpu
 
 
 def reasons_against(model: Model, cluster: Cluster, layout: Layout, context_tokens: int) -> tuple[str, ...]:
@@ -37,7 +40,10 @@ def reasons_against(model: Model, cluster: Cluster, layout: Layout, context_toke
             f"gpus: {cluster.gpus} GPUs do not divide by tp x pp = {tp} x {pp} = {model_gpus}; "
             f"use a multiple of {model_gpus}",
         )
-    return tuple(filter(None, (*reasons, _precision(cluster, layout), _positions(model, context_tokens))))
+    if len(cluster.kinds) > 1:
+        reasons += _mixed(model, cluster, layout, divides=not rest)
+    precision = (_precision(kind.gpu, layout) for kind in cluster.kinds)
+    return tuple(filter(None, (*reasons, *precision, _positions(model, context_tokens))))
 
 
 def check_layout(model: Model, layout: Layout, ranks: int | None = None) -> None:
@@ -48,6 +54,56 @@ def check_layout(model: Model, layout: Layout, ranks: int | None = None) -> None
     reasons = _known_reasons(model, layout, ranks)
     if reasons:
         raise InfeasibleError(f"{model.name}: " + "; ".join(reasons))
+
+
+def rank_kinds(cluster: Cluster, parallel: Parallel) -> Ints:
+    """[ranks]: the kind of node (its place in `cluster.kinds`) that the GPUs of every rank sit in.
+
+    Raises:
+        InfeasibleError: a rank would lie on nodes of several kinds.
+    """
+    ranks = parallel.ranks(cluster.gpus)
+    if len(cluster.kinds) == 1:
+        return np.zeros(ranks, dtype=np.int64)
+    shape = (
+        (parallel.pp, ranks, parallel.tp) if parallel.order == "tp-dp-pp" else (1, ranks, parallel.model_gpus)
+    )
+    kinds = cluster.gpu_kinds.reshape(shape).swapaxes(0, 1).reshape(ranks, parallel.model_gpus)
+    torn = np.flatnonzero((kinds != kinds[:, :1]).any(axis=1))
+    if len(torn):
+        advice = "use layout.order = tp-pp-dp, which keeps its stages together, or other numbers of nodes"
+        if parallel.pp == 1 or parallel.order != "tp-dp-pp":
+            advice = "use numbers of nodes of each kind whose GPUs tp x pp divides"
+        raise InfeasibleError(
+            f"cluster.nodes: the {parallel.model_gpus} GPUs of a rank (tp x pp = {parallel.tp} x {parallel.pp}) must "
+            f"be of one kind of node; {len(torn)} of {ranks} ranks, the first number {int(torn[0])}, would lie on "
+            f"several: {advice}"
+        )
+    return np.ascontiguousarray(kinds[:, 0])
+
+
+def check_mixed(model: Model, cluster: Cluster, layout: Layout) -> None:
+    """Raise InfeasibleError, with every reason, for a layout that does not work on nodes of several kinds."""
+    reasons = tuple(_mixed(model, cluster, layout, divides=True))
+    if reasons:
+        raise InfeasibleError(f"cluster {cluster.name}: " + "; ".join(reasons))
+
+
+def _mixed(model: Model, cluster: Cluster, layout: Layout, *, divides: bool) -> Iterator[str]:
+    """What does not work, or is not modelled, on nodes of several kinds."""
+    if divides:
+        try:
+            rank_kinds(cluster, layout.parallel)
+        except InfeasibleError as error:
+            yield str(error)
+    parallel, schedule = layout.parallel, layout.pipeline.schedule
+    not_modelled = f"is not modelled on nodes of several kinds ({cluster.gpu_words})"
+    if schedule not in ("1f1b", "interleaved"):
+        yield f"layout.schedule: {schedule} {not_modelled}; use 1f1b or interleaved"
+    if layout.sharding.kind == "zero3":
+        yield f"layout.sharding: zero3, whose ranks meet in every layer, {not_modelled}; use zero1"
+    if model.experts and parallel.expert_gpus > parallel.tp:
+        yield f"layout.ep: an expert group across ranks {not_modelled}; ep x etp must not exceed tp"
 
 
 def layer_units(model: Model, layout: Layout) -> int:
@@ -62,7 +118,7 @@ def layout_notes(model: Model, cluster: Cluster, layout: Layout) -> tuple[str, .
     """What is legal but deserves a word in the report."""
     notes = []
     tp, pp, vpp = layout.parallel.tp, layout.parallel.pp, layout.pipeline.vpp
-    node_gpus = cluster.node.gpus
+    node_gpus = cluster.node_gpus
     if tp > node_gpus:
         notes.append(
             f"tp = {tp} is wider than a node ({node_gpus} GPUs): tensor parallelism crosses the network"
@@ -163,8 +219,8 @@ def _ranks(model: Model, layout: Layout, ranks: int) -> Iterator[str]:
             yield f"layout.shard_ranks: {members} {what} do not divide by shard_ranks = {within}"
 
 
-def _precision(cluster: Cluster, layout: Layout) -> str:
-    gpu, name = cluster.gpu, layout.precision.products
+def _precision(gpu: Gpu, layout: Layout) -> str:
+    name = layout.precision.products
     if name == "bf16":
         return ""
     blocks = name != "fp8"

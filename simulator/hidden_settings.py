@@ -69,7 +69,12 @@ _NO_FIGURES = frozenset(
 def hidden_settings(
     setup: Setup, batches: Sequence[ArrayLike], results: Sequence[StepResult]
 ) -> tuple[str, ...]:
-    """One sentence for every setting whose effect is hidden in all *results*, the steps of *setup* on *batches*."""
+    """One sentence for every setting whose effect is hidden in all *results*, the steps of *setup* on *batches*.
+
+    Not looked for on nodes of several kinds.
+    """
+    if len(setup.cluster.kinds) > 1:
+        return ()
     named = {note.partition(" = ")[0] for result in results for note in result.notes}
     distinct = {id(result): (lengths, result) for lengths, result in zip(batches, results, strict=True)}
     steps = [_Step(setup, lengths, result) for lengths, result in distinct.values()]

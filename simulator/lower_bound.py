@@ -11,8 +11,9 @@ from numpy.typing import ArrayLike
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.step.data_parallel import ComputeWindows
-from hdpsim.cost_models.step.micro_batch import MicroBatches
+from hdpsim.cost_models.step.micro_batch import Epilogue, MicroBatches
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
+from hdpsim.cost_models.step.mixed import MixedCost
 from hdpsim.cost_models.step.step import epilogue
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
 from hdpsim.simulator.play.chain import Chain, make_chain
@@ -45,8 +46,35 @@ def lower_bound_s(setup: Setup, lengths: ArrayLike) -> float:
     that is cut is less work: where cutting is accepted (`concatenate`) it is the bound of the pieces.
     Ignored: that ranks hold whole micro-batches, transfers of the other sequences, waiting, bubbles of full pipelines.
     """
-    problem = planning_problem(setup, lengths)
-    return _StepBound(_whole(setup, problem)).seconds()
+    problem = _whole(setup, planning_problem(setup, lengths))
+    if problem.mixed is not None:
+        return _mixed_bound_s(problem, problem.mixed)
+    return _StepBound(problem).seconds()
+
+
+def _mixed_bound_s(problem: PlanningProblem, mixed: MixedCost) -> float:
+    """The bound on nodes of several kinds: every rank at the speed of its own.
+
+        work:    max over weights w of  sum over pieces of work i of  min over kinds k of  w_k x rank-seconds of i on k
+        chain:   min over kinds of that of the kind
+
+    Whoever does a piece, its ranks are busy for that long at least, and so are the members of a group of several
+    kinds, each at its own speed. Any weights with sum(w_k x ranks of k) = 1 give a bound; taken are those by the speed
+    of each kind at the whole batch, with which the bound is all work over the sum of speeds.
+    """
+    around = mixed.epilogue(data_s=0.0, windows=ComputeWindows.endless(problem.stages))
+    bounds = [_StepBound(replace(kind, lengths=problem.lengths), around) for kind in problem.kinds]
+    chain_s = min(bound.chain_bound_s() for bound in bounds)
+    works = [bound.work() for bound in bounds]
+    speed = mixed.ranks_of_kind[:, None] / np.array([work.total_s for work in works])  # [kinds, S]
+    weights = speed / mixed.ranks_of_kind[:, None] / speed.sum(axis=0)
+    layers = works[0].layers[:, None]
+    attention = (weights[:, :, None] * np.array([work.attention_s for work in works])[:, None]).min(axis=0)
+    linear = (weights * np.array([work.linear_s for work in works])).min(axis=0)
+    least = (weights * np.array([work.floor_s for work in works])).min(axis=0)
+    busy_s = np.maximum((layers * attention).sum(axis=1) + linear, least)
+    fills = np.array([bound.fill_s() for bound in bounds]).min(axis=0)
+    return max(bounds[0].around_s(busy_s, fills[0], fills[1]), chain_s)
 
 
 def _whole(setup: Setup, problem: PlanningProblem) -> PlanningProblem:
@@ -70,10 +98,29 @@ class _StageRates:
     """Transformer layers that a micro-batch passes."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Rank-seconds of a batch, all but attention by stage.
+
+    Attributes:
+        layers: by stage.
+        attention_s: of one layer, by distinct length of sequences.
+        linear_s: of all tokens.
+        floor_s: of all tokens at the least time of layers.
+        total_s: all of it.
+    """
+
+    layers: Floats
+    attention_s: Floats
+    linear_s: Floats
+    floor_s: Floats
+    total_s: Floats
+
+
 class _StepBound:
     """The bound of one batch."""
 
-    def __init__(self, problem: PlanningProblem) -> None:
+    def __init__(self, problem: PlanningProblem, around: Epilogue | None = None) -> None:
         self._problem, self._cost = problem, problem.cost
         layout = self._cost.layout
         self._schedule = layout.pipeline.schedule
@@ -81,32 +128,48 @@ class _StepBound:
         self._chain: Chain = make_chain(
             layout.pipeline.schedule, layout.parallel.pp, self._cost.kind.shape[1]
         )
-        self._epilogue = epilogue(
+        self._epilogue = around or epilogue(
             self._cost, problem.ranks, data_s=0.0, windows=ComputeWindows.endless(layout.parallel.pp)
         )
 
     def seconds(self) -> float:
         """See lower_bound_s."""
-        return max(self._work_bound_s(), self._chain_bound_s())
+        return max(self._work_bound_s(), self.chain_bound_s())
 
     def _work_bound_s(self) -> float:
-        problem, epilogue = self._problem, self._epilogue
+        busy_s = self.work().total_s / self._problem.ranks
+        fill = (np.empty(0), np.empty(0)) if self._schedule in STAGE_BY_STAGE else self.fill_s()
+        return self.around_s(busy_s, *fill)
+
+    def work(self) -> _Work:
+        """All work of the batch."""
+        problem = self._problem
         rates = _stage_rates(self._cost, problem.capacity_tokens, problem.most_tokens)
         distinct, count = np.unique(problem.lengths, return_counts=True)
-        attention_s = float(count @ self._cost.least_attention_s(distinct))
+        least_s = self._cost.least_attention_s(distinct)
         tokens = float(problem.lengths.sum())
-        work_s = np.maximum(rates.layers * attention_s + tokens * rates.linear_s, tokens * rates.floor_s)
-        busy_s = work_s / problem.ranks
+        return _Work(
+            layers=rates.layers,
+            attention_s=count * least_s,
+            linear_s=tokens * rates.linear_s,
+            floor_s=tokens * rates.floor_s,
+            total_s=np.maximum(
+                rates.layers * float(count @ least_s) + tokens * rates.linear_s, tokens * rates.floor_s
+            ),
+        )
+
+    def around_s(self, busy_s: Floats, fill_s: Floats, drain_s: Floats) -> float:
+        """The step of stages that are busy for so long, with what fills and drains the pipeline and the epilogue."""
+        epilogue = self._epilogue
         opening_s, closing_s = epilogue.parameter_gather_s, epilogue.gradient_sync_s
         if self._schedule in STAGE_BY_STAGE:
             return float((opening_s + busy_s + closing_s + epilogue.optimizer_s).max())
-        fill_s, drain_s = self._fill_s()
         first = self._chain.stage[:, 0]
         opening_s = np.maximum(opening_s, opening_s[first].min() + fill_s)
         closing_s = np.maximum(closing_s, closing_s[first].min() + drain_s)
         return float((opening_s + busy_s + closing_s).max() + epilogue.optimizer_s.max())
 
-    def _fill_s(self) -> tuple[Floats, Floats]:
+    def fill_s(self) -> tuple[Floats, Floats]:
         """[S]: from the first forward of a step to a stage's first, and from its last backward to the last.
 
         At least what a micro-batch of one token takes. A weight gradient may be the last that a stage does.
@@ -133,7 +196,7 @@ class _StepBound:
         fill_s, drain_s = np.array(ways).min(axis=0)
         return fill_s, np.zeros_like(drain_s) if self._split else drain_s
 
-    def _chain_bound_s(self) -> float:
+    def chain_bound_s(self) -> float:
         """The longest sequence's way through all stages, from the first forward to the last backward."""
         epilogue, first = self._epilogue, self._chain.stage[:, 0]
         optimizer_s = (

@@ -24,6 +24,7 @@ class Plan:
     strategy: str
     ranks: int
     capacity_tokens: int
+    """C; the largest where ranks differ."""
     segment_tokens: Ints
     segment_sequence: Ints
     """Index of the sequence (in the batch) a segment belongs to."""
@@ -37,6 +38,8 @@ class Plan:
     order_offsets: Ints
     padding_tokens: Ints | None = None
     """Tokens each micro-batch is filled up with to a fixed shape (None = none); no token of the batch."""
+    rank_capacity_tokens: Ints | None = None
+    """[ranks]: C of every rank, where they differ (nodes of several kinds); None: capacity_tokens."""
     ideal_s: float = 0.0
     """What plans of this kind (dynamic groups; each long sequence alone in its group, short ones on one rank) take at
     least, pipeline bubbles apart; other kinds may be faster. 0: not planned against one (the static mesh)."""

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from hdpsim.cost_models.step.micro_batch import MicroBatches
+from hdpsim.cost_models.step.micro_batch import MicroBatches, StepCosts
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
+from hdpsim.cost_models.step.mixed import MixedCost
+from hdpsim.cost_models.step.step import step_costs
 from hdpsim.simulator.plan import Plan
+
+
+def plan_costs(cost: MicroBatchCost, mixed: MixedCost | None, plan: Plan, *, data_s: float) -> StepCosts:
+    """What everything in a plan takes; *mixed*: on nodes of several kinds."""
+    if mixed is None:
+        return step_costs(cost, distinct_micro_batches(cost, plan), plan.ranks, data_s=data_s)
+    batches = plan_micro_batches(cost, plan)
+    return mixed.step_costs(batches, plan.member_ranks, plan.member_offsets, data_s=data_s)
 
 
 def plan_micro_batches(cost: MicroBatchCost, plan: Plan) -> MicroBatches:

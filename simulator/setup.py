@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.hardware.mixed import MixedCluster
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.checked import Amount, Checked, Count, Number, Share
 from hdpsim.cost_models.step.loading import DataPipeline
 from hdpsim.cost_models.transformer.model import Model
+from hdpsim.errors import InfeasibleError
 from hdpsim.ranges import RANGES
 
 StrategyName = Literal["static", "hdp-naive", "hdp-balance"]
@@ -39,6 +41,8 @@ class StrategyOptions(Checked):
     """hdp-balance: equalise work over ranks (off = hdp-naive)."""
     remote_data_loading: bool = True
     """HDP: a remote loader reads every token once, beside training; off: all nodes read all, when the step begins."""
+    speed_aware: bool = True
+    """HDP on nodes of several kinds: ranks get sequences by their speed and memory; off: as if all were the slowest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +101,34 @@ class Setup(Checked):
     execution: ExecutionOptions = field(default_factory=ExecutionOptions)
     data_pipeline: DataPipeline = field(default_factory=DataPipeline)
     memory: MemoryOptions = field(default_factory=MemoryOptions)
+    kind_calibrations: tuple[Calibration, ...] = ()
+    """Of nodes of several kinds, the calibration of each; `calibration` is that of the first."""
+
+    @property
+    def kinds(self) -> tuple[Setup, ...]:
+        """The setup as if all nodes were of one kind, for every kind of node: itself where there is only one.
+
+        Raises:
+            InfeasibleError: something that is not modelled on nodes of several kinds.
+        """
+        if not isinstance(self.cluster, MixedCluster):
+            return (self,)
+        for wrong, key in (
+            (self.execution.gpu_spread, "execution.gpu_spread"),
+            (self.execution.gc_pause_s and not self.execution.gc_synchronised, "execution.gc_pause"),
+            (self.memory.overheads.host_run_ahead, "memory.host_run_ahead"),
+        ):
+            if wrong:
+                raise InfeasibleError(f"{key} is not modelled on nodes of several kinds; leave it out")
+        if len(self.kind_calibrations) != len(self.cluster.kinds):
+            raise InfeasibleError(
+                f"cluster {self.cluster.name} needs a calibration for each of its {len(self.cluster.kinds)} kinds of "
+                f"nodes in kind_calibrations, got {len(self.kind_calibrations)}"
+            )
+        return tuple(
+            replace(self, cluster=cluster, calibration=fitted, kind_calibrations=())
+            for cluster, fitted in zip(self.cluster.kinds, self.kind_calibrations, strict=True)
+        )
 
     @property
     def ranks(self) -> int:

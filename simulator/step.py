@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 
@@ -11,11 +11,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hdpsim.arrays import Floats, Ints
+from hdpsim.cost_models.feasibility import check_mixed, rank_kinds
+from hdpsim.cost_models.hardware.mixed import MixedCluster
 from hdpsim.cost_models.memory.report import MemoryReport
 from hdpsim.cost_models.reading.checked import expect
 from hdpsim.cost_models.step.loading import DataPath, node_loading_s
 from hdpsim.cost_models.step.micro_batch import MicroBatches, StepCosts
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
+from hdpsim.cost_models.step.mixed import MixedCost
 from hdpsim.cost_models.step.step import loading_s, planning_s, step_costs
 from hdpsim.cost_models.tracing import shared
 from hdpsim.cost_models.transformer.flop import sequence_model_flop
@@ -23,7 +26,7 @@ from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.quoting import quoted
 from hdpsim.ranges import LIMITS
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.plan_pieces import distinct_micro_batches, plan_micro_batches
+from hdpsim.simulator.plan_pieces import plan_costs, plan_micro_batches
 from hdpsim.simulator.play.engine import run_engine
 from hdpsim.simulator.play.execution import Execution, Noise, Spans
 from hdpsim.simulator.play.noise import draw_noise, synchronised_pause_s
@@ -35,6 +38,7 @@ from hdpsim.simulator.step_memory import (
     capacity_tokens,
     check_fits,
     fit_notes,
+    kind_notes,
     memory_of,
     plan_memory,
     recompute_notes,
@@ -129,9 +133,10 @@ def plan_batch(
     expect(setup, Setup, "the setup() of a scenario is one" if hasattr(setup, "setup") else "")
     tokens = _tokens_of(setup, lengths)
     check_strategy(setup)
-    capacity = capacity_tokens(setup)
-    check_fits(setup, memory_of(setup, capacity, micro_batches=1, sequence_tokens=1))  # before a long search
-    problem = replace(_problem(setup, tokens, capacity), mesh_degree=mesh_degree, quick=quick)
+    capacities = [(kind, capacity_tokens(kind)) for kind in setup.kinds]
+    for kind, capacity in capacities:  # before a long search
+        check_fits(kind, memory_of(kind, capacity, micro_batches=1, sequence_tokens=1))
+    problem = replace(_problem(setup, tokens, capacities), mesh_degree=mesh_degree, quick=quick)
     plan = make_plan(problem)
     report = plan_memory(setup, plan)
     check_fits(setup, report)
@@ -164,7 +169,9 @@ def check_strategy(setup: Setup) -> None:
 
 def planning_problem(setup: Setup, lengths: ArrayLike) -> PlanningProblem:
     """What a strategy is asked for this batch."""
-    return _problem(setup, _tokens_of(setup, lengths), capacity_tokens(setup))
+    return _problem(
+        setup, _tokens_of(setup, lengths), [(kind, capacity_tokens(kind)) for kind in setup.kinds]
+    )
 
 
 def _tokens_of(setup: Setup, lengths: ArrayLike) -> Ints:
@@ -193,15 +200,36 @@ def _whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def _problem(setup: Setup, lengths: Ints, capacity: int) -> PlanningProblem:
-    return PlanningProblem(
-        lengths=lengths,
-        ranks=setup.ranks,
-        capacity_tokens=capacity,
-        context_tokens=setup.context_tokens,
-        cost=micro_batch_cost(setup),
-        options=setup.strategy,
+def _problem(setup: Setup, lengths: Ints, capacities: Sequence[tuple[Setup, int]]) -> PlanningProblem:
+    """*capacities*: every kind of node's own setup, and C there."""
+    kinds = tuple(
+        PlanningProblem(
+            lengths=lengths,
+            ranks=setup.ranks,
+            capacity_tokens=capacity,
+            context_tokens=setup.context_tokens,
+            cost=micro_batch_cost(kind),
+            options=setup.strategy,
+        )
+        for kind, capacity in capacities
     )
+    if not isinstance(setup.cluster, MixedCluster):
+        return kinds[0]
+    check_mixed(setup.model, setup.cluster, setup.layout)
+    mixed = MixedCost(
+        kinds=tuple(problem.cost for problem in kinds),
+        rank_kind=rank_kinds(setup.cluster, setup.layout.parallel),
+    )
+    least = min(problem.capacity_tokens for problem in kinds)
+    slowest = max((replace(problem, capacity_tokens=least) for problem in kinds), key=_slowness)
+    return replace(slowest, mixed=mixed, kinds=kinds)
+
+
+def _slowness(problem: PlanningProblem) -> tuple[float, float]:
+    """By which the slowest kind of node is chosen: the time of a sequence as long as the context, then the NICs."""
+    ranks = min(-(-problem.context_tokens // problem.capacity_tokens), problem.most_ranks)
+    context_s = float(problem.sequence_s(problem.context_tokens, ranks))
+    return context_s, -problem.cost.cluster.node.nic_bytes_per_s_per_gpu
 
 
 def micro_batches(problem: PlanningProblem, plan: Plan) -> MicroBatches:
@@ -211,10 +239,12 @@ def micro_batches(problem: PlanningProblem, plan: Plan) -> MicroBatches:
 
 def price_plan(setup: Setup, problem: PlanningProblem, plan: Plan) -> StepCosts:
     """What everything in the plan takes."""
-    lengths, batches = problem.lengths, distinct_micro_batches(problem.cost, plan)
-    costs = price_micro_batches(
-        setup, problem.cost, batches, tokens=int(lengths.sum()), sequences=len(lengths)
-    )
+
+    def priced(data_s: float) -> StepCosts:
+        return plan_costs(problem.cost, problem.mixed, plan, data_s=data_s)
+
+    lengths = problem.lengths
+    costs = _with_data(setup, problem.cost, priced, tokens=int(lengths.sum()), sequences=len(lengths))
     wait_s = allocator_s(setup, plan, problem.cost.cal)
     return replace(costs, allocator_s=wait_s) if wait_s else costs
 
@@ -223,10 +253,22 @@ def price_micro_batches(
     setup: Setup, cost: MicroBatchCost, batches: MicroBatches, *, tokens: int, sequences: int
 ) -> StepCosts:
     """What the micro-batches of a step take that trains on so many tokens and sequences, and what surrounds them."""
+    return _with_data(
+        setup,
+        cost,
+        lambda data_s: step_costs(cost, batches, setup.ranks, data_s=data_s),
+        tokens=tokens,
+        sequences=sequences,
+    )
+
+
+def _with_data(
+    setup: Setup, cost: MicroBatchCost, priced: Callable[[float], StepCosts], *, tokens: int, sequences: int
+) -> StepCosts:
+    """What a step takes, *priced* by what its data take of it."""
     path = _data_path(setup, cost, tokens, sequences)
     loading, planning = (0.0, 0.0) if path.ahead_steps else path.exposed_s(0.0)
-    data_s = synchronised_pause_s(setup.execution) + loading + planning
-    costs = step_costs(cost, batches, setup.ranks, data_s=data_s)
+    costs = priced(synchronised_pause_s(setup.execution) + loading + planning)
     return replace(costs, epilogue=replace(costs.epilogue, planning_s=planning), data_path=path)
 
 
@@ -237,7 +279,7 @@ def plan_noise(setup: Setup, plan: Plan, costs: StepCosts) -> Noise | None:
         costs,
         setup.execution,
         tp=setup.layout.parallel.tp,
-        gpus_per_node=setup.cluster.node.gpus,
+        gpus_per_node=setup.cluster.node_gpus,
         order=setup.layout.parallel.order,
     )
 
@@ -311,7 +353,7 @@ def simulate_plan(
         sequence_model_flop(model, pieces, causal=causal, recompute=recompute) for causal in (True, False)
     )
     whole_flop = sequence_model_flop(model, problem.lengths, causal=True) if split else model_flop
-    peak = setup.cluster.gpus * setup.cluster.gpu.bf16_flop_per_s * execution.step_s
+    peak = setup.cluster.bf16_flop_per_s * execution.step_s
     return StepResult(
         strategy=setup.strategy.name,
         step_s=execution.step_s,
@@ -338,15 +380,21 @@ def simulate_plan(
         spans=execution.spans,
         plan=plan,
         notes=(
-            f"calibration {setup.calibration.name}",
+            f"calibration {_calibration_names(setup)}",
             *plan.notes,
             *without_effect(setup, int(plan.group_size.max()), report),
             *fit_notes(report),
+            *kind_notes(setup, plan),
             *recompute_notes(setup),
             *allocator_notes(costs.allocator_s, report, execution),
         ),
         work_left_out=1.0 - model_flop / whole_flop,
     )
+
+
+def _calibration_names(setup: Setup) -> str:
+    """Of all kinds of nodes, each once."""
+    return ", ".join(dict.fromkeys(kind.calibration.name for kind in setup.kinds))
 
 
 def _play(setup: Setup, plan: Plan, costs: StepCosts, noise: Noise | None) -> Execution:
@@ -366,7 +414,7 @@ def _data_path(setup: Setup, cost: MicroBatchCost, tokens: int, sequences: int) 
     """
     pipeline = setup.data_pipeline
     ahead = pipeline.prefetch_steps if pipeline.asynchronous else 0
-    shares = (setup.cluster, setup.calibration, pipeline)
+    shares = (cost.cluster, setup.calibration, pipeline)
     if setup.strategy.name == "static":
         return DataPath(
             loading_s=node_loading_s(tokens, setup.layout, *shares), planning_s=0.0, ahead_steps=ahead

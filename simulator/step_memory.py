@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.feasibility import rank_kinds
+from hdpsim.cost_models.hardware.mixed import MixedCluster
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.activations import activation_bytes_per_token_layer
 from hdpsim.cost_models.memory.report import MemoryReport, memory_report, rank_capacity_tokens, refill_s
@@ -71,15 +73,58 @@ def memory_of(
 
 
 def plan_memory(setup: Setup, plan: Plan, stage: int | None = None) -> MemoryReport:
-    """What a stage (None: the fullest) needs to run *plan*: its capacity, its micro-batches, its longest sequence."""
+    """What a stage (None: the fullest) needs to run *plan*: its capacity, its micro-batches, its longest sequence.
+
+    With nodes of several kinds: of the kind with the least share of its memory left.
+    """
+    return max(kind_memory(setup, plan, stage), key=_filled)
+
+
+def _filled(report: MemoryReport) -> float:
+    """Memory needed over what there is, of GPU or host, whichever is fuller."""
+    on_host = report.host_bytes / report.host_capacity_bytes if report.host_bytes else 0.0
+    return max(report.total_bytes / report.capacity_bytes, on_host)
+
+
+def kind_memory(setup: Setup, plan: Plan, stage: int | None = None) -> tuple[MemoryReport, ...]:
+    """The same for every kind of node."""
+    if not isinstance(setup.cluster, MixedCluster):
+        most = int(np.diff(plan.order_offsets).max())
+        return (_kind_memory(setup, plan, plan.capacity_tokens, most, stage),)
+    of_rank, slots = rank_kinds(setup.cluster, setup.layout.parallel), np.diff(plan.order_offsets)
+    capacity = plan.rank_capacity_tokens
+    reports = []
+    for number, kind in enumerate(setup.kinds):
+        ranks = of_rank == number
+        tokens = plan.capacity_tokens if capacity is None else int(capacity[ranks].max())
+        reports.append(_kind_memory(kind, plan, tokens, max(1, int(slots[ranks].max())), stage))
+    return tuple(reports)
+
+
+def kind_notes(setup: Setup, plan: Plan) -> tuple[str, ...]:
+    """A word about the memory of every kind of node, where there are several."""
+    if not isinstance(setup.cluster, MixedCluster):
+        return ()
+    found = zip(setup.cluster.node_kinds, kind_memory(setup, plan), strict=True)
+    parts = [
+        f"{report.total_bytes / 2**30:.1f} of {report.capacity_bytes / 2**30:.1f} GiB on {node.name} "
+        f"({report.tokens_per_rank} tokens per rank)"
+        for node, report in found
+    ]
+    return ("memory by kind of node: " + ", ".join(parts),)
+
+
+def _kind_memory(
+    setup: Setup, plan: Plan, capacity: int, micro_batches: int, stage: int | None
+) -> MemoryReport:
     longest: int | None = None
     if setup.layout.kernels.attention == "unfused":  # the only kernel that keeps scores
         ranks = np.repeat(plan.group_size, np.diff(plan.segment_offsets))
         longest = int((-(-plan.segment_tokens // ranks)).max())
     return memory_of(
         setup,
-        plan.capacity_tokens,
-        micro_batches=int(np.diff(plan.order_offsets).max()),
+        capacity,
+        micro_batches=micro_batches,
         sequence_tokens=longest,
         stage=stage,
     )

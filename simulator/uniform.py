@@ -145,7 +145,8 @@ def _is_uniform(setup: Setup, batch: _Batch) -> bool:
     plain = options.name == "static" and setup.layout.parallel.cp is not None
     replayed = execution.executor == "replay" and execution.draws_nothing
     fills = 0 < batch.tokens <= setup.context_tokens and batch.sequences > 0
-    if not (plain and replayed and fills) or setup.memory.overheads.host_run_ahead:
+    mixed = len(setup.cluster.kinds) > 1
+    if mixed or not (plain and replayed and fills) or setup.memory.overheads.host_run_ahead:
         return False
     if setup.layout.pipeline.schedule == "dualpipe":  # which takes packs apart
         return False

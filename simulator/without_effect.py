@@ -163,6 +163,14 @@ def _of_strategy(setup: Setup, largest_group: int | None) -> Iterator[Rule]:
             else "remote_data_loading is false: every node reads all at once"
         )
         yield why, _keys("data", "loader asynchronous_loading prefetch_steps")
+    alike = "" if len(setup.cluster.kinds) > 1 else "all nodes are of one kind"
+    static = f"{name}, which gives all ranks the same" if options.name == "static" else ""
+    mesh = (
+        ""
+        if options.dynamic_groups
+        else "dynamic_groups is false, and a static mesh gives all ranks the same"
+    )
+    yield alike or static or mesh, _keys("strategy", "speed_aware")
     if options.name == "hdp-naive":
         yield f"{name}, which never balances", _keys("strategy", "balancing")
     if options.name != "static" and options.dynamic_groups:

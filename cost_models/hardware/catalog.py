@@ -12,7 +12,15 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from hdpsim.cost_models.hardware.entries import read_cluster, read_gpu, read_model, read_node
+from hdpsim.cost_models.hardware.entries import (
+    read_cluster,
+    read_gpu,
+    read_mixed_cluster,
+    read_model,
+    read_node,
+    read_node_group,
+)
+from hdpsim.cost_models.hardware.mixed import NodeGroup
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
 from hdpsim.cost_models.reading.fields import Fields, Problems, did_you_mean
 from hdpsim.cost_models.transformer.model import Model
@@ -119,12 +127,29 @@ def node_entry(data: object, problems: Problems, key: str, name: str = "") -> No
 
 
 def cluster_entry(data: object, problems: Problems, key: str, name: str = "") -> Cluster | None:
-    """The cluster, as gpu_entry; its `node` is a name or a mapping, its size `nodes` or `gpus`."""
+    """The cluster, as gpu_entry; its `node` is a name or a mapping, its size `nodes` or `gpus`.
+
+    A list under `nodes` (each with `node` and `count`) makes it a cluster of several kinds of nodes.
+    """
     found = _fields("cluster", data, problems, key, name)
     if not isinstance(found, tuple):
         return None if found is None else cluster(found)
     fields, base = found
+    if fields.has("nodes") and isinstance(listed := fields.raw("nodes"), list):
+        key = fields.dotted("nodes")
+        groups = [_node_group(item, problems, f"{key}[{place}]") for place, item in enumerate(listed)]
+        if not groups:
+            problems.add(key, "needs at least one group of nodes (node: NAME, count: NUMBER)")
+            return None
+        return read_mixed_cluster(fields, base, groups)
     return read_cluster(fields, base, node_entry(fields.raw("node", None), problems, fields.dotted("node")))
+
+
+def _node_group(data: object, problems: Problems, key: str) -> NodeGroup | None:
+    fields = Fields(data, problems, key)
+    kind = fields.raw("node") if isinstance(data, dict) else None
+    node = None if kind is None else node_entry(kind, problems, fields.dotted("node"))
+    return read_node_group(fields, node)
 
 
 def model_entry(data: object, problems: Problems, key: str, name: str = "") -> Model | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.entries import KEYS, Key
+from hdpsim.cost_models.hardware.mixed import MixedCluster
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
 from hdpsim.cost_models.transformer.model import Model
 
@@ -26,7 +27,11 @@ def model_document(model: Model) -> Document:
 
 def cluster_document(cluster: Cluster) -> Document:
     """Name, node, number of nodes, and what differs from the default fabric."""
-    document: Document = {"name": cluster.name, "node": _node(cluster.node), "nodes": cluster.nodes}
+    document: Document = {"name": cluster.name}
+    if isinstance(cluster, MixedCluster):
+        document["nodes"] = [{"node": _node(group.node), "count": group.nodes} for group in cluster.groups]
+    else:
+        document |= {"node": _node(cluster.node), "nodes": cluster.nodes}
     fabric = _differences(cluster.fabric, Fabric())
     return {**document, "fabric": fabric} if fabric else document
 

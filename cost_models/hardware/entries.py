@@ -7,9 +7,11 @@ otherwise, has a unit or a range of another name.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from types import NoneType
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
+from hdpsim.cost_models.hardware.mixed import NodeGroup, cluster_of_groups
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
 from hdpsim.cost_models.reading.checked import ContradictionError
 from hdpsim.cost_models.reading.fields import Fields
@@ -147,6 +149,37 @@ def read_cluster(fields: Fields, name: str, node: Node | None) -> Cluster | None
         fabric=fabric,
         source=_source(fields),
     )
+
+
+def read_mixed_cluster(fields: Fields, name: str, groups: Sequence[NodeGroup | None]) -> Cluster | None:
+    """A cluster of *groups* of nodes, the list under `nodes`; None when something was noted."""
+    fabric = _built(fields.mapping("fabric"), Fabric)
+    for key in ("node", "gpus"):
+        if fields.has(key):
+            fields.raw(key)
+            fields.problems.add(fields.dotted(key), "must not be given together with a list of nodes")
+    named, source = _name(fields, name), _source(fields)
+    fields.finish()
+    found = [group for group in groups if group is not None]
+    if not fields.sound or len(found) < len(groups):
+        return None
+    most, gpus = RANGES["gpus"], sum(group.nodes * group.node.gpus for group in found)
+    if not most.holds(gpus):
+        fields.problems.add(fields.dotted("nodes"), most.complaint(gpus))
+        return None
+    try:
+        return cluster_of_groups(named, found, fabric, source)
+    except ContradictionError as error:
+        for key, text in error.problems:
+            fields.problems.add(fields.dotted(key), text)
+        return None
+
+
+def read_node_group(fields: Fields, node: Node | None) -> NodeGroup | None:
+    """So many neighbouring nodes of one kind; None when something was noted."""
+    count = fields.integer("count", kind="nodes")
+    fields.finish()
+    return None if node is None or not fields.sound else NodeGroup(node=node, nodes=count)
 
 
 def read_model(fields: Fields, name: str) -> Model | None:

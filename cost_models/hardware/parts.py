@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+import numpy as np
+
+from hdpsim.arrays import Ints
 from hdpsim.cost_models.reading.checked import (
     Amount,
     Bandwidth,
@@ -149,7 +152,7 @@ class Fabric(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster(Checked):
-    """Identical nodes on one fabric."""
+    """Identical nodes on one fabric; of several kinds of nodes see MixedCluster."""
 
     name: str
     node: Node
@@ -166,3 +169,28 @@ class Cluster(Checked):
     def gpu(self) -> Gpu:
         """The GPU every node carries."""
         return self.node.gpu
+
+    @property
+    def node_gpus(self) -> int:
+        """GPUs of every node."""
+        return self.node.gpus
+
+    @property
+    def kinds(self) -> tuple[Cluster, ...]:
+        """The cluster as if all its nodes were of one kind, for every kind of node: itself."""
+        return (self,)
+
+    @property
+    def gpu_kinds(self) -> Ints:
+        """[gpus]: the kind (place in `kinds`) of every GPU's node."""
+        return np.zeros(self.gpus, dtype=np.int64)
+
+    @property
+    def bf16_flop_per_s(self) -> float:
+        """Dense peak of all GPUs together."""
+        return self.gpus * self.gpu.bf16_flop_per_s
+
+    @property
+    def gpu_words(self) -> str:
+        """How many of which GPU."""
+        return f"{self.gpus:,} x {self.gpu.name}"

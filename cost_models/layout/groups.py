@@ -71,6 +71,11 @@ class Parallel(Group):
         """Whether every expert is cut over the tensor-parallel group, as a dense MLP is."""
         return self.ep == 1 and self.expert_cut == self.tp
 
+    @property
+    def model_gpus(self) -> int:
+        """GPUs of a rank: all its stages."""
+        return self.tp * self.pp
+
     def ranks(self, gpus: int) -> int:
         """Number of ranks on *gpus* GPUs."""
         if gpus % (self.tp * self.pp):

@@ -109,6 +109,21 @@ class StepSums:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemberTimes:
+    """Ranks on nodes of several kinds: what each takes of the time of its group, which is the slowest member's.
+
+    Attributes:
+        rank_kind: [ranks]: the kind of node of every rank.
+        forward: [kinds of node, K, n]: share of forward_terms_s that a member of that kind computes.
+        backward: the same of backward_terms_s.
+    """
+
+    rank_kind: Ints
+    forward: Floats
+    backward: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepCosts:
     """Seconds of everything a plan executes. S stages, V chunks a stage, n micro-batches, T terms.
 
@@ -141,6 +156,8 @@ class StepCosts:
     """What the host of a rank waits for memory in every micro-batch."""
     pp_overlap: bool = True
     """Transfers run beside computation. False: they hold the sending and the receiving stage."""
+    members: MemberTimes | None = None
+    """What members of a group take that are faster than its slowest one; None: all members take the same."""
     data_path: DataPath | None = None
     """What runs beside training to get the next batches ready; None: nothing that could be late."""
 

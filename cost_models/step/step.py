@@ -10,6 +10,7 @@ from hdpsim.arrays import Floats
 from hdpsim.cost_models.kernels.products import BF16_BYTES
 from hdpsim.cost_models.layer.adapters import trained_per_gpu
 from hdpsim.cost_models.layer.host import check_s, step_checks_s, step_host_s
+from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import GroupShape
 from hdpsim.cost_models.step.data_parallel import (
     ComputeWindows,
@@ -73,16 +74,21 @@ def epilogue(
     hide of them (*windows*; None: nothing), tied embeddings, the optimizer on its shard.
     Source: ZeRO, arXiv 1910.02054, section 7.
     """
-    layout, cal = cost.layout, cost.cal
-    sums = _step_sums(cost, ranks)
+    return exposed_epilogue(cost.layout, step_sums(cost, ranks), cost.cal.overlap_slowdown, data_s, windows)
+
+
+def exposed_epilogue(
+    layout: Layout, sums: StepSums, slowdown: float, data_s: float, windows: ComputeWindows | None
+) -> Epilogue:
+    """What *windows* of compute (None: nothing) leave of the sums; see epilogue."""
     gather, sync = sums.gather_s, sums.sync_s
     if layout.sharding.overlap and windows is not None:
         first_gather = (
             np.zeros(layout.parallel.pp) if layout.sharding.prefetch_gather else sums.first_gather_s
         )
         if layout.sharding.gather_overlap:
-            gather = exposed_s(gather, first_gather, windows.forward_s, cal.overlap_slowdown)
-        sync = exposed_s(sync, sums.last_sync_s, windows.backward_s, cal.overlap_slowdown)
+            gather = exposed_s(gather, first_gather, windows.forward_s, slowdown)
+        sync = exposed_s(sync, sums.last_sync_s, windows.backward_s, slowdown)
     return Epilogue(
         data_s=data_s,
         parameter_gather_s=gather.copy(),
@@ -91,7 +97,7 @@ def epilogue(
     )
 
 
-def _step_sums(cost: MicroBatchCost, ranks: int) -> StepSums:
+def step_sums(cost: MicroBatchCost, ranks: int) -> StepSums:
     """What the layout alone decides, kept with the costs: the steps of a data set ask for the same again and again."""
     return remembered(cost.step_sums, ranks, partial(_summed, cost))
 

@@ -194,5 +194,7 @@ def _inherited(dotted: str, parent: Mapping[str, object]) -> str | None:
 def _remove(document: dict[str, object], key: str) -> None:
     section, dot, leaf = key.rpartition(".")
     inner = document.get(section) if dot else document
-    if isinstance(inner, dict):
+    if isinstance(inner, dict) and not isinstance(
+        inner.get(leaf), list
+    ):  # a list of nodes is more than a size
         inner.pop(leaf, None)

@@ -16,6 +16,7 @@ from hdpsim.cost_models.calibration.calibration import (
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.documents import model_document
 from hdpsim.cost_models.hardware.hf_config import model_from_hf_config
+from hdpsim.cost_models.hardware.mixed import MixedCluster
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.hardware.prices import price_list
 from hdpsim.cost_models.reading.fields import Problems, did_you_mean
@@ -34,6 +35,8 @@ class Found:
     """Everything a scenario names, looked up.
 
     Attributes:
+        calibration: of a cluster that mixes nodes, that of its first kind.
+        kind_calibrations: of a cluster that mixes nodes, that of every kind; else none.
         trace: name of a shipped trace or absolute path; None with a distribution.
         written: values for the resolved document, paths made absolute, so that it can be read from anywhere.
         notes: what the user should know about a file.
@@ -42,6 +45,7 @@ class Found:
     model: Model
     cluster: Cluster
     calibration: Calibration
+    kind_calibrations: tuple[Calibration, ...]
     prices: str
     trace: str | None
     column: str | None
@@ -67,20 +71,29 @@ class References:
         cluster = self._cluster(values.get("cluster"), gpus)
         trace, column = self._trace(values.get("data.trace"))
         distribution = self._distribution(values.get("data.distribution"))
-        fitted = self._calibration(values.get("calibration"), cluster)
+        kinds = cluster.kinds if isinstance(cluster, MixedCluster) else (cluster,)
+        fitted = [self._calibration(values.get("calibration"), kind) for kind in kinds]
+        if len(kinds) > 1 and values.get("calibration") != "default":
+            text = "a cluster that mixes nodes takes the calibration of each GPU's generation: default"
+            self._problems.add("calibration", text)
         prices = self._prices(values.get("costs.prices"))
         self._failures(values.get("campaign.failures"))
-        if self._problems.found or model is None or cluster is None or fitted is None:
+        if self._problems.found or model is None or cluster is None:
+            return None
+        found = [one for one in fitted if one is not None]
+        if len(found) < len(kinds):
             return None
         if isinstance(gpus, int):
             cluster = cluster_of_size(cluster, gpus)
-        doubt = fitted.why_not_of(cluster.gpu)
-        if doubt:
-            self._notes.append(doubt)
+        for kind, one in zip(cluster.kinds, found, strict=True):
+            doubt = one.why_not_of(kind.gpu)
+            if doubt:
+                self._notes.append(doubt)
         return Found(
             model=model,
             cluster=cluster,
-            calibration=fitted,
+            calibration=found[0],
+            kind_calibrations=tuple(found) if len(found) > 1 else (),
             prices=prices,
             trace=trace,
             column=column,
@@ -135,6 +148,8 @@ class References:
         if not sized and "like" not in value:
             value = {**value, "nodes": 1}  # of any size: `gpus` says which
         cluster = catalog.cluster_entry(value, self._problems, "cluster")
+        if isinstance(cluster, MixedCluster):
+            return cluster
         if sized and cluster is not None and cluster.gpus != gpus:
             given = f"cluster.{sized[0]}: {value[sized[0]]}"
             self._problems.add("gpus", f"{gpus} contradicts {given}; give one of them")
@@ -264,6 +279,13 @@ def cluster_of_size(cluster: Cluster, gpus: int) -> Cluster:
     Raises:
         InfeasibleError: more than a node, but nodes do not come out whole.
     """
+    if isinstance(cluster, MixedCluster):
+        if gpus == cluster.gpus:
+            return cluster
+        raise InfeasibleError(
+            f"gpus: cluster {cluster.name} mixes nodes ({cluster.gpu_words}) and has the size that its list of nodes "
+            f"says, {cluster.gpus} GPUs; change cluster.nodes instead of asking for {gpus}"
+        )
     node = cluster.node
     if gpus < node.gpus:
         share = gpus / node.gpus

@@ -86,6 +86,7 @@ class Scenario:
         resolved_json: every key with its value, defaults filled in, as canonical JSON.
         written_json: the document as it was written, changes of single keys included: what further changes apply to.
         folder: where relative paths of that document start.
+        kind_calibrations: see Setup.
         settings: switches that the scenario's software stack set, each with who says so.
     """
 
@@ -106,6 +107,7 @@ class Scenario:
     written_json: str = field(compare=False, repr=False)
     folder: Path | None = field(compare=False)
     settings: tuple[Setting, ...] = ()
+    kind_calibrations: tuple[Calibration, ...] = ()
 
     @property
     def document(self) -> dict[str, Any]:
@@ -130,6 +132,7 @@ class Scenario:
             execution=self.execution,
             data_pipeline=self.data.pipeline,
             memory=self.memory,
+            kind_calibrations=self.kind_calibrations,
         )
 
     def draw(self, count: int | None = None) -> Drawn:
@@ -283,6 +286,7 @@ def resolve_scenario(
         execution=ExecutionOptions(**execution),
         memory=_memory(values, own),
         calibration=found.calibration,
+        kind_calibrations=found.kind_calibrations,
         costs=CostOptions(**{**_section(values, "costs"), "prices": found.prices}),
         batch_count=batch_count,
         notes=(

@@ -86,6 +86,7 @@ KEYS: Mapping[str, Key] = {
     "strategy.selective_offloading": Key(parse=boolean, default=True),
     "strategy.balancing": Key(parse=boolean, default=True),
     "strategy.remote_data_loading": Key(parse=boolean, default=True),
+    "strategy.speed_aware": Key(parse=boolean, default=True),
     "memory.must_fit": Key(parse=boolean, default=True),
     "memory.cuda_context": _kept_bytes(_LEAN.cuda_context_bytes),
     "memory.libraries": _kept_bytes(_LEAN.library_bytes),

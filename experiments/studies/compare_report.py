@@ -23,7 +23,7 @@ from hdpsim.experiments.studies.cost_to_target import (
     Target,
     costs_of,
     kwh_words,
-    price_of,
+    mean_price,
     time_at,
     usd_range_words,
     usd_words,
@@ -242,7 +242,7 @@ def target_table(comparison: Comparison, tokens: float) -> Table[tuple[str, Targ
         title=f"{large_amount(tokens)} tokens, without failures (see `hdpsim campaign`)",
         columns=columns,
         rows=tuple((name, target) for name, target in targets if target is not None),
-        notes=(price_of(comparison.scenario.cluster.gpu, comparison.scenario.costs).note,),
+        notes=(mean_price(comparison.scenario.cluster, comparison.scenario.costs).note,),
     )
 
 

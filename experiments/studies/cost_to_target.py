@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hdpsim.cost_models.hardware.prices import CostOptions, PriceRange, price_list
 from hdpsim.cost_models.reading.units import HOUR_S
 from hdpsim.experiments.output.statistics import Estimate, estimate_json
@@ -12,7 +14,7 @@ from hdpsim.experiments.output.words import large_amount, with_duration
 from hdpsim.experiments.studies.power import Power, power_of
 
 if TYPE_CHECKING:
-    from hdpsim.cost_models.hardware.parts import Gpu
+    from hdpsim.cost_models.hardware.parts import Cluster, Gpu
     from hdpsim.experiments.studies.compare import Outcome
 
 JOULE_PER_KWH = 3.6e6
@@ -75,6 +77,28 @@ def price_of(gpu: Gpu, costs: CostOptions) -> Price:
     return Price(
         gpu=gpu.name, asked=costs.provider, range=prices.of(gpu.prices, costs.provider), listed=prices.name
     )
+
+
+def mean_price(cluster: Cluster, costs: CostOptions) -> Price:
+    """The price of the cluster's GPU; of several kinds the mean over all GPUs, unknown where one of theirs is."""
+    prices = [price_of(kind.gpu, costs) for kind in cluster.kinds]
+    if len(prices) == 1:
+        return prices[0]
+    known = [price.range for price in prices if price.range is not None]
+    mean = None
+    if len(known) == len(prices):
+        shares = np.bincount(cluster.gpu_kinds, minlength=len(prices)) / cluster.gpus
+        by_name = {name: float(shares @ [one.usd[name] for one in known]) for name in known[0].usd}
+        mean = PriceRange(
+            low_usd=by_name["low"],
+            typical_usd=by_name["typical"],
+            high_usd=by_name["high"],
+            provider=", ".join(dict.fromkeys(one.provider for one in known if one.provider)),
+            date=min(one.date for one in known),
+            source="; ".join(dict.fromkeys(one.source for one in known if one.source)),
+        )
+    name = f"GPU (mean of {cluster.gpu_words})"
+    return Price(gpu=name, asked=prices[0].asked, range=mean, listed=prices[0].listed)
 
 
 def time_at(tokens: float, tokens_per_s: Estimate) -> Estimate:
@@ -192,7 +216,7 @@ def costs_of(outcome: Outcome, costs: CostOptions) -> Costs:
     setup = outcome.setup
     assert setup is not None  # it ran
     return Costs(
-        price=price_of(setup.cluster.gpu, costs),
+        price=mean_price(setup.cluster, costs),
         power=power_of(setup, outcome.results, outcome.account_s(), costs),
         gpus=setup.cluster.gpus,
         tokens_per_s=outcome.tokens_per_s.mean,

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from hdpsim.cost_models.feasibility import rank_kinds
 from hdpsim.cost_models.kernels.power import GpuWork, gpu_w, node_w, waiting_w
 from hdpsim.cost_models.reading.units import format_quantity
 from hdpsim.experiments.output.plot_style import account_group
@@ -13,8 +16,10 @@ from hdpsim.experiments.output.plot_style import account_group
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hdpsim.arrays import Floats, Ints
     from hdpsim.cost_models.hardware.parts import Cluster
     from hdpsim.cost_models.hardware.prices import CostOptions
+    from hdpsim.simulator.plan import Plan
     from hdpsim.simulator.setup import Setup
     from hdpsim.simulator.step import StepResult
 
@@ -77,9 +82,55 @@ def power_of(
     setup: Setup, results: Sequence[StepResult], account_s: Mapping[str, float], costs: CostOptions
 ) -> Power:
     """Mean power of steps whose accounts have so many seconds on average."""
+    if len(setup.cluster.kinds) > 1:
+        return _mixed_power(setup, results, costs)
     work = gpu_work(results, account_s)
     drawn = gpu_w(work, setup.cluster.gpu, setup.calibration, setup.layout.precision.products)
     return cluster_power(setup.cluster, drawn, costs)
+
+
+def _mixed_power(setup: Setup, results: Sequence[StepResult], costs: CostOptions) -> Power:
+    """Mean power on nodes of several kinds: of each by the accounts of its own ranks and its share of the FLOP."""
+    rank_kind, cluster = rank_kinds(setup.cluster, setup.layout.parallel), setup.cluster
+    done = np.sum([_kind_work(result.plan, rank_kind, len(cluster.kinds)) for result in results], axis=0)
+    done = done / done.sum(axis=1, keepdims=True)  # [products and attention, kinds]
+    ranks = np.bincount(rank_kind, minlength=len(cluster.kinds))
+    gpu_power_w = node_power_w = 0.0
+    for number, kind in enumerate(setup.kinds):
+        own_s = np.mean(
+            [result.account_s[:, rank_kind == number].mean(axis=(1, 2)) for result in results], axis=0
+        )
+        work = gpu_work(results, dict(zip(results[0].accounts, own_s.tolist(), strict=True)))
+        products, attention = done[:, number] * setup.ranks / ranks[number]
+        work = replace(
+            work,
+            product_flop=work.product_flop * products,
+            attention_flop=work.attention_flop * attention,
+        )
+        drawn_w = gpu_w(work, kind.cluster.gpu, kind.calibration, setup.layout.precision.products)
+        gpu_power_w += drawn_w * ranks[number] / setup.ranks
+        node_power_w += node_w(kind.cluster.node, drawn_w) * ranks[number] / setup.ranks
+    return Power(
+        gpu_w=gpu_power_w,
+        node_w=node_power_w,
+        network_w=costs.network_w * cluster.gpus if cluster.nodes > 1 else 0.0,
+        pue=costs.pue,
+        nodes=cluster.nodes,
+    )
+
+
+def _kind_work(plan: Plan, rank_kind: Ints, kinds: int) -> Floats:
+    """[2, kinds]: tokens, and the squares of the lengths of sequences, that ranks of every kind work on."""
+    tokens = plan.segment_tokens.astype(np.float64)
+    first, sizes = plan.segment_offsets[:-1], plan.group_size
+    of_member = np.repeat(np.arange(plan.micro_batches), sizes)
+    each = [np.add.reduceat(amount, first) / sizes for amount in (tokens, tokens**2)]
+    return np.array(
+        [
+            np.bincount(rank_kind[plan.member_ranks], weights=share[of_member], minlength=kinds)
+            for share in each
+        ]
+    )
 
 
 def waiting_power(cluster: Cluster, costs: CostOptions) -> Power:

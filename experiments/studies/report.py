@@ -181,20 +181,21 @@ def headline(scenario: Scenario) -> str:
         else f"{data.batch.sequences:,} sequences"
     )
     return (
-        f"{scenario.name}: {scenario.model.name} on {cluster.gpus:,} x {cluster.gpu.name} ({degrees}); "
+        f"{scenario.name}: {scenario.model.name} on {cluster.gpu_words} ({degrees}); "
         f"{data.source_name}, batches of {size}, context {format_tokens(data.context_tokens)}"
     )
 
 
 def mfu_note(*scenarios: Scenario) -> str:
     """Which peak and which FLOP convention the MFU column means, whose rows are of these scenarios."""
-    gpus = [scenario.cluster.gpu for scenario in scenarios]
+    gpus = [kind.gpu for scenario in scenarios for kind in scenario.cluster.kinds]
     peaks = dict.fromkeys((format_quantity(gpu.bf16_flop_per_s, "flop_rate"), gpu.name) for gpu in gpus)
     if len(peaks) == 1:
         ((peak, name),) = peaks
         of = f"{peak}, the dense bf16 peak of {name}"
     else:
-        of = f"the dense bf16 peak of each row's GPU ({', '.join(f'{name}: {peak}' for peak, name in peaks)})"
+        whose = "GPU" if any(len(scenario.cluster.kinds) > 1 for scenario in scenarios) else "row's GPU"
+        of = f"the dense bf16 peak of each {whose} ({', '.join(f'{name}: {peak}' for peak, name in peaks)})"
     return f"MFU: of {of}; model FLOP with causal attention inside each sequence, no recompute."
 
 

@@ -19,7 +19,8 @@ class Durations:
     """Durations by virtual stage and micro-batch, of one rank alone and with the slowest member's noise."""
 
     factors: tuple[Floats, Floats] | None
-    """Noise of each entry's forward and backward, [entries, K]; None = no noise."""
+    """Of each entry's forward and backward, [entries, K]: noise, and what a member of a group takes that is faster
+    than its slowest one; None = neither."""
     own: tuple[Floats, Floats, Floats]
     """Forward, backward (weight gradients apart) and weight gradient, [K, micro-batches], without noise."""
     slowest: tuple[Floats, Floats, Floats]
@@ -34,9 +35,13 @@ class Durations:
         forward_s, backward_s = costs.forward_s[kinds], costs.backward_s[kinds]
         weight_s = costs.weight_s[kinds] if costs.schedule in SPLIT_SCHEDULES else np.zeros((1, 1))
         own = (forward_s, backward_s - weight_s if weight_s.any() else backward_s, weight_s)
-        if noise is None:
+        if noise is None and costs.members is None:
             return cls(None, own, own)
-        factors = _entry_factors(entries, noise, chain, way)
+        factors = _entry_factors(entries, noise or Noise(), chain, way)
+        if costs.members is not None:
+            rank_kind = costs.members.rank_kind[entries.rank][:, None]
+            for factor, share in zip(factors, (costs.members.forward, costs.members.backward), strict=True):
+                factor *= share[rank_kind, kinds, entries.micro_batch[:, None]]
         forward, backward = (
             _slowest_member(entries.micro_batch, factor, forward_s.shape[1]) for factor in factors
         )

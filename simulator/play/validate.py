@@ -135,11 +135,14 @@ def _check_tokens(plan: Plan, lengths: Ints) -> None:
 def _check_capacity(plan: Plan) -> None:
     sums = np.concatenate([[0], np.cumsum(plan.segment_tokens)])
     tokens = np.diff(sums[plan.segment_offsets])
-    over = _first((tokens > plan.capacity_tokens * plan.group_size) & (plan.offload_ratio == 0))
+    each = np.full(plan.micro_batches, plan.capacity_tokens)
+    if plan.rank_capacity_tokens is not None:
+        each = np.minimum.reduceat(plan.rank_capacity_tokens[plan.member_ranks], plan.member_offsets[:-1])
+    over = _first((tokens > each * plan.group_size) & (plan.offload_ratio == 0))
     if over is not None:
         raise PlanError(
             f"micro-batch {over} puts {tokens[over]} tokens on {plan.group_size[over]} ranks "
-            f"that hold {plan.capacity_tokens} each"
+            f"that hold {each[over]} each"
         )
 
 

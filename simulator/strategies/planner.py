@@ -7,6 +7,7 @@ from typing import assert_never
 
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.strategies.best_plan import plan_best
+from hdpsim.simulator.strategies.by_kind import plan_by_kind
 from hdpsim.simulator.strategies.hdp_naive import plan_naive
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.static_mesh import plan_static
@@ -18,7 +19,10 @@ def make_plan(problem: PlanningProblem) -> Plan:
     static, and HDP without dynamic groups: the static mesh. hdp-balance without balancing is hdp-naive.
     The planners' makespan is the work of the busiest stage. Where the longest sequence's way through all stages of
     a pipeline binds, that says too little: no plan's makespan is below its ideal.
+    On nodes of several kinds see `by_kind`.
     """
+    if problem.mixed is not None:
+        return plan_by_kind(problem, problem.mixed, _plan)
     plan = _plan(problem)
     return replace(plan, makespan_s=max(plan.makespan_s, plan.ideal_s))
 

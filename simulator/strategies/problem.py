@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
+from hdpsim.cost_models.step.mixed import MixedCost
 from hdpsim.cost_models.transformer.stages import bubble_weight
 from hdpsim.simulator.setup import StrategyOptions
 
@@ -36,6 +37,12 @@ class PlanningProblem:
 
     quick: bool = False
     """Fewer drafts of a balanced plan, none of packs of other sizes: for a search that plans its survivors in full."""
+
+    mixed: MixedCost | None = None
+    """Nodes of several kinds: what work costs on each. `cost` is that of the slowest then, the capacity the least."""
+
+    kinds: tuple[PlanningProblem, ...] = ()
+    """With nodes of several kinds, the same batch on every kind of node as if all nodes were of it."""
 
     @property
     def target_tokens(self) -> int:

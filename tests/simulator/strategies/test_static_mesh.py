@@ -12,9 +12,10 @@ from hdpsim.cost_models.step.step import step_costs
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.studies.compare import run_setup
 from hdpsim.simulator.plan import HOLE
+from hdpsim.simulator.plan_pieces import distinct_micro_batches, plan_micro_batches
 from hdpsim.simulator.play.replay import run_replay
 from hdpsim.simulator.setup import Packing
-from hdpsim.simulator.step import distinct_micro_batches, plan_batch, plan_micro_batches, simulate_step
+from hdpsim.simulator.step import plan_batch, simulate_step
 from hdpsim.simulator.strategies.packing import pack
 from hdpsim.simulator.strategies.planner import make_plan
 from hdpsim.simulator.strategies.problem import PlanningProblem
