@@ -85,7 +85,7 @@ def _leaves(data: Mapping[str, Any], above: str, lines: Mapping[str, int]) -> It
                 )
             else:
                 yield from _leaves(value, f"{name}.", lines)
-        elif not key.startswith("_") or key == "_target_":
+        elif not key.startswith("_"):
             yield Option(name=name, value=_leaf(value), line=lines.get(name, 0))
 
 

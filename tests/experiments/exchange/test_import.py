@@ -267,6 +267,54 @@ surprise: {key: 1}
         assert {**expected, "fp8_scaling": "tensor"}.items() <= layout(found).items()
         assert found.unknown == ("surprise.key",)
 
+    def test_a_whole_configuration_as_dumped(self, tmp_path: Path) -> None:
+        text = """
+_target_: megatron.bridge.training.config.ConfigContainer
+model:
+  _target_: megatron.bridge.models.mla_provider.MLAModelProvider
+  num_layers: 61
+  hidden_size: 7168
+  num_attention_heads: 128
+  num_query_groups: 128
+  ffn_hidden_size: 18432
+"""
+        text += f"""  num_moe_experts: 256
+  moe_router_topk: 8
+  moe_ffn_hidden_size: 2048
+  moe_shared_expert_intermediate_size: 2048
+  moe_layer_freq: {[0] * 3 + [1] * 58}
+  multi_latent_attention: true
+  q_lora_rank: 1536
+  kv_lora_rank: 512
+  qk_head_dim: 128
+  qk_pos_emb_head_dim: 64
+  v_head_dim: 128
+  kv_channels: 64
+  qk_layernorm: true
+  vocab_size: 129280
+  make_vocab_size_divisible_by: 1280
+  should_pad_vocab: false
+  mtp_num_layers: 1
+  gated_linear_unit: true
+  window_size: null
+  params_dtype: {{_call_: false, _target_: torch.bfloat16}}
+  expert_model_parallel_size: 64
+  pipeline_model_parallel_size: 8
+  virtual_pipeline_model_parallel_size: 4
+  pipeline_model_parallel_layout: Et|(tt|)*30mL
+  seq_length: 4096
+mixed_precision: {{bf16: true, fp8: hybrid, fp8_recipe: blockwise}}
+train: {{global_batch_size: 8192, micro_batch_size: 1}}
+"""
+        found = imported(tmp_path, text, "dump.yaml", Asked(cluster="h100", gpus=1024))
+        assert found.document["model"] == "deepseek-v3"
+        assert (layout(found)["vpp"], layout(found)["ep"], layout(found)["etp"]) == (4, 64, 1)
+        assert found.unknown == ()
+        assert [words.split(":")[0] for words in found.not_modelled] == [
+            "mixed_precision.bf16, mixed_precision.fp8 hybrid, mixed_precision.fp8_recipe blockwise",
+            "model.pipeline_model_parallel_layout",
+        ]
+
 
 class TestTorchtitan:
     TOML = """
