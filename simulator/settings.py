@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, replace
 from typing import Any
 
+from hdpsim.cost_models.layout.about_switches import about
 from hdpsim.cost_models.layout.layout import GROUPS
-from hdpsim.cost_models.layout.switches import about
 from hdpsim.simulator.setup import Setup
 
 FIELDS: Mapping[str, str] = {

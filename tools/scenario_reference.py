@@ -16,7 +16,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from hdpsim.cost_models.layout.layout import GROUPS, SWITCHES
-from hdpsim.experiments.scenario.scenario_keys import ScenarioKey, scenario_keys
+from hdpsim.experiments.scenario.key_meanings import ScenarioKey, scenario_keys
 from hdpsim.simulator.settings import FIELDS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "scenarios.md"

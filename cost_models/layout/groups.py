@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from hdpsim.cost_models.layout import needs
-from hdpsim.cost_models.layout.switches import switch
+from hdpsim.cost_models.layout.about_switches import switch
 from hdpsim.cost_models.reading.checked import Checked, Share
 from hdpsim.errors import InfeasibleError
 from hdpsim.ranges import RANGES

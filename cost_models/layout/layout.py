@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from hdpsim.cost_models.layout.about_switches import About, about
 from hdpsim.cost_models.layout.groups import (
     Context,
     Experts,
@@ -20,7 +21,6 @@ from hdpsim.cost_models.layout.groups import (
     Sharding,
     Tensor,
 )
-from hdpsim.cost_models.layout.switches import About, about
 from hdpsim.cost_models.reading.checked import Checked, MisfitError
 from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.errors import UserInputError

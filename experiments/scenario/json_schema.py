@@ -13,7 +13,7 @@ from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
 from hdpsim.cost_models.reading.words import field_words
 from hdpsim.cost_models.reliability.failures import failure_profile_names
 from hdpsim.cost_models.transformer.model import LatentAttention, Model
-from hdpsim.experiments.scenario.scenario_keys import ScenarioKey, scenario_keys
+from hdpsim.experiments.scenario.key_meanings import ScenarioKey, scenario_keys
 from hdpsim.experiments.scenario.schema import KEYS, SECTIONS
 from hdpsim.experiments.scenario.values import quantity_schema, range_schema, text
 from hdpsim.experiments.software.choice import software_names

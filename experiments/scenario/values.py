@@ -66,7 +66,7 @@ class Key:
     Attributes:
         parse: how its value is read and written.
         default: our value when the key is absent, or REQUIRED.
-        meaning: what it says, where what it becomes does not tell (scenario_keys).
+        meaning: what it says, where what it becomes does not tell (key_meanings).
         basic: whether everybody needs it, not experts alone.
         needs: what of other keys it needs to have an effect.
     """
