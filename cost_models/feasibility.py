@@ -196,7 +196,7 @@ def _experts(model: Model, parallel: Parallel, ranks: int | None) -> Iterator[st
         yield f"layout.ep: of ep = {ep} and tp = {tp} one must divide the other"
     elif ep < tp and model.ffn_hidden % (tp // ep):
         yield f"layout.ep: {width} tp / ep = {tp // ep}"
-    if gpus > tp and parallel.order != "tp-dp-pp":
+    if gpus > tp and parallel.pp > 1 and parallel.order != "tp-dp-pp":
         yield f"layout.order: experts across ranks (on {gpus} GPUs, tp = {tp}) need tp-dp-pp"
     if ranks is not None and ranks * tp % gpus:
         degrees = f"ep = {ep}" if etp is None else f"ep x etp = {ep} x {etp}"

@@ -106,3 +106,11 @@ def test_what_is_feasible_prices_and_what_is_not_does_not(
         assert set(str(caught.value).partition(": ")[2].split("; ")) == set("; ".join(reasons).split("; "))
     with pytest.raises(InfeasibleError):
         price(model, gpus, layout)
+
+
+def test_an_order_of_gpus_that_a_single_stage_does_not_notice_is_no_reason() -> None:
+    layout = Layout(ep=8, order="tp-pp-dp")
+    cluster = catalog.cluster_of("hgx-b200-180gb", 8)
+    assert not reasons_against(MODELS["mixtral-8x7b"], cluster, layout, CONTEXT)
+    two_stages = reasons_against(MODELS["mixtral-8x7b"], cluster, layout.changed(pp=2, ep=4), CONTEXT)
+    assert [reason.partition(":")[0] for reason in two_stages] == ["layout.order"]
