@@ -50,6 +50,11 @@ class PlanningProblem:
         return self.capacity_tokens if self.pack_tokens is None else self.pack_tokens
 
     @property
+    def mesh_offload_ratio(self) -> float:
+        """Share of kept activations that micro-batches of a mesh send to host memory; HDP's stay on the GPU."""
+        return self.options.activation_offload if self.options.name == "static" else 0.0
+
+    @property
     def stages(self) -> int:
         """Pipeline stages of a rank."""
         return self.cost.layout.parallel.pp

@@ -165,7 +165,7 @@ class MeshPacks:
             segment_offsets=self.offsets,
             group_size=np.full(self.count, degree, dtype=np.int64),
             tier=np.full(self.count, problem.compact_tier(degree), dtype=np.int64),
-            offload_ratio=np.full(self.count, problem.options.activation_offload),
+            offload_ratio=np.full(self.count, problem.mesh_offload_ratio),
             padding_tokens=self.padding_tokens,
         )
 
@@ -283,7 +283,7 @@ def mesh_plan(
         segment_offsets=offsets,
         member_ranks=member_ranks,
         member_offsets=member_offsets,
-        offload_ratio=np.full(packs, problem.options.activation_offload),
+        offload_ratio=np.full(packs, problem.mesh_offload_ratio),
         order=_repeated(order, slots, degree),
         order_offsets=np.concatenate(([0], np.cumsum(np.repeat(slots, degree)))),
         padding_tokens=packed.padding_tokens,

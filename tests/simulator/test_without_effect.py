@@ -1,12 +1,17 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulator_setups import Task, tasks
 
 from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.transformer.model import Model
+from hdpsim.simulator.settings import CHANGES_NOTHING, with_default
 from hdpsim.simulator.setup import Setup
+from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.without_effect import without_effect
 
 MODEL = catalog.model("llama-3-8b")
@@ -76,3 +81,19 @@ def test_targets_without_adapters_are_named() -> None:
     aimed = replace(MODEL, adapter_targets="all")
     assert named(Layout(), aimed) == ("model.adapter_targets = all changes nothing: adapter_rank is 0",)
     assert named(Layout(), replace(aimed, adapter_rank=8)) == ()
+
+
+@pytest.mark.slow
+@settings(max_examples=30, deadline=None)
+@given(tasks(), st.booleans(), st.booleans())
+def test_what_is_said_to_change_nothing_changes_nothing(task: Task, dynamic: bool, padding: bool):
+    """With a host link so slow that every transfer to the host shows."""
+    options = replace(task.setup.strategy, activation_offload=1.0, dynamic_groups=dynamic, padding=padding)
+    slow_link = replace(task.setup.calibration, host_link_efficiency=0.01)
+    setup = replace(task.setup, strategy=options, calibration=slow_link)
+    told = simulate_step(setup, task.lengths)
+    for note in told.notes:
+        key, said, _ = note.partition(" = ")
+        if said and CHANGES_NOTHING in note:
+            plain = simulate_step(with_default(setup, key), task.lengths)
+            assert (plain.step_s, plain.memory) == (told.step_s, told.memory), note
