@@ -159,9 +159,8 @@ def _planned_alike(problem: PlanningProblem, other: PlanningProblem) -> bool:
     options, others = problem.options, other.options
     if problem.cost is other.cost and options == others:
         return True
-    is_mesh = options.name == "static" or not options.dynamic_groups
-    if not is_mesh or problem.cost.layout.pipeline.schedule == "dualpipe":  # whose packs depend on the groups
-        return False
+    if not options.has_one_mesh or problem.cost.layout.pipeline.schedule == "dualpipe":
+        return False  # dualpipe: packs depend on the groups
     if replace(options, packing=others.packing, padding=others.padding) != others:
         return False
     parts, other_parts = (

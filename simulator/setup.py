@@ -44,6 +44,11 @@ class StrategyOptions(Checked):
     speed_aware: bool = True
     """HDP on nodes of several kinds: ranks get sequences by their speed and memory; off: as if all were the slowest."""
 
+    @property
+    def has_one_mesh(self) -> bool:
+        """Whether all micro-batches run on the groups of one static mesh."""
+        return self.name == "static" or not self.dynamic_groups
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionOptions(Checked):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from numbers import Integral
 
@@ -42,6 +43,7 @@ from hdpsim.simulator.step_memory import (
     memory_of,
     plan_memory,
     recompute_notes,
+    settled_layout,
     with_allocator_waits,
 )
 from hdpsim.simulator.strategies.planner import make_plan
@@ -132,11 +134,33 @@ def plan_batch(
     """Plan one batch (lengths of at most the context) under the setup's strategy; see simulate_step."""
     expect(setup, Setup, "the setup() of a scenario is one" if hasattr(setup, "setup") else "")
     tokens = _tokens_of(setup, lengths)
+    if mesh_degree is not None:
+        return _plan(_with_degree(setup, mesh_degree), tokens, quick)
+    try:
+        return _plan(setup, tokens, quick)
+    except InfeasibleError:
+        if not _seeks_degree(setup):
+            raise
+        with suppress(InfeasibleError):  # a mesh of single ranks needs no buffers to share sequences
+            return _plan(_with_degree(setup, 1), tokens, quick)
+        raise
+
+
+def _with_degree(setup: Setup, degree: int) -> Setup:
+    return replace(setup, layout=setup.layout.changed(cp=degree))
+
+
+def _seeks_degree(setup: Setup) -> bool:
+    """Whether the degree of a static mesh follows from a batch."""
+    return setup.strategy.has_one_mesh and setup.layout.parallel.cp is None
+
+
+def _plan(setup: Setup, tokens: Ints, quick: bool) -> tuple[Plan, PlanningProblem, MemoryReport]:
     check_strategy(setup)
     capacities = [(kind, capacity_tokens(kind)) for kind in setup.kinds]
     for kind, capacity in capacities:  # before a long search
         check_fits(kind, memory_of(kind, capacity, micro_batches=1, sequence_tokens=1))
-    problem = replace(_problem(setup, tokens, capacities), mesh_degree=mesh_degree, quick=quick)
+    problem = replace(_problem(setup, tokens, capacities), quick=quick)
     plan = make_plan(problem)
     report = plan_memory(setup, plan)
     check_fits(setup, report)
@@ -243,8 +267,8 @@ def price_plan(setup: Setup, problem: PlanningProblem, plan: Plan) -> StepCosts:
     def priced(data_s: float) -> StepCosts:
         return plan_costs(problem.cost, problem.mixed, plan, data_s=data_s)
 
-    lengths = problem.lengths
-    costs = _with_data(setup, problem.cost, priced, tokens=int(lengths.sum()), sequences=len(lengths))
+    settled, lengths = replace(setup, layout=settled_layout(setup, plan)), problem.lengths
+    costs = _with_data(settled, problem.cost, priced, tokens=int(lengths.sum()), sequences=len(lengths))
     wait_s = allocator_s(setup, plan, problem.cost.cal)
     return replace(costs, allocator_s=wait_s) if wait_s else costs
 
@@ -307,8 +331,7 @@ def settled_degree(setup: Setup, lengths: ArrayLike) -> int | None:
     Raises:
         InfeasibleError: the batch cannot run.
     """
-    dynamic = setup.strategy.name != "static" and setup.strategy.dynamic_groups
-    if dynamic or setup.layout.parallel.cp is not None:
+    if not _seeks_degree(setup):
         return None
     plan, _, _ = plan_batch(setup, lengths)
     return int(plan.group_size.max())

@@ -122,7 +122,7 @@ def _kind_memory(
         ranks = np.repeat(plan.group_size, np.diff(plan.segment_offsets))
         longest = int((-(-plan.segment_tokens // ranks)).max())
     return memory_of(
-        setup,
+        replace(setup, layout=settled_layout(setup, plan)),
         capacity,
         micro_batches=micro_batches,
         sequence_tokens=longest,
@@ -232,10 +232,18 @@ def allocator_notes(wait_s: float, report: MemoryReport, execution: Execution) -
     )
 
 
+def settled_layout(setup: Setup, plan: Plan) -> Layout:
+    """The layout with the degree of its static mesh, which the plan settles where none is stated."""
+    if not setup.strategy.has_one_mesh:
+        return setup.layout
+    return setup.layout.changed(cp=int(plan.group_size.max()))
+
+
 def _layout(setup: Setup) -> Layout:
     """The layout as memory sees it: groups as sequences need them have no degree, whatever the mesh would have."""
-    dynamic = setup.strategy.name != "static" and setup.strategy.dynamic_groups
-    return setup.layout.changed(cp=None) if dynamic and setup.layout.parallel.cp is not None else setup.layout
+    if setup.strategy.has_one_mesh or setup.layout.parallel.cp is None:
+        return setup.layout
+    return setup.layout.changed(cp=None)
 
 
 def _offload_ratio(setup: Setup) -> float:

@@ -32,9 +32,6 @@ class PlanningProblem:
     """Tokens that packs are filled up to; longer sequences are micro-batches of their own, which may be shared though
     they fit one rank. None = the capacity."""
 
-    mesh_degree: int | None = None
-    """Context-parallel degree that a static mesh of an earlier batch has settled on; None = as the layout says."""
-
     quick: bool = False
     """Fewer drafts of a balanced plan, none of packs of other sizes: for a search that plans its survivors in full."""
 

@@ -35,7 +35,7 @@ def divisors(number: int, least: int, most: int) -> list[int]:
 def mesh_degrees(problem: PlanningProblem) -> list[int]:
     """Context-parallel degrees the mesh may have: the one asked for, else every divisor of the ranks that fits."""
     needed = -(-problem.context_tokens // problem.capacity_tokens)
-    asked = problem.cost.layout.parallel.cp if problem.mesh_degree is None else problem.mesh_degree
+    asked = problem.cost.layout.parallel.cp
     most = problem.most_ranks
     if asked is not None:
         if problem.ranks % asked:

@@ -38,8 +38,8 @@ def with_hbm(setup: Setup, hbm_bytes: float) -> Setup:
 def test_a_stack_that_keeps_more_needs_more_and_leaves_less_room() -> None:
     fat = MemoryOptions(overheads=MemoryOverheads(nccl_bytes_per_group=2 * GIB, library_bytes=GIB))
     lean, rich = (simulate_step(static(memory), LENGTHS) for memory in (MemoryOptions(), fat))
-    # two groups, data and context parallel: 2 - 0.3 GiB each; libraries: 1 - 0.25 GiB
-    assert rich.memory.total_bytes - lean.memory.total_bytes == pytest.approx((2 * 1.7 + 0.75) * GIB)
+    # one group, data parallel: 2 - 0.3 GiB; libraries: 1 - 0.25 GiB
+    assert rich.memory.total_bytes - lean.memory.total_bytes == pytest.approx((1.7 + 0.75) * GIB)
     assert rich.step_s == lean.step_s
     free, less = (
         replace(small_setup(layout=Layout(), context=2**24), layout=Layout(), memory=memory)
@@ -62,7 +62,7 @@ def test_a_step_that_does_not_fit_is_refused_or_marked() -> None:
 
 def test_memory_is_that_of_the_micro_batches_of_the_plan() -> None:
     """The first of eight stages holds eight micro-batches, but in a step of two it holds two."""
-    piped = static(layout=Layout(pp=8))
+    piped = static(layout=Layout(pp=8, cp=1))
     few, many = (simulate_step(piped, LENGTHS[: 2 * count]) for count in (2, 16))
     assert few.memory == memory_of(piped, 1024, micro_batches=2)
     assert many.memory == memory_of(piped, 1024)

@@ -4,18 +4,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulator_setups import problem_of, small_cluster, small_setup
+from simulator_setups import Task, problem_of, small_cluster, small_setup, tasks
 
 from hdpsim import PlanError, validate_plan
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.step.loading import DataPipeline, Loader
 from hdpsim.cost_models.step.step import step_costs
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.studies.compare import run_setup
 from hdpsim.simulator.plan import HOLE
 from hdpsim.simulator.plan_pieces import distinct_micro_batches, plan_micro_batches
 from hdpsim.simulator.play.replay import run_replay
-from hdpsim.simulator.setup import Packing
-from hdpsim.simulator.step import plan_batch, simulate_step
+from hdpsim.simulator.setup import Packing, StrategyName
+from hdpsim.simulator.step import plan_batch, settled_degree, simulate_step
 from hdpsim.simulator.strategies.packing import pack
 from hdpsim.simulator.strategies.planner import make_plan
 from hdpsim.simulator.strategies.problem import PlanningProblem
@@ -238,3 +239,49 @@ def test_only_as_many_packs_are_split_as_dualpipe_needs():
     plan, *_ = plan_batch(setup, lengths)
     assert np.diff(plan.segment_offsets).tolist() == [1] * 16
     assert plan.segment_sequence.tolist() == list(range(16))
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None)
+@given(
+    tasks(),
+    st.sampled_from(["static", "hdp-balance"]),
+    st.booleans(),
+    st.sampled_from(["shared", "redundant"]),
+)
+def test_a_degree_that_is_found_costs_what_it_costs_when_it_is_stated(
+    task: Task, name: StrategyName, asynchronous: bool, loader: Loader
+):
+    setup = replace(
+        task.setup,
+        strategy=replace(task.setup.strategy, name=name, dynamic_groups=False),
+        data_pipeline=DataPipeline(asynchronous=asynchronous, loader=loader),
+    )
+    found = simulate_step(setup, task.lengths)
+    degree = int(found.plan.group_size.max())
+    stated = simulate_step(replace(setup, layout=setup.layout.changed(cp=degree)), task.lengths)
+    assert stated.step_s == found.step_s
+    assert stated.memory == found.memory
+
+
+def test_a_mesh_of_single_ranks_has_no_context_parallel_groups():
+    """One communicator and no buffers of a ring less than a mesh that shares sequences."""
+    alone, shared = (
+        simulate_step(
+            small_setup(name="static", context=1024, capacity=1024, layout=Layout(cp=cp)), [1024] * 64
+        )
+        for cp in (None, 2)
+    )
+    assert int(alone.plan.group_size.max()) == 1
+    assert shared.memory.communication == 2 * alone.memory.communication
+
+
+def test_a_mesh_that_only_fits_without_sharing_is_found():
+    setup = small_setup(name="static", context=1024, capacity=1024, layout=Layout(cp=1))
+    needed = simulate_step(setup, [1024] * 64).memory.total_bytes
+    node = setup.cluster.node
+    node = replace(node, gpu=replace(node.gpu, hbm_bytes=needed))
+    tight = replace(setup, cluster=replace(setup.cluster, node=node), layout=setup.layout.changed(cp=None))
+    assert simulate_step(tight, [1024] * 64).memory.fits
+    later = simulate_step(tight, [512] * 64, mesh_degree=settled_degree(tight, [1024] * 64))
+    assert later.memory.fits
