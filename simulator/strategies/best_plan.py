@@ -14,7 +14,7 @@ from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.strategies.contest import NEARLY, Contest
 from hdpsim.simulator.strategies.group_choices import usual_s
 from hdpsim.simulator.strategies.hdp_balance import balanced_draft
-from hdpsim.simulator.strategies.hdp_naive import naive_waves
+from hdpsim.simulator.strategies.hdp_naive import naive_drafts, naive_waves
 from hdpsim.simulator.strategies.long_sequences import LongSequences, ideal_step_s
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.static_mesh import mesh_drafts
@@ -76,6 +76,10 @@ def plan_best(problem: PlanningProblem) -> Plan:
     if small or contest.end_s > UNBALANCED * (draft.ideal_s + draft.bubbles_s):
         naive = naive_waves(problem).plan()
         contest.enter(naive, naive.makespan_s)
+    if small and problem.cost.layout.context.rank_capacity_tokens is None:
+        for waves in naive_drafts(problem):
+            if waves.least_s < contest.end_s:
+                contest.enter(waves.plan(), waves.least_s)
     return contest.best
 
 
