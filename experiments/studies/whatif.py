@@ -14,7 +14,7 @@ from hdpsim.experiments.output.statistics import Estimate, estimate, estimate_js
 from hdpsim.experiments.output.words import memory_of, memory_parts
 from hdpsim.experiments.scenario.overrides import parse_override, split_group
 from hdpsim.experiments.studies.compare import Report, silent
-from hdpsim.experiments.studies.cost_to_target import MILLION, costs_of, price_of
+from hdpsim.experiments.studies.cost_to_target import MILLION, costs_of, mean_price
 from hdpsim.experiments.studies.report import (
     averaging,
     band_lines,
@@ -177,7 +177,7 @@ def whatif_document(
         whatif_json(variants, best),
         more={"remarks": lines},
         blocks=(table,),
-        notes=(*lines, mfu_note(*ran), price_of(scenario.cluster.gpu, scenario.costs).note),
+        notes=(*lines, mfu_note(*ran), mean_price(scenario.cluster, scenario.costs).note),
         files=whatif_files(variants, table),
     )
 
