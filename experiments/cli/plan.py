@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import click
 
+from hdpsim import interrupts
 from hdpsim.errors import QuantityError, UserInputError
 from hdpsim.experiments.cli.common import (
     Output,
     batches_option,
     gpu_counts,
     output_options,
+    say,
     scenario_argument,
     set_option,
     split_list,
@@ -124,3 +126,6 @@ def command(
         )
     lines = (write_plan(checked, found, scenario_file),) if scenario_file else ()
     output.present(plan_document(checked, found, tokens), lines)
+    if found.interrupted:
+        say(f"{interrupts.message()}: the result is partial", err=True)
+        raise click.exceptions.Exit(interrupts.exit_code())

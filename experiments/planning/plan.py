@@ -204,7 +204,7 @@ def plan_document(scenario: Scenario, found: Found, tokens: float | None = None)
     pareto = front(found.evaluated)
     rows = [_row(scenario, one, found) for one in found.best]
     table = best_table(found, rows, tokens)
-    front_data = front_table(pareto)
+    front_data = front_table(pareto, gpus=found.several_clusters)
     return Document(
         kind="plan",
         head=headline(scenario),
@@ -227,7 +227,8 @@ def plan_document(scenario: Scenario, found: Found, tokens: float | None = None)
         files=(
             OutputFile("plan.yaml", winner.to_yaml, "The best candidate as a scenario; `hdpsim simulate` runs it."),
             OutputFile("candidates.csv", lambda: all_table(found), "Every candidate that was replayed."),
-            OutputFile("pareto.csv", lambda: front_data, "Those that no other beats in throughput, memory and cost."),
+            OutputFile("pareto.csv", lambda: front_table(pareto, gpus=False, most=len(pareto)),
+                       "Those that no other beats in throughput, memory and cost."),
             OutputFile(
                 "pareto",
                 partial(plot_front, _points(found.evaluated), _points(pareto), _points(found.best[:1])),
@@ -271,7 +272,6 @@ def _row(scenario: Scenario, one: Evaluated, found: Found) -> dict[str, Any]:
 def best_table(found: Found, rows: Sequence[dict[str, Any]], tokens: float | None) -> Table[Any]:
     """The best candidates: how fast, in what memory, how sure."""
     pairs = list(zip(found.best, rows, strict=True))
-    several = len({one.setup.cluster for one in found.best}) > 1
 
     def band(pair: tuple[Evaluated, dict[str, Any]]) -> str:
         known = pair[1]["band"]
@@ -282,8 +282,7 @@ def best_table(found: Found, rows: Sequence[dict[str, Any]], tokens: float | Non
 
     columns: tuple[Column[Any], ...] = (
         Column("", lambda pair: str(pairs.index(pair) + 1), heading=""),
-        Column("", lambda pair: f"{pair[0].setup.cluster.gpus:,} x {pair[0].setup.cluster.gpu.name}", heading="GPUs",
-               left=True, shown=several),
+        Column("", lambda pair: _gpus(pair[0]), heading="GPUs", left=True, shown=found.several_clusters),
         Column("", lambda pair: words_of(pair[0]), heading="layout and strategy", left=True),
         Column("", lambda pair: pair[0].step_s, heading="step", unit="s", format=".3f"),
         Column("", band, heading="P10 to P90", unit="s"),
@@ -302,8 +301,14 @@ def _usd_per_million(one: Evaluated) -> float | None:
     return None if one.usd_per_token is None else one.usd_per_token * _MILLION
 
 
-def _candidate_columns() -> tuple[Column[Evaluated], ...]:
+def _gpus(one: Evaluated) -> str:
+    return f"{one.setup.cluster.gpus:,} x {one.setup.cluster.gpu.name}"
+
+
+def _candidate_columns(*, gpus: bool) -> tuple[Column[Evaluated], ...]:
+    """*gpus*: they differ, and are shown."""
     return (
+        Column("", _gpus, heading="GPUs", left=True, shown=gpus),
         Column("layout", words_of, heading="layout and strategy", left=True),
         Column("gpus", lambda one: one.setup.cluster.gpus, shown=False),
         Column("gpu", lambda one: one.setup.cluster.gpu.name, shown=False),
@@ -320,15 +325,15 @@ def _candidate_columns() -> tuple[Column[Evaluated], ...]:
 def all_table(found: Found) -> Table[Evaluated]:
     """Every candidate that was replayed, the best first."""
     ordered = sorted(found.evaluated, key=lambda one: -score_of(one, found.objective))
-    return Table(columns=_candidate_columns(), rows=ordered)
+    return Table(columns=_candidate_columns(gpus=False), rows=ordered)
 
 
-def front_table(pareto: Sequence[Evaluated], most: int = 8) -> Table[Evaluated]:
+def front_table(pareto: Sequence[Evaluated], *, gpus: bool, most: int = 8) -> Table[Evaluated]:
     """The front: what throughput costs in memory and money."""
     notes = (f"and {len(pareto) - most} more (--json, --out)",) if len(pareto) > most else ()
     return Table(
         title="Pareto front of throughput, memory and cost, among the candidates that were replayed",
-        columns=_candidate_columns(),
+        columns=_candidate_columns(gpus=gpus),
         rows=pareto[:most],
         notes=notes,
     )

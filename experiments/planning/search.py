@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from math import inf
+from math import inf, log2
 from typing import TYPE_CHECKING
 
 from hdpsim.cost_models.layout.layout import Layout
@@ -63,6 +63,7 @@ class Found:
         closest: of what memory refused, the candidate that lacks least, and the message.
         searched: candidates that were looked at.
         complete: whether that is all of them.
+        interrupted: Ctrl-C came before the end.
     """
 
     objective: Objective
@@ -77,6 +78,13 @@ class Found:
     layouts: int = 0
     seconds: float = 0.0
     complete: bool = False
+    interrupted: bool = False
+
+    @property
+    def several_clusters(self) -> bool:
+        """Whether the best or the scenario itself differ in their GPUs."""
+        known = [self.own] if self.own is not None else []
+        return len({one.setup.cluster for one in (*known, *self.best)}) > 1
 
     def add(self, results: LayoutResults, count: int) -> None:
         """Take over what became of one layout; *count*: how many are the best."""
@@ -138,6 +146,7 @@ def search(
     except KeyboardInterrupt:
         if not found.evaluated:
             raise
+        found.interrupted = True
     found.best = [_detailed(question, one) for one in found.best]
     found.seconds = time.monotonic() - began
     return found
@@ -241,6 +250,10 @@ class Work:
             if layout["layout.sharding"] == "zero3":
                 busy_s = max(busy_s, slots * gather_s) + 0.05 * work_s
             best_s = min(best_s, busy_s)
+        if (
+            "layout.ep" in layout
+        ):  # whole experts on every GPU of a tensor-parallel group are the least traffic
+            best_s *= 1.0 + 0.05 * abs(log2(int(str(layout["layout.ep"])) / tp))
         best_s *= 1.0 + 0.001 * vpp  # of equals the one that is replayed faster first
         return best_s * (1.05 if layout["layout.optimizer_offload"] else 1.0)
 

@@ -289,6 +289,7 @@ def test_interrupts_keep_what_was_found() -> None:
 
     found = search(small(), Space(values=FEW), progress=stop)
     assert not found.complete
+    assert found.interrupted
     assert found.own in found.evaluated
 
 
