@@ -51,6 +51,14 @@ class CampaignStudy:
     """What it takes to reach a number of tokens, when somebody asked."""
 
     @property
+    def reached_s(self) -> tuple[float, ...]:
+        """When each run had the tokens of the target; empty without one."""
+        if self.target is None:
+            return ()
+        times = (reached_s(result, self.target.tokens) for result in self.results)
+        return tuple(at for at in times if at is not None)
+
+    @property
     def ettr(self) -> Estimate:
         """Effective-training-time ratio."""
         return estimate([result.ettr for result in self.results])
@@ -143,12 +151,25 @@ def run_campaign(
     return replace(study, hidden_notes=hidden)
 
 
+def campaign_to(scenario: Scenario, tokens: float, known: CampaignPlan) -> CampaignStudy:
+    """The same until so many tokens are trained on and kept, in one process and without a word on hidden keys.
+
+    *known* is the plan of the scenario: its step is not simulated once more.
+    """
+    return _study(scenario, None, 1, tokens, silent, known)
+
+
 def _study(
-    scenario: Scenario, folder: Path | None, workers: int, tokens: float | None, report: Report
+    scenario: Scenario,
+    folder: Path | None,
+    workers: int,
+    tokens: float | None,
+    report: Report,
+    known: CampaignPlan | None = None,
 ) -> CampaignStudy:
     if tokens is None:
         return _run(scenario, folder, workers, report)
-    plan = plan_campaign(scenario, folder)
+    plan = known or plan_campaign(scenario, folder)
     undisturbed_s = tokens / plan.setup.tokens_per_step * plan.setup.step_s
     share = max(plan.closed_form_ettr, LEAST_SHARE)
     duration_s = max(MARGIN * undisturbed_s / share, undisturbed_s + plan.interval_s) + 2 * plan.restart_s
@@ -156,14 +177,14 @@ def _study(
         if duration_s > LONGEST_S:
             break
         longer = scenario.with_changes((f"campaign.duration={duration_s:.0f}s",))
-        study = _run(longer, folder, workers, report)
-        seconds = [reached_s(result, tokens) for result in study.results]
-        known = [at for at in seconds if at is not None]
-        if len(known) == len(seconds):
+        study = _run(longer, folder, workers, report, plan)
+        times = (reached_s(result, tokens) for result in study.results)
+        seconds = [at for at in times if at is not None]
+        if len(seconds) == len(study.results):
             costs = study.costs
             target = Target(
                 tokens=tokens,
-                seconds=estimate(known),
+                seconds=estimate(seconds),
                 gpus=costs.gpus,
                 price=costs.price,
                 power=costs.power,
@@ -190,8 +211,14 @@ def reached_s(result: CampaignResult, tokens: float) -> float | None:
     return None
 
 
-def _run(scenario: Scenario, folder: Path | None, workers: int, report: Report) -> CampaignStudy:
-    plan = plan_campaign(scenario, folder)
+def _run(
+    scenario: Scenario,
+    folder: Path | None,
+    workers: int,
+    report: Report,
+    known: CampaignPlan | None = None,
+) -> CampaignStudy:
+    plan = plan_campaign(scenario, folder, known=known)
     setups = [replace(plan.setup, seed=(plan.seed, number)) for number in range(plan.seeds)]
     results = []
     for result in _all(setups, workers):

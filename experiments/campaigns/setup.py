@@ -97,14 +97,18 @@ class CampaignPlan:
         return 1.0 / self.unplanned_per_s if self.unplanned_per_s > 0 else None
 
 
-def plan_campaign(scenario: Scenario, folder: Path | None = None) -> CampaignPlan:
+def plan_campaign(
+    scenario: Scenario, folder: Path | None = None, *, known: CampaignPlan | None = None
+) -> CampaignPlan:
     """Derive a campaign; *folder* is where the path of a failure profile starts (then the current directory).
+
+    *known* is a plan of the same scenario but for its duration: its step is not simulated once more.
 
     Raises:
         UserInputError: an unknown or malformed failure profile.
         InfeasibleError: the step cannot be simulated, or is longer than the campaign.
     """
-    return plan_values(scenario, campaign_values(scenario), folder)
+    return plan_values(scenario, campaign_values(scenario), folder, known=known)
 
 
 def plan_values(

@@ -22,9 +22,9 @@ from hdpsim.errors import HdpSimError, InfeasibleError, UserInputError
 from hdpsim.quoting import message
 
 VERBS = (
-    "simulate", "compare", "plan", "check", "scale", "whatif", "explain", "sweep", "replay", "trace", "replay-ops",
-    "campaign", "reproduce", "validate", "calibrate", "scenarios", "schema", "catalog", "fabric", "import", "export",
-    "new",
+    "simulate", "compare", "plan", "recommend", "check", "scale", "whatif", "explain", "sweep", "replay", "trace",
+    "replay-ops", "campaign", "reproduce", "validate", "calibrate", "scenarios", "schema", "catalog", "fabric",
+    "import", "export", "new",
 )  # fmt: skip
 """In the order of the help text; the module of each is beside this one and holds its click command as `command`."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hdpsim.errors import ScenarioError, UserInputError
+from hdpsim.errors import QuantityError, ScenarioError, UserInputError
 from hdpsim.quoting import printable, quoted
 from hdpsim.ranges import RANGES
 
@@ -138,6 +138,41 @@ def gpu_counts(_context: click.Context, _option: click.Parameter, text: str | No
     if twice:
         raise UserInputError(f"--gpus: {twice[0]} is given more than once in {quoted(text)}")
     return counts
+
+
+def _gpu_names(_context: click.Context, _option: click.Parameter, text: str | None) -> tuple[str, ...]:
+    return () if text is None else split_list(text, "--gpu")
+
+
+gpu_types_option: Decorator = click.option(
+    "--gpu",
+    "gpu_types",
+    metavar="A,B",
+    callback=_gpu_names,
+    help="GPUs of the catalog, such as h100,h200,b200.",
+)
+
+
+def _budget_s(_context: click.Context, _option: click.Parameter, text: str) -> float | None:
+    from hdpsim.cost_models.reading.units import parse_quantity
+
+    if text.strip() == "none":
+        return None
+    try:
+        return parse_quantity(text, "time")
+    except QuantityError as error:
+        raise UserInputError(f"--budget: expected a time such as 60s or 10min, or none: {error}") from None
+
+
+budget_option: Decorator = click.option(
+    "--budget",
+    "budget_s",
+    metavar="TIME",
+    default="60s",
+    show_default=True,
+    callback=_budget_s,
+    help="Time after which nothing new is tried, or none.",
+)
 
 
 def load(scenario: str, overrides: tuple[str, ...] = ()) -> Scenario:

@@ -5,35 +5,20 @@ from __future__ import annotations
 import click
 
 from hdpsim import interrupts
-from hdpsim.errors import QuantityError, UserInputError
 from hdpsim.experiments.cli.common import (
     Output,
     batches_option,
+    budget_option,
     gpu_counts,
+    gpu_types_option,
     output_options,
     say,
     scenario_argument,
     set_option,
-    split_list,
     target_option,
     workers_option,
 )
 from hdpsim.experiments.cli.progress import long_progress
-
-
-def _names(_context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, ...]:
-    return () if text is None else split_list(text, f"--{option.name}")
-
-
-def _seconds(_context: click.Context, _option: click.Parameter, text: str) -> float | None:
-    from hdpsim.cost_models.reading.units import parse_quantity
-
-    if text.strip() == "none":
-        return None
-    try:
-        return parse_quantity(text, "time")
-    except QuantityError as error:
-        raise UserInputError(f"--budget: expected a time such as 60s or 10min, or none: {error}") from None
 
 
 @click.command("plan")
@@ -41,9 +26,7 @@ def _seconds(_context: click.Context, _option: click.Parameter, text: str) -> fl
 @click.option(
     "--gpus", metavar="N,N,...", callback=gpu_counts, help="Numbers of GPUs; default: the scenario's."
 )
-@click.option(
-    "--gpu", "gpu_types", metavar="A,B", callback=_names, help="GPUs of the catalog, such as h100,h200,b200."
-)
+@gpu_types_option
 @click.option(
     "--objective",
     type=click.Choice(("tokens_per_s", "usd_per_token", "time_to_train", "energy")),
@@ -51,15 +34,7 @@ def _seconds(_context: click.Context, _option: click.Parameter, text: str) -> fl
     show_default=True,
     help="What is best; time_to_train needs --tokens.",
 )
-@click.option(
-    "--budget",
-    "budget_s",
-    metavar="TIME",
-    default="60s",
-    show_default=True,
-    callback=_seconds,
-    help="Time after which nothing new is tried, or none.",
-)
+@budget_option
 @click.option(
     "--search",
     "searched",

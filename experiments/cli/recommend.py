@@ -1,0 +1,100 @@
+"""`hdpsim recommend`: which GPUs, and how many, train so many tokens by a date?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from hdpsim.experiments.cli.common import (
+    Output,
+    budget_option,
+    gpu_types_option,
+    output_options,
+    scenario_argument,
+    set_option,
+    whole_number,
+)
+from hdpsim.experiments.cli.progress import long_progress
+
+if TYPE_CHECKING:
+    from hdpsim.experiments.planning.goal import Goal
+
+
+def _goal(_context: click.Context, _option: click.Parameter, text: str) -> Goal:
+    from hdpsim.experiments.planning.goal import parse_goal
+
+    return parse_goal(text)
+
+
+@click.command("recommend")
+@scenario_argument
+@click.option(
+    "--target",
+    "goal",
+    required=True,
+    metavar="TEXT",
+    callback=_goal,
+    help='What has to be done by when, such as "300B tokens in 30 days".',
+)
+@gpu_types_option
+@click.option(
+    "--objective",
+    "aim",
+    type=click.Choice(("gpus", "usd")),
+    default="gpus",
+    show_default=True,
+    help="The fewest GPUs, or the cheapest.",
+)
+@click.option(
+    "--confidence",
+    type=click.FloatRange(0.01, 0.99),
+    metavar="P",
+    help="Probability with which the date has to be met; default: as predicted.",
+)
+@click.option("--keep-layout", is_flag=True, help="Only data parallelism grows; no layout is searched.")
+@budget_option
+@set_option
+@click.option(
+    "--batches",
+    type=whole_number("batches"),
+    default=2,
+    show_default=True,
+    metavar="N",
+    help="Global batches to average a step over.",
+)
+@output_options
+def command(
+    scenario: str,
+    goal: Goal,
+    gpu_types: tuple[str, ...],
+    aim: str,
+    confidence: float | None,
+    keep_layout: bool,
+    budget_s: float | None,
+    overrides: tuple[str, ...],
+    batches: int,
+    output: Output,
+) -> None:
+    """Which GPUs, and how many, train so many tokens by a date?
+
+    Failures, restarts and checkpoints are those of the scenario's campaign.
+    """
+    from hdpsim.experiments.planning.plan import open_scenario
+    from hdpsim.experiments.planning.recommend import recommend
+    from hdpsim.experiments.planning.recommend_document import recommend_document
+
+    checked, _ = open_scenario(scenario, (*overrides, f"execution.batches={batches}"))
+    with long_progress("recommending", "types") as shown:
+        found = recommend(
+            checked,
+            goal,
+            gpu_types=gpu_types,
+            aim="usd" if aim == "usd" else "gpus",
+            confidence=confidence,
+            keep_layout=keep_layout,
+            pinned=overrides,
+            budget_s=budget_s,
+            progress=shown,
+        )
+    output.present(recommend_document(found))

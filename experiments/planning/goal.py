@@ -1,0 +1,94 @@
+"""A goal: so many tokens by a date, and the probability of meeting it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+from hdpsim.cost_models.reading.units import DAY_S, HOUR_S
+from hdpsim.errors import UserInputError
+from hdpsim.experiments.bands.band import HIGH, LOW
+from hdpsim.experiments.output.words import large_amount, parse_target
+from hdpsim.quoting import quoted
+
+if TYPE_CHECKING:
+    from hdpsim.experiments.bands.band import Band
+
+_UNITS_S = {"h": HOUR_S, "hour": HOUR_S, "d": DAY_S, "day": DAY_S, "w": 7 * DAY_S, "week": 7 * DAY_S}
+_TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(hours?|days?|weeks?|[hdw])\s*", re.IGNORECASE)
+_LONGEST_S = 3650 * DAY_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """So many tokens in so many seconds."""
+
+    tokens: float
+    seconds: float
+
+    @property
+    def days(self) -> float:
+        """The time in days."""
+        return self.seconds / DAY_S
+
+    @property
+    def words(self) -> str:
+        """`300B tokens in 30 days`."""
+        return f"{large_amount(self.tokens)} tokens in {self.days:g} days"
+
+
+def parse_goal(text: str) -> Goal:
+    """What `--target` says.
+
+    >>> parse_goal("1.5T tokens in 2 weeks")
+    Goal(tokens=1500000000000.0, seconds=1209600.0)
+
+    Raises:
+        UserInputError: anything else than tokens in a time.
+    """
+    tokens_text, _, time_text = text.partition(" in ")
+    found = _TIME.fullmatch(time_text)
+    if found is not None:
+        unit = found[2].lower()
+        seconds = float(found[1]) * _UNITS_S[unit if unit in _UNITS_S else unit.removesuffix("s")]
+        if 0.0 < seconds <= _LONGEST_S:
+            return Goal(tokens=parse_target(tokens_text, "--target"), seconds=seconds)
+    raise UserInputError(
+        f"--target: expected tokens in hours, days or weeks (at most ten years), such as "
+        f'"300B tokens in 30 days"; got {quoted(text)}'
+    )
+
+
+def probability(goal: Goal, runs_s: Sequence[float], band: Band | None) -> float:
+    """Probability that runs of a campaign end in time.
+
+        P = mean over runs of Phi((ln(time of the goal / time of the run) - mu) / sigma)
+        mu = (ln P10 + ln P90) / 2, sigma = (ln P90 - ln P10) / (2 * 1.2816)
+
+    The truth over the prediction is log-normal through the 10 % and the 90 % quantile of the band.
+    Ignored: that a slower step changes how often failures strike within it.
+    Limits: without a band, the share of the runs that end in time.
+    """
+    if band is None:
+        return sum(run_s <= goal.seconds for run_s in runs_s) / len(runs_s)
+    middle, spread = _log_normal(band)
+    normal = NormalDist(middle, spread)
+    return sum(normal.cdf(math.log(goal.seconds / run_s)) for run_s in runs_s) / len(runs_s)
+
+
+def slower_with(confidence: float, band: Band | None) -> float:
+    """How many times as long as predicted it takes at most, with that confidence."""
+    if band is None:
+        return 1.0
+    return math.exp(NormalDist(*_log_normal(band)).inv_cdf(confidence))
+
+
+def _log_normal(band: Band) -> tuple[float, float]:
+    """Mean and standard deviation of the logarithm."""
+    low, high = math.log(band.low), math.log(band.high)
+    quantiles = NormalDist().inv_cdf(HIGH) - NormalDist().inv_cdf(LOW)
+    return (low + high) / 2.0, (high - low) / quantiles

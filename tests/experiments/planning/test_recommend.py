@@ -1,0 +1,160 @@
+"""How many GPUs a date needs: bisection against all numbers, probabilities by hand, goals as people write them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from hdpsim.errors import InfeasibleError, UserInputError
+from hdpsim.experiments.bands.band import Band
+from hdpsim.experiments.campaigns.run import run_campaign
+from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.planning.goal import Goal, parse_goal, probability, slower_with
+from hdpsim.experiments.planning.recommend import recommend
+from hdpsim.experiments.planning.sizing import block_of
+from hdpsim.experiments.scenario.scenario import Scenario, resolve_scenario
+
+DOCUMENT: dict[str, Any] = {
+    "name": "small",
+    "model": {"name": "tiny", "layers": 8, "hidden": 2048, "heads": 16, "kv_heads": 8, "head_dim": 128,
+              "ffn_hidden": 5632, "vocab": 32_000},
+    "cluster": {"node": "hgx-h100-80gb", "gpus": 16},
+    "layout": {"tp": 2},
+    "data": {"lengths": ["4K tokens"], "batch": "256 sequences", "context": "4K tokens"},
+    "strategy": {"name": "static"},
+    "execution": {"batches": 1},
+    "campaign": {"seeds": 3},
+}  # fmt: skip
+
+
+def small(*overrides: str) -> Scenario:
+    """A small model on H100 servers."""
+    return resolve_scenario(DOCUMENT, overrides=overrides)
+
+
+def band(low: float, high: float) -> Band:
+    return Band(low=low, middle=1.0, high=high, alike=1, sources=(), in_sample=0, nearest=0.0,
+                median_abs_error=0.0, note="")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens", "days"),
+    [
+        ("300B tokens in 30 days", 3e11, 30.0),
+        ("1.5T in 2 weeks", 1.5e12, 14.0),
+        ("2B tokens in 12h", 2e9, 0.5),
+        ("300B tokens in 1 day", 3e11, 1.0),
+    ],
+)
+def test_goals_are_read_as_people_write_them(text: str, tokens: float, days: float) -> None:
+    goal = parse_goal(text)
+    assert (goal.tokens, goal.days) == (tokens, days)
+
+
+@pytest.mark.parametrize(
+    "text", ["300B", "in 30 days", "300B tokens", "300B in 0 days", "lots in 3 days", "1B in 3"]
+)
+def test_other_goals_get_one_message_with_an_example(text: str) -> None:
+    with pytest.raises(UserInputError, match=r"--target: .*300B"):
+        parse_goal(text)
+    result = CliRunner().invoke(cli, ["recommend", "quickstart-8gpu", "--target", text])
+    assert result.exit_code == 2
+    assert result.output.count("Error") == 1
+
+
+def test_probability_is_that_of_a_log_normal_through_the_band() -> None:
+    # mu = (ln 0.9 + ln 1.2) / 2, sigma = (ln 1.2 - ln 0.9) / 2.563; a run that takes 1 / 1.1 of the time.
+    goal = Goal(tokens=1.0, seconds=110.0)
+    expected = NormalDist().cdf((math.log(1.1) - 0.03848) / 0.11225)
+    assert probability(goal, [100.0], band(0.9, 1.2)) == pytest.approx(expected, abs=1e-4)
+    assert probability(goal, [100.0 / 1.2, 1e9], band(0.9, 1.1 * 1.2)) < 0.5
+    # A run that takes P90 times as long as the goal allows is in time with 10 %.
+    assert probability(goal, [110.0 / 0.9], band(0.9, 1.2)) == pytest.approx(0.1)
+    assert slower_with(0.9, band(0.9, 1.2)) == pytest.approx(1.2)
+    assert probability(goal, [100.0, 120.0], None) == 0.5
+
+
+def test_a_block_is_what_the_degrees_divide_in_whole_servers() -> None:
+    assert block_of(small("layout.tp=2", "layout.pp=1").layout, 8) == 8
+    assert block_of(small("layout.tp=4", "layout.pp=4", "layout.cp=1").layout, 8) == 16
+    assert block_of(small("layout.tp=2", "layout.cp=4").layout, 8) == 8
+
+
+def days_of_all(scenario: Scenario, goal: Goal, most: int) -> dict[int, float]:
+    """Days on every number of servers, each a campaign of its own."""
+    found = {}
+    for gpus in range(8, most + 1, 8):
+        study = run_campaign(scenario.with_changes((f"gpus={gpus}",)), workers=1, tokens=goal.tokens)
+        assert study.target is not None
+        found[gpus] = study.target.seconds.mean / 86_400.0
+    return found
+
+
+@pytest.mark.parametrize("time", ["5 days", "2 days", "25 h"])
+def test_the_fewest_are_those_of_a_sweep_over_all_numbers(time: str) -> None:
+    goal = parse_goal(f"200B tokens in {time}")
+    found = recommend(small(), goal, keep_layout=True).best
+    days = days_of_all(small(), goal, 64)
+    assert found.gpus == min(gpus for gpus, taken in days.items() if taken <= goal.days)
+    assert found.days == pytest.approx(days[found.gpus])
+
+
+def test_the_cheapest_is_never_dearer_than_the_fewest() -> None:
+    goal = parse_goal("200B tokens in 3 days")
+    fewest = recommend(small(), goal, keep_layout=True).best
+    cheapest = recommend(small(), goal, keep_layout=True, aim="usd").best
+    assert fewest.usd is not None
+    assert cheapest.usd is not None
+    assert cheapest.usd <= fewest.usd
+    assert cheapest.days <= goal.days
+    assert fewest.usd == pytest.approx(2.95 * fewest.gpus * fewest.days * 24)
+
+
+def test_more_confidence_takes_more_gpus_and_gets_the_probability() -> None:
+    goal = parse_goal("200B tokens in 2 days")
+    even, sure = (
+        recommend(small(), goal, keep_layout=True, confidence=confidence).best for confidence in (None, 0.95)
+    )
+    assert sure.gpus > even.gpus
+    assert sure.probability >= 0.95
+
+
+def test_failures_and_checkpoints_take_time() -> None:
+    goal = parse_goal("200B tokens in 5 days")
+    often = small("campaign.failure_scale=1000", "campaign.checkpoint_interval=30min")
+    found = recommend(often, goal, keep_layout=True).best
+    assert found.study.ettr.mean < 0.97
+    assert found.days > recommend(small(f"gpus={found.gpus}"), goal, keep_layout=True).best.days * 0.9
+
+
+def test_a_goal_out_of_reach_says_what_would_have_to_change() -> None:
+    with pytest.raises(InfeasibleError, match="What would have to change: at least") as error:
+        recommend(small("data.batch=16 sequences"), parse_goal("300T tokens in 1 day"), keep_layout=True)
+    assert "a larger data.batch than 16 sequences" in str(error.value)
+
+
+def run(path: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["recommend", str(path), *arguments])
+
+
+@pytest.mark.slow
+def test_types_are_compared_with_searched_layouts(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(DOCUMENT))
+    options = ("--gpu", "h100,h200", "--target", "200B tokens in 3 days", "--budget", "20s", "--batches", "1")
+    result = run(path, *options, "--json", "--out", str(tmp_path / "out"))
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert {"gpus", "days", "usd", "probability"} <= document.keys()
+    assert {candidate["gpu"] for candidate in document["candidates"]} == {"h100-80gb", "h200-141gb"}
+    kept = json.loads(run(path, *options[2:4], "--batches", "1", "--keep-layout", "--json").stdout)
+    assert document["gpus"] <= kept["gpus"]
+    written = yaml.safe_load((tmp_path / "out" / "recommended.yaml").read_text())
+    assert run_campaign(resolve_scenario(written), workers=1, tokens=2e11).target is not None
