@@ -100,7 +100,8 @@ def file_sha256(path: Path, mtime_ns: int, size_bytes: int) -> str:
 def _plain(value: object) -> Any:
     """*value* as JSON data, exactly: floats as their shortest text, so that infinity is not lost."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        given = (field.name for field in dataclasses.fields(value) if field.init)
+        return {name: _plain(getattr(value, name)) for name in given}
     if isinstance(value, np.ndarray | np.generic):
         return _plain(value.tolist())
     if isinstance(value, float):

@@ -15,9 +15,12 @@ from hdpsim.cost_models.hardware.mixed import NodeGroup, cluster_of_groups
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.hardware.prices import CostOptions
 from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.parallel.code_version import scenario_key
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.studies.compare import run_setup
 from hdpsim.experiments.studies.cost_to_target import costs_of, mean_price
+from hdpsim.experiments.sweeps.cells import expand
+from hdpsim.experiments.sweeps.file import load_sweep
 
 SCENARIO = """
 model: llama-3-8b
@@ -49,6 +52,16 @@ def test_compare_shows_every_kind(scenario: str):
     assert "8 x h100-80gb + 8 x a100-80gb" in result.output
     assert "no validated run mixes nodes" in result.output
     assert "by speed: " in result.output
+
+
+def test_cells_of_sweeps_know_their_nodes(scenario: str, tmp_path: Path):
+    sweep = tmp_path / "sweep.yaml"
+    sweep.write_text(f"base: {scenario}\ngrid: {{strategy.speed_aware: [true, false]}}\n", encoding="utf-8")
+    aware, ignoring = expand(load_sweep(sweep))
+    assert aware.key != ignoring.key
+    other = tmp_path / "other.yaml"
+    other.write_text(SCENARIO.replace("hgx-a100-80gb", "hgx-a100-40gb"), encoding="utf-8")
+    assert scenario_key(load_scenario(other)) != aware.key
 
 
 def test_whatif_says_what_it_buys_to_know_speeds(scenario: str):
