@@ -17,13 +17,13 @@ from hdpsim.cost_models.transformer.stages import bubble_weight
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.parallel.dispatch import dispatch
 from hdpsim.experiments.parallel.engines import LocalEngine
+from hdpsim.experiments.planning.bounds import bounds_of
 from hdpsim.experiments.planning.evaluation import (
     Evaluated,
     LayoutResults,
     Objective,
     Question,
     Task,
-    bounds_of,
     ranked,
     ready,
     replayed,
