@@ -15,13 +15,15 @@ IDLE_SHARE = 0.1
 MEMORY_BOUND_SHARE = 0.6
 """Power of kernels that HBM limits, over the board's limit.
 
-Source: token generation draws 0.5 to 0.6 of what a board may (Patel et al., arXiv 2308.12908).
+Source: token generation draws 0.5 to 0.6 of what a board may (Patel et al., arXiv 2308.12908). The figure was not
+checked against the paper's text: take it as assumed.
 """
 
 COMMUNICATION_SHARE = 0.5
 """Power while a GPU communicates and computes nothing, over the board's limit.
 
-Source: GPT-NeoX when its workers synchronise (arXiv 2308.12908, A100).
+Source: GPT-NeoX when its workers synchronise (arXiv 2308.12908, A100). The figure was not checked against the paper's
+text: take it as assumed.
 """
 
 WAITING_SHARE = 0.3
