@@ -72,7 +72,9 @@ def _of_sharding(setup: Setup) -> Iterator[Rule]:
     yield alone, _layout(f"dp_overlap shard_ranks gather_lists shard_copies {of_gradients}")
     yield alone, _layout("cp" if layout.sharding.kind == "zero3" else "cp sharding")
     yield alone, _keys("memory", "bucket_bytes gather_buffer_bytes")
-    few = layout.sharding.ranks is not None and layout.sharding.ranks >= ranks
+    parallel = layout.parallel
+    copies = ranks * max(1.0, parallel.tp / parallel.expert_gpus if setup.model.experts else 1.0)
+    few = layout.sharding.ranks is not None and layout.sharding.ranks >= copies
     yield f"there are only {ranks} ranks" if few else "", _layout("shard_ranks")
     frozen = setup.model.frozen and layout.sharding.kind != "zero3"
     yield "the weights are frozen" if frozen else "", _layout("gradient_accumulation")

@@ -97,3 +97,12 @@ def test_what_is_said_to_change_nothing_changes_nothing(task: Task, dynamic: boo
         if said and CHANGES_NOTHING in note:
             plain = simulate_step(with_default(setup, key), task.lengths)
             assert (plain.step_s, plain.memory) == (told.step_s, told.memory), note
+
+
+def test_experts_with_more_copies_than_ranks_feel_shard_ranks_of_all_ranks() -> None:
+    """tp 2, experts whole on every GPU: two copies a rank, which shards of all ranks do not join."""
+    model = replace(catalog.model("mixtral-8x7b"), layers=4)
+    ranks = CLUSTER.gpus // 2
+    layout = Layout(tp=2, etp=1, shard_ranks=ranks)
+    assert not any("shard_ranks" in note for note in named(layout, model))
+    assert any("shard_ranks" in note for note in named(layout.changed(etp=2), model))
