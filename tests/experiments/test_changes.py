@@ -153,7 +153,7 @@ def test_rows_of_whatif_and_scale_are_those_of_simulate(
         texts = ("cluster.gpus=8", "cluster=superpod-a100", "layout.tp=4")
         seen.clear()
         whatif(load_scenario(path), texts, batches=1)
-        expected = [(), *((text,) for text in texts), texts]
+        expected = [(), *((text,) for text in texts), texts[:2], texts]  # changes 1 to 2 are a row, too
         assert seen == [load_scenario(path, change).setup() for change in expected]
         seen.clear()
         scale(load_scenario(path), (8, 32), ("static",), batches=1)
