@@ -30,7 +30,7 @@ class ComputeWindows:
     def of(
         cls, layout: Layout, forward_s: Floats, backward_s: Floats, micro_batches: float
     ) -> ComputeWindows:
-        """Windows from the mean forward and backward of a micro-batch on every stage (all its chunks).
+        """Windows from the mean forward and backward of a rank's micro-batch on every stage (all its chunks).
 
             window = ((v - 1) min(p, m) + 1) / v x one micro-batch          p stages, v chunks, m micro-batches a rank
 

@@ -247,8 +247,11 @@ def step_costs(
     forward, backward = cost.both_terms_s(priced)
     transfer = cost.transfer_s(priced, ranks)
     visited = cost.kind[:, : layout.pipeline.vpp]  # one of the two copies of DualPipe
+    # What a rank computes at the edges of a step: a micro-batch that many ranks share counts as often.
+    share = None if alike else priced.group_size
     forward_s, backward_s = (
-        terms.sum(axis=0).mean(axis=-1)[visited].sum(axis=1) for terms in (forward, backward)
+        np.average(terms.sum(axis=0), axis=-1, weights=share)[visited].sum(axis=1)
+        for terms in (forward, backward)
     )
     count = batches.count * batches.copies
     micro_batches = float(batches.group_size.sum()) * batches.copies / ranks

@@ -118,13 +118,15 @@ class LayoutResults:
 
 def score_of(one: Evaluated, objective: Objective) -> float:
     """How good a candidate is, more is better: tokens a second, per USD or per joule."""
-    if objective == "usd_per_token":
-        assert one.usd_per_token is not None  # the objective was refused where prices are unknown
-        return 1.0 / one.usd_per_token
-    if objective == "energy":
-        assert one.joule_per_token is not None  # whoever asks for energy replays
-        return 1.0 / one.joule_per_token
-    return one.tokens_per_s
+    match objective:
+        case "usd_per_token":
+            assert one.usd_per_token is not None  # the objective was refused where prices are unknown
+            return 1.0 / one.usd_per_token
+        case "energy":
+            assert one.joule_per_token is not None  # whoever asks for energy replays
+            return 1.0 / one.joule_per_token
+        case "tokens_per_s" | "time_to_train":
+            return one.tokens_per_s
 
 
 def most_score(objective: Objective, tokens_per_s: float, setup: Setup, costs: CostOptions) -> float:
@@ -132,17 +134,19 @@ def most_score(objective: Objective, tokens_per_s: float, setup: Setup, costs: C
 
     Of energy: its GPUs draw at least what those of them draw that do what needs least power.
     """
-    if objective == "usd_per_token":
-        cost = usd_per_s(setup, costs)
-        assert cost is not None
-        return tokens_per_s / cost
-    if objective == "energy":
-        gpu = setup.cluster.gpu
-        least_w = min(
-            waiting_w(gpu), setup.calibration.static_w or gpu.tdp_w, COMMUNICATION_SHARE * gpu.tdp_w
-        )
-        return tokens_per_s / cluster_power(setup.cluster, least_w, costs).facility_w
-    return tokens_per_s
+    match objective:
+        case "usd_per_token":
+            cost = usd_per_s(setup, costs)
+            assert cost is not None
+            return tokens_per_s / cost
+        case "energy":
+            gpu = setup.cluster.gpu
+            least_w = min(
+                waiting_w(gpu), setup.calibration.static_w or gpu.tdp_w, COMMUNICATION_SHARE * gpu.tdp_w
+            )
+            return tokens_per_s / cluster_power(setup.cluster, least_w, costs).facility_w
+        case "tokens_per_s" | "time_to_train":
+            return tokens_per_s
 
 
 def usd_per_s(setup: Setup, costs: CostOptions) -> float | None:

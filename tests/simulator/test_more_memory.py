@@ -1,4 +1,4 @@
-"""More memory never slows a step that is planned anew, whatever the strategy, where nothing but memory limits it."""
+"""More memory, or faster GPUs, never slow a step that is planned anew, where nothing but they limit it."""
 
 from dataclasses import replace
 
@@ -8,9 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator_setups import STRATEGIES, Task, tasks
 
+from hdpsim.cost_models.calibration.calibration import calibration
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.report import CAPACITY_STEP_TOKENS
 from hdpsim.errors import InfeasibleError
-from hdpsim.simulator.setup import Setup, StrategyName
+from hdpsim.simulator.setup import Setup, StrategyName, StrategyOptions
 from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.step_memory import capacity_tokens, memory_of
 
@@ -47,3 +50,23 @@ def test_more_memory_never_slows_a_step_planned_anew(name: StrategyName, task: T
     except InfeasibleError:  # activations on the host, too
         return
     assert simulate_step(more, task.lengths).step_s <= before_s * FOR_NOTHING
+
+
+def test_faster_products_do_not_slow_a_batch_of_one_long_and_many_short_sequences():
+    """Gradients hide behind the micro-batch of most ranks, the shared one, not behind the mean of all micro-batches."""
+    lengths = [15, 15, 46, 277, 317, 369, 621, 840, 1092, 1250, 2064, 3124, 5104, 5909, 7779, 36_714]
+    steps = []
+    for times in (1.0, 2.0):
+        cluster = catalog.cluster_of("p4d", 64)
+        node, gpu = cluster.node, cluster.node.gpu
+        faster = replace(gpu, bf16_flop_per_s=times * gpu.bf16_flop_per_s, tdp_w=4 * gpu.tdp_w)
+        setup = Setup(
+            model=replace(catalog.model("llama-7b"), layers=16),
+            cluster=replace(cluster, node=replace(node, gpu=faster)),
+            layout=Layout(tp=4, recompute="selective"),
+            calibration=calibration("ampere"),
+            context_tokens=65_536,
+            strategy=StrategyOptions(name="hdp-balance"),
+        )
+        steps.append(simulate_step(setup, lengths).step_s)
+    assert steps[1] <= FOR_NOTHING * steps[0]
