@@ -84,8 +84,8 @@ class MixedCost:
         micro_batches = float(batches.group_size.sum()) / self.ranks
         windows = [
             (
-                self._mean_s(forward, terms[0], of_kind),
-                self._mean_s(backward, terms[1], of_kind),
+                self._mean_s(forward, terms[0], of_kind, batches.group_size),
+                self._mean_s(backward, terms[1], of_kind, batches.group_size),
             )
             for terms, of_kind in zip(both, present, strict=True)
         ]
@@ -118,13 +118,14 @@ class MixedCost:
             else None,
         )
 
-    def _mean_s(self, played: Floats, own: Floats, present: Bools) -> Floats:
-        """[stages]: mean over micro-batches of a pass on nodes of one kind, from terms [T, K, n].
+    def _mean_s(self, played: Floats, own: Floats, present: Bools, ranks: Ints) -> Floats:
+        """[stages]: mean over the *ranks* of micro-batches of a pass on nodes of one kind, from terms [T, K, n].
 
         Those of its ranks as they are *played* (with slower members), others as they would be there.
         """
         first = self.kinds[0]
-        seconds = np.where(present, played.sum(axis=0), own.sum(axis=0)).mean(axis=-1)
+        passes_s = np.where(present, played.sum(axis=0), own.sum(axis=0))
+        seconds = np.average(passes_s, axis=-1, weights=ranks)
         visited = first.kind[:, : first.layout.pipeline.vpp]
         return np.asarray(seconds[visited].sum(axis=1))
 
