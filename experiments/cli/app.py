@@ -1,6 +1,6 @@
 """The `hdpsim` command: the list of verbs, and how errors leave the program.
 
-Each verb is one small module beside this one with a click command called `command`. These modules import
+Each verb is one small module of a folder here with a click command called `command`. These modules import
 only click and small things of ours; numpy, matplotlib and the rest are loaded when a verb runs, so that
 `hdpsim --help` starts quickly.
 """
@@ -21,12 +21,15 @@ from hdpsim import interrupts
 from hdpsim.errors import HdpSimError, InfeasibleError, UserInputError
 from hdpsim.quoting import message
 
-VERBS = (
-    "simulate", "compare", "plan", "recommend", "check", "scale", "whatif", "explain", "sweep", "replay", "trace",
-    "replay-ops", "campaign", "reproduce", "validate", "calibrate", "scenarios", "schema", "catalog", "fabric",
-    "import", "export", "new",
-)  # fmt: skip
-"""In the order of the help text; the module of each is beside this one and holds its click command as `command`."""
+VERBS = {
+    "simulate": "running", "compare": "running", "plan": "planning", "recommend": "planning", "check": "planning",
+    "scale": "planning", "whatif": "planning", "explain": "running", "sweep": "planning", "replay": "running",
+    "trace": "files", "replay-ops": "running", "campaign": "running", "reproduce": "evidence",
+    "validate": "evidence", "calibrate": "evidence", "scenarios": "files", "schema": "files", "catalog": "files",
+    "fabric": "files", "import": "files", "export": "files", "new": "files",
+}  # fmt: skip
+"""Every verb in the order of the help text, and the folder here of its module, which holds its click command as
+`command`."""
 
 _OUT_OF_MEMORY = (
     "this needs more memory than there is; take fewer or smaller batches, a shorter trace, fewer GPUs"
@@ -59,7 +62,7 @@ class _Verbs(click.Group):
         if cmd_name not in VERBS:
             return None
         module = cmd_name.replace("-", "_") + ("_" if iskeyword(cmd_name) else "")
-        command: click.Command = import_module(f"hdpsim.experiments.cli.{module}").command
+        command: click.Command = import_module(f"{__package__}.{VERBS[cmd_name]}.{module}").command
         return command
 
     def invoke(self, ctx: click.Context) -> object:

@@ -1,0 +1,1 @@
+"""Verbs that hold predictions against measurements, and fit constants to them."""

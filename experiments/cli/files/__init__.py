@@ -1,0 +1,1 @@
+"""Verbs that list, read and write: catalog, scenarios, traces, other tools' configurations."""

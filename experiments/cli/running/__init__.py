@@ -1,0 +1,1 @@
+"""Verbs that play a step, a run or a recorded job, and say where its time goes."""
