@@ -2,14 +2,17 @@
 
 The semantics are those in replay.py. Processes are pipeline stages of ranks. An operation is one event, shared by the
 members of its group; it is scheduled once its last party is there, over its transfer and its duration at once, since
-both are known by then and nothing can observe the moment between them. Ranks that share nothing are played one bundle
-after the other.
+both are known by then and nothing can observe the moment between them.
+
+A step is played alone (`run_engine`): ranks that share nothing one bundle after the other, each in an environment of
+its own. Or it is played in a given environment (`StepPlay.start`), beside whatever else happens there: then all its
+times are those of that environment's clock.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -42,9 +45,9 @@ def run_engine(plan: Plan, costs: StepCosts, noise: Noise | None = None, spans: 
 
     def play(begin_s: Floats) -> Timeline:
         nonlocal events
-        engine = _Engine(program)
-        timeline = engine.run(begin_s)
-        events = engine.events
+        step = StepPlay(program)
+        timeline = step.run_alone(begin_s)
+        events = step.events
         return timeline
 
     timeline = steady_step(costs, play)
@@ -53,7 +56,7 @@ def run_engine(plan: Plan, costs: StepCosts, noise: Noise | None = None, spans: 
 
 
 @contextmanager
-def _without_collector() -> Iterator[None]:
+def without_collector() -> Iterator[None]:
     """Pause Python's cyclic garbage collector.
 
     It walks through all waiting processes again and again: at 131,072 GPUs in two stages it took a fifth to a
@@ -96,8 +99,13 @@ class _Barrier:
         return self.release
 
 
-class _Engine:
-    """One run. Arrays are turned to lists: reading one element of an array costs ten times as much."""
+class StepPlay:
+    """One step of a program. Arrays are turned to lists: reading one element of an array costs ten times as much.
+
+    Attributes:
+        stage_ended: of a step in a given environment, by stage: fires when its optimizer is done.
+        events: SimPy events of the step.
+    """
 
     def __init__(self, program: Program) -> None:
         self._program, self._epilogue = program, program.costs.epilogue
@@ -109,10 +117,13 @@ class _Engine:
         self._input_s = [0.0] * operations
         self._start_s = [0.0] * operations
         self._end_s = [float("nan")] * operations  # NaN: not played
+        self._part_operation: list[int] = program.part_operation.tolist()
         self._waiting: list[_Operation | None] = [None] * operations
         self._on_end = self._operation_ended
         self._env = simpy.Environment()
+        self._begin_s = [0.0] * program.stages
         self._done_s = [0.0] * program.processes
+        self._sync_start_s = [0.0] * program.stages
         self._optimizer_start_s = [0.0] * program.stages
         self._stage_by_stage = program.stage_by_stage
         if (extras := program.extras) is not None:
@@ -120,75 +131,128 @@ class _Engine:
             self._feed_after: list[int] = extras.feeds.after.tolist()
             self._feed_delay_s: list[float] = extras.feeds.delay_s.tolist()
             self._on_end = self._operation_with_feeds_ended
+        self.stage_ended: tuple[simpy.Process, ...] = ()
         self.events = 0
 
-    def run(self, begin_s: Floats) -> Timeline:
-        """Play the program, whose stages begin at *begin_s*, to its end."""
-        program, bundles = self._program, _bundles(self._program)
-        part_operation: list[int] = program.part_operation.tolist()
-        opening_s: list[float] = (program.opening_s + begin_s).tolist()
-        with _without_collector():
-            for ranks in bundles:
-                self._play(ranks, opening_s, part_operation)
-        # It refers to this object: without the cycle memory is free as soon as the run is over.
-        del self._on_end
-        end_s = np.array(self._end_s)
-        played = ~np.isnan(end_s)
-        if not played[program.part_operation].all():
-            raise deadlock_error(program, played)
-        done_s = np.array(self._done_s).reshape(program.stages, program.ranks)
-        sync_start_s = done_s.max(axis=1)
-        self._finish(sync_start_s.tolist())
-        # Besides the operations: start and end of every process, opening of every stage, work behind the last
-        # operation; then start, end and three timeouts of every stage and one barrier of all of them.
-        self.events = int(np.count_nonzero(played)) + 2 * program.processes + len(bundles) * program.stages
-        self.events += 0 if program.extras is None else int(np.count_nonzero(program.extras.tail_s))
-        self.events += 5 * program.stages + (not self._stage_by_stage)
-        optimizer_start_s = np.array(self._optimizer_start_s)
-        step_end = StepEnd(
-            begin_s=begin_s,
-            done_s=done_s,
-            sync_start_s=sync_start_s,
-            optimizer_start_s=optimizer_start_s,
-            step_s=float((optimizer_start_s + self._epilogue.optimizer_s - begin_s).max()),
-        )
-        return Timeline(np.array(self._start_s), end_s, step_end)
+    def run_alone(self, begin_s: Floats) -> Timeline:
+        """Play the step, whose stages begin at *begin_s*, to its end.
 
-    def _play(self, ranks: list[int], opening_s: list[float], part_operation: list[int]) -> None:
-        """Play the operations of ranks that wait for nobody else."""
-        program, extras = self._program, self._program.extras
+        Raises:
+            DeadlockError: the orders of the ranks contradict each other.
+        """
+        bundles, self._begin_s = _bundles(self._program), begin_s.tolist()
+        opening_s: list[float] = (self._program.opening_s + begin_s).tolist()
+        with without_collector():
+            for ranks in bundles:
+                env = self._env = simpy.Environment()
+                self._begin_ranks(ranks, [env.timeout(seconds) for seconds in opening_s])
+                env.run()
+        self.check_played()
+        done_s = np.array(self._done_s).reshape(self._program.stages, self._program.ranks)
         env = self._env = simpy.Environment()
-        for stage, stage_opening_s in enumerate(opening_s):
-            opening = env.timeout(stage_opening_s)
+        self._begin_ends([env.timeout(seconds) for seconds in done_s.max(axis=1).tolist()])
+        env.run()
+        self._count_events(len(bundles))
+        return self._timeline()
+
+    def start(self, env: simpy.Environment, begins: Sequence[simpy.Event]) -> simpy.Process:
+        """Play the step in *env*; *begins*: by stage, the event with which it begins.
+
+        The process ends with the step and its value is the Timeline. If *env* has run out of events before that, the
+        orders of the ranks contradict each other, and check_played says where.
+        """
+        program, self._env = self._program, env
+        done = [_Barrier(env, program.ranks) for _ in begins]
+        openings = [env.process(self._opening(stage, begin)) for stage, begin in enumerate(begins)]
+        self._begin_ranks(list(range(program.ranks)), openings, done)
+        self.stage_ended = self._begin_ends([barrier.release for barrier in done])
+        return env.process(self._whole())
+
+    def check_played(self) -> None:
+        """Raise DeadlockError if an operation was not played."""
+        played = ~np.isnan(np.array(self._end_s))
+        if not played[self._program.part_operation].all():
+            raise deadlock_error(self._program, played)
+
+    def _whole(self) -> Generator[simpy.Event, None, Timeline]:
+        yield from self.stage_ended
+        self._count_events(bundles=1)
+        return self._timeline()
+
+    def _opening(self, stage: int, begin: simpy.Event) -> _Process:
+        yield begin
+        self._begin_s[stage] = self._env.now
+        yield self._env.timeout(float(self._program.opening_s[stage]))
+
+    def _begin_ranks(
+        self, ranks: list[int], openings: Sequence[simpy.Event], done: Sequence[_Barrier] | None = None
+    ) -> None:
+        """Begin the operations of *ranks*; *done*: by stage, who waits for their ends."""
+        program, extras, env = self._program, self._program.extras, self._env
+        for stage, opening in enumerate(openings):
+            barrier = done[stage] if done else None
             for rank in ranks:
                 process = stage * program.ranks + rank
                 own = slice(*program.part_offsets[process : process + 2].tolist())
+                operations = self._part_operation[own]
                 if extras is None:
-                    env.process(self._stage_of_rank(process, opening, part_operation[own]))
+                    env.process(self._stage_of_rank(process, opening, operations, barrier))
                 else:
                     wait_s, tail_s = extras.part_wait_s[own].tolist(), float(extras.tail_s[process])
                     env.process(
-                        self._busy_stage_of_rank(process, opening, part_operation[own], wait_s, tail_s)
+                        self._busy_stage_of_rank(process, opening, operations, wait_s, tail_s, barrier)
                     )
-        env.run()
 
-    def _finish(self, sync_start_s: list[float]) -> None:
-        """Play what follows the operations: all ranks of a stage do the same."""
-        env = self._env = simpy.Environment()
-        summed = _Barrier(env, len(sync_start_s))
-        for stage, start_s in enumerate(sync_start_s):
-            env.process(self._end_of_stage(stage, start_s, summed))
-        env.run()
+    def _begin_ends(self, done: Sequence[simpy.Event]) -> tuple[simpy.Process, ...]:
+        """Begin what follows the operations; *done*: by stage, when all its ranks have run theirs."""
+        env = self._env
+        summed = _Barrier(env, len(done))
+        return tuple(
+            env.process(self._end_of_stage(stage, event, summed)) for stage, event in enumerate(done)
+        )
 
-    def _stage_of_rank(self, process: int, opening: simpy.Event, operations: list[int]) -> _Process:
+    def _count_events(self, bundles: int) -> None:
+        # Besides the operations: start and end of every process, opening of every stage, work behind the last
+        # operation; then start, end and three timeouts of every stage and one barrier of all of them.
+        program = self._program
+        played = int(np.count_nonzero(~np.isnan(np.array(self._end_s))))
+        tails = 0 if program.extras is None else int(np.count_nonzero(program.extras.tail_s))
+        stages = bundles * program.stages + 5 * program.stages + (not self._stage_by_stage)
+        self.events = played + tails + 2 * program.processes + stages
+
+    def _timeline(self) -> Timeline:
+        program, begin_s = self._program, np.array(self._begin_s)
+        optimizer_start_s = np.array(self._optimizer_start_s)
+        step_end = StepEnd(
+            begin_s=begin_s,
+            done_s=np.array(self._done_s).reshape(program.stages, program.ranks),
+            sync_start_s=np.array(self._sync_start_s),
+            optimizer_start_s=optimizer_start_s,
+            step_s=float((optimizer_start_s + self._epilogue.optimizer_s - begin_s).max()),
+        )
+        # It refers to this object: without the cycle memory is free as soon as the step is over.
+        del self._on_end
+        return Timeline(np.array(self._start_s), np.array(self._end_s), step_end)
+
+    def _stage_of_rank(
+        self, process: int, opening: simpy.Event, operations: list[int], done: _Barrier | None
+    ) -> _Process:
         yield opening
         arrive = self._arrive
         for operation in operations:
             yield arrive(operation)
         self._done_s[process] = self._env.now
+        if done is not None:
+            done.arrive()
 
     def _busy_stage_of_rank(
-        self, process: int, opening: simpy.Event, operations: list[int], wait_s: list[float], tail_s: float
+        self,
+        process: int,
+        opening: simpy.Event,
+        operations: list[int],
+        wait_s: list[float],
+        tail_s: float,
+        done: _Barrier | None,
     ) -> _Process:
         """With weight gradients or transfers between the operations: they end at a time known beforehand."""
         yield opening
@@ -201,11 +265,14 @@ class _Engine:
         if tail_s:
             yield env.timeout(tail_s)
         self._done_s[process] = env.now
+        if done is not None:
+            done.arrive()
 
-    def _end_of_stage(self, stage: int, start_s: float, summed: _Barrier) -> _Process:
-        """Gradients and optimizer, from the moment when all ranks of the stage are there."""
+    def _end_of_stage(self, stage: int, done: simpy.Event, summed: _Barrier) -> _Process:
+        """Gradients and optimizer, from the moment when all ranks of the stage are *done*."""
         env = self._env
-        yield env.timeout(start_s)
+        yield done
+        self._sync_start_s[stage] = env.now
         yield env.timeout(float(self._epilogue.gradient_sync_s[stage]))
         if not self._stage_by_stage:
             yield summed.arrive()
