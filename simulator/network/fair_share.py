@@ -1,0 +1,76 @@
+"""Max-min fair rates of flows that share links."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hdpsim.arrays import Floats, Ints
+
+SAME = 1e-12  # relative difference below which two levels are one
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """What fair_rates returns, by activity.
+
+    Attributes:
+        rate: bytes per second of the largest flow of each activity.
+        bottleneck: place (in the capacities) of the link that limits it; -1 where only its own limit does.
+    """
+
+    rate: Floats
+    bottleneck: Ints
+
+
+def fair_rates(activity: Ints, link: Ints, flows: Floats, capacity: Floats, limit: Floats) -> Shares:
+    """The max-min fair rates of activities whose flows advance together.
+
+        maximise lexicographically the rates r_i, smallest first
+        subject to    sum_i n_il r_i <= c_l   for every link l,      r_i <= limit_i
+
+    All rates rise together until a link is full or an activity has reached its own limit; those concerned stop there,
+    the others rise on (progressive filling). A link may be closed as soon as none of its activities could be stopped
+    earlier elsewhere: its level can't change any more. So many links are closed in one round, and the number of
+    rounds is the length of the longest chain of links that wait for each other.
+
+    Source: Bertsekas, Gallager, Data Networks, 1992, section 6.5.2; links closed in one round: Ros-Giralt et al.,
+        SIGMETRICS 2019.
+
+    Args:
+        activity: of each entry, numbers 0 .. len(limit) - 1.
+        link: of each entry, numbers 0 .. len(capacity) - 1.
+        flows: of each entry: how many flows of the activity cross the link (n_il > 0).
+        capacity: of each link, bytes per second.
+        limit: of each activity, bytes per second of one flow.
+    """
+    rate = np.zeros(len(limit))
+    bottleneck = np.full(len(limit), -1, dtype=np.int64)
+    left = capacity.astype(np.float64, copy=True)
+    open_ = np.ones(len(limit), dtype=np.bool_)
+    while len(activity):
+        wanted = np.bincount(link, weights=flows, minlength=len(left))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            level = np.where(wanted > 0, np.maximum(left, 0.0) / wanted, np.inf)
+        first = np.full(len(limit), np.inf)  # the level of the first link to stop each activity
+        np.minimum.at(first, activity, level[link])
+        reached = open_ & (limit <= first)
+        stops = np.minimum(first, limit)
+        # a link is closed when each of its activities is stopped by it and not elsewhere
+        earliest = np.full(len(left), np.inf)
+        np.minimum.at(earliest, link, stops[activity])
+        closed = (wanted > 0) & (earliest >= level * (1.0 - SAME))
+        stopped = reached.copy()
+        at_closed = closed[link]
+        stopped[activity[at_closed]] = True
+        bottleneck[activity[at_closed]] = link[at_closed]
+        bottleneck[reached] = -1
+        rate[stopped] = stops[stopped]
+        open_ &= ~stopped
+        done = stopped[activity]
+        left -= np.bincount(link[done], weights=(flows * rate[activity])[done], minlength=len(left))
+        stay = ~done
+        activity, link, flows = activity[stay], link[stay], flows[stay]
+    rate[open_] = limit[open_]
+    return Shares(rate, bottleneck)

@@ -1,0 +1,458 @@
+"""Activities that share links on SimPy's clock.
+
+The contract:
+
+    network = FlowNetwork(env, links)                         # links: cost_models.network.links.Links
+    pattern = links.routes(sources, targets).pattern()        # once for each group of GPUs, shared by its activities
+    activity = Activity.of(links, pattern, volume_bytes, rest_s=..., hidden_s=...)   # or Activity(..., alone_s=...)
+    yield network.start(activity)                             # fires at its end, with the seconds it took
+
+An *activity* is a set of flows that advance together, at the pace of the slowest: a ring over a micro-batch, an
+all-to-all, a transfer between stages, a gradient sum, a copy to the host, a read. Alone it takes alone_s. While other
+activities want more of a link than it has, all share it: every flow gets the same rate, or its own fastest one if that
+is less (max-min fairness). Rates change only when an activity starts or ends or a link's capacity changes; all that
+happens at one instant is solved together, after everything else of that instant, and only for activities that touch
+each other on links that are short.
+
+The events of a network are its own: it leaves timers behind in the environment's queue, so run the environment until
+an event or a time, not until its queue is empty.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import simpy
+from numpy.typing import ArrayLike
+from simpy.events import EventPriority
+
+from hdpsim.arrays import Bools, Floats, Ints, ranges
+from hdpsim.cost_models.hardware.parts import CongestionControl
+from hdpsim.cost_models.network.congestion import blocked_share
+from hdpsim.cost_models.network.links import LinkKind, Links, Pattern
+from hdpsim.simulator.network.fair_share import fair_rates
+from hdpsim.simulator.network.record import Recorder
+
+LAST = EventPriority(10)  # priority of a solution: after whatever else happens at its instant
+TOLERANCE = 1e-9  # relative excess of demand over capacity that is rounding
+SAME_INSTANT = 1e-12  # relative difference below which two ends are one
+
+_HASHED: tuple[LinkKind, ...] = ("leaf-up", "spine-up")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Activity:
+    """Flows that advance together.
+
+    Attributes:
+        pattern: flows on every link.
+        volume_bytes: what the largest flow moves.
+        alone_s: seconds while nobody else is on its links.
+        label: what it is, for the record ("ring", "gradient sum").
+    """
+
+    pattern: Pattern
+    volume_bytes: float
+    alone_s: float
+    label: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        links: Links,
+        pattern: Pattern,
+        volume_bytes: float,
+        *,
+        rest_s: float = 0.0,
+        hidden_s: float = 0.0,
+        label: str = "",
+    ) -> Activity:
+        """An activity whose time alone follows from its links.
+
+            alone = rest + max(hidden, volume / burst rate)
+
+        Args:
+            links: the cluster's links.
+            pattern: flows on every link.
+            volume_bytes: what the largest flow moves.
+            rest_s: time during which it moves nothing: latencies, compute that nothing hides behind.
+            hidden_s: compute that goes on meanwhile: a limit to its rate.
+            label: see the class.
+        """
+        wire_s = volume_bytes / pattern.burst_bytes_per_s(links) if volume_bytes else 0.0
+        return cls(
+            pattern=pattern, volume_bytes=volume_bytes, alone_s=rest_s + max(hidden_s, wire_s), label=label
+        )
+
+
+class FlowNetwork:
+    """Plays activities on links.
+
+    Counted: max-min fair shares between flows; an activity's own flows on one link (in its time alone); what
+        congestion control costs flows behind a link that others collide on (see _effective).
+    Ignored: the way to a new fair share (rates jump); bursts of an activity that communicates only now and then, whose
+        mean rate counts; latency that grows with queues.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        links: Links,
+        control: CongestionControl | None = None,
+        *,
+        record: bool = False,
+    ) -> None:
+        """*control* None: as the cluster's fabric says; *record*: keep what happened, see recorder."""
+        self.env, self.links = env, links
+        self.recorder = Recorder(links) if record else None
+        self._blocked = blocked_share(control or links.cluster.fabric.congestion_control)
+        self._nominal = links.capacity_bytes_per_s
+        self._capacity = self._nominal.copy()
+        self._effective = self._capacity.copy()
+        self._demand = np.zeros(len(links))
+        self._users = np.zeros(len(links), dtype=np.int64)
+        self._short = np.zeros(len(links), dtype=np.bool_)  # links whose demand exceeds what they have
+        self._slots = _Slots()
+        self._entries = _Entries()
+        self._starting: list[tuple[Activity, simpy.Event]] = []
+        self._fresh: Ints = np.zeros(0, dtype=np.int64)  # slots that start at this instant
+        self._ended: list[int] = []
+        self._changed_links: list[Ints] = []
+        self._solution_due = False
+        self._timer_s = math.inf
+
+    def start(self, activity: Activity) -> simpy.Event:
+        """Begin *activity* now; the event fires at its end with the seconds it took."""
+        event = self.env.event()
+        self._starting.append((activity, event))
+        self._solve_soon()
+        return event
+
+    def set_capacity(self, links: ArrayLike, factor: float) -> None:
+        """From now on these links have *factor* of their usual rate (0: they are down)."""
+        numbers = np.atleast_1d(np.asarray(links, dtype=np.int64))
+        self._capacity[numbers] = self._nominal[numbers] * factor
+        self._changed_links.append(numbers)
+        self._solve_soon()
+
+    @property
+    def load_bytes_per_s(self) -> Floats:
+        """[links]: what flows over each now."""
+        slots, entries = self._slots, self._entries
+        alive = slots.alive[entries.slot]
+        slot, link, flows = entries.slot[alive], entries.link[alive], entries.flows[alive]
+        load = np.bincount(link, weights=flows * slots.rate[slot], minlength=len(self.links))
+        return load.astype(np.float64)
+
+    def _solve_soon(self) -> None:
+        if not self._solution_due:
+            self._solution_due = True
+            self._call(self._solve, self.env.now)
+
+    def _call(self, what: Callable[[], None], at_s: float) -> None:
+        event = simpy.Event(self.env)
+        event._ok, event._value = True, None
+        event.callbacks.append(lambda _: what())
+        self.env.schedule(event, priority=LAST, delay=max(0.0, at_s - self.env.now))
+
+    def _wake(self) -> None:
+        now = self.env.now
+        if now < self._timer_s * (1.0 - SAME_INSTANT):
+            return  # an earlier end has been found since
+        self._timer_s = math.inf
+        slots = self._slots
+        for slot in np.flatnonzero(slots.end_s[: slots.used] <= now * (1.0 + SAME_INSTANT)).tolist():
+            self._finish(slot)
+        if not self._ended:
+            self._set_timer()
+
+    def _finish(self, slot: int) -> None:
+        slots = self._slots
+        if self.recorder is not None:
+            self.recorder.add(np.array([slot]), slots, self.env.now)
+        _, event, start_s = slots.what[slot]
+        slots.release(slot)
+        self._ended.append(slot)
+        self._solve_soon()
+        event.succeed(self.env.now - start_s)
+
+    def _solve(self) -> None:
+        self._solution_due = False
+        now, slots = self.env.now, self._slots
+        touched = [*self._changed_links, *self._leave(), *self._enter()]
+        self._changed_links.clear()
+        if touched:
+            short = self._find_short(np.concatenate(touched) if len(touched) > 1 else touched[0])
+            concerned = self._concerned(short)
+            if len(concerned):
+                self._share(concerned, now)
+        fresh = self._fresh
+        slots.end_s[fresh] = np.where(
+            slots.rate[fresh] >= slots.limit[fresh], now + slots.alone_s[fresh], slots.end_s[fresh]
+        )
+        self._fresh = np.zeros(0, dtype=np.int64)
+        self._set_timer()
+
+    def _leave(self) -> list[Ints]:
+        """Take activities that ended off their links."""
+        if not self._ended:
+            return []
+        slots = self._slots
+        links = np.concatenate([slots.activity(slot).pattern.links for slot in self._ended])
+        wanted = np.concatenate(
+            [slots.activity(slot).pattern.flows * slots.limit[slot] for slot in self._ended]
+        )
+        np.subtract.at(self._demand, links, wanted)
+        np.subtract.at(self._users, links, 1)
+        self._demand[links[self._users[links] == 0]] = 0.0  # no rounding is left behind
+        self._entries.forget(len(links))
+        for slot in self._ended:
+            slots.forget(slot)
+        self._ended.clear()
+        if self._entries.dead > self._entries.used // 2 + 1024:
+            self._entries.compact(slots)
+        return [links]
+
+    def _enter(self) -> list[Ints]:
+        """Put activities that start on their links, at their own fastest rate."""
+        slots, now = self._slots, self.env.now
+        fresh, touched = [], []
+        for activity, event in self._starting:
+            slot = slots.take(activity, event, now)
+            fresh.append(slot)
+            if activity.volume_bytes > 0 and activity.alone_s > 0 and len(activity.pattern.links):
+                touched.append((slot, activity.pattern))
+        self._starting.clear()
+        self._fresh = np.array(fresh, dtype=np.int64)
+        if not touched:
+            return []
+        links = np.concatenate([pattern.links for _, pattern in touched])
+        flows = np.concatenate([pattern.flows for _, pattern in touched])
+        slot_of = np.repeat([slot for slot, _ in touched], [len(pattern.links) for _, pattern in touched])
+        np.add.at(self._demand, links, flows * slots.limit[slot_of])
+        np.add.at(self._users, links, 1)
+        self._entries.add(slot_of, links, flows)
+        return [links]
+
+    def _find_short(self, touched: Ints) -> Ints:
+        """Say anew which of the touched links are short; return those that are or were."""
+        if self._blocked > 0:
+            touched = self._with_neighbours(touched)
+        before = self._short[touched]
+        self._effective[touched] = self._capacity[touched]
+        if self._blocked > 0:
+            self._pause(touched)
+        self._short[touched] = self._demand[touched] > self._effective[touched] * (1.0 + TOLERANCE)
+        return touched[before | self._short[touched]]
+
+    def _hashed_links(self) -> list[tuple[LinkKind, int]]:
+        """Kinds of links of which a switch has several, and how many."""
+        bins = {"leaf-up": self.links.leaf.bins, "spine-up": self.links.spine.bins}
+        return [(kind, bins[kind]) for kind in _HASHED if bins[kind] > 1]
+
+    def _with_neighbours(self, touched: Ints) -> Ints:
+        """The touched links and all other up-links of their switches."""
+        more = [touched]
+        for kind, bins in self._hashed_links():
+            switches = self._switches(touched, kind, bins)
+            more.append(
+                ranges(self.links.first[kind] + switches * bins, np.full(len(switches), bins, dtype=np.int64))
+            )
+        return np.unique(np.concatenate(more)) if len(more) > 1 else touched
+
+    def _switches(self, touched: Ints, kind: LinkKind, bins: int) -> Ints:
+        first, count = self.links.first[kind], self.links.count[kind]
+        return np.unique((touched[(touched >= first) & (touched < first + count)] - first) // bins)
+
+    def _pause(self, touched: Ints) -> None:
+        """What is left of a switch's up-links while flows collide on one of them.
+
+            left = min(capacity, demand) x (1 - b + b max(1, load) / largest load),   load = demand / capacity
+
+        During a share b of the time (blocked_share: what its congestion control needs) the switch pauses whoever
+        sends to it, at the pace of its most loaded up-link. That link itself works on at its full rate.
+        """
+        for kind, bins in self._hashed_links():
+            first = self.links.first[kind]
+            switches = self._switches(touched, kind, bins)
+            if not len(switches):
+                continue
+            rows = first + switches[:, None] * bins + np.arange(bins)
+            demand, capacity = self._demand[rows], self._capacity[rows]
+            load = np.maximum(1.0, demand / np.maximum(capacity, 1e-300))
+            worst = load.max(axis=1, keepdims=True)
+            paused = np.minimum(capacity, demand) * (1.0 - self._blocked + self._blocked * load / worst)
+            self._effective[rows] = np.where(worst > 1.0 + TOLERANCE, paused, capacity)
+
+    def _concerned(self, links: Ints) -> Ints:
+        """Slots of activities on these links, and of all that meet them on short links, directly or through others."""
+        if not len(links):
+            return np.zeros(0, dtype=np.int64)
+        entries, slots = self._entries, self._slots
+        on_link = np.zeros(len(self.links), dtype=np.bool_)
+        on_link[links] = True
+        relevant = self._short[entries.link] | on_link[entries.link]
+        relevant &= slots.alive[entries.slot]
+        slot, link = entries.slot[relevant], entries.link[relevant]
+        chosen = np.zeros(len(slots.rate), dtype=np.bool_)
+        found = -1
+        while (now_found := int(on_link[link].sum())) > found:
+            found = now_found
+            chosen[slot[on_link[link]]] = True
+            on_link[link[chosen[slot]]] = True
+        return np.flatnonzero(chosen)
+
+    def _share(self, concerned: Ints, now: float) -> None:
+        """Give these activities their fair rates."""
+        slots, entries = self._slots, self._entries
+        number = np.full(len(slots.rate), -1, dtype=np.int64)
+        number[concerned] = np.arange(len(concerned))
+        relevant = self._short[entries.link] & (number[entries.slot] >= 0)
+        slot, link = entries.slot[relevant], entries.link[relevant]
+        used, place = np.unique(link, return_inverse=True)
+        shares = fair_rates(
+            number[slot], place, entries.flows[relevant], self._effective[used], slots.limit[concerned]
+        )
+        stopped_by = np.full(len(concerned), -1, dtype=np.int64)
+        limited = shares.bottleneck >= 0
+        stopped_by[limited] = used[shares.bottleneck[limited]]
+        changed = shares.rate != slots.rate[concerned]
+        if self.recorder is not None:
+            changed |= stopped_by != slots.stopped_by[concerned]
+            self.recorder.add(concerned[changed], slots, now)
+        moved = concerned[changed]
+        slots.set_rates(moved, shares.rate[changed], stopped_by[changed], now)
+
+    def _set_timer(self) -> None:
+        slots = self._slots
+        if not slots.used:
+            return
+        earliest = float(slots.end_s[: slots.used].min())
+        if earliest < self._timer_s:
+            self._timer_s = earliest
+            self._call(self._wake, earliest)
+
+
+class _Slots:
+    """What is known of each running activity, as arrays; the slot of one that ended is free once forgotten."""
+
+    def __init__(self) -> None:
+        self.used = 0
+        self.free: list[int] = []
+        self.forgotten: list[int] = []
+        self.what: list[tuple[Activity, simpy.Event, float]] = []
+        size = 64
+        self.alive: Bools = np.zeros(size, dtype=np.bool_)
+        self.stopped_by: Ints = np.full(size, -1, dtype=np.int64)
+        self.number: Ints = np.zeros(size, dtype=np.int64)
+        self.limit, self.rate, self.left_bytes, self.since_s, self.end_s, self.alone_s = np.zeros((6, size))
+        self.started = 0
+
+    def activity(self, slot: int) -> Activity:
+        return self.what[slot][0]
+
+    def take(self, activity: Activity, event: simpy.Event, now: float) -> int:
+        if self.free:
+            slot = self.free.pop()
+            self.what[slot] = (activity, event, now)
+        else:
+            slot = self.used
+            self.used += 1
+            self.what.append((activity, event, now))
+            if slot == len(self.rate):
+                self._grow()
+        limit = activity.volume_bytes / activity.alone_s if activity.alone_s > 0 else 0.0
+        self.alive[slot] = True
+        self.limit[slot] = self.rate[slot] = limit
+        self.left_bytes[slot] = activity.volume_bytes
+        self.since_s[slot] = now
+        self.alone_s[slot] = activity.alone_s
+        self.end_s[slot] = now + activity.alone_s
+        self.stopped_by[slot] = -1
+        self.number[slot] = self.started
+        self.started += 1
+        return slot
+
+    def _grow(self) -> None:
+        for name in (
+            "alive",
+            "stopped_by",
+            "number",
+            "limit",
+            "rate",
+            "left_bytes",
+            "since_s",
+            "end_s",
+            "alone_s",
+        ):
+            old = getattr(self, name)
+            setattr(self, name, np.concatenate([old, np.zeros_like(old)]))
+
+    def set_rates(self, slots: Ints, rate: Floats, stopped_by: Ints, now: float) -> None:
+        moved = self.rate[slots] * (now - self.since_s[slots])
+        self.left_bytes[slots] = np.maximum(0.0, self.left_bytes[slots] - moved)
+        self.since_s[slots] = now
+        self.rate[slots] = rate
+        self.stopped_by[slots] = stopped_by
+        with np.errstate(divide="ignore", invalid="ignore"):
+            self.end_s[slots] = np.where(rate > 0, now + self.left_bytes[slots] / rate, math.inf)
+
+    def release(self, slot: int) -> None:
+        """It ended: it moves nothing any more."""
+        self.alive[slot] = False
+        self.end_s[slot] = math.inf
+
+    def forget(self, slot: int) -> None:
+        """Nothing but old entries refers to it."""
+        self.forgotten.append(slot)
+
+    def reuse(self) -> None:
+        """No entry refers to forgotten slots: others may have them."""
+        self.free += self.forgotten
+        self.forgotten.clear()
+
+
+class _Entries:
+    """(slot, link, flows) of all running activities, and of some that ended."""
+
+    def __init__(self) -> None:
+        self.used = self.dead = 0
+        self._slot: Ints = np.zeros(1024, dtype=np.int64)
+        self._link: Ints = np.zeros(1024, dtype=np.int64)
+        self._flows: Floats = np.zeros(1024)
+
+    @property
+    def slot(self) -> Ints:
+        return self._slot[: self.used]
+
+    @property
+    def link(self) -> Ints:
+        return self._link[: self.used]
+
+    @property
+    def flows(self) -> Floats:
+        return self._flows[: self.used]
+
+    def add(self, slot: Ints, link: Ints, flows: Floats) -> None:
+        end = self.used + len(slot)
+        if end > len(self._slot):
+            size = max(2 * len(self._slot), end)
+            self._slot, self._link = np.resize(self._slot, size), np.resize(self._link, size)
+            self._flows = np.resize(self._flows, size)
+        self._slot[self.used : end] = slot
+        self._link[self.used : end] = link
+        self._flows[self.used : end] = flows
+        self.used = end
+
+    def forget(self, entries: int) -> None:
+        self.dead += entries
+
+    def compact(self, slots: _Slots) -> None:
+        stay = slots.alive[self.slot]
+        kept = [values[: self.used][stay] for values in (self._slot, self._link, self._flows)]
+        self.used, self.dead = len(kept[0]), 0
+        self._slot[: self.used], self._link[: self.used], self._flows[: self.used] = kept
+        slots.reuse()
