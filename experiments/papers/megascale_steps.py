@@ -20,7 +20,7 @@ FOLDER = paper_folder("megascale")
 SETUP = FOLDER.setup
 CONTEXT_TOKENS = int(parse_quantity(SETUP["context"].removesuffix(" tokens"), "tokens"))
 NEGLIGIBLE = 0.01  # a chance not worth a simulation
-DRAWN_GPUS, MOST_DRAWS = 4096, 4  # small jobs are drawn several times: the slowest of few GPUs varies
+DRAWS = 4  # of a job that may meet slow GPUs: which of its stages they serve decides what they cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,24 +78,23 @@ class StepJob:
 
 
 def _draws(scenario: Scenario) -> list[tuple[float, ExecutionOptions]]:
-    """What a job may meet on its GPUs, and how likely: several draws of a small job's, one of a large one's.
+    """What a job may meet on its GPUs, and how likely.
 
     A job takes its nodes at random from a fleet of which a share is slow: it meets none, or as many as are expected
-    (one at least). Whether it meets one decides its step, how many hardly matters.
+    (one at least). Whether it meets one, and where, decides its step; how many hardly matters.
     """
     execution, nodes = scenario.execution, scenario.cluster.nodes
     if not (execution.gpu_spread or execution.slow_node_share):
         return [(1.0, execution)]
-    count = min(MOST_DRAWS, max(1, DRAWN_GPUS // scenario.cluster.gpus))
     share = execution.slow_node_share
     none = clean_probability(nodes, share)
     some = max(1, round(share * nodes)) / nodes
     shares = [(chance, at) for chance, at in ((none, 0.0), (1.0 - none, some)) if chance > NEGLIGIBLE]
-    total = count * sum(chance for chance, _ in shares)
+    total = DRAWS * sum(chance for chance, _ in shares)
     return [
         (chance / total, replace(execution, slow_node_share=at, seed=execution.seed + number))
         for chance, at in shares
-        for number in range(count)
+        for number in range(DRAWS)
     ]
 
 

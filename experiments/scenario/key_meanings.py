@@ -82,7 +82,7 @@ _MEANINGS: Mapping[str, str] = {
     "campaign.storage_bandwidth": "Of the remote storage, reading and writing (published: 50 GB/s to 2 TB/s).",
     "campaign.readers": "Who reads a checkpoint from the storage.",
     "campaign.straggler_share": "Probability that a node, at the start or from the pool, is slow.",
-    "campaign.straggler_factor": "How much longer a slow node takes for its own work.",
+    "campaign.straggler_factor": "How much longer a slow node takes for the same forward.",
     "campaign.straggler_detection": "Time until a slow node is found.",
     "campaign.straggler_mttf": "Mean time until a healthy node becomes slow.",
 }  # fmt: skip

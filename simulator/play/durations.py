@@ -65,10 +65,11 @@ def _entry_factors(entries: Entries, noise: Noise, chain: Chain, way: Ints | Non
     ways = np.zeros(len(entries.micro_batch), dtype=np.int64) if way is None else way[entries.micro_batch]
     stage, chunk = (place[ways, : chain.virtual_stages] for place in (chain.stage, chain.chunk))
     factors = []
-    for drawn in (noise.forward, noise.backward):
+    for drawn, lasting in ((noise.forward, noise.forward_stage), (noise.backward, None)):
         factor = np.ones(stage.shape)
-        if noise.rank_stage is not None:
-            factor *= noise.rank_stage[entries.rank[:, None], stage]
+        for slowness in (noise.rank_stage, lasting):
+            if slowness is not None:
+                factor *= slowness[entries.rank[:, None], stage]
         if drawn is not None:
             factor *= drawn[entries.order_index[:, None], stage, chunk]
         factors.append(factor)

@@ -64,12 +64,14 @@ class Noise:
     """Factors on durations, drawn before the step so that both executors see the same ones.
 
     Attributes:
-        rank_stage: [R, S]: static slowness of a rank's stage (slow nodes); 1 = nominal.
+        rank_stage: [R, S]: slowness of a rank's stage in all it does (unequal GPUs); 1 = nominal.
+        forward_stage: [R, S]: slowness of its forwards alone (slow nodes).
         forward: [len(plan.order), S, V]: factor of the forward of the micro-batch in that entry of plan.order.
         backward: the same for the backward.
     A shared micro-batch runs at the pace of its slowest member.
     """
 
     rank_stage: Floats | None = None
+    forward_stage: Floats | None = None
     forward: Floats | None = None
     backward: Floats | None = None

@@ -5,7 +5,6 @@ All of them are drawn before the step is played, so that both executors see the 
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from hdpsim.cost_models.layout.groups import RankOrder
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.execution import Noise
+from hdpsim.simulator.play.machines import Places, log_normal, slow_forwards
 
 if TYPE_CHECKING:
     from hdpsim.simulator.setup import ExecutionOptions
@@ -50,23 +50,23 @@ def draw_noise(
     slow, jitter_forward, jitter_backward, pauses, spread = (
         partial(np.random.default_rng, seed) for seed in seeds
     )
+    places = Places(ranks=plan.ranks, stages=costs.stages, tp=tp, gpus_per_node=gpus_per_node, order=order)
     rank_stage: Floats | None = None
+    forward_stage: Floats | None = None
     forward: Floats | None = None
     backward: Floats | None = None
     if options.slow_node_share > 0 and options.slow_node_factor != 1.0:
-        gpus = (plan.ranks, costs.stages, tp)
-        rank_stage = _slow_stages(slow(), gpus, gpus_per_node, order, options)
+        forward_stage = slow_forwards(slow(), places, options.slow_node_share, options.slow_node_factor)
     if options.gpu_spread:
-        unequal = _unequal_stages(spread(), plan.ranks, costs, tp, options.gpu_spread)
-        rank_stage = unequal if rank_stage is None else unequal * rank_stage
+        rank_stage = _unequal_stages(spread(), places, costs, options.gpu_spread)
     shape = (len(plan.order), costs.stages, costs.chunks)
     if options.jitter > 0:
-        forward = _log_normal(jitter_forward(), options.jitter, shape)
-        backward = _log_normal(jitter_backward(), options.jitter, shape)
+        forward = log_normal(jitter_forward(), options.jitter, shape)
+        backward = log_normal(jitter_backward(), options.jitter, shape)
     if options.gc_pause_s > 0 and not options.gc_synchronised:
         forward = np.ones(shape) if forward is None else forward
         _add_pauses(forward, pauses(), plan, costs, tp, options)
-    return Noise(rank_stage=rank_stage, forward=forward, backward=backward)
+    return Noise(rank_stage=rank_stage, forward_stage=forward_stage, forward=forward, backward=backward)
 
 
 def fastest_gpu(options: ExecutionOptions, gpus: int) -> float:
@@ -77,43 +77,11 @@ def fastest_gpu(options: ExecutionOptions, gpus: int) -> float:
     if not options.gpu_spread:
         return 1.0
     random = np.random.default_rng(np.random.SeedSequence(options.seed).spawn(_STREAMS)[-1])
-    return min(1.0, float(_log_normal(random, options.gpu_spread, (gpus,)).min()))
-
-
-def _log_normal(random: np.random.Generator, deviation: float, shape: tuple[int, ...]) -> Floats:
-    """Log-normal factors: sigma^2 = ln(1 + deviation^2), mu = -sigma^2 / 2, so that the mean is 1."""
-    variance = math.log1p(deviation**2)
-    return random.lognormal(-variance / 2, math.sqrt(variance), shape)
-
-
-def _slow_stages(
-    random: np.random.Generator,
-    ranks_stages_tp: tuple[int, int, int],
-    gpus_per_node: int,
-    order: RankOrder,
-    options: ExecutionOptions,
-) -> Floats:
-    """Return the slowness of every rank's stage, [ranks, stages].
-
-    A share of the nodes (rounded to whole nodes), drawn without replacement, takes options.slow_node_factor as long for
-    everything; a stage of a rank is slow if any of its GPUs sits on one. In Megatron's order its GPUs are
-    (stage * ranks + rank) * tp + t, in the other (rank * stages + stage) * tp + t.
-    """
-    ranks, stages, tp = ranks_stages_tp
-    gpus = ranks * stages * tp
-    nodes = -(-gpus // gpus_per_node)
-    slow = np.zeros(nodes, dtype=np.bool_)
-    slow[random.permutation(nodes)[: round(options.slow_node_share * nodes)]] = True
-    gpu_is_slow = slow[np.arange(gpus) // gpus_per_node]
-    if order == "tp-dp-pp":
-        stage_is_slow = gpu_is_slow.reshape(stages, ranks, tp).any(axis=2).T
-    else:
-        stage_is_slow = gpu_is_slow.reshape(ranks, stages, tp).any(axis=2)
-    return np.where(stage_is_slow, options.slow_node_factor, 1.0)
+    return min(1.0, float(log_normal(random, options.gpu_spread, (gpus,)).min()))
 
 
 def _unequal_stages(
-    random: np.random.Generator, ranks: int, costs: StepCosts, tp: int, gpu_spread: float
+    random: np.random.Generator, places: Places, costs: StepCosts, gpu_spread: float
 ) -> Floats:
     """[ranks, stages]: the spread of equal GPUs: silicon, cooling and power make some slower than others, all the time.
 
@@ -125,14 +93,18 @@ def _unequal_stages(
         cluster's GPUs of one kind, 22 % at most; whiskers as four deviations make the spread 0.02.
     Ignored: that memory-bound kernels vary less than matrix products; drift of the spread.
     """
-    slowest = _log_normal(random, gpu_spread, (ranks, costs.stages, tp)).max(axis=2)
+    slowest = places.slowest_gpu(log_normal(random, gpu_spread, places.gpus))
+    return 1.0 + (slowest - 1.0) * _compute_share(costs)
+
+
+def _compute_share(costs: StepCosts) -> Floats:
+    """[stages]: share of compute in a stage's forwards and backwards."""
     terms = costs.forward_terms_s + costs.backward_terms_s
     terms = terms[:, :, :1] if costs.alike else terms
     by_stage = terms.mean(axis=2)[:, costs.kind].sum(axis=2)  # [terms, stages]
     compute = [row for row, name in enumerate(costs.terms) if name in _COMPUTE]
     total = by_stage.sum(axis=0)
-    share = np.divide(by_stage[compute].sum(axis=0), total, out=np.zeros_like(total), where=total > 0)
-    return np.asarray(1.0 + (slowest - 1.0) * share)
+    return np.divide(by_stage[compute].sum(axis=0), total, out=np.zeros_like(total), where=total > 0)
 
 
 def _add_pauses(

@@ -1,0 +1,69 @@
+"""What single machines contribute to noise: factors by the number of a node or GPU, and the stages that feel them.
+
+A node keeps its factor whatever the layout or strategy: two of them that are compared meet the same machines.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from hdpsim.arrays import Floats
+from hdpsim.cost_models.layout.groups import RankOrder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Which GPUs a rank's stage runs on.
+
+    In Megatron's order these are (stage * ranks + rank) * tp + t, in the other one (rank * stages + stage) * tp + t.
+    """
+
+    ranks: int
+    stages: int
+    tp: int
+    gpus_per_node: int
+    order: RankOrder = "tp-dp-pp"
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the job."""
+        return self.ranks * self.stages * self.tp
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the job, the last of them perhaps partly used."""
+        return -(-self.gpus // self.gpus_per_node)
+
+    def slowest_gpu(self, by_gpu: Floats) -> Floats:
+        """[ranks, stages]: the largest of the factors of a stage's GPUs: its collectives wait for that one."""
+        if self.order == "tp-dp-pp":
+            return np.asarray(by_gpu.reshape(self.stages, self.ranks, self.tp).max(axis=2).T)
+        return np.asarray(by_gpu.reshape(self.ranks, self.stages, self.tp).max(axis=2))
+
+    def slowest_node(self, by_node: Floats) -> Floats:
+        """[ranks, stages]: the largest of the factors of the nodes on which a stage's GPUs sit."""
+        return self.slowest_gpu(by_node[np.arange(self.gpus) // self.gpus_per_node])
+
+
+def log_normal(random: np.random.Generator, deviation: float, shape: int | tuple[int, ...]) -> Floats:
+    """Log-normal factors: sigma^2 = ln(1 + deviation^2), mu = -sigma^2 / 2, so that the mean is 1."""
+    variance = math.log1p(deviation**2)
+    return random.lognormal(-variance / 2, math.sqrt(variance), shape)
+
+
+def slow_forwards(random: np.random.Generator, places: Places, share: float, factor: float) -> Floats:
+    """[ranks, stages]: how much longer forwards take on slow nodes: the one law of steps and campaigns.
+
+        factor of a forward = *factor* if any GPU of its stage sits on a slow node, else 1
+
+    A share of the nodes (rounded to whole nodes) is slow, drawn without replacement: a larger share holds the smaller.
+    Source: MegaScale, arXiv 2402.15627, section 5: specific hosts took about 10 % longer for the same forward.
+    Ignored: backwards, of which the paper says nothing: they queue more work on the device before the host has to
+        follow, so that what slows a host is hidden there first.
+    """
+    slowness = np.ones(places.nodes)
+    slowness[random.permutation(places.nodes)[: round(share * places.nodes)]] = factor
+    return places.slowest_node(slowness)
