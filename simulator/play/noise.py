@@ -104,7 +104,9 @@ def _compute_share(costs: StepCosts) -> Floats:
     by_stage = terms.mean(axis=2)[:, costs.kind].sum(axis=2)  # [terms, stages]
     compute = [row for row, name in enumerate(costs.terms) if name in _COMPUTE]
     total = by_stage.sum(axis=0)
-    return np.divide(by_stage[compute].sum(axis=0), total, out=np.zeros_like(total), where=total > 0)
+    return np.asarray(
+        np.divide(by_stage[compute].sum(axis=0), total, out=np.zeros_like(total), where=total > 0)
+    )
 
 
 def _add_pauses(
