@@ -77,6 +77,13 @@ workers_option: Decorator = click.option(
 )
 
 
+engine_option: Decorator = click.option(
+    "--engine",
+    metavar="local|dask://HOST:PORT",
+    help="Where simulations run: here, or on the workers of a Dask cluster. Default: local.",
+)
+
+
 def _checked_strategies(
     _context: click.Context, _option: click.Parameter, text: str | None
 ) -> tuple[str, ...] | None:

@@ -1,4 +1,4 @@
-"""One layout of a search: bounded from below, pruned, and replayed under every strategy."""
+"""Candidates of a search: what is known of them, how good they are, and what speaks against them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -15,20 +15,15 @@ import numpy as np
 from hdpsim.cost_models.kernels.power import COMMUNICATION_SHARE, waiting_w
 from hdpsim.cost_models.reading.units import HOUR_S
 from hdpsim.errors import InfeasibleError, OutOfMemoryError, ScenarioError
-from hdpsim.experiments.planning.bounds import bounds_of, mesh_bound_s, quiet_bound_s
 from hdpsim.experiments.planning.setups import Setups
 from hdpsim.experiments.planning.space import Candidate, Changes, Space
 from hdpsim.experiments.studies.cost_to_target import price_of
-from hdpsim.experiments.studies.power import cluster_power, power_of
+from hdpsim.experiments.studies.power import cluster_power
 from hdpsim.simulator.setup import Setup
-from hdpsim.simulator.step import StepResult, settled_degree, simulate_step
-from hdpsim.simulator.step_memory import capacity_tokens, check_fits, memory_of
-from hdpsim.simulator.uniform import price_uniform
 
 if TYPE_CHECKING:
     from hdpsim.cost_models.hardware.prices import CostOptions
     from hdpsim.cost_models.memory.report import MemoryReport
-    from hdpsim.experiments.scenario.data_use import Lengths
     from hdpsim.experiments.scenario.scenario import Scenario
 
 Objective = Literal["tokens_per_s", "usd_per_token", "time_to_train", "energy"]
@@ -88,16 +83,43 @@ class Evaluated:
         return self.memory.capacity_bytes - self.memory.total_bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """A candidate that fits as far as its layout and the tokens of a rank tell, and has to be replayed.
+
+    Attributes:
+        site: the GPUs and their number.
+        kind: what its strategy's candidates of other layouts have in common with it.
+        bounds_s: for every batch a time that it does not undercut; none where that is unknown.
+        ideal_s: of the first batch, what balanced plans of dynamic groups hardly undercut; None for meshes.
+    """
+
+    candidate: Candidate
+    site: Changes
+    kind: tuple[object, ...]
+    bounds_s: tuple[float, ...]
+    ideal_s: float | None
+
+
 @dataclass(slots=True, kw_only=True)
 class LayoutResults:
-    """What became of the candidates of one layout; see Found."""
+    """What became of the candidates of some layouts; see Found.
+
+    Attributes:
+        contenders: layouts and their candidates that have to be replayed.
+        first: contenders that were replayed on the first batch, the only one or not, and their step there.
+        seconds: wall-clock time that took.
+        cut: time was up before the last one.
+    """
 
     evaluated: list[Evaluated] = field(default_factory=list)
+    contenders: list[tuple[Changes, Contender]] = field(default_factory=list)
+    first: list[tuple[Contender, float]] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
     outrun: int = 0
     closest: tuple[float, Candidate, str] | None = None
     cut: bool = False
-    """Time was up before the last one."""
+    seconds: float = 0.0
 
     def least(self, question: Question, so_far: float | None) -> float | None:
         """The score that has to be reached: *so_far*, or that of the last of the best here if there are enough."""
@@ -211,14 +233,33 @@ class Question:
         """Whether time is up."""
         return self.deadline_s is not None and time.monotonic() > self.deadline_s
 
+    def prices(self, setup: Setup) -> bool:
+        """Whether equal sequences on this setup need no replay."""
+        return (
+            setup.layout.parallel.cp is not None
+            and setup.strategy.name == "static"
+            and self.objective != "energy"
+        )
+
+    def hopeless(self, setup: Setup, bounds_s: Sequence[float], least: float | None) -> bool:
+        """Whether nothing with these bounds reaches the score *least*."""
+        if least is None or not bounds_s:
+            return False
+        lengths = ready(self).lengths
+        rates = [batch.sum() / bound_s for batch, bound_s in zip(lengths, bounds_s, strict=True)]
+        return most_score(self.objective, float(np.mean(rates)), setup, self.scenario.costs) < least
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Some layouts of a site: a unit of work for a process."""
+    """Some layouts or contenders of a site: a unit of work for a process."""
 
     question: Question
     site: Changes
-    layouts: tuple[Changes, ...]
+    layouts: tuple[Changes, ...] = ()
+    contenders: tuple[Contender, ...] = ()
+    """To be replayed, on all batches if *in_full*, else on the first."""
+    in_full: bool = False
     least: float | None = None
     """Score that a candidate must be able to reach; None: any."""
 
@@ -229,11 +270,13 @@ class Ready:
     Attributes:
         lengths: of every batch.
         equal: all sequences are of one length.
+        longest: tokens of the longest sequence.
     """
 
     def __init__(self, question: Question) -> None:
         self.lengths = question.scenario.batches(question.batches)
         self.equal = len(np.unique(np.concatenate([np.unique(lengths) for lengths in self.lengths]))) == 1
+        self.longest = max(int(lengths.max()) for lengths in self.lengths)
         self._scenario = question.scenario
         self._setups: dict[Changes, Setups] = {}
 
@@ -266,171 +309,3 @@ def _ready(key: _Key) -> Ready:
 def ready(question: Question) -> Ready:
     """The same object for all tasks of a question."""
     return _ready(_Key(question))
-
-
-def try_layouts(task: Task) -> LayoutResults:
-    """Try every strategy on some layouts."""
-    results = LayoutResults()
-    for layout in task.layouts:
-        if task.question.late:
-            results.cut = True
-            break
-        _try_layout(task, layout, results)
-    return results
-
-
-def _try_layout(task: Task, layout: Changes, results: LayoutResults) -> None:
-    question, known = task.question, ready(task.question)
-    setups, changes = known.setups(task.site), (*task.site, *layout)
-    try:
-        setup = setups.of(changes)
-        _check_smallest(setup)
-        bounds_s = () if known.equal else bounds_of(setup, known.lengths)
-    except (InfeasibleError, ScenarioError) as error:
-        results.refuse(Candidate(changes=changes), error)
-        return
-    variants = question.space.variants(question.scenario, setup, lambda: _capacity(setup), equal=known.equal)
-    for variant in variants:
-        if question.late:
-            results.cut = True
-            return
-        candidate, costs = Candidate(changes=(*changes, *variant)), question.scenario.costs
-        try:
-            own = setups.of(candidate.changes)
-            least = results.least(question, task.least)
-            priced = known.equal and own.layout.parallel.cp is not None and own.strategy.name == "static"
-            if priced and question.objective != "energy":
-                one = _priced(candidate, own, costs, known.lengths, question.objective, least)
-            else:
-                one = replayed(candidate, own, costs, known.lengths, bounds_s, question.objective, least)
-        except (InfeasibleError, ScenarioError) as error:
-            results.refuse(candidate, error)
-            continue
-        if one is None:
-            results.outrun += 1
-        else:
-            results.evaluated.append(one)
-
-
-def _capacity(setup: Setup) -> int:
-    """Tokens that memory allows on a rank while its pipeline is full; 0 where even the fewest are too many."""
-    free = replace(setup, layout=setup.layout.changed(rank_capacity_tokens=None))
-    try:
-        return capacity_tokens(free)
-    except OutOfMemoryError:
-        return 0
-
-
-def _priced(
-    candidate: Candidate,
-    setup: Setup,
-    costs: CostOptions,
-    batches: Sequence[Lengths],
-    objective: Objective,
-    least: float | None,
-) -> Evaluated | None:
-    """A candidate on batches of equal sequences: the figures of `replayed`, without accounts.
-
-    None if it cannot reach the score *least*.
-
-    Raises:
-        InfeasibleError: it cannot run.
-    """
-    if least is not None:
-        for bound in (mesh_bound_s, quiet_bound_s):
-            bounds_s = [bound(setup, len(lengths), int(lengths[0])) for lengths in batches]
-            if all(bounds_s):
-                rates = [lengths.sum() / bound_s for lengths, bound_s in zip(batches, bounds_s, strict=True)]
-                if most_score(objective, float(np.mean(rates)), setup, costs) < least:
-                    return None
-    prices = {}
-    for lengths in batches:
-        if len(lengths) not in prices:
-            (price,) = price_uniform(setup, (setup.layout,), sequences=len(lengths), tokens=int(lengths[0]))
-            if price.refused is not None:
-                raise price.refused
-            assert price.memory is not None
-            prices[len(lengths)] = price
-    steps = [prices[len(lengths)] for lengths in batches]
-    tokens_per_s, cost = float(np.mean([price.tokens_per_s for price in steps])), usd_per_s(setup, costs)
-    return Evaluated(
-        candidate=candidate,
-        setup=setup,
-        tokens_per_s=tokens_per_s,
-        step_s=float(np.mean([price.step_s for price in steps])),
-        memory=max((price.memory for price in steps if price.memory), key=lambda memory: memory.total_bytes),
-        usd_per_token=None if cost is None else cost / tokens_per_s,
-        joule_per_token=None,
-        bound_s=0.0,
-        accounts={},
-        cp=setup.layout.parallel.cp or 1,
-        micro_batches=0,
-    )
-
-
-def _check_smallest(setup: Setup) -> None:
-    """Refuse a layout on which one micro-batch of hardly any tokens does not fit.
-
-    Raises:
-        OutOfMemoryError: it does not.
-    """
-    check_fits(setup, memory_of(setup, setup.layout.parallel.tp, micro_batches=1, sequence_tokens=1))
-
-
-def replayed(
-    candidate: Candidate,
-    setup: Setup,
-    costs: CostOptions,
-    batches: Sequence[Lengths],
-    bounds_s: Sequence[float],
-    objective: Objective,
-    least: float | None,
-) -> Evaluated | None:
-    """Replay a candidate batch by batch; None as soon as it cannot reach the score *least* any more.
-
-    Raises:
-        InfeasibleError: it cannot run.
-    """
-    cost = usd_per_s(setup, costs)
-    rates = [lengths.sum() / bound_s for lengths, bound_s in zip(batches, bounds_s, strict=bool(bounds_s))]
-    prune = least is not None and bool(rates)
-
-    def hopeless() -> bool:
-        return prune and most_score(objective, float(np.mean(rates)), setup, costs) < (least or 0.0)
-
-    if hopeless():
-        return None
-    degree = settled_degree(setup, batches[0]) if len(batches) > 1 else None
-    known: dict[bytes, StepResult] = {}
-    results = []
-    for number, lengths in enumerate(batches):
-        key = lengths.tobytes()
-        if key not in known:
-            known[key] = simulate_step(setup, lengths, mesh_degree=degree)
-        results.append(known[key])
-        if rates:
-            rates[number] = results[-1].tokens_per_s
-            if number + 1 < len(batches) and hopeless():
-                return None
-    tokens_per_s, accounts = float(np.mean([result.tokens_per_s for result in results])), _accounts(results)
-    return Evaluated(
-        candidate=candidate,
-        setup=setup,
-        tokens_per_s=tokens_per_s,
-        step_s=float(np.mean([result.step_s for result in results])),
-        memory=max((result.memory for result in results), key=lambda memory: memory.total_bytes),
-        usd_per_token=None if cost is None else cost / tokens_per_s,
-        joule_per_token=power_of(setup, results, accounts, costs).facility_w / tokens_per_s,
-        bound_s=float(np.mean(bounds_s)) if bounds_s else 0.0,
-        accounts=accounts,
-        cp=max(result.largest_group for result in results),
-        micro_batches=results[0].plan_micro_batches,
-    )
-
-
-def _accounts(results: Sequence[StepResult]) -> dict[str, float]:
-    totals: dict[str, float] = {}
-    for result in results:
-        for account, mean_s in zip(result.accounts, result.account_s.mean(axis=(1, 2)), strict=True):
-            totals[account] = totals.get(account, 0.0) + float(mean_s) / len(results)
-    return totals

@@ -24,6 +24,7 @@ from hdpsim.experiments.studies.report import headline, one_line
 
 if TYPE_CHECKING:
     from hdpsim.experiments.bands.band import Band
+    from hdpsim.experiments.parallel.engines import Engine
     from hdpsim.experiments.scenario.scenario import Scenario
 
 _GIB = 2.0**30
@@ -129,6 +130,7 @@ def plan(
     batches: int | None = None,
     count: int = BEST,
     workers: int | None = None,
+    engine: Engine | None = None,
     progress: Progress = lambda done, total, words: None,
 ) -> Found:
     """Search what a command line asks for; see `search`.
@@ -146,6 +148,7 @@ def plan(
         batches: how many global batches.
         count: how many best candidates.
         workers: processes; None: one per processor, if the space is large.
+        engine: where candidates are replayed, instead of *workers*.
         progress: told after every layout.
 
     Raises:
@@ -164,7 +167,7 @@ def plan(
     )
     found = search(
         scenario, space, cast("Objective", objective), budget_s, progress,
-        batches=batches, count=count, workers=workers, own_reason=own_reason,
+        batches=batches, count=count, workers=workers, engine=engine, own_reason=own_reason,
     )  # fmt: skip
     if not found.best:
         raise nothing_runs(scenario, found)
@@ -216,6 +219,7 @@ def plan_document(scenario: Scenario, found: Found, tokens: float | None = None)
             "refused": dict(found.refused.most_common()),
             "outrun": found.outrun,
             "searched": found.searched,
+            "set_aside": found.set_aside,
             "complete": found.complete,
             "seconds": found.seconds,
             "objective": found.objective,
@@ -384,13 +388,19 @@ def _from(best: Evaluated, one: Evaluated) -> str:
     return f" The best has {words}." if words else ""
 
 
+def _aside(found: Found) -> str:
+    if not found.set_aside:
+        return ""
+    return f", and {found.set_aside:,} replayed on the first batch only, where most were slower"
+
+
 def remarks(scenario: Scenario, found: Found) -> tuple[str, ...]:
     """What a reader of the figures must know."""
     lines = []
     if not found.complete:
         lines.append(
-            "Not all candidates were looked at: the best of those that were. A larger --budget, more --workers or keys "
-            "that stay (--set) complete the search."
+            f"Not all candidates were looked at{_aside(found)}: the best of those that were. A larger --budget, more "
+            "--workers or keys that stay (--set) complete the search."
         )
     schedules = sorted({one.setup.layout.pipeline.schedule for one in found.evaluated})
     if set(schedules) <= set(USUAL_SCHEDULES):

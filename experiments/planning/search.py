@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf, log2
 from typing import TYPE_CHECKING
@@ -26,23 +26,21 @@ from hdpsim.experiments.planning.evaluation import (
     Task,
     ranked,
     ready,
-    replayed,
     score_of,
-    try_layouts,
 )
+from hdpsim.experiments.planning.race import Entry, Race
 from hdpsim.experiments.planning.space import Candidate, Changes, Space
+from hdpsim.experiments.planning.work import replayed, work_on
 
 if TYPE_CHECKING:
     from hdpsim.cost_models.hardware.parts import Cluster
+    from hdpsim.experiments.parallel.engines import Engine
     from hdpsim.experiments.scenario.scenario import Scenario
 
 Progress = Callable[[int, int, str], None]
 """Told how many layouts are done, how many there are, and the best so far in words."""
 
 BEST = 5
-TOGETHER = 8
-"""Layouts of a task, where equal sequences make each a matter of milliseconds."""
-
 ALONE_S = 5.0
 """How long one process works before others are started, which takes a second or two."""
 
@@ -61,7 +59,8 @@ class Found:
         refused: candidates by the limit that refused them.
         outrun: candidates that a lower bound showed to be slower than the best ones.
         closest: of what memory refused, the candidate that lacks least, and the message.
-        searched: candidates that were looked at.
+        searched: candidates that were looked at to the end.
+        set_aside: candidates that were replayed on the first batch only.
         complete: whether that is all of them.
         interrupted: Ctrl-C came before the end.
     """
@@ -75,6 +74,7 @@ class Found:
     outrun: int = 0
     closest: tuple[float, Candidate, str] | None = None
     searched: int = 0
+    set_aside: int = 0
     layouts: int = 0
     seconds: float = 0.0
     complete: bool = False
@@ -108,13 +108,14 @@ def search(
     batches: int | None = None,
     count: int = BEST,
     workers: int | None = 1,
+    engine: Engine | None = None,
     own_reason: str = "",
 ) -> Found:
     """Look for the best candidates of a space.
 
-    Layouts are taken in the order in which a rough estimate expects them; whatever the order, a candidate is left out
-    only if it cannot run, or if the lower bound of its layout (lower_bound_s, for every batch) is worse than the
-    *count* best candidates that were replayed. Everything else is replayed on the same batches.
+    Candidates are taken in the order of a Race; whatever the order, a candidate is left out for good only if it cannot
+    run, or if the lower bound of its layout (lower_bound_s, for every batch) is worse than the *count* best candidates
+    that were replayed. Everything else is replayed on the same batches, as far as the budget goes.
 
     Args:
         scenario: what was asked about; its batches are everybody's.
@@ -125,6 +126,7 @@ def search(
         batches: how many global batches; default: the scenario's.
         count: how many best candidates are wanted: as many are safe from pruning.
         workers: processes; None: one per processor, where the first layouts say that it takes long.
+        engine: where they run, instead of *workers*.
         own_reason: why the scenario as it is cannot run, where that is known.
     """
     began = time.monotonic()
@@ -140,9 +142,14 @@ def search(
     try:
         if not own_reason:
             _own(question, found)
-        tasks = _tasks(question)
-        found.layouts = sum(len(task.layouts) for task in tasks)
-        found.complete = _run(question, tasks, found, workers, progress)
+        race = Race(question=question, entries=_entries(question), least=lambda: _least(question, found))
+        found.layouts = len(race.entries)
+        try:
+            found.complete = _run(question, race, found, workers, engine, progress)
+        finally:
+            found.outrun += race.outrun
+            found.searched += race.outrun
+            found.set_aside = len(race.waiting)
     except KeyboardInterrupt:
         if not found.evaluated:
             raise
@@ -167,9 +174,14 @@ def _own(question: Question, found: Found) -> None:
     except InfeasibleError as error:
         found.own_reason = str(error)
     results = LayoutResults()
-    if found.own is not None and found.own.memory.fits:
+    if found.own is not None and found.own.memory.fits and found.own.setup.cluster in _clusters(question):
         results.evaluated.append(found.own)
     found.add(results, question.count)
+
+
+def _clusters(question: Question) -> list[Cluster]:
+    """The GPUs that are asked about."""
+    return [ready(question).setups(site).base.cluster for site in question.space.sites]
 
 
 def _detailed(question: Question, one: Evaluated) -> Evaluated:
@@ -190,7 +202,7 @@ def _detailed(question: Question, one: Evaluated) -> Evaluated:
     return full
 
 
-def _tasks(question: Question) -> list[Task]:
+def _entries(question: Question) -> list[Entry]:
     """Every layout, the one that is likely to be best first."""
     known, scenario = ready(question), question.scenario
     work = Work(
@@ -206,14 +218,10 @@ def _tasks(question: Question) -> list[Task]:
         for layout in question.space.layouts(scenario, cluster):
             rough_s = work.rough_s(scenario, cluster, dict(layout))
             estimates.append((rough_s, len(estimates), site, layout))
-    tasks: list[Task] = []
-    most = TOGETHER if known.equal else 1
-    for _, _, site, layout in sorted(estimates, key=lambda item: item[:2]):
-        if tasks and tasks[-1].site == site and len(tasks[-1].layouts) < most:
-            tasks[-1] = replace(tasks[-1], layouts=(*tasks[-1].layouts, layout))
-        else:
-            tasks.append(Task(question=question, site=site, layouts=(layout,)))
-    return tasks
+    return [
+        Entry(site=site, layout=layout, rough_s=rough_s)
+        for rough_s, _, site, layout in sorted(estimates, key=lambda item: item[:2])
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,41 +272,40 @@ def _bubbles(pp: int, vpp: int, schedule: str) -> float:
 
 
 def _run(
-    question: Question, tasks: Sequence[Task], found: Found, workers: int | None, progress: Progress
+    question: Question,
+    race: Race,
+    found: Found,
+    workers: int | None,
+    engine: Engine | None,
+    progress: Progress,
 ) -> bool:
     """Work through the layouts; whether all of them were."""
-    complete, done = True, 0
-    started: list[Task] = []
-
-    def waiting() -> Iterator[Task]:
-        """With the score that has to be reached by then."""
-        for task in tasks:
-            if question.late:
-                return
-            started.append(task)
-            yield replace(task, least=_least(question, found))
-
-    for results in _results(waiting(), workers):
+    complete = True
+    found.add(race.sift(), question.count)
+    for task, results in _results(race, workers, engine):
+        race.take(task, results)
         found.add(results, question.count)
         complete &= not results.cut
-        done += 1
-        progress(sum(len(task.layouts) for task in started[:done]), found.layouts, _so_far(found))
-    return complete and done == len(tasks)
+        progress(race.opened, found.layouts, _so_far(found))
+    return complete and race.over
 
 
-def _results(tasks: Iterator[Task], workers: int | None) -> Iterator[LayoutResults]:
+def _results(race: Race, workers: int | None, engine: Engine | None) -> Iterator[tuple[Task, LayoutResults]]:
     """What becomes of every task: at first one after the other, by several processes if that takes long."""
     began = time.monotonic()
     slots = workers or os.cpu_count() or 1
-    for task in tasks if workers is None or slots == 1 else ():
-        yield try_layouts(task)
-        if slots > 1 and time.monotonic() - began > ALONE_S:
-            break
-    if slots == 1:
-        return
-    with LocalEngine(slots) as engine:
-        for finished in dispatch(engine, try_layouts, tasks):
-            yield finished.value or LayoutResults(cut=True)
+    if engine is None:
+        for task in race.tasks() if workers is None or slots == 1 else ():
+            yield task, work_on(task)
+            if slots > 1 and time.monotonic() - began > ALONE_S:
+                break
+        if slots == 1:
+            return
+    with engine or LocalEngine(slots) as pool:
+        race.slots = pool.slots
+        while not race.over and not race.question.late:
+            for finished in dispatch(pool, work_on, race.tasks()):
+                yield finished.arguments, finished.value or LayoutResults(cut=True)
 
 
 def _least(question: Question, found: Found) -> float | None:

@@ -9,6 +9,7 @@ from hdpsim.experiments.cli.common import (
     Output,
     batches_option,
     budget_option,
+    engine_option,
     gpu_counts,
     gpu_types_option,
     output_options,
@@ -56,6 +57,7 @@ from hdpsim.experiments.cli.progress import long_progress
 @batches_option
 @target_option
 @workers_option
+@engine_option
 @output_options
 def command(
     scenario: str,
@@ -70,6 +72,7 @@ def command(
     batches: int | None,
     tokens: float | None,
     workers: int | None,
+    engine: str | None,
     output: Output,
 ) -> None:
     """Which layout and strategy is best on these GPUs, and why?
@@ -78,6 +81,7 @@ def command(
     as they are set, and so does what the scenario's software stack decides.
     """
     from hdpsim.experiments.output.files import check_out_file
+    from hdpsim.experiments.parallel.engines import engine_of
     from hdpsim.experiments.planning.plan import open_scenario, plan, plan_document, write_plan
 
     if scenario_file is not None:
@@ -97,6 +101,7 @@ def command(
             batches=batches,
             count=top,
             workers=workers,
+            engine=engine_of(engine, workers) if engine else None,
             progress=shown,
         )
     lines = (write_plan(checked, found, scenario_file),) if scenario_file else ()

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 import click
 
 from hdpsim import interrupts
-from hdpsim.experiments.cli.common import Output, output_options, say, set_option, workers_option
+from hdpsim.experiments.cli.common import (
+    Output,
+    engine_option,
+    output_options,
+    say,
+    set_option,
+    workers_option,
+)
 
 if TYPE_CHECKING:
     from hdpsim.experiments.parallel.engines import Engine
@@ -29,11 +36,7 @@ def default_store() -> str:
 @click.argument("sweep_file", metavar="SWEEP")
 @click.option("--dry-run", is_flag=True, help="Say how many simulations it would be, and about how long.")
 @workers_option
-@click.option(
-    "--engine",
-    metavar="local|dask://HOST:PORT",
-    help="Where simulations run: here, or on the workers of a Dask cluster. Default: local.",
-)
+@engine_option
 @click.option(
     "--store",
     envvar="HDPSIM_STORE",

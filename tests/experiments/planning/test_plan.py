@@ -12,14 +12,15 @@ from click.testing import CliRunner, Result
 
 from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
 from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.planning.bounds import mesh_bound_s, quiet_bound_s
 from hdpsim.experiments.planning.evaluation import (
+    Contender,
     Objective,
-    mesh_bound_s,
     most_score,
-    quiet_bound_s,
     score_of,
 )
 from hdpsim.experiments.planning.plan import front, plan, plan_document, planned
+from hdpsim.experiments.planning.race import Entry, Estimates, Waiting
 from hdpsim.experiments.planning.search import Found, search
 from hdpsim.experiments.planning.setups import Setups
 from hdpsim.experiments.planning.space import Candidate, Space, own_value, space_of
@@ -45,8 +46,8 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli, list(arguments))
 
 
-def small(seed: int = 0) -> Scenario:
-    """A model of few layers on one or two servers, with a batch of unequal sequences."""
+def small(seed: int = 0, *, several: bool = False) -> Scenario:
+    """A model of few layers on one or two servers, with a batch of unequal sequences, or *several* that differ."""
     random = np.random.default_rng(seed)
     lengths = [
         f"{length} tokens" for length in random.integers(256, 16_384, size=int(random.integers(6, 14)))
@@ -57,7 +58,9 @@ def small(seed: int = 0) -> Scenario:
                   "kv_heads": 8, "head_dim": 128, "ffn_hidden": 5632, "vocab": 32_000},
         "cluster": {"node": "hgx-h100-80gb", "gpus": int(random.choice([8, 16]))},
         "layout": {"tp": 2, "recompute": "full"},
-        "data": {"lengths": lengths, "batch": f"{len(lengths)} sequences", "context": "16K tokens"},
+        "data": {"trace": "debian-code", "batch": "96K tokens", "context": "16K tokens", "seed": seed}
+        if several
+        else {"lengths": lengths, "batch": f"{len(lengths)} sequences", "context": "16K tokens"},
         "execution": {"batches": 1},
     })  # fmt: skip
 
@@ -219,7 +222,7 @@ def equal(context: str = "4096 tokens") -> Scenario:
 
 def test_equal_sequences_are_priced_as_they_are_replayed() -> None:
     space = Space(values={**FEW, "layout.pp": (1, 2), "strategy.name": ("static",)})
-    found = search(equal(), space, count=3)
+    found = search(equal(), space, count=1000)
     assert {one.setup.context_tokens for one in found.evaluated} >= {2048, 4096}
     for one in found.evaluated[::7]:
         outcome = run_batches(equal().with_changes(one.candidate.overrides), equal().batches())
@@ -268,11 +271,64 @@ def test_types_of_gpus_are_compared() -> None:
 
 
 @pytest.mark.slow
-def test_processes_find_the_same() -> None:
-    space = Space(values={**FEW, "strategy.name": ("static",)})
-    alone, together = (search(small(), space, workers=workers) for workers in (1, 2))
+@pytest.mark.parametrize("batches", [1, 3])
+def test_processes_find_the_same(batches: int) -> None:
+    space = Space(values={**FEW, "strategy.name": ("static", "hdp-balance")})
+    alone, together = (
+        search(small(several=True), space, batches=batches, workers=workers) for workers in (1, 2)
+    )
+    assert alone.complete
+    assert together.complete
     assert [one.candidate for one in alone.best] == [one.candidate for one in together.best]
+    assert [one.tokens_per_s for one in alone.best] == [one.tokens_per_s for one in together.best]
     assert alone.searched == together.searched
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_several_unequal_batches_are_never_worse_than_full_enumeration(seed: int) -> None:
+    scenario, space = small(seed, several=True), small_space(seed)
+    found = search(scenario, space, count=2, batches=3)
+    assert found.complete
+    assert found.set_aside == 0
+    candidates = [Candidate(changes=()), *every_candidate(scenario, space)]
+    expected = rates(scenario.with_changes(("execution.batches=3",)), candidates)
+    assert found.best[0].tokens_per_s == pytest.approx(expected[0], rel=1e-12)
+
+
+@pytest.mark.slow
+def test_a_budget_that_ends_early_says_so_and_has_exact_replays_only() -> None:
+    scenario = small(several=True)
+    found = search(scenario, Space(), budget_s=1.0, batches=3)
+    assert not found.complete
+    for one in found.best:
+        outcome = run_batches(scenario.with_changes(one.candidate.overrides), scenario.batches(3))
+        assert one.tokens_per_s == pytest.approx(outcome.tokens_per_s.mean, rel=1e-12)
+
+
+def test_estimates_learn_from_relatives() -> None:
+    def entry(tp: int, kind: str, guess_s: float) -> Entry:
+        layout = {"layout.tp": tp, "layout.pp": 1, "layout.sharding": "zero1", "layout.recompute": "none"}
+        contender = Contender(
+            candidate=Candidate(changes=()), site=(), kind=(kind,), bounds_s=(), ideal_s=guess_s
+        )
+        return Entry(site=(), layout=tuple(layout.items()), rough_s=1.0, contender=contender)
+
+    estimates = Estimates()
+    for tp, kind, took_s in ((1, "a", 2.0), (1, "b", 4.0)):
+        one = entry(tp, kind, 1.0)
+        one.step_s = took_s
+        estimates.learn(one)
+    family = entry(1, "a", 1.0).family
+    assert estimates.correction(family, ("a",)) < estimates.correction(family, ("b",))
+    assert estimates.correction(family, ("new",)) == estimates.correction(family, ("a",))
+    waiting = Waiting(estimates, lambda site: 1.0)
+    slow, quick = entry(2, "b", 1.0), entry(2, "a", 1.5)
+    waiting.add(slow)
+    waiting.add(quick)
+    assert waiting.take() is quick
+    assert waiting.take(like=quick) is slow
+    assert waiting.take() is None
 
 
 def test_time_that_is_up_keeps_what_was_found() -> None:

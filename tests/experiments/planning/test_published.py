@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from hdpsim.experiments.planning.evaluation import Question, Task, try_layouts
+from hdpsim.experiments.planning.evaluation import Question, Task
 from hdpsim.experiments.planning.search import search
 from hdpsim.experiments.planning.space import Space, own_value
+from hdpsim.experiments.planning.work import work_on
 from hdpsim.experiments.records.scenario import record_scenario
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolve_scenario
 
@@ -56,5 +57,5 @@ def test_published_layouts_survive_and_the_plan_is_at_least_as_fast(name: str) -
     question = Question(
         scenario=scenario, space=space, objective="tokens_per_s", batches=1, count=5, deadline_s=None
     )
-    survivors = try_layouts(Task(question=question, site=(), layouts=(own[0],))).evaluated
+    survivors = work_on(Task(question=question, site=(), layouts=(own[0],))).evaluated
     assert any(one.step_s == pytest.approx(found.own.step_s, rel=1e-12) for one in survivors)
