@@ -76,8 +76,11 @@ def hidden_settings(
     if len(setup.cluster.kinds) > 1:
         return ()
     named = {note.partition(" = ")[0] for result in results for note in result.notes}
-    distinct = {id(result): (lengths, result) for lengths, result in zip(batches, results, strict=True)}
-    steps = [_Step(setup, lengths, result) for lengths, result in distinct.values()]
+    distinct = {
+        id(result): _Step(setup.at_step(number), lengths, result)
+        for number, (lengths, result) in enumerate(zip(batches, results, strict=True))
+    }
+    steps = list(distinct.values())
     sentences = []
     for key, value in changed_settings(setup).items():
         if key in named | _SHOWN or key.startswith("model."):
@@ -86,7 +89,12 @@ def hidden_settings(
             plain = with_default(setup, key)
             mesh_degree = lru_cache(partial(settled_degree, plain, steps[0].lengths))
             hidden = all(
-                _same_step(plain, step, mesh_degree if step is not steps[0] else None) for step in steps
+                _same_step(
+                    plain.at_step(step.setup.execution.step),
+                    step,
+                    mesh_degree if step is not steps[0] else None,
+                )
+                for step in steps
             )
         except HdpSimError:  # without it the step cannot run
             continue

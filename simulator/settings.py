@@ -13,6 +13,7 @@ from hdpsim.simulator.setup import Setup
 FIELDS: Mapping[str, str] = {
     "rank_capacity": "rank_capacity_tokens",
     "gc_pause": "gc_pause_s",
+    "launch_skew": "launch_skew_s",
     "cuda_context": "cuda_context_bytes",
     "libraries": "library_bytes",
     "nccl_per_group": "nccl_bytes_per_group",
@@ -34,7 +35,7 @@ _HOMES: Mapping[str, tuple[str, ...]] = {
     "execution": ("execution",),
 }
 """Section of a scenario -> the parts of a setup that hold its keys, as paths of attributes."""
-_NO_KEYS = frozenset({"overheads", "spans"})
+_NO_KEYS = frozenset({"overheads", "spans", "step", "replication"})
 
 
 def settings(setup: Setup) -> dict[str, tuple[Any, Any]]:

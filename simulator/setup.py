@@ -57,9 +57,25 @@ class ExecutionOptions(Checked):
     executor: Executor = "replay"
     """In closed form, or event by event; both give the same times."""
     seed: Number = 0
-    """Of jitter, slow nodes and the spread of GPUs."""
+    """Of everything that is drawn at random: the same machines and moments under every strategy and layout."""
     jitter: Share = 0.0
     """Coefficient of variation of every operation's duration (log-normal)."""
+    node_jitter: Share = 0.0
+    """Coefficient of variation of a node's compute time from step to step (log-normal), shared by all its GPUs."""
+    node_jitter_steps: Annotated[int, RANGES["noise_steps"]] = 0
+    """Steps over which a node's pace drifts (correlation exp(-1 / this) from one to the next); 0: new in each step."""
+    step_jitter: Share = 0.0
+    """Coefficient of variation that all nodes share in a step (log-normal)."""
+    slow_period_share: Annotated[float, RANGES["slow_period_share"]] = 0.0
+    """Share of the nodes that are in a slow period at any time."""
+    slow_period_factor: Annotated[float, RANGES["slow_factor"]] = 1.5
+    """How much longer a node computes in a slow period."""
+    slow_period_steps: Annotated[int, RANGES["noise_steps"].from_least(1)] = 100
+    """Mean steps that a slow period lasts."""
+    collective_jitter: Share = 0.0
+    """Coefficient of variation of one rank's time in a collective, which waits for the slowest of its ranks."""
+    launch_skew_s: Amount = 0.0
+    """How far launches of ranks drift apart in a micro-batch (standard deviation), until gradients are summed."""
     slow_node_share: Share = 0.0
     """Share of nodes whose forwards are slower by slow_node_factor."""
     slow_node_factor: Annotated[float, RANGES["slow_factor"]] = 1.1
@@ -75,13 +91,32 @@ class ExecutionOptions(Checked):
     """All processes collect in the same step, at its start, instead of whenever each one's turn comes."""
     spans: bool = False
     """Record every operation for a timeline (engine only)."""
+    step: Number = 0
+    """Number of the step in its run: what is drawn anew from step to step depends on it."""
+    replication: Number = 0
+    """Number of the repetition with other machines and moments."""
 
     @property
     def draws_nothing(self) -> bool:
         """Whether every duration is what the costs say."""
         slow = self.slow_node_share > 0 and self.slow_node_factor != 1.0
+        return not (slow or self.gpu_spread or self.draws_steps)
+
+    @property
+    def draws_steps(self) -> bool:
+        """Whether what is drawn changes from one step to the next."""
         paused = self.gc_pause_s > 0 and not self.gc_synchronised
-        return not (slow or self.gpu_spread or self.jitter or paused)
+        return bool(self.jitter or self.node_jitter or self.step_jitter or self.slow_period_share or paused)
+
+    @property
+    def may_hurry(self) -> bool:
+        """Whether what is drawn can make operations faster than their costs, beside the spread of GPUs."""
+        return bool(self.jitter or self.node_jitter or self.step_jitter)
+
+    @property
+    def has_tails(self) -> bool:
+        """Whether collectives or launches wait for the slowest of their ranks."""
+        return bool(self.collective_jitter or self.launch_skew_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +169,12 @@ class Setup(Checked):
             replace(self, cluster=cluster, calibration=fitted, kind_calibrations=())
             for cluster, fitted in zip(self.cluster.kinds, self.kind_calibrations, strict=True)
         )
+
+    def at_step(self, number: int) -> Setup:
+        """The setup of a step of a run: itself where nothing is drawn anew from step to step."""
+        if not self.execution.draws_steps or self.execution.step == number:
+            return self
+        return replace(self, execution=replace(self.execution, step=number))
 
     @property
     def ranks(self) -> int:

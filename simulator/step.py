@@ -32,6 +32,7 @@ from hdpsim.simulator.play.engine import run_engine
 from hdpsim.simulator.play.execution import Execution, Noise, Spans
 from hdpsim.simulator.play.noise import draw_noise, synchronised_pause_s
 from hdpsim.simulator.play.replay import run_replay
+from hdpsim.simulator.play.tails import with_tails
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step_memory import (
     allocator_notes,
@@ -269,6 +270,7 @@ def price_plan(setup: Setup, problem: PlanningProblem, plan: Plan) -> StepCosts:
 
     settled, lengths = replace(setup, layout=settled_layout(setup, plan)), problem.lengths
     costs = _with_data(settled, problem.cost, priced, tokens=int(lengths.sum()), sequences=len(lengths))
+    costs = with_tails(costs, setup.execution, settled.layout.parallel, plan)
     wait_s = allocator_s(setup, plan, problem.cost.cal)
     return replace(costs, allocator_s=wait_s) if wait_s else costs
 

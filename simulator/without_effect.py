@@ -193,10 +193,11 @@ def _of_strategy(setup: Setup, largest_group: int | None) -> Iterator[Rule]:
 
 def _of_execution(setup: Setup) -> Iterator[Rule]:
     options = setup.execution
-    drawn = (options.jitter, options.slow_node_share, options.gpu_spread or 0.0)
-    pauses = options.gc_pause_s > 0.0 and not options.gc_synchronised
-    why = "" if any(drawn) or pauses else "no jitter, slow nodes, spread or pauses are drawn"
-    yield why, _keys("execution", "seed")
+    drawn = options.draws_steps or options.slow_node_share or options.gpu_spread
+    yield "" if drawn else "no jitter, slow nodes, spread or pauses are drawn", _keys("execution", "seed")
+    yield "" if options.node_jitter else "node_jitter is 0", _keys("execution", "node_jitter_steps")
+    none = "" if options.slow_period_share else "slow_period_share is 0"
+    yield none, _keys("execution", "slow_period_factor slow_period_steps")
     yield "" if options.slow_node_share else "slow_node_share is 0", _keys("execution", "slow_node_factor")
     why = "" if options.gc_pause_s else "gc_pause is 0"
     yield why, _keys("execution", "gc_period_steps gc_synchronised")

@@ -69,6 +69,13 @@ batches_option: Decorator = click.option(
     help="Global batches to average over; default: execution.batches of the scenario (8 unless it says otherwise).",
 )
 
+replications_option: Decorator = click.option(
+    "--replications",
+    type=whole_number("replications"),
+    metavar="N",
+    help="Play the same plans N times with other machines and moments: how far what is drawn at random moves them.",
+)
+
 workers_option: Decorator = click.option(
     "--workers",
     type=whole_number("workers"),

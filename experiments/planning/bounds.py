@@ -25,7 +25,7 @@ def bounds_of(setup: Setup, batches: Sequence[Lengths]) -> tuple[float, ...]:
     The rank capacity is the whole context: a larger one than any candidate has only lowers the bound. Sequences are
     taken as attention sees them if a packer may cut them. Unequal GPUs are taken as if all were the fastest.
     """
-    if setup.execution.jitter:
+    if setup.execution.may_hurry:
         return ()
     tp = setup.layout.parallel.tp
     whole = -(-setup.context_tokens // tp) * tp
@@ -49,7 +49,7 @@ def mesh_bound_s(setup: Setup, sequences: int, tokens: int) -> float:
     layout, context = setup.layout, setup.context_tokens
     held, cp = context // tokens, layout.parallel.cp
     cut = setup.strategy.packing == "concatenate" and context % tokens
-    if setup.execution.jitter or cp is None or cut or layout.pipeline.schedule == "dualpipe":
+    if setup.execution.may_hurry or cp is None or cut or layout.pipeline.schedule == "dualpipe":
         return 0.0
     cost = micro_batch_cost(setup)
     packs = -(-sequences // held)
@@ -75,11 +75,20 @@ def quiet_bound_s(setup: Setup, sequences: int, tokens: int) -> float:
         InfeasibleError: it cannot run.
     """
     execution = setup.execution
-    if execution.jitter or execution.draws_nothing:
+    if execution.may_hurry or execution.draws_nothing:
         return 0.0
     equal = None if execution.gpu_spread is None else 0.0
     quiet = replace(
-        setup, execution=replace(execution, gpu_spread=equal, slow_node_share=0.0, gc_pause_s=0.0)
+        setup,
+        execution=replace(
+            execution,
+            gpu_spread=equal,
+            slow_node_share=0.0,
+            slow_period_share=0.0,
+            gc_pause_s=0.0,
+            collective_jitter=0.0,
+            launch_skew_s=0.0,
+        ),
     )
     (price,) = price_uniform(quiet, (setup.layout,), sequences=sequences, tokens=tokens)
     if price.refused is not None:

@@ -136,7 +136,10 @@ def _imbalance(observed: Observed) -> str:
     )
 
 
-_EQUAL_GPUS: Changes = {"execution.jitter": 0, "execution.slow_node_share": 0, "execution.gpu_spread": 0}
+_EQUAL_GPUS: Changes = {
+    f"execution.{name}": 0
+    for name in ("jitter", "node_jitter", "slow_period_share", "slow_node_share", "gpu_spread")
+}
 
 
 def _slow_gpus(observed: Observed) -> str:

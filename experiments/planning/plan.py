@@ -408,8 +408,10 @@ def remarks(scenario: Scenario, found: Found) -> tuple[str, ...]:
             "Schedules beyond 1f1b and interleaved are tried with --search "
             "layout.schedule=1f1b,interleaved,zb-h1,zb-h2,zb-v,dualpipe."
         )
-    if scenario.execution.jitter:
-        lines.append("Jitter (execution.jitter) has no lower bound: nothing was pruned by one.")
+    if scenario.execution.may_hurry:
+        lines.append(
+            "Jitter (execution.jitter, node_jitter, step_jitter) has no lower bound: nothing was pruned by one."
+        )
     lines.append(price_of(found.best[0].setup.cluster.gpu, scenario.costs).note)
     lines.append(f"How far off predictions of such runs were: {band_of(scenario, found.best[0]).note}")
     return tuple(lines)

@@ -225,7 +225,7 @@ def run_setup(
     spans: bool = False,
     independent: bool = True,
 ) -> Outcome:
-    """The same for a setup; equal batches are simulated once.
+    """The same for a setup; equal batches are simulated once, unless every step draws something anew.
 
     Args:
         setup: what to simulate.
@@ -235,14 +235,15 @@ def run_setup(
         spans: record every operation of the first batch (executor engine only).
         independent: whether the batches are independent samples.
     """
-    known: dict[bytes, StepResult] = {}
+    known: dict[tuple[bytes, int], StepResult] = {}
     results: list[StepResult] = []
     try:
         degree = settled_degree(setup, batches[0]) if len(batches) > 1 else None
         for number, lengths in enumerate(batches):
-            key = lengths.tobytes()
+            this = setup.at_step(number)
+            key = (lengths.tobytes(), this.execution.step)
             if key not in known:
-                recorded = replace(setup, execution=replace(setup.execution, spans=spans and number == 0))
+                recorded = replace(this, execution=replace(this.execution, spans=spans and number == 0))
                 known[key] = simulate_step(recorded, lengths, mesh_degree=degree)
             results.append(known[key])
             report()

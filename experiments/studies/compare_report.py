@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ from hdpsim.experiments.studies.cost_to_target import (
     usd_range_words,
     usd_words,
 )
+from hdpsim.experiments.studies.replications import Replicated, replications_table
 from hdpsim.experiments.studies.report import (
     account_table,
     averaging,
@@ -65,8 +66,10 @@ WORTH_A_WORD = 5e-4
 """Share of the work that a packer leaves out, from which it is said."""
 
 
-def compare_document(comparison: Comparison, tokens: float | None = None) -> Document:
-    """Everything about a comparison; with the *tokens* of a target, what they take."""
+def compare_document(
+    comparison: Comparison, tokens: float | None = None, again: Sequence[Replicated] = ()
+) -> Document:
+    """Everything about a comparison; with the *tokens* of a target, what they take; with replications, their say."""
     best, why = comparison.best_static, explanation(comparison)
     table = comparison_table(comparison)
     return scenario_document(
@@ -91,12 +94,14 @@ def compare_document(comparison: Comparison, tokens: float | None = None) -> Doc
             "batches": comparison.batches,
             "data": comparison.use.document(),
             "explanation": why,
+            **_replications_json(again),
         },
         blocks=(
             table,
             resources_table(comparison),
             *(() if tokens is None else (target_table(comparison, tokens),)),
             why,
+            *_replications_blocks(again),
             account_table(comparison.feasible),
         ),
         notes=remarks(comparison),
@@ -104,14 +109,28 @@ def compare_document(comparison: Comparison, tokens: float | None = None) -> Doc
     )
 
 
-def simulate_document(comparison: Comparison, target: Target | None = None) -> Document:
+def _replications_json(again: Sequence[Replicated]) -> dict[str, object]:
+    return {"replications": replications_table(again).records()} if again else {}
+
+
+def _replications_blocks(again: Sequence[Replicated]) -> tuple[Table[Replicated], ...]:
+    return (replications_table(again),) if again else ()
+
+
+def simulate_document(
+    comparison: Comparison, target: Target | None = None, again: Sequence[Replicated] = ()
+) -> Document:
     """Everything about one strategy."""
     return scenario_document(
         "simulate",
         comparison.scenario,
         outcome_json(comparison.base, comparison.scenario.costs, target=target),
-        more={"data": comparison.use.document()},
-        blocks=(step_table(comparison, target), account_table(comparison.feasible)),
+        more={"data": comparison.use.document(), **_replications_json(again)},
+        blocks=(
+            step_table(comparison, target),
+            *_replications_blocks(again),
+            account_table(comparison.feasible),
+        ),
         notes=remarks(comparison),
         files=comparison_files(comparison, comparison_table(comparison)),
     )

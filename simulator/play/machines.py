@@ -6,12 +6,16 @@ A node keeps its factor whatever the layout or strategy: two of them that are co
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from hdpsim.arrays import Floats
+from hdpsim.arrays import Bools, Floats
 from hdpsim.cost_models.layout.groups import RankOrder
+
+Stream = Callable[[int], np.random.Generator]
+"""The random numbers of one cause by the number of the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +56,42 @@ def log_normal(random: np.random.Generator, deviation: float, shape: int | tuple
     """Log-normal factors: sigma^2 = ln(1 + deviation^2), mu = -sigma^2 / 2, so that the mean is 1."""
     variance = math.log1p(deviation**2)
     return random.lognormal(-variance / 2, math.sqrt(variance), shape)
+
+
+def drifting(stream: Stream, step: int, nodes: int, memory_steps: int) -> Floats:
+    """[nodes]: standard normal numbers that a node carries on from step to step.
+
+        x(k) = rho x(k - 1) + sqrt(1 - rho^2) z(k),   rho = exp(-1 / memory_steps)    (0: rho = 0)
+
+    The first step is drawn as all others are distributed: there is no warm-up to remove.
+    Source: the Ornstein-Uhlenbeck process at whole steps.
+    """
+    if not memory_steps:
+        return stream(step).standard_normal(nodes)
+    correlation = math.exp(-1.0 / memory_steps)
+    fresh = math.sqrt(1.0 - correlation * correlation)
+    pace = stream(0).standard_normal(nodes)
+    for number in range(1, step + 1):
+        pace = correlation * pace + fresh * stream(number).standard_normal(nodes)
+    return pace
+
+
+def in_slow_period(stream: Stream, step: int, nodes: int, share: float, mean_steps: int) -> Bools:
+    """[nodes]: whether each is in a slow period in that step.
+
+        a period ends with 1 / mean_steps a step and begins with share / (1 - share) as much
+
+    So that *share* of the nodes are in one at any time, the first step included.
+    Source: Falcon, arXiv 2410.12588: nodes that compute slowly for tens of seconds to ten hours, and recover.
+    Ignored: that such periods come in groups (a rack that gets hot).
+    """
+    ends = 1.0 / mean_steps
+    begins = ends * share / (1.0 - share)
+    slow: Bools = stream(0).random(nodes) < share
+    for number in range(1, step + 1):
+        draw = stream(number).random(nodes)
+        slow = np.where(slow, draw >= ends, draw < begins)
+    return slow
 
 
 def slow_forwards(random: np.random.Generator, places: Places, share: float, factor: float) -> Floats:

@@ -5,6 +5,8 @@ All of them are drawn before the step is played, so that both executors see the 
 
 from __future__ import annotations
 
+import math
+from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,7 +17,7 @@ from hdpsim.cost_models.layout.groups import RankOrder
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.execution import Noise
-from hdpsim.simulator.play.machines import Places, log_normal, slow_forwards
+from hdpsim.simulator.play.machines import Places, drifting, in_slow_period, log_normal, slow_forwards
 
 if TYPE_CHECKING:
     from hdpsim.simulator.setup import ExecutionOptions
@@ -23,8 +25,24 @@ if TYPE_CHECKING:
 _COMPUTE = frozenset({"gemm", "attention", "ring_merge", "small_kernels", "recompute", "logits"})
 """Terms of a micro-batch that a slower GPU lengthens; transfers and the host are as fast as elsewhere."""
 
-_STREAMS = 5
-"""Causes of noise; the spread of GPUs is the last."""
+
+class _Cause(IntEnum):
+    """What random numbers are drawn for; each cause has a stream of its own."""
+
+    SLOW_NODES = 0
+    JITTER_FORWARD = 1
+    JITTER_BACKWARD = 2
+    PAUSES = 3
+    SPREAD = 4
+    NODE_JITTER = 5
+    STEP_JITTER = 6
+    SLOW_PERIODS = 7
+
+
+def _stream(options: ExecutionOptions, cause: _Cause, step: int = 0) -> np.random.Generator:
+    """The random numbers of a cause in a step; what lasts is drawn for step 0."""
+    later = (options.replication, step) if options.replication or step else ()
+    return np.random.default_rng(np.random.SeedSequence(options.seed, spawn_key=(cause, *later)))
 
 
 def draw_noise(
@@ -40,33 +58,66 @@ def draw_noise(
 
     Jitter: every forward and backward of every rank takes a log-normal factor of mean 1 and standard deviation
     options.jitter. Each cause has its own random stream: switching one on leaves the others as they were, and a larger
-    share of slow nodes contains the smaller one.
+    share of slow nodes contains the smaller one. What belongs to a machine or a step is drawn by their numbers, so that
+    strategies and layouts that are compared meet the same; jitter of single operations is not, for they have others.
 
-    Ignored: jitter of transfers, of the gradient sync and of the optimizer; correlation in time.
+    Ignored: jitter of transfers and of the optimizer; what collectives wait for is a matter of costs (tails).
     """
     if options.draws_nothing:
         return None
-    seeds = np.random.SeedSequence(options.seed).spawn(_STREAMS)
-    slow, jitter_forward, jitter_backward, pauses, spread = (
-        partial(np.random.default_rng, seed) for seed in seeds
-    )
+    now = partial(_stream, options, step=options.step)
     places = Places(ranks=plan.ranks, stages=costs.stages, tp=tp, gpus_per_node=gpus_per_node, order=order)
-    rank_stage: Floats | None = None
     forward_stage: Floats | None = None
     forward: Floats | None = None
     backward: Floats | None = None
     if options.slow_node_share > 0 and options.slow_node_factor != 1.0:
-        forward_stage = slow_forwards(slow(), places, options.slow_node_share, options.slow_node_factor)
-    if options.gpu_spread:
-        rank_stage = _unequal_stages(spread(), places, costs, options.gpu_spread)
+        forward_stage = slow_forwards(
+            _stream(options, _Cause.SLOW_NODES), places, options.slow_node_share, options.slow_node_factor
+        )
     shape = (len(plan.order), costs.stages, costs.chunks)
     if options.jitter > 0:
-        forward = log_normal(jitter_forward(), options.jitter, shape)
-        backward = log_normal(jitter_backward(), options.jitter, shape)
+        forward = log_normal(now(_Cause.JITTER_FORWARD), options.jitter, shape)
+        backward = log_normal(now(_Cause.JITTER_BACKWARD), options.jitter, shape)
     if options.gc_pause_s > 0 and not options.gc_synchronised:
         forward = np.ones(shape) if forward is None else forward
-        _add_pauses(forward, pauses(), plan, costs, tp, options)
-    return Noise(rank_stage=rank_stage, forward_stage=forward_stage, forward=forward, backward=backward)
+        _add_pauses(forward, now(_Cause.PAUSES), plan, costs, tp, options)
+    return Noise(
+        rank_stage=_stage_factors(places, costs, options),
+        forward_stage=forward_stage,
+        forward=forward,
+        backward=backward,
+    )
+
+
+def _stage_factors(places: Places, costs: StepCosts, options: ExecutionOptions) -> Floats | None:
+    """[ranks, stages]: how much longer all that a stage computes takes in this step; None = as the costs say."""
+    factors: list[Floats] = []
+    if options.gpu_spread:
+        factors.append(_unequal_stages(_stream(options, _Cause.SPREAD), places, costs, options.gpu_spread))
+    by_node = _node_factors(places.nodes, options)
+    if by_node is not None:
+        factors.append(1.0 + (places.slowest_node(by_node) - 1.0) * _compute_share(costs))
+    if options.step_jitter:
+        factors.append(
+            log_normal(_stream(options, _Cause.STEP_JITTER, options.step), options.step_jitter, (1, 1))
+        )
+    return np.asarray(np.broadcast_to(math.prod(factors), (places.ranks, places.stages))) if factors else None
+
+
+def _node_factors(nodes: int, options: ExecutionOptions) -> Floats | None:
+    """[nodes]: how much longer what each node computes takes in this step; None = as long as ever."""
+    factors: list[Floats] = []
+    if options.node_jitter:
+        stream = partial(_stream, options, _Cause.NODE_JITTER)
+        pace = drifting(stream, options.step, nodes, options.node_jitter_steps)
+        variance = math.log1p(options.node_jitter**2)
+        factors.append(np.exp(math.sqrt(variance) * pace - variance / 2.0))
+    if options.slow_period_share:
+        stream = partial(_stream, options, _Cause.SLOW_PERIODS)
+        share, steps = options.slow_period_share, options.slow_period_steps
+        slow = in_slow_period(stream, options.step, nodes, share, steps)
+        factors.append(np.where(slow, options.slow_period_factor, 1.0))
+    return np.asarray(math.prod(factors)) if factors else None
 
 
 def fastest_gpu(options: ExecutionOptions, gpus: int) -> float:
@@ -76,7 +127,7 @@ def fastest_gpu(options: ExecutionOptions, gpus: int) -> float:
     """
     if not options.gpu_spread:
         return 1.0
-    random = np.random.default_rng(np.random.SeedSequence(options.seed).spawn(_STREAMS)[-1])
+    random = _stream(options, _Cause.SPREAD)
     return min(1.0, float(log_normal(random, options.gpu_spread, (gpus,)).min()))
 
 

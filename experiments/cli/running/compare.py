@@ -9,6 +9,7 @@ from hdpsim.experiments.cli.common import (
     batches_option,
     load,
     output_options,
+    replications_option,
     scenario_argument,
     set_option,
     strategies_option,
@@ -22,6 +23,7 @@ from hdpsim.experiments.cli.progress import progress
 @strategies_option
 @set_option
 @batches_option
+@replications_option
 @target_option
 @output_options
 def command(
@@ -29,6 +31,7 @@ def command(
     strategies: tuple[str, ...] | None,
     overrides: tuple[str, ...],
     batches: int | None,
+    replications: int | None,
     tokens: float | None,
     output: Output,
 ) -> None:
@@ -39,8 +42,11 @@ def command(
     """
     from hdpsim.experiments.studies.compare import DEFAULT_STRATEGIES, compare
     from hdpsim.experiments.studies.compare_report import compare_document
+    from hdpsim.experiments.studies.replications import replicate
 
     checked = load(scenario, overrides)
     with progress("comparing") as shown:
         comparison = compare(checked, strategies or DEFAULT_STRATEGIES, batches, shown, baseline=True)
-    output.present(compare_document(comparison, tokens))
+    with progress("replicating") as shown:
+        again = replicate(comparison, replications, shown) if replications else ()
+    output.present(compare_document(comparison, tokens, again))

@@ -11,6 +11,7 @@ from hdpsim.experiments.cli.common import (
     batches_option,
     load,
     output_options,
+    replications_option,
     scenario_argument,
     set_option,
     target_option,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 @scenario_argument
 @set_option
 @batches_option
+@replications_option
 @click.option(
     "--timeline",
     metavar="FILE",
@@ -37,6 +39,7 @@ def command(
     scenario: str,
     overrides: tuple[str, ...],
     batches: int | None,
+    replications: int | None,
     timeline: str | None,
     tokens: float | None,
     output: Output,
@@ -45,6 +48,7 @@ def command(
     from hdpsim.experiments.output.files import check_out_file
     from hdpsim.experiments.studies.compare import compare
     from hdpsim.experiments.studies.compare_report import simulate_document, target_of
+    from hdpsim.experiments.studies.replications import replicate
 
     if timeline is not None:
         check_out_file(timeline, "--timeline", (".json", ".json.gz"))
@@ -52,11 +56,13 @@ def command(
     checked = load(scenario, overrides)
     with progress("simulating") as shown:
         result = compare(checked, (checked.strategy.name,), batches, shown, spans=timeline is not None)
+    with progress("replicating") as shown:
+        again = replicate(result, replications, shown) if replications else ()
     target = target_of(result, result.base, tokens)
     lines = [] if target is None else [target.price.note]
     if timeline is not None:
         lines.append(_write_timeline(timeline, result.base, checked.name))
-    output.present(simulate_document(result, target), lines)
+    output.present(simulate_document(result, target, again), lines)
 
 
 def _write_timeline(path: str, outcome: Outcome, name: str) -> str:
