@@ -28,7 +28,7 @@ from fnmatch import fnmatchcase
 from typing import Literal, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hdpsim.arrays import Floats, Ints, offsets_of
 from hdpsim.cost_models.calibration.network import NetworkCalibration
@@ -36,15 +36,15 @@ from hdpsim.cost_models.hardware.mixed import MixedCluster
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.network.fabric import check_fabric
 from hdpsim.cost_models.network.graph import count_devices
+from hdpsim.cost_models.network.routes import RouteBuilder
 from hdpsim.errors import InfeasibleError, UserInputError
+from hdpsim.quoting import quoted
 
 LinkKind = Literal[
     "gpu-out", "gpu-in", "pair", "pcie-out", "pcie-in", "nic-out", "nic-in", "leaf-up", "leaf-down", "spine-up",
     "spine-down", "host-out", "host-in", "host-both", "memory", "storage",
 ]  # fmt: skip
 KINDS: tuple[LinkKind, ...] = LinkKind.__args__  # type: ignore[attr-defined]
-
-TRIES = 64  # hashes tried for a flow whose link is cut, before all links are tried in order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -188,7 +188,7 @@ class Links:
         places = np.arange(cluster.nodes, dtype=np.int64)
         if fabric.placement == "scattered":
             places = np.random.default_rng(seed).permutation(places)
-        links = cls(
+        return cls(
             cluster=cluster,
             capacity_bytes_per_s=np.repeat([rate for _, rate in rows.values()], counts),
             first=dict(zip(rows, offsets_of(counts)[:-1].tolist(), strict=True)),
@@ -198,14 +198,15 @@ class Links:
             splits=splits,
             spines_per_pod=min(leaf.bins, max(1, splits * count_devices(cluster).get("spine", 0) // pods)),
             place_of_node=places,
-        )
-        return links.degraded(factors) if factors else links
+        ).degraded(factors or {})
 
     def __len__(self) -> int:
         return len(self.capacity_bytes_per_s)
 
     def degraded(self, factors: Mapping[str, float]) -> Links:
         """The same links, those whose names match a pattern with that share of their rate; 0 cuts them."""
+        if not factors:
+            return self
         names = self.names()
         capacity = self.capacity_bytes_per_s.copy()
         for glob, factor in factors.items():
@@ -295,10 +296,11 @@ class Links:
         target = np.atleast_1d(np.asarray(target_gpus, dtype=np.int64))
         source, target = np.broadcast_arrays(source, target)
         connections = np.broadcast_to(np.asarray(connection, dtype=np.int64), source.shape)
-        builder = _RouteBuilder(self)
+        builder = RouteBuilder(self)
         builder.add_nodes(source, target)
         builder.add_network(source, target, connections, seed)
-        routes = builder.routes(len(source))
+        offsets, link, share = builder.arrays(len(source))
+        routes = Routes(offsets=offsets, link=link, share=share)
         cut = routes.link[self.capacity_bytes_per_s[routes.link] <= 0]
         if cut.size:
             raise InfeasibleError(
@@ -327,6 +329,26 @@ def _layer(switches: int, total_bytes_per_s: float, up_link_bytes_per_s: float) 
     return _Layer(switches=switches, bins=bins, capacity_bytes_per_s=total_bytes_per_s / bins)
 
 
+def degraded_links(text: str) -> dict[str, float]:
+    """What is left of which links, from "nic-out:3.*=0.5; leaf-up:0.1.7=0".
+
+    Raises:
+        UserInputError: a part that is not NAME=FACTOR with a factor from 0 to 1.
+    """
+    factors = {}
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        name, _, factor = (word.strip() for word in part.partition("="))
+        try:
+            factors[name] = float(factor)
+        except ValueError:
+            factors[name] = math.nan
+        if not name or not 0.0 <= factors[name] <= 1.0:
+            raise UserInputError(
+                f"degraded_links: expected NAME=FACTOR; ... with factors from 0 (cut) to 1, got {quoted(part)}"
+            )
+    return factors
+
+
 def _even_routes(columns: Ints) -> Routes:
     flows, width = columns.shape
     return Routes(
@@ -334,174 +356,3 @@ def _even_routes(columns: Ints) -> Routes:
         link=columns.reshape(-1),
         share=np.ones(columns.size),
     )
-
-
-class _RouteBuilder:
-    """Collects (flow, link, share) column by column."""
-
-    def __init__(self, links: Links) -> None:
-        self.links, self.cluster = links, links.cluster
-        self.flow: list[Ints] = []
-        self.link: list[Ints] = []
-        self.share: list[Floats] = []
-
-    def add(self, kind: LinkKind, flow: Ints, index: Ints, share: float = 1.0) -> None:
-        self.flow.append(flow)
-        self.link.append(self.links.first[kind] + index)
-        self.share.append(np.full(len(flow), share))
-
-    def routes(self, flows: int) -> Routes:
-        flow = np.concatenate(self.flow)
-        order = np.argsort(flow, kind="stable")
-        return Routes(
-            offsets=offsets_of(np.bincount(flow, minlength=flows)),
-            link=np.concatenate(self.link)[order],
-            share=np.concatenate(self.share)[order],
-        )
-
-    def add_nodes(self, source: Ints, target: Ints) -> None:
-        """NVLink: of flows inside a node, and of those that change the rail before they leave it."""
-        node = self.cluster.node
-        relay = self._relay(source, target)
-        moves = np.flatnonzero(source != relay)
-        a, b = source[moves], relay[moves]
-        self.add("gpu-out", moves, a)
-        self.add("gpu-in", moves, b)
-        if node.board_gpus is not None:
-            other = b % node.gpus
-            self.add("pair", moves, a * (node.gpus - 1) + other - (other > a % node.gpus))
-
-    def _relay(self, source: Ints, target: Ints) -> Ints:
-        """The GPU of the source's node whose NIC sends: the target itself within a node."""
-        node_gpus, node_nics = self.cluster.node.gpus, self.cluster.node.nics
-        inside = source // node_gpus == target // node_gpus
-        if self.cluster.fabric.kind == "rail-optimised":
-            same_rail = self._nics(source)[0] % max(node_nics, 1) == self._nics(target)[0] % max(node_nics, 1)
-            relay = np.where(same_rail, source, source // node_gpus * node_gpus + target % node_gpus)
-        else:
-            relay = source
-        return np.where(inside, target, relay)
-
-    def _nics(self, gpus: Ints) -> list[Ints]:
-        """Number of every NIC that serves each GPU: one array for each NIC of a GPU."""
-        node_gpus, nics = self.cluster.node.gpus, self.cluster.node.nics
-        node, local = gpus // node_gpus, gpus % node_gpus
-        if nics <= node_gpus and node_gpus % max(nics, 1) == 0:
-            return [node * nics + local * nics // node_gpus]
-        if nics % node_gpus == 0:
-            return [node * nics + local * (nics // node_gpus) + part for part in range(nics // node_gpus)]
-        return [node * nics + part for part in range(nics)]  # no even split: every GPU uses all of them
-
-    def add_network(self, source: Ints, target: Ints, connection: Ints, seed: int) -> None:
-        """From the NIC of the source's node to that of the target."""
-        node_gpus, fabric = self.cluster.node.gpus, self.cluster.fabric
-        flow = np.flatnonzero(source // node_gpus != target // node_gpus)
-        if not len(flow):
-            return
-        source, target, connection = source[flow], target[flow], connection[flow]
-        relay = self._relay(source, target)
-        self.add("pcie-out", flow, relay)
-        self.add("pcie-in", flow, target)
-        outs, ins = self._nics(relay), self._nics(target)
-        for out, in_ in zip(outs, ins, strict=True):
-            share = 1.0 / len(outs)
-            self.add("nic-out", flow, out, share)
-            self.add("nic-in", flow, in_, share)
-            parts = fabric.flows_per_connection if fabric.routing == "ecmp" else 1
-            for part in range(parts):
-                self._add_uplinks(flow, out, in_, share / parts, (connection, np.int64(part), np.int64(seed)))
-
-    def _add_uplinks(
-        self, flow: Ints, out: Ints, in_: Ints, share: float, salt: tuple[ArrayLike, ...]
-    ) -> None:
-        links = self.links
-        blocks = [links.block_of_node(nic // self.cluster.node.nics) for nic in (out, in_)]
-        crosses = np.flatnonzero(blocks[0] != blocks[1])
-        if not len(crosses):
-            return
-        flow, out, in_ = flow[crosses], out[crosses], in_[crosses]
-        up_leaf, down_leaf = links.leaf_of_nic(out), links.leaf_of_nic(in_)
-        up_pod, down_pod = (block[crosses] // self.cluster.fabric.blocks_per_pod for block in blocks)
-        words = (out, in_, *(np.broadcast_to(word, blocks[0].shape)[crosses] for word in salt))
-        up, down, over = self._hashed(words, up_leaf, down_leaf, up_pod, down_pod)
-        self.add("leaf-up", flow, up, share)
-        self.add("leaf-down", flow, down, share)
-        far = np.flatnonzero(up_pod != down_pod)
-        if len(far):
-            self.add("spine-up", flow[far], up_pod[far] * links.spine.bins + over[far], share)
-            self.add("spine-down", flow[far], down_pod[far] * links.spine.bins + over[far], share)
-
-    def _hashed(
-        self, words: tuple[Ints, ...], up_leaf: Ints, down_leaf: Ints, up_pod: Ints, down_pod: Ints
-    ) -> tuple[Ints, Ints, Ints]:
-        """(leaf-up, leaf-down, up-link of the pod) of flows: hashed, and once more where a link on the way is cut."""
-        links = self.links
-        bins = links.leaf.bins
-        ups, downs, overs = self._choice(words, 0, up_leaf, down_leaf)
-        capacity, first = links.capacity_bytes_per_s, links.first
-        if bins == 1 or (capacity > 0).all():
-            return ups, downs, overs
-        below = math.ceil(bins / links.spines_per_pod)
-        everything = bins * below * math.ceil(links.spine.bins / links.spines_per_pod)
-        waiting = np.arange(len(ups))
-        for attempt in range(1, TRIES + everything + 1):
-            alive = (capacity[first["leaf-up"] + ups[waiting]] > 0) & (
-                capacity[first["leaf-down"] + downs[waiting]] > 0
-            )
-            far = up_pod[waiting] != down_pod[waiting]
-            if far.any():
-                for kind, pod in (("spine-up", up_pod), ("spine-down", down_pod)):
-                    number = first[cast(LinkKind, kind)] + np.where(
-                        far, pod[waiting] * links.spine.bins + overs[waiting], 0
-                    )
-                    alive &= ~far | (capacity[number] > 0)
-            waiting = waiting[~alive]
-            if not len(waiting):
-                break
-            again = tuple(word[waiting] for word in words)
-            ups[waiting], downs[waiting], overs[waiting] = self._choice(
-                again, attempt, up_leaf[waiting], down_leaf[waiting]
-            )
-        return ups, downs, overs
-
-    def _choice(
-        self, words: tuple[Ints, ...], attempt: int, up_leaf: Ints, down_leaf: Ints
-    ) -> tuple[Ints, Ints, Ints]:
-        """Up-link by hash, spine by up-link, the spine's own links by further hashes."""
-        links = self.links
-        bins, spines, pod_bins = links.leaf.bins, links.spines_per_pod, links.spine.bins
-        if bins == 1:
-            return up_leaf, down_leaf, np.zeros_like(up_leaf)
-        if attempt <= TRIES:
-            draws = [_hash((*words, np.int64(attempt), np.int64(layer))) for layer in range(3)]
-            up, down_draw, over_draw = (draw % np.uint64(1 << 62) for draw in draws)
-        else:  # all of them in order
-            number = np.full(len(up_leaf), attempt - TRIES - 1, dtype=np.uint64)
-            up, down_draw, over_draw = (
-                number,
-                number // np.uint64(bins),
-                number // np.uint64(bins * math.ceil(bins / spines)),
-            )
-        bin_ = (up % np.uint64(bins)).astype(np.int64)
-        spine = bin_ % spines
-        to_leaf = (bins - spine + spines - 1) // spines  # links between that spine and a leaf
-        down = spine + spines * (down_draw % to_leaf.astype(np.uint64)).astype(np.int64)
-        first_over = spine * pod_bins // spines
-        own = np.maximum(1, (spine + 1) * pod_bins // spines - first_over)
-        over = np.minimum(first_over + (over_draw % own.astype(np.uint64)).astype(np.int64), pod_bins - 1)
-        return up_leaf * bins + bin_, down_leaf * bins + down, over
-
-
-def _hash(words: tuple[ArrayLike, ...]) -> NDArray[np.uint64]:
-    """One well-mixed number from several, the same on every machine.
-
-    Source: splitmix64, Steele, Lea, Flood, OOPSLA 2014.
-    """
-    state = np.zeros(1, dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        for word in words:
-            state = (state ^ np.asarray(word).astype(np.uint64)) + np.uint64(0x9E3779B97F4A7C15)
-            state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            state = state ^ (state >> np.uint64(31))
-    return state

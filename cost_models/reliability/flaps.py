@@ -49,7 +49,7 @@ class LinkFlaps:
     @property
     def survived_share(self) -> float:
         """Share of flaps that end before the connection gives up: 1 - exp(-T / mean)."""
-        return -math.expm1(-nccl_timeout_s(self.timeout, self.retries) / self.mean_s)
+        return -math.expm1(-self.gives_up_s / self.mean_s)
 
     @property
     def stall_s(self) -> float:
@@ -61,14 +61,28 @@ class LinkFlaps:
         Exponential flaps: E[r ceil(D / r) | D < T] = r (1 / (1 - q) - n q^n / (1 - q^n)), q = exp(-r / mean),
         T = n r.
         """
-        tries = self.retries + 1
-        timeout_s = nccl_timeout_s(self.timeout, 0)
-        if self.adaptive and self.timeout > ADAPTIVE_TIMEOUT:
-            tries *= 2 ** (self.timeout - ADAPTIVE_TIMEOUT)
-            timeout_s = nccl_timeout_s(ADAPTIVE_TIMEOUT, 0)
+        timeout_s, tries = self._tries
         lasts = math.exp(-timeout_s / self.mean_s)  # probability that the link stays down for one more try
         lasts_all = lasts**tries
         return timeout_s * (1.0 / (1.0 - lasts) - tries * lasts_all / (1.0 - lasts_all))
+
+    @property
+    def _tries(self) -> tuple[float, int]:
+        """Timeout of one try, and how many there are."""
+        tries, timeout = self.retries + 1, self.timeout
+        if self.adaptive and timeout > ADAPTIVE_TIMEOUT:
+            tries, timeout = tries * 2 ** (timeout - ADAPTIVE_TIMEOUT), ADAPTIVE_TIMEOUT
+        return nccl_timeout_s(timeout, 0), tries
+
+    @property
+    def gives_up_s(self) -> float:
+        """When a connection over a dead link ends."""
+        return nccl_timeout_s(self.timeout, self.retries)
+
+    def stall_of(self, down_s: float) -> float | None:
+        """How long flows stand still when a link is down for *down_s*; None: for good."""
+        timeout_s, _ = self._tries
+        return None if down_s >= self.gives_up_s else timeout_s * max(1, math.ceil(down_s / timeout_s))
 
     def stall_share(self, links: float) -> float:
         """Share of the wall-clock time a job on *links* links stands still (it may not exceed 1).

@@ -171,9 +171,10 @@ class FlowNetwork:
 
     def _finish(self, slot: int) -> None:
         slots = self._slots
+        activity, event, start_s = slots.what[slot]
+        self._record(np.array([slot]))
         if self.recorder is not None:
-            self.recorder.add(np.array([slot]), slots, self.env.now)
-        _, event, start_s = slots.what[slot]
+            self.recorder.add_end(int(slots.number[slot]), activity, start_s, self.env.now)
         slots.release(slot)
         self._ended.append(slot)
         self._solve_soon()
@@ -320,11 +321,19 @@ class FlowNetwork:
         limited = shares.bottleneck >= 0
         stopped_by[limited] = used[shares.bottleneck[limited]]
         changed = shares.rate != slots.rate[concerned]
-        if self.recorder is not None:
-            changed |= stopped_by != slots.stopped_by[concerned]
-            self.recorder.add(concerned[changed], slots, now)
         moved = concerned[changed]
-        slots.set_rates(moved, shares.rate[changed], stopped_by[changed], now)
+        self._record(moved)
+        slots.set_rates(moved, shares.rate[changed], now)
+        slots.stopped_by[concerned] = stopped_by
+
+    def _record(self, which: Ints) -> None:
+        """Close the pieces of these activities: their rates end here."""
+        if self.recorder is not None:
+            slots = self._slots
+            number, stopped_by = slots.number[which], slots.stopped_by[which]
+            self.recorder.add_pieces(
+                number, slots.since_s[which], self.env.now, slots.rate[which], stopped_by
+            )
 
     def _set_timer(self) -> None:
         slots = self._slots
@@ -391,12 +400,11 @@ class _Slots:
             old = getattr(self, name)
             setattr(self, name, np.concatenate([old, np.zeros_like(old)]))
 
-    def set_rates(self, slots: Ints, rate: Floats, stopped_by: Ints, now: float) -> None:
+    def set_rates(self, slots: Ints, rate: Floats, now: float) -> None:
         moved = self.rate[slots] * (now - self.since_s[slots])
         self.left_bytes[slots] = np.maximum(0.0, self.left_bytes[slots] - moved)
         self.since_s[slots] = now
         self.rate[slots] = rate
-        self.stopped_by[slots] = stopped_by
         with np.errstate(divide="ignore", invalid="ignore"):
             self.end_s[slots] = np.where(rate > 0, now + self.left_bytes[slots] / rate, math.inf)
 

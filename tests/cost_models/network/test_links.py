@@ -17,7 +17,7 @@ from hdpsim.cost_models.hardware.parts import Cluster, Fabric, FabricKind, Gpu, 
 from hdpsim.cost_models.network.ecmp import busiest_load
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.network.graph import build_graph
-from hdpsim.cost_models.network.links import Links, Routes
+from hdpsim.cost_models.network.links import Links, Routes, degraded_links
 from hdpsim.errors import InfeasibleError, UserInputError
 
 GPU = Gpu(
@@ -240,3 +240,11 @@ def test_clusters_of_the_catalog_route_in_no_time(name: str, routing: Routing) -
     routes = links.routes(np.arange(machine.gpus), np.random.default_rng(0).permutation(machine.gpus))
     assert routes.flows == machine.gpus
     assert routes.link.max() < links.first["host-out"]
+
+
+def test_degraded_links_in_words() -> None:
+    assert degraded_links("") == {}
+    assert degraded_links(" nic-out:1.*=0.5;leaf-up:0.0.1=0 ;") == {"nic-out:1.*": 0.5, "leaf-up:0.0.1": 0.0}
+    for wrong in ("nic-out:1.0", "nic-out:1.0=2", "=1", "nic-out:1.0=half"):
+        with pytest.raises(UserInputError, match="expected NAME=FACTOR"):
+            degraded_links(wrong)

@@ -1,0 +1,191 @@
+"""Who sends how much to whom: the flows of collectives and of other patterns, as arrays.
+
+    traffic = ring_all_reduce(members, node_gpus=8)
+    pattern = traffic.pattern(links, seed=1)
+    traffic.wire_s(links, bytes_total)        # alone on these links, without latencies
+
+Flows of one collective start together and depend on each other: together they are one activity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hdpsim.arrays import Floats, Ints
+from hdpsim.cost_models.network.collectives import CollectiveKind
+from hdpsim.cost_models.network.links import Links, Pattern
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Traffic:
+    """Flows between GPUs that run together.
+
+    Attributes:
+        source: GPU that sends, of each flow.
+        target: GPU that receives.
+        share: bytes of each flow per byte of the whole (of a collective's bytes_total, see cost_models.algorithms).
+    """
+
+    source: Ints
+    target: Ints
+    share: Floats
+
+    def pattern(self, links: Links, *, connection: int = 0, seed: int = 0) -> Pattern:
+        """Flows on every link, as parts of the largest flow."""
+        return links.routes(self.source, self.target, connection=connection, seed=seed).pattern(self.share)
+
+    def largest_bytes(self, bytes_total: float) -> float:
+        """What the largest flow moves: an activity's volume."""
+        return float(bytes_total * self.share.max(initial=0.0))
+
+    def wire_s(self, links: Links, bytes_total: float, *, connection: int = 0, seed: int = 0) -> float:
+        """Seconds on the links while nobody else uses them: the busiest link's bytes over its rate."""
+        pattern = self.pattern(links, connection=connection, seed=seed)
+        return self.largest_bytes(bytes_total) / pattern.burst_bytes_per_s(links)
+
+
+def together(traffics: Iterable[Traffic]) -> Traffic:
+    """Several patterns at the same time: the rings of all lanes of a tensor-parallel rank."""
+    several = list(traffics)
+    return Traffic(
+        source=np.concatenate([traffic.source for traffic in several]),
+        target=np.concatenate([traffic.target for traffic in several]),
+        share=np.concatenate([traffic.share for traffic in several]),
+    )
+
+
+def flows(source: ArrayLike, target: ArrayLike, share: ArrayLike = 1.0) -> Traffic:
+    """Given flows; those of a GPU to itself are left out."""
+    a, b = np.broadcast_arrays(np.asarray(source, dtype=np.int64), np.asarray(target, dtype=np.int64))
+    shares = np.broadcast_to(np.asarray(share, dtype=np.float64), a.shape)
+    moves = a != b
+    return Traffic(source=a[moves], target=b[moves], share=shares[moves])
+
+
+def hops(members: ArrayLike) -> Traffic:
+    """One hop of a ring of ranks: every member sends to the next one.
+
+    *members*: [ranks] or [ranks, lanes], ranks in the order of the ring; lanes are rings of their own.
+    """
+    gpus = np.asarray(members, dtype=np.int64)
+    return flows(gpus.ravel(), np.roll(gpus, -1, axis=0).ravel())
+
+
+def ring_half(members: ArrayLike, node_gpus: int) -> Traffic:
+    """All-gather or reduce-scatter: (n - 1)/n of the bytes over every hop, see _channels."""
+    ranks = np.asarray(members).size
+    return _channels(members, node_gpus, (ranks - 1) / ranks)
+
+
+def ring_all_reduce(members: ArrayLike, node_gpus: int) -> Traffic:
+    """A reduce-scatter and an all-gather."""
+    ranks = np.asarray(members).size
+    return _channels(members, node_gpus, 2 * (ranks - 1) / ranks)
+
+
+def ring_broadcast(members: ArrayLike, node_gpus: int) -> Traffic:
+    """All bytes over every hop but the one back to the root (which is counted: another channel's root is elsewhere)."""
+    return _channels(members, node_gpus, 1.0)
+
+
+def _channels(members: ArrayLike, node_gpus: int, hop_share: float) -> Traffic:
+    """Rings of NCCL through all members, one for each member of a node, each with its part of the bytes.
+
+    A ring visits the nodes one after the other and all members of a node in between; it enters and leaves a node at
+    another member than the other rings do, so they use all the members' NICs.
+    """
+    gpus = np.sort(np.asarray(members, dtype=np.int64).ravel())
+    by_node = np.split(gpus, np.flatnonzero(np.diff(gpus // node_gpus)) + 1)
+    channels = max(len(local) for local in by_node)
+    rings = []
+    for channel in range(channels):
+        # every second node the other way round: a node is entered on the rail on which the one before it was left
+        order = [np.roll(local, -channel)[:: -1 if place % 2 else 1] for place, local in enumerate(by_node)]
+        rings.append(hops(np.concatenate(order)))
+    ring = together(rings)
+    return Traffic(source=ring.source, target=ring.target, share=ring.share * hop_share / channels)
+
+
+def tree_all_reduce(members: ArrayLike, node_gpus: int) -> Traffic:
+    """Up and down two binary trees of nodes with half of the bytes each; chains inside the nodes.
+
+        every node is an inner one in at most one of the trees: it sends at most twice the bytes
+
+    Source: Sanders, Speck, Traeff, Parallel Computing 35(12), 2009; NCCL trees.cc (who is whose parent).
+    """
+    gpus = np.sort(np.asarray(members, dtype=np.int64).ravel())
+    by_node = np.split(gpus, np.flatnonzero(np.diff(gpus // node_gpus)) + 1)
+    count = len(by_node)
+    channels = max(len(local) for local in by_node)
+    parents = _tree_parents(count)
+    mirrored = count - 1 - parents[::-1] if count % 2 == 0 else np.roll((parents + 1) % count, 1)
+    mirrored = np.where((parents[::-1] if count % 2 == 0 else np.roll(parents, 1)) < 0, -1, mirrored)
+    source, target = [], []
+    for channel in range(channels):
+        at = np.array([local[channel % len(local)] for local in by_node])
+        for parent in (parents, mirrored):
+            child = np.flatnonzero(parent >= 0)
+            source += [at[child], at[parent[child]]]
+            target += [at[parent[child]], at[child]]
+        for local in by_node:
+            chain = np.roll(local, -(channel % len(local)))
+            for _ in range(2):
+                source += [chain[1:], chain[:-1]]
+                target += [chain[:-1], chain[1:]]
+    a, b = np.concatenate(source), np.concatenate(target)
+    return Traffic(source=a, target=b, share=np.full(len(a), 0.5 / channels))
+
+
+def _tree_parents(count: int) -> Ints:
+    """The parent of every node of a binary tree whose root is 0 (-1: none); odd numbers are its leaves."""
+    node = np.arange(count)
+    lowest = node & -node
+    up = (node ^ lowest) | (lowest << 1)
+    parents: Ints = np.where(up < count, up, node ^ lowest)
+    parents[0] = -1
+    return parents
+
+
+def all_to_all(members: ArrayLike) -> Traffic:
+    """Every member sends an equal part to every other one and keeps one."""
+    gpus = np.asarray(members, dtype=np.int64).ravel()
+    ranks = len(gpus)
+    return flows(np.repeat(gpus, ranks), np.tile(gpus, ranks), 1.0 / ranks)
+
+
+def collective(kind: CollectiveKind, members: ArrayLike, node_gpus: int) -> Traffic:
+    """The flows of a collective on its usual algorithm: rings, all-to-alls by pairs."""
+    if kind == "all_to_all":
+        return all_to_all(members)
+    on_rings: dict[CollectiveKind, Callable[[ArrayLike, int], Traffic]] = {
+        "all_reduce": ring_all_reduce,
+        "all_gather": ring_half,
+        "reduce_scatter": ring_half,
+        "broadcast": ring_broadcast,
+    }
+    return on_rings[kind](members, node_gpus)
+
+
+def permutation(gpus: int, node_gpus: int, seed: int) -> Traffic:
+    """Every GPU sends to another one, any of another node (of its own only where that can't be helped)."""
+    rng = np.random.default_rng(seed)
+    source = np.arange(gpus, dtype=np.int64)
+    target = rng.permutation(source)
+    for _ in range(64):
+        inside = np.flatnonzero(source // node_gpus == target // node_gpus)
+        if not len(inside):
+            break
+        other = rng.integers(gpus, size=len(inside))
+        for here, there in zip(inside.tolist(), other.tolist(), strict=True):
+            target[[here, there]] = target[[there, here]]
+    return flows(source, target)
+
+
+def incast(gpus: int, node_gpus: int, senders: int) -> Traffic:
+    """So many GPUs, spread over the cluster, send to GPU 0; none of its node, where there are others."""
+    source = np.linspace(node_gpus if gpus > node_gpus else 1, gpus, senders, endpoint=False).astype(np.int64)
+    return flows(source, 0)
