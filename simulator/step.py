@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from numbers import Integral
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -316,7 +317,18 @@ def play_plan(setup: Setup, plan: Plan, costs: StepCosts) -> Execution:
     return play_with_data(costs, lambda priced: _play(setup, plan, priced, noise))
 
 
-def play_with_data(costs: StepCosts, play: Callable[[StepCosts], Execution]) -> Execution:
+class Step(Protocol):
+    """A step that was played."""
+
+    @property
+    def step_s(self) -> float:
+        """Its seconds."""
+
+
+PlayedT = TypeVar("PlayedT", bound=Step)
+
+
+def play_with_data(costs: StepCosts, play: Callable[[StepCosts], PlayedT]) -> PlayedT:
     """What *play* makes of the costs, once more if the next batch is not ready when that step ends."""
     execution = play(costs)
     path, epilogue = costs.data_path, costs.epilogue

@@ -17,7 +17,7 @@ from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.report import MemoryReport
 from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.errors import InfeasibleError
-from hdpsim.simulator.play.replay import replay_lone_ranks
+from hdpsim.simulator.play.replay import replay_lone_step
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import (
     check_strategy,
@@ -112,10 +112,11 @@ def _step(setup: Setup, batch: _Batch) -> tuple[float, MemoryReport]:
         result = simulate_step(setup, batch.lengths)
         return result.step_s, result.memory
     unfused = setup.layout.kernels.attention == "unfused"
+    most = -(-packs // groups)  # micro-batches of a rank
     memory = memory_of(
         setup,
         capacity,
-        micro_batches=-(-packs // groups),
+        micro_batches=most,
         sequence_tokens=-(-batch.tokens // degree) if unfused else None,
     )
     check_fits(setup, memory)
@@ -134,9 +135,7 @@ def _step(setup: Setup, batch: _Batch) -> tuple[float, MemoryReport]:
     costs = price_micro_batches(
         setup, cost, batches, tokens=batch.sequences * batch.tokens, sequences=batch.sequences
     )
-    fewest, more = divmod(packs, groups)
-    counts = np.array([fewest, fewest + 1] if more else [fewest])
-    return play_with_data(costs, lambda priced: replay_lone_ranks(priced, counts)).step_s, memory
+    return play_with_data(costs, lambda priced: replay_lone_step(priced, most)).step_s, memory
 
 
 def _is_uniform(setup: Setup, batch: _Batch) -> bool:

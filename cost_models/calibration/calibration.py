@@ -17,6 +17,7 @@ from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.reading.checked import Calibrated, Checked, Ratio
 from hdpsim.cost_models.reading.shipped import names_in, shipped
+from hdpsim.cost_models.tracing import shared
 from hdpsim.errors import CatalogError, UserInputError
 from hdpsim.quoting import LONGEST_NAME, quoted, shortened
 from hdpsim.ranges import constant_range
@@ -196,8 +197,14 @@ class Calibration(Checked):
         Source: Blom, Statistical Estimates and Transformed Beta-Variables, 1958 (order statistics); spread of GPUs:
             Sinha et al., "Not all GPUs are created equal", SC 2022.
         """
-        deviations = NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
-        return replace(self, slowest_gpu=1.0 + self.gpu_spread * deviations)
+        return _of_job(self, gpus)
+
+
+@shared(most=64)
+def _of_job(cal: Calibration, gpus: int) -> Calibration:
+    """See Calibration.of_job: the same object for the same job, by which prices are looked up."""
+    deviations = NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
+    return replace(cal, slowest_gpu=1.0 + cal.gpu_spread * deviations)
 
 
 _OTHER_FIELDS = {"name", "network", "generation", "gpus", "entries", "slowest_gpu"}

@@ -24,7 +24,7 @@ from hdpsim.cost_models.memory.activations import (
     working_set_bytes_per_token,
 )
 from hdpsim.cost_models.memory.overheads import LEAN, MemoryOverheads
-from hdpsim.cost_models.memory.states import state_bytes
+from hdpsim.cost_models.memory.states import StateBytes, state_bytes
 from hdpsim.cost_models.reading.units import format_quantity
 from hdpsim.cost_models.tracing import priced
 from hdpsim.cost_models.transformer.model import Model
@@ -159,7 +159,8 @@ def memory_report(
         raise InfeasibleError(f"stage must be between 0 and {layout.parallel.pp - 1}, got {stage}")
     job = _Job(model, layout, cluster, ranks, offload_ratio, micro_batches, overheads or LEAN)
     stages = _telling_stages(model, layout.of_stages, micro_batches) if stage is None else [stage]
-    reports = (_stage_report(job, one, tokens_per_rank, sequence_tokens) for one in stages)
+    load = _load(job, tokens_per_rank, sequence_tokens)
+    reports = (_stage_report(job, one, load) for one in stages)
     return max(reports, key=lambda report: report.total_bytes)
 
 
@@ -185,14 +186,15 @@ def rank_capacity_tokens(
         OutOfMemoryError: not even one multiple fits; the message says which stage and which parts.
     """
     job = _Job(model, layout, cluster, ranks, offload_ratio, micro_batches, overheads or LEAN)
-    steps = min(_most_steps(job, stage) for stage in _telling_stages(model, layout.of_stages, micro_batches))
+    empty, one = _load(job, 0), _load(job, CAPACITY_STEP_TOKENS * layout.parallel.tp)
+    stages = _telling_stages(model, layout.of_stages, micro_batches)
+    steps = min(_most_steps(job, stage, empty, one) for stage in stages)
     return steps * CAPACITY_STEP_TOKENS * layout.parallel.tp
 
 
-def _most_steps(job: _Job, stage: int) -> int:
+def _most_steps(job: _Job, stage: int, no_step: _Load, one_step: _Load) -> int:
     """Multiples of the capacity's step that fit on a stage."""
-    step = CAPACITY_STEP_TOKENS * job.layout.parallel.tp
-    empty, one = _stage_report(job, stage, 0), _stage_report(job, stage, step)
+    empty, one = _stage_report(job, stage, no_step), _stage_report(job, stage, one_step)
     if not one.fits:
         raise _out_of_memory(job.model, job.layout, one)
     fixed = empty.total_bytes - empty.update
@@ -204,7 +206,12 @@ def _most_steps(job: _Job, stage: int) -> int:
         job.layout.kernels.attention == "unfused"
     ):  # scores grow with the square of tokens: the line is a bound
         more = range(2, steps + 1)
-        steps = bisect_left(more, True, key=lambda n: not _stage_report(job, stage, n * step).fits) + 1
+        steps = (
+            bisect_left(
+                more, True, key=lambda n: not _stage_report(job, stage, _load(job, n * one_step.tokens)).fits
+            )
+            + 1
+        )
     return max(1, steps)
 
 
@@ -248,35 +255,63 @@ def _telling_stages(model: Model, layout: Layout, micro_batches: int | None) -> 
     return found
 
 
+@lru_cache(maxsize=1024)
+def _states(model: Model, layout: Layout, ranks: int, stage: int, overheads: MemoryOverheads) -> StateBytes:
+    """Whatever the tokens: a step asks for its capacity and for what that many need."""
+    return state_bytes(model, layout, ranks, stage, overheads)
+
+
 def _covers(more: tuple[int, ...], fewer: tuple[int, ...]) -> bool:
     return more == fewer or all(one >= other for one, other in zip(more, fewer, strict=True))
 
 
-def _stage_report(job: _Job, stage: int, tokens: int, sequence_tokens: int | None = None) -> MemoryReport:
-    model, layout, ranks = job.model, job.layout, job.ranks
-    extra = job.overheads
-    states = state_bytes(model, layout, ranks, stage, extra)
-    chunks = stage_contents(model, layout)[stage]
-    in_flight = in_flight_passes(layout, stage, job.micro_batches)
-    per_token = _token_bytes(model, layout.of_layers, extra)
+class _Load(NamedTuple):
+    """Micro-batches of so many tokens of a rank, whatever the stage; bytes per token on each GPU."""
+
+    tokens: int
+    kept: dict[bool, float]
+    """By kind of layer (experts), with scores."""
+    working: dict[bool, float]
+    """By kind of layer (experts), without scores."""
+    working_scores: float
+    ring: float
+    head: float
+    groups: int
+    """Of ranks, with NCCL buffers of their own."""
+
+
+def _load(job: _Job, tokens: int, sequence_tokens: int | None = None) -> _Load:
+    model, layout, ranks, parallel = job.model, job.layout, job.ranks, job.layout.parallel
+    per_token = _token_bytes(model, layout.of_layers, job.overheads)
     scores = score_bytes_per_token(model, layout, tokens if sequence_tokens is None else sequence_tokens)
     scores_again = repeated_share(layout, "attention")
-    scores_kept = {moe: amount + (1.0 - scores_again) * scores for moe, amount in per_token.kept.items()}
+    context_parallel = ranks > 1 and parallel.cp != 1
+    return _Load(
+        tokens=tokens,
+        kept={moe: amount + (1.0 - scores_again) * scores for moe, amount in per_token.kept.items()},
+        working=per_token.working,
+        working_scores=(1.0 + scores_again) * scores,  # their gradient, and recomputed themselves
+        ring=per_token.ring if context_parallel else 0.0,
+        head=per_token.head,
+        groups=sum((parallel.tp > 1, parallel.pp > 1, ranks > 1, parallel.ep > 1, context_parallel)),
+    )
+
+
+def _stage_report(job: _Job, stage: int, load: _Load) -> MemoryReport:
+    model, layout, tokens, extra = job.model, job.layout, load.tokens, job.overheads
+    states = _states(model, layout, job.ranks, stage, extra)
+    chunks = stage_contents(model, layout)[stage]
+    in_flight = in_flight_passes(layout, stage, job.micro_batches)
     held = 0.0
     for part, count in zip(chunks, in_flight, strict=True):
-        held += count * sum(layers * scores_kept[moe] for moe, layers in part.by_kind)
-        held += count * part.mtp_layers * scores_kept[bool(model.experts)]
+        held += count * sum(layers * load.kept[moe] for moe, layers in part.by_kind)
+        held += count * part.mtp_layers * load.kept[bool(model.experts)]
     held *= tokens * extra.activation_factor
     share = kept_share(sum(part.layers for part in chunks), job.offload_ratio)
-    head = per_token.head * chunks[-1].head * tokens
-    working = max((per_token.working[moe] for part in chunks for moe, _ in part.by_kind), default=0.0)
-    working += (1.0 + scores_again) * scores  # their gradient, and recomputed themselves
-    context_parallel = ranks > 1 and layout.parallel.cp != 1
-    if context_parallel:
-        working += per_token.ring
-    groups = sum(
-        (layout.parallel.tp > 1, layout.parallel.pp > 1, ranks > 1, layout.parallel.ep > 1, context_parallel)
-    )
+    head = load.head * chunks[-1].head * tokens
+    working = max((load.working[moe] for part in chunks for moe, _ in part.by_kind), default=0.0)
+    working += load.working_scores
+    working += load.ring
     working_set = max(0.0, working * tokens - head)
     moving = share * held + head + working_set
     run_ahead = 0.0
@@ -293,7 +328,7 @@ def _stage_report(job: _Job, stage: int, tokens: int, sequence_tokens: int | Non
         activations=share * held,
         head=head,
         working_set=working_set,
-        communication=groups * extra.nccl_bytes_per_group,
+        communication=load.groups * extra.nccl_bytes_per_group,
         context=extra.cuda_context_bytes + extra.library_bytes,
         fragmentation=extra.fragmentation_share * moving,
         host_bytes=(1.0 - share) * held + states.on_host,

@@ -55,10 +55,14 @@ TERM_ROWS = {name: row for row, name in enumerate(TERMS)}
 _COMPUTE = ("gemm", "attention", "ring_merge", "small_kernels")
 SINGLES_KEPT = 512  # single micro-batches whose prices are kept: of uniform steps there are few
 TABLES_KEPT = 24  # of planners, of some thousand numbers of tokens: about a megabyte each
+TABLE_SIZE = 16384  # numbers of tokens
 R = TypeVar("R")
 
 LayerTerms = dict[tuple[bool, bool], Floats]
 """[T, n] of one layer by (experts, backward)."""
+
+HeadTerms = dict[bool, Floats]
+"""[n] of a head by side (backward)."""
 
 
 class LayerPrices:
@@ -83,16 +87,21 @@ class LayerPrices:
         """What one layer keeps, see activation_bytes_per_token_layer."""
         return activation_bytes_per_token_layer(self._model, self._layout)
 
-    def terms_s(
-        self, batches: MicroBatches, tokens: Floats, sides: tuple[bool, ...], *, kept: bool = False
-    ) -> LayerTerms:
-        """[T, n] per layer by (experts, backward), for the layers that the model has; not to be changed.
+    def table_s(self, tokens: Ints) -> tuple[LayerTerms, HeadTerms]:
+        """terms_s and heads_s, both ways, of micro-batches of one sequence on one rank each; not to be changed.
 
-        *kept*: others will ask for the same micro-batches, of one rank each, though there are several.
+        Planners ask for thousands of them, and for mostly the same ones under other pipelines and capacities.
         """
-        if kept and len(tokens) > 1:
-            key = (self, sides, batches.segment_tokens.tobytes())
-            return remembered(_tables, key, lambda _: self._terms_s(batches, tokens, sides))
+        table = remembered(_tables, self, _Table)
+        return table.of(tokens, self._of_one_rank)
+
+    def _of_one_rank(self, tokens: Ints) -> tuple[LayerTerms, HeadTerms]:
+        sides, held = (False, True), tokens.astype(np.float64)
+        batches = MicroBatches.single(tokens)
+        return self._terms_s(batches, held, sides), self.head.sides_s(held, sides)
+
+    def terms_s(self, batches: MicroBatches, tokens: Floats, sides: tuple[bool, ...]) -> LayerTerms:
+        """[T, n] per layer by (experts, backward), for the layers that the model has; not to be changed."""
         columns: tuple[Ints | Floats, ...] = (
             batches.segment_tokens,
             batches.segment_offsets,
@@ -109,8 +118,9 @@ class LayerPrices:
         return self._once("heads", (tokens,), sides, lambda: self.head.sides_s(tokens, sides))
 
     def weight_gradient_s(self, tokens: Floats, *, moe: bool) -> Floats:
-        """[n]: the weight gradients of one layer's products."""
-        return self._costs[moe].weight_gradient_s(tokens)
+        """[n]: the weight gradients of one layer's products; not to be changed."""
+        what = "weights of experts" if moe else "weights"
+        return self._once(what, (tokens,), (True,), lambda: self._costs[moe].weight_gradient_s(tokens))
 
     def _once(
         self, what: str, columns: tuple[Ints | Floats, ...], sides: tuple[bool, ...], work: Callable[[], R]
@@ -179,8 +189,42 @@ class LayerPrices:
         )
 
 
-_tables: Latest[tuple[LayerPrices, tuple[bool, ...], bytes], LayerTerms] = Latest(TABLES_KEPT)
-"""Terms of many numbers of tokens of one rank each."""
+class _Table:
+    """Prices of micro-batches of one rank by their tokens; those that are not known yet are added."""
+
+    def __init__(self, _: LayerPrices) -> None:
+        self._tokens: Ints = np.zeros(0, dtype=np.int64)  # ascending
+        self._terms: LayerTerms = {}
+        self._heads: HeadTerms = {}
+
+    def of(
+        self, tokens: Ints, price: Callable[[Ints], tuple[LayerTerms, HeadTerms]]
+    ) -> tuple[LayerTerms, HeadTerms]:
+        """The prices of *tokens*, by what *price* makes of those that are new."""
+        new = np.setdiff1d(tokens, self._tokens)
+        if len(self._tokens) + len(new) > TABLE_SIZE:
+            new, self._tokens = np.unique(tokens), self._tokens[:0]
+        if len(new):
+            terms, heads = price(new)
+            if len(self._tokens):
+                order = np.argsort(np.concatenate((self._tokens, new)))
+                terms = {key: _merged(self._terms[key], rows, order) for key, rows in terms.items()}
+                heads = {key: _merged(self._heads[key], row, order) for key, row in heads.items()}
+                new = np.union1d(self._tokens, new)
+            self._tokens, self._terms, self._heads = new, terms, heads
+        place = np.searchsorted(self._tokens, tokens)
+        return (
+            {key: rows[:, place] for key, rows in self._terms.items()},
+            {key: row[place] for key, row in self._heads.items()},
+        )
+
+
+def _merged(old: Floats, new: Floats, order: Ints) -> Floats:
+    return np.asarray(np.concatenate((old, new), axis=-1)[..., order])
+
+
+_tables: Latest[LayerPrices, _Table] = Latest(TABLES_KEPT)
+"""By the layers that they price."""
 
 
 @shared(most=512)

@@ -62,6 +62,18 @@ class MicroBatches:
         columns += [column for column in (self.padding_tokens, self.crossing) if column is not None]
         return not any((column != column[0]).any() for column in columns)
 
+    @classmethod
+    def single(cls, tokens: Ints) -> MicroBatches:
+        """Micro-batches of one sequence on one rank each."""
+        count = len(tokens)
+        return cls(
+            segment_tokens=tokens,
+            segment_offsets=np.arange(count + 1, dtype=np.int64),
+            group_size=np.ones(count, dtype=np.int64),
+            tier=np.zeros(count, dtype=np.int64),
+            offload_ratio=np.zeros(count),
+        )
+
     @property
     def first(self) -> MicroBatches:
         """The first micro-batch on its own."""

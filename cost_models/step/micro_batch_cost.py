@@ -72,12 +72,21 @@ class MicroBatchCost:
         heads = self._layers.heads_s(tokens, (backward,))
         return self._stage_terms(batches, tokens, layers, heads, backward=backward)
 
-    def both_terms_s(self, batches: MicroBatches, *, kept: bool = False) -> tuple[Floats, Floats]:
-        """Forward and backward at once; see terms_s. *kept*: other layouts will ask for the same micro-batches."""
+    def both_terms_s(self, batches: MicroBatches) -> tuple[Floats, Floats]:
+        """Forward and backward at once; see terms_s."""
         tokens = self._tokens(batches)
         sides = (False, True)
-        layers = self._layers.terms_s(batches, tokens, sides, kept=kept)
+        layers = self._layers.terms_s(batches, tokens, sides)
         heads = self._layers.heads_s(tokens, sides)
+        return self._both_terms_s(batches, tokens, layers, heads)
+
+    def _both_terms_s(
+        self,
+        batches: MicroBatches,
+        tokens: Floats,
+        layers: dict[tuple[bool, bool], Floats],
+        heads: dict[bool, Floats],
+    ) -> tuple[Floats, Floats]:
         forward, backward = (
             self._stage_terms(batches, tokens, layers, heads, backward=side) for side in (False, True)
         )
@@ -216,12 +225,8 @@ class MicroBatchCost:
             return np.zeros(batches.count)
         volume = BF16_BYTES * self.model.hidden / self.layout.parallel.tp * self._tokens(batches)
         restart_s = 0.0 if self.layout.pipeline.overlap else RESTART_SHARE * self.cal.micro_batch_fixed_s
-        tiers, crossing = _stage_links(self.fabric, self.layout.of_stages, ranks)
-        rate = self.fabric.slowest_bytes_per_s(tiers, np.broadcast_to(crossing, (len(tiers), 2)))
-        passes = np.full(len(tiers), self.layout.pipeline.vpp)
-        passes[self.layout.parallel.pp - 1 :] -= 1  # the way back to the first stage is gone once less
-        latency_s = np.average(self.fabric.latency_s(tiers), weights=passes)
-        return np.asarray(latency_s + restart_s + volume * np.average(1.0 / rate, weights=passes))
+        latency_s, byte_s = _stage_links(self.fabric, self.layout.of_stages, ranks)
+        return np.asarray(latency_s + restart_s + volume * byte_s)
 
     @property
     def _visited(self) -> Ints:
@@ -294,8 +299,12 @@ class MicroBatchCost:
 
         Forward, backward and recomputation; no attention and no host time, recomputed or not; no terms *without*.
         """
-        batches = self._uniform(np.asarray(tokens_per_rank, dtype=np.int64))
-        forward, backward = self.both_terms_s(batches, kept=True)
+        batches = MicroBatches.single(np.asarray(tokens_per_rank, dtype=np.int64))
+        if batches.count > 1:
+            table = self._layers.table_s(batches.segment_tokens)
+            forward, backward = self._both_terms_s(batches, self._tokens(batches), *table)
+        else:
+            forward, backward = self.both_terms_s(batches)
         linear = [row for name, row in TERM_ROWS.items() if name not in _NOT_LINEAR and name not in without]
         total = forward[linear].sum(axis=0) + backward[linear].sum(axis=0)
         if self._repeating:
@@ -347,17 +356,6 @@ class MicroBatchCost:
         """How often a layer's attention runs forward: once more where it is recomputed."""
         return 1.0 + float(self._repeats[TERM_ROWS["attention"]])
 
-    def _uniform(self, tokens: Ints) -> MicroBatches:
-        """One sequence on one rank each."""
-        count = len(tokens)
-        return MicroBatches(
-            segment_tokens=tokens,
-            segment_offsets=np.arange(count + 1, dtype=np.int64),
-            group_size=np.ones(count, dtype=np.int64),
-            tier=np.zeros(count, dtype=np.int64),
-            offload_ratio=np.zeros(count),
-        )
-
 
 @lru_cache(maxsize=64)
 def _on_hosts(cal: Calibration, host_time: float) -> Calibration:
@@ -366,8 +364,8 @@ def _on_hosts(cal: Calibration, host_time: float) -> Calibration:
 
 
 @shared(most=256)
-def _stage_links(fabric: FabricModel, layout: Layout, ranks: int) -> tuple[Ints, Floats]:
-    """Tiers of the links between the stages of the rank whose stages are farthest apart; their crossing_share.
+def _stage_links(fabric: FabricModel, layout: Layout, ranks: int) -> tuple[float, float]:
+    """Mean latency and seconds per byte of the links between the stages of the rank whose stages are farthest apart.
 
     With chunks in turn the last stage sends to the first as well.
     """
@@ -377,8 +375,14 @@ def _stage_links(fabric: FabricModel, layout: Layout, ranks: int) -> tuple[Ints,
     wraps = pipeline.vpp > 1 and pipeline.schedule not in SPLIT_SCHEDULES
     target = np.roll(first_gpu, -1, axis=1) if wraps else first_gpu[:, 1:]
     source = first_gpu[:, : target.shape[1]]
-    tiers = fabric.tier(source, target)
-    return tiers[int(tiers.sum(axis=1).argmax())], fabric.flow_crossing(source, target, parallel.tp)
+    by_rank = fabric.tier(source, target)
+    tiers = by_rank[int(by_rank.sum(axis=1).argmax())]
+    crossing = fabric.flow_crossing(source, target, parallel.tp)
+    rate = fabric.slowest_bytes_per_s(tiers, np.broadcast_to(crossing, (len(tiers), 2)))
+    passes = np.full(len(tiers), pipeline.vpp)
+    passes[parallel.pp - 1 :] -= 1  # the way back to the first stage is gone once less
+    latency_s = np.average(fabric.latency_s(tiers), weights=passes)
+    return float(latency_s), float(np.average(1.0 / rate, weights=passes))
 
 
 def _stage_kinds(model: Model, layout: Layout) -> tuple[tuple[StageContents, ...], Ints]:

@@ -9,21 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from hdpsim.arrays import Floats, Ints, offsets_of
-from hdpsim.cost_models.layout.groups import Schedule
+from hdpsim.arrays import Ints, offsets_of
 from hdpsim.cost_models.step.micro_batch import StepCosts
-from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES, virtual_stage_table
 from hdpsim.simulator.plan import HOLE, Plan
-from hdpsim.simulator.play.accounts import StepEnd, book
-from hdpsim.simulator.play.chain import make_chain
 from hdpsim.simulator.play.execution import Execution, Noise
-from hdpsim.simulator.play.repetition import steady_step
-from hdpsim.simulator.play.schedules import BACKWARD_WEIGHT, STAGE_BY_STAGE, stage_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +99,6 @@ class Played(NamedTuple):
     """[operations]"""
     end_s: list[float]
     """[operations]: NaN = never played."""
-    done_s: list[float]
-    """[stages]: when each stage had run its last operation."""
-    waited_s: list[float]
-    """[stages]: time between operations, waiting for inputs."""
     finished: bool
 
 
@@ -121,17 +110,14 @@ def play_rank(
     operation_s: list[float],
     result_delay_s: list[float],
     opening_s: list[float],
-    work_s: list[float] | None = None,
 ) -> Played:
     """Play the pipeline of one rank; the arguments are those of a Program, stage_of by link.
-
-    *work_s*: of each part, the weight gradients that its stage runs before it.
 
     Each stage runs on until its next input is not there yet; an operation that feeds another stage wakes it up.
     """
     size, stages = len(operation_s), len(opening_s)
     place, last = part_offsets[:-1], part_offsets[1:]
-    free_s, waited_s = list(opening_s), [0.0] * stages
+    free_s = list(opening_s)
     input_s = [0.0] * units + [math.nan] * (size - units)  # NaN: not there yet
     start_s, end_s = [0.0] * size, [math.nan] * size
     todo = list(range(stages))
@@ -143,11 +129,7 @@ def play_rank(
             arrival_s = input_s[operation]
             if arrival_s != arrival_s:  # NaN
                 break
-            if work_s is not None:
-                now_s += work_s[at]
-            if arrival_s > now_s:
-                waited_s[stage] += arrival_s - now_s
-                now_s = arrival_s
+            now_s = max(now_s, arrival_s)
             start_s[operation] = now_s
             now_s += operation_s[operation]
             end_s[operation] = now_s
@@ -159,103 +141,4 @@ def play_rank(
                 if other != stage:
                     todo.append(other)
         place[stage], free_s[stage] = at, now_s
-    return Played(start_s, end_s, free_s, waited_s, place == last)
-
-
-def can_play(costs: StepCosts) -> bool:
-    """Whether run_lone_ranks knows the schedule of these costs."""
-    return costs.alike and costs.pp_overlap and costs.schedule != "dualpipe"
-
-
-class _Lone(NamedTuple):
-    """A step of ranks that share nothing."""
-
-    step_end: StepEnd
-    waited_s: Floats
-    """[stages, ranks]: time between operations, waiting for inputs."""
-
-
-def run_lone_ranks(costs: StepCosts, counts: list[int]) -> Execution:
-    """The execution of ranks with counts[i] equal micro-batches each; nothing but gradients ties them together."""
-    epilogue, chain = costs.epilogue, make_chain(costs.schedule, costs.stages, costs.chunks)
-    forward_s, backward_s = costs.forward_terms_s[:, :, 0], costs.backward_terms_s[:, :, 0]
-    weight_s = np.zeros(costs.kind.max() + 1)
-    if costs.weight_terms_s is not None:
-        weight_s = costs.weight_terms_s[:, :, 0].sum(axis=0)
-    kinds = chain.kinds(costs.kind)
-    link_s = chain.along(forward_s.sum(axis=0)[kinds], (backward_s.sum(axis=0) - weight_s)[kinds]).tolist()
-    stage_of, slots = chain.stage[0].tolist(), max(counts)
-    delay_s = (chain.sends * costs.transfer_s[0]).tolist()
-    split = costs.schedule in SPLIT_SCHEDULES
-
-    def play_one(count: int, opening_s: list[float]) -> tuple[list[float], list[float]]:
-        if len(link_s) == 1:  # nothing to wait for
-            return [opening_s[0] + count * link_s[0]], [0.0]
-        parts = _parts(costs.schedule, costs.stages, costs.chunks, slots, count)
-        by_chunk_s = weight_s[costs.kind]  # [stages, chunks]
-        played = play_rank(
-            count,
-            parts.operation,
-            parts.offsets,
-            stage_of,
-            [seconds for seconds in link_s for _ in range(count)],
-            [seconds for seconds in delay_s for _ in range(count)],
-            opening_s,
-            (parts.weights * by_chunk_s[parts.stage]).sum(axis=1).tolist() if split else None,
-        )
-        assert played.finished, "a pipeline alone cannot stop"
-        tail_s = (parts.weights_behind * by_chunk_s).sum(axis=1)
-        return [
-            done + tail for done, tail in zip(played.done_s, tail_s.tolist(), strict=True)
-        ], played.waited_s
-
-    def play(begin_s: Floats) -> _Lone:
-        opening_s = (epilogue.data_s + epilogue.parameter_gather_s + begin_s).tolist()
-        done_s, waited_s = zip(*(play_one(count, opening_s) for count in counts), strict=True)
-        by_stage = costs.schedule in STAGE_BY_STAGE
-        end = StepEnd.after(np.array(done_s).T, epilogue, begin_s, stage_by_stage=by_stage)
-        return _Lone(end, np.array(waited_s).T)
-
-    step = steady_step(costs, play)
-    stage_s = (forward_s + backward_s)[:, costs.kind].sum(axis=2)  # [terms, stages] of one micro-batch
-    return book(costs, step.step_end, stage_s[:, :, None] * np.array(counts), step.waited_s, 0.0)
-
-
-class _Parts(NamedTuple):
-    """What the stages of a rank do: operations by stage in order, and where each stage starts."""
-
-    operation: list[int]
-    offsets: list[int]
-    stage: Ints
-    """Of each operation."""
-    weights: Ints
-    """[operations, chunks]: weight gradients that the stage runs before each, by chunk."""
-    weights_behind: Ints
-    """[stages, chunks]: weight gradients behind the last operation."""
-
-
-@lru_cache(maxsize=256)
-def _parts(schedule: Schedule, stages: int, chunks: int, slots: int, count: int) -> _Parts:
-    """Of a rank with *count* of *slots* slots."""
-    chain = make_chain(schedule, stages, chunks)
-    table = np.array(virtual_stage_table(schedule, stages, chunks))
-    operations: list[int] = []
-    weights = []
-    for stage in range(stages):
-        order = stage_order(schedule, stages, chunks, stage, slots)
-        virtual, exists = table[stage, order.chunk], order.slot < count
-        is_weight = order.op == BACKWARD_WEIGHT
-        kept = chain.has_link(order.op, virtual) & ~is_weight & exists
-        operations += (chain.link_of(order.op, virtual)[kept] * count + order.slot[kept]).tolist()
-        before = np.zeros((int(kept.sum()) + 1, chunks), dtype=np.int64)
-        weight = np.flatnonzero(is_weight & exists)
-        np.add.at(before, (np.cumsum(kept)[weight], order.chunk[weight]), 1)
-        weights.append(before)
-    sizes = np.array([len(before) - 1 for before in weights])
-    return _Parts(
-        operation=operations,
-        offsets=offsets_of(sizes).tolist(),
-        stage=np.repeat(np.arange(stages), sizes),
-        weights=np.concatenate([before[:-1] for before in weights]),
-        weights_behind=np.array([before[-1] for before in weights]),
-    )
+    return Played(start_s, end_s, place == last)

@@ -38,14 +38,14 @@ from hdpsim.simulator.play.deadlock import deadlock_error
 from hdpsim.simulator.play.execution import Execution, Noise
 from hdpsim.simulator.play.extras import Extras
 from hdpsim.simulator.play.lockstep import (
-    can_play,
     find_lockstep,
     plan_of_lone_ranks,
     play_rank,
-    run_lone_ranks,
 )
+from hdpsim.simulator.play.lone import can_play, run_lone_ranks
 from hdpsim.simulator.play.program import Program, compile_program
 from hdpsim.simulator.play.repetition import steady_step
+from hdpsim.simulator.play.steady import lone_step_end
 
 
 def run_replay(plan: Plan, costs: StepCosts, noise: Noise | None = None) -> Execution:
@@ -69,6 +69,20 @@ def replay_lone_ranks(costs: StepCosts, counts: Ints) -> Execution:
     if can_play(costs):
         return run_lone_ranks(costs, counts.tolist())
     return _run(plan_of_lone_ranks(counts), costs.repeated(int(counts.sum())), None)
+
+
+def replay_lone_step(costs: StepCosts, most: int) -> StepEnd:
+    """The end of the step of ranks with up to so many equal micro-batches each, which share nothing but gradients.
+
+    Only one with *most* of them is played: fewer run the same operations without some of them, and nothing comes later.
+
+    Raises:
+        InfeasibleError: the schedule cannot run so many.
+    """
+    if can_play(costs):
+        return lone_step_end(costs, most)
+    program = compile_program(plan_of_lone_ranks(np.array([most])), costs.repeated(most), None)
+    return steady_step(program.costs, partial(_timeline, program)).step_end
 
 
 def _run(plan: Plan, costs: StepCosts, noise: Noise | None) -> Execution:

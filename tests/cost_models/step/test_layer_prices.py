@@ -20,6 +20,7 @@ from hdpsim.cost_models.memory.activations import (
     working_set_bytes_per_token,
 )
 from hdpsim.cost_models.memory.report import memory_report
+from hdpsim.cost_models.step import layer_prices as layer_price_module
 from hdpsim.cost_models.step.layer_prices import LayerPrices, layer_prices
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.tracing import Latest, tracing
@@ -121,3 +122,27 @@ def test_the_oldest_of_the_latest_makes_room() -> None:
     kept: Latest[str, int] = Latest(2)
     kept["a"], kept["b"], kept["a"], kept["c"] = 1, 2, 3, 4
     assert kept == {"b": 2, "c": 4}
+
+
+def test_tables_of_planners_grow_by_what_is_new() -> None:
+    layout = Layout(tp=2)
+    asked = [np.array([1, 5, 300, 4096]), np.array([5, 300, 700]), np.array([4096, 1]), np.array([2, 8192])]
+    grown, priced = LayerPrices(MOE, layout, CLUSTER, IDEAL), []
+    whole = grown._of_one_rank
+    grown._of_one_rank = lambda tokens: (priced.append(tokens.tolist()), whole(tokens))[1]  # type: ignore[method-assign]
+    for tokens in asked:
+        terms, heads = grown.table_s(tokens)
+        expected_terms, expected_heads = whole(tokens)
+        for key, rows in expected_terms.items():
+            np.testing.assert_allclose(terms[key], rows, rtol=1e-14)
+        for side, row in expected_heads.items():
+            np.testing.assert_allclose(heads[side], row, rtol=1e-14)
+    assert priced == [[1, 5, 300, 4096], [700], [2, 8192]]
+
+
+def test_a_table_stays_of_limited_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_price_module, "TABLE_SIZE", 3)
+    prices = LayerPrices(MODEL, Layout(tp=2), CLUSTER, IDEAL)
+    prices.table_s(np.array([1, 2, 3]))
+    terms, _ = prices.table_s(np.array([3, 4]))
+    np.testing.assert_allclose(terms[False, False], prices._of_one_rank(np.array([3, 4]))[0][False, False])
