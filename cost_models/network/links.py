@@ -228,6 +228,10 @@ class Links:
         """Kind of a link."""
         return KINDS[int(np.searchsorted([self.first[kind] for kind in KINDS], number, side="right")) - 1]
 
+    def of_kind(self, kind: LinkKind) -> slice:
+        """The numbers of all links of a kind."""
+        return slice(self.first[kind], self.first[kind] + self.count[kind])
+
     def kinds(self) -> Ints:
         """[links]: the kind of each, as its place in KINDS."""
         return np.repeat(np.arange(len(KINDS)), [self.count[kind] for kind in KINDS])

@@ -171,18 +171,16 @@ def collective(kind: CollectiveKind, members: ArrayLike, node_gpus: int) -> Traf
 
 
 def permutation(gpus: int, node_gpus: int, seed: int) -> Traffic:
-    """Every GPU sends to another one, any of another node (of its own only where that can't be helped)."""
+    """Every GPU sends to one of its own place in another node, and receives from one: every rail in its own order."""
     rng = np.random.default_rng(seed)
-    source = np.arange(gpus, dtype=np.int64)
-    target = rng.permutation(source)
-    for _ in range(64):
-        inside = np.flatnonzero(source // node_gpus == target // node_gpus)
-        if not len(inside):
-            break
-        other = rng.integers(gpus, size=len(inside))
-        for here, there in zip(inside.tolist(), other.tolist(), strict=True):
-            target[[here, there]] = target[[there, here]]
-    return flows(source, target)
+    source = np.arange(gpus, dtype=np.int64).reshape(-1, node_gpus)
+    if len(source) == 1:
+        return hops(rng.permutation(source[0]))
+    target = np.empty_like(source)
+    for lane in range(node_gpus):
+        order = rng.permutation(source[:, lane])
+        target[(order // node_gpus), lane] = np.roll(order, -1)  # one cycle: nobody sends to itself
+    return flows(source.ravel(), target.ravel())
 
 
 def incast(gpus: int, node_gpus: int, senders: int) -> Traffic:

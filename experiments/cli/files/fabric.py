@@ -40,7 +40,7 @@ def command(source: str, gpus: int | None, out: str | None, as_json: bool) -> No
     from hdpsim.cost_models.network.graph import count_devices
     from hdpsim.experiments.scenario.references import cluster_of_size
 
-    cluster, network = _cluster(source)
+    cluster, network = named_cluster(source)
     if gpus is not None:
         cluster = cluster_of_size(cluster, gpus)
     if out is not None:
@@ -120,8 +120,11 @@ def _tiers(cluster: Cluster, network: NetworkCalibration) -> list[dict[str, Any]
     return tiers
 
 
-def _cluster(source: str) -> tuple[Cluster, NetworkCalibration]:
-    """The cluster of that name or file, or the one of a scenario, with its network's calibration."""
+def named_cluster(source: str, overrides: tuple[str, ...] = ()) -> tuple[Cluster, NetworkCalibration]:
+    """The cluster of that name or file, or the one of a scenario, with its network's calibration.
+
+    *overrides*: changes of the scenario's keys; of a cluster only those below `cluster`.
+    """
     from hdpsim.cost_models.calibration.calibration import calibration
     from hdpsim.cost_models.hardware import catalog
     from hdpsim.cost_models.reading.fields import did_you_mean
@@ -133,14 +136,14 @@ def _cluster(source: str) -> tuple[Cluster, NetworkCalibration]:
         document = load_document(path).data
         is_cluster = isinstance(document, Mapping) and "node" in document and "model" not in document
         if is_cluster:
-            cluster = catalog.load_cluster(path)
+            cluster = _changed(catalog.load_cluster(path), overrides)
             return cluster, calibration(cluster.gpu.calibration).network
     clusters = (*catalog.names("cluster"), *catalog.aliases("cluster"))
     if source in clusters:
-        cluster = catalog.cluster(source)
+        cluster = _changed(catalog.cluster(source), overrides)
         return cluster, calibration(cluster.gpu.calibration).network
     if path.exists() or source in scenario_names():
-        scenario = load_scenario(source)
+        scenario = load_scenario(source, overrides)
         return scenario.cluster, scenario.calibration.network
     names = catalog.names("cluster")
     hint = did_you_mean(source, (*scenario_names(), *names))
@@ -148,6 +151,25 @@ def _cluster(source: str) -> tuple[Cluster, NetworkCalibration]:
         f"{source}: no such file, scenario or cluster{hint}; scenarios: {', '.join(scenario_names())}; "
         f"clusters: {', '.join(names)}"
     )
+
+
+def _changed(cluster: Cluster, overrides: tuple[str, ...]) -> Cluster:
+    from hdpsim.cost_models.hardware import catalog
+    from hdpsim.cost_models.hardware.documents import cluster_document
+    from hdpsim.cost_models.reading.fields import Problems
+    from hdpsim.experiments.scenario.overrides import apply_overrides
+
+    if not overrides:
+        return cluster
+    document = apply_overrides({"cluster": cluster_document(cluster)}, overrides)
+    problems = Problems("--set")
+    for key in document:
+        if key != "cluster":
+            problems.add(key, "is no key of a cluster; those begin with cluster.")
+    changed = catalog.cluster_entry(document["cluster"], problems, "cluster")
+    problems.raise_if_any()
+    assert changed is not None
+    return changed
 
 
 def _check_drawing(cluster: Cluster, out: str) -> None:
