@@ -189,6 +189,22 @@ budget_option: Decorator = click.option(
 )
 
 
+def _headroom(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
+    if text is None:
+        return None
+    from hdpsim.experiments.planning.headroom import parse_headroom
+
+    return parse_headroom(text)
+
+
+headroom_option: Decorator = click.option(
+    "--headroom",
+    metavar="SHARE",
+    callback=_headroom,
+    help="Memory must suffice for so much more than is predicted (3%); default: what measured peaks say.",
+)
+
+
 def load(scenario: str, overrides: tuple[str, ...] = ()) -> Scenario:
     """The checked scenario of that name or path, with the `--set` changes."""
     from hdpsim.experiments.scenario.scenario import load_scenario

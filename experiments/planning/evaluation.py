@@ -48,6 +48,7 @@ ALIKE = 1e-9
 """Relative difference of steps below which two candidates are the same under different names."""
 
 GPU_MEMORY, HOST_MEMORY = "GPU memory", "host memory"
+ON_PAPER = "headroom (they fit on paper)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +64,7 @@ class Evaluated:
         accounts: seconds of a step in each, mean over ranks, stages and batches; none where it was only priced.
         cp: ranks of the largest group.
         micro_batches: of the plan of the first batch; 0 where it was only priced.
+        tight: it fits on paper, but leaves less memory than was asked for: it is not among the best.
     """
 
     candidate: Candidate
@@ -76,6 +78,7 @@ class Evaluated:
     accounts: dict[str, float]
     cp: int
     micro_batches: int
+    tight: bool = False
 
     @property
     def headroom_bytes(self) -> float:
@@ -129,6 +132,10 @@ class LayoutResults:
         here = score_of(best[-1], question.objective)
         return here if so_far is None else max(so_far, here)
 
+    def leave_out(self) -> None:
+        """Note that a candidate fits on paper alone."""
+        self.refused[ON_PAPER] += 1
+
     def refuse(self, candidate: Candidate, error: InfeasibleError | ScenarioError) -> None:
         """Note why a candidate cannot run."""
         self.refused[limit_of(error)] += 1
@@ -178,8 +185,11 @@ def usd_per_s(setup: Setup, costs: CostOptions) -> float | None:
 
 
 def ranked(candidates: Sequence[Evaluated], objective: Objective, count: int) -> list[Evaluated]:
-    """The best of them, the best first; of those that take the same step in the same memory, the first."""
-    ordered = sorted(candidates, key=lambda one: (-score_of(one, objective), one.memory.total_bytes))
+    """The best that are not tight, the best first; of those of the same step and memory, the first."""
+    ordered = sorted(
+        (one for one in candidates if not one.tight),
+        key=lambda one: (-score_of(one, objective), one.memory.total_bytes),
+    )
     kept: list[Evaluated] = []
     for one in ordered:
         if not any(_alike(one, other) for other in kept):
@@ -218,6 +228,7 @@ class Question:
     Attributes:
         batches: how many global batches.
         count: how many best candidates are safe from pruning.
+        headroom: over what is predicted, a share of it, for which memory must suffice.
         deadline_s: when nothing new is begun any more, on the clock of time.monotonic; None: never.
     """
 
@@ -227,11 +238,16 @@ class Question:
     batches: int
     count: int
     deadline_s: float | None
+    headroom: float = 0.0
 
     @property
     def late(self) -> bool:
         """Whether time is up."""
         return self.deadline_s is not None and time.monotonic() > self.deadline_s
+
+    def tight(self, report: MemoryReport) -> bool:
+        """Whether memory would not suffice for what is predicted and the headroom."""
+        return report.total_bytes * (1.0 + self.headroom) > report.capacity_bytes
 
     def prices(self, setup: Setup) -> bool:
         """Whether equal sequences on this setup need no replay."""

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, cast
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.bands.residuals import setup_band
+from hdpsim.experiments.exchange.exporter import Exported, export_scenario
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
 from hdpsim.experiments.output.files import write_whole
 from hdpsim.experiments.output.words import memory_of, span
-from hdpsim.experiments.planning.evaluation import GPU_MEMORY, Evaluated, Objective, score_of
+from hdpsim.experiments.planning.evaluation import GPU_MEMORY, ON_PAPER, Evaluated, Objective, score_of
+from hdpsim.experiments.planning.headroom import shipped_margin
 from hdpsim.experiments.planning.plots import plot_front
 from hdpsim.experiments.planning.search import BEST, Found, Progress, search
 from hdpsim.experiments.planning.space import ANY_GPUS, USUAL_SCHEDULES, space_of
@@ -99,6 +101,8 @@ def nothing_runs(scenario: Scenario, found: Found) -> InfeasibleError:
     advice = "use more GPUs (--gpus) or another type (--gpu)"
     if found.refused[GPU_MEMORY]:
         advice = "use more GPUs (--gpus), GPUs with more memory (--gpu h200,b200), or a shorter data.context"
+    elif found.refused[ON_PAPER] or any(one.tight for one in found.evaluated):
+        advice = "leave less memory free (--headroom 0), " + advice
     return InfeasibleError("\n".join((*lines, advice)))
 
 
@@ -129,6 +133,7 @@ def plan(
     tokens: float | None = None,
     batches: int | None = None,
     count: int = BEST,
+    headroom: float | None = None,
     workers: int | None = None,
     engine: Engine | None = None,
     progress: Progress = lambda done, total, words: None,
@@ -147,6 +152,7 @@ def plan(
         tokens: of a target; `time_to_train` needs it.
         batches: how many global batches.
         count: how many best candidates.
+        headroom: see search; None: what published peaks say.
         workers: processes; None: one per processor, if the space is large.
         engine: where candidates are replayed, instead of *workers*.
         progress: told after every layout.
@@ -167,7 +173,9 @@ def plan(
     )
     found = search(
         scenario, space, cast("Objective", objective), budget_s, progress,
-        batches=batches, count=count, workers=workers, engine=engine, own_reason=own_reason,
+        batches=batches, count=count,
+        headroom=shipped_margin().headroom if headroom is None else headroom,
+        workers=workers, engine=engine, own_reason=own_reason,
     )  # fmt: skip
     if not found.best:
         raise nothing_runs(scenario, found)
@@ -200,11 +208,23 @@ def write_plan(scenario: Scenario, found: Found, path: str) -> str:
     return f"wrote {path}"
 
 
+def flags_of(scenario: Scenario, found: Found, target: str) -> Exported:
+    """The best candidate as options of another tool, as `hdpsim export` writes them."""
+    return export_scenario(planned(scenario, found.best[0]), target)
+
+
+def write_flags(exported: Exported, path: str) -> str:
+    """Write options of another tool; what was written, in words."""
+    write_whole(path, exported.text, "options")
+    listed = len(exported.yours) + len(exported.cannot)
+    return f"wrote {path} ({exported.title}); it lists {listed} things that it cannot know or say"
+
+
 def plan_document(scenario: Scenario, found: Found, tokens: float | None = None) -> Document:
     """Everything about a search that found something; with the *tokens* of a target, what they take."""
     best = found.best[0]
     winner = planned(scenario, best)
-    pareto = front(found.evaluated)
+    pareto = front([one for one in found.evaluated if not one.tight])
     rows = [_row(scenario, one, found) for one in found.best]
     table = best_table(found, rows, tokens)
     front_data = front_table(pareto, gpus=found.several_clusters)
@@ -219,6 +239,8 @@ def plan_document(scenario: Scenario, found: Found, tokens: float | None = None)
             "refused": dict(found.refused.most_common()),
             "outrun": found.outrun,
             "searched": found.searched,
+            "headroom": found.headroom,
+            "fits_on_paper": [_figures(one) for one in found.on_paper],
             "set_aside": found.set_aside,
             "complete": found.complete,
             "seconds": found.seconds,
@@ -257,6 +279,7 @@ def _figures(one: Evaluated) -> dict[str, Any]:
         "step_s": one.step_s,
         "memory_gib": one.memory.total_bytes / _GIB,
         "headroom_gib": one.headroom_bytes / _GIB,
+        "fits_on_paper_only": one.tight,
         "usd_per_token": one.usd_per_token,
         "joule_per_token": one.joule_per_token,
     }
@@ -322,6 +345,7 @@ def _candidate_columns(*, gpus: bool) -> tuple[Column[Evaluated], ...]:
         Column("headroom_gib", lambda one: one.headroom_bytes / _GIB, shown=False),
         Column("usd_per_million_tokens", _usd_per_million, heading="USD per M tokens", format=".3g",
                missing="unknown"),
+        Column("fits_on_paper_only", lambda one: one.tight, shown=False),
         Column("changes", lambda one: " ".join(one.candidate.overrides), shown=False),
     )  # fmt: skip
 
@@ -376,6 +400,13 @@ def why(found: Found) -> str:
         )
     else:
         lines.append("The scenario as it is is the best.")
+    if found.on_paper:
+        one = found.on_paper[0]
+        gain = one.tokens_per_s / best.tokens_per_s
+        lines.append(
+            f"On paper {words_of(one)} fits, too, at {gain:.3f} times the throughput of the best, but leaves "
+            f"{one.headroom_bytes / _GIB:.1f} GiB: less than --headroom asks for."
+        )
     for place, one in enumerate(found.best[1:], start=2):
         lines.append(f"{place} loses {1.0 - one.tokens_per_s / best.tokens_per_s:.1%}.{_from(best, one)}")
     return "\n".join(lines)
@@ -386,6 +417,15 @@ def _from(best: Evaluated, one: Evaluated) -> str:
         return ""
     words = saved_words(best.accounts, one.accounts)[1]
     return f" The best has {words}." if words else ""
+
+
+def _headroom(share: float) -> str:
+    """What is left free, and why."""
+    margin = shipped_margin()
+    why = ""
+    if share == margin.headroom:
+        why = f", which {margin.quantile:.0%} of {margin.records} measured peaks did not exceed"
+    return f"Memory suffices for {share:.1%} more than is predicted{why} (--headroom)."
 
 
 def _aside(found: Found) -> str:
@@ -408,6 +448,7 @@ def remarks(scenario: Scenario, found: Found) -> tuple[str, ...]:
             "Schedules beyond 1f1b and interleaved are tried with --search "
             "layout.schedule=1f1b,interleaved,zb-h1,zb-h2,zb-v,dualpipe."
         )
+    lines.append(_headroom(found.headroom))
     if scenario.execution.may_hurry:
         lines.append(
             "Jitter (execution.jitter, node_jitter, step_jitter) has no lower bound: nothing was pruned by one."

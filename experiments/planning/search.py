@@ -6,7 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf, log2
 from typing import TYPE_CHECKING
@@ -53,6 +53,7 @@ class Found:
     """What a search found.
 
     Attributes:
+        headroom: see search.
         best: the best candidates, the best first; those that are the same under another name are left out.
         own: the scenario as it is, one of the candidates if it fits the memory; None where it cannot run.
         evaluated: every candidate that was replayed.
@@ -66,6 +67,7 @@ class Found:
     """
 
     objective: Objective
+    headroom: float = 0.0
     best: list[Evaluated] = field(default_factory=list)
     own: Evaluated | None = None
     own_reason: str = ""
@@ -85,6 +87,13 @@ class Found:
         """Whether the best or the scenario itself differ in their GPUs."""
         known = [self.own] if self.own is not None else []
         return len({one.setup.cluster for one in (*known, *self.best)}) > 1
+
+    @property
+    def on_paper(self) -> list[Evaluated]:
+        """Candidates that would be among the best or better, but leave too little memory, the best first."""
+        least = score_of(self.best[-1], self.objective) if self.best else 0.0
+        tight = [one for one in self.evaluated if one.tight and score_of(one, self.objective) > least]
+        return sorted(tight, key=lambda one: -score_of(one, self.objective))[:BEST]
 
     def add(self, results: LayoutResults, count: int) -> None:
         """Take over what became of one layout; *count*: how many are the best."""
@@ -107,6 +116,7 @@ def search(
     *,
     batches: int | None = None,
     count: int = BEST,
+    headroom: float = 0.0,
     workers: int | None = 1,
     engine: Engine | None = None,
     own_reason: str = "",
@@ -125,6 +135,7 @@ def search(
         progress: told after every layout.
         batches: how many global batches; default: the scenario's.
         count: how many best candidates are wanted: as many are safe from pruning.
+        headroom: over what is predicted, a share of it, for which the memory of the best must suffice.
         workers: processes; None: one per processor, where the first layouts say that it takes long.
         engine: where they run, instead of *workers*.
         own_reason: why the scenario as it is cannot run, where that is known.
@@ -137,8 +148,9 @@ def search(
         batches=batches or scenario.batch_count,
         count=count,
         deadline_s=None if budget_s is None else began + budget_s,
+        headroom=headroom,
     )
-    found = Found(objective=objective, own_reason=own_reason)
+    found = Found(objective=objective, headroom=headroom, own_reason=own_reason)
     try:
         if not own_reason:
             _own(question, found)
@@ -173,6 +185,8 @@ def _own(question: Question, found: Found) -> None:
         )
     except InfeasibleError as error:
         found.own_reason = str(error)
+    if found.own is not None:
+        found.own = replace(found.own, tight=question.tight(found.own.memory))
     results = LayoutResults()
     if found.own is not None and found.own.memory.fits and found.own.setup.cluster in _clusters(question):
         results.evaluated.append(found.own)
@@ -199,7 +213,7 @@ def _detailed(question: Question, one: Evaluated) -> Evaluated:
         None,
     )
     assert full is not None  # nobody asked for a score
-    return full
+    return replace(full, tight=one.tight)
 
 
 def _entries(question: Question) -> list[Entry]:

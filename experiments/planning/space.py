@@ -162,7 +162,13 @@ class Space:
         return found
 
     def variants(
-        self, scenario: Scenario, setup: Setup, capacity_tokens: Callable[[], int], *, equal: bool
+        self,
+        scenario: Scenario,
+        setup: Setup,
+        capacity_tokens: Callable[[], int],
+        *,
+        equal: bool,
+        auto: bool = True,
     ) -> Iterator[Changes]:
         """Every strategy on a layout, with the ranks and tokens that a micro-batch may have.
 
@@ -170,6 +176,7 @@ class Space:
             scenario: what was asked about.
             setup: with the layout.
             capacity_tokens: tokens that memory allows on a rank while a pipeline is full; 0: none.
+            auto: what memory allows leaves room enough.
             equal: all sequences are of one length: packers make the same packs, and HDP has nothing to balance.
         """
         names = () if equal else ("hdp-balance", "hdp-naive")
@@ -177,7 +184,7 @@ class Space:
             if name == "static":
                 yield from self._static(scenario, setup, equal=equal)
             elif not _meets_in_every_layer(setup):
-                yield from self._dynamic(scenario, setup, str(name), capacity_tokens())
+                yield from self._dynamic(scenario, setup, str(name), capacity_tokens(), auto=auto)
 
     def _static(self, scenario: Scenario, setup: Setup, *, equal: bool) -> Iterator[Changes]:
         own = scenario.strategy.packing
@@ -206,11 +213,13 @@ class Space:
         return tuple(dict.fromkeys((own, *usual)))
 
     def _dynamic(
-        self, scenario: Scenario, setup: Setup, name: str, capacity_tokens: int
+        self, scenario: Scenario, setup: Setup, name: str, capacity_tokens: int, *, auto: bool
     ) -> Iterator[Changes]:
         step = CAPACITY_STEP_TOKENS * setup.layout.parallel.tp
         parts = [capacity_tokens // part // step * step for part in SMALLER_CAPACITIES]
-        usual = ("auto", *(f"{part} tokens" for part in parts if part)) if capacity_tokens else ()
+        usual = [f"{part} tokens" for part in (capacity_tokens, *parts) if part]
+        if auto and usual:
+            usual[0] = "auto"
         for capacity in self.axis("layout.rank_capacity", scenario, usual):
             yield (("strategy.name", name), ("layout.cp", "auto"), ("layout.rank_capacity", capacity))
 

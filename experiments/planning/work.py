@@ -36,6 +36,7 @@ from hdpsim.experiments.planning.evaluation import (
     Evaluated,
     LayoutResults,
     Objective,
+    Question,
     Task,
     most_score,
     ready,
@@ -65,7 +66,13 @@ def _try_layout(task: Task, layout: Changes, results: LayoutResults) -> None:
     except (InfeasibleError, ScenarioError) as error:
         results.refuse(Candidate(changes=changes), error)
         return
-    variants = question.space.variants(question.scenario, setup, lambda: _capacity(setup), equal=known.equal)
+    variants = question.space.variants(
+        question.scenario,
+        setup,
+        lambda: _capacity(setup, question.headroom),
+        equal=known.equal,
+        auto=not question.headroom,
+    )
     hopeless = question.hopeless(setup, bounds_s, task.least)
     of_name: Counter[object] = Counter()
     for variant in variants:
@@ -81,7 +88,9 @@ def _try_layout(task: Task, layout: Changes, results: LayoutResults) -> None:
             if known.equal and question.prices(own):
                 _price(task, candidate, own, results)
                 continue
-            _check_capacity(own, known.lengths[0], known.longest)
+            if _is_tight(question, own, known.lengths[0], known.longest):
+                results.leave_out()
+                continue
             ideal_s = None
             if not own.strategy.has_one_mesh:
                 ideal_s = plan_ideal_s(planning_problem(own, known.lengths[0]))
@@ -105,10 +114,14 @@ def _price(task: Task, candidate: Candidate, setup: Setup, results: LayoutResult
     question, known = task.question, ready(task.question)
     least = results.least(question, task.least)
     one = _priced(candidate, setup, question.scenario.costs, known.lengths, question.objective, least)
+    _note(question, one, results)
+
+
+def _note(question: Question, one: Evaluated | None, results: LayoutResults) -> None:
     if one is None:
         results.outrun += 1
     else:
-        results.evaluated.append(one)
+        results.evaluated.append(replace(one, tight=question.tight(one.memory)))
 
 
 def replay(task: Task) -> LayoutResults:
@@ -131,12 +144,9 @@ def replay(task: Task) -> LayoutResults:
         except (InfeasibleError, ScenarioError) as error:
             results.refuse(candidate, error)
             continue
-        if one is None:
-            results.outrun += 1
-        else:
-            results.evaluated.append(one)
-            if not task.in_full:
-                results.first.append((contender, one.step_s))
+        _note(question, one, results)
+        if one is not None and not task.in_full:
+            results.first.append((contender, one.step_s))
     return results
 
 
@@ -148,8 +158,10 @@ def work_on(task: Task) -> LayoutResults:
     return results
 
 
-def _check_capacity(setup: Setup, lengths: Lengths, longest: int) -> None:
+def _is_tight(question: Question, setup: Setup, lengths: Lengths, longest: int) -> bool:
     """Refuse a candidate that its plan would refuse: the fewest micro-batches or the longest sequence do not fit.
+
+    Returns: whether they leave too little memory.
 
     Of a mesh those are the micro-batches of the busiest rank if packs were full; of HDP it is one. A mesh whose degree
     follows from the batch may do with less.
@@ -162,18 +174,29 @@ def _check_capacity(setup: Setup, lengths: Lengths, longest: int) -> None:
     if setup.strategy.has_one_mesh:
         cp = setup.layout.parallel.cp
         if cp is None:
-            return
+            return False
         packs = -(-int(lengths.sum()) // setup.context_tokens)
         slots = -(-packs // max(1, setup.ranks // cp))
-    check_fits(setup, memory_of(setup, capacity_tokens(setup), micro_batches=slots, sequence_tokens=1))
+    report = memory_of(setup, capacity_tokens(setup), micro_batches=slots, sequence_tokens=1)
+    check_fits(setup, report)
     if not setup.strategy.has_one_mesh:
         problem = planning_problem(setup, [longest])
         needed_ratio(problem, problem.lengths, np.array([problem.most_ranks]))
+    return question.tight(report)
 
 
-def _capacity(setup: Setup) -> int:
+def _capacity(setup: Setup, headroom: float) -> int:
     """Tokens that memory allows on a rank while its pipeline is full; 0 where even the fewest are too many."""
-    free = replace(setup, layout=setup.layout.changed(rank_capacity_tokens=None))
+    overheads, hbm_bytes = setup.memory.overheads, setup.cluster.gpu.hbm_bytes
+    kept_free = replace(
+        overheads,
+        cuda_context_bytes=overheads.cuda_context_bytes + hbm_bytes * headroom / (1.0 + headroom),
+    )
+    free = replace(
+        setup,
+        layout=setup.layout.changed(rank_capacity_tokens=None),
+        memory=replace(setup.memory, overheads=kept_free),
+    )
     try:
         return capacity_tokens(free)
     except OutOfMemoryError:

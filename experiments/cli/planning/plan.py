@@ -5,13 +5,16 @@ from __future__ import annotations
 import click
 
 from hdpsim import interrupts
+from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.common import (
+    Decorator,
     Output,
     batches_option,
     budget_option,
     engine_option,
     gpu_counts,
     gpu_types_option,
+    headroom_option,
     output_options,
     say,
     scenario_argument,
@@ -20,6 +23,17 @@ from hdpsim.experiments.cli.common import (
     workers_option,
 )
 from hdpsim.experiments.cli.progress import long_progress
+
+TOOLS = {"megatron": "megatron-core", "bridge": "megatron-bridge", "torchtitan": "torchtitan"}
+
+
+def _flags_option(name: str, tool: str) -> Decorator:
+    return click.option(
+        name,
+        metavar="FILE",
+        type=click.Path(dir_okay=False, allow_dash=True),
+        help=f"Write the best one as options of {tool} (- prints them after the report).",
+    )
 
 
 @click.command("plan")
@@ -36,6 +50,7 @@ from hdpsim.experiments.cli.progress import long_progress
     help="What is best; time_to_train needs --tokens.",
 )
 @budget_option
+@headroom_option
 @click.option(
     "--search",
     "searched",
@@ -53,6 +68,9 @@ from hdpsim.experiments.cli.progress import long_progress
     type=click.Path(dir_okay=False),
     help="Write the best one as a scenario (.yaml).",
 )
+@_flags_option("--megatron", "Megatron-Core")
+@_flags_option("--bridge", "Megatron-Bridge")
+@_flags_option("--torchtitan", "torchtitan")
 @set_option
 @batches_option
 @target_option
@@ -65,6 +83,7 @@ def command(
     gpu_types: tuple[str, ...],
     objective: str,
     budget_s: float | None,
+    headroom: float | None,
     searched: tuple[str, ...],
     top: int,
     scenario_file: str | None,
@@ -74,6 +93,7 @@ def command(
     workers: int | None,
     engine: str | None,
     output: Output,
+    **paths: str | None,
 ) -> None:
     """Which layout and strategy is best on these GPUs, and why?
 
@@ -82,10 +102,25 @@ def command(
     """
     from hdpsim.experiments.output.files import check_out_file
     from hdpsim.experiments.parallel.engines import engine_of
-    from hdpsim.experiments.planning.plan import open_scenario, plan, plan_document, write_plan
+    from hdpsim.experiments.planning.plan import (
+        flags_of,
+        open_scenario,
+        plan,
+        plan_document,
+        write_flags,
+        write_plan,
+    )
 
     if scenario_file is not None:
         check_out_file(scenario_file, "-o", (".yaml", ".yml"))
+    asked = {tool: path for tool, path in paths.items() if path is not None}
+    for tool, path in asked.items():
+        if path == "-" and output.as_json:
+            raise UserInputError(
+                "--json prints one document: give --megatron, --bridge or --torchtitan a file"
+            )
+        if path != "-":
+            check_out_file(path, f"--{tool}")
     checked, own_reason = open_scenario(scenario, overrides)
     with long_progress("planning", "layouts") as shown:
         found = plan(
@@ -100,12 +135,18 @@ def command(
             tokens=tokens,
             batches=batches,
             count=top,
+            headroom=headroom,
             workers=workers,
             engine=engine_of(engine, workers) if engine else None,
             progress=shown,
         )
-    lines = (write_plan(checked, found, scenario_file),) if scenario_file else ()
-    output.present(plan_document(checked, found, tokens), lines)
+    exported = {tool: flags_of(checked, found, TOOLS[tool]) for tool in asked}
+    lines = [write_plan(checked, found, scenario_file)] if scenario_file else []
+    lines += [write_flags(exported[tool], path) for tool, path in asked.items() if path != "-"]
+    output.present(plan_document(checked, found, tokens), tuple(lines))
+    for tool, path in asked.items():
+        if path == "-":
+            say(f"\n{exported[tool].text}")
     if found.interrupted:
         say(f"{interrupts.message()}: the result is partial", err=True)
         raise click.exceptions.Exit(interrupts.exit_code())

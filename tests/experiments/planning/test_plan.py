@@ -369,14 +369,18 @@ def test_command_writes_tables_plots_and_the_winner(tmp_path: Path) -> None:
         "--search",
         "layout.tp=2,4",
     )
+    toml = tmp_path / "run.toml"
     result = run("plan", "quickstart-8gpu", "--batches", "1", *searched, "--search", "strategy.name=hdp-balance",
-                 "--workers", "1", "--out", str(out), "-o", str(file))  # fmt: skip
+                 "--workers", "1", "--out", str(out), "-o", str(file), "--torchtitan", str(toml),
+                 "--megatron", "-")  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert {"plan.yaml", "candidates.csv", "pareto.csv", "pareto.png"} <= {
         path.name for path in out.iterdir()
     }
     assert yaml.safe_load(file.read_text()) == yaml.safe_load((out / "plan.yaml").read_text())
     assert load_scenario(file).layout.recompute.kind == "none"
+    for target, text in (("torchtitan", toml.read_text()), ("megatron-core", result.stdout)):
+        assert run("export", str(file), "--to", target).stdout.split("\n", 1)[1].strip() in text
     assert "times as fast" in result.stdout
 
 
@@ -391,6 +395,10 @@ def test_command_writes_tables_plots_and_the_winner(tmp_path: Path) -> None:
         ("--budget", "soon"),
         ("--gpus", "none"),
         ("-o", "plan.txt"),
+        ("--headroom", "much"),
+        ("--engine", "somewhere"),
+        ("--bridge", "no/such/folder/recipe.yaml"),
+        ("--megatron", "-", "--json"),
     ],
 )
 def test_wrong_input_is_one_message(options: tuple[str, ...]) -> None:
