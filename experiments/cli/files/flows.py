@@ -137,7 +137,7 @@ def _document(trial: Trial, top: int) -> Document:
         for number in record.hottest(top).tolist()
     ]
     kinds = [_kind(links, kind, carried, end_s) for kind in links.first if carried[links.of_kind(kind)].any()]
-    collisions = [
+    collisions: list[dict[str, Any]] = [
         {"link": links.name(one.link), "activity": one.label, "met": one.other or None, "lost_s": one.lost_s}
         for one in record.collisions()[:top]
     ]
