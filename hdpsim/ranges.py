@@ -105,6 +105,7 @@ RANGES: Mapping[str, Range] = {
     "full_attention_every": Range(0.0, 10_000.0, "layers"),
     # tokens
     "context_tokens": _TOKENS,
+    "token_bytes": Range(0.0, 1e9, "B", "of one token; a picture has thousands of both"),
     "length_tokens": Range(1, 2**31, "tokens", "a thousand times the longest contexts of today"),
     "window_tokens": _TOKENS,
     "positions": Range(0, 2**31, "positions"),

@@ -19,6 +19,7 @@ FIELDS: Mapping[str, str] = {
     "nccl_per_group": "nccl_bytes_per_group",
     "fragmentation": "fragmentation_share",
     "asynchronous_loading": "asynchronous",
+    "planning_time": "planning_s",
     "price": "usd_per_hour",
     "network_power": "network_w",
     "co2": "co2_kg_per_kwh",

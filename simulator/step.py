@@ -378,10 +378,26 @@ def simulate_plan(
 ) -> StepResult:
     """The step of a plan that there is; see plan_batch."""
     begun = time.perf_counter()
-    total = int(problem.lengths.sum())
     costs = price_plan(setup, problem, plan)
     execution = play_plan(setup, plan, costs)
     execution_wall_s = time.perf_counter() - begun
+    return replace(
+        result_of(setup, plan, problem, report, costs, execution),
+        planning_wall_s=planning_wall_s,
+        execution_wall_s=execution_wall_s,
+    )
+
+
+def result_of(
+    setup: Setup,
+    plan: Plan,
+    problem: PlanningProblem,
+    report: MemoryReport,
+    costs: StepCosts,
+    execution: Execution,
+) -> StepResult:
+    """What a plan's *execution* says, in figures and notes."""
+    total = int(problem.lengths.sum())
     model, recompute = setup.model, setup.layout.recompute.kind
     split = len(plan.segment_tokens) > len(problem.lengths)
     pieces = plan.segment_tokens if split else problem.lengths  # attention stays inside a piece
@@ -411,8 +427,8 @@ def simulate_plan(
         largest_group=int(plan.group_size.max()),
         rank_capacity_tokens=plan.capacity_tokens,
         memory=report,
-        planning_wall_s=planning_wall_s,
-        execution_wall_s=execution_wall_s,
+        planning_wall_s=0.0,
+        execution_wall_s=0.0,
         events=execution.events,
         spans=execution.spans,
         plan=plan,

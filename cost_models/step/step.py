@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,6 +34,27 @@ from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES, chunks_per_st
 METADATA_BYTES_PER_SEQUENCE = 16  # length, id to the planner; rank, slot back: our own plan, 4 x 4 B
 
 
+class PlanningTimes(NamedTuple):
+    """What a batch passes at the one controller that plans it."""
+
+    gather_s: float
+    """Metadata of all loaders to the controller."""
+    plan_s: float
+    send_s: float
+    """To every rank its part of the plan."""
+
+
+def planning_times(cost: MicroBatchCost, sequences: int) -> PlanningTimes:
+    """The parts of planning_s: metadata and plan take the same way, so each takes half of the exchange."""
+    cal = cost.cal
+    nodes = max(1, cost.cluster.nodes)
+    hops = np.ceil(np.log2(nodes)) if nodes > 1 else 0.0
+    tier = cost.fabric.pair_tier(0, cost.cluster.gpus - 1)
+    wire_s = sequences * METADATA_BYTES_PER_SEQUENCE / cal.metadata_bytes_per_s
+    one_way_s = float(wire_s + hops * float(cost.fabric.latency_s(tier)))
+    return PlanningTimes(one_way_s, float(sequences * cal.planner_s_per_sequence), one_way_s)
+
+
 @priced("planning")
 def planning_s(cost: MicroBatchCost, sequences: int) -> float:
     """Gathering the batch's metadata at one controller, planning, and sending every rank its part.
@@ -42,12 +64,7 @@ def planning_s(cost: MicroBatchCost, sequences: int) -> float:
     Counted: CPU time per sequence, metadata both ways, a tree of messages over all nodes.
     Ignored: the controller's own network queueing.  Source: ByteScale, section 5.4 (single scheduler on worker 0).
     """
-    cal = cost.cal
-    nodes = max(1, cost.cluster.nodes)
-    hops = 2.0 * np.ceil(np.log2(nodes)) if nodes > 1 else 0.0
-    tier = cost.fabric.pair_tier(0, cost.cluster.gpus - 1)
-    wire_s = 2.0 * sequences * METADATA_BYTES_PER_SEQUENCE / cal.metadata_bytes_per_s
-    return float(sequences * cal.planner_s_per_sequence + wire_s + hops * float(cost.fabric.latency_s(tier)))
+    return sum(planning_times(cost, sequences))
 
 
 @priced("data")

@@ -1,10 +1,10 @@
-"""A whole data set, step by step: batches are cut from a stream and simulated in parallel, a few ahead at a time."""
+"""A whole data set on one clock: batches are cut from a stream and prepared in parallel, a few ahead at a time."""
 
 from __future__ import annotations
 
-import math
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING
@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hdpsim.errors import HdpSimError, InfeasibleError, UserInputError
-from hdpsim.experiments.output.statistics import CONFIDENCE
+from hdpsim.experiments.output.throughput import RunningThroughput
 from hdpsim.experiments.parallel.dispatch import dispatch
 from hdpsim.experiments.scenario.data_use import LongSequences
+from hdpsim.simulator.run.clock import RunStep, run_of
+from hdpsim.simulator.run.options import RunOptions
+from hdpsim.simulator.run.prepared import PreparedStep, prepare_step
 from hdpsim.simulator.setup import Setup
-from hdpsim.simulator.step import settled_degree, simulate_step
+from hdpsim.simulator.step import settled_degree
 from hdpsim.traces import (
     Distribution,
     GlobalBatch,
@@ -48,6 +51,9 @@ class ReplayStep:
 
     Attributes:
         sequences: sequences of the batch, or pieces of those longer than the context.
+        step_s: from the end of the step before to its own end, what it waited for included; of the first step
+            without what it waited for.
+        waited_s: for data, plan, checkpoint and host memory.
         mean_tokens_per_s: tokens over seconds of this and all earlier steps.
         mean_ci95: half width of its 95 % confidence interval.
     """
@@ -57,6 +63,7 @@ class ReplayStep:
     sequences: int
     longest_tokens: int
     step_s: float
+    waited_s: float
     tokens_per_s: float
     mfu: float
     mfu_full: float
@@ -74,6 +81,7 @@ class DatasetReplay:
         stopped: why it ended: "end of the data", "steps", "confidence", "interrupted" or "error".
         error: what went wrong, with "error".
         account_s: seconds of a step in each account, mean over ranks, stages and steps.
+        startup_s: until the first batch was loaded and planned, which is in no step.
         left_out_tokens: tokens of a last batch that did not fill up.
         dropped_tokens: tokens of sequences that the policy left out, up to here.
         truncated_tokens: tokens it cut off.
@@ -85,6 +93,7 @@ class DatasetReplay:
     steps: tuple[ReplayStep, ...]
     throughput: RunningThroughput
     account_s: dict[str, float]
+    startup_s: float
     stopped: str
     error: HdpSimError | None
     left_out_tokens: int
@@ -98,30 +107,16 @@ class DatasetReplay:
         return self.stopped in ("interrupted", "error")
 
 
-@dataclass(frozen=True, slots=True)
-class _Played:
-    step_s: float
-    mfu: float
-    mfu_full: float
-    micro_batches: int
-    largest_group: int
-    account_s: dict[str, float]
-
-
-def _play(lengths: Lengths, setup: Setup, mesh_degree: int | None) -> _Played | InfeasibleError:
+def _prepare(
+    numbered: tuple[int, Lengths], setup: Setup, options: RunOptions, mesh_degree: int | None
+) -> PreparedStep | InfeasibleError:
     """One step in a worker."""
+    number, lengths = numbered
     try:
-        result = simulate_step(setup, lengths, mesh_degree=mesh_degree)
+        step = prepare_step(setup.at_step(number), lengths, options, mesh_degree=mesh_degree)
+        return replace(step, program=None)
     except InfeasibleError as error:
         return error
-    return _Played(
-        step_s=result.step_s,
-        mfu=result.mfu,
-        mfu_full=result.mfu_full,
-        micro_batches=result.plan_micro_batches,
-        largest_group=result.largest_group,
-        account_s=dict(zip(result.accounts, result.account_s.mean(axis=(1, 2)).tolist(), strict=True)),
-    )
 
 
 class _Batches:
@@ -205,16 +200,18 @@ def replay_dataset(
     accounts: dict[str, float] = {}
     long = LongSequences.of((), scenario.data.context_tokens, scenario.data.policy)
     lost = np.zeros(2, dtype=np.int64)
-    stopped, error = "end of the data" if steps is None else "steps", None
+    stopped, error, startup_s = "end of the data" if steps is None else "steps", None, 0.0
     try:
         with engine:
-            for batch, played in _in_order(batches, steps, scenario.setup(), engine):
-                throughput.add(batch.tokens, played.step_s)
+            for batch, row in _on_one_clock(batches, steps, scenario, engine):
                 lost += (batch.dropped_tokens, batch.truncated_tokens)
                 long = long.with_batch(batch)
-                for account, seconds in played.account_s.items():
+                if row.number == 1:  # nobody could begin its batch before it: the start of the run is no step
+                    startup_s, row = row.waited_s, row.without_waits()
+                throughput.add(batch.tokens, row.period_s)
+                for account, seconds in row.account_s.items():
                     accounts[account] = accounts.get(account, 0.0) + seconds
-                rows.append(_row(batch, played, throughput))
+                rows.append(_row(batch, row, throughput))
                 relative = throughput.relative_half_width()
                 report(len(rows), batches.expected(steps), _note(throughput, relative))
                 if until is not None and relative is not None and relative <= until:
@@ -241,6 +238,7 @@ def replay_dataset(
         steps=tuple(rows),
         throughput=throughput,
         account_s={name: seconds / len(rows) for name, seconds in accounts.items()},
+        startup_s=startup_s,
         stopped=stopped,
         error=error,
         left_out_tokens=batches.left_out_tokens if stopped == "end of the data" else 0,
@@ -259,18 +257,33 @@ def _source(data: DataOptions) -> Trace | Distribution | RepeatedLengths | Lengt
     return open_stream(name, data.column)
 
 
+def _on_one_clock(
+    batches: _Batches, steps: int | None, scenario: Scenario, engine: Engine
+) -> Iterator[tuple[GlobalBatch, RunStep]]:
+    """Batches with their steps, in order."""
+    setup, begun = scenario.setup(), deque[GlobalBatch]()
+
+    def prepared() -> Iterator[PreparedStep]:
+        for batch, step in _in_order(batches, steps, setup, scenario.run, engine):
+            begun.append(batch)
+            yield step
+
+    for row in run_of(setup, prepared(), scenario.run):
+        yield begun.popleft(), row
+
+
 def _in_order(
-    batches: _Batches, steps: int | None, setup: Setup, engine: Engine
-) -> Iterator[tuple[GlobalBatch, _Played]]:
-    """Batches with their results, in order; results that come early wait."""
-    early: dict[int, _Played | InfeasibleError] = {}
+    batches: _Batches, steps: int | None, setup: Setup, options: RunOptions, engine: Engine
+) -> Iterator[tuple[GlobalBatch, PreparedStep]]:
+    """Batches with their steps, in order; steps that are prepared early wait."""
+    early: dict[int, PreparedStep | InfeasibleError] = {}
     following = 0
     asked = islice(iter(batches), steps)
     first = list(islice(asked, 1))
     finished = dispatch(
         engine,
-        partial(_play, setup=setup, mesh_degree=_mesh_degree(setup, first)),
-        chain(first, asked),
+        partial(_prepare, setup=setup, options=options, mesh_degree=_mesh_degree(setup, first)),
+        enumerate(chain(first, asked)),
         window=LOOK_AHEAD * engine.slots,
     )
     for task in finished:
@@ -278,10 +291,10 @@ def _in_order(
             raise UserInputError(f"step {task.number + 1}: {task.killed}")
         early[task.number] = task.value
         while following in early:
-            played = early.pop(following)
-            if isinstance(played, InfeasibleError):
-                raise InfeasibleError(f"step {following + 1} cannot run: {played}")
-            yield batches.given.pop(following), played
+            step = early.pop(following)
+            if isinstance(step, InfeasibleError):
+                raise InfeasibleError(f"step {following + 1} cannot run: {step}")
+            yield batches.given.pop(following), step
             following += 1
 
 
@@ -293,18 +306,20 @@ def _mesh_degree(setup: Setup, first: list[Lengths]) -> int | None:
         return None
 
 
-def _row(batch: GlobalBatch, played: _Played, throughput: RunningThroughput) -> ReplayStep:
+def _row(batch: GlobalBatch, row: RunStep, throughput: RunningThroughput) -> ReplayStep:
+    step = row.step
     return ReplayStep(
         step=batch.index + 1,
         tokens=batch.tokens,
         sequences=len(batch.lengths),
         longest_tokens=int(batch.lengths.max()),
-        step_s=played.step_s,
-        tokens_per_s=batch.tokens / played.step_s,
-        mfu=played.mfu,
-        mfu_full=played.mfu_full,
-        micro_batches=played.micro_batches,
-        largest_group=played.largest_group,
+        step_s=row.period_s,
+        waited_s=row.waited_s,
+        tokens_per_s=batch.tokens / row.period_s,
+        mfu=step.model_flop / (step.peak_flop_per_s * row.period_s),
+        mfu_full=step.model_flop_full / (step.peak_flop_per_s * row.period_s),
+        micro_batches=step.micro_batches,
+        largest_group=step.largest_group,
         mean_tokens_per_s=throughput.tokens_per_s,
         mean_ci95=throughput.half_width(),
     )
@@ -313,87 +328,3 @@ def _row(batch: GlobalBatch, played: _Played, throughput: RunningThroughput) -> 
 def _note(throughput: RunningThroughput, relative: float | None) -> str:
     spread = "" if relative is None else f" ± {relative:.2%}"
     return f"{throughput.tokens_per_s:,.0f} tokens/s{spread}"
-
-
-FEWEST_STEPS = 16
-"""Below this an interval is shown, but nothing is decided by it."""
-
-MOST_GROUPS = 64
-
-
-@dataclass(slots=True)
-class RunningThroughput:
-    """Tokens over seconds of all steps so far, with a confidence interval.
-
-        R = sum T / sum S,   half width = t(0.975, k - 1) * sqrt(sum (T_g - R S_g)^2 / (k - 1) / k) / mean(S_g)
-
-    over k groups g of consecutive steps (a ratio estimator with non-overlapping batch means). Groups hold one step each
-    until there are 64; then neighbours are joined, and groups hold two, four, ... steps. So k stays between 32 and 64,
-    and steps that resemble their neighbours (a data set sorted by source) widen the interval as they should once
-    groups are longer than such runs.
-
-    Source: Cochran, Sampling Techniques, 3rd ed., section 6.4 (ratio); Law, Simulation Modeling and Analysis, 5th ed.,
-    section 9.5.3 (batch means).
-    """
-
-    steps: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    _group_steps: int = 1
-    _tokens: list[float] = field(default_factory=list)
-    _seconds: list[float] = field(default_factory=list)
-    _open_steps: int = 0
-    _open_tokens: float = 0.0
-    _open_seconds: float = 0.0
-
-    def add(self, tokens: int, seconds: float) -> None:
-        """Count one more step."""
-        self.steps += 1
-        self.tokens += tokens
-        self.seconds += seconds
-        self._open_steps += 1
-        self._open_tokens += tokens
-        self._open_seconds += seconds
-        if self._open_steps < self._group_steps:
-            return
-        self._tokens.append(self._open_tokens)
-        self._seconds.append(self._open_seconds)
-        self._open_steps, self._open_tokens, self._open_seconds = 0, 0.0, 0.0
-        if len(self._tokens) == MOST_GROUPS:
-            self._tokens = [a + b for a, b in zip(self._tokens[::2], self._tokens[1::2], strict=True)]
-            self._seconds = [a + b for a, b in zip(self._seconds[::2], self._seconds[1::2], strict=True)]
-            self._group_steps *= 2
-
-    @property
-    def tokens_per_s(self) -> float:
-        """R."""
-        return self.tokens / self.seconds
-
-    def half_width(self) -> float | None:
-        """Half width of the 95 % interval around R; None from fewer than two groups."""
-        groups = len(self._tokens)
-        if groups < 2:
-            return None
-        ratio = self.tokens_per_s
-        squares = math.fsum((t - ratio * s) ** 2 for t, s in zip(self._tokens, self._seconds, strict=True))
-        mean_s = math.fsum(self._seconds) / groups
-        return _quantile(groups - 1) * math.sqrt(squares / (groups - 1) / groups) / mean_s
-
-    def relative_half_width(self) -> float | None:
-        """The half width over R; None while nothing should be decided by it."""
-        if self.steps < FEWEST_STEPS:
-            return None
-        half = self.half_width()
-        return None if half is None else half / self.tokens_per_s
-
-
-_QUANTILES: dict[int, float] = {}
-
-
-def _quantile(freedom: int) -> float:
-    """Student's t; scipy takes 50 us for what a run asks a million times."""
-    if freedom not in _QUANTILES:
-        from scipy.stats import t
-
-        _QUANTILES[freedom] = float(t.ppf(0.5 + CONFIDENCE / 2, freedom))
-    return _QUANTILES[freedom]

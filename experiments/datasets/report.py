@@ -31,7 +31,7 @@ MOST_DOTS = 2000
 MOST_ACCOUNTS = 10
 
 _SERIES = (
-    "tokens", "sequences", "step_s", "tokens_per_s", "mfu", "mean_tokens_per_s", "mean_ci95",
+    "tokens", "sequences", "step_s", "waited_s", "tokens_per_s", "mfu", "mean_tokens_per_s", "mean_ci95",
 )  # fmt: skip
 
 
@@ -70,6 +70,8 @@ def replay_json(replay: DatasetReplay) -> dict[str, Any]:
         "mfu": None if empty else _weighted(replay, "mfu"),
         "mfu_full": None if empty else _weighted(replay, "mfu_full"),
         "account_s": replay.account_s,
+        "startup_s": replay.startup_s,
+        "waited_s": None if empty else sum(step.waited_s for step in replay.steps) / len(replay.steps),
         "left_out_tokens": replay.left_out_tokens,
         "dropped_tokens": replay.dropped_tokens,
         "truncated_tokens": replay.truncated_tokens,
@@ -117,6 +119,13 @@ def replay_lines(replay: DatasetReplay) -> list[str]:
     steps = np.array([step.step_s for step in replay.steps])
     low, middle, high = np.percentile(steps, (5, 50, 95))
     lines.append(f"Step times: 5 % below {low:.3f} s, half below {middle:.3f} s, 5 % above {high:.3f} s.")
+    waited_s = sum(step.waited_s for step in replay.steps)
+    if waited_s > 5e-4 * throughput.seconds:
+        waiting = sum(step.waited_s > 0 for step in replay.steps)
+        lines.append(
+            f"{waiting:,} steps wait for data, plan, checkpoint or host memory: {waited_s / throughput.seconds:.1%} of "
+            "the time."
+        )
     if replay.long.line:
         lines.append(replay.long.line)
     for tokens, what in (

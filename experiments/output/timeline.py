@@ -103,7 +103,7 @@ def write_timeline(
         "slices_left_out": total - written,
         "note": note,
     }
-    with _text_of(target) as out:
+    with text_file(target) as out:
         out.write(f'{{"displayTimeUnit":"ms","otherData":{_ENCODE(other)},"traceEvents":[\n')
         out.write(",\n".join(_counter_events(slices)))
         for position, index in enumerate(chosen.tolist()):
@@ -144,8 +144,8 @@ def _rank_events(slices: _Slices, index: int, position: int) -> Iterator[str]:
     """Yield the events of one rank: names of its process and lanes, then its slices lane by lane."""
     here = slice(int(slices.offsets[index]), int(slices.offsets[index + 1]))
     rank = int(slices.ranks[index])
-    yield _meta(rank, 0, "process_name", {"name": f"rank {rank}"})
-    yield _meta(rank, 0, "process_sort_index", {"sort_index": position + 1})
+    yield meta_event(rank, 0, "process_name", {"name": f"rank {rank}"})
+    yield meta_event(rank, 0, "process_sort_index", {"sort_index": position + 1})
     stage, start_ns, end_ns = slices.stage[here], slices.start_ns[here], slices.end_ns[here]
     extra = _extra_lane(stage, start_ns, end_ns)
     stages = int(slices.stage.max()) + 1
@@ -153,8 +153,8 @@ def _rank_events(slices: _Slices, index: int, position: int) -> Iterator[str]:
     for tid in np.unique(tids).tolist():
         beside, own = divmod(tid, stages)
         name = f"stage {own}" + (f", at the same time {beside}" if beside else "")
-        yield _meta(rank, tid, "thread_name", {"name": name})
-        yield _meta(rank, tid, "thread_sort_index", {"sort_index": own * 100 + beside})
+        yield meta_event(rank, tid, "thread_name", {"name": name})
+        yield meta_event(rank, tid, "thread_sort_index", {"sort_index": own * 100 + beside})
     for tid, op, number, chunk, start, end in zip(
         tids.tolist(),
         slices.op[here].tolist(),
@@ -200,8 +200,8 @@ def _extra_lane(stage: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
 def _counter_events(slices: _Slices) -> Iterator[str]:
     """Yield how many pipeline stages of all ranks compute, at evenly spaced moments."""
     pid = int(slices.ranks[-1]) + 1
-    yield _meta(pid, 0, "process_name", {"name": f"all {len(slices.ranks):,} ranks"})
-    yield _meta(pid, 0, "process_sort_index", {"sort_index": 0})
+    yield meta_event(pid, 0, "process_name", {"name": f"all {len(slices.ranks):,} ranks"})
+    yield meta_event(pid, 0, "process_sort_index", {"sort_index": 0})
     work = slices.op != EPILOGUE
     starts, ends = np.sort(slices.start_ns[work]), np.sort(slices.end_ns[work])
     moments = np.unique(np.linspace(0, int(slices.end_ns.max()), _COUNTER_POINTS).astype(np.int64))
@@ -213,12 +213,13 @@ def _counter_events(slices: _Slices) -> Iterator[str]:
         )
 
 
-def _meta(pid: int, tid: int, name: str, arguments: Mapping[str, object]) -> str:
+def meta_event(pid: int, tid: int, name: str, arguments: Mapping[str, object]) -> str:
+    """A name or a place of a process or a thread."""
     return _ENCODE({"ph": "M", "pid": pid, "tid": tid, "name": name, "args": arguments})
 
 
 @contextmanager
-def _text_of(target: Path) -> Iterator[IO[str]]:
+def text_file(target: Path) -> Iterator[IO[str]]:
     """Open a new file for text, packed where the name says so."""
     with replacing(target, "timeline") as raw:
         if target.suffix == ".gz":

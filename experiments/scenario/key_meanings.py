@@ -12,6 +12,7 @@ from hdpsim.cost_models.step.loading import DataPipeline
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.scenario.values import REQUIRED
 from hdpsim.ranges import Range
+from hdpsim.simulator.run.options import RunOptions
 from hdpsim.simulator.settings import FIELDS
 from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, StrategyOptions
 
@@ -21,6 +22,7 @@ _OWNERS: Mapping[str, tuple[type, ...]] = {
     "memory": (MemoryOptions, MemoryOverheads),
     "execution": (ExecutionOptions,),
     "costs": (CostOptions,),
+    "run": (RunOptions,),
 }
 """Section -> the classes whose fields its keys become, and which say what these mean."""
 
@@ -79,7 +81,7 @@ _MEANINGS: Mapping[str, str] = {
     "campaign.checkpoint_block": "How long a checkpoint holds up training; auto: from state and host link.",
     "campaign.checkpoint_upload": "How long it is written beside training; auto: from state, NICs and storage.",
     "campaign.checkpoint_load": "Reading a checkpoint back; auto: from state, NICs and storage.",
-    "campaign.storage_bandwidth": "Of the remote storage, reading and writing (published: 50 GB/s to 2 TB/s).",
+    "campaign.storage_bandwidth": "Of the remote storage, both ways (published: 50 GB/s to 2 TB/s); runs use it, too.",
     "campaign.readers": "Who reads a checkpoint from the storage.",
     "campaign.straggler_share": "Probability that a node, at the start or from the pool, is slow.",
     "campaign.straggler_factor": "How much longer a slow node takes for the same forward.",

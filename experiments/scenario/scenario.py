@@ -34,6 +34,7 @@ from hdpsim.experiments.software.choice import read_software, run_of, settings_o
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import Setting
 from hdpsim.ranges import LIMITS, check
+from hdpsim.simulator.run.options import RunOptions
 from hdpsim.simulator.settings import FIELDS
 from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, Setup, StrategyOptions
 from hdpsim.traces import (
@@ -101,6 +102,7 @@ class Scenario:
     memory: MemoryOptions
     calibration: Calibration
     costs: CostOptions
+    run: RunOptions
     batch_count: int
     notes: tuple[str, ...]
     resolved_json: str
@@ -288,6 +290,7 @@ def resolve_scenario(
         calibration=found.calibration,
         kind_calibrations=found.kind_calibrations,
         costs=CostOptions(**{**_section(values, "costs"), "prices": found.prices}),
+        run=_run_options(values),
         batch_count=batch_count,
         notes=(
             *found.notes,
@@ -302,6 +305,16 @@ def resolve_scenario(
         written_json=json.dumps(document),
         folder=folder,
         settings=settings,
+    )
+
+
+def _run_options(values: Mapping[str, Any]) -> RunOptions:
+    """The keys `run.*`, and what runs share with campaigns: storage and checkpoints."""
+    return RunOptions(
+        **_section(values, "run"),
+        storage_bytes_per_s=values["campaign.storage_bandwidth"],
+        checkpoint_block_s=values["campaign.checkpoint_block"],
+        checkpoint_upload_s=values["campaign.checkpoint_upload"],
     )
 
 

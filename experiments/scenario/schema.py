@@ -42,6 +42,7 @@ from hdpsim.experiments.scenario.values import (
 )
 from hdpsim.quoting import quoted
 from hdpsim.ranges import RANGES
+from hdpsim.simulator.run.options import PlannerLaw, RunOptions
 from hdpsim.simulator.setup import Packing, StrategyName
 from hdpsim.traces import LongSequencePolicy
 
@@ -53,6 +54,7 @@ def strategy_names() -> tuple[str, ...]:
 
 _LEAN = MemoryOverheads()
 _COSTS = CostOptions()
+_RUN = RunOptions()
 
 
 def _kept_bytes(default: float) -> Key:
@@ -136,6 +138,10 @@ KEYS: Mapping[str, Key] = {
     "costs.pue": Key(parse=number(RANGES["pue"]), default=_COSTS.pue),
     "costs.network_power": Key(parse=quantity("power", zero=True), default=_COSTS.network_w),
     "costs.co2": Key(parse=or_word("unknown", quantity("emission", zero=True)), default=None),
+    "run.planner": Key(parse=choice(get_args(PlannerLaw)), default=_RUN.planner),
+    "run.planning_time": auto_time_key(zero=True),
+    "run.token_bytes": Key(parse=number(RANGES["token_bytes"]), default=_RUN.token_bytes),
+    "run.checkpoint_steps": Key(parse=or_word("never", integer(RANGES["period_steps"])), default=None),
     "campaign.duration": time_key(30 * DAY_S),
     "campaign.seeds": Key(parse=integer(RANGES["seeds"]), default=8),
     "campaign.seed": Key(parse=integer(RANGES["seed"]), default=0),

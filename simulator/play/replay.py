@@ -82,16 +82,20 @@ def replay_lone_step(costs: StepCosts, most: int) -> StepEnd:
     if can_play(costs):
         return lone_step_end(costs, most)
     program = compile_program(plan_of_lone_ranks(np.array([most])), costs.repeated(most), None)
-    return steady_step(program.costs, partial(_timeline, program)).step_end
+    return steady_step(program.costs, partial(replay_timeline, program)).step_end
 
 
 def _run(plan: Plan, costs: StepCosts, noise: Noise | None) -> Execution:
     program = compile_program(plan, costs, noise)
-    return account(program, steady_step(program.costs, partial(_timeline, program)))
+    return account(program, steady_step(program.costs, partial(replay_timeline, program)))
 
 
-def _timeline(program: Program, begin_s: Floats) -> Timeline:
-    """One step whose stages begin at *begin_s*."""
+def replay_timeline(program: Program, begin_s: Floats) -> Timeline:
+    """One step whose stages begin at *begin_s*.
+
+    Raises:
+        DeadlockError: the orders of the ranks contradict each other.
+    """
     opening_s = program.opening_s + begin_s
     start_s, end_s = play(program, opening_s)
     done_s = np.repeat(opening_s, program.ranks)

@@ -4,7 +4,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-for _name in ("plans", "setups"):
+for _name in ("plans", "setups", "runs"):
     _spec = importlib.util.spec_from_file_location(
         f"simulator_{_name}", Path(__file__).with_name(f"{_name}.py")
     )

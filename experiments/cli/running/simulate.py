@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.common import (
     Output,
     batches_option,
@@ -15,10 +16,12 @@ from hdpsim.experiments.cli.common import (
     scenario_argument,
     set_option,
     target_option,
+    whole_number,
 )
 from hdpsim.experiments.cli.progress import progress
 
 if TYPE_CHECKING:
+    from hdpsim.experiments.scenario.scenario import Scenario
     from hdpsim.experiments.studies.compare import Outcome
 
 
@@ -28,10 +31,17 @@ if TYPE_CHECKING:
 @batches_option
 @replications_option
 @click.option(
+    "--steps",
+    type=whole_number("batches"),
+    metavar="N",
+    help="Play the first N batches one after the other on one clock: planner, loaders, checkpoints, host memory.",
+)
+@click.option(
     "--timeline",
     metavar="FILE",
     type=click.Path(dir_okay=False),
-    help="Write every operation of the first step as a Chrome/Perfetto trace (.json or .json.gz).",
+    help="Write every operation of the first step as a Chrome/Perfetto trace (.json or .json.gz); with --steps what "
+    "planner, loaders, storage, stages, offload streams and checkpoints did when.",
 )
 @target_option
 @output_options
@@ -40,6 +50,7 @@ def command(
     overrides: tuple[str, ...],
     batches: int | None,
     replications: int | None,
+    steps: int | None,
     timeline: str | None,
     tokens: float | None,
     output: Output,
@@ -52,6 +63,14 @@ def command(
 
     if timeline is not None:
         check_out_file(timeline, "--timeline", (".json", ".json.gz"))
+    if steps is not None:
+        if batches is not None or replications is not None or tokens is not None:
+            raise UserInputError(
+                "--steps: give none of --batches, --replications and --tokens with it, which speak of single steps"
+            )
+        _many_steps(load(scenario, overrides), steps, timeline, output)
+        return
+    if timeline is not None:
         overrides = (*overrides, "execution.executor=engine")  # the replay knows no single operations
     checked = load(scenario, overrides)
     with progress("simulating") as shown:
@@ -63,6 +82,20 @@ def command(
     if timeline is not None:
         lines.append(_write_timeline(timeline, result.base, checked.name))
     output.present(simulate_document(result, target, again), lines)
+
+
+def _many_steps(scenario: Scenario, steps: int, timeline: str | None, output: Output) -> None:
+    from hdpsim.experiments.studies.many_steps import simulate_many
+    from hdpsim.experiments.studies.many_steps_report import many_steps_document
+
+    with progress("simulating") as shown:
+        run = simulate_many(scenario, steps, shown, record=timeline is not None)
+    lines = []
+    if timeline is not None:
+        from hdpsim.experiments.output.run_timeline import write_run_timeline
+
+        lines.append(write_run_timeline(timeline, run.record, title=f"{scenario.name}, {run.strategy}"))
+    output.present(many_steps_document(run), lines)
 
 
 def _write_timeline(path: str, outcome: Outcome, name: str) -> str:

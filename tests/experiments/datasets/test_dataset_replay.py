@@ -17,9 +17,12 @@ from hypothesis import strategies as st
 
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.app import cli
-from hdpsim.experiments.datasets.replay import DatasetReplay, RunningThroughput, _Played, replay_dataset
+from hdpsim.experiments.datasets.replay import DatasetReplay, replay_dataset
 from hdpsim.experiments.datasets.report import replay_document, replay_lines
+from hdpsim.experiments.output.throughput import RunningThroughput
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
+from hdpsim.simulator.play.execution import WAITS
+from hdpsim.simulator.run.prepared import BatchPath, PreparedStep
 
 BATCH = 2**17  # 128K tokens
 
@@ -41,11 +44,38 @@ def scenario(trace: Path, *changes: str) -> Scenario:
 def fast_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step takes a second and a millisecond for every sequence."""
 
-    def play(lengths: Any, **_: object) -> _Played:
+    def prepare(numbered: Any, **_: object) -> PreparedStep:
+        _, lengths = numbered
         seconds = 1.0 + 0.001 * len(lengths)
-        return _Played(seconds, 0.4, 0.5, len(lengths), 1, {"attention": seconds})
+        return PreparedStep(
+            tokens=int(lengths.sum()),
+            sequences=len(lengths),
+            longest_tokens=int(lengths.max()),
+            model_flop=0.4 * seconds,
+            model_flop_full=0.5 * seconds,
+            peak_flop_per_s=1.0,
+            micro_batches=len(lengths),
+            largest_group=1,
+            notes=(),
+            path=BatchPath(
+                read_bytes=0.0,
+                loading_s=0.0,
+                gather_s=0.0,
+                plan_s=0.0,
+                send_s=0.0,
+                ahead_steps=1,
+                host_bytes=0.0,
+            ),
+            step_s=seconds,
+            account_s={"attention": seconds, **dict.fromkeys(WAITS, 0.0)},
+            phases_s=np.array([[seconds] * 4]),
+            longest_s=None,
+            offload=None,
+            program=None,
+            allocator_wait_s=0.0,
+        )
 
-    monkeypatch.setattr("hdpsim.experiments.datasets.replay._play", play)
+    monkeypatch.setattr("hdpsim.experiments.datasets.replay._prepare", prepare)
 
 
 def test_the_mean_is_tokens_over_seconds() -> None:

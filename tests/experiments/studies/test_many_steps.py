@@ -1,0 +1,112 @@
+"""`simulate --steps`: what it prints, its files, its steady state, its timeline; `replay` on the same clock."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.scenario.scenario import load_scenario
+from hdpsim.experiments.studies.compare import run_batches
+from hdpsim.experiments.studies.many_steps import simulate_many
+
+SMALL = ("data.batch=128K tokens", "data.context=16K")
+
+
+def asked(*arguments: str) -> dict[str, Any]:
+    sets = [part for change in SMALL for part in ("--set", change)]
+    done = CliRunner().invoke(cli, [*arguments, *sets, "--json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def test_with_nothing_slow_steps_are_those_of_single_batches() -> None:
+    scenario = load_scenario("quickstart-8gpu", SMALL)
+    run = simulate_many(scenario, 6)
+    single = run_batches(scenario, scenario.batches(6))
+    assert [row.step_s for row in run.steps] == [step.step_s for step in single.results]
+    assert [row.period_s for row in run.steps[1:]] == [step.step_s for step in single.results[1:]]
+    assert run.steps[0].waited_s > 0
+    assert run.warm_up == 2
+    assert run.period_s.mean == pytest.approx(run.alone_s, rel=1e-12)
+    assert sum(run.account_s().values()) == pytest.approx(run.period_s.mean, rel=1e-9)
+    assert run.mfu == pytest.approx(
+        sum(step.model_flop for step in single.results[2:])
+        / (scenario.cluster.bf16_flop_per_s * sum(step.step_s for step in single.results[2:]))
+    )
+
+
+def test_json_and_files(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    found = asked(
+        "simulate", "quickstart-8gpu", "--steps", "8", "--set", "run.planning_time=1min", "--out", str(folder)
+    )
+    assert found["kind"] == "run"
+    results = found["results"]
+    assert results["steps"] == len(results["per_step"]) == 8
+    assert results["wait_s"]["plan"] > 0
+    assert results["period_s"]["mean"] >= 60.0
+    assert results["planner_busy_share"] > 0.8
+    with (folder / "steps.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["end_s"]) for row in rows] == [row["end_s"] for row in results["per_step"]]
+    assert [row["warm_up"] for row in rows] == ["True"] * 2 + ["False"] * 6
+
+
+def test_a_timeline_has_a_lane_for_everybody(tmp_path: Path) -> None:
+    path = tmp_path / "run.json.gz"
+    asked(
+        "simulate",
+        "quickstart-8gpu",
+        "--steps",
+        "3",
+        "--set",
+        "run.checkpoint_steps=1",
+        "--timeline",
+        str(path),
+    )
+    with gzip.open(path) as file:
+        events = json.load(file)["traceEvents"]
+    lanes = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert {"planner", "loaders", "checkpoint", "stage 0"} <= set(lanes.values())
+    counters = {e["name"] for e in events if e["ph"] == "C"}
+    assert {"storage (B/s)", "host memory taken (B)", "batches ready"} <= counters
+    for lane in ("planner", "loaders", "stage 0"):  # nobody does two things at once
+        spans = sorted(
+            (e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X" and lanes[e["tid"]] == lane
+        )
+        assert all(end <= begin + 0.01 for (_, end), (begin, _) in pairwise(spans))
+
+
+def test_steps_and_batches_are_two_questions() -> None:
+    done = CliRunner().invoke(cli, ["simulate", "quickstart-8gpu", "--steps", "3", "--batches", "2"])
+    assert done.exit_code == 2
+    assert "--steps: give none of --batches, --replications and --tokens" in done.output
+
+
+def test_a_data_set_waits_for_its_planner_too() -> None:
+    quick = asked("replay", "quickstart-8gpu", "--steps", "4", "--workers", "1")["results"]
+    slow = asked(
+        "replay", "quickstart-8gpu", "--steps", "4", "--workers", "1", "--set", "run.planning_time=1min"
+    )["results"]
+    assert quick["waited_s"] == 0.0
+    assert 0.0 < quick["startup_s"] < 1.0
+    assert slow["startup_s"] > 60.0
+    steps = zip(
+        slow["per_step"]["step_s"], slow["per_step"]["waited_s"], quick["per_step"]["step_s"], strict=True
+    )
+    for period_s, waited_s, step_s in steps:
+        assert period_s == pytest.approx(step_s + waited_s)
+    # One step ahead: planning of the next batch begins with the step, so every period is the longer of the two.
+    assert slow["per_step"]["step_s"][1:] == pytest.approx(
+        [max(60.0, before) + step - before for before, step in pairwise(quick["per_step"]["step_s"])],
+        rel=0.01,
+    )
