@@ -21,12 +21,16 @@ __all__ = [
     "Model",
     "NotFiniteError",
     "OutOfMemoryError",
+    "OwnPlanError",
     "Plan",
+    "PlanBuilder",
     "PlanError",
+    "PlanningProblem",
     "QuantityError",
     "ScenarioError",
     "Setup",
     "StepResult",
+    "StrategyError",
     "StrategyOptions",
     "Trace",
     "TraceError",
@@ -44,6 +48,7 @@ __all__ = [
     "node",
     "read_trace",
     "simulate_step",
+    "strategy",
     "validate_plan",
 ]
 
@@ -60,18 +65,23 @@ if TYPE_CHECKING:
         InfeasibleError,
         NotFiniteError,
         OutOfMemoryError,
+        OwnPlanError,
         PlanError,
         QuantityError,
         ScenarioError,
+        StrategyError,
         TraceError,
         UserInputError,
     )
     from hdpsim.experiments.scenario.scenario import load_scenario
     from hdpsim.simulator.lower_bound import lower_bound_s
+    from hdpsim.simulator.own import strategy
     from hdpsim.simulator.plan import Plan
     from hdpsim.simulator.play.validate import validate_plan
     from hdpsim.simulator.setup import ExecutionOptions, Setup, StrategyOptions
     from hdpsim.simulator.step import StepResult, simulate_step
+    from hdpsim.simulator.strategies.plan_builder import PlanBuilder
+    from hdpsim.simulator.strategies.problem import PlanningProblem
     from hdpsim.traces import Trace, global_batches, load_trace, read_trace
 
 _HOME = {
@@ -80,6 +90,8 @@ _HOME = {
     "Layout": "hdpsim.cost_models.layout.layout",
     "Model": "hdpsim.cost_models.transformer.model",
     "Plan": "hdpsim.simulator.plan",
+    "PlanBuilder": "hdpsim.simulator.strategies.plan_builder",
+    "PlanningProblem": "hdpsim.simulator.strategies.problem",
     "Setup": "hdpsim.simulator.setup",
     "StepResult": "hdpsim.simulator.step",
     "StrategyOptions": "hdpsim.simulator.setup",
@@ -96,6 +108,7 @@ _HOME = {
     "node": "hdpsim.cost_models.hardware.catalog",
     "read_trace": "hdpsim.traces",
     "simulate_step": "hdpsim.simulator.step",
+    "strategy": "hdpsim.simulator.own",
     "validate_plan": "hdpsim.simulator.play.validate",
 }
 """The module each public name is loaded from; every other name of __all__ is an error of hdpsim.errors."""

@@ -6,10 +6,12 @@
     |   +-- ScenarioError       one or more problems in a scenario, each with its dotted key
     |   +-- CatalogError        an unknown or malformed model, GPU, node or cluster
     |   +-- QuantityError       a number whose unit is missing or unknown
+    |   +-- StrategyError       a strategy of one's own that cannot be loaded, fails, or returns no Plan
     +-- InfeasibleError         a legal request that cannot run (memory, degrees) exit code 3
     |   +-- OutOfMemoryError    the reason is memory: needed and available bytes
     +-- DeadlockError           a schedule in which operations wait for each other in a cycle
     +-- PlanError               a plan of a strategy that breaks a promise: a bug of it  exit code 1
+    |   +-- OwnPlanError        the same of a strategy of one's own                 exit code 3
     +-- NotFiniteError          a result that is nan or infinite: a bug, never shown  exit code 1
 
 Everything else that escapes is a bug and keeps its traceback (exit code 1).
@@ -27,9 +29,11 @@ __all__ = [
     "InfeasibleError",
     "NotFiniteError",
     "OutOfMemoryError",
+    "OwnPlanError",
     "PlanError",
     "QuantityError",
     "ScenarioError",
+    "StrategyError",
     "TraceError",
     "UserInputError",
 ]
@@ -107,6 +111,10 @@ class QuantityError(UserInputError, ValueError):
         return (QuantityError, (self.text, self.dimension, self.known))
 
 
+class StrategyError(UserInputError):
+    """A strategy of one's own that cannot be found, imported or called, that fails, or that returns no Plan."""
+
+
 class InfeasibleError(HdpSimError):
     """A well-formed request that cannot run; the message is the reason."""
 
@@ -134,6 +142,12 @@ class PlanError(HdpSimError):
     """A plan that breaks a promise of simulator/plan.py: a bug of the strategy that made it, not of its user."""
 
     exit_code = 1
+
+
+class OwnPlanError(PlanError):
+    """A plan of a strategy of one's own that breaks a promise; the message names the strategy and what broke."""
+
+    exit_code = 3
 
 
 class NotFiniteError(HdpSimError):

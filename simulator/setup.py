@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.mixed import MixedCluster
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
-from hdpsim.cost_models.reading.checked import Amount, Checked, Count, Number, Share
+from hdpsim.cost_models.reading.checked import Amount, Checked, Count, Number, Share, Text
 from hdpsim.cost_models.step.loading import DataPipeline
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import InfeasibleError
 from hdpsim.ranges import RANGES
+from hdpsim.simulator.own import OWN_WORDS, is_own_name
 
 StrategyName = Literal["static", "hdp-naive", "hdp-balance"]
+OwnStrategyName = Annotated[str, Text(is_own_name, OWN_WORDS)]
 Executor = Literal["replay", "engine"]
 Packing = Literal["in-order", "first-fit", "best-fit", "concatenate"]
 
@@ -25,8 +27,8 @@ Packing = Literal["in-order", "first-fit", "best-fit", "concatenate"]
 class StrategyOptions(Checked):
     """The strategy and its parts, each of which can be switched off on its own."""
 
-    name: StrategyName = "hdp-balance"
-    """How sequences are spread over ranks: a static mesh, hybrid data parallelism as it is, or balanced."""
+    name: StrategyName | OwnStrategyName = "hdp-balance"
+    """How sequences are spread over ranks: a static mesh, hybrid data parallelism as it is or balanced, one's own."""
     packing: Packing = "in-order"
     """How the static mesh packs sequences up to the context length; concatenate: any plan may cut them."""
     padding: bool = True
@@ -47,7 +49,12 @@ class StrategyOptions(Checked):
     @property
     def has_one_mesh(self) -> bool:
         """Whether all micro-batches run on the groups of one static mesh."""
-        return self.name == "static" or not self.dynamic_groups
+        return self.name == "static" or not (self.dynamic_groups or self.is_own)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether a function of somebody else plans."""
+        return self.name not in get_args(StrategyName)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

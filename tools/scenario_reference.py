@@ -17,6 +17,7 @@ from pathlib import Path
 
 from hdpsim.cost_models.layout.layout import GROUPS, SWITCHES
 from hdpsim.experiments.scenario.key_meanings import ScenarioKey, scenario_keys
+from hdpsim.simulator.own import OWN_WORDS
 from hdpsim.simulator.settings import FIELDS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "scenarios.md"
@@ -71,6 +72,8 @@ def _values(key: ScenarioKey) -> str:
     if key.choices == (True, False):
         return "true, false"
     words = ", ".join(f"`{choice}`" for choice in key.choices)
+    if words and key.values.endswith(OWN_WORDS):
+        words += f"; or {OWN_WORDS.replace('my_module:function', '`my_module:function`')}"
     return words or re.sub(r"; or (\S+)$", r"; or `\1`", key.values)
 
 

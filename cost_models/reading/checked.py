@@ -46,6 +46,18 @@ class Constant:
 Calibrated = Annotated[float, Constant()]
 
 
+class Text(NamedTuple):
+    """Mark of a text that not everything may be.
+
+    Attributes:
+        fits: whether a text is one.
+        wanted: what is, in words.
+    """
+
+    fits: Callable[[str], bool]
+    wanted: str
+
+
 class Checked:
     """Base of frozen dataclasses whose fields are checked when they are made.
 
@@ -177,11 +189,12 @@ def _rule(hint: Any, name: str) -> _Rule:
     if len(parts) == 1 and not optional:
         return parts[0]._replace(name=name)
     types = frozenset(kind for part in parts for kind in part.types)
-    fits = parts[0].fits if len(parts) == 1 else None
     return _Rule(
         name=name,
         types=types | {NoneType} if optional else types,
-        fits=fits and (lambda value: value is None or fits(value)),
+        fits=None
+        if all(part.fits is None for part in parts)
+        else lambda value: value is None or any(part.accepts(value) for part in parts),
         accepts=lambda value: (optional and value is None) or any(part.accepts(value) for part in parts),
         wanted=" or ".join(part.wanted for part in parts) + (" or None" if optional else ""),
         words=tuple(word for part in parts for word in part.words),
@@ -193,6 +206,12 @@ def _part(hint: Any, name: str) -> _Rule:
     limits: Range | None = None
     if get_origin(hint) is Annotated:
         hint, *marks = get_args(hint)
+        mark = next((mark for mark in marks if isinstance(mark, Text)), None)
+        if mark is not None:
+            fits = mark.fits
+            return _Rule(
+                "", frozenset({str}), fits, lambda value: isinstance(value, str) and fits(value), mark.wanted
+            )
         limits = next((mark for mark in marks if isinstance(mark, Range)), None)
         if any(isinstance(mark, Constant) for mark in marks):
             limits = constant_range(name)

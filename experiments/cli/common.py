@@ -97,17 +97,17 @@ def _checked_strategies(
     """The strategies of `--strategies`, checked against those that exist."""
     if text is None:
         return None
-    from hdpsim.cost_models.reading.fields import did_you_mean
-    from hdpsim.experiments.scenario.schema import strategy_names
+    from hdpsim.experiments.scenario.schema import strategy_name
 
-    names, known = split_list(text, "--strategies"), strategy_names()
-    problems = tuple(
-        ("", f"{quoted(name)} is not one of {', '.join(known)}{did_you_mean(name, known)}")
-        for name in names
-        if name not in known
-    )
+    names = split_list(text, "--strategies")
+    problems: list[tuple[str, str]] = []
+    for name in names:
+        try:
+            strategy_name(name)
+        except ValueError as error:
+            problems.append(("", str(error)))
     if problems:
-        raise ScenarioError(problems, "--strategies")
+        raise ScenarioError(tuple(problems), "--strategies")
     return names
 
 
@@ -115,7 +115,7 @@ strategies_option: Decorator = click.option(
     "--strategies",
     metavar="A,B,C",
     callback=_checked_strategies,
-    help="Strategies, the first being the base of the speed-ups.",
+    help="Strategies, the first being the base of the speed-ups; one's own as my_module:function.",
 )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from hdpsim import __version__
 from hdpsim.errors import UserInputError
+from hdpsim.simulator.own import source_hash
 
 if TYPE_CHECKING:
     from hdpsim.experiments.scenario.scenario import Scenario
@@ -53,8 +54,8 @@ def scenario_key(scenario: Scenario) -> str:
     """SHA-256 of what the result of *scenario* depends on.
 
     Counted: model, cluster, layout, calibration and strategy as resolved (so files and catalog entries enter with
-    their content), the data section, the content of the trace or distribution file, seeds, the number of batches and
-    code_version(). Ignored: the name and description of the scenario.
+    their content), the source of a strategy of one's own, the data section, the content of the trace or distribution
+    file, seeds, the number of batches and code_version(). Ignored: the name and description of the scenario.
     """
     data = scenario.data
     parts = {
@@ -64,6 +65,7 @@ def scenario_key(scenario: Scenario) -> str:
         "calibration": _canonical(scenario.calibration),
         "layout": _plain(scenario.layout),
         "strategy": _plain(scenario.strategy),
+        "own": source_hash(scenario.strategy.name) if scenario.strategy.is_own else "",
         "execution": _plain(scenario.execution),
         "memory": _plain(scenario.memory),
         "batches": scenario.batch_count,

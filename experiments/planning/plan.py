@@ -59,7 +59,9 @@ def words_of(one: Evaluated) -> str:
     capacity = layout.context.rank_capacity_tokens
     if capacity is not None:
         parts.append(f"{capacity:,} tokens a rank")
-    strategy = _NAMES[options.name] + (f", {options.packing}" if options.name == "static" else "")
+    strategy = _NAMES.get(options.name, options.name) + (
+        f", {options.packing}" if options.name == "static" else ""
+    )
     return f"{', '.join(parts)}; {strategy}"
 
 

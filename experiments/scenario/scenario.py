@@ -123,7 +123,7 @@ class Scenario:
 
     def setup(self, strategy: str | None = None) -> Setup:
         """What the simulator needs besides the batch; *strategy* replaces the scenario's own."""
-        options = self.strategy if strategy is None else replace(self.strategy, name=strategy)  # type: ignore[arg-type]
+        options = self.strategy if strategy is None else replace(self.strategy, name=strategy)
         return Setup(
             model=self.model,
             cluster=self.cluster,

@@ -19,10 +19,12 @@ from hdpsim.cost_models.reading.units import DAY_S
 from hdpsim.cost_models.reliability.checkpoint import Readers
 from hdpsim.cost_models.reliability.startup import StartupMethod
 from hdpsim.cost_models.step.loading import Loader
+from hdpsim.errors import StrategyError
 from hdpsim.experiments.scenario.layout_keys import layout_keys
 from hdpsim.experiments.scenario.values import (
     REQUIRED,
     Key,
+    Parser,
     auto_time_key,
     batch,
     boolean,
@@ -42,6 +44,7 @@ from hdpsim.experiments.scenario.values import (
 )
 from hdpsim.quoting import quoted
 from hdpsim.ranges import RANGES
+from hdpsim.simulator.own import OWN_NAME, OWN_WORDS, is_own_name, load_strategy
 from hdpsim.simulator.run.options import PlannerLaw, RunOptions
 from hdpsim.simulator.setup import Packing, StrategyName
 from hdpsim.traces import LongSequencePolicy
@@ -51,6 +54,27 @@ def strategy_names() -> tuple[str, ...]:
     """Every strategy a scenario may ask for."""
     return get_args(StrategyName)
 
+
+def _strategy_name(value: object) -> str:
+    """A shipped strategy, or one's own, which is looked up at once."""
+    if isinstance(value, str) and value not in strategy_names() and is_own_name(value):
+        try:
+            load_strategy(value)
+        except StrategyError as error:
+            raise ValueError(str(error)) from None
+        return value
+    try:
+        return str(choice(strategy_names())(value))
+    except ValueError as error:
+        raise ValueError(f"{error}; or {OWN_WORDS}") from None
+
+
+strategy_name = Parser(
+    read=_strategy_name,
+    words=f"{', '.join(strategy_names())}; or {OWN_WORDS}",
+    schema={"anyOf": [choice(strategy_names()).schema, {"type": "string", "pattern": rf"^{OWN_NAME}$"}]},
+    choices=strategy_names(),
+)
 
 _LEAN = MemoryOverheads()
 _COSTS = CostOptions()
@@ -80,7 +104,7 @@ KEYS: Mapping[str, Key] = {
     "data.loader": Key(parse=choice(get_args(Loader)), default="shared"),
     "data.asynchronous_loading": Key(parse=boolean, default=True),
     "data.prefetch_steps": Key(parse=integer(RANGES["prefetch_steps"]), default=1),
-    "strategy.name": Key(parse=choice(get_args(StrategyName)), default="hdp-balance"),
+    "strategy.name": Key(parse=strategy_name, default="hdp-balance"),
     "strategy.packing": Key(parse=choice(get_args(Packing)), default="in-order"),
     "strategy.padding": Key(parse=boolean, default=True),
     "strategy.activation_offload": Key(parse=number(RANGES["share"]), default=0.0),

@@ -69,7 +69,7 @@ class Outcome:
     reason: str = ""
     """Why it cannot run; empty when it ran."""
     band: Band | None = None
-    """How well runs like it were predicted, for the first batch; None when it cannot run."""
+    """How well runs like it were predicted, for the first batch; None when it cannot run, or one's own planned it."""
     setup: Setup | None = None
     lengths: tuple[Lengths, ...] = ()
     """What was simulated, and the batches; only of a strategy that ran."""
@@ -111,7 +111,11 @@ class Outcome:
     def lower_bounds_s(self) -> tuple[float, ...]:
         """For every batch the time below which no plan of it can be, without noise; worked out when asked for."""
         assert self.setup is not None
-        return tuple(lower_bound_s(self.setup, lengths) for lengths in self.lengths)
+        own = self.setup.strategy.is_own  # may cut sequences, whose parts have less attention
+        return tuple(
+            lower_bound_s(self.setup, result.plan.segment_tokens if own else lengths)
+            for lengths, result in zip(self.lengths, self.results, strict=True)
+        )
 
     @property
     def over_bound(self) -> float:
@@ -252,7 +256,7 @@ def run_setup(
     return Outcome(
         strategy=name,
         results=tuple(results),
-        band=setup_band(setup, batches[0]) if results else None,
+        band=setup_band(setup, batches[0]) if results and not setup.strategy.is_own else None,
         mesh=_mesh(setup, results),
         independent=independent,
         setup=setup,

@@ -5,22 +5,31 @@ from __future__ import annotations
 import json
 import time
 import traceback
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from hdpsim.errors import HdpSimError, UserInputError
+from hdpsim.errors import HdpSimError, OwnPlanError, StrategyError, UserInputError
 from hdpsim.experiments.output.finite import plain
 from hdpsim.experiments.parallel.code_version import code_version
 from hdpsim.experiments.studies.compare import run_batches
 from hdpsim.experiments.studies.report import outcome_json
+from hdpsim.simulator.own import location, source_hash
 
 if TYPE_CHECKING:
     from hdpsim.experiments.scenario.data_use import Drawn
     from hdpsim.experiments.scenario.scenario import Scenario
 
 
-def simulate_cells(scenarios: tuple[Scenario, ...], code: str) -> list[dict[str, Any]]:
+def simulate_cells(
+    scenarios: tuple[Scenario, ...], code: str, own: Mapping[str, str]
+) -> list[dict[str, Any]]:
     """Simulate several cells one after the other; see simulate_cell.
+
+    Args:
+        scenarios: of the cells.
+        code: code_version() of the process that asks.
+        own: strategies of one's own there, and the hash of their source.
 
     Raises:
         UserInputError: this process runs other code than the one that asks (a worker of a cluster, not updated).
@@ -30,6 +39,11 @@ def simulate_cells(scenarios: tuple[Scenario, ...], code: str) -> list[dict[str,
             f"the workers run another hdpsim ({code_version()}) than this command ({code}): install the same "
             "version on all of them"
         )
+    for name in {scenario.strategy.name for scenario in scenarios} & own.keys():
+        if source_hash(name) != own[name]:
+            raise UserInputError(
+                f"the workers have another {name} ({location(name)}) than this command: bring the same file to all"
+            )
     return [simulate_cell(scenario) for scenario in scenarios]
 
 
@@ -37,7 +51,8 @@ def simulate_cell(scenario: Scenario) -> dict[str, Any]:
     """Simulate all batches of a scenario.
 
     Returns:
-        status: "ok"; "infeasible" (legal, cannot run); "invalid" (its data cannot be used); "failed" (a bug of hdpsim).
+        status: "ok"; "infeasible" (legal, cannot run); "invalid" (its data cannot be used); "bad plan", "bad
+            strategy" (one's own breaks a promise, or fails); "failed" (a bug of hdpsim).
         reason: why it is not ok.
         result: the outcome as --json prints it, when it is ok.
         wall_s: how long that took here; all else is the same everywhere.
@@ -47,6 +62,9 @@ def simulate_cell(scenario: Scenario) -> dict[str, Any]:
     try:
         drawn = _drawn(scenario)
         outcome = run_batches(scenario, drawn.lengths, independent=not drawn.use.repeated)
+    except (OwnPlanError, StrategyError) as error:
+        status = "bad plan" if isinstance(error, OwnPlanError) else "bad strategy"
+        found |= {"status": status, "reason": str(error)}
     except HdpSimError as error:
         found |= {"status": "infeasible" if error.exit_code == 3 else "invalid", "reason": str(error)}
     except Exception as error:

@@ -255,6 +255,8 @@ def _mesh_words(row: Row) -> str:
 _WORDS = {
     "infeasible": ("cannot run", "cannot run"),
     "invalid": ("contradiction", "contradict themselves"),
+    "bad plan": ("broken plan", "have a broken plan"),
+    "bad strategy": ("strategy failed", "have a strategy that failed"),
     "failed": ("FAILED", "FAILED"),
     "not run": ("not run", "not run yet"),
 }
@@ -366,7 +368,8 @@ def _files(run: SweepRun) -> Iterator[OutputFile]:
 _ACCOUNTS = "One row per cell and account: seconds of a step, mean over ranks, stages and batches."
 _CELLS = (
     "One row per cell: the keys of the axes; status (ok; infeasible: legal, cannot run; invalid: its keys contradict "
-    "each other or its data cannot be used; failed: crashed; not run: interrupted) and reason; then the "
+    "each other or its data cannot be used; bad plan, bad strategy: one's own is wrong; failed: crashed; not run: "
+    "interrupted) and reason; then the "
     "means over batches, with half widths of 95 % confidence intervals (ci95), as in `hdpsim compare`."
 )
 

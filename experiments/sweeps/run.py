@@ -14,6 +14,7 @@ from hdpsim.experiments.parallel.code_version import code_version
 from hdpsim.experiments.parallel.dispatch import Finished, dispatch
 from hdpsim.experiments.studies.compare import Report, silent
 from hdpsim.experiments.sweeps.cell import simulate_cell, simulate_cells
+from hdpsim.simulator.own import source_hash
 
 if TYPE_CHECKING:
     from hdpsim.experiments.parallel.engines import Engine
@@ -198,7 +199,9 @@ def _look_up(cells: Sequence[Cell], store: ResultStore) -> tuple[dict[str, dict[
 
 def _simulate(waiting: dict[str, Cell], engine: Engine) -> Iterator[tuple[str, dict[str, Any]]]:
     """Keys and entries, as simulations end."""
-    function = partial(simulate_cells, code=code_version())
+    strategies = [cell.scenario.strategy for cell in waiting.values() if cell.scenario is not None]
+    own = {name: source_hash(name) for name in {one.name for one in strategies if one.is_own}}
+    function = partial(simulate_cells, code=code_version(), own=own)
     bundles = _Bundles(list(waiting.values()), engine.task_s)
     alone: list[Cell] = []
     for finished in dispatch(engine, function, bundles):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import assert_never
 
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.strategies.best_plan import plan_best
 from hdpsim.simulator.strategies.by_kind import plan_by_kind
 from hdpsim.simulator.strategies.hdp_naive import plan_naive
+from hdpsim.simulator.strategies.own import plan_own
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.static_mesh import plan_static
 
@@ -19,7 +19,7 @@ def make_plan(problem: PlanningProblem) -> Plan:
     static, and HDP without dynamic groups: the static mesh. hdp-balance without balancing is hdp-naive.
     The planners' makespan is the work of the busiest stage. Where the longest sequence's way through all stages of
     a pipeline binds, that says too little: no plan's makespan is below its ideal.
-    On nodes of several kinds see `by_kind`.
+    On nodes of several kinds see `by_kind`. Any other name is that of a function of one's own.
     """
     if problem.mixed is not None:
         return plan_by_kind(problem, problem.mixed, _plan)
@@ -29,7 +29,7 @@ def make_plan(problem: PlanningProblem) -> Plan:
 
 def _plan(problem: PlanningProblem) -> Plan:
     options = problem.options
-    name = options.name if options.dynamic_groups else "static"
+    name = options.name if options.dynamic_groups or options.is_own else "static"
     match name:
         case "static":
             return plan_static(problem)
@@ -38,4 +38,4 @@ def _plan(problem: PlanningProblem) -> Plan:
         case "hdp-balance":
             return plan_best(problem) if options.balancing else plan_naive(problem)
         case _:
-            assert_never(name)
+            return plan_own(problem)

@@ -80,7 +80,7 @@ def command(
 
 
 def _run(sweep: Sweep, cells: Sequence[Cell], kept: ResultStore, engine: Engine, output: Output) -> None:
-    from hdpsim.errors import InfeasibleError
+    from hdpsim.errors import InfeasibleError, OwnPlanError, StrategyError
     from hdpsim.experiments.cli.progress import long_progress
     from hdpsim.experiments.studies.report import one_line
     from hdpsim.experiments.sweeps.report import sweep_document
@@ -98,6 +98,10 @@ def _run(sweep: Sweep, cells: Sequence[Cell], kept: ResultStore, engine: Engine,
     if run.count("failed"):
         say(f"{run.count('failed')} cells failed; the same command tries them again", err=True)
         raise click.exceptions.Exit(1)
+    for status, kind in (("bad strategy", StrategyError), ("bad plan", OwnPlanError)):
+        reasons = dict.fromkeys(one_line(result.reason) for result in run.results if result.status == status)
+        if reasons:
+            raise kind("\n".join(list(reasons)[:10]))
     if not run.count("ok"):
         reasons = dict.fromkeys(one_line(result.reason) for result in run.results)
         raise InfeasibleError(

@@ -58,7 +58,8 @@ def parts(hint: Any) -> tuple[Any, ...]:
 
 def ranges_of(hint: Any, name: str) -> list[Range]:
     marks = [mark for part in parts(hint) if get_origin(part) is Annotated for mark in get_args(part)[1:]]
-    return [constant_range(name) if isinstance(mark, Constant) else mark for mark in marks]
+    marks = [constant_range(name) if isinstance(mark, Constant) else mark for mark in marks]
+    return [mark for mark in marks if isinstance(mark, Range)]
 
 
 def bad_values(hint: Any, name: str) -> list[object]:

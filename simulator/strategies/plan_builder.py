@@ -1,0 +1,166 @@
+"""Plans without arrays: micro-batches are added one by one, and build() checks and assembles them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from numbers import Integral
+
+import numpy as np
+
+from hdpsim.arrays import offsets_of
+from hdpsim.errors import PlanError
+from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.strategies.own import check_plan, least_offload
+from hdpsim.simulator.strategies.packing import Pieces, assemble
+from hdpsim.simulator.strategies.problem import PlanningProblem
+
+Piece = tuple[int, int, int]
+"""Sequence, first token, tokens: a part of a sequence."""
+
+
+class PlanBuilder:
+    """Collects the micro-batches of a plan.
+
+        builder = hdpsim.PlanBuilder(problem)
+        builder.add([0, 3, 4], ranks=[0])          # three sequences in one micro-batch on rank 0
+        builder.add(1, ranks=range(4, 8))          # one sequence, shared by four ranks
+        plan = builder.build()
+
+    Attributes:
+        problem: what is planned.
+        tokens_of_rank: tokens that every rank has so far (its share of groups).
+        next_slot: first slot of every rank behind all it has so far.
+    """
+
+    def __init__(self, problem: PlanningProblem) -> None:
+        self.problem = problem
+        self.tokens_of_rank = np.zeros(problem.ranks)
+        self.next_slot = np.zeros(problem.ranks, dtype=np.int64)
+        self._lengths: list[int] = problem.lengths.tolist()
+        self._pieces: list[list[Piece]] = []
+        self._members: list[list[int]] = []
+        self._slots: list[int] = []
+        self._offload: list[float] = []
+        self._taken: dict[tuple[int, int], int] = {}
+
+    def add(
+        self,
+        sequences: int | Iterable[int | Piece],
+        ranks: int | Iterable[int],
+        *,
+        slot: int | None = None,
+        offload: float | None = None,
+    ) -> int:
+        """Add a micro-batch.
+
+        Args:
+            sequences: one or several, by their place in problem.lengths; of parts of sequences a list of
+                (sequence, first token, tokens).
+            ranks: who computes it together.
+            slot: when its ranks run it: they run what they have by ascending slots. With a pipeline all ranks meet at
+                equal slots, and a slot that a rank leaves out idles. None: as soon as all are free.
+            offload: share of its activations that goes to host memory; None: as much as it takes to fit.
+
+        Returns:
+            The number of the micro-batch.
+
+        Raises:
+            PlanError: a sequence or rank that does not exist or comes twice, a slot that is taken.
+        """
+        number = len(self._members)
+        pieces = [self._piece(one, number) for one in _several(sequences)]
+        members = sorted(_whole(rank, f"micro-batch {number}: a rank") for rank in _several(ranks))
+        for what, empty in (("sequence", not pieces), ("rank", not members)):
+            if empty:
+                raise PlanError(f"micro-batch {number} has no {what}")
+        if len(set(members)) < len(members):
+            raise PlanError(f"micro-batch {number} has a rank twice: {members}")
+        if members[0] < 0 or members[-1] >= self.problem.ranks:
+            wrong = members[0] if members[0] < 0 else members[-1]
+            raise PlanError(
+                f"micro-batch {number}: rank {wrong} does not exist; ranks are 0 .. {self.problem.ranks - 1}"
+            )
+        if slot is None:
+            slot = int(self.next_slot[members].max())
+        elif _whole(slot, f"micro-batch {number}: slot") < 0:
+            raise PlanError(f"micro-batch {number}: slot {slot} is below 0")
+        for rank in members:
+            other = self._taken.setdefault((rank, int(slot)), number)
+            if other != number:
+                raise PlanError(f"micro-batches {other} and {number} both have slot {slot} on rank {rank}")
+        self._pieces.append(pieces)
+        self._members.append(members)
+        self._slots.append(int(slot))
+        tokens = sum(piece[2] for piece in pieces)
+        self._offload.append(self._offloaded(number, tokens, len(members), offload))
+        self.tokens_of_rank[members] += tokens / len(members)
+        self.next_slot[members] = np.maximum(self.next_slot[members], int(slot) + 1)
+        return number
+
+    def build(self, *, notes: Iterable[str] = ()) -> Plan:
+        """The plan, checked: every token once, capacity, members, order, no deadlock.
+
+        Raises:
+            PlanError: the first promise that is broken, and where.
+            DeadlockError: the cycle of ranks that wait for each other.
+        """
+        if not self._members:
+            raise PlanError("the plan has no micro-batch")
+        sizes = np.array([len(members) for members in self._members], dtype=np.int64)
+        counts = [len(pieces) for pieces in self._pieces]
+        flat = np.array([piece for pieces in self._pieces for piece in pieces], dtype=np.int64)
+        plan = assemble(
+            strategy=self.problem.options.name,
+            ranks=self.problem.ranks,
+            capacity_tokens=self.problem.capacity_tokens,
+            pieces=Pieces(
+                tokens=flat[:, 2],
+                sequence=flat[:, 0],
+                start=flat[:, 1],
+                micro_batch=np.repeat(np.arange(len(sizes)), counts),
+            ),
+            member_ranks=np.concatenate(self._members).astype(np.int64),
+            member_offsets=offsets_of(sizes),
+            slot=np.repeat(np.array(self._slots, dtype=np.int64), sizes),
+            offload_ratio=np.array(self._offload),
+            keep_holes=self.problem.stages > 1,
+            ideal_s=0.0,
+            makespan_s=0.0,
+            notes=tuple(notes),
+        )
+        check_plan(self.problem, plan)
+        return plan
+
+    def _piece(self, one: object, number: int) -> Piece:
+        parts = one if isinstance(one, tuple) else (one,)
+        sequence, *rest = (_whole(part, f"micro-batch {number}: a sequence") for part in parts)
+        if len(rest) not in (0, 2):
+            raise PlanError(f"micro-batch {number}: a part is (sequence, first token, tokens), got {one}")
+        if not 0 <= sequence < len(self._lengths):
+            raise PlanError(
+                f"micro-batch {number}: sequence {sequence} does not exist; sequences are 0 .. {len(self._lengths) - 1}"
+            )
+        start, tokens = rest or (0, self._lengths[sequence])
+        return sequence, start, tokens
+
+    def _offloaded(self, number: int, tokens: int, ranks: int, offload: float | None) -> float:
+        if offload is None:
+            ratio = float(least_offload(self.problem, np.array([tokens]), np.array([ranks]))[0])
+            return ratio if ratio <= 1.0 else 0.0  # too long for its ranks: build() says so
+        try:
+            ratio = float(offload)
+        except (TypeError, ValueError):
+            ratio = -1.0
+        if not 0.0 <= ratio <= 1.0:
+            raise PlanError(f"micro-batch {number}: offload must lie in 0 .. 1, got {offload}")
+        return ratio
+
+
+def _several(values: object) -> list[object]:
+    return list(values) if isinstance(values, Iterable) else [values]
+
+
+def _whole(value: object, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise PlanError(f"{what} must be a whole number, got {value!r}")
+    return int(value)
