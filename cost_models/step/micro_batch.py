@@ -62,6 +62,11 @@ class MicroBatches:
         columns += [column for column in (self.padding_tokens, self.crossing) if column is not None]
         return not any((column != column[0]).any() for column in columns)
 
+    def same_as(self, other: MicroBatches) -> bool:
+        """Do both hold the same micro-batches, in the same order?"""
+        pairs = ((getattr(self, name), getattr(other, name)) for name in self.__slots__)
+        return all((one is None) == (two is None) and np.array_equal(one, two) for one, two in pairs)
+
     @classmethod
     def single(cls, tokens: Ints) -> MicroBatches:
         """Micro-batches of one sequence on one rank each."""

@@ -1,8 +1,10 @@
-"""Plans whose ranks all do the same: it is enough to play one of them.
+"""Plans of which several ranks do the same: it is enough to play one of them.
 
 When every micro-batch costs the same and the members of a group run it at the same slot and have equally many slots,
 nobody ever waits for a member: by induction over the slots all of them arrive at the same time. Then a rank's step
 depends on its number of slots alone. This is what a static mesh makes of sequences of one length, at any size.
+
+Where micro-batches differ, ranks that share all of theirs with the same others are a team, and do the same.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hdpsim.arrays import Ints, offsets_of
+from hdpsim.arrays import Ints, offsets_of, ranges
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.execution import Execution, Noise
@@ -92,6 +94,54 @@ def members_in_step(plan: Plan, slots: Ints) -> bool:
     return True
 
 
+@dataclass(frozen=True, slots=True)
+class Teams:
+    """A plan of one rank of each team, which stands for a plan whose micro-batches all belong to teams.
+
+    Attributes:
+        plan: of one rank of each team; nothing is shared.
+        stands_for: [ranks]: the rank of that plan that does what each rank does.
+    """
+
+    plan: Plan
+    stands_for: Ints
+
+    def expanded(self, execution: Execution) -> Execution:
+        """The large plan's execution from the small one's."""
+        return replace(execution, account_s=execution.account_s[:, self.stands_for])
+
+
+def find_teams(plan: Plan, noise: Noise | None) -> Teams | None:
+    """The teams of a plan, or None where ranks share micro-batches with different others, or none at all."""
+    slots = np.diff(plan.order_offsets)
+    if noise is not None or len(plan.member_ranks) == plan.micro_batches:  # nothing is shared
+        return None
+    first_member = plan.member_ranks[plan.member_offsets[:-1]]
+    leader = np.arange(plan.ranks)
+    held = np.flatnonzero(plan.order != HOLE)[::-1]  # from behind, so that a rank's first micro-batch stays
+    leader[np.repeat(leader, slots)[held]] = first_member[plan.order[held]]
+    if (leader[plan.member_ranks] != np.repeat(leader[first_member], plan.group_size)).any():
+        return None
+    # Whoever leads a team is in it, and its micro-batches are those of all members, at the same slots.
+    if (leader[leader] != leader).any() or (slots != slots[leader]).any():
+        return None
+    start = plan.order_offsets[:-1]
+    if (plan.order != plan.order[ranges(start[leader], slots)]).any():
+        return None
+    leads = leader == np.arange(plan.ranks)
+    stands_for = np.cumsum(leads)[leader] - 1
+    small = replace(
+        plan,
+        ranks=int(leads.sum()),
+        member_ranks=stands_for[first_member],
+        member_offsets=np.arange(plan.micro_batches + 1, dtype=np.int64),
+        order=plan.order[ranges(start[leads], slots[leads])],
+        order_offsets=offsets_of(slots[leads]),
+        rank_capacity_tokens=None,
+    )
+    return Teams(small, stands_for)
+
+
 class Played(NamedTuple):
     """When a rank alone did what."""
 
@@ -102,29 +152,29 @@ class Played(NamedTuple):
     finished: bool
 
 
-def play_rank(
+def play_ranks(
     units: int,
     part_operation: list[int],
     part_offsets: list[int],
-    stage_of: list[int],
+    process_of: list[int],
     operation_s: list[float],
     result_delay_s: list[float],
     opening_s: list[float],
 ) -> Played:
-    """Play the pipeline of one rank; the arguments are those of a Program, stage_of by link.
+    """Play pipelines that share nothing; the arguments are those of a Program, process_of by operation.
 
-    Each stage runs on until its next input is not there yet; an operation that feeds another stage wakes it up.
+    Each process runs on until its next input is not there yet; an operation that feeds another one wakes it up.
     """
-    size, stages = len(operation_s), len(opening_s)
+    size = len(operation_s)
     place, last = part_offsets[:-1], part_offsets[1:]
     free_s = list(opening_s)
     input_s = [0.0] * units + [math.nan] * (size - units)  # NaN: not there yet
     start_s, end_s = [0.0] * size, [math.nan] * size
-    todo = list(range(stages))
+    todo = list(range(len(opening_s)))
     while todo:
-        stage = todo.pop()
-        at, now_s = place[stage], free_s[stage]
-        while at < last[stage]:
+        process = todo.pop()
+        at, now_s = place[process], free_s[process]
+        while at < last[process]:
             operation = part_operation[at]
             arrival_s = input_s[operation]
             if arrival_s != arrival_s:  # NaN
@@ -137,8 +187,8 @@ def play_rank(
             following = operation + units
             if following < size:
                 input_s[following] = now_s + result_delay_s[operation]
-                other = stage_of[following // units]
-                if other != stage:
+                other = process_of[following]
+                if other != process:
                     todo.append(other)
-        place[stage], free_s[stage] = at, now_s
+        place[process], free_s[process] = at, now_s
     return Played(start_s, end_s, place == last)

@@ -39,13 +39,17 @@ from hdpsim.simulator.play.execution import Execution, Noise
 from hdpsim.simulator.play.extras import Extras
 from hdpsim.simulator.play.lockstep import (
     find_lockstep,
+    find_teams,
     plan_of_lone_ranks,
-    play_rank,
+    play_ranks,
 )
 from hdpsim.simulator.play.lone import can_play, run_lone_ranks
 from hdpsim.simulator.play.program import Program, compile_program
 from hdpsim.simulator.play.repetition import steady_step
 from hdpsim.simulator.play.steady import lone_step_end
+
+FEW_PROCESSES = 128
+"""Stages of all ranks up to which plain Python plays ranks that share nothing."""
 
 
 def run_replay(plan: Plan, costs: StepCosts, noise: Noise | None = None) -> Execution:
@@ -57,7 +61,8 @@ def run_replay(plan: Plan, costs: StepCosts, noise: Noise | None = None) -> Exec
     lockstep = find_lockstep(plan, costs, noise)
     if lockstep is not None:
         return lockstep.expanded(replay_lone_ranks(costs, lockstep.counts))
-    return _run(plan, costs, noise)
+    teams = find_teams(plan, noise)
+    return _run(plan, costs, noise) if teams is None else teams.expanded(_run(teams.plan, costs, None))
 
 
 def replay_lone_ranks(costs: StepCosts, counts: Ints) -> Execution:
@@ -115,8 +120,9 @@ def play(program: Program, opening_s: Floats) -> tuple[Floats, Floats]:
     Raises:
         DeadlockError: some operations can never start.
     """
-    if program.ranks == 1 and program.extras is None:
-        return _play_alone(program, opening_s)
+    unshared = len(program.plan.member_ranks) == program.units
+    if unshared and program.extras is None and program.processes <= FEW_PROCESSES:
+        return _play_unshared(program, opening_s)
     units, duration_s, result_delay_s = program.units, program.operation_s, program.result_delay_s
     part_operation, last_part = program.part_operation, program.part_offsets[1:]
     extras = program.extras
@@ -172,16 +178,18 @@ def play(program: Program, opening_s: Floats) -> tuple[Floats, Floats]:
     return start_s, end_s
 
 
-def _play_alone(program: Program, opening_s: Floats) -> tuple[Floats, Floats]:
-    """One rank: a wave would hold an operation per stage at most, for which plain Python is far faster than numpy."""
-    played = play_rank(
+def _play_unshared(program: Program, opening_s: Floats) -> tuple[Floats, Floats]:
+    """Few ranks that share nothing: a wave would hold so few operations that plain Python is faster than numpy."""
+    stage = program.chain.stage[0 if program.way is None else program.way]  # [links] or [units, links]
+    process = np.atleast_2d(stage).T * program.ranks + program.plan.member_ranks
+    played = play_ranks(
         program.units,
         program.part_operation.tolist(),
         program.part_offsets.tolist(),
-        program.chain.stage[0].tolist(),
+        process.ravel().tolist(),
         program.operation_s.tolist(),
         program.result_delay_s.tolist(),
-        opening_s.tolist(),
+        np.repeat(opening_s, program.ranks).tolist(),
     )
     end_s = np.array(played.end_s)
     if not played.finished:

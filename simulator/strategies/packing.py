@@ -106,13 +106,18 @@ def best_fit(lengths: Ints, capacity_tokens: int) -> Ints:
 
 
 def _first_fit_decreasing(lengths: Ints, capacity_tokens: int) -> Ints:
-    """First fit, longest first, on a tournament tree over the packs' free room (O(log n) a sequence)."""
+    """First fit, longest first, on a tournament tree over the packs' free room (O(log packs) a sequence).
+
+    No two packs together hold less than one can, so that there are at most twice as many as the tokens fill.
+    """
     count = len(lengths)
-    size = 1 << max(1, (count - 1).bit_length())
+    most = min(count, 2 * -(-int(lengths.sum()) // capacity_tokens) + 1)
+    size = 1 << max(1, (most - 1).bit_length())
     tree = [capacity_tokens] * (2 * size)
     bins = np.empty(count, dtype=np.int64)
-    for i in np.argsort(-lengths, kind="stable").tolist():
-        length, node = int(lengths[i]), 1
+    order = np.argsort(-lengths, kind="stable")
+    for i, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
+        node = 1
         while node < size:
             node *= 2
             if tree[node] < length:
@@ -121,7 +126,10 @@ def _first_fit_decreasing(lengths: Ints, capacity_tokens: int) -> Ints:
         tree[node] -= length
         node //= 2
         while node:
-            tree[node] = max(tree[2 * node], tree[2 * node + 1])
+            room = max(tree[2 * node], tree[2 * node + 1])
+            if tree[node] == room:
+                break
+            tree[node] = room
             node //= 2
     return bins
 

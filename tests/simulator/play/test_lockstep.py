@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from hdpsim.cost_models.step.micro_batch import Epilogue, StepCosts
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.engine import run_engine
 from hdpsim.simulator.play.execution import Noise
-from hdpsim.simulator.play.lockstep import find_lockstep
+from hdpsim.simulator.play.lockstep import find_lockstep, find_teams
 from hdpsim.simulator.play.replay import run_replay
 
 
@@ -119,3 +121,56 @@ def test_members_with_different_numbers_of_slots_may_wait() -> None:
         order_offsets=np.array([0, 1, 3], dtype=np.int64),
     )
     assert find_lockstep(plan, costs(2, 2, 1), None) is None
+
+
+def mixed_costs(count: int, stages: int, chunks: int) -> StepCosts:
+    """Every micro-batch takes as much longer as its number says."""
+    equal = costs(count, stages, chunks, alike=False)
+    factor = 1.0 + 0.1 * np.arange(count)
+    return replace(
+        equal,
+        forward_terms_s=equal.forward_terms_s * factor,
+        backward_terms_s=equal.backward_terms_s * factor,
+    )
+
+
+def with_holes(plan: Plan) -> Plan:
+    """The plan with its slots from behind: ranks with fewer micro-batches begin with holes."""
+    slots = np.diff(plan.order_offsets)
+    last = int(slots.max())
+    order = np.full((plan.ranks, last), HOLE, dtype=np.int64)
+    for rank in range(plan.ranks):
+        own = plan.order[plan.order_offsets[rank] : plan.order_offsets[rank + 1]]
+        order[rank, last - len(own) :] = own[::-1]
+    return replace(plan, order=order.ravel(), order_offsets=np.arange(plan.ranks + 1) * last)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=5).filter(any),
+    st.integers(2, 3),
+    st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2)]),
+    st.booleans(),
+)
+def test_one_rank_of_a_team_says_what_all_do(
+    groups: list[int], degree: int, shape: tuple[int, int], backwards: bool
+) -> None:
+    plan, priced = mesh(groups, degree), mixed_costs(sum(groups), *shape)
+    if backwards and shape[0] > 1:
+        plan = with_holes(plan)
+    teams = find_teams(plan, None)
+    assert teams is not None
+    assert len(teams.plan.order_offsets) - 1 == len(groups) + (degree - 1) * groups.count(0)
+    played, engine = run_replay(plan, priced), run_engine(plan, priced)
+    assert played.step_s == pytest.approx(engine.step_s, rel=1e-12)
+    np.testing.assert_allclose(played.account_s, engine.account_s, rtol=1e-9, atol=1e-9)
+
+
+def test_ranks_that_share_with_different_others_are_no_team() -> None:
+    plan = mesh([2, 2], 2)  # ranks 0, 1 and ranks 2, 3; now rank 1 runs the last one instead of rank 3
+    members = plan.member_ranks.copy()
+    members[-2:] = [1, 2]
+    order = np.array([0, 1, 0, 1, 3, 2, 3, 2])
+    other = replace(plan, member_ranks=members, order=order, order_offsets=np.array([0, 2, 5, 7, 8]))
+    assert find_teams(other, None) is None
+    assert find_teams(mesh([2, 1], 1), None) is None  # nothing is shared

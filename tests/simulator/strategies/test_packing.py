@@ -131,3 +131,20 @@ def test_in_order_is_next_fit(lengths: list[int], capacity: int):
         room -= length
         expected.append(opened)
     assert bins(lengths, capacity, "in-order") == expected
+
+
+@given(
+    st.integers(1, 60).flatmap(
+        lambda most: st.tuples(st.just(most), st.lists(st.integers(1, most), min_size=1))
+    )
+)
+def test_first_fit_is_first_fit(batch: tuple[int, list[int]]):
+    capacity, lengths = batch
+    room: list[int] = []
+    expected = [0] * len(lengths)
+    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
+        place = next((at for at, left in enumerate(room) if left >= lengths[number]), len(room))
+        room += [capacity] * (place == len(room))
+        room[place] -= lengths[number]
+        expected[number] = place
+    assert bins(lengths, capacity, "first-fit") == expected
