@@ -58,11 +58,20 @@ _REASONS: Mapping[str, str] = {
 _OTHERWISE = "whatever it changes is hidden by something longer or larger"
 
 _SHOWN = frozenset(
-    {"layout.tp", "layout.pp", "layout.vpp", "layout.ep", "strategy.name", "execution.executor"}
+    {
+        "layout.tp",
+        "layout.pp",
+        "layout.vpp",
+        "layout.ep",
+        "strategy.name",
+        "execution.executor",
+        "execution.network",
+    }
 )
-"""Never looked at: what decides which GPU does what, and the executors, which give the same times by design."""
+"""Never looked at: what decides which GPU does what, the executors, which give the same times by design, and flows, of
+which every result says what they cost."""
 _NO_FIGURES = frozenset(
-    {"strategy", "planning_wall_s", "execution_wall_s", "events", "spans", "plan", "notes"}
+    {"strategy", "planning_wall_s", "execution_wall_s", "events", "spans", "plan", "notes", "network"}
 )
 
 
@@ -152,7 +161,8 @@ def _same_step(plain: Setup, step: _Step, mesh_degree: Callable[[], int | None] 
         degree = mesh_degree() if mesh_degree else None
         plan, problem, report = plan_batch(plain, step.lengths, mesh_degree=degree)
     same_recompute = plain.layout.recompute.kind == setup.layout.recompute.kind
-    if costs.data_path == step.costs.data_path and same_recompute and _same(plan, result.plan):
+    flows = setup.execution.network == "flows"  # whose links no cost knows
+    if costs.data_path == step.costs.data_path and same_recompute and _same(plan, result.plan) and not flows:
         return True
     played = simulate_plan(plain, plan, problem, report)
     return _needed(played.memory) == _needed(result.memory) and all(
@@ -205,6 +215,8 @@ def _needed(report: MemoryReport) -> tuple[int, ...]:
 def _same(one: object, other: object) -> bool:
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return np.array_equal(cast("ArrayLike", one), cast("ArrayLike", other))
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(_same(*pair) for pair in zip(one, other, strict=True))
     if is_dataclass(one) and type(one) is type(other):
         return all(_same(getattr(one, field.name), getattr(other, field.name)) for field in fields(one))
     return one == other

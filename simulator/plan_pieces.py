@@ -11,10 +11,14 @@ from hdpsim.cost_models.step.step import step_costs
 from hdpsim.simulator.plan import Plan
 
 
-def plan_costs(cost: MicroBatchCost, mixed: MixedCost | None, plan: Plan, *, data_s: float) -> StepCosts:
-    """What everything in a plan takes; *mixed*: on nodes of several kinds."""
+def plan_costs(
+    cost: MicroBatchCost, mixed: MixedCost | None, plan: Plan, *, data_s: float, traffic: bool = False
+) -> StepCosts:
+    """What everything in a plan takes; *mixed*: on nodes of several kinds; *traffic*: say, too, what is sent."""
     if mixed is None:
-        return step_costs(cost, distinct_micro_batches(cost, plan), plan.ranks, data_s=data_s)
+        return step_costs(
+            cost, distinct_micro_batches(cost, plan), plan.ranks, data_s=data_s, traffic=traffic
+        )
     batches = plan_micro_batches(cost, plan)
     return mixed.step_costs(batches, plan.member_ranks, plan.member_offsets, data_s=data_s)
 

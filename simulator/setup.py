@@ -20,6 +20,7 @@ from hdpsim.simulator.own import OWN_WORDS, is_own_name
 StrategyName = Literal["static", "hdp-naive", "hdp-balance"]
 OwnStrategyName = Annotated[str, Text(is_own_name, OWN_WORDS)]
 Executor = Literal["replay", "engine"]
+Network = Literal["independent", "flows"]
 Packing = Literal["in-order", "first-fit", "best-fit", "concatenate"]
 
 
@@ -63,6 +64,8 @@ class ExecutionOptions(Checked):
 
     executor: Executor = "replay"
     """In closed form, or event by event; both give the same times."""
+    network: Network = "independent"
+    """Transfers between nodes at rates of their own, or as flows that share links (the engine plays)."""
     seed: Number = 0
     """Of everything that is drawn at random: the same machines and moments under every strategy and layout."""
     jitter: Share = 0.0

@@ -13,9 +13,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hdpsim.arrays import Floats, Ints
+from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.feasibility import check_mixed, rank_kinds
 from hdpsim.cost_models.hardware.mixed import MixedCluster
+from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.memory.report import MemoryReport
+from hdpsim.cost_models.network.links import Links
 from hdpsim.cost_models.reading.checked import expect
 from hdpsim.cost_models.step.loading import DataPath, node_loading_s
 from hdpsim.cost_models.step.micro_batch import MicroBatches, StepCosts
@@ -30,7 +33,9 @@ from hdpsim.ranges import LIMITS
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.plan_pieces import plan_costs, plan_micro_batches
 from hdpsim.simulator.play.engine import run_engine
-from hdpsim.simulator.play.execution import Execution, Noise, Spans
+from hdpsim.simulator.play.execution import Execution, Noise, SharedLinks, Spans
+from hdpsim.simulator.play.flow_engine import run_flows
+from hdpsim.simulator.play.flow_routes import Wired
 from hdpsim.simulator.play.noise import draw_noise, synchronised_pause_s
 from hdpsim.simulator.play.replay import run_replay
 from hdpsim.simulator.play.tails import with_tails
@@ -86,6 +91,7 @@ class StepResult:
         spans: the timeline if it was asked for.
         plan: what was played.
         notes: assumptions and remarks for the reader.
+        network: what sharing links does; None: transfers are independent.
     """
 
     strategy: str
@@ -114,6 +120,7 @@ class StepResult:
     plan: Plan
     notes: tuple[str, ...]
     work_left_out: float = 0.0
+    network: SharedLinks | None = None
 
 
 @shared(most=64)
@@ -265,9 +272,14 @@ def micro_batches(problem: PlanningProblem, plan: Plan) -> MicroBatches:
 
 def price_plan(setup: Setup, problem: PlanningProblem, plan: Plan) -> StepCosts:
     """What everything in the plan takes."""
+    flows = setup.execution.network == "flows"
+    if flows and problem.mixed is not None:
+        raise InfeasibleError(
+            "execution.network = flows is not modelled on nodes of several kinds; use execution.network = independent"
+        )
 
     def priced(data_s: float) -> StepCosts:
-        return plan_costs(problem.cost, problem.mixed, plan, data_s=data_s)
+        return plan_costs(problem.cost, problem.mixed, plan, data_s=data_s, traffic=flows)
 
     settled, lengths = replace(setup, layout=settled_layout(setup, plan)), problem.lengths
     costs = _with_data(settled, problem.cost, priced, tokens=int(lengths.sum()), sequences=len(lengths))
@@ -430,6 +442,7 @@ def result_of(
         planning_wall_s=0.0,
         execution_wall_s=0.0,
         events=execution.events,
+        network=execution.network,
         spans=execution.spans,
         plan=plan,
         notes=(
@@ -451,11 +464,25 @@ def _calibration_names(setup: Setup) -> str:
 
 
 def _play(setup: Setup, plan: Plan, costs: StepCosts, noise: Noise | None) -> Execution:
-    if setup.execution.executor == "engine":
+    if setup.execution.network == "flows":
+        execution = run_flows(plan, costs, wired(setup), noise, spans=setup.execution.spans)
+    elif setup.execution.executor == "engine":
         execution = run_engine(plan, costs, noise, spans=setup.execution.spans)
     else:
         execution = run_replay(plan, costs, noise)
     return with_allocator_waits(plan, costs.allocator_s, execution)
+
+
+def wired(setup: Setup) -> Wired:
+    """The links of the setup's cluster, and who has which GPU."""
+    seed = int(setup.execution.seed)
+    links = _links_of(setup.cluster, setup.calibration.network, seed)
+    return Wired(links=links, parallel=setup.layout.parallel, seed=seed)
+
+
+@shared(most=8)
+def _links_of(cluster: Cluster, calibration: NetworkCalibration, seed: int) -> Links:
+    return Links.of(cluster, calibration, seed=seed)
 
 
 def _data_path(setup: Setup, cost: MicroBatchCost, tokens: int, sequences: int) -> DataPath:

@@ -142,7 +142,8 @@ def _is_uniform(setup: Setup, batch: _Batch) -> bool:
     """Whether every micro-batch of the static mesh is like the first, and nothing is drawn at random."""
     options, execution = setup.strategy, setup.execution
     plain = options.name == "static" and setup.layout.parallel.cp is not None
-    replayed = execution.executor == "replay" and execution.draws_nothing and not execution.has_tails
+    replayed = execution.executor == "replay" and execution.network == "independent"
+    replayed = replayed and execution.draws_nothing and not execution.has_tails
     fills = 0 < batch.tokens <= setup.context_tokens and batch.sequences > 0
     mixed = len(setup.cluster.kinds) > 1
     if mixed or not (plain and replayed and fills) or setup.memory.overheads.host_run_ahead:

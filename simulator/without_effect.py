@@ -193,8 +193,13 @@ def _of_strategy(setup: Setup, largest_group: int | None) -> Iterator[Rule]:
 
 def _of_execution(setup: Setup) -> Iterator[Rule]:
     options = setup.execution
+    yield "all GPUs are on one node" if setup.cluster.nodes == 1 else "", _keys("execution", "network")
+    hashed = options.network == "flows" and setup.cluster.fabric.routing == "ecmp"
     drawn = options.draws_steps or options.slow_node_share or options.gpu_spread
-    yield "" if drawn else "no jitter, slow nodes, spread or pauses are drawn", _keys("execution", "seed")
+    yield (
+        "" if drawn or hashed else "no jitter, slow nodes, spread or pauses are drawn",
+        _keys("execution", "seed"),
+    )
     yield "" if options.node_jitter else "node_jitter is 0", _keys("execution", "node_jitter_steps")
     none = "" if options.slow_period_share else "slow_period_share is 0"
     yield none, _keys("execution", "slow_period_factor slow_period_steps")

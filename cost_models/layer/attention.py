@@ -21,6 +21,7 @@ from hdpsim.cost_models.kernels.products import (
     memory_bound_s,
 )
 from hdpsim.cost_models.kernels.unfused_attention import unfused_attention_s
+from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives, GroupShape
 from hdpsim.cost_models.network.fabric import FabricModel
@@ -311,6 +312,39 @@ class AttentionCost:
             return RingTimes(attention=step, merge=np.zeros(len(sizes)), wait=np.zeros(len(sizes)))
         return self.ring(step, tokens_per_rank, sizes, tier, backward=backward, crossing=crossing)
 
+    def sent(
+        self,
+        segment_tokens: Ints,
+        segment_offsets: Ints,
+        group_size: Ints,
+        tier: Ints,
+        tokens_per_rank: Floats,
+        *,
+        backward: bool,
+        crossing: Floats | None = None,
+    ) -> SentTimes:
+        """What goes round between nodes for the attention of one layer; see times for the arguments."""
+        sizes = group_size.astype(np.float64)
+        of_segment = np.repeat(sizes, np.diff(segment_offsets))
+        step_s = np.add.reduceat(
+            self._segment_s(segment_tokens.astype(np.float64), of_segment, backward=backward),
+            segment_offsets[:-1],
+        )
+        far = (sizes > 1.0) & (tier > 0)
+        if self._exchange is not None:
+            hidden_s = step_s if self._gathered_ring else np.zeros_like(step_s)
+            return self._exchange.sent(tokens_per_rank, sizes, tier, hidden_s, backward=backward)
+        rate = np.broadcast_to(self._link_bytes_per_s(sizes, tier, crossing), sizes.shape)
+        volume = tokens_per_rank * self.kv_bytes_per_token * (RING_BACKWARD_VOLUME if backward else 1.0)
+        hop_s = self.hop_s(tokens_per_rank, sizes, tier, backward=backward, crossing=crossing)
+        return SentTimes(
+            times=np.where(far, sizes - 1.0, 0.0),
+            hidden_s=step_s + self.merge_s(tokens_per_rank),
+            fixed_s=hop_s - volume / rate,
+            sent_bytes=volume,
+            bytes_per_s=rate,
+        )
+
     def _segment_s(self, tokens: Floats, group_size: Floats, *, backward: bool) -> Floats:
         """Per segment: all of it on one rank, or one step of its ring; only what occurs is worked out."""
         alone = group_size == 1.0
@@ -352,6 +386,39 @@ class ContextExchange:
             here = (sizes == size) & (tiers == level)
             out[here] = self._of_group(tokens[here], self._shape(size, level), backward=backward)
         return out
+
+    def sent(
+        self, tokens_per_rank: Floats, group_size: Floats, tier: Ints, hidden_s: Floats, *, backward: bool
+    ) -> SentTimes:
+        """What a GPU sends to other nodes in all collectives of one layer, and the time they take.
+
+        all-gather  ring of nodes: (d - 1) / d of the gathered bytes over the NICs of a node's members
+        ulysses     the share of a rank's bytes that other nodes get
+        """
+        far = (group_size > 1.0) & (tier > 0)
+        seconds = np.where(far, self.seconds(tokens_per_rank, group_size, tier, backward=backward), 0.0)
+        sent, rate = np.zeros_like(seconds), np.ones_like(seconds)
+        for size, level in {(int(d), int(t)) for d, t in zip(group_size[far], tier[far], strict=True)}:
+            here = far & (group_size == size) & (tier == level)
+            group, tokens, heads = self._shape(size, level), tokens_per_rank[here], self._heads
+            wires = self._collectives.wires(group)
+            if self._layout.context.kind == "ulysses":
+                copies = max(1.0, size / heads.kv_heads)
+                width = heads.heads * heads.query_dim + copies * heads.kv_width + heads.output_width
+                sent[here] = BF16_BYTES * width * tokens * (1.0 - group.ranks_per_node / size)
+                rate[here] = min(network for _, network in wires.remote)
+            else:
+                passes = 2.0 if backward and self._layout.context.kind == "all-gather" else 1.0
+                volume = passes * BF16_BYTES * heads.kv_width * tokens * (size - 1)
+                sent[here] = volume / group.ranks_per_node
+                rate[here] = wires.nic_bytes_per_s
+        return SentTimes(
+            times=far.astype(np.float64),
+            hidden_s=hidden_s,
+            fixed_s=np.maximum(0.0, seconds - sent / rate),
+            sent_bytes=np.minimum(sent, seconds * rate),
+            bytes_per_s=rate,
+        )
 
     def _of_group(self, tokens: Floats, group: GroupShape, *, backward: bool) -> Floats:
         kind = self._layout.context.kind

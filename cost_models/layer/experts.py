@@ -9,6 +9,7 @@ import numpy as np
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.kernels.products import BF16_BYTES
+from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layer.tensor_parallel import beside_s
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives
@@ -72,6 +73,17 @@ class ExpertParallel:
         if self._layout.experts.dispatch == "all-to-all":
             return np.asarray(2 * self._collectives.all_to_all_s(volume, self._group))
         return np.asarray(2 * self._fused_s(volume))
+
+    def sent(self, tokens: Floats, exposed_s: Floats) -> SentTimes | None:
+        """What a GPU sends to other nodes in one direction (*exposed_s* of it shows); None: experts are on one node."""
+        group, model = self._group, self._model
+        if group.nodes == 1:
+            return None
+        volume = 2.0 * self._routed_bytes(tokens) * (1.0 - group.ranks_per_node / group.ranks)
+        if self._layout.experts.dispatch != "all-to-all":
+            volume = volume * parts_of_a_token(model.experts, model.top_k, group.nodes) / model.top_k
+        rate = min(network for _, network in self._collectives.wires(group).remote)
+        return SentTimes.of_collective(self.all_to_all_s(tokens), volume, rate, exposed_s=exposed_s)
 
     def _fused_s(self, volume: Floats) -> Floats:
         """One way of a fused dispatch: NVLink and NICs at once, no copy into place, one launch."""

@@ -19,6 +19,7 @@ from hdpsim.cost_models.layer.adapters import adapted_matrices, adapter_ops, ada
 from hdpsim.cost_models.layer.experts import ExpertParallel
 from hdpsim.cost_models.layer.gemms import LayerGemms
 from hdpsim.cost_models.layer.host import launches_behind_counts
+from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layer.small_kernels import SmallKernels
 from hdpsim.cost_models.layer.tensor_parallel import TensorParallel
 from hdpsim.cost_models.layout.layout import Layout
@@ -148,6 +149,20 @@ class LayerCost:
     def expert_all_to_all_s(self, tokens: Floats) -> Floats:
         """Dispatch and combine of the routed tokens, see experts."""
         return np.zeros_like(tokens) if self._experts is None else self._experts.all_to_all_s(tokens)
+
+    def tensor_parallel_sent(self, tokens: Floats) -> tuple[SentTimes, SentTimes] | None:
+        """What tensor parallelism sends to other nodes, forward and backward; None: nothing."""
+        # What is cut besides (experts) sends on its own, and is not followed.
+        parallel = self._tensor_parallel
+        if parallel.overlaps:
+            exposed_s = parallel.overlapped_s(tokens, self._around)
+        else:
+            exposed_s = parallel.sides_s(tokens, len(self._around))
+        return parallel.sent(tokens, len(self._around), exposed_s)
+
+    def expert_sent(self, tokens: Floats, exposed_s: Floats) -> SentTimes | None:
+        """What experts send to other nodes in either direction; None: nothing."""
+        return None if self._experts is None else self._experts.sent(tokens, exposed_s)
 
     @priced("host")
     def counts_wait_s(self, tokens: Floats) -> Floats:

@@ -13,6 +13,7 @@ from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.kernels.formats import BLOCK_SCALED, OPERAND_BYTES
 from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layer.gemms import LayerGemms
+from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.tracing import priced
@@ -224,6 +225,29 @@ class TensorParallel:
             else:
                 backward.append(scatter)
         return np.asarray(sum(forward)), np.asarray(sum(backward))
+
+    def sent(
+        self, tokens: Floats, pairs: int, exposed_s: tuple[Floats, Floats]
+    ) -> tuple[SentTimes, SentTimes] | None:
+        """What a GPU sends to other nodes, forward and backward; None: the group sits on one node.
+
+        *exposed_s*: what the collectives add to both. See sides_s for the formulas.
+        """
+        group, layout = self._group, self._layout
+        if group.nodes == 1:
+            return None
+        share = (group.ranks - 1) / group.ranks / group.ranks_per_node
+        volume = self._tensor_bytes(tokens)
+        rate = self._collectives.wires(group).nic_bytes_per_s
+        sides = []
+        for backward, seconds in enumerate(self.sides_s(tokens, pairs)):
+            passes: float = 2.0
+            if layout.tensor.sequence_parallel:
+                again = backward and not (layout.tensor.batch_first or self._frozen)
+                passes = 1.0 + self._operand_share * (2 + self._two_gradients if again else 1)
+            sent = pairs * passes * share * volume
+            sides.append(SentTimes.of_collective(seconds, sent, rate, exposed_s=exposed_s[backward]))
+        return sides[0], sides[1]
 
     def _decomposed_s(self, tokens: Floats, blocks: list[BlockGemms]) -> tuple[Floats, Floats]:
         """The same of a compiler that breaks a gather and the product it feeds, or a product and its reduction, apart.

@@ -101,6 +101,15 @@ class GroupShape:
         if not 0.0 < self.nic_share <= 1.0:
             raise ValueError(f"nic_share must be in (0, 1], got {self.nic_share}")
 
+    def sent_to_other_nodes(self, bytes_total: float) -> float:
+        """Bytes that each member's NIC sends while *bytes_total* are gathered, or reduced and scattered, on rings.
+
+        A ring leaves a node once with (n - 1)/n of the bytes; several rings share the NICs of a node's members.
+        """
+        if self.nodes == 1:
+            return 0.0
+        return bytes_total * (self.ranks - 1) / self.ranks / self.ranks_per_node
+
 
 @dataclass(frozen=True, slots=True)
 class Collectives:

@@ -7,7 +7,7 @@ nothing else can be read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from typing import TypeVar
 
@@ -25,11 +25,13 @@ from hdpsim.cost_models.layer.head import OutputHead
 from hdpsim.cost_models.layer.host import HostTime
 from hdpsim.cost_models.layer.layer import LayerCost
 from hdpsim.cost_models.layer.recomputation import repeated_share
+from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.activations import activation_bytes_per_token_layer
 from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.step.micro_batch import MicroBatches
+from hdpsim.cost_models.step.traffic import TrafficKind
 from hdpsim.cost_models.tracing import Latest, remembered, shared
 from hdpsim.cost_models.transformer.matrices import prediction_matrix
 from hdpsim.cost_models.transformer.model import Model, dense_layer_count
@@ -112,6 +114,31 @@ class LayerPrices:
         if batches.crossing is not None:
             columns = (batches.crossing, *columns)
         return self._once("terms", columns, sides, lambda: self._terms_s(batches, tokens, sides))
+
+    def attention_sent(self, batches: MicroBatches, tokens: Floats, *, backward: bool) -> SentTimes:
+        """What context parallelism sends between nodes for one layer."""
+        return self.attention.sent(
+            batches.segment_tokens,
+            batches.segment_offsets,
+            batches.group_size,
+            batches.tier,
+            tokens,
+            backward=backward,
+            crossing=batches.crossing,
+        )
+
+    def linear_sent(
+        self, tokens: Floats, terms: LayerTerms, *, moe: bool
+    ) -> Iterator[tuple[TrafficKind, bool, SentTimes]]:
+        """What tensor and expert parallelism send between nodes for one layer: kind, backward, transfers."""
+        parallel = self._costs[moe].tensor_parallel_sent(tokens)
+        for backward in (False, True):
+            if parallel is not None:
+                yield "tensor", backward, parallel[backward]
+            exposed_s = terms[moe, backward][TERM_ROWS["expert_all_to_all"]]
+            experts = self._costs[moe].expert_sent(tokens, exposed_s)
+            if experts is not None:
+                yield "experts", backward, experts
 
     def heads_s(self, tokens: Floats, sides: tuple[bool, ...]) -> dict[bool, Floats]:
         """[n] by side (backward): projection and loss; not to be changed."""

@@ -9,6 +9,7 @@ import numpy as np
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.layout.groups import Schedule
 from hdpsim.cost_models.step.loading import DataPath
+from hdpsim.cost_models.step.traffic import StepTraffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +178,8 @@ class StepCosts:
     """What members of a group take that are faster than its slowest one; None: all members take the same."""
     data_path: DataPath | None = None
     """What runs beside training to get the next batches ready; None: nothing that could be late."""
+    traffic: StepTraffic | None = None
+    """What is sent between nodes, for whoever asked; None: nobody did."""
 
     @property
     def forward_s(self) -> Floats:
@@ -206,6 +209,7 @@ class StepCosts:
             backward_terms_s=_repeated(self.backward_terms_s, count),
             weight_terms_s=None if self.weight_terms_s is None else _repeated(self.weight_terms_s, count),
             transfer_s=_repeated(self.transfer_s, count),
+            traffic=None if self.traffic is None else self.traffic.repeated(count),
             alike=True,
         )
 

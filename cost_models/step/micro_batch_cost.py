@@ -16,11 +16,14 @@ from hdpsim.cost_models.kernels.casts import maxima_s
 from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layer.gradient_accumulation import accumulation_s
 from hdpsim.cost_models.layer.host import pass_host_s
+from hdpsim.cost_models.layer.sent import SentTimes
+from hdpsim.cost_models.layout.groups import ContextParallelKind
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.step.layer_prices import TERM_ROWS, TERMS, layer_prices
 from hdpsim.cost_models.step.micro_batch import MicroBatches, StepSums
 from hdpsim.cost_models.step.sharded_parameters import ShardedParameters
+from hdpsim.cost_models.step.traffic import Traffic, TrafficKind
 from hdpsim.cost_models.tracing import priced, remembered, shared
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import StageContents, stage_contents
@@ -223,10 +226,58 @@ class MicroBatchCost:
         """
         if self.layout.parallel.pp == 1:
             return np.zeros(batches.count)
-        volume = BF16_BYTES * self.model.hidden / self.layout.parallel.tp * self._tokens(batches)
         restart_s = 0.0 if self.layout.pipeline.overlap else RESTART_SHARE * self.cal.micro_batch_fixed_s
         latency_s, byte_s = _stage_links(self.fabric, self.layout.of_stages, ranks)
-        return np.asarray(latency_s + restart_s + volume * byte_s)
+        return np.asarray(latency_s + restart_s + self._transfer_bytes(batches) * byte_s)
+
+    def _transfer_bytes(self, batches: MicroBatches) -> Floats:
+        return np.asarray(BF16_BYTES * self.model.hidden / self.layout.parallel.tp * self._tokens(batches))
+
+    def traffic(self, batches: MicroBatches) -> tuple[Traffic, ...]:
+        """What forwards and backwards of these micro-batches send between nodes, recomputation included."""
+        tokens = self._tokens(batches)
+        layers = self._layers.terms_s(batches, tokens, (False, True))
+        found: list[Traffic] = []
+
+        def add(kind: TrafficKind, backward: bool, term: str, counts: list[int], sent: SentTimes) -> None:
+            times = np.array(counts, dtype=np.float64)[:, None] * sent.times
+            if not (times * sent.sent_bytes).any():
+                return
+            row = TERM_ROWS[term]
+            found.append(Traffic(kind=kind, backward=backward, term=row, times=times, sent=sent))
+            repeats = 0.0 if backward else float(self._repeats[row])
+            if repeats:
+                again = TERM_ROWS["recompute"]
+                found.append(Traffic(kind=kind, backward=True, term=again, times=repeats * times, sent=sent))
+
+        context: dict[ContextParallelKind, TrafficKind] = {"ring": "ring", "ulysses": "spread"}
+        for backward in (False, True):
+            if (batches.group_size > 1).any():
+                every = [sum(counts.values()) for counts in self._counts]
+                sent = self._layers.attention_sent(batches, tokens, backward=backward)
+                add(context.get(self.layout.context.kind, "exchange"), backward, "ring_wait", every, sent)
+        terms = {"tensor": "tp_communication", "experts": "expert_all_to_all"}
+        for moe in (False, True):
+            counts = [by_kind[moe] for by_kind in self._counts]
+            if not any(counts):
+                continue
+            for kind, backward, sent in self._layers.linear_sent(tokens, layers, moe=moe):
+                add(kind, backward, terms[kind], counts, sent)
+            for backward in (False, True):
+                if self._sharded is not None:
+                    compute_s = self._compute_s(layers, backward)[moe]
+                    shards = self._sharded.sent(moe, compute_s, backward=backward)
+                    if shards is not None:
+                        add("shards", backward, "layer_gather", counts, shards)
+        return tuple(found)
+
+    def transfer_traffic(self, batches: MicroBatches, ranks: int) -> tuple[Floats, Floats]:
+        """[n] each: bytes that a GPU sends to the next stage, and what of transfer_s does not depend on the rate."""
+        if self.layout.parallel.pp == 1:
+            return np.zeros(batches.count), np.zeros(batches.count)
+        _, byte_s = _stage_links(self.fabric, self.layout.of_stages, ranks)
+        volume = self._transfer_bytes(batches)
+        return volume, np.asarray(self.transfer_s(batches, ranks) - volume * byte_s)
 
     @property
     def _visited(self) -> Ints:

@@ -14,6 +14,7 @@ from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
+from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives, GroupShape
 from hdpsim.cost_models.tracing import priced
@@ -76,6 +77,9 @@ class UnitTraffic:
     """Packing the gradients into the buffer of the reduction, and the reduction."""
     list_s: float = 0.0
     """What the host needs for the lists of one gather or reduction, the GPU's queue empty."""
+    gathered_bytes: float = 0.0
+    """What a GPU sends to other nodes in the gather."""
+    reduced_bytes: float = 0.0
 
 
 class ShardedParameters:
@@ -103,16 +107,18 @@ class ShardedParameters:
 
     def _traffic(self, dense: int, experts: int, *, tensors: int) -> UnitTraffic:
         """Collectives of a unit with so many parameters on a GPU, in so many *tensors*."""
-        gather = reduce = moved = 0.0
+        gather = reduce = moved = gathered_bytes = reduced_bytes = 0.0
         for parameters, groups in ((dense, self._dense), (experts, self._experts)):
             if not parameters or groups.shard.ranks == 1:
                 continue
             if not self._model.frozen:  # of adapters next to nothing
                 volume = self._layout.precision.gradient_bytes * parameters
                 reduce += float(self._collectives.reduce_scatter_s(volume, groups.shard, in_place=True))
+                reduced_bytes += groups.shard.sent_to_other_nodes(volume)
             moved += parameters
             volume = BF16_BYTES * parameters
             gather += float(self._collectives.all_gather_s(volume, groups.shard, in_place=True))
+            gathered_bytes += groups.shard.sent_to_other_nodes(volume)
         copies = self._layout.sharding.copies
         copied = moved if copies != "none" and not self._model.frozen else 0.0
         copy_in_bytes = (BF16_BYTES + self._layout.precision.gradient_bytes) * copied
@@ -122,7 +128,26 @@ class ShardedParameters:
             copy_out_s=float(memory_bound_s(copy_out_bytes, self._gpu, self._cal)),
             reduce_s=reduce + float(memory_bound_s(copy_in_bytes, self._gpu, self._cal)),
             list_s=self._lists_s(tensors),
+            gathered_bytes=gathered_bytes,
+            reduced_bytes=reduced_bytes,
         )
+
+    def sent(self, moe: bool, layer_s: Floats, *, backward: bool) -> SentTimes | None:
+        """What a GPU sends to other nodes for one layer, beside *layer_s* of compute; None: nothing."""
+        unit = self._layers[moe]
+        volume = unit.gathered_bytes + unit.reduced_bytes * backward
+        if not volume:
+            return None
+        seconds = np.full_like(layer_s, unit.gather_s + unit.reduce_s * backward)
+        rate = self._collectives.wires(self._dense.shard).nic_bytes_per_s
+        beside_s = layer_s + self._cal.overlap_slowdown * seconds
+        hidden_s = beside_s if self._layout.sharding.overlap else None
+        return SentTimes.of_collective(seconds, np.full_like(layer_s, volume), rate, hidden_s=hidden_s)
+
+    @property
+    def shard(self) -> GroupShape:
+        """The GPUs that share one copy of a layer."""
+        return self._dense.shard
 
     def _lists_s(self, tensors: int) -> float:
         """Host time of collectives that take a list with a tensor for every rank, one collective for each tensor.

@@ -26,6 +26,7 @@ from hdpsim.cost_models.step.micro_batch import Epilogue, MicroBatches, StepCost
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.step.optimizer import gradient_buffer_s, optimizer_s
 from hdpsim.cost_models.step.sharded_parameters import ShardGroups
+from hdpsim.cost_models.step.traffic import StepTraffic, SumTraffic
 from hdpsim.cost_models.tracing import priced, remembered
 from hdpsim.cost_models.transformer.matrices import layer_tensors
 from hdpsim.cost_models.transformer.parameters import stage_contents
@@ -122,14 +123,8 @@ def step_sums(cost: MicroBatchCost, ranks: int) -> StepSums:
 def _summed(cost: MicroBatchCost, ranks: int) -> StepSums:
     """See epilogue."""
     model, layout, cal = cost.model, cost.layout, cost.cal
-    trained = [trained_per_gpu(model, layout, stage) for stage in range(layout.parallel.pp)]
-    dense, experts = np.array([(part.dense, part.experts) for part in trained], dtype=np.float64).T
-    spread = layout.parallel.expert_gpus
-    copies = max(1, ranks * layout.parallel.tp // spread)
     gather, sync, first_gather, last_sync, optimizer = (np.zeros(layout.parallel.pp) for _ in range(5))
-    for counts, members, stride in ((dense, ranks, layout.parallel.rank_stride), (experts, copies, spread)):
-        if not counts.any():
-            continue
+    for counts, members, stride, _ in _sharers(cost, ranks):
         if layout.sharding.kind == "zero3":
             groups = ShardGroups.of(layout, cost.collectives, members, stride)
             shards = counts / groups.shard.ranks
@@ -165,6 +160,78 @@ def _summed(cost: MicroBatchCost, ranks: int) -> StepSums:
         optimizer_s=optimizer,
         tied_sync_s=_tied_sync_s(cost, ranks),
     )
+
+
+def step_traffic(cost: MicroBatchCost, batches: MicroBatches, ranks: int) -> StepTraffic:
+    """What a step with these micro-batches sends between nodes."""
+    layout, collectives = cost.layout, cost.collectives
+    sums_s = step_sums(cost, ranks)
+    gathers: list[SumTraffic] = []
+    sums: list[SumTraffic] = []
+    for counts, members, stride, within in _sharers(cost, ranks):
+        groups = ShardGroups.of(layout, collectives, members, stride)
+        gradients = layout.precision.gradient_bytes * counts
+        if layout.sharding.kind in ("zero1", "zero2"):
+            gathers.append(_sum_traffic(cost, BF16_BYTES * counts, groups.shard, within))
+        if layout.sharding.kind == "none" or layout.sharding.gradient_all_reduce:
+            everyone = collectives.group(members, stride=stride)
+            sums.append(_sum_traffic(cost, 2.0 * gradients, everyone, within))
+            continue
+        if layout.sharding.kind != "zero3":
+            sums.append(_sum_traffic(cost, gradients, groups.shard, within))
+        if groups.replicas is not None:
+            apart = within * groups.shard.ranks
+            sums.append(_sum_traffic(cost, 2.0 * gradients / groups.shard.ranks, groups.replicas, apart))
+    transfer_bytes, transfer_fixed_s = cost.transfer_traffic(batches, ranks)
+    return StepTraffic(
+        passes=cost.traffic(batches),
+        transfer_bytes=transfer_bytes,
+        transfer_fixed_s=transfer_fixed_s,
+        node_bytes_per_s=float(cost.fabric.bytes_per_s(0)),
+        gathers=tuple(one for one in gathers if one.sent_bytes.any()),
+        gather_s=sums_s.gather_s,
+        sums=tuple(one for one in sums if one.sent_bytes.any()),
+        sync_s=sums_s.sync_s,
+        shard_ranks=layout.sharding.ranks or ranks if layout.sharding.kind == "zero3" else 1,
+        expert_ranks=(layout.parallel.ep, layout.parallel.expert_cut),
+    )
+
+
+def _sum_traffic(cost: MicroBatchCost, volume: Floats, group: GroupShape, stride: int) -> SumTraffic:
+    """*stride*: among the GPUs of a stage."""
+    return SumTraffic(
+        members=group.ranks,
+        stride=stride,
+        ranks_per_node=group.ranks_per_node,
+        sent_bytes=np.asarray([group.sent_to_other_nodes(one) for one in volume.tolist()]),
+        bytes_per_s=cost.collectives.wires(group).nic_bytes_per_s,
+    )
+
+
+class _Sharers(NamedTuple):
+    """GPUs that hold the same parameters."""
+
+    parameters: Floats
+    """[S]: how many of them a GPU of each stage trains."""
+    members: int
+    stride: int
+    """GPUs from a member to the next one."""
+    stage_stride: int
+    """The same, counting the GPUs of one stage only."""
+
+
+def _sharers(cost: MicroBatchCost, ranks: int) -> list[_Sharers]:
+    """Of dense parameters and of experts, where there are any."""
+    parallel = cost.layout.parallel
+    trained = [trained_per_gpu(cost.model, cost.layout, stage) for stage in range(parallel.pp)]
+    dense, experts = np.array([(part.dense, part.experts) for part in trained], dtype=np.float64).T
+    spread = parallel.expert_gpus
+    copies = max(1, ranks * parallel.tp // spread)
+    sharers = [
+        _Sharers(dense, ranks, parallel.rank_stride, parallel.tp),
+        _Sharers(experts, copies, spread, spread),
+    ]
+    return [one for one in sharers if one.parameters.any()]
 
 
 @priced("gradient_sync")
@@ -249,6 +316,7 @@ def step_costs(
     ranks: int,
     *,
     data_s: float,
+    traffic: bool = False,
 ) -> StepCosts:
     """Everything an executor needs to play a plan with these micro-batches.
 
@@ -257,6 +325,7 @@ def step_costs(
         batches: the plan's micro-batches.
         ranks: ranks of the job: they share gradients and parameters.
         data_s: planning and loading.
+        traffic: say, too, what is sent between nodes.
     """
     layout = cost.layout
     alike = batches.alike
@@ -290,5 +359,6 @@ def step_costs(
         weight_terms_s=weight,
         overlapped_term=TERMS.index("expert_all_to_all") if layout.pipeline.schedule == "dualpipe" else None,
         pp_overlap=layout.pipeline.overlap or layout.parallel.pp == 1,
+        traffic=step_traffic(cost, priced, ranks) if traffic else None,
     )
     return costs.repeated(count) if alike else costs

@@ -138,6 +138,7 @@ KEYS: Mapping[str, Key] = {
     ),
     "memory.host_run_ahead": Key(parse=boolean, default=_LEAN.host_run_ahead),
     "execution.executor": Key(parse=choice(("replay", "engine")), default="replay"),
+    "execution.network": Key(parse=choice(("independent", "flows")), default="independent"),
     "execution.seed": Key(parse=integer(RANGES["seed"]), default=0),
     "execution.jitter": Key(parse=number(RANGES["jitter"]), default=0.0),
     "execution.node_jitter": Key(parse=number(RANGES["jitter"]), default=0.0),

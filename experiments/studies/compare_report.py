@@ -40,6 +40,7 @@ from hdpsim.experiments.studies.report import (
     scenario_document,
     step_table,
 )
+from hdpsim.experiments.studies.shared_links import network_lines
 from hdpsim.experiments.studies.static_rows import MESH_COLUMNS
 
 if TYPE_CHECKING:
@@ -380,6 +381,7 @@ def remarks(comparison: Comparison) -> tuple[str, ...]:
         *tried,
         mfu_note(comparison.scenario),
         *comparison.scenario.notes,
+        *network_lines(comparison.feasible),
         *band_lines(comparison.feasible),
         *notes,
         *failures,

@@ -16,6 +16,7 @@ from hdpsim.experiments.output.plot_style import ACCOUNT_GROUPS, account_group, 
 from hdpsim.experiments.output.statistics import FEWEST, estimate_json, with_interval
 from hdpsim.experiments.output.words import memory_of, memory_parts
 from hdpsim.experiments.studies.cost_to_target import costs_of
+from hdpsim.experiments.studies.shared_links import network_json
 from hdpsim.simulator.settings import CHANGES_NOTHING
 
 if TYPE_CHECKING:
@@ -123,12 +124,14 @@ def outcome_json(
             {
                 field.name: getattr(result, field.name)
                 for field in dataclasses.fields(result)
-                if field.name not in _MEASURED | _LARGE | {"memory", "notes", "strategy"}
+                if field.name not in _MEASURED | _LARGE | {"memory", "network", "notes", "strategy"}
             }
             | {"lower_bound_s": bound_s}
             for result, bound_s in zip(outcome.results, outcome.lower_bounds_s, strict=True)
         ],
     }
+    if (network := network_json(outcome)) is not None:
+        document["network"] = network
     if base is not None and base.results:
         document["speed_up"] = estimate_json(outcome.speed_up(base))
     if best_static is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,21 +63,33 @@ class Timeline:
     end_s: Floats
     """Of each operation of the program."""
     step_end: StepEnd
+    arrival_s: Floats | None = None
+    """Of what each operation of the program waits for, where that is not known from the ends."""
 
 
-def account(program: Program, timeline: Timeline) -> Execution:
+def account(program: Program, timeline: Timeline, longer_s: Sequence[tuple[int, Floats]] = ()) -> Execution:
     """Return the step with every second of every rank and stage in exactly one account.
 
     Before an operation a process waits for its input (wait_pipeline), then for the other members of the group
     (wait_group). In an operation it spends its own duration in the terms of the costs; what the slowest member
     takes longer is wait_group too. What two overlapped operations hide of each other's communication is in no account.
+
+    *longer_s*: of some terms, what each operation takes beyond the costs.
     """
     costs, extras = program.costs, program.extras
     term_s = _term_seconds(program)
+    for term, seconds in longer_s:
+        term_s[term] += sum_by_process(program, seconds)
     if extras is not None and costs.overlapped_term is not None:
         hidden_s = np.bincount(program.part_process, extras.hidden_s, program.processes)
         term_s[costs.overlapped_term] -= hidden_s.reshape(program.stages, program.ranks)
     return book(costs, timeline.step_end, term_s, *_waits(program, timeline))
+
+
+def sum_by_process(program: Program, operation_s: Floats) -> Floats:
+    """[stages, ranks]: sum over the operations of each process."""
+    by_process = np.bincount(program.part_process, operation_s[program.part_operation], program.processes)
+    return by_process.astype(np.float64).reshape(program.stages, program.ranks)
 
 
 def book(
@@ -114,8 +127,11 @@ def _waits(program: Program, timeline: Timeline) -> tuple[Floats, Floats]:
     operation, extras = program.part_operation, program.extras
     free_s = _free_s(program, timeline)
     # Nothing has to arrive for the first link of a chain; for the others the result of the link before it.
-    arrival_s = np.zeros(len(timeline.end_s))
-    arrival_s[program.units :] = (timeline.end_s + program.result_delay_s)[: -program.units]
+    if timeline.arrival_s is not None:
+        arrival_s = timeline.arrival_s
+    else:
+        arrival_s = np.zeros(len(timeline.end_s))
+        arrival_s[program.units :] = (timeline.end_s + program.result_delay_s)[: -program.units]
     latest_s = arrival_s[operation]
     if extras is not None:
         feeds = extras.feeds

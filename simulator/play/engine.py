@@ -71,7 +71,7 @@ def without_collector() -> Iterator[None]:
             gc.enable()
 
 
-class _Operation(simpy.Event):
+class Operation(simpy.Event):
     """The end of an operation: everybody who takes part in it waits for this event."""
 
     def __init__(self, env: simpy.Environment, number: int) -> None:
@@ -118,7 +118,7 @@ class StepPlay:
         self._start_s = [0.0] * operations
         self._end_s = [float("nan")] * operations  # NaN: not played
         self._part_operation: list[int] = program.part_operation.tolist()
-        self._waiting: list[_Operation | None] = [None] * operations
+        self._waiting: list[Operation | None] = [None] * operations
         self._on_end = self._operation_ended
         self._env = simpy.Environment()
         self._begin_s = [0.0] * program.stages
@@ -182,7 +182,12 @@ class StepPlay:
     def _opening(self, stage: int, begin: simpy.Event) -> _Process:
         yield begin
         self._begin_s[stage] = self._env.now
-        yield self._env.timeout(float(self._program.opening_s[stage]))
+        yield self._env.timeout(self._epilogue.data_s)
+        yield from self._gather(stage)
+
+    def _gather(self, stage: int) -> _Process:
+        """What shows of gathering parameters."""
+        yield self._env.timeout(float(self._epilogue.parameter_gather_s[stage]))
 
     def _begin_ranks(
         self, ranks: list[int], openings: Sequence[simpy.Event], done: Sequence[_Barrier] | None = None
@@ -273,24 +278,28 @@ class StepPlay:
         env = self._env
         yield done
         self._sync_start_s[stage] = env.now
-        yield env.timeout(float(self._epilogue.gradient_sync_s[stage]))
+        yield from self._sum(stage)
         if not self._stage_by_stage:
             yield summed.arrive()
         self._optimizer_start_s[stage] = env.now
         yield env.timeout(float(self._epilogue.optimizer_s[stage]))
 
-    def _arrive(self, number: int) -> _Operation:
+    def _sum(self, stage: int) -> _Process:
+        """What shows of summing gradients."""
+        yield self._env.timeout(float(self._epilogue.gradient_sync_s[stage]))
+
+    def _arrive(self, number: int) -> Operation:
         """A member is ready for an operation; return the event of its end."""
         operation = self._waiting[number]
         if operation is None:
-            operation = self._waiting[number] = _Operation(self._env, number)
+            operation = self._waiting[number] = Operation(self._env, number)
             operation.callbacks.append(self._on_end)
         missing = self._missing[number] = self._missing[number] - 1
         if missing == 0:
             self._start(operation)
         return operation
 
-    def _start(self, operation: _Operation) -> None:
+    def _start(self, operation: Operation) -> None:
         """All parties are there or, for the input, known to come."""
         number, now_s = operation.number, self._env.now
         start_s = max(now_s, self._input_s[number])
@@ -299,18 +308,21 @@ class StepPlay:
 
     def _operation_ended(self, operation: simpy.Event) -> None:
         """Send the result to the next operation of the chain."""
-        assert isinstance(operation, _Operation)
+        assert isinstance(operation, Operation)
         number = operation.number
         now_s = self._end_s[number] = self._env.now
         self._waiting[number] = None
-        following = number + self._units
-        if following < len(self._missing):
-            self._feed(following, now_s + self._result_delay_s[number])
+        if number + self._units < len(self._missing):
+            self._send(number, now_s)
+
+    def _send(self, number: int, now_s: float) -> None:
+        """The result of an operation goes to the next one of its chain."""
+        self._feed(number + self._units, now_s + self._result_delay_s[number])
 
     def _operation_with_feeds_ended(self, operation: simpy.Event) -> None:
         """Tell the operations that wait for this one besides the next of the chain."""
         self._operation_ended(operation)
-        assert isinstance(operation, _Operation)
+        assert isinstance(operation, Operation)
         number, now_s = operation.number, self._env.now
         for place in range(self._feed_offsets[number], self._feed_offsets[number + 1]):
             self._feed(self._feed_after[place], now_s + self._feed_delay_s[place])

@@ -38,6 +38,26 @@ class Spans:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedLinks:
+    """What sharing links does to a step whose transfers are flows.
+
+    Attributes:
+        independent_s: the step with every transfer at the rate that prices assume (execution.network = independent).
+        alone_s: the step on the same routes, every transfer as if nothing else were sent.
+        contention_s: [A]: what others on its links add to each account, mean over ranks and stages. What processes
+            wait for it elsewhere is in the waits.
+    """
+
+    independent_s: float
+    alone_s: float
+    contention_s: Floats
+
+    def contention(self, step_s: float) -> float:
+        """What sharing links adds to the step, relative to the step alone."""
+        return step_s / self.alone_s - 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
     """Times of one step.
 
@@ -46,6 +66,7 @@ class Execution:
         accounts: StepCosts.terms followed by WAITS.
         account_s: [A, R, S]: seconds of rank R, stage S in each account; they sum to step_s over A.
         spans: the timeline, when asked for.
+        network: what sharing links does; None: transfers are independent.
         events: SimPy events processed (0 for the replay).
         allocator_wait_s: part of the host's time: waits for memory that queued work has used up, on the rank that
             waits longest.
@@ -55,6 +76,7 @@ class Execution:
     accounts: tuple[str, ...]
     account_s: Floats
     spans: Spans | None = None
+    network: SharedLinks | None = None
     events: int = 0
     allocator_wait_s: float = 0.0
 

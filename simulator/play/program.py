@@ -129,9 +129,9 @@ def compile_program(plan: Plan, costs: StepCosts, noise: Noise | None = None) ->
         part_offsets = offsets_of(np.bincount(entries.rank[unit_entries], minlength=plan.ranks))
         operation_s = np.zeros(count)
         both_s = forward_s[0] + backward_s[0]
-        operation_s[part_operation] = _add_runs(both_s[entries.micro_batch], unit_entries)
+        operation_s[part_operation] = add_runs(both_s[entries.micro_batch], unit_entries)
         if times.factors is not None:
-            part_own_s = _add_runs(times.own_along(chain, entries)[0], unit_entries)
+            part_own_s = add_runs(times.own_along(chain, entries)[0], unit_entries)
     else:
         parts = pipeline_parts(plan, costs, chain, entries)
         part_operation, part_offsets = parts.operation, parts.offsets
@@ -174,7 +174,8 @@ def _ways(plan: Plan, entries: Entries, stages: int) -> Ints:
     return way
 
 
-def _add_runs(values: Floats, starts: Ints) -> Floats:
+def add_runs(values: Floats, starts: Ints) -> Floats:
+    """The sums of *values* from each start to the next."""
     return np.add.reduceat(values, starts) if len(starts) else values[:0]
 
 

@@ -88,6 +88,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "data.policy": ("chunk", "truncate", "drop"),
     "data.seed": ("0", "7"),
     "execution.executor": ("replay", "engine"),
+    "execution.network": ("independent", "flows"),
     "execution.seed": ("0", "3"),
     "execution.batches": ("1", "2"),
     "execution.slow_node_factor": ("1.1", "1.5"),

@@ -56,6 +56,7 @@ STEP = sorted(key for key in VALUES if not key.startswith("campaign.") and key n
 
 SAME = {
     "execution.executor": "both executors give the same times (docs/reference/scenarios.md)",
+    "execution.network": "a line of its own says what sharing links costs",
     "strategy.name": "every result names its strategy",
 }
 

@@ -1,0 +1,52 @@
+"""What a GPU sends to other nodes beside its work, and how soon that is done at which rate."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from hdpsim.arrays import Floats
+
+
+class SentTimes(NamedTuple):
+    """Transfers of one kind that a layer does `times` over, [n] each.
+
+    seconds = times x max(hidden, fixed + bytes / rate)
+    """
+
+    times: Floats
+    hidden_s: Floats
+    """Work that goes on meanwhile."""
+    fixed_s: Floats
+    """What does not depend on the rate: latencies, delays."""
+    sent_bytes: Floats
+    """By the GPU that sends most over the network."""
+    bytes_per_s: Floats
+    """The rate that its price assumes."""
+
+    @classmethod
+    def of_collective(
+        cls,
+        seconds: Floats,
+        sent_bytes: Floats,
+        bytes_per_s: float,
+        *,
+        exposed_s: Floats | None = None,
+        hidden_s: Floats | None = None,
+    ) -> SentTimes:
+        """Of collectives that take *seconds*: their bytes at that rate, the rest fixed.
+
+        *hidden_s*: work beside them; or what it leaves of them (*exposed_s*). Neither: nothing runs beside them.
+        """
+        seconds = np.asarray(seconds, dtype=np.float64)
+        if hidden_s is None:
+            hidden_s = np.zeros_like(seconds) if exposed_s is None else np.maximum(0.0, seconds - exposed_s)
+        sent = np.minimum(sent_bytes, seconds * bytes_per_s)  # no price below what the wire takes
+        return cls(
+            times=(seconds > 0).astype(np.float64),
+            hidden_s=hidden_s,
+            fixed_s=seconds - sent / bytes_per_s,
+            sent_bytes=sent,
+            bytes_per_s=np.full_like(seconds, bytes_per_s),
+        )

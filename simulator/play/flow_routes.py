@@ -1,0 +1,402 @@
+"""Who sends to whom in a step, and over which links: one row of links for every group of ranks on every stage.
+
+Links that can never hold anything up are left out, and of links that always carry the same one stands for all (rails of
+a tensor-parallel group, the hops of a ring on a fabric without shared up-links).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hdpsim.arrays import Bools, Floats, Ints, offsets_of
+from hdpsim.cost_models.layout.groups import Parallel
+from hdpsim.cost_models.network.links import KINDS, Links, Pattern
+from hdpsim.cost_models.step.traffic import StepTraffic, SumTraffic, TrafficKind
+from hdpsim.simulator.plan import Plan
+
+EQUAL = 1e-9  # relative difference below which links carry the same
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wired:
+    """Where a step is played: links, and which GPUs its ranks have.
+
+    Attributes:
+        links: of the cluster.
+        parallel: degrees and numbering.
+        seed: of the hashes that choose up-links.
+        every_link: follow links that always carry the same one by one (for a record of them).
+    """
+
+    links: Links
+    parallel: Parallel
+    seed: int = 0
+    every_link: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """Flows between GPUs: the row each belongs to, and its bytes per byte that the busiest GPU of the row sends."""
+
+    row: Ints
+    source: Ints
+    target: Ints
+    weight: Floats
+
+    @classmethod
+    def of(cls, row: Ints, source: Ints, target: Ints, weight: Floats | float = 1.0) -> Sent:
+        """From arrays of any shapes that fit together."""
+        row, source, target, weights = np.broadcast_arrays(
+            row, source, target, np.asarray(weight, dtype=float)
+        )
+        return cls(row=row.ravel(), source=source.ravel(), target=target.ravel(), weight=weights.ravel())
+
+    @classmethod
+    def together(cls, parts: list[Sent]) -> Sent:
+        """All of several."""
+        return cls(
+            row=np.concatenate([part.row for part in parts]),
+            source=np.concatenate([part.source for part in parts]),
+            target=np.concatenate([part.target for part in parts]),
+            weight=np.concatenate([part.weight for part in parts]),
+        )
+
+    def between_nodes(self, node_gpus: int) -> Sent:
+        """Those that leave a node."""
+        far = self.source // node_gpus != self.target // node_gpus
+        return Sent(
+            row=self.row[far], source=self.source[far], target=self.target[far], weight=self.weight[far]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rows:
+    """What every row puts on links per byte that its busiest GPU sends.
+
+    Attributes:
+        offsets: row r has the entries offsets[r]:offsets[r + 1]; none: nothing of it leaves a node.
+        link: of each entry.
+        flows: of each entry: bytes on it.
+        largest: [rows]: bytes of the largest flow.
+    """
+
+    offsets: Ints
+    link: Ints
+    flows: Floats
+    largest: Floats
+
+    @classmethod
+    def of(cls, links: Links, sent: Sent, rows: int, connection: int, seed: int) -> Rows:
+        """Route every flow; *connection* tells flows of several kinds between the same GPUs apart."""
+        sent = sent.between_nodes(links.cluster.node.gpus)
+        largest = np.zeros(rows)
+        np.maximum.at(largest, sent.row, sent.weight)
+        if not len(sent.row):
+            none = np.zeros(0, dtype=np.int64)
+            return cls(
+                offsets=np.zeros(rows + 1, dtype=np.int64), link=none, flows=np.zeros(0), largest=largest
+            )
+        pair = sent.source * links.cluster.gpus + sent.target  # many rows send over the same pairs
+        pairs, which = np.unique(pair, return_inverse=True)
+        source, target = np.divmod(pairs, links.cluster.gpus)
+        routes = links.routes(source, target, connection=connection, seed=seed)
+        useful = _can_hold_up(links)[routes.link]
+        of_pair = np.repeat(np.arange(len(pairs)), np.diff(routes.offsets))[useful]
+        link, share = routes.link[useful], routes.share[useful]
+        starts = offsets_of(np.bincount(of_pair, minlength=len(pairs)))
+        counts = np.diff(starts)[which]
+        entry = np.arange(int(counts.sum())) + np.repeat(starts[which] - offsets_of(counts)[:-1], counts)
+        key = np.repeat(sent.row, counts) * len(links) + link[entry]
+        keys, place = np.unique(key, return_inverse=True)
+        flows = np.bincount(place, weights=np.repeat(sent.weight, counts) * share[entry]).astype(np.float64)
+        row, number = np.divmod(keys, len(links))
+        offsets = offsets_of(np.bincount(row, minlength=rows))
+        return cls(offsets=offsets, link=number, flows=flows, largest=largest)
+
+    @property
+    def row(self) -> Ints:
+        """Of each entry."""
+        return np.repeat(np.arange(len(self.largest)), np.diff(self.offsets))
+
+    def kept(self, stay: Bools) -> Rows:
+        """Without the entries of some links; *stay*: [links]."""
+        here = stay[self.link]
+        row = self.row[here]
+        return Rows(
+            offsets=offsets_of(np.bincount(row, minlength=len(self.largest))),
+            link=self.link[here],
+            flows=self.flows[here],
+            largest=self.largest,
+        )
+
+    def bytes_per_s(self, capacity_bytes_per_s: Floats) -> Floats:
+        """[rows]: rate of the busiest GPU while a row's flows have their links to themselves; infinite: none."""
+        rate = np.full(len(self.largest), np.inf)
+        np.minimum.at(rate, self.row, capacity_bytes_per_s[self.link] / self.flows)
+        return rate
+
+    def entries(self, row: int) -> tuple[Ints, Floats]:
+        """Links and bytes on them of one row."""
+        own = slice(*self.offsets[row : row + 2].tolist())
+        return self.link[own], self.flows[own]
+
+
+def _can_hold_up(links: Links) -> Bools:
+    """[links]: those that can be full before what feeds them is.
+
+    Not ports inside a node, PCIe ports as fast as their NIC, and bundles of up-links that take all their NICs send.
+    """
+    rate, node, fabric = links.capacity_bytes_per_s, links.cluster.node, links.cluster.fabric
+
+    def of(kind: str) -> slice:
+        return slice(links.first[kind], links.first[kind] + links.count[kind])  # type: ignore[index]
+
+    keeps = np.ones(len(links), dtype=np.bool_)
+    nics = np.concatenate([rate[of("nic-out")], rate[of("nic-in")]])
+    if not len(nics):
+        return keeps
+    nic = float(nics.max())
+    blocks = -(-links.cluster.nodes // fabric.nodes_per_block)
+    leaf_nics = fabric.nodes_per_block * node.nics * blocks / max(links.leaf.switches, 1)
+    pod_nics = leaf_nics * links.leaf.switches / max(links.spine.switches, 1)
+    enough = {
+        "gpu-out": 0.0,
+        "gpu-in": 0.0,
+        "pcie-out": nic * max(1.0, node.nics / node.gpus),
+        "pcie-in": nic * max(1.0, node.nics / node.gpus),
+        "leaf-up": nic * leaf_nics if links.leaf.bins == 1 else np.inf,
+        "leaf-down": nic * leaf_nics if links.leaf.bins == 1 else np.inf,
+        "spine-up": nic * pod_nics if links.spine.bins == 1 else np.inf,
+        "spine-down": nic * pod_nics if links.spine.bins == 1 else np.inf,
+    }
+    for kind in KINDS:
+        needed = enough.get(kind, np.inf)
+        keeps[of(kind)] = rate[of(kind)] < needed * (1.0 - EQUAL)
+    return keeps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepRoutes:
+    """Rows of all transfers of a plan. Row of group g on stage s: s * groups + g; of sums: the stage."""
+
+    links: Links
+    group_of_unit: Ints
+    groups: int
+    passes: dict[TrafficKind, Rows]
+    transfers: dict[tuple[int, int], Rows]
+    """By sending and receiving stage; rows are groups."""
+    gathers: Rows
+    sums: Rows
+
+    @classmethod
+    def of(
+        cls,
+        wired: Wired,
+        plan: Plan,
+        traffic: StepTraffic,
+        pairs: list[tuple[int, int]],
+    ) -> StepRoutes:
+        """Everything that *plan* sends; *pairs*: stages between which transfers go."""
+        links, parallel, seed = wired.links, wired.parallel, wired.seed
+        places = _Places(links, plan, parallel)
+        groups, everywhere = places.groups, places.groups * parallel.pp
+
+        def rows(sent: Sent, count: int, connection: int) -> Rows:
+            return Rows.of(links, sent, count, connection, seed)
+
+        passes = {
+            kind: rows(places.passes(kind, traffic), everywhere, number)
+            for number, kind in enumerate(sorted({one.kind for one in traffic.passes}))
+        }
+        transfers = {
+            pair: rows(places.transfer(*pair), groups, 16 + number)
+            for number, pair in enumerate(pairs)
+            if traffic.transfer_bytes.any()
+        }
+        gathers, sums = (
+            rows(places.sums(parts), parallel.pp, connection)
+            for connection, parts in ((14, traffic.gathers), (15, traffic.sums))
+        )
+        stay = np.ones(len(links), dtype=np.bool_)
+        if not wired.every_link:
+            stay = _one_of_each_kind(links, [*passes.values(), *transfers.values(), gathers, sums])
+        return cls(
+            links=links,
+            group_of_unit=places.group_of_unit,
+            groups=groups,
+            passes={kind: one.kept(stay) for kind, one in passes.items()},
+            transfers={pair: one.kept(stay) for pair, one in transfers.items()},
+            gathers=gathers.kept(stay),
+            sums=sums.kept(stay),
+        )
+
+
+def _one_of_each_kind(links: Links, families: list[Rows]) -> Bools:
+    """[links]: of links with the same rate that every row loads alike, the first only.
+
+    Each row adds its load, relative to its largest flow, times a random number; sums that are the same are of the same
+    loads (but for a chance of one in many billions).
+    """
+    random = np.random.default_rng(0)
+    total = np.zeros(len(links))
+    for rows in families:
+        of_row = random.random(len(rows.largest)) / np.where(rows.largest > 0, rows.largest, 1.0)
+        total += np.bincount(rows.link, weights=rows.flows * of_row[rows.row], minlength=len(links))
+    used = np.flatnonzero(total)
+    stay = np.zeros(len(links), dtype=np.bool_)
+    if len(used):
+        digits = np.round(np.log(np.stack([total[used], links.capacity_bytes_per_s[used]])) / EQUAL)
+        _, first = np.unique(digits, axis=1, return_index=True)
+        stay[used[first]] = True
+    return stay
+
+
+class _Places:
+    """GPUs of a plan's groups, and what they send each other."""
+
+    def __init__(self, links: Links, plan: Plan, parallel: Parallel) -> None:
+        self._links, self._parallel, self._ranks = links, parallel, plan.ranks
+        self._stage_stride = parallel.stage_stride(plan.ranks)
+        self.group_of_unit, self._member, self._offsets = _distinct_groups(plan)
+        self.groups = len(self._offsets) - 1
+        self._of_member = np.repeat(np.arange(self.groups), np.diff(self._offsets))
+
+    def _gpus(self, rank: Ints, stage: int) -> Ints:
+        """[ranks, tp]"""
+        first = rank * self._parallel.rank_stride + stage * self._stage_stride
+        return first[:, None] + np.arange(self._parallel.tp)
+
+    def _gpus_of_stage(self, index: Ints, stage: int) -> Ints:
+        """GPUs by their number among those of a stage."""
+        rank, lane = np.divmod(index, self._parallel.tp)
+        return rank * self._parallel.rank_stride + stage * self._stage_stride + lane
+
+    def passes(self, kind: TrafficKind, traffic: StepTraffic) -> Sent:
+        """What groups send on every stage in a forward or backward."""
+        return Sent.together([self._on_stage(kind, traffic, stage) for stage in range(self._parallel.pp)])
+
+    def _on_stage(self, kind: TrafficKind, traffic: StepTraffic, stage: int) -> Sent:
+        row = (stage * self.groups + self._of_member)[:, None]
+        member, node_gpus = self._member, self._links.cluster.node.gpus
+        gpus = self._gpus(member, stage)
+        size = np.diff(self._offsets)[self._of_member]
+        first = self._offsets[self._of_member]
+        place = np.arange(len(member)) - first
+        match kind:
+            case "ring":
+                return Sent.of(row, gpus, gpus[first + (place + 1) % size])
+            case "exchange":  # a ring of nodes, the members of a node side by side
+                beside = np.minimum(max(1, node_gpus // self._parallel.rank_stride), -(-size // 2))
+                return Sent.of(row, gpus, gpus[first + (place + beside) % size])
+            case "spread":
+                peer = np.arange(int(size.max()))
+                exists = peer < size[:, None]
+                target = gpus[np.where(exists, first[:, None] + peer, 0)]  # [members, peers, tp]
+                source = np.broadcast_to(gpus[:, None], target.shape)
+                return _evenly(row[:, :, None], source, target, exists[:, :, None], node_gpus)
+            case "tensor":
+                beside = min(node_gpus, self._parallel.tp)
+                return Sent.of(row, gpus, np.roll(gpus, -beside, axis=1))
+            case "experts":
+                ranks, cut = traffic.expert_ranks
+                index = member[:, None] * self._parallel.tp + np.arange(self._parallel.tp)
+                base = index // (ranks * cut) * (ranks * cut) + index % cut
+                peers = base[:, :, None] + cut * np.arange(ranks)
+                target = self._gpus_of_stage(peers, stage)
+                source = np.broadcast_to(gpus[:, :, None], target.shape)
+                return _evenly(row[:, :, None], source, target, np.array(True), node_gpus)
+            case "shards":
+                within = min(traffic.shard_ranks, self._ranks)
+                side_by_side = min(max(1, node_gpus // self._parallel.rank_stride), within)
+                block = member // within * within
+                target = block + (member - block + side_by_side) % within
+                return Sent.of(row, gpus, self._gpus(target, stage))
+
+    def transfer(self, source: int, target: int) -> Sent:
+        """From one stage to another, of every group."""
+        return Sent.of(
+            self._of_member[:, None], self._gpus(self._member, source), self._gpus(self._member, target)
+        )
+
+    def sums(self, parts: tuple[SumTraffic, ...]) -> Sent:
+        """Collectives over neighbours among the GPUs of each stage; a row's weights are bytes."""
+        index = np.arange(self._ranks * self._parallel.tp)
+        none = np.zeros(0, dtype=np.int64)
+        sent = [Sent(row=none, source=none, target=none, weight=np.zeros(0))]
+        for part in parts:
+            size = part.members * part.stride
+            base = index // size * size
+            place = ((index - base) // part.stride + part.ranks_per_node) % part.members
+            target = base + place * part.stride + index % part.stride
+            inside = target < len(index)
+            for stage in range(self._parallel.pp):
+                gpus = self._gpus_of_stage(index[inside], stage)
+                sent.append(
+                    Sent.of(
+                        np.array(stage),
+                        gpus,
+                        self._gpus_of_stage(target[inside], stage),
+                        part.sent_bytes[stage],
+                    )
+                )
+        return Sent.together(sent)
+
+
+def _evenly(row: Ints, source: Ints, target: Ints, exists: Bools, node_gpus: int) -> Sent:
+    """Every source spreads its bytes evenly over its targets on other nodes, those along its axis."""
+    axis = 2 if exists.ndim == 0 else 1
+    far = exists & (source // node_gpus != target // node_gpus)
+    weight = far / np.maximum(1, far.sum(axis=axis, keepdims=True))
+    sent = Sent.of(row, source, target, weight)
+    some = sent.weight > 0
+    return Sent(
+        row=sent.row[some], source=sent.source[some], target=sent.target[some], weight=sent.weight[some]
+    )
+
+
+def _distinct_groups(plan: Plan) -> tuple[Ints, Ints, Ints]:
+    """The group of every micro-batch, and the distinct groups' members one after the other, with offsets."""
+    offsets, members = plan.member_offsets, plan.member_ranks
+    found: dict[bytes, int] = {}
+    group_of_unit = np.empty(plan.micro_batches, dtype=np.int64)
+    bounds = offsets.tolist()
+    for unit in range(plan.micro_batches):
+        key = members[bounds[unit] : bounds[unit + 1]].tobytes()
+        group_of_unit[unit] = found.setdefault(key, len(found))
+    distinct = [np.frombuffer(key, dtype=members.dtype) for key in found]
+    sizes = np.array([len(one) for one in distinct], dtype=np.int64)
+    every = np.concatenate(distinct) if distinct else np.zeros(0, dtype=np.int64)
+    return group_of_unit, every.astype(np.int64), offsets_of(sizes)
+
+
+class Combined:
+    """Patterns of rows that send at once, each made when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[object, ...], tuple[Pattern, float]] = {}
+
+    def pattern(self, parts: list[tuple[str, Rows, int, float]]) -> tuple[Pattern, float] | None:
+        """What rows put on links together, and the bytes of the largest flow; None: nothing.
+
+        *parts*: name of the rows, rows, which of them, bytes that its busiest GPU sends.
+        """
+        parts = [
+            part for part in parts if part[3] > 0 and part[1].offsets[part[2]] < part[1].offsets[part[2] + 1]
+        ]
+        if not parts:
+            return None
+        whole = sum(part[3] for part in parts)
+        key = tuple((name, row, round(sent / whole, 12)) for name, _, row, sent in parts)
+        if key not in self._made:
+            entries = [rows.entries(row) for _, rows, row, _ in parts]
+            largest = max(rows.largest[row] * sent for _, rows, row, sent in parts)
+            numbers, place = np.unique(np.concatenate([link for link, _ in entries]), return_inverse=True)
+            weights = [flows * sent / largest for (_, flows), (*_, sent) in zip(entries, parts, strict=True)]
+            flows = np.bincount(place, weights=np.concatenate(weights), minlength=len(numbers)).astype(
+                np.float64
+            )
+            self._made[key] = Pattern(links=numbers, flows=flows), largest / whole
+        pattern, share = self._made[key]
+        return pattern, share * whole

@@ -1,0 +1,35 @@
+"""What simulate and compare say of links that transfers share."""
+
+from __future__ import annotations
+
+import pytest
+
+from hdpsim.experiments.scenario.scenario import load_scenario
+from hdpsim.experiments.studies.compare import compare
+from hdpsim.experiments.studies.compare_report import compare_document, simulate_document
+
+SMALL = (
+    "gpus=32",
+    "model.layers=4",
+    "layout.pp=2",
+    "layout.rank_capacity=4K",
+    "data.batch=512K tokens",
+    "data.context=32K",
+)
+
+
+def test_flows_stand_beside_the_independent_step() -> None:
+    independent = compare(load_scenario("quickstart-8gpu", SMALL), ("hdp-balance",), 2)
+    flows = compare(
+        load_scenario("quickstart-8gpu", (*SMALL, "execution.network=flows")), ("hdp-balance",), 2
+    )
+    result = simulate_document(flows).data()["results"]
+    network = result["network"]
+    assert network["independent_step_s"] == pytest.approx(independent.base.step_s.mean)
+    assert result["step_s"]["mean"] == pytest.approx(network["alone_step_s"] * (1.0 + network["contention"]))
+    assert network["contention"] >= 0.0
+    assert set(network["contention_s"]) <= set(result["account_s"])
+    said = [note for note in compare_document(flows).notes if "contention costs" in note]
+    assert len(said) == 1
+    assert f"{network['independent_step_s']:.3f} s with execution.network = independent" in said[0]
+    assert "network" not in simulate_document(independent).data()["results"]

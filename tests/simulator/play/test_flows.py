@@ -1,0 +1,192 @@
+"""Steps whose transfers share links: against the replay where nothing is shared, and against themselves where it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import simpy
+from simulator_setups import MODEL, small_cluster, small_setup
+
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.errors import InfeasibleError
+from hdpsim.simulator.network.flows import FlowNetwork
+from hdpsim.simulator.play.accounts import Timeline
+from hdpsim.simulator.play.execution import Execution
+from hdpsim.simulator.play.flow_engine import FlowStep
+from hdpsim.simulator.play.flow_program import FlowProgram
+from hdpsim.simulator.play.program import compile_program
+from hdpsim.simulator.play.repetition import steady_step
+from hdpsim.simulator.play.replay import replay_timeline, run_replay
+from hdpsim.simulator.setup import ExecutionOptions, Setup
+from hdpsim.simulator.step import plan_batch, plan_noise, price_plan, simulate_step, wired
+
+FLOWS = ExecutionOptions(network="flows")
+LENGTHS = np.array([16384, 9000, 8192, 4000, 3000, 2048, 2048, *[1024] * 40])
+EXPERTS = replace(MODEL, name="experts", experts=16, top_k=2)
+
+
+def setup(
+    model=MODEL,
+    execution=FLOWS,
+    nodes=8,
+    oversubscription=1.0,
+    cluster=None,
+    strategy="hdp-balance",
+    **layout,
+):
+    return small_setup(
+        nodes=nodes,
+        capacity=2048,
+        context=16384,
+        model=model,
+        cluster=cluster or small_cluster(nodes, oversubscription=oversubscription),
+        execution=execution,
+        layout=Layout(**layout),
+        name=strategy,
+    )
+
+
+SETUPS = {
+    "rings": setup(tp=2),
+    "static": setup(tp=2, cp=8, strategy="static"),
+    "sums shown": setup(tp=2, dp_overlap=False),
+    "sharded among some": setup(tp=2, sharding="zero2", shard_ranks=8),
+    "nothing sharded": setup(tp=2, sharding="none"),
+    "pipeline": setup(tp=2, pp=4),
+    "pipelines side by side": setup(nodes=16, tp=8, pp=2, order="tp-pp-dp"),
+    "interleaved": setup(tp=4, pp=2, vpp=2, schedule="interleaved"),
+    "zb-h1": setup(tp=2, pp=4, schedule="zb-h1"),
+    "zb-h2": setup(tp=2, pp=4, schedule="zb-h2"),
+    "zb-v": setup(tp=4, pp=2, vpp=2, schedule="zb-v"),
+    "all-gather": setup(tp=1, cp=16, cp_kind="all-gather", strategy="static"),
+    "gathered ring": setup(tp=2, cp=16, cp_kind="gathered-ring", strategy="static"),
+    "ulysses": setup(tp=1, cp=8, cp_kind="ulysses", strategy="static", order="tp-pp-dp", pp=2),
+    "layer by layer": setup(tp=2, cp=8, sharding="zero3", strategy="static"),
+    "recomputed": setup(tp=2, cp=8, recompute="full", strategy="static"),
+    "wide tensor groups": setup(tp=16, model=replace(MODEL, heads=16, kv_heads=16)),
+    "experts": setup(tp=2, cp=8, ep=16, model=EXPERTS, strategy="static"),
+    "fused experts": setup(tp=2, cp=8, ep=16, expert_dispatch="fused", model=EXPERTS, strategy="static"),
+    "noise": setup(tp=4, pp=2, execution=ExecutionOptions(network="flows", jitter=0.2, slow_node_share=0.3)),
+}
+
+
+def played(
+    of: Setup, *, share: float = 1.0, every_link: bool = False
+) -> tuple[FlowProgram, Timeline, FlowStep]:
+    """The step with links that have *share* times the rate that the durations alone assume."""
+    plan, problem, _ = plan_batch(of, LENGTHS)
+    costs = price_plan(of, problem, plan)
+    where = replace(wired(of), every_link=every_link)
+    flows = FlowProgram.of(compile_program(plan, costs, plan_noise(of, plan, costs)), where)
+    alone = steady_step(costs, partial(replay_timeline, flows.alone))
+    env = simpy.Environment()
+    links = replace(where.links, capacity_bytes_per_s=share * where.links.capacity_bytes_per_s)
+    step = FlowStep(flows, FlowNetwork(env, links), alone)
+    timeline = env.run(step.start(env, [env.timeout(seconds) for seconds in alone.step_end.begin_s.tolist()]))
+    assert isinstance(timeline, Timeline)
+    return flows, timeline, step
+
+
+def replayed(of: Setup) -> Execution:
+    plan, problem, _ = plan_batch(of, LENGTHS)
+    costs = price_plan(of, problem, plan)
+    return run_replay(plan, costs, plan_noise(of, plan, costs))
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_with_nothing_shared_a_step_of_flows_is_the_replay(name: str):
+    _, timeline, step = played(SETUPS[name], share=1e6)
+    replay = replayed(SETUPS[name])
+    assert timeline.step_end.step_s == pytest.approx(replay.step_s, rel=1e-9)
+    execution, contention_s = step.account(timeline)
+    assert execution.accounts == replay.accounts
+    np.testing.assert_allclose(execution.account_s, replay.account_s, rtol=1e-8, atol=1e-9 * replay.step_s)
+    np.testing.assert_allclose(contention_s, 0.0, atol=1e-9 * replay.step_s)
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_sharing_links_never_makes_a_step_faster_and_every_second_has_an_account(name: str):
+    step = simulate_step(SETUPS[name], LENGTHS)
+    assert step.network is not None
+    assert step.step_s >= step.network.alone_s * (1.0 - 1e-12)
+    np.testing.assert_allclose(step.account_s.sum(axis=0), step.step_s, rtol=1e-9)
+    assert (step.network.contention_s >= -1e-12).all()
+
+
+def small_nics(count: int) -> Setup:
+    """Pipelines between nodes with *count* NICs for 8 GPUs."""
+    cluster = small_cluster(8)
+    return setup(cluster=replace(cluster, node=replace(cluster.node, nics=count)), tp=2, pp=2)
+
+
+CONTENDED = {
+    "pipeline": SETUPS["pipeline"],
+    "interleaved": SETUPS["interleaved"],
+    "two NICs for eight GPUs": small_nics(2),
+    "oversubscribed": setup(tp=2, oversubscription=8.0),
+    "oversubscribed pipeline": setup(tp=2, pp=4, oversubscription=8.0),
+    "hashed": setup(
+        tp=2,
+        pp=2,
+        cluster=replace(small_cluster(8), fabric=replace(small_cluster(8).fabric, routing="ecmp", uplinks=2)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONTENDED)
+@pytest.mark.parametrize("share", [0.5, 1.5])
+def test_more_capacity_never_costs_more_than_contention_costs_with_it(name: str, share: float):
+    # step(more) = alone + contention(more), and alone <= step(less): durations in a fixed order only grow.
+    _, less, _ = played(CONTENDED[name], share=share)
+    _, more, _ = played(CONTENDED[name], share=2.0 * share)
+    network = simulate_step(CONTENDED[name], LENGTHS).network
+    assert network is not None
+    contention_s = more.step_end.step_s - network.alone_s
+    assert more.step_end.step_s <= less.step_end.step_s + max(0.0, contention_s) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", CONTENDED)
+def test_links_that_carry_the_same_are_followed_once_and_give_the_same_step(name: str):
+    _, once, _ = played(CONTENDED[name])
+    _, every, _ = played(CONTENDED[name], every_link=True)
+    assert once.step_end.step_s == pytest.approx(every.step_end.step_s, rel=1e-9)
+
+
+def test_nics_that_too_few_links_share_cost_time():
+    contention = {}
+    for count in (8, 1):
+        step = simulate_step(small_nics(count), LENGTHS)
+        assert step.network is not None
+        contention[count] = step.network.contention(step.step_s)
+    assert contention[8] < 0.01 < 0.1 < contention[1]
+
+
+@pytest.mark.parametrize(
+    ("layout", "said"), [({"pp_overlap": False}, "pp_overlap"), ({"schedule": "dualpipe"}, "dualpipe")]
+)
+def test_what_flows_cannot_play_is_refused(layout: dict[str, object], said: str):
+    strategy = "static" if "schedule" in layout else "hdp-balance"
+    of = setup(tp=2, pp=2, cp=8, strategy=strategy, **layout)
+    with pytest.raises(InfeasibleError, match=said):
+        simulate_step(of, np.full(64, 16384))
+
+
+def test_bytes_on_the_nics_are_what_the_rings_carry():
+    # Two ranks of one node each share one sequence: rank 0 -> 1 -> 0 over their NICs, both directions of the ring.
+    of = setup(nodes=2, tp=8)
+    plan, problem, _ = plan_batch(of, [4096])
+    costs = price_plan(of, problem, plan)
+    flows = FlowProgram.of(compile_program(plan, costs), replace(wired(of), every_link=True))
+    assert plan.group_size.tolist() == [2]
+    rows = flows.routes.passes["ring"]
+    links = flows.routes.links
+    sent = sum(
+        float(one.sent_bytes.sum()) * np.bincount(rows.link, rows.flows, len(links)) for one in flows.sent
+    )
+    # 2,048 tokens x keys and values of one head x 2 bytes, once forward and twice backward, 8 layers
+    per_gpu = 8 * (1 + 2) * 2048 * 2 * 128 * 2
+    nics = slice(links.first["nic-out"], links.first["nic-out"] + 16)
+    np.testing.assert_allclose(sent[nics], per_gpu)
