@@ -9,7 +9,14 @@ from hdpsim.cost_models.reading.units import HOUR_S, format_quantity
 from hdpsim.experiments.output import plots_of_campaign
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, facts, interval
 from hdpsim.experiments.output.plot_style import PALETTE, readable_name
-from hdpsim.experiments.output.statistics import FEWEST, Estimate, estimate_json, fixed, with_interval
+from hdpsim.experiments.output.statistics import (
+    FEWEST,
+    Estimate,
+    estimate,
+    estimate_json,
+    fixed,
+    with_interval,
+)
 from hdpsim.experiments.output.words import tokens_with_interval
 from hdpsim.experiments.studies.report import scenario_document
 from hdpsim.simulator.campaign.setup import EFFECTIVE
@@ -151,10 +158,24 @@ def campaign_remarks(study: CampaignStudy) -> tuple[str, ...]:
         f"(group initialisation {_time(setup.group_initialisation_s)}).",
         f"Spares: {setup.spares} nodes, at least {least} left at any time.",
         f"Failures: {setup.failures.title}.",
+        *_mistakes(study),
         *plan.idle_notes,
         *study.hidden_notes,
         _runs(len(study.results)),
         *((study.target.price.note,) if study.target is not None else ()),
+    )
+
+
+def _mistakes(study: CampaignStudy) -> tuple[str, ...]:
+    """What tests and looks get wrong, where they can."""
+    if study.plan.setup.handling.is_perfect:
+        return ()
+    overlooked, wrong = (
+        with_interval(estimate([float(getattr(result, name)) for result in study.results]), 1, 1)
+        for name in ("overlooked", "false_evictions")
+    )
+    return (
+        f"Diagnosis: {overlooked} times a run a node at fault is overlooked, {wrong} healthy nodes are evicted.",
     )
 
 
@@ -213,6 +234,8 @@ def campaign_json(study: CampaignStudy) -> dict[str, Any]:
                 "restarts": len(result.incidents),
                 "unplanned_restarts": result.failures,
                 "evictions": result.evictions,
+                "false_evictions": result.false_evictions,
+                "overlooked": result.overlooked,
                 "least_spares": result.least_spares,
                 "restarts_by_cause": result.restarts,
                 "account_s": result.account_s,

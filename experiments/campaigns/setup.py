@@ -28,6 +28,7 @@ from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.studies.compare import run_batches
 from hdpsim.experiments.studies.cost_to_target import costs_of
 from hdpsim.ranges import LIMITS
+from hdpsim.simulator.campaign.diagnosis import TESTS
 from hdpsim.simulator.campaign.events import Handling, mean_detection_s
 from hdpsim.simulator.campaign.setup import CampaignSetup
 
@@ -161,7 +162,6 @@ def plan_values(
     planned = sum(r for r, c in zip(rates, profile.causes, strict=True) if c.detection == "planned")
     unplanned = sum(rates) - planned
     evicting = sum(r for r, c in zip(rates, profile.causes, strict=True) if c.evict)
-    away = evicting * values["repair"] + values["straggler_share"] * cluster.nodes
     handling = Handling(
         heartbeat_s=values["heartbeat"],
         heartbeat_misses=values["heartbeat_misses"],
@@ -170,11 +170,26 @@ def plan_values(
         manual_share=values["manual_share"],
         manual_s=values["manual"],
         repair_s=values["repair"],
+        diagnosis_tests=tuple(test for test in TESTS if test in values["diagnosis_tests"]),
+        diagnosis_misses=values["diagnosis_misses"],
+        diagnosis_false_positives=values["diagnosis_false_positives"],
+        fault_recurrence_s=values["fault_recurrence"],
+        diagnosis_rounds=values["diagnosis_rounds"],
+        straggler_misses=values["straggler_misses"],
+        straggler_false_positives=values["straggler_false_positives"],
     )
+    alarms_per_s = cluster.nodes * handling.straggler_false_positives / values["straggler_detection"]
+    wrong_per_s = (
+        unplanned * cluster.nodes * handling.diagnosis_false_positives * len(handling.diagnosis_tests)
+    )
+    away = (evicting + alarms_per_s + wrong_per_s) * values["repair"] + values[
+        "straggler_share"
+    ] * cluster.nodes
     steps = _steps_per_checkpoint(values["checkpoint_interval"], step_s, block, unplanned, values["duration"])
     _refuse_too_many(values["duration"] / (steps * step_s + block))
     slow_per_s = 0.0 if values["straggler_mttf"] is None else cluster.nodes / values["straggler_mttf"]
-    _refuse_too_many_stops(values["duration"] * (unplanned + planned + slow_per_s))
+    strikes = unplanned * (1 if handling.diagnosis.is_perfect else 1 + handling.diagnosis_rounds)
+    _refuse_too_many_stops(values["duration"] * (strikes + planned + slow_per_s + alarms_per_s))
     slow_steps = known.setup.slow_steps if known is not None and stragglers else ()
     if stragglers and not slow_steps:
         slow_steps = _slow_steps(scenario, values["straggler_factor"])
@@ -200,6 +215,7 @@ def plan_values(
         slow_steps=slow_steps,
         straggler_detection_s=values["straggler_detection"],
         straggler_mttf_s=values["straggler_mttf"],
+        straggler_recovery_s=values["straggler_recovery"],
     )
     ettr, valid, restart = _closed_form(setup, rates, unplanned, planned)
     return CampaignPlan(
@@ -354,7 +370,7 @@ def _closed_form(
     """Expected ratio, whether it is valid here, and the mean restart time.
 
     Meta's formula with the time a checkpoint travels added to the lost work, and planned restarts subtracted.
-    Ignored: waiting for nodes, stragglers, failures during restarts.
+    Ignored: waiting for nodes, stragglers, failures during restarts, faults that are overlooked, false alarms.
     """
     handling = setup.handling
     start = setup.scheduling_s + setup.group_initialisation_s + setup.load_s
@@ -370,6 +386,6 @@ def _closed_form(
     ratio = expected_ettr(unplanned, restart + setup.upload_s, setup.block_s, interval)
     ratio -= planned * (start + setup.upload_s) / (1.0 + setup.block_s / interval)
     lost = unplanned * (restart + setup.upload_s + interval / 2.0)
-    steady = setup.straggler_share == 0 and setup.straggler_mttf_s is None
+    steady = setup.straggler_share == 0 and setup.straggler_mttf_s is None and handling.is_perfect
     valid = lost < VALID_LOST_SHARE and setup.upload_s <= interval and steady
     return ratio, valid, restart

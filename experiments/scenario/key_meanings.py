@@ -64,7 +64,12 @@ _MEANINGS: Mapping[str, str] = {
     "campaign.heartbeat": "Period of the heartbeats by which dead nodes are found.",
     "campaign.heartbeat_misses": "Missed heartbeats that make a node dead.",
     "campaign.hang_timeout": "Time until a hanging collective is given up (600s: PyTorch with NCCL).",
-    "campaign.diagnosis": "Time to find the node that failed.",
+    "campaign.diagnosis": "One round of all tests for the node that failed, on all nodes at once.",
+    "campaign.diagnosis_tests": "Tests that run: NIC loopback, NIC to NIC, NCCL in a node, NCCL among neighbours.",
+    "campaign.diagnosis_misses": "Probability that a test overlooks a fault that it can see.",
+    "campaign.diagnosis_false_positives": "Probability that a test finds fault with a healthy node, which is replaced.",
+    "campaign.diagnosis_rounds": "Rounds of tests that may overlook a fault before people look for it.",
+    "campaign.fault_recurrence": "Mean time until a fault that was overlooked stops the job again.",
     "campaign.link_flaps_per_day": "How often a link goes down for seconds.",
     "campaign.link_flap_mean": "How long it stays down on average (exponential).",
     "campaign.nccl_timeout": "A connection waits 4.096 us x 2^this before it sends again; longer flaps end the job.",
@@ -87,6 +92,9 @@ _MEANINGS: Mapping[str, str] = {
     "campaign.straggler_factor": "How much longer a slow node takes for the same forward.",
     "campaign.straggler_detection": "Time until a slow node is found.",
     "campaign.straggler_mttf": "Mean time until a healthy node becomes slow.",
+    "campaign.straggler_recovery": "Mean time until such a node is as fast as the others again.",
+    "campaign.straggler_misses": "Probability that a look (every straggler_detection) overlooks a slow node.",
+    "campaign.straggler_false_positives": "Probability that a look takes a healthy node for a slow one.",
 }  # fmt: skip
 """Meanings of keys that become no field of a setup."""
 

@@ -44,6 +44,7 @@ from hdpsim.experiments.scenario.values import (
 )
 from hdpsim.quoting import quoted
 from hdpsim.ranges import RANGES
+from hdpsim.simulator.campaign.diagnosis import TESTS
 from hdpsim.simulator.own import OWN_NAME, OWN_WORDS, is_own_name, load_strategy
 from hdpsim.simulator.run.options import PlannerLaw, RunOptions
 from hdpsim.simulator.setup import Packing, StrategyName
@@ -179,6 +180,11 @@ KEYS: Mapping[str, Key] = {
     "campaign.heartbeat_misses": Key(parse=integer(RANGES["misses"]), default=3),
     "campaign.hang_timeout": time_key(600.0),
     "campaign.diagnosis": time_key(300.0, zero=True),
+    "campaign.diagnosis_tests": Key(parse=some_of(TESTS), default=TESTS),
+    "campaign.diagnosis_misses": Key(parse=number(RANGES["share"]), default=0.0),
+    "campaign.diagnosis_false_positives": Key(parse=number(RANGES["share"]), default=0.0),
+    "campaign.diagnosis_rounds": Key(parse=integer(RANGES["misses"]), default=3),
+    "campaign.fault_recurrence": time_key(1800.0),
     "campaign.link_flaps_per_day": Key(parse=number(RANGES["per_day"]), default=0.0),
     "campaign.link_flap_mean": time_key(5.0),
     "campaign.nccl_timeout": Key(parse=integer(RANGES["nccl_timeout"]), default=20),
@@ -201,6 +207,9 @@ KEYS: Mapping[str, Key] = {
     "campaign.straggler_factor": Key(parse=number(RANGES["slow_factor"]), default=1.1),
     "campaign.straggler_detection": time_key(3600.0),
     "campaign.straggler_mttf": Key(parse=or_word("never", quantity("time")), default=None),
+    "campaign.straggler_recovery": Key(parse=or_word("never", quantity("time")), default=None),
+    "campaign.straggler_misses": Key(parse=number(RANGES["share"]), default=0.0),
+    "campaign.straggler_false_positives": Key(parse=number(RANGES["share"]), default=0.0),
 }
 
 SECTIONS = tuple(dict.fromkeys(key.partition(".")[0] for key in KEYS if "." in key))

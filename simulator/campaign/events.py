@@ -10,12 +10,15 @@ import numpy as np
 import simpy
 
 from hdpsim.cost_models.reliability.failures import FailureCause
+from hdpsim.simulator.campaign.diagnosis import TESTS, Diagnosis, TestName
 from hdpsim.simulator.campaign.stretch import TICKS_PER_S
 
 _NEVER_S = 1e12  # 30,000 years
 IN_BAND_S = (0.3, 5.6)  # errors reported by the process or the driver; Unicron, arXiv 2401.00134
 STRAGGLER = FailureCause(name="straggler", per_day=0.0, scope="node", detection="planned", evict=True)
 """A slow node that was found: it leaves at the next checkpoint."""
+FALSE_ALARM = FailureCause(name="false alarm", per_day=0.0, scope="node", detection="planned", evict=True)
+"""A healthy node that was taken for one at fault: it leaves too."""
 
 
 def ticks(seconds: float) -> int:
@@ -31,10 +34,14 @@ class Handling:
         heartbeat_s: period of the heartbeats.
         heartbeat_misses: missed heartbeats that make a node count as dead.
         hang_timeout_s: after which a silent hang is an error.
-        diagnosis_s: finding the culprit.
+        diagnosis_s: one round of tests for the culprit.
         manual_share: share of failures that need a person.
         manual_s: how long that takes, instead of diagnosis_s.
         repair_s: mean time until an evicted node is a spare again (exponential).
+        diagnosis_tests, diagnosis_misses, diagnosis_false_positives, diagnosis_rounds, fault_recurrence_s: see
+            Diagnosis.
+        straggler_misses: probability that one look overlooks a slow node.
+        straggler_false_positives: probability that one look takes a healthy node for a slow one.
     """
 
     heartbeat_s: float
@@ -44,6 +51,30 @@ class Handling:
     manual_share: float
     manual_s: float
     repair_s: float
+    diagnosis_tests: tuple[TestName, ...] = TESTS
+    diagnosis_misses: float = 0.0
+    diagnosis_false_positives: float = 0.0
+    fault_recurrence_s: float = 1800.0
+    diagnosis_rounds: int = 3
+    straggler_misses: float = 0.0
+    straggler_false_positives: float = 0.0
+
+    @property
+    def diagnosis(self) -> Diagnosis:
+        """The tests that look for the culprit."""
+        return Diagnosis(
+            round_s=self.diagnosis_s,
+            tests=self.diagnosis_tests,
+            misses=self.diagnosis_misses,
+            false_positives=self.diagnosis_false_positives,
+            recurrence_s=self.fault_recurrence_s,
+            most_rounds=self.diagnosis_rounds,
+        )
+
+    @property
+    def is_perfect(self) -> bool:
+        """Whether whatever is wrong is found, and nothing else."""
+        return self.diagnosis.is_perfect and not (self.straggler_misses or self.straggler_false_positives)
 
 
 def mean_detection_s(cause: FailureCause, handling: Handling) -> float:

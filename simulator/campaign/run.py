@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterator
 from typing import cast
 
@@ -10,7 +11,15 @@ import simpy
 
 from hdpsim.arrays import Ints
 from hdpsim.cost_models.reliability.failures import FailureCause
-from hdpsim.simulator.campaign.events import STRAGGLER, SparePool, detection_ticks, failure_draws, ticks
+from hdpsim.simulator.campaign.diagnosis import Fault
+from hdpsim.simulator.campaign.events import (
+    FALSE_ALARM,
+    STRAGGLER,
+    SparePool,
+    detection_ticks,
+    failure_draws,
+    ticks,
+)
 from hdpsim.simulator.campaign.setup import ACCOUNTS, CampaignResult, CampaignSetup, Incident
 from hdpsim.simulator.campaign.stretch import CYCLE_ACCOUNTS, TICKS_PER_S, Closing, Pace, SavedCycle, Stretch
 
@@ -37,8 +46,8 @@ class _Run:
 
     def __init__(self, setup: CampaignSetup) -> None:
         self._setup = setup
-        seeds = np.random.SeedSequence(setup.seed).spawn(5)
-        failures, self._detect, self._steps_random, repair, self._slow_random = map(
+        seeds = np.random.SeedSequence(setup.seed).spawn(6)
+        failures, self._detect, self._steps_random, repair, self._slow_random, self._test_random = map(
             np.random.default_rng, seeds
         )
         self._env = simpy.Environment()
@@ -62,6 +71,11 @@ class _Run:
         """Planned stops, and slow nodes that were found, waiting for the next checkpoint."""
         self._missing = 0
         self._evictions = 0
+        self._faults: list[Fault] = []
+        """Nodes at fault that nobody has found yet."""
+        self._restarts = 0
+        self._false_evictions = 0
+        self._overlooked = 0
         self._slow = 0
         self._open: list[tuple[str, int, int]] = []
         self._incidents: list[Incident] = []
@@ -73,6 +87,8 @@ class _Run:
         self._env.process(self._fail(failure_draws(profile.causes, rates, failures)))
         if setup.straggler_mttf_s is not None:
             self._env.process(self._slow_down(setup.straggler_mttf_s / setup.nodes))
+        if setup.handling.straggler_false_positives:
+            self._env.process(self._mistake())
         self._join(int(self._slow_random.binomial(setup.nodes, setup.straggler_share)))
 
     def result(self) -> CampaignResult:
@@ -101,6 +117,8 @@ class _Run:
             curve_tokens=tuple(steps * setup.tokens_per_step for _, steps in self._curve),
             evictions=self._evictions,
             least_spares=self._pool.least_spares,
+            false_evictions=self._false_evictions,
+            overlooked=self._overlooked,
         )
 
     @property
@@ -124,9 +142,9 @@ class _Run:
                     yield self._wake
                 yield self._env.timeout(stretch.checkpoint_after(self._now) - self._now)
             except simpy.Interrupt as interrupt:
-                return self._lose(stretch, cast(FailureCause, interrupt.cause))
+                return self._lose(stretch, cast(_Blow, interrupt.cause))
             self._settle(stretch.at_checkpoint(self._now))
-            stops = [cause for cause in self._requests if cause is not _SLOWER]
+            stops = [cause for cause in self._requests if cause is not _OTHER_PACE]
             self._requests.clear()
             if not stops:
                 continue
@@ -134,7 +152,7 @@ class _Run:
                 yield from self._stop(stops)
             except simpy.Interrupt as interrupt:
                 self._lose_upload()
-                return self._strike(cast(FailureCause, interrupt.cause))
+                return self._strike(cast(_Blow, interrupt.cause))
             return None
 
     def _begin_stretch(self) -> Stretch:
@@ -164,6 +182,7 @@ class _Run:
         if cause.evict:
             self._missing += 1
             self._evictions += 1
+            self._false_evictions += cause is FALSE_ALARM
             self._pool.repair()
 
     def _recover(self, failure: FailureCause | None) -> _Process:
@@ -175,7 +194,7 @@ class _Run:
                     yield from self._pause(
                         "detection", detection_ticks(failure, setup.handling, self._detect)
                     )
-                    yield from self._pause("diagnosis", self._diagnosis_ticks())
+                    yield from self._diagnose()
                 yield from self._replace()
                 yield from self._pause("scheduling", ticks(setup.scheduling_s))
                 yield from self._pause("group_initialisation", ticks(setup.group_initialisation_s))
@@ -183,8 +202,11 @@ class _Run:
                     yield from self._pause("checkpoint_load", ticks(setup.load_s))
                 break
             except simpy.Interrupt as interrupt:
-                failure = self._strike(cast(FailureCause, interrupt.cause))
+                failure = self._strike(cast(_Blow, interrupt.cause))
         self._cycles_since_restart = 0
+        self._restarts += 1
+        for fault in self._faults:
+            self._env.process(self._strike_again(fault, self._restarts))
         self._close_incidents(self._now)
         self._curve.append((self._now, self._steps))
 
@@ -216,12 +238,39 @@ class _Run:
             self._ticks[account] += self._now - since
             self._phase = None
 
-    def _diagnosis_ticks(self) -> int:
-        handling = self._setup.handling
-        manual = self._detect.uniform() < handling.manual_share
-        return ticks(handling.manual_s if manual else handling.diagnosis_s)
+    def _diagnose(self) -> _Process:
+        """Find the nodes at fault and evict them: people do, or a round of tests on all nodes, which can be wrong.
 
-    def _lose(self, stretch: Stretch, cause: FailureCause) -> FailureCause:
+        A node whose heartbeats stopped is known without a test.
+        """
+        handling, suite = self._setup.handling, self._setup.handling.diagnosis
+        by_hand = self._detect.uniform() < handling.manual_share
+        if by_hand or any(fault.rounds >= suite.most_rounds for fault in self._faults):
+            yield from self._pause("diagnosis", ticks(handling.manual_s))
+            found = list(self._faults)
+        else:
+            tests = suite.begin(self._test_random)
+            for test, seconds in zip(suite.tests, suite.seconds, strict=True):
+                yield from self._pause("diagnosis", ticks(seconds))
+                tests.run(test, self._faults, self._setup.nodes - self._missing - len(self._faults))
+            for _ in range(tests.wrongly_found):
+                self._evict(FALSE_ALARM)
+            found = [f for f in self._faults if f in tests.found or f.cause.detection == "heartbeat"]
+        for fault in found:
+            self._faults.remove(fault)
+            self._evict(fault.cause)
+        for fault in self._faults:
+            fault.rounds += 1
+        self._overlooked += len(self._faults)
+
+    def _strike_again(self, fault: Fault, restarts: int) -> _Process:
+        """A fault that was overlooked stops the job again, unless something else did before."""
+        mean_s = self._setup.handling.fault_recurrence_s
+        yield self._env.timeout(ticks(self._test_random.exponential(mean_s)))
+        if self._restarts == restarts and fault in self._faults and self._stretch is not None:
+            self._job.interrupt(fault)
+
+    def _lose(self, stretch: Stretch, cause: _Blow) -> FailureCause:
         """A failure in the middle of training."""
         closing = stretch.fail(self._now)
         self._curve.append((self._now, self._steps + closing.reached_steps))
@@ -235,11 +284,13 @@ class _Run:
             self._ticks["lost_work"] += int(self._uploading.parts.sum())
             self._uploading = None
 
-    def _strike(self, cause: FailureCause, lost: int = 0) -> FailureCause:
-        """Note an unplanned failure and send its node to repair."""
+    def _strike(self, blow: _Blow, lost: int = 0) -> FailureCause:
+        """Note an unplanned failure; the node at fault is yet to be found."""
+        cause = blow.cause if isinstance(blow, Fault) else blow
         self._unplanned += 1
         self._open.append((cause.name, self._now, lost))
-        self._evict(cause)
+        if cause is blow and cause.evict:
+            self._faults.append(Fault(cause))
         return cause
 
     def _settle(self, closing: Closing) -> None:
@@ -281,23 +332,45 @@ class _Run:
         if not self._wake.triggered:
             self._wake.succeed()
 
-    def _join(self, slow_nodes: int) -> None:
-        """Slow nodes become part of the job; each is found on its own."""
+    def _join(self, slow_nodes: int, lasts_s: float = math.inf) -> None:
+        """Slow nodes become part of the job; each is found on its own, or is as fast as the others after a while."""
         self._slow += slow_nodes
         for _ in range(slow_nodes):
-            self._env.process(self._find())
+            self._env.process(self._find(lasts_s))
 
-    def _find(self) -> _Process:
-        yield self._env.timeout(ticks(self._setup.straggler_detection_s))
-        self._request(STRAGGLER)
+    def _find(self, lasts_s: float) -> _Process:
+        """Look at a slow node again and again, until it is found or not slow any more."""
+        setup, misses = self._setup, self._setup.handling.straggler_misses
+        while lasts_s > setup.straggler_detection_s:
+            yield self._env.timeout(ticks(setup.straggler_detection_s))
+            lasts_s -= setup.straggler_detection_s
+            if not misses or self._slow_random.uniform() >= misses:
+                self._request(STRAGGLER)
+                return
+            self._overlooked += 1
+        yield self._env.timeout(ticks(lasts_s))
+        self._slow -= 1
+        self._request(_OTHER_PACE)
+
+    def _mistake(self) -> _Process:
+        """Every look may take healthy nodes for slow ones, which leave at the next checkpoint."""
+        setup, wrong = self._setup, self._setup.handling.straggler_false_positives
+        while True:
+            yield self._env.timeout(ticks(setup.straggler_detection_s))
+            healthy = max(0, setup.nodes - self._missing - self._slow)
+            for _ in range(int(self._test_random.binomial(healthy, wrong))):
+                self._request(FALSE_ALARM)
 
     def _slow_down(self, mean_s: float) -> _Process:
         """Healthy nodes that become slow."""
         while True:
             yield self._env.timeout(ticks(self._slow_random.exponential(mean_s)))
-            self._join(1)
-            self._request(_SLOWER)
+            mean_lasts_s = self._setup.straggler_recovery_s
+            self._join(1, math.inf if mean_lasts_s is None else self._slow_random.exponential(mean_lasts_s))
+            self._request(_OTHER_PACE)
 
 
-_SLOWER = FailureCause(name="slower", per_day=0.0, scope="node", detection="planned", evict=False)
-"""Not a stop: a node became slow, so the pace changes at the next checkpoint."""
+_Blow = FailureCause | Fault
+"""What stops the job: something new, or a fault that was overlooked."""
+_OTHER_PACE = FailureCause(name="other pace", per_day=0.0, scope="node", detection="planned", evict=False)
+"""Not a stop: a node became slow, or fast again, so the pace changes at the next checkpoint."""

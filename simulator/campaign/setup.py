@@ -54,6 +54,7 @@ class CampaignSetup:
         slow_steps: what slow nodes do to the step, by the step's own law: (nodes, factor) from one node upwards.
         straggler_detection_s: time until a slow node is found.
         straggler_mttf_s: mean time until a healthy node becomes slow; None = never.
+        straggler_recovery_s: mean time until such a node is as fast as the others again; None = never.
         seed: of this run, and its number among the runs of a study.
     """
 
@@ -78,6 +79,7 @@ class CampaignSetup:
     slow_steps: tuple[tuple[int, float], ...]
     straggler_detection_s: float
     straggler_mttf_s: float | None
+    straggler_recovery_s: float | None = None
     seed: tuple[int, int] = (0, 0)
 
     def slowness(self, nodes: int) -> float:
@@ -113,6 +115,8 @@ class CampaignResult:
         incidents: every restart.
         failures: unplanned restarts.
         evictions: nodes taken out for repair.
+        false_evictions: healthy ones among them.
+        overlooked: how often a round of tests missed a node at fault, or a look a slow one.
         curve_s, curve_tokens: tokens against wall-clock time; falls back where work was lost.
         least_spares: lowest level of the pool.
     """
@@ -128,6 +132,8 @@ class CampaignResult:
     curve_s: tuple[float, ...]
     curve_tokens: tuple[float, ...]
     least_spares: int
+    false_evictions: int = 0
+    overlooked: int = 0
 
     @property
     def account_s(self) -> dict[str, float]:

@@ -114,6 +114,11 @@ VALUES: dict[str, tuple[str, ...]] = {
     "campaign.heartbeat_misses": ("3", "9"),
     "campaign.hang_timeout": ("600s", "1800s"),
     "campaign.diagnosis": ("300s", "0s"),
+    "campaign.diagnosis_tests": ("all-reduce", "loopback"),
+    "campaign.diagnosis_misses": ("0", "0.3"),
+    "campaign.diagnosis_false_positives": ("0", "0.001"),
+    "campaign.diagnosis_rounds": ("3", "1"),
+    "campaign.fault_recurrence": ("1800s", "600s"),
     "campaign.link_flaps_per_day": ("0", "2"),
     "campaign.link_flap_mean": ("5s", "30s"),
     "campaign.nccl_timeout": ("20", "14"),
@@ -135,6 +140,9 @@ VALUES: dict[str, tuple[str, ...]] = {
     "campaign.straggler_factor": ("1.1", "2"),
     "campaign.straggler_detection": ("1h", "10h"),
     "campaign.straggler_mttf": ("never", "10d"),
+    "campaign.straggler_recovery": ("never", "1h"),
+    "campaign.straggler_misses": ("0", "0.5"),
+    "campaign.straggler_false_positives": ("0", "0.001"),
 }
 """Every key of KEYS."""
 

@@ -34,7 +34,10 @@ def outcome(changes: tuple[str, ...]) -> tuple[object, frozenset[str]]:
     study = run_campaign(load_scenario("quickstart-8gpu", changes), workers=1)
     notes = (*study.plan.idle_notes, *study.hidden_notes)
     named = frozenset(note.partition(" = ")[0] for note in notes)
-    return [(run.tokens, tuple(run.account_s.items()), len(run.incidents)) for run in study.results], named
+    shown = [
+        (run.tokens, tuple(run.account_s.items()), len(run.incidents), run.evictions) for run in study.results
+    ]
+    return shown, named
 
 
 @pytest.mark.slow
