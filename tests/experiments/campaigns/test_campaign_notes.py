@@ -21,6 +21,7 @@ CASES = {
         *SMALL, "campaign.link_flaps_per_day=0.05", "campaign.manual_share=0.3", "campaign.straggler_share=0.3",
         "campaign.straggler_mttf=5d", "campaign.jitter=0.1", "campaign.drift_per_day=0.001", "campaign.spares=1",
     ),
+    "tests that err": (*SMALL, "campaign.diagnosis_tests=rnic"),
     "times given": (
         *SMALL, "campaign.group_initialisation=100s", "campaign.checkpoint_load=60s", "campaign.manual=60s",
         "campaign.checkpoint_upload=60s", "campaign.failures=meta-rsc-1", "campaign.manual_share=1",
