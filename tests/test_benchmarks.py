@@ -65,3 +65,14 @@ def test_long_runs_are_their_own_warm_up(
     monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
     assert measure.median_s(once, repeats) == pytest.approx(run_s)
     assert len(calls) == runs
+
+
+def test_the_cost_of_flows_is_measured_and_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    cost = importlib.import_module("flow_cost")
+    activities, seconds = cost.play(cost.hashed_permutation, 64)
+    assert activities == 64
+    assert seconds > 0
+    entry = {"what": "all", "activities": [64, 128], "cpu_s": [1.0, 2.0], "exponent": 1.0}
+    cost.draw([entry], tmp_path / "cost.png")
+    assert (tmp_path / "cost.png").read_bytes().startswith(b"\x89PNG")

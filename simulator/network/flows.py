@@ -21,15 +21,16 @@ an event or a time, not until its queue is empty.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import simpy
 from numpy.typing import ArrayLike
 from simpy.events import EventPriority
 
-from hdpsim.arrays import Bools, Floats, Ints, ranges
+from hdpsim.arrays import Bools, Floats, Ints
 from hdpsim.cost_models.hardware.parts import CongestionControl
 from hdpsim.cost_models.network.congestion import blocked_share
 from hdpsim.cost_models.network.links import LinkKind, Links, Pattern
@@ -39,8 +40,6 @@ from hdpsim.simulator.network.record import Recorder
 LAST = EventPriority(10)  # priority of a solution: after whatever else happens at its instant
 TOLERANCE = 1e-9  # relative excess of demand over capacity that is rounding
 SAME_INSTANT = 1e-12  # relative difference below which two ends are one
-
-_HASHED: tuple[LinkKind, ...] = ("leaf-up", "spine-up")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -92,7 +91,7 @@ class FlowNetwork:
     """Plays activities on links.
 
     Counted: max-min fair shares between flows; an activity's own flows on one link (in its time alone); what
-        congestion control costs flows behind a link that others collide on (see _effective).
+        congestion control costs flows behind a link that others collide on (see _paused).
     Ignored: the way to a new fair share (rates jump); bursts of an activity that communicates only now and then, whose
         mean rate counts; latency that grows with queues.
     """
@@ -187,9 +186,8 @@ class FlowNetwork:
         self._changed_links.clear()
         if touched:
             short = self._find_short(np.concatenate(touched) if len(touched) > 1 else touched[0])
-            concerned = self._concerned(short)
-            if len(concerned):
-                self._share(concerned, now)
+            if len(short):
+                self._share(*self._concerned(short), now)
         fresh = self._fresh
         slots.end_s[fresh] = np.where(
             slots.rate[fresh] >= slots.limit[fresh], now + slots.alone_s[fresh], slots.end_s[fresh]
@@ -213,7 +211,7 @@ class FlowNetwork:
         for slot in self._ended:
             slots.forget(slot)
         self._ended.clear()
-        if self._entries.dead > self._entries.used // 2 + 1024:
+        if self._entries.dead > self._entries.used // 2 + 1024 or len(slots.forgotten) > slots.used // 2 + 64:
             self._entries.compact(slots)
         return [links]
 
@@ -240,82 +238,74 @@ class FlowNetwork:
 
     def _find_short(self, touched: Ints) -> Ints:
         """Say anew which of the touched links are short; return those that are or were."""
-        if self._blocked > 0:
-            touched = self._with_neighbours(touched)
+        switches = self._switches(touched) if self._blocked > 0 else ()
+        if switches:
+            touched = np.concatenate([touched, *(rows.ravel() for rows in switches)])
         before = self._short[touched]
         self._effective[touched] = self._capacity[touched]
-        if self._blocked > 0:
-            self._pause(touched)
+        for rows in switches:
+            self._effective[rows] = self._paused(self._demand[rows], self._capacity[rows])
         self._short[touched] = self._demand[touched] > self._effective[touched] * (1.0 + TOLERANCE)
         return touched[before | self._short[touched]]
 
-    def _hashed_links(self) -> list[tuple[LinkKind, int]]:
-        """Kinds of links of which a switch has several, and how many."""
-        bins = {"leaf-up": self.links.leaf.bins, "spine-up": self.links.spine.bins}
-        return [(kind, bins[kind]) for kind in _HASHED if bins[kind] > 1]
+    def _switches(self, touched: Ints) -> Sequence[Ints]:
+        """[switches, up-links] of every layer that hashes: the switches of which an up-link is touched."""
+        rows = []
+        for kind, bins in (("leaf-up", self.links.leaf.bins), ("spine-up", self.links.spine.bins)):
+            first, count = self.links.first[cast(LinkKind, kind)], self.links.count[cast(LinkKind, kind)]
+            if bins > 1 and count:
+                is_touched = np.zeros(count // bins, dtype=np.bool_)
+                is_touched[(touched[(touched >= first) & (touched < first + count)] - first) // bins] = True
+                rows.append(first + np.flatnonzero(is_touched)[:, None] * bins + np.arange(bins))
+        return rows
 
-    def _with_neighbours(self, touched: Ints) -> Ints:
-        """The touched links and all other up-links of their switches."""
-        more = [touched]
-        for kind, bins in self._hashed_links():
-            switches = self._switches(touched, kind, bins)
-            more.append(
-                ranges(self.links.first[kind] + switches * bins, np.full(len(switches), bins, dtype=np.int64))
-            )
-        return np.unique(np.concatenate(more)) if len(more) > 1 else touched
-
-    def _switches(self, touched: Ints, kind: LinkKind, bins: int) -> Ints:
-        first, count = self.links.first[kind], self.links.count[kind]
-        return np.unique((touched[(touched >= first) & (touched < first + count)] - first) // bins)
-
-    def _pause(self, touched: Ints) -> None:
-        """What is left of a switch's up-links while flows collide on one of them.
+    def _paused(self, demand: Floats, capacity: Floats) -> Floats:
+        """What is left of a switch's up-links ([switches, up-links]) while flows collide on one of them.
 
             left = min(capacity, demand) x (1 - b + b max(1, load) / largest load),   load = demand / capacity
 
         During a share b of the time (blocked_share: what its congestion control needs) the switch pauses whoever
-        sends to it, at the pace of its most loaded up-link. That link itself works on at its full rate.
+        sends to it, at the pace of its most loaded up-link. That link itself works on at its full rate. A link that is
+        down drops what it gets, and pauses nobody.
         """
-        for kind, bins in self._hashed_links():
-            first = self.links.first[kind]
-            switches = self._switches(touched, kind, bins)
-            if not len(switches):
-                continue
-            rows = first + switches[:, None] * bins + np.arange(bins)
-            demand, capacity = self._demand[rows], self._capacity[rows]
-            load = np.maximum(1.0, demand / np.maximum(capacity, 1e-300))
-            worst = load.max(axis=1, keepdims=True)
-            paused = np.minimum(capacity, demand) * (1.0 - self._blocked + self._blocked * load / worst)
-            self._effective[rows] = np.where(worst > 1.0 + TOLERANCE, paused, capacity)
+        load = np.divide(demand, capacity, out=np.ones_like(demand), where=capacity > 0)
+        load = np.maximum(1.0, load)
+        worst = load.max(axis=1, keepdims=True)
+        paused = np.minimum(capacity, demand) * (1.0 - self._blocked + self._blocked * load / worst)
+        return np.where(worst > 1.0 + TOLERANCE, paused, capacity)
 
-    def _concerned(self, links: Ints) -> Ints:
-        """Slots of activities on these links, and of all that meet them on short links, directly or through others."""
-        if not len(links):
-            return np.zeros(0, dtype=np.int64)
+    def _concerned(self, links: Ints) -> tuple[Ints, Ints]:
+        """Activities on these links, and all that meet them on short links, directly or through others.
+
+        Returns:
+            Their slots, and the places of their entries on short links.
+        """
         entries, slots = self._entries, self._slots
-        on_link = np.zeros(len(self.links), dtype=np.bool_)
+        on_link = self._short.copy()
         on_link[links] = True
-        relevant = self._short[entries.link] | on_link[entries.link]
-        relevant &= slots.alive[entries.slot]
+        relevant = np.flatnonzero(on_link[entries.link])
         slot, link = entries.slot[relevant], entries.link[relevant]
+        alive = slots.alive[slot]
+        relevant, slot, link = relevant[alive], slot[alive], link[alive]
+        on_link[:] = False
+        on_link[links] = True
         chosen = np.zeros(len(slots.rate), dtype=np.bool_)
         found = -1
-        while (now_found := int(on_link[link].sum())) > found:
+        while (now_found := int(np.count_nonzero(reached := on_link[link]))) > found:
             found = now_found
-            chosen[slot[on_link[link]]] = True
+            chosen[slot[reached]] = True
             on_link[link[chosen[slot]]] = True
-        return np.flatnonzero(chosen)
+        return np.flatnonzero(chosen), relevant[chosen[slot] & self._short[link]]
 
-    def _share(self, concerned: Ints, now: float) -> None:
-        """Give these activities their fair rates."""
+    def _share(self, concerned: Ints, shared: Ints, now: float) -> None:
+        """Give these activities their fair rates; *shared*: their entries on short links."""
         slots, entries = self._slots, self._entries
         number = np.full(len(slots.rate), -1, dtype=np.int64)
         number[concerned] = np.arange(len(concerned))
-        relevant = self._short[entries.link] & (number[entries.slot] >= 0)
-        slot, link = entries.slot[relevant], entries.link[relevant]
+        slot, link = entries.slot[shared], entries.link[shared]
         used, place = np.unique(link, return_inverse=True)
         shares = fair_rates(
-            number[slot], place, entries.flows[relevant], self._effective[used], slots.limit[concerned]
+            number[slot], place, entries.flows[shared], self._effective[used], slots.limit[concerned]
         )
         stopped_by = np.full(len(concerned), -1, dtype=np.int64)
         limited = shares.bottleneck >= 0
