@@ -18,6 +18,9 @@ from hdpsim.quoting import quoted
 if TYPE_CHECKING:
     from hdpsim.experiments.bands.band import Band
 
+USUAL_CONFIDENCE = 0.8
+"""Probability of meeting a date. At the predicted mean a run is as often late as not; this is late once in five, and
+what that takes lies inside the band from P10 to P90 that validated runs support."""
 _UNITS_S = {"h": HOUR_S, "hour": HOUR_S, "d": DAY_S, "day": DAY_S, "w": 7 * DAY_S, "week": 7 * DAY_S}
 _TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(hours?|days?|weeks?|[hdw])\s*", re.IGNORECASE)
 _LONGEST_S = 3650 * DAY_S

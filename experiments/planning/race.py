@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heappop, heappush
@@ -224,6 +224,8 @@ class Race:
         """Still to be looked at."""
         self.waiting: list[Entry] = []
         """Replayed on the first batch, not on all."""
+        self._seeds: dict[Changes, Entry] = {}
+        """Candidates that are tried first."""
         self._known: dict[Changes, Entry] = {}
         """What is being worked on, by its changes."""
         self._full: list[float] = []
@@ -236,6 +238,24 @@ class Race:
         self._ready = ready(self.question)
         self.outrun = 0
         """Candidates that a bound showed to be slower than the best ones before they were replayed."""
+
+    def seed(self, candidates: Sequence[Candidate]) -> None:
+        """Try *candidates* first, those whose layout is one of the entries."""
+        known = {(*entry.site, *entry.layout): entry for entry in self.entries}
+        for candidate in candidates:
+            parent = next(
+                (
+                    known[candidate.changes[:length]]
+                    for length in range(len(candidate.changes), 0, -1)
+                    if candidate.changes[:length] in known
+                ),
+                None,
+            )
+            if parent is not None:
+                contender = Contender(
+                    candidate=candidate, site=parent.site, kind=("seed",), bounds_s=(), ideal_s=None
+                )
+                self._seeds[candidate.changes] = replace(parent, contender=contender)
 
     def sift(self) -> LayoutResults:
         """Refuse the layouts that cannot hold anything; those of equal sequences are priced as quickly as checked."""
@@ -260,6 +280,10 @@ class Race:
 
     def tasks(self) -> Iterator[Task]:
         """What is to be done next, until nothing is known to be."""
+        for entry in self._seeds.values():
+            assert entry.contender is not None
+            self._known[entry.contender.candidate.changes] = entry
+            yield self._task(entry, contenders=(entry.contender,))
         while not self.question.late:
             leader = self._leader()
             if leader is not None:
@@ -285,7 +309,7 @@ class Race:
                 own = [
                     replace(parent, contender=contender)
                     for one, contender in results.contenders
-                    if one == layout
+                    if one == layout and contender.candidate.changes not in self._seeds
                 ]
                 self._estimates.opened(parent, own)
                 for entry in own:

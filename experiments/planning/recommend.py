@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -11,6 +11,8 @@ from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.transformer.flop import sequence_model_flop
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.output.words import duration, large_amount
+from hdpsim.experiments.planning.goal import USUAL_CONFIDENCE
+from hdpsim.experiments.planning.headroom import shipped_margin
 from hdpsim.experiments.planning.plan import words_of
 from hdpsim.experiments.planning.search import search
 from hdpsim.experiments.planning.sizing import MOST_GPUS, Offer, Sizing, block_of
@@ -28,8 +30,11 @@ Overrides = tuple[str, ...]
 
 USUAL_MFU = 0.4
 """Of which the first number of GPUs follows."""
-ROUNDS = 2
-"""Searches of a layout for a type: on the first number of GPUs, and on the one that this leads to."""
+SHARES = (0.4, 0.3, 0.2, 0.1)
+"""Of a type's budget: searches on the first number of GPUs, on the one that this leads to, and so on."""
+ROUNDS = len(SHARES)
+SEARCHING = 0.6
+"""Of the whole budget; the rest is for steps and campaigns on every number of GPUs that comes up."""
 MOST_DOUBLINGS = 4
 """Of the first number of GPUs, where no layout fits it."""
 
@@ -43,7 +48,7 @@ class TypeResult:
         offer: the best number of GPUs; None where none meets the goal.
         layout: in words; empty where none fits.
         reason: why there is no offer.
-        fastest: the number of GPUs that takes least, and its seconds, where none meets the goal.
+        fastest: where none meets the goal, the number of GPUs that takes least, and its seconds with the confidence.
         looked_at: numbers of GPUs on which a step was simulated.
     """
 
@@ -62,7 +67,7 @@ class Recommendation:
     scenario: Scenario
     goal: Goal
     aim: Aim
-    confidence: float | None
+    confidence: float
     types: tuple[TypeResult, ...] = field(default_factory=tuple)
 
     @property
@@ -78,7 +83,7 @@ def recommend(
     *,
     gpu_types: Sequence[str] = (),
     aim: Aim = "gpus",
-    confidence: float | None = None,
+    confidence: float = USUAL_CONFIDENCE,
     keep_layout: bool = False,
     pinned: Overrides = (),
     budget_s: float | None = None,
@@ -91,10 +96,10 @@ def recommend(
         goal: tokens and time.
         gpu_types: GPUs of the catalog, each on its usual server; default: the scenario's.
         aim: fewest or cheapest.
-        confidence: the probability of meeting the date that is asked for; None: as predicted.
+        confidence: the probability of meeting the date that is asked for.
         keep_layout: only data parallelism grows; else layouts are searched.
         pinned: ``key=value`` changes that were made to the scenario: their keys are not searched.
-        budget_s: seconds of all searches of layouts together; None: no limit.
+        budget_s: about how many seconds it may take; None: no limit.
         progress: told which type is looked at.
 
     Raises:
@@ -107,13 +112,13 @@ def recommend(
         one = _OneType(
             scenario=scenario, goal=goal, aim=aim, confidence=confidence, pinned=pinned, gpu=name,
             site=(("cluster.node", node_of(scenario, name)),) if gpu_types else (),
-            budget_s=None if budget_s is None else budget_s / (ROUNDS * len(names)),
+            budget_s=None if budget_s is None else budget_s * SEARCHING / len(names),
         )  # fmt: skip
         types.append(one.kept() if keep_layout else one.searched())
     progress(len(names), len(names), "")
     types.sort(key=lambda result: _rank(result, aim))
     if types[0].offer is None:
-        raise _unreachable(goal, types, scenario)
+        raise _unreachable(goal, confidence, types, scenario)
     return Recommendation(scenario=scenario, goal=goal, aim=aim, confidence=confidence, types=tuple(types))
 
 
@@ -132,7 +137,7 @@ class _OneType:
     scenario: Scenario
     goal: Goal
     aim: Aim
-    confidence: float | None
+    confidence: float
     pinned: Overrides
     gpu: str
     site: tuple[tuple[str, object], ...]
@@ -145,28 +150,31 @@ class _OneType:
         return self._result(sizing, offer, "the scenario's own layout")
 
     def searched(self) -> TypeResult:
-        """With the layouts that a search finds for the numbers of GPUs that come up."""
-        gpus, best = self._first_layout()
-        if best is None:
+        """With the layouts that searches find for the numbers of GPUs that come up."""
+        gpus, found = self._first_layouts()
+        if not found:
             return TypeResult(gpu=self.gpu, reason=f"no layout fits up to {gpus:,} GPUs")
-        tried: list[tuple[Sizing, Offer | None, Evaluated]] = []
-        for _ in range(ROUNDS):
-            sizing = self._sizing(
-                best.candidate.overrides, self._there(gpus).with_changes(best.candidate.overrides)
-            )
+        tried: dict[Candidate, tuple[Sizing, Offer | None, Evaluated]] = {}
+        for number in range(ROUNDS):
+            if number:
+                found = self._layouts(gpus, number, [one.candidate for one in found]) or found
+            best = found[0]
+            if best.candidate in tried:
+                break
+            layout = self._with_degrees(gpus, best.candidate).overrides
+            sizing = self._sizing(layout, self._there(gpus).with_changes(layout), shipped_margin().headroom)
+            known = [one[0].about_s(gpus) for one in tried.values()]
+            if known and sizing.about_s(-(-gpus // sizing.block) * sizing.block) >= min(known):
+                break  # better on the first batch alone
             offer = self._offer(sizing, gpus)
-            tried.append((sizing, offer, best))
+            tried[best.candidate] = sizing, offer, best
             fastest = sizing.fastest()
             gpus = offer.gpus if offer else fastest[0] if fastest else gpus
-            other = self._layout(gpus)
-            if other is None or other.candidate == best.candidate:
-                break
-            best = other
-        met = [one for one in tried if one[1] is not None]
+        met = [one for one in tried.values() if one[1] is not None]
         sizing, offer, best = (
             min(met, key=lambda one: _rank(TypeResult(gpu=self.gpu, offer=one[1]), self.aim))
             if met
-            else tried[-1]
+            else list(tried.values())[-1]
         )
         return self._result(sizing, offer, words_of(best))
 
@@ -186,12 +194,13 @@ class _OneType:
             sizing.offer(gpus)
         return min(sizing.offers(), key=lambda offer: (offer.usd or 0.0, offer.gpus))
 
-    def _sizing(self, layout: Overrides, there: Scenario) -> Sizing:
+    def _sizing(self, layout: Overrides, there: Scenario, headroom: float = 0.0) -> Sizing:
         return Sizing(
             at=partial(self._at, layout),
             goal=self.goal,
             confidence=self.confidence,
             block=block_of(there.layout, there.cluster.node.gpus),
+            headroom=headroom,
         )
 
     def _at(self, layout: Overrides, gpus: int) -> Scenario:
@@ -220,26 +229,29 @@ class _OneType:
             servers *= 2
         return servers * node.gpus
 
-    def _first_layout(self) -> tuple[int, Evaluated | None]:
-        """A layout for the first number of GPUs, or for more where none fits."""
+    def _first_layouts(self) -> tuple[int, list[Evaluated]]:
+        """Layouts for the first number of GPUs, or for more where none fits."""
         gpus = self._guess()
         for _ in range(MOST_DOUBLINGS):
-            best = self._layout(gpus)
-            if best is not None:
-                return gpus, best
+            found = self._layouts(gpus)
+            if found:
+                return gpus, found
             gpus *= 2
-        return gpus // 2, None
+        return gpus // 2, []
 
-    def _layout(self, gpus: int) -> Evaluated | None:
-        """The best layout on so many GPUs; None where none fits."""
+    def _layouts(self, gpus: int, number: int = 0, seeds: Sequence[Candidate] = ()) -> list[Evaluated]:
+        """The best layouts on so many GPUs, by the first batch; none where none fits."""
         there = self._there(gpus)
-        pinned = [parse_override(text)[0] for text in self.pinned]
-        found = search(there, space_of(there, pinned=pinned), budget_s=self.budget_s, count=1)
-        if not found.best:
-            return None
-        best = found.best[0]
-        changes = {**dict(_degrees(there)), **dict(best.candidate.changes)}
-        return replace(best, candidate=Candidate(changes=tuple(changes.items())))
+        space = space_of(there, pinned=[parse_override(text)[0] for text in self.pinned])
+        budget_s = None if self.budget_s is None else self.budget_s * SHARES[number]
+        headroom = shipped_margin().headroom
+        return search(there, space, budget_s=budget_s, batches=1, headroom=headroom, seeds=seeds).best
+
+    def _with_degrees(self, gpus: int, candidate: Candidate) -> Candidate:
+        """With the degrees that the scenario has and the candidate does not change."""
+        return Candidate(
+            changes=tuple({**dict(_degrees(self._there(gpus))), **dict(candidate.changes)}.items())
+        )
 
 
 def _degrees(scenario: Scenario) -> list[tuple[str, object]]:
@@ -251,9 +263,13 @@ def _degrees(scenario: Scenario) -> list[tuple[str, object]]:
     ]
 
 
-def _unreachable(goal: Goal, types: Sequence[TypeResult], scenario: Scenario) -> InfeasibleError:
+def _unreachable(
+    goal: Goal, confidence: float, types: Sequence[TypeResult], scenario: Scenario
+) -> InfeasibleError:
     """Why the goal cannot be met, and what would have to change."""
-    lines = [f"{goal.words}: no number of GPUs that was tried meets it"]
+    lines = [
+        f"{goal.words}: no number of GPUs that was tried meets it with a probability of {confidence:.0%}"
+    ]
     for result in types:
         if result.fastest is None:
             lines.append(f"  {result.gpu}: {result.reason}")
@@ -261,7 +277,7 @@ def _unreachable(goal: Goal, types: Sequence[TypeResult], scenario: Scenario) ->
         gpus, seconds = result.fastest
         tokens = goal.tokens * goal.seconds / seconds
         lines.append(
-            f"  {result.gpu}: {gpus:,} GPUs are the fastest and take {duration(seconds)}, which is "
+            f"  {result.gpu}: {gpus:,} GPUs are the fastest and need {duration(seconds)} for that, which is "
             f"{large_amount(tokens)} tokens in {goal.days:g} days ({result.layout})"
         )
     reached = [result.fastest for result in types if result.fastest]

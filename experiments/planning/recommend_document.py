@@ -116,17 +116,12 @@ def _reason(result: TypeResult) -> str:
     if result.fastest is None or result.offer is not None:
         return result.reason
     gpus, seconds = result.fastest
-    return f"{result.reason}: {gpus:,} GPUs are the fastest and take {duration(seconds)}"
+    return f"{result.reason}: {gpus:,} GPUs are the fastest and need {duration(seconds)}"
 
 
 def _notes(found: Recommendation) -> tuple[str, ...]:
     best = found.best
-    asked = f"GPUs meet the date if they do with a probability of {found.confidence or 0.0:.0%}."
-    if found.confidence is None:
-        asked = (
-            "GPUs meet the date if the mean of the campaign's runs does, as predicted; --confidence 0.8 asks for so "
-            "many that they meet it with that probability."
-        )
+    asked = f"GPUs meet the date if they do with a probability of {found.confidence:.0%} (--confidence)."
     return (
         asked,
         "Probability: how far off predictions of such runs were (log-normal through P10 and P90 of the band), and "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf, log2
@@ -120,6 +120,7 @@ def search(
     workers: int | None = 1,
     engine: Engine | None = None,
     own_reason: str = "",
+    seeds: Sequence[Candidate] = (),
 ) -> Found:
     """Look for the best candidates of a space.
 
@@ -139,6 +140,7 @@ def search(
         workers: processes; None: one per processor, where the first layouts say that it takes long.
         engine: where they run, instead of *workers*.
         own_reason: why the scenario as it is cannot run, where that is known.
+        seeds: candidates that are tried first.
     """
     began = time.monotonic()
     question = Question(
@@ -156,6 +158,7 @@ def search(
             _own(question, found)
         race = Race(question=question, entries=_entries(question), least=lambda: _least(question, found))
         found.layouts = len(race.entries)
+        race.seed(seeds)
         try:
             found.complete = _run(question, race, found, workers, engine, progress)
         finally:

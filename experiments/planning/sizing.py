@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 MOST_GPUS = 262_144
 NEIGHBOURS = 3
 """Numbers of GPUs next to the one that bisection finds, in blocks, that are looked at as well."""
+NEAR = 1.03
+"""How much more or fewer GPUs are tried than the last number lets expect, so that the answer lies in between."""
 WORTH_DOUBLING = 1.02
 """Throughput that twice as many GPUs must at least give for still more to be tried."""
 
@@ -82,14 +84,16 @@ class Sizing:
     Attributes:
         at: the scenario on so many GPUs.
         goal: what has to be met.
-        confidence: the probability of meeting it that is asked for; None: as predicted.
+        confidence: the probability of meeting it that is asked for.
         block: GPUs must be a multiple of it.
+        headroom: over what is predicted, a share of it, for which memory must suffice.
     """
 
     at: Callable[[int], Scenario]
     goal: Goal
-    confidence: float | None
+    confidence: float
     block: int
+    headroom: float = 0.0
     _about_s: dict[int, float] = field(default_factory=dict)
     _plans: dict[int, CampaignPlan] = field(default_factory=dict)
     _offers: dict[int, Offer | None] = field(default_factory=dict)
@@ -108,8 +112,7 @@ class Sizing:
             return math.inf
         self._plans[gpus] = plan
         seconds = self.goal.tokens / plan.setup.tokens_per_step * plan.setup.step_s
-        if self.confidence is not None:
-            seconds *= slower_with(self.confidence, _band(scenario))
+        seconds *= slower_with(self.confidence, _band(scenario))
         return seconds / max(plan.closed_form_ettr, 1e-3)
 
     def offer(self, gpus: int) -> Offer | None:
@@ -127,20 +130,20 @@ class Sizing:
         except (InfeasibleError, ScenarioError):
             return None
         band = _band(scenario)
-        return Offer(
+        offer = Offer(
             scenario=scenario,
             study=study,
             band=band,
             probability=probability(self.goal, study.reached_s, band),
         )
+        if not self.headroom:
+            return offer
+        memory = offer.memory
+        return offer if memory.total_bytes * (1.0 + self.headroom) <= memory.capacity_bytes else None
 
     def meets(self, offer: Offer | None) -> bool:
-        """Whether an offer meets the goal: in the mean of its runs, or with the confidence that is asked for."""
-        if offer is None:
-            return False
-        if self.confidence is not None:
-            return offer.probability >= self.confidence
-        return offer.seconds.mean <= self.goal.seconds
+        """Whether an offer meets the goal with the confidence that is asked for."""
+        return offer is not None and offer.probability >= self.confidence
 
     def fewest(self, guess: int) -> Offer | None:
         """The fewest GPUs that meet the goal; None where no number does.
@@ -167,15 +170,22 @@ class Sizing:
         return self.offer(best * self.block)
 
     def _bisected(self, guess: int) -> int | None:
-        """The fewest blocks whose closed form meets the goal."""
-        high = guess
+        """The fewest blocks whose closed form meets the goal.
+
+        Numbers are tried where time times GPUs would be what it was on the last one, a little on the safe side.
+        """
+        low, high, doubled = 0, guess, False
         while not self._about_meets(high):
-            if not self._grows(high):
-                return None
-            high *= 2
-        low = high // 2
-        while low and self._about_meets(low):
-            high, low = low, low // 2
+            low, factor = high, self.about_s(high * self.block) * NEAR / self.goal.seconds
+            if factor > 2.0 or doubled:
+                if not self._grows(high):
+                    return None
+                factor = 2.0
+            high, doubled = math.ceil(high * factor), True
+        while not low and high > 1:
+            expected = high * self.about_s(high * self.block) / self.goal.seconds
+            fewer = min(high - 1, max(high // 2, int(expected / NEAR)))
+            low, high = (low, fewer) if self._about_meets(fewer) else (fewer, high)
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if self._about_meets(middle) else (middle, high)

@@ -50,7 +50,9 @@ def _goal(_context: click.Context, _option: click.Parameter, text: str) -> Goal:
     "--confidence",
     type=click.FloatRange(0.01, 0.99),
     metavar="P",
-    help="Probability with which the date has to be met; default: as predicted.",
+    default=0.8,
+    show_default=True,
+    help="Probability with which the date has to be met; 0.5: an even bet.",
 )
 @click.option("--keep-layout", is_flag=True, help="Only data parallelism grows; no layout is searched.")
 @budget_option
@@ -69,7 +71,7 @@ def command(
     goal: Goal,
     gpu_types: tuple[str, ...],
     aim: str,
-    confidence: float | None,
+    confidence: float,
     keep_layout: bool,
     budget_s: float | None,
     overrides: tuple[str, ...],

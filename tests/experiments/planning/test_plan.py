@@ -297,6 +297,15 @@ def test_several_unequal_batches_are_never_worse_than_full_enumeration(seed: int
 
 
 @pytest.mark.slow
+def test_seeds_are_tried_first_and_once(found: Found) -> None:
+    seeds = [one.candidate for one in found.evaluated[-2:]]
+    seeded = search(small(), Space(values=FEW), count=3, seeds=seeds)
+    assert [one.candidate for one in seeded.evaluated[1:3]] == seeds
+    assert [one.candidate for one in seeded.best] == [one.candidate for one in found.best]
+    assert seeded.searched == found.searched
+
+
+@pytest.mark.slow
 def test_a_budget_that_ends_early_says_so_and_has_exact_replays_only() -> None:
     scenario = small(several=True)
     found = search(scenario, Space(), budget_s=1.0, batches=3)

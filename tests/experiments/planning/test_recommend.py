@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.bands.band import Band
+from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.campaigns.run import run_campaign
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.planning.goal import Goal, parse_goal, probability, slower_with
@@ -87,23 +88,27 @@ def test_a_block_is_what_the_degrees_divide_in_whole_servers() -> None:
     assert block_of(small("layout.tp=2", "layout.cp=4").layout, 8) == 8
 
 
-def days_of_all(scenario: Scenario, goal: Goal, most: int) -> dict[int, float]:
-    """Days on every number of servers, each a campaign of its own."""
+def every_number(scenario: Scenario, goal: Goal, most: int) -> dict[int, tuple[float, float]]:
+    """Days on every number of servers, each a campaign of its own, and the probability of the goal."""
     found = {}
     for gpus in range(8, most + 1, 8):
         study = run_campaign(scenario.with_changes((f"gpus={gpus}",)), workers=1, tokens=goal.tokens)
         assert study.target is not None
-        found[gpus] = study.target.seconds.mean / 86_400.0
+        there = scenario.with_changes((f"gpus={gpus}",))
+        surely = probability(goal, study.reached_s, setup_band(there.setup(), there.batches(1)[0]))
+        found[gpus] = study.target.seconds.mean / 86_400.0, surely
     return found
 
 
-@pytest.mark.parametrize("time", ["5 days", "2 days", "25 h"])
-def test_the_fewest_are_those_of_a_sweep_over_all_numbers(time: str) -> None:
+@pytest.mark.parametrize(
+    ("time", "confidence"), [("5 days", 0.8), ("2 days", 0.8), ("25 h", 0.5), ("30 h", 0.95)]
+)
+def test_the_fewest_are_those_of_a_sweep_over_all_numbers(time: str, confidence: float) -> None:
     goal = parse_goal(f"200B tokens in {time}")
-    found = recommend(small(), goal, keep_layout=True).best
-    days = days_of_all(small(), goal, 64)
-    assert found.gpus == min(gpus for gpus, taken in days.items() if taken <= goal.days)
-    assert found.days == pytest.approx(days[found.gpus])
+    found = recommend(small(), goal, keep_layout=True, confidence=confidence).best
+    known = every_number(small(), goal, 64)
+    assert found.gpus == min(gpus for gpus, (_, surely) in known.items() if surely >= confidence)
+    assert (found.days, found.probability) == pytest.approx(known[found.gpus])
 
 
 def test_the_cheapest_is_never_dearer_than_the_fewest() -> None:
@@ -120,10 +125,11 @@ def test_the_cheapest_is_never_dearer_than_the_fewest() -> None:
 def test_more_confidence_takes_more_gpus_and_gets_the_probability() -> None:
     goal = parse_goal("200B tokens in 2 days")
     even, sure = (
-        recommend(small(), goal, keep_layout=True, confidence=confidence).best for confidence in (None, 0.95)
+        recommend(small(), goal, keep_layout=True, confidence=confidence).best for confidence in (0.5, 0.95)
     )
     assert sure.gpus > even.gpus
     assert sure.probability >= 0.95
+    assert recommend(small(), goal, keep_layout=True).best.probability >= 0.8
 
 
 def test_failures_and_checkpoints_take_time() -> None:
