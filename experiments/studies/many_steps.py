@@ -26,15 +26,18 @@ REASONS = ("data", "plan", "checkpoint", "host_memory")
 """What a step may wait for before it begins; wait_REASON_s of a RunStep."""
 
 
-def warm_up_steps(first: PreparedStep) -> int:
-    """Steps before a run has settled, whatever its batches are like.
+def warm_up_steps(first: PreparedStep, steps: int, checkpoint_steps: int | None) -> int:
+    """Steps before a run of so many has settled, whatever its batches are like.
 
-        1 + q + (stages - 1)
+        1 + q + (stages - 1), and what leaves whole rounds of steps and checkpoint
 
     The first step waits for a batch that nobody began before it; the next q batches were begun before the first step,
     not a step apart; where stages begin steps on their own, the last one is reached after stages - 1 steps.
     """
-    return 1 + first.path.ahead_steps + first.stages - 1
+    least = 1 + first.path.ahead_steps + first.stages - 1
+    if checkpoint_steps is None or steps - least < checkpoint_steps:
+        return least
+    return least + (steps - least) % checkpoint_steps
 
 
 def alone_s(step: PreparedStep, storage_bytes_per_s: float) -> float:
@@ -182,7 +185,7 @@ def simulate_many(
         scenario=scenario,
         strategy=scenario.strategy.name,
         steps=rows,
-        warm_up=warm_up_steps(rows[0].step),
+        warm_up=warm_up_steps(rows[0].step, steps, scenario.run.checkpoint_steps),
         use=drawn.use,
         record=run.record,
         planner_busy_s=run.planner_busy_s,

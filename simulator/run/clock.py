@@ -34,6 +34,7 @@ from hdpsim.simulator.run.options import RunOptions
 from hdpsim.simulator.run.prepared import PreparedStep
 from hdpsim.simulator.run.record import Record
 from hdpsim.simulator.run.storage import Storage
+from hdpsim.simulator.run.tight_hosts import HostedStep
 from hdpsim.simulator.setup import Setup
 
 _Process = Generator[simpy.Event, Any, None]
@@ -213,6 +214,8 @@ class Run:
         if self._failure is not None:
             raise self._failure
         self.memory.check()
+        if isinstance(self._played, HostedStep):
+            self._played.check_room(self._begun)
         if self._played is not None:
             self._played.check_played()
 
@@ -325,18 +328,19 @@ class Run:
     def _begin(self, step: PreparedStep, before: _Running, at_s: float) -> _Running:
         """Stages begin as soon as they have ended the step *before*, but not before *at_s*, which is now."""
         env = self._env
-        if step.program is None:
+        program = step.program if step.hosted is None else step.hosted.program
+        if program is None:
             ends_s = step.ends_s(np.maximum(before.ends_s, at_s))
             first_end = last_end = self._at(float(ends_s.max()))
             if step.longest_s is not None:
                 first_end = self._at(float(ends_s.min()))
             return _Running(first_end, last_end, ends_s, [])
-        self._played = StepPlay(step.program)
+        self._played = StepPlay(program) if step.hosted is None else HostedStep(step.hosted, env)
         begins = before.stage_ended
-        if len(begins) != step.program.stages:  # the first step: nobody has to wait
-            begins = [before.last_end] * step.program.stages
+        if len(begins) != program.stages:  # what was before was played beforehand, or nothing: all begin now
+            begins = [self._at(float(begin_s)) for begin_s in _each(before.ends_s, program.stages)]
         self._played.start(env, begins)
-        ends_s = np.full(step.program.stages, np.nan)
+        ends_s = np.full(program.stages, np.nan)
         ended: list[simpy.Event] = [
             env.process(self._note_end(event, step.allocator_wait_s, ends_s, stage))
             for stage, event in enumerate(self._played.stage_ended)
@@ -373,6 +377,8 @@ class Run:
         carry_over_s, step_s = 0.0, step.step_s
         if step.longest_s is not None:
             carry_over_s = end_s - before.last_end_s - sum(waited.values()) - step_s
+        elif step.hosted is not None:
+            waited["host_memory"] += end_s - at_s - step_s
         elif step.program is not None:
             step_s = end_s - at_s
         self._show(ready, start_s, running)
@@ -411,3 +417,8 @@ class Run:
             for lane, times in (("to host", step.offload.to_host_s), ("from host", step.offload.from_host_s)):
                 for first_s, last_s in times.tolist():
                     self.record.span(lane, "offload", number, start_s + first_s, start_s + last_s)
+
+
+def _each(ends_s: Floats, stages: int) -> Floats:
+    """By stage, also where all end together."""
+    return np.broadcast_to(ends_s, stages) if len(ends_s) == 1 else ends_s

@@ -16,6 +16,7 @@ from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.simulator.play.accounts import Timeline, make_spans
 from hdpsim.simulator.play.program import Program
 from hdpsim.simulator.play.schedules import BACKWARD, FORWARD
+from hdpsim.simulator.run.tight_hosts import HostedProgram, operation_bytes
 from hdpsim.simulator.setup import Setup
 
 RESIDENT_LAYERS = 2  # the first and the last layer of a stage stay on the GPU: ByteScale, equation 3
@@ -71,6 +72,20 @@ def offload_of(setup: Setup, cost: MicroBatchCost, program: Program, timeline: T
         held=held,
         to_host_s=np.stack([begin_s[busiest], to_host], axis=1),
         from_host_s=np.stack([from_host, end_s[busiest]], axis=1),
+    )
+
+
+def hosted_program(setup: Setup, cost: MicroBatchCost, program: Program, room_bytes: float) -> HostedProgram:
+    """The step on hosts with so much room for what it offloads."""
+    parallel = setup.layout.parallel
+    return HostedProgram(
+        program=program,
+        unit_bytes=operation_bytes(program, _moved_bytes(cost, program)),
+        rank_stride=parallel.rank_stride,
+        stage_stride=parallel.stage_stride(program.ranks),
+        tensor_gpus=min(parallel.tp, setup.cluster.node_gpus),
+        node_gpus=setup.cluster.node_gpus,
+        room_bytes=room_bytes,
     )
 
 

@@ -16,8 +16,11 @@ from hdpsim.simulator.play.noise import synchronised_pause_s
 from hdpsim.simulator.play.program import Program, compile_program
 from hdpsim.simulator.play.replay import replay_timeline
 from hdpsim.simulator.play.schedules import STAGE_BY_STAGE
-from hdpsim.simulator.run.offload import Offload, offload_of
+from hdpsim.simulator.run.checkpoints import checkpoints_of
+from hdpsim.simulator.run.host_memory import host_room_bytes, step_room_bytes
+from hdpsim.simulator.run.offload import Offload, hosted_program, offload_of
 from hdpsim.simulator.run.options import RunOptions
+from hdpsim.simulator.run.tight_hosts import HostedProgram
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import (
     plan_batch,
@@ -81,6 +84,7 @@ class PreparedStep:
             another one; None: all stages begin and end together.
         offload: what it offloads.
         program: to be played event by event in the run's environment; None: what is above says it all.
+        hosted: the same of a step that offloads more than hosts hold at once: its forwards wait for room.
         allocator_wait_s: waits for memory at its end, which are in no operation of the program.
     """
 
@@ -100,6 +104,7 @@ class PreparedStep:
     longest_s: Floats | None
     offload: Offload | None
     program: Program | None
+    hosted: HostedProgram | None
     allocator_wait_s: float
 
     @property
@@ -110,6 +115,8 @@ class PreparedStep:
     @property
     def host_bytes(self) -> float:
         """What the fullest host holds of it at a time."""
+        if self.hosted is not None:
+            return self.hosted.room_bytes
         return 0.0 if self.offload is None else self.offload.peak_bytes
 
     def ends_s(self, begin_s: Floats) -> Floats:
@@ -140,11 +147,14 @@ def prepare_step(
     noise = plan_noise(setup, plan, costs)
     by_stage = costs.schedule in STAGE_BY_STAGE
     by_event = setup.execution.executor == "engine"
-    program, offload, longest_s = None, None, None
+    program, offload, longest_s, hosted = None, None, None, None
     if by_stage or by_event or plan.offload_ratio.any():
         program = compile_program(plan, costs, noise)
     if program is not None and plan.offload_ratio.any():
         offload = offload_of(setup, problem.cost, program, replay_timeline(program, np.zeros(costs.stages)))
+        room_bytes = _step_room_bytes(setup, run, path)
+        if offload is not None and room_bytes is not None and offload.peak_bytes > room_bytes:
+            hosted = hosted_program(setup, problem.cost, program, room_bytes)
     if program is not None and by_stage:
         longest_s = longest_ways_s(program) + execution.allocator_wait_s
     result = result_of(setup, plan, problem, report, costs, execution)
@@ -165,8 +175,18 @@ def prepare_step(
         longest_s=longest_s,
         offload=offload,
         program=program if by_event else None,
+        hosted=hosted,
         allocator_wait_s=execution.allocator_wait_s,
     )
+
+
+def _step_room_bytes(setup: Setup, run: RunOptions, path: BatchPath) -> int | None:
+    """See step_room_bytes; None where nothing has to fit."""
+    room_bytes, taken = host_room_bytes(setup), checkpoints_of(setup, run)
+    if room_bytes is None:
+        return None
+    copy_bytes = 0.0 if taken is None else taken.host_bytes
+    return step_room_bytes(room_bytes, path.host_bytes, path.ahead_steps, copy_bytes)
 
 
 def _phases_s(execution: Execution) -> Floats:

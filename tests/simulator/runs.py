@@ -55,6 +55,7 @@ def a_step(
         if offload_bytes
         else None,
         program=None,
+        hosted=None,
         allocator_wait_s=0.0,
     )
 

@@ -28,6 +28,7 @@ def asked(*arguments: str) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 def test_with_nothing_slow_steps_are_those_of_single_batches() -> None:
     scenario = load_scenario("quickstart-8gpu", SMALL)
     run = simulate_many(scenario, 6)
@@ -92,6 +93,7 @@ def test_steps_and_batches_are_two_questions() -> None:
     assert "--steps: give none of --batches, --replications and --tokens" in done.output
 
 
+@pytest.mark.slow
 def test_a_data_set_waits_for_its_planner_too() -> None:
     quick = asked("replay", "quickstart-8gpu", "--steps", "4", "--workers", "1")["results"]
     slow = asked(
@@ -110,3 +112,11 @@ def test_a_data_set_waits_for_its_planner_too() -> None:
         [max(60.0, before) + step - before for before, step in pairwise(quick["per_step"]["step_s"])],
         rel=0.01,
     )
+
+
+def test_the_steady_state_has_whole_rounds_of_steps_and_checkpoints() -> None:
+    changes = (*SMALL, "run.checkpoint_steps=3", "campaign.checkpoint_block=5s")
+    run = simulate_many(load_scenario("quickstart-8gpu", changes), 12)
+    assert run.warm_up == 3  # the least is 2, which would leave 10 steps
+    assert run.wait_s("checkpoint") == pytest.approx(5.0 / 3.0)
+    assert [row.number for row in run.steps if row.wait_checkpoint_s] == [4, 7, 10]

@@ -26,6 +26,7 @@ def a_run(setup: Setup, batches, options: RunOptions = BIG) -> Run:
     return run_of(setup, steps, options)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.one_of(tasks(), tasks(noise=True), pipelines()), st.integers(1, 3))
 def test_with_nothing_slow_many_steps_are_single_steps(task: Task, prefetch: int):
@@ -42,6 +43,7 @@ def test_with_nothing_slow_many_steps_are_single_steps(task: Task, prefetch: int
     assert sum(row.period_s for row in rows) == pytest.approx(rows[-1].end_s, rel=1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.one_of(tasks(noise=True), pipelines()))
 def test_the_engine_in_the_run_is_the_replay(task: Task):
