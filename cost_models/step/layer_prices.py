@@ -228,22 +228,29 @@ class _Table:
         self, tokens: Ints, price: Callable[[Ints], tuple[LayerTerms, HeadTerms]]
     ) -> tuple[LayerTerms, HeadTerms]:
         """The prices of *tokens*, by what *price* makes of those that are new."""
-        new = np.setdiff1d(tokens, self._tokens)
-        if len(self._tokens) + len(new) > TABLE_SIZE:
-            new, self._tokens = np.unique(tokens), self._tokens[:0]
-        if len(new):
-            terms, heads = price(new)
-            if len(self._tokens):
-                order = np.argsort(np.concatenate((self._tokens, new)))
-                terms = {key: _merged(self._terms[key], rows, order) for key, rows in terms.items()}
-                heads = {key: _merged(self._heads[key], row, order) for key, row in heads.items()}
-                new = np.union1d(self._tokens, new)
-            self._tokens, self._terms, self._heads = new, terms, heads
         place = np.searchsorted(self._tokens, tokens)
+        known = np.append(self._tokens, -1)[place] == tokens
+        if not known.all():
+            new = np.unique(tokens[~known])
+            if len(self._tokens) + len(new) > TABLE_SIZE:
+                new, self._tokens = np.unique(tokens), self._tokens[:0]
+            self._add(new, *price(new))
+            place = np.searchsorted(self._tokens, tokens)
+        if len(place) == len(self._tokens) and (place == np.arange(len(place))).all():
+            return self._terms, self._heads
         return (
             {key: rows[:, place] for key, rows in self._terms.items()},
             {key: row[place] for key, row in self._heads.items()},
         )
+
+    def _add(self, tokens: Ints, terms: LayerTerms, heads: HeadTerms) -> None:
+        if len(self._tokens):
+            both = np.concatenate((self._tokens, tokens))
+            order = np.argsort(both)
+            tokens = both[order]
+            terms = {key: _merged(self._terms[key], rows, order) for key, rows in terms.items()}
+            heads = {key: _merged(self._heads[key], row, order) for key, row in heads.items()}
+        self._tokens, self._terms, self._heads = tokens, terms, heads
 
 
 def _merged(old: Floats, new: Floats, order: Ints) -> Floats:
