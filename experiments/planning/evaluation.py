@@ -276,6 +276,8 @@ class Task:
     contenders: tuple[Contender, ...] = ()
     """To be replayed, on all batches if *in_full*, else on the first."""
     in_full: bool = False
+    may_stop: bool = False
+    """Once time is up, between two batches: others were replayed in full."""
     least: float | None = None
     """Score that a candidate must be able to reach; None: any."""
 

@@ -396,9 +396,10 @@ def why(found: Found) -> str:
         lines.append(f"The scenario as it is cannot run: {found.own_reason}")
     elif found.own.candidate != best.candidate:
         fits = "" if found.own.memory.fits else f" and does not fit ({memory_of(found.own.memory)})"
+        gpus = f" on {_gpus(found.own)}" if found.several_clusters else ""
         lines.append(
-            f"The scenario as it is ({words_of(found.own)}) takes {found.own.step_s:.3f} s{fits}: the best trains "
-            f"{best.tokens_per_s / found.own.tokens_per_s:.2f} times as fast.{_from(best, found.own)}"
+            f"The scenario as it is ({words_of(found.own)}){gpus} takes {found.own.step_s:.3f} s{fits}: "
+            f"the best trains {best.tokens_per_s / found.own.tokens_per_s:.2f} times as fast.{_from(best, found.own)}"
         )
     else:
         lines.append("The scenario as it is is the best.")

@@ -50,6 +50,7 @@ class Entry:
         rough_s: step by the rough estimate of the layout.
         contender: the candidate; None: none of the layout's is known.
         step_s: on the first batch, once it was replayed.
+        took_s: wall-clock time of that.
     """
 
     site: Changes
@@ -57,6 +58,7 @@ class Entry:
     rough_s: float
     contender: Contender | None = None
     step_s: float = 0.0
+    took_s: float = 0.0
 
     @cached_property
     def family(self) -> Family:
@@ -234,6 +236,8 @@ class Race:
         """Wall-clock time of a replay on the first batch, by strategy."""
         self._worth: dict[Changes, float] = {}
         self._finishing_s = 0.0
+        self._finished = False
+        """Whether any candidate was replayed on all batches."""
         self._began = time.monotonic()
         self._ready = ready(self.question)
         self.outrun = 0
@@ -301,6 +305,7 @@ class Race:
         """Learn from what became of a task."""
         if task.in_full:
             self._finishing_s += results.seconds / self.slots
+            self._finished |= bool(results.evaluated)
             return
         if task.layouts:
             self.opened += len(task.layouts)
@@ -317,7 +322,7 @@ class Race:
             return
         for contender, step_s in results.first:
             entry = self._known[contender.candidate.changes]
-            entry.step_s = step_s
+            entry.step_s, entry.took_s = step_s, results.seconds / len(task.contenders)
             self._estimates.learn(entry)
             if len(self._ready.lengths) > 1:
                 self.waiting.append(entry)
@@ -346,7 +351,7 @@ class Race:
         if not ahead:
             return None
         now, deadline_s = time.monotonic(), self.question.deadline_s
-        full_s = [self._expected_s(entry) * len(self._ready.lengths) / self.slots for entry in ahead]
+        full_s = [entry.took_s * len(self._ready.lengths) / self.slots for entry in ahead]
         if self._finishing_s + full_s[0] <= FINISHING_SHARE * (now - self._began):
             return ahead[0]
         if deadline_s is None:
@@ -400,5 +405,5 @@ class Race:
     ) -> Task:
         return Task(
             question=self.question, site=entry.site, layouts=layouts, contenders=contenders, in_full=in_full,
-            least=self.least(),
+            may_stop=self._finished, least=self.least(),
         )  # fmt: skip

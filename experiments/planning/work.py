@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,10 @@ from hdpsim.experiments.planning.evaluation import (
     ready,
     usd_per_s,
 )
+
+
+class StoppedError(Exception):
+    """Time was up in the middle of a replay."""
 
 
 def try_layouts(task: Task) -> LayoutResults:
@@ -139,11 +143,14 @@ def replay(task: Task) -> LayoutResults:
                 continue
             one = replayed(
                 candidate, setup, question.scenario.costs, known.lengths, contender.bounds_s, question.objective,
-                results.least(question, task.least),
+                results.least(question, task.least), lambda: task.may_stop and question.late,
             )  # fmt: skip
         except (InfeasibleError, ScenarioError) as error:
             results.refuse(candidate, error)
             continue
+        except StoppedError:
+            results.cut = True
+            break
         _note(question, one, results)
         if one is not None and not task.in_full:
             results.first.append((contender, one.step_s))
@@ -267,10 +274,12 @@ def replayed(
     bounds_s: Sequence[float],
     objective: Objective,
     least: float | None,
+    stops: Callable[[], bool] = lambda: False,
 ) -> Evaluated | None:
     """Replay a candidate batch by batch; None as soon as it cannot reach the score *least* any more.
 
     Raises:
+        StoppedError: *stops* said so before the last batch.
         InfeasibleError: it cannot run.
     """
     cost = usd_per_s(setup, costs)
@@ -287,6 +296,8 @@ def replayed(
     results = []
     for number, lengths in enumerate(batches):
         key = lengths.tobytes()
+        if stops():
+            raise StoppedError
         if key not in known:
             known[key] = simulate_step(setup, lengths, mesh_degree=degree)
         results.append(known[key])

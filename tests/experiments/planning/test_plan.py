@@ -24,6 +24,7 @@ from hdpsim.experiments.planning.race import Entry, Estimates, Waiting
 from hdpsim.experiments.planning.search import Found, search
 from hdpsim.experiments.planning.setups import Setups
 from hdpsim.experiments.planning.space import Candidate, Space, own_value, space_of
+from hdpsim.experiments.planning.work import StoppedError, replayed
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolve_scenario
 from hdpsim.experiments.studies.compare import run_batches
 from hdpsim.experiments.studies.cost_to_target import costs_of
@@ -294,6 +295,16 @@ def test_several_unequal_batches_are_never_worse_than_full_enumeration(seed: int
     candidates = [Candidate(changes=()), *every_candidate(scenario, space)]
     expected = rates(scenario.with_changes(("execution.batches=3",)), candidates)
     assert found.best[0].tokens_per_s == pytest.approx(expected[0], rel=1e-12)
+
+
+def test_a_replay_stops_between_batches_where_it_may() -> None:
+    scenario, asked = small(several=True), iter((False, True))
+    with pytest.raises(StoppedError):
+        replayed(
+            Candidate(changes=()), scenario.setup(), scenario.costs, scenario.batches(3), (), "tokens_per_s", None,
+            lambda: next(asked),
+        )  # fmt: skip
+    assert next(asked, None) is None
 
 
 @pytest.mark.slow
