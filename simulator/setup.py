@@ -154,6 +154,17 @@ class Setup(Checked):
     kind_calibrations: tuple[Calibration, ...] = ()
     """Of nodes of several kinds, the calibration of each; `calibration` is that of the first."""
 
+    def contradictions(self) -> tuple[tuple[str, str], ...]:
+        """Degraded links without flows over them."""
+        if self.cluster.fabric.degraded_links and self.execution.network != "flows":
+            return (
+                (
+                    "cluster.fabric.degraded_links",
+                    "needs flows, which know links: set execution.network = flows",
+                ),
+            )
+        return ()
+
     @property
     def kinds(self) -> tuple[Setup, ...]:
         """The setup as if all nodes were of one kind, for every kind of node: itself where there is only one.

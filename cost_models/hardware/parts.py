@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import numpy as np
 
 from hdpsim.arrays import Ints
+from hdpsim.cost_models.hardware.degraded import degraded_links
 from hdpsim.cost_models.reading.checked import (
     Amount,
     Bandwidth,
@@ -25,6 +26,7 @@ from hdpsim.cost_models.reading.checked import (
     Power,
     Ratio,
 )
+from hdpsim.errors import UserInputError
 from hdpsim.ranges import RANGES
 
 FabricKind = Literal["rail-optimised", "fat-tree"]
@@ -134,6 +136,8 @@ class Fabric(Checked):
         congestion_control: what happens on a link that more flows meet than it carries.
         placement: grouped (a job's nodes follow the blocks: neighbours share leaf switches) or scattered (any node
             anywhere).
+        degraded_links: share of their rate that links have left, "nic-out:3.*=0.5; leaf-up:0.1.7=0" (0: cut). Only
+            flows know links (execution.network).
     """
 
     kind: FabricKind = "rail-optimised"
@@ -148,6 +152,15 @@ class Fabric(Checked):
     flows_per_connection: Count = 1
     congestion_control: CongestionControl = "ideal"
     placement: Placement = "grouped"
+    degraded_links: str = ""
+
+    def contradictions(self) -> tuple[tuple[str, str], ...]:
+        """Degraded links that are not written as such."""
+        try:
+            degraded_links(self.degraded_links)
+        except UserInputError as error:
+            return (("degraded_links", str(error)),)
+        return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

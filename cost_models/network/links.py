@@ -32,13 +32,13 @@ from numpy.typing import ArrayLike
 
 from hdpsim.arrays import Floats, Ints, offsets_of
 from hdpsim.cost_models.calibration.network import NetworkCalibration
+from hdpsim.cost_models.hardware.degraded import degraded_links
 from hdpsim.cost_models.hardware.mixed import MixedCluster
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.network.fabric import check_fabric
 from hdpsim.cost_models.network.graph import count_devices
 from hdpsim.cost_models.network.routes import RouteBuilder
 from hdpsim.errors import InfeasibleError, UserInputError
-from hdpsim.quoting import quoted
 
 LinkKind = Literal[
     "gpu-out", "gpu-in", "pair", "pcie-out", "pcie-in", "nic-out", "nic-in", "leaf-up", "leaf-down", "spine-up",
@@ -148,7 +148,8 @@ class Links:
         Args:
             cluster: nodes of one kind and their fabric.
             calibration: efficiencies; None = the defaults.
-            factors: share of their rate that links have left, by name with wildcards: {"nic-out:3.*": 0.5}.
+            factors: share of their rate that links have left, by name with wildcards: {"nic-out:3.*": 0.5};
+                besides those of fabric.degraded_links.
             storage_bytes_per_s: rate of the remote storage.
             memory_bytes_per_s: rate of a node's host memory.
             seed: of the places of scattered nodes.
@@ -198,7 +199,7 @@ class Links:
             splits=splits,
             spines_per_pod=min(leaf.bins, max(1, splits * count_devices(cluster).get("spine", 0) // pods)),
             place_of_node=places,
-        ).degraded(factors or {})
+        ).degraded({**degraded_links(fabric.degraded_links), **(factors or {})})
 
     def __len__(self) -> int:
         return len(self.capacity_bytes_per_s)
@@ -331,26 +332,6 @@ def _layer(switches: int, total_bytes_per_s: float, up_link_bytes_per_s: float) 
     """As many up-links of a switch as its total rate needs, equal ones."""
     bins = max(1, round(total_bytes_per_s / up_link_bytes_per_s)) if switches else 1
     return _Layer(switches=switches, bins=bins, capacity_bytes_per_s=total_bytes_per_s / bins)
-
-
-def degraded_links(text: str) -> dict[str, float]:
-    """What is left of which links, from "nic-out:3.*=0.5; leaf-up:0.1.7=0".
-
-    Raises:
-        UserInputError: a part that is not NAME=FACTOR with a factor from 0 to 1.
-    """
-    factors = {}
-    for part in filter(None, (part.strip() for part in text.split(";"))):
-        name, _, factor = (word.strip() for word in part.partition("="))
-        try:
-            factors[name] = float(factor)
-        except ValueError:
-            factors[name] = math.nan
-        if not name or not 0.0 <= factors[name] <= 1.0:
-            raise UserInputError(
-                f"degraded_links: expected NAME=FACTOR; ... with factors from 0 (cut) to 1, got {quoted(part)}"
-            )
-    return factors
 
 
 def _even_routes(columns: Ints) -> Routes:

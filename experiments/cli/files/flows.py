@@ -44,12 +44,6 @@ PATTERNS = ("permutation", "ring", "all-reduce", "all-to-all", "incast")
     "--seed", type=whole_number("seed"), metavar="N", default=0, help="Of the hashes and the permutation."
 )
 @click.option(
-    "--degraded",
-    metavar="LINKS",
-    default="",
-    help='Share of their rate that links have left, "nic-out:3.*=0.5; leaf-up:0.1.7=0"; 0 cuts them.',
-)
-@click.option(
     "--top",
     type=click.IntRange(1, 1000),
     metavar="N",
@@ -72,7 +66,6 @@ def command(
     size: str,
     gpus: int | None,
     seed: int,
-    degraded: str,
     top: int,
     overrides: tuple[str, ...],
     as_json: bool,
@@ -81,7 +74,7 @@ def command(
 
     SCENARIO|CLUSTER is a scenario or a cluster: a shipped name or a YAML file. All GPUs send at once.
     """
-    from hdpsim.cost_models.network.links import Links, degraded_links
+    from hdpsim.cost_models.network.links import Links
     from hdpsim.cost_models.reading.units import parse_quantity
     from hdpsim.experiments.cli.files.fabric import named_cluster
     from hdpsim.experiments.scenario.references import cluster_of_size
@@ -99,7 +92,7 @@ def command(
     if group is None:
         usual = {"all-to-all": 2 * cluster.node.gpus, "incast": min(8, cluster.gpus - 1)}
         group = min(usual.get(pattern, cluster.gpus), cluster.gpus)
-    links = Links.of(cluster, network, factors=degraded_links(degraded), seed=seed)
+    links = Links.of(cluster, network, seed=seed)
     trial = try_pattern(links, pattern, group=group, size_bytes=size_bytes, seed=seed)
     Output(as_json=as_json).present(_document(trial, top))
 

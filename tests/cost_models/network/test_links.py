@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.hardware.degraded import degraded_links
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, FabricKind, Gpu, Node, Routing
 from hdpsim.cost_models.network.ecmp import busiest_load
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.network.graph import build_graph
-from hdpsim.cost_models.network.links import Links, Routes, degraded_links
+from hdpsim.cost_models.network.links import Links, Routes
 from hdpsim.errors import InfeasibleError, UserInputError
 
 GPU = Gpu(
@@ -248,3 +249,7 @@ def test_degraded_links_in_words() -> None:
     for wrong in ("nic-out:1.0", "nic-out:1.0=2", "=1", "nic-out:1.0=half"):
         with pytest.raises(UserInputError, match="expected NAME=FACTOR"):
             degraded_links(wrong)
+        with pytest.raises(UserInputError, match="degraded_links expected NAME=FACTOR"):
+            Fabric(degraded_links=wrong)
+    links = Links.of(cluster(8, replace(SMALL, degraded_links="nic-out:1.*=0.5")), EXACT)
+    assert links.routes(4, 0).pattern().burst_bytes_per_s(links) == 25e9

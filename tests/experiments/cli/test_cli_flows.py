@@ -57,7 +57,15 @@ def test_hashed_flows_meet_and_controls_cost_those_behind() -> None:
 
 
 def test_degraded_and_cut_links() -> None:
-    half = document("superpod-h100", "--gpus", "64", "--pattern", "ring", "--degraded", "nic-out:3.*=0.5")
+    half = document(
+        "superpod-h100",
+        "--gpus",
+        "64",
+        "--pattern",
+        "ring",
+        "--set",
+        "cluster.fabric.degraded_links=nic-out:3.*=0.5",
+    )
     whole = document("superpod-h100", "--gpus", "64", "--pattern", "ring")
     assert half["slowest_s"] == pytest.approx(2 * whole["slowest_s"])
     moved = document(
@@ -65,13 +73,21 @@ def test_degraded_and_cut_links() -> None:
         "--gpus",
         "512",
         *ECMP,
-        "--degraded",
-        "leaf-up:0.0.[12]?=0",
+        "--set",
+        "cluster.fabric.degraded_links=leaf-up:0.0.[12]?=0",
         "--top",
         "99",
     )
     assert all(link["capacity_bytes_per_s"] > 0 for link in moved["links"])
-    cut = run("superpod-h100", "--gpus", "64", "--pattern", "ring", "--degraded", "nic-out:3.1=0")
+    cut = run(
+        "superpod-h100",
+        "--gpus",
+        "64",
+        "--pattern",
+        "ring",
+        "--set",
+        "cluster.fabric.degraded_links=nic-out:3.1=0",
+    )
     assert cut.exit_code == 3
     assert "nic-out:3.1 is cut" in cut.stderr
 
@@ -94,8 +110,8 @@ def test_a_scenario_and_its_text() -> None:
             "67,108,864 flows",
         ),
         (("superpod-h100", "--pattern", "incast", "--group", "1024"), 3, "an incast needs 1 to 1023 senders"),
-        (("superpod-h100", "--degraded", "nic-out:3.*"), 2, "expected NAME=FACTOR"),
-        (("superpod-h100", "--degraded", "nic=0"), 2, "no link of superpod-h100 is called 'nic'"),
+        (("superpod-h100", "--set", "cluster.fabric.degraded_links=nic-out:3.*"), 2, "expected NAME=FACTOR"),
+        (("superpod-h100", "--set", "cluster.fabric.degraded_links=nic=0"), 2, "is called 'nic'"),
         (("superpod-h100", "--set", "layout.tp=4"), 2, "those begin with cluster."),
         (("superpod-h100", "--set", "cluster.fabric.routing=magic"), 2, "cluster.fabric.routing"),
         (("nowhere",), 2, "no such file, scenario or cluster"),

@@ -1,0 +1,47 @@
+"""Links that are slow or cut, in a whole step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from simulator_setups import small_cluster, small_setup
+
+from hdpsim.cost_models.hardware.parts import Routing
+from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.errors import InfeasibleError, UserInputError
+from hdpsim.simulator.setup import ExecutionOptions, Setup
+from hdpsim.simulator.step import simulate_step
+
+LENGTHS = np.array([16384, 9000, 8192, 4000, 3000, 2048, 2048, *[1024] * 40])
+
+
+def setup(links: str = "", routing: Routing = "ideal") -> Setup:
+    cluster = small_cluster(8)
+    fabric = replace(cluster.fabric, degraded_links=links, routing=routing, nodes_per_block=4)
+    made: Setup = small_setup(
+        nodes=8, capacity=2048, context=16384, cluster=replace(cluster, fabric=fabric),
+        execution=ExecutionOptions(network="flows"), layout=Layout(tp=2, cp=8), name="static",
+    )  # fmt: skip
+    return made
+
+
+def step_s(of: Setup) -> float:
+    return simulate_step(of, LENGTHS).step_s
+
+
+def test_the_slower_a_nic_the_longer_the_step() -> None:
+    whole, half, tenth = (step_s(setup(links)) for links in ("", "nic-out:3.*=0.5", "nic-out:3.*=0.1"))
+    assert whole <= half < tenth
+
+
+def test_cut_up_links_leave_the_others_and_a_cut_nic_leaves_nothing() -> None:
+    assert step_s(setup("leaf-up:0.*.[01]=0", routing="ecmp")) > 0
+    with pytest.raises(InfeasibleError, match=r"nic-out:3\.1 is cut"):
+        step_s(setup("nic-out:3.1=0"))
+
+
+def test_rates_of_their_own_know_no_links() -> None:
+    with pytest.raises(UserInputError, match=r"set execution.network = flows"):
+        replace(setup("nic-out:3.*=0.5"), execution=ExecutionOptions())
