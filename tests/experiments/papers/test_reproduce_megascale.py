@@ -110,6 +110,20 @@ def test_table_2() -> None:
 TABLE_2_TOLERANCE = 0.08  # slow nodes cost what the paper says, so what else grows with scale is missing
 
 
+def test_what_is_missing_without_stragglers_is_a_fixed_time_of_a_step() -> None:
+    # the law of equal GPUs that every scenario has by default, and no slow nodes
+    changes = ("execution.slow_node_share=0", "execution.gpu_spread=auto")
+    missing_s = {}
+    for cell in FOLDER.published_cells():
+        step_s = replace(job_of(cell), changes=changes).run().step_s
+        assert step_s is not None
+        assert cell.measured is not None
+        assert abs(step_s / cell.measured - 1.0) < 0.07
+        missing_s[cell["system"], cell["gpus"]] = cell.measured - step_s
+    for system in SETUP["scenarios"]:  # data-parallel groups of 16 and of 192 ranks
+        assert missing_s[system, 1024] == pytest.approx(missing_s[system, 12288], abs=0.1)
+
+
 def test_table_3() -> None:
     rows = ablation(Results(records=[], outcomes=run_jobs(ablation_jobs(), lambda *_: None, 1))).value
     assert [row["step"] for row in rows] == [step["step"] for step in PUBLISHED["ablation"]["steps"]]
