@@ -94,7 +94,8 @@ class AttentionCost:
     empty, merging of partial outputs, transfers not hidden by the same step's work, slowest hop of the ring.
     Other kinds of context parallelism: d steps are 1/d of one rank's attention, the exchange stands for the ring. A
     gathered ring merges d - 1 partial outputs all the same (in the backward: partial gradients of queries, keys and
-    values in fp32, as many bytes), and hides its gather behind the first step.
+    values in fp32, as many bytes), and hides its gather behind the first step. Disaggregated attention hides what one
+    half of a micro-batch exchanges behind the attention of the other.
     Older flash kernels do matrix work at a calibrated rate (KernelRate). Unfused: see unfused_attention; a block of a
     ring is a square.
     Ignored: imbalance of zig-zag halves below one tile, overlap of a hop with later steps.
@@ -112,6 +113,7 @@ class AttentionCost:
         self._window, self._chunked = model.sliding_window, model.chunked_attention
         self._full_share = 1.0 / model.full_attention_every if model.full_attention_every else 0.0
         self._gathered_ring = layout.context.kind == "gathered-ring"
+        self._disaggregated = layout.context.kind == "disaggregated"
         self._exchange = (
             None if layout.context.kind == "ring" else ContextExchange(layout, fabric, self._heads)
         )
@@ -271,6 +273,8 @@ class AttentionCost:
             if self._gathered_ring:
                 merges = np.where(group_size > 1.0, group_size - 1.0, 0.0) * self.merge_s(tokens_per_rank)
                 wait = np.maximum(0.0, wait - step_s)
+            if self._disaggregated:
+                wait = np.maximum(0.0, wait - group_size * step_s)
             return RingTimes(attention=group_size * step_s, merge=merges, wait=wait)
         merge = self.merge_s(tokens_per_rank)
         hop = self.hop_s(tokens_per_rank, group_size, tier, backward=backward, crossing=crossing)
@@ -374,11 +378,16 @@ class ContextExchange:
             gathered-ring  the gather, forward and backward
             ulysses     all-to-all of queries, keys, values and of the output, 2 B x (q + kv + o width) x tokens, from a
                         share of the tokens to a share of the heads and back; the backward the same
+            disaggregated  all-to-all of queries, keys and values to the ranks that attend, and of outputs back: once each
+                        whole; the backward as many gradients the other way
 
-        Counted: key-value heads fewer than ranks are sent to several ranks (ulysses).
-        Ignored: overlap (but for gathered-ring none can start attention before it ends; see AttentionCost.ring); in
-        a gathered ring, gradients of keys and values that go round in fp32 beside a step of the backward.
-        Source: Llama 3, arXiv 2407.21783, section 3.3.2; DeepSpeed-Ulysses, arXiv 2309.14509.
+        Counted: key-value heads fewer than ranks are sent to several ranks (ulysses). Disaggregated, every token
+        travels as if ranks were drawn at random: more than a planner that leaves what it can where it is would move.
+        Ignored: overlap (but for gathered-ring and disaggregated none can start attention before it ends; see
+        AttentionCost.ring); in a gathered ring, gradients of keys and values that go round in fp32 beside a step of the
+        backward; disaggregated, keys and values that several ranks need, and the first half, which nothing hides.
+        Source: Llama 3, arXiv 2407.21783, section 3.3.2; DeepSpeed-Ulysses, arXiv 2309.14509; DistCA (hao-ai-lab/distca,
+        runtime/megatron_patch/transformer_layer.py: ping_pang_forward).
         """
         tokens, sizes, tiers = np.broadcast_arrays(tokens_per_rank, group_size, tier)
         out = np.zeros(sizes.shape)
@@ -431,6 +440,10 @@ class ContextExchange:
                 return gather + self._collectives.reduce_scatter_s(volume, group)
             case "ulysses":
                 return self._spread_heads(tokens, group)
+            case "disaggregated":
+                there = BF16_BYTES * (self._heads.heads * self._heads.query_dim + self._heads.kv_width) * tokens
+                back = BF16_BYTES * self._heads.output_width * tokens
+                return self._collectives.all_to_all_s(there, group) + self._collectives.all_to_all_s(back, group)
             case "ring":
                 raise ValueError("a ring exchanges nothing before attention")
             case _:

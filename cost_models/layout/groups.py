@@ -17,7 +17,7 @@ ProductPrecision = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
 RankOrder = Literal["tp-dp-pp", "tp-pp-dp"]
 ShardingKind = Literal["none", "zero1", "zero2", "zero3"]
 AttentionKernel = Literal["flash", "flash1", "flash2", "unfused"]
-ContextParallelKind = Literal["ring", "all-gather", "gathered-ring", "ulysses"]
+ContextParallelKind = Literal["ring", "all-gather", "gathered-ring", "ulysses", "disaggregated"]
 ExpertDispatch = Literal["all-to-all", "fused"]
 ExpertKernels = Literal["grouped", "separate", "modules", "fused"]
 GraphScope = Literal["layers", "iteration"]
@@ -272,7 +272,8 @@ class Context(Group):
 
     kind: ContextParallelKind = switch("ring", name="cp_kind")
     """How a group shares a sequence: keys and values go round, are gathered first, are gathered beside the first of the
-    steps of a ring (PyTorch), or heads are spread (Ulysses)."""
+    steps of a ring (PyTorch), heads are spread (Ulysses), or attention alone is dealt to the ranks in equal shares
+    (disaggregated, DistCA)."""
     rank_capacity_tokens: Annotated[int, RANGES["rank_capacity_tokens"]] | None = switch(
         None, none="auto", basic=True
     )

@@ -34,7 +34,7 @@ def group(cost: AttentionCost, ranks: int, tier: int = 0, *, backward: bool = Fa
     return cost.times(np.array([S]), np.array([0, 1]), np.array([ranks]), np.array([tier]), backward=backward)
 
 
-@pytest.mark.parametrize("kind", ["all-gather", "gathered-ring", "ulysses"])
+@pytest.mark.parametrize("kind", ["all-gather", "gathered-ring", "ulysses", "disaggregated"])
 @pytest.mark.parametrize("backward", [False, True])
 def test_a_rank_does_its_share_of_the_attention(kind: ContextParallelKind, backward: bool) -> None:
     alone = group(attention(kind), 1, backward=backward)
@@ -44,7 +44,7 @@ def test_a_rank_does_its_share_of_the_attention(kind: ContextParallelKind, backw
     assert alone.attention[0] == pytest.approx(group(attention(), 1, backward=backward).attention[0])
 
 
-@pytest.mark.parametrize("kind", ["ring", "all-gather", "gathered-ring", "ulysses"])
+@pytest.mark.parametrize("kind", ["ring", "all-gather", "gathered-ring", "ulysses", "disaggregated"])
 def test_many_lengths_in_one_group_cost_what_each_costs(kind: ContextParallelKind) -> None:
     """As the lower bound of a plan asks: one size and tier, an array of tokens."""
     cost, step_s = attention(kind), np.array([1.0, 2.0])
@@ -78,6 +78,21 @@ def test_heads_for_tokens() -> None:
     # to 32 ranks on 4 nodes every key-value head goes four times; 24 of 32 ranks are on other nodes
     sent = 2 * (S / 32) * (4 * KV + 2 * HEADS * 128) * 24 / 32
     assert group(attention("ulysses"), 32, tier=1).wait[0] == pytest.approx(sent / NIC, rel=1e-9)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_disaggregated_attention_hides_what_it_exchanges_behind_itself(backward: bool) -> None:
+    # queries and outputs are 32 x 128 wide, keys and values 2 x 8 x 128; 24 of 32 ranks are on other nodes
+    attends = (2.5 if backward else 1.0) * 2 * HIDDEN * S**2 / PEAK / 32
+    sent = 2 * (S / 32) * (KV + 2 * HEADS * 128) * 24 / 32 / NIC
+    exposed = group(attention("disaggregated"), 32, tier=1, backward=backward).wait[0]
+    assert exposed == pytest.approx(max(0.0, sent - attends), rel=1e-9)
+    short = 1024
+    shared = attention("disaggregated").times(
+        np.array([short]), np.array([0, 1]), np.array([32]), np.array([1]), backward=False
+    )
+    sent, attends = sent * short / S, 2 * HIDDEN * short**2 / PEAK / 32
+    assert shared.wait[0] == pytest.approx(sent - attends, rel=1e-9) and sent > attends
 
 
 def test_more_ranks_than_heads_cannot_share_them() -> None:

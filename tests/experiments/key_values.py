@@ -17,7 +17,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "layout.schedule": ("1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe"),
     "layout.stage_balance": ("layers", "flop"),
     "layout.cp": ("auto", "1", "2", "4"),
-    "layout.cp_kind": ("ring", "all-gather", "gathered-ring", "ulysses"),
+    "layout.cp_kind": ("ring", "all-gather", "gathered-ring", "ulysses", "disaggregated"),
     "layout.ep": ("1", "2", "4"),
     "layout.etp": ("auto", "1", "2"),
     "layout.expert_kernels": ("grouped", "separate", "modules", "fused"),

@@ -181,7 +181,7 @@ def pipelines(draw: st.DrawFn) -> Task:
         ep=tp if model.experts else 1,
         schedule=schedule,
         recompute=draw(st.sampled_from(["none", "selective", "full"])),
-        cp_kind=draw(st.sampled_from(["ring", "all-gather", "gathered-ring", "ulysses"])),
+        cp_kind=draw(st.sampled_from(["ring", "all-gather", "gathered-ring", "ulysses", "disaggregated"])),
         sharding=draw(st.sampled_from(["none", "zero1"])),
         gather_overlap=draw(st.booleans()),
         dp_overlap=draw(st.booleans()),
