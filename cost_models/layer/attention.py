@@ -378,16 +378,16 @@ class ContextExchange:
             gathered-ring  the gather, forward and backward
             ulysses     all-to-all of queries, keys, values and of the output, 2 B x (q + kv + o width) x tokens, from a
                         share of the tokens to a share of the heads and back; the backward the same
-            disaggregated  all-to-all of queries, keys and values to the ranks that attend, and of outputs back: once each
-                        whole; the backward as many gradients the other way
+            disaggregated  all-to-all of queries, keys and values to the ranks that attend, and of outputs back,
+                        once each; the backward as many gradients the other way
 
         Counted: key-value heads fewer than ranks are sent to several ranks (ulysses). Disaggregated, every token
         travels as if ranks were drawn at random: more than a planner that leaves what it can where it is would move.
         Ignored: overlap (but for gathered-ring and disaggregated none can start attention before it ends; see
         AttentionCost.ring); in a gathered ring, gradients of keys and values that go round in fp32 beside a step of the
         backward; disaggregated, keys and values that several ranks need, and the first half, which nothing hides.
-        Source: Llama 3, arXiv 2407.21783, section 3.3.2; DeepSpeed-Ulysses, arXiv 2309.14509; DistCA (hao-ai-lab/distca,
-        runtime/megatron_patch/transformer_layer.py: ping_pang_forward).
+        Source: Llama 3, arXiv 2407.21783, section 3.3.2; DeepSpeed-Ulysses, arXiv 2309.14509; DistCA
+        (hao-ai-lab/distca, runtime/megatron_patch/transformer_layer.py: ping_pang_forward).
         """
         tokens, sizes, tiers = np.broadcast_arrays(tokens_per_rank, group_size, tier)
         out = np.zeros(sizes.shape)
@@ -441,9 +441,13 @@ class ContextExchange:
             case "ulysses":
                 return self._spread_heads(tokens, group)
             case "disaggregated":
-                there = BF16_BYTES * (self._heads.heads * self._heads.query_dim + self._heads.kv_width) * tokens
+                there = (
+                    BF16_BYTES * (self._heads.heads * self._heads.query_dim + self._heads.kv_width) * tokens
+                )
                 back = BF16_BYTES * self._heads.output_width * tokens
-                return self._collectives.all_to_all_s(there, group) + self._collectives.all_to_all_s(back, group)
+                return self._collectives.all_to_all_s(there, group) + self._collectives.all_to_all_s(
+                    back, group
+                )
             case "ring":
                 raise ValueError("a ring exchanges nothing before attention")
             case _:

@@ -16,8 +16,6 @@ def rank_correlation(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     *rows*: records of a validation. Median and lowest of the sets of at least five layouts.
     """
-    from scipy.stats import rankdata
-
     alike: dict[tuple[object, ...], list[tuple[float, float]]] = defaultdict(list)
     for row in rows:
         true, predicted = row.get("measured_tokens_per_s_per_gpu"), row["predicted_tokens_per_s_per_gpu"]
@@ -26,14 +24,26 @@ def rank_correlation(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             alike[key].append((true, predicted))
     found = []
     for pairs in alike.values():
-        ranks = [rankdata(side) for side in zip(*pairs, strict=True)]
-        if len(pairs) >= RANKED_AT_LEAST and all(np.ptp(rank) > 0 for rank in ranks):
-            found.append(float(np.corrcoef(*ranks)[0, 1]))
+        correlation = spearman(pairs)
+        if correlation is not None:
+            found.append(correlation)
     return {
         "groups": len(found),
         "median": float(np.median(found)) if found else None,
         "min": min(found, default=None),
     }
+
+
+def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Spearman's rank correlation of pairs; None where there are fewer than five, or one side is all the same."""
+    from scipy.stats import rankdata
+
+    if len(pairs) < RANKED_AT_LEAST:
+        return None
+    ranks = [rankdata(side) for side in zip(*pairs, strict=True)]
+    if any(np.ptp(rank) == 0 for rank in ranks):
+        return None
+    return float(np.corrcoef(*ranks)[0, 1])
 
 
 def error_of(measured: float | None, predicted: float | None) -> float | None:

@@ -92,7 +92,8 @@ def test_disaggregated_attention_hides_what_it_exchanges_behind_itself(backward:
         np.array([short]), np.array([0, 1]), np.array([32]), np.array([1]), backward=False
     )
     sent, attends = sent * short / S, 2 * HIDDEN * short**2 / PEAK / 32
-    assert shared.wait[0] == pytest.approx(sent - attends, rel=1e-9) and sent > attends
+    assert shared.wait[0] == pytest.approx(sent - attends, rel=1e-9)
+    assert sent > attends
 
 
 def test_more_ranks_than_heads_cannot_share_them() -> None:

@@ -30,6 +30,17 @@ from hdpsim.experiments.cli.progress import progress
     help="Predict single kernels and collectives (csv or csv.gz) instead of runs.",
 )
 @click.option(
+    "--steps",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Predict single measured steps with their documents (JSON lines) instead of runs.",
+)
+@click.option(
+    "--scenario",
+    metavar="SCENARIO",
+    help="With --steps: how steps were run that do not say it themselves.",
+)
+@click.option(
     "--write-residuals",
     "residuals",
     metavar="FILE",
@@ -64,6 +75,8 @@ def command(
     memory: bool,
     calibration: str | None,
     kernels: str | None,
+    steps: str | None,
+    scenario: str | None,
     residuals: str | None,
     without: tuple[str, ...],
     scenario_of: str | None,
@@ -80,6 +93,11 @@ def command(
     rules_left_out: frozenset[str] = (
         import_module("hdpsim.experiments.software.rules").left_out(without) if without else frozenset()
     )
+    others = (records, memory, kernels, residuals, without, scenario_of, scenario_file, markdown)
+    if steps is not None and any(others):
+        raise click.UsageError("--steps goes with --scenario, --calibration, --out and --json only")
+    if scenario is not None and steps is None:
+        raise click.UsageError("--scenario goes with --steps; --scenario-of prints the scenario of a record")
     if scenario_of is not None:
         if memory or kernels is not None or residuals is not None or markdown or out is not None or as_json:
             raise click.UsageError(
@@ -104,6 +122,9 @@ def command(
     with progress("predicting") as shown:
         if kernels is not None:
             validation = import_module("hdpsim.experiments.validation.kernels").run(kernels, calibration)
+        elif steps is not None:
+            module = import_module("hdpsim.experiments.validation.steps")
+            validation = module.run(steps, scenario=scenario, calibration=calibration, report=shown)
         else:
             module = import_module("hdpsim.experiments.validation.run")
             validation = module.run(

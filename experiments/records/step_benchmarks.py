@@ -1,0 +1,142 @@
+"""Benchmarks whose measured steps do not say how they were run: what their modes and columns mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+
+from hdpsim.arrays import Ints
+from hdpsim.cost_models.reading.fields import did_you_mean
+from hdpsim.cost_models.reading.shipped import shipped
+from hdpsim.errors import InfeasibleError, UserInputError
+from hdpsim.experiments.records.steps import MeasuredStep
+from hdpsim.quoting import quoted
+from hdpsim.simulator.strategies.wlb_llm import balanced_packs
+from hdpsim.yaml_loader import load_yaml
+
+Packing = Literal["joined", "balanced", "one"]
+_FOLDER = shipped("experiments/data/steps")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    """A source of measured steps.
+
+    Attributes:
+        models: its names of models -> those of the catalog.
+        modes: how a step was run -> its packing and its kind of context parallelism.
+        work_tokens: length at which linear work and attention of a document count the same to its packer.
+        scenario: keys that all its steps share.
+    """
+
+    name: str
+    models: Mapping[str, str]
+    modes: Mapping[str, Mapping[str, str]]
+    work_tokens: float
+    scenario: Mapping[str, Any]
+
+    def document(self, step: MeasuredStep) -> dict[str, Any]:
+        """The scenario of a step.
+
+        Raises:
+            UserInputError: columns that are missing or make no sense.
+        """
+        mode, tp = self.modes[step.columns["mode"]], step.whole("tp_size")
+        shared = {
+            name: dict(keys) if isinstance(keys, Mapping) else keys for name, keys in self.scenario.items()
+        }
+        layout: dict[str, Any] = {"tp": tp, "rank_capacity": sum(step.lengths)}
+        if "cp_kind" in mode:
+            layout["cp_kind"] = mode["cp_kind"]
+        longest = max(step.lengths)
+        return {
+            **shared,
+            "model": self._model(step),
+            "cluster": {**shared["cluster"], "gpus": tp * self._ranks(step)},
+            "layout": layout,
+            "data": {"lengths": [longest], "batch": "1 sequences", "context": longest},
+        }
+
+    def layers(self, step: MeasuredStep) -> int:
+        """Layers of the model as it was measured."""
+        return step.whole("num_layers")
+
+    def packs(self, step: MeasuredStep) -> tuple[Ints, int]:
+        """For every document the number of its micro-batch, and the ranks that share each.
+
+        joined: pack k with pack k + dp, on one rank. balanced: the documents of all packs dealt to the dp replicas by
+        work, of up to 2 num_tokens a replica (2 num_tokens batch_size / cp_size where batches have a size); one replica
+        takes them as they are. one: all documents on all ranks.
+        """
+        packing = self.modes[step.columns["mode"]]["packs"]
+        replicas = step.whole("dp_size")
+        given = np.repeat(np.arange(len(step.packs)), [len(pack) for pack in step.packs])
+        if packing == "joined":
+            if len(step.packs) != 2 * replicas:
+                raise InfeasibleError(
+                    f"{len(step.packs)} packs are not two for each of dp_size = {replicas} ranks"
+                )
+            return given % replicas, 1
+        if packing == "one":
+            return np.zeros_like(given), replicas
+        degree = step.whole("cp_size", 1)
+        if replicas == 1:
+            return np.zeros_like(given), degree
+        most = 2 * step.whole("num_tokens")
+        if step.columns.get("batch_size") is not None:
+            most = most * step.whole("batch_size") // degree
+        lengths = np.array(step.lengths, dtype=np.int64)
+        share = lengths / self.work_tokens
+        return balanced_packs(lengths, share**2 + share, replicas, most), degree
+
+    def settings(self, step: MeasuredStep) -> str:
+        """How it was run, in words."""
+        mode = step.columns["mode"]
+        degrees = f"dp{step.whole('dp_size')}"
+        if self.modes[mode]["packs"] == "balanced":
+            degrees += f" cp{step.whole('cp_size', 1)}"
+        return f"{mode} {degrees}"
+
+    def _ranks(self, step: MeasuredStep) -> int:
+        balanced = self.modes[step.columns["mode"]]["packs"] == "balanced"
+        return step.whole("dp_size") * (step.whole("cp_size", 1) if balanced else 1)
+
+    def _model(self, step: MeasuredStep) -> str:
+        name = step.columns.get("model_path")
+        if name not in self.models:
+            known = ", ".join(self.models)
+            raise UserInputError(
+                f"{step.where}: model_path: {quoted(name)} is none of {self.name}'s models: {known}"
+            )
+        return self.models[str(name)]
+
+
+@cache
+def benchmarks() -> tuple[Benchmark, ...]:
+    """All benchmarks that are known."""
+    documents = [load_yaml(path) for path in sorted(_FOLDER.glob("*.yaml"))]
+    fields = ("name", "models", "modes", "work_tokens", "scenario")
+    return tuple(Benchmark(**{name: document[name] for name in fields}) for document in documents)
+
+
+def benchmark_of(step: MeasuredStep) -> Benchmark | None:
+    """The benchmark that knows the step's mode; None where the step has none.
+
+    Raises:
+        UserInputError: a mode that no benchmark has.
+    """
+    mode = step.columns.get("mode")
+    if mode is None:
+        return None
+    for benchmark in benchmarks():
+        if mode in benchmark.modes:
+            return benchmark
+    known = tuple(name for benchmark in benchmarks() for name in benchmark.modes)
+    raise UserInputError(
+        f"{step.where}: mode: {quoted(mode)} is not one of {', '.join(known)}{did_you_mean(str(mode), known)}; "
+        "a run of your own names its strategy instead"
+    )

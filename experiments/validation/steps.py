@@ -1,0 +1,265 @@
+"""Predictions held against single measured steps: errors by group of equal settings, and who is named the faster."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hdpsim.cost_models.calibration.calibration import load_calibration
+from hdpsim.experiments.output.document import Column, Document, Table
+from hdpsim.experiments.records.step_prediction import StepPrediction, StepPredictor
+from hdpsim.experiments.records.steps import MeasuredStep, read_steps
+from hdpsim.experiments.studies.compare import silent
+from hdpsim.experiments.validation.errors import error_of, error_summary, spearman
+from hdpsim.experiments.validation.report import BIAS, MEDIAN, P90, percent, signed_column
+
+FEW_STEPS = 30
+"""So many are shown one by one."""
+APART = 0.03
+"""Two strategies differ on a batch if the slower one takes so much longer, measured."""
+
+Row = dict[str, Any]
+
+
+def run(
+    path: str,
+    *,
+    scenario: str | None = None,
+    calibration: str | None = None,
+    report: Callable[[int, int], None] = silent,
+) -> Document:
+    """Predict every step of a file of JSON lines.
+
+    Args:
+        path: the steps, see docs/how-to/measured_steps.md.
+        scenario: of the steps that do not say how they were run.
+        calibration: file of constants for the GPUs of its generation, instead of the shipped ones.
+        report: told (done, total) after every step.
+
+    Raises:
+        UserInputError: an unusable file, or a step that does not say how it was run.
+    """
+    steps = read_steps(path)
+    own = None if calibration is None else load_calibration(calibration)
+    predictor = StepPredictor(scenario, own, Path(path).parent)
+    rows: list[Row] = []
+    for done, step in enumerate(steps, start=1):
+        rows.append(_row(step, predictor.predict(step)))
+        report(done, len(steps))
+    groups = _groups(rows)
+    batches = [tuple(sorted(step.lengths)) for step in steps]
+    payload: Row = {
+        "kind": "validate-steps",
+        "file": Path(path).name,
+        "calibration": own and own.name,
+        "records": rows,
+        "summary": _summary(rows),
+        "groups": groups,
+        "faster": _faster(rows, batches),
+    }
+    lines = _sentences(payload)
+    return Document(
+        kind="validate-steps",
+        payload=payload,
+        blocks=_tables(payload),
+        notes=lines,
+        title="Predictions against measured steps",
+        readme=lines,
+    )
+
+
+def _row(step: MeasuredStep, prediction: StepPrediction) -> Row:
+    """A step's columns, its prediction and its error."""
+    lengths = step.lengths
+    return {
+        **step.columns,
+        "record": step.name,
+        "group": _group(step, prediction),
+        "counts": step.clean,
+        "clean": step.clean,
+        "quantity": "step_s",
+        "settings": prediction.strategy,
+        "machine": prediction.machine,
+        "documents": len(lengths),
+        "tokens": sum(lengths),
+        "longest": max(lengths),
+        "measured": step.measured_s,
+        "predicted": prediction.step_s,
+        "error": error_of(step.measured_s, prediction.step_s),
+        "reason": prediction.reason or None,
+        "predicted_step_s": prediction.step_s,
+        "account_s": prediction.account_s,
+        "assumptions": list(prediction.assumptions),
+        "notes": list(prediction.notes),
+    }
+
+
+def _group(step: MeasuredStep, prediction: StepPrediction) -> str:
+    """Steps of equal settings: as the file groups them, and nothing that was run otherwise among them."""
+    own = step.columns.get("group") or step.columns.get("file")
+    return f"{own}: {prediction.strategy}" if own else f"{prediction.strategy}, {prediction.machine}"
+
+
+def _summary(rows: Sequence[Row]) -> Row:
+    return {
+        **_errors(rows),
+        "clean": _errors([row for row in rows if row["clean"]]),
+        "by_mode": {
+            mode: _errors([row for row in rows if row["clean"] and _mode(row) == mode])
+            for mode in sorted({_mode(row) for row in rows})
+        },
+        "unpredicted_reasons": dict(Counter(row["reason"] for row in rows if row["reason"]).most_common()),
+    }
+
+
+def _mode(row: Row) -> str:
+    """The strategy without its degrees."""
+    return str(row["settings"]).partition(" ")[0]
+
+
+def _errors(rows: Sequence[Row]) -> Row:
+    """Error figures of some steps: size, sign, spread and order."""
+    judged = [row for row in rows if row["error"] is not None]
+    errors = [row["error"] for row in judged]
+    ends = np.percentile(errors, [10, 90]).tolist() if errors else None
+    return {
+        **error_summary(errors),
+        "median_error": float(np.median(errors)) if errors else None,
+        "p10_error": ends and ends[0],
+        "p90_error": ends and ends[1],
+        "spread": ends and ends[1] - ends[0],
+        "rank_correlation": spearman([(row["measured"], row["predicted"]) for row in judged]),
+        "unpredicted": len(rows) - len(judged),
+    }
+
+
+def _groups(rows: Sequence[Row]) -> list[Row]:
+    by_group: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_group[row["group"]].append(row)
+    return [
+        {
+            "group": group,
+            "settings": members[0]["settings"],
+            "machine": members[0]["machine"],
+            "records": len(members),
+            "clean": all(row["clean"] for row in members),
+            "bias": _errors(members)["median_error"],
+            **_errors(members),
+        }
+        for group, members in by_group.items()
+    ]
+
+
+def _faster(rows: Sequence[Row], batches: Sequence[tuple[int, ...]]) -> Row:
+    """Of the batches that were measured under several settings on one machine: is the faster one named?
+
+    Every pair of settings of a batch counts whose mean measured times differ by more than APART. Steps in doubt do not.
+    """
+    times: dict[tuple[str, tuple[int, ...]], dict[str, list[tuple[float, float]]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for row, batch in zip(rows, batches, strict=True):
+        if row["clean"] and row["predicted"] is not None:
+            times[row["machine"], batch][row["settings"]].append((row["measured"], row["predicted"]))
+    pairs = []
+    for (machine, _), by_settings in times.items():
+        means = {name: np.mean(both, axis=0) for name, both in by_settings.items()}
+        for first, second in combinations(sorted(means), 2):
+            measured, predicted = means[first] / means[second]
+            if max(measured, 1.0 / measured) > 1.0 + APART:
+                right = (measured < 1.0) == (predicted < 1.0)
+                pairs.append((machine, first, second, float(measured), float(predicted), bool(right)))
+    by_pair: dict[tuple[str, ...], list[bool]] = defaultdict(list)
+    for machine, first, second, _, _, right in pairs:
+        by_pair[machine, first, second].append(right)
+    return {
+        "apart": APART,
+        "pairs": len(pairs),
+        "right": sum(pair[-1] for pair in pairs),
+        "share": sum(pair[-1] for pair in pairs) / len(pairs) if pairs else None,
+        "ratio_median_abs_error": float(np.median([abs(pair[4] / pair[3] - 1.0) for pair in pairs]))
+        if pairs
+        else None,
+        "by_settings": [
+            {
+                "machine": machine,
+                "first": first,
+                "second": second,
+                "pairs": len(verdicts),
+                "share": sum(verdicts) / len(verdicts),
+            }
+            for (machine, first, second), verdicts in sorted(by_pair.items())
+        ],
+    }
+
+
+_SPREAD: Column[Row] = Column("spread", heading="p10 to p90", format=percent)
+_ORDER: Column[Row] = Column("rank_correlation", heading="order", format=".3f")
+_GROUP: tuple[Column[Any], ...] = (
+    Column("group"),
+    Column("records", heading="steps"),
+    Column("clean", format=lambda clean: "" if clean else "in doubt", heading="", left=True),
+    BIAS,
+    MEDIAN,
+    P90,
+    _SPREAD,
+    _ORDER,
+)
+_STEP: tuple[Column[Any], ...] = (
+    Column("record"),
+    Column("settings", left=True),
+    Column("documents"),
+    Column("tokens", format=","),
+    Column("longest", format=","),
+    Column("measured", unit="s", format=".4g"),
+    Column("predicted", unit="s", format=".4g"),
+    signed_column("error", "error %"),
+)
+_REASON: tuple[Column[tuple[str, int]], ...] = (
+    Column("steps", lambda reason: reason[1]),
+    Column("reason", lambda reason: reason[0], left=True),
+)
+
+
+def _tables(payload: Row) -> tuple[Table[Any], ...]:
+    tables: list[Table[Any]] = []
+    if len(payload["records"]) <= FEW_STEPS:
+        tables.append(Table(title="Steps", columns=_STEP, rows=payload["records"]))
+    title = "Errors by group of equal settings, in % of the measurement (bias: with its sign; order: rank correlation)"
+    tables.append(Table(title=title, columns=_GROUP, rows=payload["groups"]))
+    reasons = payload["summary"]["unpredicted_reasons"]
+    if reasons:
+        tables.append(Table(title="Not predicted", columns=_REASON, rows=tuple(reasons.items())))
+    return tuple(tables)
+
+
+def _sentences(payload: Row) -> tuple[str, ...]:
+    summary, faster = payload["summary"], payload["faster"]
+    lines = [_sentence("all steps", summary)]
+    if summary["clean"]["count"] != summary["count"]:
+        lines.append(_sentence("steps that nobody doubts", summary["clean"]))
+    if len(summary["by_mode"]) > 1:
+        lines += [_sentence(mode, found) for mode, found in summary["by_mode"].items()]
+    if faster["pairs"]:
+        lines.append(
+            f"the faster of two settings on the same documents is named right {faster['right']} of {faster['pairs']} "
+            f"times ({faster['share']:.1%}; pairs that differ by more than {APART:.0%})"
+        )
+    return tuple(lines)
+
+
+def _sentence(what: str, found: Row) -> str:
+    if not found["count"]:
+        return f"{what}: none of {found['unpredicted']} predicted"
+    missing = f", {found['unpredicted']} not predicted" if found["unpredicted"] else ""
+    return (
+        f"{what}: {found['count']} judged{missing}, median error {percent(found['median_abs_error'])} %, "
+        f"bias {100 * found['median_error']:+.1f} %, p90 {percent(found['p90_abs_error'])} %, "
+        f"largest {percent(found['max_abs_error'])} %"
+    )
