@@ -1,7 +1,7 @@
 """Steps of equal sequences under many layouts: what a search over layouts asks, without a plan for each.
 
 A static mesh of equal sequences does the same on every rank (see play.lockstep), so that one micro-batch, its memory
-and one rank of each number of slots say everything about the step. Numbers and reasons are those of
+and the rank with most slots say everything about the step. Numbers and reasons are those of
 `simulator.step.simulate_step`, which also runs what is not that simple.
 """
 
