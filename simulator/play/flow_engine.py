@@ -11,7 +11,7 @@ Hidden sums begin when they would have to alone to end with the last backward.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -26,7 +26,7 @@ from hdpsim.simulator.play.engine import Operation, StepPlay, without_collector
 from hdpsim.simulator.play.execution import WAITS, Execution, Noise, SharedLinks
 from hdpsim.simulator.play.flow_program import EdgeTraffic, FlowProgram, row_of_stage
 from hdpsim.simulator.play.flow_routes import Combined, Rows, Wired
-from hdpsim.simulator.play.program import compile_program
+from hdpsim.simulator.play.program import Program, compile_program
 from hdpsim.simulator.play.repetition import steady_step
 from hdpsim.simulator.play.replay import replay_timeline, run_replay
 
@@ -44,8 +44,8 @@ def run_flows(
         DeadlockError: the orders of the ranks contradict each other.
         InfeasibleError: a schedule that is not played with flows.
     """
-    flows = FlowProgram.of(compile_program(plan, costs, noise), wired)
-    alone = steady_step(costs, partial(replay_timeline, flows.alone))
+    flowing = FlowingStep.of(compile_program(plan, costs, noise), wired)
+    flows, alone = flowing.flows, flowing.alone
     env = simpy.Environment()
     network = FlowNetwork(env, wired.links)
     step = FlowStep(flows, network, alone)
@@ -65,6 +65,24 @@ def run_flows(
     )
     shown = make_spans(flows.alone, timeline) if spans else None
     return replace(execution, spans=shown, events=step.events, network=shared)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowingStep:
+    """A step to be played as flows, and what it is while nothing is shared."""
+
+    flows: FlowProgram
+    alone: Timeline
+
+    @classmethod
+    def of(cls, program: Program, wired: Wired) -> FlowingStep:
+        """Of a program whose costs say what is sent.
+
+        Raises:
+            InfeasibleError: a schedule that is not played with flows.
+        """
+        flows = FlowProgram.of(program, wired)
+        return cls(flows=flows, alone=steady_step(flows.alone.costs, partial(replay_timeline, flows.alone)))
 
 
 class FlowStep(StepPlay):

@@ -14,7 +14,8 @@
   states are copied to the hosts, and is then written to the storage beside training.
 
 Steps are played beforehand where nothing else on the clock can reach into them (`PreparedStep`), which is exact; with
-execution.executor = engine event by event in this environment.
+execution.executor = engine event by event in this environment. Transfers that share links (execution.network = flows)
+do so within a step; with the engine, or without a barrier between steps, with those of the steps beside it as well.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ import numpy as np
 import simpy
 
 from hdpsim.arrays import Floats
+from hdpsim.simulator.network.flows import FlowNetwork
 from hdpsim.simulator.play.engine import StepPlay
+from hdpsim.simulator.play.flow_engine import FlowStep
+from hdpsim.simulator.play.program import Program
 from hdpsim.simulator.run.checkpoints import Checkpoints, checkpoints_of
 from hdpsim.simulator.run.host_memory import HostMemory, host_room_bytes
 from hdpsim.simulator.run.options import RunOptions
@@ -183,6 +187,7 @@ class Run:
         self._ready = simpy.Store(self._env)
         self._upload: simpy.Event | None = None
         self._played: StepPlay | None = None
+        self._network: FlowNetwork | None = None
         self._loading = self._begun = 0  # the last batch that loaders, and that GPUs have begun with
         self._ended: list[RunStep] = []
         self._env.process(self._load())
@@ -335,7 +340,7 @@ class Run:
             if step.longest_s is not None:
                 first_end = self._at(float(ends_s.min()))
             return _Running(first_end, last_end, ends_s, [])
-        self._played = StepPlay(program) if step.hosted is None else HostedStep(step.hosted, env)
+        self._played = self._to_play(step, program)
         begins = before.stage_ended
         if len(begins) != program.stages:  # what was before was played beforehand, or nothing: all begin now
             begins = [self._at(float(begin_s)) for begin_s in _each(before.ends_s, program.stages)]
@@ -348,6 +353,16 @@ class Run:
         all_ended: simpy.Event = env.all_of(ended)
         first_ended = env.any_of(ended) if step.longest_s is not None else all_ended
         return _Running(first_ended, all_ended, ends_s, ended)
+
+    def _to_play(self, step: PreparedStep, program: Program) -> StepPlay:
+        """The step, ready to start in the environment of the run."""
+        if step.hosted is not None:
+            return HostedStep(step.hosted, self._env)
+        if step.flowing is None:
+            return StepPlay(program)
+        if self._network is None:
+            self._network = FlowNetwork(self._env, step.flowing.flows.routes.links)
+        return FlowStep(step.flowing.flows, self._network, step.flowing.alone)
 
     def _at(self, time_s: float) -> simpy.Event:
         """An event at that time, which may be now but for rounding."""

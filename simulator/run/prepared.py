@@ -11,7 +11,9 @@ from numpy.typing import ArrayLike
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.cost_models.step.step import planning_times
+from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.play.execution import Execution
+from hdpsim.simulator.play.flow_engine import FlowingStep
 from hdpsim.simulator.play.noise import synchronised_pause_s
 from hdpsim.simulator.play.program import Program, compile_program
 from hdpsim.simulator.play.replay import replay_timeline
@@ -28,6 +30,7 @@ from hdpsim.simulator.step import (
     play_plan,
     price_plan,
     result_of,
+    wired,
 )
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
@@ -84,6 +87,7 @@ class PreparedStep:
             another one; None: all stages begin and end together.
         offload: what it offloads.
         program: to be played event by event in the run's environment; None: what is above says it all.
+        flowing: the same of a step whose transfers share links, which it does with the steps beside it.
         hosted: the same of a step that offloads more than hosts hold at once: its forwards wait for room.
         allocator_wait_s: waits for memory at its end, which are in no operation of the program.
     """
@@ -106,6 +110,7 @@ class PreparedStep:
     program: Program | None
     hosted: HostedProgram | None
     allocator_wait_s: float
+    flowing: FlowingStep | None = None
 
     @property
     def stages(self) -> int:
@@ -147,13 +152,22 @@ def prepare_step(
     noise = plan_noise(setup, plan, costs)
     by_stage = costs.schedule in STAGE_BY_STAGE
     by_event = setup.execution.executor == "engine"
-    program, offload, longest_s, hosted = None, None, None, None
+    program, offload, longest_s, hosted, flowing = None, None, None, None, None
     if by_stage or by_event or plan.offload_ratio.any():
         program = compile_program(plan, costs, noise)
+    if setup.execution.network == "flows" and (by_stage or by_event) and program is not None:
+        flowing = FlowingStep.of(program, wired(setup))
+        program = flowing.flows.alone
     if program is not None and plan.offload_ratio.any():
         offload = offload_of(setup, problem.cost, program, replay_timeline(program, np.zeros(costs.stages)))
         room_bytes = _step_room_bytes(setup, run, path)
         if offload is not None and room_bytes is not None and offload.peak_bytes > room_bytes:
+            if setup.execution.network == "flows":
+                raise InfeasibleError(
+                    "execution.network = flows does not play steps that offload more than hosts hold at once: offload "
+                    "less (strategy.selective_offloading, strategy.activation_offload), or use "
+                    "execution.network = independent"
+                )
             hosted = hosted_program(setup, problem.cost, program, room_bytes)
     if program is not None and by_stage:
         longest_s = longest_ways_s(program) + execution.allocator_wait_s
@@ -174,7 +188,8 @@ def prepare_step(
         phases_s=_phases_s(execution),
         longest_s=longest_s,
         offload=offload,
-        program=program if by_event else None,
+        program=program if by_event or flowing is not None else None,
+        flowing=flowing,
         hosted=hosted,
         allocator_wait_s=execution.allocator_wait_s,
     )

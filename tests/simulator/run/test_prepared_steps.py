@@ -7,13 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator_runs import played
-from simulator_setups import Task, pipelines, small_setup, tasks
+from simulator_setups import Task, pipelines, small_cluster, small_setup, tasks
 
+from hdpsim.cost_models.layout.groups import Schedule
+from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.errors import OutOfMemoryError
 from hdpsim.simulator.run.clock import Run, run_of
 from hdpsim.simulator.run.options import RunOptions
 from hdpsim.simulator.run.prepared import prepare_step
-from hdpsim.simulator.setup import Setup
+from hdpsim.simulator.setup import ExecutionOptions, Executor, Setup
 from hdpsim.simulator.step import simulate_step
 
 LENGTHS = np.array([900, 700, 512, 300, 256, 100, 64, 1024])
@@ -144,3 +146,27 @@ def test_host_memory_holds_what_a_step_offloads():
 
 def test_an_empty_run_has_no_steps():
     assert played([]) == []
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h2"])
+@pytest.mark.parametrize("executor", ["replay", "engine"])
+def test_flows_share_links_in_a_run_as_in_a_single_step(schedule: Schedule, executor: Executor):
+    cluster = small_cluster(4)
+    setup = small_setup(
+        cluster=replace(cluster, node=replace(cluster.node, nics=1)),
+        context=16384,
+        capacity=2048,
+        layout=Layout(tp=1, pp=4, schedule=schedule),
+        execution=ExecutionOptions(network="flows", executor=executor),
+    )
+    lengths = np.array([8192, 4000, 3000, *[1024] * 24])
+    single = simulate_step(setup, lengths)
+    assert single.network is not None
+    assert single.step_s > single.network.alone_s
+    rows = list(a_run(setup, [lengths] * 12))
+    if schedule == "1f1b":
+        np.testing.assert_allclose([row.period_s for row in rows[1:]], single.step_s, rtol=1e-9)
+    else:  # stages begin when they can, and transfers of two steps meet
+        period_s = rows[-1].period_s
+        assert single.network.alone_s <= period_s * (1 + 1e-9)
+        assert period_s == pytest.approx(single.step_s, rel=0.05)
