@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hdpsim.errors import UserInputError
-from hdpsim.experiments.output.document import Column, Table, interval
+from hdpsim.experiments.output.document import Column, Document, Table, interval
 from hdpsim.experiments.output.statistics import FEWEST, Estimate, estimate, paired_ratio
 from hdpsim.experiments.studies.compare import Report, counted, silent
 from hdpsim.experiments.studies.report import ratio_words
@@ -17,6 +17,7 @@ from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import StepResult, planning_problem, play_plan, price_plan
 
 if TYPE_CHECKING:
+    from hdpsim.experiments.scenario.scenario import Scenario
     from hdpsim.experiments.studies.compare import Comparison, Lengths, Outcome
 
 
@@ -58,11 +59,7 @@ def replicate(comparison: Comparison, count: int, report: Report = silent) -> tu
     Raises:
         UserInputError: nothing is drawn at random.
     """
-    if comparison.scenario.execution.draws_nothing:
-        raise UserInputError(
-            "--replications: nothing is drawn at random here; set execution.node_jitter, step_jitter, jitter, "
-            "slow_period_share, gpu_spread, slow_node_share or gc_pause"
-        )
+    _refuse_if_nothing_is_drawn(comparison.scenario)
     outcomes = comparison.feasible
     played = counted(report, len(outcomes) * count * comparison.batches)
     seconds = [_seconds(outcome, count, played) for outcome in outcomes]
@@ -70,6 +67,46 @@ def replicate(comparison: Comparison, count: int, report: Report = silent) -> tu
         Replicated(strategy=outcome.strategy, seconds=mine, base=seconds[0])
         for outcome, mine in zip(outcomes, seconds, strict=True)
     )
+
+
+def replicate_runs(
+    scenario: Scenario, steps: int, count: int, report: Report = silent
+) -> tuple[Replicated, ...]:
+    """Play a run of so many steps on one clock *count* times; seconds are means of the steps after the warm-up.
+
+    What lasts over several steps makes the steps of one run alike, so that their spread says little about the next
+    run's mean. Runs are independent.
+
+    Raises:
+        UserInputError: nothing is drawn at random.
+    """
+    from hdpsim.experiments.studies.many_steps import simulate_many
+
+    _refuse_if_nothing_is_drawn(scenario)
+    seconds = []
+    for number in range(count):
+        other = replace(scenario, execution=replace(scenario.execution, replication=number))
+        seconds.append(simulate_many(other, steps).period_s.mean)
+        report(number + 1, count)
+    return (Replicated(strategy=scenario.strategy.name, seconds=tuple(seconds), base=tuple(seconds)),)
+
+
+def _refuse_if_nothing_is_drawn(scenario: Scenario) -> None:
+    if scenario.execution.draws_nothing:
+        raise UserInputError(
+            "--replications: nothing is drawn at random here; set execution.node_jitter, step_jitter, jitter, "
+            "slow_period_share, gpu_spread, slow_node_share or gc_pause"
+        )
+
+
+def with_replications(document: Document, rows: Sequence[Replicated]) -> Document:
+    """The document with what the replications say behind its first table; the same without any."""
+    if not rows:
+        return document
+    table = replications_table(rows)
+    first, *others = document.blocks
+    payload = {**document.payload, "replications": table.records()}
+    return replace(document, blocks=(first, table, *others), payload=payload)
 
 
 def _seconds(outcome: Outcome, count: int, played: Callable[[], None]) -> tuple[float, ...]:

@@ -179,6 +179,7 @@ def cases(draw: st.DrawFn, with_noise: bool = True) -> Case:
             rank_stage=0.5 + random.random((plan.ranks, stages)) if draw(st.booleans()) else None,
             forward=0.5 + random.random(shape) if draw(st.booleans()) else None,
             backward=0.5 + random.random(shape) if draw(st.booleans()) else None,
+            forward_stage=1.0 + random.random((plan.ranks, stages)) if draw(st.booleans()) else None,
         )
     return Case(plan, costs, noise)
 
@@ -201,6 +202,8 @@ def naive_step(case: Case) -> tuple[float, np.ndarray]:
         result = 1.0
         if noise is not None and noise.rank_stage is not None:
             result *= noise.rank_stage[rank, stage]
+        if op == FORWARD and noise is not None and noise.forward_stage is not None:
+            result *= noise.forward_stage[rank, stage]
         drawn = None if noise is None else (noise.forward, noise.backward)[op]
         return result if drawn is None else result * drawn[plan.order_offsets[rank] + slot, stage, chunk]
 

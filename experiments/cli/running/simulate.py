@@ -64,11 +64,11 @@ def command(
     if timeline is not None:
         check_out_file(timeline, "--timeline", (".json", ".json.gz"))
     if steps is not None:
-        if batches is not None or replications is not None or tokens is not None:
+        if batches is not None or tokens is not None:
             raise UserInputError(
-                "--steps: give none of --batches, --replications and --tokens with it, which speak of single steps"
+                "--steps: give neither --batches nor --tokens with it, which speak of single steps"
             )
-        _many_steps(load(scenario, overrides), steps, timeline, output)
+        _many_steps(load(scenario, overrides), steps, replications, timeline, output)
         return
     if timeline is not None:
         overrides = (*overrides, "execution.executor=engine")  # the replay knows no single operations
@@ -84,9 +84,12 @@ def command(
     output.present(simulate_document(result, target, again), lines)
 
 
-def _many_steps(scenario: Scenario, steps: int, timeline: str | None, output: Output) -> None:
+def _many_steps(
+    scenario: Scenario, steps: int, replications: int | None, timeline: str | None, output: Output
+) -> None:
     from hdpsim.experiments.studies.many_steps import simulate_many
     from hdpsim.experiments.studies.many_steps_report import many_steps_document
+    from hdpsim.experiments.studies.replications import replicate_runs, with_replications
 
     with progress("simulating") as shown:
         run = simulate_many(scenario, steps, shown, record=timeline is not None)
@@ -95,7 +98,9 @@ def _many_steps(scenario: Scenario, steps: int, timeline: str | None, output: Ou
         from hdpsim.experiments.output.run_timeline import write_run_timeline
 
         lines.append(write_run_timeline(timeline, run.record, title=f"{scenario.name}, {run.strategy}"))
-    output.present(many_steps_document(run), lines)
+    with progress("replicating") as shown:
+        again = replicate_runs(scenario, steps, replications, shown) if replications else ()
+    output.present(with_replications(many_steps_document(run), again), lines)
 
 
 def _write_timeline(path: str, outcome: Outcome, name: str) -> str:

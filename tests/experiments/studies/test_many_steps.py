@@ -90,7 +90,7 @@ def test_a_timeline_has_a_lane_for_everybody(tmp_path: Path) -> None:
 def test_steps_and_batches_are_two_questions() -> None:
     done = CliRunner().invoke(cli, ["simulate", "quickstart-8gpu", "--steps", "3", "--batches", "2"])
     assert done.exit_code == 2
-    assert "--steps: give none of --batches, --replications and --tokens" in done.output
+    assert "--steps: give neither --batches nor --tokens" in done.output
 
 
 @pytest.mark.slow

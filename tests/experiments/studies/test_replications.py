@@ -10,7 +10,8 @@ from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.studies.compare import compare
-from hdpsim.experiments.studies.replications import replicate
+from hdpsim.experiments.studies.many_steps import simulate_many
+from hdpsim.experiments.studies.replications import replicate, replicate_runs
 
 SMALL = ("data.batch=256K tokens", "data.context=16K", "gpus=16")
 NOISE = ("execution.node_jitter=0.05", "execution.step_jitter=0.05")
@@ -57,6 +58,18 @@ def test_nothing_drawn_is_said() -> None:
     comparison = compare(load_scenario("quickstart-8gpu", SMALL), ("static",), 1)
     with pytest.raises(UserInputError, match="nothing is drawn at random"):
         replicate(comparison, 3)
+
+
+def test_runs_that_drift_vary_more_than_their_steps_say() -> None:
+    drift = ("execution.node_jitter=0.05", "execution.node_jitter_steps=50", "data.lengths=4K")
+    scenario = load_scenario("quickstart-8gpu", (*SMALL, *drift))
+    (row,) = replicate_runs(scenario, 6, 8)
+    run = simulate_many(scenario, 6)
+    assert row.seconds[0] == run.period_s.mean
+    assert run.period_s.half_width is not None
+    assert row.step_s.half_width is not None
+    # a node's pace hardly changes in 6 steps of 50: what 6 steps of one run say about another is too sure
+    assert row.step_s.highest - row.step_s.lowest > 2 * run.period_s.half_width
 
 
 def test_the_command_shows_them() -> None:
