@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from hdpsim.arrays import Bools, Floats
 from hdpsim.cost_models.layout.groups import RankOrder
 
+Number = TypeVar("Number", Floats, Bools)
 Stream = Callable[[int], np.random.Generator]
 """The random numbers of one cause by the number of the step."""
 
@@ -41,11 +43,15 @@ class Places:
         """Nodes of the job, the last of them perhaps partly used."""
         return -(-self.gpus // self.gpus_per_node)
 
+    def by_stage(self, by_gpu: Number) -> Number:
+        """[ranks, stages, tp]: what belongs to the GPUs of every stage."""
+        if self.order == "tp-dp-pp":
+            return by_gpu.reshape(self.stages, self.ranks, self.tp).swapaxes(0, 1)
+        return by_gpu.reshape(self.ranks, self.stages, self.tp)
+
     def slowest_gpu(self, by_gpu: Floats) -> Floats:
         """[ranks, stages]: the largest of the factors of a stage's GPUs: its collectives wait for that one."""
-        if self.order == "tp-dp-pp":
-            return np.asarray(by_gpu.reshape(self.stages, self.ranks, self.tp).max(axis=2).T)
-        return np.asarray(by_gpu.reshape(self.ranks, self.stages, self.tp).max(axis=2))
+        return np.asarray(self.by_stage(by_gpu).max(axis=2))
 
     def slowest_node(self, by_node: Floats) -> Floats:
         """[ranks, stages]: the largest of the factors of the nodes on which a stage's GPUs sit."""

@@ -80,7 +80,7 @@ def draw_noise(
         backward = log_normal(now(_Cause.JITTER_BACKWARD), options.jitter, shape)
     if options.gc_pause_s > 0 and not options.gc_synchronised:
         forward = np.ones(shape) if forward is None else forward
-        _add_pauses(forward, now(_Cause.PAUSES), plan, costs, tp, options)
+        _add_pauses(forward, now(_Cause.PAUSES), plan, costs, places, options)
     return Noise(
         rank_stage=_stage_factors(places, costs, options),
         forward_stage=forward_stage,
@@ -165,7 +165,7 @@ def _add_pauses(
     random: np.random.Generator,
     plan: Plan,
     costs: StepCosts,
-    tp: int,
+    places: Places,
     options: ExecutionOptions,
 ) -> None:
     """Lengthen the factors of forwards by the garbage collections of one step.
@@ -179,11 +179,12 @@ def _add_pauses(
     entries = np.flatnonzero(plan.order != HOLE)
     rank = np.repeat(np.arange(plan.ranks), np.diff(plan.order_offsets))[entries]
     first, counts = np.searchsorted(rank, np.arange(plan.ranks)), np.bincount(rank, minlength=plan.ranks)
-    pauses = random.binomial(tp, 1.0 / options.gc_period_steps, (plan.ranks, costs.stages))
-    pauses[counts == 0] = 0
-    rank, stage = (np.repeat(index, pauses.ravel()) for index in np.indices(pauses.shape).reshape(2, -1))
-    slot = random.integers(0, counts[rank])
-    chunk = random.integers(0, costs.chunks, len(rank))
+    moment = places.by_stage(random.random(places.gpus))  # of its pause, should it make one
+    pauses = places.by_stage(random.random(places.gpus) * options.gc_period_steps < 1.0)
+    rank, stage, gpu = np.nonzero(pauses & (counts > 0)[:, None, None])
+    slot, chunk = np.divmod(
+        (moment[rank, stage, gpu] * counts[rank] * costs.chunks).astype(np.int64), costs.chunks
+    )
     entry = entries[first[rank] + slot]
     forward_s = costs.forward_s[costs.kind[stage, chunk], plan.order[entry]]
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -88,6 +88,20 @@ def test_the_same_node_in_the_same_step_whatever_layout_and_strategy(options: di
         np.testing.assert_array_equal(found[0], other)
 
 
+def test_the_same_processes_collect_garbage_whatever_the_layout() -> None:
+    pauses = []
+    for ranks, stages, tp, slots in ((8, 1, 8, 1), (4, 2, 8, 3), (64, 1, 1, 2), (2, 4, 8, 5)):
+        plan = make_plan([list(range(r * slots, (r + 1) * slots)) for r in range(ranks)])
+        costs = make_costs([1.0] * ranks * slots, [1.0] * ranks * slots, stages=stages)
+        execution = ExecutionOptions(gc_pause_s=0.5, gc_period_steps=4, step=2)
+        noise = draw_noise(plan, costs, execution, tp=tp, gpus_per_node=8)
+        assert noise is not None
+        assert noise.forward is not None
+        pauses.append(float((noise.forward - 1.0).sum() / 0.5))
+    assert pauses == pytest.approx([pauses[0]] * 4)
+    assert 5 < pauses[0] < 30  # of 64 processes, one step in four
+
+
 def test_replications_meet_other_machines() -> None:
     plan, costs = make_plan([[0]]), replace(make_costs([1.0], [1.0]), terms=("gemm", "attention"))
     drawn = [
