@@ -139,9 +139,14 @@ class DeadlockError(HdpSimError):
 
 
 class PlanError(HdpSimError):
-    """A plan that breaks a promise of simulator/plan.py: a bug of the strategy that made it, not of its user."""
+    """A plan that breaks a promise of simulator/plan.py: a bug of the strategy that made it, not of its user.
+
+    Attributes:
+        promise: a word for the promise that is broken, such as `tokens`; empty where a plan could not even be made.
+    """
 
     exit_code = 1
+    promise = ""
 
 
 class OwnPlanError(PlanError):

@@ -23,6 +23,7 @@ from hdpsim.quoting import message
 
 VERBS = {
     "simulate": "running", "compare": "running", "plan": "planning", "recommend": "planning", "check": "planning",
+    "check-strategy": "planning",
     "scale": "planning", "whatif": "planning", "explain": "running", "sweep": "planning", "replay": "running",
     "trace": "files", "replay-ops": "running", "campaign": "running", "reproduce": "evidence",
     "validate": "evidence", "calibrate": "evidence", "scenarios": "files", "schema": "files", "catalog": "files",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 
 from hdpsim.arrays import Bools, Ints
@@ -27,16 +30,31 @@ def validate_plan(plan: Plan, sequence_lengths: Ints, stages: int) -> None:
         PlanError: the first promise that is broken, and where.
         DeadlockError: the cycle of ranks that wait for each other.
     """
-    _check_arrays(plan)
-    _check_members(plan)
-    _check_tokens(plan, np.asarray(sequence_lengths, dtype=np.int64))
-    _check_capacity(plan)
-    _check_order(plan, stages)
-    if plan.in_step:
-        _check_in_step(plan)
+    with promise("arrays"):
+        _check_arrays(plan)
+    with promise("members"):
+        _check_members(plan)
+    with promise("tokens"):
+        _check_tokens(plan, np.asarray(sequence_lengths, dtype=np.int64))
+    with promise("capacity"):
+        _check_capacity(plan)
+    with promise("order"):
+        _check_order(plan, stages)
+        if plan.in_step:
+            _check_in_step(plan)
     if stages == 1:
         # With a pipeline the common slots, checked above, already exclude a deadlock.
         play(compile_program(plan, _no_costs(plan.micro_batches)), np.zeros(1))
+
+
+@contextmanager
+def promise(name: str) -> Iterator[None]:
+    """A PlanError of this block says which promise it is about, unless it knows better."""
+    try:
+        yield
+    except PlanError as error:
+        error.promise = error.promise or name
+        raise
 
 
 def _check_in_step(plan: Plan) -> None:

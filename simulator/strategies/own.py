@@ -10,7 +10,7 @@ from hdpsim.arrays import Ints
 from hdpsim.errors import DeadlockError, InfeasibleError, OwnPlanError, PlanError, StrategyError
 from hdpsim.simulator.own import error_words, load_strategy
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.play.validate import validate_plan
+from hdpsim.simulator.play.validate import promise, validate_plan
 from hdpsim.simulator.strategies.groups import RESIDENT_LAYERS
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
@@ -38,7 +38,7 @@ def plan_own(problem: PlanningProblem) -> Plan:
     except (InfeasibleError, StrategyError):
         raise
     except (PlanError, DeadlockError) as error:
-        raise OwnPlanError(f"strategy {name}: {error}") from error
+        raise _of_strategy(name, error) from error
     except (Exception, SystemExit) as error:
         raise StrategyError(f"strategy {name} failed: {error_words(error)}") from error
     if not isinstance(plan, Plan):
@@ -49,8 +49,14 @@ def plan_own(problem: PlanningProblem) -> Plan:
         plan = _as_arrays(plan)
         check_plan(problem, plan)
     except (PlanError, DeadlockError) as error:
-        raise OwnPlanError(f"strategy {name}: {error}") from error
+        raise _of_strategy(name, error) from error
     return replace(plan, strategy=name, notes=(*plan.notes, _NO_BAND))
+
+
+def _of_strategy(name: str, error: PlanError | DeadlockError) -> OwnPlanError:
+    broken = OwnPlanError(f"strategy {name}: {error}")
+    broken.promise = "deadlock" if isinstance(error, DeadlockError) else error.promise
+    return broken
 
 
 def check_plan(problem: PlanningProblem, plan: Plan) -> None:
@@ -58,31 +64,41 @@ def check_plan(problem: PlanningProblem, plan: Plan) -> None:
 
     More than validate_plan knows: the ranks there are, their capacity, the largest group, Equation 3 of offloading.
     """
-    if plan.ranks != problem.ranks:
-        raise PlanError(f"the plan is for {plan.ranks} ranks; there are {problem.ranks}")
     most = problem.capacity_tokens
-    if plan.capacity_tokens > most:
-        raise PlanError(f"the plan's capacity is {plan.capacity_tokens} tokens; a rank holds {most}")
-    if not np.all(np.isfinite([plan.ideal_s, plan.makespan_s])):
-        raise PlanError("ideal_s and makespan_s must be finite seconds")
+    with promise("arrays"):
+        if plan.ranks != problem.ranks:
+            raise PlanError(f"the plan is for {plan.ranks} ranks; there are {problem.ranks}")
+        if not np.all(np.isfinite([plan.ideal_s, plan.makespan_s])):
+            raise PlanError("ideal_s and makespan_s must be finite seconds")
+    with promise("capacity"):
+        if plan.capacity_tokens > most:
+            raise PlanError(f"the plan's capacity is {plan.capacity_tokens} tokens; a rank holds {most}")
     validate_plan(plan, problem.lengths, problem.stages)
-    wide = np.flatnonzero(plan.group_size > problem.most_ranks)
-    if len(wide):
-        raise PlanError(
-            f"micro-batch {wide[0]} is shared by {plan.group_size[wide[0]]} ranks: {problem.spread_reason}"
-        )
+    with promise("members"):
+        wide = np.flatnonzero(plan.group_size > problem.most_ranks)
+        if len(wide):
+            raise PlanError(
+                f"micro-batch {wide[0]} is shared by {plan.group_size[wide[0]]} ranks: {problem.spread_reason}"
+            )
+    with promise("capacity"):
+        _check_offload(problem, plan)
+
+
+def _check_offload(problem: PlanningProblem, plan: Plan) -> None:
     sums = np.concatenate(([0], np.cumsum(plan.segment_tokens)))
     tokens = np.diff(sums[plan.segment_offsets])
     offload = np.flatnonzero(plan.offload_ratio > 0)
     ratio = least_offload(problem, tokens[offload], plan.group_size[offload])
     short = np.flatnonzero(ratio > plan.offload_ratio[offload] + 1e-9)
-    if len(short):
-        number = int(offload[short[0]])
-        needed = f"{ratio[short[0]]:.3f} must" if ratio[short[0]] <= 1 else "more than all that may"
-        raise PlanError(
-            f"micro-batch {number} puts {tokens[number]} tokens on {plan.group_size[number]} ranks that hold {most} "
-            f"each; of their activations {needed} be offloaded, it offloads {plan.offload_ratio[number]:.3f}"
-        )
+    if not len(short):
+        return
+    number = int(offload[short[0]])
+    needed = f"{ratio[short[0]]:.3f} must" if ratio[short[0]] <= 1 else "more than all that may"
+    raise PlanError(
+        f"micro-batch {number} puts {tokens[number]} tokens on {plan.group_size[number]} ranks that hold "
+        f"{problem.capacity_tokens} each; of their activations {needed} be offloaded, it offloads "
+        f"{plan.offload_ratio[number]:.3f}"
+    )
 
 
 def least_offload(problem: PlanningProblem, tokens: Ints, ranks: Ints) -> Ints:
@@ -97,6 +113,11 @@ def least_offload(problem: PlanningProblem, tokens: Ints, ranks: Ints) -> Ints:
 
 def _as_arrays(plan: Plan) -> Plan:
     """The plan with its columns as arrays of the right kind, however they were written."""
+    with promise("arrays"):
+        return _converted(plan)
+
+
+def _converted(plan: Plan) -> Plan:
     changed: dict[str, object] = {}
     for name in _WHOLE:
         values = np.asarray(getattr(plan, name))

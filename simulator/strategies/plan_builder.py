@@ -7,7 +7,7 @@ from numbers import Integral
 
 import numpy as np
 
-from hdpsim.arrays import offsets_of
+from hdpsim.arrays import Ints, offsets_of
 from hdpsim.errors import PlanError
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.strategies.own import check_plan, least_offload
@@ -38,10 +38,9 @@ class PlanBuilder:
         self.next_slot = np.zeros(problem.ranks, dtype=np.int64)
         self._lengths: list[int] = problem.lengths.tolist()
         self._pieces: list[list[Piece]] = []
-        self._members: list[list[int]] = []
+        self._members: list[Ints] = []
         self._slots: list[int] = []
         self._offload: list[float] = []
-        self._taken: dict[tuple[int, int], int] = {}
 
     def add(
         self,
@@ -65,16 +64,18 @@ class PlanBuilder:
             The number of the micro-batch.
 
         Raises:
-            PlanError: a sequence or rank that does not exist or comes twice, a slot that is taken.
+            PlanError: a sequence or rank that does not exist, a rank that comes twice, a slot below 0.
         """
         number = len(self._members)
         pieces = [self._piece(one, number) for one in _several(sequences)]
-        members = sorted(_whole(rank, f"micro-batch {number}: a rank") for rank in _several(ranks))
-        for what, empty in (("sequence", not pieces), ("rank", not members)):
+        members = _rank_numbers(ranks, number)
+        for what, empty in (("sequence", not pieces), ("rank", not len(members))):
             if empty:
                 raise PlanError(f"micro-batch {number} has no {what}")
-        if len(set(members)) < len(members):
-            raise PlanError(f"micro-batch {number} has a rank twice: {members}")
+        if np.any(members[1:] == members[:-1]):
+            raise PlanError(
+                f"micro-batch {number} has rank {members[:-1][members[1:] == members[:-1]][0]} twice"
+            )
         if members[0] < 0 or members[-1] >= self.problem.ranks:
             wrong = members[0] if members[0] < 0 else members[-1]
             raise PlanError(
@@ -84,10 +85,6 @@ class PlanBuilder:
             slot = int(self.next_slot[members].max())
         elif _whole(slot, f"micro-batch {number}: slot") < 0:
             raise PlanError(f"micro-batch {number}: slot {slot} is below 0")
-        for rank in members:
-            other = self._taken.setdefault((rank, int(slot)), number)
-            if other != number:
-                raise PlanError(f"micro-batches {other} and {number} both have slot {slot} on rank {rank}")
         self._pieces.append(pieces)
         self._members.append(members)
         self._slots.append(int(slot))
@@ -109,6 +106,9 @@ class PlanBuilder:
         sizes = np.array([len(members) for members in self._members], dtype=np.int64)
         counts = [len(pieces) for pieces in self._pieces]
         flat = np.array([piece for pieces in self._pieces for piece in pieces], dtype=np.int64)
+        member_ranks = np.concatenate(self._members)
+        slots = np.repeat(np.array(self._slots, dtype=np.int64), sizes)
+        _check_slots(member_ranks, slots, sizes)
         plan = assemble(
             strategy=self.problem.options.name,
             ranks=self.problem.ranks,
@@ -119,9 +119,9 @@ class PlanBuilder:
                 start=flat[:, 1],
                 micro_batch=np.repeat(np.arange(len(sizes)), counts),
             ),
-            member_ranks=np.concatenate(self._members).astype(np.int64),
+            member_ranks=member_ranks,
             member_offsets=offsets_of(sizes),
-            slot=np.repeat(np.array(self._slots, dtype=np.int64), sizes),
+            slot=slots,
             offload_ratio=np.array(self._offload),
             keep_holes=self.problem.stages > 1,
             ideal_s=0.0,
@@ -154,6 +154,31 @@ class PlanBuilder:
         if not 0.0 <= ratio <= 1.0:
             raise PlanError(f"micro-batch {number}: offload must lie in 0 .. 1, got {offload}")
         return ratio
+
+
+def _rank_numbers(ranks: int | Iterable[int], number: int) -> Ints:
+    """The ranks, ascending."""
+    if not isinstance(ranks, range | np.ndarray):
+        ranks = [_whole(rank, f"micro-batch {number}: a rank") for rank in _several(ranks)]
+    members = np.atleast_1d(np.asarray(ranks))
+    if members.ndim > 1 or (members.size and members.dtype.kind not in "iu"):
+        raise PlanError(f"micro-batch {number}: ranks must be whole numbers in one list, got {ranks!r}")
+    return np.sort(members.astype(np.int64))
+
+
+def _check_slots(ranks: Ints, slots: Ints, sizes: Ints) -> None:
+    """Raise unless every rank has at most one micro-batch at a slot."""
+    number = np.repeat(np.arange(len(sizes)), sizes)
+    order = np.lexsort((number, slots, ranks))
+    ranks, slots, number = ranks[order], slots[order], number[order]
+    shared = np.flatnonzero((ranks[1:] == ranks[:-1]) & (slots[1:] == slots[:-1]))
+    if len(shared):
+        at = int(shared[0])
+        error = PlanError(
+            f"micro-batches {number[at]} and {number[at + 1]} both have slot {slots[at]} on rank {ranks[at]}"
+        )
+        error.promise = "order"
+        raise error
 
 
 def _several(values: object) -> list[object]:
