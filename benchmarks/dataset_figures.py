@@ -33,7 +33,7 @@ base: quickstart-8gpu
 set: {execution.batches: 1, data.batch: 256K tokens, data.context: 32K}
 grid:
   gpus: [8, 16, 32, 64]
-  strategy.name: [static, hdp-balance]
+  strategy.name: [static, hdp-opt]
   data.seed: [0, 1, 2, 3, 4, 5, 6, 7]
 """
 

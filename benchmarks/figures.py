@@ -175,7 +175,7 @@ _GIGABYTE = 10**9
 FIGURES: tuple[Figure, ...] = (
     Figure(
         name="plan-12k",
-        what="hdp-balance plans the demonstration's step",
+        what="hdp-opt plans the demonstration's step",
         yardstick="numpy",
         target_s=1.0,
         prepare=lambda: _plan(_of_scenario()),
@@ -209,14 +209,14 @@ FIGURES: tuple[Figure, ...] = (
     ),
     Figure(
         name="plan-1536-ranks",
-        what="hdp-balance plans 32M tokens for 1,536 ranks",
+        what="hdp-opt plans 32M tokens for 1,536 ranks",
         yardstick="numpy",
         target_s=0.05,
         prepare=lambda: _plan(_of_scenario(*ONE_STAGE)),
     ),
     Figure(
         name="plan-16384-ranks",
-        what="hdp-balance plans 256M tokens for 16,384 ranks",
+        what="hdp-opt plans 256M tokens for 16,384 ranks",
         yardstick="numpy",
         target_s=1.0,
         prepare=lambda: _plan(_of_scenario(*_BIG)),

@@ -116,7 +116,7 @@ def _runs(setup: Setup, lengths: Ints) -> bool:
 
 
 def _planning() -> Prepared:
-    setup = (scenario := load_scenario("campaign-llama3-16k", ("strategy.name=hdp-balance",))).setup()
+    setup = (scenario := load_scenario("campaign-llama3-16k", ("strategy.name=hdp-opt",))).setup()
     lengths = scenario.batches(1)[0]
     return Prepared(
         run=lambda: plan_batch(setup, lengths),
@@ -154,15 +154,15 @@ SEARCH_FIGURES: tuple[Figure, ...] = (
     ),
     Figure(
         name="search-balance-quick",
-        what="the same, hdp-balance planned quickly",
+        what="the same, hdp-opt planned quickly",
         yardstick="numpy",
         target_s=CANDIDATES * 0.06,
-        prepare=lambda: _variable("hdp-balance", quick=True),
+        prepare=lambda: _variable("hdp-opt", quick=True),
     ),
     Figure(
         name="search-balance",
-        what="the same, hdp-balance planned in full",
+        what="the same, hdp-opt planned in full",
         yardstick="numpy",
-        prepare=lambda: _variable("hdp-balance"),
+        prepare=lambda: _variable("hdp-opt"),
     ),
 )

@@ -44,7 +44,7 @@ class Plan:
     """What plans of this kind (dynamic groups; each long sequence alone in its group, short ones on one rank) take at
     least, pipeline bubbles apart; other kinds may be faster. 0: not planned against one (the static mesh)."""
     makespan_s: float = 0.0
-    """The planner's own estimate, to be held against ideal_s: the busiest rank's work. hdp-balance with a
+    """The planner's own estimate, to be held against ideal_s: the busiest rank's work. hdp-opt with a
     pipeline: when the last rank ends, less what bubbles add to it in an ideal pipeline (see ideal_step_s)."""
     notes: tuple[str, ...] = field(default=())
     in_step: bool = False

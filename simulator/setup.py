@@ -17,8 +17,9 @@ from hdpsim.errors import InfeasibleError
 from hdpsim.ranges import RANGES
 from hdpsim.simulator.own import OWN_WORDS, is_own_name
 
-StrategyName = Literal["static", "hdp-naive", "hdp-balance"]
+StrategyName = Literal["static", "hdp-naive", "hdp-balance", "hdp-opt"]
 OwnStrategyName = Annotated[str, Text(is_own_name, OWN_WORDS)]
+BalanceMode = Literal["auto", "dp", "pp"]
 Executor = Literal["replay", "engine"]
 Network = Literal["independent", "flows"]
 Packing = Literal["in-order", "first-fit", "best-fit", "concatenate"]
@@ -28,8 +29,9 @@ Packing = Literal["in-order", "first-fit", "best-fit", "concatenate"]
 class StrategyOptions(Checked):
     """The strategy and its parts, each of which can be switched off on its own."""
 
-    name: StrategyName | OwnStrategyName = "hdp-balance"
-    """How sequences are spread over ranks: a static mesh, hybrid data parallelism as it is or balanced, one's own."""
+    name: StrategyName | OwnStrategyName = "hdp-opt"
+    """How sequences are spread over ranks: a static mesh, hybrid data parallelism as ByteScale's Algorithm 1 (naive),
+    as its Algorithm 2 (balance) or as our own planner (opt) has it, or a function of one's own."""
     packing: Packing = "in-order"
     """How the static mesh packs sequences up to the context length; concatenate: any plan may cut them."""
     padding: bool = True
@@ -41,7 +43,13 @@ class StrategyOptions(Checked):
     selective_offloading: bool = True
     """HDP: activations of long sequences may go to host memory, so that they need fewer ranks (Equation 3)."""
     balancing: bool = True
-    """hdp-balance: equalise work over ranks (off = hdp-naive)."""
+    """hdp-balance, hdp-opt: equalise work over ranks (off = hdp-naive)."""
+    buckets: Annotated[int, RANGES["buckets"]] = 16
+    """hdp-balance: buckets of equal work that the sequences, sorted by length, are cut into."""
+    delta: Share = 0.02
+    """hdp-balance: share of a rank's mean work by which a rank must lag behind the busiest one to be given more."""
+    mode: BalanceMode = "auto"
+    """hdp-balance: dp takes sequences from one bucket at a time, pp from all in turn; auto: pp with a pipeline."""
     remote_data_loading: bool = True
     """HDP: a remote loader reads every token once, beside training; off: all nodes read all, when the step begins."""
     speed_aware: bool = True

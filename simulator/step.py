@@ -373,7 +373,7 @@ def simulate_step(
         lengths: tokens of every sequence.
         mesh_degree: context-parallel degree of a static mesh whose layout states none; None: the fastest for this
             batch. A run has one mesh: its first batch decides (settled_degree).
-        quick: hdp-balance makes few drafts: a step of this layout that can be had, and mostly close to the best, for a
+        quick: hdp-opt makes few drafts: a step of this layout that can be had, and mostly close to the best, for a
             search that simulates its survivors in full. Other strategies plan as ever.
 
     Raises:

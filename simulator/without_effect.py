@@ -175,9 +175,17 @@ def _of_strategy(setup: Setup, largest_group: int | None) -> Iterator[Rule]:
     yield alike or static or mesh, _keys("strategy", "speed_aware")
     if options.name == "hdp-naive":
         yield f"{name}, which never balances", _keys("strategy", "balancing")
+    if options.name != "hdp-balance" or not (options.balancing and options.dynamic_groups):
+        why = name if options.name != "hdp-balance" else "balancing or dynamic_groups is false"
+        yield f"{why}, which fills no buckets", _keys("strategy", "buckets delta mode")
     if options.name != "static" and options.dynamic_groups:
         if options.name == "hdp-naive" or not options.balancing:
             yield f"{name}, which packs and groups as sequences need it", _keys("strategy", "packing padding")
+        elif options.name == "hdp-balance":
+            yield (
+                f"{name}, which packs sequences in order of their length",
+                _keys("strategy", "packing padding"),
+            )
         elif options.packing != "concatenate":
             yield f"{name}, which tries all packers that keep sequences whole", _keys("strategy", "packing")
         yield f"{name}, whose groups are dynamic", _layout("cp")

@@ -111,7 +111,7 @@ def test_the_check_sees_a_fall_through() -> None:
 def plan(name):
     if name == "static":
         return 1
-    if name == "hdp-balance":
+    if name == "hdp-opt":
         return 2
     return 3
 """

@@ -1,4 +1,4 @@
-"""How good hdp-balance plans of a pipeline are: `python tools/planner_gap.py demo-8x22b-12k --batches 4`.
+"""How good hdp-opt plans of a pipeline are: `python tools/planner_gap.py demo-8x22b-12k --batches 4`.
 
 For every batch of a scenario, in seconds: the bound without bubbles; the ideal step with bubbles (no gaps, any
 fraction of a micro-batch); the least step of ranks with whole numbers of micro-batches, where all short ones take the
@@ -17,7 +17,7 @@ from hdpsim.experiments.output.tables import TextTable, plain_text
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.simulator.step import plan_batch
 from hdpsim.simulator.strategies.dealing import fill_packs
-from hdpsim.simulator.strategies.hdp_balance import usual_s
+from hdpsim.simulator.strategies.hdp_opt import usual_s
 from hdpsim.simulator.strategies.long_sequences import LongSequences, ideal_step_s
 from hdpsim.simulator.strategies.whole_units import WholeUnitMenu
 
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     options = parser.parse_args(arguments)
     scenario = load_scenario(options.scenario, options.set)
-    setup = scenario.setup("hdp-balance")
+    setup = scenario.setup("hdp-opt")
     rows = []
     for number, lengths in enumerate(scenario.batches(options.batches)):
         plan, problem, _ = plan_batch(setup, lengths)

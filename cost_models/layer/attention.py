@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
+from hdpsim.cost_models.kernels.empty_blocks import empty_blocks_s
 from hdpsim.cost_models.kernels.formats import power_slowdown
 from hdpsim.cost_models.kernels.products import (
     ATTENTION_BACKWARD_FLOP_RATIO,
@@ -21,6 +22,7 @@ from hdpsim.cost_models.kernels.products import (
     memory_bound_s,
 )
 from hdpsim.cost_models.kernels.unfused_attention import unfused_attention_s
+from hdpsim.cost_models.layer.host import ring_step_host_s
 from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives, GroupShape
@@ -41,7 +43,7 @@ class RingTimes(NamedTuple):
     attention: Floats
     merge: Floats
     wait: Floats
-    """Ring transfers that the attention of a step does not hide."""
+    """Ring transfers, and launches, that the attention of a step does not hide."""
 
     @property
     def total(self) -> Floats:
@@ -119,6 +121,7 @@ class AttentionCost:
         )
         self.kv_bytes_per_token = BF16_BYTES * self._heads.kv_width
         self._known_rates: dict[bool, float] = {}
+        self._step_host_s = [ring_step_host_s(layout, cal, backward=side) for side in (False, True)]
 
     @property
     def most_ranks(self) -> int | None:
@@ -279,6 +282,7 @@ class AttentionCost:
         merge = self.merge_s(tokens_per_rank)
         hop = self.hop_s(tokens_per_rank, group_size, tier, backward=backward, crossing=crossing)
         hops = group_size - 1.0
+        hop = np.maximum(hop, self._step_host_s[backward])
         work = step_s + merge
         return RingTimes(
             attention=group_size * step_s,
@@ -308,6 +312,15 @@ class AttentionCost:
         tokens = segment_tokens.astype(np.float64)
         per_segment = self._segment_s(tokens, of_segment, backward=backward)
         step = np.add.reduceat(per_segment, segment_offsets[:-1]) if len(tokens) else np.zeros(len(sizes))
+        if len(tokens) > len(sizes) and self._kernel != "unfused":
+            step = step + empty_blocks_s(
+                tokens / of_segment,
+                segment_offsets,
+                self._heads.heads,
+                self._gpu,
+                self._cal,
+                backward=backward,
+            )
         if tokens_per_rank is None:
             tokens_per_rank = (
                 np.add.reduceat(tokens, segment_offsets[:-1]) / sizes if len(tokens) else 0.0 * sizes

@@ -219,6 +219,32 @@ def check_s(group: GroupShape, network: NetworkCalibration) -> float:
     return local * network.check_local_s + (group.ranks - local) * network.check_remote_s
 
 
+RING_LAUNCHES = {
+    # forward: attention, merging; backward: attention's three kernels, sums of the three gradients
+    "fused": (1.0 + 2.0, 3.0 + 3.0),
+    "eager": (1.0 + 10.0, 3.0 + 6.0),
+}
+"""Kernels of one step of a ring, forward and backward. Eager: the output and its normaliser take a cast and
+nine operations; a gradient is cast and added."""
+RING_MESSAGES = {"fused": (2.0, 2.0), "eager": (4.0, 8.0)}
+"""Sends and receives of one step: keys and values (and their gradients) in one tensor, or each on its own."""
+
+
+def ring_step_host_s(layout: Layout, cal: Calibration, *, backward: bool) -> float:
+    """Time the host needs to launch one step of a ring, which is the least such a step takes.
+
+        t = (kernels + 3 x messages) x time of one launch          0 in a CUDA graph
+
+    Counted: a message like a collective: buffer, call, events.
+    Ignored: steps without a message (the last), slices of the zig-zag split, waiting on requests.
+    Source: the operations of zhuzilin/ring-flash-attention (eager) and of Transformer Engine's ring (fused).
+    """
+    if layout.host.cuda_graphs:
+        return 0.0
+    kernels, messages = RING_LAUNCHES[layout.context.ring_kernels], RING_MESSAGES[layout.context.ring_kernels]
+    return (kernels[backward] + LAUNCHES_OF_A_COLLECTIVE * messages[backward]) * cal.launch_s
+
+
 class HostTime:
     """Least time of layers of one layout: what the host needs to launch them."""
 

@@ -17,6 +17,7 @@ ProductPrecision = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
 RankOrder = Literal["tp-dp-pp", "tp-pp-dp"]
 ShardingKind = Literal["none", "zero1", "zero2", "zero3"]
 AttentionKernel = Literal["flash", "flash1", "flash2", "unfused"]
+RingKernels = Literal["fused", "eager"]
 ContextParallelKind = Literal["ring", "all-gather", "gathered-ring", "ulysses", "disaggregated"]
 ExpertDispatch = Literal["all-to-all", "fused"]
 ExpertKernels = Literal["grouped", "separate", "modules", "fused"]
@@ -274,6 +275,9 @@ class Context(Group):
     """How a group shares a sequence: keys and values go round, are gathered first, are gathered beside the first of the
     steps of a ring (PyTorch), heads are spread (Ulysses), or attention alone is dealt to the ranks in equal shares
     (disaggregated, DistCA)."""
+    ring_kernels: RingKernels = switch("fused", name="cp_ring_kernels")
+    """What a step of a ring launches besides attention: fused merges and one message (Transformer Engine), or eager
+    operations and a message for every tensor."""
     rank_capacity_tokens: Annotated[int, RANGES["rank_capacity_tokens"]] | None = switch(
         None, none="auto", basic=True
     )

@@ -25,7 +25,7 @@ class Features:
         experts: a mixture of experts.
         recompute: none, selective or full.
         dynamic: sequences of many lengths, packed or in dynamic groups, instead of equal micro-batches.
-        strategy: who shares them out: static, hdp-naive or hdp-balance.
+        strategy: who shares them out: static, hdp-naive, hdp-balance or hdp-opt.
         missing: the run used a mechanism that the prediction leaves out.
         gpus, parameters, sequence_tokens, tp, pp, cp, ep: sizes.
     """

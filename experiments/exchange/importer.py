@@ -303,7 +303,7 @@ def _data(
         layout["rank_capacity"] = f"{capacity if isinstance(capacity, int) else -(-length // cp)} tokens"
         origins["layout.rank_capacity"] = origins.get("run.rank_capacity", "length over context parallelism")
         origins["strategy.name"] = "dynamic context parallelism; the planner is hdpsim's"
-        return data, {"name": "hdp-balance"}
+        return data, {"name": "hdp-opt"}
     if "cp" not in layout:
         layout["cp"] = 1
         origins["layout.cp"] = "not said; no context parallelism"

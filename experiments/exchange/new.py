@@ -208,7 +208,7 @@ def new_scenario(answers: Answer, name: str) -> tuple[str, Scenario]:
             document[key] = value
     framework = str(answers.get("software", "")).partition(" ")[0].lower()
     equal, shards = "data.lengths" in answers, framework in _SHARD_PARAMETERS
-    document["strategy"] = {"name": "static" if equal or shards else "hdp-balance"}
+    document["strategy"] = {"name": "static" if equal or shards else "hdp-opt"}
     layout, scenario = _fitting(document, "zero3" if shards else "zero1", name)
     ordered = {key: document[key] for key in ("model", "cluster", "gpus", "software") if document.get(key)}
     ordered |= {"layout": layout, "data": document["data"], "strategy": document["strategy"]}
@@ -234,7 +234,7 @@ _COMMENTS = {
     "data.lengths": "of every sequence; or a trace, a distribution",
     "data.context": "the longest sequence; longer ones are cut",
     "data.batch": "tokens or sequences of a step",
-    "strategy.name": "static, hdp-naive, hdp-balance",
+    "strategy.name": "static, hdp-naive, hdp-balance, hdp-opt",
 }
 
 

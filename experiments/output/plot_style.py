@@ -34,7 +34,8 @@ _STRATEGY_COLOURS = {
     "static": "#8C8C8C",
     "best-static": "#4D4D4D",
     "hdp-naive": "#E69F00",
-    "hdp-balance": "#0072B2",
+    "hdp-balance": "#56B4E9",
+    "hdp-opt": "#0072B2",
 }
 
 _RC: dict[str, Any] = {

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _GIB = 2.0**30
 _MILLION = 1e6
 
-_NAMES = {"static": "static", "hdp-naive": "HDP naive", "hdp-balance": "HDP balance"}
+_NAMES = {"static": "static", "hdp-naive": "HDP naive", "hdp-balance": "HDP balance", "hdp-opt": "HDP opt"}
 
 
 def words_of(one: Evaluated) -> str:

@@ -67,7 +67,7 @@ def less_tensor_parallel(observed: Observed) -> Iterator[Changes]:
 def shorter_rings(observed: Observed) -> Iterator[Changes]:
     """Other ways to share a sequence, smaller groups, faster NICs."""
     yield from switches("layout.cp_kind", "ring", "all-gather", "gathered-ring", "ulysses")
-    yield from switches("strategy.name", "hdp-balance", "hdp-naive")
+    yield from switches("strategy.name", "hdp-opt", "hdp-naive")
     yield from observed.capacities(2, 4)
     yield {"layout.rank_capacity": "auto"}
     if observed.is_static and observed.value("layout.cp") is not None:
@@ -127,7 +127,7 @@ def cheaper_layer_gathers(observed: Observed) -> Iterator[Changes]:
 
 def better_balance(observed: Observed) -> Iterator[Changes]:
     """Other strategies and packers, other micro-batches."""
-    yield from switches("strategy.name", "hdp-balance", "hdp-naive")
+    yield from switches("strategy.name", "hdp-opt", "hdp-naive")
     yield from switches("strategy.balancing", *of_hdp(observed))
     yield from switches("strategy.dynamic_groups", *of_hdp(observed))
     if observed.is_static:
@@ -147,7 +147,7 @@ def tighter_packs(observed: Observed) -> Iterator[Changes]:
     """Every packer that keeps sequences whole, with padding and without; strategies without packs."""
     for packing, padding in product(("in-order", "best-fit", "first-fit"), (True, False)):
         yield {"strategy.packing": packing, "strategy.padding": padding}
-    yield from switches("strategy.name", "hdp-balance", "hdp-naive")
+    yield from switches("strategy.name", "hdp-opt", "hdp-naive")
 
 
 def other_meshes(observed: Observed) -> Iterator[Changes]:

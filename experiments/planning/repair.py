@@ -163,7 +163,7 @@ def _singles(neutral: Scenario, own: Mapping[str, Any]) -> Iterator[Changes]:
     yield from ({"layout.recompute": kind} for kind in ("selective", "full"))
     yield from ({"layout.sharding": kind} for kind in ("zero1", "zero2", "zero3"))
     yield from _smaller_capacities(setup, own)
-    yield from ({"strategy.name": name} for name in ("static", "hdp-balance"))
+    yield from ({"strategy.name": name} for name in ("static", "hdp-opt"))
     yield from ({"strategy.activation_offload": share} for share in (0.5, 1))
     yield {"layout.optimizer_offload": True}
     if model.learned_positions and neutral.data.context_tokens > model.learned_positions:

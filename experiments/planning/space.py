@@ -179,7 +179,7 @@ class Space:
             auto: what memory allows leaves room enough.
             equal: all sequences are of one length: packers make the same packs, and HDP has nothing to balance.
         """
-        names = () if equal else ("hdp-balance", "hdp-naive")
+        names = () if equal else ("hdp-opt", "hdp-naive")
         for name in self.axis("strategy.name", scenario, (*names, "static", scenario.strategy.name)):
             if name == "static":
                 yield from self._static(scenario, setup, equal=equal)

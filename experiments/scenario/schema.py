@@ -47,7 +47,7 @@ from hdpsim.ranges import RANGES
 from hdpsim.simulator.campaign.diagnosis import TESTS
 from hdpsim.simulator.own import OWN_NAME, OWN_WORDS, is_own_name, load_strategy
 from hdpsim.simulator.run.options import PlannerLaw, RunOptions
-from hdpsim.simulator.setup import Packing, StrategyName
+from hdpsim.simulator.setup import BalanceMode, Packing, StrategyName
 from hdpsim.traces import LongSequencePolicy
 
 
@@ -105,13 +105,16 @@ KEYS: Mapping[str, Key] = {
     "data.loader": Key(parse=choice(get_args(Loader)), default="shared"),
     "data.asynchronous_loading": Key(parse=boolean, default=True),
     "data.prefetch_steps": Key(parse=integer(RANGES["prefetch_steps"]), default=1),
-    "strategy.name": Key(parse=strategy_name, default="hdp-balance"),
+    "strategy.name": Key(parse=strategy_name, default="hdp-opt"),
     "strategy.packing": Key(parse=choice(get_args(Packing)), default="in-order"),
     "strategy.padding": Key(parse=boolean, default=True),
     "strategy.activation_offload": Key(parse=number(RANGES["share"]), default=0.0),
     "strategy.dynamic_groups": Key(parse=boolean, default=True),
     "strategy.selective_offloading": Key(parse=boolean, default=True),
     "strategy.balancing": Key(parse=boolean, default=True),
+    "strategy.buckets": Key(parse=integer(RANGES["buckets"]), default=16),
+    "strategy.delta": Key(parse=number(RANGES["share"]), default=0.02),
+    "strategy.mode": Key(parse=choice(get_args(BalanceMode)), default="auto"),
     "strategy.remote_data_loading": Key(parse=boolean, default=True),
     "strategy.speed_aware": Key(parse=boolean, default=True),
     "memory.must_fit": Key(parse=boolean, default=True),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hdpsim.experiments.studies.baseline import Baseline
 
 
-DEFAULT_STRATEGIES = ("static", "hdp-naive", "hdp-balance")
+DEFAULT_STRATEGIES = ("static", "hdp-naive", "hdp-balance", "hdp-opt")
 
 BEST_STATIC = "best-static"
 """The row of the fastest static mesh that was found; see `baseline`."""

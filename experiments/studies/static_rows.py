@@ -113,5 +113,5 @@ def capacity_lines(variants: Sequence[Variant]) -> tuple[str, ...]:
 
 
 def _is_naive(options: StrategyOptions) -> bool:
-    balances = options.name == "hdp-balance" and options.balancing
+    balances = options.name in ("hdp-balance", "hdp-opt") and options.balancing
     return options.name != "static" and options.dynamic_groups and not balances

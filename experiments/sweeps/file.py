@@ -3,7 +3,7 @@
     base: llama-7b-1k-byted          # a shipped scenario, a path, or a mapping
     set: {execution.batches: 2}      # changes of every cell
     grid:                            # every value with every other
-      strategy.name: [static, hdp-balance]
+      strategy.name: [static, hdp-opt]
       data.context: [64K, 256K]
     zip:                             # keys that move together; a list of such mappings gives several axes
       gpus: [1024, 2048]

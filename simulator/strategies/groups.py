@@ -153,3 +153,13 @@ def least_group(problem: PlanningProblem, lengths: Ints) -> Ints:
 
 def _group_without_offload(problem: PlanningProblem, lengths: Ints) -> Ints:
     return np.minimum(-(-lengths // problem.capacity_tokens), problem.most_ranks)
+
+
+OFFLOAD_SHARE = 0.1
+"""ByteScale's planners accept a smaller group as long as the sequence takes at most this share of a rank's mean work:
+anything longer tends to become the critical path."""
+
+
+def paper_groups(problem: PlanningProblem, lengths: Ints, mean_s: float) -> tuple[Ints, Floats]:
+    """Group size and offload ratio as Equation 3 gives them, within that share of a rank's mean work."""
+    return choose_groups(problem, lengths, np.inf, OFFLOAD_SHARE * mean_s)

@@ -1,309 +1,191 @@
-"""Balanced HDP (ByteScale, Algorithm 2): equal work at every time step, unequal numbers of micro-batches."""
+"""Balanced HDP as ByteScale prints it (Algorithm 2): buckets of equal work, ranks that lag behind filled first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import islice
+from dataclasses import dataclass, field
+from itertools import cycle
 
 import numpy as np
 
-from hdpsim.arrays import Floats, Ints
+from hdpsim.arrays import Ints
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.strategies.dealing import (
-    Packs,
-    deal_packs,
-    deal_sequences,
-    deal_singles,
-    exchange,
-    fill_packs,
-)
-from hdpsim.simulator.strategies.gangs import RankLoads, place_gangs
-from hdpsim.simulator.strategies.group_choices import (
-    FEW_LONG,
-    Choice,
-    ideal_choice,
-    promising_choices,
-    turn_choices,
-    usual_s,
-)
-from hdpsim.simulator.strategies.groups import needed_ratio
-from hdpsim.simulator.strategies.long_sequences import LongSequences
+from hdpsim.simulator.strategies.groups import paper_groups
 from hdpsim.simulator.strategies.packing import Pieces, assemble
 from hdpsim.simulator.strategies.plan_ideal import plan_ideal_s
 from hdpsim.simulator.strategies.problem import PlanningProblem
-from hdpsim.simulator.strategies.rehearsal import rehearsed_s
-from hdpsim.simulator.strategies.stretches import SMALL
-from hdpsim.simulator.strategies.whole_units import whole_unit_places
-
-_Dealer = Callable[[PlanningProblem, Floats, Packs], tuple[Ints, Ints, Floats]]
-
-DRAFTS = (4, 8)
-"""Most promising time limits that are planned in full; more of them for few long sequences."""
-GOOD_ENOUGH = 1.03
-"""A draft this close to the ideal of its limit ends the search."""
-ROOMS = (1.01, 1.05, 1.1)
-"""How much later than the ideal step gangs may end; more than the first is tried for the best limit of a pipeline, as
-long as it ends earlier for it."""
-TURN_DRAFTS = 2
-"""So many ways to run the long sequences in turns are planned in full, as long as their ideal step is shorter."""
-WHOLE_UNITS = 64
-"""Micro-batches of a rank beyond which it hardly matters that they are whole."""
-WHOLE_UNIT_DRAFTS = 4
-"""Placements by whole micro-batches that are planned in full."""
-AS_PLANNED = 1.001
-"""A draft that ends this close to what whole micro-batches allow ends the search (placements of them that follow have
-longer steps)."""
-FLOOR_SHARES = (0.25, 0.8)
-"""Least time of a micro-batch over the time of a full one: below, sequences are dealt, above, packs; both between."""
 
 
-def balanced_draft(problem: PlanningProblem) -> Draft:
-    """Long sequences first, each as a gang of ranks; then everything else to the ranks that are free first.
+def plan_balanced(problem: PlanningProblem) -> Plan:
+    """Give sequences, longest first, to the ranks that lag behind.
 
-    1. A time limit gives every sequence the smallest group that memory (with offload) and the limit allow. For each
-       limit the ideal step is estimated (see group_choices); the most promising ones are planned in full. In a
-       pipeline whose short micro-batches all take the same time, group sizes follow from whole micro-batches
-       instead (see whole_units).
-    2. Gangs, longest sequence first (see place_gangs); light ranks end up with more, shorter micro-batches.
-    3. Sequences that fit a pack are dealt to the ranks that are free first, as full packs or one by one,
-       and exchanged between the busiest and the least busy ranks (see dealing).
-    With a pipeline a rank's longest micro-batch also costs (p - 1) / v bubbles of its length: it counts as load.
-    The draft with the smallest estimated makespan wins.
+        sort sequences by length, cut them into buckets of equal work; exec[i] = 0
+        while there are buckets:
+            targets = ranks with max(exec) - exec[i] > delta               none: all ranks
+            until every target has a micro-batch:
+                DP-Balance: the next sequences of the first bucket;  PP-Balance: of every bucket in turn
+                exec[members] = latest exec of the members + time
+
+    A sequence longer than the capacity goes to D(s) targets (Equation 3), shorter ones fill a micro-batch of one rank.
+    What the paper leaves open and we chose: the numbers of buckets and delta (strategy.buckets, strategy.delta, a share
+    of a rank's mean work); targets in order of exec, then of rank; when too few ranks lag for a group, those with
+    the least exec join them; in a pipeline a longer micro-batch than any before adds its bubble to exec.
+    Source: ByteScale, arXiv 2502.21231, Algorithm 2; its insight for pipelines, section 5.2.
     """
-    step_s = plan_ideal_s(problem)
-    packs = fill_packs(problem)
-    long = LongSequences(problem)
-    short_s = float(packs.seconds.sum())
-    ideal = ideal_choice(problem, long, short_s, step_s) if problem.stages > 1 else None
-    drafts = _whole_unit_drafts(problem, packs, long, step_s)
-    if not drafts:
-        drafts = _limit_drafts(problem, packs, long, step_s, ideal)
-    turns = [] if problem.quick else turn_choices(problem, long, short_s)
-    for choice in turns[:TURN_DRAFTS]:
-        if choice.step_s < min(draft.end_s for draft in drafts):
-            drafts += _drafts(problem, packs, long, choice, ROOMS[0])
-    best = min(drafts, key=lambda draft: draft.end_s)
-    bubbles_s = 0.0 if ideal is None else ideal.step_s - step_s
-    return replace(best, ideal_s=step_s, bubbles_s=bubbles_s)
+    balance = _Balance(problem)
+    balance.run()
+    return balance.plan()
 
 
-def _whole_unit_drafts(
-    problem: PlanningProblem, packs: Packs, long: LongSequences, step_s: float
-) -> list[Draft]:
-    """Plans by whole micro-batches, for pipelines whose short micro-batches all take the same time; else none."""
-    if problem.stages == 1 or not len(long.tokens) or not packs.same_time:
-        return []
-    unit_s = float(packs.seconds.max())
-    if step_s > WHOLE_UNITS * unit_s:
-        return []
-    drafts = []
-    most = 1 if problem.quick else WHOLE_UNIT_DRAFTS
-    for places in islice(whole_unit_places(problem, long, len(packs.seconds), unit_s, step_s), most):
-        placed = _Placed(
-            choice=Choice(places.size, places.time_s, places.step_s),
-            sequence=long.sequence,
-            size=places.size,
-            time_s=places.time_s,
-            offload_ratio=needed_ratio(problem, long.tokens, places.size),
-            gang_ranks=places.gang_ranks,
-            gang_slot=places.slot,
-            single_rank=np.empty(0, dtype=np.int64),
-            single_s=np.empty(0),
-            loads=places.loads,
+@dataclass(slots=True)
+class _Bucket:
+    """Sequences of similar length, longest first."""
+
+    sequences: list[int]
+    head: int = 0
+
+    @property
+    def empty(self) -> bool:
+        return self.head == len(self.sequences)
+
+
+@dataclass(slots=True)
+class _Made:
+    """Micro-batches in the order in which they were made."""
+
+    sequences: list[list[int]] = field(default_factory=list)
+    members: list[list[int]] = field(default_factory=list)
+    slot: list[int] = field(default_factory=list)
+
+
+class _Balance:
+    """One run of the algorithm; times of ranks are lists, since most micro-batches change one entry."""
+
+    def __init__(self, problem: PlanningProblem) -> None:
+        lengths, options = problem.lengths, problem.options
+        self.problem = problem
+        self.mean_s = plan_ideal_s(problem)
+        self.long = lengths > problem.capacity_tokens
+        self.size, self.ratio = np.ones(len(lengths), dtype=np.int64), np.zeros(len(lengths))
+        if self.long.any():
+            self.size[self.long], self.ratio[self.long] = paper_groups(
+                problem, lengths[self.long], self.mean_s
+            )
+        self._piece_s = problem.piece_s(lengths)
+        self._long_s = np.zeros(len(lengths))
+        self._long_s[self.long] = problem.sequence_s(lengths[self.long], self.size[self.long])
+        self._delta_s = max(options.delta * self.mean_s, 1e-12)
+        self._by_turns = options.mode == "pp" or (options.mode == "auto" and problem.stages > 1)
+        self._buckets = self._equal_work(options.buckets)
+        self._exec_s = np.zeros(problem.ranks)
+        self._longest_s = np.zeros(problem.ranks)
+        self._slots = np.zeros(problem.ranks, dtype=np.int64)
+        self._made = _Made()
+
+    def _equal_work(self, many: int) -> list[_Bucket]:
+        """Sequences by falling length in buckets of about the same work."""
+        order = np.argsort(-self.problem.lengths, kind="stable")
+        work = np.where(self.long, self._long_s * self.size, self._piece_s)[order]
+        middle = (np.cumsum(work) - work / 2.0) / work.sum()
+        number = np.minimum((middle * many).astype(np.int64), many - 1)
+        return [_Bucket(order[number == bucket].tolist()) for bucket in np.unique(number).tolist()]
+
+    def run(self) -> None:
+        """Place all sequences."""
+        while self._buckets:
+            self._fill(self._targets())
+            self._buckets = [bucket for bucket in self._buckets if not bucket.empty]
+
+    def _targets(self) -> list[int]:
+        """Ranks that lag behind the busiest one by more than delta, or all; those with the least to do first."""
+        lagging = np.flatnonzero(self._exec_s.max() - self._exec_s > self._delta_s)
+        ranks = lagging if len(lagging) else np.arange(self.problem.ranks)
+        return self._by_exec(ranks).tolist()  # type: ignore[no-any-return]
+
+    def _by_exec(self, ranks: Ints) -> Ints:
+        """By execution time in steps of delta, neighbours together: their groups keep to few nodes."""
+        step = np.round(self._exec_s[ranks] / self._delta_s)
+        return np.asarray(ranks[np.lexsort((ranks, step))])
+
+    def _fill(self, targets: list[int]) -> None:
+        """One micro-batch for every target, as long as there are sequences and groups find enough targets."""
+        turns = cycle(self._buckets)
+        place = 0
+        while place < len(targets):
+            bucket = self._next(turns)
+            if bucket is None:
+                return
+            need = int(self.size[bucket.sequences[bucket.head]])
+            if need > len(targets) - place:
+                if place:
+                    return
+                others = np.setdiff1d(np.arange(self.problem.ranks), targets)
+                targets = targets + self._by_exec(others)[: need - len(targets)].tolist()
+            self._add(bucket, targets[place : place + need])
+            place += need
+
+    def _next(self, turns: cycle[_Bucket]) -> _Bucket | None:
+        """The bucket whose turn it is; None if all are empty."""
+        if not self._by_turns:
+            return next((bucket for bucket in self._buckets if not bucket.empty), None)
+        return next(
+            (bucket for bucket, _ in zip(turns, self._buckets, strict=False) if not bucket.empty), None
         )
-        drafts.append(Draft.of(problem, packs, placed, deal_packs))
-        if drafts[-1].end_s <= places.step_s * AS_PLANNED:
-            break
-    return drafts
 
+    def _add(self, bucket: _Bucket, members: list[int]) -> None:
+        """Make a micro-batch of the bucket's next sequences and book it on its ranks."""
+        first = bucket.sequences[bucket.head]
+        bucket.head += 1
+        taken, seconds = [first], float(self._long_s[first])
+        if not self.long[first]:
+            seconds = self._pack(bucket, taken)
+        chosen = np.array(members)
+        slot = int(self._slots[chosen].max())
+        longer_s = np.maximum(0.0, seconds - self._longest_s[chosen])
+        begin_s = float(self._exec_s[chosen].max())
+        self._exec_s[chosen] = begin_s + seconds + self.problem.bubble_weight * longer_s
+        self._longest_s[chosen] += longer_s
+        self._slots[chosen] = slot + 1
+        self._made.sequences.append(taken)
+        self._made.members.append(sorted(members))
+        self._made.slot.append(slot)
 
-def _limit_drafts(
-    problem: PlanningProblem, packs: Packs, long: LongSequences, step_s: float, ideal: Choice | None
-) -> list[Draft]:
-    """Plans in which every long sequence keeps to one time limit, for the most promising limits."""
-    drafts: list[Draft] = []
-    many = 1 if problem.quick else DRAFTS[len(long.tokens) <= FEW_LONG]
-    choices = promising_choices(problem, long, float(packs.seconds.sum()), step_s, ideal)[:many]
-    whole_s = _whole_s(problem, packs, choices)
-    for choice in choices:
-        drafts += _drafts(problem, packs, long, choice, ROOMS[0])
-        if min(draft.end_s for draft in drafts) <= max(choice.step_s * GOOD_ENOUGH, whole_s * AS_PLANNED):
-            break
-    if problem.stages > 1:
-        best = min(drafts, key=lambda draft: draft.end_s)
-        for room in ROOMS[1:]:
-            roomier = _drafts(problem, packs, long, best.choice, room)
-            drafts += roomier
-            if min(draft.end_s for draft in roomier) >= best.end_s:
-                break
-    return drafts
-
-
-def _whole_s(problem: PlanningProblem, packs: Packs, choices: list[Choice]) -> float:
-    """When the last rank ends at best because a rank runs whole micro-batches; 0 where they have no least time.
-
-    No micro-batch is shorter than the least pack, u: one of t takes t / u places of u, rounded down, on every rank of
-    its group, and a rank that ends by T has T / u places, rounded down.
-    """
-    if problem.stages > 1 or not packs.same_time:
-        return 0.0
-    unit_s = float(packs.seconds.min())
-    places = len(packs.seconds) + min(
-        float((choice.size * np.floor(choice.time_s / unit_s + SMALL)).sum()) for choice in choices
-    )
-    return unit_s * float(np.ceil(places / problem.ranks))
-
-
-def _drafts(
-    problem: PlanningProblem, packs: Packs, long: LongSequences, choice: Choice, room: float
-) -> list[Draft]:
-    """Plans for one time limit: one for every way to deal short sequences that may be the better one."""
-    placed = _place_long(problem, packs, long, choice, room)
-    return [Draft.of(problem, packs, placed, dealer) for dealer in _dealers(problem)]
-
-
-def _dealers(problem: PlanningProblem) -> tuple[_Dealer, ...]:
-    """What may be the better way to deal short sequences."""
-    share = problem.floor_s / (problem.token_s * problem.target_tokens)
-    if share < FLOOR_SHARES[0]:
-        return (deal_sequences,)
-    return (deal_packs,) if share > FLOOR_SHARES[1] else (deal_packs, deal_sequences)
-
-
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """Long sequences on their ranks: gangs with their slots, single ranks still without."""
-
-    choice: Choice
-    sequence: Ints
-    size: Ints
-    time_s: Floats
-    offload_ratio: Floats
-    gang_ranks: list[Ints]
-    gang_slot: Ints
-    single_rank: Ints
-    single_s: Floats
-    loads: RankLoads
-    """After the gangs."""
-
-
-def _place_long(
-    problem: PlanningProblem,
-    packs: Packs,
-    long: LongSequences,
-    choice: Choice,
-    room: float,
-) -> _Placed:
-    weight, full_s = problem.bubble_weight, usual_s(problem)
-    loads = RankLoads(
-        free_s=np.full(problem.ranks, weight * full_s),
-        slot=np.zeros(problem.ranks, dtype=np.int64),
-        longest_s=np.full(problem.ranks, full_s),
-    )
-    # Without a pipeline single ranks are filled without gaps, after the gangs; in one the levels of length stay
-    # together. The longest sequences, with the largest groups, find their ranks first.
-    single = (choice.size == 1) & (problem.stages == 1)
-    gangs, singles = np.flatnonzero(~single), np.flatnonzero(single)
-    apart_s = problem.sequence_s(long.tokens[gangs], choice.size[gangs], least_tier=1)
-    deadline_s = choice.step_s * room
-    members, slots, taken_s = place_gangs(
-        problem, loads, choice.size[gangs], choice.time_s[gangs], apart_s, deadline_s
-    )
-    order = np.concatenate((gangs, singles))
-    return _Placed(
-        choice=choice,
-        sequence=long.sequence[order],
-        size=choice.size[order],
-        time_s=np.concatenate((taken_s, choice.time_s[singles])),
-        offload_ratio=needed_ratio(problem, long.tokens[order], choice.size[order]),
-        gang_ranks=members,
-        gang_slot=slots,
-        single_rank=deal_singles(loads.free_s, choice.time_s[singles], packs),
-        single_s=choice.time_s[singles],
-        loads=loads,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """One candidate."""
-
-    choice: Choice
-    make_plan: Callable[[], Plan]
-    end_s: float
-    """When the last rank ends: its load, or with a pipeline as the replay plays it."""
-    ideal_s: float = 0.0
-    """See plan_ideal."""
-    bubbles_s: float = 0.0
-    """What the bubbles of an ideal pipeline add to that."""
+    def _pack(self, bucket: _Bucket, taken: list[int]) -> float:
+        """Add sequences of the bucket to the one *taken* until the next does not fit; return the micro-batch's time."""
+        lengths = self.problem.lengths
+        room = self.problem.capacity_tokens - int(lengths[taken[0]])
+        while not bucket.empty and lengths[bucket.sequences[bucket.head]] <= room:
+            sequence = bucket.sequences[bucket.head]
+            bucket.head += 1
+            room -= int(lengths[sequence])
+            taken.append(sequence)
+        work_s = float(self._piece_s[taken].sum())
+        return max(work_s, self.problem.floor_s) + self.problem.fixed_s
 
     def plan(self) -> Plan:
-        """The plan, with its makespan, bubbles apart."""
-        makespan_s = max(self.end_s - self.bubbles_s, self.ideal_s)
-        return replace(self.make_plan(), ideal_s=self.ideal_s, makespan_s=makespan_s)
-
-    @classmethod
-    def of(cls, problem: PlanningProblem, packs: Packs, placed: _Placed, dealer: _Dealer) -> Draft:
-        """Deal the short sequences, then exchange micro-batches of one rank between ranks."""
-        base_s, longest_s = placed.loads.free_s, placed.loads.longest_s
-        free_s = base_s + np.bincount(placed.single_rank, weights=placed.single_s, minlength=problem.ranks)
-        pack_of, pack_rank, pack_s = dealer(problem, free_s, packs)
-        rank = np.concatenate((placed.single_rank, pack_rank))
-        seconds = np.concatenate((placed.single_s, pack_s))
-        most_s = np.maximum(longest_s, pack_s.max(initial=0.0) if problem.stages > 1 else np.inf)
-        rank = exchange(rank, seconds, base_s, most_s)
-        make_plan = partial(_assemble, problem, packs, placed, pack_of, rank, seconds)
-        if problem.stages == 1:
-            end_s = float((base_s + np.bincount(rank, weights=seconds, minlength=problem.ranks)).max())
-            return cls(placed.choice, make_plan, end_s)
-        plan = make_plan()
-        end_s = rehearsed_s(
-            plan,
-            np.concatenate((placed.time_s, pack_s)),
-            stages=problem.stages,
-            chunks=problem.cost.layout.pipeline.vpp,
-            schedule=problem.cost.layout.pipeline.schedule,
+        """The plan of what was made."""
+        problem, made = self.problem, self._made
+        micro_batch = np.empty(len(problem.lengths), dtype=np.int64)
+        for number, sequences in enumerate(made.sequences):
+            micro_batch[sequences] = number
+        sizes = np.array([len(members) for members in made.members])
+        first = np.array([sequences[0] for sequences in made.sequences])
+        count = len(problem.lengths)
+        return assemble(
+            strategy=problem.options.name,
+            ranks=problem.ranks,
+            capacity_tokens=problem.capacity_tokens,
+            pieces=Pieces(
+                tokens=problem.lengths,
+                sequence=np.arange(count, dtype=np.int64),
+                start=np.zeros(count, dtype=np.int64),
+                micro_batch=micro_batch,
+            ),
+            member_ranks=np.concatenate(made.members),
+            member_offsets=np.concatenate(([0], np.cumsum(sizes))),
+            slot=np.repeat(np.array(made.slot, dtype=np.int64), sizes),
+            offload_ratio=self.ratio[first],
+            keep_holes=problem.stages > 1,
+            ideal_s=self.mean_s,
+            makespan_s=float(self._exec_s.max()),
+            notes=(f"largest group {int(sizes.max())} ranks",),
         )
-        return cls(placed.choice, lambda: plan, end_s)
-
-
-def _assemble(
-    problem: PlanningProblem, packs: Packs, placed: _Placed, pack_of: Ints, rank: Ints, seconds: Floats
-) -> Plan:
-    """The plan: gangs, then the micro-batches of one rank (single long sequences and packs) on *rank*."""
-    count, long = len(problem.lengths), len(placed.sequence)
-    micro_batch = np.empty(count, dtype=np.int64)
-    micro_batch[placed.sequence] = np.arange(long)
-    micro_batch[packs.sequence] = long + pack_of
-    size = np.concatenate((placed.size, np.ones(len(rank) - len(placed.single_s), dtype=np.int64)))
-    gang_slots = np.repeat(placed.gang_slot, placed.size[: len(placed.gang_slot)])
-    return assemble(
-        strategy=problem.options.name,
-        ranks=problem.ranks,
-        capacity_tokens=problem.capacity_tokens,
-        pieces=Pieces(
-            tokens=problem.lengths,
-            sequence=np.arange(count, dtype=np.int64),
-            start=np.zeros(count, dtype=np.int64),
-            micro_batch=micro_batch,
-        ),
-        member_ranks=np.concatenate((*placed.gang_ranks, rank)),
-        member_offsets=np.concatenate(([0], np.cumsum(size))),
-        slot=np.concatenate((gang_slots, _slots(placed.loads.slot, rank, seconds))),
-        offload_ratio=np.concatenate((placed.offload_ratio, np.zeros(len(size) - long))),
-        keep_holes=problem.stages > 1,
-        ideal_s=0.0,
-        makespan_s=0.0,
-        notes=(f"largest group {int(size.max())} ranks",),
-    )
-
-
-def _slots(first: Ints, rank: Ints, seconds: Floats) -> Ints:
-    """Slot of every micro-batch of one rank: after the gangs of its rank, longest first."""
-    order = np.lexsort((-seconds, rank))
-    counts = np.bincount(rank, minlength=len(first))
-    slot = np.empty(len(rank), dtype=np.int64)
-    slot[order] = np.arange(len(rank)) - np.repeat(np.cumsum(counts) - counts - first, counts)
-    return slot

@@ -11,14 +11,10 @@ from hdpsim.arrays import Floats, Ints, ranges
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.strategies.contest import NEARLY, Contest
-from hdpsim.simulator.strategies.groups import choose_groups
+from hdpsim.simulator.strategies.groups import paper_groups
 from hdpsim.simulator.strategies.packing import Pieces, assemble, best_fit
 from hdpsim.simulator.strategies.plan_ideal import plan_ideal_s
 from hdpsim.simulator.strategies.problem import PlanningProblem
-
-NAIVE_OFFLOAD_SHARE = 0.1
-"""Naive HDP accepts a smaller group as long as the sequence's micro-batch takes at most this share of a rank's
-average work: without balancing, anything longer tends to become the critical path."""
 
 
 def naive_micro_batches(problem: PlanningProblem, average_s: float) -> tuple[Pieces, Ints, Floats, Floats]:
@@ -29,7 +25,7 @@ def naive_micro_batches(problem: PlanningProblem, average_s: float) -> tuple[Pie
     lengths = problem.lengths
     inside = lengths <= problem.capacity_tokens
     short, long = np.flatnonzero(inside), np.flatnonzero(~inside)
-    sizes, ratios = choose_groups(problem, lengths[long], np.inf, NAIVE_OFFLOAD_SHARE * average_s)
+    sizes, ratios = paper_groups(problem, lengths[long], average_s)
     bins = best_fit(lengths[short], problem.capacity_tokens)
     packs = int(bins.max()) + 1 if len(bins) else 0
     first = np.full(packs, len(lengths), dtype=np.int64)

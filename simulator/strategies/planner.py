@@ -7,6 +7,7 @@ from dataclasses import replace
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.strategies.best_plan import plan_best
 from hdpsim.simulator.strategies.by_kind import plan_by_kind
+from hdpsim.simulator.strategies.hdp_balance import plan_balanced
 from hdpsim.simulator.strategies.hdp_naive import plan_naive
 from hdpsim.simulator.strategies.own import plan_own
 from hdpsim.simulator.strategies.problem import PlanningProblem
@@ -16,7 +17,8 @@ from hdpsim.simulator.strategies.static_mesh import plan_static
 def make_plan(problem: PlanningProblem) -> Plan:
     """Plan a batch under the problem's strategy.
 
-    static, and HDP without dynamic groups: the static mesh. hdp-balance without balancing is hdp-naive.
+    static, and HDP without dynamic groups: the static mesh. hdp-balance and hdp-opt without balancing are
+    hdp-naive.
     The planners' makespan is the work of the busiest stage. Where the longest sequence's way through all stages of
     a pipeline binds, that says too little: no plan's makespan is below its ideal.
     On nodes of several kinds see `by_kind`. Any other name is that of a function of one's own.
@@ -36,6 +38,8 @@ def _plan(problem: PlanningProblem) -> Plan:
         case "hdp-naive":
             return plan_naive(problem)
         case "hdp-balance":
+            return plan_balanced(problem) if options.balancing else plan_naive(problem)
+        case "hdp-opt":
             return plan_best(problem) if options.balancing else plan_naive(problem)
         case _:
             return plan_own(problem)

@@ -15,7 +15,7 @@ from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.setup import Packing
-from hdpsim.simulator.strategies.contest import Contest
+from hdpsim.simulator.strategies.contest import NEARLY, Contest
 from hdpsim.simulator.strategies.packing import Pieces, pack, split_packs
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
@@ -85,8 +85,8 @@ def plan_static(problem: PlanningProblem) -> Plan:
     contest = Contest(problem, first.plan(), first.least_s)
     contest.judge()
     for draft in others:
-        if draft.least_s < contest.end_s:
-            contest.enter(draft.plan(), draft.least_s)
+        if draft.least_s * NEARLY < contest.end_s:
+            contest.enter(draft.plan(), draft.least_s * NEARLY)
     return contest.best
 
 

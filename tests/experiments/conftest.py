@@ -31,8 +31,8 @@ sys.modules[_spec.name] = _module
 _spec.loader.exec_module(_module)
 
 ATTENTION_S = 1.0
-RING_S = {"static": 3.0, "hdp-naive": 1.0, "hdp-balance": 0.5}
-WAIT_S = {"static": 1.0, "hdp-naive": 1.0, "hdp-balance": 0.25}
+RING_S = {"static": 3.0, "hdp-naive": 1.0, "hdp-balance": 0.75, "hdp-opt": 0.5}
+WAIT_S = {"static": 1.0, "hdp-naive": 1.0, "hdp-balance": 0.5, "hdp-opt": 0.25}
 
 GIB = 2.0**30
 MEMORY = MemoryReport(

@@ -175,13 +175,13 @@ def test_a_row_of_whatif_says_so() -> None:
     changes = ("strategy.packing=first-fit", "execution.seed=3", "layout.tp=4")
     scenario = load_scenario("quickstart-8gpu", SMALL)
     rows: dict[str, Any] = {row[0]: row[-1] for row in whatif_table(whatif(scenario, changes)).drawn().rows}
-    assert "changes nothing: strategy is hdp-balance" in rows["strategy.packing=first-fit"]
+    assert "changes nothing: strategy is hdp-opt" in rows["strategy.packing=first-fit"]
     assert "execution.seed = 3 changes nothing" in rows["execution.seed=3"]
     assert rows["layout.tp=4"] == rows["base"] == ""
 
 
 def test_defaults_are_never_named() -> None:
-    for strategy in ("static", "hdp-naive", "hdp-balance"):
+    for strategy in ("static", "hdp-naive", "hdp-opt"):
         setup = load_scenario(
             "quickstart-8gpu", ("layout.recompute=none", f"strategy.name={strategy}")
         ).setup()

@@ -111,7 +111,7 @@ def sweeps(dice: random.Random, folder: Path) -> Arguments:
         "name": "mine",
         "base": SMALL,
         "set": {"layout.recompute": "full"},
-        "grid": {"strategy.name": ["static", "hdp-balance"]},
+        "grid": {"strategy.name": ["static", "hdp-opt"]},
         "zip": {"gpus": [8, 16], "data.batch": ["256K tokens", "512K tokens"]},
         "list": [{"layout.tp": 2}, {"layout.tp": 4}],
         "plot": {"x": "gpus", "colour": "strategy.name"},

@@ -110,7 +110,7 @@ class Task:
 
 
 SCHEDULES: tuple[Schedule, ...] = ("1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe")
-STRATEGIES: tuple[StrategyName, ...] = ("static", "hdp-naive", "hdp-balance")
+STRATEGIES: tuple[StrategyName, ...] = ("static", "hdp-naive", "hdp-opt")
 SHAPES = [(1, 1), (1, 1), (1, 1), (2, 1), (4, 1), (2, 2), (4, 2)]
 """Pipeline stages and chunks of each."""
 
@@ -151,7 +151,7 @@ def tasks(draw: st.DrawFn, *, noise: bool = False) -> Task:
         cluster=small_cluster(nodes, oversubscription=draw(st.sampled_from([1.0, 3.0]))),
         layout=layout,
         execution=execution,
-        name=draw(st.sampled_from(["static", "hdp-naive", "hdp-balance", "hdp-balance"])),
+        name=draw(st.sampled_from(["static", "hdp-naive", "hdp-opt", "hdp-opt"])),
         packing=draw(st.sampled_from(["in-order", "first-fit", "best-fit", "concatenate"])),
         dynamic_groups=draw(st.sampled_from([True, True, True, False])),
         selective_offloading=draw(st.booleans()),

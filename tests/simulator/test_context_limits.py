@@ -15,7 +15,7 @@ from hdpsim.simulator.setup import Setup, StrategyName
 from hdpsim.simulator.step import plan_batch, simulate_step
 
 KINDS: tuple[ContextParallelKind, ...] = ("ring", "all-gather", "gathered-ring", "ulysses")
-STRATEGIES: tuple[StrategyName, ...] = ("static", "hdp-naive", "hdp-balance")
+STRATEGIES: tuple[StrategyName, ...] = ("static", "hdp-naive", "hdp-opt")
 CAPACITY = 512
 
 
@@ -61,8 +61,8 @@ def scenario_words(setup: Setup) -> tuple[str, ...]:
 )
 @example("ulysses", "static", 2, 1, 4, 4, True, [100, 900])
 @example("ulysses", "hdp-naive", 2, 1, None, 4, True, [100, 2000])
-@example("ulysses", "hdp-balance", 2, 1, None, 16, True, [100, 8000])
-@example("ulysses", "hdp-balance", 8, 1, None, 4, False, [600])
+@example("ulysses", "hdp-opt", 2, 1, None, 16, True, [100, 8000])
+@example("ulysses", "hdp-opt", 8, 1, None, 4, False, [600])
 def test_a_step_runs_where_its_groups_are_allowed(
     kind: ContextParallelKind,
     strategy: StrategyName,

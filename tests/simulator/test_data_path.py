@@ -34,7 +34,7 @@ def shown_s(result: StepResult) -> dict[str, float]:
 @given(
     tasks(),
     st.sampled_from(["loader_tokens_per_s", *PLANNED]),
-    st.sampled_from(["static", "hdp-naive", "hdp-balance"]),
+    st.sampled_from(["static", "hdp-naive", "hdp-opt"]),
     st.sampled_from([1, 2]),
 )
 def test_loading_and_planning_show_when_they_are_slow_enough(

@@ -140,7 +140,7 @@ def test_a_ring_goes_at_its_slowest_member():
     assert gemm[0] < gemm[1]
 
 
-@pytest.mark.parametrize("name", ["hdp-naive", "hdp-balance"])
+@pytest.mark.parametrize("name", ["hdp-naive", "hdp-opt"])
 def test_two_ranks_get_sequences_by_their_speed(name: StrategyName):
     """By hand: of n equal sequences, each a micro-batch of its own, the fast rank runs k such that the later one of
     k x fast and (n - k) x slow is soonest; without regard for speed each runs half of them."""

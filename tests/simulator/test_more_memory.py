@@ -66,7 +66,7 @@ def test_faster_products_do_not_slow_a_batch_of_one_long_and_many_short_sequence
             layout=Layout(tp=4, recompute="selective"),
             calibration=calibration("ampere"),
             context_tokens=65_536,
-            strategy=StrategyOptions(name="hdp-balance"),
+            strategy=StrategyOptions(name="hdp-opt"),
         )
         steps.append(simulate_step(setup, lengths).step_s)
     assert steps[1] <= FOR_NOTHING * steps[0]

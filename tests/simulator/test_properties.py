@@ -58,12 +58,12 @@ def test_engine_and_replay_agree_and_accounts_sum_to_the_step(task: Task):
 def test_plans_of_long_sequences_alone_are_never_below_their_ideal(task: Task):
     strategy = replace(task.setup.strategy, dynamic_groups=True)
     if strategy.name == "static":
-        strategy = replace(strategy, name="hdp-balance")
+        strategy = replace(strategy, name="hdp-opt")
     result = simulate_step(replace(task.setup, strategy=strategy), task.lengths)
-    # hdp-balance may find that a static mesh is best: that is planned against no ideal.
+    # hdp-opt may find that a static mesh is best: that is planned against no ideal.
     assert result.plan_ideal_s > 0 or result.notes[1].startswith("static mesh")
     assert result.step_s - epilogue_s(result) >= result.plan_ideal_s * (1 - 1e-9)
-    if strategy.name == "hdp-balance" and strategy.balancing:
+    if strategy.name == "hdp-opt" and strategy.balancing:
         assert result.makespan_s >= result.plan_ideal_s * (1 - 1e-9)
 
 
@@ -171,7 +171,7 @@ def test_equal_sequences_of_the_capacity_make_all_strategies_equal(
     lengths = np.full(setup.ranks * each, capacity)
     steps = [
         simulate_step(replace(setup, strategy=StrategyOptions(name=name)), lengths).step_s
-        for name in ("static", "hdp-naive", "hdp-balance")
+        for name in ("static", "hdp-naive", "hdp-opt")
     ]
     assert steps[1:] == pytest.approx([steps[0]] * 2, rel=1e-9)
 

@@ -72,7 +72,7 @@ def test_bad_batches(lengths: list[int], message: str):
         simulate_step(small_setup(), lengths)
 
 
-@pytest.mark.parametrize("name", ["hdp-naive", "hdp-balance"])
+@pytest.mark.parametrize("name", ["hdp-naive", "hdp-opt"])
 def test_parameters_sharded_by_layer_need_ranks_in_step(name: str):
     setup = small_setup(layout=Layout(sharding="zero3"))
     with pytest.raises(InfeasibleError, match=r"zero3 needs strategy\.name = static"):
@@ -126,7 +126,7 @@ def data_s(**strategy: object) -> float:
 
 def test_prefetched_data_and_plans_take_no_time():
     assert data_s(name="static") == 0.0
-    assert data_s(name="hdp-balance") == 0.0
+    assert data_s(name="hdp-opt") == 0.0
     assert data_s(name="hdp-naive") == 0.0
 
 
@@ -161,7 +161,7 @@ def test_the_engine_counts_events_and_records_spans_on_request():
 def test_results_say_what_they_rest_on():
     result = simulate_step(small_setup(), LENGTHS)
     assert result.notes[0] == f"calibration {HOPPER.name}"
-    assert result.strategy == "hdp-balance"
+    assert result.strategy == "hdp-opt"
     assert result.rank_capacity_tokens == 1024
     assert result.largest_group >= 1
     assert result.planning_wall_s > 0

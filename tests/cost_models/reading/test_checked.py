@@ -174,7 +174,7 @@ def test_all_faults_are_named_and_a_near_miss_is_suggested() -> None:
 
 @given(st.text())
 def test_no_word_but_its_own_names_a_strategy(name: str) -> None:
-    known = ("static", "hdp-naive", "hdp-balance")
+    known = ("static", "hdp-naive", "hdp-opt")
     if name not in known:
         with pytest.raises(UserInputError, match="expected one of static"):
             SCENARIO.setup(name)

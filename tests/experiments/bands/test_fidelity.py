@@ -214,7 +214,7 @@ def test_an_older_file_without_strategies_is_read(tmp_path: Path) -> None:
 
 
 def test_dynamic_runs_learn_from_dynamic_runs() -> None:
-    hdp = replace(RUN, dynamic=True, strategy="hdp-balance", gpus=128)
+    hdp = replace(RUN, dynamic=True, strategy="hdp-opt", gpus=128)
     errors = (math.log(1.1) + np.random.default_rng(0).normal(0.0, 0.02, 40)).tolist()
     residuals = Residuals(some(np.zeros(40).tolist()) + some(errors, hdp, "dynamic"), stretch=1.0)
     band = residuals.band(replace(RUN, dynamic=True, strategy="hdp-naive"))
@@ -228,8 +228,8 @@ def test_setups_of_many_lengths_are_dynamic_and_leave_their_strategies_out() -> 
     setup = load_scenario("quickstart-8gpu").setup()
     lengths = np.array([4096, 1024, 1024], dtype=np.int64)
     static, key = setup_features(replace(setup, strategy=StrategyOptions(name="static")), lengths)
-    hdp, same = setup_features(replace(setup, strategy=StrategyOptions(name="hdp-balance")), lengths)
-    assert (static.dynamic, static.strategy, hdp.strategy) == (True, "static", "hdp-balance")
+    hdp, same = setup_features(replace(setup, strategy=StrategyOptions(name="hdp-opt")), lengths)
+    assert (static.dynamic, static.strategy, hdp.strategy) == (True, "static", "hdp-opt")
     assert key == same
     # A token stands in a sequence of (4096^2 + 2 x 1024^2) / 6144 tokens.
     assert hdp.sequence_tokens == 3072

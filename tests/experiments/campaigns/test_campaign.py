@@ -70,7 +70,7 @@ def test_the_number_of_workers_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
 def test_the_step_comes_from_the_simulator_unless_it_is_fixed() -> None:
     scenario = load_scenario("quickstart-8gpu", ("execution.batches=2", "campaign.failures=meta-rsc-1"))
     plan = plan_campaign(scenario)
-    assert plan.step_note == "simulated, mean over 2 global batches (hdp-balance)"
+    assert plan.step_note == "simulated, mean over 2 global batches (hdp-opt)"
     assert plan.setup.tokens_per_step == 2**20
     assert plan.setup.nodes == 1
     assert plan_campaign(llama()).setup.step_s == 6.0

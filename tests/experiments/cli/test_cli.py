@@ -75,13 +75,13 @@ class TestVerbs:
 
     def test_compare_says_which_is_fastest_by_how_much_and_why(self) -> None:
         result = run("compare", *SMALL)
-        assert "hdp-balance is 2.86 times as fast as static" in result.stdout
+        assert "hdp-opt is 2.86 times as fast as static" in result.stdout
         assert "less in CP ring" in result.stdout
 
     def test_compare_json(self) -> None:
-        found = document("compare", *SMALL, "--strategies", "static,hdp-balance")
+        found = document("compare", *SMALL, "--strategies", "static,hdp-opt")
         results = found["results"]
-        assert [row["strategy"] for row in results] == ["static", "hdp-balance"]  # type: ignore[attr-defined]
+        assert [row["strategy"] for row in results] == ["static", "hdp-opt"]  # type: ignore[attr-defined]
         assert results[1]["speed_up"]["mean"] == pytest.approx(5 / 1.75)  # type: ignore[index]
 
     def test_compare_writes_a_run_directory_and_replaces_its_own(self, tmp_path: Path) -> None:
@@ -164,11 +164,11 @@ def test_the_real_simulator_compares_and_explains() -> None:
     found = document("compare", *REAL)
     rows = {row["strategy"]: row for row in found["results"]}  # type: ignore[attr-defined]
     assert rows["static"]["speed_up"]["mean"] == 1.0
-    assert rows["hdp-balance"]["speed_up"]["mean"] > 1.0
+    assert rows["hdp-opt"]["speed_up"]["mean"] > 1.0
     for row in rows.values():
         assert sum(row["account_s"].values()) == pytest.approx(row["step_s"]["mean"], rel=1e-9)
         assert row["memory"]["capacity_bytes"] > 0
-    assert str(found["explanation"]).startswith("hdp-balance is")
+    assert str(found["explanation"]).startswith("hdp-opt is")
 
 
 def test_both_executors_give_the_same_step() -> None:

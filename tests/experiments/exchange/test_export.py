@@ -98,7 +98,7 @@ def setups(draw: st.DrawFn, models: tuple[Model, ...]) -> Setup:
             switches["order"] = "tp-dp-pp"
     if switches["sharding"] == "none":
         switches["shard_ranks"] = None
-    name = draw(st.sampled_from(("static", "hdp-balance")))
+    name = draw(st.sampled_from(("static", "hdp-opt")))
     if name != "static":
         switches |= {"cp": None, "rank_capacity_tokens": 512}
         switches["sharding"] = "zero1" if switches["sharding"] == "zero3" else switches["sharding"]

@@ -178,7 +178,7 @@ srun sh -c "$COMMAND"
             found = imported(
                 tmp_path, f"{FLAGS} --micro-batch-size 1 --max-seqlen-per-dp-cp-rank 512 {spelling}"
             )
-            assert found.document["strategy"] == {"name": "hdp-balance"}
+            assert found.document["strategy"] == {"name": "hdp-opt"}
             assert layout(found)["rank_capacity"] == "512 tokens"
             assert "cp" not in layout(found)
             assert "the full length" in found.assumed[0]

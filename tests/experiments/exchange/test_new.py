@@ -33,7 +33,7 @@ def test_options_make_a_scenario_that_runs(tmp_path: Path) -> None:
     scenario = load_scenario(out)
     assert scenario.name == "first"
     assert scenario.cluster.gpus == 64
-    assert scenario.strategy.name == "hdp-balance"
+    assert scenario.strategy.name == "hdp-opt"
     assert scenario.document["software"] == "megatron-core 0.14"
     assert "# hdpsim catalog models" in out.read_text()
     assert CliRunner().invoke(cli, ["simulate", str(out), "--batches", "1"]).exit_code == 0

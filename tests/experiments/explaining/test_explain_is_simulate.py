@@ -48,7 +48,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "layout.attention_kernel": ("flash", "flash", "flash1", "unfused"),
     "layout.tp_exchange": ("none", "none", "gathers", "mlp"),
     "layout.order": ("tp-dp-pp", "tp-pp-dp"),
-    "strategy.name": ("static", "hdp-naive", "hdp-balance"),
+    "strategy.name": ("static", "hdp-naive", "hdp-opt"),
     "memory.host_run_ahead": (True, False),
     "strategy.activation_offload": (0, 0.5),
     "execution.gpu_spread": ("auto", "auto", 0.02),

@@ -27,7 +27,7 @@ from hdpsim.experiments.output.plot_style import (
 )
 from hdpsim.simulator.play.execution import WAITS
 
-STRATEGIES = ("static", "hdp-naive", "hdp-balance")
+STRATEGIES = ("static", "hdp-naive", "hdp-opt")
 ACCOUNTS = {
     "attention": 3.2,
     "gemm": 5.1,
@@ -59,7 +59,7 @@ def length_distribution() -> Figure:
 
 def scaling() -> Figure:
     gpus = [1024, 2048, 4096, 8192, 12288, 16384]
-    rows = {"static": [None, *(400.0 * n for n in gpus[1:])], "hdp-balance": [900.0 * n**0.98 for n in gpus]}
+    rows = {"static": [None, *(400.0 * n for n in gpus[1:])], "hdp-opt": [900.0 * n**0.98 for n in gpus]}
     return plots.plot_scaling(gpus, rows)
 
 
@@ -71,7 +71,7 @@ def paper_against_prediction() -> Figure:
 
 def throughput_bars() -> Figure:
     return plots.plot_throughput_bars(
-        {"static": 6.1e5, "hdp-naive": 2.3e6, "hdp-balance": 4.8e6}, {"hdp-balance": (4.7e6, 4.9e6)}
+        {"static": 6.1e5, "hdp-naive": 2.3e6, "hdp-opt": 4.8e6}, {"hdp-opt": (4.7e6, 4.9e6)}
     )
 
 
@@ -83,7 +83,7 @@ def ablation() -> Figure:
 def beside_paper() -> Figure:
     points = [(2**i, 1e6 / i, 9e5 / i if i < 20 else None) for i in range(18, 22)]
     panels = {
-        "github lengths": {"static": points, "hdp-balance": points},
+        "github lengths": {"static": points, "hdp-opt": points},
         "byted lengths": {"static": points},
     }
     return plots.plot_beside_paper(panels, x="context (tokens)", y="throughput (tokens/s)", title="A model")

@@ -286,7 +286,7 @@ def test_the_case_study_is_consistent(tmp_path: Path) -> None:
         assert busy["least"] <= busy["mean"] <= busy["most"] <= case["step_s"][name]["heaviest"]
         assert case["busy_s"][name]["mean"] == pytest.approx(busy)  # one batch only
     balance, naive = case["busy_s"]["hdp-balance"]["mean"], case["busy_s"]["hdp-naive"]["mean"]
-    assert balance["deviation"] < naive["deviation"] / 4
+    assert balance["deviation"] < naive["deviation"] / 2
     packed = case["layer"]["packed"]["predicted"]
     assert packed["ranks"] == 256
     # Transfers bind: 255 hops take longer than the kernels and merges of 256 ring steps, the rest of them shows.

@@ -20,7 +20,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 SWEEP = """
 base: llama-7b-1k-byted
 set: {execution.batches: 2}
-grid: {data.context: [32K, 128K, 512K], strategy.name: [static, hdp-balance], data.seed: [0, 1]}
+grid: {data.context: [32K, 128K, 512K], strategy.name: [static, hdp-opt], data.seed: [0, 1]}
 """
 
 
@@ -32,10 +32,10 @@ ENDLESS = "\n".join(
         *(
             POINT.format(context, strategy, seed, 2)
             for context in ("32K", "128K", "512K")
-            for strategy in ("static", "hdp-balance")
+            for strategy in ("static", "hdp-opt")
             for seed in (0, 1)
         ),
-        POINT.format("512K", "hdp-balance", 0, 20_000),
+        POINT.format("512K", "hdp-opt", 0, 20_000),
     )
 )
 """The same cells, and one that takes minutes: no sweep that ends before it is disturbed, however busy the machine."""

@@ -49,7 +49,7 @@ SPACE = Space(
     values={
         "layout.tp": (2,), "layout.pp": (1,), "layout.sharding": ("zero1",),
         "layout.recompute": ("none", "full"), "layout.optimizer_offload": (False,),
-        "strategy.packing": ("in-order",), "strategy.name": ("static", "hdp-balance"),
+        "strategy.packing": ("in-order",), "strategy.name": ("static", "hdp-opt"),
     }
 )  # fmt: skip
 

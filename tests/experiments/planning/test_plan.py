@@ -36,7 +36,7 @@ _CHOICES: dict[str, tuple[tuple[object, ...], ...]] = {
     "layout.sharding": (("zero1",), ("zero1", "zero3")),
     "layout.recompute": (("none", "full"), ("none", "selective"), ("full",)),
     "layout.optimizer_offload": ((False,), (False, True)),
-    "strategy.name": (("static", "hdp-balance"), ("static", "hdp-naive"), ("static",), ("hdp-balance",)),
+    "strategy.name": (("static", "hdp-opt"), ("static", "hdp-naive"), ("static",), ("hdp-opt",)),
     "strategy.packing": (("in-order", "best-fit"), ("in-order",)),
     "layout.cp": (("auto",), (1, 2)),
     "layout.rank_capacity": (("auto",), ("16K tokens",)),
@@ -274,7 +274,7 @@ def test_types_of_gpus_are_compared() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("batches", [1, 3])
 def test_processes_find_the_same(batches: int) -> None:
-    space = Space(values={**FEW, "strategy.name": ("static", "hdp-balance")})
+    space = Space(values={**FEW, "strategy.name": ("static", "hdp-opt")})
     alone, together = (
         search(small(several=True), space, batches=batches, workers=workers) for workers in (1, 2)
     )
@@ -390,7 +390,7 @@ def test_command_writes_tables_plots_and_the_winner(tmp_path: Path) -> None:
         "layout.tp=2,4",
     )
     toml = tmp_path / "run.toml"
-    result = run("plan", "quickstart-8gpu", "--batches", "1", *searched, "--search", "strategy.name=hdp-balance",
+    result = run("plan", "quickstart-8gpu", "--batches", "1", *searched, "--search", "strategy.name=hdp-opt",
                  "--workers", "1", "--out", str(out), "-o", str(file), "--torchtitan", str(toml),
                  "--megatron", "-")  # fmt: skip
     assert result.exit_code == 0, result.stderr

@@ -45,7 +45,7 @@ def test_units_become_base_units() -> None:
 
 def test_defaults_are_those_of_the_schema() -> None:
     scenario = resolve_scenario(load_yaml(GOOD))
-    assert scenario.strategy.name == KEYS["strategy.name"].default == "hdp-balance"
+    assert scenario.strategy.name == KEYS["strategy.name"].default == "hdp-opt"
     assert scenario.layout.context.rank_capacity_tokens is None
     assert scenario.calibration.name == scenario.cluster.gpu.calibration
 

@@ -53,7 +53,9 @@ def compare_of(scenario: Scenario, batches: tuple[Any, ...]) -> Comparison:
 def test_rows_name_packer_padding_and_degree_and_the_last_word_is_about_the_best() -> None:
     scenario = load_scenario("quickstart-8gpu", ("execution.batches=4",))
     comparison = compare(scenario, baseline=True)
-    assert [o.strategy for o in comparison.outcomes] == ["static", BEST_STATIC, "hdp-naive", "hdp-balance"]
+    assert [o.strategy for o in comparison.outcomes] == [
+        "static", BEST_STATIC, "hdp-naive", "hdp-balance", "hdp-opt"
+    ]  # fmt: skip
     best = comparison.best_static
     assert best is not None
     assert best.mesh is not None

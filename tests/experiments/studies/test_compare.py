@@ -47,7 +47,7 @@ def test_too_few_values_have_a_range_and_no_interval() -> None:
 
 
 def test_strategies_see_the_same_batches_and_speed_ups_are_paired(scenario: Scenario) -> None:
-    comparison = compare(scenario, ("static", "hdp-balance"))
+    comparison = compare(scenario, ("static", "hdp-opt"))
     static, balance = comparison.outcomes
     assert [r.tokens for r in static.results] == [r.tokens for r in balance.results]
     # Steps of 1M tokens on 8 GPUs: static 1 + 3 + 1 = 5 s, balance 1 + 0.5 + 0.25 = 1.75 s.
@@ -63,15 +63,15 @@ def test_accounts_sum_to_the_step(scenario: Scenario) -> None:
 
 def test_the_explanation_names_the_fastest_the_ratio_and_the_accounts(scenario: Scenario) -> None:
     text = explanation(compare(scenario))
-    assert "hdp-balance is 2.86" in text  # 5 / 1.75
+    assert "hdp-opt is 2.86" in text  # 5 / 1.75
     assert "times as fast as static" in text
     assert "2.500 s less in CP ring" in text
     assert "0.750 s less in wait group" in text
 
 
 def test_the_explanation_is_about_the_fastest_even_when_it_comes_first(scenario: Scenario) -> None:
-    text = explanation(compare(scenario, ("hdp-balance", "static")))
-    assert "hdp-balance is 2.86" in text
+    text = explanation(compare(scenario, ("hdp-opt", "static")))
+    assert "hdp-opt is 2.86" in text
 
 
 def test_equals_are_called_equal(scenario: Scenario) -> None:
@@ -130,7 +130,7 @@ def test_a_strategy_that_cannot_run_is_reported_beside_the_others(
 
 def test_when_nothing_can_run_all_reasons_are_given() -> None:
     scenario = load_scenario("quickstart-8gpu", ("gpus=16", "layout.tp=16"))
-    with pytest.raises(InfeasibleError, match=r"static: .*needs(.|\n)*hdp-balance: needs 90 GiB"):
+    with pytest.raises(InfeasibleError, match=r"static: .*needs(.|\n)*hdp-opt: needs 90 GiB"):
         compare(scenario)
 
 
@@ -166,7 +166,7 @@ def test_strong_scaling_keeps_the_batch_and_weak_scaling_grows_it(scenario: Scen
 
 
 def test_points_that_cannot_run_are_listed(scenario: Scenario) -> None:
-    scaling = scale(scenario, (8, 12), ("static", "hdp-balance"))
+    scaling = scale(scenario, (8, 12), ("static", "hdp-opt"))
     assert scaling.series(lambda point: point.outcome.mfu)["static"][1] is None
     assert "whole number of" in scaling_table(scaling).drawn().rows[1][-1]
     assert [point["feasible"] for point in scaling_json(scaling, CostOptions())] == [True, False, True, False]

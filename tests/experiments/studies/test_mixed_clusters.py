@@ -47,7 +47,7 @@ def run(*arguments: str) -> Result:
 
 
 def test_compare_shows_every_kind(scenario: str):
-    result = run("compare", scenario, "--strategies", "static,hdp-balance", "--tokens", "1B")
+    result = run("compare", scenario, "--strategies", "static,hdp-opt", "--tokens", "1B")
     assert result.exit_code == 0, result.output
     assert "8 x h100-80gb + 8 x a100-80gb" in result.output
     assert "no validated run mixes nodes" in result.output
@@ -132,9 +132,7 @@ def test_nodes_that_are_equal_but_for_their_name_draw_the_same_power(scenario: s
     plain = replace(one, cluster=Cluster(name="plain", node=node, nodes=2), kind_calibrations=())
     twins = replace(one, cluster=twice, kind_calibrations=(one.calibration, one.calibration))
     lengths = [np.full(32, 4096)]
-    powers = [
-        costs_of(run_setup(setup, lengths, "hdp-balance"), CostOptions()).power for setup in (plain, twins)
-    ]
+    powers = [costs_of(run_setup(setup, lengths, "hdp-opt"), CostOptions()).power for setup in (plain, twins)]
     assert powers[0] is not None
     assert powers[1] is not None
     assert powers[1].document() == pytest.approx(powers[0].document(), rel=1e-9)

@@ -19,9 +19,9 @@ SMALL = (
 
 
 def test_flows_stand_beside_the_independent_step() -> None:
-    independent = compare(load_scenario("quickstart-8gpu", SMALL), ("hdp-balance",), 2)
+    independent = compare(load_scenario("quickstart-8gpu", SMALL), ("hdp-opt",), 2)
     flows = compare(
-        load_scenario("quickstart-8gpu", (*SMALL, "execution.network=flows")), ("hdp-balance",), 2
+        load_scenario("quickstart-8gpu", (*SMALL, "execution.network=flows")), ("hdp-opt",), 2
     )
     result = simulate_document(flows).data()["results"]
     network = result["network"]

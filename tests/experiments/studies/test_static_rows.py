@@ -19,7 +19,7 @@ from hdpsim.simulator.setup import Packing
 
 PACKERS = st.sampled_from(get_args(Packing))
 CAPACITIES = st.sampled_from(("8K", "16K", "64K"))
-NAMES = st.sampled_from(("static", "hdp-naive", "hdp-balance"))
+NAMES = st.sampled_from(("static", "hdp-naive", "hdp-opt"))
 
 
 def said(*arguments: str) -> str:
@@ -79,7 +79,7 @@ def test_whatif_names_every_static_mesh_and_holds_strategies_against_the_best(
 
 
 @settings(derandomize=True, max_examples=4, deadline=None)
-@given(PACKERS, st.permutations(("static", "hdp-naive", "hdp-balance")), st.integers(1, 3))
+@given(PACKERS, st.permutations(("static", "hdp-naive", "hdp-opt")), st.integers(1, 3))
 def test_scale_names_them_in_text_json_and_csv(
     tmp_path_factory: pytest.TempPathFactory, packing: str, names: list[str], count: int
 ) -> None:
@@ -120,7 +120,7 @@ def test_a_sweep_names_them_in_text_json_and_csv(tmp_path: Path) -> None:
     sweep = {
         "base": "quickstart-8gpu",
         "set": {"execution.batches": 1, "data.context": "16K"},
-        "grid": {"strategy.name": ["static", "hdp-balance"], "strategy.packing": ["in-order", "best-fit"]},
+        "grid": {"strategy.name": ["static", "hdp-opt"], "strategy.packing": ["in-order", "best-fit"]},
     }
     (tmp_path / "mine.yaml").write_text(json.dumps(sweep))
     arguments = ["sweep", str(tmp_path / "mine.yaml"), "--workers", "1", "--store", str(tmp_path / "store")]

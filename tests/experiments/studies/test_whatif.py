@@ -144,8 +144,8 @@ def test_the_first_changes_together_stand_before_all(scenario: Scenario) -> None
 
 
 def test_strategies_side_by_side_on_the_same_batches(scenario: Scenario) -> None:
-    variants = whatif(scenario, ("gpus=16",), batches=3, strategies=("static", "hdp-balance"))
-    assert [v.outcome.strategy for v in variants] == ["static", "static", "hdp-balance", "hdp-balance"]
+    variants = whatif(scenario, ("gpus=16",), batches=3, strategies=("static", "hdp-opt"))
+    assert [v.outcome.strategy for v in variants] == ["static", "static", "hdp-opt", "hdp-opt"]
     assert all(v.drawn is variants[0].drawn for v in variants)
     rows = whatif_json(variants)
     assert [row["speed_up_vs_base"] for row in rows] == pytest.approx([1.0, 2.0, 1.0, 2.0])
@@ -156,13 +156,13 @@ def test_strategies_side_by_side_on_the_same_batches(scenario: Scenario) -> None
     drawn = whatif_table(variants).drawn()
     assert {"strategy", "saves s", "band of the step", "USD/M tokens", "kWh/M tokens"} <= set(drawn.columns)
     with pytest.raises(UserInputError, match=r"strategy\.name is changed, but --strategies"):
-        whatif(scenario, ("strategy.name=static",), strategies=("hdp-balance",))
+        whatif(scenario, ("strategy.name=static",), strategies=("hdp-opt",))
 
 
 def test_the_run_directory_has_table_and_waterfall(scenario: Scenario) -> None:
-    variants = whatif(scenario, ("gpus=16", "layout.tp=3"), strategies=("static", "hdp-balance"))
+    variants = whatif(scenario, ("gpus=16", "layout.tp=3"), strategies=("static", "hdp-opt"))
     files = {file.name: file.content for file in whatif_document(scenario, variants).files}
-    assert {"whatif.csv", "waterfall_static", "waterfall_hdp-balance"} <= files.keys()
+    assert {"whatif.csv", "waterfall_static", "waterfall_hdp-opt"} <= files.keys()
     assert len(files["whatif.csv"]()) == 8
     figure = files["waterfall_static"]()
     texts = [text.get_text() for text in figure.axes[0].texts]

@@ -29,7 +29,7 @@ base: quickstart-8gpu
 set: {execution.batches: 1, data.batch: 128K tokens, data.context: 16K}
 grid:
   layout.tp: [2, 4, 16]
-  strategy.name: [static, hdp-balance]
+  strategy.name: [static, hdp-opt]
 """
 
 
@@ -54,11 +54,11 @@ def test_every_cell_has_a_row_and_those_that_cannot_run_a_reason(run: Callable[.
     rows = rows_of(done)
     assert [(row["layout.tp"], row["strategy.name"], row["status"]) for row in rows] == [
         (2, "static", "ok"),
-        (2, "hdp-balance", "ok"),
+        (2, "hdp-opt", "ok"),
         (4, "static", "ok"),
-        (4, "hdp-balance", "ok"),
+        (4, "hdp-opt", "ok"),
         (16, "static", "infeasible"),
-        (16, "hdp-balance", "infeasible"),
+        (16, "hdp-opt", "infeasible"),
     ]
     assert all("8 GPUs" in row["reason"] for row in rows[4:])
     assert all(row["tokens_per_s"] == pytest.approx(131072 / row["step_s"]) for row in rows[:4])
@@ -72,7 +72,7 @@ def test_a_cell_is_what_simulate_says(run: Callable[..., SweepRun]) -> None:
     changes = ("execution.batches=1", "data.batch=128K tokens", "data.context=16K", "layout.tp=4")
     scenario = load_scenario("quickstart-8gpu", changes)
     outcome = run_batches(scenario, scenario.batches())
-    (row,) = [r for r in rows_of(run()) if r["layout.tp"] == 4 and r["strategy.name"] == "hdp-balance"]
+    (row,) = [r for r in rows_of(run()) if r["layout.tp"] == 4 and r["strategy.name"] == "hdp-opt"]
     assert row["step_s"] == outcome.step_s.mean
     assert row["mfu"] == outcome.mfu
 

@@ -24,7 +24,7 @@ def test_axes_multiply_and_the_last_one_changes_fastest(tmp_path: Path) -> None:
 base: quickstart-8gpu
 grid: {layout.tp: [2, 4]}
 zip: {data.batch: [1M tokens, 2M tokens], data.context: [32K, 64K]}
-list: [{strategy.name: static}, {strategy.name: hdp-balance, strategy.balancing: false}]
+list: [{strategy.name: static}, {strategy.name: hdp-opt, strategy.balancing: false}]
 """,
     )
     assert found.cells == 2 * 2 * 2

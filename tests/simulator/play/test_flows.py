@@ -34,7 +34,7 @@ def setup(
     nodes=8,
     oversubscription=1.0,
     cluster=None,
-    strategy="hdp-balance",
+    strategy="hdp-opt",
     **layout,
 ):
     return small_setup(
@@ -168,7 +168,7 @@ def test_nics_that_too_few_links_share_cost_time():
     ("layout", "said"), [({"pp_overlap": False}, "pp_overlap"), ({"schedule": "dualpipe"}, "dualpipe")]
 )
 def test_what_flows_cannot_play_is_refused(layout: dict[str, object], said: str):
-    strategy = "static" if "schedule" in layout else "hdp-balance"
+    strategy = "static" if "schedule" in layout else "hdp-opt"
     of = setup(tp=2, pp=2, cp=8, strategy=strategy, **layout)
     with pytest.raises(InfeasibleError, match=said):
         simulate_step(of, np.full(64, 16384))

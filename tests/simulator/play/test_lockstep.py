@@ -107,7 +107,7 @@ def test_ranks_that_may_wait_are_all_played() -> None:
 def test_members_with_different_numbers_of_slots_may_wait() -> None:
     # Ranks 0 and 1 share micro-batch 0; rank 1 also runs micro-batch 1 alone.
     plan = Plan(
-        strategy="hdp-balance",
+        strategy="hdp-opt",
         ranks=2,
         capacity_tokens=100,
         segment_tokens=np.full(2, 100, dtype=np.int64),

@@ -133,7 +133,7 @@ def test_tails_of_collectives_and_launches_by_hand() -> None:
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
-@given(st.floats(0.0, 0.3), st.floats(0.0, 0.01), st.sampled_from(("static", "hdp-balance")))
+@given(st.floats(0.0, 0.3), st.floats(0.0, 0.01), st.sampled_from(("static", "hdp-opt")))
 def test_waiting_for_the_slowest_never_speeds_a_step_up(jitter: float, skew_s: float, strategy: str) -> None:
     setup = replace(small_setup(nodes=2), strategy=StrategyOptions(name=strategy))  # type: ignore[arg-type]
     lengths = np.array([4000, 3000, 3000] + [500] * 40)

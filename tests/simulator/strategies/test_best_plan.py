@@ -19,7 +19,7 @@ from hdpsim.simulator.lower_bound import lower_bound_s
 from hdpsim.simulator.setup import Setup, StrategyOptions
 from hdpsim.simulator.step import plan_batch, simulate_step
 from hdpsim.simulator.strategies import best_plan
-from hdpsim.simulator.strategies.hdp_balance import Draft
+from hdpsim.simulator.strategies.hdp_opt import Draft
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 FOR_NOTHING = 1.02
@@ -31,7 +31,7 @@ def balanced(setup: Setup) -> Setup:
     """The setup with everything the planner may use, and data loaded as a static mesh loads it."""
     strategy = replace(
         setup.strategy,
-        name="hdp-balance",
+        name="hdp-opt",
         balancing=True,
         dynamic_groups=True,
         remote_data_loading=True,

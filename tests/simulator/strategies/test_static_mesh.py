@@ -109,9 +109,9 @@ def test_balancing_without_dynamic_groups_is_a_mesh_of_least_loaded_groups():
     # An ablation of HDP, cp 8 and dp 2. Longest first: 8000 | 7900, 6000 to the lighter group, 1000 to the other.
     lengths = [8000, 1000, 7900, 6000]
     plan = make_plan(
-        problem(lengths, context=8192, cp=8, name="hdp-balance", dynamic_groups=False, balancing=True)
+        problem(lengths, context=8192, cp=8, name="hdp-opt", dynamic_groups=False, balancing=True)
     )
-    assert plan.strategy == "hdp-balance"
+    assert plan.strategy == "hdp-opt"
     # No two neighbours fit into one pack of 8192, so pack i is sequence i.
     first = plan.member_ranks[plan.member_offsets[:-1]]
     assert first.tolist() == [0, 0, 8, 8]
@@ -245,7 +245,7 @@ def test_only_as_many_packs_are_split_as_dualpipe_needs():
 @settings(max_examples=25, deadline=None)
 @given(
     tasks(),
-    st.sampled_from(["static", "hdp-balance"]),
+    st.sampled_from(["static", "hdp-opt"]),
     st.booleans(),
     st.sampled_from(["shared", "redundant"]),
 )

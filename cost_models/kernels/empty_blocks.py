@@ -1,0 +1,42 @@
+"""Thread blocks of attention that find nothing to do: what a pack of one long and many short sequences costs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hdpsim.arrays import Floats, Ints
+from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.hardware.parts import Gpu
+from hdpsim.cost_models.tracing import priced
+
+# From its start to the load of the sequence lengths and its end. Measured on B200: 31.0 ms for 1.1 million and 1,875 ms
+# for 71 million of them on 74 pairs of SMs, 2.0 us each (Dao-AILab/flash-attention, issue 2521).
+EMPTY_BLOCK_S = 2e-6
+# Blocks that an SM holds at once, of FlashAttention-2 at head dimension 128: registers allow two of four warps in the
+# forward, shared memory one of eight in the backward.
+RESIDENT_BLOCKS = (2, 1)
+
+
+@priced("attention")
+def empty_blocks_s(
+    segment_tokens: Floats, segment_offsets: Ints, heads: float, gpu: Gpu, cal: Calibration, *, backward: bool
+) -> Floats:
+    """Seconds of empty blocks of one kernel over every micro-batch, [n].
+
+        all    = heads x segments x ceil(longest / tile)
+        empty  = all - heads x sum of ceil(tokens / tile)
+        t      = min(empty, all - places) x time of one / places          places = SMs x blocks an SM holds
+
+    A kernel for sequences of several lengths starts as many blocks for each as for the longest; those behind a
+    sequence's end leave at once. As long as there are places for all of them they keep nobody waiting.
+    Counted: rows of tokens on this GPU (*segment_tokens*).
+    Ignored: kernels whose persistent blocks ask for their next tile (FlashAttention-3 since 2025): they start none.
+    Source: grid of FlashAttention-2's variable-length kernels (Dao-AILab/flash-attention); see EMPTY_BLOCK_S.
+    """
+    tiles = np.ceil(segment_tokens / cal.attention_tile_tokens)
+    starts = segment_offsets[:-1]
+    most, filled = np.maximum.reduceat(tiles, starts), np.add.reduceat(tiles, starts)
+    started = heads * np.diff(segment_offsets) * most
+    places = gpu.sm_count * RESIDENT_BLOCKS[backward]
+    waiting = np.clip(started - places, 0.0, started - heads * filled)
+    return np.asarray(waiting * EMPTY_BLOCK_S / places)
