@@ -46,7 +46,7 @@ from hdpsim.quoting import quoted
 from hdpsim.ranges import RANGES
 from hdpsim.simulator.campaign.diagnosis import TESTS
 from hdpsim.simulator.own import OWN_NAME, OWN_WORDS, is_own_name, load_strategy
-from hdpsim.simulator.run.options import PlannerLaw, RunOptions
+from hdpsim.simulator.run.options import PlannerLaw, RunOptions, StorageNics
 from hdpsim.simulator.setup import BalanceMode, Packing, StrategyName
 from hdpsim.traces import LongSequencePolicy
 
@@ -170,6 +170,7 @@ KEYS: Mapping[str, Key] = {
     "run.planner": Key(parse=choice(get_args(PlannerLaw)), default=_RUN.planner),
     "run.planning_time": auto_time_key(zero=True),
     "run.token_bytes": Key(parse=number(RANGES["token_bytes"]), default=_RUN.token_bytes),
+    "run.storage_nics": Key(parse=choice(get_args(StorageNics)), default=_RUN.storage_nics),
     "run.checkpoint_steps": Key(parse=or_word("never", integer(RANGES["period_steps"])), default=None),
     "campaign.duration": time_key(30 * DAY_S),
     "campaign.seeds": Key(parse=integer(RANGES["seeds"]), default=8),

@@ -99,6 +99,13 @@ def steps_table(run: ManySteps) -> Table[RunStep]:
             for reason in REASONS
         ),
         Column(
+            "contention_s",
+            heading="storage on its links",
+            unit="s",
+            format=lambda seconds: f"{seconds:+.3f}" if abs(seconds) >= 5e-4 else "",
+            optional=True,
+        ),
+        Column(
             "carry_over_s",
             heading="carried over",
             unit="s",

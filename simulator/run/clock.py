@@ -28,18 +28,19 @@ import numpy as np
 import simpy
 
 from hdpsim.arrays import Floats
+from hdpsim.cost_models.network.links import Links
 from hdpsim.simulator.network.flows import FlowNetwork
 from hdpsim.simulator.play.engine import StepPlay
 from hdpsim.simulator.play.flow_engine import FlowStep
-from hdpsim.simulator.play.program import Program
 from hdpsim.simulator.run.checkpoints import Checkpoints, checkpoints_of
 from hdpsim.simulator.run.host_memory import HostMemory, host_room_bytes
 from hdpsim.simulator.run.options import RunOptions
 from hdpsim.simulator.run.prepared import PreparedStep
 from hdpsim.simulator.run.record import Record
-from hdpsim.simulator.run.storage import Storage
+from hdpsim.simulator.run.storage import SharedStorage, Storage, StorageOnNics, with_storage
 from hdpsim.simulator.run.tight_hosts import HostedStep
 from hdpsim.simulator.setup import Setup
+from hdpsim.simulator.step import wired
 
 _Process = Generator[simpy.Event, Any, None]
 
@@ -57,6 +58,7 @@ class RunStep:
         wait_plan_s: after that, until it was planned.
         wait_checkpoint_s: for the checkpoint between the two steps.
         wait_host_memory_s: for room on the hosts.
+        contention_s: what storage traffic on its links adds to the step.
         carry_over_s: what stages that began at different times add or save; 0 where a barrier ends each step.
         ready_batches: further batches that were ready when it began.
     """
@@ -69,6 +71,7 @@ class RunStep:
     wait_plan_s: float
     wait_checkpoint_s: float
     wait_host_memory_s: float
+    contention_s: float
     carry_over_s: float
     ready_batches: int
     step: PreparedStep
@@ -81,7 +84,7 @@ class RunStep:
     @property
     def period_s(self) -> float:
         """From the end of the step before to its own end: periods add up to the run."""
-        return self.waited_s + self.step_s + self.carry_over_s
+        return self.waited_s + self.step_s + self.contention_s + self.carry_over_s
 
     def without_waits(self) -> RunStep:
         """The same step, as if it had waited for nothing."""
@@ -96,6 +99,7 @@ class RunStep:
         return accounts | {
             "wait_checkpoint": self.wait_checkpoint_s,
             "wait_host_memory": self.wait_host_memory_s,
+            "contention": self.contention_s,
             "carry_over": self.carry_over_s,
         }
 
@@ -140,11 +144,14 @@ class _Running:
 
 def run_of(setup: Setup, steps: Iterable[PreparedStep], options: RunOptions, *, record: bool = False) -> Run:
     """The run of *steps*, which were prepared for this setup with these options."""
+    links = wired(setup).links if setup.execution.network == "flows" else None
     return Run(
         steps,
         storage_bytes_per_s=options.storage_bytes_per_s,
         host_room_bytes=host_room_bytes(setup),
         checkpoints=checkpoints_of(setup, options),
+        links=links,
+        storage_on_nics=options.storage_nics == "shared",
         record=record,
     )
 
@@ -167,12 +174,19 @@ class Run:
         storage_bytes_per_s: float,
         host_room_bytes: float | None,
         checkpoints: Checkpoints | None = None,
+        links: Links | None = None,
+        storage_on_nics: bool = False,
         record: bool = False,
     ) -> None:
-        """*steps* are taken as loaders come to them."""
+        """*steps* are taken as loaders come to them; *links*: what transfers of steps share, if they do."""
         self.record = Record(kept=record)
         self._env = simpy.Environment()
-        self.storage = Storage(self._env, storage_bytes_per_s, self.record)
+        self.storage: SharedStorage = Storage(self._env, storage_bytes_per_s, self.record)
+        self._network: FlowNetwork | None = None
+        if links is not None:
+            self._network = FlowNetwork(self._env, with_storage(links, storage_bytes_per_s))
+            if storage_on_nics:
+                self.storage = StorageOnNics(self._network)
         self.memory = HostMemory(self._env, host_room_bytes, self.record)
         self.planner_busy_s = self.loaders_busy_s = 0.0
         self._checkpoints = checkpoints
@@ -187,7 +201,6 @@ class Run:
         self._ready = simpy.Store(self._env)
         self._upload: simpy.Event | None = None
         self._played: StepPlay | None = None
-        self._network: FlowNetwork | None = None
         self._loading = self._begun = 0  # the last batch that loaders, and that GPUs have begun with
         self._ended: list[RunStep] = []
         self._env.process(self._load())
@@ -245,7 +258,7 @@ class Run:
             begin_s = env.now
             if path.read_bytes:
                 fastest = path.read_bytes / path.loading_s if path.loading_s else np.inf
-                yield self.storage.transfer(path.read_bytes, fastest)
+                yield self.storage.transfer(path.read_bytes, fastest, "read")
             else:
                 yield env.timeout(path.loading_s)
             self.loaders_busy_s += env.now - begin_s
@@ -326,43 +339,41 @@ class Run:
 
     def _write(self, taken: Checkpoints, number: int) -> _Process:
         begin_s = self._env.now
-        yield self.storage.transfer(taken.upload_bytes, taken.fastest_bytes_per_s)
+        yield self.storage.transfer(taken.upload_bytes, taken.fastest_bytes_per_s, "write")
         self.memory.give(taken.host_bytes)
         self.record.span("checkpoint", "write", number, begin_s, self._env.now)
 
     def _begin(self, step: PreparedStep, before: _Running, at_s: float) -> _Running:
         """Stages begin as soon as they have ended the step *before*, but not before *at_s*, which is now."""
         env = self._env
-        program = step.program if step.hosted is None else step.hosted.program
-        if program is None:
+        played = self._played = self._play(step)
+        if played is None:
             ends_s = step.ends_s(np.maximum(before.ends_s, at_s))
             first_end = last_end = self._at(float(ends_s.max()))
             if step.longest_s is not None:
                 first_end = self._at(float(ends_s.min()))
             return _Running(first_end, last_end, ends_s, [])
-        self._played = self._to_play(step, program)
+        stages = len(step.phases_s)
         begins = before.stage_ended
-        if len(begins) != program.stages:  # what was before was played beforehand, or nothing: all begin now
-            begins = [self._at(float(begin_s)) for begin_s in _each(before.ends_s, program.stages)]
-        self._played.start(env, begins)
-        ends_s = np.full(program.stages, np.nan)
+        if len(begins) != stages:  # what was before was played beforehand, or nothing: all begin now
+            begins = [self._at(float(begin_s)) for begin_s in _each(before.ends_s, stages)]
+        played.start(env, begins)
+        ends_s = np.full(stages, np.nan)
         ended: list[simpy.Event] = [
             env.process(self._note_end(event, step.allocator_wait_s, ends_s, stage))
-            for stage, event in enumerate(self._played.stage_ended)
+            for stage, event in enumerate(played.stage_ended)
         ]
         all_ended: simpy.Event = env.all_of(ended)
         first_ended = env.any_of(ended) if step.longest_s is not None else all_ended
         return _Running(first_ended, all_ended, ends_s, ended)
 
-    def _to_play(self, step: PreparedStep, program: Program) -> StepPlay:
-        """The step, ready to start in the environment of the run."""
+    def _play(self, step: PreparedStep) -> StepPlay | None:
+        """Who plays the step in this environment; None: it was played beforehand."""
         if step.hosted is not None:
             return HostedStep(step.hosted, self._env)
-        if step.flowing is None:
-            return StepPlay(program)
-        if self._network is None:
-            self._network = FlowNetwork(self._env, step.flowing.flows.routes.links)
-        return FlowStep(step.flowing.flows, self._network, step.flowing.alone)
+        if step.flowing is not None and self._network is not None:
+            return FlowStep(step.flowing.flows, self._network, step.flowing.alone)
+        return None if step.program is None else StepPlay(step.program)
 
     def _at(self, time_s: float) -> simpy.Event:
         """An event at that time, which may be now but for rounding."""
@@ -389,11 +400,13 @@ class Run:
         self.memory.give(step.host_bytes)
         if not self._ahead:
             yield self._places.put(1)
-        carry_over_s, step_s = 0.0, step.step_s
+        carry_over_s, contention_s, step_s = 0.0, 0.0, step.step_s
         if step.longest_s is not None:
             carry_over_s = end_s - before.last_end_s - sum(waited.values()) - step_s
         elif step.hosted is not None:
             waited["host_memory"] += end_s - at_s - step_s
+        elif step.flowing is not None:
+            contention_s = end_s - at_s - step_s
         elif step.program is not None:
             step_s = end_s - at_s
         self._show(ready, start_s, running)
@@ -403,6 +416,7 @@ class Run:
                 start_s=start_s,
                 end_s=end_s,
                 step_s=step_s,
+                contention_s=contention_s,
                 carry_over_s=carry_over_s,
                 ready_batches=in_queue,
                 step=step,

@@ -9,6 +9,7 @@ from hdpsim.cost_models.reading.checked import Amount, Bandwidth, Checked, Count
 from hdpsim.ranges import RANGES
 
 PlannerLaw = Literal["calibration", "measured"]
+StorageNics = Literal["own", "shared"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,8 @@ class RunOptions(Checked):
     """Planning one batch, without metadata and plan on their way; None = by run.planner."""
     token_bytes: Annotated[float, RANGES["token_bytes"]] = 4.0
     """What loaders read from the storage for a token: 4 of tokenised text, more of raw text, far more of images."""
+    storage_nics: StorageNics = "own"
+    """Whether nodes reach the storage over NICs of their own, or over those of training (execution.network: flows)."""
     checkpoint_steps: Count | None = None
     """Steps from one checkpoint to the next; None = none is taken."""
     storage_bytes_per_s: Bandwidth = 100e9

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.cost_models.step.step import planning_times
-from hdpsim.errors import InfeasibleError
+from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.simulator.play.execution import Execution
 from hdpsim.simulator.play.flow_engine import FlowingStep
 from hdpsim.simulator.play.noise import synchronised_pause_s
@@ -111,7 +111,7 @@ class PreparedStep:
     program: Program | None
     hosted: HostedProgram | None
     allocator_wait_s: float
-    flowing: FlowingStep | None = None
+    flowing: FlowingStep | None
 
     @property
     def stages(self) -> int:
@@ -153,17 +153,20 @@ def prepare_step(
     noise = plan_noise(setup, plan, costs)
     by_stage = costs.schedule in STAGE_BY_STAGE
     by_event = setup.execution.executor == "engine"
+    on_links = setup.execution.network == "flows"
+    # Beside a step that ends with a barrier only storage traffic can be on its links.
+    meets = on_links and (by_stage or by_event or run.storage_nics == "shared")
     program, offload, longest_s, hosted, flowing = None, None, None, None, None
-    if by_stage or by_event or plan.offload_ratio.any():
+    if by_stage or by_event or meets or plan.offload_ratio.any():
         program = compile_program(plan, costs, noise)
-    if setup.execution.network == "flows" and (by_stage or by_event) and program is not None:
+    if meets and program is not None:
         flowing = FlowingStep.of(program, wired(setup))
         program = flowing.flows.alone
     if program is not None and plan.offload_ratio.any():
         offload = offload_of(setup, problem.cost, program, replay_timeline(program, np.zeros(costs.stages)))
         room_bytes = _step_room_bytes(setup, run, path)
         if offload is not None and room_bytes is not None and offload.peak_bytes > room_bytes:
-            if setup.execution.network == "flows":
+            if on_links:
                 raise InfeasibleError(
                     "execution.network = flows does not play steps that offload more than hosts hold at once: offload "
                     "less (strategy.selective_offloading, strategy.activation_offload), or use "
@@ -247,6 +250,11 @@ def _planning_s(run: RunOptions, problem: PlanningProblem, strategy: str, calibr
         return run.planning_s
     if run.planner == "calibration":
         return calibrated_s
+    if strategy not in MEASURED_PLANNER:
+        known = " and ".join(MEASURED_PLANNER)
+        raise UserInputError(
+            f"run.planner: hdpsim has measured its planners {known}, not {strategy}; give run.planning_time"
+        )
     scale_s, of_sequences, of_ranks = MEASURED_PLANNER[strategy]
     return float(scale_s * len(problem.lengths) ** of_sequences * problem.ranks**of_ranks)
 

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import numpy as np
 import simpy
 
+from hdpsim.cost_models.network.links import LinkKind, Links, Pattern
+from hdpsim.simulator.network.flows import Activity, FlowNetwork
 from hdpsim.simulator.run.record import Record
 
 _DONE = 1e-12
 """Share of a transfer's bytes that may be left when it ends: rounding."""
+
+
+Direction = Literal["read", "write"]
+_NICS: dict[Direction, LinkKind] = {"read": "nic-in", "write": "nic-out"}
+
+
+class SharedStorage(Protocol):
+    """What loaders and checkpoints share.
+
+    Attributes:
+        moved_bytes: of all transfers so far.
+    """
+
+    moved_bytes: float
+
+    def transfer(self, volume_bytes: float, fastest_bytes_per_s: float, direction: Direction) -> simpy.Event:
+        """Move so many bytes, at most at that rate; the event fires when they are there."""
 
 
 class _Transfer:
@@ -37,7 +60,9 @@ class Storage:
         self._plan = 0
         self.moved_bytes = 0.0
 
-    def transfer(self, volume_bytes: float, fastest_bytes_per_s: float) -> simpy.Event:
+    def transfer(
+        self, volume_bytes: float, fastest_bytes_per_s: float, direction: Direction = "read"
+    ) -> simpy.Event:
         """Move so many bytes, at most at that rate; the event fires when they are there."""
         ended = self._env.event()
         if volume_bytes <= 0.0:
@@ -86,3 +111,47 @@ class Storage:
         for one in ended:
             one.ended.succeed()
         self._share()
+
+
+@dataclass(slots=True)
+class StorageOnNics:
+    """The same over the NICs of training: every NIC of the job has a flow, and all of them share the storage.
+
+    Counted: NICs and the storage, max-min fair with the flows of training.
+    Ignored: switches between nodes and storage; which NIC is nearer.
+    """
+
+    network: FlowNetwork
+    moved_bytes: float = 0.0
+
+    def transfer(self, volume_bytes: float, fastest_bytes_per_s: float, direction: Direction) -> simpy.Event:
+        """See Storage.transfer."""
+        links = self.network.links
+        nics = np.arange(links.count[_NICS[direction]]) + links.first[_NICS[direction]]
+        if volume_bytes <= 0.0 or not len(nics):
+            return self.network.env.timeout(volume_bytes / fastest_bytes_per_s if volume_bytes > 0.0 else 0.0)
+        pattern = Pattern(
+            links=np.append(nics, links.first["storage"]),
+            flows=np.append(np.ones(len(nics)), float(len(nics))),
+        )
+        activity = Activity.of(
+            links,
+            pattern,
+            volume_bytes / len(nics),
+            hidden_s=volume_bytes / fastest_bytes_per_s,
+            label="storage",
+        )
+        ended = self.network.start(activity)
+        assert ended.callbacks is not None
+        ended.callbacks.append(lambda _: self._moved(volume_bytes))
+        return ended
+
+    def _moved(self, volume_bytes: float) -> None:
+        self.moved_bytes += volume_bytes
+
+
+def with_storage(links: Links, bytes_per_s: float) -> Links:
+    """The same links, the storage with that rate."""
+    capacity = links.capacity_bytes_per_s.copy()
+    capacity[links.first["storage"]] = bytes_per_s
+    return replace(links, capacity_bytes_per_s=capacity)

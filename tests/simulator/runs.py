@@ -25,6 +25,7 @@ def a_step(
     offload_bytes: float = 0.0,
     longest_s: Floats | None = None,
     tokens: int = 100,
+    stages: int = 1,
 ) -> PreparedStep:
     """A step that takes so long, whose batch is so long on its way."""
     none = np.zeros((0, 2))
@@ -49,12 +50,13 @@ def a_step(
         ),
         step_s=step_s,
         account_s={"attention": step_s, **dict.fromkeys(WAITS, 0.0)},
-        phases_s=np.array([[step_s] * 4]),
+        phases_s=np.full((stages, 4), step_s),
         longest_s=longest_s,
         offload=Offload(peak_bytes=offload_bytes, held=none, to_host_s=none, from_host_s=none)
         if offload_bytes
         else None,
         program=None,
+        flowing=None,
         hosted=None,
         allocator_wait_s=0.0,
     )

@@ -72,6 +72,7 @@ def fast_steps(monkeypatch: pytest.MonkeyPatch) -> None:
             longest_s=None,
             offload=None,
             program=None,
+            flowing=None,
             hosted=None,
             allocator_wait_s=0.0,
         )

@@ -37,7 +37,7 @@ def hosted(plan, costs, volume, room, *, node_gpus=2) -> HostedProgram:
 
 
 def end_s(plan, costs, volume, room, **where) -> float:
-    step = a_step(run_replay(plan, costs).step_s)
+    step = a_step(run_replay(plan, costs).step_s, stages=costs.stages)
     return played([replace(step, hosted=hosted(plan, costs, volume, room, **where))])[0].end_s
 
 
