@@ -51,6 +51,8 @@ def mesh_bound_s(setup: Setup, sequences: int, tokens: int) -> float:
     cut = setup.strategy.packing == "concatenate" and context % tokens
     if setup.execution.may_hurry or cp is None or cut or layout.pipeline.schedule == "dualpipe":
         return 0.0
+    if setup.execution.network == "flows":  # prices assume the worst of shared NICs and up-links
+        return 0.0
     cost = micro_batch_cost(setup)
     packs = -(-sequences // held)
     batches = MicroBatches(
@@ -75,7 +77,7 @@ def quiet_bound_s(setup: Setup, sequences: int, tokens: int) -> float:
         InfeasibleError: it cannot run.
     """
     execution = setup.execution
-    if execution.may_hurry or execution.draws_nothing:
+    if execution.may_hurry or execution.draws_nothing or execution.network == "flows":
         return 0.0
     equal = None if execution.gpu_spread is None else 0.0
     quiet = replace(

@@ -20,6 +20,7 @@ import simpy
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.simulator.network.flows import Activity, FlowNetwork
+from hdpsim.simulator.network.record import FlowRecord
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.accounts import Timeline, account, make_spans, sum_by_process
 from hdpsim.simulator.play.engine import Operation, StepPlay, without_collector
@@ -47,16 +48,8 @@ def run_flows(
     flowing = FlowingStep.of(compile_program(plan, costs, noise), wired)
     flows, alone = flowing.flows, flowing.alone
     env = simpy.Environment()
-    network = FlowNetwork(env, wired.links)
-    step = FlowStep(flows, network, alone)
-    with without_collector():
-        whole = step.start(env, [env.timeout(seconds) for seconds in alone.step_end.begin_s.tolist()])
-        try:
-            timeline = env.run(whole)
-        except RuntimeError:  # out of events
-            step.check_played()
-            raise
-    assert isinstance(timeline, Timeline)
+    step = FlowStep(flows, FlowNetwork(env, wired.links), alone)
+    timeline = _played(step, env, alone)
     execution, contention_s = step.account(timeline)
     shared = SharedLinks(
         independent_s=run_replay(plan, costs, noise).step_s,
@@ -65,6 +58,29 @@ def run_flows(
     )
     shown = make_spans(flows.alone, timeline) if spans else None
     return replace(execution, spans=shown, events=step.events, network=shared)
+
+
+def record_flows(plan: Plan, costs: StepCosts, wired: Wired, noise: Noise | None = None) -> FlowRecord:
+    """Play *plan* as run_flows does and return what went over every link: load, hottest links, who met whom."""
+    flowing = FlowingStep.of(compile_program(plan, costs, noise), replace(wired, every_link=True))
+    env = simpy.Environment()
+    network = FlowNetwork(env, wired.links, record=True)
+    _played(FlowStep(flowing.flows, network, flowing.alone), env, flowing.alone)
+    env.run()  # hidden gathers may outlast the step
+    assert network.recorder is not None
+    return network.recorder.record()
+
+
+def _played(step: FlowStep, env: simpy.Environment, alone: Timeline) -> Timeline:
+    with without_collector():
+        whole = step.start(env, [env.timeout(seconds) for seconds in alone.step_end.begin_s.tolist()])
+        try:
+            timeline = env.run(whole)
+        except RuntimeError:  # out of events
+            step.check_played()
+            raise
+    assert isinstance(timeline, Timeline)
+    return timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

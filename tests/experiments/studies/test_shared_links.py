@@ -7,6 +7,7 @@ import pytest
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.studies.compare import compare
 from hdpsim.experiments.studies.compare_report import compare_document, simulate_document
+from hdpsim.simulator.step import simulate_step
 
 SMALL = (
     "gpus=32",
@@ -20,9 +21,7 @@ SMALL = (
 
 def test_flows_stand_beside_the_independent_step() -> None:
     independent = compare(load_scenario("quickstart-8gpu", SMALL), ("hdp-opt",), 2)
-    flows = compare(
-        load_scenario("quickstart-8gpu", (*SMALL, "execution.network=flows")), ("hdp-opt",), 2
-    )
+    flows = compare(load_scenario("quickstart-8gpu", (*SMALL, "execution.network=flows")), ("hdp-opt",), 2)
     result = simulate_document(flows).data()["results"]
     network = result["network"]
     assert network["independent_step_s"] == pytest.approx(independent.base.step_s.mean)
@@ -33,3 +32,14 @@ def test_flows_stand_beside_the_independent_step() -> None:
     assert len(said) == 1
     assert f"{network['independent_step_s']:.3f} s with execution.network = independent" in said[0]
     assert "network" not in simulate_document(independent).data()["results"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "most_s"), [("hdp-balance", 20.0), ("static", 60.0)])
+def test_a_step_of_12_288_gpus_is_played_as_flows_in_seconds(strategy: str, most_s: float) -> None:
+    scenario = load_scenario("demo-8x22b-12k", ("execution.network=flows",))
+    step = simulate_step(scenario.setup(strategy), scenario.batches(1)[0])
+    assert step.execution_wall_s < most_s
+    assert step.network is not None
+    # a fabric that never blocks, a NIC for every GPU: transfers between stages and rings meet, and nothing else
+    assert 0.0 < step.network.contention(step.step_s) < 1e-3

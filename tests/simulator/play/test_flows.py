@@ -15,8 +15,9 @@ from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.network.flows import FlowNetwork
 from hdpsim.simulator.play.accounts import Timeline
 from hdpsim.simulator.play.execution import Execution
-from hdpsim.simulator.play.flow_engine import FlowStep
-from hdpsim.simulator.play.flow_program import FlowProgram
+from hdpsim.simulator.play.flow_engine import FlowStep, record_flows
+from hdpsim.simulator.play.flow_program import FlowProgram, row_of_stage
+from hdpsim.simulator.play.flow_routes import Rows
 from hdpsim.simulator.play.program import compile_program
 from hdpsim.simulator.play.repetition import steady_step
 from hdpsim.simulator.play.replay import replay_timeline, run_replay
@@ -190,3 +191,33 @@ def test_bytes_on_the_nics_are_what_the_rings_carry():
     per_gpu = 8 * (1 + 2) * 2048 * 2 * 128 * 2
     nics = slice(links.first["nic-out"], links.first["nic-out"] + 16)
     np.testing.assert_allclose(sent[nics], per_gpu)
+
+
+@pytest.mark.parametrize("name", ["static", "pipeline", "experts", "layer by layer", "sums shown"])
+def test_every_link_carries_what_operations_transfers_and_sums_send(name: str):
+    of = SETUPS[name]
+    plan, problem, _ = plan_batch(of, LENGTHS)
+    costs = price_plan(of, problem, plan)
+    where = replace(wired(of), every_link=True)
+    record = record_flows(plan, costs, where)
+    flows = FlowProgram.of(compile_program(plan, costs), where)
+
+    links = len(where.links)
+    row, _ = row_of_stage(flows)
+    carried = np.zeros(links)
+
+    def add(rows: Rows, sent_by_row: np.ndarray) -> None:
+        np.add.at(carried, rows.link, rows.flows * sent_by_row[rows.row])
+
+    for one in flows.sent:
+        rows = flows.routes.passes[one.kind]
+        add(rows, np.bincount(row, one.sent_bytes, len(rows.largest)))
+    chain, traffic = flows.priced.chain, costs.traffic
+    assert traffic is not None
+    by_group = np.bincount(flows.routes.group_of_unit, traffic.transfer_bytes, flows.routes.groups)
+    for link in np.flatnonzero(chain.sends):
+        add(flows.routes.transfers[chain.stage[0, link], chain.stage[0, link + 1]], by_group)
+    for rows in (flows.routes.gathers, flows.routes.sums):
+        add(rows, np.ones(len(rows.largest)))
+    assert carried.any()
+    np.testing.assert_allclose(record.link_bytes(), carried, rtol=1e-6, atol=1.0)
