@@ -308,11 +308,28 @@ class AttentionCost:
         *crossing*: see hop_s.
         """
         sizes = group_size.astype(np.float64)
-        of_segment = np.repeat(sizes, segment_offsets[1:] - segment_offsets[:-1])
+        step = self._step_s(segment_tokens, segment_offsets, sizes, backward=backward)
+        if tokens_per_rank is None:
+            tokens_per_rank = (
+                np.add.reduceat(segment_tokens.astype(np.float64), segment_offsets[:-1]) / sizes
+                if len(segment_tokens)
+                else 0.0 * sizes
+            )
+        if not (sizes > 1.0).any():  # nothing goes round
+            return RingTimes(attention=step, merge=np.zeros(len(sizes)), wait=np.zeros(len(sizes)))
+        return self.ring(step, tokens_per_rank, sizes, tier, backward=backward, crossing=crossing)
+
+    def _step_s(
+        self, segment_tokens: Ints, segment_offsets: Ints, group_size: Floats, *, backward: bool
+    ) -> Floats:
+        """[n]: the attention of all segments of a micro-batch, on its one rank or in one step of its ring."""
+        of_segment = np.repeat(group_size, segment_offsets[1:] - segment_offsets[:-1])
         tokens = segment_tokens.astype(np.float64)
+        if not len(tokens):
+            return np.zeros(len(group_size))
         per_segment = self._segment_s(tokens, of_segment, backward=backward)
-        step = np.add.reduceat(per_segment, segment_offsets[:-1]) if len(tokens) else np.zeros(len(sizes))
-        if len(tokens) > len(sizes) and self._kernel != "unfused":
+        step = np.add.reduceat(per_segment, segment_offsets[:-1])
+        if len(tokens) > len(group_size) and self._kernel != "unfused":
             step = step + empty_blocks_s(
                 tokens / of_segment,
                 segment_offsets,
@@ -321,13 +338,7 @@ class AttentionCost:
                 self._cal,
                 backward=backward,
             )
-        if tokens_per_rank is None:
-            tokens_per_rank = (
-                np.add.reduceat(tokens, segment_offsets[:-1]) / sizes if len(tokens) else 0.0 * sizes
-            )
-        if not (sizes > 1.0).any():  # nothing goes round
-            return RingTimes(attention=step, merge=np.zeros(len(sizes)), wait=np.zeros(len(sizes)))
-        return self.ring(step, tokens_per_rank, sizes, tier, backward=backward, crossing=crossing)
+        return np.asarray(step)
 
     def sent(
         self,
@@ -342,11 +353,7 @@ class AttentionCost:
     ) -> SentTimes:
         """What goes round between nodes for the attention of one layer; see times for the arguments."""
         sizes = group_size.astype(np.float64)
-        of_segment = np.repeat(sizes, np.diff(segment_offsets))
-        step_s = np.add.reduceat(
-            self._segment_s(segment_tokens.astype(np.float64), of_segment, backward=backward),
-            segment_offsets[:-1],
-        )
+        step_s = self._step_s(segment_tokens, segment_offsets, sizes, backward=backward)
         far = (sizes > 1.0) & (tier > 0)
         if self._exchange is not None:
             hidden_s = step_s if self._gathered_ring else np.zeros_like(step_s)
@@ -356,7 +363,7 @@ class AttentionCost:
         hop_s = self.hop_s(tokens_per_rank, sizes, tier, backward=backward, crossing=crossing)
         return SentTimes(
             times=np.where(far, sizes - 1.0, 0.0),
-            hidden_s=step_s + self.merge_s(tokens_per_rank),
+            hidden_s=np.maximum(step_s + self.merge_s(tokens_per_rank), self._step_host_s[backward]),
             fixed_s=hop_s - volume / rate,
             sent_bytes=volume,
             bytes_per_s=rate,

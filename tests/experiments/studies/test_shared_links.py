@@ -35,7 +35,7 @@ def test_flows_stand_beside_the_independent_step() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "most_s"), [("hdp-balance", 20.0), ("static", 60.0)])
+@pytest.mark.parametrize(("strategy", "most_s"), [("hdp-opt", 20.0), ("static", 60.0)])
 def test_a_step_of_12_288_gpus_is_played_as_flows_in_seconds(strategy: str, most_s: float) -> None:
     scenario = load_scenario("demo-8x22b-12k", ("execution.network=flows",))
     step = simulate_step(scenario.setup(strategy), scenario.batches(1)[0])
