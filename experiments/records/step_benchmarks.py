@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, assert_never, cast
 
 import numpy as np
 
@@ -72,17 +72,25 @@ class Benchmark:
         work, of up to 2 num_tokens a replica (2 num_tokens batch_size / cp_size where batches have a size); one replica
         takes them as they are. one: all documents on all ranks.
         """
-        packing = self.modes[step.columns["mode"]]["packs"]
+        packing = cast(Packing, self.modes[step.columns["mode"]]["packs"])
         replicas = step.whole("dp_size")
         given = np.repeat(np.arange(len(step.packs)), [len(pack) for pack in step.packs])
-        if packing == "joined":
-            if len(step.packs) != 2 * replicas:
-                raise InfeasibleError(
-                    f"{len(step.packs)} packs are not two for each of dp_size = {replicas} ranks"
-                )
-            return given % replicas, 1
-        if packing == "one":
-            return np.zeros_like(given), replicas
+        match packing:
+            case "joined":
+                if len(step.packs) != 2 * replicas:
+                    raise InfeasibleError(
+                        f"{len(step.packs)} packs are not two for each of dp_size = {replicas} ranks"
+                    )
+                return given % replicas, 1
+            case "one":
+                return np.zeros_like(given), replicas
+            case "balanced":
+                return self._dealt(step, given, replicas)
+            case _:
+                assert_never(packing)
+
+    def _dealt(self, step: MeasuredStep, given: Ints, replicas: int) -> tuple[Ints, int]:
+        """The packs of a mode that deals documents by their work."""
         degree = step.whole("cp_size", 1)
         if replicas == 1:
             return np.zeros_like(given), degree

@@ -137,7 +137,7 @@ def test_a_key_changes_any_answer_or_is_named(mixture: tuple[tuple[str, ...], st
 @pytest.mark.parametrize(
     ("case", "change", "why"),
     [
-        ("static pipeline", "layout.cuda_graphs=true", "kernels take longer than their launches"),
+        ("one rank", "layout.cuda_graphs=true", "kernels take longer than their launches"),
         ("experts, fp8, zero3", "memory.logit_bytes=14", "another moment of the step, needs more memory"),
         ("static pipeline", "execution.slow_node_share=0.1", "it makes no node slower"),
         ("balance", "data.loader=redundant", "batches get ready within a step"),
