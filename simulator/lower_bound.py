@@ -18,7 +18,7 @@ from hdpsim.cost_models.step.step import epilogue
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
 from hdpsim.simulator.play.chain import Chain, make_chain
 from hdpsim.simulator.play.schedules import STAGE_BY_STAGE
-from hdpsim.simulator.setup import Setup
+from hdpsim.simulator.setup import OF_PAPERS, Setup
 from hdpsim.simulator.step import planning_problem
 from hdpsim.simulator.strategies.groups import RESIDENT_LAYERS, size_grid
 from hdpsim.simulator.strategies.packing import pack
@@ -80,7 +80,7 @@ def _mixed_bound_s(problem: PlanningProblem, mixed: MixedCost) -> float:
 def _whole(setup: Setup, problem: PlanningProblem) -> PlanningProblem:
     """The problem with the sequences as attention sees them."""
     options = setup.strategy
-    keeps_sequences = options.name == "hdp-naive" and options.dynamic_groups
+    keeps_sequences = options.name in ("hdp-naive", *OF_PAPERS) and options.dynamic_groups
     if keeps_sequences or options.packing != "concatenate":
         return problem
     return replace(problem, lengths=pack(problem.lengths, problem.context_tokens, "concatenate").tokens)

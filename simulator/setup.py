@@ -17,7 +17,9 @@ from hdpsim.errors import InfeasibleError
 from hdpsim.ranges import RANGES
 from hdpsim.simulator.own import OWN_WORDS, is_own_name
 
-StrategyName = Literal["static", "hdp-naive", "hdp-balance", "hdp-opt"]
+StrategyName = Literal["static", "hdp-naive", "hdp-balance", "hdp-opt", "wlb-llm", "distca"]
+OF_PAPERS: tuple[StrategyName, ...] = ("wlb-llm", "distca")
+"""Strategies of others that are no parts of HDP."""
 OwnStrategyName = Annotated[str, Text(is_own_name, OWN_WORDS)]
 BalanceMode = Literal["auto", "dp", "pp"]
 Executor = Literal["replay", "engine"]
@@ -31,7 +33,8 @@ class StrategyOptions(Checked):
 
     name: StrategyName | OwnStrategyName = "hdp-opt"
     """How sequences are spread over ranks: a static mesh, hybrid data parallelism as ByteScale's Algorithm 1 (naive),
-    as its Algorithm 2 (balance) or as our own planner (opt) has it, or a function of one's own."""
+    as its Algorithm 2 (balance) or as our own planner (opt) has it, packs of equal work (WLB-LLM), attention dealt to
+    all ranks alike (DistCA), or a function of one's own."""
     packing: Packing = "in-order"
     """How the static mesh packs sequences up to the context length; concatenate: any plan may cut them."""
     padding: bool = True

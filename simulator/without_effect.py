@@ -17,7 +17,7 @@ from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import stage_layers
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.settings import changed_settings, note_on, with_default
-from hdpsim.simulator.setup import Setup
+from hdpsim.simulator.setup import OF_PAPERS, Setup
 
 Rule = tuple[str, tuple[str, ...]]
 """Why some settings change nothing (an empty text: they may), and their dotted keys."""
@@ -178,7 +178,13 @@ def _of_strategy(setup: Setup, largest_group: int | None) -> Iterator[Rule]:
     if options.name != "hdp-balance" or not (options.balancing and options.dynamic_groups):
         why = name if options.name != "hdp-balance" else "balancing or dynamic_groups is false"
         yield f"{why}, which fills no buckets", _keys("strategy", "buckets delta mode")
-    if options.name != "static" and options.dynamic_groups:
+    if options.name in OF_PAPERS and options.dynamic_groups:
+        yield (
+            f"{name}, which packs by work",
+            _keys("strategy", "packing padding balancing selective_offloading"),
+        )
+        yield f"{name}, whose groups are all ranks" if options.name == "distca" else "", _layout("cp")
+    elif options.name != "static" and options.dynamic_groups:
         if options.name == "hdp-naive" or not options.balancing:
             yield f"{name}, which packs and groups as sequences need it", _keys("strategy", "packing padding")
         elif options.name == "hdp-balance":

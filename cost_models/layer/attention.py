@@ -114,8 +114,8 @@ class AttentionCost:
         self._width = self._heads.width
         self._window, self._chunked = model.sliding_window, model.chunked_attention
         self._full_share = 1.0 / model.full_attention_every if model.full_attention_every else 0.0
-        self._gathered_ring = layout.context.kind == "gathered-ring"
-        self._disaggregated = layout.context.kind == "disaggregated"
+        self._kind = layout.context.kind
+        self._gathered_ring = self._kind == "gathered-ring"
         self._exchange = (
             None if layout.context.kind == "ring" else ContextExchange(layout, fabric, self._heads)
         )
@@ -276,7 +276,7 @@ class AttentionCost:
             if self._gathered_ring:
                 merges = np.where(group_size > 1.0, group_size - 1.0, 0.0) * self.merge_s(tokens_per_rank)
                 wait = np.maximum(0.0, wait - step_s)
-            if self._disaggregated:
+            if self._kind == "disaggregated":
                 wait = np.maximum(0.0, wait - group_size * step_s)
             return RingTimes(attention=group_size * step_s, merge=merges, wait=wait)
         merge = self.merge_s(tokens_per_rank)
@@ -356,7 +356,8 @@ class AttentionCost:
         step_s = self._step_s(segment_tokens, segment_offsets, sizes, backward=backward)
         far = (sizes > 1.0) & (tier > 0)
         if self._exchange is not None:
-            hidden_s = step_s if self._gathered_ring else np.zeros_like(step_s)
+            behind = {"gathered-ring": 1.0, "disaggregated": sizes}.get(self._kind, 0.0)
+            hidden_s = np.asarray(behind * step_s)
             return self._exchange.sent(tokens_per_rank, sizes, tier, hidden_s, backward=backward)
         rate = np.broadcast_to(self._link_bytes_per_s(sizes, tier, crossing), sizes.shape)
         volume = tokens_per_rank * self.kv_bytes_per_token * (RING_BACKWARD_VOLUME if backward else 1.0)
@@ -422,7 +423,7 @@ class ContextExchange:
         """What a GPU sends to other nodes in all collectives of one layer, and the time they take.
 
         all-gather  ring of nodes: (d - 1) / d of the gathered bytes over the NICs of a node's members
-        ulysses     the share of a rank's bytes that other nodes get
+        ulysses, disaggregated  the share of a rank's bytes that other nodes get
         """
         far = (group_size > 1.0) & (tier > 0)
         seconds = np.where(far, self.seconds(tokens_per_rank, group_size, tier, backward=backward), 0.0)
@@ -431,8 +432,9 @@ class ContextExchange:
             here = far & (group_size == size) & (tier == level)
             group, tokens, heads = self._shape(size, level), tokens_per_rank[here], self._heads
             wires = self._collectives.wires(group)
-            if self._layout.context.kind == "ulysses":
-                copies = max(1.0, size / heads.kv_heads)
+            if self._layout.context.kind in ("ulysses", "disaggregated"):
+                spread = self._layout.context.kind == "ulysses"
+                copies = max(1.0, size / heads.kv_heads) if spread else 1.0
                 width = heads.heads * heads.query_dim + copies * heads.kv_width + heads.output_width
                 sent[here] = BF16_BYTES * width * tokens * (1.0 - group.ranks_per_node / size)
                 rate[here] = min(network for _, network in wires.remote)

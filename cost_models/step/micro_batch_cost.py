@@ -250,7 +250,11 @@ class MicroBatchCost:
                 again = TERM_ROWS["recompute"]
                 found.append(Traffic(kind=kind, backward=True, term=again, times=repeats * times, sent=sent))
 
-        context: dict[ContextParallelKind, TrafficKind] = {"ring": "ring", "ulysses": "spread"}
+        context: dict[ContextParallelKind, TrafficKind] = {
+            "ring": "ring",
+            "ulysses": "spread",
+            "disaggregated": "spread",
+        }
         for backward in (False, True):
             if (batches.group_size > 1).any():
                 every = [sum(counts.values()) for counts in self._counts]

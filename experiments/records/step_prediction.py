@@ -139,6 +139,9 @@ def _played_packs(
     found: StepPrediction, setup: Setup, step: MeasuredStep, pack: Ints, degree: int
 ) -> StepPrediction:
     """The step with its documents in given packs, each on a group of *degree* ranks."""
+    packs, groups = int(pack.max()) + 1, setup.ranks // degree
+    if packs < groups:
+        raise InfeasibleError(f"{packs} packs leave some of {groups} data-parallel groups without work")
     setup = replace(setup, context_tokens=max(setup.context_tokens, *step.lengths))
     problem = planning_problem(setup, step.lengths)
     plan = plan_given_packs(problem, pack, degree)

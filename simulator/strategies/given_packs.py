@@ -13,19 +13,19 @@ from hdpsim.simulator.strategies.problem import PlanningProblem
 def plan_given_packs(problem: PlanningProblem, pack: Ints, degree: int) -> Plan:
     """Pack i runs on group i modulo the number of groups, after the packs that the group has already.
 
+    Fewer packs than groups leave groups without work.
+
     Args:
         problem: the batch.
         pack: for every sequence the number of its pack; no number below the largest is left out.
         degree: ranks of a group, which share each of its packs.
 
     Raises:
-        InfeasibleError: ranks that do not divide, or a group without a pack.
+        InfeasibleError: ranks that do not divide.
     """
     if problem.ranks % degree:
         raise InfeasibleError(f"{problem.ranks} ranks do not divide by cp = {degree}")
     groups, packs = problem.ranks // degree, int(pack.max()) + 1
-    if packs < groups:
-        raise InfeasibleError(f"{packs} packs leave some of {groups} data-parallel groups without work")
     by_pack = np.argsort(pack, kind="stable")
     tokens = problem.lengths[by_pack]
     offsets = np.concatenate(([0], np.cumsum(np.bincount(pack, minlength=packs))))

@@ -7,11 +7,13 @@ from dataclasses import replace
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.strategies.best_plan import plan_best
 from hdpsim.simulator.strategies.by_kind import plan_by_kind
+from hdpsim.simulator.strategies.distca import plan_distca
 from hdpsim.simulator.strategies.hdp_balance import plan_balanced
 from hdpsim.simulator.strategies.hdp_naive import plan_naive
 from hdpsim.simulator.strategies.own import plan_own
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.static_mesh import plan_static
+from hdpsim.simulator.strategies.wlb_llm import plan_wlb_llm
 
 
 def make_plan(problem: PlanningProblem) -> Plan:
@@ -41,5 +43,9 @@ def _plan(problem: PlanningProblem) -> Plan:
             return plan_balanced(problem) if options.balancing else plan_naive(problem)
         case "hdp-opt":
             return plan_best(problem) if options.balancing else plan_naive(problem)
+        case "wlb-llm":
+            return plan_wlb_llm(problem)
+        case "distca":
+            return plan_distca(problem)
         case _:
             return plan_own(problem)

@@ -1,0 +1,46 @@
+"""Core-attention disaggregation (DistCA): linear work stays where documents are, attention goes to all ranks alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from hdpsim.errors import InfeasibleError
+from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.strategies.given_packs import plan_given_packs
+from hdpsim.simulator.strategies.problem import PlanningProblem
+from hdpsim.simulator.strategies.wlb_llm import balanced_packs
+
+
+def plan_distca(problem: PlanningProblem) -> Plan:
+    """Micro-batches that all ranks share: tokens spread evenly, and so is the attention of all documents together.
+
+        micro-batches = ceil(tokens / (ranks x C)), of equal attention
+
+    Every rank attends 1/n of each micro-batch; what travels for it is priced by the cost model (layout.cp_kind =
+    disaggregated).
+    Ignored: the tolerance of 10 % up to which DistCA's planner leaves ranks unequal, and what it saves by moving no
+    more than it must: a plan says which ranks share a micro-batch, not which of them attends to what.
+    Source: DistCA (hao-ai-lab/distca), d2/planner/planner.py.
+
+    Raises:
+        InfeasibleError: the layout shares sequences otherwise.
+    """
+    kind = problem.cost.layout.context.kind
+    if kind != "disaggregated":
+        raise InfeasibleError(
+            f"strategy distca deals attention alone to the ranks: it needs layout.cp_kind = disaggregated, not {kind}"
+        )
+    lengths, most = problem.lengths, problem.ranks * problem.capacity_tokens
+    attention = lengths.astype(np.float64) ** 2
+    rounds = -(-int(lengths.sum()) // most)
+    while True:
+        pack = balanced_packs(lengths, attention, rounds, most)
+        if np.bincount(pack, weights=lengths).max() <= most:
+            break
+        rounds += 1
+    number = np.cumsum(np.bincount(pack, minlength=rounds) > 0) - 1
+    plan = plan_given_packs(problem, number[pack], problem.ranks)
+    notes = (f"attention over {problem.ranks} ranks, {plan.micro_batches} micro-batches",)
+    return replace(plan, capacity_tokens=problem.capacity_tokens, notes=notes)
