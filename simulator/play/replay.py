@@ -61,7 +61,7 @@ def run_replay(plan: Plan, costs: StepCosts, noise: Noise | None = None) -> Exec
     lockstep = find_lockstep(plan, costs, noise)
     if lockstep is not None:
         return lockstep.expanded(replay_lone_ranks(costs, lockstep.counts))
-    teams = find_teams(plan, noise)
+    teams = find_teams(plan, noise) if costs.members is None else None  # of several kinds: not alike
     return _run(plan, costs, noise) if teams is None else teams.expanded(_run(teams.plan, costs, None))
 
 
