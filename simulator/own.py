@@ -14,7 +14,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -40,6 +40,12 @@ OWN_WORDS = "my_module:function for one's own"
 
 _PLAIN_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _registered: dict[str, Callable[..., object]] = {}
+_reserved = {"static", "best-static"}
+
+
+def reserve(names: Iterable[str]) -> None:
+    """Keep the names of shipped strategies from being registered."""
+    _reserved.update(names)
 
 
 def strategy(name: str) -> Callable[[_Function], _Function]:
@@ -50,7 +56,7 @@ def strategy(name: str) -> Callable[[_Function], _Function]:
     """
     if not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name):
         raise StrategyError(f"@strategy needs a name of letters, digits, _, . and -; got {quoted(name)}")
-    if name in ("static", "best-static") or name.startswith("hdp-"):
+    if name in _reserved or name.startswith("hdp-"):
         raise StrategyError(f"@strategy({name!r}): names of hdpsim's own strategies are taken")
 
     def register(function: _Function) -> _Function:

@@ -15,11 +15,12 @@ from hdpsim.cost_models.step.loading import DataPipeline
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import InfeasibleError
 from hdpsim.ranges import RANGES
-from hdpsim.simulator.own import OWN_WORDS, is_own_name
+from hdpsim.simulator.own import OWN_WORDS, is_own_name, reserve
 
 StrategyName = Literal["static", "hdp-naive", "hdp-balance", "hdp-opt", "wlb-llm", "distca"]
 OF_PAPERS: tuple[StrategyName, ...] = ("wlb-llm", "distca")
 """Strategies of others that are no parts of HDP."""
+reserve(get_args(StrategyName))
 OwnStrategyName = Annotated[str, Text(is_own_name, OWN_WORDS)]
 BalanceMode = Literal["auto", "dp", "pp"]
 Executor = Literal["replay", "engine"]
@@ -57,6 +58,9 @@ class StrategyOptions(Checked):
     """HDP: a remote loader reads every token once, beside training; off: all nodes read all, when the step begins."""
     speed_aware: bool = True
     """HDP on nodes of several kinds: ranks get sequences by their speed and memory; off: as if all were the slowest."""
+
+    estimate_error: Share = 0.0
+    """HDP, one's own: coefficient of variation of the planner's estimates of time, by length; steps take the truth."""
 
     @property
     def has_one_mesh(self) -> bool:

@@ -53,6 +53,7 @@ from hdpsim.simulator.step_memory import (
     settled_layout,
     with_allocator_waits,
 )
+from hdpsim.simulator.strategies.estimates import EstimateError
 from hdpsim.simulator.strategies.planner import make_plan
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.without_effect import without_effect
@@ -169,11 +170,20 @@ def _plan(setup: Setup, tokens: Ints, quick: bool) -> tuple[Plan, PlanningProble
     capacities = [(kind, capacity_tokens(kind)) for kind in setup.kinds]
     for kind, capacity in capacities:  # before a long search
         check_fits(kind, memory_of(kind, capacity, micro_batches=1, sequence_tokens=1))
-    problem = replace(_problem(setup, tokens, capacities), quick=quick)
+    problem = _estimating(setup, replace(_problem(setup, tokens, capacities), quick=quick))
     plan = make_plan(problem)
     report = plan_memory(setup, plan)
     check_fits(setup, report)
     return plan, problem, report
+
+
+def _estimating(setup: Setup, problem: PlanningProblem) -> PlanningProblem:
+    """The problem as the planner sees it; a static mesh is not planned by estimates."""
+    if not setup.strategy.estimate_error or setup.strategy.name == "static":
+        return problem
+    error = EstimateError(variation=setup.strategy.estimate_error, seed=setup.execution.seed)
+    kinds = tuple(replace(kind, error=error) for kind in problem.kinds)
+    return replace(problem, error=error, kinds=kinds)
 
 
 def check_strategy(setup: Setup) -> None:

@@ -17,7 +17,7 @@ from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import stage_layers
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.settings import changed_settings, note_on, with_default
-from hdpsim.simulator.setup import OF_PAPERS, Setup
+from hdpsim.simulator.setup import OF_PAPERS, Setup, StrategyOptions
 
 Rule = tuple[str, tuple[str, ...]]
 """Why some settings change nothing (an empty text: they may), and their dotted keys."""
@@ -155,7 +155,7 @@ def _of_strategy(setup: Setup, largest_group: int | None) -> Iterator[Rule]:
     options = setup.strategy
     name = f"strategy is {options.name}"
     if options.name == "static":
-        parts = "dynamic_groups selective_offloading balancing remote_data_loading"
+        parts = "dynamic_groups selective_offloading balancing remote_data_loading estimate_error"
         yield f"{name}, they are parts of HDP", _keys("strategy", parts)
     else:
         yield f"{name}, not static", _keys("strategy", "activation_offload")
@@ -172,7 +172,18 @@ def _of_strategy(setup: Setup, largest_group: int | None) -> Iterator[Rule]:
         if options.dynamic_groups
         else "dynamic_groups is false, and a static mesh gives all ranks the same"
     )
-    yield alike or static or mesh, _keys("strategy", "speed_aware")
+    own = f"{name}, which plans as if all nodes were the slowest" if options.is_own else ""
+    yield alike or static or own or mesh, _keys("strategy", "speed_aware")
+    if not options.is_own:  # which may read any of these
+        yield from _of_hdp(options, name)
+    yield (
+        "" if setup.data_pipeline.asynchronous else "asynchronous_loading is false",
+        _keys("data", "prefetch_steps"),
+    )
+    yield "no sequence is shared by several ranks" if largest_group == 1 else "", _layout("cp_kind")
+
+
+def _of_hdp(options: StrategyOptions, name: str) -> Iterator[Rule]:
     if options.name == "hdp-naive":
         yield f"{name}, which never balances", _keys("strategy", "balancing")
     if options.name != "hdp-balance" or not (options.balancing and options.dynamic_groups):
@@ -198,11 +209,6 @@ def _of_strategy(setup: Setup, largest_group: int | None) -> Iterator[Rule]:
     elif options.name != "static":
         yield "dynamic_groups is false", _keys("strategy", "selective_offloading")
         yield "dynamic_groups is false, which leaves HDP the static mesh", _keys("strategy", "name")
-    yield (
-        "" if setup.data_pipeline.asynchronous else "asynchronous_loading is false",
-        _keys("data", "prefetch_steps"),
-    )
-    yield "no sequence is shared by several ranks" if largest_group == 1 else "", _layout("cp_kind")
 
 
 def _of_execution(setup: Setup) -> Iterator[Rule]:
@@ -210,6 +216,7 @@ def _of_execution(setup: Setup) -> Iterator[Rule]:
     yield "all GPUs are on one node" if setup.cluster.nodes == 1 else "", _keys("execution", "network")
     hashed = options.network == "flows" and setup.cluster.fabric.routing == "ecmp"
     drawn = options.draws_steps or options.slow_node_share or options.gpu_spread
+    drawn = drawn or (setup.strategy.estimate_error and setup.strategy.name != "static")
     yield (
         "" if drawn or hashed else "no jitter, slow nodes, spread or pauses are drawn",
         _keys("execution", "seed"),

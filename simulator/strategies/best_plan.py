@@ -97,6 +97,8 @@ def _targets(problem: PlanningProblem, below_s: float, effort: _Effort) -> list[
     sizes = {int(np.ceil(mean / slots)) for slots in SLOTS}
     sizes |= {problem.context_tokens // share for share in CONTEXT_SHARES} - {0}
     alone_s = problem.cost.sequence_s(problem.lengths, 1, 0)
+    if problem.error is not None:
+        alone_s = problem.piece_s(problem.lengths) - problem.token_s * problem.lengths
     # Sharing takes hardly less work than one rank would.
     work_s = np.maximum(alone_s + problem.token_s * problem.lengths, problem.floor_s) + problem.fixed_s
     likely = []

@@ -21,6 +21,7 @@ from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.plan_pieces import plan_costs
 from hdpsim.simulator.play.replay import run_replay
+from hdpsim.simulator.strategies.estimates import estimated_costs
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 ROUNDS = 5
@@ -87,7 +88,9 @@ def _by_speed(
 
 def _played(problem: PlanningProblem, mixed: MixedCost, plan: Plan) -> tuple[float, Floats]:
     """The step of a plan without noise and loading; [kinds]: when the busiest rank of each is done."""
-    execution = run_replay(plan, plan_costs(problem.cost, mixed, plan, data_s=0.0))
+    costs = plan_costs(problem.cost, mixed, plan, data_s=0.0)
+    costs = estimated_costs(problem.error, plan, problem.true_piece_s(plan.segment_tokens), costs)
+    execution = run_replay(plan, costs)
     until = execution.accounts.index("wait_gradients")
     done_s = execution.account_s[:until].sum(axis=0).max(axis=1)
     ends_s = np.zeros(len(mixed.kinds))

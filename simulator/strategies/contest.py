@@ -12,6 +12,7 @@ from hdpsim.cost_models.step.step import epilogue, step_costs
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.plan_pieces import distinct_micro_batches
 from hdpsim.simulator.play.replay import run_replay
+from hdpsim.simulator.strategies.estimates import estimated_costs
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 NEARLY = 0.9
@@ -71,7 +72,10 @@ class Contest:
         batches = distinct_micro_batches(self._problem.cost, plan)
         if self._priced is None or not self._priced[0].same_as(batches):
             self._priced = batches, step_costs(self._problem.cost, batches, plan.ranks, data_s=0.0)
-        costs = self._priced[1]
+        costs, problem = self._priced[1], self._problem
+        if problem.error is not None:
+            segment_s = problem.true_piece_s(plan.segment_tokens)
+            costs = estimated_costs(problem.error, plan, segment_s, costs)
         return run_replay(plan, costs).step_s - self._around_s
 
 

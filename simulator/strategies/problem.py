@@ -13,6 +13,7 @@ from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.step.mixed import MixedCost
 from hdpsim.cost_models.transformer.stages import bubble_weight
 from hdpsim.simulator.setup import StrategyOptions
+from hdpsim.simulator.strategies.estimates import EstimateError
 
 EVERY_SIZE_UP_TO = 1024
 """Tokens up to which the table of linear work has every size; beyond, sizes grow by 1 / EVERY_SIZE_UP_TO."""
@@ -34,6 +35,9 @@ class PlanningProblem:
 
     quick: bool = False
     """Fewer drafts of a balanced plan, none of packs of other sizes: for a search that plans its survivors in full."""
+
+    error: EstimateError | None = None
+    """How far off the planner's estimates are; None: they are the truth."""
 
     mixed: MixedCost | None = None
     """Nodes of several kinds: what work costs on each. `cost` is that of the slowest then, the capacity the least."""
@@ -113,7 +117,8 @@ class PlanningProblem:
         tokens, sizes = np.asarray(lengths, dtype=np.float64), np.asarray(group_size, dtype=np.float64)
         tier = np.maximum(self.compact_tier(group_size), least_tier)
         attention = self.cost.sequence_s(tokens, sizes, tier)
-        return self.micro_batch_s(attention, tokens / sizes)
+        seconds = self.micro_batch_s(attention, tokens / sizes)
+        return seconds if self.error is None else seconds * self.error.factors(lengths)
 
     def micro_batch_s(self, attention_s: ArrayLike, tokens: ArrayLike) -> Floats:
         """Time of micro-batches with so much attention and so many tokens on every rank."""
@@ -129,6 +134,11 @@ class PlanningProblem:
 
     def piece_s(self, lengths: ArrayLike) -> Floats:
         """Work a sequence adds to a micro-batch of one rank (no floor, no fixed part)."""
+        work_s = self.true_piece_s(lengths)
+        return work_s if self.error is None else work_s * self.error.factors(lengths)
+
+    def true_piece_s(self, lengths: ArrayLike) -> Floats:
+        """The same without the error of estimates."""
         tokens = np.asarray(lengths, dtype=np.float64)
         ones = np.ones_like(tokens)
         return np.asarray(

@@ -218,7 +218,7 @@ def test_lists_are_fine_instead_of_arrays(setup, monkeypatch):
     assert _simulated(setup, "mine").step_s > 0
 
 
-@pytest.mark.parametrize("name", ["", "has space", "static", "hdp-mine", "a:b"])
+@pytest.mark.parametrize("name", ["", "has space", "static", "distca", "hdp-mine", "a:b"])
 def test_names_that_cannot_be_registered(name):
     with pytest.raises(StrategyError):
         own.strategy(name)
