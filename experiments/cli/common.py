@@ -111,6 +111,26 @@ def _checked_strategies(
     return names
 
 
+def _checked_variants(
+    _context: click.Context, _option: click.Parameter, text: str | None
+) -> tuple[str, ...] | None:
+    """The same with variants, each under the name of its row."""
+    if text is None:
+        return None
+    from hdpsim.experiments.studies.strategy_variants import read_variants, split_variants
+
+    return tuple(variant.label for variant in read_variants(split_variants(text)))
+
+
+variants_option: Decorator = click.option(
+    "--strategies",
+    metavar="A,B,C",
+    callback=_checked_variants,
+    help="Strategies, the first being the base of the speed-ups; variants as static(cp=32,packing=concatenate) with "
+    "keys of layout and strategy; one's own as my_module:function.",
+)
+
+
 strategies_option: Decorator = click.option(
     "--strategies",
     metavar="A,B,C",

@@ -327,7 +327,8 @@ def _named(outcome: Outcome, best: Outcome | None = None) -> str:
         return f"{outcome.strategy} ({outcome.mesh.words})"
     if outcome is best:
         return f"{outcome.strategy} ({outcome.mesh.words}; no other static mesh that was tried is faster)"
-    return f"{outcome.strategy} as the scenario has it ({outcome.mesh.words})"
+    where = "" if "(" in outcome.strategy else " as the scenario has it"
+    return f"{outcome.strategy}{where} ({outcome.mesh.words})"
 
 
 def _against(fastest: Outcome, other: Outcome, best: Outcome | None) -> str:

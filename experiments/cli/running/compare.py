@@ -12,15 +12,15 @@ from hdpsim.experiments.cli.common import (
     replications_option,
     scenario_argument,
     set_option,
-    strategies_option,
     target_option,
+    variants_option,
 )
 from hdpsim.experiments.cli.progress import progress
 
 
 @click.command("compare")
 @scenario_argument
-@strategies_option
+@variants_option
 @set_option
 @batches_option
 @replications_option
