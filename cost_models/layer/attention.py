@@ -356,8 +356,8 @@ class AttentionCost:
         step_s = self._step_s(segment_tokens, segment_offsets, sizes, backward=backward)
         far = (sizes > 1.0) & (tier > 0)
         if self._exchange is not None:
-            behind = {"gathered-ring": 1.0, "disaggregated": sizes}.get(self._kind, 0.0)
-            hidden_s = np.asarray(behind * step_s)
+            behind: dict[str, Floats] = {"gathered-ring": np.ones_like(sizes), "disaggregated": sizes}
+            hidden_s = behind.get(self._kind, np.zeros_like(sizes)) * step_s
             return self._exchange.sent(tokens_per_rank, sizes, tier, hidden_s, backward=backward)
         rate = np.broadcast_to(self._link_bytes_per_s(sizes, tier, crossing), sizes.shape)
         volume = tokens_per_rank * self.kv_bytes_per_token * (RING_BACKWARD_VOLUME if backward else 1.0)
