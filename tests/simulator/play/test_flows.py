@@ -8,7 +8,9 @@ from functools import partial
 import numpy as np
 import pytest
 import simpy
-from simulator_setups import MODEL, small_cluster, small_setup
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulator_setups import MODEL, Task, pipelines, small_cluster, small_setup, tasks
 
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.errors import InfeasibleError
@@ -29,7 +31,7 @@ LENGTHS = np.array([16384, 9000, 8192, 4000, 3000, 2048, 2048, *[1024] * 40])
 EXPERTS = replace(MODEL, name="experts", experts=16, top_k=2)
 
 
-def setup(
+def step_setup(
     model=MODEL,
     execution=FLOWS,
     nodes=8,
@@ -51,26 +53,28 @@ def setup(
 
 
 SETUPS = {
-    "rings": setup(tp=2),
-    "static": setup(tp=2, cp=8, strategy="static"),
-    "sums shown": setup(tp=2, dp_overlap=False),
-    "sharded among some": setup(tp=2, sharding="zero2", shard_ranks=8),
-    "nothing sharded": setup(tp=2, sharding="none"),
-    "pipeline": setup(tp=2, pp=4),
-    "pipelines side by side": setup(nodes=16, tp=8, pp=2, order="tp-pp-dp"),
-    "interleaved": setup(tp=4, pp=2, vpp=2, schedule="interleaved"),
-    "zb-h1": setup(tp=2, pp=4, schedule="zb-h1"),
-    "zb-h2": setup(tp=2, pp=4, schedule="zb-h2"),
-    "zb-v": setup(tp=4, pp=2, vpp=2, schedule="zb-v"),
-    "all-gather": setup(tp=1, cp=16, cp_kind="all-gather", strategy="static"),
-    "gathered ring": setup(tp=2, cp=16, cp_kind="gathered-ring", strategy="static"),
-    "ulysses": setup(tp=1, cp=8, cp_kind="ulysses", strategy="static", order="tp-pp-dp", pp=2),
-    "layer by layer": setup(tp=2, cp=8, sharding="zero3", strategy="static"),
-    "recomputed": setup(tp=2, cp=8, recompute="full", strategy="static"),
-    "wide tensor groups": setup(tp=16, model=replace(MODEL, heads=16, kv_heads=16)),
-    "experts": setup(tp=2, cp=8, ep=16, model=EXPERTS, strategy="static"),
-    "fused experts": setup(tp=2, cp=8, ep=16, expert_dispatch="fused", model=EXPERTS, strategy="static"),
-    "noise": setup(tp=4, pp=2, execution=ExecutionOptions(network="flows", jitter=0.2, slow_node_share=0.3)),
+    "rings": step_setup(tp=2),
+    "static": step_setup(tp=2, cp=8, strategy="static"),
+    "sums shown": step_setup(tp=2, dp_overlap=False),
+    "sharded among some": step_setup(tp=2, sharding="zero2", shard_ranks=8),
+    "nothing sharded": step_setup(tp=2, sharding="none"),
+    "pipeline": step_setup(tp=2, pp=4),
+    "pipelines side by side": step_setup(nodes=16, tp=8, pp=2, order="tp-pp-dp"),
+    "interleaved": step_setup(tp=4, pp=2, vpp=2, schedule="interleaved"),
+    "zb-h1": step_setup(tp=2, pp=4, schedule="zb-h1"),
+    "zb-h2": step_setup(tp=2, pp=4, schedule="zb-h2"),
+    "zb-v": step_setup(tp=4, pp=2, vpp=2, schedule="zb-v"),
+    "all-gather": step_setup(tp=1, cp=16, cp_kind="all-gather", strategy="static"),
+    "gathered ring": step_setup(tp=2, cp=16, cp_kind="gathered-ring", strategy="static"),
+    "ulysses": step_setup(tp=1, cp=8, cp_kind="ulysses", strategy="static", order="tp-pp-dp", pp=2),
+    "layer by layer": step_setup(tp=2, cp=8, sharding="zero3", strategy="static"),
+    "recomputed": step_setup(tp=2, cp=8, recompute="full", strategy="static"),
+    "wide tensor groups": step_setup(tp=16, model=replace(MODEL, heads=16, kv_heads=16)),
+    "experts": step_setup(tp=2, cp=8, ep=16, model=EXPERTS, strategy="static"),
+    "fused experts": step_setup(tp=2, cp=8, ep=16, expert_dispatch="fused", model=EXPERTS, strategy="static"),
+    "noise": step_setup(
+        tp=4, pp=2, execution=ExecutionOptions(network="flows", jitter=0.2, slow_node_share=0.3)
+    ),
 }
 
 
@@ -120,16 +124,16 @@ def test_sharing_links_never_makes_a_step_faster_and_every_second_has_an_account
 def small_nics(count: int) -> Setup:
     """Pipelines between nodes with *count* NICs for 8 GPUs."""
     cluster = small_cluster(8)
-    return setup(cluster=replace(cluster, node=replace(cluster.node, nics=count)), tp=2, pp=2)
+    return step_setup(cluster=replace(cluster, node=replace(cluster.node, nics=count)), tp=2, pp=2)
 
 
 CONTENDED = {
     "pipeline": SETUPS["pipeline"],
     "interleaved": SETUPS["interleaved"],
     "two NICs for eight GPUs": small_nics(2),
-    "oversubscribed": setup(tp=2, oversubscription=8.0),
-    "oversubscribed pipeline": setup(tp=2, pp=4, oversubscription=8.0),
-    "hashed": setup(
+    "oversubscribed": step_setup(tp=2, oversubscription=8.0),
+    "oversubscribed pipeline": step_setup(tp=2, pp=4, oversubscription=8.0),
+    "hashed": step_setup(
         tp=2,
         pp=2,
         cluster=replace(small_cluster(8), fabric=replace(small_cluster(8).fabric, routing="ecmp", uplinks=2)),
@@ -170,14 +174,14 @@ def test_nics_that_too_few_links_share_cost_time():
 )
 def test_what_flows_cannot_play_is_refused(layout: dict[str, object], said: str):
     strategy = "static" if "schedule" in layout else "hdp-opt"
-    of = setup(tp=2, pp=2, cp=8, strategy=strategy, **layout)
+    of = step_setup(tp=2, pp=2, cp=8, strategy=strategy, **layout)
     with pytest.raises(InfeasibleError, match=said):
         simulate_step(of, np.full(64, 16384))
 
 
 def test_bytes_on_the_nics_are_what_the_rings_carry():
     # Two ranks of one node each share one sequence: rank 0 -> 1 -> 0 over their NICs, both directions of the ring.
-    of = setup(nodes=2, tp=8)
+    of = step_setup(nodes=2, tp=8)
     plan, problem, _ = plan_batch(of, [4096])
     costs = price_plan(of, problem, plan)
     flows = FlowProgram.of(compile_program(plan, costs), replace(wired(of), every_link=True))
@@ -221,3 +225,25 @@ def test_every_link_carries_what_operations_transfers_and_sums_send(name: str):
         add(rows, np.ones(len(rows.largest)))
     assert carried.any()
     np.testing.assert_allclose(record.link_bytes(), carried, rtol=1e-6, atol=1.0)
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(st.one_of(tasks(), tasks(noise=True), pipelines()))
+def test_any_step_of_flows_accounts_for_its_time_and_is_never_faster_than_alone(task: Task):
+    setup = replace(task.setup, memory=replace(task.setup.memory, must_fit=False))
+    flows = replace(setup, execution=replace(setup.execution, network="flows"))
+    independent = simulate_step(setup, task.lengths)
+    if setup.layout.pipeline.schedule == "dualpipe" or not setup.layout.pipeline.overlap:
+        with pytest.raises(InfeasibleError, match="flows does not play"):
+            simulate_step(flows, task.lengths)
+        return
+    step = simulate_step(flows, task.lengths)
+    assert step.network is not None
+    assert step.network.independent_s == pytest.approx(independent.step_s, rel=1e-9)
+    assert step.step_s >= step.network.alone_s * (1.0 - 1e-9)
+    np.testing.assert_allclose(step.account_s.sum(axis=0), step.step_s, rtol=1e-9)
+    assert (step.account_s >= -1e-9 * step.step_s).all()
+    fabric = setup.cluster.fabric
+    if fabric.leaf_oversubscription == fabric.spine_oversubscription == 1.0 and setup.layout.parallel.pp == 1:
+        assert step.network.alone_s == pytest.approx(independent.step_s, rel=1e-9)
