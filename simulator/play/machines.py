@@ -15,6 +15,8 @@ import numpy as np
 from hdpsim.arrays import Bools, Floats
 from hdpsim.cost_models.layout.groups import RankOrder
 
+_FORGOTTEN = math.log(1e9)
+
 Number = TypeVar("Number", Floats, Bools)
 Stream = Callable[[int], np.random.Generator]
 """The random numbers of one cause by the number of the step."""
@@ -76,10 +78,19 @@ def drifting(stream: Stream, step: int, nodes: int, memory_steps: int) -> Floats
         return stream(step).standard_normal(nodes)
     correlation = math.exp(-1.0 / memory_steps)
     fresh = math.sqrt(1.0 - correlation * correlation)
-    pace = stream(0).standard_normal(nodes)
-    for number in range(1, step + 1):
+    first = _remembered_from(step, 1.0 / memory_steps)
+    pace = stream(first).standard_normal(nodes)
+    for number in range(first + 1, step + 1):
         pace = correlation * pace + fresh * stream(number).standard_normal(nodes)
     return pace
+
+
+def _remembered_from(step: int, forgets: float) -> int:
+    """The step from which a state is followed up to *step*: of what was before less than a billionth is left.
+
+    *forgets*: share of a state that does not matter any more one step later.
+    """
+    return max(0, step - math.ceil(_FORGOTTEN / forgets)) if forgets > 0 else 0
 
 
 def in_slow_period(stream: Stream, step: int, nodes: int, share: float, mean_steps: int) -> Bools:
@@ -93,8 +104,9 @@ def in_slow_period(stream: Stream, step: int, nodes: int, share: float, mean_ste
     """
     ends = 1.0 / mean_steps
     begins = ends * share / (1.0 - share)
-    slow: Bools = stream(0).random(nodes) < share
-    for number in range(1, step + 1):
+    first = _remembered_from(step, ends - begins)
+    slow: Bools = stream(first).random(nodes) < share
+    for number in range(first + 1, step + 1):
         draw = stream(number).random(nodes)
         slow = np.where(slow, draw >= ends, draw < begins)
     return slow

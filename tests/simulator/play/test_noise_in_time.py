@@ -39,6 +39,17 @@ def test_drift_has_no_warm_up_and_the_memory_asked_for(steps: int) -> None:
     assert abs(np.corrcoef(drifting(partial(stream, 1), 3, NODES, 0), pace[0])[0, 1]) < 0.07
 
 
+def test_late_steps_remember_what_matters() -> None:
+    draw, nodes = partial(stream, 3), 200
+    pace, slow = draw(0).standard_normal(nodes), draw(0).random(nodes) < 0.2
+    for step in range(1, 900):
+        pace = np.exp(-1 / 10) * pace + np.sqrt(1 - np.exp(-2 / 10)) * draw(step).standard_normal(nodes)
+        uniform = draw(step).random(nodes)
+        slow = np.where(slow, uniform >= 1 / 8, uniform < 1 / 32)
+    np.testing.assert_allclose(drifting(draw, 899, nodes, 10), pace, atol=1e-7)
+    np.testing.assert_array_equal(in_slow_period(draw, 899, nodes, 0.2, 8), slow)
+
+
 def test_slow_periods_take_their_share_and_last_as_long_as_asked_for() -> None:
     share, mean_steps = 0.1, 8
     slow = np.array(
