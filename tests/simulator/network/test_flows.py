@@ -10,8 +10,10 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.network import NetworkCalibration
-from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
+from hdpsim.cost_models.hardware.parts import Cluster, CongestionControl, Fabric, Gpu, Node
+from hdpsim.cost_models.network.congestion import blocked_share
 from hdpsim.cost_models.network.ecmp import busiest_load
 from hdpsim.cost_models.network.links import Links, Pattern
 from hdpsim.simulator.network.flows import Activity, FlowNetwork
@@ -29,10 +31,15 @@ def links_of(nodes: int, fabric: Fabric | None = None, *, gpus: int = 4, nics: i
     return Links.of(Cluster(name="test", node=node, nodes=nodes, fabric=fabric or Fabric()), EXACT)
 
 
-def play(links: Links, activities: Sequence[tuple[float, Activity]], **options: object) -> list[float]:
-    """When each of *activities*, which start at given times, ends."""
+def play(
+    links: Links,
+    activities: Sequence[tuple[float, Activity]],
+    control: CongestionControl | None = None,
+    changes: Sequence[tuple[float, int, float]] = (),
+) -> list[float]:
+    """When each of *activities*, which start at given times, ends; *changes*: when, which link, its factor."""
     env = simpy.Environment()
-    network = FlowNetwork(env, links, **options)  # type: ignore[arg-type]
+    network = FlowNetwork(env, links, control)
     ends = [0.0] * len(activities)
 
     def process(number: int, start_s: float, activity: Activity) -> simpy.events.ProcessGenerator:
@@ -41,9 +48,29 @@ def play(links: Links, activities: Sequence[tuple[float, Activity]], **options: 
         assert env.now == pytest.approx(start_s + took_s)
         ends[number] = env.now
 
+    def change(at_s: float, link: int, factor: float) -> simpy.events.ProcessGenerator:
+        yield env.timeout(at_s)
+        network.set_capacity(link, factor)
+
+    for what in sorted(changes, key=lambda change: change[0]):
+        env.process(change(*what))
     processes = [env.process(process(number, *what)) for number, what in enumerate(activities)]
     env.run(until=env.all_of(processes))
     return ends
+
+
+def left_while_paused(links: Links, capacity: Floats, demand: Floats, control: CongestionControl) -> Floats:
+    """What congestion control leaves of every up-link, switch by switch."""
+    left, blocked = capacity.copy(), blocked_share(control)
+    for kind, bins in (("leaf-up", links.leaf.bins), ("spine-up", links.spine.bins)):
+        start, count = links.first[kind], links.count[kind]  # type: ignore[index]
+        for first in range(start, start + count, bins):
+            switch = slice(first, first + bins)
+            load = np.maximum(1.0, demand[switch] / capacity[switch])
+            if load.max() > 1.0 + 1e-9:
+                share = 1.0 - blocked + blocked * load / load.max()
+                left[switch] = np.minimum(capacity[switch], demand[switch]) * share
+    return np.where(left > 0, left, 1e-300)
 
 
 def transfer(
@@ -206,7 +233,56 @@ def test_never_faster_than_alone_and_as_a_solution_of_everything_at_every_event(
     assert ends == pytest.approx(play_everything(links, activities), rel=1e-9)
 
 
-def play_everything(links: Links, activities: Sequence[tuple[float, Activity]]) -> list[float]:
+coupled = st.lists(
+    st.tuples(
+        st.integers(0, 12),
+        st.lists(st.tuples(st.integers(0, 31), st.integers(0, 31)), min_size=1, max_size=4),
+        st.integers(1, 5),
+        st.integers(0, 3),
+    ),
+    min_size=2,
+    max_size=12,
+)
+changes = st.lists(
+    st.tuples(st.integers(0, 20), st.integers(0, 400), st.sampled_from([0.25, 0.5, 1.0])), max_size=3
+)
+
+
+@given(
+    drawn=coupled,
+    changed=changes,
+    control=st.sampled_from(["ideal", "dcqcn", "none"]),
+    seed=st.integers(0, 3),
+)
+@settings(max_examples=80, derandomize=True, deadline=None)
+def test_hashed_coupled_flows_on_changing_links_are_as_if_all_were_solved_at_every_event(
+    drawn: list[tuple[int, list[tuple[int, int]], int, int]],
+    changed: list[tuple[int, int, float]],
+    control: CongestionControl,
+    seed: int,
+) -> None:
+    links = links_of(
+        32, Fabric(nodes_per_block=4, blocks_per_pod=4, routing="ecmp", uplinks=4), gpus=1, nics=1
+    )
+    activities = []
+    for start, pairs, size, hidden in drawn:
+        source, target = np.array(pairs).T
+        pattern = links.routes(source, target, seed=seed).pattern()
+        if len(pattern.links):
+            activities.append((start / 8, Activity.of(links, pattern, size * 10e9, hidden_s=hidden / 4)))
+    steps = [(at / 8 + 1 / 16, number % len(links), factor) for at, number, factor in changed]
+    if not activities:
+        return
+    ends = play(links, activities, control=control, changes=steps)
+    assert ends == pytest.approx(play_everything(links, activities, control, steps), rel=1e-9)
+
+
+def play_everything(
+    links: Links,
+    activities: Sequence[tuple[float, Activity]],
+    control: CongestionControl = "ideal",
+    changes: Sequence[tuple[float, int, float]] = (),
+) -> list[float]:
     """The same without any shortcut: all rates anew at every event, by progressive filling over dense arrays."""
     weights = np.zeros((len(activities), len(links)))
     for row, (_, activity) in zip(weights, activities, strict=True):
@@ -214,21 +290,26 @@ def play_everything(links: Links, activities: Sequence[tuple[float, Activity]]) 
     limit = np.array([activity.volume_bytes / activity.alone_s for _, activity in activities])
     left = np.array([activity.volume_bytes for _, activity in activities])
     starts = np.array([start for start, _ in activities])
-    ends, now = np.full(len(activities), np.inf), 0.0
+    ends, now, capacity = np.full(len(activities), np.inf), 0.0, links.capacity_bytes_per_s.copy()
+    times = np.array([*starts, *(at for at, _, _ in changes)])
     while np.isinf(ends).any():
+        for at, number, factor in sorted(changes, key=lambda change: change[0]):
+            if at <= now:
+                capacity[number] = links.capacity_bytes_per_s[number] * factor
         running = (starts <= now) & np.isinf(ends)
-        rate, rising, room = np.zeros(len(left)), running.copy(), links.capacity_bytes_per_s.copy()
+        have = left_while_paused(links, capacity, (weights * limit[:, None])[running].sum(axis=0), control)
+        rate, rising, room = np.zeros(len(left)), running.copy(), have.copy()
         while rising.any():
             slope = weights[rising].sum(axis=0)
             used = slope > 0
             steps = np.concatenate([room[used] / slope[used], (limit - rate)[rising]])
             rate[rising] += steps.min()
             room -= steps.min() * slope
-            full = room <= links.capacity_bytes_per_s * 1e-12
+            full = room <= have * 1e-12
             rising &= (rate < limit * (1 - 1e-12)) & ~(weights[:, full] > 0).any(axis=1)
         finish = np.full(len(left), np.inf)
         finish[running] = now + left[running] / rate[running]
-        soonest = min(finish.min(), starts[starts > now].min(initial=np.inf))
+        soonest = min(finish.min(), times[times > now].min(initial=np.inf))
         left[running] -= rate[running] * (soonest - now)
         ends[running & (finish <= soonest * (1 + 1e-12))] = soonest
         now = float(soonest)
