@@ -11,8 +11,8 @@ An *activity* is a set of flows that advance together, at the pace of the slowes
 all-to-all, a transfer between stages, a gradient sum, a copy to the host, a read. Alone it takes alone_s. While other
 activities want more of a link than it has, all share it: every flow gets the same rate, or its own fastest one if that
 is less (max-min fairness). Rates change only when an activity starts or ends or a link's capacity changes; all that
-happens at one instant is solved together, after everything else of that instant, and only for activities that touch
-each other on links that are short.
+happens at one instant is solved together, after everything else of that instant, and only for activities on links that
+are short and changed, and for those whose rates change with theirs.
 
 The events of a network are its own: it leaves timers behind in the environment's queue, so run the environment until
 an event or a time, not until its queue is empty.
@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import cast
 
 import numpy as np
@@ -39,6 +40,8 @@ from hdpsim.simulator.network.record import Recorder
 
 LAST = EventPriority(10)  # priority of a solution: after whatever else happens at its instant
 TOLERANCE = 1e-9  # relative excess of demand over capacity that is rounding
+ROUNDING = 1e-11  # relative difference below which two rates are one
+FEW = 4  # tries to find those whose rates change one by one; then all around them
 SAME_INSTANT = 1e-12  # relative difference below which two ends are one
 
 
@@ -114,6 +117,7 @@ class FlowNetwork:
         self._demand = np.zeros(len(links))
         self._users = np.zeros(len(links), dtype=np.int64)
         self._short = np.zeros(len(links), dtype=np.bool_)  # links whose demand exceeds what they have
+        self._place = np.full(len(links), -1, dtype=np.int64)  # of links in what is being solved
         self._slots = _Slots()
         self._entries = _Entries()
         self._starting: list[tuple[Activity, simpy.Event]] = []
@@ -187,7 +191,7 @@ class FlowNetwork:
         if touched:
             short = self._find_short(np.concatenate(touched) if len(touched) > 1 else touched[0])
             if len(short):
-                self._share(*self._concerned(short), now)
+                self._share(short, now)
         fresh = self._fresh
         slots.end_s[fresh] = np.where(
             slots.rate[fresh] >= slots.limit[fresh], now + slots.alone_s[fresh], slots.end_s[fresh]
@@ -274,39 +278,45 @@ class FlowNetwork:
         paused = np.minimum(capacity, demand) * (1.0 - self._blocked + self._blocked * load / worst)
         return np.where(worst > 1.0 + TOLERANCE, paused, capacity)
 
-    def _concerned(self, links: Ints) -> tuple[Ints, Ints]:
-        """Activities on these links, and all that meet them on short links, directly or through others.
+    def _share(self, links: Ints, now: float) -> None:
+        """Give fair rates to the activities on *links*, and to those whose rates change with theirs.
 
-        Returns:
-            Their slots, and the places of their entries on short links.
+        Rates are fair when every activity has its own fastest rate or a link that stops it: one that is full and on
+        which nobody is faster. So only the activities on changed links are solved first, with what others leave them;
+        whoever is then not stopped as that says is solved with them, until all are.
         """
-        entries, slots = self._entries, self._slots
-        on_link = self._short.copy()
-        on_link[links] = True
-        relevant = np.flatnonzero(on_link[entries.link])
-        slot, link = entries.slot[relevant], entries.link[relevant]
-        alive = slots.alive[slot]
-        relevant, slot, link = relevant[alive], slot[alive], link[alive]
-        on_link[:] = False
-        on_link[links] = True
-        chosen = np.zeros(len(slots.rate), dtype=np.bool_)
-        found = -1
-        while (now_found := int(np.count_nonzero(reached := on_link[link]))) > found:
-            found = now_found
-            chosen[slot[reached]] = True
-            on_link[link[chosen[slot]]] = True
-        return np.flatnonzero(chosen), relevant[chosen[slot] & self._short[link]]
-
-    def _share(self, concerned: Ints, shared: Ints, now: float) -> None:
-        """Give these activities their fair rates; *shared*: their entries on short links."""
-        slots, entries = self._slots, self._entries
-        number = np.full(len(slots.rate), -1, dtype=np.int64)
-        number[concerned] = np.arange(len(concerned))
-        slot, link = entries.slot[shared], entries.link[shared]
-        used, place = np.unique(link, return_inverse=True)
-        shares = fair_rates(
-            number[slot], place, entries.flows[shared], self._effective[used], slots.limit[concerned]
-        )
+        slots = self._slots
+        slot, link, flows, chosen = self._entries_near(links)
+        number, place = np.zeros(len(slots.rate), dtype=np.int64), self._place
+        for attempt in count():
+            concerned = np.flatnonzero(chosen)
+            number[concerned] = np.arange(len(concerned))
+            inside = chosen[slot]
+            used = np.unique(link[inside])
+            place[used] = np.arange(len(used))
+            places = place[link]
+            place[used] = -1
+            outside = ~inside & (places >= 0)
+            other, at = slot[outside], places[outside]
+            rate_of_other = slots.rate[other]
+            taken = np.bincount(at, weights=flows[outside] * rate_of_other, minlength=len(used))
+            owner, where, own_flows = number[slot[inside]], places[inside], flows[inside]
+            limit, have = slots.limit[concerned], self._effective[used]
+            shares = fair_rates(owner, where, own_flows, have - taken, limit)
+            if not len(other):
+                break
+            fastest, stopped = np.zeros(len(used)), np.full(len(used), np.inf)
+            np.maximum.at(fastest, where, shares.rate[owner])
+            limited = shares.bottleneck >= 0
+            np.minimum.at(stopped, shares.bottleneck[limited], shares.rate[limited])
+            carried = taken + np.bincount(where, weights=own_flows * shares.rate[owner], minlength=len(used))
+            may_rise = (carried < have * (1.0 - ROUNDING))[at]
+            may_rise |= rate_of_other < fastest[at] * (1.0 - ROUNDING)
+            wrong = may_rise & (slots.stopped_by[other] == used[at])
+            wrong |= rate_of_other > stopped[at] * (1.0 + ROUNDING)
+            if not wrong.any():
+                break
+            chosen[other if attempt >= FEW else other[wrong]] = True
         stopped_by = np.full(len(concerned), -1, dtype=np.int64)
         limited = shares.bottleneck >= 0
         stopped_by[limited] = used[shares.bottleneck[limited]]
@@ -315,6 +325,19 @@ class FlowNetwork:
         self._record(moved)
         slots.set_rates(moved, shares.rate[changed], now)
         slots.stopped_by[concerned] = stopped_by
+
+    def _entries_near(self, links: Ints) -> tuple[Ints, Ints, Floats, Bools]:
+        """Entries of all activities on short links (slot, link, flows), and [slots]: who is on *links*."""
+        entries, slots = self._entries, self._slots
+        near, changed = self._short.copy(), np.zeros(len(self.links), dtype=np.bool_)
+        near[links] = changed[links] = True
+        found = np.flatnonzero(near[entries.link])
+        found = found[slots.alive[entries.slot[found]]]
+        slot, link = entries.slot[found], entries.link[found]
+        chosen = np.zeros(len(slots.rate), dtype=np.bool_)
+        chosen[slot[changed[link]]] = True
+        short = self._short[link]
+        return slot[short], link[short], entries.flows[found[short]], chosen
 
     def _record(self, which: Ints) -> None:
         """Close the pieces of these activities: their rates end here."""
