@@ -3,7 +3,7 @@
     operation     its transfers as one activity, then the rest of it (see flow_program)
     transfer      from one stage of a group to the next: an activity; its latency is part of its time alone
     gather, sum   what shows: an activity that all ranks of the stage wait for. What is hidden: an activity beside the
-                  first or last operations; sums end when both do, hidden gathers make nobody wait
+                  first or last operations; sums end when both do, second operations wait for hidden gathers
 
 Hidden sums begin when they would have to alone to end with the last backward.
 """
@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 import simpy
 
-from hdpsim.arrays import Floats
+from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.simulator.network.flows import Activity, FlowNetwork
 from hdpsim.simulator.network.record import FlowRecord
@@ -124,6 +124,13 @@ class FlowStep(StepPlay):
         self._arrival_s = np.zeros(len(self._row))
         self._gather_s, self._sum_s = np.zeros((2, flows.priced.stages))
         self._hidden_sums: list[simpy.Event] = []
+        self._hidden_gathers = [self._hidden_gather(stage) for stage in range(flows.priced.stages)]
+        self._seconds = [
+            [] if gather is None else self._second_operations(stage)
+            for stage, gather in enumerate(self._hidden_gathers)
+        ]
+        for number in (number for numbers in self._seconds for number in numbers):
+            self._missing[number] += 1
 
     def start(self, env: simpy.Environment, begins: Sequence[simpy.Event]) -> simpy.Process:
         """See StepPlay.start; *env* is the network's."""
@@ -170,12 +177,12 @@ class FlowStep(StepPlay):
                 [(f"transfer {link}", rows, self._group[number], self._transfer_bytes[unit])]
             )
         if pattern is None:
-            self._arrival_s[following] = now_s + delay_s
+            self._arrival_s[following] = max(self._arrival_s[following], now_s + delay_s)
             self._feed(following, now_s + delay_s)
             return
 
         def arrived(_: simpy.Event) -> None:
-            self._arrival_s[following] = self._env.now
+            self._arrival_s[following] = max(self._arrival_s[following], self._env.now)
             self._feed(following, self._env.now)
 
         activity = Activity(
@@ -188,9 +195,53 @@ class FlowStep(StepPlay):
         exposed = self._edge_activity(edge, rows, stage, hidden=False, label="parameter gather")
         yield self._after(exposed, float(edge.exposed_s[stage]))
         self._gather_s[stage] = self._env.now - begin_s
-        hidden = self._edge_activity(edge, rows, stage, hidden=True, label="parameter gather")
-        if hidden is not None:
-            self._network.start(hidden)
+        hidden = self._hidden_gathers[stage]
+        if hidden is None:
+            return
+        needed, later = hidden
+        self._network.start(needed).callbacks.append(lambda _: self._gathered(stage, later))
+
+    def _hidden_gather(self, stage: int) -> tuple[Activity, Activity | None] | None:
+        """Parameters that are gathered beside the first operations: what the shortest of them hides, and the rest."""
+        activity = self._edge_activity(
+            self._flows.gather, self._flows.routes.gathers, stage, hidden=True, label="parameter gather"
+        )
+        first, last = self._parts(stage)
+        if activity is None or not (last > first).any():
+            return None
+        operations = self._flows.alone.part_operation[first[last > first]]
+        opening_s = self._flows.alone.opening_s[stage] + self._alone.step_end.begin_s[stage]
+        shortest_s = float((self._alone.end_s[operations] - opening_s).min())
+        share = min(1.0, shortest_s / activity.alone_s)
+        if share == 1.0:
+            return activity, None
+        parts = [
+            replace(activity, alone_s=part * activity.alone_s, volume_bytes=part * activity.volume_bytes)
+            for part in (share, 1.0 - share)
+        ]
+        return parts[0], parts[1]
+
+    def _parts(self, stage: int) -> tuple[Ints, Ints]:
+        """[ranks]: the first part of each process of a stage, and where the next process begins."""
+        ranks = self._flows.alone.ranks
+        bounds = self._flows.alone.part_offsets[stage * ranks : (stage + 1) * ranks + 1]
+        return bounds[:-1], bounds[1:]
+
+    def _second_operations(self, stage: int) -> list[int]:
+        """Those that follow the first operations of all their processes."""
+        first, last = self._parts(stage)
+        operation = self._flows.alone.part_operation
+        second, firsts = operation[(first + 1)[last > first + 1]], operation[first[last > first]]
+        numbers: list[int] = np.setdiff1d(second, firsts).tolist()
+        return numbers
+
+    def _gathered(self, stage: int, later: Activity | None) -> None:
+        now_s = self._env.now
+        if later is not None:
+            self._network.start(later)
+        for number in self._seconds[stage]:
+            self._arrival_s[number] = max(self._arrival_s[number], now_s)
+            self._feed(number, now_s)
 
     def _hidden_sum(self, env: simpy.Environment, stage: int, begin: simpy.Event) -> _Process:
         """Gradients that are summed beside the last backwards."""
