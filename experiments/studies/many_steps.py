@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hdpsim.cost_models.step.loading import DataPath
+from hdpsim.errors import UserInputError
 from hdpsim.experiments.output.statistics import FEWEST, Estimate
 from hdpsim.experiments.output.throughput import RunningThroughput
-from hdpsim.experiments.studies.compare import Report, silent
+from hdpsim.experiments.parallel.dispatch import dispatch
+from hdpsim.experiments.parallel.engines import LocalEngine
+from hdpsim.experiments.studies.compare import Lengths, Report, silent
 from hdpsim.simulator.run.clock import RunStep, run_of
+from hdpsim.simulator.run.options import RunOptions
 from hdpsim.simulator.run.prepared import PreparedStep, prepare_step
 from hdpsim.simulator.run.record import Record
+from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import settled_degree
 
 if TYPE_CHECKING:
     from hdpsim.experiments.scenario.data_use import DataUse
     from hdpsim.experiments.scenario.scenario import Scenario
+
+FEWEST_IN_PARALLEL = 16
+"""From so many different batches on processes are worth their start."""
 
 REASONS = ("data", "plan", "checkpoint", "host_memory")
 """What a step may wait for before it begins; wait_REASON_s of a RunStep."""
@@ -152,6 +160,41 @@ class ManySteps:
         return {account: seconds / len(self.settled) for account, seconds in totals.items()}
 
 
+def _prepare(
+    numbered: tuple[int, Lengths], setup: Setup, options: RunOptions, mesh_degree: int | None
+) -> PreparedStep:
+    """One step, here or in a worker."""
+    number, lengths = numbered
+    return prepare_step(setup.at_step(number), lengths, options, mesh_degree=mesh_degree)
+
+
+def _is_small(setup: Setup) -> bool:
+    """Whether a prepared step is small enough to be sent from one process to another."""
+    return setup.execution.executor == "replay" and setup.execution.network == "independent"
+
+
+def _in_order(
+    prepare: Callable[[tuple[int, Lengths]], PreparedStep],
+    tasks: Sequence[tuple[int, Lengths]],
+    *,
+    parallel: bool,
+) -> Iterator[PreparedStep]:
+    """The steps in the order of their tasks, prepared here or in one process per core."""
+    if not parallel:
+        yield from map(prepare, tasks)
+        return
+    with LocalEngine() as engine:
+        early: dict[int, PreparedStep] = {}
+        following = 0
+        for task in dispatch(engine, prepare, tasks):
+            if task.killed:
+                raise UserInputError(f"step {task.arguments[0] + 1}: {task.killed}")
+            early[task.number] = task.value
+            while following in early:
+                yield early.pop(following)
+                following += 1
+
+
 def simulate_many(
     scenario: Scenario, steps: int, report: Report = silent, *, record: bool = False
 ) -> ManySteps:
@@ -167,16 +210,23 @@ def simulate_many(
         InfeasibleError: a step cannot run, or finds no room on the hosts.
     """
     drawn, setup = scenario.draw(steps), scenario.setup()
-    degree = settled_degree(setup, drawn.lengths[0])
-    known: dict[tuple[bytes, int], PreparedStep] = {}
+    keys = [
+        (lengths.tobytes(), setup.at_step(number).execution.step)
+        for number, lengths in enumerate(drawn.lengths)
+    ]
+    first = {key: number for number, key in reversed(list(enumerate(keys)))}
+    tasks = [(number, drawn.lengths[number]) for number in sorted(first.values())]
+    prepare = partial(
+        _prepare, setup=setup, options=scenario.run, mesh_degree=settled_degree(setup, drawn.lengths[0])
+    )
+    found = _in_order(prepare, tasks, parallel=_is_small(setup) and len(tasks) >= FEWEST_IN_PARALLEL)
 
     def prepared() -> Iterator[PreparedStep]:
-        for number, lengths in enumerate(drawn.lengths):
-            this = setup.at_step(number)
-            key = (lengths.tobytes(), this.execution.step)
-            if key not in known:
-                known[key] = prepare_step(this, lengths, scenario.run, mesh_degree=degree)
-            report(number + 1, steps)
+        known: dict[tuple[bytes, int], PreparedStep] = {}
+        for number, key in enumerate(keys, start=1):
+            if key not in known:  # equal batches are prepared once, when the first of them comes
+                known[key] = next(found)
+            report(number, steps)
             yield known[key]
 
     run = run_of(setup, prepared(), scenario.run, record=record)

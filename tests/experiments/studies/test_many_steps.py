@@ -120,3 +120,14 @@ def test_the_steady_state_has_whole_rounds_of_steps_and_checkpoints() -> None:
     assert run.warm_up == 3  # the least is 2, which would leave 10 steps
     assert run.wait_s("checkpoint") == pytest.approx(5.0 / 3.0)
     assert [row.number for row in run.steps if row.wait_checkpoint_s] == [4, 7, 10]
+
+
+@pytest.mark.slow
+def test_steps_that_processes_prepare_are_those_that_are_prepared_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scenario = load_scenario("quickstart-8gpu", SMALL)
+    here = simulate_many(scenario, 5)
+    monkeypatch.setattr("hdpsim.experiments.studies.many_steps.FEWEST_IN_PARALLEL", 1)
+    elsewhere = simulate_many(scenario, 5)
+    assert [row.end_s for row in elsewhere.steps] == [row.end_s for row in here.steps]
