@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hdpsim.experiments.output import plots, plots_of_time
 from hdpsim.experiments.output.document import OutputFile, Table
 from hdpsim.experiments.output.plot_style import account_group
+from hdpsim.experiments.studies.plan_files import plan_files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,6 +60,7 @@ def comparison_files(comparison: Comparison, table: Table[Outcome]) -> tuple[Out
             lambda: _length_figure(comparison),
             "Sequence lengths of the batches.",
         ),
+        *plan_files(outcomes),
     )
     if len(outcomes) == 1:
         return files

@@ -51,7 +51,8 @@ def _work_s(problem: PlanningProblem, degree: int) -> Floats:
     tokens = problem.lengths.astype(np.float64)
     sizes = np.full_like(tokens, degree)
     tiers = np.broadcast_to(problem.compact_tier(degree), tokens.shape)
-    return np.asarray(problem.cost.sequence_s(tokens, sizes, tiers) + problem.token_s * tokens / degree)
+    work_s = problem.cost.sequence_s(tokens, sizes, tiers) + problem.token_s * tokens / degree
+    return np.asarray(work_s if problem.error is None else work_s * problem.error.factors(tokens))
 
 
 def balanced_packs(lengths: Ints, work: Floats, packs: int, most_tokens: float) -> Ints:

@@ -70,6 +70,7 @@ class FakeResult:
     spans: Spans | None
     notes: tuple[str, ...]
     work_left_out: float = 0.0
+    network: None = None
     rank_capacity_tokens: int = 8192
     plan: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(ranks=0))  # ranks of no setup
 
@@ -119,6 +120,7 @@ def fake_step(setup: Setup, lengths: NDArray[np.int64], **_: object) -> FakeResu
 def fake_simulator(monkeypatch: pytest.MonkeyPatch) -> Callable[[Setup, NDArray[np.int64]], FakeResult]:
     """Replace the simulator by `fake_step`."""
     monkeypatch.setattr("hdpsim.experiments.studies.compare.simulate_step", fake_step)
+    monkeypatch.setattr("hdpsim.experiments.studies.compare_files.plan_files", lambda outcomes: ())
     monkeypatch.setattr(
         "hdpsim.experiments.studies.compare.lower_bound_s",
         lambda setup, lengths: fake_step(setup, lengths).step_s / 1.04,
