@@ -69,6 +69,7 @@ class FakeResult:
     execution_wall_s: float
     spans: Spans | None
     notes: tuple[str, ...]
+    network: None = None
     work_left_out: float = 0.0
     network: None = None
     rank_capacity_tokens: int = 8192
