@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hdpsim.cost_models.layer.attention import CUT_ALONG_TOKENS
 from hdpsim.cost_models.layout.layout import SWITCHES, Layout
 from hdpsim.cost_models.memory.report import MemoryReport
 from hdpsim.cost_models.transformer.model import Model
@@ -180,7 +181,15 @@ def _of_strategy(setup: Setup, largest_group: int | None) -> Iterator[Rule]:
         "" if setup.data_pipeline.asynchronous else "asynchronous_loading is false",
         _keys("data", "prefetch_steps"),
     )
-    yield "no sequence is shared by several ranks" if largest_group == 1 else "", _layout("cp_kind")
+    alone = "no sequence is shared by several ranks" if largest_group == 1 else ""
+    yield alone, _layout("cp_kind")
+    kind = setup.layout.context.kind
+    cut = (
+        ""
+        if kind in CUT_ALONG_TOKENS
+        else f"cp_kind is {kind}, whose ranks attend alike however packs are cut"
+    )
+    yield alone or cut, _layout("cp_sharding")
 
 
 def _of_hdp(options: StrategyOptions, name: str) -> Iterator[Rule]:

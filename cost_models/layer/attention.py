@@ -23,7 +23,9 @@ from hdpsim.cost_models.kernels.products import (
 )
 from hdpsim.cost_models.kernels.unfused_attention import unfused_attention_s
 from hdpsim.cost_models.layer.host import ring_step_host_s
+from hdpsim.cost_models.layer.pack_sharding import pack_imbalance
 from hdpsim.cost_models.layer.sent import SentTimes
+from hdpsim.cost_models.layout.groups import ContextParallelKind
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives, GroupShape
 from hdpsim.cost_models.network.fabric import FabricModel
@@ -35,6 +37,10 @@ from hdpsim.errors import InfeasibleError
 EULER_GAMMA = 0.5772156649
 # Keys and values go round with their gradients: Liu et al., arXiv 2310.01889, section 3
 RING_BACKWARD_VOLUME = 2.0
+
+
+CUT_ALONG_TOKENS: tuple[ContextParallelKind, ...] = ("ring", "all-gather", "gathered-ring")
+"""Kinds of context parallelism whose ranks attend with the tokens that they hold."""
 
 
 class RingTimes(NamedTuple):
@@ -116,6 +122,7 @@ class AttentionCost:
         self._full_share = 1.0 / model.full_attention_every if model.full_attention_every else 0.0
         self._kind = layout.context.kind
         self._gathered_ring = self._kind == "gathered-ring"
+        self._by_pack = layout.context.sharding == "pack" and self._kind in CUT_ALONG_TOKENS
         self._exchange = (
             None if layout.context.kind == "ring" else ContextExchange(layout, fabric, self._heads)
         )
@@ -329,6 +336,8 @@ class AttentionCost:
             return np.zeros(len(group_size))
         per_segment = self._segment_s(tokens, of_segment, backward=backward)
         step = np.add.reduceat(per_segment, segment_offsets[:-1])
+        if self._by_pack and len(tokens) > len(group_size):
+            step = step * pack_imbalance(tokens, segment_offsets, group_size)
         if len(tokens) > len(group_size) and self._kernel != "unfused":
             step = step + empty_blocks_s(
                 tokens / of_segment,

@@ -19,6 +19,7 @@ ShardingKind = Literal["none", "zero1", "zero2", "zero3"]
 AttentionKernel = Literal["flash", "flash1", "flash2", "unfused"]
 RingKernels = Literal["fused", "eager"]
 ContextParallelKind = Literal["ring", "all-gather", "gathered-ring", "ulysses", "disaggregated"]
+ContextSharding = Literal["document", "pack"]
 ExpertDispatch = Literal["all-to-all", "fused"]
 ExpertKernels = Literal["grouped", "separate", "modules", "fused"]
 GraphScope = Literal["layers", "iteration"]
@@ -278,6 +279,9 @@ class Context(Group):
     ring_kernels: RingKernels = switch("fused", name="cp_ring_kernels")
     """What a step of a ring launches besides attention: fused merges and one message (Transformer Engine), or eager
     operations and a message for every tensor."""
+    sharding: ContextSharding = switch("document", name="cp_sharding")
+    """What a group cuts into two chunks a rank, one from either end (zig-zag): every document, which gives all ranks
+    the same attention, or the pack as a whole, which does not (WLB-LLM's per-sequence sharding)."""
     rank_capacity_tokens: Annotated[int, RANGES["rank_capacity_tokens"]] | None = switch(
         None, none="auto", basic=True
     )
