@@ -125,6 +125,16 @@ def test_the_command_ends_with_what_it_found(monkeypatch, function, code):
         assert "capacity: 2 sequences (1, 4,096) on 1 rank of 4,096 tokens, 1 stage:" in words
 
 
+def test_a_strategy_that_refuses_everything_was_not_checked(monkeypatch):
+    def refuses(problem):
+        raise hdpsim.InfeasibleError("not today")
+
+    monkeypatch.setattr(own, "_registered", {"mine": refuses})
+    result = CliRunner().invoke(cli, ["check-strategy", "mine", "--ranks", "2"])
+    assert result.exit_code == 3
+    assert "refuses every case, so nothing was checked:\n  not today" in result.stderr
+
+
 def test_the_command_needs_a_strategy():
     result = CliRunner().invoke(cli, ["check-strategy", "missing_module:plan"])
     assert result.exit_code == 2
