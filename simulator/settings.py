@@ -36,7 +36,7 @@ _HOMES: Mapping[str, tuple[str, ...]] = {
     "execution": ("execution",),
 }
 """Section of a scenario -> the parts of a setup that hold its keys, as paths of attributes."""
-_NO_KEYS = frozenset({"overheads", "spans", "step", "replication"})
+_NO_KEYS = frozenset({"overheads", "spans", "record_links", "step", "replication"})
 
 
 def settings(setup: Setup) -> dict[str, tuple[Any, Any]]:

@@ -116,6 +116,8 @@ class ExecutionOptions(Checked):
     """All processes collect in the same step, at its start, instead of whenever each one's turn comes."""
     spans: bool = False
     """Record every operation for a timeline (engine only)."""
+    record_links: bool = False
+    """Record what went over every link (flows only)."""
     step: Number = 0
     """Number of the step in its run: what is drawn anew from step to step depends on it."""
     replication: Number = 0

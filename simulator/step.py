@@ -475,7 +475,8 @@ def _calibration_names(setup: Setup) -> str:
 
 def _play(setup: Setup, plan: Plan, costs: StepCosts, noise: Noise | None) -> Execution:
     if setup.execution.network == "flows":
-        execution = run_flows(plan, costs, wired(setup), noise, spans=setup.execution.spans)
+        where = replace(wired(setup), record=setup.execution.record_links)
+        execution = run_flows(plan, costs, where, noise, spans=setup.execution.spans)
     elif setup.execution.executor == "engine":
         execution = run_engine(plan, costs, noise, spans=setup.execution.spans)
     else:

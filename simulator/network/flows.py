@@ -54,12 +54,14 @@ class Activity:
         volume_bytes: what the largest flow moves.
         alone_s: seconds while nobody else is on its links.
         label: what it is, for the record ("ring", "gradient sum").
+        who: which one of those ("ring of ranks 0 to 7"); empty: nobody asks.
     """
 
     pattern: Pattern
     volume_bytes: float
     alone_s: float
     label: str = ""
+    who: str = ""
 
     @classmethod
     def of(

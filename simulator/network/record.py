@@ -5,13 +5,14 @@ network = FlowNetwork(env, links, record=True)
 record = network.recorder.record()
 record.link_bytes()            # [links]
 record.load(edges_s, links)    # [links, periods]: share of their rate that they carried, for a picture
+record.peaks()                 # [links]: largest share of their rate, and seconds close to it
 record.hottest(10)
 record.collisions()            # who lost how many seconds to whom, on which link
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -25,12 +26,19 @@ from hdpsim.cost_models.network.links import Links, Pattern
 if TYPE_CHECKING:
     from hdpsim.simulator.network.flows import Activity
 
+NEARLY_FULL = 0.95
+"""Share of its rate from which a link counts as full."""
+
+ROUNDING = 1e-9  # relative difference below which bytes are none
+_MOST_PLACES = 4_000_000  # numbers in a table of pieces and names; longer ones are worked out in parts
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collision:
     """Seconds that activities of one label lost to those of another one on a link, all of them together.
 
-    *other* is empty where nobody else was there: the link itself was too slow, or down.
+    *label* and *other* are kinds of activities, or single ones. *other* is empty where nobody else was there: the link
+    itself was too slow, or down.
     """
 
     link: int
@@ -52,6 +60,8 @@ class FlowRecord:
         piece_end_s: when it ended.
         piece_rate: bytes per second of the activity's largest flow.
         piece_link: the link that limited it; -1: its own limit.
+        follows: [links]: the link that carries the same all the time and has the same rate, and which was watched
+            in its place; -1: carries nothing.
     """
 
     links: Links
@@ -63,6 +73,21 @@ class FlowRecord:
     piece_end_s: Floats
     piece_rate: Floats
     piece_link: Ints
+    follows: Ints
+
+    @property
+    def watched(self) -> Ints:
+        """Links that carry anything, of those that carry the same the first one."""
+        return np.unique(self.follows[self.follows >= 0])
+
+    def equal_links(self) -> Ints:
+        """[links]: how many carry the same as each, itself included; 0: carries nothing."""
+        counts = np.bincount(self.follows[self.follows >= 0], minlength=len(self.links))
+        return np.where(self.follows >= 0, counts[self.follows], 0)
+
+    def _of_all(self, values: Floats) -> Floats:
+        """[links] from [links] of those that were watched."""
+        return np.where(self.follows >= 0, values[self.follows], 0.0)
 
     @property
     def lost_s(self) -> Floats:
@@ -76,59 +101,105 @@ class FlowRecord:
         carried = np.zeros(len(self.links))
         for pattern, bytes_ in zip(self._patterns()[0], moved, strict=True):
             carried[pattern.links] += pattern.flows * bytes_
-        return carried
+        return self._of_all(carried)
 
     def load(self, edges_s: ArrayLike, links: ArrayLike) -> Floats:
         """[links, periods]: share of its rate that each of *links* carried between one edge and the next."""
         edges = np.asarray(edges_s, dtype=np.float64)
         numbers = np.asarray(links, dtype=np.int64)
-        row = np.full(len(self.links), -1, dtype=np.int64)
-        row[numbers] = np.arange(len(numbers))
-        moved, carried = self._moved(edges), np.zeros((len(numbers), len(edges) - 1))
+        watched = self.follows[numbers]
+        used = np.unique(watched[watched >= 0])
+        row = np.full(len(self.links) + 1, len(used), dtype=np.int64)
+        row[used] = np.arange(len(used))
+        moved, carried_by_used = self._moved(edges), np.zeros((len(used) + 1, len(edges) - 1))
         for pattern, bytes_ in zip(self._patterns()[0], moved, strict=True):
-            wanted = row[pattern.links] >= 0
-            carried[row[pattern.links[wanted]]] += pattern.flows[wanted, None] * bytes_
+            wanted = row[pattern.links] < len(used)
+            carried_by_used[row[pattern.links[wanted]]] += pattern.flows[wanted, None] * bytes_
+        carried = carried_by_used[row[watched]]
         could = self.links.capacity_bytes_per_s[numbers][:, None] * np.diff(edges)
         return np.divide(carried, could, out=np.zeros_like(carried), where=could > 0)
 
+    def peaks(self) -> tuple[Floats, Floats]:
+        """[links]: the largest share of its rate that each carried, and the seconds above NEARLY_FULL."""
+        peak, full_s = np.zeros((2, len(self.links)))
+        for link, pieces, flows in self._pieces_on(self.watched):
+            rate = self.piece_rate[pieces] * flows / self.links.capacity_bytes_per_s[link]
+            moments, place = np.unique(
+                np.concatenate([self.piece_start_s[pieces], self.piece_end_s[pieces]]), return_inverse=True
+            )
+            load = np.cumsum(np.bincount(place, np.concatenate([rate, -rate])))[:-1]
+            if len(load):
+                peak[link] = load.max()
+                full_s[link] = np.diff(moments)[load > NEARLY_FULL].sum()
+        return self._of_all(peak), self._of_all(full_s)
+
     def hottest(self, count: int) -> Ints:
-        """The links that were nearest to their rate, on average over the record, hottest first."""
+        """The links that were nearest to their rate, on average over the record, hottest first.
+
+        Of those that carry the same only the first one.
+        """
         with np.errstate(divide="ignore", invalid="ignore"):
             busy_s = np.where(
                 self.links.capacity_bytes_per_s > 0, self.link_bytes() / self.links.capacity_bytes_per_s, 0.0
             )
+        busy_s[self.follows != np.arange(len(self.links))] = 0.0
         order = np.argsort(-busy_s, kind="stable")[:count]
         return order[busy_s[order] > 0]
 
-    def collisions(self) -> tuple[Collision, ...]:
-        """Who lost how much to whom, most first: a piece's loss is divided by what others moved over its link."""
+    def collisions(self, *, single: bool = False) -> tuple[Collision, ...]:
+        """Who lost how much to whom, most first: a piece's loss is divided by what others moved over its link.
+
+        Args:
+            single: tell activities of a kind apart by who they are.
+        """
         limit = np.array([one.volume_bytes / one.alone_s if one.alone_s else 0.0 for one in self.activities])
         with np.errstate(divide="ignore", invalid="ignore"):
             slowed = self.piece_rate / limit[self.piece_activity]
         lost_s = np.where(self.piece_link >= 0, (1.0 - slowed) * (self.piece_end_s - self.piece_start_s), 0.0)
-        total: dict[tuple[int, str, str], float] = {}
+        labels = [one.who if single and one.who else one.label for one in self.activities]
+        names, name_of = np.unique(np.array(labels, dtype=object), return_inverse=True)
+        found = []
         for link, pieces, flows in self._pieces_on(np.unique(self.piece_link[lost_s > 0])):
-            labels = [self.activities[number].label for number in self.piece_activity[pieces].tolist()]
-            names = sorted(set(labels))
-            label = np.array([names.index(name) for name in labels])
-            starts, ends = self.piece_start_s[pieces], self.piece_end_s[pieces]
-            bytes_per_s = self.piece_rate[pieces] * flows
-            for place in np.flatnonzero((self.piece_link[pieces] == link) & (lost_s[pieces] > 0)).tolist():
-                overlap_s = np.minimum(ends, ends[place]) - np.maximum(starts, starts[place])
-                overlap_s[self.piece_activity[pieces] == self.piece_activity[pieces[place]]] = 0.0
-                others = np.bincount(label, np.maximum(overlap_s, 0.0) * bytes_per_s, minlength=len(names))
-                shares = (
-                    zip(names, (others / others.sum()).tolist(), strict=True) if others.any() else [("", 1.0)]
+            own, place = np.unique(name_of[self.piece_activity[pieces]], return_inverse=True)
+            here = np.flatnonzero((self.piece_link[pieces] == link) & (lost_s[pieces] > 0))
+            moved = self.piece_rate[pieces] * flows
+            lost = self._lost_to(pieces, here, moved, place, lost_s[pieces[here]])
+            for mine, its in np.argwhere(lost > 0).tolist():
+                other = names[own[its]] if its < len(own) else ""
+                found.append(
+                    Collision(link=link, label=names[own[mine]], other=other, lost_s=float(lost[mine, its]))
                 )
-                for name, share in shares:
-                    key = (link, labels[place], name)
-                    total[key] = total.get(key, 0.0) + share * float(lost_s[pieces[place]])
-        found = [
-            Collision(link=link, label=label, other=other, lost_s=seconds)
-            for (link, label, other), seconds in total.items()
-            if seconds > 0
-        ]
         return tuple(sorted(found, key=lambda one: (-one.lost_s, one.link, one.label, one.other)))
+
+    def _lost_to(self, pieces: Ints, here: Ints, bytes_per_s: Floats, name: Ints, lost_s: Floats) -> Floats:
+        """[names, names and nobody]: seconds that pieces *here* lost to whoever sent over the same link meanwhile.
+
+        Args:
+            pieces: of a link.
+            here: places in them of those that lose.
+            bytes_per_s: of each piece on the link.
+            name: of each piece, a number from 0.
+            lost_s: by each piece *here*.
+        """
+        names = int(name.max()) + 1
+        total = np.zeros((names, names + 1))
+        starts, ends = self.piece_start_s[pieces], self.piece_end_s[pieces]
+        moved_until = [
+            _Moved(starts[name == one], ends[name == one], bytes_per_s[name == one]) for one in range(names)
+        ]
+        for first in range(0, len(here), max(1, _MOST_PLACES // names)):
+            part = slice(first, first + max(1, _MOST_PLACES // names))
+            losing = here[part]
+            others = np.stack([moved.between(starts[losing], ends[losing]) for moved in moved_until], axis=1)
+            rows = np.arange(len(losing))
+            own = bytes_per_s[losing] * (ends[losing] - starts[losing])
+            others[rows, name[losing]] -= own
+            others[others <= ROUNDING * np.array([moved.total_bytes for moved in moved_until])] = 0.0
+            whole = others.sum(axis=1, keepdims=True)
+            shares = np.divide(others, whole, out=np.zeros_like(others), where=whole > 0)
+            shares = np.hstack([shares, whole <= 0]) * lost_s[part, None]
+            np.add.at(total, name[losing], shares)
+        return total
 
     def _patterns(self) -> tuple[list[Pattern], Ints]:
         """Patterns, each once, and which one each activity has."""
@@ -153,7 +224,7 @@ class FlowRecord:
             moved[:, period] = np.bincount(of_piece, bytes_, minlength=len(patterns))
         return moved
 
-    def _pieces_on(self, links: Ints) -> Sequence[tuple[int, Ints, Floats]]:
+    def _pieces_on(self, links: Ints) -> Iterator[tuple[int, Ints, Floats]]:
         """For each of *links*: the pieces of activities that use it, and their flows on it."""
         wanted = np.zeros(len(self.links), dtype=np.bool_)
         wanted[links] = True
@@ -166,14 +237,44 @@ class FlowRecord:
             there = wanted[pattern.links]
             for link, flows in zip(pattern.links[there].tolist(), pattern.flows[there].tolist(), strict=True):
                 on_link[link].append((pieces, flows))
-        return [
-            (
+        for link, found in on_link.items():
+            yield (
                 link,
                 np.concatenate([pieces for pieces, _ in found]),
                 np.concatenate([np.full(len(pieces), flows) for pieces, flows in found]),
             )
-            for link, found in on_link.items()
-        ]
+
+
+class _Moved:
+    """What pieces have moved until any moment."""
+
+    def __init__(self, starts_s: Floats, ends_s: Floats, bytes_per_s: Floats) -> None:
+        self.total_bytes = float(((ends_s - starts_s) * bytes_per_s).sum())
+        self._edges = [_rising(starts_s, bytes_per_s), _rising(ends_s, bytes_per_s)]
+
+    def between(self, starts_s: Floats, ends_s: Floats) -> Floats:
+        """Bytes from each start to its end."""
+        return self._until(ends_s) - self._until(starts_s)
+
+    def _until(self, moments_s: Floats) -> Floats:
+        """Of pieces that began, what they would have moved without an end, less what is after their ends."""
+        begun, ended = (
+            moments_s * rate[place] - rate_time[place]
+            for times, rate, rate_time in self._edges
+            for place in (np.searchsorted(times, moments_s, side="right"),)
+        )
+        return begun - ended
+
+
+def _rising(times_s: Floats, rate: Floats) -> tuple[Floats, Floats, Floats]:
+    """Times in order; sums of rates, and of rates times their times, up to each."""
+    order = np.argsort(times_s, kind="stable")
+    zero = np.zeros(1)
+    return (
+        times_s[order],
+        np.concatenate([zero, np.cumsum(rate[order])]),
+        np.concatenate([zero, np.cumsum((rate * times_s)[order])]),
+    )
 
 
 class Recorder:
@@ -192,8 +293,13 @@ class Recorder:
         """An activity is over."""
         self._ended.append((number, activity, start_s, end_s))
 
-    def record(self) -> FlowRecord:
-        """Everything that ended so far."""
+    def record(self, links: Links | None = None, follows: Ints | None = None) -> FlowRecord:
+        """Everything that ended so far.
+
+        Args:
+            links: with their usual rates, where the network played others.
+            follows: see FlowRecord; None: every link was watched.
+        """
         place = np.full(1 + max((number for number, *_ in self._ended), default=-1), -1, dtype=np.int64)
         place[[number for number, *_ in self._ended]] = np.arange(len(self._ended))
         columns = [
@@ -207,7 +313,8 @@ class Recorder:
         known[known] = place[number[known]] >= 0
         known &= columns[2] > columns[1]
         return FlowRecord(
-            links=self._links,
+            links=links or self._links,
+            follows=np.arange(len(self._links)) if follows is None else follows,
             activities=tuple(activity for _, activity, _, _ in self._ended),
             start_s=np.array([start for *_, start, _ in self._ended]),
             end_s=np.array([end for *_, end in self._ended]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hdpsim.arrays import Floats, Ints
+from hdpsim.simulator.network.record import FlowRecord
 
 WAITS = (
     "data",  # before the first forward: loading, and a pause that all processes make together
@@ -46,11 +47,13 @@ class SharedLinks:
         alone_s: the step on the same routes, every transfer as if nothing else were sent.
         contention_s: [A]: what others on its links add to each account, mean over ranks and stages. What processes
             wait for it elsewhere is in the waits.
+        record: what went over every link, when asked for.
     """
 
     independent_s: float
     alone_s: float
     contention_s: Floats
+    record: FlowRecord | None = None
 
     def contention(self, step_s: float) -> float:
         """What sharing links adds to the step, relative to the step alone."""

@@ -48,27 +48,28 @@ def run_flows(
     flowing = FlowingStep.of(compile_program(plan, costs, noise), wired)
     flows, alone = flowing.flows, flowing.alone
     env = simpy.Environment()
-    step = FlowStep(flows, FlowNetwork(env, wired.links), alone)
+    network = FlowNetwork(env, flows.routes.links, record=wired.record)
+    step = FlowStep(flows, network, alone)
     timeline = _played(step, env, alone)
     execution, contention_s = step.account(timeline)
     shared = SharedLinks(
         independent_s=run_replay(plan, costs, noise).step_s,
         alone_s=alone.step_end.step_s,
         contention_s=contention_s,
+        record=_record_of(env, network, wired, flows),
     )
     shown = make_spans(flows.alone, timeline) if spans else None
     return replace(execution, spans=shown, events=step.events, network=shared)
 
 
-def record_flows(plan: Plan, costs: StepCosts, wired: Wired, noise: Noise | None = None) -> FlowRecord:
-    """Play *plan* as run_flows does and return what went over every link: load, hottest links, who met whom."""
-    flowing = FlowingStep.of(compile_program(plan, costs, noise), replace(wired, every_link=True))
-    env = simpy.Environment()
-    network = FlowNetwork(env, wired.links, record=True)
-    _played(FlowStep(flowing.flows, network, flowing.alone), env, flowing.alone)
-    env.run()  # hidden gathers may outlast the step
-    assert network.recorder is not None
-    return network.recorder.record()
+def _record_of(
+    env: simpy.Environment, network: FlowNetwork, wired: Wired, flows: FlowProgram
+) -> FlowRecord | None:
+    """What went over every link, hidden gathers that outlast the step included."""
+    if network.recorder is None:
+        return None
+    env.run()
+    return network.recorder.record(wired.links, flows.routes.follows)
 
 
 def _played(step: FlowStep, env: simpy.Environment, alone: Timeline) -> Timeline:
@@ -160,9 +161,11 @@ class FlowStep(StepPlay):
         if pattern is None or not sending_s:
             operation.end_after(self._duration_s[number])
             return
+        label = max(sent, key=_bytes)[0]
         activity = Activity(
-            pattern=pattern[0], volume_bytes=pattern[1], alone_s=sending_s, label=max(sent, key=_bytes)[0]
-        )
+            pattern=pattern[0], volume_bytes=pattern[1], alone_s=sending_s, label=label,
+            who=self._flows.routes.who(label, row),
+        )  # fmt: skip
         rest_s = max(0.0, self._duration_s[number] - sending_s)
         self._network.start(activity).callbacks.append(lambda _: operation.end_after(rest_s))
 
@@ -186,8 +189,9 @@ class FlowStep(StepPlay):
             self._feed(following, self._env.now)
 
         activity = Activity(
-            pattern=pattern[0], volume_bytes=pattern[1], alone_s=delay_s, label="stage transfer"
-        )
+            pattern=pattern[0], volume_bytes=pattern[1], alone_s=delay_s, label="stage transfer",
+            who=self._flows.routes.who("stage transfer", self._row[number]),
+        )  # fmt: skip
         self._network.start(activity).callbacks.append(arrived)
 
     def _gather(self, stage: int) -> _Process:
@@ -278,7 +282,8 @@ class FlowStep(StepPlay):
         pattern = self._combined.pattern([(label, rows, stage, share)]) if seconds > 0 else None
         if pattern is None:
             return None
-        return Activity(pattern=pattern[0], volume_bytes=pattern[1], alone_s=seconds, label=label)
+        who = f"{label}, stage {stage}"
+        return Activity(pattern=pattern[0], volume_bytes=pattern[1], alone_s=seconds, label=label, who=who)
 
     def _timeline(self) -> Timeline:
         return replace(super()._timeline(), arrival_s=self._arrival_s)

@@ -92,8 +92,8 @@ class FlowProgram:
         check_flows(program.costs)
         costs, traffic, chain = program.costs, _traffic(program.costs), program.chain
         pairs = sorted(set(_stage_pairs(chain)))
-        links = wired.links
         routes = StepRoutes.of(wired, program.plan, traffic, pairs)
+        links = routes.links
         factor = _noise_factor(program)
         sent = tuple(_sent(program, one, routes, factor) for one in traffic.passes)
         longer_s, sending_s = (

@@ -6,7 +6,8 @@ a tensor-parallel group, the hops of a ring on a fabric without shared up-links)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,13 +28,15 @@ class Wired:
         links: of the cluster.
         parallel: degrees and numbering.
         seed: of the hashes that choose up-links.
-        every_link: follow links that always carry the same one by one (for a record of them).
+        every_link: follow links that always carry the same one by one.
+        record: keep a record of what goes over every link, those that hold nobody up included.
     """
 
     links: Links
     parallel: Parallel
     seed: int = 0
     every_link: bool = False
+    record: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +91,8 @@ class Rows:
     largest: Floats
 
     @classmethod
-    def of(cls, links: Links, sent: Sent, rows: int, connection: int, seed: int) -> Rows:
-        """Route every flow; *connection* tells flows of several kinds between the same GPUs apart."""
+    def of(cls, links: Links, useful: Bools, sent: Sent, rows: int, connection: int, seed: int) -> Rows:
+        """Route every flow over the *useful* links; *connection* tells flows of several kinds between GPUs apart."""
         sent = sent.between_nodes(links.cluster.node.gpus)
         largest = np.zeros(rows)
         np.maximum.at(largest, sent.row, sent.weight)
@@ -102,9 +105,9 @@ class Rows:
         pairs, which = np.unique(pair, return_inverse=True)
         source, target = np.divmod(pairs, links.cluster.gpus)
         routes = links.routes(source, target, connection=connection, seed=seed)
-        useful = _can_hold_up(links)[routes.link]
-        of_pair = np.repeat(np.arange(len(pairs)), np.diff(routes.offsets))[useful]
-        link, share = routes.link[useful], routes.share[useful]
+        used = useful[routes.link]
+        of_pair = np.repeat(np.arange(len(pairs)), np.diff(routes.offsets))[used]
+        link, share = routes.link[used], routes.share[used]
         starts = offsets_of(np.bincount(of_pair, minlength=len(pairs)))
         counts = np.diff(starts)[which]
         entry = np.arange(int(counts.sum())) + np.repeat(starts[which] - offsets_of(counts)[:-1], counts)
@@ -182,6 +185,11 @@ class StepRoutes:
     """Rows of all transfers of a plan. Row of group g on stage s: s * groups + g; of sums: the stage."""
 
     links: Links
+    """For a record, those that hold nobody up have no limit."""
+    follows: Ints
+    """[links]: the link in the rows that carries the same; -1: carries nothing, or is left out."""
+    names: tuple[str, ...]
+    """Of the groups of each row ("ranks 0 to 7, stage 1"); empty without a record."""
     group_of_unit: Ints
     groups: int
     passes: dict[TrafficKind, Rows]
@@ -200,11 +208,13 @@ class StepRoutes:
     ) -> StepRoutes:
         """Everything that *plan* sends; *pairs*: stages between which transfers go."""
         links, parallel, seed = wired.links, wired.parallel, wired.seed
+        limits = _can_hold_up(links)
+        useful = limits | wired.record
         places = _Places(links, plan, parallel)
         groups, everywhere = places.groups, places.groups * parallel.pp
 
         def rows(sent: Sent, count: int, connection: int) -> Rows:
-            return Rows.of(links, sent, count, connection, seed)
+            return Rows.of(links, useful, sent, count, connection, seed)
 
         passes = {
             kind: rows(places.passes(kind, traffic), everywhere, number)
@@ -219,11 +229,18 @@ class StepRoutes:
             rows(places.sums(parts), parallel.pp, connection)
             for connection, parts in ((14, traffic.gathers), (15, traffic.sums))
         )
-        stay = np.ones(len(links), dtype=np.bool_)
+        follows = np.arange(len(links))
         if not wired.every_link:
-            stay = _one_of_each_kind(links, [*passes.values(), *transfers.values(), gathers, sums])
+            families = [*passes.values(), *transfers.values(), gathers, sums]
+            follows = _one_of_each_kind(links, limits, families)
+        stay = follows == np.arange(len(links))
+        if wired.record:
+            unlimited = np.where(limits, links.capacity_bytes_per_s, np.inf)
+            links = replace(links, capacity_bytes_per_s=unlimited)
         return cls(
             links=links,
+            follows=follows,
+            names=tuple(places.names(parallel.pp)) if wired.record else (),
             group_of_unit=places.group_of_unit,
             groups=groups,
             passes={kind: one.kept(stay) for kind, one in passes.items()},
@@ -232,12 +249,21 @@ class StepRoutes:
             sums=sums.kept(stay),
         )
 
+    def who(self, label: str, row: int) -> str:
+        """One activity of a kind; nothing without a record."""
+        return f"{label} of {self.names[row]}" if self.names else ""
 
-def _one_of_each_kind(links: Links, families: list[Rows]) -> Bools:
-    """[links]: of links with the same rate that every row loads alike, the first only.
+
+def _one_of_each_kind(links: Links, limits: Bools, families: list[Rows]) -> Ints:
+    """[links]: of links with the same rate that every row loads alike, the first; -1: no row loads it.
 
     Each row adds its load, relative to its largest flow, times a random number; sums that are the same are of the same
     loads (but for a chance of one in many billions).
+
+    Args:
+        links: of the cluster.
+        limits: [links]: whether it can hold anybody up.
+        families: rows.
     """
     random = np.random.default_rng(0)
     total = np.zeros(len(links))
@@ -245,12 +271,13 @@ def _one_of_each_kind(links: Links, families: list[Rows]) -> Bools:
         of_row = random.random(len(rows.largest)) / np.where(rows.largest > 0, rows.largest, 1.0)
         total += np.bincount(rows.link, weights=rows.flows * of_row[rows.row], minlength=len(links))
     used = np.flatnonzero(total)
-    stay = np.zeros(len(links), dtype=np.bool_)
+    follows = np.full(len(links), -1, dtype=np.int64)
     if len(used):
         digits = np.round(np.log(np.stack([total[used], links.capacity_bytes_per_s[used]])) / EQUAL)
-        _, first = np.unique(digits, axis=1, return_index=True)
-        stay[used[first]] = True
-    return stay
+        key = np.vstack([digits, limits[used]])
+        _, first, which = np.unique(key, axis=1, return_index=True, return_inverse=True)
+        follows[used] = used[first[which.reshape(-1)]]
+    return follows
 
 
 class _Places:
@@ -262,6 +289,13 @@ class _Places:
         self.group_of_unit, self._member, self._offsets = _distinct_groups(plan)
         self.groups = len(self._offsets) - 1
         self._of_member = np.repeat(np.arange(self.groups), np.diff(self._offsets))
+
+    def names(self, stages: int) -> Iterator[str]:
+        """Of the groups on every stage."""
+        for stage in range(stages):
+            for group in range(self.groups):
+                members = self._member[slice(*self._offsets[group : group + 2].tolist())]
+                yield _ranks_words(members) + (f", stage {stage}" if stages > 1 else "")
 
     def _gpus(self, rank: Ints, stage: int) -> Ints:
         """[ranks, tp]"""
@@ -342,6 +376,17 @@ class _Places:
                     )
                 )
         return Sent.together(sent)
+
+
+def _ranks_words(members: Ints) -> str:
+    """Which ranks a group has: `rank 3`, `ranks 0 to 7`, `ranks 0 to 56 by 8`, `5 ranks from 2 to 9`."""
+    first, last = int(members.min()), int(members.max())
+    steps = np.unique(np.diff(np.sort(members)))
+    if len(steps) == 0:
+        return f"rank {first}"
+    if len(steps) == 1:
+        return f"ranks {first} to {last}" + (f" by {steps[0]}" if steps[0] != 1 else "")
+    return f"{len(members)} ranks from {first} to {last}"
 
 
 def _evenly(row: Ints, source: Ints, target: Ints, exists: Bools, node_gpus: int) -> Sent:

@@ -17,7 +17,7 @@ from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.network.flows import FlowNetwork
 from hdpsim.simulator.play.accounts import Timeline
 from hdpsim.simulator.play.execution import Execution
-from hdpsim.simulator.play.flow_engine import FlowStep, record_flows
+from hdpsim.simulator.play.flow_engine import FlowStep, run_flows
 from hdpsim.simulator.play.flow_program import FlowProgram, row_of_stage
 from hdpsim.simulator.play.flow_routes import Rows
 from hdpsim.simulator.play.program import compile_program
@@ -202,9 +202,12 @@ def test_every_link_carries_what_operations_transfers_and_sums_send(name: str):
     of = SETUPS[name]
     plan, problem, _ = plan_batch(of, LENGTHS)
     costs = price_plan(of, problem, plan)
-    where = replace(wired(of), every_link=True)
-    record = record_flows(plan, costs, where)
-    flows = FlowProgram.of(compile_program(plan, costs), where)
+    where = replace(wired(of), record=True)  # links that carry the same are watched once
+    network = run_flows(plan, costs, where).network
+    assert network is not None
+    assert network.record is not None
+    record = network.record
+    flows = FlowProgram.of(compile_program(plan, costs), replace(where, every_link=True))
 
     links = len(where.links)
     row, _ = row_of_stage(flows)
@@ -247,3 +250,12 @@ def test_any_step_of_flows_accounts_for_its_time_and_is_never_faster_than_alone(
     fabric = setup.cluster.fabric
     if fabric.leaf_oversubscription == fabric.spine_oversubscription == 1.0 and setup.layout.parallel.pp == 1:
         assert step.network.alone_s == pytest.approx(independent.step_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["static", "pipeline", "experts", "noise"])
+def test_a_record_changes_nothing(name: str):
+    of = SETUPS[name]
+    recording = replace(of, execution=replace(of.execution, record_links=True))
+    assert simulate_step(recording, LENGTHS).step_s == pytest.approx(
+        simulate_step(of, LENGTHS).step_s, rel=1e-12
+    )
