@@ -172,15 +172,15 @@ class Setup(Checked):
     """Of nodes of several kinds, the calibration of each; `calibration` is that of the first."""
 
     def contradictions(self) -> tuple[tuple[str, str], ...]:
-        """Degraded links without flows over them."""
-        if self.cluster.fabric.degraded_links and self.execution.network != "flows":
-            return (
-                (
-                    "cluster.fabric.degraded_links",
-                    "needs flows, which know links: set execution.network = flows",
-                ),
-            )
-        return ()
+        """What only flows know, without flows."""
+        if self.execution.network == "flows":
+            return ()
+        fabric = self.cluster.fabric
+        return tuple(
+            (f"cluster.fabric.{key}", "needs flows, which know links: set execution.network = flows")
+            for key, given in (("degraded_links", fabric.degraded_links), ("ecmp_seed", fabric.ecmp_seed))
+            if given
+        )
 
     @property
     def kinds(self) -> tuple[Setup, ...]:

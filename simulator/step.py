@@ -488,12 +488,16 @@ def wired(setup: Setup) -> Wired:
     """The links of the setup's cluster, and who has which GPU."""
     seed = int(setup.execution.seed)
     links = _links_of(setup.cluster, setup.calibration.network, seed)
-    return Wired(links=links, parallel=setup.layout.parallel, seed=seed)
+    hashed = seed + int(setup.cluster.fabric.ecmp_seed)
+    return Wired(links=links, parallel=setup.layout.parallel, seed=hashed)
 
 
 @shared(most=8)
 def _links_of(cluster: Cluster, calibration: NetworkCalibration, seed: int) -> Links:
-    return Links.of(cluster, calibration, seed=seed)
+    try:
+        return Links.of(cluster, calibration, seed=seed)
+    except UserInputError as error:  # another fabric may have the link
+        raise InfeasibleError(f"cluster.fabric.degraded_links: {error}") from error
 
 
 def _data_path(setup: Setup, cost: MicroBatchCost, tokens: int, sequences: int) -> DataPath:

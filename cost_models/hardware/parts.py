@@ -136,6 +136,7 @@ class Fabric(Checked):
         congestion_control: what happens on a link that more flows meet than it carries.
         placement: grouped (a job's nodes follow the blocks: neighbours share leaf switches) or scattered (any node
             anywhere).
+        ecmp_seed: of the hash: another number, other up-links. Only flows know links (execution.network).
         degraded_links: share of their rate that links have left, "nic-out:3.*=0.5; leaf-up:0.1.7=0" (0: cut). Only
             flows know links (execution.network).
     """
@@ -152,6 +153,7 @@ class Fabric(Checked):
     flows_per_connection: Count = 1
     congestion_control: CongestionControl = "ideal"
     placement: Placement = "grouped"
+    ecmp_seed: Number = 0
     degraded_links: str = ""
 
     def contradictions(self) -> tuple[tuple[str, str], ...]:

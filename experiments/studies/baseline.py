@@ -75,11 +75,12 @@ class Baseline:
 
 
 def best_static(
-    scenario: Scenario, batches: Sequence[Lengths], own: Outcome, *, independent: bool
+    scenario: Scenario, batches: Sequence[Lengths], own: Outcome, *, links: bool = False, independent: bool
 ) -> Baseline | None:
     """Try every packer, each with the context-parallel degree that is fastest for it where the layout states none.
 
-    All run the first batch; the fastest of them run all batches. Padding stays as the scenario has it.
+    All run the first batch; the fastest of them run all batches. Padding stays as the scenario has it. *links*: see
+    compare.
 
     Returns:
         None when no static mesh can run.
@@ -91,7 +92,10 @@ def best_static(
     packers: tuple[Packing, ...] = get_args(Packing)
     setups = [replace(setup, strategy=replace(setup.strategy, packing=packing)) for packing in packers]
     tried = tuple(
-        Tried(setup=each, outcome=run_setup(each, batches[:1], BEST_STATIC, independent=independent))
+        Tried(
+            setup=each,
+            outcome=run_setup(each, batches[:1], BEST_STATIC, links=links, independent=independent),
+        )
         for each in setups
     )
     finalists = _finalists(tried, whole=False)
@@ -104,7 +108,7 @@ def best_static(
             continue  # it has run already
         outcome = each.outcome
         if len(batches) > 1:
-            outcome = run_setup(each.setup, batches, BEST_STATIC, independent=independent)
+            outcome = run_setup(each.setup, batches, BEST_STATIC, links=links, independent=independent)
         if outcome.results:
             outcomes.append(outcome)
     best = _fastest(outcomes)

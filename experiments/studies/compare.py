@@ -213,6 +213,7 @@ def run_batches(
     report: Callable[[], None] = lambda: None,
     *,
     spans: bool = False,
+    links: bool = False,
     independent: bool = True,
 ) -> Outcome:
     """Simulate one strategy (or a variant) on every batch; one that cannot run yields its reason, not an error."""
@@ -221,7 +222,7 @@ def run_batches(
         setup = scenario.setup(strategy) if "(" not in name else read_variants([name])[0].setup(scenario)
     except InfeasibleError as error:
         return Outcome(strategy=name, reason=str(error))
-    return run_setup(setup, batches, name, report, spans=spans, independent=independent)
+    return run_setup(setup, batches, name, report, spans=spans, links=links, independent=independent)
 
 
 def run_setup(
@@ -231,6 +232,7 @@ def run_setup(
     report: Callable[[], None] = lambda: None,
     *,
     spans: bool = False,
+    links: bool = False,
     independent: bool = True,
 ) -> Outcome:
     """The same for a setup; equal batches are simulated once, unless every step draws something anew.
@@ -241,6 +243,7 @@ def run_setup(
         name: of the row.
         report: called after every batch.
         spans: record every operation of the first batch (executor engine only).
+        links: record every link in the first batch (flows only).
         independent: whether the batches are independent samples.
     """
     known: dict[tuple[bytes, int], StepResult] = {}
@@ -251,7 +254,9 @@ def run_setup(
             this = setup.at_step(number)
             key = (lengths.tobytes(), this.execution.step)
             if key not in known:
-                recorded = replace(this, execution=replace(this.execution, spans=spans and number == 0))
+                first = number == 0
+                options = replace(this.execution, spans=spans and first, record_links=links and first)
+                recorded = replace(this, execution=options)
                 known[key] = simulate_step(recorded, lengths, mesh_degree=degree)
             results.append(known[key])
             report()
@@ -282,6 +287,7 @@ def compare(
     report: Report = silent,
     *,
     spans: bool = False,
+    links: bool = False,
     baseline: bool = False,
 ) -> Comparison:
     """Simulate every strategy on the same global batches.
@@ -292,6 +298,7 @@ def compare(
         batches: how many global batches; default: the scenario's.
         report: told (done, total) after every simulated step.
         spans: record every operation of the first batch (executor engine only).
+        links: record every link in the first batch (flows only).
         baseline: look for the fastest static mesh, and give it a row when it is not the scenario's own.
 
     Raises:
@@ -303,7 +310,7 @@ def compare(
     lengths, independent = drawn.lengths, not drawn.use.repeated
     step_done = counted(report, len(strategies) * len(lengths))
     outcomes = [
-        run_batches(scenario, lengths, strategy, step_done, spans=spans, independent=independent)
+        run_batches(scenario, lengths, strategy, step_done, spans=spans, links=links, independent=independent)
         for strategy in strategies
     ]
     if not any(outcome.results for outcome in outcomes):
@@ -312,7 +319,7 @@ def compare(
     found = None
     if baseline and "static" in strategies:
         place = list(strategies).index("static")
-        found = best_static(scenario, lengths, outcomes[place], independent=independent)
+        found = best_static(scenario, lengths, outcomes[place], links=links, independent=independent)
         if found is not None and found.best is not outcomes[place]:
             outcomes.insert(place + 1, found.best)
     return Comparison(scenario=scenario, outcomes=tuple(outcomes), drawn=drawn, baseline=found)

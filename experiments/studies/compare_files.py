@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from hdpsim.experiments.output import plots, plots_of_time
 from hdpsim.experiments.output.document import OutputFile, Table
 from hdpsim.experiments.output.plot_style import account_group
+from hdpsim.experiments.studies.links_drawn import link_pictures
+from hdpsim.experiments.studies.links_seen import links_files
 from hdpsim.experiments.studies.plan_files import plan_files
 
 if TYPE_CHECKING:
@@ -60,6 +62,8 @@ def comparison_files(comparison: Comparison, table: Table[Outcome]) -> tuple[Out
             lambda: _length_figure(comparison),
             "Sequence lengths of the batches.",
         ),
+        *links_files(outcomes),
+        *link_pictures(outcomes),
         *plan_files(outcomes),
     )
     if len(outcomes) == 1:

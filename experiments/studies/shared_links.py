@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hdpsim.experiments.output.plot_style import readable_name
+from hdpsim.experiments.studies.links_seen import SeenLinks, links_json, links_line, seen_links
 
 if TYPE_CHECKING:
     from hdpsim.experiments.studies.compare import Outcome
@@ -23,17 +24,20 @@ def network_json(outcome: Outcome) -> dict[str, Any] | None:
     if not shared:
         return None
     alone_s = float(np.mean([one.alone_s for one in shared]))
+    seen = SeenLinks.of(outcome)
     return {
         "independent_step_s": float(np.mean([one.independent_s for one in shared])),
         "alone_step_s": alone_s,
         "contention": outcome.step_s.mean / alone_s - 1.0,
         "contention_s": _contention_s(outcome, shared),
+        **(links_json(seen) if seen else {}),
     }
 
 
 def network_lines(outcomes: Iterable[Outcome]) -> tuple[str, ...]:
-    """One sentence for every strategy whose transfers share links."""
-    return tuple(_line(outcome) for outcome in outcomes if _shared(outcome))
+    """For every strategy whose transfers share links: what that costs, and where the links are hottest."""
+    shared = [outcome for outcome in outcomes if _shared(outcome)]
+    return (*map(_line, shared), *map(links_line, seen_links(shared)))
 
 
 def _line(outcome: Outcome) -> str:

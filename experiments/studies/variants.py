@@ -64,6 +64,7 @@ def run_variants(
     report: Report,
     contradictions: bool = False,
     drawn: dict[str, Drawn] | None = None,
+    links: bool = False,
 ) -> tuple[Variant, ...]:
     """Simulate *base* under every set of changes; what cannot run yields its reason.
 
@@ -77,6 +78,7 @@ def run_variants(
         report: told (done, total) after every simulated step.
         contradictions: changes whose keys contradict each other yield their reason too, instead of an error.
         drawn: batches by what they depend on, of other calls that shall see the same ones; new ones are added.
+        links: record every link in the first batch (flows only).
     """
     resolved: list[tuple[str, tuple[str, ...], Scenario | InfeasibleError]] = []
     for label, overrides in changes:
@@ -103,7 +105,9 @@ def run_variants(
         if key not in drawn:
             drawn[key] = scenario.draw(count)
         seen = drawn[key]
-        outcome = run_batches(scenario, seen.lengths, strategy, step_done, independent=not seen.use.repeated)
+        outcome = run_batches(
+            scenario, seen.lengths, strategy, step_done, links=links, independent=not seen.use.repeated
+        )
         variants.append(
             Variant(label=label, changes=overrides, scenario=scenario, outcome=outcome, drawn=seen)
         )

@@ -15,6 +15,7 @@ from hdpsim.experiments.output.words import memory_of, memory_parts
 from hdpsim.experiments.scenario.overrides import parse_override, split_group
 from hdpsim.experiments.studies.compare import Report, silent
 from hdpsim.experiments.studies.cost_to_target import MILLION, costs_of, mean_price
+from hdpsim.experiments.studies.links_moved import moved_lines
 from hdpsim.experiments.studies.report import (
     averaging,
     band_lines,
@@ -87,6 +88,7 @@ def whatif(
             report=_of_several(report, place, len(names)),
             contradictions=contradictions,
             drawn=drawn,
+            links=True,
         )
     if not any(variant.feasible for variant in variants):
         raise InfeasibleError(
@@ -341,4 +343,5 @@ def whatif_lines(variants: Sequence[Variant], best: Baseline | None = None) -> t
             f"`hdpsim compare` tries ({best_words(best)})."
         )
     lines += capacity_lines(variants)
+    lines += [line for block in blocks(variants) for line in moved_lines(block)]
     return (*lines, *band_lines(block[0].outcome for block in blocks(variants)))

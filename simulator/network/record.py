@@ -225,7 +225,7 @@ class FlowRecord:
         return moved
 
     def _pieces_on(self, links: Ints) -> Iterator[tuple[int, Ints, Floats]]:
-        """For each of *links*: the pieces of activities that use it, and their flows on it."""
+        """For each of *links* that carries anything: the pieces of activities that use it, and their flows on it."""
         wanted = np.zeros(len(self.links), dtype=np.bool_)
         wanted[links] = True
         patterns, which = self._patterns()
@@ -238,11 +238,12 @@ class FlowRecord:
             for link, flows in zip(pattern.links[there].tolist(), pattern.flows[there].tolist(), strict=True):
                 on_link[link].append((pieces, flows))
         for link, found in on_link.items():
-            yield (
-                link,
-                np.concatenate([pieces for pieces, _ in found]),
-                np.concatenate([np.full(len(pieces), flows) for pieces, flows in found]),
-            )
+            if found:
+                yield (
+                    link,
+                    np.concatenate([pieces for pieces, _ in found]),
+                    np.concatenate([np.full(len(pieces), flows) for pieces, flows in found]),
+                )
 
 
 class _Moved:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.simulator.network.record import FlowRecord
+from hdpsim.simulator.play.flow_rings import RingHops
 
 WAITS = (
     "data",  # before the first forward: loading, and a pause that all processes make together
@@ -48,12 +49,14 @@ class SharedLinks:
         contention_s: [A]: what others on its links add to each account, mean over ranks and stages. What processes
             wait for it elsewhere is in the waits.
         record: what went over every link, when asked for.
+        ring: with a record: the hops of the busiest ring, if one crosses nodes.
     """
 
     independent_s: float
     alone_s: float
     contention_s: Floats
     record: FlowRecord | None = None
+    ring: RingHops | None = None
 
     def contention(self, step_s: float) -> float:
         """What sharing links adds to the step, relative to the step alone."""

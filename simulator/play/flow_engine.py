@@ -26,6 +26,7 @@ from hdpsim.simulator.play.accounts import Timeline, account, make_spans, sum_by
 from hdpsim.simulator.play.engine import Operation, StepPlay, without_collector
 from hdpsim.simulator.play.execution import WAITS, Execution, Noise, SharedLinks
 from hdpsim.simulator.play.flow_program import EdgeTraffic, FlowProgram, row_of_stage
+from hdpsim.simulator.play.flow_rings import busiest_ring
 from hdpsim.simulator.play.flow_routes import Combined, Rows, Wired
 from hdpsim.simulator.play.program import Program, compile_program
 from hdpsim.simulator.play.repetition import steady_step
@@ -52,11 +53,15 @@ def run_flows(
     step = FlowStep(flows, network, alone)
     timeline = _played(step, env, alone)
     execution, contention_s = step.account(timeline)
+    record, ring = _record_of(env, network, wired, flows), None
+    if record is not None and costs.traffic is not None:
+        ring = busiest_ring(record, wired, plan, costs.traffic, flows.routes)
     shared = SharedLinks(
         independent_s=run_replay(plan, costs, noise).step_s,
         alone_s=alone.step_end.step_s,
         contention_s=contention_s,
-        record=_record_of(env, network, wired, flows),
+        record=record,
+        ring=ring,
     )
     shown = make_spans(flows.alone, timeline) if spans else None
     return replace(execution, spans=shown, events=step.events, network=shared)

@@ -210,7 +210,7 @@ class StepRoutes:
         links, parallel, seed = wired.links, wired.parallel, wired.seed
         limits = _can_hold_up(links)
         useful = limits | wired.record
-        places = _Places(links, plan, parallel)
+        places = Places(links, plan, parallel)
         groups, everywhere = places.groups, places.groups * parallel.pp
 
         def rows(sent: Sent, count: int, connection: int) -> Rows:
@@ -280,7 +280,7 @@ def _one_of_each_kind(links: Links, limits: Bools, families: list[Rows]) -> Ints
     return follows
 
 
-class _Places:
+class Places:
     """GPUs of a plan's groups, and what they send each other."""
 
     def __init__(self, links: Links, plan: Plan, parallel: Parallel) -> None:
@@ -306,6 +306,12 @@ class _Places:
         """GPUs by their number among those of a stage."""
         rank, lane = np.divmod(index, self._parallel.tp)
         return rank * self._parallel.rank_stride + stage * self._stage_stride + lane
+
+    def ring(self, group: int, stage: int) -> tuple[Ints, Ints]:
+        """[members, lanes]: the GPUs that send in a group's ring, and those that each sends to."""
+        members = self._member[slice(*self._offsets[group : group + 2].tolist())]
+        gpus = self._gpus(members, stage)
+        return gpus, np.roll(gpus, -1, axis=0)
 
     def passes(self, kind: TrafficKind, traffic: StepTraffic) -> Sent:
         """What groups send on every stage in a forward or backward."""

@@ -102,7 +102,7 @@ _CATALOG_KEYS = tuple(
     if key not in ("aliases", "sources")
 ) + tuple(f"cluster.fabric.{key}" for key in (
     "nodes_per_block", "blocks_per_pod", "leaf_oversubscription", "spine_oversubscription", "hop_latency", "uplinks",
-    "port_split", "flows_per_connection", "routing", "congestion_control",
+    "port_split", "flows_per_connection", "routing", "congestion_control", "ecmp_seed",
 )) + ("cluster.nodes", "cluster.gpus", "cluster.node.gpus", "cluster.node.nics")  # fmt: skip
 
 

@@ -42,6 +42,33 @@ def test_cut_up_links_leave_the_others_and_a_cut_nic_leaves_nothing() -> None:
         step_s(setup("nic-out:3.1=0"))
 
 
+def test_a_link_that_this_fabric_has_not_cannot_run() -> None:
+    with pytest.raises(InfeasibleError, match=r"degraded_links: no link of .* is called 'leaf-up:0.0.1'"):
+        step_s(setup("leaf-up:0.0.1=0"))
+
+
+def test_another_seed_of_the_hash_finds_other_up_links() -> None:
+    def ups(seed: int) -> list[float]:
+        of = setup(routing="ecmp")
+        fabric = replace(of.cluster.fabric, ecmp_seed=seed)
+        recording = replace(of.execution, record_links=True)
+        changed = replace(of, cluster=replace(of.cluster, fabric=fabric), execution=recording)
+        network = simulate_step(changed, LENGTHS).network
+        assert network is not None
+        assert network.record is not None
+        record = network.record
+        carried: list[float] = record.link_bytes()[record.links.of_kind("leaf-up")].tolist()
+        return carried
+
+    first, other = ups(0), ups(1)
+    assert first == ups(0)
+    assert first != other
+    assert sum(first) == pytest.approx(sum(other))  # the same bytes go up, by other links
+
+
 def test_rates_of_their_own_know_no_links() -> None:
+    with pytest.raises(UserInputError, match=r"ecmp_seed.*set execution.network = flows"):
+        fabric = replace(small_cluster(8).fabric, ecmp_seed=1)
+        replace(setup(), cluster=replace(small_cluster(8), fabric=fabric), execution=ExecutionOptions())
     with pytest.raises(UserInputError, match=r"set execution.network = flows"):
         replace(setup("nic-out:3.*=0.5"), execution=ExecutionOptions())

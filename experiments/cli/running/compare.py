@@ -46,7 +46,9 @@ def command(
 
     checked = load(scenario, overrides)
     with progress("comparing") as shown:
-        comparison = compare(checked, strategies or DEFAULT_STRATEGIES, batches, shown, baseline=True)
+        comparison = compare(
+            checked, strategies or DEFAULT_STRATEGIES, batches, shown, links=True, baseline=True
+        )
     with progress("replicating") as shown:
         again = replicate(comparison, replications, shown) if replications else ()
     output.present(compare_document(comparison, tokens, again))

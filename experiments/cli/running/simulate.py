@@ -74,7 +74,9 @@ def command(
         overrides = (*overrides, "execution.executor=engine")  # the replay knows no single operations
     checked = load(scenario, overrides)
     with progress("simulating") as shown:
-        result = compare(checked, (checked.strategy.name,), batches, shown, spans=timeline is not None)
+        result = compare(
+            checked, (checked.strategy.name,), batches, shown, spans=timeline is not None, links=True
+        )
     with progress("replicating") as shown:
         again = replicate(result, replications, shown) if replications else ()
     target = target_of(result, result.base, tokens)
