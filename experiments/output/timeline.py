@@ -2,7 +2,8 @@
 
 A process (pid) is a rank, a thread (tid) is one of its pipeline stages. Slices of one thread never overlap: an
 operation that runs beside another of the same stage gets a lane of its own. Only whole ranks are left out, never
-parts of one, and the file says how many. It is written in one pass and appears under its name when complete.
+parts of one, and the file says how many. Where transfers are flows, links are lanes of one more process, with a
+counter of each one's load. The file is written in one pass and appears under its name when complete.
 
 Format: "Trace Event Format" (Google), JSON object form: X (slice), M (name) and C (counter) events; times in
 microseconds, here with nanosecond digits.
@@ -14,7 +15,7 @@ import gzip
 import heapq
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import IO
 
 import numpy as np
 
-from hdpsim.arrays import Ints
+from hdpsim.arrays import Floats, Ints
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.output.files import replacing
 from hdpsim.simulator.play.accounts import EPILOGUE
@@ -56,6 +57,27 @@ class TimelineSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinkLane:
+    """A link of the network, and who used it.
+
+    Attributes:
+        name: of the link.
+        transfers: what was sent, in the order of starts.
+        start_s: of each.
+        end_s: of each.
+        edges_s: [periods + 1].
+        load: [periods]: share of its rate that it carried between two edges.
+    """
+
+    name: str
+    transfers: Sequence[str]
+    start_s: Floats
+    end_s: Floats
+    edges_s: Floats
+    load: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Slices:
     """The spans sorted by rank, times in whole nanoseconds; rank i of *ranks* owns offsets[i]:offsets[i + 1]."""
 
@@ -70,7 +92,12 @@ class _Slices:
 
 
 def write_timeline(
-    path: str | Path, spans: Spans, *, title: str = "hdpsim", max_slices: int = DEFAULT_MAX_SLICES
+    path: str | Path,
+    spans: Spans,
+    *,
+    title: str = "hdpsim",
+    max_slices: int = DEFAULT_MAX_SLICES,
+    links: Sequence[LinkLane] = (),
 ) -> TimelineSummary:
     """Write *spans* to *path* (gzip if the name ends in .gz) and say what was left out.
 
@@ -80,6 +107,7 @@ def write_timeline(
         title: what the viewer shows as the name of the trace.
         max_slices: stop before the first rank that would exceed this (the slowest, the fastest and the median one come
             first, then all others); one rank is always written.
+        links: lanes below the ranks; of each so many of the first transfers as there may be slices.
 
     Raises:
         UserInputError: an unwritable path, or no operations.
@@ -109,6 +137,10 @@ def write_timeline(
         for position, index in enumerate(chosen.tolist()):
             out.write(",\n")
             out.write(",\n".join(_rank_events(slices, index, position)))
+        if links:
+            pid = int(slices.ranks[-1]) + 2
+            out.write(",\n")
+            out.write(",\n".join(_link_events(links, pid, len(chosen) + 1, max_slices)))
         out.write("\n]}\n")
     return TimelineSummary(slices=written, ranks=tuple(slices.ranks[chosen].tolist()), note=note)
 
@@ -174,6 +206,35 @@ def _rank_events(slices: _Slices, index: int, position: int) -> Iterator[str]:
             f'{{"ph":"X","pid":{rank},"tid":{tid},{what},"ts":{start // 1000}.{start % 1000:03d},'
             f'"dur":{length // 1000}.{length % 1000:03d},"args":{arguments}}}'
         )
+
+
+def _link_events(links: Sequence[LinkLane], pid: int, place: int, most: int) -> Iterator[str]:
+    """Yield the lanes of links: transfers that overlap beside each other, and the load."""
+    yield meta_event(pid, 0, "process_name", {"name": "links"})
+    yield meta_event(pid, 0, "process_sort_index", {"sort_index": place})
+    first = 0
+    for link in links:
+        start_ns, end_ns = (
+            np.rint(times[:most] * 1e9).astype(np.int64) for times in (link.start_s, link.end_s)
+        )
+        lane = _extra_lane(np.zeros(len(start_ns), dtype=np.int64), start_ns, end_ns)
+        for number in range(int(lane.max(initial=0)) + 1):
+            name = link.name + (f", at the same time {number}" if number else "")
+            yield meta_event(pid, first + number, "thread_name", {"name": name})
+            yield meta_event(pid, first + number, "thread_sort_index", {"sort_index": first + number})
+        for tid, what, start, end in zip(
+            (first + lane).tolist(), link.transfers, start_ns.tolist(), end_ns.tolist(), strict=False
+        ):
+            yield _ENCODE({
+                "ph": "X", "pid": pid, "tid": tid, "name": what, "cat": "transfer", "ts": start / 1e3,
+                "dur": (end - start) / 1e3, "args": {},
+            })  # fmt: skip
+        for moment, load in zip(link.edges_s.tolist(), [*link.load.tolist(), 0.0], strict=True):
+            yield _ENCODE({
+                "ph": "C", "pid": pid, "tid": 0, "name": f"load of {link.name}", "ts": round(moment * 1e6, 3),
+                "args": {"percent": round(100 * load, 2)},
+            })  # fmt: skip
+        first += int(lane.max(initial=0)) + 1
 
 
 def _extra_lane(stage: Ints, start_ns: Ints, end_ns: Ints) -> Ints:

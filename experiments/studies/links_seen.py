@@ -11,6 +11,7 @@ import numpy as np
 
 from hdpsim.arrays import Floats
 from hdpsim.experiments.output.document import OutputFile
+from hdpsim.experiments.output.timeline import LinkLane
 
 if TYPE_CHECKING:
     from hdpsim.experiments.studies.compare import Outcome
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 
 NAMED = 3
 """Hottest links in a sentence."""
+
+LANES = 16
+"""Hottest links of a timeline."""
+
+LANE_PERIODS = 1_000
+"""Points of each one's load."""
 
 MOST_COLLISIONS = 10_000
 """Rows of a table of collisions for each strategy: the dearest."""
@@ -182,6 +189,28 @@ def collision_rows(several: Iterable[SeenLinks]) -> list[dict[str, object]]:
             row = {"strategy": seen.strategy, **_collision_row(seen, one)}
             rows.append({**row, "equal_links": int(equal[one.link])})
     return rows
+
+
+def link_lanes(seen: SeenLinks) -> list[LinkLane]:
+    """The hottest links for a timeline."""
+    record, edges_s = seen.record, np.linspace(0.0, seen.step_s, LANE_PERIODS + 1)
+    numbers = seen.hottest_links(LANES)
+    loads = record.load(edges_s, numbers)
+    lanes = []
+    for number, load in zip(numbers, loads, strict=True):
+        found = record.activities_on(number)
+        activities = [record.activities[one] for one in found.tolist()]
+        lanes.append(
+            LinkLane(
+                name=record.links.name(number),
+                transfers=[one.who or one.label for one in activities],
+                start_s=record.start_s[found],
+                end_s=record.end_s[found],
+                edges_s=edges_s,
+                load=load,
+            )
+        )
+    return lanes
 
 
 def links_files(outcomes: Iterable[Outcome]) -> tuple[OutputFile, ...]:

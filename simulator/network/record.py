@@ -146,6 +146,14 @@ class FlowRecord:
         order = np.argsort(-busy_s, kind="stable")[:count]
         return order[busy_s[order] > 0]
 
+    def activities_on(self, link: int) -> Ints:
+        """Places of all activities that use a link, in the order of their starts."""
+        patterns, which = self._patterns()
+        watched = self.follows[link]
+        uses = np.array([watched in pattern.links for pattern in patterns], dtype=np.bool_)
+        found = np.flatnonzero(uses[which]) if len(which) else which
+        return found[np.argsort(self.start_s[found], kind="stable")]
+
     def collisions(self, *, single: bool = False) -> tuple[Collision, ...]:
         """Who lost how much to whom, most first: a piece's loss is divided by what others moved over its link.
 

@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     "--timeline",
     metavar="FILE",
     type=click.Path(dir_okay=False),
-    help="Write every operation of the first step as a Chrome/Perfetto trace (.json or .json.gz); with --steps what "
-    "planner, loaders, storage, stages, offload streams and checkpoints did when.",
+    help="Write every operation of the first step as a Chrome/Perfetto trace (.json or .json.gz), and the "
+    "hottest links where transfers are flows; with --steps what planner, loaders, storage, stages, offload streams and "
+    "checkpoints did when.",
 )
 @target_option
 @output_options
@@ -107,9 +108,14 @@ def _many_steps(
 
 def _write_timeline(path: str, outcome: Outcome, name: str) -> str:
     from hdpsim.experiments.output.timeline import write_timeline
+    from hdpsim.experiments.studies.links_seen import SeenLinks, link_lanes
 
     spans = outcome.results[0].spans
     assert spans is not None  # the engine was told to record them
-    summary = write_timeline(path, spans, title=f"{name}, {outcome.strategy}")
+    seen = SeenLinks.of(outcome)
+    lanes = link_lanes(seen) if seen else []
+    summary = write_timeline(path, spans, title=f"{name}, {outcome.strategy}", links=lanes)
     left_out = f" ({summary.note})" if summary.note else ""
-    return f"wrote {path}: {summary.slices:,} slices of {len(summary.ranks):,} ranks{left_out}"
+    return f"wrote {path}: {summary.slices:,} slices of {len(summary.ranks):,} ranks{left_out}" + (
+        f", and {len(lanes)} links" if lanes else ""
+    )

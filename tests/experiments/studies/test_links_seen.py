@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +17,21 @@ from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Fabric
 from hdpsim.cost_models.network.links import Links
 from hdpsim.experiments.output.run_directory import write_document
+from hdpsim.experiments.output.timeline import write_timeline
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.studies.compare import compare
 from hdpsim.experiments.studies.compare_report import simulate_document
 from hdpsim.experiments.studies.links_drawn import fabric_layers, link_pictures
-from hdpsim.experiments.studies.links_seen import SeenLinks, collision_rows, link_rows, links_line
+from hdpsim.experiments.studies.links_seen import (
+    SeenLinks,
+    collision_rows,
+    link_lanes,
+    link_rows,
+    links_line,
+)
 from hdpsim.experiments.studies.whatif import whatif, whatif_lines
 from hdpsim.simulator.network.flows import Activity, FlowNetwork
+from hdpsim.simulator.play.execution import Spans
 from hdpsim.simulator.step import simulate_step
 
 SECOND = 50e9  # what a NIC moves in one
@@ -175,6 +185,27 @@ def test_hops_of_the_busiest_ring_by_hand() -> None:
     assert (ring.shared_s < ring.took_s).all()
     assert ring.took_s == pytest.approx(ring.took_alone_s)
     assert ring.took_s >= ring.alone_s.max() * (1 - 1e-9)
+
+
+def test_lanes_of_links_in_a_timeline(
+    tmp_path: Path, seen: SeenLinks, timeline_problems: Callable[[Path], tuple[str, ...]]
+) -> None:
+    whole, real = np.zeros(1, dtype=np.int64), np.zeros(1)
+    spans = Spans(whole, whole, whole, whole, whole, real, real + 2.0)
+    lanes = link_lanes(seen)
+    path = tmp_path / "timeline.json"
+    write_timeline(path, spans, links=lanes)
+    assert timeline_problems(path) == ()
+    (nic,) = [lane for lane in lanes if lane.name == "nic-out:0.0"]
+    assert list(nic.transfers) == ["ring of GPU 0", "sum of GPU 0"]
+    assert nic.start_s.tolist() == [0.0, 0.5]
+    assert nic.end_s.tolist() == pytest.approx([1.5, 1.5])
+    assert nic.load[:750] == pytest.approx(1.0)  # full until 1.5 of 2 s
+    assert nic.load[750:] == pytest.approx(0.0)
+    names = [event["args"]["name"] for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "M"
+             and event["name"] == "thread_name"]  # fmt: skip
+    assert "nic-out:0.0" in names
+    assert "nic-out:0.0, at the same time 1" in names  # the sum beside the ring
 
 
 def test_whatif_names_what_a_change_moves() -> None:
