@@ -80,9 +80,9 @@ def hidden_settings(
 ) -> tuple[str, ...]:
     """One sentence for every setting whose effect is hidden in all *results*, the steps of *setup* on *batches*.
 
-    Not looked for on nodes of several kinds.
+    Not looked for on nodes of several kinds, nor where transfers share links: each look would play a step as flows.
     """
-    if len(setup.cluster.kinds) > 1:
+    if len(setup.cluster.kinds) > 1 or setup.execution.network == "flows":
         return ()
     named = {note.partition(" = ")[0] for result in results for note in result.notes}
     distinct = {

@@ -83,7 +83,7 @@ def answer(changes: tuple[str, ...]) -> Answer | None:
     figures = (
         tuple((result.step_s, result.tokens) for result in outcome.results), tuple(outcome.account_s().items()),
         round(first.memory.total_bytes), round(first.memory.host_bytes), round(first.memory.allocated_bytes),
-        first.plan_micro_batches, first.rank_capacity_tokens,
+        first.plan_micro_batches, first.rank_capacity_tokens, first.makespan_s,
     )  # fmt: skip
     named = (note.partition(" = ")[0] for note in notes_of(outcome) if "changes nothing" in note)
     return Answer(figures, frozenset(named))

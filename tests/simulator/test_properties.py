@@ -164,16 +164,18 @@ def test_equal_sequences_of_the_capacity_make_all_strategies_equal(
     shape: tuple[int, int], nodes: int, each: int, cal: object, capacity: int
 ):
     pp, vpp = shape
-    layout = Layout(tp=2, pp=pp, vpp=vpp, schedule="interleaved" if vpp > 1 else "1f1b")
+    # Sharing such sequences may still pay (more slots for a pipeline): hdp-opt looks for that, a stated cp does not.
+    layout = Layout(tp=2, pp=pp, vpp=vpp, cp=1, schedule="interleaved" if vpp > 1 else "1f1b")
     setup = small_setup(
         cluster=small_cluster(nodes * pp), capacity=capacity, context=capacity, layout=layout, cal=cal
     )
     lengths = np.full(setup.ranks * each, capacity)
     steps = [
         simulate_step(replace(setup, strategy=StrategyOptions(name=name)), lengths).step_s
-        for name in ("static", "hdp-naive", "hdp-opt")
+        for name in ("static", "hdp-naive", "hdp-balance", "hdp-opt")
     ]
-    assert steps[1:] == pytest.approx([steps[0]] * 2, rel=1e-9)
+    assert steps[1:3] == pytest.approx([steps[0]] * 2, rel=1e-9)
+    assert steps[3] <= steps[0] * (1 + 1e-9)
 
 
 def test_noise_slows_the_step_and_keeps_the_work():

@@ -203,4 +203,5 @@ def test_everything_of_a_setup_has_a_key() -> None:
     assert {item.name for item in fields(StrategyOptions)} <= written["strategy"]
     assert {item.name for item in fields(MemoryOverheads)} <= written["memory"]
     assert {item.name for item in fields(MemoryOptions)} - {"overheads"} <= written["memory"]
-    assert {item.name for item in fields(ExecutionOptions)} - {"spans"} <= written["execution"]
+    counted = {"spans", "record_links", "step", "replication"}  # what a run sets itself
+    assert {item.name for item in fields(ExecutionOptions)} - counted <= written["execution"]

@@ -224,7 +224,7 @@ def test_a_quick_plan_makes_fewer_drafts(monkeypatch: pytest.MonkeyPatch) -> Non
         return draft_of(problem)
 
     monkeypatch.setattr(best_plan, "balanced_draft", counted)
-    setup = small_setup(nodes=4, capacity=1024, context=8192)
+    setup = small_setup(nodes=4, capacity=4096, context=8192)
     lengths = np.array([8000, 5000, 3000, *[700] * 30])
     plan_batch(setup, lengths)
     in_full = len(drawn)
