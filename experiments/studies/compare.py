@@ -255,7 +255,8 @@ def run_setup(
             key = (lengths.tobytes(), this.execution.step)
             if key not in known:
                 first = number == 0
-                options = replace(this.execution, spans=spans and first, record_links=links and first)
+                seen = links and first and this.execution.network == "flows"
+                options = replace(this.execution, spans=spans and first, record_links=seen)
                 recorded = replace(this, execution=options)
                 known[key] = simulate_step(recorded, lengths, mesh_degree=degree)
             results.append(known[key])
