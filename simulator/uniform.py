@@ -92,9 +92,9 @@ def _step(setup: Setup, batch: _Batch) -> tuple[float, MemoryReport]:
         result = simulate_step(setup, batch.lengths)
         return result.step_s, result.memory
     check_strategy(setup)
-    capacity = capacity_tokens(setup)
-    check_fits(setup, memory_of(setup, capacity, micro_batches=1, sequence_tokens=1))
-    cost, ranks = micro_batch_cost(setup), setup.ranks
+    capacity, ranks = capacity_tokens(setup), setup.ranks
+    memory = _memory(setup, batch, capacity)
+    cost = micro_batch_cost(setup)
     (degree,) = mesh_degrees(
         PlanningProblem(
             lengths=np.array([batch.tokens]),
@@ -111,14 +111,7 @@ def _step(setup: Setup, batch: _Batch) -> tuple[float, MemoryReport]:
     if not rings_alike(cost.fabric, min(groups, packs), degree, stride):
         result = simulate_step(setup, batch.lengths)
         return result.step_s, result.memory
-    unfused = setup.layout.kernels.attention == "unfused"
     most = -(-packs // groups)  # micro-batches of a rank
-    memory = memory_of(
-        setup,
-        capacity,
-        micro_batches=most,
-        sequence_tokens=-(-batch.tokens // degree) if unfused else None,
-    )
     check_fits(setup, memory)
     gpus, ring = np.arange(degree) * stride, np.array([0, degree])
     padding = setup.context_tokens - held * batch.tokens
@@ -136,6 +129,29 @@ def _step(setup: Setup, batch: _Batch) -> tuple[float, MemoryReport]:
         setup, cost, batches, tokens=batch.sequences * batch.tokens, sequences=batch.sequences
     )
     return play_with_data(costs, lambda priced: replay_lone_step(priced, most)).step_s, memory
+
+
+def _memory(setup: Setup, batch: _Batch, capacity: int) -> MemoryReport:
+    """Memory of the step; refused at once is what needs too much for a single micro-batch, as simulate_step does.
+
+    A step has one micro-batch of a rank at least, so one that fits needs no second look.
+    """
+    degree = setup.layout.parallel.cp
+    assert degree is not None, "a uniform step has a stated mesh"
+    packs = batch.sequences // (setup.context_tokens // batch.tokens)
+    unfused = setup.layout.kernels.attention == "unfused"
+    memory = memory_of(
+        setup,
+        capacity,
+        micro_batches=-(-packs // max(1, setup.ranks // degree)),
+        sequence_tokens=-(-batch.tokens // degree) if unfused else None,
+    )
+    if not memory.fits:
+        check_fits(setup, memory_of(setup, capacity, micro_batches=1, sequence_tokens=1))
+        # Before anything is priced, unless the mesh itself will be refused.
+        if degree == 1 and setup.context_tokens <= capacity:
+            check_fits(setup, memory)
+    return memory
 
 
 def _is_uniform(setup: Setup, batch: _Batch) -> bool:

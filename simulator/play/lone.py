@@ -165,11 +165,12 @@ class LoneRank(NamedTuple):
         if costs.schedule in SPLIT_SCHEDULES:
             work_s = (turns.weights * self.weight_s[turns.stage]).sum(axis=1)
         ends = [*opening_s.tolist(), 0.0]
+        ended = ends.append
         for before, source, link, own_s in zip(
             turns.before, turns.source, turns.link, work_s.tolist(), strict=True
         ):
             free_s, input_s = ends[before] + own_s, ends[source] + delay_s[link]
-            ends.append((free_s if free_s >= input_s else input_s) + link_s[link])
+            ended((free_s if free_s >= input_s else input_s) + link_s[link])
         end_s = np.array(ends)
         wait_s = (end_s[turns.source] + np.array(delay_s)[turns.link]) - (end_s[turns.before] + work_s)
         return PlayedRank(
