@@ -184,7 +184,9 @@ class Residuals:
             return band
         span = f"true step {100 * (band.low - 1):+.0f} to {100 * (band.high - 1):+.0f} % of the predicted one (P10-P90)"
         if band.alike:
-            return replace(band, note=f"{span}; {_likeness(band, fitted, features.generation)}")
+            known = {one.strategy for one, alike in zip(self.features, near, strict=True) if alike}
+            stranger = "" if features.strategy in known else f"; none of them ran {features.strategy}"
+            return replace(band, note=f"{span}; {_likeness(band, fitted, features.generation)}{stranger}")
         differences = _differences(features, self.features[int(np.where(own, np.inf, distance).argmin())])
         return replace(
             band, note=f"{span}; no validated run is like this one: the nearest differs in {differences}"

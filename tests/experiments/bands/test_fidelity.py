@@ -221,6 +221,8 @@ def test_dynamic_runs_learn_from_dynamic_runs() -> None:
     assert band.sources == ("dynamic",)
     assert band.middle == pytest.approx(1 / 1.1, rel=0.02)
     assert "40 validated runs like this one (dynamic)" in band.note
+    assert band.note.endswith("none of them ran hdp-naive")
+    assert "none of them" not in residuals.band(hdp).note
     assert residuals.band(RUN).sources == ("lab",)
 
 
