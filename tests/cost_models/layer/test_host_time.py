@@ -14,7 +14,7 @@ from ideal_hardware import HIDDEN, IDEAL, MODEL, NIC, NVLINK, ideal_cluster, ide
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Cluster
-from hdpsim.cost_models.layer.host import HostTime, check_s, step_host_s
+from hdpsim.cost_models.layer.host import HostTime, check_s, ring_step_host_s, step_host_s
 from hdpsim.cost_models.layer.layer import LayerCost
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.algorithms import LL, SIMPLE, ring_half_s
@@ -247,3 +247,35 @@ def test_launches_take_as_long_as_the_processor_needs() -> None:
     node = replace(plain.cluster.node, host_time=1.5)
     slow = MicroBatchCost(MODEL, Layout(), replace(plain.cluster, node=node), cal)
     assert slow.floor_s == pytest.approx(1.5 * plain.floor_s)
+
+
+class TestRingSteps:
+    def test_launches_by_hand(self) -> None:
+        # eager: attention, 10 of merging, 4 messages of 3; back: 3 + 6 and 8 messages. fused: 3 and 2; 6 and 2.
+        cal = replace(IDEAL, launch_s=1.0)
+        for kernels, forward, backward in (("eager", 23.0, 33.0), ("fused", 9.0, 12.0)):
+            layout = Layout(cp_ring_kernels=kernels)
+            assert ring_step_host_s(layout, cal, backward=False) == forward
+            assert ring_step_host_s(layout, cal, backward=True) == backward
+
+    def test_a_graph_has_no_launches(self) -> None:
+        cal = replace(IDEAL, launch_s=1.0)
+        assert ring_step_host_s(Layout(cuda_graphs=True), cal, backward=True) == 0.0
+
+    def test_a_step_takes_its_launches_where_blocks_are_small_and_nothing_more_where_they_are_long(
+        self,
+    ) -> None:
+        free, bound = (
+            ideal_cost(calibration=replace(IDEAL, launch_s=launch_s)).attention for launch_s in (0.0, 1e-3)
+        )
+        for tokens, hidden in ((64, False), (4_000_000, True)):
+            batch = micro_batches([[tokens]], group_size=[8])
+            quick, slow = (
+                cost.times(
+                    batch.segment_tokens, batch.segment_offsets, batch.group_size, batch.tier, backward=False
+                )
+                for cost in (free, bound)
+            )
+            assert (slow.wait[0] == quick.wait[0]) == hidden
+            if not hidden:
+                assert slow.total[0] - slow.attention[0] / 8 == pytest.approx(7 * 9e-3, rel=1e-3)
