@@ -169,17 +169,11 @@ class _Balance:
             micro_batch[sequences] = number
         sizes = np.array([len(members) for members in made.members])
         first = np.array([sequences[0] for sequences in made.sequences])
-        count = len(problem.lengths)
         return assemble(
             strategy=problem.options.name,
             ranks=problem.ranks,
             capacity_tokens=problem.capacity_tokens,
-            pieces=Pieces(
-                tokens=problem.lengths,
-                sequence=np.arange(count, dtype=np.int64),
-                start=np.zeros(count, dtype=np.int64),
-                micro_batch=micro_batch,
-            ),
+            pieces=Pieces.of_whole(problem.lengths, micro_batch),
             member_ranks=np.concatenate(made.members),
             member_offsets=np.concatenate(([0], np.cumsum(sizes))),
             slot=np.repeat(np.array(made.slot, dtype=np.int64), sizes),

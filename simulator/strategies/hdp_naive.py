@@ -44,12 +44,7 @@ def naive_micro_batches(problem: PlanningProblem, average_s: float) -> tuple[Pie
         np.bincount(bins, weights=lengths[short], minlength=packs),
     )
     time_s = np.concatenate((pack_s, problem.sequence_s(lengths[long], sizes)))[arrival]
-    pieces = Pieces(
-        tokens=lengths,
-        sequence=np.arange(len(lengths), dtype=np.int64),
-        start=np.zeros(len(lengths), dtype=np.int64),
-        micro_batch=micro_batch,
-    )
+    pieces = Pieces.of_whole(lengths, micro_batch)
     return pieces, group, ratio, time_s
 
 

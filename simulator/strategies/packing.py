@@ -215,6 +215,17 @@ class Pieces:
     start: Ints
     micro_batch: Ints
 
+    @classmethod
+    def of_whole(cls, lengths: Ints, micro_batch: Ints) -> Pieces:
+        """Sequences that nobody cuts, each in one micro-batch."""
+        count = len(lengths)
+        return cls(
+            tokens=lengths,
+            sequence=np.arange(count, dtype=np.int64),
+            start=np.zeros(count, dtype=np.int64),
+            micro_batch=micro_batch,
+        )
+
     def at(self, places: Ints) -> Pieces:
         """The pieces at these places."""
         return Pieces(

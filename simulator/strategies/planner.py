@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.strategies.best_plan import plan_best
 from hdpsim.simulator.strategies.by_kind import plan_by_kind
 from hdpsim.simulator.strategies.distca import plan_distca
 from hdpsim.simulator.strategies.hdp_balance import plan_balanced
 from hdpsim.simulator.strategies.hdp_naive import plan_naive
+from hdpsim.simulator.strategies.opt.best_plan import plan_best
 from hdpsim.simulator.strategies.own import plan_own
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.static_mesh import plan_static

@@ -18,8 +18,8 @@ from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.lower_bound import lower_bound_s
 from hdpsim.simulator.setup import Setup, StrategyOptions
 from hdpsim.simulator.step import plan_batch, simulate_step
-from hdpsim.simulator.strategies import best_plan
-from hdpsim.simulator.strategies.hdp_opt import Draft
+from hdpsim.simulator.strategies.opt import best_plan
+from hdpsim.simulator.strategies.opt.hdp_opt import Draft
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 FOR_NOTHING = 1.02

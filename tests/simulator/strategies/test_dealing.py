@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulator_setups import FLOOR, HOPPER, problem_of, small_setup
 
-from hdpsim.simulator.strategies.dealing import (
+from hdpsim.simulator.strategies.opt.dealing import (
     Packs,
     deal_packs,
     deal_sequences,

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from simulator_setups import FLOOR, HOPPER, problem_of, small_cluster, small_setup
 
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.simulator.strategies import gangs as gangs_module
-from hdpsim.simulator.strategies.gangs import RankLoads, place_gangs
-from hdpsim.simulator.strategies.long_sequences import LongSequences
+from hdpsim.simulator.strategies.opt import gangs as gangs_module
+from hdpsim.simulator.strategies.opt.gangs import RankLoads, place_gangs
+from hdpsim.simulator.strategies.opt.long_sequences import LongSequences
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 

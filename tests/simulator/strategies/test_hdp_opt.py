@@ -12,8 +12,8 @@ from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan import HOLE
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import simulate_step
-from hdpsim.simulator.strategies import hdp_opt
-from hdpsim.simulator.strategies.hdp_opt import balanced_draft
+from hdpsim.simulator.strategies.opt import hdp_opt
+from hdpsim.simulator.strategies.opt.hdp_opt import balanced_draft
 from hdpsim.traces import load_distribution, synthesize_tokens
 
 DEEP = replace(MODEL, name="deep", layers=32)

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from simulator_setups import FLOOR, problem_of, small_cluster, small_setup
 
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.simulator.strategies.gangs import Neighbourhood
+from hdpsim.simulator.strategies.opt.gangs import Neighbourhood
+from hdpsim.simulator.strategies.opt.stretches import GANGS_TOGETHER, SMALL, SMALL_REST, Stretches
 from hdpsim.simulator.strategies.problem import PlanningProblem
-from hdpsim.simulator.strategies.stretches import GANGS_TOGETHER, SMALL, SMALL_REST, Stretches
 
 
 def problem(nodes: int, tp: int) -> PlanningProblem:

@@ -8,10 +8,10 @@ from simulator_setups import FLOOR, problem_of, small_cluster, small_setup
 
 from hdpsim import validate_plan
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.simulator.strategies.hdp_opt import balanced_draft
-from hdpsim.simulator.strategies.long_sequences import LongSequences, ideal_step_s
+from hdpsim.simulator.strategies.opt.hdp_opt import balanced_draft
+from hdpsim.simulator.strategies.opt.long_sequences import LongSequences, ideal_step_s
+from hdpsim.simulator.strategies.opt.whole_units import LongPlaces, whole_unit_places
 from hdpsim.simulator.strategies.problem import PlanningProblem
-from hdpsim.simulator.strategies.whole_units import LongPlaces, whole_unit_places
 
 UNIT_S = 0.026  # 4 layers of a stage x 3 x 2 ms, and 2 ms of host work
 

@@ -8,7 +8,7 @@ from itertools import chain, zip_longest
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints
-from hdpsim.simulator.strategies.long_sequences import LongSequences, ideal_step_s
+from hdpsim.simulator.strategies.opt.long_sequences import LongSequences, ideal_step_s
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 LIMIT_SHARES = (1.1, 1.03, 1.0, 0.7, 0.5, 0.35, 0.25, 0.17, 0.12, 0.08, 0.055, 0.04, 0.028)

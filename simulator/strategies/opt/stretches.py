@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints
-from hdpsim.simulator.strategies.gangs import Neighbourhood
+from hdpsim.simulator.strategies.opt.gangs import Neighbourhood
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 SMALL = 1e-9

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints
-from hdpsim.simulator.strategies.gangs import RankLoads
-from hdpsim.simulator.strategies.long_sequences import LongKinds, LongSequences
+from hdpsim.simulator.strategies.opt.gangs import RankLoads
+from hdpsim.simulator.strategies.opt.long_sequences import LongKinds, LongSequences
+from hdpsim.simulator.strategies.opt.stretches import SMALL, Stretches
 from hdpsim.simulator.strategies.problem import PlanningProblem
-from hdpsim.simulator.strategies.stretches import SMALL, Stretches
 
 VALUE_BISECTIONS = 5
 """Bisections of what a place for a short micro-batch is worth, where there are more places than short ones."""

@@ -11,7 +11,8 @@ import numpy as np
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.strategies.dealing import (
+from hdpsim.simulator.strategies.groups import needed_ratio
+from hdpsim.simulator.strategies.opt.dealing import (
     Packs,
     deal_packs,
     deal_sequences,
@@ -19,8 +20,8 @@ from hdpsim.simulator.strategies.dealing import (
     exchange,
     fill_packs,
 )
-from hdpsim.simulator.strategies.gangs import RankLoads, place_gangs
-from hdpsim.simulator.strategies.group_choices import (
+from hdpsim.simulator.strategies.opt.gangs import RankLoads, place_gangs
+from hdpsim.simulator.strategies.opt.group_choices import (
     FEW_LONG,
     Choice,
     ideal_choice,
@@ -28,14 +29,13 @@ from hdpsim.simulator.strategies.group_choices import (
     turn_choices,
     usual_s,
 )
-from hdpsim.simulator.strategies.groups import needed_ratio
-from hdpsim.simulator.strategies.long_sequences import LongSequences
+from hdpsim.simulator.strategies.opt.long_sequences import LongSequences
+from hdpsim.simulator.strategies.opt.rehearsal import rehearsed_s
+from hdpsim.simulator.strategies.opt.stretches import SMALL
+from hdpsim.simulator.strategies.opt.whole_units import whole_unit_places
 from hdpsim.simulator.strategies.packing import Pieces, assemble
 from hdpsim.simulator.strategies.plan_ideal import plan_ideal_s
 from hdpsim.simulator.strategies.problem import PlanningProblem
-from hdpsim.simulator.strategies.rehearsal import rehearsed_s
-from hdpsim.simulator.strategies.stretches import SMALL
-from hdpsim.simulator.strategies.whole_units import whole_unit_places
 
 _Dealer = Callable[[PlanningProblem, Floats, Packs], tuple[Ints, Ints, Floats]]
 
@@ -283,12 +283,7 @@ def _assemble(
         strategy=problem.options.name,
         ranks=problem.ranks,
         capacity_tokens=problem.capacity_tokens,
-        pieces=Pieces(
-            tokens=problem.lengths,
-            sequence=np.arange(count, dtype=np.int64),
-            start=np.zeros(count, dtype=np.int64),
-            micro_batch=micro_batch,
-        ),
+        pieces=Pieces.of_whole(problem.lengths, micro_batch),
         member_ranks=np.concatenate((*placed.gang_ranks, rank)),
         member_offsets=np.concatenate(([0], np.cumsum(size))),
         slot=np.concatenate((gang_slots, _slots(placed.loads.slot, rank, seconds))),

@@ -1,0 +1,1 @@
+"""Our own planner of hybrid data parallelism, hdp-opt, and its parts."""
