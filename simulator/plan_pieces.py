@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from hdpsim.arrays import Floats
 from hdpsim.cost_models.step.micro_batch import MicroBatches, StepCosts
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.step.mixed import MixedCost
 from hdpsim.cost_models.step.step import step_costs
-from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.plan import HOLE, Plan
 
 
 def plan_costs(
@@ -27,6 +28,7 @@ def plan_micro_batches(cost: MicroBatchCost, plan: Plan) -> MicroBatches:
     """The plan's micro-batches as the cost model takes them, with the way of every group's ring."""
     stride = cost.layout.parallel.rank_stride
     gpus = plan.member_ranks * stride
+    share = cost.layout.parallel.expert_ranks
     return MicroBatches(
         segment_tokens=plan.segment_tokens,
         segment_offsets=plan.segment_offsets,
@@ -35,7 +37,30 @@ def plan_micro_batches(cost: MicroBatchCost, plan: Plan) -> MicroBatches:
         offload_ratio=plan.offload_ratio,
         padding_tokens=plan.padding_tokens,
         crossing=cost.fabric.ring_crossing(gpus, plan.member_offsets, stride),
+        routed_tokens=_routed_tokens(plan, share) if share > 1 and not plan.in_step else None,
     )
+
+
+def _routed_tokens(plan: Plan, share: int) -> Floats | None:
+    """[n]: tokens of a rank in the mean over the *share* ranks that hold its experts together, at the same slot.
+
+    Experts get tokens of all these ranks alike, whoever has how many. Of a group that spans several such blocks the
+    fullest block counts. None: all ranks have as many as the mean.
+    """
+    sizes = plan.group_size
+    tokens = np.add.reduceat(plan.segment_tokens, plan.segment_offsets[:-1])
+    if plan.padding_tokens is not None:
+        tokens = tokens + plan.padding_tokens
+    slots = np.diff(plan.order_offsets)
+    held = np.flatnonzero(plan.order != HOLE)
+    rank = np.repeat(np.arange(plan.ranks), slots)[held]
+    room = (held - plan.order_offsets[rank]) * (plan.ranks // share) + rank // share
+    micro_batch = plan.order[held]
+    own = tokens / sizes
+    mean = np.bincount(room, weights=own[micro_batch]) / share
+    routed = np.zeros(plan.micro_batches)
+    np.maximum.at(routed, micro_batch, mean[room])
+    return None if np.array_equal(routed, own) else routed
 
 
 def distinct_micro_batches(cost: MicroBatchCost, plan: Plan) -> MicroBatches:

@@ -188,15 +188,14 @@ def _estimating(setup: Setup, problem: PlanningProblem) -> PlanningProblem:
 
 def check_strategy(setup: Setup) -> None:
     """Raise InfeasibleError for a layout that the strategy cannot run, and for more ranks than can be planned."""
-    if setup.strategy.name != "static" and setup.layout.parallel.expert_gpus > setup.layout.parallel.tp:
+    if (
+        setup.strategy.name != "static"
+        and setup.execution.network == "flows"
+        and setup.layout.meeting_ranks(setup.ranks) > 1
+    ):
         raise InfeasibleError(
-            f"HDP ranks run different micro-batches, so experts must live inside a rank's own TP group: "
-            f"ep = {setup.layout.parallel.ep} must not exceed tp = {setup.layout.parallel.tp}"
-        )
-    if setup.strategy.name != "static" and setup.layout.sharding.kind == "zero3":
-        raise InfeasibleError(
-            "HDP ranks run different micro-batches, so they cannot meet in every layer to gather its parameters: "
-            "layout.sharding = zero3 needs strategy.name = static; HDP takes none, zero1 or zero2"
+            "HDP ranks run different micro-batches and meet in every layer (layout.sharding = zero3, or experts across "
+            "ranks): execution.network = flows does not follow that; use execution.network = independent"
         )
     if setup.strategy.name != "static" and setup.layout.pipeline.schedule == "dualpipe":
         raise InfeasibleError(

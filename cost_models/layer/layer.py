@@ -27,6 +27,7 @@ from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.tracing import priced
 from hdpsim.cost_models.transformer.matrices import Block, layer_shards
 from hdpsim.cost_models.transformer.model import Model
+from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
 
 
 class LayerTimes(NamedTuple):
@@ -120,6 +121,21 @@ class LayerCost:
         Adapters are included; frozen weights have input gradients only.
         """
         return self._gemm_sides_s(tokens, (backward,))[0]
+
+    def routed_s(self, routed_tokens: Floats, tokens: Floats, *, backward: bool) -> Floats:
+        """What the experts' products take longer, or less, where others that share them have other numbers of tokens.
+
+            t = products(rows of routed_tokens) - products(rows of tokens)
+
+        Counted: all ranks' tokens go to all experts alike.
+        Ignored: permutation and activation of the rows; schedules that run weight gradients apart keep their own rows.
+        """
+        if self._expert_gemms is None or self._layout.pipeline.schedule in SPLIT_SCHEDULES:
+            return np.zeros_like(tokens)
+        there, here = (
+            self._expert_gemms.seconds(each, backward=backward) for each in (routed_tokens, tokens)
+        )
+        return there - here
 
     def weight_gradient_s(self, tokens: Floats) -> Floats:
         """The weight gradients in gemm_s of the backward; each distinct number of tokens is priced once."""

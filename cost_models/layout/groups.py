@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -67,6 +68,11 @@ class Parallel(Group):
     def expert_gpus(self) -> int:
         """GPUs of a pipeline stage that hold one copy of its experts."""
         return self.ep * self.expert_cut
+
+    @property
+    def expert_ranks(self) -> int:
+        """Neighbouring ranks that hold one copy of a stage's experts; 1: they live inside a rank's own TP group."""
+        return max(1, math.lcm(self.expert_gpus, self.tp) // self.tp) if self.expert_gpus > self.tp else 1
 
     @property
     def experts_cut_like_dense(self) -> bool:
@@ -142,7 +148,7 @@ class Sharding(Group):
 
     kind: ShardingKind = switch("zero1", name="sharding", basic=True)
     """What ranks hold a part of: nothing, optimizer states (zero1), gradients, too (zero2), or parameters, too (zero3,
-    FSDP; static strategy only)."""
+    FSDP)."""
     ranks: Annotated[int, RANGES["shard_ranks"]] | None = switch(
         None, name="shard_ranks", none="all", needs=(needs.SHARED,)
     )

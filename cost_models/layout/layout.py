@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
@@ -134,6 +135,11 @@ class Layout(Checked):
         usual = Layout()
         changed = {name: value for name, value in self.switches().items() if value != usual.switch(name)}
         return f"Layout({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
+
+    def meeting_ranks(self, ranks: int) -> int:
+        """Neighbours, of so many ranks, that meet in every layer: they share its parameters (zero3) or its experts."""
+        shard = min(self.sharding.ranks or ranks, ranks) if self.sharding.kind == "zero3" else 1
+        return min(ranks, math.lcm(shard, self.parallel.expert_ranks))
 
     @property
     def defers_head_gradient(self) -> bool:

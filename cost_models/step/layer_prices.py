@@ -111,8 +111,9 @@ class LayerPrices:
             batches.tier,
             tokens,
         )
-        if batches.crossing is not None:
-            columns = (batches.crossing, *columns)
+        for column in (batches.crossing, batches.routed_tokens):
+            if column is not None:
+                columns = (column, *columns)
         return self._once("terms", columns, sides, lambda: self._terms_s(batches, tokens, sides))
 
     def attention_sent(self, batches: MicroBatches, tokens: Floats, *, backward: bool) -> SentTimes:
@@ -183,6 +184,8 @@ class LayerPrices:
                 rows[TERM_ROWS["small_kernels"]] = linear.small_kernels
                 rows[TERM_ROWS["tp_communication"]] = linear.tp_communication
                 rows[TERM_ROWS["expert_all_to_all"]] = linear.expert_all_to_all
+                if moe and batches.routed_tokens is not None:
+                    rows[TERM_ROWS["gemm"]] += cost.routed_s(batches.routed_tokens, tokens, backward=side)
                 result[moe, side] = rows
             if moe and self._layout.experts.overlap:
                 self._hide_all_to_all(result[moe, False], result[moe, True])

@@ -33,6 +33,8 @@ class MicroBatches:
     crossing: Floats | None = None
     """[n, 2]: share of the flows of a group's ring that leave their block, and their pod (FabricModel.ring_crossing).
     None: groups are of neighbours."""
+    routed_tokens: Floats | None = None
+    """[n]: tokens of a rank in the mean over those that share its experts, in the same slot. None: its own."""
 
     @property
     def tokens(self) -> Ints:
@@ -174,6 +176,8 @@ class StepCosts:
     """What the host of a rank waits for memory in every micro-batch."""
     pp_overlap: bool = True
     """Transfers run beside computation. False: they hold the sending and the receiving stage."""
+    meeting_ranks: int = 1
+    """Neighbouring ranks whose micro-batches of one slot begin and end together: they meet in every layer."""
     members: MemberTimes | None = None
     """What members of a group take that are faster than its slowest one; None: all members take the same."""
     data_path: DataPath | None = None

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.step.micro_batch import Epilogue, StepCosts
-from hdpsim.simulator.play.execution import WAITS, Execution, Spans
+from hdpsim.simulator.plan import HOLE, Plan
+from hdpsim.simulator.play.durations import Durations
+from hdpsim.simulator.play.execution import WAITS, Execution, Noise, Spans
 from hdpsim.simulator.play.extras import Extras
+from hdpsim.simulator.play.meetings import Meetings
 from hdpsim.simulator.play.parts import Entries
-from hdpsim.simulator.play.program import Program
+from hdpsim.simulator.play.program import Program, plan_entries
 from hdpsim.simulator.play.schedules import BACKWARD, BACKWARD_WEIGHT, FORWARD
 
 EPILOGUE = 2
@@ -71,19 +75,25 @@ def account(program: Program, timeline: Timeline, longer_s: Sequence[tuple[int, 
     """Return the step with every second of every rank and stage in exactly one account.
 
     Before an operation a process waits for its input (wait_pipeline), then for the other members of the group
-    (wait_group). In an operation it spends its own duration in the terms of the costs; what the slowest member
-    takes longer is wait_group too. What two overlapped operations hide of each other's communication is in no account.
+    (wait_group). In an operation it spends its own duration in the terms of the costs; what the slowest member, or the
+    slowest micro-batch of a meeting, takes longer is wait_group too. What two overlapped operations hide of each
+    other's communication is in no account.
 
     *longer_s*: of some terms, what each operation takes beyond the costs.
     """
     costs, extras = program.costs, program.extras
-    term_s = _term_seconds(program)
+    term_s = _term_seconds(program, costs, program.entries, program.times.factors)
+    waits = _waits(program, timeline)
+    if program.given is not None and costs.overlapped_term is None:
+        own_s = _own_term_seconds(program, *program.given)
+        waits = waits[0], waits[1] + (term_s - own_s).sum(axis=0)
+        term_s = own_s
     for term, seconds in longer_s:
         term_s[term] += sum_by_process(program, seconds)
     if extras is not None and costs.overlapped_term is not None:
         hidden_s = np.bincount(program.part_process, extras.hidden_s, program.processes)
         term_s[costs.overlapped_term] -= hidden_s.reshape(program.stages, program.ranks)
-    return book(costs, timeline.step_end, term_s, *_waits(program, timeline))
+    return book(costs, timeline.step_end, term_s, *waits)
 
 
 def sum_by_process(program: Program, operation_s: Floats) -> Floats:
@@ -171,9 +181,18 @@ def _sum_by_rank(values: Floats, entries: Entries, ranks: int) -> Floats:
     return total
 
 
-def _term_seconds(program: Program) -> Floats:
+def _own_term_seconds(program: Program, plan: Plan, costs: StepCosts, noise: Noise | None) -> Floats:
+    """[terms, stages, ranks]: of the micro-batches that each rank has in its meetings."""
+    entries = plan_entries(plan)
+    factors = Durations.of(costs, program.chain, entries, program.way, noise).factors
+    return _term_seconds(program, costs, entries, factors)
+
+
+def _term_seconds(
+    program: Program, costs: StepCosts, entries: Entries, factors: tuple[Floats, Floats] | None
+) -> Floats:
     """[terms, stages, ranks]: seconds of each term."""
-    costs, entries, factors, chain = program.costs, program.entries, program.times.factors, program.chain
+    chain = program.chain
     micro_batch = entries.micro_batch
     if factors is None and program.way is None:
         both_s = (costs.forward_terms_s + costs.backward_terms_s)[:, :, micro_batch]
@@ -203,9 +222,22 @@ def make_spans(program: Program, timeline: Timeline) -> Spans:
     rows = played(program, timeline) + _epilogue_spans(program, timeline)
     groups = [np.broadcast_arrays(*row) for row in rows]
     columns = [np.concatenate(column) for column in zip(*groups, strict=True)]
+    if program.met is not None:
+        columns = _of_own(columns, program.met)
     rank, stage, *_, start_s, end_s = columns
     order = np.lexsort((end_s, start_s, stage, rank))
     return Spans(*(column[order] for column in columns))
+
+
+def _of_own(columns: list[Any], met: Meetings) -> list[Any]:
+    """The spans of every rank's own micro-batch in a meeting; empty passes have none."""
+    rank, _, _, op, micro_batch, *_ = columns
+    passes = np.flatnonzero(op != EPILOGUE)
+    own = micro_batch.copy()
+    own[passes] = met.of_ranks(rank[passes], micro_batch[passes])
+    columns[4] = own
+    kept = own != HOLE
+    return [column[kept] for column in columns]
 
 
 _Row = tuple[Ints, Ints, Ints | int, Ints | int, Ints | int, Floats, Floats]

@@ -25,6 +25,7 @@ from hdpsim.simulator.play.chain import Chain, make_chain
 from hdpsim.simulator.play.durations import Durations
 from hdpsim.simulator.play.execution import Noise
 from hdpsim.simulator.play.extras import Extras, make_extras
+from hdpsim.simulator.play.meetings import Meetings, meetings_of
 from hdpsim.simulator.play.parts import Entries, Parts, pipeline_parts
 
 
@@ -55,6 +56,10 @@ class Program:
     """Without a pipeline: the entry at which each part of part_operation starts; else empty."""
     extras: Extras | None
     """What only some schedules have."""
+    met: Meetings | None = None
+    """Of ranks that meet in every layer: whose meetings the units are."""
+    given: tuple[Plan, StepCosts, Noise | None] | None = None
+    """With meetings: the plan as it was given, its costs and noise."""
 
     @property
     def ranks(self) -> int:
@@ -110,7 +115,11 @@ def compile_program(plan: Plan, costs: StepCosts, noise: Noise | None = None) ->
 
     Raises:
         InfeasibleError: the schedule cannot run this plan (DualPipe needs equally many micro-batches everywhere).
+        PlanError: ranks meet in every layer, and members of a group have it at different slots.
     """
+    met, given = meetings_of(plan, costs, noise), (plan, costs, noise)
+    if met is not None:
+        plan, costs, noise = met.plan, met.costs, met.noise
     count = plan.micro_batches
     chain = make_chain(costs.schedule, costs.stages, costs.chunks)
     entries = plan_entries(plan)
@@ -153,6 +162,8 @@ def compile_program(plan: Plan, costs: StepCosts, noise: Noise | None = None) ->
         part_own_s=part_own_s,
         unit_entries=unit_entries,
         extras=None,
+        met=met,
+        given=None if met is None else given,
     )
     if parts is None or (costs.pp_overlap and costs.schedule not in SPLIT_SCHEDULES):
         return program

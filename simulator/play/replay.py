@@ -13,6 +13,7 @@ What both executors mean by playing a plan:
   largest noise factor among its members.
 * When all ranks of stage s have run their operations, its gradients are summed in gradient_sync_s[s]. When those of
   all stages are there, the optimizers run for optimizer_s[s]. The step ends with the slowest of them.
+* Ranks that meet in every layer hold each slot together (see meetings).
 * Zero-bubble schedules split the backward: its weight gradient feeds nobody and runs between two operations of its
   process. ZB-H2 and ZB-V have no barrier over the stages: a stage begins its next step when its optimizer is done, and
   the time of a step is the least period at which all stages can repeat (see repetition).
@@ -61,7 +62,9 @@ def run_replay(plan: Plan, costs: StepCosts, noise: Noise | None = None) -> Exec
     lockstep = find_lockstep(plan, costs, noise)
     if lockstep is not None:
         return lockstep.expanded(replay_lone_ranks(costs, lockstep.counts))
-    teams = find_teams(plan, noise) if costs.members is None else None  # of several kinds: not alike
+    # Members of several kinds are not alike, and who meets others in every layer is no team of its own.
+    apart = costs.members is None and (costs.meeting_ranks == 1 or costs.alike)
+    teams = find_teams(plan, noise) if apart else None
     return _run(plan, costs, noise) if teams is None else teams.expanded(_run(teams.plan, costs, None))
 
 

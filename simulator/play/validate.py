@@ -12,17 +12,19 @@ from hdpsim.cost_models.step.micro_batch import Epilogue, MicroBatches, StepCost
 from hdpsim.errors import PlanError
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.lockstep import members_in_step
+from hdpsim.simulator.play.meetings import check_common_slots
 from hdpsim.simulator.play.program import compile_program, plan_entries
 from hdpsim.simulator.play.replay import play
 
 
-def validate_plan(plan: Plan, sequence_lengths: Ints, stages: int) -> None:
+def validate_plan(plan: Plan, sequence_lengths: Ints, stages: int, *, meets: bool = False) -> None:
     """Raise unless *plan* is a complete plan for the batch that can be played through *stages* pipeline stages.
 
     * Every token of every sequence is placed exactly once.
     * No rank holds more tokens at a time than its capacity; with offloading the planner answers for it.
     * Every micro-batch is once in the order of each of its members and in no other's.
-    * With a pipeline it has the same slot on all members; without one there are no holes.
+    * With a pipeline, and where ranks meet in every layer (*meets*), it has the same slot on all members; else there
+      are no holes.
     * The orders are free of deadlock.
     * What is said to be in step is (but for the groups' places, which a plan does not know).
 
@@ -39,11 +41,11 @@ def validate_plan(plan: Plan, sequence_lengths: Ints, stages: int) -> None:
     with promise("capacity"):
         _check_capacity(plan)
     with promise("order"):
-        _check_order(plan, stages)
+        _check_order(plan, stages, in_slots=stages > 1 or meets)
         if plan.in_step:
             _check_in_step(plan)
-    if stages == 1:
-        # With a pipeline the common slots, checked above, already exclude a deadlock.
+    if stages == 1 and not meets:
+        # Common slots, checked above, already exclude a deadlock.
         play(compile_program(plan, _no_costs(plan.micro_batches)), np.zeros(1))
 
 
@@ -164,12 +166,12 @@ def _check_capacity(plan: Plan) -> None:
         )
 
 
-def _check_order(plan: Plan, stages: int) -> None:
+def _check_order(plan: Plan, stages: int, *, in_slots: bool) -> None:
     outside = _first(((plan.order < 0) & (plan.order != HOLE)) | (plan.order >= plan.micro_batches))
     if outside is not None:
         raise PlanError(f"the order lists micro-batch {plan.order[outside]}; there are {plan.micro_batches}")
     entries = plan_entries(plan)
-    if stages == 1:
+    if not in_slots:
         _require(len(entries.order_index) == len(plan.order), "holes in the order are only for pipelines")
     listed = np.sort(entries.micro_batch * plan.ranks + entries.rank)
     again = _first(listed[1:] == listed[:-1])
@@ -185,16 +187,9 @@ def _check_order(plan: Plan, stages: int) -> None:
         if len(pairs):
             micro_batch, rank = divmod(int(pairs[0]), plan.ranks)
             raise PlanError(f"micro-batch {micro_batch}: rank {rank} {problem}")
-    if stages > 1:
-        slot = np.zeros(plan.micro_batches, dtype=np.int64)
-        slot[entries.micro_batch] = entries.slot
-        moved = _first(slot[entries.micro_batch] != entries.slot)
-        if moved is not None:
-            micro_batch = int(entries.micro_batch[moved])
-            raise PlanError(
-                f"micro-batch {micro_batch} has slot {entries.slot[moved]} on rank {entries.rank[moved]} and "
-                f"slot {slot[micro_batch]} on another; with a pipeline all members need the same slot"
-            )
+    if in_slots:
+        why = "with a pipeline" if stages > 1 else "where ranks meet in every layer"
+        check_common_slots(entries.micro_batch, entries.slot, entries.rank, why)
 
 
 def _no_costs(count: int) -> StepCosts:

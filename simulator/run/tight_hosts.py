@@ -61,6 +61,8 @@ def operation_bytes(program: Program, moved_bytes: Floats) -> Floats:
     Without a pipeline a unit is several micro-batches one after the other: the largest counts.
     """
     chain = program.chain
+    if program.met is not None:
+        moved_bytes = program.met.largest(moved_bytes)
     held = np.zeros((chain.links, program.units))
     if chain.virtual_stages == 1:
         entries, first = program.entries, program.unit_entries

@@ -12,6 +12,7 @@ from hdpsim.cost_models.step.step import epilogue, step_costs
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.plan_pieces import distinct_micro_batches
 from hdpsim.simulator.play.replay import run_replay
+from hdpsim.simulator.strategies.common_slots import has_common_slots, in_common_slots
 from hdpsim.simulator.strategies.estimates import estimated_costs
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
@@ -27,7 +28,7 @@ class Contest:
     def __init__(self, problem: PlanningProblem, plan: Plan, end_s: float, *, reorders: bool = False) -> None:
         """Start with *plan*, which ends at *end_s*; *reorders*: few micro-batches may run in the opposite order."""
         self._problem, self.best, self.end_s = problem, plan, end_s
-        self._reorders = reorders and problem.stages > 1
+        self._reorders = reorders and problem.in_slots
         self._judged = False
         self._seen: set[bytes] = set()
         self._priced: tuple[MicroBatches, StepCosts] | None = (
@@ -60,7 +61,9 @@ class Contest:
             return
         self._seen.add(key)
         ways = [plan]
-        if self._reorders and plan.micro_batches <= FEW:
+        if self._problem.meets and (self._reorders or not has_common_slots(plan)):
+            ways = [plan] * has_common_slots(plan) + [in_common_slots(self._problem, plan)]
+        elif self._reorders and plan.micro_batches <= FEW:
             ways.append(_backwards(plan))
         for way in ways:
             step_s = self._step_s(way)

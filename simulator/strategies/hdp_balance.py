@@ -178,7 +178,7 @@ class _Balance:
             member_offsets=np.concatenate(([0], np.cumsum(sizes))),
             slot=np.repeat(np.array(made.slot, dtype=np.int64), sizes),
             offload_ratio=self.ratio[first],
-            keep_holes=problem.stages > 1,
+            keep_holes=problem.in_slots,
             ideal_s=self.mean_s,
             makespan_s=float(self._exec_s.max()),
             notes=(f"largest group {int(sizes.max())} ranks",),

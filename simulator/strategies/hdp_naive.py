@@ -137,7 +137,7 @@ class NaiveWaves:
             member_offsets=np.concatenate(([0], np.cumsum(self.group))),
             slot=np.repeat(self.wave, self.group),
             offload_ratio=self.ratio,
-            keep_holes=problem.stages > 1,
+            keep_holes=problem.in_slots,
             ideal_s=self.ideal_s,
             makespan_s=float(self.load_s.max()),
             notes=(f"largest group {int(self.group.max())} ranks, {len(self.group)} micro-batches",),

@@ -73,7 +73,7 @@ def check_plan(problem: PlanningProblem, plan: Plan) -> None:
     with promise("capacity"):
         if plan.capacity_tokens > most:
             raise PlanError(f"the plan's capacity is {plan.capacity_tokens} tokens; a rank holds {most}")
-    validate_plan(plan, problem.lengths, problem.stages)
+    validate_plan(plan, problem.lengths, problem.stages, meets=problem.meets)
     with promise("members"):
         wide = np.flatnonzero(plan.group_size > problem.most_ranks)
         if len(wide):

@@ -56,8 +56,9 @@ class PlanBuilder:
             sequences: one or several, by their place in problem.lengths; of parts of sequences a list of
                 (sequence, first token, tokens).
             ranks: who computes it together.
-            slot: when its ranks run it: they run what they have by ascending slots. With a pipeline all ranks meet at
-                equal slots, and a slot that a rank leaves out idles. None: as soon as all are free.
+            slot: when its ranks run it: they run what they have by ascending slots. With a pipeline, and where ranks
+                meet in every layer, all have equal slots, and a slot that a rank leaves out idles. None: as soon as all
+                are free.
             offload: share of its activations that goes to host memory; None: as much as it takes to fit.
 
         Returns:
@@ -123,7 +124,7 @@ class PlanBuilder:
             member_offsets=offsets_of(sizes),
             slot=slots,
             offload_ratio=np.array(self._offload),
-            keep_holes=self.problem.stages > 1,
+            keep_holes=self.problem.in_slots,
             ideal_s=0.0,
             makespan_s=0.0,
             notes=tuple(notes),

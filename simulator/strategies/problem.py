@@ -61,6 +61,16 @@ class PlanningProblem:
         return self.cost.layout.parallel.pp
 
     @property
+    def meets(self) -> bool:
+        """Whether ranks meet in every layer (zero3, experts across ranks): a slot takes what its slowest one does."""
+        return self.cost.layout.meeting_ranks(self.ranks) > 1
+
+    @property
+    def in_slots(self) -> bool:
+        """Whether a micro-batch needs the same slot on all its ranks: in a pipeline, and where ranks meet."""
+        return self.stages > 1 or self.meets
+
+    @property
     def bubble_weight(self) -> float:
         """Micro-batch times a pipeline idles while it fills and drains, of the layout's schedule."""
         return bubble_weight(self.cost.layout)
