@@ -61,9 +61,20 @@ PUBLISHED = {  # name: (parameters, source)
     "nemotron-4-15b": (15.7e9, "arXiv 2402.16819: 3.2 billion of embeddings, 12.5 billion others"),
     "nemotron-4-340b": (341e9, "arXiv 2406.11704: 9.4 billion of embeddings, 331.6 billion others"),
     "opt-175b": (175e9, "arXiv 2205.01068 table 1"),
+    "llama-3.2-1b": (1.23e9, "meta-llama/Llama-3.2-1B model card"),
+    "llama-3.2-3b": (3.21e9, "meta-llama/Llama-3.2-3B model card"),
+    "mistral-large-123b": (123e9, "mistralai/Mistral-Large-Instruct-2407 model card"),
+    "mistral-nemo-12b": (12.2e9, "mistralai/Mistral-Nemo-Base-2407 weights"),
+    "qwen2.5-3b": (3.09e9, "Qwen/Qwen2.5-3B model card"),
     "qwen2.5-7b": (7.62e9, "Qwen/Qwen2.5-7B model card"),
+    "qwen2.5-14b": (14.7e9, "Qwen/Qwen2.5-14B model card"),
     "qwen2.5-32b": (32.8e9, "Qwen/Qwen2.5-32B weights"),
     "qwen2.5-72b": (72.7e9, "Qwen/Qwen2.5-72B model card"),
+    "qwen3-1.7b": (1.72e9, "Qwen/Qwen3-1.7B weights"),
+    "qwen3-4b": (4.02e9, "Qwen/Qwen3-4B weights"),
+    "qwen3-8b": (8.2e9, "Qwen/Qwen3-8B model card"),
+    "qwen3-14b": (14.8e9, "Qwen/Qwen3-14B model card"),
+    "qwen3-32b": (32.8e9, "Qwen/Qwen3-32B model card"),
 }
 ACTIVE = {"mixtral-8x7b": 12.9e9, "mixtral-8x22b": 39e9, "mistral-8x22b": 39e9}
 
