@@ -42,7 +42,7 @@ class OutputHead:
     def _logits_s(self, tokens: Floats, sides: tuple[bool, ...]) -> list[Floats]:
         """Output projection (vocabulary sharded over TP) and cross-entropy, whose gradient its forward computes."""
         passes = (self._products.backward if side else FORWARD for side in sides)
-        loss_s = self._loss_s(tokens)
+        loss_s = self.loss_s(tokens)
         return [
             time_s if side else time_s + loss_s
             for side, time_s in zip(sides, self._products.products_s(tokens, *passes), strict=True)
@@ -52,7 +52,7 @@ class OutputHead:
         """[n]: the part of the backward that is the weight gradient."""
         return self._products.weight_gradient_s(tokens)
 
-    def _loss_s(self, tokens: Floats) -> Floats:
+    def loss_s(self, tokens: Floats) -> Floats:
         """Cross-entropy, its gradient included."""
         fused = self._layout.kernels.fused and self._layout.kernels.fused_loss
         passes_bytes = LOSS_PASSES_BYTES if fused else SEPARATE_LOSS_PASSES_BYTES

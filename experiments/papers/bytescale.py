@@ -1,4 +1,4 @@
-"""ByteScale (arXiv 2502.21231): Figure 17 cell by cell, the ablation of Figure 20, the case of Figure 18."""
+"""ByteScale (arXiv 2502.21231): Figure 17 cell by cell, the ablation of Figure 20, and all other figures."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from hdpsim.arrays import Ints
 from hdpsim.experiments.output.document import OutputFile, Table
 from hdpsim.experiments.output.plot_style import format_count, format_tokens
 from hdpsim.experiments.papers.bytescale_case import case_jobs, case_study
+from hdpsim.experiments.papers.bytescale_figures.activity import activity, activity_jobs
+from hdpsim.experiments.papers.bytescale_figures.bubbles import bubble_jobs, bubbles
+from hdpsim.experiments.papers.bytescale_figures.kernels import layer_by_length, loss
+from hdpsim.experiments.papers.bytescale_figures.lengths import lengths, packs
+from hdpsim.experiments.papers.bytescale_figures.offload import offload, offload_jobs
 from hdpsim.experiments.papers.bytescale_steps import (
     FOLDER,
     PLACE,
@@ -23,6 +28,7 @@ from hdpsim.experiments.papers.bytescale_steps import (
     job_of,
     layout_of,
 )
+from hdpsim.experiments.papers.figures import compared
 from hdpsim.experiments.papers.folder import PublishedFigure
 from hdpsim.experiments.papers.paper import Paper, Results, Section, of_place, ratio
 from hdpsim.experiments.papers.shown import FigureRow, Part, column, rows_part
@@ -209,7 +215,11 @@ def ablation(results: Results) -> Part:
                 "gain_error": error_of(paper_gain, gain),
             }
         )
-    return rows_part(FOLDER, "ablation", rows)
+    values = [
+        compared(20, f"speed-up after {row['step']}", "×", row["paper_speed_up"], row["speed_up"])
+        for row in rows[1:]
+    ]
+    return rows_part(FOLDER, "ablation", rows, compared=values)
 
 
 PAPER = Paper(
@@ -220,10 +230,17 @@ PAPER = Paper(
     cells=all_cells,
     tables=tables_of,
     sections=(
-        Section(name="speedups", part=speedups),
-        Section(name="order", part=order),
-        Section(name="decline_per_doubling", part=decline),
-        Section(name="ablation", part=ablation, jobs=_ablation_jobs),
-        Section(name="case_study", part=case_study, jobs=case_jobs),
+        Section(name="speedups", part=speedups, figure=17),
+        Section(name="order", part=order, figure=17),
+        Section(name="decline_per_doubling", part=decline, figure=17),
+        Section(name="ablation", part=ablation, jobs=_ablation_jobs, figure=20),
+        Section(name="case_study", part=case_study, jobs=case_jobs, figure=18),
+        Section(name="lengths", part=lengths, figure=4),
+        Section(name="bubbles", part=bubbles, jobs=bubble_jobs, figure=5),
+        Section(name="layer_by_length", part=layer_by_length, figure=6),
+        Section(name="packs", part=packs, figure=6),
+        Section(name="loss", part=loss, figure=16),
+        Section(name="activity", part=activity, jobs=activity_jobs, figure=19),
+        Section(name="offload", part=offload, jobs=offload_jobs, figure=21),
     ),
 )

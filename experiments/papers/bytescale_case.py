@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,6 +15,7 @@ from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.cost_models.transformer.flop import sequence_model_flop
 from hdpsim.experiments.output.document import OutputFile, Table
 from hdpsim.experiments.output.plot_style import GRID, colours_of, figure_and_axes, style
+from hdpsim.experiments.papers.bytescale_figures.kernels import products_s
 from hdpsim.experiments.papers.bytescale_steps import (
     FOLDER,
     SETUP,
@@ -24,8 +25,9 @@ from hdpsim.experiments.papers.bytescale_steps import (
     case_job,
     tokens,
 )
+from hdpsim.experiments.papers.figures import compared
 from hdpsim.experiments.papers.paper import Results
-from hdpsim.experiments.papers.shown import Part, column
+from hdpsim.experiments.papers.shown import FigureRow, Part, column
 from hdpsim.simulator.setup import Setup, StrategyName, StrategyOptions
 from hdpsim.simulator.step import micro_batch_cost, micro_batches, plan_batch
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 CASE = SETUP["case_study"]
 PAPER = FOLDER.published["case_study"]
 SINGLE_TOKENS, SINGLE_RANKS = tokens(CASE["single_sequence"]["tokens"]), CASE["single_sequence"]["ranks"]
+LAYER_TIMES = ("attention_s", "mlp_s", "ring_step_s", "merge_s", "hop_s")
 RING_TERMS = ("attention", "ring_merge", "ring_wait")
 FLAT_SHARE = 0.02
 """A range narrower than this part of its value is drawn as one mark."""
@@ -107,7 +110,24 @@ def case_study(results: Results) -> Part:
         OutputFile("ranks.csv", lambda: _rank_rows(busy_s), ranks),
         OutputFile("rank_times", lambda: _ranks_figure(busy_s), figure),
     )
-    return Part(value=value, tables=(_times_table(value), _layer_table(value)), lines=(line,), files=files)
+    tables = (_times_table(value), _layer_table(value))
+    return Part(value=value, tables=tables, lines=(line,), files=files, compared=list(_compared(value)))
+
+
+def _compared(value: Mapping[str, Any]) -> Iterator[FigureRow]:
+    """Steps of the heaviest batch and what ranks do in it, and both layers' five times."""
+    for name in STRATEGIES:
+        step = value["step_s"][name]
+        yield compared(18, f"18b, step, {name}", "s", step["paper"], step["heaviest"])
+        busy = value["busy_s"][name]
+        for key in ("least", "most"):
+            yield compared(
+                18, f"18c, {key} busy rank, {name}", "s", busy["paper"][key], busy["heaviest"][key]
+            )
+    for name, layer in value["layer"].items():
+        for key in LAYER_TIMES:
+            figures = (f"18a, {name}: {key.removesuffix('_s')}", "ms", 1e3 * layer["paper"][key])
+            yield compared(18, *figures, 1e3 * layer["predicted"][key])
 
 
 def heaviest_batch(model: str, batches: Sequence[Ints]) -> tuple[int, float]:
@@ -146,7 +166,7 @@ def _layer_table(value: Mapping[str, Any]) -> Table[Any]:
         paper, predicted = value["layer"][name]["paper"], value["layer"][name]["predicted"]
         figures = {
             key.removesuffix("_s"): f"{1e3 * paper[key]:.3g} / {1e3 * predicted[key]:.3g}"
-            for key in ("attention_s", "rest_s", "ring_step_s", "merge_s", "hop_s")
+            for key in LAYER_TIMES
         }
         rows.append({"micro-batch": words, **figures})
     title = "One layer's forward (Figure 18a): milliseconds, paper / prediction"
@@ -189,7 +209,9 @@ class _Layer:
         ranks: of its group (d); the ring has d steps and d - 1 hops.
         attention_s: kernels, merging and transfers that show.
         exposed_s: those transfers alone.
-        rest_s: everything else; embedding and host work of the micro-batch spread over the layers.
+        mlp_s: the MLP's products.
+        rest_s: everything but attention, the MLP's products included; embedding and host work of the micro-batch
+            spread over the layers.
         ring_step_s: attention kernel of one ring step.
         merge_s: merging one step's partial output.
         hop_s: one hop's transfer, hidden or not.
@@ -198,6 +220,7 @@ class _Layer:
     ranks: int
     attention_s: float
     exposed_s: float
+    mlp_s: float
     rest_s: float
     ring_step_s: float
     merge_s: float
@@ -246,6 +269,7 @@ def _layer(setup: Setup, batches: MicroBatches, number: int) -> _Layer:
         ranks=ranks,
         attention_s=attention_s,
         exposed_s=by_name["ring_wait"],
+        mlp_s=products_s(setup.model, setup.layout, "mlp", local_tokens),
         rest_s=float(terms.sum()) - attention_s - by_name["logits"],
         ring_step_s=by_name["attention"] / ranks,
         merge_s=by_name["ring_merge"] / (ranks - 1),

@@ -61,6 +61,17 @@ class PaperFolder:
         return self.path.name
 
     @property
+    def figures(self) -> Mapping[int, str]:
+        """Number -> what it shows, of the figures that are compared value by value."""
+        return {int(number): title for number, title in (self.setup.get("figures") or {}).items()}
+
+    @property
+    def main_figure(self) -> int | None:
+        """The number of the cells' figure, if it is one of these."""
+        number: int | None = self.setup.get("main_figure")
+        return number
+
+    @property
     def columns(self) -> Mapping[str, tuple[str, ...] | str]:
         """Input column of cells -> the words that it may hold, or the kind of its numbers (see hdpsim.ranges)."""
         columns = {}

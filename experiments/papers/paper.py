@@ -19,6 +19,7 @@ from hdpsim.errors import UserInputError
 from hdpsim.experiments.bands.band import Residual
 from hdpsim.experiments.bands.residuals import residual_lines, rewrite_residuals, setup_features
 from hdpsim.experiments.output.document import Document, Table
+from hdpsim.experiments.papers.figures import FIGURES, asked_figures, compared, figures_part
 from hdpsim.experiments.papers.folder import PaperFolder, PublishedFigure
 from hdpsim.experiments.papers.shown import FigureRow, Part, record_files, records_table
 from hdpsim.experiments.parallel.pool import worker_pool
@@ -67,11 +68,13 @@ class Section:
         name: its key in the JSON document.
         part: what it says.
         jobs: what it needs, given the number of batches.
+        figure: number of the figure that it is, or is about.
     """
 
     name: str
     part: Callable[[Results], Part]
     jobs: Callable[[int], Iterable[Job]] = lambda batches: ()
+    figure: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +114,7 @@ def reproduce(
     batches: int | None = None,
     workers: int | None = None,
     residuals: str | None = None,
+    figures: Sequence[int] = (),
 ) -> Document:
     """Predict the cells of a paper and hold them against what it published.
 
@@ -121,29 +125,42 @@ def reproduce(
         batches: global batches of each prediction; default: as many as the paper's setup.yaml says.
         workers: processes; the result does not depend on it.
         residuals: file that takes features and log errors of the cells, instead of those it has of them.
+        figures: numbers of the only figures to reproduce; default: everything.
 
     Raises:
-        UserInputError: an unusable file of cells.
+        UserInputError: an unusable file of cells, a figure that is not reproduced, cells or residuals without the
+            figure of the cells.
     """
     folder = paper.folder
     count = folder.setup.get("batches", 1) if batches is None else batches
     if count < 1:
         raise UserInputError(f"batches must be at least 1, got {count}")
-    chosen = _cells(paper) if cells is None else folder.read_cells(cells)
+    asked = asked_figures(folder.figures, figures, folder.setup["title"])
+    with_cells = not figures or folder.main_figure in asked
+    if not with_cells and (cells is not None or residuals is not None):
+        raise UserInputError(
+            f"--cells and --write-residuals are about {folder.setup['cells']['place']}; ask for that figure, too"
+        )
+    sections = [section for section in paper.sections if not figures or section.figure in asked]
+    chosen = (_cells(paper) if cells is None else folder.read_cells(cells)) if with_cells else ()
     jobs = [paper.job(cell, count) for cell in chosen]
     outcomes = run_jobs(
-        [*jobs, *(job for section in paper.sections for job in section.jobs(count))], report, workers
+        [*jobs, *(job for section in sections for job in section.jobs(count))], report, workers
     )
     records = [
         _record(folder, cell, paper.prediction(cell, outcomes[job]))
         for cell, job in zip(chosen, jobs, strict=True)
     ]
     results = Results(records=records, outcomes=outcomes, batches=count)
-    parts = {section.name: section.part(results) for section in paper.sections}
+    parts = {section.name: section.part(results) for section in sections}
+    if asked:
+        of_cells = [_compared_cell(folder, record) for record in records if record["measured"] is not None]
+        every = [*of_cells, *(row for part in parts.values() for row in part.compared)]
+        parts[FIGURES] = figures_part({number: folder.figures[number] for number in asked}, every)
     summary = summary_of(records)
     notes = [note.format(batches=count) for note in folder.setup["notes"]]
     lines = [
-        errors_line(summary),
+        *([errors_line(summary)] if with_cells else []),
         *(line for part in parts.values() for line in part.lines),
         *_reasons(folder, records),
         *notes,
@@ -151,9 +168,11 @@ def reproduce(
     if residuals is not None:
         found = residuals_of(paper, chosen, records, count)
         lines += residual_lines(rewrite_residuals(residuals, found, (folder.name,)), residuals)
-    tables = (records_table(folder, records),) if paper.tables is None else paper.tables(records)
+    tables: Sequence[Table[Any]] = ()
+    if with_cells:
+        tables = (records_table(folder, records),) if paper.tables is None else paper.tables(records)
     files = (
-        *record_files(folder, chosen, records),
+        *(record_files(folder, chosen, records) if with_cells else ()),
         *(file for part in parts.values() for file in part.files),
     )
     return Document(
@@ -211,6 +230,13 @@ def _record(folder: PaperFolder, cell: PublishedFigure, prediction: FigureRow) -
         "error": error_of(cell.measured, prediction["predicted"]),
         **prediction,
     }
+
+
+def _compared_cell(folder: PaperFolder, record: FigureRow) -> FigureRow:
+    """A cell among the values of all figures."""
+    what = ", ".join(str(record[name]) for name in folder.columns)
+    figures = (folder.main_figure or 0, what, folder.unit(record), record["measured"], record["predicted"])
+    return compared(*figures, reason=record["reason"] or "")
 
 
 def summary_of(records: Sequence[FigureRow]) -> dict[str, Any]:

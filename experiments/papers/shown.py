@@ -29,12 +29,14 @@ class Part:
         tables: for people.
         lines: sentences for people.
         files: of the run directory.
+        compared: its values one by one, for the table of all figures (see figures.compared).
     """
 
     value: Any
     tables: Sequence[Table[Any]] = ()
     lines: Sequence[str] = ()
     files: Sequence[OutputFile] = ()
+    compared: Sequence[FigureRow] = ()
 
 
 def rows_part(
@@ -45,6 +47,7 @@ def rows_part(
     derived: Mapping[str, Callable[[FigureRow], Any]] | None = None,
     lines: Sequence[str] = (),
     figure: Callable[[], Figure] | None = None,
+    compared: Sequence[FigureRow] = (),
 ) -> Part:
     """A section that is a table of rows, a CSV file and perhaps a figure.
 
@@ -55,6 +58,7 @@ def rows_part(
         derived: columns for people that no row has.
         lines: sentences for people.
         figure: draws the rows; default: what the captions say, bars of steps or lines.
+        compared: the values of a figure that the rows show.
     """
     caption = folder.setup["sections"][name]
     if not rows:
@@ -67,7 +71,7 @@ def rows_part(
         draw = figure or (lambda: _figure(caption["figure"], rows))
         files.append(OutputFile(name, draw, caption["figure"]["what"]))
     table = Table(title=caption["title"], columns=tuple(columns), rows=rows)
-    return Part(value=rows, tables=(table,), lines=lines, files=files)
+    return Part(value=rows, tables=(table,), lines=lines, files=files, compared=compared)
 
 
 def column(

@@ -50,6 +50,16 @@ def _command(name: str) -> click.Command:
     def run(cells: str | None, residuals: str | None, output: Output, **more: Any) -> None:
         _reproduce(name, cells, residuals, output, more)
 
+    if folder.figures:
+        figure = click.option(
+            "--figure",
+            "figures",
+            type=int,
+            multiple=True,
+            metavar="N",
+            help=f"Only this figure ({', '.join(map(str, folder.figures))}); repeatable.",
+        )
+        run = figure(run)
     if "batches" in setup:
         batches = click.option(
             "--batches",

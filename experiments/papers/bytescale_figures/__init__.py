@@ -1,0 +1,1 @@
+"""What ByteScale shows besides throughput: lengths, bubbles, kernels, activity, offloading."""

@@ -1,0 +1,95 @@
+"""Figure 21: a step's time and memory against the share of activations that goes to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hdpsim.experiments.papers.bytescale_figures.single_steps import SingleStep, SingleStepJob, static_setup
+from hdpsim.experiments.papers.bytescale_steps import FOLDER, SETUP, tokens
+from hdpsim.experiments.papers.figures import compared
+from hdpsim.experiments.papers.paper import Results
+from hdpsim.experiments.papers.shown import FigureRow, Part, rows_part
+from hdpsim.experiments.validation.errors import error_of
+
+SETTING, PAPER = SETUP["figure_21"], FOLDER.published["figure_21"]
+RATIOS: tuple[float, ...] = tuple(SETTING["ratios"])
+RECOMPUTED = -1.0
+"""In place of a ratio: everything is computed again."""
+
+
+def _job(machine: str, context: str, ratio: float) -> SingleStepJob:
+    own: dict[str, Any] = SETTING["machines"][machine]
+    length, capacity = tokens(context), tokens(SETTING["rank_capacity"])
+    ranks = length // capacity
+    layout = {
+        "tp": own["tp"],
+        "cp": ranks,
+        "rank_capacity_tokens": capacity,
+        "cp_ring_kernels": "eager",
+        "gradient_bytes": SETTING["gradient_bytes"],
+        "recompute": "full" if ratio == RECOMPUTED else "none",
+    }
+    setup = static_setup(
+        own,
+        model=SETTING["model"],
+        gpus=SETTING["gpus"],
+        context_tokens=length,
+        offload=max(0.0, ratio),
+        **layout,
+    )
+    return SingleStepJob(setup=setup, lengths=(length,) * (SETTING["gpus"] // own["tp"] // ranks))
+
+
+def offload_jobs(batches: int) -> Iterator[SingleStepJob]:
+    """Every machine, context and ratio, and full recomputation."""
+    for machine in SETTING["machines"]:
+        for context in PAPER:
+            yield from (_job(machine, context, ratio) for ratio in (*RATIOS, RECOMPUTED))
+
+
+def offload(results: Results) -> Part:
+    """Time and memory by ratio, on the machine that the figure points to and on that of the cells."""
+    rows: list[FigureRow] = []
+    values: list[FigureRow] = []
+    for machine, context in ((machine, context) for machine in SETTING["machines"] for context in PAPER):
+        steps: dict[float, SingleStep] = {
+            ratio: results.outcomes[_job(machine, context, ratio)] for ratio in (*RATIOS, RECOMPUTED)
+        }
+        published = {entry["ratio"]: entry for entry in PAPER[context]}
+        for ratio, step in steps.items():
+            paper = published.get(ratio, {})
+            cost = 100.0 * (step.step_s / steps[0.0].step_s - 1.0)
+            name = "recompute" if ratio == RECOMPUTED else f"{ratio:g}"
+            memory_gb = step.memory_bytes / 1e9
+            row = {
+                "gpu": machine,
+                "context": context,
+                "ratio": name,
+                "step_s": step.step_s,
+                "paper_step_s": paper.get("step_s"),
+                "cost_percent": cost,
+                "paper_cost_percent": paper.get("cost_percent"),
+                "memory_gb": memory_gb,
+                "paper_memory_gb": paper.get("memory_gb"),
+                "step_error": error_of(paper.get("step_s"), step.step_s),
+            }
+            rows.append(row)
+            if machine == SETTING["compared"] and paper:
+                what = f"{context}, ratio {name}"
+                values += [
+                    compared(21, f"{what}: {of}", unit, row[f"paper_{key}"], row[key])
+                    for of, unit, key in (("step", "s", "step_s"), ("memory", "GB", "memory_gb"))
+                    if row[f"paper_{key}"] is not None
+                ]
+    part = rows_part(FOLDER, "offload", rows, lines=(_line(rows),), compared=values)
+    return part
+
+
+def _line(rows: list[FigureRow]) -> str:
+    own = [row for row in rows if row["gpu"] == SETTING["compared"] and row["paper_cost_percent"] is not None]
+    misses = [abs(row["cost_percent"] - row["paper_cost_percent"]) for row in own]
+    return (
+        f"Figure 21's costs on {SETTING['compared']} are within {max(misses):.1f} points of the paper's; "
+        f"{SETTING['why']}"
+    )

@@ -1,0 +1,117 @@
+"""All figures of a paper value by value: what it published, what is predicted, and why some cannot be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hdpsim.errors import UserInputError
+from hdpsim.experiments.output.document import OutputFile, Table
+from hdpsim.experiments.output.plot_style import GRID, INK, PALETTE, figure_and_axes, style
+from hdpsim.experiments.papers.shown import FigureRow, Part, column
+from hdpsim.experiments.validation.errors import error_of, error_summary
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FIGURES = "figures"
+
+
+def compared(
+    figure: int, what: str, unit: str, paper: float | None, predicted: float | None, reason: str = ""
+) -> FigureRow:
+    """One value of a figure. *reason*: why its error says nothing, or why one of both is missing."""
+    return {
+        "figure": figure,
+        "what": what,
+        "unit": unit,
+        "paper": paper,
+        "predicted": predicted,
+        "error": None if reason else error_of(paper, predicted),
+        "reason": reason,
+    }
+
+
+def asked_figures(known: Mapping[int, str], asked: Sequence[int], paper: str) -> frozenset[int]:
+    """The figures that are asked for; all if none is.
+
+    Raises:
+        UserInputError: one that is not reproduced.
+    """
+    missing = [number for number in asked if number not in known]
+    if missing:
+        raise UserInputError(
+            f"{paper}: figure {missing[0]} is not reproduced; "
+            + (f"there are {', '.join(map(str, sorted(known)))}" if known else "it has none by number")
+        )
+    return frozenset(asked or known)
+
+
+def figures_part(titles: Mapping[int, str], rows: Sequence[FigureRow]) -> Part:
+    """The values of all figures: a line a figure for people, every value as data, their errors as a picture."""
+    rows = sorted(rows, key=lambda row: row["figure"])
+    by_figure = {number: [row for row in rows if row["figure"] == number] for number in sorted(titles)}
+    summary: list[dict[str, Any]] = [
+        {
+            "figure": number,
+            "title": titles[number],
+            "values": len(own),
+            **error_summary(row["error"] for row in own),
+            "reasons": list(dict.fromkeys(row["reason"] for row in own if row["reason"])),
+        }
+        for number, own in by_figure.items()
+        if own
+    ]
+    columns = (
+        column("figure"),
+        column("title", heading="shows", left=True),
+        column("values"),
+        column("count", heading="compared"),
+        column("median_abs_error", heading="median error", format="{:.1%}"),
+        column("max_abs_error", heading="largest", format="{:.1%}"),
+    )
+    lines = [
+        f"Figure {row['figure']}, not compared: {reason}." for row in summary for reason in row["reasons"]
+    ]
+    file = OutputFile(
+        f"{FIGURES}.csv", lambda: list(rows), "Every value of every figure: paper, prediction, error."
+    )
+    picture = OutputFile(FIGURES, lambda: _picture(by_figure), "Errors of all values, figure by figure.")
+    return Part(
+        value={"summary": summary, "records": list(rows)},
+        tables=(Table(title="All figures: paper and prediction", columns=columns, rows=summary),),
+        lines=lines,
+        files=(file, picture),
+    )
+
+
+def _picture(by_figure: Mapping[int, Sequence[FigureRow]]) -> Figure:
+    """Prediction over paper of every value, one line a figure."""
+    shown = {
+        number: [row["error"] for row in rows if row["error"] is not None]
+        for number, rows in by_figure.items()
+    }
+    shown = {number: errors for number, errors in shown.items() if errors}
+    with style():
+        figure, (axes,) = figure_and_axes(7.6, 1.3 + 0.42 * max(1, len(shown)))
+        for place, errors in enumerate(shown.values()):
+            ratios = np.maximum(1.0 + np.array(errors), 1e-3)
+            axes.plot(
+                ratios,
+                np.full(len(ratios), place),
+                linestyle="none",
+                marker="|",
+                markersize=11,
+                color=PALETTE[0],
+            )
+            axes.plot([np.median(ratios)], [place], linestyle="none", marker="o", markersize=6, color=INK)
+        axes.axvline(1.0, color=INK, linewidth=1)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_yticks(range(len(shown)), [f"Figure {number}" for number in shown])
+        axes.invert_yaxis()
+        axes.set_xlabel("prediction over paper (dot: median)")
+        axes.grid(axis="x", color=GRID, linewidth=0.7)
+    return figure
