@@ -19,7 +19,13 @@ RESIDENT_BLOCKS = (2, 1)
 
 @priced("attention")
 def empty_blocks_s(
-    segment_tokens: Floats, segment_offsets: Ints, heads: float, gpu: Gpu, cal: Calibration, *, backward: bool
+    segment_tokens: Floats,
+    segment_offsets: Ints,
+    heads: Floats | float,
+    gpu: Gpu,
+    cal: Calibration,
+    *,
+    backward: bool,
 ) -> Floats:
     """Seconds of empty blocks of one kernel over every micro-batch, [n].
 

@@ -339,15 +339,18 @@ class AttentionCost:
         if self._by_pack and len(tokens) > len(group_size):
             step = step * pack_imbalance(tokens, segment_offsets, group_size)
         if len(tokens) > len(group_size) and self._kernel != "unfused":
-            step = step + empty_blocks_s(
-                tokens / of_segment,
-                segment_offsets,
-                self._heads.heads,
-                self._gpu,
-                self._cal,
-                backward=backward,
-            )
+            step = step + self._empty_s(tokens, of_segment, segment_offsets, group_size, backward=backward)
         return np.asarray(step)
+
+    def _empty_s(
+        self, tokens: Floats, of_segment: Floats, offsets: Ints, group_size: Floats, *, backward: bool
+    ) -> Floats:
+        """[n]: empty blocks of a step: of each of a ring's kernels, or of the one kernel there is instead of a ring."""
+        whole = self._kind == "ulysses"  # some heads of whole sequences, not all heads of their pieces
+        heads = self._heads.heads / (group_size if whole else 1.0)
+        rows = tokens if whole else tokens / of_segment
+        empty_s = empty_blocks_s(rows, offsets, heads, self._gpu, self._cal, backward=backward)
+        return empty_s if self._exchange is None or self._gathered_ring else empty_s / group_size
 
     def sent(
         self,

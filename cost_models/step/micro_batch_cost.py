@@ -144,7 +144,8 @@ class MicroBatchCost:
                     batches, tokens, layers, kind, backward
                 )
             if self._sharded is not None:
-                exposed = self._sharded.exposed_s(kind, self._compute_s(layers, backward), backward=backward)
+                compute_s, network_s = self._beside_shards_s(batches, layers, backward)
+                exposed = self._sharded.exposed_s(kind, compute_s, network_s, backward=backward)
                 out[TERM_ROWS["layer_gather"], row], out[TERM_ROWS["layer_reduce"], row] = exposed
             if kind.head:
                 out[TERM_ROWS["logits"], row] += (1 + extra) * heads[backward]
@@ -177,6 +178,23 @@ class MicroBatchCost:
         if backward and self._repeating:
             return {moe: time_s + self._repeats @ layers[moe, False] for moe, time_s in by_kind.items()}
         return by_kind
+
+    def _beside_shards_s(
+        self, batches: MicroBatches, layers: dict[tuple[bool, bool], Floats], backward: bool
+    ) -> tuple[dict[bool, Floats], dict[bool, Floats]]:
+        """[n] by kind of layer, recomputation included: all it does, and what of that keeps the NICs busy itself."""
+        total_s = self._compute_s(layers, backward)
+        far = np.zeros((len(TERMS), batches.count))
+        if self._sharded is not None and self._sharded.shard.nodes > 1:
+            far[TERM_ROWS["ring_wait"]] = batches.tier > 0
+            parallel = self.layout.parallel
+            experts = self.collectives.group(parallel.ep, stride=parallel.expert_cut)
+            far[TERM_ROWS["expert_all_to_all"]] = experts.nodes > 1
+        network_s = {moe: (layers[moe, backward] * far).sum(axis=0) for moe in total_s}
+        if backward and self._repeating:
+            for moe, seconds in network_s.items():
+                network_s[moe] = seconds + self._repeats @ (layers[moe, False] * far)
+        return total_s, network_s
 
     def _layer_counts(self, kind: StageContents) -> dict[bool, int]:
         """Layers of a stage without (False) and with experts (True)."""

@@ -167,11 +167,17 @@ class ShardedParameters:
 
     @priced("layer_gather", "layer_reduce")
     def exposed_s(
-        self, kind: StageContents, layer_s: dict[bool, Floats], *, backward: bool
+        self,
+        kind: StageContents,
+        layer_s: dict[bool, Floats],
+        network_s: dict[bool, Floats],
+        *,
+        backward: bool,
     ) -> tuple[Floats, Floats]:
         """[n] each: what gathers and reductions add to the forward or backward of a stage.
 
-        *layer_s*: seconds of one layer's compute by kind (False dense, True experts), recomputation included.
+        *layer_s*: seconds of one layer by kind (False dense, True experts), recomputation included; *network_s*: the
+        part in which it waits for NICs that gathers and reductions need, too: nothing of them hides there.
 
             forward:  gather of the first layer and of embedding and head
                       + all layers but one x (overlapped(compute, gather of the next) - compute)
@@ -200,7 +206,7 @@ class ShardedParameters:
                 inner -= 1
                 gather += unit.gather_s * (not (backward and kind.head and self._layout.sharding.overlap))
                 reduce += unit.reduce_s * backward
-            gather_s, reduce_s = self._layer_exposed_s(unit, layer_s[moe], backward=backward)
+            gather_s, reduce_s = self._layer_exposed_s(unit, layer_s[moe] - network_s[moe], backward=backward)
             gather += counts[moe] * unit.copy_out_s + inner * gather_s
             reduce += inner * reduce_s
         # embedding and output projection are one unit where they are tied
