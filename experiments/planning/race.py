@@ -10,7 +10,6 @@ from heapq import heappop, heappush
 from math import log
 from typing import TYPE_CHECKING
 
-from hdpsim.errors import InfeasibleError, ScenarioError
 from hdpsim.experiments.planning.evaluation import (
     Contender,
     LayoutResults,
@@ -20,7 +19,6 @@ from hdpsim.experiments.planning.evaluation import (
     ready,
 )
 from hdpsim.experiments.planning.space import Candidate, Changes
-from hdpsim.experiments.planning.work import check_smallest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +46,7 @@ class Entry:
         site: GPUs and their number.
         layout: changes of the layout alone.
         rough_s: step by the rough estimate of the layout.
+        own: whether it is the scenario's own layout.
         contender: the candidate; None: none of the layout's is known.
         step_s: on the first batch, once it was replayed.
         took_s: wall-clock time of that.
@@ -56,6 +55,7 @@ class Entry:
     site: Changes
     layout: Changes
     rough_s: float
+    own: bool = False
     contender: Contender | None = None
     step_s: float = 0.0
     took_s: float = 0.0
@@ -199,17 +199,16 @@ class Waiting:
 class Race:
     """All layouts of a search, and what becomes of them.
 
-    1. Layouts on which hardly any tokens fit are refused.
-    2. The most promising layout is opened (it is bounded, and its candidates are listed), or the most promising
-       candidate is replayed on the first batch.
-    3. Candidates that are among the best on the first batch are replayed on all batches.
+    1. The scenario's own layout is opened: it is refused if hardly any tokens fit, else it is bounded, and its
+       candidates are listed. Then always the most promising layout is opened, or the most promising candidate is
+       replayed on the first batch.
+    2. Candidates that are among the best on the first batch are replayed on all batches.
 
     Attributes:
         question: what all have in common.
         entries: the layouts.
         least: the score that has to be reached by now.
         slots: processes.
-        layouts: how many there are.
         opened: how many were opened or refused.
     """
 
@@ -217,13 +216,17 @@ class Race:
     entries: list[Entry]
     least: Callable[[], float | None]
     slots: int = 1
-    layouts: int = 0
     opened: int = 0
 
     def __post_init__(self) -> None:
         self._estimates = Estimates()
         self.open = Waiting(self._estimates, lambda site: self._score(site, 1.0))
         """Still to be looked at."""
+        self._own = [entry for entry in self.entries if entry.own]
+        """Layouts as the scenario has them: opened first, since what runs today is a good place to begin."""
+        for entry in self.entries:
+            if not entry.own:
+                self.open.add(entry)
         self.waiting: list[Entry] = []
         """Replayed on the first batch, not on all."""
         self._seeds: dict[Changes, Entry] = {}
@@ -261,26 +264,10 @@ class Race:
                 )
                 self._seeds[candidate.changes] = replace(parent, contender=contender)
 
-    def sift(self) -> LayoutResults:
-        """Refuse the layouts that cannot hold anything; those of equal sequences are priced as quickly as checked."""
-        results = LayoutResults()
-        self.layouts = len(self.entries)
-        for entry in self.entries:
-            changes = (*entry.site, *entry.layout)
-            try:
-                if not self._ready.equal and not self.question.late:
-                    check_smallest(self._ready.setups(entry.site).of(changes))
-            except (InfeasibleError, ScenarioError) as error:
-                results.refuse(Candidate(changes=changes), error)
-                self.opened += 1
-            else:
-                self.open.add(entry)
-        return results
-
     @property
     def over(self) -> bool:
         """Whether nothing is left."""
-        return not self.open and not self.waiting
+        return not self._own and not self.open and not self.waiting
 
     def tasks(self) -> Iterator[Task]:
         """What is to be done next, until nothing is known to be."""
@@ -290,7 +277,11 @@ class Race:
             yield self._task(entry, contenders=(entry.contender,))
         while not self.question.late:
             leader = self._leader()
-            if leader is not None:
+            if self._own:
+                entry = self._own.pop(0)
+                self._known[*entry.site, *entry.layout] = entry
+                yield self._task(entry, (entry.layout,))
+            elif leader is not None:
                 yield self._finish(leader)
             elif self.open:
                 task = self._explore()

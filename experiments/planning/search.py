@@ -29,7 +29,7 @@ from hdpsim.experiments.planning.evaluation import (
     score_of,
 )
 from hdpsim.experiments.planning.race import Entry, Race
-from hdpsim.experiments.planning.space import Candidate, Changes, Space
+from hdpsim.experiments.planning.space import Candidate, Changes, Space, own_value
 from hdpsim.experiments.planning.work import replayed, work_on
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def search(
     try:
         if not own_reason:
             _own(question, found)
-        race = Race(question=question, entries=_entries(question), least=lambda: _least(question, found))
+        race = Race(question=question, entries=entries_of(question), least=lambda: _least(question, found))
         found.layouts = len(race.entries)
         race.seed(seeds)
         try:
@@ -219,7 +219,7 @@ def _detailed(question: Question, one: Evaluated) -> Evaluated:
     return replace(full, tight=one.tight)
 
 
-def _entries(question: Question) -> list[Entry]:
+def entries_of(question: Question) -> list[Entry]:
     """Every layout, the one that is likely to be best first."""
     known, scenario = ready(question), question.scenario
     work = Work(
@@ -236,7 +236,12 @@ def _entries(question: Question) -> list[Entry]:
             rough_s = work.rough_s(scenario, cluster, dict(layout))
             estimates.append((rough_s, len(estimates), site, layout))
     return [
-        Entry(site=site, layout=layout, rough_s=rough_s)
+        Entry(
+            site=site,
+            layout=layout,
+            rough_s=rough_s,
+            own=all(own_value(scenario, key) == value for key, value in layout),
+        )
         for rough_s, _, site, layout in sorted(estimates, key=lambda item: item[:2])
     ]
 
@@ -298,7 +303,6 @@ def _run(
 ) -> bool:
     """Work through the layouts; whether all of them were."""
     complete = True
-    found.add(race.sift(), question.count)
     for task, results in _results(race, workers, engine):
         race.take(task, results)
         found.add(results, question.count)

@@ -16,12 +16,13 @@ from hdpsim.experiments.planning.bounds import mesh_bound_s, quiet_bound_s
 from hdpsim.experiments.planning.evaluation import (
     Contender,
     Objective,
+    Question,
     most_score,
     score_of,
 )
 from hdpsim.experiments.planning.plan import front, plan, plan_document, planned
-from hdpsim.experiments.planning.race import Entry, Estimates, Waiting
-from hdpsim.experiments.planning.search import Found, search
+from hdpsim.experiments.planning.race import Entry, Estimates, Race, Waiting
+from hdpsim.experiments.planning.search import Found, entries_of, search
 from hdpsim.experiments.planning.setups import Setups
 from hdpsim.experiments.planning.space import Candidate, Space, own_value, space_of
 from hdpsim.experiments.planning.work import StoppedError, replayed
@@ -314,6 +315,17 @@ def test_seeds_are_tried_first_and_once(found: Found) -> None:
     assert [one.candidate for one in seeded.evaluated[1:3]] == seeds
     assert [one.candidate for one in seeded.best] == [one.candidate for one in found.best]
     assert seeded.searched == found.searched
+
+
+def test_the_own_layout_is_opened_first() -> None:
+    scenario = small(several=True)
+    question = Question(
+        scenario=scenario, space=Space(), objective="tokens_per_s", batches=3, count=3, deadline_s=None
+    )
+    race = Race(question=question, entries=entries_of(question), least=lambda: None)
+    (first,) = next(race.tasks()).layouts
+    assert dict(first) == {key: own_value(scenario, key) for key in dict(first)}
+    assert sum(entry.own for entry in race.entries) == 1
 
 
 @pytest.mark.slow
