@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hdpsim.errors import InfeasibleError
+from hdpsim.errors import InfeasibleError, PlanError
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.strategies.by_kind import plan_by_kind
 from hdpsim.simulator.strategies.common_slots import in_common_slots
@@ -66,7 +66,7 @@ def _best_of_meetings(problem: PlanningProblem, plan: Plan) -> Plan:
     contest.judge()
     others = (plan_balanced, plan_wlb_llm, dynamic_cp) if len(problem.lengths) <= SMALL else (plan_balanced,)
     for planner in others:
-        with suppress(InfeasibleError):
+        with suppress(InfeasibleError, PlanError):  # groups that heads do not allow
             contest.enter(planner(problem), 0.0)
     for draft in mesh_drafts(problem, contest.end_s):
         contest.enter(draft.plan(), draft.least_s * NEARLY)
