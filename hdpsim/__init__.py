@@ -1,7 +1,48 @@
 """hdpsim: how fast would this model train, on this cluster, with this data, under this strategy, and why?
 
-The public API in one import. Names are loaded on first use, so that `import hdpsim` costs nothing: not even typing or
-importlib, while which Ctrl-C would find the command without a handler.
+Every verb of the command `hdpsim` is a function here. It takes a scenario and, like `--set`, keys to change:
+
+    import hdpsim
+
+    result = hdpsim.compare("quickstart-8gpu", {"layout.tp": 4}, strategies=["static", "hdp-opt"], batches=2)
+    result                        # in a notebook: the tables; print(result): the text of the command
+    result.to_frame()             # a data frame of pandas, units in the names of its columns
+    result.plot()                 # a figure of matplotlib; result.figures names the others
+    result.save("runs/first")     # tables, plots, JSON, and a README that explains every file
+    result.to_dict()              # what `hdpsim compare --json` prints
+
+A scenario is the name of a shipped one, the path of a YAML file, a dictionary of its keys, or what load_scenario
+returns. Wrong input raises UserInputError, a legal request that cannot run InfeasibleError, both with what is allowed.
+
+Run and look:
+    simulate        how long is one step, and where does the time go? steps=N: many steps on one clock
+    compare         which strategy is fastest, by how much, and why?
+    explain         where does this number come from: formula, inputs, sources?
+    replay          how fast does training go through a whole data set?
+    replay_ops      what slowed this recorded job down?
+    campaign        what is left of a weeks-long run after failures and checkpoints?
+    fabric, flows   what does the network give a GPU, and what do flows that meet leave each other?
+
+Decide:
+    plan            which layout and strategy is best on these GPUs?
+    recommend       which GPUs, and how many, train so many tokens by a date?
+    check           what wastes time in this scenario, and which change helps?
+    scale           what do more GPUs buy?
+    whatif          what does each change buy, alone and together? tornado="10%": which inputs matter?
+    sweep           which of many combinations is best?
+    check_strategy  does a strategy of my own keep every promise of a plan?
+
+Believe:
+    validate        how good are the predictions, on published runs or on mine?
+    calibrate       which constants do my measurements tell?
+    reproduce       how close are the predictions to what a paper published?
+
+Read: load_scenario, load_trace, read_trace, and of the catalog model, gpu, node, cluster, calibration. `strategy` makes
+a strategy of a function. Below the verbs are the parts they are made of: Setup, Layout, Plan, PlanBuilder, StepResult,
+simulate_step, lower_bound_s, validate_plan, global_batches; and the errors of hdpsim.errors.
+
+Documentation: docs/how-to/python.md and the pages beside it. Names are loaded on first use, so that an import costs
+nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +52,39 @@ TYPE_CHECKING = False  # as typing's, which takes a while to load
 __version__ = "0.1.0"
 
 __all__ = [
+    "Result",
+    "__version__",
+    "calibrate",
+    "calibration",
+    "campaign",
+    "check",
+    "check_strategy",
+    "cluster",
+    "compare",
+    "explain",
+    "fabric",
+    "flows",
+    "gpu",
+    "load_scenario",
+    "load_trace",
+    "model",
+    "node",
+    "plan",
+    "read_trace",
+    "recommend",
+    "replay",
+    "replay_ops",
+    "reproduce",
+    "scale",
+    "simulate",
+    "strategy",
+    "sweep",
+    "validate",
+    "whatif",
+]
+"""What `help(hdpsim)` shows."""
+
+PARTS = (
     "CatalogError",
     "Cluster",
     "DeadlockError",
@@ -27,6 +101,7 @@ __all__ = [
     "PlanError",
     "PlanningProblem",
     "QuantityError",
+    "Scenario",
     "ScenarioError",
     "Setup",
     "StepResult",
@@ -35,54 +110,55 @@ __all__ = [
     "Trace",
     "TraceError",
     "UserInputError",
-    "__version__",
-    "calibration",
-    "cluster",
     "cluster_of",
     "global_batches",
-    "gpu",
-    "load_scenario",
-    "load_trace",
     "lower_bound_s",
-    "model",
-    "node",
-    "read_trace",
     "simulate_step",
-    "strategy",
     "validate_plan",
-]
+)
+"""What the verbs are made of, and the errors they raise: as public, and left out of `help(hdpsim)`."""
 
 if TYPE_CHECKING:
     from hdpsim.cost_models.calibration.calibration import calibration
-    from hdpsim.cost_models.hardware.catalog import cluster, cluster_of, gpu, model, node
-    from hdpsim.cost_models.hardware.parts import Cluster
-    from hdpsim.cost_models.layout.layout import Layout
-    from hdpsim.cost_models.transformer.model import Model
-    from hdpsim.errors import (
-        CatalogError,
-        DeadlockError,
-        HdpSimError,
-        InfeasibleError,
-        NotFiniteError,
-        OutOfMemoryError,
-        OwnPlanError,
-        PlanError,
-        QuantityError,
-        ScenarioError,
-        StrategyError,
-        TraceError,
-        UserInputError,
-    )
+    from hdpsim.cost_models.hardware.catalog import cluster, gpu, model, node
+    from hdpsim.cost_models.hardware.catalog import cluster_of as cluster_of
+    from hdpsim.cost_models.hardware.parts import Cluster as Cluster
+    from hdpsim.cost_models.layout.layout import Layout as Layout
+    from hdpsim.cost_models.transformer.model import Model as Model
+    from hdpsim.errors import CatalogError as CatalogError
+    from hdpsim.errors import DeadlockError as DeadlockError
+    from hdpsim.errors import HdpSimError as HdpSimError
+    from hdpsim.errors import InfeasibleError as InfeasibleError
+    from hdpsim.errors import NotFiniteError as NotFiniteError
+    from hdpsim.errors import OutOfMemoryError as OutOfMemoryError
+    from hdpsim.errors import OwnPlanError as OwnPlanError
+    from hdpsim.errors import PlanError as PlanError
+    from hdpsim.errors import QuantityError as QuantityError
+    from hdpsim.errors import ScenarioError as ScenarioError
+    from hdpsim.errors import StrategyError as StrategyError
+    from hdpsim.errors import TraceError as TraceError
+    from hdpsim.errors import UserInputError as UserInputError
+    from hdpsim.experiments.scenario.scenario import Scenario as Scenario
     from hdpsim.experiments.scenario.scenario import load_scenario
-    from hdpsim.simulator.lower_bound import lower_bound_s
+    from hdpsim.experiments.verbs.evidence import calibrate, reproduce, validate
+    from hdpsim.experiments.verbs.network import fabric, flows
+    from hdpsim.experiments.verbs.planning import check, check_strategy, plan, recommend, scale, sweep, whatif
+    from hdpsim.experiments.verbs.result import Result
+    from hdpsim.experiments.verbs.running import campaign, compare, explain, replay, replay_ops, simulate
+    from hdpsim.simulator.lower_bound import lower_bound_s as lower_bound_s
     from hdpsim.simulator.own import strategy
-    from hdpsim.simulator.plan import Plan
-    from hdpsim.simulator.play.validate import validate_plan
-    from hdpsim.simulator.setup import ExecutionOptions, Setup, StrategyOptions
-    from hdpsim.simulator.step import StepResult, simulate_step
-    from hdpsim.simulator.strategies.plan_builder import PlanBuilder
-    from hdpsim.simulator.strategies.problem import PlanningProblem
-    from hdpsim.traces import Trace, global_batches, load_trace, read_trace
+    from hdpsim.simulator.plan import Plan as Plan
+    from hdpsim.simulator.play.validate import validate_plan as validate_plan
+    from hdpsim.simulator.setup import ExecutionOptions as ExecutionOptions
+    from hdpsim.simulator.setup import Setup as Setup
+    from hdpsim.simulator.setup import StrategyOptions as StrategyOptions
+    from hdpsim.simulator.step import StepResult as StepResult
+    from hdpsim.simulator.step import simulate_step as simulate_step
+    from hdpsim.simulator.strategies.plan_builder import PlanBuilder as PlanBuilder
+    from hdpsim.simulator.strategies.problem import PlanningProblem as PlanningProblem
+    from hdpsim.traces import Trace as Trace
+    from hdpsim.traces import global_batches as global_batches
+    from hdpsim.traces import load_trace, read_trace
 
 _HOME = {
     "Cluster": "hdpsim.cost_models.hardware.parts",
@@ -92,13 +168,23 @@ _HOME = {
     "Plan": "hdpsim.simulator.plan",
     "PlanBuilder": "hdpsim.simulator.strategies.plan_builder",
     "PlanningProblem": "hdpsim.simulator.strategies.problem",
+    "Result": "hdpsim.experiments.verbs.result",
+    "Scenario": "hdpsim.experiments.scenario.scenario",
     "Setup": "hdpsim.simulator.setup",
     "StepResult": "hdpsim.simulator.step",
     "StrategyOptions": "hdpsim.simulator.setup",
     "Trace": "hdpsim.traces",
+    "calibrate": "hdpsim.experiments.verbs.evidence",
     "calibration": "hdpsim.cost_models.calibration.calibration",
+    "campaign": "hdpsim.experiments.verbs.running",
+    "check": "hdpsim.experiments.verbs.planning",
+    "check_strategy": "hdpsim.experiments.verbs.planning",
     "cluster": "hdpsim.cost_models.hardware.catalog",
     "cluster_of": "hdpsim.cost_models.hardware.catalog",
+    "compare": "hdpsim.experiments.verbs.running",
+    "explain": "hdpsim.experiments.verbs.running",
+    "fabric": "hdpsim.experiments.verbs.network",
+    "flows": "hdpsim.experiments.verbs.network",
     "global_batches": "hdpsim.traces",
     "gpu": "hdpsim.cost_models.hardware.catalog",
     "load_scenario": "hdpsim.experiments.scenario.scenario",
@@ -106,17 +192,27 @@ _HOME = {
     "lower_bound_s": "hdpsim.simulator.lower_bound",
     "model": "hdpsim.cost_models.hardware.catalog",
     "node": "hdpsim.cost_models.hardware.catalog",
+    "plan": "hdpsim.experiments.verbs.planning",
     "read_trace": "hdpsim.traces",
+    "recommend": "hdpsim.experiments.verbs.planning",
+    "replay": "hdpsim.experiments.verbs.running",
+    "replay_ops": "hdpsim.experiments.verbs.running",
+    "reproduce": "hdpsim.experiments.verbs.evidence",
+    "scale": "hdpsim.experiments.verbs.planning",
+    "simulate": "hdpsim.experiments.verbs.running",
     "simulate_step": "hdpsim.simulator.step",
     "strategy": "hdpsim.simulator.own",
+    "sweep": "hdpsim.experiments.verbs.planning",
+    "validate": "hdpsim.experiments.verbs.evidence",
     "validate_plan": "hdpsim.simulator.play.validate",
+    "whatif": "hdpsim.experiments.verbs.planning",
 }
-"""The module each public name is loaded from; every other name of __all__ is an error of hdpsim.errors."""
+"""The module each public name is loaded from; every other name is an error of hdpsim.errors."""
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module 'hdpsim' has no attribute {name!r}; it has {', '.join(__all__)}")
+    if name not in __all__ and name not in PARTS:
+        raise AttributeError(f"module 'hdpsim' has no attribute {name!r}; it has {', '.join(__dir__())}")
     from importlib import import_module
 
     value: object = getattr(import_module(_HOME.get(name, "hdpsim.errors")), name)
@@ -125,4 +221,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted((*__all__, *PARTS))

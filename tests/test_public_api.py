@@ -4,55 +4,32 @@ from __future__ import annotations
 
 import json
 import pickle
+import pydoc
+import re
 import subprocess
 import sys
 from importlib import import_module
+from pkgutil import iter_modules
 
 import pytest
 
 import hdpsim
 
-PUBLIC = {
-    "CatalogError",
-    "Cluster",
-    "DeadlockError",
-    "ExecutionOptions",
-    "HdpSimError",
-    "InfeasibleError",
-    "Layout",
-    "Model",
-    "NotFiniteError",
-    "OutOfMemoryError",
-    "OwnPlanError",
-    "Plan",
-    "PlanBuilder",
-    "PlanError",
-    "PlanningProblem",
-    "QuantityError",
-    "ScenarioError",
-    "Setup",
-    "StepResult",
-    "StrategyError",
-    "StrategyOptions",
-    "Trace",
-    "TraceError",
-    "UserInputError",
-    "__version__",
-    "calibration",
-    "cluster",
-    "cluster_of",
-    "global_batches",
-    "gpu",
-    "load_scenario",
-    "load_trace",
-    "lower_bound_s",
-    "model",
-    "node",
-    "read_trace",
-    "simulate_step",
-    "strategy",
-    "validate_plan",
-}
+VERBS = {
+    "calibrate", "campaign", "check", "check_strategy", "compare", "explain", "fabric", "flows", "plan", "recommend",
+    "replay", "replay_ops", "reproduce", "scale", "simulate", "sweep", "validate", "whatif",
+}  # fmt: skip
+SHOWN = VERBS | {
+    "Result", "__version__", "calibration", "cluster", "gpu", "load_scenario", "load_trace", "model", "node",
+    "read_trace", "strategy",
+}  # fmt: skip
+PARTS = {
+    "CatalogError", "Cluster", "DeadlockError", "ExecutionOptions", "HdpSimError", "InfeasibleError", "Layout", "Model",
+    "NotFiniteError", "OutOfMemoryError", "OwnPlanError", "Plan", "PlanBuilder", "PlanError", "PlanningProblem",
+    "QuantityError", "Scenario", "ScenarioError", "Setup", "StepResult", "StrategyError", "StrategyOptions", "Trace",
+    "TraceError", "UserInputError", "cluster_of", "global_batches", "lower_bound_s", "simulate_step", "validate_plan",
+}  # fmt: skip
+PUBLIC = SHOWN | PARTS
 HEAVY = ("numpy", "pandas", "matplotlib", "networkx", "simpy", "pyarrow", "scipy")
 
 
@@ -66,8 +43,27 @@ def modules_after(code: str) -> set[str]:
 
 
 def test_the_public_names_are_these_and_no_others() -> None:
-    assert set(hdpsim.__all__) == PUBLIC
+    assert set(hdpsim.__all__) == SHOWN
+    assert set(hdpsim.PARTS) == PARTS
     assert sorted(hdpsim.__all__) == hdpsim.__all__
+    assert dir(hdpsim) == sorted(PUBLIC)
+
+
+def test_no_public_name_is_that_of_a_module() -> None:
+    modules = {module.name for module in iter_modules(hdpsim.__path__)}
+    assert {"traces", "experiments", "errors"} <= modules
+    assert not modules & PUBLIC, "an import of the module would replace the name"
+
+
+def test_help_reads_like_documentation() -> None:
+    text = pydoc.plaintext.document(hdpsim)
+    opening = text.partition("PACKAGE CONTENTS")[0]
+    assert set(re.findall(r"\w+", opening)) >= VERBS, "every verb is told of before anything else"
+    assert len(text.splitlines()) < 600
+    for name in VERBS:
+        words = getattr(hdpsim, name).__doc__
+        assert "hdpsim." + name in words, f"{name} has no example"
+        assert "Raises:" in words
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC))

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hdpsim.errors import QuantityError, ScenarioError, UserInputError
-from hdpsim.quoting import printable, quoted
+from hdpsim import interrupts
+from hdpsim.quoting import printable
 from hdpsim.ranges import RANGES
 
 if TYPE_CHECKING:
     from hdpsim.experiments.output.document import Document, Table
     from hdpsim.experiments.scenario.scenario import Scenario
+    from hdpsim.experiments.verbs.result import Result
 
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -97,18 +98,9 @@ def _checked_strategies(
     """The strategies of `--strategies`, checked against those that exist."""
     if text is None:
         return None
-    from hdpsim.experiments.scenario.schema import strategy_name
+    from hdpsim.experiments.verbs.values import strategy_names
 
-    names = split_list(text, "--strategies")
-    problems: list[tuple[str, str]] = []
-    for name in names:
-        try:
-            strategy_name(name)
-        except ValueError as error:
-            problems.append(("", str(error)))
-    if problems:
-        raise ScenarioError(tuple(problems), "--strategies")
-    return names
+    return strategy_names("--strategies", text)
 
 
 def _checked_variants(
@@ -117,9 +109,9 @@ def _checked_variants(
     """The same with variants, each under the name of its row."""
     if text is None:
         return None
-    from hdpsim.experiments.studies.strategy_variants import read_variants, split_variants
+    from hdpsim.experiments.verbs.values import variant_names
 
-    return tuple(variant.label for variant in read_variants(split_variants(text)))
+    return variant_names(text)
 
 
 variants_option: Decorator = click.option(
@@ -157,25 +149,17 @@ def gpu_counts(_context: click.Context, _option: click.Parameter, text: str | No
     """The numbers of `--gpus`; none where it is left out."""
     if text is None:
         return ()
-    parts = [part.strip() for part in text.split(",")]
-    allowed = RANGES["gpus"]
-    longest = len(str(allowed.high))
-    if not all(
-        part.isascii() and part.isdecimal() and len(part) <= longest and allowed.holds(int(part))
-        for part in parts
-    ):
-        raise UserInputError(
-            f"--gpus: expected whole numbers from {allowed} separated by commas (1024,2048), got {quoted(text)}"
-        )
-    counts = tuple(int(part) for part in parts)
-    twice = [count for index, count in enumerate(counts) if count in counts[:index]]
-    if twice:
-        raise UserInputError(f"--gpus: {twice[0]} is given more than once in {quoted(text)}")
-    return counts
+    from hdpsim.experiments.verbs.values import counts_of
+
+    return counts_of("--gpus", text)
 
 
 def _gpu_names(_context: click.Context, _option: click.Parameter, text: str | None) -> tuple[str, ...]:
-    return () if text is None else split_list(text, "--gpu")
+    if text is None:
+        return ()
+    from hdpsim.experiments.verbs.values import names_of
+
+    return names_of("--gpu", text)
 
 
 gpu_types_option: Decorator = click.option(
@@ -187,24 +171,18 @@ gpu_types_option: Decorator = click.option(
 )
 
 
-def _budget_s(_context: click.Context, _option: click.Parameter, text: str) -> float | None:
-    from hdpsim.cost_models.reading.units import parse_quantity
+def _budget(_context: click.Context, _option: click.Parameter, text: str) -> float | None:
+    from hdpsim.experiments.verbs.values import seconds_of
 
-    if text.strip() == "none":
-        return None
-    try:
-        return parse_quantity(text, "time")
-    except QuantityError as error:
-        raise UserInputError(f"--budget: expected a time such as 60s or 10min, or none: {error}") from None
+    return seconds_of("--budget", text.strip())
 
 
 budget_option: Decorator = click.option(
     "--budget",
-    "budget_s",
     metavar="TIME",
     default="60s",
     show_default=True,
-    callback=_budget_s,
+    callback=_budget,
     help="Time after which nothing new is tried, or none.",
 )
 
@@ -230,14 +208,6 @@ def load(scenario: str, overrides: tuple[str, ...] = ()) -> Scenario:
     from hdpsim.experiments.scenario.scenario import load_scenario
 
     return load_scenario(scenario, overrides)
-
-
-def split_list(text: str, option: str) -> tuple[str, ...]:
-    """The parts of a comma-separated option; empty or repeated ones are an error."""
-    parts = tuple(part.strip() for part in text.split(","))
-    if not all(parts) or len(set(parts)) != len(parts):
-        raise UserInputError(f"{option}: expected different names separated by commas, got {quoted(text)}")
-    return parts
 
 
 def say(text: str = "", *, err: bool = False, nl: bool = True) -> None:
@@ -278,6 +248,15 @@ class Output:
                 show_table(part)
         for line in lines:
             say(line)
+
+    def show(self, result: Result) -> None:
+        """Show what a verb returned; what is wrong with it ends the command, and so does what was interrupted."""
+        self.present(result.document, result.lines)
+        if result.error is not None:
+            raise result.error
+        if result.interrupted:
+            say(f"{interrupts.message()}: the result is partial", err=True)
+            raise click.exceptions.Exit(interrupts.exit_code())
 
 
 def output_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -205,11 +205,15 @@ class RunDirectory:
         return printable("\n".join(lines)) + "\n"  # people look at it with cat
 
 
-def write_document(out: str, document: Document) -> str:
-    """Write a run directory with everything a document has; returns a line that says so."""
+def write_document(out: str, document: Document, command: str | None = None) -> str:
+    """Write a run directory with everything a document has; returns a line that says so.
+
+    *command*: what made it; default: the command that is running.
+    """
     notes = document.readme or ((document.head,) if document.title and document.head else ()) + document.notes
     title = document.title or document.head
-    with RunDirectory(out, title=title, command=command_line(), notes=notes) as run:
+    made_by = command_line() if command is None else command
+    with RunDirectory(out, title=title, command=made_by, notes=notes) as run:
         run.write_json(
             "result.json", document.data(), "The whole result as one JSON document, as printed by --json."
         )

@@ -5,12 +5,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from hdpsim.interrupts import held
@@ -60,6 +64,33 @@ def _sheltered() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
+@contextmanager
+def _script_left_out() -> Iterator[None]:
+    """Processes started in this block do not run the user's script again where it has no guard against it.
+
+    A spawned process runs the file of `__main__` first. A script that calls a verb outside
+    `if __name__ == "__main__":` would call it again in every worker.
+    """
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if file is None or getattr(main, "__spec__", None) is not None or _has_guard(file):
+        yield
+        return
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+@cache
+def _has_guard(file: str) -> bool:
+    try:
+        return "__name__" in Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return True
+
+
 class _Pool(ProcessPoolExecutor):
     """Starts its workers, which it does when it is given work, with the parent's interrupts waiting and their own off.
 
@@ -68,7 +99,7 @@ class _Pool(ProcessPoolExecutor):
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
         """As in the base class."""
-        with _sheltered():
+        with _sheltered(), _script_left_out():
             return super().submit(function, *arguments, **named)
 
 

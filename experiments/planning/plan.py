@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.bands.residuals import setup_band
-from hdpsim.experiments.exchange.exporter import Exported, export_scenario
+from hdpsim.experiments.exchange.exporter import Exported
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
 from hdpsim.experiments.output.files import write_whole
 from hdpsim.experiments.output.words import memory_of, span
@@ -27,7 +27,7 @@ from hdpsim.experiments.studies.report import headline, one_line
 if TYPE_CHECKING:
     from hdpsim.experiments.bands.band import Band
     from hdpsim.experiments.parallel.engines import Engine
-    from hdpsim.experiments.scenario.scenario import Scenario
+    from hdpsim.experiments.scenario.scenario import Scenario, ScenarioSource
 
 _GIB = 2.0**30
 _MILLION = 1e6
@@ -108,7 +108,7 @@ def nothing_runs(scenario: Scenario, found: Found) -> InfeasibleError:
     return InfeasibleError("\n".join((*lines, advice)))
 
 
-def open_scenario(source: str, overrides: tuple[str, ...] = ()) -> tuple[Scenario, str]:
+def open_scenario(source: ScenarioSource, overrides: tuple[str, ...] = ()) -> tuple[Scenario, str]:
     """A scenario with changes; where its own degrees do not fit it, with such that do, and why they do not.
 
     Raises:
@@ -202,17 +202,6 @@ def _check_prices(scenario: Scenario, objective: str, gpu_types: Sequence[str]) 
             f"--objective usd_per_token: the price of {', '.join(unknown)} is unknown; "
             f"give one with --set costs.price=3.09USD/h"
         )
-
-
-def write_plan(scenario: Scenario, found: Found, path: str) -> str:
-    """Write the best candidate as a scenario; what was written, in words."""
-    write_whole(path, planned(scenario, found.best[0]).to_yaml(), "scenario")
-    return f"wrote {path}"
-
-
-def flags_of(scenario: Scenario, found: Found, target: str) -> Exported:
-    """The best candidate as options of another tool, as `hdpsim export` writes them."""
-    return export_scenario(planned(scenario, found.best[0]), target)
 
 
 def write_flags(exported: Exported, path: str) -> str:

@@ -12,16 +12,15 @@ from hdpsim.errors import HdpSimError, InfeasibleError, OutOfMemoryError
 from hdpsim.experiments.planning.observed import halves
 from hdpsim.experiments.planning.trials import Overrides, overrides_of
 from hdpsim.experiments.scenario.overrides import apply_overrides
-from hdpsim.experiments.scenario.scenario import load_scenario, scenario_path
+from hdpsim.experiments.scenario.scenario import load_scenario, written_document
 from hdpsim.experiments.studies.compare import run_batches
 from hdpsim.simulator.step_memory import memory_of
 from hdpsim.simulator.strategies.static_mesh import divisors
-from hdpsim.yaml_loader import load_document
 
 if TYPE_CHECKING:
     from hdpsim.cost_models.memory.report import MemoryReport
     from hdpsim.experiments.planning.trials import Changes
-    from hdpsim.experiments.scenario.scenario import Scenario
+    from hdpsim.experiments.scenario.scenario import Scenario, ScenarioSource
     from hdpsim.experiments.studies.compare import Lengths
     from hdpsim.simulator.setup import Setup
 
@@ -47,7 +46,7 @@ class Repair(NamedTuple):
     tokens_per_s_per_gpu: float
 
 
-def explained(error: InfeasibleError, source: str, overrides: Overrides) -> InfeasibleError:
+def explained(error: InfeasibleError, source: ScenarioSource, overrides: Overrides) -> InfeasibleError:
     """The error with where memory goes and the nearest change that makes the scenario run, if one is found."""
     lines = [str(error), *_memory_lines(error, source, overrides)]
     repairs, tried = _repairs(source, overrides)
@@ -64,7 +63,7 @@ def explained(error: InfeasibleError, source: str, overrides: Overrides) -> Infe
     return InfeasibleError("\n".join(lines))
 
 
-def _memory_lines(error: InfeasibleError, source: str, overrides: Overrides) -> Iterator[str]:
+def _memory_lines(error: InfeasibleError, source: ScenarioSource, overrides: Overrides) -> Iterator[str]:
     """What every stage needs, and its largest parts, where memory is the reason."""
     try:
         setup = load_scenario(source, overrides).setup()
@@ -94,15 +93,14 @@ def _stage_words(report: MemoryReport) -> str:
     return f"{report.total_bytes / _GIB:.1f} of {report.capacity_bytes / _GIB:.1f} GiB ({parts}){host}"
 
 
-def _repairs(source: str, overrides: Overrides) -> tuple[list[Repair], int]:
+def _repairs(source: ScenarioSource, overrides: Overrides) -> tuple[list[Repair], int]:
     """Changes of as few keys as possible with which the scenario runs, and how many were tried."""
     try:
         neutral = load_scenario(source, (*overrides, *overrides_of(_NEUTRAL)))
         lengths = neutral.draw(1).lengths[0]
     except HdpSimError:
         return [], 0
-    document = load_document(scenario_path(source)).data
-    own = apply_overrides(document if isinstance(document, Mapping) else {}, overrides)
+    own = apply_overrides(written_document(source), overrides)
     tried, until_s = 0, time.monotonic() + BUDGET_S
     for level in _levels(neutral, own):
         found = []
@@ -117,7 +115,9 @@ def _repairs(source: str, overrides: Overrides) -> tuple[list[Repair], int]:
     return [], tried
 
 
-def _tried(source: str, overrides: Overrides, change: Overrides, lengths: Lengths) -> Repair | None:
+def _tried(
+    source: ScenarioSource, overrides: Overrides, change: Overrides, lengths: Lengths
+) -> Repair | None:
     try:
         changed = load_scenario(source, (*overrides, *change))
         outcome = run_batches(changed, (lengths,))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+
+import numpy as np
 
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.errors import CatalogError, ScenarioError
@@ -35,6 +38,40 @@ RIVALS: Mapping[str, tuple[str, ...]] = {
 
 
 _KEY = re.compile(r"\s*[\w.-]+\s*=")
+
+GivenOverrides = str | Mapping[str, object] | Iterable[str]
+"""Changes of keys as people give them: `{"layout.tp": 4}`, or texts `layout.tp=4`."""
+
+
+def override_texts(given: GivenOverrides) -> tuple[str, ...]:
+    """Changes as ``key=value`` texts, whose values YAML reads as what was given.
+
+    >>> override_texts({"layout.tp": 4, "data.context": "1M tokens", "layout.padding": True, "name": "4"})
+    ('layout.tp=4', 'data.context=1M tokens', 'layout.padding=true', 'name="4"')
+
+    Raises:
+        ScenarioError: a value that is none of text, number, truth value and nothing.
+    """
+    if isinstance(given, str):
+        return (given,)
+    if not isinstance(given, Mapping):
+        return tuple(given)
+    return tuple(f"{key}={_value_text(str(key), value)}" for key, value in given.items())
+
+
+def _value_text(key: str, value: object) -> str:
+    plain = value.item() if isinstance(value, np.generic) else value
+    if plain is None:
+        return "none"  # the word of scenarios for it
+    if not isinstance(plain, str | int | float):
+        text = f"expected one value, got {quoted(repr(value))}; set its keys one by one"
+        raise ScenarioError(((key, text),), "overrides")
+    text = plain if isinstance(plain, str) else json.dumps(plain)
+    with contextlib.suppress(YamlError):
+        read = _scalar(text)
+        if type(read) is type(plain) and read == plain:
+            return text
+    return json.dumps(plain)
 
 
 def parse_override(text: str) -> tuple[str, object]:

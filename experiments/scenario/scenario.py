@@ -23,9 +23,14 @@ from hdpsim.cost_models.reading.fields import Problems
 from hdpsim.cost_models.reading.shipped import given_or_shipped, names_in, shipped
 from hdpsim.cost_models.step.loading import DataPipeline
 from hdpsim.cost_models.transformer.model import Model
-from hdpsim.errors import InfeasibleError
+from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.scenario.data_use import Drawn, data_use
-from hdpsim.experiments.scenario.overrides import apply_overrides, parse_override
+from hdpsim.experiments.scenario.overrides import (
+    GivenOverrides,
+    apply_overrides,
+    override_texts,
+    parse_override,
+)
 from hdpsim.experiments.scenario.references import Found, References
 from hdpsim.experiments.scenario.schema import KEYS, read_keys
 from hdpsim.experiments.scenario.setup_document import as_yaml
@@ -33,6 +38,7 @@ from hdpsim.experiments.scenario.values import Batch
 from hdpsim.experiments.software.choice import read_software, run_of, settings_of, software_notes
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import Setting
+from hdpsim.quoting import quoted
 from hdpsim.ranges import LIMITS, check
 from hdpsim.simulator.run.options import RunOptions
 from hdpsim.simulator.settings import FIELDS
@@ -180,11 +186,11 @@ class Scenario:
         """The same without the account: sequence lengths of every batch, cut to the context."""
         return self.draw(count).lengths
 
-    def with_changes(self, overrides: Iterable[str]) -> Scenario:
-        """This scenario with some ``key=value`` changes: what reading its document with these changes gives."""
+    def with_changes(self, overrides: GivenOverrides) -> Scenario:
+        """This scenario with some keys changed: what reading its document with these changes gives."""
         return resolve_scenario(
             json.loads(self.written_json),
-            overrides=tuple(overrides),
+            overrides=override_texts(overrides),
             source=self.name,
             folder=self.folder,
             default_name=self.name,
@@ -208,23 +214,50 @@ def scenario_path(source: str | Path) -> Path:
     return given_or_shipped(source, _SHIPPED, "scenario")
 
 
-def load_scenario(source: str | Path, overrides: tuple[str, ...] = ()) -> Scenario:
-    """Read, change and check a scenario file or a shipped scenario.
+ScenarioSource = str | Path | Mapping[str, object] | Scenario
+"""What a scenario may be given as: the name of a shipped one, a path, a document (`{"model": ...}`), a scenario."""
+
+
+def load_scenario(source: ScenarioSource, overrides: GivenOverrides = ()) -> Scenario:
+    """Read, change and check a scenario: a file, a shipped one by its name, a document, or one that was read before.
+
+    Args:
+        source: name, path, document as a dictionary, or Scenario.
+        overrides: keys to change, as `{"layout.tp": 4}` or `["layout.tp=4"]`.
 
     Raises:
         UserInputError: unreadable, or a ScenarioError with every problem of the document.
         InfeasibleError: well-formed, but the degrees do not fit the model or the cluster.
     """
+    changes = override_texts(overrides)
+    if isinstance(source, Scenario):
+        return source.with_changes(changes) if changes else source
+    if isinstance(source, Mapping):
+        return resolve_scenario(source, overrides=changes)
+    if not isinstance(source, str | Path):
+        raise UserInputError(
+            "a scenario is the name of a shipped one, a path, a dictionary of its keys or a Scenario; got "
+            f"{quoted(repr(source))}"
+        )
     path = scenario_path(source)
     document = load_document(path)
     return resolve_scenario(
         document.data,
-        overrides=overrides,
+        overrides=changes,
         source=str(path),
         folder=path.parent,
         where=document.where,
         default_name=path.stem,
     )
+
+
+def written_document(source: ScenarioSource) -> Mapping[str, object]:
+    """The keys that somebody wrote, before defaults are filled in; empty where it is no document."""
+    if isinstance(source, Scenario):
+        written: object = json.loads(source.written_json)
+    else:
+        written = source if isinstance(source, Mapping) else load_document(scenario_path(source)).data
+    return written if isinstance(written, Mapping) else {}
 
 
 def resolve_scenario(

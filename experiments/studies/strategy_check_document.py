@@ -13,6 +13,8 @@ def strategy_check_document(found: StrategyCheck, scenario: str) -> Document:
         Column("promise", lambda name: name),
         Column("meaning", PROMISES.__getitem__, left=True),
         Column("", lambda name: _verdict(found, broken.get(name), name), heading="verdict", left=True),
+        Column("kept_cases", lambda name: found.kept[name], shown=False),
+        Column("broken_cases", lambda name: broken[name].cases if name in broken else 0, shown=False),
     )
     blocks: list[Table[str] | str] = [
         Table(columns=columns, rows=tuple(PROMISES)),

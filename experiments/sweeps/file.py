@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,7 @@ class Sweep:
         fixed: changes of every cell.
         plot: which key goes where in the plots ("x", "colour", "column", "row").
         folder: where relative paths start.
+        document: as it was given, where it is no file.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Sweep:
     plot: Mapping[str, str]
     source: str
     folder: Path
+    document: Mapping[str, object] | None = None
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -101,43 +103,48 @@ def sweep_path(source: str | Path) -> Path:
     return given_or_shipped(source, _SHIPPED, "sweep")
 
 
-def load_sweep(source: str | Path) -> Sweep:
-    """Read and check a sweep file or a shipped sweep.
+def load_sweep(source: str | Path | Mapping[str, object]) -> Sweep:
+    """Read and check a sweep file, a shipped sweep, or the document of one.
 
     Raises:
         UserInputError: unreadable, or a ScenarioError with every problem of the file. Problems that only show when a
             cell is put together come from `cells.expand`.
     """
+    if isinstance(source, Mapping):
+        return replace(_read_sweep(source, Problems("sweep"), Path(), "sweep", "sweep"), document=source)
     path = sweep_path(source)
     document = load_document(path)
-    problems = Problems(str(path), document.where)
-    data = document.data if isinstance(document.data, Mapping) else {}
-    if not isinstance(document.data, Mapping):
+    return _read_sweep(document.data, Problems(str(path), document.where), path.parent, path.stem, str(path))
+
+
+def _read_sweep(document: object, problems: Problems, folder: Path, name: str, source: str) -> Sweep:
+    data: Mapping[str, Any] = document if isinstance(document, Mapping) else {}
+    if not isinstance(document, Mapping):
         problems.add("", "a sweep is a mapping with the keys base and at least one of grid, zip, list")
     for key in data:
         if key not in _TOP:
             hint = did_you_mean(str(key), _TOP)
             problems.add(key, f"is not a known key{hint}; allowed: {', '.join(_TOP)}")
-    reader = _Reader(problems, path.parent)
+    reader = _Reader(problems, folder)
     base = data.get("base")
-    if isinstance(document.data, Mapping) and not (isinstance(base, str | Mapping) and base):
+    if isinstance(document, Mapping) and not (isinstance(base, str | Mapping) and base):
         problems.add("base", "is required: the name or path of a scenario, or a scenario written out")
     fixed = reader.point(data.get("set") or {}, "set")
     kinds = {"grid": reader.grid, "zip": reader.zips, "list": reader.points}
     axes = tuple(axis for key, value in data.items() if key in kinds for axis in kinds[key](value))
-    if isinstance(document.data, Mapping) and not axes and not problems.found:
+    if isinstance(document, Mapping) and not axes and not problems.found:
         problems.add("", "there is nothing to sweep: give grid, zip or list")
     _check_overlap(fixed, axes, problems)
     plot = _read_plot(data.get("plot"), axes, problems)
     sweep = Sweep(
-        name=_text(data, "name", path.stem, problems),
+        name=_text(data, "name", name, problems),
         description=_text(data, "description", "", problems),
         base=base if isinstance(base, str | Mapping) else "",
         fixed=fixed,
         axes=axes,
         plot=plot,
-        source=str(path),
-        folder=path.parent,
+        source=source,
+        folder=folder,
     )
     if sweep.cells > MOST_CELLS:
         problems.add("", f"the axes multiply to {sweep.cells:,} cells; at most {MOST_CELLS:,} are allowed")

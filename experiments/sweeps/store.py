@@ -26,6 +26,12 @@ _ABANDONED_S = 86400.0
 _TEMPORARY = ".part"
 
 
+def default_store() -> str:
+    """Where results are kept unless somebody says otherwise."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.environ.get("HDPSIM_STORE") or os.path.join(base, "hdpsim", "results")
+
+
 class StoreError(UserInputError):
     """The store cannot be written; what it holds already stays."""
 

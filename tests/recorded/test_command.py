@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from recorded_jobs import Shape
 
+import hdpsim
 from hdpsim.experiments.cli.app import cli
 
 Files = Callable[[Shape], tuple[Path, Path]]
@@ -29,6 +30,13 @@ def test_tables_and_sentences(files: Files) -> None:
                   "micro-batches even", "median error 0.00%", "Slowdown against ideal: 1."):  # fmt: skip
         assert words in result.stdout
     assert "nan" not in result.stdout
+
+
+def test_python_gives_the_same(files: Files) -> None:
+    trace, meta = files(Shape(stages=2, chunks=2))
+    result = hdpsim.replay_ops(trace, meta)
+    assert json.loads(run(trace, "--meta", meta, "--json").stdout) == result.to_dict()
+    assert result.to_frame("by_optype")["saved_s"].notna().all()
 
 
 def test_json_is_one_document(files: Files) -> None:

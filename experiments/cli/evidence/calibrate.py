@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
+from typing import Any
 
 import click
 
-from hdpsim.experiments.cli.common import Output, json_option, split_list
+from hdpsim.experiments.cli.common import Output, json_option
 from hdpsim.experiments.cli.progress import progress
 
 
@@ -44,14 +44,11 @@ from hdpsim.experiments.cli.progress import progress
 @json_option
 def command(
     records: str | None,
-    gpu: str,
-    output: str,
     names: str | None,
     kernels: tuple[str, ...],
     no_runs: bool,
-    start: str | None,
-    workers: int | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Fit the constants of a GPU generation on RECORDS.csv (default: the runs shipped) and write a calibration.
 
@@ -60,23 +57,11 @@ def command(
     Scenarios (`calibration: FILE`) and `hdpsim validate --calibration FILE` accept it. Exit 3: the records do not
     determine the constants; the message says which kind of record would.
     """
-    from hdpsim.experiments.calibration.file import check_calibration_file
-    from hdpsim.experiments.calibration.run import calibrate
+    from hdpsim.experiments.verbs.evidence import calibrate
 
-    check_calibration_file(output, "--output")
     if records is not None and no_runs:
         raise click.UsageError("--no-runs takes no RECORDS.csv")
-    chosen = None if names is None else split_list(names, "--constants")
-    with progress("fitting") as shown:
-        found = calibrate(
-            records,
-            gpu,
-            output,
-            kernels=kernels,
-            runs=not no_runs,
-            start=start,
-            constants=chosen,
-            workers=workers or min(8, os.cpu_count() or 1),
-            report=shown,
-        )
-    Output(as_json=as_json).present(found)
+    result = calibrate(
+        records, runs=not no_runs, constants=names, kernels=kernels, progress=progress, **options
+    )
+    Output(as_json=as_json).show(result)

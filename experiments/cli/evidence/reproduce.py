@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -47,8 +46,10 @@ def _command(name: str) -> click.Command:
         "--write-residuals", "residuals", metavar="FILE", type=click.Path(dir_okay=False), help=RESIDUALS_HELP
     )
     @output_options
-    def run(cells: str | None, residuals: str | None, output: Output, **more: Any) -> None:
-        _reproduce(name, cells, residuals, output, more)
+    def run(output: Output, **options: Any) -> None:
+        from hdpsim.experiments.verbs.evidence import reproduce
+
+        output.show(reproduce(name, progress=progress, **options))
 
     if folder.figures:
         figure = click.option(
@@ -69,16 +70,3 @@ def _command(name: str) -> click.Command:
         )
         run = batches(run)
     return run
-
-
-def _reproduce(
-    name: str, cells: str | None, residuals: str | None, output: Output, more: Mapping[str, Any]
-) -> None:
-    from hdpsim.experiments.bands.residuals import check_residuals
-    from hdpsim.experiments.papers.paper import load_paper, reproduce
-
-    if residuals is not None:
-        check_residuals(residuals, "--write-residuals")
-    with progress("reproducing") as report:
-        document = reproduce(load_paper(name), cells, report=report, residuals=residuals, **more)
-    output.present(document)

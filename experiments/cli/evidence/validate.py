@@ -90,9 +90,6 @@ def command(
     The columns are explained in docs/explanation/validation.md. A record that cannot be predicted is listed with the
     reason.
     """
-    rules_left_out: frozenset[str] = (
-        import_module("hdpsim.experiments.software.rules").left_out(without) if without else frozenset()
-    )
     others = (records, memory, kernels, residuals, without, scenario_of, scenario_file, markdown)
     if steps is not None and any(others):
         raise click.UsageError("--steps goes with --scenario, --calibration, --out and --json only")
@@ -103,7 +100,7 @@ def command(
             raise click.UsageError(
                 "--scenario-of goes with RECORDS.csv, --calibration, --without and -o only"
             )
-        _write_scenario(scenario_of, records, calibration, rules_left_out, scenario_file)
+        _write_scenario(scenario_of, records, calibration, without, scenario_file)
         return
     if scenario_file is not None:
         raise click.UsageError("-o goes with --scenario-of; a run directory is --out")
@@ -117,39 +114,33 @@ def command(
         raise click.UsageError("--markdown and --json: choose one")
     if memory and residuals is not None:
         raise click.UsageError("--write-residuals is about time, not --memory")
-    if residuals is not None:
-        import_module("hdpsim.experiments.bands.residuals").check_residuals(residuals, "--write-residuals")
-    with progress("predicting") as shown:
-        if kernels is not None:
-            validation = import_module("hdpsim.experiments.validation.kernels").run(kernels, calibration)
-        elif steps is not None:
-            module = import_module("hdpsim.experiments.validation.steps")
-            validation = module.run(steps, scenario=scenario, calibration=calibration, report=shown)
-        else:
-            module = import_module("hdpsim.experiments.validation.run")
-            validation = module.run(
-                records,
-                memory=memory,
-                calibration=calibration,
-                residuals=residuals,
-                without=rules_left_out,
-                report=shown,
-            )
+    result = import_module("hdpsim.experiments.verbs.evidence").validate(
+        records,
+        memory=memory,
+        calibration=calibration,
+        kernels=kernels,
+        steps=steps,
+        scenario=scenario,
+        without=without,
+        residuals=residuals,
+        progress=progress,
+    )
     if markdown:
-        say(import_module("hdpsim.experiments.validation.report").markdown(validation.payload))
+        say(import_module("hdpsim.experiments.validation.report").markdown(result.document.payload))
         return
-    Output(as_json=as_json, out=out).present(validation)
+    Output(as_json=as_json, out=out).show(result)
 
 
 def _write_scenario(
-    name: str, records: str | None, calibration: str | None, without: frozenset[str], target: str | None
+    name: str, records: str | None, calibration: str | None, without: tuple[str, ...], target: str | None
 ) -> None:
     """Print or write the scenario of a record."""
     files = import_module("hdpsim.experiments.output.files")
     if target is not None:
         files.check_out_file(target, "-o", (".yaml", ".yml"))
+    rules = import_module("hdpsim.experiments.software.rules").left_out(without) if without else frozenset()
     text = import_module("hdpsim.experiments.records.scenario").record_scenario(
-        name, records, calibration, without
+        name, records, calibration, rules
     )
     if target is None:
         say(text, nl=False)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from hdpsim.experiments.cli.common import (
     Output,
     batches_option,
-    load,
     output_options,
     scenario_argument,
     set_option,
@@ -22,25 +23,11 @@ from hdpsim.experiments.cli.progress import progress
 @batches_option
 @target_option
 @output_options
-def command(
-    scenario: str,
-    overrides: tuple[str, ...],
-    batches: int | None,
-    tokens: float | None,
-    output: Output,
-) -> None:
+def command(scenario: str, overrides: tuple[str, ...], output: Output, **options: Any) -> None:
     """What is wrong with this scenario, what does it cost, and which change helps?
 
     Every change is simulated on the same batches; only what fits and gains is recommended.
     """
-    from hdpsim.errors import InfeasibleError
-    from hdpsim.experiments.planning.check import check
-    from hdpsim.experiments.planning.check_document import check_document
-    from hdpsim.experiments.planning.repair import explained
+    from hdpsim.experiments.verbs.planning import check
 
-    with progress("checking") as shown:
-        try:
-            found = check(load(scenario, overrides), batches, shown)
-        except InfeasibleError as error:
-            raise explained(error, scenario, overrides) from None
-    output.present(check_document(found, tokens))
+    output.show(check(scenario, overrides, progress=progress, **options))

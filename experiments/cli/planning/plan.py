@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from hdpsim import interrupts
@@ -79,40 +81,27 @@ def _flags_option(name: str, tool: str) -> Decorator:
 @output_options
 def command(
     scenario: str,
-    gpus: tuple[int, ...],
-    gpu_types: tuple[str, ...],
-    objective: str,
-    budget_s: float | None,
-    headroom: float | None,
-    searched: tuple[str, ...],
-    top: int,
-    scenario_file: str | None,
     overrides: tuple[str, ...],
-    batches: int | None,
-    tokens: float | None,
-    workers: int | None,
-    engine: str | None,
+    scenario_file: str | None,
+    megatron: str | None,
+    bridge: str | None,
+    torchtitan: str | None,
     output: Output,
-    **paths: str | None,
+    **options: Any,
 ) -> None:
     """Which layout and strategy is best on these GPUs, and why?
 
     Tries every layout that divides and every strategy on it, on the same global batches. Keys that --set changes stay
     as they are set, and so does what the scenario's software stack decides.
     """
-    from hdpsim.experiments.output.files import check_out_file
-    from hdpsim.experiments.parallel.engines import engine_of
-    from hdpsim.experiments.planning.plan import (
-        flags_of,
-        open_scenario,
-        plan,
-        plan_document,
-        write_flags,
-        write_plan,
-    )
+    from hdpsim.experiments.exchange.exporter import export_scenario
+    from hdpsim.experiments.output.files import check_out_file, write_whole
+    from hdpsim.experiments.planning.plan import write_flags
+    from hdpsim.experiments.verbs.planning import plan
 
     if scenario_file is not None:
         check_out_file(scenario_file, "-o", (".yaml", ".yml"))
+    paths = {"megatron": megatron, "bridge": bridge, "torchtitan": torchtitan}
     asked = {tool: path for tool, path in paths.items() if path is not None}
     for tool, path in asked.items():
         if path == "-" and output.as_json:
@@ -121,32 +110,19 @@ def command(
             )
         if path != "-":
             check_out_file(path, f"--{tool}")
-    checked, own_reason = open_scenario(scenario, overrides)
-    with long_progress("planning", "layouts") as shown:
-        found = plan(
-            checked,
-            own_reason=own_reason,
-            pinned=overrides,
-            gpus=gpus,
-            gpu_types=gpu_types,
-            objective=objective,
-            budget_s=budget_s,
-            searched=searched,
-            tokens=tokens,
-            batches=batches,
-            count=top,
-            headroom=headroom,
-            workers=workers,
-            engine=engine_of(engine, workers) if engine else None,
-            progress=shown,
-        )
-    exported = {tool: flags_of(checked, found, TOOLS[tool]) for tool in asked}
-    lines = [write_plan(checked, found, scenario_file)] if scenario_file else []
+    result = plan(scenario, overrides, progress=long_progress, **options)
+    best = result.scenario
+    assert best is not None
+    exported = {tool: export_scenario(best, TOOLS[tool]) for tool in asked}
+    lines = []
+    if scenario_file is not None:
+        write_whole(scenario_file, best.to_yaml(), "scenario")
+        lines.append(f"wrote {scenario_file}")
     lines += [write_flags(exported[tool], path) for tool, path in asked.items() if path != "-"]
-    output.present(plan_document(checked, found, tokens), tuple(lines))
+    output.present(result.document, lines)
     for tool, path in asked.items():
         if path == "-":
             say(f"\n{exported[tool].text}")
-    if found.interrupted:
+    if result.interrupted:
         say(f"{interrupts.message()}: the result is partial", err=True)
         raise click.exceptions.Exit(interrupts.exit_code())

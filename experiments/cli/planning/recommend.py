@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -40,7 +40,6 @@ def _goal(_context: click.Context, _option: click.Parameter, text: str) -> Goal:
 @gpu_types_option
 @click.option(
     "--objective",
-    "aim",
     type=click.Choice(("gpus", "usd")),
     default="gpus",
     show_default=True,
@@ -66,37 +65,11 @@ def _goal(_context: click.Context, _option: click.Parameter, text: str) -> Goal:
     help="Global batches to average a step over.",
 )
 @output_options
-def command(
-    scenario: str,
-    goal: Goal,
-    gpu_types: tuple[str, ...],
-    aim: str,
-    confidence: float,
-    keep_layout: bool,
-    budget_s: float | None,
-    overrides: tuple[str, ...],
-    batches: int,
-    output: Output,
-) -> None:
+def command(scenario: str, goal: Goal, overrides: tuple[str, ...], output: Output, **options: Any) -> None:
     """Which GPUs, and how many, train so many tokens by a date?
 
     Failures, restarts and checkpoints are those of the scenario's campaign.
     """
-    from hdpsim.experiments.planning.plan import open_scenario
-    from hdpsim.experiments.planning.recommend import recommend
-    from hdpsim.experiments.planning.recommend_document import recommend_document
+    from hdpsim.experiments.verbs.planning import recommend
 
-    checked, _ = open_scenario(scenario, (*overrides, f"execution.batches={batches}"))
-    with long_progress("recommending", "types") as shown:
-        found = recommend(
-            checked,
-            goal,
-            gpu_types=gpu_types,
-            aim="usd" if aim == "usd" else "gpus",
-            confidence=confidence,
-            keep_layout=keep_layout,
-            pinned=overrides,
-            budget_s=budget_s,
-            progress=shown,
-        )
-    output.present(recommend_document(found))
+    output.show(recommend(scenario, goal, overrides, progress=long_progress, **options))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from hdpsim.experiments.cli.common import (
     Output,
     batches_option,
     gpu_counts,
-    load,
     output_options,
     scenario_argument,
     set_option,
@@ -32,22 +33,12 @@ from hdpsim.experiments.cli.progress import progress
 @batches_option
 @output_options
 def command(
-    scenario: str,
-    gpus: tuple[int, ...],
-    weak: bool,
-    strategies: tuple[str, ...] | None,
-    overrides: tuple[str, ...],
-    batches: int | None,
-    output: Output,
+    scenario: str, gpus: tuple[int, ...], overrides: tuple[str, ...], output: Output, **options: Any
 ) -> None:
     """What do more GPUs buy?
 
     Strong scaling by default: the global batch stays the same.
     """
-    from hdpsim.experiments.studies.scale import scale, scaling_document
+    from hdpsim.experiments.verbs.planning import scale
 
-    checked = load(scenario, overrides)
-    chosen = strategies or (checked.strategy.name,)
-    with progress("scaling") as shown:
-        scaling = scale(checked, gpus, chosen, weak=weak, batches=batches, report=shown, baseline=True)
-    output.present(scaling_document(scaling, checked))
+    output.show(scale(scenario, gpus, overrides, progress=progress, **options))

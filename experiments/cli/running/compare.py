@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from hdpsim.experiments.cli.common import (
     Output,
     batches_option,
-    load,
     output_options,
     replications_option,
     scenario_argument,
@@ -26,29 +27,12 @@ from hdpsim.experiments.cli.progress import progress
 @replications_option
 @target_option
 @output_options
-def command(
-    scenario: str,
-    strategies: tuple[str, ...] | None,
-    overrides: tuple[str, ...],
-    batches: int | None,
-    replications: int | None,
-    tokens: float | None,
-    output: Output,
-) -> None:
+def command(scenario: str, overrides: tuple[str, ...], output: Output, **options: Any) -> None:
     """Which strategy is fastest, by how much, and why?
 
     All strategies see the same global batches; the first one is the base of the speed-ups. The static mesh is compared
     as the scenario has it, and with the packer and context-parallel degree that suit it best.
     """
-    from hdpsim.experiments.studies.compare import DEFAULT_STRATEGIES, compare
-    from hdpsim.experiments.studies.compare_report import compare_document
-    from hdpsim.experiments.studies.replications import replicate
+    from hdpsim.experiments.verbs.running import compare
 
-    checked = load(scenario, overrides)
-    with progress("comparing") as shown:
-        comparison = compare(
-            checked, strategies or DEFAULT_STRATEGIES, batches, shown, links=True, baseline=True
-        )
-    with progress("replicating") as shown:
-        again = replicate(comparison, replications, shown) if replications else ()
-    output.present(compare_document(comparison, tokens, again))
+    output.show(compare(scenario, overrides, progress=progress, **options))

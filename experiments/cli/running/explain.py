@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from hdpsim.experiments.cli.common import Output, json_option, load, scenario_argument, set_option
+from hdpsim.experiments.cli.common import Output, json_option, scenario_argument, set_option
 
 
 @click.command("explain")
@@ -22,8 +22,6 @@ def command(scenario: str, overrides: tuple[str, ...], term: str | None, as_json
     Takes the step of the scenario's first global batch apart: each term with its seconds; with --term its formula,
     the numbers that went in, the constants and where they come from.
     """
-    from hdpsim.experiments.explaining.explain import explain
-    from hdpsim.experiments.explaining.text import explain_document
+    from hdpsim.experiments.verbs.running import explain
 
-    checked = load(scenario, overrides)
-    Output(as_json=as_json).present(explain_document(checked, explain(checked), term))
+    Output(as_json=as_json).show(explain(scenario, overrides, term=term))

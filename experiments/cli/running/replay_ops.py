@@ -24,12 +24,6 @@ def command(trace: str, meta: str, output: Output) -> None:
     TRACE is a .parquet or .csv file with one row per operation (dp_rank, stage, rank, step, optype, start_ts,
     duration, seq_id, mc, mb_id, gmc; seconds).
     """
-    from hdpsim.experiments.jobs.report import job_document
-    from hdpsim.experiments.jobs.trace import read_recorded_job
-    from hdpsim.simulator.recorded.graph import link_operations
-    from hdpsim.simulator.recorded.whatif import analyse
+    from hdpsim.experiments.verbs.running import replay_ops
 
-    graph = link_operations(read_recorded_job(trace, meta))
-    with progress("replaying") as shown:
-        analysis = analyse(graph, shown)
-    output.present(job_document(graph, analysis))
+    output.show(replay_ops(trace, meta, progress=progress))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import hdpsim
 from hdpsim.cost_models.calibration.calibration import Calibration, calibration, load_calibration
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.calibration.constants import RUN_CONSTANTS, Constant, Prior, prior_of
@@ -61,6 +62,10 @@ def test_the_rate_that_made_the_kernels_is_found(table: Path, tmp_path: Path) ->
     result = CliRunner().invoke(cli, [*arguments, "--constants", "gemm_efficiency", "--workers", "1"])
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
+    found = hdpsim.calibrate(
+        gpu="h100", output=out, kernels=[table], runs=False, constants=["gemm_efficiency"], workers=1
+    )
+    assert found.to_dict() == document
     assert document["fitted_on"] == "kernels"
     assert document["records"] == 2 * len(SHAPES)
     assert document["sources"] == {"bench": 24}

@@ -79,8 +79,7 @@ def test_too_much_of_anything_is_a_message(
     def fails(*_: object, **__: object) -> None:
         raise error("deep inside")
 
-    monkeypatch.setattr("hdpsim.experiments.cli.common.load", fails)
-    monkeypatch.setattr("hdpsim.experiments.scenario.scenario.load_scenario", fails)
+    monkeypatch.setattr("hdpsim.experiments.verbs.running.load_scenario", fails)
     result = run("simulate", "quickstart-8gpu")
     assert result.exit_code == code
     assert isinstance(result.exception, SystemExit)

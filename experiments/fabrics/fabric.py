@@ -1,0 +1,99 @@
+"""What the network of a cluster gives its GPUs at every distance, and a drawing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hdpsim.cost_models.network.fabric import SWITCHES_BY_TIER, TIER_NAMES, FabricModel
+from hdpsim.errors import InfeasibleError, UserInputError
+from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
+from hdpsim.quoting import quoted
+
+if TYPE_CHECKING:
+    from hdpsim.cost_models.calibration.network import NetworkCalibration
+    from hdpsim.cost_models.hardware.parts import Cluster
+
+DRAWING_LIMIT_BLOCKS = 80
+"""Blocks side by side that the widest drawing keeps apart."""
+
+
+def fabric_document(
+    cluster: Cluster, tiers: list[dict[str, Any]], devices: Mapping[str, int], drawing: str | None
+) -> Document:
+    """What GPUs get at every distance, how many devices there are, and where the drawing is."""
+    fabric = cluster.fabric
+    columns: tuple[Column[dict[str, Any]], ...] = (
+        Column("name", heading="inside one"),
+        Column("gpus", heading="GPUs", format=","),
+        Column("", lambda tier: tier["bytes_per_s_per_gpu"] / 1e9, heading="GB/s per GPU", format=".1f"),
+        Column("", lambda tier: tier["latency_s"] * 1e6, heading="latency us", format=".1f"),
+        Column("switches", lambda tier: tier["switches"] or None, missing="NVLink"),
+    )
+    return Document(
+        kind="",
+        head=f"{cluster.name}: {cluster.gpus:,} x {cluster.gpu.name} in {cluster.nodes:,} x {cluster.node.name}, "
+        f"{fabric.kind}, oversubscription {fabric.leaf_oversubscription:g}:1 at the leaves, "
+        f"{fabric.spine_oversubscription:g}:1 at the spines",
+        blocks=(Table(columns=columns, rows=tiers),),
+        notes=(
+            "GB/s per GPU and direction while all GPUs send; latency of one message between two GPUs.",
+            "Devices: " + ", ".join(f"{count:,} {kind}" for kind, count in devices.items()),
+            *(() if drawing is None else (f"Drawing: {drawing}",)),
+        ),
+        payload={
+            "cluster": cluster.name,
+            "gpus": cluster.gpus,
+            "node": cluster.node.name,
+            "kind": fabric.kind,
+            "leaf_oversubscription": fabric.leaf_oversubscription,
+            "spine_oversubscription": fabric.spine_oversubscription,
+            "tiers": tiers,
+            "devices": devices,
+            "drawing": drawing,
+        },
+        files=(OutputFile("tiers.csv", lambda: tiers, "One row per distance: rate and latency."),),
+    )
+
+
+def tiers_of(cluster: Cluster, network: NetworkCalibration) -> list[dict[str, Any]]:
+    """The distances that exist in this cluster, from the node outwards."""
+    model, fabric = FabricModel(cluster, network), cluster.fabric
+    node = cluster.node.gpus
+    block = node * fabric.nodes_per_block
+    sizes = (node, block, block * fabric.blocks_per_pod, cluster.gpus)
+    tiers: list[dict[str, Any]] = []
+    inside = 0
+    for tier, size in enumerate(sizes):
+        gpus = min(size, cluster.gpus)
+        if gpus <= inside:
+            continue
+        inside = gpus
+        tiers.append(
+            {
+                "tier": tier,
+                "name": TIER_NAMES[tier],
+                "gpus": gpus,
+                "bytes_per_s_per_gpu": float(model.bytes_per_s(tier)),
+                "latency_s": float(model.latency_s(tier)),
+                "switches": SWITCHES_BY_TIER[tier],
+            }
+        )
+    return tiers
+
+
+def check_drawing(cluster: Cluster, out: str) -> None:
+    """Refuse what cannot be drawn or written before any work is done."""
+    path, fabric = Path(out), cluster.fabric
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise UserInputError(f"--out: expected a file ending in .png or .svg, got {quoted(out)}")
+    if not path.absolute().parent.is_dir():
+        raise UserInputError(f"--out: there is no directory {path.parent}")
+    blocks = -(-cluster.nodes // fabric.nodes_per_block)
+    if blocks > DRAWING_LIMIT_BLOCKS:
+        most = DRAWING_LIMIT_BLOCKS * fabric.nodes_per_block * cluster.node.gpus
+        raise InfeasibleError(
+            f"{cluster.name} has {blocks:,} blocks side by side, too many to tell apart in a drawing (limit "
+            f"{DRAWING_LIMIT_BLOCKS}); draw a part of it with --gpus, up to {most}"
+        )

@@ -1,0 +1,210 @@
+"""Verbs that hold predictions against measurements, and fit constants to them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from hdpsim.errors import UserInputError
+from hdpsim.experiments.verbs.result import Result
+from hdpsim.experiments.verbs.values import Names, Progress, names_of, quiet, whole
+
+_MOST_WORKERS = 8
+"""Processes of a calibration: more start longer than they save."""
+
+
+def validate(
+    records: str | Path | None = None,
+    *,
+    memory: bool = False,
+    calibration: str | Path | None = None,
+    kernels: str | Path | None = None,
+    steps: str | Path | None = None,
+    scenario: str | Path | None = None,
+    without: Iterable[str] = (),
+    residuals: str | Path | None = None,
+    progress: Progress = quiet,
+) -> Result:
+    """How good are the predictions, on the published runs that are shipped or on your own?
+
+        hdpsim.validate("runs.csv").to_frame()[["record", "measured", "predicted", "error"]]
+
+    Args:
+        records: CSV of training runs (docs/explanation/validation.md); default: the published ones shipped.
+        memory: judge peak memory and out-of-memory verdicts instead of time.
+        calibration: constants for the GPUs of the file's generation, such as `calibrate` writes.
+        kernels: table of single kernels and collectives to predict instead of runs.
+        steps: measured steps with their documents (JSON lines) to predict instead of runs.
+        scenario: with *steps*: how steps were run that do not say it themselves.
+        without: rules about software to leave out: `["inferred"]`, or switches such as `["nemo.tp_overlap"]`.
+        residuals: file for features and log errors of the runs judged: what bands of predictions rest on.
+        progress: shows how far it is.
+
+    Raises:
+        UserInputError: a file that cannot be used; the message says where.
+    """
+    if steps is not None and (records, memory, kernels, residuals, tuple(without)) != (
+        None,
+        False,
+        None,
+        None,
+        (),
+    ):
+        raise UserInputError("--steps goes with --scenario, --calibration, --out and --json only")
+    if scenario is not None and steps is None:
+        raise UserInputError("--scenario goes with --steps; --scenario-of prints the scenario of a record")
+    if kernels is not None and (records is not None or memory or residuals is not None):
+        raise UserInputError("--kernels goes with --calibration and --json only")
+    rules = _left_out(without)
+    if rules and (kernels is not None or residuals is not None):
+        raise UserInputError("--without goes with predictions of runs, and not with --write-residuals")
+    if memory and residuals is not None:
+        raise UserInputError("--write-residuals is about time, not --memory")
+    constants = _text(calibration)
+    with progress("predicting") as shown:
+        if kernels is not None:
+            from hdpsim.experiments.validation import kernels as of_kernels
+
+            return Result(document=of_kernels.run(str(kernels), constants))
+        if steps is not None:
+            from hdpsim.experiments.validation import steps as of_steps
+
+            return Result(
+                document=of_steps.run(
+                    str(steps), scenario=_text(scenario), calibration=constants, report=shown
+                )
+            )
+        from hdpsim.experiments.bands.residuals import check_residuals
+        from hdpsim.experiments.validation import run as of_runs
+
+        if residuals is not None:
+            check_residuals(str(residuals), "--write-residuals")
+        return Result(
+            document=of_runs.run(
+                _text(records),
+                memory=memory,
+                calibration=constants,
+                residuals=_text(residuals),
+                without=rules,
+                report=shown,
+            )
+        )
+
+
+def _left_out(without: Iterable[str]) -> frozenset[str]:
+    from hdpsim.experiments.software.rules import left_out
+
+    names = (without,) if isinstance(without, str) else tuple(without)
+    return left_out(names) if names else frozenset()
+
+
+def _text(path: str | Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def calibrate(
+    records: str | Path | None = None,
+    *,
+    gpu: str,
+    output: str | Path,
+    kernels: Iterable[str | Path] = (),
+    runs: bool = True,
+    start: str | Path | None = None,
+    constants: Names | None = None,
+    workers: int | None = None,
+    progress: Progress = quiet,
+) -> Result:
+    """Which constants of a GPU generation do measurements tell, and how well? Writes a calibration.
+
+        hdpsim.calibrate("runs.csv", gpu="h100", output="mine.yaml")
+        hdpsim.simulate("my_run.yaml", {"calibration": "mine.yaml"})
+
+    Args:
+        records: CSV of training runs; default: the published ones shipped.
+        gpu: GPU of the catalog whose generation is fitted.
+        output: calibration (.yaml) to write.
+        kernels: tables of measured kernels to fit on first.
+        runs: whether to fit on runs; else on kernels only.
+        start: calibration to begin with; default: the shipped one.
+        constants: names to fit; default: all that the measurements determine.
+        workers: processes; default: one per core, at most 8.
+        progress: shows how far it is.
+
+    Raises:
+        UserInputError: a file that cannot be used; the message says where.
+        InfeasibleError: the measurements do not determine the constants; the message says which would.
+    """
+    from hdpsim.experiments.calibration.file import check_calibration_file
+    from hdpsim.experiments.calibration.run import calibrate as fit
+
+    whole("workers", workers, "workers")
+    check_calibration_file(str(output), "--output")
+    if records is not None and not runs:
+        raise UserInputError("--no-runs takes no RECORDS.csv")
+    tables = [kernels] if isinstance(kernels, str | Path) else kernels
+    with progress("fitting") as shown:
+        document = fit(
+            _text(records),
+            gpu,
+            str(output),
+            kernels=tuple(map(str, tables)),
+            runs=runs,
+            start=_text(start),
+            constants=None if constants is None else names_of("--constants", constants),
+            workers=workers or min(_MOST_WORKERS, os.cpu_count() or 1),
+            report=shown,
+        )
+    return Result(document=document)
+
+
+def reproduce(
+    paper: str,
+    *,
+    cells: str | Path | None = None,
+    figures: Iterable[int] = (),
+    batches: int | None = None,
+    residuals: str | Path | None = None,
+    progress: Progress = quiet,
+) -> Result:
+    """How close are the predictions to what a paper published?
+
+        hdpsim.reproduce("bytescale", batches=1).to_frame()[["model", "strategy", "measured", "predicted", "error"]]
+
+    Args:
+        paper: `"bytescale"` or `"megascale"`.
+        cells: CSV of other cells than the paper's.
+        figures: numbers of the only figures to reproduce, where a paper's figures are; default: everything.
+        batches: global batches of each prediction, where a paper averages over batches.
+        residuals: file for features and log errors of the cells.
+        progress: shows how far it is.
+
+    Raises:
+        UserInputError: an unknown paper, or a file that cannot be used.
+    """
+    from hdpsim.cost_models.reading.fields import did_you_mean
+    from hdpsim.experiments.bands.residuals import check_residuals
+    from hdpsim.experiments.papers.folder import paper_folder, paper_names
+    from hdpsim.experiments.papers.paper import load_paper
+    from hdpsim.experiments.papers.paper import reproduce as reproduce_paper
+
+    if paper not in paper_names():
+        known = paper_names()
+        raise UserInputError(
+            f"{paper}: no such paper{did_you_mean(paper, known)}; there are {', '.join(known)}"
+        )
+    whole("batches", batches, "batches")
+    if batches is not None and "batches" not in paper_folder(paper).setup:
+        raise UserInputError(f"batches: {paper} does not average over batches")
+    if residuals is not None:
+        check_residuals(str(residuals), "--write-residuals")
+    with progress("reproducing") as shown:
+        document = reproduce_paper(
+            load_paper(paper),
+            _text(cells),
+            figures=tuple(figures),
+            batches=batches,
+            residuals=_text(residuals),
+            report=shown,
+        )
+    return Result(document=document)

@@ -1,0 +1,122 @@
+"""Verbs that look at the network of a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from hdpsim.errors import InfeasibleError, QuantityError, UserInputError
+from hdpsim.experiments.scenario.overrides import GivenOverrides, override_texts
+from hdpsim.experiments.verbs.result import Result
+from hdpsim.experiments.verbs.values import whole
+from hdpsim.quoting import quoted
+
+if TYPE_CHECKING:
+    from hdpsim.experiments.scenario.scenario import ScenarioSource
+
+Pattern = Literal["permutation", "ring", "all-reduce", "all-to-all", "incast"]
+
+
+def fabric(
+    source: ScenarioSource,
+    overrides: GivenOverrides = (),
+    *,
+    gpus: int | None = None,
+    drawing: str | Path | None = None,
+) -> Result:
+    """What does the network give GPUs at every distance?
+
+        hdpsim.fabric("llama3-24k").to_frame()[["name", "bytes_per_s_per_gpu"]]
+
+    Args:
+        source: a scenario, or the name or file of a cluster.
+        overrides: keys to change, as `--set` does: `{"cluster.fabric.leaf_oversubscription": 2}`.
+        gpus: as many GPUs of it instead of all.
+        drawing: .png or .svg to draw it into.
+
+    Raises:
+        UserInputError: what was given is wrong; the message says what is allowed.
+        InfeasibleError: too large to draw; the message says which part can be.
+    """
+    from hdpsim.cost_models.network.graph import count_devices
+    from hdpsim.experiments.fabrics import fabric as study
+    from hdpsim.experiments.fabrics.clusters import named_cluster
+    from hdpsim.experiments.scenario.references import cluster_of_size
+
+    whole("gpus", gpus, "gpus")
+    cluster, network = named_cluster(source, override_texts(overrides))
+    if gpus is not None:
+        cluster = cluster_of_size(cluster, gpus)
+    if drawing is not None:
+        study.check_drawing(cluster, str(drawing))
+    tiers = study.tiers_of(cluster, network)
+    devices = count_devices(cluster)
+    if drawing is not None:
+        from hdpsim.experiments.output.fabric_plot import draw_fabric
+
+        draw_fabric(cluster, str(drawing), network)
+    path = None if drawing is None else str(drawing)
+    return Result(document=study.fabric_document(cluster, tiers, devices, path), found=cluster)
+
+
+def flows(
+    source: ScenarioSource,
+    overrides: GivenOverrides = (),
+    *,
+    pattern: Pattern = "permutation",
+    group: int | None = None,
+    size: str = "1GB",
+    gpus: int | None = None,
+    seed: int = 0,
+    top: int = 5,
+) -> Result:
+    """What do flows that meet leave each other? All GPUs send at once.
+
+        hdpsim.flows("llama-7b-1k-github", pattern="all-to-all", gpus=64).to_dict()["slowest_s"]
+
+    Args:
+        source: a scenario, or the name or file of a cluster.
+        overrides: keys to change, as `--set` does: `{"cluster.fabric.routing": "ecmp"}`.
+        pattern: who sends to whom: permutation, ring, all-reduce, all-to-all, incast.
+        group: GPUs of every group, or senders of an incast; default: all GPUs for a ring or an all-reduce, two nodes
+            for an all-to-all, 8 senders.
+        size: what every GPU sends, or holds.
+        gpus: as many GPUs of the cluster instead of all.
+        seed: of the hashes and the permutation.
+        top: links, and meetings, shown.
+
+    Raises:
+        UserInputError: what was given is wrong; the message says what is allowed.
+        InfeasibleError: one GPU has nobody to send to.
+    """
+    from hdpsim.cost_models.network.links import Links
+    from hdpsim.cost_models.reading.units import parse_quantity
+    from hdpsim.experiments.fabrics.clusters import named_cluster
+    from hdpsim.experiments.fabrics.flows import flows_document
+    from hdpsim.experiments.scenario.references import cluster_of_size
+    from hdpsim.experiments.studies.traffic_patterns import try_pattern
+
+    if pattern not in get_args(Pattern):
+        raise UserInputError(
+            f"pattern must be one of {', '.join(get_args(Pattern))}, got {quoted(str(pattern))}"
+        )
+    for name, value in (("gpus", gpus), ("group", group)):
+        whole(name, value, "gpus")
+    whole("seed", seed, "seed")
+    if top not in range(1, 1001):
+        raise UserInputError(f"top must be a whole number from 1 to 1000, got {top}")
+    cluster, network = named_cluster(source, override_texts(overrides))
+    if gpus is not None:
+        cluster = cluster_of_size(cluster, gpus)
+    try:
+        size_bytes = parse_quantity(size, "bytes")
+    except QuantityError as error:
+        raise UserInputError(f"--size: expected bytes such as 64MB: {error}") from None
+    if cluster.gpus < 2:
+        raise InfeasibleError("one GPU has nobody to send to")
+    if group is None:
+        usual = {"all-to-all": 2 * cluster.node.gpus, "incast": min(8, cluster.gpus - 1)}
+        group = min(usual.get(pattern, cluster.gpus), cluster.gpus)
+    links = Links.of(cluster, network, seed=seed)
+    trial = try_pattern(links, pattern, group=group, size_bytes=size_bytes, seed=seed)
+    return Result(document=flows_document(trial, top), found=trial)

@@ -1,0 +1,457 @@
+"""Verbs that answer what to run, on what, and what a change would buy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from hdpsim.errors import HdpSimError, InfeasibleError, OwnPlanError, StrategyError, UserInputError
+from hdpsim.experiments.scenario.overrides import GivenOverrides, override_texts
+from hdpsim.experiments.scenario.scenario import ScenarioSource, load_scenario
+from hdpsim.experiments.verbs.result import Result
+from hdpsim.experiments.verbs.running import Target
+from hdpsim.experiments.verbs.values import (
+    Counts,
+    Names,
+    Progress,
+    changes_of,
+    counts_of,
+    names_of,
+    quiet,
+    seconds_of,
+    share_of,
+    strategy_names,
+    tokens_of,
+    whole,
+)
+
+if TYPE_CHECKING:
+    from hdpsim.experiments.planning.goal import Goal
+    from hdpsim.experiments.sweeps.run import SweepRun
+
+Objective = Literal["tokens_per_s", "usd_per_token", "time_to_train", "energy"]
+Aim = Literal["gpus", "usd"]
+
+_REASONS_SHOWN = 10
+
+
+def plan(
+    scenario: ScenarioSource,
+    overrides: GivenOverrides = (),
+    *,
+    gpus: Counts = (),
+    gpu_types: Names = (),
+    objective: Objective = "tokens_per_s",
+    tokens: Target = None,
+    budget: str | float | None = "60s",
+    headroom: str | float | None = None,
+    searched: Iterable[str] = (),
+    top: int = 5,
+    batches: int | None = None,
+    workers: int | None = None,
+    engine: str | None = None,
+    progress: Progress = quiet,
+) -> Result:
+    """Which layout and strategy is best on these GPUs, and why?
+
+        best = hdpsim.plan("llama-3-70b-h100", budget="30s").scenario
+        hdpsim.compare(best)
+
+    Args:
+        scenario: a shipped scenario's name, a path, a dictionary of its keys, or a Scenario.
+        overrides: keys to change, as `--set` does: `{"data.context": "64K tokens"}`. They stay as they are set.
+        gpus: numbers of GPUs, `[1024, 2048]`; default: the scenario's.
+        gpu_types: GPUs of the catalog, `["h100", "b200"]`; default: the scenario's.
+        objective: what is best; `"time_to_train"` needs *tokens*.
+        tokens: time, GPU-hours and cost of training on so many tokens, `"300B"`.
+        budget: time after which nothing new is tried, `"60s"`; None: all is tried.
+        headroom: memory must suffice for so much more than is predicted, `"3%"`; default: what measured peaks say.
+        searched: values that are tried of a key instead of what is usual, `["layout.tp=4,8"]`.
+        top: how many of the best are shown.
+        batches: global batches to average over; default: execution.batches of the scenario.
+        workers: processes; what is found does not depend on it where there is time for all.
+        engine: `"dask://HOST:PORT"` for the workers of a Dask cluster.
+        progress: shows how far it is.
+
+    Returns:
+        A result whose `scenario` is the best one.
+
+    Raises:
+        UserInputError: what was given is wrong; the message says what is allowed.
+        InfeasibleError: nothing that was tried can run; the message says why.
+    """
+    from hdpsim.experiments.parallel.engines import engine_of
+    from hdpsim.experiments.planning import plan as study
+
+    if objective not in get_args(Objective):
+        allowed = ", ".join(get_args(Objective))
+        raise UserInputError(f"objective must be one of {allowed}, got {objective!r}")
+    if top not in range(1, 101):
+        raise UserInputError(f"top must be a whole number from 1 to 100, got {top}")
+    whole("workers", workers, "workers")
+    changes = override_texts(overrides)
+    options: dict[str, Any] = {
+        "gpus": counts_of("gpus", gpus) if gpus else (),
+        "gpu_types": names_of("gpu_types", gpu_types) if gpu_types else (),
+        "objective": objective,
+        "budget_s": seconds_of("budget", budget),
+        "headroom": _headroom(headroom),
+        "searched": tuple(searched),
+        "tokens": tokens_of(tokens),
+    }
+    checked, own_reason = study.open_scenario(scenario, changes)
+    with progress("planning", "layouts") as shown:
+        found = study.plan(
+            checked,
+            own_reason=own_reason,
+            pinned=changes,
+            batches=batches,
+            count=top,
+            workers=workers,
+            engine=engine_of(engine, workers) if engine else None,
+            progress=shown,
+            **options,
+        )
+    return Result(
+        document=study.plan_document(checked, found, options["tokens"]),
+        scenario=study.planned(checked, found.best[0]),
+        found=found,
+        interrupted=found.interrupted,
+    )
+
+
+def _headroom(value: str | float | None) -> float | None:
+    from hdpsim.experiments.planning.headroom import parse_headroom
+
+    if value is None or isinstance(value, str):
+        return None if value is None else parse_headroom(value)
+    if not 0.0 <= value < 1.0:
+        raise UserInputError(f"headroom: expected a share from 0 to below 1, such as 0.03, got {value}")
+    return float(value)
+
+
+def recommend(
+    scenario: ScenarioSource,
+    target: str | Goal,
+    overrides: GivenOverrides = (),
+    *,
+    gpu_types: Names = (),
+    objective: Aim = "gpus",
+    confidence: float = 0.8,
+    keep_layout: bool = False,
+    budget: str | float | None = "60s",
+    batches: int = 2,
+    progress: Progress = quiet,
+) -> Result:
+    """Which GPUs, and how many, train so many tokens by a date?
+
+        hdpsim.recommend("llama-3-70b-h100", "300B tokens in 30 days", keep_layout=True)
+
+    Failures, restarts and checkpoints are those of the scenario's campaign.
+
+    Args:
+        scenario: a shipped scenario's name, a path, a dictionary of its keys, or a Scenario.
+        target: what has to be done by when, `"300B tokens in 30 days"`.
+        overrides: keys to change, as `--set` does: `{"data.context": "64K tokens"}`. They stay as they are set.
+        gpu_types: GPUs of the catalog, `["h100", "b200"]`; default: the scenario's.
+        objective: the fewest `"gpus"`, or the cheapest (`"usd"`).
+        confidence: probability with which the date has to be met.
+        keep_layout: only data parallelism grows; no layout is searched.
+        budget: time after which nothing new is tried, `"60s"`; None: all is tried.
+        batches: global batches to average a step over.
+        progress: shows how far it is.
+
+    Returns:
+        A result whose `scenario` is the recommended one.
+
+    Raises:
+        UserInputError: what was given is wrong; the message says what is allowed.
+        InfeasibleError: the date cannot be met; the message says what would have to change.
+    """
+    from hdpsim.experiments.planning import recommend as study
+    from hdpsim.experiments.planning.goal import parse_goal
+    from hdpsim.experiments.planning.plan import open_scenario
+    from hdpsim.experiments.planning.recommend_document import recommend_document
+
+    if not 0.01 <= confidence <= 0.99:
+        raise UserInputError(f"confidence must be from 0.01 to 0.99, got {confidence}")
+    if objective not in ("gpus", "usd"):
+        raise UserInputError(f"objective must be gpus or usd, got {objective!r}")
+    whole("batches", batches, "batches")
+    goal = parse_goal(target) if isinstance(target, str) else target
+    types = names_of("gpu_types", gpu_types) if gpu_types else ()
+    budget_s = seconds_of("budget", budget)
+    changes = override_texts(overrides)
+    checked, _ = open_scenario(scenario, (*changes, f"execution.batches={batches}"))
+    with progress("recommending", "types") as shown:
+        found = study.recommend(
+            checked,
+            goal,
+            gpu_types=types,
+            aim=objective,
+            confidence=confidence,
+            keep_layout=keep_layout,
+            pinned=changes,
+            budget_s=budget_s,
+            progress=shown,
+        )
+    return Result(document=recommend_document(found), scenario=found.best.scenario, found=found)
+
+
+def check(
+    scenario: ScenarioSource,
+    overrides: GivenOverrides = (),
+    *,
+    batches: int | None = None,
+    tokens: Target = None,
+    progress: Progress = quiet,
+) -> Result:
+    """What is wrong with this scenario, what does it cost, and which change helps?
+
+        better = hdpsim.check("llama-7b-1k-github", batches=1).scenario
+
+    Every change is simulated on the same batches; only what fits and gains is recommended.
+
+    Args:
+        scenario: a shipped scenario's name, a path, a dictionary of its keys, or a Scenario.
+        overrides: keys to change, as `--set` does: `{"layout.tp": 4}`.
+        batches: global batches to average over; default: execution.batches of the scenario.
+        tokens: what is wasted in money when training on so many tokens, `"300B"`.
+        progress: shows how far it is.
+
+    Returns:
+        A result whose `scenario` has all changes that gain together.
+
+    Raises:
+        UserInputError: what was given is wrong; the message says what is allowed.
+        InfeasibleError: it cannot run; the message says why, and which change makes it run.
+    """
+    from hdpsim.experiments.planning import check as study
+    from hdpsim.experiments.planning.check_document import check_document
+    from hdpsim.experiments.planning.repair import explained
+
+    changes, target = override_texts(overrides), tokens_of(tokens)
+    with progress("checking") as shown:
+        try:
+            checked = load_scenario(scenario, changes)
+            found = study.check(checked, batches, shown)
+        except InfeasibleError as error:
+            raise explained(error, scenario, changes) from None
+    return Result(
+        document=check_document(found, target), scenario=checked.with_changes(found.together), found=found
+    )
+
+
+def check_strategy(
+    strategy: str | Callable[..., object],
+    overrides: GivenOverrides = (),
+    *,
+    scenario: ScenarioSource = "quickstart-8gpu",
+    ranks: int = 16_384,
+    progress: Progress = quiet,
+) -> Result:
+    """Does a strategy keep every promise of a plan, on every kind of batch?
+
+        hdpsim.check_strategy("my_module:my_strategy", ranks=64).error is None
+
+    Args:
+        strategy: `"module:function"`, an installed name, or the function itself (of a module that can be imported).
+        overrides: keys of the scenario to change, as `--set` does.
+        scenario: whose model, nodes and keys are taken; GPUs, stages, context and capacity are the cases' own.
+        ranks: cases of at most so many ranks.
+        progress: shows how far it is.
+
+    Returns:
+        A result whose `error` says which promises are broken; None where all are kept.
+
+    Raises:
+        UserInputError: there is no such strategy, or it cannot be loaded.
+    """
+    from hdpsim.experiments.studies import strategy_check as study
+    from hdpsim.experiments.studies.strategy_check_document import strategy_check_document
+
+    whole("ranks", ranks, "cp")
+    given = strategy if isinstance(strategy, str) else f"{strategy.__module__}:{strategy.__qualname__}"
+    (name,) = strategy_names("MODULE:FUNCTION", [given])
+    checked = load_scenario(scenario, overrides)
+    with progress("checking") as shown:
+        found = study.check_strategy(checked, name, most_ranks=ranks, report=shown)
+    error: HdpSimError | None = None
+    if found.broken:
+        names = ", ".join(one.promise for one in found.broken)
+        error = OwnPlanError(f"strategy {name} breaks what plans promise: {names}")
+    elif not found.kept["runs"]:
+        reasons = "\n".join(f"  {reason}" for reason in list(found.refused)[:5])
+        error = InfeasibleError(f"strategy {name} refuses every case, so nothing was checked:\n{reasons}")
+    document = strategy_check_document(found, checked.name)
+    return Result(document=document, scenario=checked, found=found, error=error)
+
+
+def scale(
+    scenario: ScenarioSource,
+    gpus: Counts,
+    overrides: GivenOverrides = (),
+    *,
+    weak: bool = False,
+    strategies: Names | None = None,
+    batches: int | None = None,
+    progress: Progress = quiet,
+) -> Result:
+    """What do more GPUs buy?
+
+        hdpsim.scale("quickstart-8gpu", [8, 16, 32], batches=1).plot()
+
+    Args:
+        scenario: a shipped scenario's name, a path, a dictionary of its keys, or a Scenario.
+        gpus: numbers of GPUs.
+        overrides: keys to change, as `--set` does: `{"layout.tp": 4}`.
+        weak: the global batch grows with the GPUs; default: it stays the same.
+        strategies: names; default: the scenario's.
+        batches: global batches to average over; default: execution.batches of the scenario.
+        progress: shows how far it is.
+
+    Raises:
+        UserInputError: what was given is wrong; the message says what is allowed.
+        InfeasibleError: nothing of it can run; the message says why.
+    """
+    from hdpsim.experiments.studies import scale as study
+
+    counts = counts_of("gpus", gpus)
+    names = None if strategies is None else strategy_names("strategies", strategies)
+    checked = load_scenario(scenario, overrides)
+    with progress("scaling") as shown:
+        scaling = study.scale(
+            checked,
+            counts,
+            names or (checked.strategy.name,),
+            weak=weak,
+            batches=batches,
+            report=shown,
+            baseline=True,
+        )
+    return Result(document=study.scaling_document(scaling, checked), scenario=checked, found=scaling)
+
+
+def whatif(
+    scenario: ScenarioSource,
+    changes: Mapping[str, object] | Iterable[str | Mapping[str, object]] = (),
+    *,
+    strategies: Names | None = None,
+    tornado: str | float | None = None,
+    batches: int | None = None,
+    progress: Progress = quiet,
+) -> Result:
+    """What does each change buy, alone and together, and which inputs matter?
+
+        hdpsim.whatif("quickstart-8gpu", {"layout.tp": 1, "data.context": "64K tokens"}, batches=1)
+
+    Args:
+        scenario: a shipped scenario's name, a path, a dictionary of its keys, or a Scenario.
+        changes: what to try: one key a change, `{"layout.tp": 4}`; or a list whose members change one key or several,
+            `["layout.tp=4", {"layout.tp": 4, "layout.pp": 2}]`.
+        strategies: names; default: the scenario's.
+        tornado: move every numeric input down and up by this share instead, `"10%"`, on one batch.
+        batches: global batches to average over; default: execution.batches of the scenario.
+        progress: shows how far it is.
+
+    Raises:
+        UserInputError: what was given is wrong; the message says what is allowed.
+        InfeasibleError: the scenario itself cannot run; the message says why.
+    """
+    from hdpsim.experiments.studies import tornado as inputs
+    from hdpsim.experiments.studies import whatif as study
+
+    tried = changes_of(changes)
+    if tornado is not None:
+        if tried or strategies is not None or batches is not None:
+            raise UserInputError(
+                "--tornado goes without --set, --strategies and --batches: it moves every input of "
+                "the scenario on one batch"
+            )
+        share = share_of("tornado", tornado)
+        assert share is not None
+        checked = load_scenario(scenario)
+        with progress("simulating") as shown:
+            moved = inputs.tornado(checked, share, shown)
+        return Result(document=inputs.tornado_document(checked, moved), scenario=checked, found=moved)
+    if not tried:
+        raise UserInputError("whatif needs at least one change: --set key=value, or --tornado")
+    names = () if strategies is None else strategy_names("strategies", strategies)
+    checked = load_scenario(scenario)
+    with progress("simulating") as shown:
+        variants = study.whatif(checked, tried, batches, shown, names)
+        best = study.best_of_base(variants)
+    return Result(document=study.whatif_document(checked, variants, best), scenario=checked, found=variants)
+
+
+def sweep(
+    sweep: str | Path | Mapping[str, object],
+    overrides: GivenOverrides = (),
+    *,
+    dry_run: bool = False,
+    store: str | Path | None = None,
+    workers: int | None = None,
+    engine: str | None = None,
+    progress: Progress = quiet,
+) -> Result:
+    """Which of many combinations is best, and how do they compare?
+
+        hdpsim.sweep({"base": "quickstart-8gpu", "grid": {"layout.tp": [1, 2, 4]}}, {"execution.batches": 1})
+
+    Finished results are kept: a sweep that was interrupted goes on where it stopped, and a repeated one costs nothing.
+
+    Args:
+        sweep: a sweep file, a shipped sweep's name, or a dictionary with a base scenario and axes (grid, zip, list).
+        overrides: keys to change in every combination, as `--set` does.
+        dry_run: say how many simulations it would be, and about how long.
+        store: folder where results are kept; default: hdpsim/results in your cache folder.
+        workers: processes; the result does not depend on it.
+        engine: `"dask://HOST:PORT"` for the workers of a Dask cluster.
+        progress: shows how far it is.
+
+    Returns:
+        A result whose `error` says why no combination can run, or which failed; None where all is well.
+
+    Raises:
+        UserInputError: what was given is wrong; the message says what is allowed.
+    """
+    from hdpsim.experiments.parallel.engines import engine_of
+    from hdpsim.experiments.sweeps import run as study
+    from hdpsim.experiments.sweeps.cells import expand
+    from hdpsim.experiments.sweeps.file import load_sweep
+    from hdpsim.experiments.sweeps.report import estimate_document, sweep_document
+    from hdpsim.experiments.sweeps.store import ResultStore, default_store
+
+    whole("workers", workers, "workers")
+    read = load_sweep(sweep)
+    cells = expand(read, override_texts(overrides))
+    kept = ResultStore(str(store) if store is not None else default_store())
+    chosen = engine_of(engine, workers)
+    if dry_run:
+        with chosen:
+            estimate = study.estimate_sweep(cells, kept, chosen.slots)
+        return Result(document=estimate_document(read.name, estimate), found=estimate)
+    with progress("sweeping", "simulations") as shown:
+        run = study.run_sweep(read, cells, kept, chosen, shown)
+    return Result(
+        document=sweep_document(run, str(Path(kept.folder).absolute())),
+        found=run,
+        error=None if run.interrupted else _sweep_error(run),
+        interrupted=run.interrupted,
+    )
+
+
+def _sweep_error(run: SweepRun) -> HdpSimError | None:
+    """What is wrong with a sweep that has ended: own strategies that break, or nothing that can run."""
+    from hdpsim.experiments.studies.report import one_line
+
+    kinds: dict[str, type[HdpSimError]] = {"bad strategy": StrategyError, "bad plan": OwnPlanError}
+    for status, kind in kinds.items():
+        found = dict.fromkeys(one_line(result.reason) for result in run.results if result.status == status)
+        if found:
+            return kind("\n".join(list(found)[:_REASONS_SHOWN]))
+    if run.count("ok") or run.count("failed"):
+        return None
+    reasons = list(dict.fromkeys(one_line(result.reason) for result in run.results))[:_REASONS_SHOWN]
+    return InfeasibleError("no cell can run:\n" + "\n".join(f"  {reason}" for reason in reasons))

@@ -1,0 +1,325 @@
+"""Verbs that play a step, a run or a recorded job, and say where its time goes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hdpsim.errors import UserInputError
+from hdpsim.experiments.scenario.overrides import GivenOverrides, override_texts
+from hdpsim.experiments.scenario.scenario import ScenarioSource, load_scenario
+from hdpsim.experiments.verbs.result import Result
+from hdpsim.experiments.verbs.values import (
+    Names,
+    Progress,
+    quiet,
+    share_of,
+    tokens_of,
+    variant_names,
+    whole,
+)
+
+if TYPE_CHECKING:
+    from hdpsim.experiments.scenario.scenario import Scenario
+    from hdpsim.experiments.studies.compare import Outcome
+
+Target = str | float | None
+"""Tokens to train on: `"300B"`, 3e11, or None."""
+
+
+def simulate(
+    scenario: ScenarioSource,
+    overrides: GivenOverrides = (),
+    *,
+    batches: int | None = None,
+    replications: int | None = None,
+    steps: int | None = None,
+    timeline: str | None = None,
+    tokens: Target = None,
+    progress: Progress = quiet,
+) -> Result:
+    """How long is one step, and where does the time go?
+
+        result = hdpsim.simulate("quickstart-8gpu", {"layout.tp": 4}, batches=2)
+        result.to_frame()["step_s"]
+
+    Args:
+        scenario: a shipped scenario's name, a path, a dictionary of its keys, or a Scenario.
+        overrides: keys to change, as `--set` does: `{"layout.tp": 4}`.
+        batches: global batches to average over; default: execution.batches of the scenario.
+        replications: play the same plans so often with other machines and moments.
+        steps: play the first so many batches one after the other on one clock instead.
+        timeline: file (.json, .json.gz) for every operation of the first step, or with *steps* of the run.
+        tokens: time, GPU-hours and cost of training on so many tokens, `"300B"`.
+        progress: shows how far it is.
+
+    Raises:
+        UserInputError: what was given is wrong; the message says what is allowed.
+        InfeasibleError: it cannot run; the message says why.
+    """
+    from hdpsim.experiments.output.files import check_out_file
+    from hdpsim.experiments.studies.compare import compare as compare_strategies
+    from hdpsim.experiments.studies.compare_report import simulate_document, target_of
+    from hdpsim.experiments.studies.replications import replicate
+
+    if timeline is not None:
+        check_out_file(timeline, "--timeline", (".json", ".json.gz"))
+    target_tokens = tokens_of(tokens)
+    whole("replications", replications, "replications")
+    changes = override_texts(overrides)
+    if steps is not None:
+        if batches is not None or tokens is not None:
+            raise UserInputError(
+                "--steps: give neither --batches nor --tokens with it, which speak of single steps"
+            )
+        return _many_steps(load_scenario(scenario, changes), steps, replications, timeline, progress)
+    if timeline is not None:
+        changes = (*changes, "execution.executor=engine")  # the replay knows no single operations
+    checked = load_scenario(scenario, changes)
+    with progress("simulating") as shown:
+        result = compare_strategies(
+            checked, (checked.strategy.name,), batches, shown, spans=timeline is not None, links=True
+        )
+    with progress("replicating") as shown:
+        again = replicate(result, replications, shown) if replications else ()
+    target = target_of(result, result.base, target_tokens)
+    lines = [] if target is None else [target.price.note]
+    if timeline is not None:
+        lines.append(_write_timeline(timeline, result.base, checked.name))
+    return Result(
+        document=simulate_document(result, target, again), scenario=checked, found=result, lines=tuple(lines)
+    )
+
+
+def _many_steps(
+    scenario: Scenario, steps: int, replications: int | None, timeline: str | None, progress: Progress
+) -> Result:
+    from hdpsim.experiments.studies.many_steps import simulate_many
+    from hdpsim.experiments.studies.many_steps_report import many_steps_document
+    from hdpsim.experiments.studies.replications import replicate_runs, with_replications
+
+    whole("steps", steps, "batches")
+    with progress("simulating") as shown:
+        run = simulate_many(scenario, steps, shown, record=timeline is not None)
+    lines: tuple[str, ...] = ()
+    if timeline is not None:
+        from hdpsim.experiments.output.run_timeline import write_run_timeline
+
+        lines = (write_run_timeline(timeline, run.record, title=f"{scenario.name}, {run.strategy}"),)
+    with progress("replicating") as shown:
+        again = replicate_runs(scenario, steps, replications, shown) if replications else ()
+    document = with_replications(many_steps_document(run), again)
+    return Result(document=document, scenario=scenario, found=run, lines=lines)
+
+
+def _write_timeline(path: str, outcome: Outcome, name: str) -> str:
+    from hdpsim.experiments.output.timeline import write_timeline
+    from hdpsim.experiments.studies.links_seen import SeenLinks, link_lanes
+
+    spans = outcome.results[0].spans
+    assert spans is not None  # the engine was told to record them
+    seen = SeenLinks.of(outcome)
+    lanes = link_lanes(seen) if seen else []
+    summary = write_timeline(path, spans, title=f"{name}, {outcome.strategy}", links=lanes)
+    left_out = f" ({summary.note})" if summary.note else ""
+    return f"wrote {path}: {summary.slices:,} slices of {len(summary.ranks):,} ranks{left_out}" + (
+        f", and {len(lanes)} links" if lanes else ""
+    )
+
+
+def compare(
+    scenario: ScenarioSource,
+    overrides: GivenOverrides = (),
+    *,
+    strategies: Names | None = None,
+    batches: int | None = None,
+    replications: int | None = None,
+    tokens: Target = None,
+    progress: Progress = quiet,
+) -> Result:
+    """Which strategy is fastest, by how much, and why?
+
+        result = hdpsim.compare("quickstart-8gpu", strategies=["static", "hdp-opt"], batches=2)
+        result.to_frame()[["strategy", "tokens_per_s", "speed_up"]]
+
+    All strategies see the same global batches; the first one is the base of the speed-ups.
+
+    Args:
+        scenario: a shipped scenario's name, a path, a dictionary of its keys, or a Scenario.
+        overrides: keys to change, as `--set` does: `{"layout.tp": 4}`.
+        strategies: names, variants such as `"static(cp=8)"`, one's own as `"my_module:function"`; default: static and
+            HDP of all planners.
+        batches: global batches to average over; default: execution.batches of the scenario.
+        replications: play the same plans so often with other machines and moments.
+        tokens: time, GPU-hours and cost of training on so many tokens, `"300B"`.
+        progress: shows how far it is.
+
+    Raises:
+        UserInputError: what was given is wrong; the message says what is allowed.
+        InfeasibleError: no strategy can run; the message says why.
+    """
+    from hdpsim.experiments.studies import compare as study
+    from hdpsim.experiments.studies.compare_report import compare_document
+    from hdpsim.experiments.studies.replications import replicate
+
+    chosen = study.DEFAULT_STRATEGIES if strategies is None else variant_names(strategies)
+    target = tokens_of(tokens)
+    whole("replications", replications, "replications")
+    checked = load_scenario(scenario, overrides)
+    with progress("comparing") as shown:
+        comparison = study.compare(checked, chosen, batches, shown, links=True, baseline=True)
+    with progress("replicating") as shown:
+        again = replicate(comparison, replications, shown) if replications else ()
+    return Result(document=compare_document(comparison, target, again), scenario=checked, found=comparison)
+
+
+def explain(scenario: ScenarioSource, overrides: GivenOverrides = (), *, term: str | None = None) -> Result:
+    """Where does every second of the predicted step come from?
+
+        hdpsim.explain("quickstart-8gpu", term="tp_all_gather")
+
+    Args:
+        scenario: a shipped scenario's name, a path, a dictionary of its keys, or a Scenario.
+        overrides: keys to change, as `--set` does: `{"layout.tp": 4}`.
+        term: one term (`"tp_communication"`) or one part of it (`"gemm_qkv"`), with its formula, the numbers that went
+            in, and where its constants come from; default: all terms with their seconds.
+
+    Raises:
+        UserInputError: what was given is wrong; the message says what is allowed.
+        InfeasibleError: it cannot run; the message says why.
+    """
+    from hdpsim.experiments.explaining.explain import explain as explain_step
+    from hdpsim.experiments.explaining.text import explain_document
+
+    checked = load_scenario(scenario, overrides)
+    explained = explain_step(checked)
+    return Result(document=explain_document(checked, explained, term), scenario=checked, found=explained)
+
+
+def replay(
+    scenario: ScenarioSource,
+    overrides: GivenOverrides = (),
+    *,
+    trace: str | Path | None = None,
+    column: str | None = None,
+    steps: int | None = None,
+    until: str | float | None = None,
+    workers: int | None = None,
+    progress: Progress = quiet,
+) -> Result:
+    """How fast does training go through a whole data set, streamed, step by step?
+
+        result = hdpsim.replay("quickstart-8gpu", trace="debian-code", steps=20)
+        result.to_frame()[["step", "step_s", "tokens_per_s"]]
+
+    Args:
+        scenario: a shipped scenario's name, a path, a dictionary of its keys, or a Scenario.
+        overrides: keys to change, as `--set` does: `{"layout.tp": 4}`.
+        trace: a file of any size, or the name of a shipped trace; default: data.trace of the scenario.
+        column: the column of that file with the lengths.
+        steps: how many; default: all of the data.
+        until: stop once the 95 % interval of the mean is within this share of it, `"1%"` or 0.01.
+        workers: processes; the result does not depend on it.
+        progress: shows how far it is.
+
+    Raises:
+        UserInputError: what was given is wrong; the message says what is allowed.
+        InfeasibleError: it cannot run; the message says why.
+    """
+    from hdpsim.experiments.datasets.replay import replay_dataset
+    from hdpsim.experiments.datasets.report import replay_document
+    from hdpsim.experiments.parallel.engines import LocalEngine
+
+    whole("steps", steps, "steps")
+    whole("workers", workers, "workers")
+    share = share_of("until", until)
+    checked = load_scenario(scenario, (*_of_trace(trace, column), *override_texts(overrides)))
+    with progress("replaying", "steps") as shown:
+        played = replay_dataset(checked, LocalEngine(workers), steps=steps, until=share, report=shown)
+    return Result(
+        document=replay_document(played),
+        scenario=checked,
+        found=played,
+        error=played.error,
+        interrupted=played.stopped == "interrupted",
+    )
+
+
+def _of_trace(trace: str | Path | None, column: str | None) -> tuple[str, ...]:
+    """The changes for another trace; relative paths start in the current directory."""
+    if trace is None:
+        if column is not None:
+            raise UserInputError("--column names a column of --trace FILE: give both")
+        return ()
+    name = os.path.abspath(trace) if os.path.isfile(trace) else str(trace)
+    return override_texts(
+        {"data.trace": name} if column is None else {"data.trace": name, "data.trace.column": column}
+    )
+
+
+def replay_ops(trace: str | Path, meta: str | Path, *, progress: Progress = quiet) -> Result:
+    """Play the recorded operations of a real job: how close is the prediction, and what made the job slow?
+
+        hdpsim.replay_ops("operations.parquet", "job.yaml")
+
+    Args:
+        trace: .parquet or .csv with one row per operation (docs/how-to/recorded_jobs.md).
+        meta: YAML with the degrees of the job.
+        progress: shows how far it is.
+
+    Raises:
+        UserInputError: a file that cannot be used; the message says where.
+    """
+    from hdpsim.experiments.jobs.report import job_document
+    from hdpsim.experiments.jobs.trace import read_recorded_job
+    from hdpsim.simulator.recorded.graph import link_operations
+    from hdpsim.simulator.recorded.whatif import analyse
+
+    graph = link_operations(read_recorded_job(trace, meta))
+    with progress("replaying") as shown:
+        analysis = analyse(graph, shown)
+    return Result(document=job_document(graph, analysis), found=analysis)
+
+
+def campaign(
+    scenario: ScenarioSource,
+    overrides: GivenOverrides = (),
+    *,
+    duration: str | None = None,
+    tokens: Target = None,
+    seeds: int | None = None,
+    workers: int | None = None,
+    progress: Progress = quiet,
+) -> Result:
+    """How much of a weeks-long run is left after failures, restarts and checkpoints?
+
+        hdpsim.campaign("campaign-llama3-16k", duration="30d", seeds=4).to_dict()["ettr"]
+
+    Args:
+        scenario: a shipped scenario's name, a path, a dictionary of its keys, or a Scenario.
+        overrides: keys to change, as `--set` does: `{"campaign.checkpoint_interval": "30min"}`.
+        duration: wall-clock time, `"30d"`; default: campaign.duration of the scenario.
+        tokens: run until it has so many tokens instead, `"300B"`.
+        seeds: runs to average over; default: campaign.seeds of the scenario.
+        workers: processes; the result does not depend on it.
+        progress: shows how far it is.
+
+    Raises:
+        UserInputError: what was given is wrong; the message says what is allowed.
+        InfeasibleError: it cannot run; the message says why.
+    """
+    from hdpsim.experiments.campaigns.report import campaign_document
+    from hdpsim.experiments.campaigns.run import run_campaign
+
+    if duration is not None and tokens is not None:
+        raise UserInputError("give either --duration or --tokens: so many tokens take as long as they take")
+    whole("seeds", seeds, "seeds")
+    whole("workers", workers, "workers")
+    asked = {"campaign.duration": duration, "campaign.seeds": seeds}
+    own = override_texts({key: value for key, value in asked.items() if value is not None})
+    target = tokens_of(tokens)
+    checked = load_scenario(scenario, (*override_texts(overrides), *own))
+    with progress("simulating runs") as shown:
+        study = run_campaign(checked, folder=checked.folder, workers=workers, tokens=target, report=shown)
+    return Result(document=campaign_document(checked, study), scenario=checked, found=study)

@@ -1,0 +1,131 @@
+"""What people give a verb in Python: numbers, or texts as the options of the commands take them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+from hdpsim.cost_models.reading.units import parse_quantity
+from hdpsim.errors import QuantityError, ScenarioError, UserInputError
+from hdpsim.experiments.output.words import parse_target
+from hdpsim.experiments.scenario.overrides import override_texts
+from hdpsim.experiments.scenario.schema import strategy_name
+from hdpsim.experiments.studies.strategy_variants import read_variants, split_variants
+from hdpsim.quoting import quoted
+from hdpsim.ranges import RANGES, check
+
+Progress = Callable[..., AbstractContextManager[Callable[..., None]]]
+"""`with progress(label, unit) as shown:` shows how far some work is, which calls `shown(done, total)`."""
+
+Names = str | Iterable[str]
+Counts = int | str | Iterable[int]
+
+
+@contextmanager
+def quiet(_label: str, _unit: str = "") -> Iterator[Callable[..., None]]:
+    """Progress that shows nothing."""
+    yield lambda *_told, **_more: None
+
+
+def whole(name: str, value: int | None, kind: str) -> None:
+    """Refuse what is no whole number of that *kind* (see `hdpsim.ranges`); nothing is fine."""
+    if value is not None:
+        check(kind, value, name)
+
+
+def tokens_of(value: str | float | None) -> float | None:
+    """Tokens as `"300B"` or a number."""
+    if value is None:
+        return None
+    return parse_target(value if isinstance(value, str) else f"{value:.0f}", "tokens")
+
+
+def seconds_of(name: str, value: str | float | None) -> float | None:
+    """A time as `"10min"` or seconds; None and "none": no limit."""
+    if value is None or value == "none":
+        return None
+    if not isinstance(value, str):
+        if not value >= 0:
+            raise UserInputError(f"{name}: expected a time of at least 0 s, got {value}")
+        return float(value)
+    try:
+        return parse_quantity(value, "time")
+    except QuantityError as error:
+        raise UserInputError(f"{name}: expected a time such as 60s or 10min, or none: {error}") from None
+
+
+def share_of(name: str, value: str | float | None) -> float | None:
+    """A share between 0 and 1 as `"1%"` or a number."""
+    if value is None:
+        return None
+    text = str(value).strip()
+    try:
+        share = float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
+    except ValueError:
+        share = 0.0
+    if not 0.0 < share < 1.0:
+        raise UserInputError(
+            f"{name}: expected a share between 0 and 100 % such as 1% or 0.01, got {quoted(text)}"
+        )
+    return share
+
+
+def names_of(name: str, value: Names) -> tuple[str, ...]:
+    """Different names, in a list or with commas between them."""
+    parts = tuple(part.strip() for part in (value.split(",") if isinstance(value, str) else value))
+    if not all(parts) or len(set(parts)) != len(parts):
+        shown = value if isinstance(value, str) else ", ".join(parts)
+        raise UserInputError(f"{name}: expected different names separated by commas, got {quoted(shown)}")
+    return parts
+
+
+def counts_of(name: str, value: Counts) -> tuple[int, ...]:
+    """Different numbers of GPUs, in a list or with commas between them."""
+    parts: Sequence[object]
+    if isinstance(value, str):
+        texts = [part.strip() for part in value.split(",")]
+        longest = len(str(RANGES["gpus"].high))
+        fine = all(text.isascii() and text.isdecimal() and len(text) <= longest for text in texts)
+        parts = [int(text) for text in texts] if fine else [None]
+    else:
+        parts = [value] if isinstance(value, int) else list(value)
+    counts = tuple(part for part in parts if isinstance(part, int) and RANGES["gpus"].holds(part))
+    if len(counts) != len(parts):
+        raise UserInputError(
+            f"{name}: expected whole numbers from {RANGES['gpus']} separated by commas (1024,2048), got "
+            f"{quoted(str(value))}"
+        )
+    twice = [count for index, count in enumerate(counts) if count in counts[:index]]
+    if twice:
+        raise UserInputError(f"{name}: {twice[0]} is given more than once in {quoted(str(value))}")
+    return counts
+
+
+def changes_of(given: str | Iterable[str | Mapping[str, object]] | Mapping[str, object]) -> tuple[str, ...]:
+    """Changes to try one by one, each of one key or of several: `["layout.tp=4", {"layout.tp": 4, "layout.pp": 2}]`.
+
+    A mapping alone is one change a key.
+    """
+    if isinstance(given, str | Mapping):
+        return override_texts(given)
+    return tuple(one if isinstance(one, str) else ",".join(override_texts(one)) for one in given)
+
+
+def strategy_names(name: str, value: Names) -> tuple[str, ...]:
+    """Names of strategies that exist."""
+    names = names_of(name, value)
+    problems: list[tuple[str, str]] = []
+    for one in names:
+        try:
+            strategy_name(one)
+        except ValueError as error:
+            problems.append(("", str(error)))
+    if problems:
+        raise ScenarioError(tuple(problems), name)
+    return names
+
+
+def variant_names(value: Names) -> tuple[str, ...]:
+    """The same with variants such as static(cp=8), each under the name of its row."""
+    parts = split_variants(value) if isinstance(value, str) else tuple(value)
+    return tuple(variant.label for variant in read_variants(parts))
