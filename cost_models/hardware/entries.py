@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import cache
 from types import NoneType
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -258,7 +259,7 @@ def _source(fields: Fields) -> str:
 
 def _built(fields: Fields, kind: type[Entry], **given: Any) -> Entry | None:
     """The entry of *given* values and the other keys; None when something was noted: stand-ins are no entry."""
-    hints = get_type_hints(kind, include_extras=True)
+    hints = _hints(kind)
     others = (item for item in dataclasses.fields(kind) if item.name not in given)
     given |= {item.name: _read(fields, item, hints[item.name], kind) for item in others}
     result: Entry | None = None
@@ -270,6 +271,11 @@ def _built(fields: Fields, kind: type[Entry], **given: Any) -> Entry | None:
                 fields.problems.add(fields.dotted(key), text)
     fields.finish()
     return result if fields.sound else None
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
 
 
 def _read(fields: Fields, item: dataclasses.Field[Any], hint: Any, kind: type) -> Any:

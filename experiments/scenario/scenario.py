@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -404,9 +405,15 @@ def _place(where: Callable[[str], str] | None, changed: frozenset[str]) -> Calla
 
 
 def _section(values: Mapping[str, object], section: str) -> dict[str, Any]:
+    return {name: values[key] for key, name in _fields_of(section) if key in values}
+
+
+@cache
+def _fields_of(section: str) -> tuple[tuple[str, str], ...]:
+    """The keys of a section, each with the field that it sets."""
     prefix = f"{section}."
-    own = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
-    return {FIELDS.get(name, name): value for name, value in own.items()}
+    own = ((key, key.removeprefix(prefix)) for key in KEYS if key.startswith(prefix))
+    return tuple((key, FIELDS.get(name, name)) for key, name in own)
 
 
 def _left_to_software(document: Mapping[str, object] | None, values: Mapping[str, object]) -> frozenset[str]:
@@ -414,8 +421,14 @@ def _left_to_software(document: Mapping[str, object] | None, values: Mapping[str
     if not values["software"]:
         return frozenset()
     written = {f"{section}.{key}" for section in ("layout", "memory") for key in _written(document, section)}
-    decided = (key for key in KEYS if key.startswith(("layout.", "memory.")) and key != "memory.must_fit")
-    return frozenset(decided) - written
+    return _decided_by_software() - written
+
+
+@cache
+def _decided_by_software() -> frozenset[str]:
+    return frozenset(
+        key for key in KEYS if key.startswith(("layout.", "memory.")) and key != "memory.must_fit"
+    )
 
 
 def _resolved_json(values: Mapping[str, object], left_out: frozenset[str]) -> str:
