@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTHON ?=
 TEST_WORKERS ?= 2
 
-.PHONY: help venv demo test test-fast bench calibrations lint format types layers readme check clean
+.PHONY: help venv demo test test-fast bench calibrations lint format types layers readme dist check clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -75,7 +75,10 @@ layers: $(VENV)/.installed-dev ## who may import whom
 readme: $(VENV)/.installed-dev ## run the commands of README.md and of the tutorial
 	$(BIN)/python tools/check_readme.py README.md docs/tutorial/own_lengths.md
 
-check: lint types layers test readme ## everything a change must pass
+dist: $(VENV)/.installed-dev ## build sdist and wheel, install them in clean environments and try them there
+	$(BIN)/python tools/check_dist.py
+
+check: lint types layers test readme dist ## everything a change must pass
 
 clean: ## remove caches and build products (keeps .venv and runs)
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .grimp_cache build dist

@@ -36,6 +36,7 @@ Believe:
     validate        how good are the predictions, on published runs or on mine?
     calibrate       which constants do my measurements tell?
     reproduce       how close are the predictions to what a paper published?
+    doctor          is this installation sound?
 
 Read: load_scenario, load_trace, read_trace, and of the catalog model, gpu, node, cluster, calibration. `strategy` makes
 a strategy of a function. Below the verbs are the parts they are made of: Setup, Layout, Plan, PlanBuilder, StepResult,
@@ -61,6 +62,7 @@ __all__ = [
     "check_strategy",
     "cluster",
     "compare",
+    "doctor",
     "explain",
     "fabric",
     "flows",
@@ -140,6 +142,7 @@ if TYPE_CHECKING:
     from hdpsim.errors import UserInputError as UserInputError
     from hdpsim.experiments.scenario.scenario import Scenario as Scenario
     from hdpsim.experiments.scenario.scenario import load_scenario
+    from hdpsim.experiments.verbs.doctor import doctor
     from hdpsim.experiments.verbs.evidence import calibrate, reproduce, validate
     from hdpsim.experiments.verbs.network import fabric, flows
     from hdpsim.experiments.verbs.planning import check, check_strategy, plan, recommend, scale, sweep, whatif
@@ -182,6 +185,7 @@ _HOME = {
     "cluster": "hdpsim.cost_models.hardware.catalog",
     "cluster_of": "hdpsim.cost_models.hardware.catalog",
     "compare": "hdpsim.experiments.verbs.running",
+    "doctor": "hdpsim.experiments.verbs.doctor",
     "explain": "hdpsim.experiments.verbs.running",
     "fabric": "hdpsim.experiments.verbs.network",
     "flows": "hdpsim.experiments.verbs.network",

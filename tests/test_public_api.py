@@ -16,8 +16,8 @@ import pytest
 import hdpsim
 
 VERBS = {
-    "calibrate", "campaign", "check", "check_strategy", "compare", "explain", "fabric", "flows", "plan", "recommend",
-    "replay", "replay_ops", "reproduce", "scale", "simulate", "sweep", "validate", "whatif",
+    "calibrate", "campaign", "check", "check_strategy", "compare", "doctor", "explain", "fabric", "flows", "plan",
+    "recommend", "replay", "replay_ops", "reproduce", "scale", "simulate", "sweep", "validate", "whatif",
 }  # fmt: skip
 SHOWN = VERBS | {
     "Result", "__version__", "calibration", "cluster", "gpu", "load_scenario", "load_trace", "model", "node",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -39,6 +40,23 @@ def test_the_wheel_holds_one_package_with_all_data(wheel: Path) -> None:
     }
     assert shipped == own | inner
     assert {"hdpsim/py.typed", *(f"hdpsim/{package}/py.typed" for package in INNER)} <= shipped
+
+
+@pytest.mark.slow
+def test_a_wheel_built_from_the_source_distribution_is_the_same(wheel: Path, tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path), "-t"]
+    subprocess.run([*build, "sdist"], cwd=ROOT, capture_output=True, check=True)
+    (sdist,) = tmp_path.glob("hdpsim-*.tar.gz")
+    with tarfile.open(sdist) as packed:
+        packed.extractall(tmp_path / "source", filter="data")
+    (source,) = (tmp_path / "source").iterdir()
+    subprocess.run([*build, "wheel"], cwd=source, capture_output=True, check=True)
+    (again,) = tmp_path.glob("hdpsim-*.whl")
+    first, second = (
+        {one.filename: one.CRC for one in zipfile.ZipFile(path).infolist() if "RECORD" not in one.filename}
+        for path in (wheel, again)
+    )
+    assert first == second
 
 
 @pytest.mark.slow

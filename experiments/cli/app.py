@@ -19,6 +19,7 @@ import click
 
 from hdpsim import interrupts
 from hdpsim.errors import HdpSimError, InfeasibleError, UserInputError
+from hdpsim.experiments.cli.examples import epilog
 from hdpsim.quoting import message
 
 VERBS = {
@@ -28,6 +29,7 @@ VERBS = {
     "trace": "files", "replay-ops": "running", "campaign": "running", "reproduce": "evidence",
     "validate": "evidence", "calibrate": "evidence", "scenarios": "files", "schema": "files", "catalog": "files",
     "fabric": "files", "flows": "files", "import": "files", "export": "files", "new": "files",
+    "doctor": "files", "completion": "files",
 }  # fmt: skip
 """Every verb in the order of the help text, and the folder here of its module, which holds its click command as
 `command`."""
@@ -64,6 +66,9 @@ class _Verbs(click.Group):
             return None
         module = cmd_name.replace("-", "_") + ("_" if iskeyword(cmd_name) else "")
         command: click.Command = import_module(f"{__package__}.{VERBS[cmd_name]}.{module}").command
+        command.epilog = epilog(cmd_name)
+        for name, part in getattr(command, "commands", {}).items():
+            part.epilog = epilog(f"{cmd_name} {name}")
         return command
 
     def invoke(self, ctx: click.Context) -> object:

@@ -17,6 +17,8 @@ from hdpsim.quoting import printable
 from hdpsim.ranges import RANGES
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from hdpsim.experiments.output.document import Document, Table
     from hdpsim.experiments.scenario.scenario import Scenario
     from hdpsim.experiments.verbs.result import Result
@@ -31,13 +33,44 @@ def whole_number(kind: str) -> click.IntRange:
     return click.IntRange(int(allowed.low), int(allowed.high))
 
 
-scenario_argument: Decorator = click.argument("scenario", metavar="SCENARIO")
+def _scenarios(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Shipped scenarios, and files."""
+    from click.shell_completion import CompletionItem
+
+    from hdpsim.experiments.scenario.scenario import scenario_names
+
+    names = [CompletionItem(name) for name in scenario_names() if name.startswith(typed)]
+    return [*names, CompletionItem(typed, type="file")]
+
+
+def completed_keys(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+    """Keys of scenarios, each with the = after it."""
+    from hdpsim.experiments.scenario.schema import KEYS
+
+    return [f"{key}=" for key in KEYS if key.startswith(typed)]
+
+
+def _strategies(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+    """Strategies, behind those that are there."""
+    from typing import get_args
+
+    from hdpsim.simulator.setup import StrategyName
+
+    before, comma, begun = typed.rpartition(",")
+    known = (
+        name for name in get_args(StrategyName) if name.startswith(begun) and name not in before.split(",")
+    )
+    return [f"{before}{comma}{name}" for name in known]
+
+
+scenario_argument: Decorator = click.argument("scenario", metavar="SCENARIO", shell_complete=_scenarios)
 
 set_option: Decorator = click.option(
     "--set",
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
+    shell_complete=completed_keys,
     help="Change one key of the scenario (dotted, such as layout.tp=4); repeatable.",
 )
 
@@ -118,6 +151,7 @@ variants_option: Decorator = click.option(
     "--strategies",
     metavar="A,B,C",
     callback=_checked_variants,
+    shell_complete=_strategies,
     help="Strategies, the first being the base of the speed-ups; variants as static(cp=32,packing=concatenate) with "
     "keys of layout and strategy; one's own as my_module:function.",
 )
@@ -127,6 +161,7 @@ strategies_option: Decorator = click.option(
     "--strategies",
     metavar="A,B,C",
     callback=_checked_strategies,
+    shell_complete=_strategies,
     help="Strategies, the first being the base of the speed-ups; one's own as my_module:function.",
 )
 

@@ -9,6 +9,7 @@ import click
 from hdpsim.experiments.cli.common import (
     Output,
     batches_option,
+    completed_keys,
     output_options,
     scenario_argument,
     strategies_option,
@@ -32,6 +33,7 @@ def _share(_context: click.Context, _option: click.Parameter, text: str | None) 
     "changes",
     multiple=True,
     metavar="KEY=VALUE[,KEY=VALUE...]",
+    shell_complete=completed_keys,
     help="A change to try, of one key or of several; repeatable.",
 )
 @strategies_option

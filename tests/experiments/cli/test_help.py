@@ -1,0 +1,107 @@
+"""What the command says of itself: help with examples that parse, completion, and the doctor."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import hdpsim
+from hdpsim.experiments.cli.app import VERBS, cli
+from hdpsim.experiments.cli.examples import EXAMPLES, PAGES
+from hdpsim.experiments.verbs import doctor as module
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+ALL = [command for pair in EXAMPLES.values() for command, _ in pair if command.startswith("hdpsim")]
+
+
+def parts_of(verb: str) -> list[str]:
+    command = cli.get_command(click.Context(cli), verb)
+    return [f"{verb} {name}" for name in command.commands] if isinstance(command, click.Group) else []
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_two_examples_and_a_page(verb: str) -> None:
+    shown = CliRunner().invoke(cli, [verb, "--help"]).stdout
+    assert len(EXAMPLES[verb]) == 2
+    for command, what in EXAMPLES[verb]:
+        assert command in shown
+        assert what in shown
+    assert "Exit codes: 0 fine" in shown
+    assert f"docs/{PAGES[verb]}" in shown
+    assert (DOCS / PAGES[verb]).exists()
+
+
+def test_no_example_is_of_a_verb_that_is_gone() -> None:
+    known = {*VERBS, *(part for verb in VERBS for part in parts_of(verb))}
+    assert set(EXAMPLES) <= known
+    assert set(PAGES) == set(VERBS)
+
+
+@pytest.mark.parametrize("example", ALL)
+def test_examples_parse(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    words = shlex.split(example.partition(" > ")[0])[1:]
+    command: click.Command | None = cli
+    while isinstance(command, click.Group):
+        command = command.get_command(click.Context(command), words.pop(0))
+    assert command is not None
+    with command.make_context("hdpsim", words):
+        pass
+
+
+def completed(*words: str) -> set[str]:
+    """What bash is offered behind these words."""
+    environment = {
+        **os.environ, "_HDPSIM_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(("hdpsim", *words)),
+        "COMP_CWORD": str(len(words)),
+    }  # fmt: skip
+    command = [sys.executable, "-c", "from hdpsim.__main__ import main; main()"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return {line.partition(",")[2] for line in done.stdout.splitlines()}
+
+
+def test_a_shell_completes_verbs_scenarios_keys_and_strategies() -> None:
+    assert {"simulate"} <= completed("simul")
+    assert {"quickstart-8gpu", "quick"} == completed("simulate", "quick"), "the last one stands for files"
+    assert {"layout.tp=", "layout.tp_sequence_parallel="} & completed("simulate", "x", "--set", "layout.tp")
+    assert completed("compare", "x", "--strategies", "static,hdp-o") == {"static,hdp-opt"}
+
+
+@pytest.mark.parametrize(
+    ("shell", "words"), [("bash", "complete -o"), ("zsh", "#compdef"), ("fish", "complete --no")]
+)
+def test_completion_prints_a_script(shell: str, words: str) -> None:
+    done = CliRunner().invoke(cli, ["completion", shell])
+    assert done.exit_code == 0
+    assert words in done.stdout
+    assert "_HDPSIM_COMPLETE" in done.stdout
+
+
+def test_the_doctor_finds_this_installation_sound() -> None:
+    done = CliRunner().invoke(cli, ["doctor", "--json"])
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["sound"]
+    checks = {row["what"]: row["ok"] for row in found["checks"]}
+    for name in ("numpy", "catalog", "executors agree", "above its lower bound", "accounts sum to the step"):
+        assert checks[name], name
+    assert "This installation is sound." in repr(hdpsim.doctor())
+
+
+def test_the_doctor_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "lower_bound_s", lambda setup, lengths: 1e6)
+    monkeypatch.setattr(module, "_requirements", lambda: ["no-such-package>=1", "neither; extra == 'report'"])
+    done = CliRunner().invoke(cli, ["doctor"])
+    assert done.exit_code == 1
+    assert "no-such-package: is missing; above its lower bound: -100.0%" in done.stderr
+    assert "pip install 'hdpsim[report]' would" in done.stdout
+    assert "WRONG" in done.stdout
