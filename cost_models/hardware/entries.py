@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from functools import cache
 from types import NoneType
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -259,7 +258,9 @@ def _source(fields: Fields) -> str:
 
 def _built(fields: Fields, kind: type[Entry], **given: Any) -> Entry | None:
     """The entry of *given* values and the other keys; None when something was noted: stand-ins are no entry."""
-    hints = _hints(kind)
+    if kind not in _HINTS:
+        _HINTS[kind] = get_type_hints(kind, include_extras=True)
+    hints = _HINTS[kind]
     others = (item for item in dataclasses.fields(kind) if item.name not in given)
     given |= {item.name: _read(fields, item, hints[item.name], kind) for item in others}
     result: Entry | None = None
@@ -273,9 +274,8 @@ def _built(fields: Fields, kind: type[Entry], **given: Any) -> Entry | None:
     return result if fields.sound else None
 
 
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
+_HINTS: dict[type, dict[str, Any]] = {}
+"""Annotations of kinds of entries, which take a millisecond to work out."""
 
 
 def _read(fields: Fields, item: dataclasses.Field[Any], hint: Any, kind: type) -> Any:
