@@ -81,6 +81,7 @@ RANGES: Mapping[str, Range] = {
     "ep": Range(1, 65_536, "ranks", "no more than experts"),
     "prefetch_steps": Range(1, 1000, "steps"),
     "buckets": Range(1, 4096, "buckets"),
+    "outlier_queues": Range(0, 16, "queues"),
     "dp": Range(1, 10_000_000, "ranks"),
     "shard_ranks": Range(1, 10_000_000, "ranks"),
     "bucket_parameters": Range(1.0, 1e12, "parameters"),

@@ -59,6 +59,9 @@ class StrategyOptions(Checked):
     speed_aware: bool = True
     """HDP on nodes of several kinds: ranks get sequences by their speed and memory; off: as if all were the slowest."""
 
+    outlier_queues: Annotated[int, RANGES["outlier_queues"]] = 0
+    """wlb-llm: queues in which long documents wait for later batches, until every micro-batch can get one; 0: none."""
+
     estimate_error: Share = 0.0
     """HDP, one's own: coefficient of variation of the planner's estimates of time, by length; steps take the truth."""
 

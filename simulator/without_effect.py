@@ -198,6 +198,8 @@ def _of_hdp(options: StrategyOptions, name: str) -> Iterator[Rule]:
     if options.name != "hdp-balance" or not (options.balancing and options.dynamic_groups):
         why = name if options.name != "hdp-balance" else "balancing or dynamic_groups is false"
         yield f"{why}, which fills no buckets", _keys("strategy", "buckets delta mode")
+    waits = options.name == "wlb-llm" and options.dynamic_groups
+    yield "" if waits else f"{name}, in which no document waits", _keys("strategy", "outlier_queues")
     if options.name in OF_PAPERS and options.dynamic_groups:
         yield (
             f"{name}, which packs by work",

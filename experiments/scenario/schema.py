@@ -117,6 +117,7 @@ KEYS: Mapping[str, Key] = {
     "strategy.mode": Key(parse=choice(get_args(BalanceMode)), default="auto"),
     "strategy.remote_data_loading": Key(parse=boolean, default=True),
     "strategy.speed_aware": Key(parse=boolean, default=True),
+    "strategy.outlier_queues": Key(parse=integer(RANGES["outlier_queues"]), default=0),
     "strategy.estimate_error": Key(parse=number(RANGES["share"]), default=0.0),
     "memory.must_fit": Key(parse=boolean, default=True),
     "memory.cuda_context": _kept_bytes(_LEAN.cuda_context_bytes),

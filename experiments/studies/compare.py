@@ -20,6 +20,7 @@ from hdpsim.simulator.hidden_settings import hidden_settings
 from hdpsim.simulator.lower_bound import lower_bound_s
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import StepResult, settled_degree, simulate_step
+from hdpsim.simulator.strategies.outlier_queues import delayed_batches
 
 if TYPE_CHECKING:
     from hdpsim.experiments.scenario.data_use import DataUse, Drawn
@@ -246,6 +247,7 @@ def run_setup(
         links: record every link in the first batch (flows only).
         independent: whether the batches are independent samples.
     """
+    batches = strategy_batches(setup, batches)
     known: dict[tuple[bytes, int], StepResult] = {}
     results: list[StepResult] = []
     try:
@@ -272,6 +274,14 @@ def run_setup(
         setup=setup,
         lengths=tuple(batches),
     )
+
+
+def strategy_batches(setup: Setup, batches: Sequence[Lengths]) -> Sequence[Lengths]:
+    """The batches that the setup's strategy trains on: those drawn, unless long documents wait for later ones."""
+    queues = setup.strategy.outlier_queues
+    if setup.strategy.name != "wlb-llm" or not queues:
+        return batches
+    return delayed_batches(batches, queues, setup.context_tokens)
 
 
 def _mesh(setup: Setup, results: Sequence[StepResult]) -> Mesh | None:

@@ -15,7 +15,7 @@ from hdpsim.experiments.output.statistics import FEWEST, Estimate
 from hdpsim.experiments.output.throughput import RunningThroughput
 from hdpsim.experiments.parallel.dispatch import dispatch
 from hdpsim.experiments.parallel.engines import LocalEngine
-from hdpsim.experiments.studies.compare import Lengths, Report, silent
+from hdpsim.experiments.studies.compare import Lengths, Report, silent, strategy_batches
 from hdpsim.simulator.run.clock import RunStep, run_of
 from hdpsim.simulator.run.options import RunOptions
 from hdpsim.simulator.run.prepared import PreparedStep, prepare_step
@@ -210,14 +210,14 @@ def simulate_many(
         InfeasibleError: a step cannot run, or finds no room on the hosts.
     """
     drawn, setup = scenario.draw(steps), scenario.setup()
+    batches = strategy_batches(setup, drawn.lengths)
     keys = [
-        (lengths.tobytes(), setup.at_step(number).execution.step)
-        for number, lengths in enumerate(drawn.lengths)
+        (lengths.tobytes(), setup.at_step(number).execution.step) for number, lengths in enumerate(batches)
     ]
     first = {key: number for number, key in reversed(list(enumerate(keys)))}
-    tasks = [(number, drawn.lengths[number]) for number in sorted(first.values())]
+    tasks = [(number, batches[number]) for number in sorted(first.values())]
     prepare = partial(
-        _prepare, setup=setup, options=scenario.run, mesh_degree=settled_degree(setup, drawn.lengths[0])
+        _prepare, setup=setup, options=scenario.run, mesh_degree=settled_degree(setup, batches[0])
     )
     found = _in_order(prepare, tasks, parallel=_is_small(setup) and len(tasks) >= FEWEST_IN_PARALLEL)
 
