@@ -10,6 +10,7 @@ from hdpsim.arrays import Bools, Floats, Ints
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.strategies.buckets import bucket_sizes, equal_chunks
+from hdpsim.simulator.strategies.integer_programme import least
 from hdpsim.simulator.strategies.plan_builder import PlanBuilder
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
@@ -233,8 +234,6 @@ class _Programme:
 
     def _whole(self, makespan_s: float) -> tuple[Ints, Ints] | None:
         """Groups of every size and [buckets, sizes] sequences that end by then, on as few ranks as that takes."""
-        from scipy.optimize import Bounds, LinearConstraint, milp
-
         buckets, sizes = self.work_s.shape
         size = np.array(self.times.sizes, dtype=np.float64)
         counts = np.bincount(self.bucket, minlength=buckets).astype(np.float64)
@@ -251,19 +250,17 @@ class _Programme:
         most = np.concatenate(
             [np.where(usable, counts[:, None], 0.0).ravel(), self.times.problem.ranks // size]
         )
-        answer = milp(
+        answer = least(
             np.concatenate([np.zeros(buckets * sizes), size]),
-            integrality=np.ones(len(most)),
-            bounds=Bounds(0.0, most),
-            constraints=[
-                LinearConstraint(placed, counts, counts),
-                LinearConstraint(np.vstack([time, memory]), -np.inf, 0.0),
-            ],
-            options={"node_limit": NODES, "mip_rel_gap": 0.02},
+            np.ones(len(most), dtype=np.bool_),
+            most,
+            [(placed, counts, counts), (np.vstack([time, memory]), -np.inf, 0.0)],
+            node_limit=NODES,
+            mip_rel_gap=0.02,
         )
-        if answer.x is None:
+        if answer is None:
             return None
-        whole = np.round(answer.x).astype(np.int64)
+        whole = np.round(answer).astype(np.int64)
         groups = whole[-sizes:]
         if groups @ np.array(self.times.sizes) > self.times.problem.ranks:
             return None

@@ -114,3 +114,9 @@ def test_faster_than_groups_of_one_size() -> None:
         for cp in (4, 8)
     ]
     assert flexible.step_s < min(equal)
+
+
+def test_the_solver_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    plan_flexsp(problem(np.random.default_rng(3).integers(10, 4096, 80).tolist()))
+    print("said")
+    assert capfd.readouterr().out == "said\n"
