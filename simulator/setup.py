@@ -46,6 +46,9 @@ class StrategyOptions(Checked):
     """HDP: communicate only where a sequence needs it. Off: every sequence uses the static CP group."""
     selective_offloading: bool = True
     """HDP: activations of long sequences may go to host memory, so that they need fewer ranks (Equation 3)."""
+    offload_ratio: Share | None = None
+    """HDP: share of a long sequence's activations that group sizes count on going to host memory; None = as much as its
+    compute hides, in groups that keep it off the critical path (Equation 3)."""
     balancing: bool = True
     """hdp-balance, hdp-opt: equalise work over ranks (off = hdp-naive)."""
     buckets: Annotated[int, RANGES["buckets"]] = 16

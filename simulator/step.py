@@ -46,6 +46,7 @@ from hdpsim.simulator.step_memory import (
     capacity_tokens,
     check_fits,
     fit_notes,
+    hosted_tokens,
     kind_notes,
     memory_of,
     plan_memory,
@@ -252,6 +253,7 @@ def _problem(setup: Setup, lengths: Ints, capacities: Sequence[tuple[Setup, int]
             context_tokens=setup.context_tokens,
             cost=micro_batch_cost(kind),
             options=setup.strategy,
+            hosted_tokens=hosted_tokens(kind, micro_batch_cost(kind), capacity),
         )
         for kind, capacity in capacities
     )

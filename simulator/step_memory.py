@@ -12,6 +12,10 @@ from hdpsim.cost_models.hardware.mixed import MixedCluster
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.activations import activation_bytes_per_token_layer
 from hdpsim.cost_models.memory.report import MemoryReport, memory_report, rank_capacity_tokens, refill_s
+from hdpsim.cost_models.memory.states import state_bytes
+from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
+from hdpsim.cost_models.transformer.parameters import stage_contents
+from hdpsim.cost_models.transformer.stages import in_flight_passes
 from hdpsim.errors import OutOfMemoryError
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.execution import Execution
@@ -70,6 +74,35 @@ def memory_of(
         overheads=setup.memory.overheads,
         sequence_tokens=sequence_tokens,
     )
+
+
+def hosted_tokens(setup: Setup, cost: MicroBatchCost, capacity: int) -> float:
+    """Tokens of a sequence that a rank can hold while its host has room for what it offloads.
+
+        C + room of a GPU on its host / (bytes a token and layer x layers in flight)
+
+    A rank that holds t tokens keeps C of them on its GPUs and sends what the others keep in all layers to the host.
+    Counted: optimizer states on the host; as many micro-batches in flight as fill the pipeline.
+    Ignored: batches loaded ahead and copies of checkpoints (`simulate --steps` has them).
+    """
+    if setup.strategy.name == "static" or not setup.memory.must_fit:
+        return np.inf
+    layout, node = setup.layout, setup.cluster.node
+    stages = range(layout.parallel.pp)
+    states = max(
+        state_bytes(setup.model, layout, setup.ranks, stage, setup.memory.overheads).on_host
+        for stage in stages
+    )
+    contents = stage_contents(setup.model, layout)
+    in_flight = max(
+        sum(
+            count * part.layers
+            for count, part in zip(in_flight_passes(layout, stage), contents[stage], strict=True)
+        )
+        for stage in stages
+    )
+    room = max(0.0, node.host_memory_bytes / node.gpus - states)
+    return capacity + room / (cost.activation_bytes_per_token * in_flight)
 
 
 def plan_memory(setup: Setup, plan: Plan, stage: int | None = None) -> MemoryReport:

@@ -156,7 +156,9 @@ def _of_strategy(setup: Setup, largest_group: int | None) -> Iterator[Rule]:
     options = setup.strategy
     name = f"strategy is {options.name}"
     if options.name == "static":
-        parts = "dynamic_groups selective_offloading balancing remote_data_loading estimate_error"
+        parts = (
+            "dynamic_groups selective_offloading offload_ratio balancing remote_data_loading estimate_error"
+        )
         yield f"{name}, they are parts of HDP", _keys("strategy", parts)
     else:
         yield f"{name}, not static", _keys("strategy", "activation_offload")
@@ -203,7 +205,7 @@ def _of_hdp(options: StrategyOptions, name: str) -> Iterator[Rule]:
     if options.name in OF_PAPERS and options.dynamic_groups:
         yield (
             f"{name}, which packs by work",
-            _keys("strategy", "packing padding balancing selective_offloading"),
+            _keys("strategy", "packing padding balancing selective_offloading offload_ratio"),
         )
         yield f"{name}, whose groups are all ranks" if options.name == "distca" else "", _layout("cp")
     elif options.name != "static" and options.dynamic_groups:
@@ -217,8 +219,13 @@ def _of_hdp(options: StrategyOptions, name: str) -> Iterator[Rule]:
         elif options.packing != "concatenate":
             yield f"{name}, which tries all packers that keep sequences whole", _keys("strategy", "packing")
         yield f"{name}, whose groups are dynamic", _layout("cp")
+        kept = "" if options.selective_offloading else "selective_offloading is false"
+        yield (
+            "its plans say what is offloaded" if options.is_own else kept,
+            _keys("strategy", "offload_ratio"),
+        )
     elif options.name != "static":
-        yield "dynamic_groups is false", _keys("strategy", "selective_offloading")
+        yield "dynamic_groups is false", _keys("strategy", "selective_offloading offload_ratio")
         yield "dynamic_groups is false, which leaves HDP the static mesh", _keys("strategy", "name")
 
 

@@ -80,6 +80,8 @@ class Node(Checked):
     nic_bytes_per_s: Bandwidth
     """Line rate of one NIC, per direction."""
     host_memory_bytes: Bytes
+    host_link_gpus: Count = 1
+    """GPUs behind one link to the host: they share its rate (a PCIe switch with one up-link)."""
     nvlink_sharp: bool = False
     """NVSwitch reduces in the network (NVLS), from Hopper on."""
     board_gpus: Annotated[int, RANGES["board_gpus"]] | None = None
@@ -98,6 +100,11 @@ class Node(Checked):
     Source: Latif et al., arXiv 2412.08602: 8 H100 at most 8.4 kW, 1.5 x 5.6 (rated 10.2 kW, 1.82 x 5.6).
     """
     source: str = ""
+
+    @property
+    def host_link_bytes_per_s_per_gpu(self) -> float:
+        """What one GPU gets of its link to the host when all GPUs copy in one direction."""
+        return self.gpu.host_link_bytes_per_s / min(self.host_link_gpus, self.gpus)
 
     @property
     def nic_bytes_per_s_per_gpu(self) -> float:

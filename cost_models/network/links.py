@@ -14,7 +14,7 @@ Links of a kind follow each other, in the order of what they belong to:
     nic-out, nic-in        NIC to leaf and back                                   one per NIC
     leaf-up, leaf-down     leaf to spines and back                                per up-link; ideal routing: per leaf
     spine-up, spine-down   a pod's spines to the core and back                    per up-link; ideal routing: per pod
-    host-out, host-in      GPU to host memory and back (host-both: both together) one per GPU
+    host-out, host-in      GPUs to host memory and back (host-both: both together) one per PCIe switch (host_link_gpus)
     memory                 host memory                                            one per node
     storage                remote storage                                         one
 """
@@ -34,7 +34,7 @@ from hdpsim.arrays import Floats, Ints, offsets_of
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware.degraded import degraded_links
 from hdpsim.cost_models.hardware.mixed import MixedCluster
-from hdpsim.cost_models.hardware.parts import Cluster
+from hdpsim.cost_models.hardware.parts import Cluster, Node
 from hdpsim.cost_models.network.fabric import check_fabric
 from hdpsim.cost_models.network.graph import count_devices
 from hdpsim.cost_models.network.routes import RouteBuilder
@@ -174,6 +174,7 @@ class Links:
         host, both = node.gpu.host_link_bytes_per_s, 2 * node.gpu.host_link_duplex_bytes_per_s
         pcie = max(host, nic * max(1.0, node.nics / node.gpus))
         gpus, nics = cluster.gpus, cluster.nodes * node.nics
+        hosts = cluster.nodes * _host_links(node)
         pairs = gpus * (node.gpus - 1) if node.board_gpus is not None else 0
         leaf_up, spine_up = leaf.switches * leaf.bins, spine.switches * spine.bins
         rows: dict[LinkKind, tuple[int, float]] = {
@@ -182,7 +183,7 @@ class Links:
             "leaf-up": (leaf_up, leaf.capacity_bytes_per_s), "leaf-down": (leaf_up, leaf.capacity_bytes_per_s),
             "spine-up": (spine_up, spine.capacity_bytes_per_s),
             "spine-down": (spine_up, spine.capacity_bytes_per_s),
-            "host-out": (gpus, host), "host-in": (gpus, host), "host-both": (gpus, both),
+            "host-out": (hosts, host), "host-in": (hosts, host), "host-both": (hosts, both),
             "memory": (cluster.nodes, memory_bytes_per_s), "storage": (1, storage_bytes_per_s),
         }  # fmt: skip
         counts = np.array([count for count, _ in rows.values()], dtype=np.int64)
@@ -316,9 +317,11 @@ class Links:
     def host_routes(self, gpus: ArrayLike, direction: Literal["out", "in"]) -> Routes:
         """Copies between GPUs and the memory of their hosts: *out* to the host, *in* from it."""
         numbers = np.atleast_1d(np.asarray(gpus, dtype=np.int64))
-        one_way = self.first[cast(LinkKind, f"host-{direction}")] + numbers
-        memory = self.first["memory"] + numbers // self.cluster.node.gpus
-        columns = np.stack([one_way, self.first["host-both"] + numbers, memory], axis=-1)
+        node = self.cluster.node
+        place, own = np.divmod(numbers, node.gpus)
+        behind = place * _host_links(node) + own // node.host_link_gpus
+        one_way = self.first[cast(LinkKind, f"host-{direction}")] + behind
+        columns = np.stack([one_way, self.first["host-both"] + behind, self.first["memory"] + place], axis=-1)
         return _even_routes(columns)
 
     def storage_routes(self, nodes: ArrayLike) -> Routes:
@@ -326,6 +329,11 @@ class Links:
         numbers = np.atleast_1d(np.asarray(nodes, dtype=np.int64))
         memory = self.first["memory"] + numbers
         return _even_routes(np.stack([memory, np.full_like(memory, self.first["storage"])], axis=-1))
+
+
+def _host_links(node: Node) -> int:
+    """Links of a node between its GPUs and host memory."""
+    return -(-node.gpus // node.host_link_gpus)
 
 
 def _layer(switches: int, total_bytes_per_s: float, up_link_bytes_per_s: float) -> _Layer:

@@ -62,11 +62,11 @@ def blocking_s(size: CheckpointSize, cluster: Cluster) -> float:
 
         t = pause + gpu_bytes / host link
 
-    Counted: all GPUs of a node copy at once (duplex rate of the link not needed: one direction).
+    Counted: all GPUs of a node copy at once in one direction, those behind one link share it.
     Ignored: overlap with the forward pass; serialisation (left to stage 2).
     Source: MegaScale, arXiv 2402.15627 section 4.4 ("several seconds").
     """
-    return PAUSE_S + size.gpu_bytes / cluster.gpu.host_link_bytes_per_s
+    return PAUSE_S + size.gpu_bytes / cluster.node.host_link_bytes_per_s_per_gpu
 
 
 def upload_s(size: CheckpointSize, storage_bytes_per_s: float) -> float:
@@ -94,7 +94,7 @@ def load_s(
     """
     nic = cluster.node.nic_bytes_per_s_per_gpu
     client = size.gpu_bytes / nic
-    to_gpu = size.gpu_bytes / cluster.gpu.host_link_bytes_per_s
+    to_gpu = size.gpu_bytes / cluster.node.host_link_bytes_per_s_per_gpu
     if readers == "every-rank":
         return max(size.all_ranks_bytes / storage_bytes_per_s, client) + to_gpu
     broadcast = size.replicated_bytes / nic if ranks > 1 else 0.0

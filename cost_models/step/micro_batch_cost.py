@@ -20,6 +20,7 @@ from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layout.groups import ContextParallelKind
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.fabric import FabricModel
+from hdpsim.cost_models.step.host_link import offload_bytes_per_s
 from hdpsim.cost_models.step.layer_prices import TERM_ROWS, TERMS, layer_prices
 from hdpsim.cost_models.step.micro_batch import MicroBatches, StepSums
 from hdpsim.cost_models.step.sharded_parameters import ShardedParameters
@@ -59,6 +60,11 @@ class MicroBatchCost:
         self._repeating = bool(self._repeats.any())
         self._of_passes: dict[StageContents, tuple[float, float]] = {}
         self.step_sums: dict[int, StepSums] = {}  # by ranks, filled by step_costs
+
+    @property
+    def offload_bytes_per_s(self) -> float:
+        """Rate of a GPU's activations on their way to the host, or back."""
+        return offload_bytes_per_s(self.cluster, self.layout, self.cal)
 
     @property
     def activation_bytes_per_token(self) -> float:
@@ -216,8 +222,7 @@ class MicroBatchCost:
         ratio = batches.offload_ratio
         if not moving or not ratio.any():
             return np.zeros_like(tokens)
-        gpu = self.cluster.gpu
-        rate = gpu.host_link_duplex_bytes_per_s * self.cal.host_link_efficiency
+        rate = self.offload_bytes_per_s
         transfer = ratio * self.activation_bytes_per_token * tokens / rate
         compute = layers[kind.moe_layers > kind.dense_layers, backward].sum(axis=0)
         return np.asarray(moving * np.maximum(0.0, transfer - compute))

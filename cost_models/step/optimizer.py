@@ -34,7 +34,7 @@ def optimizer_s(parameters: Floats, layout: Layout, cluster: Cluster, cal: Calib
     traffic = STATE_TRAFFIC_BYTES + GRADIENT_READS * layout.precision.gradient_bytes
     if not layout.sharding.optimizer_offload:
         return memory_bound_s(traffic * parameters, cluster.gpu, cal)
-    link = cluster.gpu.host_link_bytes_per_s * cal.host_link_efficiency
+    link = cluster.node.host_link_bytes_per_s_per_gpu * cal.host_link_efficiency
     host = cal.host_memory_bytes_per_s / cluster.node.gpus
     update = (
         traffic - layout.precision.gradient_bytes

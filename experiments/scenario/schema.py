@@ -111,6 +111,7 @@ KEYS: Mapping[str, Key] = {
     "strategy.activation_offload": Key(parse=number(RANGES["share"]), default=0.0),
     "strategy.dynamic_groups": Key(parse=boolean, default=True),
     "strategy.selective_offloading": Key(parse=boolean, default=True),
+    "strategy.offload_ratio": Key(parse=or_word("auto", number(RANGES["share"])), default=None),
     "strategy.balancing": Key(parse=boolean, default=True),
     "strategy.buckets": Key(parse=integer(RANGES["buckets"]), default=16),
     "strategy.delta": Key(parse=number(RANGES["share"]), default=0.02),

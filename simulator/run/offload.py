@@ -63,7 +63,7 @@ def offload_of(setup: Setup, cost: MicroBatchCost, program: Program, timeline: T
     fullest, held = _fullest_node(node, gpus * volume, begin_s, end_s)
     process = stage * program.ranks + rank
     busiest = process == np.bincount(process, volume).argmax()
-    rate = cost.cluster.gpu.host_link_duplex_bytes_per_s * cost.cal.host_link_efficiency
+    rate = cost.offload_bytes_per_s
     took_s = volume[busiest] / rate
     to_host = np.minimum(begin_s[busiest] + took_s, spans.end_s[forward][busiest])
     from_host = np.maximum(end_s[busiest] - took_s, spans.start_s[backward][busiest])

@@ -90,12 +90,15 @@ def choose_groups(
 
     The smallest d that memory allows, offloading what hides behind compute (least_group), is taken unless the
     sequence would then run longer than *offload_limit_s* (never trade a few hops for a new critical path), and at
-    least as many ranks as *limit_s* asks for.
+    least as many ranks as *limit_s* asks for. With strategy.offload_ratio that d is taken whatever time it takes.
     Source: ByteScale (arXiv 2502.21231), Equation 3; the time limits are ours, see docs/explanation/strategies.md.
     """
     plain = smallest_group(problem, lengths, limit_s, _group_without_offload(problem, lengths))
     if not problem.options.selective_offloading:
         return plain, needed_ratio(problem, lengths, plain)
+    if problem.options.offload_ratio is not None:
+        size = least_group(problem, lengths)
+        return size, needed_ratio(problem, lengths, size)
     relaxed = smallest_group(problem, lengths, min(limit_s, offload_limit_s), least_group(problem, lengths))
     cheaper = problem.sequence_s(lengths, relaxed) * relaxed <= problem.sequence_s(lengths, plain) * plain
     size = np.where((relaxed < plain) & cheaper, relaxed, plain)
@@ -132,23 +135,33 @@ def needed_ratio(problem: PlanningProblem, lengths: Ints, group_size: Ints) -> F
 def least_group(problem: PlanningProblem, lengths: Ints) -> Ints:
     """Smallest group on which a sequence fits with offloading that its compute hides (Equation 3 alone).
 
-        r = min(1, t_forward * B / (act * s)),   d = ceil(s / C * [2 + (1 - r)(l - 2)] / l)
+        r = min(1, t_forward * B / (act * s)), or strategy.offload_ratio
+        d = ceil(s / min(C * l / [2 + (1 - r)(l - 2)], tokens that hosts have room for))
 
-    t_forward: a layer's forward of the whole sequence, on one rank; B: host link, both ways busy. Spreading the
+    t_forward: a layer's forward of the whole sequence, on one rank; B: host link (offload_bytes_per_s). Spreading the
     sequence over d ranks divides compute and transfer alike, so r does not depend on d. At most as
     many ranks as can share a sequence.
     """
-    cost, layers = problem.cost, float(problem.cost.busiest_layers)
+    layers = float(problem.cost.busiest_layers)
     without = _group_without_offload(problem, lengths)
     if not problem.options.selective_offloading or layers <= RESIDENT_LAYERS:
         return without
-    rate = cost.cluster.gpu.host_link_duplex_bytes_per_s * cost.cal.host_link_efficiency
+    ratio = _hidden_ratio(problem, lengths, layers)
+    shrink = (RESIDENT_LAYERS + (1.0 - ratio) * (layers - RESIDENT_LAYERS)) / layers
+    held = np.minimum(problem.capacity_tokens / shrink, problem.hosted_tokens)
+    size = np.ceil(lengths / held - 1e-9).astype(np.int64)
+    return np.asarray(np.clip(size, 1, problem.most_ranks))
+
+
+def _hidden_ratio(problem: PlanningProblem, lengths: Ints, layers: float) -> Floats:
+    """What of a sequence's activations can go to the host beside its compute, or what the options say."""
+    cost, given = problem.cost, problem.options.offload_ratio
+    if given is not None:
+        return np.full(len(lengths), given)
     # Forward is a share 1 / 3.5 of the attention and 1 / 3 of the linear work: 0.3 of a layer's total time.
     layer_forward_s = 0.3 * problem.piece_s(lengths) / layers
-    ratio = np.minimum(1.0, layer_forward_s * rate / (cost.activation_bytes_per_token * lengths))
-    shrink = (RESIDENT_LAYERS + (1.0 - ratio) * (layers - RESIDENT_LAYERS)) / layers
-    size = np.ceil(lengths / problem.capacity_tokens * shrink - 1e-9).astype(np.int64)
-    return np.asarray(np.clip(size, 1, problem.most_ranks))
+    rate = cost.offload_bytes_per_s
+    return np.asarray(np.minimum(1.0, layer_forward_s * rate / (cost.activation_bytes_per_token * lengths)))
 
 
 def _group_without_offload(problem: PlanningProblem, lengths: Ints) -> Ints:

@@ -33,6 +33,9 @@ class PlanningProblem:
     """Tokens that packs are filled up to; longer sequences are micro-batches of their own, which may be shared though
     they fit one rank. None = the capacity."""
 
+    hosted_tokens: float = np.inf
+    """Tokens of a sequence that a rank can hold while its host has room for the activations that are offloaded."""
+
     quick: bool = False
     """Fewer drafts of a balanced plan, none of packs of other sizes: for a search that plans its survivors in full."""
 

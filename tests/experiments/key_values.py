@@ -53,6 +53,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "strategy.estimate_error": ("0", "0.1"),
     "strategy.packing": ("in-order", "first-fit", "best-fit", "concatenate"),
     "strategy.activation_offload": ("0", "1"),
+    "strategy.offload_ratio": ("auto", "0.5"),
     "memory.cuda_context": ("0.5GiB", "1GiB"),
     "memory.libraries": ("0.25GiB", "0B"),
     "memory.nccl_per_group": ("0.3GiB", "1GiB"),

@@ -228,6 +228,10 @@ def test_copies_to_the_host() -> None:
     )
     assert together.pattern().burst_bytes_per_s(links) == 40e9
     assert links.host_routes([0, 1, 2, 3], "in").pattern().burst_bytes_per_s(links) == 25e9
+    shared = replace(cluster(2, SMALL), node=replace(cluster(2, SMALL).node, host_link_gpus=2))
+    pairs = Links.of(shared, memory_bytes_per_s=1e12)
+    assert pairs.host_routes([0, 1], "out").pattern().burst_bytes_per_s(pairs) == 55e9 / 2
+    assert pairs.host_routes([1, 2], "out").pattern().burst_bytes_per_s(pairs) == 55e9
     assert links.name(int(links.storage_routes(1).link[1])) == "storage"
 
 

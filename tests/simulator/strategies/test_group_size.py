@@ -55,10 +55,15 @@ def test_without_offloading_a_group_needs_room_for_all():
 def host_link(one: PlanningProblem, factor: float) -> PlanningProblem:
     """The same problem with another host link."""
     node = one.cost.cluster.node
-    gpu = replace(node.gpu, host_link_duplex_bytes_per_s=factor * node.gpu.host_link_duplex_bytes_per_s)
+    gpu = replace(node.gpu, host_link_bytes_per_s=factor * node.gpu.host_link_bytes_per_s)
     cluster = replace(one.cost.cluster, node=replace(node, gpu=gpu))
+    roomy = replace(one.cost.cal, host_memory_bytes_per_s=1e18)
     setup = small_setup(
-        cluster=cluster, capacity=one.capacity_tokens, context=one.context_tokens, model=one.cost.model
+        cluster=cluster,
+        capacity=one.capacity_tokens,
+        context=one.context_tokens,
+        model=one.cost.model,
+        cal=roomy,
     )
     return problem_of(setup, one.lengths)
 
@@ -81,7 +86,7 @@ def test_equation_3_in_between():
     cost = one.cost
     # Overlap: r act / B = t_forward of a layer, taken as 0.3 of its forward and backward.
     forward_s = 0.3 * float(one.piece_s(length)) / 32
-    rate = cost.cluster.gpu.host_link_duplex_bytes_per_s * cost.cal.host_link_efficiency
+    rate = host_link(one, 1.0).cost.offload_bytes_per_s
     wanted = 0.5 * cost.activation_bytes_per_token * length / forward_s  # the rate at which r = 1/2
     half = host_link(one, wanted / rate)
     # d = 8 * (2 + 15) / 32 = 4.25
@@ -182,3 +187,21 @@ def test_recomputed_attention_counts_by_sequence():
     assert float(again.cost.sequence_s(16384, 1, 0)) == pytest.approx(2 * forward_s + backward_s)
     # ... and no attention at all in the work per token: three passes become four, the head is not repeated.
     assert plain.token_s < again.token_s < plain.token_s * 4 / 3
+
+
+def test_a_given_ratio_decides_the_group():
+    # d = ceil(s / C * (2 + 0.5 * 30) / 32): 8 * 17 / 32 = 4.25; the ratio that 5 ranks need is a little less
+    one = replace(problem(), options=replace(problem().options, offload_ratio=0.5))
+    size, ratio = choose_groups(one, np.array([8192]), np.inf, 1e-9)
+    assert size.tolist() == [5]
+    assert ratio == pytest.approx([1.0 - (5 * 32 / 8 - 2) / 30])
+    assert 0.0 < ratio[0] <= 0.5
+
+
+def test_hosts_that_are_full_take_more_ranks():
+    fast = host_link(problem(), 1e7)
+    lengths = np.array([1024, 16384, 32768])
+    assert least_group(fast, lengths).tolist() == [1, 1, 2]
+    # A rank can hold 4,096 tokens: 1,024 on its GPUs, the rest on its host.
+    assert least_group(replace(fast, hosted_tokens=4096.0), lengths).tolist() == [1, 4, 8]
+    assert least_group(replace(fast, hosted_tokens=1024.0), lengths).tolist() == [1, 16, 32]
