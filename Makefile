@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTHON ?=
 TEST_WORKERS ?= 2
 
-.PHONY: help venv demo test test-fast bench calibrations lint format types layers readme dist check clean
+.PHONY: help venv demo test test-fast bench calibrations lint format types layers readme docs dist check clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -72,13 +72,20 @@ types: $(VENV)/.installed-dev ## mypy --strict
 layers: $(VENV)/.installed-dev ## who may import whom
 	$(BIN)/lint-imports
 
-readme: $(VENV)/.installed-dev ## run the commands of README.md and of the tutorial
-	$(BIN)/python tools/check_readme.py README.md docs/tutorial/own_lengths.md
+readme: $(VENV)/.installed-dev ## run the commands of README.md and of the tutorials
+	$(BIN)/python tools/check_readme.py README.md docs/tutorial/*.md docs/how-to/timeline.md
+
+$(VENV)/.installed-docs: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.installed-docs ## the documentation as a site in site/; a broken link is an error
+	$(BIN)/mkdocs build --quiet
 
 dist: $(VENV)/.installed-dev ## build sdist and wheel, install them in clean environments and try them there
 	$(BIN)/python tools/check_dist.py
 
-check: lint types layers test readme dist ## everything a change must pass
+check: lint types layers test readme docs dist ## everything a change must pass
 
 clean: ## remove caches and build products (keeps .venv and runs)
-	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .grimp_cache build dist
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .grimp_cache build dist site
