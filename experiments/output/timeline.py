@@ -1,9 +1,10 @@
 """A step as a Chrome trace: open it at ui.perfetto.dev or in chrome://tracing.
 
 A process (pid) is a rank, a thread (tid) is one of its pipeline stages. Slices of one thread never overlap: an
-operation that runs beside another of the same stage gets a lane of its own. Only whole ranks are left out, never
-parts of one, and the file says how many. Where transfers are flows, links are lanes of one more process, with a
-counter of each one's load. The file is written in one pass and appears under its name when complete.
+operation that runs beside another of the same stage gets a lane of its own; inside a pass lies what it spends its time
+on. Only whole ranks are left out, never parts of one, and the file says how many. Where transfers are flows, links are
+lanes of one more process, with a counter of each one's load. The file is written in one pass and appears under its name
+when complete.
 
 Format: "Trace Event Format" (Google), JSON object form: X (slice), M (name) and C (counter) events; times in
 microseconds, here with nanosecond digits.
@@ -26,6 +27,7 @@ import numpy as np
 from hdpsim.arrays import Floats, Ints
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.output.files import replacing
+from hdpsim.experiments.output.timeline_passes import Passes
 from hdpsim.simulator.play.accounts import EPILOGUE
 from hdpsim.simulator.play.execution import WAITS, Spans
 from hdpsim.simulator.play.schedules import BACKWARD, BACKWARD_WEIGHT, FORWARD
@@ -98,6 +100,7 @@ def write_timeline(
     title: str = "hdpsim",
     max_slices: int = DEFAULT_MAX_SLICES,
     links: Sequence[LinkLane] = (),
+    passes: Passes | None = None,
 ) -> TimelineSummary:
     """Write *spans* to *path* (gzip if the name ends in .gz) and say what was left out.
 
@@ -108,6 +111,8 @@ def write_timeline(
         max_slices: stop before the first rank that would exceed this (the slowest, the fastest and the median one come
             first, then all others); one rank is always written.
         links: lanes below the ranks; of each so many of the first transfers as there may be slices.
+        passes: what forwards and backwards hold and spend their time on: shown with them and as slices inside them,
+            which do not count as slices.
 
     Raises:
         UserInputError: an unwritable path, or no operations.
@@ -136,7 +141,7 @@ def write_timeline(
         out.write(",\n".join(_counter_events(slices)))
         for position, index in enumerate(chosen.tolist()):
             out.write(",\n")
-            out.write(",\n".join(_rank_events(slices, index, position)))
+            out.write(",\n".join(_rank_events(slices, index, position, passes)))
         if links:
             pid = int(slices.ranks[-1]) + 2
             out.write(",\n")
@@ -172,7 +177,7 @@ def _chosen_ranks(slices: _Slices, max_slices: int) -> Ints:
     return order[: max(fits, 1)]
 
 
-def _rank_events(slices: _Slices, index: int, position: int) -> Iterator[str]:
+def _rank_events(slices: _Slices, index: int, position: int, passes: Passes | None) -> Iterator[str]:
     """Yield the events of one rank: names of its process and lanes, then its slices lane by lane."""
     here = slice(int(slices.offsets[index]), int(slices.offsets[index + 1]))
     rank = int(slices.ranks[index])
@@ -187,8 +192,9 @@ def _rank_events(slices: _Slices, index: int, position: int) -> Iterator[str]:
         name = f"stage {own}" + (f", at the same time {beside}" if beside else "")
         yield meta_event(rank, tid, "thread_name", {"name": name})
         yield meta_event(rank, tid, "thread_sort_index", {"sort_index": own * 100 + beside})
-    for tid, op, number, chunk, start, end in zip(
+    for tid, own, op, number, chunk, start, end in zip(
         tids.tolist(),
+        stage.tolist(),
         slices.op[here].tolist(),
         slices.micro_batch[here].tolist(),
         slices.chunk[here].tolist(),
@@ -198,14 +204,22 @@ def _rank_events(slices: _Slices, index: int, position: int) -> Iterator[str]:
     ):
         if op != EPILOGUE:
             what = f'"name":"{_NAMES[op]} {number}","cat":"{_NAMES[op]}"'
-            arguments = f'{{"micro_batch":{number},"chunk":{chunk}}}'
+            more = "" if passes is None else f",{passes.arguments[number]}"
+            arguments = f'{{"micro_batch":{number},"chunk":{chunk}{more}}}'
         else:
             what, arguments = f'"name":"{WAITS[number]}","cat":"step"', "{}"
-        length = end - start
-        yield (
-            f'{{"ph":"X","pid":{rank},"tid":{tid},{what},"ts":{start // 1000}.{start % 1000:03d},'
-            f'"dur":{length // 1000}.{length % 1000:03d},"args":{arguments}}}'
-        )
+        yield _slice(rank, tid, what, start, end, arguments)
+        if passes is not None and op != EPILOGUE:
+            for part, begin, until in passes.parts(op, own, chunk, number, start, end):
+                yield _slice(rank, tid, f'"name":"{part}","cat":"part"', begin, until, "{}")
+
+
+def _slice(pid: int, tid: int, what: str, start_ns: int, end_ns: int, arguments: str) -> str:
+    length = end_ns - start_ns
+    return (
+        f'{{"ph":"X","pid":{pid},"tid":{tid},{what},"ts":{start_ns // 1000}.{start_ns % 1000:03d},'
+        f'"dur":{length // 1000}.{length % 1000:03d},"args":{arguments}}}'
+    )
 
 
 def _link_events(links: Sequence[LinkLane], pid: int, place: int, most: int) -> Iterator[str]:

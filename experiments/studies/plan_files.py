@@ -11,12 +11,14 @@ from hdpsim.arrays import Floats, Ints
 from hdpsim.experiments.output.document import OutputFile
 from hdpsim.experiments.output.plot_style import account_group
 from hdpsim.experiments.output.plots_of_plan import plot_plan_groups, plot_plan_work
+from hdpsim.experiments.output.timeline_passes import Passes
 from hdpsim.simulator.play.program import plan_entries
 from hdpsim.simulator.step import planning_problem, price_plan
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from hdpsim.cost_models.step.micro_batch import StepCosts
     from hdpsim.experiments.studies.compare import Outcome
     from hdpsim.simulator.plan import Plan
 
@@ -46,12 +48,22 @@ def plan_files(outcomes: tuple[Outcome, ...]) -> Iterator[OutputFile]:
 
 def micro_batch_seconds(outcome: Outcome) -> Floats:
     """Of every micro-batch of the first batch: forward and backward on the busiest stage, without noise."""
-    assert outcome.setup is not None
-    plan = outcome.results[0].plan
-    costs = price_plan(outcome.setup, planning_problem(outcome.setup, outcome.lengths[0]), plan)
+    plan, costs = outcome.results[0].plan, _costs(outcome)
     kinds_s = costs.forward_terms_s.sum(axis=0) + costs.backward_terms_s.sum(axis=0)  # [K, n]
     busiest: Floats = kinds_s[costs.kind].sum(axis=1).max(axis=0)
     return np.broadcast_to(busiest, (plan.micro_batches,))
+
+
+def timeline_passes(outcome: Outcome) -> Passes:
+    """What a timeline says of the passes of the first batch."""
+    return Passes.of(outcome.results[0].plan, _costs(outcome))
+
+
+def _costs(outcome: Outcome) -> StepCosts:
+    """Of the first batch's plan."""
+    assert outcome.setup is not None
+    problem = planning_problem(outcome.setup, outcome.lengths[0])
+    return price_plan(outcome.setup, problem, outcome.results[0].plan)
 
 
 def _plan_table(outcomes: tuple[Outcome, ...]) -> pd.DataFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from hdpsim.experiments.verbs.values import (
 
 if TYPE_CHECKING:
     from hdpsim.experiments.scenario.scenario import Scenario
-    from hdpsim.experiments.studies.compare import Outcome
+    from hdpsim.experiments.studies.compare import Comparison, Outcome
 
 Target = str | float | None
 """Tokens to train on: `"300B"`, 3e11, or None."""
@@ -115,13 +116,15 @@ def _many_steps(
 
 def _write_timeline(path: str, outcome: Outcome, name: str) -> str:
     from hdpsim.experiments.output.timeline import write_timeline
+    from hdpsim.experiments.studies import plan_files
     from hdpsim.experiments.studies.links_seen import SeenLinks, link_lanes
 
     spans = outcome.results[0].spans
     assert spans is not None  # the engine was told to record them
     seen = SeenLinks.of(outcome)
     lanes = link_lanes(seen) if seen else []
-    summary = write_timeline(path, spans, title=f"{name}, {outcome.strategy}", links=lanes)
+    title, passes = f"{name}, {outcome.strategy}", plan_files.timeline_passes(outcome)
+    summary = write_timeline(path, spans, title=title, links=lanes, passes=passes)
     left_out = f" ({summary.note})" if summary.note else ""
     return f"wrote {path}: {summary.slices:,} slices of {len(summary.ranks):,} ranks{left_out}" + (
         f", and {len(lanes)} links" if lanes else ""
@@ -135,6 +138,7 @@ def compare(
     strategies: Names | None = None,
     batches: int | None = None,
     replications: int | None = None,
+    timeline: str | None = None,
     tokens: Target = None,
     progress: Progress = quiet,
 ) -> Result:
@@ -152,6 +156,8 @@ def compare(
             HDP of all planners.
         batches: global batches to average over; default: execution.batches of the scenario.
         replications: play the same plans so often with other machines and moments.
+        timeline: file (.json, .json.gz) for every operation of the first step, one a strategy, whose name goes before
+            the ending.
         tokens: time, GPU-hours and cost of training on so many tokens, `"300B"`.
         progress: shows how far it is.
 
@@ -159,19 +165,39 @@ def compare(
         UserInputError: what was given is wrong; the message says what is allowed.
         InfeasibleError: no strategy can run; the message says why.
     """
+    from hdpsim.experiments.output.files import check_out_file
     from hdpsim.experiments.studies import compare as study
     from hdpsim.experiments.studies.compare_report import compare_document
     from hdpsim.experiments.studies.replications import replicate
 
+    if timeline is not None:
+        check_out_file(timeline, "--timeline", (".json", ".json.gz"))
+        overrides = (*override_texts(overrides), "execution.executor=engine")
     chosen = study.DEFAULT_STRATEGIES if strategies is None else variant_names(strategies)
     target = tokens_of(tokens)
     whole("replications", replications, "replications")
     checked = load_scenario(scenario, overrides)
     with progress("comparing") as shown:
-        comparison = study.compare(checked, chosen, batches, shown, links=True, baseline=True)
+        comparison = study.compare(
+            checked, chosen, batches, shown, spans=timeline is not None, links=True, baseline=True
+        )
     with progress("replicating") as shown:
         again = replicate(comparison, replications, shown) if replications else ()
-    return Result(document=compare_document(comparison, target, again), scenario=checked, found=comparison)
+    lines = tuple(_write_timelines(timeline, comparison)) if timeline is not None else ()
+    document = compare_document(comparison, target, again)
+    return Result(document=document, scenario=checked, found=comparison, lines=lines)
+
+
+def _write_timelines(path: str, comparison: Comparison) -> Iterator[str]:
+    """One file a strategy that was recorded: FILE-NAME.json, without the signs that file names may not have."""
+    ending = ".json.gz" if path.endswith(".gz") else ".json"
+    for outcome in comparison.feasible:
+        if outcome.results[0].spans is None:  # the best static mesh, which was looked for without recording
+            continue
+        name = "".join(one if one.isalnum() or one in "-_." else "-" for one in outcome.strategy)
+        yield _write_timeline(
+            f"{path.removesuffix(ending)}-{name}{ending}", outcome, comparison.scenario.name
+        )
 
 
 def explain(scenario: ScenarioSource, overrides: GivenOverrides = (), *, term: str | None = None) -> Result:

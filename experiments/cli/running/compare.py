@@ -25,6 +25,13 @@ from hdpsim.experiments.cli.progress import progress
 @set_option
 @batches_option
 @replications_option
+@click.option(
+    "--timeline",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Write every operation of the first step as a Chrome/Perfetto trace (.json or .json.gz), a file for each "
+    "strategy: FILE-STRATEGY.json.",
+)
 @target_option
 @output_options
 def command(scenario: str, overrides: tuple[str, ...], output: Output, **options: Any) -> None:
