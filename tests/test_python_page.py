@@ -32,6 +32,14 @@ def test_the_python_page_runs(
     assert (tmp_path / "runs" / "first" / "README.md").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_the_python_of_the_readme_runs() -> None:
+    (block,) = BLOCK.findall((DOCS.parent / "README.md").read_text(encoding="utf-8"))
+    frame = shown(block.replace("llama-3-70b-h100", "quickstart-8gpu"), {})
+    assert list(getattr(frame, "columns", ())) == ["strategy", "step_s", "tokens_per_s"]
+
+
 def shown(cell: str, session: dict[str, object]) -> object:
     """Run a cell; the value of its last line, which a notebook shows."""
     tree = ast.parse(cell)

@@ -40,7 +40,7 @@ def _scenarios(_context: click.Context, _parameter: click.Parameter, typed: str)
     from hdpsim.experiments.scenario.scenario import scenario_names
 
     names = [CompletionItem(name) for name in scenario_names() if name.startswith(typed)]
-    return [*names, CompletionItem(typed, type="file")]
+    return [CompletionItem(typed, type="file"), *names]  # bash forgets what comes before the word for files
 
 
 def completed_keys(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:

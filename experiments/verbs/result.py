@@ -99,7 +99,7 @@ class Result:
         return self.document.data()
 
     def __repr__(self) -> str:
-        return self.document.text()
+        return "\n\n".join(filter(None, (self.document.text(), "\n".join(self.lines))))
 
     def _repr_html_(self) -> str:
         """For notebooks: the tables and sentences of the command's text."""

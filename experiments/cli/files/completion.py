@@ -21,4 +21,9 @@ def command(shell: str) -> None:
     found = get_completion_class(shell)
     assert found is not None
     completer = found(cli, {}, "hdpsim", "_HDPSIM_COMPLETE")
-    say(completer.source_template % completer.source_vars(), nl=False)
+    script = completer.source_template % completer.source_vars()
+    if shell == "bash":  # no blank between a key's = and its value
+        script = script.replace(
+            "    return 0\n", "    [[ ${COMPREPLY[0]} == *= ]] && compopt -o nospace\n    return 0\n"
+        )
+    say(script, nl=False)

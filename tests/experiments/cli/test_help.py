@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,28 @@ def test_a_shell_completes_verbs_scenarios_keys_and_strategies() -> None:
     assert {"quickstart-8gpu", "quick"} == completed("simulate", "quick"), "the last one stands for files"
     assert {"layout.tp=", "layout.tp_sequence_parallel="} & completed("simulate", "x", "--set", "layout.tp")
     assert completed("compare", "x", "--strategies", "static,hdp-o") == {"static,hdp-opt"}
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_the_script_works_in_bash(tmp_path: Path) -> None:
+    script = tmp_path / "complete.sh"
+    script.write_text(CliRunner().invoke(cli, ["completion", "bash"]).stdout)
+    hdpsim_command = tmp_path / "hdpsim"
+    hdpsim_command.write_text(f'#!/bin/sh\nexec {sys.executable} -m hdpsim "$@"\n')
+    hdpsim_command.chmod(0o755)
+
+    def offered(*words: str) -> list[str]:
+        typed = (
+            f"source {script}; COMP_WORDS=(hdpsim {shlex.join(words)}); COMP_CWORD={len(words)}; "
+            f'_hdpsim_completion {hdpsim_command} 2>/dev/null; echo "${{COMPREPLY[@]}}"'
+        )
+        return subprocess.run(
+            ["bash", "-c", typed], capture_output=True, text=True, check=False
+        ).stdout.split()
+
+    assert offered("simulate", "x", "--set", "data.con") == ["data.context="]
+    assert offered("simulate", "quick") == ["quickstart-8gpu"]
+    assert "nospace" in script.read_text()
 
 
 @pytest.mark.parametrize(
