@@ -27,7 +27,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hdpsim.arrays import Bools, Floats
-from hdpsim.experiments.bands.features import CONTINUOUS, DISCRETE, Features, in_sample, log2
+from hdpsim.experiments.bands.features import (
+    CONTINUOUS,
+    DISCRETE,
+    Features,
+    differences_in_words,
+    in_sample,
+    log2,
+)
 
 TARGET = 0.84  # of the records lie in their band: published bands shall hold 75 to 90 % of runs never seen
 LOW, HIGH = 0.1, 0.9
@@ -187,10 +194,10 @@ class Residuals:
             known = {one.strategy for one, alike in zip(self.features, near, strict=True) if alike}
             stranger = "" if features.strategy in known else f"; none of them ran {features.strategy}"
             return replace(band, note=f"{span}; {_likeness(band, fitted, features.generation)}{stranger}")
-        differences = _differences(features, self.features[int(np.where(own, np.inf, distance).argmin())])
-        return replace(
-            band, note=f"{span}; no validated run is like this one: the nearest differs in {differences}"
+        differences = differences_in_words(
+            features, self.features[int(np.where(own, np.inf, distance).argmin())]
         )
+        return replace(band, note=f"{span}; no validated run is like this one: the nearest has {differences}")
 
     def coverage(self, by: str = "configuration") -> float:
         """Share of the records inside the band that leaves out their configuration, or their whole source."""
@@ -226,11 +233,3 @@ def _likeness(band: Band, fitted: Sequence[str], generation: str) -> str:
         number = "all" if band.in_sample == band.alike else f"{band.in_sample}"
         words += f", {number} in-sample: constants of {generation} were fitted on runs of {_listed(fitted)}"
     return f"{words}; median error of its neighbourhood {100 * band.median_abs_error:.0f} %"
-
-
-def _differences(features: Features, nearest: Features) -> str:
-    names = [name for name in DISCRETE if getattr(features, name) != getattr(nearest, name)]
-    for name, scale in CONTINUOUS.items():
-        if abs(log2(getattr(features, name)) - log2(getattr(nearest, name))) > scale / 2:
-            names.append(name)
-    return ", ".join(names) or "many little things"

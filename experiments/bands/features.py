@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
+from functools import partial
 from typing import Any, get_type_hints
 
 from hdpsim.cost_models.calibration.calibration import calibration, calibration_names
 from hdpsim.cost_models.transformer.parameters import parameters
+from hdpsim.experiments.output.words import large_amount
 from hdpsim.simulator.setup import Setup
 
 
@@ -75,6 +77,23 @@ CONTINUOUS = {
 }  # fmt: skip
 """Doublings that add 1 to it."""
 
+_WORDS: dict[str, Callable[[Any], str]] = {
+    "generation": lambda name: f"calibration {name}",
+    "bits": lambda bits: f"{bits}-bit matrix products",
+    "sharded": lambda sharded: "sharded parameters" if sharded else "whole parameters",
+    "experts": lambda experts: "experts" if experts else "no experts",
+    "missing": lambda missing: "a mechanism that hdpsim leaves out" if missing else "none left out",
+    "gpu": lambda name: f"GPU {name}",
+    "recompute": lambda kind: "no recompute" if kind == "none" else f"{kind} recompute",
+    "dynamic": lambda dynamic: "sequences of many lengths" if dynamic else "equal sequences",
+    "strategy": lambda name: f"strategy {name}",
+    "gpus": lambda gpus: f"{gpus:,} GPUs",
+    "parameters": lambda count: f"{large_amount(count)} parameters",
+    "sequence_tokens": lambda tokens: f"{tokens:,} tokens in a typical sequence",
+    **{degree: partial("{} {}".format, degree.upper()) for degree in ("tp", "pp", "cp", "ep")},
+}
+"""How each feature reads beside another run's."""
+
 _BITS = {"bf16": 16, "fp8": 8, "mxfp8": 8, "nvfp4": 4}
 
 
@@ -100,6 +119,33 @@ def features_of(
         cp=layout.parallel.cp or 1,
         ep=layout.parallel.ep,
         strategy=setup.strategy.name,
+    )
+
+
+def differences_in_words(own: Features, other: Features) -> str:
+    """What *other* has instead of what *own* has, as far as it matters.
+
+    Sizes count when they are more than half their scale apart.
+    """
+    names = [name for name in DISCRETE if getattr(own, name) != getattr(other, name)]
+    names += [
+        name
+        for name, scale in CONTINUOUS.items()
+        if abs(log2(getattr(own, name)) - log2(getattr(other, name))) > scale / 2
+    ]
+    parts = (f"{_WORDS[name](getattr(other, name))} instead of {_instead(own, name)}" for name in names)
+    return ", ".join(parts) or "many little differences"
+
+
+def _instead(own: Features, name: str) -> str:
+    """The own value: a name or a number stands alone after the other's words."""
+    value = getattr(own, name)
+    if name in ("generation", "gpu", "strategy", "tp", "pp", "cp", "ep"):
+        return str(value)
+    return (
+        f"{value:,}"
+        if name in ("gpus", "sequence_tokens")
+        else _WORDS[name](value).removesuffix(" parameters")
     )
 
 

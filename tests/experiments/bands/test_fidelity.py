@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.bands.band import TARGET, Residual, Residuals
-from hdpsim.experiments.bands.features import Features, configuration_key, features_of
+from hdpsim.experiments.bands.features import Features, configuration_key, differences_in_words, features_of
 from hdpsim.experiments.bands.residuals import (
     check_residuals,
     read_residuals,
@@ -100,8 +100,9 @@ def test_a_band_widens_with_distance_and_says_why() -> None:
     assert here.alike == 60
     assert "60 validated runs like this one (lab)" in here.note
     assert far.alike == 0
-    assert "differs in" in far.note
-    assert "bits" in far.note
+    assert "4-bit" not in here.note
+    assert "the nearest has calibration hopper instead of blackwell" in far.note
+    assert "16-bit matrix products instead of 4-bit matrix products" in far.note
     # 80 % of a normal distribution lie within 1.28 standard deviations.
     assert math.log(here.high) == pytest.approx(1.28 * 0.05, rel=0.35)
 
@@ -298,3 +299,22 @@ def test_what_was_fitted_to_a_stack_is_no_property_of_its_gpu() -> None:
         features, _ = setup_features(scenario.setup(), np.full(8, 2048))
         assert features.generation == generation
         assert not scenario.notes  # both are made for Hoppers
+
+
+def test_every_difference_has_plain_words() -> None:
+    other = replace(
+        RUN, gpu="a100-80gb", generation="ampere", bits=8, sharded=not RUN.sharded, experts=True, recompute="full",
+        dynamic=not RUN.dynamic, missing=True, gpus=2048, parameters=7e10, sequence_tokens=131_072, tp=16, pp=16, cp=16,
+        ep=16, strategy="hdp-opt",
+    )  # fmt: skip
+    names = [field.name for field in fields(RUN)]
+    text = differences_in_words(RUN, other)
+    assert text.count(" instead of ") == len(names)
+    for name in names:
+        assert "_" not in text, name
+        one = differences_in_words(RUN, replace(RUN, **{name: getattr(other, name)}))
+        assert one in text
+    assert "2,048 GPUs instead of 64" in text
+    assert "70B parameters instead of 8B" in text
+    assert "131,072 tokens in a typical sequence instead of 8,192" in text
+    assert differences_in_words(RUN, replace(RUN, gpus=65)) == "many little differences"
