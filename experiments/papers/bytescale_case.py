@@ -61,22 +61,23 @@ def case_study(results: Results) -> Part:
     jobs = _jobs(results.batches)
     outcomes: dict[str, JobSteps] = {name: results.outcomes[job] for name, job in jobs.items()}
     static = jobs["static"]
-    heaviest, over_mean = heaviest_batch(static.model, static.lengths())
-    busy_s = {name: _busy(outcome)[heaviest] for name, outcome in outcomes.items()}
-    packed, single = _layers(static.setup(), static.lengths()[heaviest])
+    # A static mesh has batches of its own: whole packs.
+    heaviest = {name: heaviest_batch(job.model, job.lengths()) for name, job in jobs.items()}
+    busy_s = {name: _busy(outcome)[heaviest[name][0]] for name, outcome in outcomes.items()}
+    packed, single = _layers(static.setup(), static.lengths()[heaviest["static"][0]])
     value = {
         "model": static.model,
         "dataset": static.dataset,
         "gpus": static.gpus,
         "context_tokens": static.context_tokens,
         "batches": results.batches,
-        "heaviest_batch": heaviest,
-        "heaviest_over_mean_flop": over_mean,
+        "heaviest_batch": {name: number for name, (number, _) in heaviest.items()},
+        "heaviest_over_mean_flop": heaviest["hdp-balance"][1],
         "step_s": {
             name: {
                 "paper": float(PAPER["step_s"][name]),
                 "mean": outcome.total_s / results.batches,
-                "heaviest": outcome.step_s[heaviest],
+                "heaviest": outcome.step_s[heaviest[name][0]],
             }
             for name, outcome in outcomes.items()
         },

@@ -21,6 +21,7 @@ from hdpsim.experiments.scenario.references import cluster_of_size
 from hdpsim.simulator.play.execution import WAITS
 from hdpsim.simulator.setup import Setup, StrategyOptions
 from hdpsim.simulator.step import simulate_step
+from hdpsim.simulator.strategies.packing import pack
 from hdpsim.traces import global_batches, load_distribution
 
 
@@ -126,6 +127,8 @@ class StepsJob:
             InfeasibleError: degrees that do not divide, or a context longer than the global batch.
         """
         layout, model = layout_of(self.model), catalog.model(self.model)
+        if self.options.name == "static":
+            layout = layout.changed(dp_overlap=True)  # MegaScale, arXiv 2402.15627, section 3.2
         cluster = cluster_of_size(catalog.cluster(SETUP["cluster"]), self.gpus)
         against = reasons_against(model, cluster, layout, self.context_tokens)
         if against:
@@ -145,7 +148,8 @@ class StepsJob:
 
     def lengths(self) -> tuple[Ints, ...]:
         """The sequence lengths of every batch."""
-        return batches_of(self.dataset, self.context_tokens, self.batches)
+        of = packed_batches_of if self.options.name == "static" else batches_of
+        return of(self.dataset, self.context_tokens, self.batches)
 
     def run(self) -> JobSteps:
         """Simulate the batches one after the other."""
@@ -194,6 +198,19 @@ def batches_of(dataset: str, context_tokens: int, count: int) -> tuple[Ints, ...
         [_sample(dataset, count * BATCH_TOKENS)], context_tokens=context_tokens, budget_tokens=BATCH_TOKENS
     )
     return tuple(batch.lengths for batch in islice(cut, count))
+
+
+@lru_cache(maxsize=8)
+def packed_batches_of(dataset: str, context_tokens: int, count: int) -> tuple[Ints, ...]:
+    """The same sequences in batches for a static mesh: as many packs as 32M tokens fill, so a few tokens less.
+
+    A loader that hands out packs gives every group as many: 8 micro-batches of 2M in Figure 18. 32M tokens of whole
+    sequences fill one or two packs more than that.
+    """
+    sequences = np.concatenate(batches_of(dataset, context_tokens, count))
+    packs = pack(sequences, context_tokens, StrategyOptions().packing).micro_batch
+    step = packs // max(1, BATCH_TOKENS // context_tokens)
+    return tuple(sequences[step == number] for number in range(count))
 
 
 def job_of(cell: PublishedFigure, batches: int) -> StepsJob:

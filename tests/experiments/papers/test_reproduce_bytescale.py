@@ -26,11 +26,13 @@ from hdpsim.experiments.papers.bytescale_steps import (
     all_cells,
     batches_of,
     layout_of,
+    packed_batches_of,
 )
 from hdpsim.experiments.papers.paper import Results, reproduce, summary_of
 from hdpsim.experiments.scenario.references import cluster_of_size
 from hdpsim.experiments.validation.errors import error_of, error_summary
 from hdpsim.simulator.setup import StrategyOptions
+from hdpsim.simulator.strategies.packing import pack
 
 HEADER = "model,dataset,gpus,context_tokens,strategy,measured_tokens_per_s"
 GOOD = "llama-7b,github,1024,262144,static,548304"
@@ -161,6 +163,17 @@ def test_batches_are_full_and_the_same_sequences_at_every_context(dataset: str) 
     assert len(np.concatenate(kept)) == pytest.approx(sum((batch < 2**15).sum() for batch in long), rel=0.01)
 
 
+@pytest.mark.parametrize("dataset", list(SETUP["datasets"]))
+@pytest.mark.parametrize("context", [2**18, 2**21])
+def test_batches_of_a_static_mesh_are_whole_packs(dataset: str, context: int) -> None:
+    batches, every = packed_batches_of(dataset, context, 3), np.concatenate(batches_of(dataset, context, 3))
+    for batch in batches:
+        packs = pack(batch, context, "in-order").micro_batch[-1] + 1
+        assert packs == BATCH_TOKENS // context  # 8 slots on each of the groups
+        assert 0.8 * BATCH_TOKENS < batch.sum() <= BATCH_TOKENS
+    assert np.array_equal(np.concatenate(batches), every[: sum(map(len, batches))])
+
+
 def test_few_batches_have_the_published_share_of_the_longest_sequences() -> None:
     lengths = np.concatenate(batches_of("byted", 2**21, 16))
     share = lengths[lengths > 2**20].sum() / lengths.sum()
@@ -245,10 +258,13 @@ def test_a_run_writes_its_directory_and_never_looks_at_the_answer(tmp_path: Path
     write_document(str(tmp_path / "out"), found)
     document = json.loads(json.dumps(found.data(), allow_nan=False))
     records = document["records"]
+    assert (
+        records[0]["predicted"] < BATCH_TOKENS / records[0]["step_s"]
+    )  # whole packs: not quite as many tokens
     for row in (records[0], records[2]):
         assert row["measured"] == row["measured_tokens_per_s"]
         assert row["error"] == pytest.approx(row["predicted"] / row["measured"] - 1.0)
-        assert row["predicted"] == pytest.approx(BATCH_TOKENS / row["step_s"])
+    assert records[2]["predicted"] == pytest.approx(BATCH_TOKENS / records[2]["step_s"])
     assert records[1]["predicted"] > 0
     assert records[1]["error"] is None
     assert [row["predicted"] for row in records[3:]] == [None, None]
