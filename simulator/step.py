@@ -60,7 +60,7 @@ from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.without_effect import without_effect
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class StepResult:
     """One step and where its time went.
 
@@ -123,6 +123,13 @@ class StepResult:
     notes: tuple[str, ...]
     work_left_out: float = 0.0
     network: SharedLinks | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"StepResult({self.strategy}: a step of {self.step_s:.3f} s, {self.tokens:,} tokens on {self.gpus:,} GPUs, "
+            f"{self.tokens_per_s:,.0f} tokens/s, MFU {self.mfu:.1%}; {self.plan_micro_batches:,} micro-batches, groups "
+            f"of up to {self.largest_group:,} ranks)"
+        )
 
 
 @shared(most=64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -84,9 +85,8 @@ class Result:
         """
         figures = self._figures()
         figure: Figure = _chosen("figure", name, figures)() if figures or name else self._bars()
-        vars(figure)["_repr_png_"] = lambda: _png(
-            figure
-        )  # notebooks know figures only once pyplot is imported
+        # Notebooks know figures of matplotlib only once pyplot is imported.
+        vars(figure)["_repr_png_"] = partial(_png, figure)
         return figure
 
     def save(self, folder: str | Path) -> Path:

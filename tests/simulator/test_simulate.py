@@ -29,6 +29,9 @@ def test_throughput_and_utilisation_by_hand():
     assert result.mfu_full / result.mfu == pytest.approx(result.model_flop_full / result.model_flop)
     assert result.hardware_flop == result.model_flop  # nothing is recomputed
     assert result.hardware_flop_full == result.model_flop_full
+    assert repr(result).startswith(
+        f"StepResult(hdp-opt: a step of {result.step_s:.3f} s, 87,200 tokens on 16 GPUs"
+    )
 
 
 def test_full_recomputation_adds_a_forward_of_the_layers():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import pandas as pd
@@ -83,6 +84,7 @@ def test_figures_are_by_name_and_show_themselves_in_a_notebook() -> None:
     assert result.figures[0] == "time_breakdown"
     figure = result.plot()
     assert figure._repr_png_()[:4] == b"\x89PNG"  # type: ignore[attr-defined]
+    assert len(pickle.loads(pickle.dumps(figure)).axes) == len(figure.axes)
     assert result.plot("length_distribution").axes
     with pytest.raises(UserInputError, match="no figure is called 'pie'"):
         result.plot("pie")
