@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,8 +29,8 @@ def comparison_files(comparison: Comparison, table: Table[Outcome]) -> tuple[Out
     files = (
         OutputFile(
             "summary.csv",
-            replace(table, rows=outcomes).records,
-            "One row per strategy: means over the batches.",
+            table.records,
+            "One row per strategy: means over the batches, or why it cannot run.",
         ),
         OutputFile("batches.csv", lambda: _batch_rows(comparison), "One row per strategy and global batch."),
         OutputFile(

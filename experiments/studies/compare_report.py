@@ -188,6 +188,7 @@ def comparison_table(comparison: Comparison) -> Table[Outcome]:
             Column("memory_bytes", lambda o: o.results[0].memory.total_bytes, shown=False),
             *cost_columns(comparison.scenario.costs),
         )),
+        Column("cannot_run", lambda o: one_line(o.reason) if o.reason else None, shown=False),
     )  # fmt: skip
     return Table(title=title, columns=columns, rows=comparison.outcomes)
 
