@@ -4,7 +4,8 @@
     python tools/accuracy.py --check       # exit 1 if they show other numbers (beyond the last digit)
     python tools/accuracy.py --bytescale   # the cells of ByteScale too (minutes)
 
-A block begins with `<!-- accuracy:NAME -->` and ends with `<!-- accuracy end -->`; NAME: short, validate, bytescale.
+A block begins with `<!-- accuracy:NAME -->` and ends with `<!-- accuracy end -->`;
+NAME: short, views, validate, bytescale.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from hdpsim.experiments.validation import report as accuracy
 from hdpsim.experiments.validation.run import run
+from hdpsim.experiments.validation.views import VIEWS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "docs/explanation/validation.md")
@@ -31,8 +33,13 @@ _NUMBER = re.compile(r"[+-]?\d[\d,]*\.?\d*(?:e[+-]?\d+)?")
 
 def blocks(with_bytescale: bool) -> tuple[dict[str, str], str]:
     """The text of every block by name, and the page of records."""
-    document = run().data()
-    found = {"short": accuracy.short_markdown(document), "validate": accuracy.markdown(document)}
+    documents = {view: run(view=view).data() for view in VIEWS}
+    document = documents["published"]
+    found = {
+        "short": accuracy.short_markdown(document),
+        "views": accuracy.views_markdown(documents),
+        "validate": accuracy.markdown(document),
+    }
     if with_bytescale:
         from hdpsim.experiments.papers.paper import load_paper, reproduce
 
@@ -42,6 +49,11 @@ def blocks(with_bytescale: bool) -> tuple[dict[str, str], str]:
         "Made by `python tools/accuracy.py`. *Counts*: a complete pretraining run that nobody doubts. *Band*:\n"
         "whether the truth lies in the prediction's P10-P90 band, its own configuration left out. How to read it: "
         "[validation.md](../explanation/validation.md).\n\n"
+        "## Three views of the same runs\n\n"
+        "Errors of step times in %, complete pretraining runs that nobody doubts. *Plain* and *unseen*: "
+        "[validation.md](../explanation/validation.md#three-views).\n\n"
+        f"{accuracy.families_markdown(documents)}\n\n"
+        "## Every record\n\n"
         f"{accuracy.records_markdown(document)}\n"
     )
     return found, page

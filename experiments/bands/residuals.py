@@ -34,6 +34,13 @@ def shipped_residuals() -> Residuals:
     return read_residuals(residuals_path())
 
 
+@cache
+def residuals_without(source: str) -> Residuals:
+    """The residuals of all published runs but those of a source, with the stretch that they alone give."""
+    known = _read(residuals_path())[1]
+    return Residuals([row for row in known if row.source != source])
+
+
 def read_residuals(path: Path) -> Residuals:
     """Read a file of residuals."""
     stretches, rows = _read(path)

@@ -8,7 +8,8 @@ asked first. A condition is a mapping that holds when all of its parts do:
     text, texts                          the same of framework and notes; of framework, notes and attention
     tp, pp, year, n_experts, ...         a number: ">1", "<2024", "==8", "known" or "unknown"
     zero_stage, precision, task, ...     one word of a column, or a list of which one must be it (null: not stated)
-    release, mentions                    "MLPerf >= 5.1": the number behind that name in the framework (or the notes)
+    release, mentions                    "MLPerf >= 5.1": the number behind that name in the framework (or the notes);
+                                         for release, where a stack is named without one, the usual one of its year
     generation                           of the GPU: "hopper"
     switch                               what other rules decided: {cuda_graph_scope: iteration}; "set": anything
     is                                   terms (terms.yaml) or facts that are computed (experiments/software/facts.py)
@@ -82,6 +83,7 @@ class Rule:
         holds: the condition.
         condition: the same as it is written.
         words: how an assumption is told to people; empty where the record states it.
+        place: its number in the stack's file.
     """
 
     switch: str
@@ -92,6 +94,12 @@ class Rule:
     kind: Kind
     source: str
     stack: str
+    place: int
+
+    @property
+    def name(self) -> str:
+        """Which of all rules it is: stack, switch and its place in the stack's file."""
+        return f"{self.stack}.{self.switch}.{self.place}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,22 +198,36 @@ def setting_of(run: Run, switch: str) -> Setting | None:
 
 
 def _first(run: Run, switch: str) -> Setting | None:
+    found = _deciding(run, switch)
+    if found is None:
+        return None
+    rule, value, caught = found
+    if value == "default":
+        return None
+    words = rule.words.replace("$1", caught[0]) if caught else rule.words
+    return Setting(
+        switch=switch, value=value, words=words, kind=rule.kind, stack=rule.stack, source=rule.source
+    )
+
+
+def _deciding(run: Run, switch: str) -> tuple[Rule, object, Captured] | None:
+    """The first rule of a switch that holds, the value it gives and what it caught."""
     for rule in _by_switch().get(switch, ()):
-        if run.without & {rule.kind, f"{rule.stack}.{rule.switch}"}:
+        if run.without & {rule.kind, f"{rule.stack}.{rule.switch}", rule.name}:
             continue
         caught = rule.holds(run)
         if caught is None:
             continue
         value = _value(run, rule.value, caught)
-        if value is None:
-            continue
-        if value == "default":
-            return None
-        words = rule.words.replace("$1", caught[0]) if caught else rule.words
-        return Setting(
-            switch=switch, value=value, words=words, kind=rule.kind, stack=rule.stack, source=rule.source
-        )
+        if value is not None:
+            return rule, value, caught
     return None
+
+
+def deciding_rules(run: Run) -> tuple[Rule, ...]:
+    """Every rule that decides a switch of the run, those that leave it at its default too."""
+    found = (_deciding(run, switch) for switch in switches())
+    return tuple(decision[0] for decision in found if decision is not None)
 
 
 def _value(run: Run, value: object, caught: Captured) -> object:
@@ -238,7 +260,7 @@ class _Conditions:
             raise CatalogError(f"{path.name}: unknown keys {', '.join(sorted(unknown))}")
         name = str(data["name"])
         rules = tuple(
-            self._rule(entry, f"{path.name}, rule {n}", name) for n, entry in enumerate(data["rules"], 1)
+            self._rule(entry, f"{path.name}, rule {n}", name, n) for n, entry in enumerate(data["rules"], 1)
         )
         return Stack(
             name=name,
@@ -249,7 +271,7 @@ class _Conditions:
             rules=rules,
         )
 
-    def _rule(self, entry: Mapping[str, Any], where: str, stack: str) -> Rule:
+    def _rule(self, entry: Mapping[str, Any], where: str, stack: str, place: int) -> Rule:
         unknown = entry.keys() - {"switch", "value", "when", "words", "class", "source"}
         if unknown or "switch" not in entry or "value" not in entry or entry.get("class") not in KINDS:
             raise CatalogError(f"{where}: needs switch, value and a class of {', '.join(KINDS)}; got {entry}")
@@ -266,6 +288,7 @@ class _Conditions:
             kind=entry["class"],
             source=entry.get("source", ""),
             stack=stack,
+            place=place,
         )
 
     def compile(self, spec: Mapping[str, object], where: str) -> Test:
@@ -362,11 +385,28 @@ def _release(text: str, where_found: str, where: str) -> Test:
 
     def test(run: Run) -> bool:
         stated = named.search(_TEXTS[where_found](run))
-        if stated is None:
-            return False
-        return compare(release_number(stated[1])[: len(bound)], bound)
+        release = stated[1] if stated else None
+        if release is None and where_found == "framework":
+            release = usual_release(run, found[1])
+        return release is not None and compare(release_number(release)[: len(bound)], bound)
 
     return _plain(test)
+
+
+def usual_release(run: Run, name: str) -> str | None:
+    """The release of a stack that a run is taken to have used where its framework is *name* and nothing else.
+
+    The middle one of those of its year, the older of two: whoever states a year only may have had any of them. The
+    newest known one where the year has none. None: no stack has that name, or more than the name is said.
+    """
+    if run.config.framework.strip().lower() != name.lower():
+        return None
+    stack = next((stack for stack in stacks() if name.lower() in stack.frameworks), None)
+    if stack is None:
+        return None
+    known = sorted(stack.releases, key=release_number)
+    of_year = [release for release in known if stack.releases[release] == run.config.year]
+    return of_year[(len(of_year) - 1) // 2] if of_year else known[-1]
 
 
 def release_number(text: str) -> tuple[int, ...]:

@@ -234,6 +234,57 @@ def short_markdown(payload: Row) -> str:
     return Table(columns=columns, rows=rows).markdown()
 
 
+_VIEWS = {
+    "published": "as published",
+    "plain": "plain: framework without release, no notes",
+    "unseen": "unseen: rules and residuals of its family left out",
+}
+
+
+def views_markdown(documents: Mapping[str, Row]) -> str:
+    """Complete pretraining runs that nobody doubts, a row per view of them (hdpsim.experiments.validation.views)."""
+    rows = []
+    for view, payload in documents.items():
+        judged = [row for row in payload["records"] if row["counts"] and row["error"] is not None]
+        inside = [row["in_band"] for row in judged if row["in_band"] is not None]
+        errors = _errors(row["error"] for row in judged)
+        rows.append(
+            {
+                "Runs are seen": _VIEWS[view],
+                "Runs": len(judged),
+                **errors,
+                "inside": sum(inside) / len(inside),
+            }
+        )
+    columns: tuple[Column[Row], ...] = (
+        Column("Runs are seen"), Column("Runs"), replace(MEDIAN, heading="Median error"),
+        replace(BIAS, heading="Bias"), P90, share_column("max_abs_error", "Largest"),
+        share_column("inside", "In P10-P90 band"),
+    )  # fmt: skip
+    return Table(columns=columns, rows=rows).markdown()
+
+
+def families_markdown(documents: Mapping[str, Row]) -> str:
+    """The same runs by source: median error and p90 of every view."""
+    judged = {
+        view: [row for row in payload["records"] if row["counts"] and row["error"] is not None]
+        for view, payload in documents.items()
+    }
+    sources = sorted({row["group"][0] for found in judged.values() for row in found})
+    rows = []
+    for source in sources:
+        row: dict[str, Any] = {"Source": source}
+        for view, found in judged.items():
+            errors = [one["error"] for one in found if one["group"][0] == source]
+            figures = _errors(errors) if errors else {}
+            row |= {"Runs": len(errors), f"{view} median": figures.get("median_abs_error"), f"{view} p90":
+                    figures.get("p90_abs_error")}  # fmt: skip
+        rows.append(row)
+    shares = [share_column(f"{view} {figure}", f"{view} {figure}".capitalize()) for view in documents
+              for figure in ("median", "p90")]  # fmt: skip
+    return Table(columns=(Column("Source"), Column("Runs"), *shares), rows=rows).markdown()
+
+
 def _errors(errors: Iterable[float]) -> dict[str, float]:
     found = np.array(list(errors))
     return {

@@ -5,22 +5,29 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hdpsim.cost_models.calibration.calibration import load_calibration
-from hdpsim.experiments.bands.band import Residual
-from hdpsim.experiments.bands.residuals import residual_lines, rewrite_residuals, shipped_residuals
+from hdpsim.experiments.bands.band import Residual, Residuals
+from hdpsim.experiments.bands.residuals import (
+    residual_lines,
+    residuals_without,
+    rewrite_residuals,
+    shipped_residuals,
+)
 from hdpsim.experiments.output.document import Document
-from hdpsim.experiments.records.prediction import Prediction, predict
+from hdpsim.experiments.records.prediction import Prediction, convention_of, predict
 from hdpsim.experiments.records.table import Record, read_records, shipped_records
 from hdpsim.experiments.software.rules import KINDS
 from hdpsim.experiments.studies.compare import silent
 from hdpsim.experiments.validation.errors import error_of, error_summary, rank_correlation
 from hdpsim.experiments.validation.memory import MEMORY_QUANTITY, memory_columns, memory_summary
 from hdpsim.experiments.validation.report import SOUND, blocks, files, summary_lines
+from hdpsim.experiments.validation.views import View, plain, rules_of_families
 
 QUANTITIES = {
     "step_s": "measured_step_s",
@@ -42,6 +49,7 @@ def run(
     calibration: str | None = None,
     residuals: str | None = None,
     without: frozenset[str] = frozenset(),
+    view: View = "published",
     report: Callable[[int, int], None] = silent,
 ) -> Document:
     """Predict every record of a file and hold the predictions against what was measured.
@@ -52,6 +60,7 @@ def run(
         memory: judge peak memory and whether a run fits, not its time.
         residuals: file to write with features and log errors of the runs judged.
         without: classes of rules about software that are not asked.
+        view: what a prediction sees of a record, see hdpsim.experiments.validation.views.
         report: told (done, total) after every record.
 
     Raises:
@@ -59,18 +68,26 @@ def run(
     """
     records = read_records(shipped_records() if path is None else path)
     own = None if calibration is None else load_calibration(calibration)
+    of_families = rules_of_families(records) if view == "unseen" else {}
     predictions: list[Prediction] = []
     for done, record in enumerate(records, start=1):
         # no measurement comes near it
-        predictions.append(predict(record.config, memory_only=memory, calibration=own, without=without))
+        config = plain(record.config) if view == "plain" else record.config
+        left_out = without | of_families.get(record.config.family, frozenset())
+        prediction = predict(config, memory_only=memory, calibration=own, without=left_out)
+        predictions.append(replace(prediction, convention=convention_of(record.config)))
         report(done, len(records))
-    rows = [_row(record, prediction, memory) for record, prediction in zip(records, predictions, strict=True)]
+    rows = [
+        _row(record, prediction, memory, _bands_of(record, view))
+        for record, prediction in zip(records, predictions, strict=True)
+    ]
     payload: Row = {
         "kind": "validate-memory" if memory else "validate",
         "file": Path(path).name if path is not None else "shipped runs.csv",
         "records": rows,
         "calibration": own and own.name,
         "without": sorted(without),
+        "as": view,
         "summary": _summary(rows),
         "groups": _groups(rows),
     }
@@ -89,7 +106,15 @@ def run(
     )
 
 
-def _row(record: Record, prediction: Prediction, memory: bool) -> Row:
+def _bands_of(record: Record, view: View) -> tuple[Residuals, str]:
+    """The residuals that the band of a record rests on, and the source as which it is known there."""
+    source = _source(record)
+    if view == "published":
+        return shipped_residuals(), source
+    return (shipped_residuals() if view == "plain" else residuals_without(source)), ""
+
+
+def _row(record: Record, prediction: Prediction, memory: bool, bands: tuple[Residuals, str]) -> Row:
     """A record's columns, its prediction and its error."""
     measured = record.measured
     if memory:
@@ -118,7 +143,7 @@ def _row(record: Record, prediction: Prediction, memory: bool) -> Row:
         "predicted_hardware_tflops_full": prediction.rates.get("hardware, full attention"),
         "tflops_error": error_of(measured.measured_tflops_per_gpu, prediction.tflops_per_gpu),
         **memory_columns(record, prediction),
-        **_fidelity(prediction, true, predicted, quantity, _source(record)),
+        **_fidelity(prediction, true, predicted, quantity, bands),
         "account_s": dict(prediction.account_s),
         "rules": sorted(prediction.rule_kinds),
         "assumptions": list(prediction.assumptions),
@@ -132,12 +157,17 @@ def _source(record: Record) -> str:
 
 
 def _fidelity(
-    prediction: Prediction, true: float | None, predicted: float | None, quantity: str, source: str
+    prediction: Prediction,
+    true: float | None,
+    predicted: float | None,
+    quantity: str,
+    bands: tuple[Residuals, str],
 ) -> Row:
     """The band of a prediction, from the residuals of all other configurations, and whether the truth lies in it."""
     if prediction.step_s is None or prediction.features is None:
         return {"step_s_p10": None, "step_s_p90": None, "in_band": None, "fidelity": None}
-    band = shipped_residuals().band(prediction.features, prediction.key, source)
+    residuals, source = bands
+    band = residuals.band(prediction.features, prediction.key, source)
     inside = None
     if true is not None and predicted is not None and quantity != MEMORY_QUANTITY:
         step_share = true / predicted if quantity == "step_s" else predicted / true

@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.verbs.result import Result
 from hdpsim.experiments.verbs.values import Names, Progress, names_of, quiet, whole
+from hdpsim.quoting import quoted
+
+if TYPE_CHECKING:
+    from hdpsim.experiments.validation.views import View
 
 _MOST_WORKERS = 8
 """Processes of a calibration: more start longer than they save."""
@@ -23,6 +28,7 @@ def validate(
     steps: str | Path | None = None,
     scenario: str | Path | None = None,
     without: Iterable[str] = (),
+    view: str = "published",
     residuals: str | Path | None = None,
     progress: Progress = quiet,
 ) -> Result:
@@ -38,6 +44,8 @@ def validate(
         steps: measured steps with their documents (JSON lines) to predict instead of runs.
         scenario: with *steps*: how steps were run that do not say it themselves.
         without: rules about software to leave out: `["inferred"]`, or switches such as `["nemo.tp_overlap"]`.
+        view: what predictions see of a record: `"published"` (all of it), `"plain"` (what a user's own record
+            has: a framework without a release, no notes) or `"unseen"` (nothing made with its family in view).
         residuals: file for features and log errors of the runs judged: what bands of predictions rest on.
         progress: shows how far it is.
 
@@ -61,6 +69,9 @@ def validate(
         raise UserInputError("--without goes with predictions of runs, and not with --write-residuals")
     if memory and residuals is not None:
         raise UserInputError("--write-residuals is about time, not --memory")
+    shown_as = _view(view)
+    if shown_as != "published" and (kernels, steps, residuals) != (None, None, None):
+        raise UserInputError("--as goes with predictions of runs, and not with --write-residuals")
     constants = _text(calibration)
     with progress("predicting") as shown:
         if kernels is not None:
@@ -87,9 +98,19 @@ def validate(
                 calibration=constants,
                 residuals=_text(residuals),
                 without=rules,
+                view=shown_as,
                 report=shown,
             )
         )
+
+
+def _view(name: str) -> View:
+    from hdpsim.experiments.validation.views import VIEWS
+
+    for view in VIEWS:
+        if view == name:
+            return view
+    raise UserInputError(f"--as: {quoted(name)} is none of {', '.join(VIEWS)}")
 
 
 def _left_out(without: Iterable[str]) -> frozenset[str]:

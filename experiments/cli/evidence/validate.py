@@ -55,6 +55,15 @@ from hdpsim.experiments.cli.progress import progress
     "nemo.tp_overlap (docs/reference/software.md); may be given again.",
 )
 @click.option(
+    "--as",
+    "view",
+    default="published",
+    show_default=True,
+    type=click.Choice(("published", "plain", "unseen")),
+    help="What predictions see of a record: all of it; what a user's own has (a framework without release, no notes); "
+    "or nothing that was made with the runs of its family in view.",
+)
+@click.option(
     "--scenario-of",
     "scenario_of",
     metavar="ID",
@@ -79,6 +88,7 @@ def command(
     scenario: str | None,
     residuals: str | None,
     without: tuple[str, ...],
+    view: str,
     scenario_of: str | None,
     scenario_file: str | None,
     markdown: bool,
@@ -91,6 +101,8 @@ def command(
     reason.
     """
     others = (records, memory, kernels, residuals, without, scenario_of, scenario_file, markdown)
+    if view != "published" and (kernels or steps or residuals or scenario_of):
+        raise click.UsageError("--as goes with predictions of runs, and not with --write-residuals")
     if steps is not None and any(others):
         raise click.UsageError("--steps goes with --scenario, --calibration, --out and --json only")
     if scenario is not None and steps is None:
@@ -122,6 +134,7 @@ def command(
         steps=steps,
         scenario=scenario,
         without=without,
+        view=view,
         residuals=residuals,
         progress=progress,
     )

@@ -1,0 +1,101 @@
+"""Published runs as they are, as a user would write them down, and as if never seen before."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hdpsim.errors import UserInputError
+from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.records.table import read_records, shipped_records
+from hdpsim.experiments.software.facts import Run
+from hdpsim.experiments.software.rules import deciding_rules, setting_of, usual_release
+from hdpsim.experiments.software.run import RunConfig
+from hdpsim.experiments.validation.run import run
+from hdpsim.experiments.validation.views import plain, rules_of_families
+from hdpsim.experiments.verbs.evidence import validate
+
+SOME = ("megatron-bridge-0005", "mlperf-0001", "bloom-0001")
+
+
+@pytest.fixture(scope="module")
+def some(tmp_path_factory: pytest.TempPathFactory) -> str:
+    with shipped_records().open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["id"] in SOME]
+    path = tmp_path_factory.mktemp("views") / "some.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return str(path)
+
+
+def test_a_plain_record_has_the_name_of_its_framework_and_facts_of_the_model() -> None:
+    config = RunConfig(
+        gpu="H100", year=2025, framework="NeMo/Megatron-Core (MLPerf v5.0)", family="mlperf", tp=4,
+        notes="config DGXH100_x; MLA; first 3 layers dense ffn 18432; CUDA graph; peak_mem_gb = reserved",
+    )  # fmt: skip
+    kept = replace(
+        config, framework="NeMo/Megatron-Core", family="",
+        notes="MLA; first 3 layers dense ffn 18432; peak_mem_gb = reserved",
+    )  # fmt: skip
+    assert plain(config) == kept
+    assert plain(kept) == kept
+
+
+def test_a_stack_without_release_is_the_middle_one_of_its_year() -> None:
+    config = RunConfig(gpu="GB200", year=2026, framework="Megatron-Bridge", n_experts=8, ep=8)
+    assert usual_release(Run(config), "Megatron-Bridge") == "26.04"  # of 26.02, 26.04, 26.06 and 26.08
+    assert usual_release(Run(replace(config, year=2025)), "Megatron-Bridge") == "25.09"  # of 25.09 and 25.11
+    assert (
+        usual_release(Run(replace(config, year=None)), "Megatron-Bridge") == "26.08"
+    )  # as a scenario without one
+    assert usual_release(Run(config), "MLPerf") is None
+    stated = replace(config, framework="Megatron-Bridge 25.09")
+    assert usual_release(Run(stated), "Megatron-Bridge") is None
+    dispatch = [setting_of(Run(one), "expert_dispatch") for one in (config, stated)]
+    assert [one and one.value for one in dispatch] == ["fused", None]
+
+
+def test_rules_of_one_family_alone_are_left_out_for_it() -> None:
+    records = read_records(shipped_records())
+    of_families = rules_of_families(records)
+    left_out = set().union(*of_families.values())
+    for record in records[::40]:
+        for rule in deciding_rules(Run(record.config)):
+            if rule.name in left_out:
+                assert rule.name in of_families[record.config.family]
+                assert rule.kind != "stated" or rule.stack == "sources"
+    assert any(name.startswith("mlperf.") for name in of_families["mlperf"])
+    assert not any("flop_convention" in name for name in left_out)
+
+
+def test_views_change_predictions_but_never_how_a_measurement_is_read(some: str) -> None:
+    documents = {view: run(some, view=view).data() for view in ("published", "plain", "unseen")}
+    assert [document["as"] for document in documents.values()] == list(documents)
+    rows = {view: document["records"] for view, document in documents.items()}
+    for name in ("measured", "quantity", "flop_convention", "framework"):
+        columns = [[row[name] for row in found] for found in rows.values()]
+        assert columns[0] == columns[1] == columns[2]
+    predicted = {view: [row["predicted"] for row in found] for view, found in rows.items()}
+    assert predicted["plain"] != predicted["published"] != predicted["unseen"]
+    for row in rows["unseen"]:
+        assert row["group"][0] not in row["fidelity"].partition("like this one (")[2].partition(")")[0]
+
+
+@pytest.mark.parametrize(
+    "more", [["--write-residuals", "r.csv"], ["--kernels", "k.csv"], ["--steps", "s.jsonl"]]
+)
+def test_a_view_goes_with_predictions_of_runs(more: list[str], tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["validate", "--as", "plain", *more])
+    assert result.exit_code == 2
+    assert "--as goes with predictions of runs" in result.output
+
+
+def test_an_unknown_view_is_said_with_those_that_there_are() -> None:
+    with pytest.raises(UserInputError, match="published, plain, unseen"):
+        validate(view="bare")
