@@ -113,6 +113,9 @@ class AttentionCost:
     def __init__(self, model: Model, layout: Layout, gpu: Gpu, cal: Calibration, fabric: FabricModel) -> None:
         self._gpu, self._cal, self._fabric = gpu, cal, fabric
         self._rank_stride = layout.parallel.rank_stride
+        node = fabric.cluster.node
+        of_nic = max(1.0, node.gpus / node.nics)  # GPUs that share one
+        self._nic_shares = of_nic / min(self._rank_stride, of_nic)
         self._kernel, self._fused_softmax = layout.kernels.attention, layout.kernels.fused
         self._kernel_rate = KernelRate.of(self._kernel, cal)
         self._dropout = model.dropout
@@ -258,9 +261,12 @@ class AttentionCost:
         return np.asarray(self._fabric.latency_s(tier) + slowest + volume / rate)
 
     def _link_bytes_per_s(self, group_size: Floats, tier: ArrayLike, crossing: Floats | None) -> Floats:
-        """What a GPU gets of the slowest hop of its ring."""
+        """What a GPU gets of the slowest hop of its ring.
+
+        A ring of neighbours leaves a node from one rank: where GPUs share a NIC, those of that rank alone do.
+        """
         if not self._fabric.has_shared_uplinks:
-            return self._fabric.bytes_per_s(tier)
+            return self._fabric.bytes_per_s(tier) * np.where(np.asarray(tier) > 0, self._nic_shares, 1.0)
         if crossing is None:
             crossing = self._fabric.neighbour_crossing(group_size, tier, self._rank_stride)
         tiers = np.broadcast_to(np.asarray(tier, dtype=np.int64), crossing.shape[:-1])

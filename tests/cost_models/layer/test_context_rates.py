@@ -59,3 +59,16 @@ def test_the_median_error() -> None:
         for kind, measured in zip(KINDS, rates, strict=True)
     ]
     assert np.median(errors) < 0.05
+
+
+@pytest.mark.parametrize(("tp", "share"), [(1, 1.0), (2, 0.5), (4, 0.5)])
+def test_one_sender_of_a_node_gets_a_whole_nic(tp: int, share: float) -> None:
+    """Eight GPUs on four NICs: a ring leaves a node from one rank, whose GPUs share NICs in pairs from tp = 2 on."""
+    node, cal = catalog.node("hgx-a800-80gb"), calibration("ampere")
+    fabric = FabricModel(Cluster(name="a800", node=node, nodes=4), cal.network)
+    cost = AttentionCost(MODEL, Layout(tp=tp), node.gpu, cal, fabric)
+    size, tokens = np.array([32 // tp]), 1e6
+    hop_s = float(cost.hop_s(np.array([tokens]), size, np.array([1]), backward=False)[0])
+    fixed_s = float(cost.hop_s(np.array([0.0]), size, np.array([1]), backward=False)[0])
+    rate = share * node.nic_bytes_per_s * fabric.calibration.nic_efficiency
+    assert hop_s - fixed_s == pytest.approx(tokens * cost.kv_bytes_per_token / rate)
