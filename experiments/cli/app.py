@@ -28,7 +28,7 @@ VERBS = {
     "scale": "planning", "whatif": "planning", "explain": "running", "sweep": "planning", "replay": "running",
     "trace": "files", "replay-ops": "running", "campaign": "running", "reproduce": "evidence",
     "validate": "evidence", "calibrate": "evidence", "scenarios": "files", "schema": "files", "catalog": "files",
-    "fabric": "files", "flows": "files", "import": "files", "export": "files", "new": "files",
+    "report": "files", "fabric": "files", "flows": "files", "import": "files", "export": "files", "new": "files",
     "doctor": "files", "completion": "files",
 }  # fmt: skip
 """Every verb in the order of the help text, and the folder here of its module, which holds its click command as

@@ -96,6 +96,24 @@ out_option: Decorator = click.option(
     help="Write a run directory: tables (CSV), plots, JSON, and a README that explains every file.",
 )
 
+
+def checked_page(_context: click.Context, _option: click.Parameter, path: str | None) -> str | None:
+    """Complain now, not after the simulation, about a place where no page can be written."""
+    if path is not None:
+        from hdpsim.experiments.output.page.html import check_page
+
+        check_page(path)
+    return path
+
+
+report_option: Decorator = click.option(
+    "--report",
+    metavar="FILE.html",
+    type=click.Path(dir_okay=False),
+    callback=checked_page,
+    help="Write one page to forward: the answer, charts and figures in a file that needs no network.",
+)
+
 batches_option: Decorator = click.option(
     "--batches",
     type=whole_number("batches"),
@@ -263,6 +281,7 @@ class Output:
 
     as_json: bool
     out: str | None = None
+    report: str | None = None
 
     def present(self, document: Document, lines: Sequence[str] = ()) -> None:
         """Show what a verb found; *lines* close the text."""
@@ -270,6 +289,12 @@ class Output:
             from hdpsim.experiments.output.run_directory import write_document
 
             lines = (*lines, write_document(self.out, document))
+        if self.report is not None:
+            from hdpsim.experiments.output.document import command_line
+            from hdpsim.experiments.output.page.html import write_page
+            from hdpsim.experiments.output.page.view import view_of
+
+            lines = (*lines, write_page(self.report, view_of(document, command_line())))
         data = document.data()  # first of all: it refuses figures that are nan or infinite
         if self.as_json:
             emit_json(data)
@@ -295,13 +320,16 @@ class Output:
 
 
 def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--out` and `--json`, which the command gets as one `output`."""
+    """`--out`, `--report` and `--json`, which the command gets as one `output`."""
 
     @out_option
+    @report_option
     @json_option
     @functools.wraps(command)
-    def with_output(*arguments: Any, out: str | None, as_json: bool, **options: Any) -> Any:
-        return command(*arguments, output=Output(as_json=as_json, out=out), **options)
+    def with_output(
+        *arguments: Any, out: str | None, report: str | None, as_json: bool, **options: Any
+    ) -> Any:
+        return command(*arguments, output=Output(as_json=as_json, out=out, report=report), **options)
 
     return with_output
 

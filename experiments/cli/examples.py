@@ -28,6 +28,7 @@ PAGES = {
     "scenarios": "reference/scenarios.md",
     "schema": "reference/scenarios.md",
     "catalog": "reference/catalog.md",
+    "report": "how-to/report.md",
     "fabric": "explanation/fabric.md",
     "flows": "explanation/flows.md",
     "import": "how-to/own_configuration.md",
@@ -200,6 +201,13 @@ EXAMPLES: dict[str, Examples] = {
     "export": (
         ("hdpsim export mine.yaml --to megatron-core -o flags.sh", "flags to run it with"),
         ("hdpsim export mine.yaml --to torchtitan", "print a configuration of torchtitan"),
+    ),
+    "report": (
+        (
+            "hdpsim report runs/demo",
+            "runs/demo.html, of what `hdpsim compare demo-8x22b-12k --out runs/demo` wrote",
+        ),
+        ("hdpsim report runs/demo -o demo.html", "somewhere else"),
     ),
     "new": (
         ("hdpsim new -o mine.yaml", "five questions, and a layout that fits"),

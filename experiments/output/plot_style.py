@@ -6,9 +6,10 @@ can tell apart. Plots use matplotlib's object interface: no display, no global s
 
 from __future__ import annotations
 
+import io
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import cycle, pairwise
 from pathlib import Path
@@ -66,6 +67,22 @@ _RC: dict[str, Any] = {
 ACCOUNT_GROUPS = ("compute", "communication", "overhead", "waiting")
 """The kinds of accounts. Communication is what compute does not hide: it is no work."""
 
+ACCOUNT_SHADES = {
+    "compute": ("#08457E", "#0072B2", "#3A94CC", "#7AB8E0", "#A9D3EE", "#D3E8F7"),
+    "communication": ("#9A3F00", "#D55E00", "#EA8A2E", "#E69F00", "#F3BF55", "#F9DDA0"),
+    "overhead": ("#00694C", "#009E73", "#4FBF9F", "#93D8C3", "#C5EADF", "#E0F4EE"),
+    "waiting": ("#5E5E5E", "#7D7D7D", "#9B9B9B", "#B8B8B8", "#D2D2D2", "#E8E8E8"),
+}
+"""Dark to light per part of the step; the parts themselves differ in hue."""
+
+_SHADE_OF = {
+    "gemm": 0, "attention": 1, "small_kernels": 2, "ring_merge": 3, "recompute": 4, "logits": 5,
+    "tp_communication": 0, "ring_wait": 1, "expert_all_to_all": 2, "gradient_sync": 3, "layer_gather": 4,
+    "optimizer": 0, "host": 1, "data": 2, "planning": 3,
+    "wait_gradients": 0, "wait_group": 1, "wait_pipeline": 2, "wait_stages": 3, "wait_step_end": 4,
+}  # fmt: skip
+"""An account looks the same in every plot; those that are seldom seen share the lightest shade of their part."""
+
 _GROUPS = {"ring_merge": "compute", "host": "overhead"}
 """Accounts that the words below would put in the wrong place."""
 
@@ -119,6 +136,15 @@ def save_figure(figure: Figure, stem: Path) -> tuple[Path, Path]:
             )  # a character of a name that the font has not: a box is drawn
             figure.savefig(target, format=path.suffix[1:], dpi=150, metadata=metadata)
     return paths
+
+
+def svg_of(figure: Figure) -> str:
+    """The SVG of a figure, as save_figure writes it."""
+    written = io.StringIO()
+    with style(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")
+        figure.savefig(written, format="svg", metadata={"Date": None, "Creator": "hdpsim"})
+    return written.getvalue()
 
 
 def colours_of(names: Mapping[str, object]) -> dict[str, str]:
@@ -181,6 +207,23 @@ def account_group(account: str) -> str:
     if any(word in name for word in _COMMUNICATION):
         return "communication"
     return "compute"
+
+
+def account_colours(accounts: Iterable[str]) -> dict[str, str]:
+    """The colour of every account, the same in all plots: the hue of its part of the step, in a shade of its own."""
+    return {name: ACCOUNT_SHADES[account_group(name)][_SHADE_OF.get(name, -1)] for name in accounts}
+
+
+def tidy_ticks(largest: float) -> list[float]:
+    """Round numbers from 0 to one that is not less than *largest*, four to seven of them.
+
+    >>> tidy_ticks(79.2), tidy_ticks(0.31)
+    ([0.0, 20.0, 40.0, 60.0, 80.0], [0.0, 0.1, 0.2, 0.3, 0.4])
+    """
+    power = 10.0 ** math.floor(math.log10(largest))
+    step = next(each * power for each in (0.2, 0.5, 1.0, 2.0) if largest / (each * power) <= 6.0)
+    count = math.ceil(round(largest / step, 9))
+    return [round(number * step, 12) for number in range(count + 1)]
 
 
 def count_axis(axis: Axis) -> None:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hdpsim.experiments.output.plot_style import INK, account_group, figure_and_axes, readable_name, style
+from hdpsim.experiments.output.plot_style import (
+    ACCOUNT_SHADES,
+    INK,
+    account_colours,
+    account_group,
+    figure_and_axes,
+    readable_name,
+    style,
+)
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -18,14 +26,6 @@ if TYPE_CHECKING:
 
 
 Seconds = Mapping[str, float]
-
-_SHADES = {
-    "compute": ("#08457E", "#0072B2", "#3A94CC", "#7AB8E0", "#A9D3EE", "#D3E8F7"),
-    "communication": ("#9A3F00", "#D55E00", "#EA8A2E", "#E69F00", "#F3BF55", "#F9DDA0"),
-    "overhead": ("#00694C", "#009E73", "#4FBF9F", "#93D8C3", "#C5EADF", "#E0F4EE"),
-    "waiting": ("#5E5E5E", "#7D7D7D", "#9B9B9B", "#B8B8B8", "#D2D2D2", "#E8E8E8"),
-}
-"""Dark to light per part of the step; the parts themselves differ in hue."""
 
 _SMALL_SHARE = 0.004
 """Accounts below this share of the longest bar are drawn together as "other ..."."""
@@ -56,7 +56,7 @@ def plot_time_breakdown(seconds: Mapping[str, Seconds]) -> Figure:
                       linewidth=0.5, label=label)  # fmt: skip
             for row, value in enumerate(width):
                 if value > 0.06 * longest_s:
-                    ink = "white" if colour in _SHADES[group][:2] else INK
+                    ink = "white" if colour in ACCOUNT_SHADES[group][:2] else INK
                     middle = left[row] + value / 2
                     axes.text(middle, row, f"{value:.3g}", ha="center", va="center", color=ink, fontsize=8)
             left += width
@@ -141,7 +141,8 @@ def _accounts_by_group(seconds: Mapping[str, Seconds]) -> list[tuple[str, str, l
     peak = {name: max(accounts.get(name, 0.0) for accounts in seconds.values()) for name in names}
     small_s = _SMALL_SHARE * max(sum(accounts.values()) for accounts in seconds.values())
     parts: list[tuple[str, str, list[str], str]] = []
-    for group, shades in _SHADES.items():
+    colours = account_colours(names)
+    for group, shades in ACCOUNT_SHADES.items():
         members = sorted(
             (n for n in names if account_group(n) == group and peak[n] > 0), key=lambda n: -peak[n]
         )
@@ -150,7 +151,7 @@ def _accounts_by_group(seconds: Mapping[str, Seconds]) -> list[tuple[str, str, l
             large = members  # a single small one is shown under its own name
         elif len(large) < len(members) or len(large) > len(shades):
             large = large[: len(shades) - 1]
-        parts += [(group, readable_name(n), [n], shades[i]) for i, n in enumerate(large)]
+        parts += [(group, readable_name(name), [name], colours[name]) for name in large]
         rest = [name for name in members if name not in large]
         if rest:
             parts.append((group, f"other {group}", rest, shades[-1]))
@@ -169,7 +170,7 @@ def _grouped_legend(axes: Axes, parts: Iterable[tuple[str, str, list[str], str]]
             current = group
         entries.append(Patch(color=colour, label=label))
     legend = axes.legend(handles=entries, loc="center left", bbox_to_anchor=(1.01, 0.5), handlelength=1.2)
-    headings = {name.capitalize() for name in _SHADES}
+    headings = {name.capitalize() for name in ACCOUNT_SHADES}
     for text in legend.get_texts():
         if text.get_text() in headings:
             text.set_fontweight("bold")

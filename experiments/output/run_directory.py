@@ -17,6 +17,7 @@ from hdpsim import __version__, files
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.output.document import SCHEMA_VERSION, Document, OutputFile, Table, command_line
 from hdpsim.experiments.output.finite import plain
+from hdpsim.experiments.output.page.view import MARKER, STORED, stored
 from hdpsim.interrupts import held
 from hdpsim.quoting import printable, quoted
 from hdpsim.reading import open_regular
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-
-MARKER = ".hdpsim-run.json"
-"""The file that makes a directory one of ours; it lists the files hdpsim wrote, with their hashes."""
 
 _README = "README.md"
 
@@ -217,6 +215,7 @@ def write_document(out: str, document: Document, command: str | None = None) -> 
         run.write_json(
             "result.json", document.data(), "The whole result as one JSON document, as printed by --json."
         )
+        run.write_json(STORED, stored(document, made_by), "The text of the page that `hdpsim report` makes.")
         for file in document.files:
             _write_file(run, file)
     return f"wrote {out}" + (" (partial)" if document.partial else "")

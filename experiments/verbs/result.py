@@ -94,6 +94,15 @@ class Result:
         write_document(str(folder), self.document, command="hdpsim in Python")
         return Path(folder)
 
+    def report(self, path: str | Path) -> Path:
+        """Write one page to forward (.html): answer, charts, figures and assumptions, without a network; its path."""
+        from hdpsim.experiments.output.page.html import check_page, write_page
+        from hdpsim.experiments.output.page.view import view_of
+
+        check_page(str(path))
+        write_page(str(path), view_of(self.document, "hdpsim in Python"))
+        return Path(path)
+
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints."""
         return self.document.data()

@@ -1,0 +1,1 @@
+"""A result as one page to forward: self-contained HTML that needs no network."""

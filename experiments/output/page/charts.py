@@ -1,0 +1,122 @@
+"""Charts of a page: drawn as SVG, so that they print, scale, and can be read without a pointer or a script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from hdpsim.experiments.output.page.view import Rows
+from hdpsim.experiments.output.plot_style import (
+    ACCOUNT_GROUPS,
+    account_colours,
+    readable_name,
+    tidy_ticks,
+)
+
+WIDTH, BAR, GAP, LEFT, RIGHT = 960, 30, 14, 170, 70
+SMALLEST_LABEL = 0.055
+"""Share of the longest bar from which a piece has its name in it."""
+_PLOT = {"left": 76, "top": 14, "width": 840, "height": 320, "bottom": 52}
+
+
+def account_bars(rows: Rows) -> str:
+    """Where the time goes: a bar of accounts for each strategy; empty where there is none.
+
+    Accounts keep their colours in every plot; each piece says its name where it is long enough, and all of it to a
+    pointer, to the keyboard and to readers of screens.
+    """
+    bars: dict[str, list[tuple[str, str, float]]] = {}
+    for row in rows:
+        seconds = float(str(row.get("seconds") or 0.0))
+        account, group = str(row.get("account", "")), str(row.get("group", ""))
+        if seconds > 0.0 and account and group:
+            bars.setdefault(str(row.get("strategy", "")), []).append((account, group, seconds))
+    if not bars:
+        return ""
+    longest = max(sum(piece[2] for piece in pieces) for pieces in bars.values())
+    accounts = list(dict.fromkeys(account for pieces in bars.values() for account, _, _ in pieces))
+    colours, scale = account_colours(accounts), (WIDTH - LEFT - RIGHT) / longest
+    lines = []
+    for number, (strategy, pieces) in enumerate(bars.items()):
+        top, x = GAP + number * (BAR + GAP), float(LEFT)
+        lines.append(
+            f'<text class="name" x="{LEFT - 10}" y="{top + BAR / 2 + 5:.0f}">{escape(strategy)}</text>'
+        )
+        total = sum(seconds for _, _, seconds in pieces)
+        for account, group, seconds in sorted(pieces, key=lambda piece: ACCOUNT_GROUPS.index(piece[1])):
+            width = seconds * scale
+            words = f"{strategy}, {readable_name(account)} ({group}): {seconds:.3g} s, {seconds / total:.1%}"
+            lines.append(
+                f'<g class="piece {escape(group)}" tabindex="0" role="img" aria-label="{escape(words)}" '
+                f'data-words="{escape(words)}"><rect x="{x:.1f}" y="{top}" width="{max(width, 0.5):.1f}" '
+                f'height="{BAR}" fill="{colours[account]}"><title>{escape(words)}</title></rect>'
+            )
+            if width > SMALLEST_LABEL * (WIDTH - LEFT - RIGHT) and len(account) * 6.2 < width:
+                at = f'x="{x + width / 2:.1f}" y="{top + BAR / 2 + 4:.0f}"'
+                name = escape(readable_name(account))
+                lines.append(f'<text class="in" fill="{_ink(colours[account])}" {at}>{name}</text>')
+            lines.append("</g>")
+            x += width
+        lines.append(f'<text class="total" x="{x + 6:.1f}" y="{top + BAR / 2 + 5:.0f}">{total:.4g} s</text>')
+    height = GAP + len(bars) * (BAR + GAP)
+    return _svg(WIDTH, height, "Where the time of a step goes, by strategy", lines)
+
+
+def candidate_dots(rows: Rows) -> str:
+    """Throughput against memory of the candidates of a search; empty where there are fewer than two."""
+    dots = [
+        (float(str(row["memory_gib"])), float(str(row["tokens_per_s"])), str(row.get("layout", "")))
+        for row in rows
+        if _positive(row.get("memory_gib")) and _positive(row.get("tokens_per_s"))
+    ]
+    if len(dots) < 2:
+        return ""
+    most_gib, most_rate = max(dot[0] for dot in dots), max(dot[1] for dot in dots)
+    left, top, width, height = (_PLOT[key] for key in ("left", "top", "width", "height"))
+    x_ticks, y_ticks = tidy_ticks(most_gib), tidy_ticks(most_rate)
+    right, up = width / x_ticks[-1], height / y_ticks[-1]
+    lines = [*_axes(x_ticks, y_ticks, "memory per GPU, GiB", "tokens/s")]
+    for number, (gib, rate, layout) in enumerate(dots, start=1):
+        words = f"{layout}: {rate:,.0f} tokens/s, {gib:.1f} GiB"
+        x, y = left + gib * right, top + height - rate * up
+        lines.append(
+            f'<g class="piece" tabindex="0" role="img" aria-label="{escape(words)}" data-words="{escape(words)}">'
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="7"><title>{escape(words)}</title></circle>'
+            f'<text class="dot" x="{x + 10:.1f}" y="{y + 4:.1f}">{number}</text></g>'
+        )
+    return _svg(WIDTH, top + height + _PLOT["bottom"], "Candidates: throughput against memory", lines)
+
+
+def _axes(x_ticks: Sequence[float], y_ticks: Sequence[float], x_words: str, y_words: str) -> Iterator[str]:
+    left, top, width, height = (_PLOT[key] for key in ("left", "top", "width", "height"))
+    for tick in x_ticks:
+        x = left + width * tick / x_ticks[-1]
+        yield f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{top + height}"/>'
+        yield f'<text class="tick" x="{x:.1f}" y="{top + height + 18}">{tick:,.6g}</text>'
+    for tick in y_ticks:
+        y = top + height * (1.0 - tick / y_ticks[-1])
+        yield f'<line class="grid" x1="{left}" x2="{left + width}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield f'<text class="name" x="{left - 8}" y="{y + 4:.1f}">{tick:,.6g}</text>'
+    yield f'<text class="tick" x="{left + width / 2:.0f}" y="{top + height + 40}">{escape(x_words)}</text>'
+    yield (
+        f'<text class="tick" transform="rotate(-90)" x="{-(top + height / 2):.0f}" y="14">{escape(y_words)}</text>'
+    )
+
+
+def _svg(width: float, height: float, words: str, lines: Sequence[str]) -> str:
+    box, label = f"0 0 {width} {height:.0f}", escape(words)
+    head = f'<svg class="chart" viewBox="{box}" role="group" aria-label="{label}">'
+    return "\n".join((head, *lines, "</svg>"))
+
+
+def _ink(colour: str) -> str:
+    """Black or white, whichever stands out on a colour (#RRGGBB): by its relative luminance (WCAG 2)."""
+    red, green, blue = (int(colour[place : place + 2], 16) / 255.0 for place in (1, 3, 5))
+    return "#000000" if 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2 > 0.18 else "#FFFFFF"
+
+
+def _positive(value: object) -> bool:
+    try:
+        return float(str(value)) > 0.0
+    except ValueError:
+        return False

@@ -1,0 +1,196 @@
+"""Pages to forward: complete without a network, safe whatever names are in them, the same from a run directory."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
+from hdpsim.experiments.output.page.charts import account_bars, candidate_dots
+from hdpsim.experiments.output.page.html import page
+from hdpsim.experiments.output.page.view import STORED, loaded, view_of
+from hdpsim.experiments.output.plot_style import ACCOUNT_SHADES, account_colours, account_group
+from hdpsim.experiments.output.run_directory import write_document
+
+CHROMIUM = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
+)
+LARGEST_BYTES = 5_000_000
+EVIL = '<script>alert("x")</script>'
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, list(arguments))
+
+
+def document() -> Document:
+    accounts = [
+        {"strategy": "static", "account": "gemm", "group": "compute", "seconds": 6.0, "share": 0.75},
+        {
+            "strategy": "static",
+            "account": "ring_wait",
+            "group": "communication",
+            "seconds": 2.0,
+            "share": 0.25,
+        },
+        {"strategy": EVIL, "account": "gemm", "group": "compute", "seconds": 6.0, "share": 1.0},
+    ]
+    table = Table(
+        title="Steps",
+        columns=(Column("strategy"), Column("step_s", unit="s", format=".1f")),
+        rows=[{"strategy": f"{EVIL} {number}", "step_s": 8.0} for number in range(9)],
+    )
+    return Document(
+        kind="compare",
+        payload={},
+        head=f"tiny on 8 GPUs {EVIL}",
+        blocks=(table, "hdp-opt is 1.33 times as fast."),
+        notes=("bands are wide",),
+        files=(OutputFile("accounts.csv", lambda: accounts, "Seconds by account."),),
+    )
+
+
+class Tags(HTMLParser):
+    """What a page loads, and which tags are open."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.sources: list[str] = []
+        self.scripts = 0
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.scripts += tag == "script"
+        self.sources += [value or "" for name, value in attrs if name in ("src", "srcset", "data", "action")]
+        self.sources += [value or "" for name, value in attrs if name == "href" and tag != "a"]
+        if tag not in ("meta", "img", "input", "link", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in ("meta", "img", "input", "link", "br"):
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_a_page_says_all_and_loads_nothing() -> None:
+    text = page(view_of(document(), "hdpsim compare tiny"))
+    found = Tags(text)
+    assert not found.open, "every tag is closed"
+    assert all(source.startswith("data:") for source in found.sources)
+    assert not re.search(r"url\(|@import|https?://(?!www\.w3\.org)", text)
+    assert "default-src 'none'" in text
+    for words in ("hdp-opt is 1.33 times as fast.", "bands are wide", "hdpsim compare tiny", "8.0", "8 s"):
+        assert words in text, words
+    assert text.index("1.33 times") < text.index("<table"), "the answer comes first"
+
+
+def test_names_of_others_are_no_code() -> None:
+    text = page(view_of(document(), ""))
+    assert Tags(text).scripts == 1, "its own"
+    assert EVIL not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_pieces_of_a_bar_are_as_long_as_their_seconds() -> None:
+    text = account_bars(
+        [
+            {"strategy": "a", "account": "gemm", "group": "compute", "seconds": "6.0"},
+            {"strategy": "a", "account": "wait_group", "group": "waiting", "seconds": "3.0"},
+            {"strategy": "b", "account": "gemm", "group": "compute", "seconds": "4.5"},
+        ]
+    )
+    widths = [float(width) for width in re.findall(r'<rect [^>]*width="([0-9.]+)"', text)]
+    assert widths == pytest.approx([2 * widths[1], widths[1], 1.5 * widths[1]], abs=0.2)
+    assert 'aria-label="a, GEMM (compute): 6 s, 66.7%"' in text
+    assert account_bars([]) == ""
+
+
+def test_candidates_lie_where_their_figures_say() -> None:
+    rows = [{"layout": f"TP {n}", "memory_gib": 20.0 * n, "tokens_per_s": 1000.0 * n} for n in (1, 2)]
+    text = candidate_dots(rows)
+    (x1, y1), (x2, y2) = (map(float, found) for found in re.findall(r'cx="([0-9.]+)" cy="([0-9.]+)"', text))
+    assert x2 - 76 == pytest.approx(2 * (x1 - 76), abs=0.2)
+    assert 334 - y2 == pytest.approx(2 * (334 - y1), abs=0.2)
+    assert candidate_dots(rows[:1]) == ""
+
+
+def test_an_account_has_one_colour_everywhere() -> None:
+    few, many = account_colours(["gemm"]), account_colours(["attention", "gemm", "wait_group", "unheard_of"])
+    assert few["gemm"] == many["gemm"]
+    assert len(set(many.values())) == 4
+    assert all(colour in ACCOUNT_SHADES[account_group(name)] for name, colour in many.items())
+
+
+def test_a_run_directory_gives_the_same_page(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    write_document(str(out), document(), command="hdpsim compare tiny")
+    assert page(loaded(out)) == page(view_of(document(), "hdpsim compare tiny"))
+    assert run("report", str(out)).exit_code == 0
+    assert (tmp_path / "run.html").read_text() == page(loaded(out))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("report", "nothing"), "is not a run directory"),
+        (("report", "run", "-o", "page.txt"), "ends with .html"),
+        (("simulate", "quickstart-8gpu", "--report", "page.txt"), "ends with .html"),
+        (("report", "old"), "made by an older hdpsim"),
+        (("report", "broken"), "cannot be read"),
+    ],
+)
+def test_wrong_use_is_one_message(
+    arguments: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("old", "broken"):
+        write_document(name, document(), command="")
+    (tmp_path / "old" / STORED).unlink()
+    (tmp_path / "broken" / STORED).write_text('{"blocks": 3}')
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert words in done.stderr
+    assert not list(tmp_path.glob("*.html"))
+
+
+@pytest.mark.slow
+def test_a_real_page_in_a_browser(tmp_path: Path) -> None:
+    if not CHROMIUM:
+        pytest.skip("no Chromium on this machine")
+    target = tmp_path / "page.html"
+    done = run("simulate", "quickstart-8gpu", "--batches", "1", "--report", str(target))
+    assert done.exit_code == 0, done.stderr
+    assert target.stat().st_size < LARGEST_BYTES
+    probe = """<script>
+      const say = (what) => { document.title += " | " + what; };
+      window.addEventListener("load", () => {
+        const piece = document.querySelector(".piece");
+        piece.dispatchEvent(new MouseEvent("mousemove", {clientX: 5, clientY: 5}));
+        say("tip " + (!document.getElementById("tip").hidden && document.getElementById("tip").textContent.length > 5));
+        const box = [...document.querySelectorAll(".filter")].pop(), rows = [...box.nextSibling.tBodies[0].rows];
+        box.value = "gemm"; box.dispatchEvent(new Event("input"));
+        say("rows " + rows.filter((row) => !row.hidden).length);
+        say("loads " + performance.getEntriesByType("resource").filter((one) => !one.name.startsWith("data:")).length);
+      });
+    </script></body>"""
+    target.write_text(target.read_text().replace("</body>", probe))
+    browser = subprocess.run(
+        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0",
+         "--virtual-time-budget=3000", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", target.as_uri()],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    title = re.search(r"<title>(.*?)</title>", browser.stdout, re.DOTALL)
+    assert title is not None, browser.stderr[-500:]
+    assert title[1].endswith("| tip true | rows 1 | loads 0")
+    assert "CONSOLE" not in browser.stderr
