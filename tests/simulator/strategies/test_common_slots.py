@@ -25,7 +25,14 @@ LAYOUTS = {
     "experts": (EXPERTS, Layout(ep=4)),
     "experts in a pipeline": (EXPERTS, Layout(ep=4, pp=2)),
 }
-NAMES = ("static", "hdp-naive", "hdp-balance", "hdp-opt", "wlb-llm", "megatron-dynamic-cp")
+NAMES = (
+    "static",
+    "hdp-naive",
+    "hdp-balance",
+    "hdp-opt",
+    "wlb-llm",
+    "hdpsim.simulator.strategies.megatron:dynamic_cp",
+)
 
 
 def setup_of(layout: str, name: str = "hdp-opt") -> Setup:

@@ -1,5 +1,8 @@
 """Megatron-Core's hybrid context parallelism and its scheduler for pipelines, by hand and by promise."""
 
+import tomllib
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +12,7 @@ from simulator_setups import MODEL, problem_of, small_setup
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.transformer.flop import sequence_model_flop
 from hdpsim.errors import InfeasibleError
+from hdpsim.simulator.own import load_strategy
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.validate import validate_plan
 from hdpsim.simulator.strategies.megatron_hybrid import hybrid_cp
@@ -96,3 +100,13 @@ def test_balanced_plans_are_sound_and_full(lengths: list[int], pp: int) -> None:
     validate_plan(plan, np.array(lengths), pp)
     slots = np.diff(plan.order_offsets)
     assert slots.max() % pp == 0
+
+
+def test_what_plugs_in_by_name_is_where_the_entry_points_say() -> None:
+    project = tomllib.loads((Path(__file__).resolve().parents[3] / "pyproject.toml").read_text())
+    places = project["project"]["entry-points"]["hdpsim.strategies"]
+    assert set(places) == {
+        "flexsp", "megatron-balanced-pp", "megatron-dp-balanced", "megatron-dynamic-cp", "megatron-hybrid-cp",
+    }  # fmt: skip
+    assert load_strategy(places["megatron-hybrid-cp"]) is hybrid_cp
+    assert all(callable(load_strategy(place)) for place in places.values())
