@@ -18,7 +18,7 @@ from hdpsim.experiments.output.statistics import (
     with_interval,
 )
 from hdpsim.experiments.output.words import tokens_with_interval
-from hdpsim.experiments.studies.report import scenario_document
+from hdpsim.experiments.studies.report import band_line, scenario_document
 from hdpsim.simulator.campaign.setup import EFFECTIVE
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def campaign_document(scenario: Scenario, study: CampaignStudy) -> Document:
         "campaign",
         scenario,
         campaign_json(study),
-        blocks=(summary_table(study), account_table(study), cause_table(study)),
+        blocks=(summary_table(study), account_table(study), *((cause_table(study),) if causes else ())),
         notes=campaign_remarks(study),
         scenario_of_run=study.scenario,
         files=(
@@ -106,7 +106,7 @@ def summary_table(study: CampaignStudy) -> Table[tuple[str, str]]:
         ("goodput", f"{with_interval(study.goodput, 100, 2)} % of an undisturbed run"),
         ("tokens", f"{tokens_with_interval(study.tokens)} in {_time(duration_s)}"),
         ("throughput", f"{study.tokens.mean / duration_s:,.0f} tokens/s"),
-        ("MTBF", f"{_time(mtbf)} (rate: {_time(expected)})"),
+        ("MTBF", f"{_time(mtbf, 'no failure in these runs')} (expected: {_time(expected)})"),
         (
             "restarts",
             f"{with_interval(study.restarts, 1, 1)}, unplanned {with_interval(study.failures, 1, 1)}",
@@ -162,7 +162,8 @@ def campaign_remarks(study: CampaignStudy) -> tuple[str, ...]:
         *plan.idle_notes,
         *study.hidden_notes,
         _runs(len(study.results)),
-        *((study.target.price.note,) if study.target is not None else ()),
+        *band_line(plan.undisturbed.band),
+        *((study.costs.price.note,) if study.tokens.mean > 0 else ()),
     )
 
 
@@ -188,7 +189,7 @@ def _runs(count: int) -> str:
 def campaign_json(study: CampaignStudy) -> dict[str, Any]:
     """The study without its curves."""
     plan = study.plan
-    setup = plan.setup
+    setup, band = plan.setup, plan.undisturbed.band
     inputs = {
         field.name: getattr(setup, field.name)
         for field in dataclasses.fields(setup)
@@ -217,6 +218,7 @@ def campaign_json(study: CampaignStudy) -> dict[str, Any]:
             "interval_s": plan.interval_s,
         },
         "inputs": {**inputs, "step_source": plan.step_note, "checkpoint_bytes": plan.size},
+        "fidelity": band and band.document(plan.undisturbed.seconds),
         "failure_profile": {
             "name": setup.failures.name,
             "title": setup.failures.title,
@@ -269,5 +271,5 @@ def _token_rows(study: CampaignStudy) -> list[dict[str, object]]:
     ]
 
 
-def _time(seconds: float | None) -> str:
-    return "never" if seconds is None else format_quantity(seconds, "time")
+def _time(seconds: float | None, none: str = "never") -> str:
+    return none if seconds is None else format_quantity(seconds, "time")

@@ -33,6 +33,7 @@ from hdpsim.simulator.campaign.events import Handling, mean_detection_s
 from hdpsim.simulator.campaign.setup import CampaignSetup
 
 if TYPE_CHECKING:
+    from hdpsim.experiments.bands.band import Band
     from hdpsim.experiments.scenario.scenario import Scenario
     from hdpsim.experiments.studies.power import Power
 
@@ -48,12 +49,14 @@ class UndisturbedStep:
 
     Attributes:
         power: mean while it runs; None of a step that was not simulated.
+        band: how well steps like it were predicted; None of one that was not simulated.
     """
 
     seconds: float
     tokens: float
     note: str
     power: Power | None = None
+    band: Band | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,6 +270,7 @@ def _step(scenario: Scenario, fixed_s: float | None) -> UndisturbedStep:
         tokens=tokens,
         note=f"simulated, mean over {batches} ({outcome.strategy})",
         power=costs_of(outcome, scenario.costs).power,
+        band=outcome.band,
     )
 
 

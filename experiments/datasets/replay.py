@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hdpsim.errors import HdpSimError, InfeasibleError, UserInputError
+from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.output.throughput import RunningThroughput
 from hdpsim.experiments.parallel.dispatch import dispatch
 from hdpsim.experiments.scenario.data_use import LongSequences
@@ -34,6 +35,7 @@ from hdpsim.traces import (
 )
 
 if TYPE_CHECKING:
+    from hdpsim.experiments.bands.band import Band
     from hdpsim.experiments.parallel.engines import Engine
     from hdpsim.experiments.scenario.scenario import DataOptions, Scenario
     from hdpsim.experiments.studies.compare import Lengths
@@ -86,6 +88,7 @@ class DatasetReplay:
         dropped_tokens: tokens of sequences that the policy left out, up to here.
         truncated_tokens: tokens it cut off.
         long: sequences longer than the context, up to here.
+        band: how well steps like the first one were predicted; None of a strategy of one's own.
     """
 
     scenario: Scenario
@@ -100,6 +103,7 @@ class DatasetReplay:
     dropped_tokens: int
     truncated_tokens: int
     long: LongSequences
+    band: Band | None
 
     @property
     def partial(self) -> bool:
@@ -200,6 +204,7 @@ def replay_dataset(
     accounts: dict[str, float] = {}
     long = LongSequences.of((), scenario.data.context_tokens, scenario.data.policy)
     lost = np.zeros(2, dtype=np.int64)
+    band: Band | None = None
     stopped, error, startup_s = "end of the data" if steps is None else "steps", None, 0.0
     try:
         with engine:
@@ -208,6 +213,8 @@ def replay_dataset(
                 long = long.with_batch(batch)
                 if row.number == 1:  # nobody could begin its batch before it: the start of the run is no step
                     startup_s, row = row.waited_s, row.without_waits()
+                    setup = scenario.setup()
+                    band = None if setup.strategy.is_own else setup_band(setup, batch.lengths)
                 throughput.add(batch.tokens, row.period_s)
                 for account, seconds in row.account_s.items():
                     accounts[account] = accounts.get(account, 0.0) + seconds
@@ -245,6 +252,7 @@ def replay_dataset(
         dropped_tokens=int(lost[0]),
         truncated_tokens=int(lost[1]),
         long=long,
+        band=band,
     )
 
 

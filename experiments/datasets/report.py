@@ -17,9 +17,10 @@ from hdpsim.experiments.output.plot_style import (
     readable_name,
     style,
 )
-from hdpsim.experiments.output.statistics import Estimate, with_interval
-from hdpsim.experiments.output.words import duration, large_amount
-from hdpsim.experiments.studies.report import mfu_note, scenario_document
+from hdpsim.experiments.output.statistics import Estimate, fixed, with_interval
+from hdpsim.experiments.output.words import large_amount
+from hdpsim.experiments.studies.cost_to_target import Target, mean_price
+from hdpsim.experiments.studies.report import band_line, mfu_note, scenario_document
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,10 +45,25 @@ def replay_document(replay: DatasetReplay) -> Document:
         scenario,
         replay_json(replay),
         blocks=("\n".join(lines), *((replay_table(replay),) if replay.steps else ())),
-        notes=(mfu_note(scenario),) if replay.steps else (),
+        notes=_notes(replay) if replay.steps else (),
         files=_step_files(replay) if replay.steps else (),
     )
-    return dataclasses.replace(document, readme=(*errors, *lines, mfu_note(scenario)), partial=replay.partial)
+    return dataclasses.replace(document, readme=(*errors, *lines, *_notes(replay)), partial=replay.partial)
+
+
+def _notes(replay: DatasetReplay) -> tuple[str, ...]:
+    return (*band_line(replay.band), mfu_note(replay.scenario), training_of(replay).price.note)
+
+
+def training_of(replay: DatasetReplay) -> Target:
+    """What the replayed tokens take and cost: as long as it says, so without an interval."""
+    cluster = replay.scenario.cluster
+    return Target(
+        tokens=replay.throughput.tokens,
+        seconds=fixed(replay.throughput.seconds),
+        gpus=cluster.gpus,
+        price=mean_price(cluster, replay.scenario.costs),
+    )
 
 
 def replay_json(replay: DatasetReplay) -> dict[str, Any]:
@@ -69,6 +85,8 @@ def replay_json(replay: DatasetReplay) -> dict[str, Any]:
         "step_s": None if empty else throughput.seconds / len(replay.steps),
         "mfu": None if empty else _weighted(replay, "mfu"),
         "mfu_full": None if empty else _weighted(replay, "mfu_full"),
+        "fidelity": replay.band and replay.band.document(throughput.seconds / len(replay.steps)),
+        "training": None if empty else training_of(replay).document(),
         "account_s": replay.account_s,
         "startup_s": replay.startup_s,
         "waited_s": None if empty else sum(step.waited_s for step in replay.steps) / len(replay.steps),
@@ -114,7 +132,7 @@ def replay_lines(replay: DatasetReplay) -> list[str]:
         f"{count:,} steps, {large_amount(throughput.tokens)} tokens ({ending}).",
         f"{with_interval(mean)} tokens/s (tokens over time of all steps; {interval}), "
         f"{throughput.seconds / count:.3f} s a step, MFU {_weighted(replay, 'mfu'):.1%}.",
-        f"Training on these tokens takes {duration(throughput.seconds)} without interruptions.",
+        f"Training on these tokens, without interruptions: {training_of(replay).words}.",
     ]
     steps = np.array([step.step_s for step in replay.steps])
     low, middle, high = np.percentile(steps, (5, 50, 95))

@@ -22,6 +22,7 @@ from hdpsim.simulator.settings import CHANGES_NOTHING
 if TYPE_CHECKING:
     from hdpsim.cost_models.hardware.prices import CostOptions
     from hdpsim.cost_models.memory.report import MemoryReport
+    from hdpsim.experiments.bands.band import Band
     from hdpsim.experiments.output.statistics import Estimate
     from hdpsim.experiments.scenario.scenario import Scenario
     from hdpsim.experiments.studies.compare import Comparison, Outcome
@@ -230,6 +231,11 @@ def band_lines(outcomes: Iterable[Outcome]) -> tuple[str, ...]:
         return ()
     lines = [f"  {', '.join(dict.fromkeys(names))}: {note}" for note, names in by_note.items()]
     return ("How far off predictions of such runs were (± is sampling only and knows nothing of it):", *lines)
+
+
+def band_line(band: Band | None) -> tuple[str, ...]:
+    """The same where there is one prediction; nothing where nothing was predicted."""
+    return () if band is None else (f"How far off predictions of such runs were: {band.note}.",)
 
 
 def noise_note(scenario: Scenario) -> str:

@@ -17,6 +17,7 @@ from hdpsim.experiments.output.words import memory_parts, span
 from hdpsim.experiments.scenario.data_use import WORTH_A_WORD
 from hdpsim.experiments.scenario.setup_document import as_yaml
 from hdpsim.experiments.studies.compare import Mesh
+from hdpsim.experiments.studies.cost_to_target import usd_words
 from hdpsim.experiments.studies.report import one_line
 from hdpsim.experiments.studies.static_rows import mesh_lines
 
@@ -93,6 +94,8 @@ def _row(run: SweepRun, result: CellResult) -> Row:
         "batches": scenario.batch_count if scenario else None,
         "step_s": _at(found, "step_s", "mean"),
         "step_s_ci95": _at(found, "step_s", "ci95_half_width"),
+        "step_s_p10": _at(found, "fidelity", "step_s_p10"),
+        "step_s_p90": _at(found, "fidelity", "step_s_p90"),
         "tokens_per_s": _at(found, "tokens_per_s", "mean"),
         "tokens_per_s_ci95": _at(found, "tokens_per_s", "ci95_half_width"),
         "tokens_per_s_per_gpu": found.get("tokens_per_s_per_gpu"),
@@ -294,7 +297,8 @@ def _result_lines(run: SweepRun) -> list[str]:
             among = f" of {count} with {best['gpus']:,} GPUs and the same batches"
         lines.append(
             f"Fastest{among}: {what}: {best['tokens_per_s']:,.0f} tokens/s, MFU {best['mfu']:.1%}, "
-            f"memory {_memory_words(best)} GiB ({memory_parts(_at(result.result or {}, 'memory', 'parts'))})."
+            f"memory {_memory_words(best)} GiB ({memory_parts(_at(result.result or {}, 'memory', 'parts'))})"
+            f"{_cost_words(best)}{_band_words(best)}."
         )
     if len(fastest) > MOST_FASTEST:
         lines.append(
@@ -307,6 +311,21 @@ def _result_lines(run: SweepRun) -> list[str]:
     parts += [f"{run.count(status):,} {words}" for status, (_, words) in _WORDS.items() if run.count(status)]
     lines.append(f"{', '.join(parts)}.")
     return lines
+
+
+def _cost_words(row: Row) -> str:
+    usd = row["usd_per_million_tokens"]
+    return "" if usd is None else f", {usd_words(usd)} per million tokens"
+
+
+def _band_words(row: Row) -> str:
+    """Where the true step lies, as far as runs like it tell; empty where nobody knows."""
+    low, high = row["step_s_p10"], row["step_s_p90"]
+    return (
+        ""
+        if low is None
+        else f"; true step {low:.3g} to {high:.3g} s (P10-P90 of how far off predictions are)"
+    )
 
 
 def _data_lines(run: SweepRun) -> list[str]:

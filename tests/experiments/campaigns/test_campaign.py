@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
+from hdpsim.experiments.campaigns.report import campaign_document
 from hdpsim.experiments.campaigns.run import run_campaign
 from hdpsim.experiments.campaigns.setup import plan_campaign
 from hdpsim.experiments.cli.app import cli
@@ -118,10 +119,26 @@ def test_a_profile_of_ones_own_is_found_beside_the_scenario(tmp_path: Path) -> N
 
 
 def test_without_failures_there_is_one_checkpoint_and_no_mtbf() -> None:
-    study = run_campaign(llama("campaign.failure_scale=0", "campaign.duration=1d"))
+    scenario = llama("campaign.failure_scale=0", "campaign.duration=1d")
+    study = run_campaign(scenario)
     assert study.mtbf_s is None
     assert study.plan.expected_mtbf_s is None
     assert study.restarts.mean == 0
+    text = campaign_document(scenario, study).text()
+    assert "no failure in these runs (expected: never)" in text
+    assert "Restarts by cause" not in text
+    assert "How far off" not in text  # its step was not predicted
+
+
+def test_a_campaign_of_a_simulated_step_says_how_far_it_is_to_be_believed() -> None:
+    scenario = load_scenario(
+        "quickstart-8gpu", ("campaign.duration=1h", "campaign.seeds=2", "execution.batches=1")
+    )
+    study = run_campaign(scenario)
+    document = campaign_document(scenario, study)
+    band = document.data()["results"]["fidelity"]
+    assert band["step_s_p10"] <= study.plan.undisturbed.seconds <= band["step_s_p90"]
+    assert f"How far off predictions of such runs were: {band['note']}." in document.notes
 
 
 BAD = {

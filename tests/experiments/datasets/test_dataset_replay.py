@@ -266,6 +266,13 @@ def test_a_run_directory_holds_the_steps(
     done = invoke("replay", "quickstart-8gpu", "--trace", trace, "--out", out, *OPTIONS)
     assert done.exit_code == 0, done.output
     assert "the whole of the data" in done.output
+    results = json.loads((out / "result.json").read_text())["results"]
+    training, band = results["training"], results["fidelity"]
+    assert training["tokens"] == results["tokens"]
+    assert training["gpu_hours"] == pytest.approx(results["simulated_s"] / 3600 * 8)
+    assert band["step_s_p10"] <= results["step_s"] <= band["step_s_p90"]
+    assert "GPU-hours" in done.output
+    assert "How far off predictions of such runs were: true step" in done.output
     table = pd.read_csv(out / "steps.csv")
     assert table["step"].tolist() == list(range(1, len(table) + 1))
     assert {"throughput.png", "steps.parquet", "accounts.csv", "result.json"} <= {

@@ -72,9 +72,16 @@ def test_a_cell_is_what_simulate_says(run: Callable[..., SweepRun]) -> None:
     changes = ("execution.batches=1", "data.batch=128K tokens", "data.context=16K", "layout.tp=4")
     scenario = load_scenario("quickstart-8gpu", changes)
     outcome = run_batches(scenario, scenario.batches())
-    (row,) = [r for r in rows_of(run()) if r["layout.tp"] == 4 and r["strategy.name"] == "hdp-opt"]
+    done = run()
+    (row,) = [r for r in rows_of(done) if r["layout.tp"] == 4 and r["strategy.name"] == "hdp-opt"]
     assert row["step_s"] == outcome.step_s.mean
     assert row["mfu"] == outcome.mfu
+    assert outcome.band is not None
+    assert row["step_s_p10"] == outcome.step_s.mean * outcome.band.low
+    assert row["step_s_p90"] == outcome.step_s.mean * outcome.band.high
+    text = sweep_document(done, "store").text()
+    assert " USD per million tokens; true step " in text
+    assert " s (P10-P90 of how far off predictions are)." in text
 
 
 def test_a_repeated_sweep_computes_nothing_and_says_the_same(
