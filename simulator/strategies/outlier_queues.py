@@ -15,8 +15,8 @@ def delayed_batches(batches: Sequence[Ints], queues: int, context_tokens: int) -
         queue i of n holds documents of context / 2^(n - i + 1) tokens or more, up to those of the next one
         a queue that holds as many as a batch has micro-batches (tokens / context, rounded up) gives one to each
 
-    What leaves a queue joins the batch that filled it; what is left when the run ends is never trained on. A batch that
-    would be empty takes what its documents' queue holds.
+    What leaves a queue joins the batch that filled it; what still waits joins the last batch, so that nothing is lost.
+    A batch that would be empty takes what the fullest queue holds.
     The paper tunes the thresholds and prints none: halves of the context are our choice.
     Source: WLB-LLM, arXiv 2503.17924, section 4.2 (multi-level outlier queues).
     """
@@ -37,4 +37,5 @@ def delayed_batches(batches: Sequence[Ints], queues: int, context_tokens: int) -
             now.append(np.array(fullest, dtype=np.int64))
             fullest.clear()
         trained.append(np.concatenate(now))
-    return trained
+    late = np.array([length for held in waiting for length in held], dtype=np.int64)
+    return [*trained[:-1], np.concatenate([trained[-1], late])]
