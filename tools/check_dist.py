@@ -42,7 +42,7 @@ here = pathlib.Path(hdpsim.__file__).parent
 assert sys.prefix in str(here), here
 for other in ("traces", "cost_models", "simulator", "experiments"):
     assert importlib.util.find_spec(other) is None, f"{other} is an import name of its own"
-for extra in ("distributed", "plotly", "pytest", "jinja2"):
+for extra in ("distributed", "plotly", "pytest", "mkdocs"):
     assert importlib.util.find_spec(extra) is None, f"{extra} came without being asked for"
 """
 

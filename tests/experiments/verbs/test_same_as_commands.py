@@ -39,7 +39,7 @@ OF_FILES = {
 }
 """Verbs that read or write files: no study, no function."""
 
-SHOWN = {"as_json", "out"}
+SHOWN = {"as_json", "out", "report"}
 """Options that say how a result is shown."""
 
 RENAMED: dict[str, dict[str, str]] = {
