@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 
 Objective = Literal["tokens_per_s", "usd_per_token", "time_to_train", "energy"]
 
+OBJECTIVE_WORDS: dict[Objective, str] = {
+    "tokens_per_s": "throughput",
+    "usd_per_token": "money per token",
+    "time_to_train": "time to train",
+    "energy": "energy per token",
+}
+"""What each objective compares, in words."""
+
 _NUMBER = re.compile(r"\d[\d,.]*")
 _LIMITS = {
     "gpus": "GPUs that do not divide by tp x pp",

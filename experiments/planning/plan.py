@@ -13,7 +13,14 @@ from hdpsim.experiments.exchange.exporter import Exported
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
 from hdpsim.experiments.output.files import write_whole
 from hdpsim.experiments.output.words import memory_of, span
-from hdpsim.experiments.planning.evaluation import GPU_MEMORY, ON_PAPER, Evaluated, Objective, score_of
+from hdpsim.experiments.planning.evaluation import (
+    GPU_MEMORY,
+    OBJECTIVE_WORDS,
+    ON_PAPER,
+    Evaluated,
+    Objective,
+    score_of,
+)
 from hdpsim.experiments.planning.headroom import shipped_margin
 from hdpsim.experiments.planning.plots import plot_front
 from hdpsim.experiments.planning.search import BEST, Found, Progress, search
@@ -312,7 +319,9 @@ def best_table(found: Found, rows: Sequence[dict[str, Any]], tokens: float | Non
         Column("", lambda pair: pair[0].joule_per_token, heading="J per token", format=".3g"),
         Column("", days, heading="days", format=".1f", shown=tokens is not None),
     )  # fmt: skip
-    return Table(title=f"The best {len(found.best)} by {found.objective}", columns=columns, rows=pairs)
+    count = f" {len(found.best)}" if len(found.best) > 1 else ""
+    title = f"The best{count} by {OBJECTIVE_WORDS[found.objective]}"
+    return Table(title=title, columns=columns, rows=pairs)
 
 
 def _usd_per_million(one: Evaluated) -> float | None:
@@ -391,7 +400,7 @@ def why(found: Found) -> str:
             f"the best trains {best.tokens_per_s / found.own.tokens_per_s:.2f} times as fast.{_from(best, found.own)}"
         )
     else:
-        lines.append("The scenario as it is is the best.")
+        lines.append("Nothing that was tried is better than the scenario as it is.")
     if found.on_paper:
         one = found.on_paper[0]
         gain = one.tokens_per_s / best.tokens_per_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -174,8 +175,9 @@ def notes_of(outcome: Outcome, *, hidden: bool = True) -> tuple[str, ...]:
 
 
 def headline(scenario: Scenario) -> str:
-    """One line: what is trained, where, on what."""
+    """One line: what is trained, where, on what; a trace by the name of its file, wherever it lies."""
     cluster, data = scenario.cluster, scenario.data
+    source = data.source_name if data.trace is None else Path(data.trace).name
     parallel, vpp = scenario.layout.parallel, scenario.layout.pipeline.vpp
     degrees = f"TP {parallel.tp}, PP {parallel.pp}" + (f" x {vpp}" if vpp > 1 else "")
     degrees += f", EP {parallel.ep}" if parallel.ep > 1 else ""
@@ -186,7 +188,7 @@ def headline(scenario: Scenario) -> str:
     )
     return (
         f"{scenario.name}: {scenario.model.name} on {cluster.gpu_words} ({degrees}); "
-        f"{data.source_name}, batches of {size}, context {format_tokens(data.context_tokens)}"
+        f"{source}, batches of {size}, context {format_tokens(data.context_tokens)}"
     )
 
 

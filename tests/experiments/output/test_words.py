@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -18,6 +19,7 @@ from hdpsim.experiments.output.statistics import estimate
 from hdpsim.experiments.output.words import duration, large_amount, parse_target
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.studies.cost_to_target import time_at
+from hdpsim.experiments.studies.report import headline
 
 
 @pytest.mark.parametrize("module", [words, statistics])
@@ -93,3 +95,19 @@ def test_simulate_shows_memory_shares_and_the_target() -> None:
     assert "USD an hour" in text
     document = json.loads(CliRunner().invoke(cli, [*command, "--json"], catch_exceptions=False).output)
     assert document["results"]["target"]["tokens"] == 3e11
+
+
+def test_the_first_line_names_the_file_of_a_trace_and_the_model_of_a_configuration(tmp_path: Path) -> None:
+    model = {
+        "_name_or_path": "acme/Tiny-1B", "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 8192, "vocab_size": 32000,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    (tmp_path / "lengths.csv").write_text("tokens\n512\n4096\n")
+    scenario = load_scenario(
+        "quickstart-8gpu", (f"model={tmp_path}/config.json", f"data.trace={tmp_path}/lengths.csv")
+    )
+    line = headline(scenario)
+    assert "acme/Tiny-1B on 8 x h100-80gb" in line
+    assert "; lengths.csv, batches of " in line
+    assert str(tmp_path) not in line

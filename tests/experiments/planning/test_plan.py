@@ -168,6 +168,9 @@ def test_one_price_is_not_that_of_several_gpus() -> None:
 
 
 def test_json_has_the_keys_of_the_document(found: Found) -> None:
+    text = plan_document(small(), found).text()
+    assert "tokens_per_s" not in text
+    assert "by throughput" in text
     data = plan_document(small(), found).data()
     assert data["best"].keys() >= {"tokens_per_s", "step_s", "memory_gib", "headroom_gib", "band", "scenario"}
     assert data.keys() >= {"candidates", "pareto", "refused", "searched", "seconds"}
