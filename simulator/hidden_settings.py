@@ -48,6 +48,7 @@ _REASONS: Mapping[str, str] = {
     "strategy.packing": "it fills packs as the default packer does",
     "strategy.padding": "every pack is full",
     "strategy.activation_offload": "no stage has layers between its first and its last, which keep theirs",
+    "strategy.communicators": "no micro-batch is shared",
     "strategy.offload_ratio": "no sequence is so long that groups change",
     "strategy.selective_offloading": "no sequence is so long that offloading pays",
     "execution.gc_pause": "it falls on no process of these steps",

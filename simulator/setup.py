@@ -22,6 +22,7 @@ OF_PAPERS: tuple[StrategyName, ...] = ("wlb-llm", "distca")
 """Strategies of others that are no parts of HDP."""
 reserve(get_args(StrategyName))
 OwnStrategyName = Annotated[str, Text(is_own_name, OWN_WORDS)]
+Communicators = Literal["shared", "per-group"]
 BalanceMode = Literal["auto", "dp", "pp"]
 Executor = Literal["replay", "engine"]
 Network = Literal["independent", "flows"]
@@ -49,6 +50,9 @@ class StrategyOptions(Checked):
     offload_ratio: Share | None = None
     """HDP: share of a long sequence's activations that group sizes count on going to host memory; None = as much as its
     compute hides, in groups that keep it off the critical path (Equation 3)."""
+    communicators: Communicators = "shared"
+    """HDP: rings of all groups are messages of one communicator over all ranks, or every group of ranks has one of its
+    own, made before the step that uses it, with buffers in GPU memory."""
     balancing: bool = True
     """hdp-balance, hdp-opt: equalise work over ranks (off = hdp-naive)."""
     buckets: Annotated[int, RANGES["buckets"]] = 16

@@ -45,6 +45,7 @@ from hdpsim.simulator.step_memory import (
     allocator_s,
     capacity_tokens,
     check_fits,
+    communicators_s,
     fit_notes,
     hosted_tokens,
     kind_notes,
@@ -301,6 +302,10 @@ def price_plan(setup: Setup, problem: PlanningProblem, plan: Plan) -> StepCosts:
 
     settled, lengths = replace(setup, layout=settled_layout(setup, plan)), problem.lengths
     costs = _with_data(settled, problem.cost, priced, tokens=int(lengths.sum()), sequences=len(lengths))
+    made_s = communicators_s(setup, plan)
+    if made_s:
+        data_s, planning = costs.epilogue.data_s + made_s, costs.epilogue.planning_s + made_s
+        costs = replace(costs, epilogue=replace(costs.epilogue, data_s=data_s, planning_s=planning))
     costs = with_tails(costs, setup.execution, settled.layout.parallel, plan)
     wait_s = allocator_s(setup, plan, problem.cost.cal)
     return replace(costs, allocator_s=wait_s) if wait_s else costs
@@ -365,7 +370,8 @@ def play_with_data(costs: StepCosts, play: Callable[[StepCosts], PlayedT]) -> Pl
     loading, planning = path.exposed_s(execution.step_s) if path and path.ahead_steps else (0.0, 0.0)
     if not loading + planning:
         return execution
-    epilogue = replace(epilogue, data_s=epilogue.data_s + loading + planning, planning_s=planning)
+    data_s, planning_s = epilogue.data_s + loading + planning, epilogue.planning_s + planning
+    epilogue = replace(epilogue, data_s=data_s, planning_s=planning_s)
     return play(replace(costs, epilogue=epilogue))
 
 

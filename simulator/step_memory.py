@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.activations import activation_bytes_per_token_layer
 from hdpsim.cost_models.memory.report import MemoryReport, memory_report, rank_capacity_tokens, refill_s
 from hdpsim.cost_models.memory.states import state_bytes
+from hdpsim.cost_models.reliability.startup import made_in_a_step_s
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.transformer.parameters import stage_contents
 from hdpsim.cost_models.transformer.stages import in_flight_passes
@@ -154,12 +156,51 @@ def _kind_memory(
     if setup.layout.kernels.attention == "unfused":  # the only kernel that keeps scores
         ranks = np.repeat(plan.group_size, np.diff(plan.segment_offsets))
         longest = int((-(-plan.segment_tokens // ranks)).max())
-    return memory_of(
+    report = memory_of(
         replace(setup, layout=settled_layout(setup, plan)),
         capacity,
         micro_batches=micro_batches,
         sequence_tokens=longest,
         stage=stage,
+    )
+    return _with_communicators(setup, plan, report)
+
+
+class RingGroups(NamedTuple):
+    """Groups of several ranks that a plan uses, equal ones once."""
+
+    groups: int
+    most_of_a_rank: int
+
+
+def ring_groups(setup: Setup, plan: Plan) -> RingGroups | None:
+    """The groups that need communicators of their own; None where all share one."""
+    if setup.strategy.communicators == "shared" or setup.strategy.has_one_mesh:
+        return None
+    members = np.split(plan.member_ranks, plan.member_offsets[1:-1])
+    different = {group.tobytes(): group for group in members if len(group) > 1}
+    if not different:
+        return RingGroups(0, 0)
+    return RingGroups(len(different), int(np.bincount(np.concatenate([*different.values()])).max()))
+
+
+def _with_communicators(setup: Setup, plan: Plan, report: MemoryReport) -> MemoryReport:
+    """The buffers of a rank's communicators instead of those of one for all rings."""
+    groups = ring_groups(setup, plan)
+    if groups is None:
+        return report
+    more = (groups.most_of_a_rank - 1) * setup.memory.overheads.nccl_bytes_per_group
+    return replace(report, communication=max(0.0, report.communication + more))
+
+
+def communicators_s(setup: Setup, plan: Plan) -> float:
+    """Time before a step in which its groups of ranks get communicators: one for every GPU of a rank."""
+    groups = ring_groups(setup, plan)
+    parallel = setup.layout.parallel
+    return (
+        0.0
+        if groups is None
+        else made_in_a_step_s(groups.groups * parallel.tp * parallel.pp, setup.cluster.gpus)
     )
 
 

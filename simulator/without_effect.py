@@ -156,9 +156,7 @@ def _of_strategy(setup: Setup, largest_group: int | None) -> Iterator[Rule]:
     options = setup.strategy
     name = f"strategy is {options.name}"
     if options.name == "static":
-        parts = (
-            "dynamic_groups selective_offloading offload_ratio balancing remote_data_loading estimate_error"
-        )
+        parts = "dynamic_groups selective_offloading offload_ratio communicators balancing remote_data_loading estimate_error"
         yield f"{name}, they are parts of HDP", _keys("strategy", parts)
     else:
         yield f"{name}, not static", _keys("strategy", "activation_offload")
@@ -225,7 +223,7 @@ def _of_hdp(options: StrategyOptions, name: str) -> Iterator[Rule]:
             _keys("strategy", "offload_ratio"),
         )
     elif options.name != "static":
-        yield "dynamic_groups is false", _keys("strategy", "selective_offloading offload_ratio")
+        yield "dynamic_groups is false", _keys("strategy", "selective_offloading offload_ratio communicators")
         yield "dynamic_groups is false, which leaves HDP the static mesh", _keys("strategy", "name")
 
 

@@ -59,6 +59,18 @@ def store_requests(gpus: int, tp: int, pp: int, method: StartupMethod) -> int:
     return gpus * (REQUESTS_PER_BARRIER * barriers + REQUESTS_PER_MEMBER * count.kinds)
 
 
+def made_in_a_step_s(calls: int, gpus: int) -> float:
+    """Time for so many groups that are made while the job runs, one after the other.
+
+        t = calls x 2 n x service time of the store
+
+    Counted: as in group_initialisation_s: every process makes every group, and meets all others at a barrier after it.
+    Ignored: NCCL's own connection set-up, release of groups.
+    Source: MegaScale, arXiv 2402.15627 section 3.5 (Redis).
+    """
+    return calls * REQUESTS_PER_BARRIER * gpus * REDIS_REQUEST_S
+
+
 def group_initialisation_s(gpus: int, tp: int, pp: int, method: StartupMethod) -> float:
     """Time until all communication groups stand.
 

@@ -47,7 +47,7 @@ from hdpsim.ranges import RANGES
 from hdpsim.simulator.campaign.diagnosis import TESTS
 from hdpsim.simulator.own import OWN_NAME, OWN_WORDS, is_own_name, load_strategy
 from hdpsim.simulator.run.options import PlannerLaw, RunOptions, StorageNics
-from hdpsim.simulator.setup import BalanceMode, Packing, StrategyName
+from hdpsim.simulator.setup import BalanceMode, Communicators, Packing, StrategyName
 from hdpsim.traces import LongSequencePolicy
 
 
@@ -112,6 +112,7 @@ KEYS: Mapping[str, Key] = {
     "strategy.dynamic_groups": Key(parse=boolean, default=True),
     "strategy.selective_offloading": Key(parse=boolean, default=True),
     "strategy.offload_ratio": Key(parse=or_word("auto", number(RANGES["share"])), default=None),
+    "strategy.communicators": Key(parse=choice(get_args(Communicators)), default="shared"),
     "strategy.balancing": Key(parse=boolean, default=True),
     "strategy.buckets": Key(parse=integer(RANGES["buckets"]), default=16),
     "strategy.delta": Key(parse=number(RANGES["share"]), default=0.02),

@@ -32,6 +32,7 @@ from hdpsim.simulator.step import (
     result_of,
     wired,
 )
+from hdpsim.simulator.step_memory import communicators_s
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 MEASURED_PLANNER: Mapping[str, tuple[float, float, float]] = {
@@ -146,9 +147,12 @@ def prepare_step(
     plan, problem, report = plan_batch(setup, lengths, mesh_degree=mesh_degree)
     priced = price_plan(setup, problem, plan)
     path = batch_path(setup, problem, priced, run)
+    made_s = communicators_s(setup, plan)
     costs = replace(
         priced,
-        epilogue=replace(priced.epilogue, data_s=synchronised_pause_s(setup.execution), planning_s=0.0),
+        epilogue=replace(
+            priced.epilogue, data_s=synchronised_pause_s(setup.execution) + made_s, planning_s=made_s
+        ),
         data_path=None,
     )
     execution = play_plan(setup, plan, costs)

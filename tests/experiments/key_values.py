@@ -54,6 +54,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "strategy.packing": ("in-order", "first-fit", "best-fit", "concatenate"),
     "strategy.activation_offload": ("0", "1"),
     "strategy.offload_ratio": ("auto", "0.5"),
+    "strategy.communicators": ("shared", "per-group"),
     "memory.cuda_context": ("0.5GiB", "1GiB"),
     "memory.libraries": ("0.25GiB", "0B"),
     "memory.nccl_per_group": ("0.3GiB", "1GiB"),
