@@ -156,8 +156,10 @@ def _of_strategy(setup: Setup, largest_group: int | None) -> Iterator[Rule]:
     options = setup.strategy
     name = f"strategy is {options.name}"
     if options.name == "static":
-        parts = "dynamic_groups selective_offloading offload_ratio communicators balancing remote_data_loading estimate_error"
-        yield f"{name}, they are parts of HDP", _keys("strategy", parts)
+        parts = (
+            "dynamic_groups selective_offloading offload_ratio communicators balancing remote_data_loading"
+        )
+        yield f"{name}, they are parts of HDP", _keys("strategy", f"{parts} estimate_error")
     else:
         yield f"{name}, not static", _keys("strategy", "activation_offload")
         why = (
