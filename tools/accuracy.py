@@ -5,7 +5,8 @@
     python tools/accuracy.py --bytescale   # the cells of ByteScale too (minutes)
 
 A block begins with `<!-- accuracy:NAME -->` and ends with `<!-- accuracy end -->`;
-NAME: short, views, validate, bytescale.
+NAME: short, views, validate, bytescale, scores. The last are those of benchmarks/accuracy, whose file of our own
+predictions is written, too.
 """
 
 from __future__ import annotations
@@ -16,13 +17,22 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks" / "accuracy"))
+
+from benchmark import read_predictions
+from score import table as scores_table
 
 from hdpsim.experiments.validation import report as accuracy
 from hdpsim.experiments.validation.run import run
 from hdpsim.experiments.validation.views import VIEWS
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs/explanation/validation.md")
+BENCHMARK = "benchmarks/accuracy"
+PAGES = ("README.md", "docs/explanation/validation.md", f"{BENCHMARK}/README.md")
+OWN_PREDICTIONS = f"{BENCHMARK}/predictions/hdpsim.csv"
+YARDSTICK = f"{BENCHMARK}/predictions/gradient_boosting.csv"
+VIEW_OF = {"known": "published", "family": "unseen", "generation": "unseen"}
+"""Question of the benchmark -> view of the records with which hdpsim answers it."""
 RECORDS_PAGE = "docs/reference/accuracy.md"
 TOLERANCE = 0.15
 """Numbers are printed with one digit: the last may differ from machine to machine."""
@@ -31,8 +41,8 @@ _BLOCK = re.compile(r"(<!-- accuracy:(\w+) -->\n)(.*?)(<!-- accuracy end -->)", 
 _NUMBER = re.compile(r"[+-]?\d[\d,]*\.?\d*(?:e[+-]?\d+)?")
 
 
-def blocks(with_bytescale: bool) -> tuple[dict[str, str], str]:
-    """The text of every block by name, and the page of records."""
+def blocks(with_bytescale: bool) -> tuple[dict[str, str], dict[str, str]]:
+    """The text of every block by name, and the files that are made whole."""
     documents = {view: run(view=view).data() for view in VIEWS}
     document = documents["published"]
     found = {
@@ -40,6 +50,17 @@ def blocks(with_bytescale: bool) -> tuple[dict[str, str], str]:
         "views": accuracy.views_markdown(documents),
         "validate": accuracy.markdown(document),
     }
+    own = {
+        question: {
+            row["record"]: float(f"{row['predicted']:.5g}")
+            for row in documents[view]["records"]
+            if row["counts"] and row["predicted"] is not None
+        }
+        for question, view in VIEW_OF.items()
+    }
+    found["scores"] = scores_table({"hdpsim": own, "gradient boosting": read_predictions(ROOT / YARDSTICK)})
+    rows = (f"{name},{question},{step_s:.5g}" for question, of in own.items() for name, step_s in of.items())
+    predictions = "\n".join(["id,question,step_s", *rows, ""])
     if with_bytescale:
         from hdpsim.experiments.papers.paper import load_paper, reproduce
 
@@ -56,7 +77,7 @@ def blocks(with_bytescale: bool) -> tuple[dict[str, str], str]:
         "## Every record\n\n"
         f"{accuracy.records_markdown(document)}\n"
     )
-    return found, page
+    return found, {RECORDS_PAGE: page, OWN_PREDICTIONS: predictions}
 
 
 def filled(text: str, found: dict[str, str]) -> str:
@@ -85,9 +106,9 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     parser.add_argument("--bytescale", action="store_true", help="the cells of ByteScale too (minutes)")
     options = parser.parse_args()
-    found, records = blocks(options.bytescale)
+    found, whole = blocks(options.bytescale)
     pages = {name: filled((ROOT / name).read_text(encoding="utf-8"), found) for name in PAGES}
-    pages[RECORDS_PAGE] = records
+    pages |= whole
     stale = []
     for name, text in pages.items():
         path = ROOT / name
