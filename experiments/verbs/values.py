@@ -80,25 +80,30 @@ def names_of(name: str, value: Names) -> tuple[str, ...]:
 
 
 def counts_of(name: str, value: Counts) -> tuple[int, ...]:
-    """Different numbers of GPUs, in a list or with commas between them."""
+    """Different numbers of GPUs, in a list or with commas between them: `"512,1K"`."""
     parts: Sequence[object]
     if isinstance(value, str):
-        texts = [part.strip() for part in value.split(",")]
-        longest = len(str(RANGES["gpus"].high))
-        fine = all(text.isascii() and text.isdecimal() and len(text) <= longest for text in texts)
-        parts = [int(text) for text in texts] if fine else [None]
+        parts = [_count(part.strip()) for part in value.split(",")]
     else:
         parts = [value] if isinstance(value, int) else list(value)
     counts = tuple(part for part in parts if isinstance(part, int) and RANGES["gpus"].holds(part))
     if len(counts) != len(parts):
         raise UserInputError(
-            f"{name}: expected whole numbers from {RANGES['gpus']} separated by commas (1024,2048), got "
+            f"{name}: expected whole numbers from {RANGES['gpus']} separated by commas (1024,2K; K = 1024), got "
             f"{quoted(str(value))}"
         )
     twice = [count for index, count in enumerate(counts) if count in counts[:index]]
     if twice:
         raise UserInputError(f"{name}: {twice[0]} is given more than once in {quoted(str(value))}")
     return counts
+
+
+def _count(text: str) -> int | None:
+    """A whole number, or one of 1024 each; None: neither."""
+    number = text.removesuffix("K")
+    if not (number.isascii() and number.isdecimal()) or len(number) > len(str(RANGES["gpus"].high)):
+        return None
+    return int(number) * (1024 if text.endswith("K") else 1)
 
 
 def changes_of(given: str | Iterable[str | Mapping[str, object]] | Mapping[str, object]) -> tuple[str, ...]:

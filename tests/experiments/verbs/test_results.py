@@ -16,6 +16,7 @@ from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
 from hdpsim.experiments.output.document import Column, Document, Table
 from hdpsim.experiments.scenario.overrides import override_texts, parse_override
 from hdpsim.experiments.scenario.scenario import load_scenario, scenario_path
+from hdpsim.experiments.verbs.values import counts_of
 from hdpsim.yaml_loader import load_document
 
 QUICK = "quickstart-8gpu"
@@ -158,3 +159,14 @@ def test_wrong_values_say_what_is_allowed() -> None:
 def test_what_cannot_run_says_why() -> None:
     with pytest.raises(InfeasibleError, match="needs 90 GiB"):
         hdpsim.simulate(QUICK, {"layout.tp": 16, "gpus": 16}, batches=1)
+
+
+def test_numbers_of_gpus_are_read_as_lengths_are() -> None:
+    assert counts_of("--gpus", "512, 1K,16K") == (512, 1024, 16384)
+    assert counts_of("gpus", 8) == (8,)
+    assert counts_of("gpus", [8, 16]) == (8, 16)
+    with pytest.raises(UserInputError, match="1024 is given more than once"):
+        counts_of("--gpus", "1024,1K")
+    for wrong in ("K", "1k", "1KK", "-1K", "1.5K", "", "1,", "0", "10000000K", "9" * 40):
+        with pytest.raises(UserInputError, match="expected whole numbers from 1 to 10,000,000"):
+            counts_of("--gpus", wrong)
