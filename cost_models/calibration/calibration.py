@@ -100,8 +100,10 @@ class Calibration(Checked):
     """The same for the unmasked blocks of ring attention."""
     attention_backward_ramp: Calibrated
     """Both half lengths of the backward over the forward's."""
+    attention_forward_tail: Calibrated
+    """Share of a longest tile that SMs idle at the end of a forward."""
     attention_backward_tail: Calibrated
-    """Share of a longest tile that SMs idle at the end of a causal backward on its own."""
+    """The same of a causal backward."""
     attention_half_head_dim: Calibrated
     """Head dimension at which exponentials take as long as the matrix work; efficiencies are for dimension 128."""
     attention_tile_tokens: Calibrated

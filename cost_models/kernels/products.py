@@ -14,6 +14,7 @@ from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.kernels.formats import matrix_unit, power_slowdown
+from hdpsim.cost_models.kernels.last_wave import with_last_wave
 from hdpsim.cost_models.layout.groups import AttentionKernel, ProductPrecision
 from hdpsim.cost_models.tracing import priced
 
@@ -21,8 +22,6 @@ BF16_BYTES = 2
 FP32_ACCUMULATE_BYTES = 8  # weight gradients: read and write an fp32 accumulator
 # 5 matmuls against 2: Dao, FlashAttention-2, arXiv 2307.08691, section 4.1
 ATTENTION_BACKWARD_FLOP_RATIO = 2.5
-BACKWARD_TILE_TOKENS = 128.0  # blocks of keys of the FlashAttention-2 and -3 backwards
-HEAD_BY_HEAD_TAIL = 0.5  # of a longest tile, idle at the end of a kernel that works head by head
 REFERENCE_HEAD_DIM = 128.0  # attention efficiencies are stated for this head dimension
 # Share of what an attention kernel does beside matrix work that is exponentials: what the doubled ones of Blackwell
 # Ultra gain. cuDNN 9.18, dimension 128, 4,096 to 32,768 causal tokens: GB300 over GB200 1.20 to 1.30 times the
@@ -214,12 +213,10 @@ def attention_s(
 ) -> Floats:
     """One flash-attention kernel on *sequences* equal sequences: what kernel benchmarks measure.
 
-        t = tail + max(w + idle * SMs * longest tile, SMs * longest tile) / rate(s) + bytes / (hbm * e_hbm)
+        t = tail + with_last_wave(w) / rate(s) + bytes / (hbm * e_hbm)
         w = 4 b h s^2 d [/ 2 causal] [x 2.5 backward]
 
-    Counted: the ramp with length, and the last, partly filled wave: where tiles go out head by head, each SM idles for
-    half of a longest tile (0.5 to 0.6 when such a list is played on 108 and 148 SMs), with the longest tiles first for
-    a tenth; no kernel ends before a longest tile; clocks under the power limit (of a *burst* in part).
+    Counted: the ramp with length; the last, partly filled wave; clocks under the power limit (of a *burst* in part).
     *surrounding_bytes*: HBM traffic of what a benchmark times along, such as writing a key-value cache.
     Ignored: grouped keys and values (they change memory traffic, which is not the limit).
     Source: attention_rate_flop_per_s; arXiv 2307.08691, section 3.2 (work partitioning).
@@ -230,12 +227,9 @@ def attention_s(
     )
     share = (0.5 if causal else 1.0) * (ATTENTION_BACKWARD_FLOP_RATIO if backward else 1.0)
     pairs = np.asarray(sequences) * np.asarray(heads) * length**2 * share
-    tile_tokens = cal.attention_tile_tokens
-    if backward:
-        tile_tokens = min(tile_tokens, BACKWARD_TILE_TOKENS)
-    longest_tiles = gpu.sm_count * tile_tokens * length * share * (2.0 if causal else 1.0)
-    idle = cal.attention_backward_tail if backward and causal else HEAD_BY_HEAD_TAIL
-    busy_s = 4.0 * head_dim * np.maximum(pairs + idle * longest_tiles, longest_tiles) / rate
+    row = (ATTENTION_BACKWARD_FLOP_RATIO if backward else 1.0) * length
+    waves = with_last_wave(pairs, row, gpu, cal, backward=backward, causal=causal)
+    busy_s = 4.0 * head_dim * waves / rate
     with np.errstate(divide="ignore", invalid="ignore"):
         rate = 4.0 * head_dim * pairs / busy_s
     slowdown = power_slowdown(rate, cal.bf16_joule_per_flop, gpu, cal)

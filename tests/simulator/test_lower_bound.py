@@ -89,6 +89,8 @@ def test_all_strategies_have_one_bound():
 @pytest.mark.parametrize("cal", CALIBRATIONS, ids=lambda cal: cal.name)
 def test_equal_full_sequences_reach_it(cal: Calibration):
     # Long enough that host work and traffic of weights, which fewer and larger micro-batches would save, are little.
+    # What SMs idle at the end of an attention kernel is not in the bound: more sequences would share it.
+    cal = replace(cal, attention_forward_tail=0.0, attention_backward_tail=0.0)
     setup = small_setup(cal=cal, capacity=65536, context=65536)
     assert assert_bounded(setup, np.full(setup.ranks * 4, 65536)) < 1.025
 

@@ -134,10 +134,13 @@ class TestGemm:
 
 class TestAttention:
     def test_causal_forward_at_peak(self) -> None:
-        # 4 b h s^2 d / 2 = 4 * 2 * 32 * 8192^2 * 128 / 2, plus half a longest tile per SM:
-        # 64 SMs * 1 row * 8192 keys * 4 * 128 / 2
-        flop = 4 * 2 * 32 * 8192**2 * 128 / 2 + 64 * 8192 * 4 * 128 / 2
+        # 4 b h s^2 d / 2 = 4 * 2 * 32 * 8192^2 * 128 / 2
+        flop = 4 * 2 * 32 * 8192**2 * 128 / 2
         assert attention_s(2, 8192, 32, 128, GPU, IDEAL) == pytest.approx(flop / PEAK)
+        # ... plus half a longest tile per SM: 64 SMs * 1 row * 8192 keys * 4 * 128 / 2
+        head_by_head = replace(IDEAL, attention_forward_tail=0.5)
+        idle = 64 * 8192 * 4 * 128 / 2
+        assert attention_s(2, 8192, 32, 128, GPU, head_by_head) == pytest.approx((flop + idle) / PEAK)
 
     def test_backward_is_two_and_a_half_times_the_forward(self) -> None:
         forward = attention_s(2, 8192, 32, 128, GPU, IDEAL)
@@ -218,7 +221,7 @@ class TestAttention:
             assert older / ultra == pytest.approx(measured, rel=0.06)
 
     def test_no_kernel_ends_before_its_longest_tile(self) -> None:
-        cal = replace(IDEAL, attention_tile_tokens=128, attention_backward_tail=0.0)
+        cal = replace(IDEAL, attention_tile_tokens=128)
         # one head: every SM could hold a tile of its own, and the longest takes 128 keys x 4096 queries
         alone = float(attention_s(1, 4096, 1, 128, GPU, cal, backward=True))
         assert alone == pytest.approx(2.5 * 4 * 128 * GPU.sm_count * 128 * 4096 / PEAK)

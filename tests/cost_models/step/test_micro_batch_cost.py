@@ -236,9 +236,13 @@ def test_policies_by_operation_repeat_shares_of_their_own(mode: RecomputeKind) -
     assert kept[TERMS.index("recompute")] == pytest.approx(repeated)
 
 
+# What the last wave of a kernel adds depends on what else is in the micro-batch: a sequence's cost is without it.
+NO_LAST_WAVE = replace(calibration("hopper"), attention_forward_tail=0.0, attention_backward_tail=0.0)
+
+
 class TestPlannersView:
     def test_sequence_cost_is_the_attention_of_its_micro_batch(self) -> None:
-        cost = ideal_cost(calibration=calibration("hopper"))
+        cost = ideal_cost(calibration=NO_LAST_WAVE)
         lengths, groups, tiers = np.array([5000, 400_000]), np.array([1, 16]), np.array([0, 1])
         batch = micro_batches([[5000], [400_000]], group_size=[1, 16], tier=[0, 1])
         rows = [TERMS.index(name) for name in ("attention", "ring_merge", "ring_wait")]
@@ -263,7 +267,7 @@ class TestPlannersView:
             recompute_share=share,
             recompute_attention=of_attention,
         )
-        cost = ideal_cost(layout=layout, calibration=calibration("hopper"))
+        cost = ideal_cost(layout=layout, calibration=NO_LAST_WAVE)
         batch = micro_batches([[5000], [400_000]], group_size=[1, 16], tier=[0, 1])
         forward, backward = (cost.terms_s(batch, backward=side)[:, 0] for side in (False, True))
         names = ("attention", "ring_merge", "ring_wait")

@@ -1,0 +1,38 @@
+"""The last, partly filled wave of an attention kernel: what few heads of short sequences leave idle."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hdpsim.arrays import Floats
+from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.hardware.parts import Gpu
+
+BACKWARD_TILE_TOKENS = 128.0  # blocks of keys of the FlashAttention-2 and -3 backwards
+
+
+def with_last_wave(
+    work: ArrayLike, longest_row: ArrayLike, gpu: Gpu, cal: Calibration, *, backward: bool, causal: ArrayLike
+) -> Floats:
+    """*work* of a kernel with what SMs idle at its end, in its own unit (seconds, or pairs of queries and keys).
+
+        longest = SMs x rows of a tile x longest row                    every SM works on a longest tile
+        t       = max( work + idle x longest, longest )
+
+    *longest_row*: a query of one head with all keys that it meets, of the one that meets most.
+    Counted: tiles that go out head by head leave each SM idle for half of a longest tile (0.5 to 0.6 when such a list
+    is played on 108 and 148 SMs), with the longest tiles first for a tenth; no kernel ends before a longest tile.
+    Limits: many heads or sequences, work; one head of one sequence on more SMs than it has tiles, a longest tile.
+    Ignored: two blocks that share an SM (they end later: 0.7 to 1.1 when played), kernels on other streams that run in
+    the gap.
+    Source: arXiv 2307.08691, section 3.2 (work partitioning: blocks of heads x sequences x rows of tiles).
+    """
+    tile_tokens = cal.attention_tile_tokens
+    if backward:
+        tile_tokens = min(tile_tokens, BACKWARD_TILE_TOKENS)
+    longest = gpu.sm_count * tile_tokens * np.asarray(longest_row, dtype=np.float64)
+    idle = cal.attention_forward_tail
+    if backward:
+        idle = np.where(causal, cal.attention_backward_tail, idle)
+    return np.asarray(np.maximum(np.asarray(work) + idle * longest, longest))
