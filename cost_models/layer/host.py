@@ -118,9 +118,9 @@ def _expert_collectives(parallel: Parallel) -> int:
 
 
 def _products(model: Model, kernels: Kernels, *, moe: bool) -> int:
-    """Matrix products of a layer without those of routed experts; a fused parallel block joins two pairs of them."""
+    """Matrix products of a layer without those of routed experts; a joined parallel block has two pairs less."""
     blocks = [matrix.block for matrix in layer_matrices(model, moe=moe) if matrix.block != "experts"]
-    joins = model.parallel_block and kernels.fused and not moe and blocks.count("attention") == 2
+    joins = model.parallel_block and kernels.joined_block and not moe and blocks.count("attention") == 2
     return len(blocks) - (2 if joins else 0)
 
 

@@ -91,7 +91,8 @@ class LayerCost:
         blocks = [_Block(ops[:-1], ops[-1:]) for block, ops in of.items() if block in joined]
         rest = tuple(op for block, ops in of.items() if block not in joined for op in ops)
         if self._model.parallel_block and cut_like_dense:
-            blocks = [_side_by_side(*blocks, fused=self._layout.kernels.fused and not self._moe)]
+            joined = self._layout.kernels.joined_block and not self._moe
+            blocks = [_side_by_side(*blocks, joined=joined)]
         return blocks, rest
 
     def _products_of_blocks(self) -> dict[Block, tuple[LinearOp, ...]]:
@@ -222,14 +223,14 @@ class LayerCost:
         return [sum(more, start=one) for one, *more in zip(*found, strict=True)]
 
 
-def _side_by_side(attention: _Block, mlp: _Block, *, fused: bool) -> _Block:
+def _side_by_side(attention: _Block, mlp: _Block, *, joined: bool) -> _Block:
     """A parallel block: attention and MLP read one input, their outputs are summed.
 
-    Fused: QKV and the first MLP matrix are one product with as many columns, output projection and last MLP matrix
+    Joined: QKV and the first MLP matrix are one product with as many columns, output projection and last MLP matrix
     one with as long a contraction (PaLM, arXiv 2204.02311, section 2). Latent attention has no such matrix.
     """
     entering, leaving = attention.entering + mlp.entering, attention.leaving + mlp.leaving
-    if fused and len(attention.entering) == 1:
+    if joined and len(attention.entering) == 1:
         names = ["+".join(op.name for op in ops) for ops in (entering, leaving)]
         entering = (replace(entering[0], name=names[0], columns=sum(op.columns for op in entering)),)
         leaving = (replace(leaving[0], name=names[1], inner=sum(op.inner for op in leaving)),)

@@ -159,7 +159,8 @@ class Sharding(Group):
     gather_overlap: bool = switch(True, needs=(needs.ZERO_1_OR_2, needs.BESIDE_COMPUTE))
     """zero1, zero2: parameters are gathered beside the next forward; off: all of them right after the update."""
     prefetch_gather: bool = switch(True, needs=(needs.ZERO_1_OR_2, needs.BESIDE_COMPUTE))
-    """The step's first parameter gather runs while data is loaded; off: the first forward waits for a bucket."""
+    """The step's first parameter gather runs while data is loaded, as far as that takes as long; off: the first forward
+    waits for a bucket."""
     gather_lists: bool = switch(False, needs=(needs.ZERO_3,))
     """zero3: every matrix is gathered and reduced by a collective of its own that takes a list of all ranks' pieces,
     whose copies the host launches one by one while the GPU waits (DeepSpeed before 2022)."""
@@ -251,6 +252,9 @@ class Kernels(Group):
     scores go to memory and back."""
     fused: bool = switch(True, name="fused_kernels")
     """Norms, biases, activation, rotary embedding, dropout and softmax as one kernel each, not one per operation."""
+    joined_block: bool = False
+    """Products of a parallel block that read the same input are one product, and those whose outputs are summed (PaLM);
+    off: attention and MLP have products of their own (GPT-NeoX)."""
     fused_loss: bool = True
     """Cross-entropy as one kernel over fp32 logits, not one per operation; without fused_kernels it never is."""
     gradient_accumulation: GradientAccumulation = switch("fused", needs=(needs.SUMS_OF_ALL,))
