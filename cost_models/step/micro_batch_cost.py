@@ -244,12 +244,16 @@ class MicroBatchCost:
 
         Counted: all *ranks* send at the same time; of a block's flows those share its up-links that leave it.
         Blocking transfers (pp_overlap off) drain the GPU's queue: what the host does for the next pass until its first
-        kernel starts shows as well. Source: Megatron-LM of 2023, megatron/p2p_communication.py (torch.cuda.synchronize
-        after every batch of transfers).
+        kernel starts shows as well. Interleaved stages exchange once after a forward and a backward, so two transfers
+        share a restart. Ignored: one of its own in every pass while the pipeline fills and drains.
+        Source: Megatron-LM of 2023, megatron/p2p_communication.py (torch.cuda.synchronize after every batch of
+        transfers), schedules.py (send_forward_backward_recv_forward_backward).
         """
         if self.layout.parallel.pp == 1:
             return np.zeros(batches.count)
         restart_s = 0.0 if self.layout.pipeline.overlap else RESTART_SHARE * self.cal.micro_batch_fixed_s
+        if self.layout.pipeline.schedule == "interleaved":
+            restart_s /= 2.0
         latency_s, byte_s = _stage_links(self.fabric, self.layout.of_stages, ranks)
         return np.asarray(latency_s + restart_s + self._transfer_bytes(batches) * byte_s)
 

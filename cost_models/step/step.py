@@ -98,12 +98,14 @@ def epilogue(
 def exposed_epilogue(
     layout: Layout, sums: StepSums, slowdown: float, data_s: float, windows: ComputeWindows | None
 ) -> Epilogue:
-    """What *windows* of compute (None: nothing) leave of the sums; see epilogue."""
+    """What *windows* of compute (None: nothing) and loading leave of the sums; see epilogue.
+
+    Source: MegaScale, arXiv 2402.15627, section 3.2 (the first gather is prefetched beside data loading).
+    """
     gather, sync = sums.gather_s, sums.sync_s
     if layout.sharding.overlap and windows is not None:
-        first_gather = (
-            np.zeros(layout.parallel.pp) if layout.sharding.prefetch_gather else sums.first_gather_s
-        )
+        beside_data_s = data_s if layout.sharding.prefetch_gather else 0.0
+        first_gather = np.maximum(0.0, sums.first_gather_s - beside_data_s)
         if layout.sharding.gather_overlap:
             gather = exposed_s(gather, first_gather, windows.forward_s, slowdown)
         sync = exposed_s(sync, sums.last_sync_s, windows.backward_s, slowdown)
