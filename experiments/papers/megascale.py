@@ -68,12 +68,12 @@ def ablation_jobs(batches: int = 1) -> Iterator[StepJob]:
 
 
 def ablation(results: Results) -> Part:
-    """Table 3: cumulative MFU and every step's gain."""
+    """Table 3: cumulative MFU and every step's gain, in both conventions of FLOP."""
     rows: list[FigureRow] = []
     steps = [results.outcomes[job] for job in ablation_jobs()]
     published = PUBLISHED["ablation"]["steps"]
     for (name, changes), step, paper in zip(SETUP["ablation"].items(), steps, published, strict=True):
-        before = rows[-1] if rows else {"mfu": None, "paper_mfu": None}
+        before = rows[-1] if rows else dict.fromkeys(("mfu", "mfu_full", "paper_mfu"))
         rows.append(
             {
                 "step": name,
@@ -82,6 +82,8 @@ def ablation(results: Results) -> Part:
                 "paper_mfu": paper["mfu"],
                 "gain": _difference(step.mfu, before["mfu"]),
                 "paper_gain": _difference(paper["mfu"], before["paper_mfu"]),
+                "mfu_full": step.mfu_full,
+                "gain_full": _difference(step.mfu_full, before["mfu_full"]),
                 "step_s": step.step_s,
                 "account_s": dict(step.account_s),
                 "reason": step.reason,

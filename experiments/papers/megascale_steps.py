@@ -30,6 +30,7 @@ class Step:
     Attributes:
         step_s: seconds.
         mfu: %, in the paper's convention.
+        mfu_full: %, as if there was no window: full attention's FLOP whatever is attended to.
         tokens_per_s: of the whole cluster.
         account_s: mean seconds over ranks and stages by account; they sum to step_s.
         reason: empty when it ran.
@@ -37,6 +38,7 @@ class Step:
 
     step_s: float | None = None
     mfu: float | None = None
+    mfu_full: float | None = None
     tokens_per_s: float | None = None
     account_s: tuple[tuple[str, float], ...] = ()
     reason: str = ""
@@ -102,11 +104,15 @@ def _mean_step(scenario: Scenario, drawn: list[tuple[float, StepResult]]) -> Ste
     step_s = sum(weight * result.step_s for weight, result in drawn)
     seconds = sum(weight * result.account_s.mean(axis=(1, 2)) for weight, result in drawn)
     tokens = drawn[0][1].tokens
-    flop = model_flop_per_token(scenario.model, scenario.data.context_tokens) * tokens
     peak = scenario.cluster.gpus * scenario.cluster.gpu.bf16_flop_per_s
+    mfu, mfu_full = (
+        100.0 * model_flop_per_token(model, scenario.data.context_tokens) * tokens / (peak * step_s)
+        for model in (scenario.model, replace(scenario.model, sliding_window=None))
+    )
     return Step(
         step_s=step_s,
-        mfu=100.0 * flop / (peak * step_s),
+        mfu=mfu,
+        mfu_full=mfu_full,
         tokens_per_s=tokens / step_s,
         account_s=tuple(zip(drawn[0][1].accounts, np.asarray(seconds).tolist(), strict=True)),
     )
