@@ -32,7 +32,6 @@ def with_last_wave(
     if backward:
         tile_tokens = min(tile_tokens, BACKWARD_TILE_TOKENS)
     longest = gpu.sm_count * tile_tokens * np.asarray(longest_row, dtype=np.float64)
-    idle = cal.attention_forward_tail
-    if backward:
-        idle = np.where(causal, cal.attention_backward_tail, idle)
+    of_causal = cal.attention_backward_tail if backward else cal.attention_forward_tail
+    idle = np.where(causal, of_causal, cal.attention_forward_tail)
     return np.asarray(np.maximum(np.asarray(work) + idle * longest, longest))

@@ -91,8 +91,8 @@ class LayerCost:
         blocks = [_Block(ops[:-1], ops[-1:]) for block, ops in of.items() if block in joined]
         rest = tuple(op for block, ops in of.items() if block not in joined for op in ops)
         if self._model.parallel_block and cut_like_dense:
-            joined = self._layout.kernels.joined_block and not self._moe
-            blocks = [_side_by_side(*blocks, joined=joined)]
+            one = self._layout.kernels.joined_block and not self._moe
+            blocks = [_side_by_side(*blocks, joined=one)]
         return blocks, rest
 
     def _products_of_blocks(self) -> dict[Block, tuple[LinearOp, ...]]:
