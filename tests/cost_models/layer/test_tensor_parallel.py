@@ -151,14 +151,14 @@ class TestParallelBlock:
         if not overlap:
             assert ratio == pytest.approx(0.5, rel=1e-12)
 
-    def test_fused_products_fill_waves_that_separate_ones_leave_empty(self) -> None:
+    def test_joined_products_fill_waves_that_separate_ones_leave_empty(self) -> None:
         # 128 tokens, tiles of 128 x 256 on 64 SMs: QKV 24 tiles, first MLP matrix 86; together 110 tiles in 2 waves
         # where the two alone take 1 + 2
         tokens = np.array([128.0])
-        fused = layer(Layout(), self.parallel).gemm_s(tokens, backward=False)
-        separate = layer(Layout(fused_kernels=False), self.parallel).gemm_s(tokens, backward=False)
+        joined = layer(Layout(joined_block=True), self.parallel).gemm_s(tokens, backward=False)
+        separate = layer(Layout(), self.parallel).gemm_s(tokens, backward=False)
         assert separate == pytest.approx(layer(Layout()).gemm_s(tokens, backward=False), rel=1e-12)
-        assert float(fused[0]) < float(separate[0])
+        assert float(joined[0]) < float(separate[0])
 
 
 class TestExchanged:

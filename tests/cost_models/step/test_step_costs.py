@@ -111,7 +111,7 @@ class TestEpilogue:
     def test_overlap_hides_all_but_the_last_bucket_of_gradients(self) -> None:
         # 6.7e9 parameters in buckets of 1e6 x 128 ranks: the last of 53 is exposed, and nothing of the gather
         bare = epilogue(ideal_cost(), RANKS, data_s=0.0)
-        hidden = epilogue(ideal_cost(), RANKS, data_s=0.0, windows=ENDLESS)
+        hidden = epilogue(ideal_cost(), RANKS, data_s=1.0, windows=ENDLESS)
         count = parameters_per_gpu(MODEL, Layout(), 0).dense
         assert hidden.gradient_sync_s == pytest.approx(bare.gradient_sync_s / math.ceil(count / 128e6))
         assert hidden.parameter_gather_s.tolist() == [0.0]
@@ -122,6 +122,14 @@ class TestEpilogue:
         count = parameters_per_gpu(MODEL, Layout(), 0).dense
         shown = epilogue(cost, RANKS, data_s=0.0, windows=ENDLESS).parameter_gather_s
         assert shown == pytest.approx(bare.parameter_gather_s / math.ceil(count / 128e6))
+
+    def test_loading_hides_as_much_of_the_first_gather_as_it_takes(self) -> None:
+        first_s = epilogue(
+            ideal_cost(layout=Layout(prefetch_gather=False)), RANKS, data_s=0.0, windows=ENDLESS
+        ).parameter_gather_s
+        for data_s in (0.0, 0.25 * float(first_s[0]), 2.0 * float(first_s[0])):
+            shown = epilogue(ideal_cost(), RANKS, data_s=data_s, windows=ENDLESS).parameter_gather_s
+            assert shown == pytest.approx(np.maximum(0.0, first_s - data_s))
 
     def test_without_overlap_all_of_it_shows(self) -> None:
         bare = epilogue(ideal_cost(), RANKS, data_s=0.0)

@@ -107,7 +107,7 @@ def test_table_2() -> None:
         assert sum(record["account_s"].values()) == pytest.approx(record["step_s"], rel=1e-9)
 
 
-TABLE_2_TOLERANCE = 0.08  # slow nodes cost what the paper says, so what else grows with scale is missing
+TABLE_2_TOLERANCE = 0.07  # slow nodes cost what the paper says, so what else grows with scale is missing
 
 
 def test_what_is_missing_without_stragglers_is_a_fixed_time_of_a_step() -> None:
@@ -128,10 +128,14 @@ def test_table_3() -> None:
     rows = ablation(Results(records=[], outcomes=run_jobs(ablation_jobs(), lambda *_: None, 1))).value
     assert [row["step"] for row in rows] == [step["step"] for step in PUBLISHED["ablation"]["steps"]]
     for row in rows:
-        assert abs(row["mfu"] - row["paper_mfu"]) < 2.0, row["step"]
+        assert abs(row["mfu"] - row["paper_mfu"]) < 1.6, row["step"]
         if row["gain"] is not None:
-            assert row["gain"] > 0, row["step"]
-            assert abs(row["gain"] - row["paper_gain"]) < 1.5, row["step"]
+            assert row["gain"] > 0.3, row["step"]
+            missing_fixed_time = row["step"].startswith("LAMB")  # which three times the batch spreads
+            assert abs(row["gain"] - row["paper_gain"]) < (1.3 if missing_fixed_time else 0.9), row["step"]
+        assert row["mfu_full"] >= row["mfu"] * (1 - 1e-12)
+    window = {row["step"]: row for row in rows}["sliding window"]
+    assert abs(window["gain_full"] - window["paper_gain"]) < 0.3  # full attention counted: all that it saves shows
 
 
 @pytest.mark.parametrize(("gain", "right"), [(0.04, 0), (-0.04, 0), (0.0, 0), (-1.0, 0), (0.06, 1), (1.0, 1)])
