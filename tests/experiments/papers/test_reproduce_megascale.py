@@ -135,7 +135,9 @@ def test_table_3() -> None:
             assert abs(row["gain"] - row["paper_gain"]) < (1.3 if missing_fixed_time else 0.9), row["step"]
         assert row["mfu_full"] >= row["mfu"] * (1 - 1e-12)
     window = {row["step"]: row for row in rows}["sliding window"]
-    assert abs(window["gain_full"] - window["paper_gain"]) < 0.3  # full attention counted: all that it saves shows
+    assert (
+        abs(window["gain_full"] - window["paper_gain"]) < 0.3
+    )  # full attention counted: all that it saves shows
 
 
 @pytest.mark.parametrize(("gain", "right"), [(0.04, 0), (-0.04, 0), (0.0, 0), (-1.0, 0), (0.06, 1), (1.0, 1)])
