@@ -322,7 +322,7 @@ def test_attention_stays_inside_its_sequence(tmp_path: Path) -> None:
         dict(predict(config(tmp_path, micro_batch=m, seq_len="8192")).account_s)["attention"]
         for m in ("1", "2")
     )
-    assert large == pytest.approx(small, rel=0.02)
+    assert 0.85 * small < large < small  # as much work; sequences of one kernel share its last wave
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_measured_nodes_that_nothing_was_fitted_to() -> None:
     middle = node(lora, 64, 8, "8K", cp=2, **shape)
     large = node(lora, 1024, 64, "8K", cp=4, **shape)
     errors = [small / 6.74 - 1, middle / 5.85 - 1, large / 4.75 - 1]
-    assert errors == pytest.approx([0.01, 0.13, 0.29], abs=0.03)
+    assert errors == pytest.approx([0.00, 0.12, 0.25], abs=0.03)
     assert small > middle > large
 
 
