@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 
@@ -109,9 +109,15 @@ def run(
 def _bands_of(record: Record, view: View) -> tuple[Residuals, str]:
     """The residuals that the band of a record rests on, and the source as which it is known there."""
     source = _source(record)
-    if view == "published":
-        return shipped_residuals(), source
-    return (shipped_residuals() if view == "plain" else residuals_without(source)), ""
+    match view:
+        case "published":
+            return shipped_residuals(), source
+        case "plain":
+            return shipped_residuals(), ""
+        case "unseen":
+            return residuals_without(source), ""
+        case _:
+            assert_never(view)
 
 
 def _row(record: Record, prediction: Prediction, memory: bool, bands: tuple[Residuals, str]) -> Row:

@@ -11,6 +11,7 @@ from scipy.special import log_ndtr
 from simulator_plans import make_costs, make_plan
 from simulator_setups import small_setup
 
+from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.simulator.play.engine import run_engine
 from hdpsim.simulator.play.execution import Noise
@@ -100,7 +101,8 @@ def test_pauses_leave_jitter_alone() -> None:
 
 
 def test_collecting_together_costs_less() -> None:
-    setup = small_setup(nodes=2)
+    alone = Layout(prefetch_gather=False)  # a prefetched gather hides behind such a pause
+    setup = small_setup(nodes=2, layout=alone)
     setup = replace(setup, strategy=StrategyOptions(name="static"))
     lengths = np.full(64, 1024)
 
@@ -144,7 +146,8 @@ def test_equal_gpus_that_are_not_equally_fast() -> None:
 
 
 def test_loaders_that_the_gpus_wait_for() -> None:
-    setup = replace(small_setup(nodes=2), strategy=StrategyOptions(name="static"))
+    alone = Layout(prefetch_gather=False)  # a prefetched gather hides behind loading
+    setup = replace(small_setup(nodes=2, layout=alone), strategy=StrategyOptions(name="static"))
     lengths = np.full(64, 1024)
     quiet = simulate_step(setup, lengths)
     shown = replace(setup, data_pipeline=replace(setup.data_pipeline, asynchronous=False))
