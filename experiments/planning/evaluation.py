@@ -226,7 +226,7 @@ def limit_of(error: InfeasibleError | ScenarioError) -> str:
     key = text.partition(":")[0]
     if key in _LIMITS:
         return _LIMITS[key]
-    return _NUMBER.sub("N", re.split(r"[:;]", text)[0])[:100]
+    return _NUMBER.sub("N", re.split(r" \(|[:;]", text)[0])[:100]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
