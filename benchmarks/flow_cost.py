@@ -21,7 +21,7 @@ from measure import fitted_exponent
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.network.links import Links, Pattern
 from hdpsim.cost_models.network.traffic import hops, permutation
-from hdpsim.experiments.output.plot_style import GRID, INK, PALETTE, figure_and_axes, marker_of, style
+from hdpsim.experiments.output.plots.style import GRID, INK, PALETTE, figure_and_axes, marker_of, style
 from hdpsim.simulator.network.flows import Activity, FlowNetwork
 
 RESULTS = Path(__file__).with_name("flow_cost.json")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from measure import fitted_exponent
 
-from hdpsim.experiments.output.plot_style import (
+from hdpsim.experiments.output.plots.style import (
     GRID,
     INK,
     PALETTE,

@@ -151,7 +151,7 @@ if TYPE_CHECKING:
     from hdpsim.simulator.lower_bound import lower_bound_s as lower_bound_s
     from hdpsim.simulator.own import strategy
     from hdpsim.simulator.plan import Plan as Plan
-    from hdpsim.simulator.play.validate import validate_plan as validate_plan
+    from hdpsim.simulator.play.pipeline.validate import validate_plan as validate_plan
     from hdpsim.simulator.setup import ExecutionOptions as ExecutionOptions
     from hdpsim.simulator.setup import Setup as Setup
     from hdpsim.simulator.setup import StrategyOptions as StrategyOptions
@@ -208,7 +208,7 @@ _HOME = {
     "strategy": "hdpsim.simulator.own",
     "sweep": "hdpsim.experiments.verbs.planning",
     "validate": "hdpsim.experiments.verbs.evidence",
-    "validate_plan": "hdpsim.simulator.play.validate",
+    "validate_plan": "hdpsim.simulator.play.pipeline.validate",
     "whatif": "hdpsim.experiments.verbs.planning",
 }
 """The module each public name is loaded from; every other name is an error of hdpsim.errors."""

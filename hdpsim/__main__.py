@@ -12,7 +12,7 @@ __all__ = ["main"]
 def main() -> None:
     """Entry point of the command."""
     try:
-        from hdpsim import interrupts
+        from . import interrupts
 
         interrupts.listen()
         try:
@@ -55,13 +55,13 @@ def _tidy() -> None:
 
 
 def _interrupted() -> bool:
-    from hdpsim import interrupts
+    from . import interrupts
 
     return interrupts.received()
 
 
 def _end() -> None:
-    from hdpsim import interrupts
+    from . import interrupts
 
     sys.stderr.write(f"Error: {interrupts.message()}\n")
     sys.exit(interrupts.exit_code())

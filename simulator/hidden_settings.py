@@ -31,7 +31,7 @@ from hdpsim.simulator.step import (
 )
 from hdpsim.simulator.step_memory import capacity_tokens, check_fits, plan_memory
 from hdpsim.simulator.strategies.problem import PlanningProblem
-from hdpsim.simulator.strategies.static_mesh import MeshPacks
+from hdpsim.simulator.strategies.static.static_mesh import MeshPacks
 
 _HOST = "kernels take longer than their launches"
 _MEMORY = "another stage, or another moment of the step, needs more memory"

@@ -34,11 +34,11 @@ from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.plan_pieces import plan_costs, plan_micro_batches
 from hdpsim.simulator.play.engine import run_engine
 from hdpsim.simulator.play.execution import Execution, Noise, SharedLinks, Spans
-from hdpsim.simulator.play.flow_engine import run_flows
-from hdpsim.simulator.play.flow_routes import Wired
-from hdpsim.simulator.play.noise import draw_noise, synchronised_pause_s
+from hdpsim.simulator.play.flows.engine import run_flows
+from hdpsim.simulator.play.flows.routes import Wired
+from hdpsim.simulator.play.randomness.noise import draw_noise, synchronised_pause_s
+from hdpsim.simulator.play.randomness.tails import with_tails
 from hdpsim.simulator.play.replay import run_replay
-from hdpsim.simulator.play.tails import with_tails
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step_memory import (
     allocator_notes,

@@ -28,7 +28,7 @@ from hdpsim.simulator.step import (
 )
 from hdpsim.simulator.step_memory import capacity_tokens, check_fits, memory_of
 from hdpsim.simulator.strategies.problem import PlanningProblem
-from hdpsim.simulator.strategies.static_mesh import mesh_degrees, rings_alike
+from hdpsim.simulator.strategies.static.static_mesh import mesh_degrees, rings_alike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

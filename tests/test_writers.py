@@ -16,16 +16,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hdpsim.errors import UserInputError
-from hdpsim.experiments.output.files import check_out_file, write_whole
-from hdpsim.experiments.output.plot_style import save_figure
-from hdpsim.experiments.output.plots import plot_throughput_bars
-from hdpsim.experiments.output.run_directory import RunDirectory
+from hdpsim.experiments.output.files.asked import check_out_file, write_whole
+from hdpsim.experiments.output.files.run_directory import RunDirectory
+from hdpsim.experiments.output.plots.runs import plot_throughput_bars
+from hdpsim.experiments.output.plots.style import save_figure
 from hdpsim.experiments.sweeps.store import ResultStore
 from hdpsim.traces import Trace, write_trace
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("hdpsim", "traces", "cost_models", "simulator", "experiments")
-DOORS = {"hdpsim/files.py", "experiments/output/run_directory.py"}
+DOORS = {"hdpsim/files.py", "experiments/output/files/run_directory.py"}
 """Where files are opened for writing: the door, and the private folder of a run, which nobody else can enter."""
 
 few = settings(

@@ -31,7 +31,7 @@ from hdpsim.experiments.output.tables import TextTable, plain_text
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import planning_problem, simulate_step
-from hdpsim.simulator.strategies.integer_programme import least
+from hdpsim.simulator.strategies.flexsp.integer_programme import least
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 _OWN = "hdpsim.simulator.strategies"

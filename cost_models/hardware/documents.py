@@ -6,11 +6,12 @@ from dataclasses import MISSING, fields
 from decimal import Decimal
 from typing import Any
 
-from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.entries import KEYS, Key
 from hdpsim.cost_models.hardware.mixed import MixedCluster
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
 from hdpsim.cost_models.transformer.model import Model
+
+from . import catalog
 
 Document = dict[str, Any]
 

@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from hdpsim.cost_models.layout import needs
 from hdpsim.cost_models.layout.about_switches import switch
 from hdpsim.cost_models.reading.checked import Checked, Share
 from hdpsim.errors import InfeasibleError
 from hdpsim.ranges import RANGES
+
+from . import needs
 
 Schedule = Literal["1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe"]
 RecomputeKind = Literal["none", "selective", "full"]

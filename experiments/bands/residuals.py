@@ -16,7 +16,7 @@ from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.bands.band import Band, Residual, Residuals
 from hdpsim.experiments.bands.features import Features, configuration_key, features_of
-from hdpsim.experiments.output.files import check_out_file, write_whole
+from hdpsim.experiments.output.files.asked import check_out_file, write_whole
 from hdpsim.simulator.setup import Setup
 
 _STRETCH = "# stretch="

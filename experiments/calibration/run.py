@@ -19,7 +19,7 @@ from hdpsim.experiments.calibration.stage import FEWEST, Stage, entries_of, run_
 from hdpsim.experiments.output.document import Document
 from hdpsim.experiments.parallel.pool import worker_pool
 from hdpsim.experiments.records.table import read_records, shipped_records
-from hdpsim.experiments.studies.compare import silent
+from hdpsim.experiments.studies.comparing.compare import silent
 
 KERNELS_AT_ONCE, JOBS_AT_ONCE = 100, 8
 

@@ -6,9 +6,9 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.cost_models.reading.units import HOUR_S, format_quantity
-from hdpsim.experiments.output import plots_of_campaign
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, facts, interval
-from hdpsim.experiments.output.plot_style import PALETTE, readable_name
+from hdpsim.experiments.output.plots import campaign as plots_of_campaign
+from hdpsim.experiments.output.plots.style import PALETTE, readable_name
 from hdpsim.experiments.output.statistics import (
     FEWEST,
     Estimate,

@@ -17,7 +17,7 @@ from hdpsim.experiments.campaigns.setup import CampaignPlan, plan_campaign
 from hdpsim.experiments.output.statistics import Estimate, estimate
 from hdpsim.experiments.output.words import duration, large_amount
 from hdpsim.experiments.parallel.pool import worker_pool
-from hdpsim.experiments.studies.compare import Report, silent
+from hdpsim.experiments.studies.comparing.compare import Report, silent
 from hdpsim.experiments.studies.cost_to_target import Costs, Target, price_of
 from hdpsim.experiments.studies.power import Power, waiting_power
 from hdpsim.simulator.campaign.run import simulate_campaign

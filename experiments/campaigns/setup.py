@@ -25,7 +25,7 @@ from hdpsim.cost_models.reliability.startup import group_initialisation_s
 from hdpsim.errors import CatalogError, InfeasibleError, ScenarioError
 from hdpsim.experiments.campaigns.notes import idle_keys
 from hdpsim.experiments.scenario.schema import KEYS
-from hdpsim.experiments.studies.compare import run_batches
+from hdpsim.experiments.studies.comparing.compare import run_batches
 from hdpsim.experiments.studies.cost_to_target import costs_of
 from hdpsim.ranges import LIMITS
 from hdpsim.simulator.campaign.diagnosis import TESTS

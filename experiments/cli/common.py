@@ -82,7 +82,7 @@ json_option: Decorator = click.option(
 def _checked_out(_context: click.Context, _option: click.Parameter, out: str | None) -> str | None:
     """Complain now, not after the simulation, about a place where no run directory can be written."""
     if out is not None:
-        from hdpsim.experiments.output.run_directory import RunDirectory
+        from hdpsim.experiments.output.files.run_directory import RunDirectory
 
         RunDirectory(out)
     return out
@@ -286,7 +286,7 @@ class Output:
     def present(self, document: Document, lines: Sequence[str] = ()) -> None:
         """Show what a verb found; *lines* close the text."""
         if self.out is not None:
-            from hdpsim.experiments.output.run_directory import write_document
+            from hdpsim.experiments.output.files.run_directory import write_document
 
             lines = (*lines, write_document(self.out, document))
         if self.report is not None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from hdpsim.experiments.bands.band import Band
     from hdpsim.experiments.parallel.engines import Engine
     from hdpsim.experiments.scenario.scenario import DataOptions, Scenario
-    from hdpsim.experiments.studies.compare import Lengths
+    from hdpsim.experiments.studies.comparing.compare import Lengths
 
 LOOK_AHEAD = 4
 """Batches per worker that are cut before the oldest one is done."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
-from hdpsim.experiments.output.plot_style import (
+from hdpsim.experiments.output.plots.style import (
     GRID,
     INK,
     PALETTE,

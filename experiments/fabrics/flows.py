@@ -11,7 +11,7 @@ from hdpsim.experiments.output.document import Column, Document, OutputFile, Tab
 if TYPE_CHECKING:
     from hdpsim.arrays import Floats
     from hdpsim.cost_models.network.links import LinkKind, Links
-    from hdpsim.experiments.studies.traffic_patterns import Trial
+    from hdpsim.experiments.studies.links.patterns import Trial
 
 
 def _kind(links: Links, kind: LinkKind, carried: Floats, end_s: float) -> dict[str, Any]:

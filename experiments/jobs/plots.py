@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hdpsim.experiments.output.plot_style import GRID, PALETTE, figure_and_axes, style
+from hdpsim.experiments.output.plots.style import GRID, PALETTE, figure_and_axes, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,7 +11,7 @@ import numpy as np
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.reading.fields import Fields, Problems, did_you_mean
 from hdpsim.errors import TraceError, UserInputError
-from hdpsim.experiments.output.csv_files import as_number
+from hdpsim.experiments.output.files.csv import as_number
 from hdpsim.quoting import LONGEST_NAME, quoted, shortened
 from hdpsim.ranges import LIMITS, RANGES
 from hdpsim.reading import UnreadableError, open_trace, regular_file

@@ -9,7 +9,7 @@ import numpy as np
 
 from hdpsim.arrays import Ints
 from hdpsim.experiments.output.document import OutputFile, Table
-from hdpsim.experiments.output.plot_style import format_count, format_tokens
+from hdpsim.experiments.output.plots.style import format_count, format_tokens
 from hdpsim.experiments.papers.bytescale_case import case_jobs, case_study
 from hdpsim.experiments.papers.bytescale_figures.activity import activity, activity_jobs
 from hdpsim.experiments.papers.bytescale_figures.bubbles import bubble_jobs, bubbles

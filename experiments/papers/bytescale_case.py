@@ -14,7 +14,7 @@ from hdpsim.cost_models.step.layer_prices import TERMS
 from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.cost_models.transformer.flop import sequence_model_flop
 from hdpsim.experiments.output.document import OutputFile, Table
-from hdpsim.experiments.output.plot_style import GRID, colours_of, figure_and_axes, style
+from hdpsim.experiments.output.plots.style import GRID, colours_of, figure_and_axes, style
 from hdpsim.experiments.papers.bytescale_figures.kernels import products_s
 from hdpsim.experiments.papers.bytescale_steps import (
     FOLDER,

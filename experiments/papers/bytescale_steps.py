@@ -21,7 +21,7 @@ from hdpsim.experiments.scenario.references import cluster_of_size
 from hdpsim.simulator.play.execution import WAITS
 from hdpsim.simulator.setup import Setup, StrategyOptions
 from hdpsim.simulator.step import simulate_step
-from hdpsim.simulator.strategies.packing import pack
+from hdpsim.simulator.strategies.static.packing import pack
 from hdpsim.traces import global_batches, load_distribution
 
 

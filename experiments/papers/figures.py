@@ -9,7 +9,7 @@ import numpy as np
 
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.output.document import OutputFile, Table
-from hdpsim.experiments.output.plot_style import GRID, INK, PALETTE, figure_and_axes, style
+from hdpsim.experiments.output.plots.style import GRID, INK, PALETTE, figure_and_axes, style
 from hdpsim.experiments.papers.shown import FigureRow, Part, column
 from hdpsim.experiments.validation.errors import error_of, error_summary
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.errors import UserInputError
-from hdpsim.experiments.output.csv_files import one_of, positive, read_rows, whole
+from hdpsim.experiments.output.files.csv import one_of, positive, read_rows, whole
 from hdpsim.yaml_loader import load_yaml
 
 _NEEDED = {

@@ -11,14 +11,14 @@ from hdpsim.cost_models.reading.units import HOUR_S
 from hdpsim.cost_models.reliability.failures import job_mttf_s
 from hdpsim.cost_models.reliability.startup import group_initialisation_s
 from hdpsim.experiments.campaigns.run import run_campaign
-from hdpsim.experiments.output.plot_style import GRID, INK, PALETTE, figure_and_axes, style
+from hdpsim.experiments.output.plots.style import GRID, INK, PALETTE, figure_and_axes, style
 from hdpsim.experiments.papers.folder import PublishedFigure
 from hdpsim.experiments.papers.megascale_steps import FOLDER, SETUP, Step, StepJob, job_of
 from hdpsim.experiments.papers.paper import Paper, Results, Section, of_place, ratio
 from hdpsim.experiments.papers.shown import FigureRow, Part, readable, rows_part
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.validation.errors import error_of
-from hdpsim.simulator.play.noise import clean_probability
+from hdpsim.simulator.play.randomness.noise import clean_probability
 from hdpsim.simulator.setup import Setup
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import HdpSimError
 from hdpsim.experiments.papers.folder import PublishedFigure, paper_folder
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
-from hdpsim.experiments.studies.compare import run_batches
-from hdpsim.simulator.play.noise import clean_probability
+from hdpsim.experiments.studies.comparing.compare import run_batches
+from hdpsim.simulator.play.randomness.noise import clean_probability
 from hdpsim.simulator.setup import ExecutionOptions
 from hdpsim.simulator.step import StepResult
 

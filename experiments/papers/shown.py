@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hdpsim.experiments.output import plots
 from hdpsim.experiments.output.document import Column, OutputFile, Table
-from hdpsim.experiments.output.plot_style import format_count, format_tokens
+from hdpsim.experiments.output.plots import runs as plots
+from hdpsim.experiments.output.plots.style import format_count, format_tokens
 from hdpsim.experiments.papers.folder import PaperFolder, PublishedFigure
 
 if TYPE_CHECKING:

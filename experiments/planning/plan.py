@@ -11,9 +11,11 @@ from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.exchange.exporter import Exported
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
-from hdpsim.experiments.output.files import write_whole
+from hdpsim.experiments.output.files.asked import write_whole
 from hdpsim.experiments.output.words import memory_of, span
-from hdpsim.experiments.planning.evaluation import (
+from hdpsim.experiments.planning.headroom import shipped_margin
+from hdpsim.experiments.planning.plots import plot_front
+from hdpsim.experiments.planning.search.evaluation import (
     GPU_MEMORY,
     OBJECTIVE_WORDS,
     ON_PAPER,
@@ -21,13 +23,11 @@ from hdpsim.experiments.planning.evaluation import (
     Objective,
     score_of,
 )
-from hdpsim.experiments.planning.headroom import shipped_margin
-from hdpsim.experiments.planning.plots import plot_front
-from hdpsim.experiments.planning.search import BEST, Found, Progress, search
-from hdpsim.experiments.planning.space import ANY_GPUS, USUAL_SCHEDULES, space_of
+from hdpsim.experiments.planning.search.search import BEST, Found, Progress, search
+from hdpsim.experiments.planning.search.space import ANY_GPUS, USUAL_SCHEDULES, space_of
 from hdpsim.experiments.scenario.overrides import parse_override
 from hdpsim.experiments.scenario.scenario import load_scenario
-from hdpsim.experiments.studies.compare_report import saved_words
+from hdpsim.experiments.studies.comparing.report import saved_words
 from hdpsim.experiments.studies.cost_to_target import price_of
 from hdpsim.experiments.studies.report import headline, one_line
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hdpsim.experiments.output.plot_style import GRID, PALETTE, count_axis, figure_and_axes, style
+from hdpsim.experiments.output.plots.style import GRID, PALETTE, count_axis, figure_and_axes, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,7 +15,7 @@ from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.records.steps import MeasuredStep
 from hdpsim.quoting import quoted
-from hdpsim.simulator.strategies.wlb_llm import balanced_packs
+from hdpsim.simulator.strategies.static.wlb_llm import balanced_packs
 from hdpsim.yaml_loader import load_yaml
 
 Packing = Literal["joined", "balanced", "one"]

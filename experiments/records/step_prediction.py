@@ -18,7 +18,7 @@ from hdpsim.quoting import quoted
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import StepResult, planning_problem, simulate_plan, simulate_step
 from hdpsim.simulator.step_memory import check_fits, plan_memory
-from hdpsim.simulator.strategies.given_packs import plan_given_packs
+from hdpsim.simulator.strategies.static.given_packs import plan_given_packs
 
 PACKS = "packs"
 """The strategy of steps whose packs are run as they are."""

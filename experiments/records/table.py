@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.errors import UserInputError
-from hdpsim.experiments.output.csv_files import as_number, positive, read_rows
+from hdpsim.experiments.output.files.csv import as_number, positive, read_rows
 from hdpsim.experiments.software.run import Precision, Recompute, RunConfig, Sharding, Task
 from hdpsim.quoting import quoted
 from hdpsim.ranges import RANGES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from hdpsim.cost_models.hardware.prices import CostOptions
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
@@ -129,6 +130,7 @@ class ScenarioKey:
         return self.meaning + (f" Needs {', '.join(self.needs)}." if self.needs else "")
 
 
+@cache
 def scenario_keys() -> tuple[ScenarioKey, ...]:
     """Every key, in the order in which scenarios are written."""
     return tuple(

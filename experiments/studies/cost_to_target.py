@@ -15,7 +15,7 @@ from hdpsim.experiments.studies.power import Power, power_of
 
 if TYPE_CHECKING:
     from hdpsim.cost_models.hardware.parts import Cluster, Gpu
-    from hdpsim.experiments.studies.compare import Outcome
+    from hdpsim.experiments.studies.comparing.compare import Outcome
 
 JOULE_PER_KWH = 3.6e6
 MILLION = 1e6

@@ -11,7 +11,7 @@ import numpy as np
 from hdpsim.cost_models.feasibility import rank_kinds
 from hdpsim.cost_models.kernels.power import GpuWork, gpu_w, node_w, waiting_w
 from hdpsim.cost_models.reading.units import format_quantity
-from hdpsim.experiments.output.plot_style import account_group
+from hdpsim.experiments.output.plots.style import account_group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,11 +13,11 @@ import numpy as np
 from hdpsim.cost_models.reading.units import TERA, format_quantity
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, facts
 from hdpsim.experiments.output.finite import plain
-from hdpsim.experiments.output.plot_style import ACCOUNT_GROUPS, account_group, format_tokens, readable_name
+from hdpsim.experiments.output.plots.style import ACCOUNT_GROUPS, account_group, format_tokens, readable_name
 from hdpsim.experiments.output.statistics import FEWEST, estimate_json, with_interval
 from hdpsim.experiments.output.words import memory_of, memory_parts
 from hdpsim.experiments.studies.cost_to_target import costs_of
-from hdpsim.experiments.studies.shared_links import network_json
+from hdpsim.experiments.studies.links.shared import network_json
 from hdpsim.simulator.settings import CHANGES_NOTHING
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hdpsim.experiments.bands.band import Band
     from hdpsim.experiments.output.statistics import Estimate
     from hdpsim.experiments.scenario.scenario import Scenario
-    from hdpsim.experiments.studies.compare import Comparison, Outcome
+    from hdpsim.experiments.studies.comparing.compare import Comparison, Outcome
     from hdpsim.experiments.studies.cost_to_target import Target
 
 

@@ -8,11 +8,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.errors import InfeasibleError
-from hdpsim.experiments.output import plots
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, interval, only_where
+from hdpsim.experiments.output.plots import runs as plots
 from hdpsim.experiments.output.statistics import Estimate, estimate_json, with_interval
 from hdpsim.experiments.output.words import memory_of
-from hdpsim.experiments.studies.compare import Outcome, Report, silent
+from hdpsim.experiments.studies.changes.variants import Variant, data_json, data_lines, run_variants
+from hdpsim.experiments.studies.comparing.compare import Outcome, Report, silent
+from hdpsim.experiments.studies.comparing.static_rows import (
+    MESH_COLUMNS,
+    best_json,
+    best_words,
+    first_batch_best,
+    mesh_lines,
+    over_best,
+)
 from hdpsim.experiments.studies.report import (
     averaging,
     band_lines,
@@ -23,21 +32,12 @@ from hdpsim.experiments.studies.report import (
     ratio_words,
     scenario_document,
 )
-from hdpsim.experiments.studies.static_rows import (
-    MESH_COLUMNS,
-    best_json,
-    best_words,
-    first_batch_best,
-    mesh_lines,
-    over_best,
-)
-from hdpsim.experiments.studies.variants import Variant, data_json, data_lines, run_variants
 
 if TYPE_CHECKING:
     from hdpsim.cost_models.hardware.prices import CostOptions
     from hdpsim.experiments.scenario.data_use import Drawn
     from hdpsim.experiments.scenario.scenario import Scenario
-    from hdpsim.experiments.studies.baseline import Baseline
+    from hdpsim.experiments.studies.comparing.baseline import Baseline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hdpsim.errors import HdpSimError, OwnPlanError, StrategyError, UserInputError
 from hdpsim.experiments.output.finite import plain
 from hdpsim.experiments.parallel.code_version import code_version
-from hdpsim.experiments.studies.compare import run_batches
+from hdpsim.experiments.studies.comparing.compare import run_batches
 from hdpsim.experiments.studies.report import outcome_json
 from hdpsim.simulator.own import location, source_hash
 

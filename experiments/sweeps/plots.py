@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hdpsim.errors import QuantityError
 from hdpsim.experiments.output.document import OutputFile
-from hdpsim.experiments.output.plot_style import (
+from hdpsim.experiments.output.plots.style import (
     GRID,
     base2_ticks,
     colours_of,

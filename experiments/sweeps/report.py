@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 from hdpsim.errors import ScenarioError
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, only_where
 from hdpsim.experiments.output.finite import plain
-from hdpsim.experiments.output.plot_style import account_group
+from hdpsim.experiments.output.plots.style import account_group
 from hdpsim.experiments.output.statistics import Estimate, paired_ratio
 from hdpsim.experiments.output.words import memory_parts, span
 from hdpsim.experiments.scenario.data_use import WORTH_A_WORD
 from hdpsim.experiments.scenario.setup_document import as_yaml
-from hdpsim.experiments.studies.compare import Mesh
+from hdpsim.experiments.studies.comparing.compare import Mesh
+from hdpsim.experiments.studies.comparing.static_rows import mesh_lines
 from hdpsim.experiments.studies.cost_to_target import usd_words
 from hdpsim.experiments.studies.report import one_line
-from hdpsim.experiments.studies.static_rows import mesh_lines
 
 if TYPE_CHECKING:
     from hdpsim.experiments.sweeps.run import CellResult, SweepEstimate, SweepRun

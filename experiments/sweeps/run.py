@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hdpsim.errors import HdpSimError, UserInputError
 from hdpsim.experiments.parallel.code_version import code_version
 from hdpsim.experiments.parallel.dispatch import Finished, dispatch
-from hdpsim.experiments.studies.compare import Report, silent
+from hdpsim.experiments.studies.comparing.compare import Report, silent
 from hdpsim.experiments.sweeps.cell import simulate_cell, simulate_cells
 from hdpsim.simulator.own import source_hash
 

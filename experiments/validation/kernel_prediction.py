@@ -28,7 +28,7 @@ from hdpsim.cost_models.layout.groups import Fp8Scaling, ProductPrecision
 from hdpsim.cost_models.network.collectives import CollectiveKind, Collectives, bus_bandwidth_factor
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.errors import InfeasibleError
-from hdpsim.experiments.output.csv_files import as_number
+from hdpsim.experiments.output.files.csv import as_number
 from hdpsim.experiments.validation.kernel_sources import gpu_of, instrument_of
 from hdpsim.quoting import quoted
 from hdpsim.ranges import RANGES

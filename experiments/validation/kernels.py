@@ -13,8 +13,8 @@ import numpy as np
 
 from hdpsim.cost_models.calibration.calibration import Calibration, load_calibration
 from hdpsim.errors import HdpSimError
-from hdpsim.experiments.output.csv_files import read_rows
 from hdpsim.experiments.output.document import Column, Document, Table
+from hdpsim.experiments.output.files.csv import read_rows
 from hdpsim.experiments.validation.errors import error_of, error_summary
 from hdpsim.experiments.validation.kernel_prediction import bus_factor, flop_of, number, predicted_s
 from hdpsim.experiments.validation.report import BIAS, MEDIAN, P90, Row

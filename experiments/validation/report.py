@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from hdpsim.experiments.output import plots
 from hdpsim.experiments.output.document import Column, OutputFile, Table
+from hdpsim.experiments.output.plots import runs as plots
 from hdpsim.experiments.validation.memory import FITS, MEMORY_QUANTITY, fit_rows, memory_lines
 
 Row = Mapping[str, Any]

@@ -23,7 +23,7 @@ from hdpsim.experiments.output.document import Document
 from hdpsim.experiments.records.prediction import Prediction, convention_of, predict
 from hdpsim.experiments.records.table import Record, read_records, shipped_records
 from hdpsim.experiments.software.rules import KINDS
-from hdpsim.experiments.studies.compare import silent
+from hdpsim.experiments.studies.comparing.compare import silent
 from hdpsim.experiments.validation.errors import error_of, error_summary, rank_correlation
 from hdpsim.experiments.validation.memory import MEMORY_QUANTITY, memory_columns, memory_summary
 from hdpsim.experiments.validation.report import SOUND, blocks, files, summary_lines

@@ -52,7 +52,7 @@ def fabric(
     tiers = study.tiers_of(cluster, network)
     devices = count_devices(cluster)
     if drawing is not None:
-        from hdpsim.experiments.output.fabric_plot import draw_fabric
+        from hdpsim.experiments.output.plots.fabric import draw_fabric
 
         draw_fabric(cluster, str(drawing), network)
     path = None if drawing is None else str(drawing)
@@ -94,7 +94,7 @@ def flows(
     from hdpsim.experiments.fabrics.clusters import named_cluster
     from hdpsim.experiments.fabrics.flows import flows_document
     from hdpsim.experiments.scenario.references import cluster_of_size
-    from hdpsim.experiments.studies.traffic_patterns import try_pattern
+    from hdpsim.experiments.studies.links.patterns import try_pattern
 
     if pattern not in get_args(Pattern):
         raise UserInputError(

@@ -27,7 +27,7 @@ from hdpsim.experiments.verbs.values import (
 )
 
 if TYPE_CHECKING:
-    from hdpsim.experiments.planning.goal import Goal
+    from hdpsim.experiments.planning.recommending.goal import Goal
     from hdpsim.experiments.sweeps.run import SweepRun
 
 Objective = Literal["tokens_per_s", "usd_per_token", "time_to_train", "energy"]
@@ -169,10 +169,10 @@ def recommend(
         UserInputError: what was given is wrong; the message says what is allowed.
         InfeasibleError: the date cannot be met; the message says what would have to change.
     """
-    from hdpsim.experiments.planning import recommend as study
-    from hdpsim.experiments.planning.goal import parse_goal
     from hdpsim.experiments.planning.plan import open_scenario
-    from hdpsim.experiments.planning.recommend_document import recommend_document
+    from hdpsim.experiments.planning.recommending import recommend as study
+    from hdpsim.experiments.planning.recommending.document import recommend_document
+    from hdpsim.experiments.planning.recommending.goal import parse_goal
 
     if not 0.01 <= confidence <= 0.99:
         raise UserInputError(f"confidence must be from 0.01 to 0.99, got {confidence}")
@@ -227,9 +227,9 @@ def check(
         UserInputError: what was given is wrong; the message says what is allowed.
         InfeasibleError: it cannot run; the message says why, and which change makes it run.
     """
-    from hdpsim.experiments.planning import check as study
-    from hdpsim.experiments.planning.check_document import check_document
-    from hdpsim.experiments.planning.repair import explained
+    from hdpsim.experiments.planning.checking import check as study
+    from hdpsim.experiments.planning.checking.document import check_document
+    from hdpsim.experiments.planning.checking.repair import explained
 
     changes, target = override_texts(overrides), tokens_of(tokens)
     with progress("checking") as shown:
@@ -268,8 +268,8 @@ def check_strategy(
     Raises:
         UserInputError: there is no such strategy, or it cannot be loaded.
     """
-    from hdpsim.experiments.studies import strategy_check as study
-    from hdpsim.experiments.studies.strategy_check_document import strategy_check_document
+    from hdpsim.experiments.studies.own_strategy import check as study
+    from hdpsim.experiments.studies.own_strategy.document import strategy_check_document
 
     whole("ranks", ranks, "cp")
     given = strategy if isinstance(strategy, str) else f"{strategy.__module__}:{strategy.__qualname__}"
@@ -359,8 +359,8 @@ def whatif(
         UserInputError: what was given is wrong; the message says what is allowed.
         InfeasibleError: the scenario itself cannot run; the message says why.
     """
-    from hdpsim.experiments.studies import tornado as inputs
-    from hdpsim.experiments.studies import whatif as study
+    from hdpsim.experiments.studies.changes import tornado as inputs
+    from hdpsim.experiments.studies.changes import whatif as study
 
     tried = changes_of(changes)
     if tornado is not None:

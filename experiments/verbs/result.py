@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.errors import HdpSimError, UserInputError
 from hdpsim.experiments.output.document import Document, Table
-from hdpsim.experiments.output.run_directory import write_document
+from hdpsim.experiments.output.files.run_directory import write_document
 from hdpsim.quoting import quoted
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Result:
 
     def _bars(self) -> Figure:
         """The first column of fractions of the first table, or else of whole numbers, a bar for each row."""
-        from hdpsim.experiments.output.plots_of_campaign import plot_bars
+        from hdpsim.experiments.output.plots.campaign import plot_bars
 
         frame = self.to_frame()
         numbers = [name for kind in "fi" for name in frame.columns[1:] if frame[name].dtype.kind == kind]

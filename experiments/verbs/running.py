@@ -23,7 +23,7 @@ from hdpsim.experiments.verbs.values import (
 
 if TYPE_CHECKING:
     from hdpsim.experiments.scenario.scenario import Scenario
-    from hdpsim.experiments.studies.compare import Comparison, Outcome
+    from hdpsim.experiments.studies.comparing.compare import Comparison, Outcome
 
 Target = str | float | None
 """Tokens to train on: `"300B"`, 3e11, or None."""
@@ -59,10 +59,10 @@ def simulate(
         UserInputError: what was given is wrong; the message says what is allowed.
         InfeasibleError: it cannot run; the message says why.
     """
-    from hdpsim.experiments.output.files import check_out_file
-    from hdpsim.experiments.studies.compare import compare as compare_strategies
-    from hdpsim.experiments.studies.compare_report import simulate_document, target_of
-    from hdpsim.experiments.studies.replications import replicate
+    from hdpsim.experiments.output.files.asked import check_out_file
+    from hdpsim.experiments.studies.comparing.compare import compare as compare_strategies
+    from hdpsim.experiments.studies.comparing.report import simulate_document, target_of
+    from hdpsim.experiments.studies.steps.replications import replicate
 
     if timeline is not None:
         check_out_file(timeline, "--timeline", (".json", ".json.gz"))
@@ -96,16 +96,16 @@ def simulate(
 def _many_steps(
     scenario: Scenario, steps: int, replications: int | None, timeline: str | None, progress: Progress
 ) -> Result:
-    from hdpsim.experiments.studies.many_steps import simulate_many
-    from hdpsim.experiments.studies.many_steps_report import many_steps_document
-    from hdpsim.experiments.studies.replications import replicate_runs, with_replications
+    from hdpsim.experiments.studies.steps.many_steps import simulate_many
+    from hdpsim.experiments.studies.steps.replications import replicate_runs, with_replications
+    from hdpsim.experiments.studies.steps.report import many_steps_document
 
     whole("steps", steps, "batches")
     with progress("simulating") as shown:
         run = simulate_many(scenario, steps, shown, record=timeline is not None)
     lines: tuple[str, ...] = ()
     if timeline is not None:
-        from hdpsim.experiments.output.run_timeline import write_run_timeline
+        from hdpsim.experiments.output.timeline.run import write_run_timeline
 
         lines = (write_run_timeline(timeline, run.record, title=f"{scenario.name}, {run.strategy}"),)
     with progress("replicating") as shown:
@@ -115,9 +115,9 @@ def _many_steps(
 
 
 def _write_timeline(path: str, outcome: Outcome, name: str) -> str:
-    from hdpsim.experiments.output.timeline import write_timeline
-    from hdpsim.experiments.studies import plan_files
-    from hdpsim.experiments.studies.links_seen import SeenLinks, link_lanes
+    from hdpsim.experiments.output.timeline.step import write_timeline
+    from hdpsim.experiments.studies.comparing import plan_files
+    from hdpsim.experiments.studies.links.seen import SeenLinks, link_lanes
 
     spans = outcome.results[0].spans
     assert spans is not None  # the engine was told to record them
@@ -165,10 +165,10 @@ def compare(
         UserInputError: what was given is wrong; the message says what is allowed.
         InfeasibleError: no strategy can run; the message says why.
     """
-    from hdpsim.experiments.output.files import check_out_file
-    from hdpsim.experiments.studies import compare as study
-    from hdpsim.experiments.studies.compare_report import compare_document
-    from hdpsim.experiments.studies.replications import replicate
+    from hdpsim.experiments.output.files.asked import check_out_file
+    from hdpsim.experiments.studies.comparing import compare as study
+    from hdpsim.experiments.studies.comparing.report import compare_document
+    from hdpsim.experiments.studies.steps.replications import replicate
 
     if timeline is not None:
         check_out_file(timeline, "--timeline", (".json", ".json.gz"))

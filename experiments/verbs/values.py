@@ -10,7 +10,7 @@ from hdpsim.errors import QuantityError, ScenarioError, UserInputError
 from hdpsim.experiments.output.words import parse_target
 from hdpsim.experiments.scenario.overrides import override_texts
 from hdpsim.experiments.scenario.schema import strategy_name
-from hdpsim.experiments.studies.strategy_variants import read_variants, split_variants
+from hdpsim.experiments.studies.comparing.strategy_variants import read_variants, split_variants
 from hdpsim.quoting import quoted
 from hdpsim.ranges import RANGES, check
 

@@ -11,13 +11,13 @@ import numpy as np
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.step.micro_batch import Epilogue, StepCosts
 from hdpsim.simulator.plan import HOLE, Plan
-from hdpsim.simulator.play.durations import Durations
 from hdpsim.simulator.play.execution import WAITS, Execution, Noise, Spans
-from hdpsim.simulator.play.extras import Extras
 from hdpsim.simulator.play.meetings import Meetings
-from hdpsim.simulator.play.parts import Entries
-from hdpsim.simulator.play.program import Program, plan_entries
-from hdpsim.simulator.play.schedules import BACKWARD, BACKWARD_WEIGHT, FORWARD
+from hdpsim.simulator.play.pipeline.durations import Durations
+from hdpsim.simulator.play.pipeline.extras import Extras
+from hdpsim.simulator.play.pipeline.parts import Entries
+from hdpsim.simulator.play.pipeline.program import Program, plan_entries
+from hdpsim.simulator.play.pipeline.schedules import BACKWARD, BACKWARD_WEIGHT, FORWARD
 
 EPILOGUE = 2
 """op of a span that is neither forward nor backward; its micro_batch is the place in execution.WAITS."""

@@ -23,10 +23,10 @@ from hdpsim.arrays import Floats
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.accounts import StepEnd, Timeline, account, make_spans
-from hdpsim.simulator.play.deadlock import deadlock_error
 from hdpsim.simulator.play.execution import Execution, Noise
-from hdpsim.simulator.play.program import Program, compile_program
-from hdpsim.simulator.play.repetition import steady_step
+from hdpsim.simulator.play.pipeline.deadlock import deadlock_error
+from hdpsim.simulator.play.pipeline.program import Program, compile_program
+from hdpsim.simulator.play.shortcuts.repetition import steady_step
 
 BUNDLE_PROCESSES = 256
 """Processes played together at least, if there are so many: few enough for the caches."""

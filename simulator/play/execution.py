@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.simulator.network.record import FlowRecord
-from hdpsim.simulator.play.flow_rings import RingHops
+from hdpsim.simulator.play.flows.rings import RingHops
 
 WAITS = (
     "data",  # before the first forward: loading, and a pause that all processes make together

@@ -35,19 +35,14 @@ from hdpsim.arrays import Floats, Ints, ranges
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.accounts import StepEnd, Timeline, account
-from hdpsim.simulator.play.deadlock import deadlock_error
 from hdpsim.simulator.play.execution import Execution, Noise
-from hdpsim.simulator.play.extras import Extras
-from hdpsim.simulator.play.lockstep import (
-    find_lockstep,
-    find_teams,
-    plan_of_lone_ranks,
-    play_ranks,
-)
-from hdpsim.simulator.play.lone import can_play, run_lone_ranks
-from hdpsim.simulator.play.program import Program, compile_program
-from hdpsim.simulator.play.repetition import steady_step
-from hdpsim.simulator.play.steady import lone_step_end
+from hdpsim.simulator.play.pipeline.deadlock import deadlock_error
+from hdpsim.simulator.play.pipeline.extras import Extras
+from hdpsim.simulator.play.pipeline.program import Program, compile_program
+from hdpsim.simulator.play.shortcuts.lockstep import find_lockstep, find_teams, plan_of_lone_ranks, play_ranks
+from hdpsim.simulator.play.shortcuts.lone import can_play, run_lone_ranks
+from hdpsim.simulator.play.shortcuts.repetition import steady_step
+from hdpsim.simulator.play.shortcuts.steady import lone_step_end
 
 FEW_PROCESSES = 128
 """Stages of all ranks up to which plain Python plays ranks that share nothing."""

@@ -31,7 +31,7 @@ from hdpsim.arrays import Floats
 from hdpsim.cost_models.network.links import Links
 from hdpsim.simulator.network.flows import FlowNetwork
 from hdpsim.simulator.play.engine import StepPlay
-from hdpsim.simulator.play.flow_engine import FlowStep
+from hdpsim.simulator.play.flows.engine import FlowStep
 from hdpsim.simulator.run.checkpoints import Checkpoints, checkpoints_of
 from hdpsim.simulator.run.host_memory import HostMemory, host_room_bytes
 from hdpsim.simulator.run.options import RunOptions

@@ -14,8 +14,8 @@ import numpy as np
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.simulator.play.accounts import Timeline, make_spans
-from hdpsim.simulator.play.program import Program
-from hdpsim.simulator.play.schedules import BACKWARD, FORWARD
+from hdpsim.simulator.play.pipeline.program import Program
+from hdpsim.simulator.play.pipeline.schedules import BACKWARD, FORWARD
 from hdpsim.simulator.run.tight_hosts import HostedProgram, operation_bytes
 from hdpsim.simulator.setup import Setup
 

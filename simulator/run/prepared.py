@@ -13,11 +13,11 @@ from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.cost_models.step.step import planning_times
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.simulator.play.execution import Execution
-from hdpsim.simulator.play.flow_engine import FlowingStep
-from hdpsim.simulator.play.noise import synchronised_pause_s
-from hdpsim.simulator.play.program import Program, compile_program
+from hdpsim.simulator.play.flows.engine import FlowingStep
+from hdpsim.simulator.play.pipeline.program import Program, compile_program
+from hdpsim.simulator.play.pipeline.schedules import STAGE_BY_STAGE
+from hdpsim.simulator.play.randomness.noise import synchronised_pause_s
 from hdpsim.simulator.play.replay import replay_timeline
-from hdpsim.simulator.play.schedules import STAGE_BY_STAGE
 from hdpsim.simulator.run.checkpoints import checkpoints_of
 from hdpsim.simulator.run.host_memory import host_room_bytes, step_room_bytes
 from hdpsim.simulator.run.offload import Offload, hosted_program, offload_of

@@ -20,7 +20,7 @@ from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.reading.units import format_quantity
 from hdpsim.errors import OutOfMemoryError
 from hdpsim.simulator.play.engine import StepPlay
-from hdpsim.simulator.play.program import Program
+from hdpsim.simulator.play.pipeline.program import Program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ import numpy as np
 
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.strategies.given_packs import plan_given_packs
 from hdpsim.simulator.strategies.problem import PlanningProblem
-from hdpsim.simulator.strategies.wlb_llm import balanced_packs
+from hdpsim.simulator.strategies.static.given_packs import plan_given_packs
+from hdpsim.simulator.strategies.static.wlb_llm import balanced_packs
 
 
 def plan_distca(problem: PlanningProblem) -> Plan:

@@ -10,8 +10,8 @@ from hdpsim.arrays import Ints
 from hdpsim.errors import DeadlockError, InfeasibleError, OwnPlanError, PlanError, StrategyError
 from hdpsim.simulator.own import error_words, load_strategy
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.play.validate import promise, validate_plan
-from hdpsim.simulator.strategies.groups import RESIDENT_LAYERS
+from hdpsim.simulator.play.pipeline.validate import promise, validate_plan
+from hdpsim.simulator.strategies.hdp.groups import RESIDENT_LAYERS
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 _NO_BAND = "a strategy of one's own: no band, as no measured step was planned by it"

@@ -11,8 +11,8 @@ from hdpsim.arrays import Ints, offsets_of
 from hdpsim.errors import PlanError
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.strategies.own import check_plan, least_offload
-from hdpsim.simulator.strategies.packing import Pieces, assemble
 from hdpsim.simulator.strategies.problem import PlanningProblem
+from hdpsim.simulator.strategies.static.packing import Pieces, assemble
 
 Piece = tuple[int, int, int]
 """Sequence, first token, tokens: a part of a sequence."""

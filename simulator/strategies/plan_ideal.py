@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints
-from hdpsim.simulator.strategies.groups import EXACT_SIZES, SIZE_GROWTH, least_group, size_grid
+from hdpsim.simulator.strategies.hdp.groups import EXACT_SIZES, SIZE_GROWTH, least_group, size_grid
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.token_rates import token_rates
 

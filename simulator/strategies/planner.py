@@ -13,14 +13,14 @@ from hdpsim.simulator.strategies.by_kind import plan_by_kind
 from hdpsim.simulator.strategies.common_slots import in_common_slots
 from hdpsim.simulator.strategies.contest import NEARLY, Contest
 from hdpsim.simulator.strategies.distca import plan_distca
-from hdpsim.simulator.strategies.hdp_balance import plan_balanced
-from hdpsim.simulator.strategies.hdp_naive import plan_naive
-from hdpsim.simulator.strategies.megatron import dynamic_cp
+from hdpsim.simulator.strategies.hdp.balance import plan_balanced
+from hdpsim.simulator.strategies.hdp.naive import plan_naive
+from hdpsim.simulator.strategies.megatron.schedulers import dynamic_cp
 from hdpsim.simulator.strategies.opt.best_plan import SMALL, plan_best
 from hdpsim.simulator.strategies.own import plan_own
 from hdpsim.simulator.strategies.problem import PlanningProblem
-from hdpsim.simulator.strategies.static_mesh import mesh_drafts, plan_static
-from hdpsim.simulator.strategies.wlb_llm import plan_wlb_llm
+from hdpsim.simulator.strategies.static.static_mesh import mesh_drafts, plan_static
+from hdpsim.simulator.strategies.static.wlb_llm import plan_wlb_llm
 
 
 def make_plan(problem: PlanningProblem) -> Plan:

@@ -120,11 +120,13 @@ def fake_step(setup: Setup, lengths: NDArray[np.int64], **_: object) -> FakeResu
 @pytest.fixture
 def fake_simulator(monkeypatch: pytest.MonkeyPatch) -> Callable[[Setup, NDArray[np.int64]], FakeResult]:
     """Replace the simulator by `fake_step`."""
-    monkeypatch.setattr("hdpsim.experiments.studies.compare.simulate_step", fake_step)
-    monkeypatch.setattr("hdpsim.experiments.studies.compare_files.plan_files", lambda outcomes: ())
-    monkeypatch.setattr("hdpsim.experiments.studies.plan_files.timeline_passes", lambda outcome: None)
+    monkeypatch.setattr("hdpsim.experiments.studies.comparing.compare.simulate_step", fake_step)
+    monkeypatch.setattr("hdpsim.experiments.studies.comparing.files.plan_files", lambda outcomes: ())
     monkeypatch.setattr(
-        "hdpsim.experiments.studies.compare.lower_bound_s",
+        "hdpsim.experiments.studies.comparing.plan_files.timeline_passes", lambda outcome: None
+    )
+    monkeypatch.setattr(
+        "hdpsim.experiments.studies.comparing.compare.lower_bound_s",
         lambda setup, lengths: fake_step(setup, lengths).step_s / 1.04,
     )
     return fake_step

@@ -15,10 +15,10 @@ from hdpsim.experiments.parallel.code_version import scenario_key
 from hdpsim.experiments.scenario.overrides import rivals
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
 from hdpsim.experiments.scenario.schema import KEYS
-from hdpsim.experiments.studies.compare import silent
+from hdpsim.experiments.studies.changes.variants import run_variants
+from hdpsim.experiments.studies.changes.whatif import whatif
+from hdpsim.experiments.studies.comparing.compare import silent
 from hdpsim.experiments.studies.scale import scale
-from hdpsim.experiments.studies.variants import run_variants
-from hdpsim.experiments.studies.whatif import whatif
 from hdpsim.experiments.sweeps.cells import expand
 from hdpsim.experiments.sweeps.file import load_sweep
 
@@ -148,7 +148,7 @@ def test_rows_of_whatif_and_scale_are_those_of_simulate(
         seen.append(setup)
         return fake_simulator(setup, lengths)
 
-    monkeypatch.setattr("hdpsim.experiments.studies.compare.simulate_step", listen)
+    monkeypatch.setattr("hdpsim.experiments.studies.comparing.compare.simulate_step", listen)
     for path in bases.values():
         texts = ("cluster.gpus=8", "cluster=superpod-a100", "layout.tp=4")
         seen.clear()

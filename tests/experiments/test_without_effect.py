@@ -15,9 +15,9 @@ from key_values import SWITCHES, VALUES
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
 from hdpsim.experiments.scenario.schema import KEYS
-from hdpsim.experiments.studies.compare import Outcome, run_batches
+from hdpsim.experiments.studies.changes.whatif import whatif, whatif_table
+from hdpsim.experiments.studies.comparing.compare import Outcome, run_batches
 from hdpsim.experiments.studies.report import notes_of
-from hdpsim.experiments.studies.whatif import whatif, whatif_table
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import plan_batch
 from hdpsim.simulator.without_effect import without_effect

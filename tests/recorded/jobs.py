@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from hdpsim.simulator.play.schedules import stage_order, warm_up_forwards
+from hdpsim.simulator.play.pipeline.schedules import stage_order, warm_up_forwards
 
 DIRECTIONS = ("forward", "backward")
 Key = tuple[str, int, int, int]  # direction, data-parallel rank, boundary, micro-batch

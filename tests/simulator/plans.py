@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hdpsim.cost_models.step.micro_batch import Epilogue, StepCosts
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.execution import Noise
-from hdpsim.simulator.play.schedules import BACKWARD, FORWARD, stage_order
+from hdpsim.simulator.play.pipeline.schedules import BACKWARD, FORWARD, stage_order
 
 TERMS = ("attention", "gemm")
 

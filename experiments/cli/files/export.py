@@ -31,7 +31,7 @@ def command(
     tool cannot say.
     """
     from hdpsim.experiments.exchange.exporter import export_document, export_scenario
-    from hdpsim.experiments.output.files import check_out_file, write_whole
+    from hdpsim.experiments.output.files.asked import check_out_file, write_whole
 
     if out is not None:
         check_out_file(out, "--output")

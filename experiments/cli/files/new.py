@@ -36,7 +36,7 @@ def command(out: str | None, **given: str | None) -> None:
     from pathlib import Path
 
     from hdpsim.experiments.exchange.new import QUESTIONS, answered, new_scenario, says_it_all
-    from hdpsim.experiments.output.files import check_out_file, write_whole
+    from hdpsim.experiments.output.files.asked import check_out_file, write_whole
 
     if out is not None:
         check_out_file(out, "--output", (".yaml", ".yml"))

@@ -23,7 +23,7 @@ def command(path: str | None) -> None:
     """
     import json
 
-    from hdpsim.experiments.output.files import check_out_file, write_whole
+    from hdpsim.experiments.output.files.asked import check_out_file, write_whole
     from hdpsim.experiments.scenario.json_schema import scenario_schema
 
     text = json.dumps(scenario_schema(), indent=2) + "\n"

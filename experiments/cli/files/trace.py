@@ -124,8 +124,8 @@ def _tokens(text: str) -> int:
 def _plot(summary: TraceStatistics, stem: str) -> str:
     from pathlib import Path
 
-    from hdpsim.experiments.output.plot_style import save_figure
-    from hdpsim.experiments.output.plots import plot_length_distribution
+    from hdpsim.experiments.output.plots.runs import plot_length_distribution
+    from hdpsim.experiments.output.plots.style import save_figure
 
     rows = summary.rows()
     figure = plot_length_distribution(

@@ -18,11 +18,11 @@ from hdpsim.experiments.cli.common import (
 from hdpsim.experiments.cli.progress import long_progress
 
 if TYPE_CHECKING:
-    from hdpsim.experiments.planning.goal import Goal
+    from hdpsim.experiments.planning.recommending.goal import Goal
 
 
 def _goal(_context: click.Context, _option: click.Parameter, text: str) -> Goal:
-    from hdpsim.experiments.planning.goal import parse_goal
+    from hdpsim.experiments.planning.recommending.goal import parse_goal
 
     return parse_goal(text)
 

@@ -21,7 +21,7 @@ def _share(_context: click.Context, _option: click.Parameter, text: str | None) 
     """The share of `--tornado 10%`."""
     if text is None:
         return None
-    from hdpsim.experiments.studies.tornado import parse_share
+    from hdpsim.experiments.studies.changes.tornado import parse_share
 
     return parse_share(text)
 

@@ -6,12 +6,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from hdpsim.experiments.output.page.view import Rows
-from hdpsim.experiments.output.plot_style import (
-    ACCOUNT_GROUPS,
-    account_colours,
-    readable_name,
-    tidy_ticks,
-)
+from hdpsim.experiments.output.plots.style import ACCOUNT_GROUPS, account_colours, readable_name, tidy_ticks
 
 WIDTH, BAR, GAP, LEFT, RIGHT = 960, 30, 14, 170, 70
 SMALLEST_LABEL = 0.055

@@ -91,7 +91,7 @@ class View:
 
 def view_of(document: Document, command: str) -> View:
     """What a page shows of a document whose figures and tables are made now."""
-    from hdpsim.experiments.output.plot_style import svg_of
+    from hdpsim.experiments.output.plots.style import svg_of
 
     pictures: list[Picture] = []
     tables: dict[str, Rows] = {}

@@ -14,15 +14,15 @@ from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.transformer.flop import attention_pairs, forward_flop
 from hdpsim.experiments.output.document import OutputFile
-from hdpsim.experiments.output.plot_style import GRID, colours_of, figure_and_axes, style
+from hdpsim.experiments.output.plots.style import GRID, colours_of, figure_and_axes, style
 from hdpsim.experiments.papers.bytescale_steps import FOLDER, SETUP, STRATEGIES, StepsJob, case_job
 from hdpsim.experiments.papers.figures import compared
 from hdpsim.experiments.papers.paper import Results
 from hdpsim.experiments.papers.shown import FigureRow, Part, rows_part
 from hdpsim.simulator.play.accounts import make_spans
-from hdpsim.simulator.play.program import compile_program
+from hdpsim.simulator.play.pipeline.program import compile_program
+from hdpsim.simulator.play.pipeline.schedules import BACKWARD, FORWARD
 from hdpsim.simulator.play.replay import replay_timeline
-from hdpsim.simulator.play.schedules import BACKWARD, FORWARD
 from hdpsim.simulator.setup import StrategyName, StrategyOptions
 from hdpsim.simulator.step import micro_batches, plan_batch, price_plan
 

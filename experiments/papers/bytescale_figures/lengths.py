@@ -12,7 +12,7 @@ from hdpsim.experiments.papers.bytescale_steps import FOLDER, SETUP, batches_of,
 from hdpsim.experiments.papers.figures import compared
 from hdpsim.experiments.papers.paper import Results
 from hdpsim.experiments.papers.shown import FigureRow, Part, rows_part
-from hdpsim.simulator.strategies.packing import pack
+from hdpsim.simulator.strategies.static.packing import pack
 
 SHARES, PACKS = FOLDER.published["figure_4"], FOLDER.published["figure_6"]["packs"]
 LONGEST_TOKENS = tokens(SETUP["figure_4"]["longest"])

@@ -12,12 +12,12 @@ import numpy as np
 
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.strategies.contest import NEARLY, Contest
-from hdpsim.simulator.strategies.hdp_naive import naive_drafts, naive_waves
+from hdpsim.simulator.strategies.hdp.naive import naive_drafts, naive_waves
 from hdpsim.simulator.strategies.opt.group_choices import usual_s
 from hdpsim.simulator.strategies.opt.hdp_opt import balanced_draft
 from hdpsim.simulator.strategies.opt.long_sequences import LongSequences, ideal_step_s
 from hdpsim.simulator.strategies.problem import PlanningProblem
-from hdpsim.simulator.strategies.static_mesh import mesh_drafts
+from hdpsim.simulator.strategies.static.static_mesh import mesh_drafts
 
 SLOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Packs of a rank that are considered: each of a share of the tokens that a rank gets on average."""

@@ -10,8 +10,8 @@ from itertools import chain
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints, ranges
-from hdpsim.simulator.strategies.packing import pack_tightly
 from hdpsim.simulator.strategies.problem import PlanningProblem
+from hdpsim.simulator.strategies.static.packing import pack_tightly
 
 SAME_TIME = 0.97  # shortest over longest pack from which all count as equally long
 END_BISECTIONS = 7

@@ -11,7 +11,7 @@ import numpy as np
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.strategies.groups import needed_ratio
+from hdpsim.simulator.strategies.hdp.groups import needed_ratio
 from hdpsim.simulator.strategies.opt.dealing import (
     Packs,
     deal_packs,
@@ -33,9 +33,9 @@ from hdpsim.simulator.strategies.opt.long_sequences import LongSequences
 from hdpsim.simulator.strategies.opt.rehearsal import rehearsed_s
 from hdpsim.simulator.strategies.opt.stretches import SMALL
 from hdpsim.simulator.strategies.opt.whole_units import whole_unit_places
-from hdpsim.simulator.strategies.packing import Pieces, assemble
 from hdpsim.simulator.strategies.plan_ideal import plan_ideal_s
 from hdpsim.simulator.strategies.problem import PlanningProblem
+from hdpsim.simulator.strategies.static.packing import Pieces, assemble
 
 _Dealer = Callable[[PlanningProblem, Floats, Packs], tuple[Ints, Ints, Floats]]
 

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints
-from hdpsim.simulator.strategies.groups import SizeTable, least_group
+from hdpsim.simulator.strategies.hdp.groups import SizeTable, least_group
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 LENGTH_GROWTH = 1.005

@@ -8,7 +8,7 @@ from hdpsim.arrays import Floats
 from hdpsim.cost_models.layout.groups import Schedule
 from hdpsim.cost_models.step.micro_batch import Epilogue, StepCosts
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.play.program import compile_program
+from hdpsim.simulator.play.pipeline.program import compile_program
 from hdpsim.simulator.play.replay import play
 
 BACKWARD_SHARE = 0.7

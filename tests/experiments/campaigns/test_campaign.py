@@ -15,7 +15,7 @@ from hdpsim.experiments.campaigns.setup import plan_campaign
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolve_scenario
 from hdpsim.experiments.scenario.schema import KEYS
-from hdpsim.experiments.studies.compare import run_batches
+from hdpsim.experiments.studies.comparing.compare import run_batches
 
 DAY = 86400.0
 FIXED = ("campaign.step=6s", "campaign.seeds=4")

@@ -95,7 +95,8 @@ class TestVerbs:
     ) -> None:
         (tmp_path / "precious.txt").write_text("mine")
         monkeypatch.setattr(
-            "hdpsim.experiments.studies.compare.simulate_step", lambda *_, **__: pytest.fail("simulated")
+            "hdpsim.experiments.studies.comparing.compare.simulate_step",
+            lambda *_, **__: pytest.fail("simulated"),
         )
         result = run("compare", *SMALL, "--out", str(tmp_path))
         assert result.exit_code == 2
@@ -132,7 +133,7 @@ class TestVerbs:
         def broken(*_: object, **__: object) -> None:
             raise ZeroDivisionError("ours")
 
-        monkeypatch.setattr("hdpsim.experiments.studies.compare.simulate_step", broken)
+        monkeypatch.setattr("hdpsim.experiments.studies.comparing.compare.simulate_step", broken)
         result = run("simulate", *SMALL)
         assert result.exit_code == 1
         assert isinstance(result.exception, ZeroDivisionError)
@@ -141,7 +142,7 @@ class TestVerbs:
         def interrupted(*_: object, **__: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("hdpsim.experiments.studies.compare.simulate_step", interrupted)
+        monkeypatch.setattr("hdpsim.experiments.studies.comparing.compare.simulate_step", interrupted)
         result = run("simulate", *SMALL)
         assert result.exit_code == 130
         assert result.stderr == "Error: interrupted\n"

@@ -102,7 +102,7 @@ def test_what_cannot_be_written_is_told_before_the_work(
     def worked(*_: object, **__: object) -> None:
         raise AssertionError("simulated first")
 
-    monkeypatch.setattr("hdpsim.experiments.studies.compare.simulate_step", worked)
+    monkeypatch.setattr("hdpsim.experiments.studies.comparing.compare.simulate_step", worked)
     for option in ("--out", "--timeline"):
         result = run("simulate", *SMALL, option, str(tmp_path / f"{'x' * 300}.json"))
         assert result.exit_code == 2, result.exception

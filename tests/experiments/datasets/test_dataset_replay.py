@@ -249,7 +249,7 @@ def test_the_command_plays_real_steps_the_same_on_any_number_of_workers(trace: P
     assert results[0].stdout == results[1].stdout
     document = json.loads(results[0].stdout)
     checked = scenario(trace, "data.seed=none")
-    from hdpsim.experiments.studies.compare import run_batches
+    from hdpsim.experiments.studies.comparing.compare import run_batches
 
     expected = run_batches(checked, checked.batches(6))
     assert document["results"]["per_step"]["step_s"] == [result.step_s for result in expected.results]

@@ -13,7 +13,7 @@ from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.explaining.explain import explain, find_term, term_names
 from hdpsim.experiments.scenario.scenario import load_scenario
-from hdpsim.experiments.studies.compare import compare
+from hdpsim.experiments.studies.comparing.compare import compare
 
 UNIFORM = ("strategy.name=static", "layout.tp=2", "layout.pp=2", "data.context=4K")
 

@@ -17,7 +17,7 @@ from hdpsim.experiments.output.document import (
     interval,
     only_where,
 )
-from hdpsim.experiments.output.run_directory import write_document
+from hdpsim.experiments.output.files.run_directory import write_document
 from hdpsim.experiments.output.statistics import Estimate, estimate
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
-from hdpsim.experiments.output.fabric_plot import draw_fabric
+from hdpsim.experiments.output.plots.fabric import draw_fabric
 
 GPU = Gpu(
     name="H100", bf16_flop_per_s=989e12, fp8_flop_per_s=None, hbm_bytes=80 * 2**30, hbm_bytes_per_s=3.35e12,

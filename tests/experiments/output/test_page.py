@@ -13,11 +13,11 @@ from click.testing import CliRunner, Result
 
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
+from hdpsim.experiments.output.files.run_directory import write_document
 from hdpsim.experiments.output.page.charts import account_bars, candidate_dots
 from hdpsim.experiments.output.page.html import page
 from hdpsim.experiments.output.page.view import STORED, loaded, view_of
-from hdpsim.experiments.output.plot_style import ACCOUNT_SHADES, account_colours, account_group
-from hdpsim.experiments.output.run_directory import write_document
+from hdpsim.experiments.output.plots.style import ACCOUNT_SHADES, account_colours, account_group
 
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""

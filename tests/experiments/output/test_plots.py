@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from hdpsim.errors import UserInputError
-from hdpsim.experiments.output import plots, plots_of_time
-from hdpsim.experiments.output.plot_style import (
+from hdpsim.experiments.output.plots import runs as plots
+from hdpsim.experiments.output.plots import time as plots_of_time
+from hdpsim.experiments.output.plots.style import (
     PALETTE,
     account_group,
     colours_of,

@@ -15,8 +15,8 @@ import pytest
 from hdpsim import __version__
 from hdpsim.errors import NotFiniteError, UserInputError
 from hdpsim.experiments.output.document import SCHEMA_VERSION
-from hdpsim.experiments.output.plots import plot_throughput_bars
-from hdpsim.experiments.output.run_directory import MARKER, RunDirectory
+from hdpsim.experiments.output.files.run_directory import MARKER, RunDirectory
+from hdpsim.experiments.output.plots.runs import plot_throughput_bars
 
 
 @dataclass(frozen=True)

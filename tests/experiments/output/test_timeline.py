@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdpsim.errors import UserInputError
-from hdpsim.experiments.output.timeline import write_timeline
+from hdpsim.experiments.output.timeline.step import write_timeline
 from hdpsim.simulator.play.execution import WAITS, Spans
 
 Problems = Callable[[Path], tuple[str, ...]]

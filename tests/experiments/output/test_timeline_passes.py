@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hdpsim.experiments.output.timeline import write_timeline
-from hdpsim.experiments.output.timeline_passes import PARTS, WAIT, Passes
+from hdpsim.experiments.output.timeline.passes import PARTS, WAIT, Passes
+from hdpsim.experiments.output.timeline.step import write_timeline
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.verbs.running import compare
 from hdpsim.simulator.setup import ExecutionOptions

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.app import cli
-from hdpsim.experiments.output.run_directory import write_document
+from hdpsim.experiments.output.files.run_directory import write_document
 from hdpsim.experiments.papers.bytescale import PAPER
 from hdpsim.experiments.papers.bytescale_figures.activity import ActivityJob, _by_bin
 from hdpsim.experiments.papers.bytescale_figures.bubbles import STAGES, _one_heavier, amplification

@@ -11,7 +11,7 @@ import pytest
 from hdpsim.arrays import Ints
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.bands.residuals import read_residuals
-from hdpsim.experiments.output.run_directory import write_document
+from hdpsim.experiments.output.files.run_directory import write_document
 from hdpsim.experiments.papers.folder import PublishedFigure, paper_folder, paper_names, read_folder
 from hdpsim.experiments.papers.paper import (
     Paper,

@@ -13,7 +13,7 @@ from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.memory.report import memory_report
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.app import cli
-from hdpsim.experiments.output.run_directory import write_document
+from hdpsim.experiments.output.files.run_directory import write_document
 from hdpsim.experiments.papers.bytescale import ABLATION, PAPER, PUBLISHED, decline, order, speedups
 from hdpsim.experiments.papers.bytescale_steps import (
     BATCH_TOKENS,
@@ -32,7 +32,7 @@ from hdpsim.experiments.papers.paper import Results, reproduce, summary_of
 from hdpsim.experiments.scenario.references import cluster_of_size
 from hdpsim.experiments.validation.errors import error_of, error_summary
 from hdpsim.simulator.setup import StrategyOptions
-from hdpsim.simulator.strategies.packing import pack
+from hdpsim.simulator.strategies.static.packing import pack
 
 HEADER = "model,dataset,gpus,context_tokens,strategy,measured_tokens_per_s"
 GOOD = "llama-7b,github,1024,262144,static,548304"

@@ -12,11 +12,11 @@ import yaml
 from click.testing import CliRunner, Result
 
 from hdpsim.experiments.cli.app import cli
-from hdpsim.experiments.planning.check import WITHOUT_EFFECT, Checked, Finding, check
-from hdpsim.experiments.planning.check_document import check_document
-from hdpsim.experiments.planning.checks import CHECKS, Check
+from hdpsim.experiments.planning.checking.check import WITHOUT_EFFECT, Checked, Finding, check
+from hdpsim.experiments.planning.checking.checks import CHECKS, Check
+from hdpsim.experiments.planning.checking.document import check_document
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolve_scenario
-from hdpsim.experiments.studies.compare import run_batches
+from hdpsim.experiments.studies.comparing.compare import run_batches
 
 
 def small(*overrides: str, layout: Mapping[str, object] | None = None, **sections: Any) -> Scenario:

@@ -7,8 +7,8 @@ import pytest
 
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.planning.headroom import parse_headroom, shipped_margin
-from hdpsim.experiments.planning.search import search
-from hdpsim.experiments.planning.space import Space
+from hdpsim.experiments.planning.search.search import search
+from hdpsim.experiments.planning.search.space import Space
 from hdpsim.experiments.records.prediction import predict
 from hdpsim.experiments.records.table import read_records, shipped_records
 from hdpsim.experiments.scenario.scenario import Scenario, resolve_scenario

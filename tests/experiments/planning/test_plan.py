@@ -12,22 +12,16 @@ from click.testing import CliRunner, Result
 
 from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
 from hdpsim.experiments.cli.app import cli
-from hdpsim.experiments.planning.bounds import mesh_bound_s, quiet_bound_s
-from hdpsim.experiments.planning.evaluation import (
-    Contender,
-    Objective,
-    Question,
-    most_score,
-    score_of,
-)
 from hdpsim.experiments.planning.plan import front, plan, plan_document, planned
-from hdpsim.experiments.planning.race import Entry, Estimates, Race, Waiting
-from hdpsim.experiments.planning.search import Found, entries_of, search
-from hdpsim.experiments.planning.setups import Setups
-from hdpsim.experiments.planning.space import Candidate, Space, own_value, space_of
-from hdpsim.experiments.planning.work import StoppedError, replayed
+from hdpsim.experiments.planning.search.bounds import mesh_bound_s, quiet_bound_s
+from hdpsim.experiments.planning.search.evaluation import Contender, Objective, Question, most_score, score_of
+from hdpsim.experiments.planning.search.race import Entry, Estimates, Race, Waiting
+from hdpsim.experiments.planning.search.search import Found, entries_of, search
+from hdpsim.experiments.planning.search.setups import Setups
+from hdpsim.experiments.planning.search.space import Candidate, Space, own_value, space_of
+from hdpsim.experiments.planning.search.work import StoppedError, replayed
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolve_scenario
-from hdpsim.experiments.studies.compare import run_batches
+from hdpsim.experiments.studies.comparing.compare import run_batches
 from hdpsim.experiments.studies.cost_to_target import costs_of
 
 _CHOICES: dict[str, tuple[tuple[object, ...], ...]] = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from hdpsim.experiments.planning.evaluation import Question, Task
 from hdpsim.experiments.planning.headroom import shipped_margin
-from hdpsim.experiments.planning.search import search
-from hdpsim.experiments.planning.space import Space, own_value
-from hdpsim.experiments.planning.work import work_on
+from hdpsim.experiments.planning.search.evaluation import Question, Task
+from hdpsim.experiments.planning.search.search import search
+from hdpsim.experiments.planning.search.space import Space, own_value
+from hdpsim.experiments.planning.search.work import work_on
 from hdpsim.experiments.records.scenario import record_scenario
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolve_scenario
 

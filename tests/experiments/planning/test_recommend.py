@@ -17,9 +17,9 @@ from hdpsim.experiments.bands.band import Band
 from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.campaigns.run import run_campaign
 from hdpsim.experiments.cli.app import cli
-from hdpsim.experiments.planning.goal import Goal, parse_goal, probability, slower_with
-from hdpsim.experiments.planning.recommend import recommend
-from hdpsim.experiments.planning.sizing import block_of
+from hdpsim.experiments.planning.recommending.goal import Goal, parse_goal, probability, slower_with
+from hdpsim.experiments.planning.recommending.recommend import recommend
+from hdpsim.experiments.planning.recommending.sizing import block_of
 from hdpsim.experiments.scenario.scenario import Scenario, resolve_scenario
 
 DOCUMENT: dict[str, Any] = {

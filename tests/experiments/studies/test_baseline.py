@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.scenario.data_use import Drawn
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
-from hdpsim.experiments.studies.baseline import best_static
-from hdpsim.experiments.studies.compare import BEST_STATIC, Comparison, compare
-from hdpsim.experiments.studies.compare_report import comparison_table, explanation, resources_table
+from hdpsim.experiments.studies.comparing.baseline import best_static
+from hdpsim.experiments.studies.comparing.compare import BEST_STATIC, Comparison, compare
+from hdpsim.experiments.studies.comparing.report import comparison_table, explanation, resources_table
 from hdpsim.simulator.setup import Packing
 from hdpsim.simulator.step import simulate_step
 
@@ -42,7 +42,7 @@ def test_no_packer_beats_the_best_static_mesh(seed: int, own: str) -> None:
 
 def compare_of(scenario: Scenario, batches: tuple[Any, ...]) -> Comparison:
     """A comparison on given batches."""
-    from hdpsim.experiments.studies.compare import run_batches
+    from hdpsim.experiments.studies.comparing.compare import run_batches
 
     outcome = run_batches(scenario, batches, "static")
     found = best_static(scenario, batches, outcome, independent=True)

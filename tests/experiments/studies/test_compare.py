@@ -10,12 +10,12 @@ import pytest
 
 from hdpsim.cost_models.hardware.prices import CostOptions
 from hdpsim.errors import InfeasibleError, NotFiniteError
+from hdpsim.experiments.output.files.run_directory import write_document
 from hdpsim.experiments.output.finite import plain
-from hdpsim.experiments.output.run_directory import write_document
 from hdpsim.experiments.output.statistics import estimate, with_interval
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
-from hdpsim.experiments.studies.compare import Outcome, compare
-from hdpsim.experiments.studies.compare_report import (
+from hdpsim.experiments.studies.comparing.compare import Outcome, compare
+from hdpsim.experiments.studies.comparing.report import (
     compare_document,
     comparison_table,
     explanation,
@@ -111,7 +111,7 @@ def test_documents_are_equal_from_run_to_run_and_hold_no_nan(scenario: Scenario)
 def test_a_strategy_that_cannot_run_is_reported_beside_the_others(
     scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hdpsim.experiments.studies import compare as module
+    from hdpsim.experiments.studies.comparing import compare as module
 
     real = module.simulate_step
 

@@ -18,7 +18,7 @@ from hdpsim.experiments.campaigns.run import run_campaign
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.output.statistics import fixed
 from hdpsim.experiments.scenario.scenario import load_scenario, resolve_scenario
-from hdpsim.experiments.studies.compare import run_batches
+from hdpsim.experiments.studies.comparing.compare import run_batches
 from hdpsim.experiments.studies.cost_to_target import Costs, Target, costs_of, price_of
 from hdpsim.experiments.studies.power import cluster_power, waiting_power
 

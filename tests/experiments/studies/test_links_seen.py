@@ -16,20 +16,14 @@ from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Fabric
 from hdpsim.cost_models.network.links import Links
-from hdpsim.experiments.output.run_directory import write_document
-from hdpsim.experiments.output.timeline import write_timeline
+from hdpsim.experiments.output.files.run_directory import write_document
+from hdpsim.experiments.output.timeline.step import write_timeline
 from hdpsim.experiments.scenario.scenario import load_scenario
-from hdpsim.experiments.studies.compare import compare
-from hdpsim.experiments.studies.compare_report import simulate_document
-from hdpsim.experiments.studies.links_drawn import fabric_layers, link_pictures
-from hdpsim.experiments.studies.links_seen import (
-    SeenLinks,
-    collision_rows,
-    link_lanes,
-    link_rows,
-    links_line,
-)
-from hdpsim.experiments.studies.whatif import whatif, whatif_lines
+from hdpsim.experiments.studies.changes.whatif import whatif, whatif_lines
+from hdpsim.experiments.studies.comparing.compare import compare
+from hdpsim.experiments.studies.comparing.report import simulate_document
+from hdpsim.experiments.studies.links.drawn import fabric_layers, link_pictures
+from hdpsim.experiments.studies.links.seen import SeenLinks, collision_rows, link_lanes, link_rows, links_line
 from hdpsim.simulator.network.flows import Activity, FlowNetwork
 from hdpsim.simulator.play.execution import Spans
 from hdpsim.simulator.step import simulate_step

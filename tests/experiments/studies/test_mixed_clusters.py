@@ -17,7 +17,7 @@ from hdpsim.cost_models.hardware.prices import CostOptions
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.parallel.code_version import scenario_key
 from hdpsim.experiments.scenario.scenario import load_scenario
-from hdpsim.experiments.studies.compare import run_setup
+from hdpsim.experiments.studies.comparing.compare import run_setup
 from hdpsim.experiments.studies.cost_to_target import costs_of, mean_price
 from hdpsim.experiments.sweeps.cells import expand
 from hdpsim.experiments.sweeps.file import load_sweep

@@ -8,8 +8,13 @@ from click.testing import CliRunner
 
 import hdpsim
 from hdpsim.experiments.cli.app import cli
-from hdpsim.experiments.studies.compare import run_batches
-from hdpsim.experiments.studies.plan_files import _of_slots, _ranges, micro_batch_seconds, plan_files
+from hdpsim.experiments.studies.comparing.compare import run_batches
+from hdpsim.experiments.studies.comparing.plan_files import (
+    _of_slots,
+    _ranges,
+    micro_batch_seconds,
+    plan_files,
+)
 
 SMALL = ("data.context=64K", "layout.rank_capacity=16K", "memory.must_fit=false")
 LENGTHS = np.array([40_000, 9_000, 8_000, 7_000, 300, 200, 100, 90])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hdpsim.experiments.scenario.scenario import load_scenario
-from hdpsim.experiments.studies.compare import compare
-from hdpsim.experiments.studies.compare_report import compare_document, simulate_document
+from hdpsim.experiments.studies.comparing.compare import compare
+from hdpsim.experiments.studies.comparing.report import compare_document, simulate_document
 from hdpsim.simulator.step import simulate_step
 
 SMALL = (

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.scenario.scenario import load_scenario
-from hdpsim.experiments.studies.compare import compare
+from hdpsim.experiments.studies.comparing.compare import compare
 from hdpsim.simulator.setup import Packing
 
 PACKERS = st.sampled_from(get_args(Packing))

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 import hdpsim
 from hdpsim.experiments.cli.app import cli
-from hdpsim.experiments.studies.strategy_check import CAPACITY_TOKENS, check_strategy
+from hdpsim.experiments.studies.own_strategy.check import CAPACITY_TOKENS, check_strategy
 from hdpsim.simulator import own
 
 

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from hdpsim.errors import ScenarioError, UserInputError
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.scenario.scenario import load_scenario
-from hdpsim.experiments.studies.compare import compare
-from hdpsim.experiments.studies.strategy_variants import read_variants, split_variants
+from hdpsim.experiments.studies.comparing.compare import compare
+from hdpsim.experiments.studies.comparing.strategy_variants import read_variants, split_variants
 
 SMALL = ("data.batch=256K tokens", "data.context=64K tokens", "layout.recompute=full")
 

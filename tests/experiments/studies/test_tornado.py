@@ -12,8 +12,14 @@ from click.testing import CliRunner
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
-from hdpsim.experiments.studies.compare import run_batches
-from hdpsim.experiments.studies.tornado import Tornado, inputs_of, parse_share, tornado, tornado_document
+from hdpsim.experiments.studies.changes.tornado import (
+    Tornado,
+    inputs_of,
+    parse_share,
+    tornado,
+    tornado_document,
+)
+from hdpsim.experiments.studies.comparing.compare import run_batches
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,14 @@ import pytest
 from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
 from hdpsim.experiments.scenario.overrides import split_group
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
+from hdpsim.experiments.studies.changes.whatif import (
+    waterfall,
+    whatif,
+    whatif_document,
+    whatif_json,
+    whatif_table,
+)
 from hdpsim.experiments.studies.report import mfu_note
-from hdpsim.experiments.studies.whatif import waterfall, whatif, whatif_document, whatif_json, whatif_table
 
 pytestmark = pytest.mark.usefixtures("fake_simulator")
 

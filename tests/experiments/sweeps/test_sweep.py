@@ -67,7 +67,7 @@ def test_every_cell_has_a_row_and_those_that_cannot_run_a_reason(run: Callable[.
 
 def test_a_cell_is_what_simulate_says(run: Callable[..., SweepRun]) -> None:
     from hdpsim.experiments.scenario.scenario import load_scenario
-    from hdpsim.experiments.studies.compare import run_batches
+    from hdpsim.experiments.studies.comparing.compare import run_batches
 
     changes = ("execution.batches=1", "data.batch=128K tokens", "data.context=16K", "layout.tp=4")
     scenario = load_scenario("quickstart-8gpu", changes)
@@ -159,7 +159,7 @@ def test_a_full_disk_keeps_what_was_written_and_says_so(
 def test_a_bug_in_one_cell_is_its_row_and_is_tried_again(
     run: Callable[..., SweepRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hdpsim.experiments.studies.compare import run_batches
+    from hdpsim.experiments.studies.comparing.compare import run_batches
 
     def buggy(scenario: Any, batches: Any, **options: Any) -> Any:
         if scenario.layout.parallel.tp == 4:
@@ -278,5 +278,5 @@ def test_cells_do_not_look_for_hidden_settings(monkeypatch: pytest.MonkeyPatch) 
     def search(*_: object) -> tuple[str, ...]:
         raise AssertionError("a cell looks for hidden settings")
 
-    monkeypatch.setattr("hdpsim.experiments.studies.compare.hidden_settings", search)
+    monkeypatch.setattr("hdpsim.experiments.studies.comparing.compare.hidden_settings", search)
     assert simulate_cell(load_scenario("quickstart-8gpu", ("execution.batches=1",)))["status"] == "ok"

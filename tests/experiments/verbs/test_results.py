@@ -25,7 +25,9 @@ BOTH = ["static", "hdp-opt"]
 
 @pytest.fixture(autouse=True)
 def _by_hand(fake_simulator: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hdpsim.experiments.studies.compare.settled_degree", lambda setup, lengths: None)
+    monkeypatch.setattr(
+        "hdpsim.experiments.studies.comparing.compare.settled_degree", lambda setup, lengths: None
+    )
 
 
 def compared(**options: object) -> hdpsim.Result:

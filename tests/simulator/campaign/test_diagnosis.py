@@ -18,7 +18,7 @@ from hdpsim.simulator.campaign.run import simulate_campaign
 from hdpsim.simulator.campaign.setup import CampaignResult, CampaignSetup
 from hdpsim.simulator.campaign.stretch import TICKS_PER_S, Pace, Stretch
 from hdpsim.simulator.play.engine import StepPlay
-from hdpsim.simulator.play.program import compile_program
+from hdpsim.simulator.play.pipeline.program import compile_program
 
 DAY, HOUR = 86400.0, 3600.0
 HANDLING = Handling(

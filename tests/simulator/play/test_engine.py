@@ -7,7 +7,7 @@ from hdpsim.errors import DeadlockError
 from hdpsim.simulator.play import engine
 from hdpsim.simulator.play.engine import run_engine
 from hdpsim.simulator.play.execution import WAITS, Noise
-from hdpsim.simulator.play.program import compile_program
+from hdpsim.simulator.play.pipeline.program import compile_program
 from hdpsim.simulator.play.replay import run_replay
 
 

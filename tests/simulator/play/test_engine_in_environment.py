@@ -8,7 +8,7 @@ from simulator_plans import Case, cases, make_costs, make_plan
 
 from hdpsim.errors import DeadlockError
 from hdpsim.simulator.play.engine import StepPlay
-from hdpsim.simulator.play.program import compile_program
+from hdpsim.simulator.play.pipeline.program import compile_program
 
 
 @settings(max_examples=100)

@@ -17,12 +17,12 @@ from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.network.flows import FlowNetwork
 from hdpsim.simulator.play.accounts import Timeline
 from hdpsim.simulator.play.execution import Execution
-from hdpsim.simulator.play.flow_engine import FlowStep, run_flows
-from hdpsim.simulator.play.flow_program import FlowProgram, row_of_stage
-from hdpsim.simulator.play.flow_routes import Rows
-from hdpsim.simulator.play.program import compile_program
-from hdpsim.simulator.play.repetition import steady_step
+from hdpsim.simulator.play.flows.engine import FlowStep, run_flows
+from hdpsim.simulator.play.flows.program import FlowProgram, row_of_stage
+from hdpsim.simulator.play.flows.routes import Rows
+from hdpsim.simulator.play.pipeline.program import compile_program
 from hdpsim.simulator.play.replay import replay_timeline, run_replay
+from hdpsim.simulator.play.shortcuts.repetition import steady_step
 from hdpsim.simulator.setup import ExecutionOptions, Setup
 from hdpsim.simulator.step import plan_batch, plan_noise, price_plan, simulate_step, wired
 

@@ -13,8 +13,8 @@ from hdpsim.cost_models.step.micro_batch import Epilogue, StepCosts
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.engine import run_engine
 from hdpsim.simulator.play.execution import Noise
-from hdpsim.simulator.play.lockstep import find_lockstep, find_teams
 from hdpsim.simulator.play.replay import run_replay
+from hdpsim.simulator.play.shortcuts.lockstep import find_lockstep, find_teams
 
 
 def mesh(groups: list[int], degree: int) -> Plan:

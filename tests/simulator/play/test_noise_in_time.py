@@ -14,10 +14,10 @@ from simulator_setups import small_setup
 
 from hdpsim.cost_models.layout.groups import Parallel
 from hdpsim.cost_models.network.tails import latest_of, slowest_of
-from hdpsim.simulator.play.machines import drifting, in_slow_period
-from hdpsim.simulator.play.noise import draw_noise
+from hdpsim.simulator.play.randomness.machines import drifting, in_slow_period
+from hdpsim.simulator.play.randomness.noise import draw_noise
+from hdpsim.simulator.play.randomness.tails import with_tails
 from hdpsim.simulator.play.replay import run_replay
-from hdpsim.simulator.play.tails import with_tails
 from hdpsim.simulator.setup import ExecutionOptions, StrategyOptions
 from hdpsim.simulator.step import simulate_step
 

@@ -14,8 +14,8 @@ from hdpsim.cost_models.layout.groups import Schedule
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.cost_models.transformer.stages import virtual_stage_table
 from hdpsim.simulator.play.engine import run_engine
-from hdpsim.simulator.play.repetition import steady_begins
 from hdpsim.simulator.play.replay import run_replay
+from hdpsim.simulator.play.shortcuts.repetition import steady_begins
 
 CHUNKS: dict[Schedule, int] = {"zb-h1": 1, "zb-h2": 1, "zb-v": 2, "dualpipe": 2}
 

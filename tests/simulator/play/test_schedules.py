@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdpsim.cost_models.layout.groups import Schedule
-from hdpsim.simulator.play.schedules import (
+from hdpsim.simulator.play.pipeline.schedules import (
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     FORWARD,

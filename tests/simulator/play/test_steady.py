@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hdpsim.cost_models.layout.groups import Schedule
 from hdpsim.cost_models.step.micro_batch import Epilogue, StepCosts
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
-from hdpsim.simulator.play.lone import LoneRank, run_lone_ranks, turns_of_rank
-from hdpsim.simulator.play.steady import _cut_at, find_cut, find_repetition, lone_step_end
+from hdpsim.simulator.play.shortcuts.lone import LoneRank, run_lone_ranks, turns_of_rank
+from hdpsim.simulator.play.shortcuts.steady import _cut_at, find_cut, find_repetition, lone_step_end
 
 SHAPES: list[tuple[Schedule, int, int]] = [
     ("1f1b", 2, 1),

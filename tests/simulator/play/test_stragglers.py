@@ -15,11 +15,7 @@ from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.simulator.play.engine import run_engine
 from hdpsim.simulator.play.execution import Noise
-from hdpsim.simulator.play.noise import (
-    clean_probability,
-    draw_noise,
-    synchronised_pause_s,
-)
+from hdpsim.simulator.play.randomness.noise import clean_probability, draw_noise, synchronised_pause_s
 from hdpsim.simulator.setup import ExecutionOptions, StrategyOptions
 from hdpsim.simulator.step import simulate_step
 

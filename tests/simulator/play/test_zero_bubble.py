@@ -20,9 +20,15 @@ from hdpsim.cost_models.transformer.stages import (
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.play.engine import run_engine
 from hdpsim.simulator.play.execution import Execution, Noise
-from hdpsim.simulator.play.lockstep import find_lockstep
+from hdpsim.simulator.play.pipeline.schedules import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    stage_order,
+)
 from hdpsim.simulator.play.replay import run_replay
-from hdpsim.simulator.play.schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, stage_order
+from hdpsim.simulator.play.shortcuts.lockstep import find_lockstep
 
 CHUNKS: dict[Schedule, int] = {"zb-h1": 1, "zb-h2": 1, "zb-v": 2, "dualpipe": 2}
 SPLIT = tuple(CHUNKS)

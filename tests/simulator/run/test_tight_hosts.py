@@ -11,7 +11,7 @@ from simulator_runs import a_step, played
 from simulator_setups import small_setup
 
 from hdpsim.errors import OutOfMemoryError
-from hdpsim.simulator.play.program import compile_program
+from hdpsim.simulator.play.pipeline.program import compile_program
 from hdpsim.simulator.play.replay import run_replay
 from hdpsim.simulator.run.clock import run_of
 from hdpsim.simulator.run.options import RunOptions

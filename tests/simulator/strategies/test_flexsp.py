@@ -11,10 +11,10 @@ from simulator_setups import problem_of, small_setup
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.play.validate import validate_plan
+from hdpsim.simulator.play.pipeline.validate import validate_plan
 from hdpsim.simulator.step import simulate_step
-from hdpsim.simulator.strategies.buckets import bucket_sizes, equal_chunks
-from hdpsim.simulator.strategies.flexsp import plan_flexsp
+from hdpsim.simulator.strategies.flexsp.buckets import bucket_sizes, equal_chunks
+from hdpsim.simulator.strategies.flexsp.planner import plan_flexsp
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 ULYSSES = Layout(sharding="zero3", cp_kind="ulysses")
@@ -105,7 +105,7 @@ def test_every_plan_is_sound_and_has_one_group_a_rank_and_slot(lengths: list[int
 def test_faster_than_groups_of_one_size() -> None:
     """One long sequence, many short ones: equal groups that hold the long one send all tokens round."""
     lengths = [4000, *[300] * 100]
-    name = "hdpsim.simulator.strategies.flexsp:plan_flexsp"
+    name = "hdpsim.simulator.strategies.flexsp.planner:plan_flexsp"
     flexible = simulate_step(small_setup(layout=ULYSSES, name=name), lengths)
     equal = [
         simulate_step(

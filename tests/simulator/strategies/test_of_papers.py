@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.scenario.scenario import load_scenario
-from hdpsim.simulator.play.validate import validate_plan
+from hdpsim.simulator.play.pipeline.validate import validate_plan
 from hdpsim.simulator.setup import OF_PAPERS, Setup
 from hdpsim.simulator.step import plan_batch, simulate_step
 

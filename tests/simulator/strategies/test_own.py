@@ -255,7 +255,7 @@ def test_the_source_is_that_of_all_files_it_uses(in_folder, tmp_path):
 
 
 def test_a_plan_that_cuts_sequences_is_held_against_the_bound_of_its_pieces(monkeypatch):
-    from hdpsim.experiments.studies.compare import run_batches
+    from hdpsim.experiments.studies.comparing.compare import run_batches
 
     def plan(problem):
         builder = hdpsim.PlanBuilder(problem)

@@ -9,7 +9,7 @@ from simulator_setups import CALIBRATIONS, FLOOR, MODEL, Task, problem_of, small
 
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.simulator.strategies import plan_ideal
-from hdpsim.simulator.strategies.groups import least_group
+from hdpsim.simulator.strategies.hdp.groups import least_group
 from hdpsim.simulator.strategies.plan_ideal import plan_ideal_s
 from hdpsim.simulator.strategies.problem import PlanningProblem
 

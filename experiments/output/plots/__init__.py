@@ -1,0 +1,1 @@
+"""Plots: plain data in, a matplotlib Figure out."""

@@ -1,0 +1,90 @@
+"""Plots of a campaign: tokens against wall-clock time, where the lost hours went, what stopped the job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hdpsim.cost_models.reading.units import DAY_S
+
+from .style import GRID, INK, PALETTE, count_axis, figure_and_axes, format_count, style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+Curve = tuple[Sequence[float], Sequence[float]]
+Bars = Mapping[str, tuple[float, float | None]]
+"""Name -> mean and half width of its interval (None: no interval)."""
+
+_MOST_BARS = 20
+ZOOM_FAILURES = 12  # restarts in the window of the right panel: enough to see the teeth one by one
+
+
+def plot_tokens(curves: Sequence[Curve], tokens_per_s: float) -> Figure:
+    """Tokens of every run over wall-clock days with the undisturbed line; right: the first restarts, enlarged.
+
+    *curves* are seconds and tokens of each run; tokens fall back where work was lost.
+    """
+    end_s = max(float(at[-1]) for at, _ in curves)
+    with style():
+        figure, (left, right) = figure_and_axes(10.5, 4.4, 1, 2)
+        left.plot([0, end_s / DAY_S], [0, end_s * tokens_per_s], color=INK, linewidth=1, linestyle=(0, (3, 3)),
+                  label="undisturbed")  # fmt: skip
+        for i, (at, tokens) in enumerate(curves):
+            label = f"simulated, {len(curves)} run{'s' if len(curves) > 1 else ''}" if i == 0 else None
+            left.plot(np.asarray(at) / DAY_S, tokens, color=PALETTE[0], linewidth=1,
+                      alpha=1.0 if len(curves) == 1 else 0.5, label=label)  # fmt: skip
+        left.set(xlabel="wall-clock time (days)", title="Tokens against time")
+        left.legend(loc="upper left")
+        _zoom(right, curves[0], tokens_per_s)
+        for axes in (left, right):
+            axes.set(xlim=(0, None), ylim=(0, None))
+            count_axis(axes.yaxis)
+            axes.set_ylabel("tokens kept")
+            axes.grid(axis="y", color=GRID, linewidth=0.7)
+    return figure
+
+
+def _zoom(axes: Axes, curve: Curve, tokens_per_s: float) -> None:
+    """The first restarts of one run: rise, fall, stand still."""
+    at, tokens = np.asarray(curve[0]), np.asarray(curve[1])
+    until = at[min(len(at) - 1, 2 * ZOOM_FAILURES)]
+    inside = at <= until
+    hours = 3600.0
+    axes.plot([0, until / hours], [0, until * tokens_per_s], color=INK, linewidth=1, linestyle=(0, (3, 3)))
+    axes.plot(at[inside] / hours, tokens[inside], color=PALETTE[0], linewidth=1.2)
+    axes.set(xlabel="wall-clock time (hours)", title="First run: its first restarts")
+
+
+def plot_bars(values: Bars, *, axis: str, title: str, colour: str = PALETTE[0]) -> Figure:
+    """Horizontal bars with 95 % intervals and their values, in the order given; zeros are left out.
+
+    Bars beyond the first 20 are summed up in one.
+    """
+    shown = [(name, mean, half) for name, (mean, half) in values.items() if mean > 0]
+    rest = shown[_MOST_BARS:]
+    shown = shown[:_MOST_BARS]
+    if rest:
+        shown.append((f"{len(rest)} others", sum(mean for _, mean, _ in rest), None))
+    with style():
+        figure, (axes,) = figure_and_axes(7.5, 1.4 + 0.3 * max(len(shown), 2))
+        for row, (_, mean, half) in enumerate(shown):
+            axes.barh(row, mean, 0.66, color=colour)
+            if half:
+                axes.errorbar(
+                    mean, row, xerr=[[min(half, mean)], [half]], color=INK, capsize=3, linewidth=1.1
+                )
+            axes.annotate(format_count(mean), (mean + (half or 0.0), row), (5, 0), va="center",
+                          textcoords="offset points", fontsize=9)  # fmt: skip
+        axes.set_yticks(range(len(shown)), [name for name, _, _ in shown])
+        axes.invert_yaxis()
+        axes.set(
+            xlim=(0, 1.12 * max([mean + (half or 0.0) for _, mean, half in shown], default=1.0)), xlabel=axis
+        )
+        axes.grid(axis="x", color=GRID, linewidth=0.7)
+        axes.set_title(title)
+    return figure

@@ -1,0 +1,172 @@
+"""Plots of where a step's time goes: by account for every strategy, and rank by rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import cycle
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .style import ACCOUNT_SHADES, INK, account_colours, account_group, figure_and_axes, readable_name, style
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+Seconds = Mapping[str, float]
+
+_SMALL_SHARE = 0.004
+"""Accounts below this share of the longest bar are drawn together as "other ..."."""
+
+_MAX_BINS = 256
+"""More ranks than that are averaged in bins of neighbours on the sorted curve."""
+
+_LAYER_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
+
+_LAYER_WORDS = {"communication": "exposed communication"}
+
+_LEGEND_ENTRY_IN = 1.9
+"""Width of the widest entry of a legend."""
+
+
+def plot_time_breakdown(seconds: Mapping[str, Seconds]) -> Figure:
+    """Stacked horizontal bars, one per strategy: *seconds* of a step by account (mean over GPUs), which sum to it."""
+    parts = _accounts_by_group(seconds)
+    with style():
+        figure, (axes,) = figure_and_axes(10.5, max(1.4 + 0.72 * len(seconds), 0.9 + 0.2 * (len(parts) + 4)))
+        left = np.zeros(len(seconds))
+        longest_s = max(sum(accounts.values()) for accounts in seconds.values())
+        for group, label, members, colour in parts:
+            width = np.array(
+                [sum(accounts.get(name, 0.0) for name in members) for accounts in seconds.values()]
+            )
+            axes.barh(range(len(seconds)), width, left=left, height=0.62, color=colour, edgecolor="white",
+                      linewidth=0.5, label=label)  # fmt: skip
+            for row, value in enumerate(width):
+                if value > 0.06 * longest_s:
+                    ink = "white" if colour in ACCOUNT_SHADES[group][:2] else INK
+                    middle = left[row] + value / 2
+                    axes.text(middle, row, f"{value:.3g}", ha="center", va="center", color=ink, fontsize=8)
+            left += width
+        for row, total in enumerate(left):
+            axes.text(total + 0.01 * longest_s, row, f"{total:.3g} s", va="center", fontweight="bold")
+        axes.set_yticks(range(len(seconds)), list(seconds))
+        centre, reach = (len(seconds) - 1) / 2, max(len(seconds), 1.6) / 2
+        axes.set_ylim(centre + reach, centre - reach)  # the first bar on top
+        axes.set(
+            xlim=(0, 1.12 * longest_s),
+            xlabel="seconds of one step (mean over GPUs)",
+            title="Where the time goes",
+        )
+        _grouped_legend(axes, parts)
+    return figure
+
+
+def plot_rank_step_time(
+    layers_s: Mapping[str, Mapping[str, ArrayLike]], *, title: str = "Time of every rank in one step"
+) -> Figure:
+    """One panel per strategy: what each rank does, ranks sorted by what they do beside waiting, waits on top.
+
+    The title of a panel tells compute and exposed communication apart: a rank that only sends is not at work.
+
+    Args:
+        layers_s: strategy -> layer -> seconds per rank, stacked in this order; layers whose name starts with
+            "wait" are waits (grey), "compute" is work, "communication" is what compute does not hide.
+        title: heading of the plot.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    with style():
+        width = max(5.6, 3.6 * len(layers_s))
+        figure, panels = figure_and_axes(width, 3.9, 1, len(layers_s), share_y=True)
+        names = list(dict.fromkeys(name for layers in layers_s.values() for name in layers))
+        active = [name for name in names if not name.startswith("wait")]
+        colours = dict(zip(active, cycle(_LAYER_COLOURS), strict=False))
+        for axes, (strategy, layers) in zip(panels, layers_s.items(), strict=True):
+            stack = {name: np.asarray(layers[name], dtype=np.float64) for name in names if name in layers}
+            ranks = len(next(iter(stack.values())))
+            nothing = np.zeros(ranks)
+            order = np.argsort(
+                -np.sum([stack[name] for name in stack if name in colours] or [nothing], axis=0),
+                kind="stable",
+            )
+            edges = np.unique(np.linspace(0, ranks, min(ranks, _MAX_BINS) + 1).astype(np.int64))
+            bottom = np.zeros(len(edges) - 1)
+            for name in [*(n for n in stack if n in colours), *(n for n in stack if n not in colours)]:
+                top = bottom + np.add.reduceat(stack[name][order], edges[:-1]) / np.diff(edges)
+                axes.stairs(
+                    top,
+                    edges,
+                    baseline=bottom,
+                    fill=True,
+                    color=colours.get(name, "#D2D2D2"),
+                    label=_LAYER_WORDS.get(name, readable_name(name)),
+                )
+                bottom = top
+            compute = stack.get("compute", nothing)
+            step_s = max(float(bottom.max()), 1e-300)
+            words = [f"{compute.mean() / step_s:.0%} compute"]
+            if "communication" in stack:
+                words.append(f"{stack['communication'].mean() / step_s:.0%} exposed comm.")
+            axes.set_title(f"{strategy}\n{', '.join(words)}", fontsize=10)
+            axes.set(xlabel="ranks, least waiting first", xlim=(0, ranks))
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+            axes.set_ylim(bottom=0)
+            _mean_line(axes, compute)
+        panels[0].set_ylabel("seconds in one step")
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+        handles: dict[str, Artist] = {}
+        for axes in panels:
+            handles.update({str(a.get_label()): a for a in axes.get_legend_handles_labels()[0]})
+        columns = max(1, min(len(handles), int(width / _LEGEND_ENTRY_IN)))
+        figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=columns)
+    return figure
+
+
+def _accounts_by_group(seconds: Mapping[str, Seconds]) -> list[tuple[str, str, list[str], str]]:
+    """Return (group, label, accounts, colour) of every part of the bars, in drawing order."""
+    names = list(dict.fromkeys(name for accounts in seconds.values() for name in accounts))
+    peak = {name: max(accounts.get(name, 0.0) for accounts in seconds.values()) for name in names}
+    small_s = _SMALL_SHARE * max(sum(accounts.values()) for accounts in seconds.values())
+    parts: list[tuple[str, str, list[str], str]] = []
+    colours = account_colours(names)
+    for group, shades in ACCOUNT_SHADES.items():
+        members = sorted(
+            (n for n in names if account_group(n) == group and peak[n] > 0), key=lambda n: -peak[n]
+        )
+        large = [name for name in members if peak[name] >= small_s]
+        if len(members) == len(large) + 1 and len(members) <= len(shades):
+            large = members  # a single small one is shown under its own name
+        elif len(large) < len(members) or len(large) > len(shades):
+            large = large[: len(shades) - 1]
+        parts += [(group, readable_name(name), [name], colours[name]) for name in large]
+        rest = [name for name in members if name not in large]
+        if rest:
+            parts.append((group, f"other {group}", rest, shades[-1]))
+    return parts
+
+
+def _grouped_legend(axes: Axes, parts: Iterable[tuple[str, str, list[str], str]]) -> None:
+    """Legend beside the bars, in bar order, with a heading for every group."""
+    from matplotlib.patches import Patch
+
+    entries: list[Patch] = []
+    current = ""
+    for group, label, _, colour in parts:
+        if group != current:
+            entries.append(Patch(alpha=0, label=group.capitalize()))
+            current = group
+        entries.append(Patch(color=colour, label=label))
+    legend = axes.legend(handles=entries, loc="center left", bbox_to_anchor=(1.01, 0.5), handlelength=1.2)
+    headings = {name.capitalize() for name in ACCOUNT_SHADES}
+    for text in legend.get_texts():
+        if text.get_text() in headings:
+            text.set_fontweight("bold")
+
+
+def _mean_line(axes: Axes, compute: NDArray[np.float64]) -> None:
+    axes.axhline(float(compute.mean()), color=INK, linewidth=1, linestyle=(0, (3, 3)), label="mean compute")

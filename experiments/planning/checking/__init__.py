@@ -1,0 +1,1 @@
+"""What a scenario wastes, and which change helps."""

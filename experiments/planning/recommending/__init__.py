@@ -1,0 +1,1 @@
+"""The fewest or the cheapest GPUs that meet a goal."""

@@ -1,0 +1,132 @@
+"""A recommendation as a document: which GPUs, how long, for how much, how surely."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
+from hdpsim.experiments.output.statistics import estimate_json
+from hdpsim.experiments.output.words import duration, large_amount, memory_of, with_duration
+from hdpsim.experiments.studies.cost_to_target import usd_words
+
+from .recommend import Recommendation, TypeResult
+from .sizing import Offer
+
+_GIB = 2.0**30
+
+
+def recommend_document(found: Recommendation) -> Document:
+    """Everything about a recommendation."""
+    best, scenario = found.best, found.scenario
+    candidates = [_type_json(result) for result in found.types]
+    table = _table(found)
+    return Document(
+        kind="recommend",
+        head=f"{scenario.name}: {scenario.model.name}, {found.goal.words}",
+        payload={
+            "name": scenario.name,
+            "target": {"tokens": found.goal.tokens, "seconds": found.goal.seconds, "days": found.goal.days},
+            "objective": found.aim,
+            "confidence": found.confidence,
+            **_offer_json(best),
+            "candidates": candidates,
+            "best": {**candidates[0], "scenario": best.scenario.document},
+        },
+        blocks=(_answer(found), table),
+        notes=_notes(found),
+        files=(
+            OutputFile(
+                "recommended.yaml", best.scenario.to_yaml,
+                "The scenario on the recommended GPUs; `hdpsim simulate` and `hdpsim campaign` run it.",
+            ),
+            OutputFile("candidates.csv", lambda: table, "One row per type of GPU."),
+        ),
+    )  # fmt: skip
+
+
+def _offer_json(offer: Offer) -> dict[str, Any]:
+    target, study = offer.study.target, offer.study
+    assert target is not None
+    return {
+        "gpu": offer.scenario.cluster.gpu.name,
+        "gpus": offer.gpus,
+        "days": offer.days,
+        "usd": offer.usd,
+        "probability": offer.probability,
+        "usd_range": target.costs.usd(target.tokens),
+        "kwh": target.kwh,
+        "gpu_hours": target.gpu_hours,
+        "seconds": estimate_json(offer.seconds),
+        "effective_share": study.ettr.mean,
+        "failures": study.failures.mean,
+        "step_s": study.plan.undisturbed.seconds,
+        "tokens_per_s": study.plan.undisturbed.tokens / study.plan.undisturbed.seconds,
+        "band": offer.band.document(study.plan.undisturbed.seconds),
+    }
+
+
+def _type_json(result: TypeResult) -> dict[str, Any]:
+    known = {"gpu": result.gpu, "layout": result.layout, "looked_at": result.looked_at}
+    if result.offer is not None:
+        memory = result.offer.memory
+        return {
+            **known,
+            **_offer_json(result.offer),
+            "memory_gib": memory.total_bytes / _GIB,
+            "headroom_gib": (memory.capacity_bytes - memory.total_bytes) / _GIB,
+            "feasible": True,
+        }
+    fastest = result.fastest and {"gpus": result.fastest[0], "seconds": result.fastest[1]}
+    return {**known, "feasible": False, "reason": result.reason, "fastest": fastest}
+
+
+def _answer(found: Recommendation) -> str:
+    best = found.best
+    cost = "at an unknown price" if best.usd is None else f"for {usd_words(best.usd)}"
+    what = "The cheapest" if found.aim == "usd" else "The fewest"
+    study = best.study
+    return (
+        f"{what}: {best.gpus:,} x {best.scenario.cluster.gpu.name} ({found.types[0].layout}) train "
+        f"{large_amount(found.goal.tokens)} tokens in {with_duration(best.seconds)} {cost}; "
+        f"{study.ettr.mean:.1%} of the time trains, checkpoints, restarts and {study.failures.mean:,.1f} failures take "
+        f"the rest. "
+        f"The probability of being done in {found.goal.days:g} days is {best.probability:.0%}."
+    )
+
+
+def _table(found: Recommendation) -> Table[TypeResult]:
+    def of_offer(what: str) -> Any:
+        return lambda result: result.offer and getattr(result.offer, what)
+
+    columns: tuple[Column[TypeResult], ...] = (
+        Column("gpu", heading="GPU"),
+        Column("gpus", of_offer("gpus"), heading="GPUs", format=","),
+        Column("days", of_offer("days"), format=".1f"),
+        Column("usd", of_offer("usd"), heading="USD", format=large_amount, missing="unknown"),
+        Column("probability", of_offer("probability"), format=".0%"),
+        Column("", lambda result: result.offer and result.offer.study.ettr.mean, heading="of the time trains",
+               format=".1%"),
+        Column("", lambda result: result.offer and memory_of(result.offer.memory), heading="memory per GPU"),
+        Column("layout", heading="layout and strategy", left=True),
+        Column("reason", _reason, heading="remark", left=True, optional=True),
+    )  # fmt: skip
+    return Table(title=f"What meets {found.goal.words}, by type of GPU", columns=columns, rows=found.types)
+
+
+def _reason(result: TypeResult) -> str:
+    if result.fastest is None or result.offer is not None:
+        return result.reason
+    gpus, seconds = result.fastest
+    return f"{result.reason}: {gpus:,} GPUs are the fastest and need {duration(seconds)}"
+
+
+def _notes(found: Recommendation) -> tuple[str, ...]:
+    best = found.best
+    asked = f"GPUs meet the date if they do with a probability of {found.confidence:.0%} (--confidence)."
+    return (
+        asked,
+        "Probability: how far off predictions of such runs were (log-normal through P10 and P90 of the band), and "
+        f"{best.study.plan.seeds} runs of a campaign with failures, restarts and checkpoints (the keys campaign.*).",
+        best.study.costs.price.note,
+        f"How far off predictions of such runs were: {best.band.note}",
+    )

@@ -1,0 +1,297 @@
+"""The fewest or the cheapest GPUs that train so many tokens by a date, failures and checkpoints included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.transformer.flop import sequence_model_flop
+from hdpsim.errors import InfeasibleError
+from hdpsim.experiments.output.words import duration, large_amount
+from hdpsim.experiments.planning.headroom import shipped_margin
+from hdpsim.experiments.planning.plan import words_of
+from hdpsim.experiments.planning.search.search import search
+from hdpsim.experiments.planning.search.space import ANY_GPUS, Candidate, node_of, space_of
+from hdpsim.experiments.scenario.overrides import parse_override
+
+from .goal import USUAL_CONFIDENCE
+from .sizing import MOST_GPUS, Offer, Sizing, block_of
+
+if TYPE_CHECKING:
+    from hdpsim.experiments.planning.search.evaluation import Evaluated
+    from hdpsim.experiments.planning.search.search import Progress
+    from hdpsim.experiments.scenario.scenario import Scenario
+
+    from .goal import Goal
+
+Aim = Literal["gpus", "usd"]
+Overrides = tuple[str, ...]
+
+USUAL_MFU = 0.4
+"""Of which the first number of GPUs follows."""
+SHARES = (0.4, 0.3, 0.2, 0.1)
+"""Of a type's budget: searches on the first number of GPUs, on the one that this leads to, and so on."""
+ROUNDS = len(SHARES)
+SEARCHING = 0.6
+"""Of the whole budget; the rest is for steps and campaigns on every number of GPUs that comes up."""
+MOST_DOUBLINGS = 4
+"""Of the first number of GPUs, where no layout fits it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypeResult:
+    """One type of GPU.
+
+    Attributes:
+        gpu: its name.
+        offer: the best number of GPUs; None where none meets the goal.
+        layout: in words; empty where none fits.
+        reason: why there is no offer.
+        fastest: where none meets the goal, the number of GPUs that takes least, and its seconds with the confidence.
+        looked_at: numbers of GPUs on which a step was simulated.
+    """
+
+    gpu: str
+    offer: Offer | None = None
+    layout: str = ""
+    reason: str = ""
+    fastest: tuple[int, float] | None = None
+    looked_at: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """What was asked, and the answer for every type of GPU, the best first."""
+
+    scenario: Scenario
+    goal: Goal
+    aim: Aim
+    confidence: float
+    types: tuple[TypeResult, ...] = field(default_factory=tuple)
+
+    @property
+    def best(self) -> Offer:
+        """The fewest or the cheapest."""
+        assert self.types[0].offer is not None
+        return self.types[0].offer
+
+
+def recommend(
+    scenario: Scenario,
+    goal: Goal,
+    *,
+    gpu_types: Sequence[str] = (),
+    aim: Aim = "gpus",
+    confidence: float = USUAL_CONFIDENCE,
+    keep_layout: bool = False,
+    pinned: Overrides = (),
+    budget_s: float | None = None,
+    progress: Progress = lambda done, total, words: None,
+) -> Recommendation:
+    """Find the GPUs that meet a goal.
+
+    Args:
+        scenario: model, data, batch and campaign; its number of GPUs does not matter.
+        goal: tokens and time.
+        gpu_types: GPUs of the catalog, each on its usual server; default: the scenario's.
+        aim: fewest or cheapest.
+        confidence: the probability of meeting the date that is asked for.
+        keep_layout: only data parallelism grows; else layouts are searched.
+        pinned: ``key=value`` changes that were made to the scenario: their keys are not searched.
+        budget_s: about how many seconds it may take; None: no limit.
+        progress: told which type is looked at.
+
+    Raises:
+        InfeasibleError: no type meets the goal; the message says what would have to change.
+    """
+    names = tuple(catalog.gpu(name).name for name in gpu_types) or (scenario.cluster.gpu.name,)
+    types = []
+    for number, name in enumerate(names):
+        progress(number, len(names), name)
+        one = _OneType(
+            scenario=scenario, goal=goal, aim=aim, confidence=confidence, pinned=pinned, gpu=name,
+            site=(("cluster.node", node_of(scenario, name)),) if gpu_types else (),
+            budget_s=None if budget_s is None else budget_s * SEARCHING / len(names),
+        )  # fmt: skip
+        types.append(one.kept() if keep_layout else one.searched())
+    progress(len(names), len(names), "")
+    types.sort(key=lambda result: _rank(result, aim))
+    if types[0].offer is None:
+        raise _unreachable(goal, confidence, types, scenario)
+    return Recommendation(scenario=scenario, goal=goal, aim=aim, confidence=confidence, types=tuple(types))
+
+
+def _rank(result: TypeResult, aim: Aim) -> tuple[bool, float, float]:
+    """Types without an offer come last, those of unknown price behind others."""
+    if result.offer is None:
+        return True, 0.0, 0.0
+    usd = float("inf") if result.offer.usd is None else result.offer.usd
+    return (False, usd, result.offer.gpus) if aim == "usd" else (False, result.offer.gpus, usd)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OneType:
+    """The question for one type of GPU."""
+
+    scenario: Scenario
+    goal: Goal
+    aim: Aim
+    confidence: float
+    pinned: Overrides
+    gpu: str
+    site: tuple[tuple[str, object], ...]
+    budget_s: float | None
+
+    def kept(self) -> TypeResult:
+        """With the scenario's own layout."""
+        sizing = self._sizing((), self._there(self.scenario.cluster.gpus))
+        offer = self._offer(sizing, self._guess())
+        return self._result(sizing, offer, "the scenario's own layout")
+
+    def searched(self) -> TypeResult:
+        """With the layouts that searches find for the numbers of GPUs that come up."""
+        gpus, found = self._first_layouts()
+        if not found:
+            return TypeResult(gpu=self.gpu, reason=f"no layout fits up to {gpus:,} GPUs")
+        tried: dict[Candidate, tuple[Sizing, Offer | None, Evaluated]] = {}
+        for number in range(ROUNDS):
+            if number:
+                found = self._layouts(gpus, number, [one.candidate for one in found]) or found
+            best = found[0]
+            if best.candidate in tried:
+                break
+            layout = self._with_degrees(gpus, best.candidate).overrides
+            sizing = self._sizing(layout, self._there(gpus).with_changes(layout), shipped_margin().headroom)
+            known = [one[0].about_s(gpus) for one in tried.values()]
+            if known and sizing.about_s(-(-gpus // sizing.block) * sizing.block) >= min(known):
+                break  # better on the first batch alone
+            offer = self._offer(sizing, gpus)
+            tried[best.candidate] = sizing, offer, best
+            fastest = sizing.fastest()
+            gpus = offer.gpus if offer else fastest[0] if fastest else gpus
+        met = [one for one in tried.values() if one[1] is not None]
+        sizing, offer, best = (
+            min(met, key=lambda one: _rank(TypeResult(gpu=self.gpu, offer=one[1]), self.aim))
+            if met
+            else list(tried.values())[-1]
+        )
+        return self._result(sizing, offer, words_of(best))
+
+    def _result(self, sizing: Sizing, offer: Offer | None, layout: str) -> TypeResult:
+        fastest = sizing.fastest()
+        reason = "" if offer else "no number of GPUs meets the date" if fastest else "the layout cannot run"
+        return TypeResult(
+            gpu=self.gpu, offer=offer, layout=layout, reason=reason, fastest=fastest, looked_at=sizing.looked_at
+        )  # fmt: skip
+
+    def _offer(self, sizing: Sizing, guess: int) -> Offer | None:
+        """The fewest GPUs, or the cheapest of those that meet the goal: the fewest, more of them, and twice as many."""
+        fewest = sizing.fewest(guess)
+        if fewest is None or self.aim == "gpus":
+            return fewest
+        for gpus in (fewest.gpus + sizing.block, fewest.gpus + 2 * sizing.block, 2 * fewest.gpus):
+            sizing.offer(gpus)
+        return min(sizing.offers(), key=lambda offer: (offer.usd or 0.0, offer.gpus))
+
+    def _sizing(self, layout: Overrides, there: Scenario, headroom: float = 0.0) -> Sizing:
+        return Sizing(
+            at=partial(self._at, layout),
+            goal=self.goal,
+            confidence=self.confidence,
+            block=block_of(there.layout, there.cluster.node.gpus),
+            headroom=headroom,
+        )
+
+    def _at(self, layout: Overrides, gpus: int) -> Scenario:
+        return self.scenario.with_changes((*self._on(gpus), *layout))
+
+    def _on(self, gpus: int) -> Overrides:
+        return Candidate(changes=(*self.site, ("gpus", gpus))).overrides
+
+    def _there(self, gpus: int) -> Scenario:
+        """The scenario on so many GPUs of the type; with degrees that divide, where its own do not."""
+        try:
+            return self.scenario.with_changes(self._on(gpus))
+        except InfeasibleError:
+            known = {parse_override(text)[0] for text in self.pinned}
+            others = tuple(text for text in ANY_GPUS if parse_override(text)[0] not in known)
+            return self.scenario.with_changes((*self._on(gpus), *others))
+
+    def _guess(self) -> int:
+        """GPUs that do the work at a usual MFU, in servers: a power of two of them."""
+        lengths = self.scenario.batches(1)[0]
+        flop = sequence_model_flop(self.scenario.model, lengths, causal=True) / float(lengths.sum())
+        node = self._there(self.scenario.cluster.node.gpus).cluster.node
+        rate = self.goal.tokens / self.goal.seconds * flop / (USUAL_MFU * node.gpu.bf16_flop_per_s)
+        servers = 1
+        while servers * node.gpus < min(rate, MOST_GPUS / 2):
+            servers *= 2
+        return servers * node.gpus
+
+    def _first_layouts(self) -> tuple[int, list[Evaluated]]:
+        """Layouts for the first number of GPUs, or for more where none fits."""
+        gpus = self._guess()
+        for _ in range(MOST_DOUBLINGS):
+            found = self._layouts(gpus)
+            if found:
+                return gpus, found
+            gpus *= 2
+        return gpus // 2, []
+
+    def _layouts(self, gpus: int, number: int = 0, seeds: Sequence[Candidate] = ()) -> list[Evaluated]:
+        """The best layouts on so many GPUs, by the first batch; none where none fits."""
+        there = self._there(gpus)
+        space = space_of(there, pinned=[parse_override(text)[0] for text in self.pinned])
+        budget_s = None if self.budget_s is None else self.budget_s * SHARES[number]
+        headroom = shipped_margin().headroom
+        return search(there, space, budget_s=budget_s, batches=1, headroom=headroom, seeds=seeds).best
+
+    def _with_degrees(self, gpus: int, candidate: Candidate) -> Candidate:
+        """With the degrees that the scenario has and the candidate does not change."""
+        return Candidate(
+            changes=tuple({**dict(_degrees(self._there(gpus))), **dict(candidate.changes)}.items())
+        )
+
+
+def _degrees(scenario: Scenario) -> list[tuple[str, object]]:
+    """The degrees that a scenario has, which another number of GPUs may have replaced."""
+    return [
+        (key, scenario.document.get("layout", {}).get(key.removeprefix("layout.")))
+        for key in (text.partition("=")[0] for text in ANY_GPUS)
+        if key.removeprefix("layout.") in scenario.document.get("layout", {})
+    ]
+
+
+def _unreachable(
+    goal: Goal, confidence: float, types: Sequence[TypeResult], scenario: Scenario
+) -> InfeasibleError:
+    """Why the goal cannot be met, and what would have to change."""
+    lines = [
+        f"{goal.words}: no number of GPUs that was tried meets it with a probability of {confidence:.0%}"
+    ]
+    for result in types:
+        if result.fastest is None:
+            lines.append(f"  {result.gpu}: {result.reason}")
+            continue
+        gpus, seconds = result.fastest
+        tokens = goal.tokens * goal.seconds / seconds
+        lines.append(
+            f"  {result.gpu}: {gpus:,} GPUs are the fastest and need {duration(seconds)} for that, which is "
+            f"{large_amount(tokens)} tokens in {goal.days:g} days ({result.layout})"
+        )
+    reached = [result.fastest for result in types if result.fastest]
+    if reached:
+        least_s = min(seconds for _, seconds in reached)
+        lines.append(
+            f"What would have to change: at least {duration(least_s)} instead of {goal.days:g} days, at most "
+            f"{large_amount(goal.tokens * goal.seconds / least_s)} tokens, a larger data.batch than "
+            f"{scenario.data.batch} (more GPUs find no more work in it), or faster GPUs (--gpu)"
+        )
+    else:
+        lines.append(
+            "What would have to change: GPUs with more memory (--gpu h200,b200) or a shorter data.context"
+        )
+    return InfeasibleError("\n".join(lines))

@@ -1,0 +1,232 @@
+"""How many GPUs of one type meet a goal, with one layout whose data parallelism grows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hdpsim.cost_models.reading.units import DAY_S
+from hdpsim.errors import InfeasibleError, ScenarioError
+from hdpsim.experiments.bands.residuals import setup_band
+from hdpsim.experiments.campaigns.run import campaign_to
+from hdpsim.experiments.campaigns.setup import plan_campaign
+from hdpsim.simulator.step import plan_batch
+
+from .goal import Goal, probability, slower_with
+
+if TYPE_CHECKING:
+    from hdpsim.cost_models.layout.layout import Layout
+    from hdpsim.cost_models.memory.report import MemoryReport
+    from hdpsim.experiments.bands.band import Band
+    from hdpsim.experiments.campaigns.run import CampaignStudy
+    from hdpsim.experiments.campaigns.setup import CampaignPlan
+    from hdpsim.experiments.output.statistics import Estimate
+    from hdpsim.experiments.scenario.scenario import Scenario
+
+MOST_GPUS = 262_144
+NEIGHBOURS = 3
+"""Numbers of GPUs next to the one that bisection finds, in blocks, that are looked at as well."""
+NEAR = 1.03
+"""How much more or fewer GPUs are tried than the last number lets expect, so that the answer lies in between."""
+WORTH_DOUBLING = 1.02
+"""Throughput that twice as many GPUs must at least give for still more to be tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A number of GPUs, and what becomes of the goal on them.
+
+    Attributes:
+        scenario: on these GPUs.
+        study: a campaign to the tokens, failures included.
+        band: how well runs like it were predicted.
+        probability: of meeting the date.
+    """
+
+    scenario: Scenario
+    study: CampaignStudy
+    band: Band
+    probability: float
+
+    @property
+    def gpus(self) -> int:
+        """All of them."""
+        return self.scenario.cluster.gpus
+
+    @property
+    def seconds(self) -> Estimate:
+        """From the start to the last token, mean over the campaign's runs."""
+        assert self.study.target is not None
+        return self.study.target.seconds
+
+    @property
+    def days(self) -> float:
+        """The same in days."""
+        return self.seconds.mean / DAY_S
+
+    @property
+    def memory(self) -> MemoryReport:
+        """Of the fullest stage, for the first batch."""
+        return plan_batch(self.scenario.setup(), self.scenario.batches(1)[0])[2]
+
+    @property
+    def usd(self) -> float | None:
+        """GPUs all that time, at the typical price; None where it is unknown."""
+        assert self.study.target is not None
+        return self.study.target.usd
+
+
+@dataclass(kw_only=True)
+class Sizing:
+    """One layout on one type of GPUs, and every number of GPUs that was looked at.
+
+    Attributes:
+        at: the scenario on so many GPUs.
+        goal: what has to be met.
+        confidence: the probability of meeting it that is asked for.
+        block: GPUs must be a multiple of it.
+        headroom: over what is predicted, a share of it, for which memory must suffice.
+    """
+
+    at: Callable[[int], Scenario]
+    goal: Goal
+    confidence: float
+    block: int
+    headroom: float = 0.0
+    _about_s: dict[int, float] = field(default_factory=dict)
+    _plans: dict[int, CampaignPlan] = field(default_factory=dict)
+    _offers: dict[int, Offer | None] = field(default_factory=dict)
+
+    def about_s(self, gpus: int) -> float:
+        """Seconds to the last token in closed form, with the confidence asked for; infinite where it cannot run."""
+        if gpus not in self._about_s:
+            self._about_s[gpus] = self._closed_form_s(gpus)
+        return self._about_s[gpus]
+
+    def _closed_form_s(self, gpus: int) -> float:
+        try:
+            scenario = self.at(gpus)
+            plan = plan_campaign(scenario)
+        except (InfeasibleError, ScenarioError):
+            return math.inf
+        self._plans[gpus] = plan
+        seconds = self.goal.tokens / plan.setup.tokens_per_step * plan.setup.step_s
+        seconds *= slower_with(self.confidence, _band(scenario))
+        return seconds / max(plan.closed_form_ettr, 1e-3)
+
+    def offer(self, gpus: int) -> Offer | None:
+        """A whole campaign on so many GPUs; None where it cannot run or never reaches the tokens."""
+        if gpus not in self._offers:
+            self._offers[gpus] = self._campaign(gpus)
+        return self._offers[gpus]
+
+    def _campaign(self, gpus: int) -> Offer | None:
+        if math.isinf(self.about_s(gpus)):
+            return None
+        try:
+            scenario = self.at(gpus)
+            study = campaign_to(scenario, self.goal.tokens, self._plans[gpus])
+        except (InfeasibleError, ScenarioError):
+            return None
+        band = _band(scenario)
+        offer = Offer(
+            scenario=scenario,
+            study=study,
+            band=band,
+            probability=probability(self.goal, study.reached_s, band),
+        )
+        if not self.headroom:
+            return offer
+        memory = offer.memory
+        return offer if memory.total_bytes * (1.0 + self.headroom) <= memory.capacity_bytes else None
+
+    def meets(self, offer: Offer | None) -> bool:
+        """Whether an offer meets the goal with the confidence that is asked for."""
+        return offer is not None and offer.probability >= self.confidence
+
+    def fewest(self, guess: int) -> Offer | None:
+        """The fewest GPUs that meet the goal; None where no number does.
+
+        Bisection over multiples of the block with the closed form, which falls with the number of GPUs as good as
+        always; then whole campaigns on the number found and on its neighbours.
+        """
+        blocks = self._bisected(max(1, guess // self.block))
+        if blocks is None:
+            return None
+        while not self.meets(self.offer(blocks * self.block)):
+            blocks += 1
+            if blocks * self.block > MOST_GPUS or self.about_s(blocks * self.block) > 2.0 * self.goal.seconds:
+                return None
+        missed = 0
+        best = blocks
+        for fewer in range(blocks - 1, 0, -1):
+            if self.meets(self.offer(fewer * self.block)):
+                best, missed = fewer, 0
+            else:
+                missed += 1
+            if missed == NEIGHBOURS:
+                break
+        return self.offer(best * self.block)
+
+    def _bisected(self, guess: int) -> int | None:
+        """The fewest blocks whose closed form meets the goal.
+
+        Numbers are tried where time times GPUs would be what it was on the last one, a little on the safe side.
+        """
+        low, high, doubled = 0, guess, False
+        while not self._about_meets(high):
+            low, factor = high, self.about_s(high * self.block) * NEAR / self.goal.seconds
+            if factor > 2.0 or doubled:
+                if not self._grows(high):
+                    return None
+                factor = 2.0
+            high, doubled = math.ceil(high * factor), True
+        while not low and high > 1:
+            expected = high * self.about_s(high * self.block) / self.goal.seconds
+            fewer = min(high - 1, max(high // 2, int(expected / NEAR)))
+            low, high = (low, fewer) if self._about_meets(fewer) else (fewer, high)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._about_meets(middle) else (middle, high)
+        return high
+
+    def _about_meets(self, blocks: int) -> bool:
+        return self.about_s(blocks * self.block) <= self.goal.seconds
+
+    def _grows(self, blocks: int) -> bool:
+        """Whether twice as many GPUs are worth a try: there are so many, and they are faster or the first that run."""
+        gpus = blocks * self.block
+        if 2 * gpus > MOST_GPUS:
+            return False
+        now_s = self.about_s(gpus)
+        return math.isinf(now_s) or self.about_s(2 * gpus) * WORTH_DOUBLING <= now_s
+
+    @property
+    def looked_at(self) -> int:
+        """Numbers of GPUs on which a step was simulated."""
+        return len(self._about_s)
+
+    def fastest(self) -> tuple[int, float] | None:
+        """The number of GPUs that takes least among those looked at, and its seconds; None where none runs."""
+        runs = [(seconds, gpus) for gpus, seconds in self._about_s.items() if math.isfinite(seconds)]
+        return min(runs)[::-1] if runs else None
+
+    def offers(self) -> Iterator[Offer]:
+        """Every offer that meets the goal."""
+        yield from (offer for offer in self._offers.values() if offer is not None and self.meets(offer))
+
+
+def block_of(layout: Layout, node_gpus: int) -> int:
+    """GPUs that the layout deals out at once, in whole servers.
+
+    lcm(server, pp * lcm(tp * cp, GPUs of a copy of the experts))
+    """
+    parallel = layout.parallel
+    ranks = parallel.tp * (parallel.cp or 1)
+    return math.lcm(node_gpus, parallel.pp * math.lcm(ranks, parallel.expert_gpus))
+
+
+def _band(scenario: Scenario) -> Band:
+    return setup_band(scenario.setup(), scenario.batches(1)[0])

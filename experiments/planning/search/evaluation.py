@@ -1,0 +1,338 @@
+"""Candidates of a search: what is known of them, how good they are, and what speaks against them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from hdpsim.cost_models.kernels.power import COMMUNICATION_SHARE, waiting_w
+from hdpsim.cost_models.reading.units import HOUR_S
+from hdpsim.errors import InfeasibleError, OutOfMemoryError, ScenarioError
+from hdpsim.experiments.studies.cost_to_target import price_of
+from hdpsim.experiments.studies.power import cluster_power
+from hdpsim.simulator.setup import Setup
+
+from .setups import Setups
+from .space import Candidate, Changes, Space
+
+if TYPE_CHECKING:
+    from hdpsim.cost_models.hardware.prices import CostOptions
+    from hdpsim.cost_models.memory.report import MemoryReport
+    from hdpsim.experiments.scenario.scenario import Scenario
+
+Objective = Literal["tokens_per_s", "usd_per_token", "time_to_train", "energy"]
+
+OBJECTIVE_WORDS: dict[Objective, str] = {
+    "tokens_per_s": "throughput",
+    "usd_per_token": "money per token",
+    "time_to_train": "time to train",
+    "energy": "energy per token",
+}
+"""What each objective compares, in words."""
+
+_NUMBER = re.compile(r"\d[\d,.]*")
+_LIMITS = {
+    "gpus": "GPUs that do not divide by tp x pp",
+    "layout.tp": "heads or widths that do not divide by tp",
+    "layout.pp": "more stages than layers",
+    "layout.vpp": "chunks without a pipeline or schedule for them",
+    "layout.schedule": "schedules that do not run with these degrees",
+    "layout.ep": "experts that do not divide",
+    "layout.etp": "experts that do not divide",
+    "layout.cp": "ranks that do not divide by cp",
+    "layout.order": "experts across ranks in that order of ranks",
+    "layout.shard_ranks": "ranks that do not divide by shard_ranks",
+    "layout.precision": "number formats that the GPU lacks",
+    "data.context": "a context that the model or the batch does not take",
+}
+"""What refuses a candidate, by the key that its message begins with."""
+ALIKE = 1e-9
+"""Relative difference of steps below which two candidates are the same under different names."""
+
+GPU_MEMORY, HOST_MEMORY = "GPU memory", "host memory"
+ON_PAPER = "headroom (they fit on paper)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """A candidate replayed on all batches.
+
+    Attributes:
+        tokens_per_s: mean over the batches, as of `hdpsim simulate`.
+        memory: of the fullest stage, of the batch that needs most.
+        usd_per_token: GPUs alone; None where their price is unknown.
+        joule_per_token: all that the data centre draws; None where it was only priced.
+        bound_s: no plan of these batches on this layout takes less, mean over the batches; 0 where nobody asked.
+        accounts: seconds of a step in each, mean over ranks, stages and batches; none where it was only priced.
+        cp: ranks of the largest group.
+        micro_batches: of the plan of the first batch; 0 where it was only priced.
+        tight: it fits on paper, but leaves less memory than was asked for: it is not among the best.
+    """
+
+    candidate: Candidate
+    setup: Setup
+    tokens_per_s: float
+    step_s: float
+    memory: MemoryReport
+    usd_per_token: float | None
+    joule_per_token: float | None
+    bound_s: float
+    accounts: dict[str, float]
+    cp: int
+    micro_batches: int
+    tight: bool = False
+
+    @property
+    def headroom_bytes(self) -> float:
+        """Memory of the GPU that is left."""
+        return self.memory.capacity_bytes - self.memory.total_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """A candidate that fits as far as its layout and the tokens of a rank tell, and has to be replayed.
+
+    Attributes:
+        site: the GPUs and their number.
+        kind: what its strategy's candidates of other layouts have in common with it.
+        bounds_s: for every batch a time that it does not undercut; none where that is unknown.
+        ideal_s: of the first batch, what balanced plans of dynamic groups hardly undercut; None for meshes.
+    """
+
+    candidate: Candidate
+    site: Changes
+    kind: tuple[object, ...]
+    bounds_s: tuple[float, ...]
+    ideal_s: float | None
+
+
+@dataclass(slots=True, kw_only=True)
+class LayoutResults:
+    """What became of the candidates of some layouts; see Found.
+
+    Attributes:
+        contenders: layouts and their candidates that have to be replayed.
+        first: contenders that were replayed on the first batch, the only one or not, and their step there.
+        seconds: wall-clock time that took.
+        cut: time was up before the last one.
+    """
+
+    evaluated: list[Evaluated] = field(default_factory=list)
+    contenders: list[tuple[Changes, Contender]] = field(default_factory=list)
+    first: list[tuple[Contender, float]] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+    outrun: int = 0
+    closest: tuple[float, Candidate, str] | None = None
+    cut: bool = False
+    seconds: float = 0.0
+
+    def least(self, question: Question, so_far: float | None) -> float | None:
+        """The score that has to be reached: *so_far*, or that of the last of the best here if there are enough."""
+        best = ranked(self.evaluated, question.objective, question.count)
+        if len(best) < question.count:
+            return so_far
+        here = score_of(best[-1], question.objective)
+        return here if so_far is None else max(so_far, here)
+
+    def leave_out(self) -> None:
+        """Note that a candidate fits on paper alone."""
+        self.refused[ON_PAPER] += 1
+
+    def refuse(self, candidate: Candidate, error: InfeasibleError | ScenarioError) -> None:
+        """Note why a candidate cannot run."""
+        self.refused[limit_of(error)] += 1
+        if isinstance(error, OutOfMemoryError):
+            excess = error.needed_bytes / error.available_bytes
+            if self.closest is None or excess < self.closest[0]:
+                self.closest = (excess, candidate, str(error))
+
+
+def score_of(one: Evaluated, objective: Objective) -> float:
+    """How good a candidate is, more is better: tokens a second, per USD or per joule."""
+    match objective:
+        case "usd_per_token":
+            assert one.usd_per_token is not None  # the objective was refused where prices are unknown
+            return 1.0 / one.usd_per_token
+        case "energy":
+            assert one.joule_per_token is not None  # whoever asks for energy replays
+            return 1.0 / one.joule_per_token
+        case "tokens_per_s" | "time_to_train":
+            return one.tokens_per_s
+
+
+def most_score(objective: Objective, tokens_per_s: float, setup: Setup, costs: CostOptions) -> float:
+    """The score that a candidate cannot exceed if it cannot exceed that throughput.
+
+    Of energy: its GPUs draw at least what those of them draw that do what needs least power.
+    """
+    match objective:
+        case "usd_per_token":
+            cost = usd_per_s(setup, costs)
+            assert cost is not None
+            return tokens_per_s / cost
+        case "energy":
+            gpu = setup.cluster.gpu
+            least_w = min(
+                waiting_w(gpu), setup.calibration.static_w or gpu.tdp_w, COMMUNICATION_SHARE * gpu.tdp_w
+            )
+            return tokens_per_s / cluster_power(setup.cluster, least_w, costs).facility_w
+        case "tokens_per_s" | "time_to_train":
+            return tokens_per_s
+
+
+def usd_per_s(setup: Setup, costs: CostOptions) -> float | None:
+    """What all GPUs cost; None where their price is unknown."""
+    price = price_of(setup.cluster.gpu, costs).usd_per_hour
+    return None if price is None else price * setup.cluster.gpus / HOUR_S
+
+
+def ranked(candidates: Sequence[Evaluated], objective: Objective, count: int) -> list[Evaluated]:
+    """The best that are not tight, the best first; of those of the same step and memory, the first."""
+    ordered = sorted(
+        (one for one in candidates if not one.tight),
+        key=lambda one: (-score_of(one, objective), one.memory.total_bytes),
+    )
+    kept: list[Evaluated] = []
+    for one in ordered:
+        if not any(_alike(one, other) for other in kept):
+            kept.append(one)
+            if len(kept) == count:
+                break
+    return kept
+
+
+def _alike(one: Evaluated, other: Evaluated) -> bool:
+    return (
+        abs(one.step_s - other.step_s) <= ALIKE * one.step_s
+        and one.memory.total_bytes == other.memory.total_bytes
+        and one.setup.cluster == other.setup.cluster
+    )
+
+
+def limit_of(error: InfeasibleError | ScenarioError) -> str:
+    """Which limit a candidate met, the same words for all whom it refuses."""
+    if isinstance(error, OutOfMemoryError):
+        return HOST_MEMORY if "host" in str(error) else GPU_MEMORY
+    lines = [line.strip() for line in str(error).splitlines()]
+    text = lines[1] if len(lines) > 1 and lines[0].endswith(":") else lines[0]
+    if isinstance(error, ScenarioError) and error.problems:
+        text = ": ".join(error.problems[0])
+    key = text.partition(":")[0]
+    if key in _LIMITS:
+        return _LIMITS[key]
+    return _NUMBER.sub("N", re.split(r" \(|[:;]", text)[0])[:100]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What all layouts of a search have in common.
+
+    Attributes:
+        batches: how many global batches.
+        count: how many best candidates are safe from pruning.
+        headroom: over what is predicted, a share of it, for which memory must suffice.
+        deadline_s: when nothing new is begun any more, on the clock of time.monotonic; None: never.
+    """
+
+    scenario: Scenario
+    space: Space
+    objective: Objective
+    batches: int
+    count: int
+    deadline_s: float | None
+    headroom: float = 0.0
+
+    @property
+    def late(self) -> bool:
+        """Whether time is up."""
+        return self.deadline_s is not None and time.monotonic() > self.deadline_s
+
+    def tight(self, report: MemoryReport) -> bool:
+        """Whether memory would not suffice for what is predicted and the headroom."""
+        return report.total_bytes * (1.0 + self.headroom) > report.capacity_bytes
+
+    def prices(self, setup: Setup) -> bool:
+        """Whether equal sequences on this setup need no replay."""
+        return (
+            setup.layout.parallel.cp is not None
+            and setup.strategy.name == "static"
+            and self.objective != "energy"
+        )
+
+    def hopeless(self, setup: Setup, bounds_s: Sequence[float], least: float | None) -> bool:
+        """Whether nothing with these bounds reaches the score *least*."""
+        if least is None or not bounds_s:
+            return False
+        lengths = ready(self).lengths
+        rates = [batch.sum() / bound_s for batch, bound_s in zip(lengths, bounds_s, strict=True)]
+        return most_score(self.objective, float(np.mean(rates)), setup, self.scenario.costs) < least
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Some layouts or contenders of a site: a unit of work for a process."""
+
+    question: Question
+    site: Changes
+    layouts: tuple[Changes, ...] = ()
+    contenders: tuple[Contender, ...] = ()
+    """To be replayed, on all batches if *in_full*, else on the first."""
+    in_full: bool = False
+    may_stop: bool = False
+    """Once time is up, between two batches: others were replayed in full."""
+    least: float | None = None
+    """Score that a candidate must be able to reach; None: any."""
+
+
+class Ready:
+    """What a process works out once for all layouts of a question.
+
+    Attributes:
+        lengths: of every batch.
+        equal: all sequences are of one length.
+        longest: tokens of the longest sequence.
+    """
+
+    def __init__(self, question: Question) -> None:
+        self.lengths = question.scenario.batches(question.batches)
+        self.equal = len(np.unique(np.concatenate([np.unique(lengths) for lengths in self.lengths]))) == 1
+        self.longest = max(int(lengths.max()) for lengths in self.lengths)
+        self._scenario = question.scenario
+        self._setups: dict[Changes, Setups] = {}
+
+    def setups(self, site: Changes) -> Setups:
+        """Of the candidates on so many GPUs of a type."""
+        if site not in self._setups:
+            self._setups[site] = Setups(self._scenario, site)
+        return self._setups[site]
+
+
+class _Key:
+    """A question that equals others about the same scenario and batches."""
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self._key = (question.scenario.resolved_json, question.scenario.folder, question.batches)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+@lru_cache(maxsize=4)
+def _ready(key: _Key) -> Ready:
+    return Ready(key.question)
+
+
+def ready(question: Question) -> Ready:
+    """The same object for all tasks of a question."""
+    return _ready(_Key(question))

@@ -1,0 +1,393 @@
+"""Which candidate of a search is replayed next: the most promising, by what its relatives took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from heapq import heappop, heappush
+from math import log
+from typing import TYPE_CHECKING
+
+from .evaluation import Contender, LayoutResults, Question, Task, most_score, ready
+from .space import Candidate, Changes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Kind = tuple[object, ...]
+Family = tuple[object, ...]
+
+LAST_SHARE = 0.5
+"""Of the budget, at most, that is kept for the leaders at its end."""
+FINISHING_SHARE = 0.25
+"""Of the time so far, at most, that goes into replaying the leaders in full; the rest looks for better ones."""
+TOGETHER = 8
+"""Layouts of a task, where equal sequences make each a matter of milliseconds."""
+IN_TIME = 1.3
+"""Time that is kept for the leaders, over what they are expected to take."""
+CHUNK_S = 0.2
+"""About what a task for another process should take."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Entry:
+    """A layout that was not opened yet, or a candidate of one that was.
+
+    Attributes:
+        site: GPUs and their number.
+        layout: changes of the layout alone.
+        rough_s: step by the rough estimate of the layout.
+        own: whether it is the scenario's own layout.
+        contender: the candidate; None: none of the layout's is known.
+        step_s: on the first batch, once it was replayed.
+        took_s: wall-clock time of that.
+    """
+
+    site: Changes
+    layout: Changes
+    rough_s: float
+    own: bool = False
+    contender: Contender | None = None
+    step_s: float = 0.0
+    took_s: float = 0.0
+
+    @cached_property
+    def family(self) -> Family:
+        """What it has in common with layouts whose estimates are off by about as much."""
+        layout = dict(self.layout)
+        keys = ("layout.tp", "layout.pp", "layout.sharding", "layout.recompute")
+        return (self.site, *(layout[key] for key in keys))
+
+    @property
+    def guess_s(self) -> float:
+        """Its step as far as it is known without a replay: ideal, bounded from below, or roughly."""
+        if self.contender is None:
+            return self.rough_s
+        known = (self.contender.ideal_s or 0.0, *self.contender.bounds_s[:1])
+        return max(known) or self.rough_s
+
+    @property
+    def kind(self) -> Kind | None:
+        """What a candidate has in common with those of other layouts."""
+        return None if self.contender is None else self.contender.kind
+
+
+class _Means:
+    """Running means by key."""
+
+    def __init__(self) -> None:
+        self._sums: dict[object, tuple[float, int]] = {}
+        self._all = (0.0, 0)
+
+    def add(self, key: object, value: float) -> None:
+        """One more."""
+        total, count = self._sums.get(key, (0.0, 0))
+        self._sums[key] = total + value, count + 1
+        self._all = self._all[0] + value, self._all[1] + 1
+
+    def get(self, key: object, default: float) -> float:
+        """The mean of what was seen of a key."""
+        total, count = self._sums.get(key, (default, 1))
+        return total / count
+
+    def drawn(self, key: object, towards: float) -> float:
+        """The same, as if one more had been seen."""
+        total, count = self._sums.get(key, (0.0, 0))
+        return (total + towards) / (count + 1)
+
+    @property
+    def overall(self) -> float:
+        """Of all; 0 where there are none."""
+        return self._all[0] / max(1, self._all[1])
+
+    @property
+    def least(self) -> float:
+        """The least mean of a key; 0 where there is none."""
+        return min((total / count for total, count in self._sums.values()), default=0.0)
+
+
+class Estimates:
+    """Steps of the first batch: what is known of them beforehand, corrected by what relatives took.
+
+        ln step of a candidate = ln guess + correction of the strategy's kind + correction of the family of layouts
+        ln step of a layout = ln rough step + mean of ln(best guess / rough step) in the family + the same corrections
+
+    The corrections are means of what was seen, those of families drawn towards what holds for all as if one more had
+    been seen. A kind that was not seen yet counts as the best that was, and so does that of a layout: every kind is
+    tried early.
+    """
+
+    def __init__(self) -> None:
+        self._kinds, self._families, self._layouts = _Means(), _Means(), _Means()
+        self.known = False
+        """Whether any candidate was replayed."""
+
+    def learn(self, entry: Entry) -> None:
+        """Take over what a candidate took."""
+        self.known = True
+        off = log(entry.step_s / entry.guess_s)
+        self._kinds.add(entry.kind, off - self._families.drawn(entry.family, 0.0))
+        self._families.add(entry.family, off - self._kinds.get(entry.kind, 0.0))
+
+    def opened(self, layout: Entry, candidates: list[Entry]) -> None:
+        """Take over the guesses of a layout's candidates."""
+        if candidates:
+            best_s = min(candidate.guess_s for candidate in candidates)
+            self._layouts.add(layout.family, log(best_s / layout.rough_s))
+
+    def correction(self, family: Family, kind: Kind | None) -> float:
+        """Of the logarithm of a guess."""
+        known = self._kinds.get(kind, self._kinds.least) + self._families.drawn(family, 0.0)
+        return known if kind is not None else known + self._layouts.drawn(family, self._layouts.overall)
+
+
+class Waiting:
+    """Layouts that were not opened and candidates that were not replayed, the most promising first."""
+
+    def __init__(self, estimates: Estimates, worth: Callable[[Changes], float]) -> None:
+        """*worth*: score of a step of one second on a site."""
+        self._estimates, self._worth = estimates, worth
+        self._heaps: dict[tuple[Family, Kind | None], list[tuple[float, int, Entry]]] = {}
+        self._count = self._added = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, entry: Entry) -> None:
+        """One more."""
+        heap = self._heaps.setdefault((entry.family, entry.kind), [])
+        self._count, self._added = self._count + 1, self._added + 1
+        heappush(heap, (entry.guess_s, self._added, entry))
+
+    def take(self, *, like: Entry | None = None) -> Entry | None:
+        """The most promising one, a candidate as long as none was replayed.
+
+        None if it has to be *like* another (on its site, and opened or not), and is not.
+        """
+        if not self._heaps:
+            return None
+        unknown = not self._estimates.known and any(kind is not None for _, kind in self._heaps)
+        best = min(
+            (key for key in self._heaps if not unknown or key[1] is not None),
+            key=self._expected,
+        )
+        entry = self._heaps[best][0][2]
+        if like and (entry.site != like.site or (entry.contender is None) != (like.contender is None)):
+            return None
+        heappop(self._heaps[best])
+        if not self._heaps[best]:
+            del self._heaps[best]
+        self._count -= 1
+        return entry
+
+    def _expected(self, key: tuple[Family, Kind | None]) -> tuple[float, int]:
+        """Logarithm of one over the score of the first of a heap."""
+        guess_s, number, entry = self._heaps[key][0]
+        return log(guess_s / self._worth(entry.site)) + self._estimates.correction(*key), number
+
+
+@dataclass(kw_only=True)
+class Race:
+    """All layouts of a search, and what becomes of them.
+
+    1. The scenario's own layout is opened: it is refused if hardly any tokens fit, else it is bounded, and its
+       candidates are listed. Then always the most promising layout is opened, or the most promising candidate is
+       replayed on the first batch.
+    2. Candidates that are among the best on the first batch are replayed on all batches.
+
+    Attributes:
+        question: what all have in common.
+        entries: the layouts.
+        least: the score that has to be reached by now.
+        slots: processes.
+        opened: how many were opened or refused.
+    """
+
+    question: Question
+    entries: list[Entry]
+    least: Callable[[], float | None]
+    slots: int = 1
+    opened: int = 0
+
+    def __post_init__(self) -> None:
+        self._estimates = Estimates()
+        self.open = Waiting(self._estimates, lambda site: self._score(site, 1.0))
+        """Still to be looked at."""
+        self._own = [entry for entry in self.entries if entry.own]
+        """Layouts as the scenario has them: opened first, since what runs today is a good place to begin."""
+        for entry in self.entries:
+            if not entry.own:
+                self.open.add(entry)
+        self.waiting: list[Entry] = []
+        """Replayed on the first batch, not on all."""
+        self._seeds: dict[Changes, Entry] = {}
+        """Candidates that are tried first."""
+        self._known: dict[Changes, Entry] = {}
+        """What is being worked on, by its changes."""
+        self._full: list[float] = []
+        """First-batch scores of those that were, or are being, replayed on all batches."""
+        self._replay_s = _Means()
+        """Wall-clock time of a replay on the first batch, by strategy."""
+        self._worth: dict[Changes, float] = {}
+        self._finishing_s = 0.0
+        self._finished = False
+        """Whether any candidate was replayed on all batches."""
+        self._began = time.monotonic()
+        self._ready = ready(self.question)
+        self.outrun = 0
+        """Candidates that a bound showed to be slower than the best ones before they were replayed."""
+
+    def seed(self, candidates: Sequence[Candidate]) -> None:
+        """Try *candidates* first, those whose layout is one of the entries."""
+        known = {(*entry.site, *entry.layout): entry for entry in self.entries}
+        for candidate in candidates:
+            parent = next(
+                (
+                    known[candidate.changes[:length]]
+                    for length in range(len(candidate.changes), 0, -1)
+                    if candidate.changes[:length] in known
+                ),
+                None,
+            )
+            if parent is not None:
+                contender = Contender(
+                    candidate=candidate, site=parent.site, kind=("seed",), bounds_s=(), ideal_s=None
+                )
+                self._seeds[candidate.changes] = replace(parent, contender=contender)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left."""
+        return not self._own and not self.open and not self.waiting
+
+    def tasks(self) -> Iterator[Task]:
+        """What is to be done next, until nothing is known to be."""
+        for entry in self._seeds.values():
+            assert entry.contender is not None
+            self._known[entry.contender.candidate.changes] = entry
+            yield self._task(entry, contenders=(entry.contender,))
+        while not self.question.late:
+            leader = self._leader()
+            if self._own:
+                entry = self._own.pop(0)
+                self._known[*entry.site, *entry.layout] = entry
+                yield self._task(entry, (entry.layout,))
+            elif leader is not None:
+                yield self._finish(leader)
+            elif self.open:
+                task = self._explore()
+                if task is not None:
+                    yield task
+            elif self.waiting:
+                yield self._finish(max(self.waiting, key=self._first_score))
+            else:
+                return
+
+    def take(self, task: Task, results: LayoutResults) -> None:
+        """Learn from what became of a task."""
+        if task.in_full:
+            self._finishing_s += results.seconds / self.slots
+            self._finished |= bool(results.evaluated)
+            return
+        if task.layouts:
+            self.opened += len(task.layouts)
+            parents = {layout: self._known.pop((*task.site, *layout)) for layout in task.layouts}
+            for layout, parent in parents.items():
+                own = [
+                    replace(parent, contender=contender)
+                    for one, contender in results.contenders
+                    if one == layout and contender.candidate.changes not in self._seeds
+                ]
+                self._estimates.opened(parent, own)
+                for entry in own:
+                    self.open.add(entry)
+            return
+        for contender, step_s in results.first:
+            entry = self._known[contender.candidate.changes]
+            entry.step_s, entry.took_s = step_s, results.seconds / len(task.contenders)
+            self._estimates.learn(entry)
+            if len(self._ready.lengths) > 1:
+                self.waiting.append(entry)
+        for contender in task.contenders:
+            del self._known[contender.candidate.changes]
+            self._replay_s.add(contender.kind[0], results.seconds / len(task.contenders))
+
+    def _score(self, site: Changes, step_s: float) -> float:
+        """Score of so long a step on the first batch; that of energy as if all drew as little as they can."""
+        if site not in self._worth:
+            setup, tokens = self._ready.setups(site).base, float(self._ready.lengths[0].sum())
+            self._worth[site] = most_score(
+                self.question.objective, tokens, setup, self.question.scenario.costs
+            )
+        return self._worth[site] / step_s
+
+    def _first_score(self, entry: Entry) -> float:
+        return self._score(entry.site, entry.step_s)
+
+    def _leader(self) -> Entry | None:
+        """A candidate that is among the best on the first batch, if now is the time to replay it on all."""
+        count = self.question.count
+        ahead = sorted(self.waiting, key=self._first_score, reverse=True)[:count]
+        best = sorted((*self._full, *map(self._first_score, ahead)), reverse=True)[:count]
+        ahead = [entry for entry in ahead if self._first_score(entry) >= best[-1]]
+        if not ahead:
+            return None
+        now, deadline_s = time.monotonic(), self.question.deadline_s
+        full_s = [entry.took_s * len(self._ready.lengths) / self.slots for entry in ahead]
+        if self._finishing_s + full_s[0] <= FINISHING_SHARE * (now - self._began):
+            return ahead[0]
+        if deadline_s is None:
+            return None
+        kept_s = min(IN_TIME * sum(full_s), LAST_SHARE * (deadline_s - self._began))
+        return ahead[0] if deadline_s - now < kept_s else None
+
+    def _expected_s(self, entry: Entry) -> float:
+        assert entry.contender is not None
+        return self._replay_s.get(entry.contender.kind[0], CHUNK_S)
+
+    def _finish(self, entry: Entry) -> Task:
+        assert entry.contender is not None
+        self.waiting.remove(entry)
+        self._full.append(self._first_score(entry))
+        return self._task(entry, contenders=(entry.contender,), in_full=True)
+
+    def _explore(self) -> Task | None:
+        """Open the most promising layout, or replay the most promising candidates; None if they are outrun."""
+        first = entry = self.open.take()
+        layouts, contenders, spent_s = [], [], 0.0
+        while entry is not None:
+            if entry.contender is None:
+                self._known[*entry.site, *entry.layout] = entry
+                layouts.append(entry.layout)
+                enough = not self._ready.equal or len(layouts) == TOGETHER
+            else:
+                if self._hopeless(entry.contender):
+                    self.outrun += 1
+                else:
+                    self._known[entry.contender.candidate.changes] = entry
+                    contenders.append(entry.contender)
+                    spent_s += self._expected_s(entry)
+                enough = self.slots == 1 or spent_s >= CHUNK_S
+            entry = None if enough else self.open.take(like=first)
+        if first is None or (not layouts and not contenders):
+            return None
+        return self._task(first, tuple(layouts), tuple(contenders))
+
+    def _hopeless(self, contender: Contender) -> bool:
+        setup = self._ready.setups(contender.site).base
+        return self.question.hopeless(setup, contender.bounds_s, self.least())
+
+    def _task(
+        self,
+        entry: Entry,
+        layouts: tuple[Changes, ...] = (),
+        contenders: tuple[Contender, ...] = (),
+        *,
+        in_full: bool = False,
+    ) -> Task:
+        return Task(
+            question=self.question, site=entry.site, layouts=layouts, contenders=contenders, in_full=in_full,
+            may_stop=self._finished, least=self.least(),
+        )  # fmt: skip

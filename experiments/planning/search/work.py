@@ -1,0 +1,330 @@
+"""What processes of a search do: list and check the candidates of a layout, price them, replay them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hdpsim.errors import InfeasibleError, OutOfMemoryError, ScenarioError
+from hdpsim.experiments.studies.power import power_of
+from hdpsim.simulator.setup import Setup
+from hdpsim.simulator.step import (
+    StepResult,
+    check_strategy,
+    planning_problem,
+    settled_degree,
+    simulate_step,
+)
+from hdpsim.simulator.step_memory import capacity_tokens, check_fits, memory_of
+from hdpsim.simulator.strategies.hdp.groups import needed_ratio
+from hdpsim.simulator.strategies.plan_ideal import plan_ideal_s
+from hdpsim.simulator.uniform import price_uniform
+
+from .bounds import bounds_of, mesh_bound_s, quiet_bound_s
+from .space import Candidate, Changes
+
+if TYPE_CHECKING:
+    from hdpsim.cost_models.hardware.prices import CostOptions
+    from hdpsim.experiments.scenario.data_use import Lengths
+
+from .evaluation import (
+    Contender,
+    Evaluated,
+    LayoutResults,
+    Objective,
+    Question,
+    Task,
+    most_score,
+    ready,
+    usd_per_s,
+)
+
+
+class StoppedError(Exception):
+    """Time was up in the middle of a replay."""
+
+
+def try_layouts(task: Task) -> LayoutResults:
+    """Try every strategy on some layouts."""
+    results = LayoutResults()
+    for layout in task.layouts:
+        if task.question.late:
+            results.cut = True
+            break
+        _try_layout(task, layout, results)
+    return results
+
+
+def _try_layout(task: Task, layout: Changes, results: LayoutResults) -> None:
+    """Price what can be priced; everything else that is not refused becomes a contender."""
+    question, known = task.question, ready(task.question)
+    setups, changes = known.setups(task.site), (*task.site, *layout)
+    try:
+        setup = setups.of(changes)
+        check_smallest(setup)
+        bounds_s = () if known.equal else bounds_of(setup, known.lengths)
+    except (InfeasibleError, ScenarioError) as error:
+        results.refuse(Candidate(changes=changes), error)
+        return
+    variants = question.space.variants(
+        question.scenario,
+        setup,
+        lambda: _capacity(setup, question.headroom),
+        equal=known.equal,
+        auto=not question.headroom,
+    )
+    hopeless = question.hopeless(setup, bounds_s, task.least)
+    of_name: Counter[object] = Counter()
+    for variant in variants:
+        if question.late:
+            results.cut = True
+            return
+        if hopeless:
+            results.outrun += 1
+            continue
+        candidate = Candidate(changes=(*changes, *variant))
+        try:
+            own = setups.of(candidate.changes)
+            if known.equal and question.prices(own):
+                _price(task, candidate, own, results)
+                continue
+            if _is_tight(question, own, known.lengths[0], known.longest):
+                results.leave_out()
+                continue
+            ideal_s = None
+            if not own.strategy.has_one_mesh:
+                ideal_s = plan_ideal_s(planning_problem(own, known.lengths[0]))
+        except (InfeasibleError, ScenarioError) as error:
+            results.refuse(candidate, error)
+            continue
+        kind: tuple[object, ...]
+        name = candidate.value("strategy.name")
+        if name == "static":
+            kind = (name, candidate.value("strategy.packing"), candidate.value("layout.cp"))
+        else:
+            of_name[name] += 1
+            kind = (name, of_name[name])
+        contender = Contender(
+            candidate=candidate, site=task.site, kind=kind, bounds_s=bounds_s, ideal_s=ideal_s
+        )
+        results.contenders.append((layout, contender))
+
+
+def _price(task: Task, candidate: Candidate, setup: Setup, results: LayoutResults) -> None:
+    question, known = task.question, ready(task.question)
+    least = results.least(question, task.least)
+    one = _priced(candidate, setup, question.scenario.costs, known.lengths, question.objective, least)
+    _note(question, one, results)
+
+
+def _note(question: Question, one: Evaluated | None, results: LayoutResults) -> None:
+    if one is None:
+        results.outrun += 1
+    else:
+        results.evaluated.append(replace(one, tight=question.tight(one.memory)))
+
+
+def replay(task: Task) -> LayoutResults:
+    """Replay contenders: on the first batch, or in full where there is no other or the task says so."""
+    question, known, results = task.question, ready(task.question), LayoutResults()
+    for contender in task.contenders:
+        if question.late:
+            results.cut = True
+            break
+        candidate = contender.candidate
+        try:
+            setup = known.setups(task.site).of(candidate.changes)
+            if len(known.lengths) > 1 and not task.in_full:
+                results.first.append((contender, simulate_step(setup, known.lengths[0]).step_s))
+                continue
+            one = replayed(
+                candidate, setup, question.scenario.costs, known.lengths, contender.bounds_s, question.objective,
+                results.least(question, task.least), lambda: task.may_stop and question.late,
+            )  # fmt: skip
+        except (InfeasibleError, ScenarioError) as error:
+            results.refuse(candidate, error)
+            continue
+        except StoppedError:
+            results.cut = True
+            break
+        _note(question, one, results)
+        if one is not None and not task.in_full:
+            results.first.append((contender, one.step_s))
+    return results
+
+
+def work_on(task: Task) -> LayoutResults:
+    """What a process makes of a task; it notes how long that took."""
+    began = time.monotonic()
+    results = replay(task) if task.contenders else try_layouts(task)
+    results.seconds = time.monotonic() - began
+    return results
+
+
+def _is_tight(question: Question, setup: Setup, lengths: Lengths, longest: int) -> bool:
+    """Refuse a candidate that its plan would refuse: the fewest micro-batches or the longest sequence do not fit.
+
+    Returns: whether they leave too little memory.
+
+    Of a mesh those are the micro-batches of the busiest rank if packs were full; of HDP it is one. A mesh whose degree
+    follows from the batch may do with less.
+
+    Raises:
+        InfeasibleError: it does not fit, or its strategy does not run on the layout.
+    """
+    check_strategy(setup)
+    slots = 1
+    if setup.strategy.has_one_mesh:
+        cp = setup.layout.parallel.cp
+        if cp is None:
+            return False
+        packs = -(-int(lengths.sum()) // setup.context_tokens)
+        slots = -(-packs // max(1, setup.ranks // cp))
+    report = memory_of(setup, capacity_tokens(setup), micro_batches=slots, sequence_tokens=1)
+    check_fits(setup, report)
+    if not setup.strategy.has_one_mesh:
+        problem = planning_problem(setup, [longest])
+        needed_ratio(problem, problem.lengths, np.array([problem.most_ranks]))
+    return question.tight(report)
+
+
+def _capacity(setup: Setup, headroom: float) -> int:
+    """Tokens that memory allows on a rank while its pipeline is full; 0 where even the fewest are too many."""
+    overheads, hbm_bytes = setup.memory.overheads, setup.cluster.gpu.hbm_bytes
+    kept_free = replace(
+        overheads,
+        cuda_context_bytes=overheads.cuda_context_bytes + hbm_bytes * headroom / (1.0 + headroom),
+    )
+    free = replace(
+        setup,
+        layout=setup.layout.changed(rank_capacity_tokens=None),
+        memory=replace(setup.memory, overheads=kept_free),
+    )
+    try:
+        return capacity_tokens(free)
+    except OutOfMemoryError:
+        return 0
+
+
+def _priced(
+    candidate: Candidate,
+    setup: Setup,
+    costs: CostOptions,
+    batches: Sequence[Lengths],
+    objective: Objective,
+    least: float | None,
+) -> Evaluated | None:
+    """A candidate on batches of equal sequences: the figures of `replayed`, without accounts.
+
+    None if it cannot reach the score *least*.
+
+    Raises:
+        InfeasibleError: it cannot run.
+    """
+    if least is not None:
+        for bound in (mesh_bound_s, quiet_bound_s):
+            bounds_s = [bound(setup, len(lengths), int(lengths[0])) for lengths in batches]
+            if all(bounds_s):
+                rates = [lengths.sum() / bound_s for lengths, bound_s in zip(batches, bounds_s, strict=True)]
+                if most_score(objective, float(np.mean(rates)), setup, costs) < least:
+                    return None
+    prices = {}
+    for lengths in batches:
+        if len(lengths) not in prices:
+            (price,) = price_uniform(setup, (setup.layout,), sequences=len(lengths), tokens=int(lengths[0]))
+            if price.refused is not None:
+                raise price.refused
+            assert price.memory is not None
+            prices[len(lengths)] = price
+    steps = [prices[len(lengths)] for lengths in batches]
+    tokens_per_s, cost = float(np.mean([price.tokens_per_s for price in steps])), usd_per_s(setup, costs)
+    return Evaluated(
+        candidate=candidate,
+        setup=setup,
+        tokens_per_s=tokens_per_s,
+        step_s=float(np.mean([price.step_s for price in steps])),
+        memory=max((price.memory for price in steps if price.memory), key=lambda memory: memory.total_bytes),
+        usd_per_token=None if cost is None else cost / tokens_per_s,
+        joule_per_token=None,
+        bound_s=0.0,
+        accounts={},
+        cp=setup.layout.parallel.cp or 1,
+        micro_batches=0,
+    )
+
+
+def check_smallest(setup: Setup) -> None:
+    """Refuse a layout on which one micro-batch of hardly any tokens does not fit.
+
+    Raises:
+        OutOfMemoryError: it does not.
+    """
+    check_fits(setup, memory_of(setup, setup.layout.parallel.tp, micro_batches=1, sequence_tokens=1))
+
+
+def replayed(
+    candidate: Candidate,
+    setup: Setup,
+    costs: CostOptions,
+    batches: Sequence[Lengths],
+    bounds_s: Sequence[float],
+    objective: Objective,
+    least: float | None,
+    stops: Callable[[], bool] = lambda: False,
+) -> Evaluated | None:
+    """Replay a candidate batch by batch; None as soon as it cannot reach the score *least* any more.
+
+    Raises:
+        StoppedError: *stops* said so before the last batch.
+        InfeasibleError: it cannot run.
+    """
+    cost = usd_per_s(setup, costs)
+    rates = [lengths.sum() / bound_s for lengths, bound_s in zip(batches, bounds_s, strict=bool(bounds_s))]
+    prune = least is not None and bool(rates)
+
+    def hopeless() -> bool:
+        return prune and most_score(objective, float(np.mean(rates)), setup, costs) < (least or 0.0)
+
+    if hopeless():
+        return None
+    degree = settled_degree(setup, batches[0]) if len(batches) > 1 else None
+    known: dict[bytes, StepResult] = {}
+    results = []
+    for number, lengths in enumerate(batches):
+        key = lengths.tobytes()
+        if stops():
+            raise StoppedError
+        if key not in known:
+            known[key] = simulate_step(setup, lengths, mesh_degree=degree)
+        results.append(known[key])
+        if rates:
+            rates[number] = results[-1].tokens_per_s
+            if number + 1 < len(batches) and hopeless():
+                return None
+    tokens_per_s, accounts = float(np.mean([result.tokens_per_s for result in results])), _accounts(results)
+    return Evaluated(
+        candidate=candidate,
+        setup=setup,
+        tokens_per_s=tokens_per_s,
+        step_s=float(np.mean([result.step_s for result in results])),
+        memory=max((result.memory for result in results), key=lambda memory: memory.total_bytes),
+        usd_per_token=None if cost is None else cost / tokens_per_s,
+        joule_per_token=power_of(setup, results, accounts, costs).facility_w / tokens_per_s,
+        bound_s=float(np.mean(bounds_s)) if bounds_s else 0.0,
+        accounts=accounts,
+        cp=max(result.largest_group for result in results),
+        micro_batches=results[0].plan_micro_batches,
+    )
+
+
+def _accounts(results: Sequence[StepResult]) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for result in results:
+        for account, mean_s in zip(result.accounts, result.account_s.mean(axis=(1, 2)), strict=True):
+            totals[account] = totals.get(account, 0.0) + float(mean_s) / len(results)
+    return totals

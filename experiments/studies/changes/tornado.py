@@ -1,0 +1,310 @@
+"""Which inputs matter: each one moved down and up by the same share, sorted by what that does to the throughput."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from decimal import Decimal
+from functools import partial
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.hardware.entries import KEYS as HARDWARE_KEYS
+from hdpsim.cost_models.hardware.entries import Key
+from hdpsim.errors import InfeasibleError, UserInputError
+from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
+from hdpsim.experiments.output.plots.changes import Swing, plot_tornado
+from hdpsim.experiments.scenario.schema import KEYS
+from hdpsim.experiments.scenario.values import Batch
+from hdpsim.experiments.studies.comparing.compare import Report, counted, run_batches, silent
+from hdpsim.experiments.studies.report import one_line, scenario_document
+from hdpsim.quoting import quoted
+
+if TYPE_CHECKING:
+    from hdpsim.experiments.scenario.scenario import Scenario
+
+NO_EFFECT = 1e-9
+"""Relative change of the throughput below which an input has none."""
+
+MOST_DRAWN, MOST_SHOWN = 20, 25
+_SECTIONS = ("data.batch", "data.context", "layout.", "data.", "strategy.", "memory.", "execution.")
+_NO_INPUTS = frozenset({"data.seed", "execution.seed", "execution.batches", "data.lengths"})
+_PARTS = {"cluster.node.gpu": "node.gpu", "cluster.node": "node", "cluster.fabric": "fabric"}
+"""Where the keys of a part of the cluster begin, and the part as attributes of the cluster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """A number that a simulation depends on.
+
+    Attributes:
+        key: as scenarios write it; of a constant `calibration.NAME`.
+        value: in base units.
+        unit: as it is written.
+        power: the power of ten that the unit stands for.
+        whole: counted, not measured.
+    """
+
+    key: str
+    value: float
+    unit: str = ""
+    power: int = 0
+    whole: bool = False
+
+    def moved(self, share: float) -> float:
+        """The value times 1 + share; whole numbers are rounded."""
+        value = self.value * (1.0 + share)
+        return float(round(value)) if self.whole else value
+
+    def text(self, value: float) -> str:
+        """A value as scenarios write it."""
+        if self.whole:
+            return f"{value:.0f}{self.unit}"
+        return f"{Decimal(repr(value)).scaleb(-self.power).normalize():f}{self.unit}"
+
+    def set_in(self, scenario: Scenario, value: float) -> Scenario:
+        """The scenario with that value; raises UserInputError where it may not be, InfeasibleError where it cannot."""
+        section, _, name = self.key.partition(".")
+        if section != "calibration":
+            return scenario.with_changes((f"{self.key}={self.text(value)}",))
+        cal = scenario.calibration
+        if name.startswith("network."):
+            own = {name.removeprefix("network."): value}
+            return replace(scenario, calibration=replace(cal, network=replace(cal.network, **own)))  # type: ignore[arg-type]
+        return replace(scenario, calibration=replace(cal, **{name: value}))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """An input at one of its ends.
+
+    Attributes:
+        change: of the throughput, relative to the base; None where it cannot be.
+        reason: why it cannot.
+    """
+
+    value: float
+    tokens_per_s: float | None
+    change: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """An input and both of its ends."""
+
+    input: Input
+    lower: End
+    higher: End
+
+    @property
+    def effect(self) -> float:
+        """The larger of the two changes."""
+        return max(abs(end.change or 0.0) for end in (self.lower, self.higher))
+
+    @property
+    def reasons(self) -> str:
+        """Why an end cannot be."""
+        both = ((self.lower, "lowered"), (self.higher, "raised"))
+        return "; ".join(f"{words}: {one_line(end.reason)}" for end, words in both if end.reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tornado:
+    """All inputs, those with the largest effect first."""
+
+    share: float
+    tokens_per_s: float
+    moved: tuple[Moved, ...]
+
+    @property
+    def with_effect(self) -> tuple[Moved, ...]:
+        """Those that move the throughput, or cannot be moved at all."""
+        return tuple(one for one in self.moved if one.effect > NO_EFFECT or one.reasons)
+
+
+def parse_share(text: str) -> float:
+    """The share of `10%` or `0.1`.
+
+    >>> parse_share("10%"), parse_share("0.25")
+    (0.1, 0.25)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", text)
+    share = float(match[1]) / (100.0 if match[2] else 1.0) if match else 0.0
+    if not 0.0 < share < 1.0:
+        raise UserInputError(
+            f"--tornado: expected a share between 0 and 100 %, such as 10%, got {quoted(text)}"
+        )
+    return share
+
+
+def inputs_of(scenario: Scenario) -> tuple[Input, ...]:
+    """Every measured number that is not zero: parts of the cluster, batch and context, switches, constants."""
+    return (*_hardware(scenario), *_keys(scenario), *_constants(scenario))
+
+
+def _hardware(scenario: Scenario) -> Iterator[Input]:
+    for prefix, path in _PARTS.items():
+        part: Any = scenario.cluster
+        for name in path.split("."):
+            part = getattr(part, name)
+        for name, value in _numbers(part):
+            way = HARDWARE_KEYS[type(part)].get(name, Key())
+            if name != "usd_per_hour":
+                yield Input(key=f"{prefix}.{way.name or name}", value=value, unit=way.unit, power=way.power)
+
+
+def _numbers(part: Any) -> Iterator[tuple[str, float]]:
+    """Fields that are measured, not counted, and neither absent nor zero."""
+    hints = get_type_hints(type(part), include_extras=True)
+    for item in fields(part):
+        value = getattr(part, item.name)
+        if (
+            isinstance(value, float | int)
+            and not isinstance(value, bool)
+            and value
+            and _measured(hints[item.name])
+        ):
+            yield item.name, float(value)
+
+
+def _measured(hint: Any) -> bool:
+    return any(option is float or float in get_args(option) for option in (hint, *get_args(hint)))
+
+
+def _keys(scenario: Scenario) -> Iterator[Input]:
+    document = scenario.document
+    for dotted, key in KEYS.items():
+        section, _, leaf = dotted.partition(".")
+        written = document.get(section, {}).get(leaf) if leaf else None
+        if written is None or dotted in _NO_INPUTS or not dotted.startswith(_SECTIONS):
+            continue
+        value = key.parse(written)
+        if isinstance(value, Batch):
+            amount, unit = (value.tokens, " tokens") if value.tokens else (value.sequences, " sequences")
+            yield Input(key=dotted, value=float(amount or 0), unit=unit, whole=True)
+        elif isinstance(value, int) and not isinstance(value, bool) and "token" in key.parse.words:
+            yield Input(key=dotted, value=float(value), unit=" tokens", whole=True)
+        elif isinstance(value, float) and value:
+            unit = re.sub(r"^[\d.eE+-]*", "", written) if isinstance(written, str) else ""
+            yield Input(key=dotted, value=value, unit=unit, power=9 if unit == "GB/s" else 0)
+
+
+def _constants(scenario: Scenario) -> Iterator[Input]:
+    cal: Calibration = scenario.calibration
+    for prefix, part in (("calibration", cal), ("calibration.network", cal.network)):
+        for item in fields(part):  # both are dataclasses
+            value = getattr(part, item.name)
+            if isinstance(value, float | int) and not isinstance(value, bool) and value:
+                yield Input(key=f"{prefix}.{item.name}", value=float(value))
+
+
+def tornado(scenario: Scenario, share: float, report: Report = silent) -> Tornado:
+    """Move every input of the scenario down and up, one at a time, on one batch.
+
+    Raises:
+        InfeasibleError: the scenario itself cannot run.
+    """
+    inputs = inputs_of(scenario)
+    done = counted(report, 2 * len(inputs) + 1)
+    batches = scenario.draw(1).lengths
+    outcome = run_batches(scenario, batches)
+    done()
+    if not outcome.results:
+        raise InfeasibleError(f"the scenario itself cannot run:\n{outcome.reason}")
+    base = outcome.results[0].tokens_per_s
+
+    def end(one: Input, by: float) -> End:
+        value = one.moved(by)
+        try:
+            changed = one.set_in(scenario, value)
+            same = changed.document["data"] == scenario.document["data"]
+            found = run_batches(changed, batches if same else changed.draw(1).lengths)
+            reason = found.reason
+        except (UserInputError, InfeasibleError) as error:
+            found, reason = None, str(error)
+        done()
+        if found is None or not found.results:
+            return End(value=value, tokens_per_s=None, change=None, reason=reason)
+        rate = found.results[0].tokens_per_s
+        return End(value=value, tokens_per_s=rate, change=rate / base - 1.0)
+
+    moved = [Moved(input=one, lower=end(one, -share), higher=end(one, share)) for one in inputs]
+    moved.sort(key=lambda one: (-one.effect, one.input.key))
+    return Tornado(share=share, tokens_per_s=base, moved=tuple(moved))
+
+
+def tornado_document(scenario: Scenario, study: Tornado) -> Document:
+    """The inputs with the largest effect as table and plot; all of them as data."""
+    table = tornado_table(study)
+    idle = len(study.moved) - len(study.with_effect)
+    lines = (
+        f"{idle} of {len(study.moved)} inputs have no effect on this step; zeros and counts are not moved.",
+        "One at a time: inputs that act together are not moved together.",
+    )
+    swings = [
+        Swing(one.input.key, one.lower.change, one.higher.change)
+        for one in study.with_effect[:MOST_DRAWN]
+        if one.effect > NO_EFFECT
+    ]
+    return scenario_document(
+        "whatif",
+        scenario,
+        [_row_json(one) for one in study.moved],
+        more={
+            "tornado": study.share,
+            "base_tokens_per_s": study.tokens_per_s,
+            "without_effect": idle,
+            "remarks": lines,
+        },
+        blocks=(replace(table, rows=table.rows[:MOST_SHOWN]),),
+        notes=lines,
+        files=(
+            OutputFile(
+                "tornado.csv", table.records, "One row per input: its value, both ends, what they change."
+            ),
+            OutputFile(
+                "tornado",
+                partial(
+                    plot_tornado,
+                    swings,
+                    share=study.share,
+                    title=f"Inputs that matter most, each moved by {study.share:.0%}",
+                ),
+                "Change of the throughput when an input is lowered and raised, the largest first.",
+            ),
+        ),
+    )
+
+
+def _row_json(one: Moved) -> dict[str, Any]:
+    return {
+        "input": one.input.key,
+        "value": one.input.value,
+        "effect": one.effect,
+        "lower": one.lower,
+        "higher": one.higher,
+    }
+
+
+def tornado_table(study: Tornado) -> Table[Moved]:
+    """Inputs with an effect, the largest first."""
+    words = f"{study.share:.0%}"
+    columns: tuple[Column[Moved], ...] = (
+        Column("input", lambda one: one.input.key),
+        Column("value", lambda one: one.input.value, format=_number),
+        Column("lower_change", lambda one: one.lower.change, heading=f"-{words}", format="+.2%"),
+        Column("higher_change", lambda one: one.higher.change, heading=f"+{words}", format="+.2%"),
+        Column("lower_value", lambda one: one.lower.value, shown=False),
+        Column("higher_value", lambda one: one.higher.value, shown=False),
+        Column("lower_tokens_per_s", lambda one: one.lower.tokens_per_s, shown=False),
+        Column("higher_tokens_per_s", lambda one: one.higher.tokens_per_s, shown=False),
+        Column("remark", lambda one: one.reasons, left=True, optional=True),
+    )
+    title = f"Change of {study.tokens_per_s:,.0f} tokens/s when an input moves by {words}, one batch"
+    return Table(title=title, columns=columns, rows=study.with_effect)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"

@@ -1,0 +1,185 @@
+"""The files of a comparison's run directory: tables of batches, accounts and ranks, and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdpsim.experiments.output.document import OutputFile, Table
+from hdpsim.experiments.output.plots import runs as plots
+from hdpsim.experiments.output.plots import time as plots_of_time
+from hdpsim.experiments.output.plots.style import account_group
+from hdpsim.experiments.studies.links.drawn import link_pictures
+from hdpsim.experiments.studies.links.seen import links_files
+
+from .plan_files import plan_files
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from hdpsim.experiments.output.statistics import Estimate
+
+    from .compare import Comparison, Outcome
+
+
+def comparison_files(comparison: Comparison, table: Table[Outcome]) -> tuple[OutputFile, ...]:
+    """Tables of strategies (from their *table*), batches, accounts and ranks, and the figures of a comparison."""
+    outcomes = comparison.feasible
+    files = (
+        OutputFile(
+            "summary.csv",
+            table.records,
+            "One row per strategy: means over the batches, or why it cannot run.",
+        ),
+        OutputFile("batches.csv", lambda: _batch_rows(comparison), "One row per strategy and global batch."),
+        OutputFile(
+            "accounts.csv",
+            lambda: _account_rows(comparison),
+            "Where the time goes: seconds of a step per account, mean over ranks, stages and batches.",
+        ),
+        OutputFile(
+            "ranks.csv",
+            lambda: _rank_table(comparison),
+            "First batch: seconds of every rank and stage in each account; a row sums to the step.",
+        ),
+        OutputFile(
+            "time_breakdown",
+            lambda: plots_of_time.plot_time_breakdown({o.strategy: o.account_s() for o in outcomes}),
+            "Where the time of a step goes, per strategy.",
+        ),
+        OutputFile(
+            "rank_step_time",
+            lambda: plots_of_time.plot_rank_step_time(
+                {o.strategy: _rank_layers(o) for o in outcomes},
+                title="Time of every rank in the step of the first batch",
+            ),
+            "First batch: what each rank does, the ranks that wait least first.",
+        ),
+        OutputFile(
+            "length_distribution",
+            lambda: _length_figure(comparison),
+            "Sequence lengths of the batches.",
+        ),
+        *links_files(outcomes),
+        *link_pictures(outcomes),
+        *plan_files(outcomes),
+    )
+    if len(outcomes) == 1:
+        return files
+    return (
+        *files,
+        OutputFile(
+            "throughput",
+            lambda: _throughput_figure(comparison),
+            "Throughput per strategy; bars: 95 % confidence over the batches, or their range where they are few.",
+        ),
+    )
+
+
+def _throughput_figure(comparison: Comparison) -> Figure:
+    rates = {o.strategy: o.tokens_per_s for o in comparison.feasible}
+    base = comparison.best_static or comparison.base
+    return plots.plot_throughput_bars(
+        {name: rate.mean for name, rate in rates.items()},
+        _bars(rates),
+        base=base.strategy,
+        what=_bar_words(rates),
+        speed_up={o.strategy: o.speed_up(base).mean for o in comparison.feasible},
+    )
+
+
+def _bars(rates: Mapping[str, Estimate]) -> dict[str, tuple[float, float]] | None:
+    """Ends of the bars: the interval, or the range of the batches."""
+    bars = {
+        name: (rate.lowest, rate.highest)
+        if rate.half_width is None
+        else (rate.mean - rate.half_width, rate.mean + rate.half_width)
+        for name, rate in rates.items()
+        if rate.count > 1
+    }
+    return bars or None
+
+
+def _bar_words(rates: Mapping[str, Estimate]) -> str:
+    known = all(rate.half_width is not None for rate in rates.values())
+    return "95% confidence interval" if known else "range of the batches"
+
+
+def _batch_rows(comparison: Comparison) -> list[dict[str, object]]:
+    return [
+        {
+            "strategy": outcome.strategy,
+            "batch": number,
+            "step_s": result.step_s,
+            "tokens": result.tokens,
+            "tokens_per_s": result.tokens_per_s,
+            "mfu": result.mfu,
+            "mfu_full": result.mfu_full,
+            "micro_batches": result.plan_micro_batches,
+            "largest_group": result.largest_group,
+            "lower_bound_s": bound_s,
+            "plan_ideal_s": result.plan_ideal_s,
+            "makespan_s": result.makespan_s,
+        }
+        for outcome in comparison.feasible
+        for number, (result, bound_s) in enumerate(zip(outcome.results, outcome.lower_bounds_s, strict=True))
+    ]
+
+
+def _account_rows(comparison: Comparison) -> list[dict[str, object]]:
+    return [
+        {
+            "strategy": outcome.strategy,
+            "account": account,
+            "group": account_group(account),
+            "seconds": seconds,
+            "share": seconds / outcome.step_s.mean,
+        }
+        for outcome in comparison.feasible
+        for account, seconds in outcome.account_s().items()
+    ]
+
+
+def _rank_table(comparison: Comparison) -> pd.DataFrame:
+    import pandas as pd
+
+    tables = []
+    for outcome in comparison.feasible:
+        first = outcome.results[0]
+        _, ranks, stages = first.account_s.shape
+        columns: dict[str, object] = {
+            "strategy": outcome.strategy,
+            "rank": np.repeat(np.arange(ranks), stages),
+            "stage": np.tile(np.arange(stages), ranks),
+        }
+        columns |= {
+            f"{name}_s": row.ravel() for name, row in zip(first.accounts, first.account_s, strict=True)
+        }
+        tables.append(pd.DataFrame(columns))
+    return pd.concat(tables, ignore_index=True)
+
+
+def _rank_layers(outcome: Outcome) -> dict[str, NDArray[np.float64]]:
+    """Seconds per rank (mean over its stages), accounts put together by kind."""
+    first = outcome.results[0]
+    layers: dict[str, NDArray[np.float64]] = {}
+    for account, seconds in zip(first.accounts, first.account_s.mean(axis=2), strict=True):
+        group = account_group(account)
+        layers[group] = layers[group] + seconds if group in layers else seconds
+    return layers
+
+
+def _length_figure(comparison: Comparison) -> Any:
+    from hdpsim.traces import Trace, statistics
+
+    lengths = np.concatenate(comparison.lengths)
+    rows = statistics(Trace(lengths, comparison.scenario.name)).rows()
+    return plots.plot_length_distribution(
+        [row["upper_edge_tokens"] for row in rows],
+        [row["sample_share"] for row in rows],
+        [row["token_share"] for row in rows],
+    )

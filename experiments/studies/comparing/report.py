@@ -1,0 +1,409 @@
+"""A comparison of strategies as tables and sentences for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hdpsim.experiments.output.document import Column, Document, Table, interval, only_where
+from hdpsim.experiments.output.plots.style import readable_name
+from hdpsim.experiments.output.statistics import with_interval
+from hdpsim.experiments.output.words import (
+    large_amount,
+    memory_of,
+    memory_parts,
+    with_duration,
+)
+from hdpsim.experiments.studies.cost_to_target import (
+    MILLION,
+    Target,
+    costs_of,
+    kwh_words,
+    mean_price,
+    time_at,
+    usd_range_words,
+    usd_words,
+)
+from hdpsim.experiments.studies.links.shared import network_lines
+from hdpsim.experiments.studies.report import (
+    account_table,
+    averaging,
+    band_lines,
+    mfu_note,
+    one_line,
+    outcome_json,
+    ratio_words,
+    scenario_document,
+    step_table,
+)
+from hdpsim.experiments.studies.steps.replications import Replicated, replications_table
+
+from .compare import BEST_STATIC
+from .files import comparison_files
+from .static_rows import MESH_COLUMNS
+
+if TYPE_CHECKING:
+    from hdpsim.cost_models.hardware.prices import CostOptions
+
+    from .compare import Comparison, Outcome
+
+
+_MEANING = {
+    "ring_wait": "context-parallel communication that attention does not hide",
+    "ring_merge": "putting together what the ring's steps computed",
+    "offload_wait": "activations on their way to and from the host",
+    "layer_gather": "sharded parameters gathered layer by layer, beyond the compute beside it",
+    "layer_reduce": "gradients reduced layer by layer, beyond the compute beside it",
+    "wait_pipeline": "pipeline bubbles",
+    "wait_group": "the slower ranks of a group",
+    "wait_stages": "the slower pipeline stages",
+    "wait_gradients": "the slower ranks, before gradients are summed",
+    "data": "loading the batch",
+    "planning": "planning the batch and sending the plan",
+}
+"""What an account means, where its name does not say it."""
+
+WORTH_A_WORD = 5e-4
+"""Share of the work that a packer leaves out, from which it is said."""
+
+
+def compare_document(
+    comparison: Comparison, tokens: float | None = None, again: Sequence[Replicated] = ()
+) -> Document:
+    """Everything about a comparison; with the *tokens* of a target, what they take; with replications, their say."""
+    best, why = comparison.best_static, explanation(comparison)
+    table = comparison_table(comparison)
+    return scenario_document(
+        "compare",
+        comparison.scenario,
+        [
+            outcome_json(
+                outcome,
+                comparison.scenario.costs,
+                comparison.base,
+                best,
+                target_of(comparison, outcome, tokens),
+            )
+            for outcome in comparison.outcomes
+        ],
+        more={
+            "base": comparison.base.strategy,
+            "best_static": None if best is None else best.strategy,
+            "static_meshes_tried": [
+                each.document() for each in (comparison.baseline.tried if comparison.baseline else ())
+            ],
+            "batches": comparison.batches,
+            "data": comparison.use.document(),
+            "explanation": why,
+            **_replications_json(again),
+        },
+        blocks=(
+            table,
+            resources_table(comparison),
+            *(() if tokens is None else (target_table(comparison, tokens),)),
+            why,
+            *_replications_blocks(again),
+            account_table(comparison.feasible),
+        ),
+        notes=remarks(comparison),
+        files=comparison_files(comparison, table),
+    )
+
+
+def _replications_json(again: Sequence[Replicated]) -> dict[str, object]:
+    return {"replications": replications_table(again).records()} if again else {}
+
+
+def _replications_blocks(again: Sequence[Replicated]) -> tuple[Table[Replicated], ...]:
+    return (replications_table(again),) if again else ()
+
+
+def simulate_document(
+    comparison: Comparison, target: Target | None = None, again: Sequence[Replicated] = ()
+) -> Document:
+    """Everything about one strategy."""
+    return scenario_document(
+        "simulate",
+        comparison.scenario,
+        outcome_json(comparison.base, comparison.scenario.costs, target=target),
+        more={"data": comparison.use.document(), **_replications_json(again)},
+        blocks=(
+            step_table(comparison, target),
+            *_replications_blocks(again),
+            account_table(comparison.feasible),
+        ),
+        notes=remarks(comparison),
+        files=comparison_files(comparison, comparison_table(comparison)),
+    )
+
+
+def target_of(comparison: Comparison, outcome: Outcome, tokens: float | None) -> Target | None:
+    """What so many tokens take with a strategy; None when nobody asked, or it cannot run."""
+    if tokens is None or not outcome.results:
+        return None
+    costs = costs_of(outcome, comparison.scenario.costs)
+    return Target(
+        tokens=tokens,
+        seconds=time_at(tokens, outcome.tokens_per_s),
+        gpus=costs.gpus,
+        price=costs.price,
+        power=costs.power,
+        co2_kg_per_kwh=costs.co2_kg_per_kwh,
+    )
+
+
+def comparison_table(comparison: Comparison) -> Table[Outcome]:
+    """One row per strategy: how fast, and in data more; the ones that cannot run give their reason below."""
+    base, best = comparison.base, comparison.best_static
+    words = averaging(comparison.batches, base.independent)
+    title = f"{words[0].upper()}{words[1:]}; speed-up over {base.strategy}"
+    best_is_a_row = best is not None and best is not base
+    if best is not None and best_is_a_row:
+        title += f", and over {best.strategy}"
+
+    def over(other: Outcome | None) -> Callable[[Outcome], str | None]:
+        def words(outcome: Outcome) -> str | None:
+            ratio = outcome.speed_up(other) if other and outcome.results else None
+            return ratio_words(ratio, 2, of_base=outcome is other)
+
+        return words
+
+    gpus = comparison.scenario.cluster.gpus
+    columns: tuple[Column[Outcome], ...] = (
+        Column("strategy"),
+        Column("batches", lambda o: comparison.batches, shown=False),
+        *only_where(_ran, (
+            Column("step_s", heading="step", unit="s", format=interval(3), missing="cannot run", ci95=True),
+            Column("tokens_per_s", heading="tokens/s", format=interval(), ci95=True),
+            Column("tokens_per_s_per_gpu", lambda o: o.tokens_per_s.mean / gpus, heading="tok/s/GPU", format=",.1f"),
+            Column("mfu", heading="MFU", format=".1%"),
+            Column("mfu_full", shown=False),
+            Column("", over(base), heading="speed-up"),
+            Column("speed_up", lambda o: o.speed_up(base), shown=False, ci95=True),
+            Column("", over(best), heading="over best", shown=best_is_a_row),
+            Column("speed_up_vs_best_static", lambda o: best and o.speed_up(best), shown=False),
+            *MESH_COLUMNS,
+            Column("over_lower_bound", lambda o: o.over_bound, shown=False),
+            Column("over_plan_ideal", shown=False),
+            Column("memory_bytes", lambda o: o.results[0].memory.total_bytes, shown=False),
+            *cost_columns(comparison.scenario.costs),
+        )),
+        Column("cannot_run", lambda o: one_line(o.reason) if o.reason else None, shown=False),
+    )  # fmt: skip
+    return Table(title=title, columns=columns, rows=comparison.outcomes)
+
+
+def cost_columns(costs: CostOptions) -> tuple[Column[Outcome], ...]:
+    """Money, energy and power of a strategy that ran, for data."""
+
+    def usd(outcome: Outcome, which: str) -> float | None:
+        found = costs_of(outcome, costs).usd(MILLION)
+        return None if found is None else found[which]
+
+    return (
+        *(
+            Column(f"usd_per_million_tokens{end}", partial(usd, which=which), shown=False)
+            for which, end in (("typical", ""), ("low", "_low"), ("high", "_high"))
+        ),
+        Column("kwh_per_million_tokens", lambda o: costs_of(o, costs).kwh(MILLION), shown=False),
+        Column("kw_per_node", lambda o: _kw_per_node(o, costs), shown=False),
+    )
+
+
+def _kw_per_node(outcome: Outcome, costs: CostOptions) -> float | None:
+    power = costs_of(outcome, costs).power
+    return None if power is None else power.node_w / 1e3
+
+
+def _ran(outcome: Outcome) -> bool:
+    return bool(outcome.results)
+
+
+def resources_table(comparison: Comparison) -> Table[Outcome]:
+    """One row per strategy that runs: how it packs and groups, how good its plan is, what fills its memory."""
+    costs = comparison.scenario.costs
+    columns: tuple[Column[Outcome], ...] = (
+        Column("strategy"),
+        Column("", _groups, heading="packing and groups", left=True),
+        Column("over_lower_bound", lambda outcome: outcome.over_bound, heading="over bound", format="+.1%"),
+        Column("", lambda outcome: memory_of(outcome.results[0].memory), heading="memory per GPU"),
+        Column(
+            "",
+            lambda outcome: memory_parts(outcome.results[0].memory.parts, 2),
+            heading="most of it (GiB)",
+            left=True,
+        ),
+        Column(
+            "", lambda o: usd_range_words(costs_of(o, costs).usd(MILLION)), heading="cost/M tokens", left=True
+        ),
+        Column("", lambda o: costs_of(o, costs).kwh(MILLION), heading="kWh/M tokens", format=".3g"),
+    )
+    return Table(columns=columns, rows=comparison.feasible)
+
+
+def _groups(outcome: Outcome) -> str:
+    if outcome.mesh:
+        return outcome.mesh.words.replace(" packing", "")
+    largest = outcome.results[0].largest_group
+    return f"1 to {largest:,} ranks" if largest > 1 else "single ranks"
+
+
+def target_table(comparison: Comparison, tokens: float) -> Table[tuple[str, Target]]:
+    """What the tokens take with every strategy that runs, without interruptions."""
+    targets = ((outcome.strategy, target_of(comparison, outcome, tokens)) for outcome in comparison.feasible)
+    columns: tuple[Column[tuple[str, Target]], ...] = (
+        Column("strategy", lambda row: row[0]),
+        Column("seconds", lambda row: row[1].seconds, heading="time", format=with_duration),
+        Column("gpu_hours", lambda row: row[1].gpu_hours, heading="GPU-hours", format=large_amount),
+        Column("usd", lambda row: row[1].usd, heading="cost", format=usd_words, missing="unknown"),
+        Column("", lambda row: _span_words(row[1]), heading="low to high"),
+        Column("kwh", lambda row: row[1].kwh, heading="energy", format=kwh_words),
+    )
+    return Table(
+        title=f"{large_amount(tokens)} tokens, without failures (see `hdpsim campaign`)",
+        columns=columns,
+        rows=tuple((name, target) for name, target in targets if target is not None),
+        notes=(mean_price(comparison.scenario.cluster, comparison.scenario.costs).note,),
+    )
+
+
+def _span_words(target: Target) -> str | None:
+    usd = target.costs.usd(target.tokens)
+    return None if usd is None else f"{large_amount(usd['low'])} to {large_amount(usd['high'])}"
+
+
+def explanation(comparison: Comparison) -> str:
+    """Which strategy is fastest, by how much against the best baseline, and in which accounts the difference lies."""
+    ranked = sorted(comparison.feasible, key=lambda outcome: -outcome.tokens_per_s.mean)
+    if len(ranked) == 1:
+        return f"Only {ranked[0].strategy} can run this scenario."
+    fastest = ranked[0]
+    other = _reference(comparison, fastest, ranked)
+    text = _against(fastest, other, comparison.best_static)
+    for outcome in (fastest, other):
+        if outcome.work_left_out >= WORTH_A_WORD:
+            text += (
+                f" {outcome.strategy} does {outcome.work_left_out:.1%} less work than whole sequences need: its packer "
+                f"splits sequences, whose pieces do not attend to each other."
+            )
+    hdp = fastest if fastest.mesh is None else other
+    others = _other_meshes(comparison, fastest, other)
+    if others and hdp.mesh is None:
+        ratios = [f"{with_interval(hdp.speed_up(mesh), digits=2)} against {name}" for name, mesh in others]
+        text += f" {hdp.strategy} is {' and '.join(ratios)}."
+    return text
+
+
+def _among(outcome: Outcome, told: tuple[Outcome, ...]) -> bool:
+    return any(outcome is other for other in told)
+
+
+def _other_meshes(comparison: Comparison, *told: Outcome) -> list[tuple[str, Outcome]]:
+    """Static meshes that the reader should know too: the best with whole sequences, and the scenario's own."""
+    baseline = comparison.baseline
+    found: list[tuple[str, Outcome]] = []
+    whole = None if baseline is None else baseline.best_whole
+    if whole is not None and whole.mesh is not None and not _among(whole, told):
+        found.append((f"the best static mesh that keeps sequences whole ({whole.mesh.words})", whole))
+    own = next((outcome for outcome in comparison.feasible if outcome.strategy == "static"), None)
+    if own is not None and own is not whole and not _among(own, told):
+        found.append((_named(own), own))
+    return found
+
+
+def _reference(comparison: Comparison, fastest: Outcome, ranked: list[Outcome]) -> Outcome:
+    """Whom the fastest is held against: the best static mesh, or when that is the fastest, the best of the others."""
+    best = comparison.best_static
+    if best is not None and fastest is not best:
+        return best
+    if best is not None:
+        return next((o for o in ranked if o.mesh is None), ranked[1])
+    return comparison.base if comparison.base is not fastest else ranked[1]
+
+
+def _named(outcome: Outcome, best: Outcome | None = None) -> str:
+    if outcome.mesh is None:
+        return outcome.strategy
+    if outcome.strategy == BEST_STATIC:
+        return f"{outcome.strategy} ({outcome.mesh.words})"
+    if outcome is best:
+        return f"{outcome.strategy} ({outcome.mesh.words}; no other static mesh that was tried is faster)"
+    where = "" if "(" in outcome.strategy else " as the scenario has it"
+    return f"{outcome.strategy}{where} ({outcome.mesh.words})"
+
+
+def _against(fastest: Outcome, other: Outcome, best: Outcome | None) -> str:
+    ratio = fastest.speed_up(other)
+    if math.isclose(ratio.mean, 1.0, abs_tol=0.002):
+        return f"{_named(fastest, best)} and {_named(other, best)} are equally fast (within 0.2 %)."
+    first = f"{_named(fastest, best)} is {with_interval(ratio, digits=2)} times as fast as {_named(other, best)}: "
+    first += f"a step takes {fastest.step_s.mean:.3f} s instead of {other.step_s.mean:.3f} s."
+    if ratio.half_width is not None and abs(ratio.mean - 1.0) < ratio.half_width:
+        first += " The difference is within what the sampling of batches does by chance."
+    total_s, words = saved_words(fastest.account_s(), other.account_s())
+    return f"{first} Where the {total_s:.3f} s come from: {words}." if words else first
+
+
+def saved_words(mine: Mapping[str, float], its: Mapping[str, float]) -> tuple[float, str]:
+    """What a step with *mine* accounts takes less than one with *its*, and in which accounts; no words if in none."""
+    saved_s = {name: its.get(name, 0.0) - mine.get(name, 0.0) for name in dict.fromkeys((*its, *mine))}
+    total_s = sum(saved_s.values())
+    gains = sorted((item for item in saved_s.items() if item[1] > 0.02 * total_s), key=lambda item: -item[1])[
+        :3
+    ]
+    losses = sorted(
+        (item for item in saved_s.items() if item[1] < -0.02 * total_s), key=lambda item: item[1]
+    )[:2]
+    if not gains:
+        return total_s, ""
+    text = _listed([f"{seconds:.3f} s less in {_explained(name)}" for name, seconds in gains])
+    if losses:
+        text += f"; against that, {_listed([f'{-s:.3f} s more in {_explained(n)}' for n, s in losses])}"
+    return total_s, text
+
+
+def remarks(comparison: Comparison) -> tuple[str, ...]:
+    """What a reader of the numbers must know: conventions, data, assumptions, who could not run."""
+    failures = [
+        f"{o.strategy} cannot run: {one_line(o.reason)}" for o in comparison.outcomes if not o.results
+    ]
+    by_note: dict[str, list[str]] = {}
+    for outcome in comparison.feasible:
+        for note in (*outcome.results[0].notes, *outcome.hidden_notes):
+            by_note.setdefault(note, []).append(outcome.strategy)
+    everybody = len(comparison.feasible)
+    notes = [
+        note if len(names) == everybody else f"{', '.join(names)}: {note}" for note, names in by_note.items()
+    ]
+    if comparison.batches > 1 and notes:
+        notes.insert(0, "Of the first batch:")
+    tried = [comparison.baseline.line] if comparison.baseline else _split_lines(comparison)
+    return (
+        *comparison.use.lines,
+        *tried,
+        mfu_note(comparison.scenario),
+        *comparison.scenario.notes,
+        *network_lines(comparison.feasible),
+        *band_lines(comparison.feasible),
+        *notes,
+        *failures,
+    )
+
+
+def _split_lines(comparison: Comparison) -> list[str]:
+    return [
+        f"{o.strategy} does {o.work_left_out:.1%} less work than whole sequences need: its packer splits sequences."
+        for o in comparison.feasible
+        if o.work_left_out >= WORTH_A_WORD
+    ]
+
+
+def _explained(account: str) -> str:
+    meaning = _MEANING.get(account)
+    return readable_name(account) + (f" ({meaning})" if meaning else "")
+
+
+def _listed(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -1,0 +1,119 @@
+"""What a reader must know of rows that do not look for the fastest plan: static meshes, stated capacities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from hdpsim.experiments.output.document import Column
+from hdpsim.experiments.output.statistics import estimate_json, fixed
+
+from .baseline import WORTH_A_ROW, best_static
+from .compare import Outcome
+
+if TYPE_CHECKING:
+    from hdpsim.experiments.studies.changes.variants import Variant
+    from hdpsim.simulator.setup import StrategyOptions
+
+    from .baseline import Baseline
+
+
+MESH_COLUMNS: tuple[Column[Outcome], ...] = (
+    Column("packing", lambda outcome: outcome.mesh and outcome.mesh.packing, shown=False),
+    Column("padding", lambda outcome: outcome.mesh and outcome.mesh.padding, shown=False),
+    Column("cp", lambda outcome: outcome.mesh and outcome.mesh.cp, shown=False),
+    Column("work_left_out", lambda outcome: outcome.work_left_out if outcome.results else None, shown=False),
+)
+"""Packer, padding and context-parallel degree, for data; empty where no static mesh ran."""
+
+
+def mesh_lines(packers: Iterable[str]) -> tuple[str, ...]:
+    """That static rows are no best baseline, for tables in which nobody looked for it."""
+    found = set(packers)
+    if not found:
+        return ()
+    weakest = " In-order fills packs least tightly." if "in-order" in found else ""
+    return (
+        f"Static rows have the mesh that the scenario names, not the best one.{weakest} `hdpsim compare` searches for "
+        f"the best.",
+    )
+
+
+def first_batch_best(variant: Variant, own: Outcome | None = None) -> Baseline | None:
+    """Look for the best static mesh of a variant on its first batch.
+
+    Args:
+        variant: whose scenario and batches.
+        own: its static mesh, when that has run already.
+
+    Returns:
+        None when no static mesh can run.
+    """
+    if variant.scenario is None or variant.drawn is None:
+        return None
+    known = Outcome(strategy="static")
+    if own is not None and own.results:
+        known = replace(own, results=own.results[:1], lengths=own.lengths[:1])
+    batches = variant.drawn.lengths[:1]
+    return best_static(variant.scenario, batches, known, independent=not variant.drawn.use.repeated)
+
+
+def over_best(outcome: Outcome, best: Baseline | None) -> float | None:
+    """Throughput on the first batch relative to the best static mesh; None when either did not run."""
+    if best is None or not outcome.results:
+        return None
+    return float(outcome.results[0].tokens_per_s / best.best.results[0].tokens_per_s)
+
+
+def best_json(outcome: Outcome, best: Baseline | None) -> dict[str, Any]:
+    """The same as JSON data, with the mesh; nulls where nobody looked for it."""
+    ratio = over_best(outcome, best)
+    return {
+        "speed_up_vs_best_static": None if ratio is None else estimate_json(fixed(ratio)),
+        "best_static": None
+        if best is None
+        else {
+            "static_mesh": best.best.mesh,
+            "first_batch_step_s": best.best.results[0].step_s,
+            "work_left_out": best.best.work_left_out,
+            "tried": [each.document() for each in best.tried],
+        },
+    }
+
+
+def best_words(best: Baseline) -> str:
+    """The best mesh, and what it leaves out, for a sentence."""
+    first, mesh = best.best, best.best.mesh
+    assert mesh is not None
+    if first.work_left_out < WORTH_A_ROW:
+        return mesh.words
+    words = f"{mesh.words}, {first.work_left_out:.1%} less work as its packer splits sequences"
+    whole = best.best_whole
+    if whole is None or whole.mesh is None:
+        return words
+    return f"{words}; of those that keep sequences whole {whole.mesh.words}, {_slower(whole, first)}"
+
+
+def _slower(one: Outcome, best: Outcome) -> str:
+    return f"{one.results[0].step_s / best.results[0].step_s - 1.0:.1%} slower"
+
+
+def capacity_lines(variants: Sequence[Variant]) -> tuple[str, ...]:
+    """That hdp-naive keeps to the rank capacity that a scenario states, where that differs among these rows."""
+    stated = {
+        outcome.setup.layout.context.rank_capacity_tokens
+        for outcome in (variant.outcome for variant in variants)
+        if outcome.results and outcome.setup is not None and _is_naive(outcome.setup.strategy)
+    }
+    if len(stated - {None}) < 2:
+        return ()
+    return (
+        "hdp-naive keeps to the layout.rank_capacity that is stated: a larger one means fewer, longer micro-batches "
+        "and may be slower. With auto it takes the fastest of those that memory allows.",
+    )
+
+
+def _is_naive(options: StrategyOptions) -> bool:
+    balances = options.name in ("hdp-balance", "hdp-opt") and options.balancing
+    return options.name != "static" and options.dynamic_groups and not balances

@@ -1,0 +1,1 @@
+"""What happened on the links of a network."""

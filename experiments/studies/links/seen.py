@@ -1,0 +1,236 @@
+"""What a step played as flows did on every link: the hottest, who met whom, as sentences, data and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hdpsim.arrays import Floats
+from hdpsim.experiments.output.document import OutputFile
+from hdpsim.experiments.output.timeline.step import LinkLane
+
+if TYPE_CHECKING:
+    from hdpsim.experiments.studies.comparing.compare import Outcome
+    from hdpsim.simulator.network.record import Collision, FlowRecord
+
+NAMED = 3
+"""Hottest links in a sentence."""
+
+LANES = 16
+"""Hottest links of a timeline."""
+
+LANE_PERIODS = 1_000
+"""Points of each one's load."""
+
+MOST_COLLISIONS = 10_000
+"""Rows of a table of collisions for each strategy: the dearest."""
+
+_IN_DATA = 10
+"""Links and collisions in JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenLinks:
+    """The links of one strategy's first batch.
+
+    Attributes:
+        strategy: the row it belongs to.
+        step_s: of that batch.
+        record: what went over the links.
+        carried_bytes: [links].
+        mean_load: [links]: share of what each could have carried during the step.
+    """
+
+    strategy: str
+    step_s: float
+    record: FlowRecord
+    carried_bytes: Floats = field(init=False)
+    mean_load: Floats = field(init=False)
+
+    def __post_init__(self) -> None:
+        carried = self.record.link_bytes()
+        could = self.record.links.capacity_bytes_per_s * self.step_s
+        load = np.divide(carried, could, out=np.zeros_like(carried), where=could > 0)
+        object.__setattr__(self, "carried_bytes", carried)
+        object.__setattr__(self, "mean_load", load)
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> SeenLinks | None:
+        """None: transfers are independent, or nobody recorded them."""
+        first = outcome.results[0] if outcome.results else None
+        if first is None or first.network is None or first.network.record is None:
+            return None
+        return cls(strategy=outcome.strategy, step_s=first.step_s, record=first.network.record)
+
+    @property
+    def lost_s(self) -> float:
+        """By all transfers together because of others."""
+        return float(np.maximum(self.record.lost_s, 0.0).sum())
+
+    def hottest_links(self, count: int) -> list[int]:
+        """Numbers of links, of equal ones the first; without those that only pass on what a slower one carries."""
+        capacity = self.record.links.capacity_bytes_per_s
+        narrowest: dict[float, float] = {}
+        found = []
+        for number in self.record.hottest(len(self.record.links)).tolist():
+            carried = float(f"{self.carried_bytes[number]:.9g}")
+            if narrowest.setdefault(carried, capacity[number]) >= capacity[number] * (1.0 - 1e-9):
+                found.append(number)
+            if len(found) == count:
+                break
+        return found
+
+    def hottest(self, count: int) -> list[dict[str, Any]]:
+        """One object per link; see hottest_links."""
+        links, equal = self.record.links, self.record.equal_links()
+        return [
+            {
+                "link": links.name(number),
+                "mean_load": float(self.mean_load[number]),
+                "equal_links": int(equal[number]),
+            }
+            for number in self.hottest_links(count)
+        ]
+
+
+def seen_links(outcomes: Iterable[Outcome]) -> tuple[SeenLinks, ...]:
+    """Of every strategy that has a record."""
+    return tuple(seen for outcome in outcomes if (seen := SeenLinks.of(outcome)) is not None)
+
+
+def links_line(seen: SeenLinks) -> str:
+    """The hottest links, and what it costs that transfers meet."""
+    hottest = ", ".join(_hot_words(row) for row in seen.hottest(NAMED))
+    if not hottest:
+        return f"{seen.strategy}: nothing crosses nodes."
+    return f"{seen.strategy}: hottest links {hottest}. {_collision_words(seen)}"
+
+
+def _hot_words(row: dict[str, Any]) -> str:
+    others = row["equal_links"] - 1
+    return f"{row['link']} at {row['mean_load']:.1%}" + (f" ({others:,} more like it)" if others else "")
+
+
+def _collision_words(seen: SeenLinks) -> str:
+    collisions = seen.record.collisions()
+    if not collisions:
+        return "No transfer slows another down."
+    pairs: dict[tuple[str, str], float] = {}
+    for one in collisions:
+        key = (one.label, one.other)
+        pairs[key] = pairs.get(key, 0.0) + one.lost_s
+    (label, other), lost_s = max(pairs.items(), key=lambda item: item[1])
+    worst = next(one for one in collisions if (one.label, one.other) == (label, other))
+    total_s = sum(pairs.values())
+    slowed = int((seen.record.lost_s > 1e-9 * (seen.record.end_s - seen.record.start_s)).sum())
+    met = f"{label} that meets {other}" if other else f"{label} behind paused or slow links"
+    return (
+        f"Transfers that met lost {total_s:.3g} s in all ({slowed:,} of {len(seen.record.activities):,}), most of it "
+        f"{met}: {lost_s:.3g} s, first on {seen.record.links.name(worst.link)}."
+    )
+
+
+def links_json(seen: SeenLinks) -> dict[str, Any]:
+    """The hottest links and the dearest meetings of the first batch."""
+    links = seen.record.links
+    return {
+        "hottest_links": seen.hottest(_IN_DATA),
+        "lost_s": seen.lost_s,
+        "collisions": [_collision_row(seen, one) for one in seen.record.collisions()[:_IN_DATA]],
+        "links_that_carry": int((seen.carried_bytes > 0).sum()),
+        "links": len(links),
+    }
+
+
+def _collision_row(seen: SeenLinks, one: Collision) -> dict[str, Any]:
+    return {
+        "link": seen.record.links.name(one.link),
+        "transfer": one.label,
+        "met": one.other,
+        "lost_s": one.lost_s,
+    }
+
+
+def link_rows(several: Iterable[SeenLinks]) -> list[dict[str, object]]:
+    """One row per strategy and link that carries anything."""
+    return [row for seen in several for row in _link_rows(seen)]
+
+
+def _link_rows(seen: SeenLinks) -> Iterator[dict[str, object]]:
+    record, links = seen.record, seen.record.links
+    peak, full_s = record.peaks()
+    for number in np.flatnonzero(seen.carried_bytes > 0).tolist():
+        name = links.name(number)
+        kind, _, place = name.partition(":")
+        yield {
+            "strategy": seen.strategy,
+            "link": name,
+            "kind": kind,
+            "place": place,
+            "capacity_bytes_per_s": float(links.capacity_bytes_per_s[number]),
+            "bytes": float(seen.carried_bytes[number]),
+            "mean_load": float(seen.mean_load[number]),
+            "peak_load": float(peak[number]),
+            "nearly_full_s": float(full_s[number]),
+            "same_as": links.name(int(record.follows[number])),
+        }
+
+
+def collision_rows(several: Iterable[SeenLinks]) -> list[dict[str, object]]:
+    """One row per strategy, link, transfer and whom it met, the dearest of each strategy first."""
+    rows: list[dict[str, object]] = []
+    for seen in several:
+        equal = seen.record.equal_links()
+        for one in seen.record.collisions(single=True)[:MOST_COLLISIONS]:
+            row = {"strategy": seen.strategy, **_collision_row(seen, one)}
+            rows.append({**row, "equal_links": int(equal[one.link])})
+    return rows
+
+
+def link_lanes(seen: SeenLinks) -> list[LinkLane]:
+    """The hottest links for a timeline."""
+    record, edges_s = seen.record, np.linspace(0.0, seen.step_s, LANE_PERIODS + 1)
+    numbers = seen.hottest_links(LANES)
+    loads = record.load(edges_s, numbers)
+    lanes = []
+    for number, load in zip(numbers, loads, strict=True):
+        found = record.activities_on(number)
+        activities = [record.activities[one] for one in found.tolist()]
+        lanes.append(
+            LinkLane(
+                name=record.links.name(number),
+                transfers=[one.who or one.label for one in activities],
+                start_s=record.start_s[found],
+                end_s=record.end_s[found],
+                edges_s=edges_s,
+                load=load,
+            )
+        )
+    return lanes
+
+
+def links_files(outcomes: Iterable[Outcome]) -> tuple[OutputFile, ...]:
+    """Tables of links and collisions; none where nothing was recorded."""
+    several = seen_links(outcomes)
+    if not several:
+        return ()
+    return (
+        OutputFile(
+            "links.csv",
+            partial(link_rows, several),
+            "First batch, one row per strategy and link that carries anything: kind, place (see the names of links in "
+            "`docs/explanation/flows.md`), rate, bytes, mean and peak share of the rate, seconds above 95 % of it, "
+            "and the first link that carries the same all the time.",
+        ),
+        OutputFile(
+            "collisions.csv",
+            partial(collision_rows, several),
+            "First batch: which transfer lost how many seconds on which link to which other one, the dearest first "
+            f"(at most {MOST_COLLISIONS:,} rows per strategy; met is empty where the link itself was slow or paused). "
+            "Links that carry the same count once; equal_links says how many there are.",
+        ),
+    )

@@ -1,0 +1,1 @@
+"""Does a strategy keep every promise?"""

@@ -1,0 +1,1 @@
+"""Many steps on one clock, and the same steps drawn anew."""

@@ -1,0 +1,1 @@
+"""Playing a plan whose transfers share the links of a network."""

@@ -1,0 +1,329 @@
+"""A step whose transfers share the links of a network: the engine, with activities in place of durations.
+
+    operation     its transfers as one activity, then the rest of it (see flow_program)
+    transfer      from one stage of a group to the next: an activity; its latency is part of its time alone
+    gather, sum   what shows: an activity that all ranks of the stage wait for. What is hidden: an activity beside the
+                  first or last operations; sums end when both do, second operations wait for hidden gathers
+
+Hidden sums begin when they would have to alone to end with the last backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import simpy
+
+from hdpsim.arrays import Floats, Ints
+from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.simulator.network.flows import Activity, FlowNetwork
+from hdpsim.simulator.network.record import FlowRecord
+from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.play.accounts import Timeline, account, make_spans, sum_by_process
+from hdpsim.simulator.play.engine import Operation, StepPlay, without_collector
+from hdpsim.simulator.play.execution import WAITS, Execution, Noise, SharedLinks
+from hdpsim.simulator.play.pipeline.program import Program, compile_program
+from hdpsim.simulator.play.replay import replay_timeline, run_replay
+from hdpsim.simulator.play.shortcuts.repetition import steady_step
+
+from .program import EdgeTraffic, FlowProgram, row_of_stage
+from .rings import busiest_ring
+from .routes import Combined, Rows, Wired
+
+_Process = Generator[simpy.Event, None, None]
+
+
+def run_flows(
+    plan: Plan, costs: StepCosts, wired: Wired, noise: Noise | None = None, spans: bool = False
+) -> Execution:
+    """Play *plan* on a network of its own; the costs say what is sent (StepCosts.traffic).
+
+    Stages that follow each other step by step begin as they do when nothing is shared.
+
+    Raises:
+        DeadlockError: the orders of the ranks contradict each other.
+        InfeasibleError: a schedule that is not played with flows.
+    """
+    flowing = FlowingStep.of(compile_program(plan, costs, noise), wired)
+    flows, alone = flowing.flows, flowing.alone
+    env = simpy.Environment()
+    network = FlowNetwork(env, flows.routes.links, record=wired.record)
+    step = FlowStep(flows, network, alone)
+    timeline = _played(step, env, alone)
+    execution, contention_s = step.account(timeline)
+    record, ring = _record_of(env, network, wired, flows), None
+    if record is not None and costs.traffic is not None:
+        ring = busiest_ring(record, wired, plan, costs.traffic, flows.routes)
+    shared = SharedLinks(
+        independent_s=run_replay(plan, costs, noise).step_s,
+        alone_s=alone.step_end.step_s,
+        contention_s=contention_s,
+        record=record,
+        ring=ring,
+    )
+    shown = make_spans(flows.alone, timeline) if spans else None
+    return replace(execution, spans=shown, events=step.events, network=shared)
+
+
+def _record_of(
+    env: simpy.Environment, network: FlowNetwork, wired: Wired, flows: FlowProgram
+) -> FlowRecord | None:
+    """What went over every link, hidden gathers that outlast the step included."""
+    if network.recorder is None:
+        return None
+    env.run()
+    return network.recorder.record(wired.links, flows.routes.follows)
+
+
+def _played(step: FlowStep, env: simpy.Environment, alone: Timeline) -> Timeline:
+    with without_collector():
+        whole = step.start(env, [env.timeout(seconds) for seconds in alone.step_end.begin_s.tolist()])
+        try:
+            timeline = env.run(whole)
+        except RuntimeError:  # out of events
+            step.check_played()
+            raise
+    assert isinstance(timeline, Timeline)
+    return timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowingStep:
+    """A step to be played as flows, and what it is while nothing is shared."""
+
+    flows: FlowProgram
+    alone: Timeline
+
+    @classmethod
+    def of(cls, program: Program, wired: Wired) -> FlowingStep:
+        """Of a program whose costs say what is sent.
+
+        Raises:
+            InfeasibleError: a schedule that is not played with flows.
+        """
+        flows = FlowProgram.of(program, wired)
+        return cls(flows=flows, alone=steady_step(flows.alone.costs, partial(replay_timeline, flows.alone)))
+
+
+class FlowStep(StepPlay):
+    """One step on a network that others may use as well; start it in the network's environment."""
+
+    def __init__(self, flows: FlowProgram, network: FlowNetwork, alone: Timeline) -> None:
+        """*alone*: the step as it is while nothing is shared."""
+        super().__init__(flows.alone)
+        self._flows, self._network, self._alone = flows, network, alone
+        self._combined = Combined()
+        row, group = row_of_stage(flows)
+        self._row: list[int] = row.tolist()
+        self._group: list[int] = group.tolist()
+        self._sending_s: list[float] = flows.sending_s.tolist()
+        self._kinds = [(one.kind, flows.routes.passes[one.kind], one.sent_bytes) for one in flows.sent]
+        chain, traffic = flows.priced.chain, flows.priced.costs.traffic
+        assert traffic is not None
+        self._transfer_bytes: list[float] = traffic.transfer_bytes.tolist()
+        self._transfers: list[Rows | None] = [None] * chain.links
+        for link in np.flatnonzero(chain.sends).tolist():
+            pair = (int(chain.stage[0, link]), int(chain.stage[0, link + 1]))
+            self._transfers[link] = flows.routes.transfers.get(pair)
+        self._arrival_s = np.zeros(len(self._row))
+        self._gather_s, self._sum_s = np.zeros((2, flows.priced.stages))
+        self._hidden_sums: list[simpy.Event] = []
+        self._hidden_gathers = [self._hidden_gather(stage) for stage in range(flows.priced.stages)]
+        self._seconds = [
+            [] if gather is None else self._second_operations(stage)
+            for stage, gather in enumerate(self._hidden_gathers)
+        ]
+        for number in (number for numbers in self._seconds for number in numbers):
+            self._missing[number] += 1
+
+    def start(self, env: simpy.Environment, begins: Sequence[simpy.Event]) -> simpy.Process:
+        """See StepPlay.start; *env* is the network's."""
+        self._hidden_sums = [
+            env.process(self._hidden_sum(env, stage, begin)) for stage, begin in enumerate(begins)
+        ]
+        return super().start(env, begins)
+
+    def _start(self, operation: Operation) -> None:
+        number, now_s = operation.number, self._env.now
+        start_s = self._start_s[number] = max(now_s, self._input_s[number])
+        if start_s > now_s:
+            later = self._env.timeout(start_s - now_s)
+            later.callbacks.append(lambda _: self._begin(operation))
+        else:
+            self._begin(operation)
+
+    def _begin(self, operation: Operation) -> None:
+        """Send what an operation sends, then do the rest of it."""
+        number = operation.number
+        row = self._row[number]
+        sent: list[tuple[str, Rows, int, float]] = [
+            (kind, rows, row, float(volume[number])) for kind, rows, volume in self._kinds
+        ]
+        pattern = self._combined.pattern(sent) if sent else None
+        sending_s = self._sending_s[number]
+        if pattern is None or not sending_s:
+            operation.end_after(self._duration_s[number])
+            return
+        label = max(sent, key=_bytes)[0]
+        activity = Activity(
+            pattern=pattern[0], volume_bytes=pattern[1], alone_s=sending_s, label=label,
+            who=self._flows.routes.who(label, row),
+        )  # fmt: skip
+        rest_s = max(0.0, self._duration_s[number] - sending_s)
+        self._network.start(activity).callbacks.append(lambda _: operation.end_after(rest_s))
+
+    def _send(self, number: int, now_s: float) -> None:
+        """See StepPlay._send; between nodes an activity."""
+        following, delay_s = number + self._units, self._result_delay_s[number]
+        link, unit = divmod(number, self._units)
+        rows = self._transfers[link]
+        pattern = None
+        if rows is not None:
+            pattern = self._combined.pattern(
+                [(f"transfer {link}", rows, self._group[number], self._transfer_bytes[unit])]
+            )
+        if pattern is None:
+            self._arrival_s[following] = max(self._arrival_s[following], now_s + delay_s)
+            self._feed(following, now_s + delay_s)
+            return
+
+        def arrived(_: simpy.Event) -> None:
+            self._arrival_s[following] = max(self._arrival_s[following], self._env.now)
+            self._feed(following, self._env.now)
+
+        activity = Activity(
+            pattern=pattern[0], volume_bytes=pattern[1], alone_s=delay_s, label="stage transfer",
+            who=self._flows.routes.who("stage transfer", self._row[number]),
+        )  # fmt: skip
+        self._network.start(activity).callbacks.append(arrived)
+
+    def _gather(self, stage: int) -> _Process:
+        edge, rows, begin_s = self._flows.gather, self._flows.routes.gathers, self._env.now
+        exposed = self._edge_activity(edge, rows, stage, hidden=False, label="parameter gather")
+        yield self._after(exposed, float(edge.exposed_s[stage]))
+        self._gather_s[stage] = self._env.now - begin_s
+        hidden = self._hidden_gathers[stage]
+        if hidden is None:
+            return
+        needed, later = hidden
+        self._network.start(needed).callbacks.append(lambda _: self._gathered(stage, later))
+
+    def _hidden_gather(self, stage: int) -> tuple[Activity, Activity | None] | None:
+        """Parameters that are gathered beside the first operations: what the shortest of them hides, and the rest."""
+        activity = self._edge_activity(
+            self._flows.gather, self._flows.routes.gathers, stage, hidden=True, label="parameter gather"
+        )
+        first, last = self._parts(stage)
+        if activity is None or not (last > first).any():
+            return None
+        operations = self._flows.alone.part_operation[first[last > first]]
+        opening_s = self._flows.alone.opening_s[stage] + self._alone.step_end.begin_s[stage]
+        shortest_s = float((self._alone.end_s[operations] - opening_s).min())
+        share = min(1.0, shortest_s / activity.alone_s)
+        if share == 1.0:
+            return activity, None
+        parts = [
+            replace(activity, alone_s=part * activity.alone_s, volume_bytes=part * activity.volume_bytes)
+            for part in (share, 1.0 - share)
+        ]
+        return parts[0], parts[1]
+
+    def _parts(self, stage: int) -> tuple[Ints, Ints]:
+        """[ranks]: the first part of each process of a stage, and where the next process begins."""
+        ranks = self._flows.alone.ranks
+        bounds = self._flows.alone.part_offsets[stage * ranks : (stage + 1) * ranks + 1]
+        return bounds[:-1], bounds[1:]
+
+    def _second_operations(self, stage: int) -> list[int]:
+        """Those that follow the first operations of all their processes."""
+        first, last = self._parts(stage)
+        operation = self._flows.alone.part_operation
+        second, firsts = operation[(first + 1)[last > first + 1]], operation[first[last > first]]
+        numbers: list[int] = np.setdiff1d(second, firsts).tolist()
+        return numbers
+
+    def _gathered(self, stage: int, later: Activity | None) -> None:
+        now_s = self._env.now
+        if later is not None:
+            self._network.start(later)
+        for number in self._seconds[stage]:
+            self._arrival_s[number] = max(self._arrival_s[number], now_s)
+            self._feed(number, now_s)
+
+    def _hidden_sum(self, env: simpy.Environment, stage: int, begin: simpy.Event) -> _Process:
+        """Gradients that are summed beside the last backwards."""
+        yield begin
+        edge, end = self._flows.sync, self._alone.step_end
+        opening_s = float(self._flows.alone.opening_s[stage])
+        until_s = float(end.sync_start_s[stage] - end.begin_s[stage])
+        lasting_s = min(float(edge.hidden_s[stage]), until_s - opening_s)
+        activity = self._edge_activity(
+            edge, self._flows.routes.sums, stage, hidden=True, label="gradient sum"
+        )
+        if activity is None or lasting_s <= 0:
+            return
+        yield env.timeout(until_s - lasting_s)
+        yield self._network.start(replace(activity, alone_s=lasting_s))
+
+    def _sum(self, stage: int) -> _Process:
+        edge, begin_s = self._flows.sync, self._env.now
+        exposed = self._edge_activity(
+            edge, self._flows.routes.sums, stage, hidden=False, label="gradient sum"
+        )
+        yield self._after(exposed, float(edge.exposed_s[stage]))
+        yield self._hidden_sums[stage]
+        self._sum_s[stage] = self._env.now - begin_s
+
+    def _after(self, activity: Activity | None, seconds: float) -> simpy.Event:
+        return self._env.timeout(seconds) if activity is None else self._network.start(activity)
+
+    def _edge_activity(
+        self, edge: EdgeTraffic, rows: Rows, stage: int, *, hidden: bool, label: str
+    ) -> Activity | None:
+        share = float(1.0 - edge.exposed_share[stage] if hidden else edge.exposed_share[stage])
+        seconds = float((edge.hidden_s if hidden else edge.exposed_s)[stage])
+        pattern = self._combined.pattern([(label, rows, stage, share)]) if seconds > 0 else None
+        if pattern is None:
+            return None
+        who = f"{label}, stage {stage}"
+        return Activity(pattern=pattern[0], volume_bytes=pattern[1], alone_s=seconds, label=label, who=who)
+
+    def _timeline(self) -> Timeline:
+        return replace(super()._timeline(), arrival_s=self._arrival_s)
+
+    def account(self, timeline: Timeline) -> tuple[Execution, Floats]:
+        """Where the time of the step went, that of shared links in the accounts of what was sent; that part alone."""
+        flows, alone = self._flows, self._flows.alone
+        played_s = np.where(np.isnan(timeline.end_s), alone.operation_s, timeline.end_s - timeline.start_s)
+        shared_s = played_s - alone.operation_s
+        sending_s = sum((one.alone_s for one in flows.sent), np.zeros(len(shared_s)))
+        share = np.divide(shared_s, sending_s, out=np.zeros_like(shared_s), where=sending_s > 0)
+        contended = [(one.term, share * one.alone_s) for one in flows.sent]
+        epilogue = replace(
+            alone.costs.epilogue, parameter_gather_s=self._gather_s, gradient_sync_s=self._sum_s
+        )
+        own_s = alone.part_own_s
+        played = replace(
+            alone,
+            costs=replace(alone.costs, epilogue=epilogue),
+            operation_s=played_s,
+            part_own_s=None if own_s is None else own_s + shared_s[alone.part_operation],
+        )
+        execution = account(played, timeline, [*((one.term, one.longer_s) for one in flows.sent), *contended])
+        contention_s = np.zeros(len(execution.accounts))
+        for term, seconds in contended:
+            contention_s[term] += sum_by_process(played, seconds).mean()
+        first = len(alone.costs.terms)
+        for name, took_s, alone_s in (
+            ("parameter_gather", self._gather_s, flows.gather.exposed_s),
+            ("gradient_sync", self._sum_s, flows.sync.exposed_s),
+        ):
+            contention_s[first + WAITS.index(name)] = (took_s - alone_s).mean()
+        return execution, contention_s
+
+
+def _bytes(part: tuple[str, Rows, int, float]) -> float:
+    return part[3]

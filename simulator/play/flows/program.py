@@ -1,0 +1,230 @@
+"""A program whose transfers share links: what every operation sends, and how long it takes while nothing else is sent.
+
+An operation under flows takes
+
+    rest + sum over its kinds of transfers of  times x max(hidden, fixed + bytes / rate)
+
+With the rate that its price assumes this is its price. With the rate of its own routes it is its time *alone*: a
+group's flows that meet on a link share it even so. The transfers of an operation are one activity of the network, which
+runs first; the rest follows. So operations that run in step meet on shared links as much as they do in reality, layer
+by layer, and others as much as their shares of time let expect.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hdpsim.arrays import Floats, Ints
+from hdpsim.cost_models.network.links import Links
+from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.cost_models.step.traffic import StepTraffic, Traffic, TrafficKind
+from hdpsim.errors import InfeasibleError
+from hdpsim.simulator.play.pipeline.chain import Chain
+from hdpsim.simulator.play.pipeline.program import Program, add_runs
+
+from .routes import Rows, StepRoutes, Wired
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentByOperations:
+    """Transfers of one kind in every operation.
+
+    Attributes:
+        kind: which rows of the routes they take.
+        term: place in StepCosts.terms of what shows of them.
+        alone_s: [operations]
+        longer_s: [operations]: alone_s beyond what the price of the operation has of it.
+        sent_bytes: [operations]: by the busiest GPU.
+    """
+
+    kind: TrafficKind
+    term: int
+    alone_s: Floats
+    longer_s: Floats
+    sent_bytes: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeTraffic:
+    """Collectives of a stage at one edge of the step. Arrays over stages.
+
+    Attributes:
+        exposed_s: what shows of them, alone.
+        hidden_s: what runs beside compute, alone.
+        exposed_share: share of the bytes that exposed_s sends.
+    """
+
+    exposed_s: Floats
+    hidden_s: Floats
+    exposed_share: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FlowProgram:
+    """A program and what it sends.
+
+    Attributes:
+        priced: the program whose durations are prices.
+        alone: the same with the durations that its own routes give, nothing else on them.
+        routes: who sends over which links.
+        sent: by kind of transfer.
+        sending_s: [operations]: the part of an operation's time alone in which it sends.
+        gather: parameters before the step.
+        sync: gradients after it.
+    """
+
+    priced: Program
+    alone: Program
+    routes: StepRoutes
+    sent: tuple[SentByOperations, ...]
+    sending_s: Floats
+    gather: EdgeTraffic
+    sync: EdgeTraffic
+
+    @classmethod
+    def of(cls, program: Program, wired: Wired) -> FlowProgram:
+        """What *program* sends over the links that it is given.
+
+        Raises:
+            InfeasibleError: a schedule whose transfers hold stages, or overlap pairs of operations.
+        """
+        check_flows(program.costs)
+        costs, traffic, chain = program.costs, _traffic(program.costs), program.chain
+        pairs = sorted(set(_stage_pairs(chain)))
+        routes = StepRoutes.of(wired, program.plan, traffic, pairs)
+        links = routes.links
+        factor = _noise_factor(program)
+        sent = tuple(_sent(program, one, routes, factor) for one in traffic.passes)
+        longer_s, sending_s = (
+            sum((getattr(one, name) for one in sent), np.zeros(len(program.operation_s)))
+            for name in ("longer_s", "alone_s")
+        )
+        operation_s = program.operation_s + longer_s
+        gather = _edge(costs.epilogue.parameter_gather_s, traffic.gather_s, routes.gathers, traffic, links)
+        sync = _edge(costs.epilogue.gradient_sync_s, traffic.sync_s, routes.sums, traffic, links)
+        epilogue = replace(
+            costs.epilogue, parameter_gather_s=gather.exposed_s, gradient_sync_s=sync.exposed_s
+        )
+        own_s = program.part_own_s
+        alone = replace(
+            program,
+            costs=replace(costs, epilogue=epilogue),
+            operation_s=operation_s,
+            part_own_s=None if own_s is None else own_s + longer_s[program.part_operation],
+            result_delay_s=_transfers_alone_s(program, routes, traffic).ravel(),
+        )
+        return cls(
+            priced=program,
+            alone=alone,
+            routes=routes,
+            sent=sent,
+            sending_s=np.minimum(sending_s, operation_s),
+            gather=gather,
+            sync=sync,
+        )
+
+
+def check_flows(costs: StepCosts) -> None:
+    """Refuse what transfers that share links cannot be played with."""
+    if not costs.pp_overlap:
+        raise InfeasibleError(
+            "execution.network = flows does not play transfers that hold stages: set layout.pp_overlap = true, or "
+            "execution.network = independent"
+        )
+    if costs.schedule == "dualpipe":
+        raise InfeasibleError(
+            "execution.network = flows does not play overlapped pairs of operations (layout.schedule = dualpipe): use "
+            "another schedule, or execution.network = independent"
+        )
+
+
+def _traffic(costs: StepCosts) -> StepTraffic:
+    assert costs.traffic is not None, "whoever plays flows asks for traffic when the plan is priced"
+    return costs.traffic
+
+
+def _stage_pairs(chain: Chain) -> list[tuple[int, int]]:
+    """The stages between which each link of the chain that sends does so."""
+    sends = np.flatnonzero(chain.sends)
+    return list(zip(chain.stage[0, sends].tolist(), chain.stage[0, sends + 1].tolist(), strict=True))
+
+
+def _noise_factor(program: Program) -> Floats:
+    """[operations]: how many times as long as its price an operation takes under noise."""
+    if program.times.factors is None:
+        return np.ones(len(program.operation_s))
+    forward_s, backward_s, _ = program.times.own
+    base_s = _by_operation(program, forward_s, backward_s)
+    return np.divide(program.operation_s, base_s, out=np.ones_like(base_s), where=base_s > 0)
+
+
+def _by_operation(program: Program, forward: Floats, backward: Floats) -> Floats:
+    """[operations] from [virtual stages, micro-batches] of forwards and backwards."""
+    values = program.chain.along(forward, backward).ravel()
+    if program.chain.virtual_stages > 1:
+        return values
+    merged = np.zeros_like(values)
+    starts = program.unit_entries
+    merged[program.entries.micro_batch[starts]] = add_runs(values[program.entries.micro_batch], starts)
+    return merged
+
+
+def _sent(program: Program, traffic: Traffic, routes: StepRoutes, factor: Floats) -> SentByOperations:
+    chain, costs = program.chain, program.costs
+    rate = routes.passes[traffic.kind].bytes_per_s(routes.links.capacity_bytes_per_s)
+    stages = chain.stage[0, : chain.virtual_stages]
+    burst = rate[stages[:, None] * routes.groups + routes.group_of_unit]
+    kinds = chain.kinds(costs.kind)
+    by_virtual = replace(traffic, times=traffic.times[kinds])
+    assumed = np.broadcast_to(traffic.sent.bytes_per_s, burst.shape)
+    alone_s = by_virtual.seconds(np.where(np.isfinite(burst), burst, assumed))
+    priced_s = by_virtual.seconds(assumed)
+    volume = by_virtual.times * traffic.sent.sent_bytes
+    nothing = np.zeros_like(alone_s)
+
+    def operations(values: Floats) -> Floats:
+        sides = (nothing, values) if traffic.backward else (values, nothing)
+        return _by_operation(program, *sides)
+
+    return SentByOperations(
+        kind=traffic.kind,
+        term=traffic.term,
+        alone_s=operations(alone_s) * factor,
+        longer_s=operations(alone_s - priced_s) * factor,
+        sent_bytes=operations(volume),
+    )
+
+
+def _transfers_alone_s(program: Program, routes: StepRoutes, traffic: StepTraffic) -> Floats:
+    """[links of the chain, units]: latency and wire of each operation's result."""
+    delay_s = np.zeros((program.chain.links, program.units))
+    capacity = routes.links.capacity_bytes_per_s
+    rates = {pair: rows.bytes_per_s(capacity) for pair, rows in routes.transfers.items()}
+    for link, pair in zip(np.flatnonzero(program.chain.sends), _stage_pairs(program.chain), strict=True):
+        if pair in rates:
+            rate = rates[pair][routes.group_of_unit]
+            rate = np.where(np.isfinite(rate), rate, traffic.node_bytes_per_s)
+            delay_s[link] = traffic.transfer_fixed_s + traffic.transfer_bytes / rate
+    return delay_s
+
+
+def _edge(shown_s: Floats, whole_s: Floats, rows: Rows, traffic: StepTraffic, links: Links) -> EdgeTraffic:
+    """*shown_s* of collectives that take *whole_s* at the rate that is assumed, at the rate of their own routes."""
+    parts = traffic.gathers if whole_s is traffic.gather_s else traffic.sums
+    assumed_s = sum((part.sent_bytes / part.bytes_per_s for part in parts), np.zeros(len(whole_s)))
+    routed_s = 1.0 / rows.bytes_per_s(links.capacity_bytes_per_s)
+    some = (whole_s > 0) & (routed_s > 0)
+    alone_s = np.where(some, whole_s - np.minimum(assumed_s, whole_s) + routed_s, whole_s)
+    ratio = np.divide(alone_s, whole_s, out=np.ones_like(whole_s), where=some)
+    share = np.divide(shown_s, whole_s, out=np.ones_like(whole_s), where=whole_s > 0)
+    share = np.minimum(1.0, share)
+    return EdgeTraffic(exposed_s=shown_s * ratio, hidden_s=alone_s * (1.0 - share), exposed_share=share)
+
+
+def row_of_stage(program: FlowProgram) -> tuple[Ints, Ints]:
+    """[operations]: the row of passes, and the group."""
+    chain, routes = program.priced.chain, program.routes
+    rows = chain.stage[0][:, None] * routes.groups + routes.group_of_unit
+    return rows.ravel(), np.broadcast_to(routes.group_of_unit, rows.shape).ravel()

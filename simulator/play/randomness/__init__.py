@@ -1,0 +1,1 @@
+"""What is drawn at random: jitter, slow machines, tails of collectives."""

@@ -1,0 +1,207 @@
+"""Random durations: jitter of every operation, slow nodes, GPUs that are not equal, and pauses of processes.
+
+All of them are drawn before the step is played, so that both executors see the same ones.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hdpsim.arrays import Floats
+from hdpsim.cost_models.layout.groups import RankOrder
+from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.simulator.plan import HOLE, Plan
+from hdpsim.simulator.play.execution import Noise
+
+from .machines import Places, drifting, in_slow_period, log_normal, slow_forwards
+
+if TYPE_CHECKING:
+    from hdpsim.simulator.setup import ExecutionOptions
+
+_COMPUTE = frozenset({"gemm", "attention", "ring_merge", "small_kernels", "recompute", "logits"})
+"""Terms of a micro-batch that a slower GPU lengthens; transfers and the host are as fast as elsewhere."""
+
+
+class _Cause(IntEnum):
+    """What random numbers are drawn for; each cause has a stream of its own."""
+
+    SLOW_NODES = 0
+    JITTER_FORWARD = 1
+    JITTER_BACKWARD = 2
+    PAUSES = 3
+    SPREAD = 4
+    NODE_JITTER = 5
+    STEP_JITTER = 6
+    SLOW_PERIODS = 7
+
+
+def _stream(options: ExecutionOptions, cause: _Cause, step: int = 0) -> np.random.Generator:
+    """The random numbers of a cause in a step; what lasts is drawn for step 0."""
+    later = (options.replication, step) if options.replication or step else ()
+    return np.random.default_rng(np.random.SeedSequence(options.seed, spawn_key=(cause, *later)))
+
+
+def draw_noise(
+    plan: Plan,
+    costs: StepCosts,
+    options: ExecutionOptions,
+    *,
+    tp: int,
+    gpus_per_node: int,
+    order: RankOrder = "tp-dp-pp",
+) -> Noise | None:
+    """Return the factors on the plan's durations that *options* ask for, or None if they ask for none.
+
+    Jitter: every forward and backward of every rank takes a log-normal factor of mean 1 and standard deviation
+    options.jitter. Each cause has its own random stream: switching one on leaves the others as they were, and a larger
+    share of slow nodes contains the smaller one. What belongs to a machine or a step is drawn by their numbers, so that
+    strategies and layouts that are compared meet the same; jitter of single operations is not, for they have others.
+
+    Ignored: jitter of transfers and of the optimizer; what collectives wait for is a matter of costs (tails).
+    """
+    if options.draws_nothing:
+        return None
+    now = partial(_stream, options, step=options.step)
+    places = Places(ranks=plan.ranks, stages=costs.stages, tp=tp, gpus_per_node=gpus_per_node, order=order)
+    forward_stage: Floats | None = None
+    forward: Floats | None = None
+    backward: Floats | None = None
+    if options.slow_node_share > 0 and options.slow_node_factor != 1.0:
+        forward_stage = slow_forwards(
+            _stream(options, _Cause.SLOW_NODES), places, options.slow_node_share, options.slow_node_factor
+        )
+    shape = (len(plan.order), costs.stages, costs.chunks)
+    if options.jitter > 0:
+        forward = log_normal(now(_Cause.JITTER_FORWARD), options.jitter, shape)
+        backward = log_normal(now(_Cause.JITTER_BACKWARD), options.jitter, shape)
+    if options.gc_pause_s > 0 and not options.gc_synchronised:
+        forward = np.ones(shape) if forward is None else forward
+        _add_pauses(forward, now(_Cause.PAUSES), plan, costs, places, options)
+    return Noise(
+        rank_stage=_stage_factors(places, costs, options),
+        forward_stage=forward_stage,
+        forward=forward,
+        backward=backward,
+    )
+
+
+def _stage_factors(places: Places, costs: StepCosts, options: ExecutionOptions) -> Floats | None:
+    """[ranks, stages]: how much longer all that a stage computes takes in this step; None = as the costs say."""
+    factors: list[Floats] = []
+    if options.gpu_spread:
+        factors.append(_unequal_stages(_stream(options, _Cause.SPREAD), places, costs, options.gpu_spread))
+    by_node = _node_factors(places.nodes, options)
+    if by_node is not None:
+        factors.append(1.0 + (places.slowest_node(by_node) - 1.0) * _compute_share(costs))
+    if options.step_jitter:
+        factors.append(
+            log_normal(_stream(options, _Cause.STEP_JITTER, options.step), options.step_jitter, (1, 1))
+        )
+    return np.asarray(np.broadcast_to(math.prod(factors), (places.ranks, places.stages))) if factors else None
+
+
+def _node_factors(nodes: int, options: ExecutionOptions) -> Floats | None:
+    """[nodes]: how much longer what each node computes takes in this step; None = as long as ever."""
+    factors: list[Floats] = []
+    if options.node_jitter:
+        stream = partial(_stream, options, _Cause.NODE_JITTER)
+        pace = drifting(stream, options.step, nodes, options.node_jitter_steps)
+        variance = math.log1p(options.node_jitter**2)
+        factors.append(np.exp(math.sqrt(variance) * pace - variance / 2.0))
+    if options.slow_period_share:
+        stream = partial(_stream, options, _Cause.SLOW_PERIODS)
+        share, steps = options.slow_period_share, options.slow_period_steps
+        slow = in_slow_period(stream, options.step, nodes, share, steps)
+        factors.append(np.where(slow, options.slow_period_factor, 1.0))
+    return np.asarray(math.prod(factors)) if factors else None
+
+
+def fastest_gpu(options: ExecutionOptions, gpus: int) -> float:
+    """The least factor that the spread of equal GPUs can put on a duration, at most 1.
+
+    A job of so many GPUs draws the same factors whatever its layout; only who gets which differs.
+    """
+    if not options.gpu_spread:
+        return 1.0
+    random = _stream(options, _Cause.SPREAD)
+    return min(1.0, float(log_normal(random, options.gpu_spread, (gpus,)).min()))
+
+
+def _unequal_stages(
+    random: np.random.Generator, places: Places, costs: StepCosts, gpu_spread: float
+) -> Floats:
+    """[ranks, stages]: the spread of equal GPUs: silicon, cooling and power make some slower than others, all the time.
+
+        factor of a stage = 1 + (g - 1) x compute's share of it,   g = max of tp log-normal draws of mean 1
+
+    Every tensor-parallel collective waits for the slowest GPU of its group, a pipeline for its slowest stage, the
+    gradients for the slowest pipeline: a job of N GPUs runs at about the slowest of N.
+    Source: Sinha et al., "Not all GPUs are created equal", SC 2022: 8 % on average between the whiskers of a
+        cluster's GPUs of one kind, 22 % at most; whiskers as four deviations make the spread 0.02.
+    Ignored: that memory-bound kernels vary less than matrix products; drift of the spread.
+    """
+    slowest = places.slowest_gpu(log_normal(random, gpu_spread, places.gpus))
+    return 1.0 + (slowest - 1.0) * _compute_share(costs)
+
+
+def _compute_share(costs: StepCosts) -> Floats:
+    """[stages]: share of compute in a stage's forwards and backwards."""
+    terms = costs.forward_terms_s + costs.backward_terms_s
+    terms = terms[:, :, :1] if costs.alike else terms
+    by_stage = terms.mean(axis=2)[:, costs.kind].sum(axis=2)  # [terms, stages]
+    compute = [row for row, name in enumerate(costs.terms) if name in _COMPUTE]
+    total = by_stage.sum(axis=0)
+    return np.asarray(
+        np.divide(by_stage[compute].sum(axis=0), total, out=np.zeros_like(total), where=total > 0)
+    )
+
+
+def _add_pauses(
+    forward: Floats,
+    random: np.random.Generator,
+    plan: Plan,
+    costs: StepCosts,
+    places: Places,
+    options: ExecutionOptions,
+) -> None:
+    """Lengthen the factors of forwards by the garbage collections of one step.
+
+    Every process (GPU) collects in one step out of `gc_period_steps`, in a random one, during a random forward; the
+    TP group of that stage waits for it. A pause lengthens the forward by `gc_pause_s`.
+
+    Ignored: collections while the device still has queued work (they would be hidden), growth of the heap.
+    Source: MegaScale, arXiv 2402.15627 section 6.3 (steps slow down with irregular garbage collection).
+    """
+    entries = np.flatnonzero(plan.order != HOLE)
+    rank = np.repeat(np.arange(plan.ranks), np.diff(plan.order_offsets))[entries]
+    first, counts = np.searchsorted(rank, np.arange(plan.ranks)), np.bincount(rank, minlength=plan.ranks)
+    moment = places.by_stage(random.random(places.gpus))  # of its pause, should it make one
+    pauses = places.by_stage(random.random(places.gpus) * options.gc_period_steps < 1.0)
+    rank, stage, gpu = np.nonzero(pauses & (counts > 0)[:, None, None])
+    slot, chunk = np.divmod(
+        (moment[rank, stage, gpu] * counts[rank] * costs.chunks).astype(np.int64), costs.chunks
+    )
+    entry = entries[first[rank] + slot]
+    forward_s = costs.forward_s[costs.kind[stage, chunk], plan.order[entry]]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        longer = np.where(forward_s > 0, options.gc_pause_s / forward_s, 0.0)
+    np.add.at(forward, (entry, stage, chunk), longer)
+
+
+def synchronised_pause_s(options: ExecutionOptions) -> float:
+    """Mean pause per step when all processes collect in the same step."""
+    return options.gc_pause_s / options.gc_period_steps if options.gc_synchronised else 0.0
+
+
+def clean_probability(nodes: int, slow_share: float) -> float:
+    """Chance that a job on randomly chosen nodes meets no slow one: (1 - p)^n.
+
+    With 0.5 % slow nodes: 85 % on 32 nodes, 53 % on 128, 0.05 % on 1,536. A synchronous job is as slow as its slowest
+    node, so large jobs on unscreened clusters are always slow.
+    """
+    return (1.0 - slow_share) ** nodes

@@ -1,0 +1,213 @@
+"""Ranks that share nothing and run equal micro-batches: played in plain Python, operation after operation.
+
+In which turn the operations are played does not depend on how long they take: it is found once and kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+import numpy as np
+
+from hdpsim.arrays import Floats, Ints
+from hdpsim.cost_models.layout.groups import Schedule
+from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES, virtual_stage_table
+from hdpsim.simulator.play.accounts import StepEnd, book
+from hdpsim.simulator.play.execution import Execution
+from hdpsim.simulator.play.pipeline.chain import make_chain
+from hdpsim.simulator.play.pipeline.schedules import BACKWARD_WEIGHT, STAGE_BY_STAGE, stage_order
+
+from .repetition import steady_step
+
+
+def can_play(costs: StepCosts) -> bool:
+    """Whether run_lone_ranks knows the schedule of these costs."""
+    return costs.alike and costs.pp_overlap and costs.schedule != "dualpipe"
+
+
+class Turns(NamedTuple):
+    """Operations of a rank in turns: each comes after those that it needs.
+
+    They are named by their places. Stages that open have the places before them, then comes the input of first links,
+    which is always there.
+    """
+
+    operation: Ints
+    """Its number: link x micro-batches + micro-batch."""
+    before: list[int]
+    """The operation, or opening, of its stage before it."""
+    source: list[int]
+    """The operation whose result it takes."""
+    link: list[int]
+    stage: Ints
+    weights: Ints
+    """[operations, chunks]: weight gradients that the stage runs before each, by chunk."""
+    weights_behind: Ints
+    """[stages, chunks]: weight gradients behind the last operation."""
+    last: Ints
+    """[stages]: the last operation, or opening, of each."""
+
+
+@lru_cache(maxsize=256)
+def turns_of_rank(schedule: Schedule, stages: int, chunks: int, slots: int, count: int) -> Turns:
+    """What a rank with *count* of *slots* slots does."""
+    chain = make_chain(schedule, stages, chunks)
+    table = np.array(virtual_stage_table(schedule, stages, chunks))
+    orders: list[list[int]] = []  # operations of each stage
+    weights = []
+    for stage in range(stages):
+        order = stage_order(schedule, stages, chunks, stage, slots)
+        virtual, exists = table[stage, order.chunk], order.slot < count
+        is_weight = order.op == BACKWARD_WEIGHT
+        kept = chain.has_link(order.op, virtual) & ~is_weight & exists
+        orders.append((chain.link_of(order.op, virtual)[kept] * count + order.slot[kept]).tolist())
+        before = np.zeros((int(kept.sum()) + 1, chunks), dtype=np.int64)
+        weight = np.flatnonzero(is_weight & exists)
+        np.add.at(before, (np.cumsum(kept)[weight], order.chunk[weight]), 1)
+        weights.append(before)
+    operation = np.array(_in_turns(orders, chain.stage[0].tolist(), count), dtype=np.int64)
+    place = np.empty(len(operation) + count, dtype=np.int64)
+    place[:count] = stages  # the input of first links
+    place[operation + count] = np.arange(len(operation)) + stages + 1
+    stage_of = chain.stage[0][operation // count]
+    by_stage = np.argsort(stage_of, kind="stable")
+    each = np.empty((len(operation), chunks), dtype=np.int64)
+    each[by_stage] = np.concatenate([before[:-1] for before in weights])
+    chains = [
+        [stage, *(place[np.array(order, dtype=np.int64) + count]).tolist()]
+        for stage, order in enumerate(orders)
+    ]
+    before_place = np.empty(len(operation), dtype=np.int64)
+    before_place[by_stage] = np.concatenate([places[:-1] for places in chains])
+    return Turns(
+        operation=operation,
+        before=before_place.tolist(),
+        source=place[operation].tolist(),
+        link=(operation // count).tolist(),
+        stage=stage_of,
+        weights=each,
+        weights_behind=np.array([before[-1] for before in weights]),
+        last=np.array([places[-1] for places in chains]),
+    )
+
+
+def _in_turns(orders: list[list[int]], stage_of: list[int], count: int) -> list[int]:
+    """The operations of all stages, each after the one before it on its stage and the one that feeds it."""
+    turns: list[int] = []
+    size = len(stage_of) * count
+    fed = [True] * count + [False] * (size - count)
+    place = [0] * len(orders)
+    todo = list(range(len(orders)))
+    while todo:
+        stage = todo.pop()
+        order, at = orders[stage], place[stage]
+        while at < len(order) and fed[order[at]]:
+            turns.append(order[at])
+            following = order[at] + count
+            if following < size:
+                fed[following] = True
+                todo.append(stage_of[following // count])
+            at += 1
+        place[stage] = at
+    assert len(turns) == size, "a pipeline alone cannot stop"
+    return turns
+
+
+class PlayedRank(NamedTuple):
+    """When a rank alone did what."""
+
+    end_s: Floats
+    """Of the openings of stages, the input of first links and the operations in turns."""
+    done_s: Floats
+    """[stages]: when each stage had run its last operation and the weight gradients behind it."""
+    waited_s: Floats
+    """[stages]: time between operations, waiting for inputs."""
+
+
+class LoneRank(NamedTuple):
+    """What a rank that shares nothing does with equal micro-batches."""
+
+    costs: StepCosts
+    link_s: list[float]
+    """[links]: without weight gradients that run apart."""
+    delay_s: list[float]
+    """[links]: until its input is where it is needed."""
+    weight_s: Floats
+    """[stages, chunks]: weight gradients that run apart."""
+
+    @classmethod
+    def of(cls, costs: StepCosts) -> LoneRank:
+        """The rank that runs micro-batches of these costs."""
+        chain = make_chain(costs.schedule, costs.stages, costs.chunks)
+        forward_s, backward_s = (
+            terms_s[:, :, 0].sum(axis=0) for terms_s in (costs.forward_terms_s, costs.backward_terms_s)
+        )
+        weight_s = np.zeros(costs.kind.max() + 1)
+        if costs.weight_terms_s is not None:
+            weight_s = costs.weight_terms_s[:, :, 0].sum(axis=0)
+        kinds = chain.kinds(costs.kind)
+        return cls(
+            costs=costs,
+            link_s=chain.along(forward_s[kinds], (backward_s - weight_s)[kinds]).tolist(),
+            delay_s=[0.0, *(chain.sends[:-1] * costs.transfer_s[0]).tolist()],
+            weight_s=weight_s[costs.kind],
+        )
+
+    def play(self, count: int, slots: int, opening_s: Floats) -> PlayedRank:
+        """A rank with *count* of *slots* slots, whose stages open at the given times."""
+        costs, link_s, delay_s = self.costs, self.link_s, self.delay_s
+        if len(link_s) == 1:  # nothing to wait for
+            return PlayedRank(np.zeros(0), opening_s + count * link_s[0], np.zeros(1))
+        turns = turns_of_rank(costs.schedule, costs.stages, costs.chunks, slots, count)
+        work_s = np.zeros(len(turns.link))
+        if costs.schedule in SPLIT_SCHEDULES:
+            work_s = (turns.weights * self.weight_s[turns.stage]).sum(axis=1)
+        ends = [*opening_s.tolist(), 0.0]
+        ended = ends.append
+        for before, source, link, own_s in zip(
+            turns.before, turns.source, turns.link, work_s.tolist(), strict=True
+        ):
+            free_s, input_s = ends[before] + own_s, ends[source] + delay_s[link]
+            ended((free_s if free_s >= input_s else input_s) + link_s[link])
+        end_s = np.array(ends)
+        wait_s = (end_s[turns.source] + np.array(delay_s)[turns.link]) - (end_s[turns.before] + work_s)
+        return PlayedRank(
+            end_s=end_s,
+            done_s=end_s[turns.last] + (turns.weights_behind * self.weight_s).sum(axis=1),
+            waited_s=np.bincount(turns.stage, np.maximum(wait_s, 0.0), costs.stages).astype(
+                np.float64, copy=False
+            ),
+        )
+
+
+class LoneStep(NamedTuple):
+    """A step of ranks that share nothing."""
+
+    step_end: StepEnd
+    waited_s: Floats
+    """[stages, ranks]: time between operations, waiting for inputs."""
+
+    @classmethod
+    def of(cls, costs: StepCosts, ranks: Callable[[Floats], list[PlayedRank]], begin_s: Floats) -> LoneStep:
+        """The step that *ranks* make whose stages open at the times they are given."""
+        epilogue = costs.epilogue
+        played = ranks(epilogue.data_s + epilogue.parameter_gather_s + begin_s)
+        done_s = np.stack([one.done_s for one in played], axis=1)
+        end = StepEnd.after(done_s, epilogue, begin_s, stage_by_stage=costs.schedule in STAGE_BY_STAGE)
+        return cls(end, np.stack([one.waited_s for one in played], axis=1))
+
+
+def run_lone_ranks(costs: StepCosts, counts: list[int]) -> Execution:
+    """The execution of ranks with counts[i] equal micro-batches each; nothing but gradients ties them together."""
+    rank, slots = LoneRank.of(costs), max(counts)
+
+    def play(opening_s: Floats) -> list[PlayedRank]:
+        return [rank.play(count, slots, opening_s) for count in counts]
+
+    step = steady_step(costs, partial(LoneStep.of, costs, play))
+    both_s = costs.forward_terms_s[:, :, 0] + costs.backward_terms_s[:, :, 0]
+    stage_s = both_s[:, costs.kind].sum(axis=2)  # [terms, stages] of one micro-batch
+    return book(costs, step.step_end, stage_s[:, :, None] * np.array(counts), step.waited_s, 0.0)

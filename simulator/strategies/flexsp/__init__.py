@@ -1,0 +1,1 @@
+"""FlexSP: sequences dealt to groups of different sizes by an integer programme."""

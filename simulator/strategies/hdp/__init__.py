@@ -1,0 +1,1 @@
+"""ByteScale's planners as the paper prints them."""

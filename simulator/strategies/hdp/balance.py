@@ -1,0 +1,186 @@
+"""Balanced HDP as ByteScale prints it (Algorithm 2): buckets of equal work, ranks that lag behind filled first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import cycle
+
+import numpy as np
+
+from hdpsim.arrays import Ints
+from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.strategies.plan_ideal import plan_ideal_s
+from hdpsim.simulator.strategies.problem import PlanningProblem
+from hdpsim.simulator.strategies.static.packing import Pieces, assemble
+
+from .groups import paper_groups
+
+
+def plan_balanced(problem: PlanningProblem) -> Plan:
+    """Give sequences, longest first, to the ranks that lag behind.
+
+        sort sequences by length, cut them into buckets of equal work; exec[i] = 0
+        while there are buckets:
+            targets = ranks with max(exec) - exec[i] > delta               none: all ranks
+            until every target has a micro-batch:
+                DP-Balance: the next sequences of the first bucket;  PP-Balance: of every bucket in turn
+                exec[members] = latest exec of the members + time
+
+    A sequence longer than the capacity goes to D(s) targets (Equation 3), shorter ones fill a micro-batch of one rank.
+    What the paper leaves open and we chose: the numbers of buckets and delta (strategy.buckets, strategy.delta, a share
+    of a rank's mean work); targets in order of exec, then of rank; when too few ranks lag for a group, those with
+    the least exec join them; in a pipeline a longer micro-batch than any before adds its bubble to exec.
+    Source: ByteScale, arXiv 2502.21231, Algorithm 2; its insight for pipelines, section 5.2.
+    """
+    balance = _Balance(problem)
+    balance.run()
+    return balance.plan()
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Sequences of similar length, longest first."""
+
+    sequences: list[int]
+    head: int = 0
+
+    @property
+    def empty(self) -> bool:
+        return self.head == len(self.sequences)
+
+
+@dataclass(slots=True)
+class _Made:
+    """Micro-batches in the order in which they were made."""
+
+    sequences: list[list[int]] = field(default_factory=list)
+    members: list[list[int]] = field(default_factory=list)
+    slot: list[int] = field(default_factory=list)
+
+
+class _Balance:
+    """One run of the algorithm; times of ranks are lists, since most micro-batches change one entry."""
+
+    def __init__(self, problem: PlanningProblem) -> None:
+        lengths, options = problem.lengths, problem.options
+        self.problem = problem
+        self.mean_s = plan_ideal_s(problem)
+        self.long = lengths > problem.capacity_tokens
+        self.size, self.ratio = np.ones(len(lengths), dtype=np.int64), np.zeros(len(lengths))
+        if self.long.any():
+            self.size[self.long], self.ratio[self.long] = paper_groups(
+                problem, lengths[self.long], self.mean_s
+            )
+        self._piece_s = problem.piece_s(lengths)
+        self._long_s = np.zeros(len(lengths))
+        self._long_s[self.long] = problem.sequence_s(lengths[self.long], self.size[self.long])
+        self._delta_s = max(options.delta * self.mean_s, 1e-12)
+        self._by_turns = options.mode == "pp" or (options.mode == "auto" and problem.stages > 1)
+        self._buckets = self._equal_work(options.buckets)
+        self._exec_s = np.zeros(problem.ranks)
+        self._longest_s = np.zeros(problem.ranks)
+        self._slots = np.zeros(problem.ranks, dtype=np.int64)
+        self._made = _Made()
+
+    def _equal_work(self, many: int) -> list[_Bucket]:
+        """Sequences by falling length in buckets of about the same work."""
+        order = np.argsort(-self.problem.lengths, kind="stable")
+        work = np.where(self.long, self._long_s * self.size, self._piece_s)[order]
+        middle = (np.cumsum(work) - work / 2.0) / work.sum()
+        number = np.minimum((middle * many).astype(np.int64), many - 1)
+        return [_Bucket(order[number == bucket].tolist()) for bucket in np.unique(number).tolist()]
+
+    def run(self) -> None:
+        """Place all sequences."""
+        while self._buckets:
+            self._fill(self._targets())
+            self._buckets = [bucket for bucket in self._buckets if not bucket.empty]
+
+    def _targets(self) -> list[int]:
+        """Ranks that lag behind the busiest one by more than delta, or all; those with the least to do first."""
+        lagging = np.flatnonzero(self._exec_s.max() - self._exec_s > self._delta_s)
+        ranks = lagging if len(lagging) else np.arange(self.problem.ranks)
+        return self._by_exec(ranks).tolist()  # type: ignore[no-any-return]
+
+    def _by_exec(self, ranks: Ints) -> Ints:
+        """By execution time in steps of delta, neighbours together: their groups keep to few nodes."""
+        step = np.round(self._exec_s[ranks] / self._delta_s)
+        return np.asarray(ranks[np.lexsort((ranks, step))])
+
+    def _fill(self, targets: list[int]) -> None:
+        """One micro-batch for every target, as long as there are sequences and groups find enough targets."""
+        turns = cycle(self._buckets)
+        place = 0
+        while place < len(targets):
+            bucket = self._next(turns)
+            if bucket is None:
+                return
+            need = int(self.size[bucket.sequences[bucket.head]])
+            if need > len(targets) - place:
+                if place:
+                    return
+                others = np.setdiff1d(np.arange(self.problem.ranks), targets)
+                targets = targets + self._by_exec(others)[: need - len(targets)].tolist()
+            self._add(bucket, targets[place : place + need])
+            place += need
+
+    def _next(self, turns: cycle[_Bucket]) -> _Bucket | None:
+        """The bucket whose turn it is; None if all are empty."""
+        if not self._by_turns:
+            return next((bucket for bucket in self._buckets if not bucket.empty), None)
+        return next(
+            (bucket for bucket, _ in zip(turns, self._buckets, strict=False) if not bucket.empty), None
+        )
+
+    def _add(self, bucket: _Bucket, members: list[int]) -> None:
+        """Make a micro-batch of the bucket's next sequences and book it on its ranks."""
+        first = bucket.sequences[bucket.head]
+        bucket.head += 1
+        taken, seconds = [first], float(self._long_s[first])
+        if not self.long[first]:
+            seconds = self._pack(bucket, taken)
+        chosen = np.array(members)
+        slot = int(self._slots[chosen].max())
+        longer_s = np.maximum(0.0, seconds - self._longest_s[chosen])
+        begin_s = float(self._exec_s[chosen].max())
+        self._exec_s[chosen] = begin_s + seconds + self.problem.bubble_weight * longer_s
+        self._longest_s[chosen] += longer_s
+        self._slots[chosen] = slot + 1
+        self._made.sequences.append(taken)
+        self._made.members.append(sorted(members))
+        self._made.slot.append(slot)
+
+    def _pack(self, bucket: _Bucket, taken: list[int]) -> float:
+        """Add sequences of the bucket to the one *taken* until the next does not fit; return the micro-batch's time."""
+        lengths = self.problem.lengths
+        room = self.problem.capacity_tokens - int(lengths[taken[0]])
+        while not bucket.empty and lengths[bucket.sequences[bucket.head]] <= room:
+            sequence = bucket.sequences[bucket.head]
+            bucket.head += 1
+            room -= int(lengths[sequence])
+            taken.append(sequence)
+        work_s = float(self._piece_s[taken].sum())
+        return max(work_s, self.problem.floor_s) + self.problem.fixed_s
+
+    def plan(self) -> Plan:
+        """The plan of what was made."""
+        problem, made = self.problem, self._made
+        micro_batch = np.empty(len(problem.lengths), dtype=np.int64)
+        for number, sequences in enumerate(made.sequences):
+            micro_batch[sequences] = number
+        sizes = np.array([len(members) for members in made.members])
+        first = np.array([sequences[0] for sequences in made.sequences])
+        return assemble(
+            strategy=problem.options.name,
+            ranks=problem.ranks,
+            capacity_tokens=problem.capacity_tokens,
+            pieces=Pieces.of_whole(problem.lengths, micro_batch),
+            member_ranks=np.concatenate(made.members),
+            member_offsets=np.concatenate(([0], np.cumsum(sizes))),
+            slot=np.repeat(np.array(made.slot, dtype=np.int64), sizes),
+            offload_ratio=self.ratio[first],
+            keep_holes=problem.in_slots,
+            ideal_s=self.mean_s,
+            makespan_s=float(self._exec_s.max()),
+            notes=(f"largest group {int(sizes.max())} ranks",),
+        )

@@ -1,0 +1,1 @@
+"""Megatron-Core's dynamic context parallelism."""

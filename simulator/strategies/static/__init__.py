@@ -1,0 +1,1 @@
+"""Static meshes: how sequences are packed, and packs that others made."""

@@ -1,0 +1,356 @@
+"""The static mesh: packed sequences, one fixed context-parallel degree, equal micro-batch counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from math import isqrt
+
+import numpy as np
+
+from hdpsim.arrays import Floats, Ints, ranges
+from hdpsim.cost_models.network.fabric import FabricModel
+from hdpsim.cost_models.step.micro_batch import MicroBatches
+from hdpsim.errors import InfeasibleError
+from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.setup import Packing
+from hdpsim.simulator.strategies.contest import NEARLY, Contest
+from hdpsim.simulator.strategies.problem import PlanningProblem
+
+from .packing import Pieces, pack, split_packs
+
+WHOLE_PACKINGS: tuple[Packing, ...] = ("in-order", "first-fit", "best-fit")
+"""Packers that keep sequences whole."""
+COSTLY = 8
+"""Groups so many times the smallest that cost too much: larger ones cost more."""
+
+
+def divisors(number: int, least: int, most: int) -> list[int]:
+    """Divisors of *number* from *least* to *most*, ascending."""
+    small = [factor for factor in range(1, isqrt(number) + 1) if number % factor == 0]
+    every = sorted({*small, *(number // factor for factor in small)})
+    return [divisor for divisor in every if least <= divisor <= most]
+
+
+def mesh_degrees(problem: PlanningProblem) -> list[int]:
+    """Context-parallel degrees the mesh may have: the one asked for, else every divisor of the ranks that fits."""
+    needed = -(-problem.context_tokens // problem.capacity_tokens)
+    asked = problem.cost.layout.parallel.cp
+    most = problem.most_ranks
+    if asked is not None:
+        if problem.ranks % asked:
+            raise InfeasibleError(f"{problem.ranks} ranks do not divide by cp = {asked}")
+        if asked < needed:
+            raise InfeasibleError(
+                f"cp = {asked} ranks of {problem.capacity_tokens} tokens cannot hold a context of "
+                f"{problem.context_tokens} tokens; cp must be at least {needed}"
+            )
+        if asked > most:
+            raise InfeasibleError(f"cp = {asked} is too many ranks: {problem.spread_reason}")
+        return [asked]
+    if needed > problem.ranks:
+        raise InfeasibleError(
+            f"a context of {problem.context_tokens} tokens needs {needed} ranks of {problem.capacity_tokens} tokens, "
+            f"but there are only {problem.ranks}"
+        )
+    degrees = divisors(problem.ranks, needed, most)
+    if not degrees:
+        raise InfeasibleError(
+            f"a context of {problem.context_tokens} tokens needs {needed} ranks of {problem.capacity_tokens} tokens or "
+            f"more; {problem.spread_reason}, and none of {needed} to {most} divides the {problem.ranks} ranks"
+            if needed <= most
+            else f"a context of {problem.context_tokens} tokens needs {needed} ranks of {problem.capacity_tokens} "
+            f"tokens; {problem.spread_reason}"
+        )
+    return degrees
+
+
+def plan_static(problem: PlanningProblem) -> Plan:
+    """Pack to the context length and deal the packs round robin to the data-parallel groups.
+
+    Without a degree asked for, the mesh has the one that makes the step of this batch shortest, of all that hold the
+    context: more memory adds degrees and takes none away.
+
+    Micro-batches of a static mesh have one shape (pipelines exchange fixed buffers, kernels and graphs are built
+    once): with `padding` a pack that is not full is computed and sent round the ring as if it were, attention apart.
+
+    DualPipe wants the same even number of packs everywhere: packs are split until there are so many.
+
+    With `balancing` and without dynamic groups (an HDP ablation) packs go to the least-loaded group instead,
+    longest first; the mesh itself stays.
+    """
+    first, *others = _static_drafts(problem)
+    if not others:
+        return first.plan()
+    contest = Contest(problem, first.plan(), first.least_s)
+    contest.judge()
+    for draft in others:
+        if draft.least_s * NEARLY < contest.end_s:
+            contest.enter(draft.plan(), draft.least_s * NEARLY)
+    return contest.best
+
+
+def _static_drafts(problem: PlanningProblem) -> list[MeshDraft]:
+    """A mesh of every degree that can run, the quickest at best first.
+
+    Raises:
+        InfeasibleError: no degree can run.
+    """
+    options = problem.options
+    longest_first = options.name != "static" and options.balancing
+    drafts: list[MeshDraft] = []
+    reason: InfeasibleError | None = None
+    packs: MeshPacks | None = None
+    for degree in mesh_degrees(problem):
+        if (
+            packs is None or problem.cost.layout.pipeline.schedule == "dualpipe"
+        ):  # whose packs depend on the groups
+            try:
+                packs = MeshPacks.of(
+                    problem, options.packing, padding=options.padding, groups=problem.ranks // degree
+                )
+            except InfeasibleError as error:
+                reason = reason or error
+                continue
+        drafts.append(MeshDraft.of(problem, packs, degree, longest_first=longest_first))
+    if reason and not drafts:
+        raise reason
+    return sorted(drafts, key=lambda draft: draft.least_s)
+
+
+@dataclass(frozen=True, slots=True)
+class MeshPacks:
+    """Sequences packed up to the context.
+
+    Attributes:
+        pieces: by pack.
+        offsets: of every pack's first piece.
+        padding_tokens: per pack; None: packs stay as they are.
+    """
+
+    pieces: Pieces
+    offsets: Ints
+    padding_tokens: Ints | None
+
+    @classmethod
+    def of(cls, problem: PlanningProblem, packing: Packing, *, padding: bool, groups: int) -> MeshPacks:
+        """The packs of a batch that *groups* groups share."""
+        pieces = pack(problem.lengths, problem.context_tokens, packing)
+        if (pieces.micro_batch[1:] < pieces.micro_batch[:-1]).any():  # some packers choose from all sequences
+            pieces = pieces.at(np.argsort(pieces.micro_batch, kind="stable"))
+        if problem.cost.layout.pipeline.schedule == "dualpipe":
+            pieces = _both_ways(problem, pieces, groups)
+        counts = np.bincount(pieces.micro_batch)
+        offsets = np.concatenate(([0], np.cumsum(counts)))
+        held = np.add.reduceat(pieces.tokens, offsets[:-1])
+        return cls(pieces, offsets, problem.context_tokens - held if padding else None)
+
+    @property
+    def count(self) -> int:
+        """Number of packs."""
+        return len(self.offsets) - 1
+
+    def same_as(self, other: MeshPacks) -> bool:
+        """Do both hold the same pieces in the same packs, padded or not?"""
+        return (
+            (self.padding_tokens is None) == (other.padding_tokens is None)
+            and np.array_equal(self.offsets, other.offsets)
+            and np.array_equal(self.pieces.sequence, other.pieces.sequence)
+        )
+
+    def batches(self, problem: PlanningProblem, degree: int) -> MicroBatches:
+        """The packs on neighbouring groups of *degree* ranks."""
+        return MicroBatches(
+            segment_tokens=self.pieces.tokens,
+            segment_offsets=self.offsets,
+            group_size=np.full(self.count, degree, dtype=np.int64),
+            tier=np.full(self.count, problem.compact_tier(degree), dtype=np.int64),
+            offload_ratio=np.full(self.count, problem.mesh_offload_ratio),
+            padding_tokens=self.padding_tokens,
+        )
+
+    def times_s(self, problem: PlanningProblem, degree: int) -> Floats:
+        """Time of every pack on *degree* neighbouring ranks."""
+        return problem.cost.busy_s(self.batches(problem, degree))
+
+
+@dataclass(frozen=True, slots=True)
+class MeshDraft:
+    """A mesh: its groups, its packs and how they are dealt.
+
+    Attributes:
+        work_s: mean work of a rank.
+        least_s: a time before which the mesh does not end.
+    """
+
+    problem: PlanningProblem
+    packs: MeshPacks
+    degree: int
+    times_s: Floats
+    longest_first: bool
+    work_s: float
+    least_s: float
+
+    @classmethod
+    def of(
+        cls, problem: PlanningProblem, packs: MeshPacks, degree: int, *, longest_first: bool = False
+    ) -> MeshDraft:
+        """Work out what packs take on groups of *degree* ranks."""
+        times_s = packs.times_s(problem, degree)
+        shortest_s = float(times_s.min())
+        work_s = float(times_s.sum()) * degree / problem.ranks
+        slots = -(-packs.count // (problem.ranks // degree))
+        least_s = max(work_s, float(times_s.max()), slots * shortest_s) + problem.bubble_weight * shortest_s
+        return cls(problem, packs, degree, times_s, longest_first, work_s, least_s)
+
+    def plan(self) -> Plan:
+        """The plan."""
+        return mesh_plan(
+            self.problem, self.packs, self.degree, self.times_s, longest_first=self.longest_first
+        )
+
+
+def mesh_drafts(problem: PlanningProblem, below_s: float) -> list[MeshDraft]:
+    """Meshes that may end before *below_s*: of every degree and packer, dealt in turn and longest first.
+
+    The quickest at best come first. Where the longest sequence of the batch is shorter than the context, groups may
+    be smaller than the context needs, and so are packs. The first packer takes little time and stands for the others:
+    where its work would take too long even in the fewest packs, they would, too.
+    """
+    ranks = problem.ranks
+    packed: dict[tuple[Packing, int, bool], MeshPacks] = {}
+    # Packs of one shape hide more of the epilogue than short ones, so that padding may be worth its work.
+    paddings = (False, True) if problem.options.padding else (False,)
+    # Who lets a static mesh cut sequences accepts it from any plan.
+    cut = problem.options.packing == "concatenate"
+    packings: tuple[Packing, ...] = (*WHOLE_PACKINGS, "concatenate") if cut else WHOLE_PACKINGS
+    drafts = []
+    needed = -(-int(problem.lengths.max()) // problem.capacity_tokens)
+    for degree in divisors(ranks, needed, problem.most_ranks):
+        full = min(problem.context_tokens, degree * problem.capacity_tokens)
+        fewest = -(-int(problem.lengths.sum()) // full)
+        seen: list[MeshPacks] = []
+        for packing, padding in product(packings, paddings):
+            packs = packed.get((packing, full, padding))
+            if packs is None:
+                packs = MeshPacks.of(
+                    replace(problem, context_tokens=full), packing, padding=padding, groups=ranks // degree
+                )
+                packed[packing, full, padding] = packs
+            if any(packs.same_as(other) for other in seen):
+                continue
+            draft = MeshDraft.of(problem, packs, degree)
+            if not seen and draft.work_s * fewest / packs.count >= below_s:
+                break
+            seen.append(packs)
+            if draft.least_s < below_s:
+                drafts.append(draft)
+                if packs.count > ranks // degree:
+                    drafts.append(replace(draft, longest_first=True))
+        if not seen and degree > COSTLY * needed:
+            break
+    return sorted(drafts, key=lambda draft: draft.least_s)
+
+
+def mesh_plan(
+    problem: PlanningProblem, packed: MeshPacks, degree: int, times_s: Floats, *, longest_first: bool
+) -> Plan:
+    """Deal packs that take *times_s* to groups of *degree* ranks, in turn or longest first."""
+    groups, packs = problem.ranks // degree, packed.count
+    pieces, offsets = packed.pieces, packed.offsets
+    if longest_first:
+        group, slot = _longest_first(times_s, groups)
+        order, slots = _in_slots(group, slot, groups)
+        alike = False
+    else:
+        alike = packed.batches(problem, degree).alike
+        group = np.arange(packs, dtype=np.int64) % groups
+        order, slots = _round_robin(packs, groups)
+    member_ranks = (group[:, None] * degree + np.arange(degree, dtype=np.int64)).ravel()
+    member_offsets = np.arange(packs + 1, dtype=np.int64) * degree
+    if alike:  # groups that cross a node or a block are slower
+        alike = rings_alike(
+            problem.cost.fabric, min(groups, packs), degree, problem.cost.layout.parallel.rank_stride
+        )
+    full = int(pieces.tokens.sum()) / packs / problem.context_tokens
+    return Plan(
+        strategy=problem.options.name,
+        ranks=problem.ranks,
+        capacity_tokens=problem.capacity_tokens,
+        segment_tokens=pieces.tokens.copy(),  # may be the caller's lengths
+        segment_sequence=pieces.sequence,
+        segment_start=pieces.start,
+        segment_offsets=offsets,
+        member_ranks=member_ranks,
+        member_offsets=member_offsets,
+        offload_ratio=np.full(packs, problem.mesh_offload_ratio),
+        order=_repeated(order, slots, degree),
+        order_offsets=np.concatenate(([0], np.cumsum(np.repeat(slots, degree)))),
+        padding_tokens=packed.padding_tokens,
+        makespan_s=float(np.bincount(group, weights=times_s, minlength=groups).max()),
+        in_step=alike,
+        notes=(f"static mesh: cp {degree} x dp {groups}, {packs} packs, {full:.1%} full",),
+    )
+
+
+@lru_cache(maxsize=1024)
+def rings_alike(fabric: FabricModel, groups: int, degree: int, stride: int) -> bool:
+    """Whether the rings of the first *groups* groups of neighbouring ranks, *stride* GPUs apart, are equally fast."""
+    if degree == 1:
+        return True
+    gpus = np.arange(groups * degree, dtype=np.int64) * stride
+    offsets = np.arange(groups + 1, dtype=np.int64) * degree
+    tiers, crossing = fabric.ring_tiers(gpus, offsets), fabric.ring_crossing(gpus, offsets, stride)
+    return bool((tiers == tiers[0]).all() and (crossing is None or (crossing == crossing[0]).all()))
+
+
+def _both_ways(problem: PlanningProblem, pieces: Pieces, groups: int) -> Pieces:
+    """Packs for DualPipe, which starts micro-batches at both ends: every group gets the same even number of them.
+
+    Packs of several sequences are taken apart until there are enough: at least 2 pp for each group.
+
+    Raises:
+        InfeasibleError: there are fewer sequences than that takes packs.
+    """
+    packs, pairs = int(pieces.micro_batch[-1]) + 1, 2 * groups
+    needed = max(problem.stages, -(-packs // pairs)) * pairs
+    if needed > len(pieces.tokens):
+        raise InfeasibleError(
+            f"layout.schedule = dualpipe needs the same even number of micro-batches on each of {groups} data-parallel "
+            f"groups, at least 2 pp = {2 * problem.stages}: {needed} in all, and the batch has "
+            f"{len(pieces.tokens)} sequences to make them of; take a larger data.batch, a larger cp or another schedule"
+        )
+    return split_packs(pieces, needed - packs)
+
+
+def _round_robin(packs: int, groups: int) -> tuple[Ints, Ints]:
+    """Packs by group and slot when pack i goes to group i modulo groups, and slots of every group."""
+    slots = packs // groups + (np.arange(groups) < packs % groups).astype(np.int64)
+    first = np.cumsum(slots) - slots
+    slot = np.arange(packs, dtype=np.int64) - np.repeat(first, slots)
+    return np.repeat(np.arange(groups, dtype=np.int64), slots) + groups * slot, slots
+
+
+def _in_slots(group: Ints, slot: Ints, groups: int) -> tuple[Ints, Ints]:
+    """The same of any dealing without holes."""
+    return np.lexsort((slot, group)), np.bincount(group, minlength=groups)
+
+
+def _repeated(order: Ints, slots: Ints, degree: int) -> Ints:
+    """The order of every rank: all members of a group have the group's."""
+    if degree == 1:
+        return order
+    first = np.cumsum(slots) - slots
+    return order[ranges(np.repeat(first, degree), np.repeat(slots, degree))]
+
+
+def _longest_first(times: Floats, groups: int) -> tuple[Ints, Ints]:
+    load, count = np.zeros(groups), np.zeros(groups, dtype=np.int64)
+    group, slot = np.zeros(len(times), dtype=np.int64), np.zeros(len(times), dtype=np.int64)
+    for number in np.argsort(-times, kind="stable"):
+        where = int(load.argmin())
+        group[number], slot[number] = where, count[where]
+        load[where] += times[number]
+        count[where] += 1
+    return group, slot

@@ -1,0 +1,89 @@
+"""WLB-LLM's variable-length packing: micro-batches of equal work, not of equal length, on a static mesh's groups."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from hdpsim.arrays import Floats, Ints
+from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.strategies.problem import PlanningProblem
+
+from .given_packs import plan_given_packs
+from .static_mesh import mesh_degrees
+
+
+def plan_wlb_llm(problem: PlanningProblem) -> Plan:
+    """As many packs as a static mesh would have at least, of equal predicted work, dealt round robin.
+
+        packs   = groups x ceil(tokens / (groups x context)), more while one holds more than its group can
+        work    = attention of the sequence on a group + its share of linear work, as the cost model predicts them
+        tokens  <= d x C of a group of d ranks
+
+    The mesh has the degree that layout.cp states, else the smallest that holds the context. Counted: packs longer than
+    the context where a group's memory allows them, as in the paper.
+    Ignored: outlier queues that keep long documents for later batches (a plan places every token of its batch), and the
+    choice between sharding by pack and by document in each micro-batch (layout.cp_sharding says it for all).
+    Source: WLB-LLM, arXiv 2503.17924, section 4.
+    """
+    degree = mesh_degrees(problem)[0]
+    groups, most = problem.ranks // degree, degree * problem.capacity_tokens
+    work = _work_s(problem, degree)
+    tokens = int(problem.lengths.sum())
+    rounds = -(-tokens // (groups * problem.context_tokens))
+    while True:
+        pack = balanced_packs(problem.lengths, work, groups * rounds, most)
+        if np.bincount(pack, weights=problem.lengths).max() <= most:
+            break
+        rounds += 1
+    number = (
+        np.cumsum(np.bincount(pack, minlength=groups * rounds) > 0) - 1
+    )  # without the packs that stayed empty
+    plan = plan_given_packs(problem, number[pack], degree)
+    busiest_s = np.bincount((pack % groups), weights=work, minlength=groups).max()
+    notes = (f"packs of equal work: cp {degree} x dp {groups}, {plan.micro_batches} packs",)
+    return replace(plan, capacity_tokens=problem.capacity_tokens, makespan_s=float(busiest_s), notes=notes)
+
+
+def _work_s(problem: PlanningProblem, degree: int) -> Floats:
+    """Of every sequence, on a group of *degree* neighbouring ranks."""
+    tokens = problem.lengths.astype(np.float64)
+    sizes = np.full_like(tokens, degree)
+    tiers = np.broadcast_to(problem.compact_tier(degree), tokens.shape)
+    work_s = problem.cost.sequence_s(tokens, sizes, tiers) + problem.token_s * tokens / degree
+    return np.asarray(work_s if problem.error is None else work_s * problem.error.factors(tokens))
+
+
+def balanced_packs(lengths: Ints, work: Floats, packs: int, most_tokens: float) -> Ints:
+    """The pack of every sequence, longest first: the one with the least work, if the sequence fits it.
+
+        pack = that of least work       if its tokens + length <= most_tokens
+               that of fewest tokens    else, if the sequence fits there
+        What fits neither goes to the pack of least work when all others are placed, however full that is.
+
+    Ties go to the lower number. *work*: of every sequence, in any unit.
+    Source: WLB-LLM, arXiv 2503.17924, section 4, without its delay; hao-ai-lab/distca, tests/test_e2e_combined.py
+    (what fits neither is placed by work alone).
+    """
+    load, tokens = np.zeros(packs), np.zeros(packs, dtype=np.int64)
+    chosen = np.empty(len(lengths), dtype=np.int64)
+
+    def place(sequence: int, pack: int) -> None:
+        chosen[sequence] = pack
+        load[pack] += work[sequence]
+        tokens[pack] += lengths[sequence]
+
+    unplaced = []
+    for sequence in np.argsort(-lengths, kind="stable").tolist():
+        room = most_tokens - lengths[sequence]
+        lightest, shortest = int(load.argmin()), int(tokens.argmin())
+        if tokens[lightest] <= room:
+            place(sequence, lightest)
+        elif tokens[shortest] <= room:
+            place(sequence, shortest)
+        else:
+            unplaced.append(sequence)
+    for sequence in unplaced:
+        place(sequence, int(load.argmin()))
+    return chosen
