@@ -142,6 +142,7 @@ RANGES: Mapping[str, Range] = {
     "failure_scale": Range(0.0, 1000.0),
     "gpu_spread": Range(0.0, 0.5, "", "it is a coefficient of variation"),
     "per_day": Range(0.0, 1e6, "events a day"),
+    "per_hour": Range(0.0, 1000.0, "events an hour"),
     "per_1000_days": Range(0.0, 1e9, "events in a thousand days"),
     "events": Range(0.0, 1e9, "events"),
     "slow_period_share": Range(0.0, 0.5, "", "what most nodes are in is no slow period"),

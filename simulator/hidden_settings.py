@@ -52,6 +52,16 @@ _REASONS: Mapping[str, str] = {
     "strategy.offload_ratio": "no sequence is so long that groups change",
     "strategy.selective_offloading": "no sequence is so long that offloading pays",
     "execution.gc_pause": "it falls on no process of these steps",
+    **dict.fromkeys(
+        (
+            "execution.link_flaps_per_hour",
+            "execution.link_flap_mean",
+            "execution.nccl_timeout",
+            "execution.nccl_retries",
+            "execution.adaptive_retransmission",
+        ),
+        "no link goes down in these steps that anything is sent over, or another way takes as long",
+    ),
     "execution.slow_node_share": "it makes no node slower",
     "memory.logit_bytes": _MEMORY,
     "memory.bucket_bytes": _MEMORY,

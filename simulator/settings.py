@@ -14,6 +14,7 @@ FIELDS: Mapping[str, str] = {
     "rank_capacity": "rank_capacity_tokens",
     "gc_pause": "gc_pause_s",
     "launch_skew": "launch_skew_s",
+    "link_flap_mean": "link_flap_mean_s",
     "cuda_context": "cuda_context_bytes",
     "libraries": "library_bytes",
     "nccl_per_group": "nccl_bytes_per_group",

@@ -11,6 +11,7 @@ from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.checked import Amount, Checked, Count, Number, Share, Text
+from hdpsim.cost_models.reliability.flaps import LinkFlaps
 from hdpsim.cost_models.step.loading import DataPipeline
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import InfeasibleError
@@ -124,6 +125,16 @@ class ExecutionOptions(Checked):
     """Steps from one collection of a process to its next."""
     gc_synchronised: bool = False
     """All processes collect in the same step, at its start, instead of whenever each one's turn comes."""
+    link_flaps_per_hour: Annotated[float, RANGES["per_hour"]] = 0.0
+    """How often the link of a NIC goes down for seconds (flows only)."""
+    link_flap_mean_s: Amount = 5.0
+    """How long it stays down on average (exponential)."""
+    nccl_timeout: Annotated[int, RANGES["nccl_timeout"]] = 20
+    """A connection over a link that is down sends again every 4.096 us x 2^this."""
+    nccl_retries: Annotated[int, RANGES["misses"].from_least(0)] = 7
+    """How often it does, before the job ends."""
+    adaptive_retransmission: bool = False
+    """The NIC sends again soon after the link is back, not at the next full timeout."""
     spans: bool = False
     """Record every operation for a timeline (engine only)."""
     record_links: bool = False
@@ -143,7 +154,19 @@ class ExecutionOptions(Checked):
     def draws_steps(self) -> bool:
         """Whether what is drawn changes from one step to the next."""
         paused = self.gc_pause_s > 0 and not self.gc_synchronised
-        return bool(self.jitter or self.node_jitter or self.step_jitter or self.slow_period_share or paused)
+        drawn = self.jitter or self.node_jitter or self.step_jitter or self.slow_period_share
+        return bool(drawn or paused or self.link_flaps_per_hour)
+
+    @property
+    def link_flaps(self) -> LinkFlaps:
+        """The law of links that go down."""
+        return LinkFlaps(
+            per_link_day=24.0 * self.link_flaps_per_hour,
+            mean_s=self.link_flap_mean_s,
+            timeout=self.nccl_timeout,
+            retries=self.nccl_retries,
+            adaptive=self.adaptive_retransmission,
+        )
 
     @property
     def may_hurry(self) -> bool:
@@ -187,8 +210,12 @@ class Setup(Checked):
             return ()
         fabric = self.cluster.fabric
         return tuple(
-            (f"cluster.fabric.{key}", "needs flows, which know links: set execution.network = flows")
-            for key, given in (("degraded_links", fabric.degraded_links), ("ecmp_seed", fabric.ecmp_seed))
+            (key, "needs flows, which know links: set execution.network = flows")
+            for key, given in (
+                ("cluster.fabric.degraded_links", fabric.degraded_links),
+                ("cluster.fabric.ecmp_seed", fabric.ecmp_seed),
+                ("execution.link_flaps_per_hour", self.execution.link_flaps_per_hour),
+            )
             if given
         )
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from numbers import Integral
 from typing import Protocol, TypeVar
 
@@ -30,13 +31,14 @@ from hdpsim.cost_models.transformer.flop import sequence_model_flop
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.quoting import quoted
 from hdpsim.ranges import LIMITS
+from hdpsim.simulator.network.flaps import Flap, draw_flaps
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.plan_pieces import plan_costs, plan_micro_batches
 from hdpsim.simulator.play.engine import run_engine
 from hdpsim.simulator.play.execution import Execution, Noise, SharedLinks, Spans
 from hdpsim.simulator.play.flows.engine import run_flows
 from hdpsim.simulator.play.flows.routes import Wired
-from hdpsim.simulator.play.randomness.noise import draw_noise, synchronised_pause_s
+from hdpsim.simulator.play.randomness.noise import draw_noise, flaps_stream, synchronised_pause_s
 from hdpsim.simulator.play.randomness.tails import with_tails
 from hdpsim.simulator.play.replay import run_replay
 from hdpsim.simulator.setup import Setup
@@ -490,12 +492,19 @@ def _calibration_names(setup: Setup) -> str:
 def _play(setup: Setup, plan: Plan, costs: StepCosts, noise: Noise | None) -> Execution:
     if setup.execution.network == "flows":
         where = replace(wired(setup), record=setup.execution.record_links)
-        execution = run_flows(plan, costs, where, noise, spans=setup.execution.spans)
+        flaps = partial(link_flaps, setup) if setup.execution.link_flaps_per_hour else None
+        execution = run_flows(plan, costs, where, noise, spans=setup.execution.spans, flaps=flaps)
     elif setup.execution.executor == "engine":
         execution = run_engine(plan, costs, noise, spans=setup.execution.spans)
     else:
         execution = run_replay(plan, costs, noise)
     return with_allocator_waits(plan, costs.allocator_s, execution)
+
+
+def link_flaps(setup: Setup, until_s: float) -> tuple[Flap, ...]:
+    """Links of NICs that go down in this step, the same ones under every strategy and layout."""
+    nics = setup.cluster.nodes * setup.cluster.node.nics
+    return draw_flaps(setup.execution.link_flaps, nics, flaps_stream(setup.execution), until_s)
 
 
 def wired(setup: Setup) -> Wired:

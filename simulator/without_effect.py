@@ -231,7 +231,8 @@ def _of_hdp(options: StrategyOptions, name: str) -> Iterator[Rule]:
 
 def _of_execution(setup: Setup) -> Iterator[Rule]:
     options = setup.execution
-    yield "all GPUs are on one node" if setup.cluster.nodes == 1 else "", _keys("execution", "network")
+    one_node = "all GPUs are on one node" if setup.cluster.nodes == 1 else ""
+    yield one_node, _keys("execution", "network link_flaps_per_hour")
     hashed = options.network == "flows" and setup.cluster.fabric.routing == "ecmp"
     drawn = options.draws_steps or options.slow_node_share or options.gpu_spread
     drawn = drawn or (setup.strategy.estimate_error and setup.strategy.name != "static")
@@ -245,6 +246,8 @@ def _of_execution(setup: Setup) -> Iterator[Rule]:
     yield "" if options.slow_node_share else "slow_node_share is 0", _keys("execution", "slow_node_factor")
     why = "" if options.gc_pause_s else "gc_pause is 0"
     yield why, _keys("execution", "gc_period_steps gc_synchronised")
+    flaps = "" if options.link_flaps_per_hour else "link_flaps_per_hour is 0"
+    yield flaps, _keys("execution", "link_flap_mean nccl_timeout nccl_retries adaptive_retransmission")
 
 
 def _of_memory(setup: Setup, report: MemoryReport | None) -> Iterator[Rule]:

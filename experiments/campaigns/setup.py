@@ -132,6 +132,8 @@ def plan_values(
     stragglers = values["straggler_share"] > 0 or values["straggler_mttf"] is not None
     if stragglers:  # the campaign's slow nodes come and go: none is part of the undisturbed step
         scenario = _with_slow_nodes(scenario, 0, 1.0)
+    if values["link_flaps_per_day"]:  # as its flaps do
+        scenario = replace(scenario, execution=replace(scenario.execution, link_flaps_per_hour=0.0))
     if known is not None and stragglers == bool(known.setup.slow_steps):
         undisturbed = known.undisturbed
     else:

@@ -143,6 +143,10 @@ class FlowNetwork:
         self._changed_links.append(numbers)
         self._solve_soon()
 
+    def used(self, links: Ints) -> Bools:
+        """Whether any activity is on each of *links*."""
+        return self._users[links] > 0
+
     @property
     def load_bytes_per_s(self) -> Floats:
         """[links]: what flows over each now."""

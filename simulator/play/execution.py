@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hdpsim.arrays import Floats, Ints
+from hdpsim.simulator.network.flaps import Flap
 from hdpsim.simulator.network.record import FlowRecord
 from hdpsim.simulator.play.flows.rings import RingHops
 
@@ -48,6 +49,8 @@ class SharedLinks:
         alone_s: the step on the same routes, every transfer as if nothing else were sent.
         contention_s: [A]: what others on its links add to each account, mean over ranks and stages. What processes
             wait for it elsewhere is in the waits.
+        flaps: links that went down in the step.
+        flaps_s: what that adds to the step.
         record: what went over every link, when asked for.
         ring: with a record: the hops of the busiest ring, if one crosses nodes.
     """
@@ -55,12 +58,14 @@ class SharedLinks:
     independent_s: float
     alone_s: float
     contention_s: Floats
+    flaps: tuple[Flap, ...] = ()
+    flaps_s: float = 0.0
     record: FlowRecord | None = None
     ring: RingHops | None = None
 
     def contention(self, step_s: float) -> float:
-        """What sharing links adds to the step, relative to the step alone."""
-        return step_s / self.alone_s - 1.0
+        """What sharing links adds to the step, relative to the step alone; without flaps."""
+        return (step_s - self.flaps_s) / self.alone_s - 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

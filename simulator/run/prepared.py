@@ -166,7 +166,8 @@ def prepare_step(
     if by_stage or by_event or meets or plan.offload_ratio.any():
         program = compile_program(plan, costs, noise)
     if meets and program is not None:
-        flowing = FlowingStep.of(program, wired(setup))
+        flaps = execution.network.flaps if execution.network else ()
+        flowing = FlowingStep.of(program, replace(wired(setup), flaps=flaps))
         program = flowing.flows.alone
     if program is not None and plan.offload_ratio.any():
         offload = offload_of(setup, problem.cost, program, replay_timeline(program, np.zeros(costs.stages)))

@@ -76,6 +76,9 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "execution.slow_node_share": ("0", "0.5"),
     "execution.gpu_spread": ("auto", "0", "0.02"),
     "execution.gc_pause": ("0s", "100ms"),
+    "execution.link_flap_mean": ("5s", "30s"),
+    "execution.nccl_timeout": ("20", "14"),
+    "execution.nccl_retries": ("7", "1"),
 }
 """Those that say how a step is done, which a test may combine at will."""
 
@@ -100,6 +103,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "execution.network": ("independent", "flows"),
     "execution.seed": ("0", "3"),
     "execution.batches": ("1", "2"),
+    "execution.link_flaps_per_hour": ("0", "1"),
     "execution.slow_node_factor": ("1.1", "1.5"),
     "execution.node_jitter_steps": ("0", "20"),
     "execution.slow_period_factor": ("1.5", "2"),

@@ -30,7 +30,7 @@ def moved_lines(block: Sequence[Variant]) -> tuple[str, ...]:
         if now is None:
             continue
         text = f"{variant.label}: contention costs {_contention(variant.outcome):.1%}, "
-        text += f"transfers that met lost {now.lost_s:.3g} s"
+        text += f"transfers that met lost {now.lost_s:.3g} s{_flaps(variant.outcome)}"
         if variant is base or was is None:
             lines.append(f"{text}; hottest links {_hottest(now)}.")
         else:
@@ -41,6 +41,15 @@ def moved_lines(block: Sequence[Variant]) -> tuple[str, ...]:
 def _contention(outcome: Outcome) -> float:
     first = outcome.results[0]
     return first.network.contention(first.step_s) if first.network else 0.0
+
+
+def _flaps(outcome: Outcome) -> str:
+    network = outcome.results[0].network
+    return (
+        f", {len(network.flaps):,} link flaps cost {network.flaps_s:.3g} s"
+        if network and network.flaps
+        else ""
+    )
 
 
 def _moved_words(now: SeenLinks, was: SeenLinks) -> str:

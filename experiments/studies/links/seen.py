@@ -15,6 +15,7 @@ from hdpsim.experiments.output.timeline.step import LinkLane
 
 if TYPE_CHECKING:
     from hdpsim.experiments.studies.comparing.compare import Outcome
+    from hdpsim.simulator.network.flaps import Flap
     from hdpsim.simulator.network.record import Collision, FlowRecord
 
 NAMED = 3
@@ -41,6 +42,7 @@ class SeenLinks:
         strategy: the row it belongs to.
         step_s: of that batch.
         record: what went over the links.
+        flaps: links that went down.
         carried_bytes: [links].
         mean_load: [links]: share of what each could have carried during the step.
     """
@@ -48,6 +50,7 @@ class SeenLinks:
     strategy: str
     step_s: float
     record: FlowRecord
+    flaps: tuple[Flap, ...] = ()
     carried_bytes: Floats = field(init=False)
     mean_load: Floats = field(init=False)
 
@@ -62,9 +65,19 @@ class SeenLinks:
     def of(cls, outcome: Outcome) -> SeenLinks | None:
         """None: transfers are independent, or nobody recorded them."""
         first = outcome.results[0] if outcome.results else None
-        if first is None or first.network is None or first.network.record is None:
+        network = first.network if first is not None else None
+        if first is None or network is None or network.record is None:
             return None
-        return cls(strategy=outcome.strategy, step_s=first.step_s, record=first.network.record)
+        return cls(strategy=outcome.strategy, step_s=first.step_s, record=network.record, flaps=network.flaps)
+
+    @property
+    def stood_still_s(self) -> Floats:
+        """[links]: seconds of the step in which nothing could move over each, as it flapped."""
+        links = self.record.links
+        still_s = np.zeros(len(links))
+        for flap in self.flaps:
+            still_s[flap.links(links)] += min(flap.stall_s, self.step_s - flap.at_s)
+        return still_s
 
     @property
     def lost_s(self) -> float:
@@ -107,7 +120,24 @@ def links_line(seen: SeenLinks) -> str:
     hottest = ", ".join(_hot_words(row) for row in seen.hottest(NAMED))
     if not hottest:
         return f"{seen.strategy}: nothing crosses nodes."
-    return f"{seen.strategy}: hottest links {hottest}. {_collision_words(seen)}"
+    return f"{seen.strategy}: hottest links {hottest}. {_collision_words(seen)}{_flap_words(seen)}"
+
+
+def _flap_words(seen: SeenLinks) -> str:
+    if not seen.flaps:
+        return ""
+    longest = sorted(seen.flaps, key=lambda flap: -flap.stall_s)[:NAMED]
+    named = ", ".join(
+        f"{row['link']} {row['down_s']:.3g} s at {row['at_s']:.3g} s (nothing moves for {row['stall_s']:.3g} s)"
+        for row in (_flap_row(seen, flap) for flap in longest)
+    )
+    return f" {len(seen.flaps):,} link flaps, longest {named}."
+
+
+def _flap_row(seen: SeenLinks, flap: Flap) -> dict[str, Any]:
+    """One direction stands for both."""
+    name = seen.record.links.name(int(flap.links(seen.record.links)[0]))
+    return {"link": name, "at_s": flap.at_s, "down_s": flap.down_s, "stall_s": flap.stall_s}
 
 
 def _hot_words(row: dict[str, Any]) -> str:
@@ -141,6 +171,7 @@ def links_json(seen: SeenLinks) -> dict[str, Any]:
         "hottest_links": seen.hottest(_IN_DATA),
         "lost_s": seen.lost_s,
         "collisions": [_collision_row(seen, one) for one in seen.record.collisions()[:_IN_DATA]],
+        "link_flaps": [_flap_row(seen, flap) for flap in seen.flaps[:_IN_DATA]],
         "links_that_carry": int((seen.carried_bytes > 0).sum()),
         "links": len(links),
     }
@@ -163,6 +194,7 @@ def link_rows(several: Iterable[SeenLinks]) -> list[dict[str, object]]:
 def _link_rows(seen: SeenLinks) -> Iterator[dict[str, object]]:
     record, links = seen.record, seen.record.links
     peak, full_s = record.peaks()
+    still_s = seen.stood_still_s
     for number in np.flatnonzero(seen.carried_bytes > 0).tolist():
         name = links.name(number)
         kind, _, place = name.partition(":")
@@ -176,6 +208,7 @@ def _link_rows(seen: SeenLinks) -> Iterator[dict[str, object]]:
             "mean_load": float(seen.mean_load[number]),
             "peak_load": float(peak[number]),
             "nearly_full_s": float(full_s[number]),
+            "stood_still_s": float(still_s[number]),
             "same_as": links.name(int(record.follows[number])),
         }
 
@@ -224,7 +257,7 @@ def links_files(outcomes: Iterable[Outcome]) -> tuple[OutputFile, ...]:
             partial(link_rows, several),
             "First batch, one row per strategy and link that carries anything: kind, place (see the names of links in "
             "`docs/explanation/flows.md`), rate, bytes, mean and peak share of the rate, seconds above 95 % of it, "
-            "and the first link that carries the same all the time.",
+            "seconds in which a flap held its flows up, and the first link that carries the same all the time.",
         ),
         OutputFile(
             "collisions.csv",

@@ -25,11 +25,14 @@ def network_json(outcome: Outcome) -> dict[str, Any] | None:
     if not shared:
         return None
     alone_s = float(np.mean([one.alone_s for one in shared]))
+    flaps_s = float(np.mean([one.flaps_s for one in shared]))
     seen = SeenLinks.of(outcome)
     return {
         "independent_step_s": float(np.mean([one.independent_s for one in shared])),
         "alone_step_s": alone_s,
-        "contention": outcome.step_s.mean / alone_s - 1.0,
+        "contention": (outcome.step_s.mean - flaps_s) / alone_s - 1.0,
+        "flaps": float(np.mean([len(one.flaps) for one in shared])),
+        "flaps_s": flaps_s,
         "contention_s": _contention_s(outcome, shared),
         **(links_json(seen) if seen else {}),
     }
@@ -45,8 +48,9 @@ def _line(outcome: Outcome) -> str:
     found = network_json(outcome)
     assert found is not None
     step_s = outcome.step_s.mean
+    flaps = f", {_flap_words(found)}" if found["flaps"] else ""
     text = (
-        f"{outcome.strategy}: contention costs {found['contention']:.1%}: a step of {step_s:.3f} s, and of "
+        f"{outcome.strategy}: contention costs {found['contention']:.1%}{flaps}: a step of {step_s:.3f} s, and of "
         f"{found['alone_step_s']:.3f} s if no two transfers shared a link; {found['independent_step_s']:.3f} s with "
         f"execution.network = independent."
     )
@@ -57,6 +61,10 @@ def _line(outcome: Outcome) -> str:
         if seconds > max(WORTH_NAMING * total_s, 5e-4)
     ]
     return f"{text} Where: {', '.join(named)}, and what waits for it." if named else text
+
+
+def _flap_words(found: dict[str, Any]) -> str:
+    return f"link flaps {found['flaps_s']:.3g} s ({found['flaps']:.3g} a step)"
 
 
 def _shared(outcome: Outcome) -> list[SharedLinks]:

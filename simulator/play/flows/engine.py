@@ -10,7 +10,7 @@ Hidden sums begin when they would have to alone to end with the last backward.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,6 +19,7 @@ import simpy
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.simulator.network.flaps import Flap, play_flaps
 from hdpsim.simulator.network.flows import Activity, FlowNetwork
 from hdpsim.simulator.network.record import FlowRecord
 from hdpsim.simulator.plan import Plan
@@ -36,8 +37,17 @@ from .routes import Combined, Rows, Wired
 _Process = Generator[simpy.Event, None, None]
 
 
+FlapsUntil = Callable[[float], tuple[Flap, ...]]
+"""All flaps that begin before a time; a later time only adds some."""
+
+
 def run_flows(
-    plan: Plan, costs: StepCosts, wired: Wired, noise: Noise | None = None, spans: bool = False
+    plan: Plan,
+    costs: StepCosts,
+    wired: Wired,
+    noise: Noise | None = None,
+    spans: bool = False,
+    flaps: FlapsUntil | None = None,
 ) -> Execution:
     """Play *plan* on a network of its own; the costs say what is sent (StepCosts.traffic).
 
@@ -45,8 +55,24 @@ def run_flows(
 
     Raises:
         DeadlockError: the orders of the ranks contradict each other.
-        InfeasibleError: a schedule that is not played with flows.
+        InfeasibleError: a schedule that is not played with flows; a link that stays down.
     """
+    execution = _run(plan, costs, wired, noise, spans)
+    if flaps is None:
+        return execution
+    quiet_s = until_s = execution.step_s
+    while met := flaps(until_s):
+        execution = _run(plan, costs, replace(wired, flaps=met), noise, spans)
+        if execution.step_s <= until_s:
+            break
+        until_s = 2.0 * execution.step_s
+    network = execution.network
+    assert network is not None
+    met = tuple(flap for flap in met if flap.at_s < execution.step_s)
+    return replace(execution, network=replace(network, flaps=met, flaps_s=execution.step_s - quiet_s))
+
+
+def _run(plan: Plan, costs: StepCosts, wired: Wired, noise: Noise | None, spans: bool) -> Execution:
     flowing = FlowingStep.of(compile_program(plan, costs, noise), wired)
     flows, alone = flowing.flows, flowing.alone
     env = simpy.Environment()
@@ -141,6 +167,7 @@ class FlowStep(StepPlay):
 
     def start(self, env: simpy.Environment, begins: Sequence[simpy.Event]) -> simpy.Process:
         """See StepPlay.start; *env* is the network's."""
+        play_flaps(self._network, self._flows.flaps)
         self._hidden_sums = [
             env.process(self._hidden_sum(env, stage, begin)) for stage, begin in enumerate(begins)
         ]

@@ -21,6 +21,7 @@ from hdpsim.cost_models.network.links import Links
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.cost_models.step.traffic import StepTraffic, Traffic, TrafficKind
 from hdpsim.errors import InfeasibleError
+from hdpsim.simulator.network.flaps import Flap
 from hdpsim.simulator.play.pipeline.chain import Chain
 from hdpsim.simulator.play.pipeline.program import Program, add_runs
 
@@ -73,6 +74,7 @@ class FlowProgram:
         sending_s: [operations]: the part of an operation's time alone in which it sends.
         gather: parameters before the step.
         sync: gradients after it.
+        flaps: links that go down meanwhile.
     """
 
     priced: Program
@@ -82,6 +84,7 @@ class FlowProgram:
     sending_s: Floats
     gather: EdgeTraffic
     sync: EdgeTraffic
+    flaps: tuple[Flap, ...] = ()
 
     @classmethod
     def of(cls, program: Program, wired: Wired) -> FlowProgram:
@@ -123,6 +126,7 @@ class FlowProgram:
             sending_s=np.minimum(sending_s, operation_s),
             gather=gather,
             sync=sync,
+            flaps=wired.flaps,
         )
 
 

@@ -15,6 +15,7 @@ from hdpsim.arrays import Bools, Floats, Ints, offsets_of
 from hdpsim.cost_models.layout.groups import Parallel
 from hdpsim.cost_models.network.links import KINDS, Links, Pattern
 from hdpsim.cost_models.step.traffic import StepTraffic, SumTraffic, TrafficKind
+from hdpsim.simulator.network.flaps import Flap
 from hdpsim.simulator.plan import Plan
 
 EQUAL = 1e-9  # relative difference below which links carry the same
@@ -30,6 +31,7 @@ class Wired:
         seed: of the hashes that choose up-links.
         every_link: follow links that always carry the same one by one.
         record: keep a record of what goes over every link, those that hold nobody up included.
+        flaps: links that go down in the step; times count from its begin.
     """
 
     links: Links
@@ -37,6 +39,7 @@ class Wired:
     seed: int = 0
     every_link: bool = False
     record: bool = False
+    flaps: tuple[Flap, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +235,7 @@ class StepRoutes:
         follows = np.arange(len(links))
         if not wired.every_link:
             families = [*passes.values(), *transfers.values(), gathers, sums]
-            follows = _one_of_each_kind(links, limits, families)
+            follows = _one_of_each_kind(links, limits, families, wired.flaps)
         stay = follows == np.arange(len(links))
         if wired.record:
             unlimited = np.where(limits, links.capacity_bytes_per_s, np.inf)
@@ -254,8 +257,10 @@ class StepRoutes:
         return f"{label} of {self.names[row]}" if self.names else ""
 
 
-def _one_of_each_kind(links: Links, limits: Bools, families: list[Rows]) -> Ints:
+def _one_of_each_kind(links: Links, limits: Bools, families: list[Rows], flaps: tuple[Flap, ...]) -> Ints:
     """[links]: of links with the same rate that every row loads alike, the first; -1: no row loads it.
+
+    Those that go down stand for themselves.
 
     Each row adds its load, relative to its largest flow, times a random number; sums that are the same are of the same
     loads (but for a chance of one in many billions).
@@ -264,7 +269,11 @@ def _one_of_each_kind(links: Links, limits: Bools, families: list[Rows]) -> Ints
         links: of the cluster.
         limits: [links]: whether it can hold anybody up.
         families: rows.
+        flaps: links that go down.
     """
+    own = np.zeros(len(links))
+    for flap in flaps:
+        own[flap.links(links)] = flap.links(links) + 1
     random = np.random.default_rng(0)
     total = np.zeros(len(links))
     for rows in families:
@@ -274,7 +283,7 @@ def _one_of_each_kind(links: Links, limits: Bools, families: list[Rows]) -> Ints
     follows = np.full(len(links), -1, dtype=np.int64)
     if len(used):
         digits = np.round(np.log(np.stack([total[used], links.capacity_bytes_per_s[used]])) / EQUAL)
-        key = np.vstack([digits, limits[used]])
+        key = np.vstack([digits, limits[used], own[used]])
         _, first, which = np.unique(key, axis=1, return_index=True, return_inverse=True)
         follows[used] = used[first[which.reshape(-1)]]
     return follows

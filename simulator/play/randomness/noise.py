@@ -38,6 +38,7 @@ class _Cause(IntEnum):
     NODE_JITTER = 5
     STEP_JITTER = 6
     SLOW_PERIODS = 7
+    LINK_FLAPS = 8
 
 
 def _stream(options: ExecutionOptions, cause: _Cause, step: int = 0) -> np.random.Generator:
@@ -191,6 +192,11 @@ def _add_pauses(
     with np.errstate(divide="ignore", invalid="ignore"):
         longer = np.where(forward_s > 0, options.gc_pause_s / forward_s, 0.0)
     np.add.at(forward, (entry, stage, chunk), longer)
+
+
+def flaps_stream(options: ExecutionOptions) -> np.random.Generator:
+    """The random numbers of the step's link flaps."""
+    return _stream(options, _Cause.LINK_FLAPS, options.step)
 
 
 def synchronised_pause_s(options: ExecutionOptions) -> float:

@@ -14,6 +14,7 @@ from simulator_setups import MODEL, Task, pipelines, small_cluster, small_setup,
 
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.errors import InfeasibleError
+from hdpsim.simulator.network.flaps import Flap
 from hdpsim.simulator.network.flows import FlowNetwork
 from hdpsim.simulator.play.accounts import Timeline
 from hdpsim.simulator.play.execution import Execution
@@ -24,7 +25,7 @@ from hdpsim.simulator.play.pipeline.program import compile_program
 from hdpsim.simulator.play.replay import replay_timeline, run_replay
 from hdpsim.simulator.play.shortcuts.repetition import steady_step
 from hdpsim.simulator.setup import ExecutionOptions, Setup
-from hdpsim.simulator.step import plan_batch, plan_noise, price_plan, simulate_step, wired
+from hdpsim.simulator.step import link_flaps, plan_batch, plan_noise, price_plan, simulate_step, wired
 
 FLOWS = ExecutionOptions(network="flows")
 LENGTHS = np.array([16384, 9000, 8192, 4000, 3000, 2048, 2048, *[1024] * 40])
@@ -250,6 +251,70 @@ def test_any_step_of_flows_accounts_for_its_time_and_is_never_faster_than_alone(
     fabric = setup.cluster.fabric
     if fabric.leaf_oversubscription == fabric.spine_oversubscription == 1.0 and setup.layout.parallel.pp == 1:
         assert step.network.alone_s == pytest.approx(independent.step_s, rel=1e-9)
+
+
+def flap_at(of: Setup, at_s: float) -> Execution:
+    """The step of two nodes that share a sequence, a NIC of which is down for 2 s."""
+    plan, problem, _ = plan_batch(of, [4096])
+    flaps = (Flap(nic=8, at_s=at_s, down_s=1.5, stall_s=2.0),)
+    return run_flows(plan, price_plan(of, problem, plan), wired(of), flaps=lambda _: flaps)
+
+
+def test_a_flap_costs_its_stall_where_something_is_sent_and_else_nothing():
+    of = step_setup(nodes=2, tp=8)
+    quiet = simulate_step(of, [4096])
+    assert quiet.network is not None
+    # the ring runs from the first forward on; the optimizer at the end sends nothing
+    accounts = dict(zip(quiet.accounts, quiet.account_s.max(axis=(1, 2)).tolist(), strict=True))
+    first_s = sum(accounts[name] for name in ("data", "planning", "parameter_gather"))
+    hit, missed = flap_at(of, first_s + 1e-5), flap_at(of, quiet.step_s - 1e-6)
+    assert hit.step_s == pytest.approx(quiet.step_s + 2.0, rel=1e-9)
+    assert missed.step_s == pytest.approx(quiet.step_s, rel=1e-9)
+    for step, cost_s in ((hit, 2.0), (missed, 0.0)):
+        assert step.network is not None
+        assert len(step.network.flaps) == 1
+        assert step.network.flaps_s == pytest.approx(cost_s, abs=1e-9)
+        assert step.network.contention(step.step_s) == pytest.approx(0.0, abs=1e-9)
+        np.testing.assert_allclose(step.account_s.sum(axis=0), step.step_s, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["static", "pipeline", "hashed"])
+def test_links_that_carry_the_same_are_followed_once_but_for_those_that_flap(name: str):
+    of = SETUPS.get(name) or CONTENDED[name]
+    plan, problem, _ = plan_batch(of, LENGTHS)
+    costs = price_plan(of, problem, plan)
+    quiet = simulate_step(of, LENGTHS)
+    flaps = tuple(
+        Flap(nic=nic, at_s=share * quiet.step_s, down_s=0.1, stall_s=0.2 * quiet.step_s)
+        for nic, share in ((3, 0.2), (12, 0.4), (3, 0.7))
+    )
+    steps = [
+        run_flows(plan, costs, replace(wired(of), every_link=every, record=True), flaps=lambda _: flaps)
+        for every in (False, True)
+    ]
+    assert steps[0].step_s == pytest.approx(steps[1].step_s, rel=1e-9)
+    assert steps[0].step_s > quiet.step_s
+    carried = [step.network.record.link_bytes() for step in steps if step.network and step.network.record]
+    np.testing.assert_allclose(carried[0], carried[1], rtol=1e-6, atol=1.0)
+
+
+def test_flaps_of_a_scenario_differ_by_step_and_are_the_same_under_every_strategy():
+    often = replace(
+        FLOWS, link_flaps_per_hour=1000.0, link_flap_mean_s=0.01, adaptive_retransmission=True, seed=4
+    )
+    for number in range(3):
+        met = []
+        for name in ("hdp-naive", "hdp-opt"):
+            of = step_setup(tp=2, strategy=name, execution=often).at_step(number)
+            step = simulate_step(of, LENGTHS)
+            assert step.network is not None
+            assert step.network.flaps == link_flaps(of, step.step_s)
+            met.append(link_flaps(of, 100.0))
+        assert met[0] == met[1]
+        assert met[0] != link_flaps(step_setup(execution=often).at_step(number + 1), 100.0)
+    never = replace(FLOWS, link_flaps_per_hour=1e-9)
+    quiet = simulate_step(SETUPS["rings"], LENGTHS)
+    assert simulate_step(step_setup(tp=2, execution=never), LENGTHS).step_s == quiet.step_s
 
 
 @pytest.mark.parametrize("name", ["static", "pipeline", "experts", "noise"])
