@@ -34,19 +34,19 @@ class Range:
     words: str = ""
 
     @property
-    def whole(self) -> bool:
+    def only_whole(self) -> bool:
         """Whether only whole numbers are allowed."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def holds(self, value: object) -> bool:
         """Whether *value* is such a number; a truth value, a text, nan and infinity are not."""
-        kinds = int if self.whole else (int, float)
+        kinds = int if self.only_whole else (int, float)
         return isinstance(value, kinds) and not isinstance(value, bool) and self.low <= value <= self.high
 
     def __str__(self) -> str:
         if self.words:
             return self.words
-        low, high = (f"{end:,}" if self.whole else f"{end:g}" for end in (self.low, self.high))
+        low, high = (f"{end:,}" if self.only_whole else f"{end:g}" for end in (self.low, self.high))
         return f"{low} to {high}{f' {self.unit}' if self.unit else ''}"
 
     def from_least(self, low: float) -> Range:
@@ -55,7 +55,7 @@ class Range:
 
     def complaint(self, value: object) -> str:
         """What is wrong with *value*, which is not in the range."""
-        kind = "a whole number" if self.whole else "a number"
+        kind = "a whole number" if self.only_whole else "a number"
         why = f" ({self.why})" if self.why else ""
         return f"must be {kind} from {self}, got {quoted(value)}{why}"
 

@@ -46,7 +46,7 @@ def lower_bound_s(setup: Setup, lengths: ArrayLike) -> float:
     that is cut is less work: where cutting is accepted (`concatenate`) it is the bound of the pieces.
     Ignored: that ranks hold whole micro-batches, transfers of the other sequences, waiting, bubbles of full pipelines.
     """
-    problem = _whole(setup, planning_problem(setup, lengths))
+    problem = _as_attention_sees_it(setup, planning_problem(setup, lengths))
     if problem.mixed is not None:
         return _mixed_bound_s(problem, problem.mixed)
     return _StepBound(problem).seconds()
@@ -77,7 +77,7 @@ def _mixed_bound_s(problem: PlanningProblem, mixed: MixedCost) -> float:
     return max(bounds[0].around_s(busy_s, fills[0], fills[1]), chain_s)
 
 
-def _whole(setup: Setup, problem: PlanningProblem) -> PlanningProblem:
+def _as_attention_sees_it(setup: Setup, problem: PlanningProblem) -> PlanningProblem:
     """The problem with the sequences as attention sees them."""
     options = setup.strategy
     keeps_sequences = options.name in ("hdp-naive", *OF_PAPERS) and options.dynamic_groups

@@ -239,7 +239,7 @@ def _tokens_of(setup: Setup, lengths: ArrayLike) -> Ints:
         raise UserInputError("a batch needs at least one sequence, in one list of lengths")
     truth_values = isinstance(lengths, list | tuple) and not {bool, np.bool_}.isdisjoint(map(type, lengths))
     if given.dtype.kind not in "iu" or truth_values:
-        wrong = next((one for one in np.asarray(lengths, dtype=object) if not _whole(one)), given[0])
+        wrong = next((one for one in np.asarray(lengths, dtype=object) if not _is_integer(one)), given[0])
         raise UserInputError(f"sequence lengths of a batch must be whole numbers, got {quoted(wrong)}")
     if given.min() <= 0 or given.max() > setup.context_tokens:
         raise UserInputError(
@@ -249,7 +249,7 @@ def _tokens_of(setup: Setup, lengths: ArrayLike) -> Ints:
     return np.ascontiguousarray(given, dtype=np.int64)
 
 
-def _whole(value: object) -> bool:
+def _is_integer(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 

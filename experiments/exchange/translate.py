@@ -371,7 +371,7 @@ def _nearest(choice: Choice, facts: Mapping[str, object], spelling: str) -> Case
     return best
 
 
-def _whole(text: str) -> int:
+def _integer(text: str) -> int:
     if not re.fullmatch(r"[+-]?[\d_,]{1,18}", text) or not text.strip("+-_,"):
         raise ValueError(f"expected a whole number, got {quoted(text)}")
     return int(text.replace(",", "").replace("_", ""))
@@ -404,7 +404,7 @@ def _dense_layers(text: str) -> list[int]:
 
 
 NOTATIONS: Mapping[str, tuple[Callable[[str], object], Callable[[object], object]]] = {
-    "": (_whole, lambda value: value),
+    "": (_integer, lambda value: value),
     "text": (str, lambda value: value),
     "number": (lambda text: float(_finite(text)), lambda value: value),
     "window": (_window, lambda value: f"{int(str(value)) - 1},0"),

@@ -10,7 +10,7 @@ from typing import Any
 
 from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.errors import UserInputError
-from hdpsim.experiments.output.files.csv import one_of, positive, read_rows, whole
+from hdpsim.experiments.output.files.csv import one_of, positive, read_rows, whole_number
 from hdpsim.yaml_loader import load_yaml
 
 _NEEDED = {
@@ -118,7 +118,7 @@ class PaperFolder:
 
     def _cell(self, where: str, row: Mapping[str, str]) -> PublishedFigure:
         inputs = {
-            name: whole(where, name, row, allowed)
+            name: whole_number(where, name, row, allowed)
             if isinstance(allowed, str)
             else one_of(where, name, row, allowed)
             for name, allowed in self.columns.items()

@@ -45,7 +45,7 @@ class Benchmark:
         Raises:
             UserInputError: columns that are missing or make no sense.
         """
-        mode, tp = self.modes[step.columns["mode"]], step.whole("tp_size")
+        mode, tp = self.modes[step.columns["mode"]], step.whole_number("tp_size")
         shared = {
             name: dict(keys) if isinstance(keys, Mapping) else keys for name, keys in self.scenario.items()
         }
@@ -63,7 +63,7 @@ class Benchmark:
 
     def layers(self, step: MeasuredStep) -> int:
         """Layers of the model as it was measured."""
-        return step.whole("num_layers")
+        return step.whole_number("num_layers")
 
     def packs(self, step: MeasuredStep) -> tuple[Ints, int]:
         """For every document the number of its micro-batch, and the ranks that share each.
@@ -73,7 +73,7 @@ class Benchmark:
         takes them as they are. one: all documents on all ranks.
         """
         packing = cast(Packing, self.modes[step.columns["mode"]]["packs"])
-        replicas = step.whole("dp_size")
+        replicas = step.whole_number("dp_size")
         given = np.repeat(np.arange(len(step.packs)), [len(pack) for pack in step.packs])
         match packing:
             case "joined":
@@ -91,12 +91,12 @@ class Benchmark:
 
     def _dealt(self, step: MeasuredStep, given: Ints, replicas: int) -> tuple[Ints, int]:
         """The packs of a mode that deals documents by their work."""
-        degree = step.whole("cp_size", 1)
+        degree = step.whole_number("cp_size", 1)
         if replicas == 1:
             return np.zeros_like(given), degree
-        most = 2 * step.whole("num_tokens")
+        most = 2 * step.whole_number("num_tokens")
         if step.columns.get("batch_size") is not None:
-            most = most * step.whole("batch_size") // degree
+            most = most * step.whole_number("batch_size") // degree
         lengths = np.array(step.lengths, dtype=np.int64)
         share = lengths / self.work_tokens
         return balanced_packs(lengths, share**2 + share, replicas, most), degree
@@ -104,14 +104,14 @@ class Benchmark:
     def settings(self, step: MeasuredStep) -> str:
         """How it was run, in words."""
         mode = step.columns["mode"]
-        degrees = f"dp{step.whole('dp_size')}"
+        degrees = f"dp{step.whole_number('dp_size')}"
         if self.modes[mode]["packs"] == "balanced":
-            degrees += f" cp{step.whole('cp_size', 1)}"
+            degrees += f" cp{step.whole_number('cp_size', 1)}"
         return f"{mode} {degrees}"
 
     def _ranks(self, step: MeasuredStep) -> int:
         balanced = self.modes[step.columns["mode"]]["packs"] == "balanced"
-        return step.whole("dp_size") * (step.whole("cp_size", 1) if balanced else 1)
+        return step.whole_number("dp_size") * (step.whole_number("cp_size", 1) if balanced else 1)
 
     def _model(self, step: MeasuredStep) -> str:
         name = step.columns.get("model_path")

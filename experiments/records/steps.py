@@ -56,7 +56,7 @@ class MeasuredStep:
         """All documents in the order of their packs."""
         return tuple(length for pack in self.packs for length in pack)
 
-    def whole(self, column: str, default: int | None = None) -> int:
+    def whole_number(self, column: str, default: int | None = None) -> int:
         """A column that must be a whole number of at least 1; *default* where the line does not say.
 
         Raises:

@@ -168,7 +168,7 @@ def _value(where: str, column: str, text: str) -> object:
     if not text:
         return None
     if column in _WHOLE:
-        return _whole(where, column, text)
+        return _integer(where, column, text)
     if column in _POSITIVE:
         return positive(where, column, text, _POSITIVE[column])
     if column in _FLAGS:
@@ -178,7 +178,7 @@ def _value(where: str, column: str, text: str) -> object:
     return text
 
 
-def _whole(where: str, column: str, text: str) -> int:
+def _integer(where: str, column: str, text: str) -> int:
     number, least = as_number(text), 0 if column in _MAY_BE_ZERO else 1
     if not (least <= number < math.inf and number == int(number)):
         raise UserInputError(

@@ -84,7 +84,7 @@ class Key:
 
 def range_schema(allowed: Range) -> dict[str, object]:
     """The numbers of a range as JSON Schema."""
-    kind = "integer" if allowed.whole else "number"
+    kind = "integer" if allowed.only_whole else "number"
     return {"type": kind, "minimum": allowed.low, "maximum": allowed.high}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.verbs.result import Result
-from hdpsim.experiments.verbs.values import Names, Progress, names_of, quiet, whole
+from hdpsim.experiments.verbs.values import Names, Progress, check_whole_number, names_of, quiet
 from hdpsim.quoting import quoted
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def calibrate(
     from hdpsim.experiments.calibration.file import check_calibration_file
     from hdpsim.experiments.calibration.run import calibrate as fit
 
-    whole("workers", workers, "workers")
+    check_whole_number("workers", workers, "workers")
     check_calibration_file(str(output), "--output")
     if records is not None and not runs:
         raise UserInputError("--no-runs takes no RECORDS.csv")
@@ -214,7 +214,7 @@ def reproduce(
         raise UserInputError(
             f"{paper}: no such paper{did_you_mean(paper, known)}; there are {', '.join(known)}"
         )
-    whole("batches", batches, "batches")
+    check_whole_number("batches", batches, "batches")
     if batches is not None and "batches" not in paper_folder(paper).setup:
         raise UserInputError(f"batches: {paper} does not average over batches")
     if residuals is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from hdpsim.errors import InfeasibleError, QuantityError, UserInputError
 from hdpsim.experiments.scenario.overrides import GivenOverrides, override_texts
 from hdpsim.experiments.verbs.result import Result
-from hdpsim.experiments.verbs.values import whole
+from hdpsim.experiments.verbs.values import check_whole_number
 from hdpsim.quoting import quoted
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def fabric(
     from hdpsim.experiments.fabrics.clusters import named_cluster
     from hdpsim.experiments.scenario.references import cluster_of_size
 
-    whole("gpus", gpus, "gpus")
+    check_whole_number("gpus", gpus, "gpus")
     cluster, network = named_cluster(source, override_texts(overrides))
     if gpus is not None:
         cluster = cluster_of_size(cluster, gpus)
@@ -101,8 +101,8 @@ def flows(
             f"pattern must be one of {', '.join(get_args(Pattern))}, got {quoted(str(pattern))}"
         )
     for name, value in (("gpus", gpus), ("group", group)):
-        whole(name, value, "gpus")
-    whole("seed", seed, "seed")
+        check_whole_number(name, value, "gpus")
+    check_whole_number("seed", seed, "seed")
     if top not in range(1, 1001):
         raise UserInputError(f"top must be a whole number from 1 to 1000, got {top}")
     cluster, network = named_cluster(source, override_texts(overrides))

@@ -16,6 +16,7 @@ from hdpsim.experiments.verbs.values import (
     Names,
     Progress,
     changes_of,
+    check_whole_number,
     counts_of,
     names_of,
     quiet,
@@ -23,7 +24,6 @@ from hdpsim.experiments.verbs.values import (
     share_of,
     strategy_names,
     tokens_of,
-    whole,
 )
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def plan(
         raise UserInputError(f"objective must be one of {allowed}, got {objective!r}")
     if top not in range(1, 101):
         raise UserInputError(f"top must be a whole number from 1 to 100, got {top}")
-    whole("workers", workers, "workers")
+    check_whole_number("workers", workers, "workers")
     changes = override_texts(overrides)
     options: dict[str, Any] = {
         "gpus": counts_of("gpus", gpus) if gpus else (),
@@ -178,7 +178,7 @@ def recommend(
         raise UserInputError(f"confidence must be from 0.01 to 0.99, got {confidence}")
     if objective not in ("gpus", "usd"):
         raise UserInputError(f"objective must be gpus or usd, got {objective!r}")
-    whole("batches", batches, "batches")
+    check_whole_number("batches", batches, "batches")
     goal = parse_goal(target) if isinstance(target, str) else target
     types = names_of("gpu_types", gpu_types) if gpu_types else ()
     budget_s = seconds_of("budget", budget)
@@ -271,7 +271,7 @@ def check_strategy(
     from hdpsim.experiments.studies.own_strategy import check as study
     from hdpsim.experiments.studies.own_strategy.document import strategy_check_document
 
-    whole("ranks", ranks, "cp")
+    check_whole_number("ranks", ranks, "cp")
     given = strategy if isinstance(strategy, str) else f"{strategy.__module__}:{strategy.__qualname__}"
     (name,) = strategy_names("MODULE:FUNCTION", [given])
     checked = load_scenario(scenario, overrides)
@@ -423,7 +423,7 @@ def sweep(
     from hdpsim.experiments.sweeps.report import estimate_document, sweep_document
     from hdpsim.experiments.sweeps.store import ResultStore, default_store
 
-    whole("workers", workers, "workers")
+    check_whole_number("workers", workers, "workers")
     read = load_sweep(sweep)
     cells = expand(read, override_texts(overrides))
     kept = ResultStore(str(store) if store is not None else default_store())

@@ -14,11 +14,11 @@ from hdpsim.experiments.verbs.result import Result
 from hdpsim.experiments.verbs.values import (
     Names,
     Progress,
+    check_whole_number,
     quiet,
     share_of,
     tokens_of,
     variant_names,
-    whole,
 )
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def simulate(
     if timeline is not None:
         check_out_file(timeline, "--timeline", (".json", ".json.gz"))
     target_tokens = tokens_of(tokens)
-    whole("replications", replications, "replications")
+    check_whole_number("replications", replications, "replications")
     changes = override_texts(overrides)
     if steps is not None:
         if batches is not None or tokens is not None:
@@ -100,7 +100,7 @@ def _many_steps(
     from hdpsim.experiments.studies.steps.replications import replicate_runs, with_replications
     from hdpsim.experiments.studies.steps.report import many_steps_document
 
-    whole("steps", steps, "batches")
+    check_whole_number("steps", steps, "batches")
     with progress("simulating") as shown:
         run = simulate_many(scenario, steps, shown, record=timeline is not None)
     lines: tuple[str, ...] = ()
@@ -175,7 +175,7 @@ def compare(
         overrides = (*override_texts(overrides), "execution.executor=engine")
     chosen = study.DEFAULT_STRATEGIES if strategies is None else variant_names(strategies)
     target = tokens_of(tokens)
-    whole("replications", replications, "replications")
+    check_whole_number("replications", replications, "replications")
     checked = load_scenario(scenario, overrides)
     with progress("comparing") as shown:
         comparison = study.compare(
@@ -257,8 +257,8 @@ def replay(
     from hdpsim.experiments.datasets.report import replay_document
     from hdpsim.experiments.parallel.engines import LocalEngine
 
-    whole("steps", steps, "steps")
-    whole("workers", workers, "workers")
+    check_whole_number("steps", steps, "steps")
+    check_whole_number("workers", workers, "workers")
     share = share_of("until", until)
     checked = load_scenario(scenario, (*_of_trace(trace, column), *override_texts(overrides)))
     with progress("replaying", "steps") as shown:
@@ -340,8 +340,8 @@ def campaign(
 
     if duration is not None and tokens is not None:
         raise UserInputError("give either --duration or --tokens: so many tokens take as long as they take")
-    whole("seeds", seeds, "seeds")
-    whole("workers", workers, "workers")
+    check_whole_number("seeds", seeds, "seeds")
+    check_whole_number("workers", workers, "workers")
     asked = {"campaign.duration": duration, "campaign.seeds": seeds}
     own = override_texts({key: value for key, value in asked.items() if value is not None})
     target = tokens_of(tokens)

@@ -27,7 +27,7 @@ def quiet(_label: str, _unit: str = "") -> Iterator[Callable[..., None]]:
     yield lambda *_told, **_more: None
 
 
-def whole(name: str, value: int | None, kind: str) -> None:
+def check_whole_number(name: str, value: int | None, kind: str) -> None:
     """Refuse what is no whole number of that *kind* (see `hdpsim.ranges`); nothing is fine."""
     if value is not None:
         check(kind, value, name)

@@ -166,7 +166,7 @@ class StepPlay:
         openings = [env.process(self._opening(stage, begin)) for stage, begin in enumerate(begins)]
         self._begin_ranks(list(range(program.ranks)), openings, done)
         self.stage_ended = self._begin_ends([barrier.release for barrier in done])
-        return env.process(self._whole())
+        return env.process(self._until_all_ended())
 
     def check_played(self) -> None:
         """Raise DeadlockError if an operation was not played."""
@@ -174,7 +174,7 @@ class StepPlay:
         if not played[self._program.part_operation].all():
             raise deadlock_error(self._program, played)
 
-    def _whole(self) -> Generator[simpy.Event, None, Timeline]:
+    def _until_all_ended(self) -> Generator[simpy.Event, None, Timeline]:
         yield from self.stage_ended
         self._count_events(bundles=1)
         return self._timeline()

@@ -84,7 +84,7 @@ class PlanBuilder:
             )
         if slot is None:
             slot = int(self.next_slot[members].max())
-        elif _whole(slot, f"micro-batch {number}: slot") < 0:
+        elif _integer(slot, f"micro-batch {number}: slot") < 0:
             raise PlanError(f"micro-batch {number}: slot {slot} is below 0")
         self._pieces.append(pieces)
         self._members.append(members)
@@ -134,7 +134,7 @@ class PlanBuilder:
 
     def _piece(self, one: object, number: int) -> Piece:
         parts = one if isinstance(one, tuple) else (one,)
-        sequence, *rest = (_whole(part, f"micro-batch {number}: a sequence") for part in parts)
+        sequence, *rest = (_integer(part, f"micro-batch {number}: a sequence") for part in parts)
         if len(rest) not in (0, 2):
             raise PlanError(f"micro-batch {number}: a part is (sequence, first token, tokens), got {one}")
         if not 0 <= sequence < len(self._lengths):
@@ -160,7 +160,7 @@ class PlanBuilder:
 def _rank_numbers(ranks: int | Iterable[int], number: int) -> Ints:
     """The ranks, ascending."""
     if not isinstance(ranks, range | np.ndarray):
-        ranks = [_whole(rank, f"micro-batch {number}: a rank") for rank in _several(ranks)]
+        ranks = [_integer(rank, f"micro-batch {number}: a rank") for rank in _several(ranks)]
     members = np.atleast_1d(np.asarray(ranks))
     if members.ndim > 1 or (members.size and members.dtype.kind not in "iu"):
         raise PlanError(f"micro-batch {number}: ranks must be whole numbers in one list, got {ranks!r}")
@@ -186,7 +186,7 @@ def _several(values: object) -> list[object]:
     return list(values) if isinstance(values, Iterable) else [values]
 
 
-def _whole(value: object, what: str) -> int:
+def _integer(value: object, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise PlanError(f"{what} must be a whole number, got {value!r}")
     return int(value)

@@ -92,7 +92,7 @@ def one_of(where: str, column: str, row: Mapping[str, str], known: tuple[str, ..
     return value
 
 
-def whole(where: str, column: str, row: Mapping[str, str], kind: str) -> int:
+def whole_number(where: str, column: str, row: Mapping[str, str], kind: str) -> int:
     """A whole number in the range of that *kind*."""
     value = row[column]
     allowed = RANGES[kind]

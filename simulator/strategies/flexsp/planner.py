@@ -227,13 +227,13 @@ class _Programme:
             makespan_s = self.least_s * step
             if best is not None and best.makespan_s <= max(makespan_s, NEAR * self.least_s):
                 break
-            found = self._whole(makespan_s)
+            found = self._solved(makespan_s)
             chunk = None if found is None else self._dealt(*found)
             if chunk is not None and (best is None or chunk.makespan_s < best.makespan_s):
                 best = chunk
         return best
 
-    def _whole(self, makespan_s: float) -> tuple[Ints, Ints] | None:
+    def _solved(self, makespan_s: float) -> tuple[Ints, Ints] | None:
         """Groups of every size and [buckets, sizes] sequences that end by then, on as few ranks as that takes."""
         buckets, sizes = self.work_s.shape
         size = np.array(self.times.sizes, dtype=np.float64)
