@@ -11,10 +11,9 @@ from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import HdpSimError
 from hdpsim.experiments.papers.folder import PublishedFigure, paper_folder
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
-from hdpsim.experiments.studies.comparing.compare import run_batches
 from hdpsim.simulator.play.randomness.noise import clean_probability
 from hdpsim.simulator.setup import ExecutionOptions
-from hdpsim.simulator.step import StepResult
+from hdpsim.simulator.step import StepResult, plan_batch, simulate_plan
 
 FOLDER = paper_folder("megascale")
 SETUP = FOLDER.setup
@@ -67,15 +66,14 @@ class StepJob:
         """Simulate one step; of a job that may meet slow GPUs, the mean over what it may meet."""
         try:
             scenario = self.scenario()
+            setup, (lengths,) = scenario.setup(), scenario.batches(1)
+            planned = plan_batch(setup, lengths)  # which knows nothing of what a job may meet
         except HdpSimError as error:
             return Step(reason=str(error))
-        drawn = []
-        batches = scenario.batches(1)
-        for weight, execution in _draws(scenario):
-            outcome = run_batches(replace(scenario, execution=execution), batches)
-            if not outcome.results:
-                return Step(reason=outcome.reason)
-            drawn.append((weight, outcome.results[0]))
+        drawn = [
+            (weight, simulate_plan(replace(setup, execution=execution), *planned))
+            for weight, execution in _draws(scenario)
+        ]
         return _mean_step(scenario, drawn)
 
 
