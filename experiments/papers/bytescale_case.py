@@ -126,9 +126,14 @@ def _compared(value: Mapping[str, Any]) -> Iterator[FigureRow]:
                 18, f"18c, {key} busy rank, {name}", "s", busy["paper"][key], busy["heaviest"][key]
             )
     for name, layer in value["layer"].items():
-        for key in LAYER_TIMES:
-            figures = (f"18a, {name}: {key.removesuffix('_s')}", "ms", 1e3 * layer["paper"][key])
-            yield compared(18, *figures, 1e3 * layer["predicted"][key])
+        yield from layer_values(name, layer["predicted"])
+
+
+def layer_values(name: str, predicted: Mapping[str, Any]) -> Iterator[FigureRow]:
+    """The five times of one of Figure 18a's layers, packed or single."""
+    for key in LAYER_TIMES:
+        figures = (f"18a, {name}: {key.removesuffix('_s')}", "ms", 1e3 * PAPER["layer"][name][key])
+        yield compared(18, *figures, 1e3 * predicted[key])
 
 
 def heaviest_batch(model: str, batches: Sequence[Ints]) -> tuple[int, float]:
@@ -203,7 +208,7 @@ def _mean_spread(busy_s: Floats) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Layer:
+class Layer:
     """One layer's forward of one micro-batch, seconds on one rank.
 
     Attributes:
@@ -238,26 +243,31 @@ class _Layer:
         return self.exposed_s / (self.attention_s + self.rest_s)
 
 
-def _layers(setup: Setup, lengths: Ints) -> tuple[_Layer, _Layer]:
+def _layers(setup: Setup, lengths: Ints) -> tuple[Layer, Layer]:
     """The packed static micro-batch of median time in that batch, and the single long sequence on its own ranks."""
     plan, problem, _ = plan_batch(setup, lengths)
     packs = micro_batches(problem, plan)
     forward_s = micro_batch_cost(setup).terms_s(packs, backward=False).sum(axis=(0, 1))
     median = int(np.argsort(forward_s, kind="stable")[len(forward_s) // 2])
+    return _layer(setup, packs, median), single_layer(setup)
+
+
+def single_layer(setup: Setup) -> Layer:
+    """One layer's forward of Figure 18a's long sequence on its own ranks."""
     members = np.arange(SINGLE_RANKS, dtype=np.int64)
     single = MicroBatches(
         segment_tokens=np.array([SINGLE_TOKENS], dtype=np.int64),
         segment_offsets=np.array([0, 1], dtype=np.int64),
         group_size=np.array([SINGLE_RANKS], dtype=np.int64),
-        tier=problem.cost.fabric.ring_tiers(
+        tier=micro_batch_cost(setup).fabric.ring_tiers(
             members * setup.layout.parallel.tp, np.array([0, SINGLE_RANKS], dtype=np.int64)
         ),
         offload_ratio=np.zeros(1),
     )
-    return _layer(setup, packs, median), _layer(setup, single, 0)
+    return _layer(setup, single, 0)
 
 
-def _layer(setup: Setup, batches: MicroBatches, number: int) -> _Layer:
+def _layer(setup: Setup, batches: MicroBatches, number: int) -> Layer:
     cost = micro_batch_cost(setup)
     layers = cost.busiest_layers
     terms = cost.terms_s(batches, backward=False).sum(axis=1)[:, number] / layers
@@ -266,11 +276,13 @@ def _layer(setup: Setup, batches: MicroBatches, number: int) -> _Layer:
     ranks = int(batches.group_size[number])
     local_tokens = float(batches.tokens[number]) / ranks  # padding travels too
     hop_s = cost.attention.hop_s(local_tokens, ranks, batches.tier[number], backward=False)
-    return _Layer(
+    return Layer(
         ranks=ranks,
         attention_s=attention_s,
         exposed_s=by_name["ring_wait"],
-        mlp_s=products_s(setup.model, setup.layout, "mlp", local_tokens),
+        mlp_s=products_s(
+            setup.model, setup.layout, "mlp", local_tokens, setup.cluster.gpu, setup.calibration
+        ),
         rest_s=float(terms.sum()) - attention_s - by_name["logits"],
         ring_step_s=by_name["attention"] / ranks,
         merge_s=by_name["ring_merge"] / (ranks - 1),

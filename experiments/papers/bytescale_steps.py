@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import islice, product
 
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints
-from hdpsim.cost_models.calibration.calibration import calibration
+from hdpsim.cost_models.calibration.calibration import Calibration, calibration
 from hdpsim.cost_models.feasibility import reasons_against
 from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.reading.units import parse_quantity
 from hdpsim.errors import InfeasibleError
@@ -37,6 +38,26 @@ CONTEXTS_TOKENS = tuple(tokens(text) for text in SETUP["contexts"])
 BATCH_TOKENS = tokens(SETUP["batch"])
 SEED = 0  # of the sampled lengths; any would do
 PLACE = ("model", "dataset", "gpus", "context_tokens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What figures are computed for: a cluster of any size, and the rates of its GPUs."""
+
+    cluster: Cluster
+    calibration: Calibration
+
+    @classmethod
+    def named(cls, name: str) -> Machine:
+        """One that setup.yaml lists: other nodes in the cells' fabric, rates of a calibration or some of their own."""
+        entry = SETUP["machines"][name]
+        cluster = replace(catalog.cluster(SETUP["cluster"]), node=catalog.node(entry["node"]))
+        rates = replace(calibration(entry["calibration"]), **entry.get("rates", {}))
+        return cls(cluster=cluster, calibration=rates)
+
+
+OWN = Machine(cluster=catalog.cluster(SETUP["cluster"]), calibration=calibration(SETUP["calibration"]))
+"""The machine of the cells."""
 
 
 @cache
@@ -110,6 +131,7 @@ class StepsJob:
 
     Attributes:
         keep_ranks: keep the busy time of every rank.
+        machine: on which they run.
     """
 
     model: str
@@ -119,6 +141,7 @@ class StepsJob:
     options: StrategyOptions
     batches: int
     keep_ranks: bool = False
+    machine: Machine = OWN
 
     def setup(self) -> Setup:
         """What is simulated.
@@ -129,7 +152,7 @@ class StepsJob:
         layout, model = layout_of(self.model), catalog.model(self.model)
         if self.options.name == "static":
             layout = layout.changed(dp_overlap=True)  # MegaScale, arXiv 2402.15627, section 3.2
-        cluster = cluster_of_size(catalog.cluster(SETUP["cluster"]), self.gpus)
+        cluster = cluster_of_size(self.machine.cluster, self.gpus)
         against = reasons_against(model, cluster, layout, self.context_tokens)
         if against:
             raise InfeasibleError("; ".join(against))
@@ -141,7 +164,7 @@ class StepsJob:
             model=model,
             cluster=cluster,
             layout=layout,
-            calibration=calibration(SETUP["calibration"]),
+            calibration=self.machine.calibration,
             context_tokens=self.context_tokens,
             strategy=self.options,
         )
@@ -219,7 +242,7 @@ def job_of(cell: PublishedFigure, batches: int) -> StepsJob:
     return StepsJob(**place, options=StrategyOptions(name=cell["strategy"]), batches=batches)
 
 
-def case_job(options: StrategyOptions, batches: int) -> StepsJob:
+def case_job(options: StrategyOptions, batches: int, machine: Machine = OWN) -> StepsJob:
     """The setting of Figures 18 and 20 under these options."""
     case = SETUP["case_study"]
     return StepsJob(
@@ -230,4 +253,5 @@ def case_job(options: StrategyOptions, batches: int) -> StepsJob:
         options=options,
         batches=batches,
         keep_ranks=True,
+        machine=machine,
     )

@@ -15,7 +15,15 @@ from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.transformer.flop import attention_pairs, forward_flop
 from hdpsim.experiments.output.document import OutputFile
 from hdpsim.experiments.output.plots.style import GRID, colours_of, figure_and_axes, style
-from hdpsim.experiments.papers.bytescale_steps import FOLDER, SETUP, STRATEGIES, StepsJob, case_job
+from hdpsim.experiments.papers.bytescale_steps import (
+    FOLDER,
+    OWN,
+    SETUP,
+    STRATEGIES,
+    Machine,
+    StepsJob,
+    case_job,
+)
 from hdpsim.experiments.papers.figures import compared
 from hdpsim.experiments.papers.paper import Results
 from hdpsim.experiments.papers.shown import FigureRow, Part, rows_part
@@ -107,22 +115,23 @@ def _by_bin(start_s: Floats, end_s: Floats, amount: Floats, edges: Floats) -> Fl
     return np.diff(until)
 
 
-def _jobs(batches: int) -> dict[str, ActivityJob]:
+def _jobs(batches: int, machine: Machine) -> dict[str, ActivityJob]:
     steps = min(batches, SETTING["steps"])
     return {
-        name: ActivityJob(steps=case_job(StrategyOptions(name=cast("StrategyName", name)), steps))
+        name: ActivityJob(steps=case_job(StrategyOptions(name=cast("StrategyName", name)), steps, machine))
         for name in STRATEGIES
     }
 
 
-def activity_jobs(batches: int) -> Iterator[ActivityJob]:
+def activity_jobs(batches: int, machine: Machine = OWN) -> Iterator[ActivityJob]:
     """The case study under every strategy."""
-    yield from _jobs(batches).values()
+    yield from _jobs(batches, machine).values()
 
 
-def activity(results: Results) -> Part:
+def activity(results: Results, machine: Machine = OWN) -> Part:
     """Activity of tensor cores and traffic of NICs, mean and highest bin, by strategy."""
-    found: dict[str, Activity] = {name: results.outcomes[job] for name, job in _jobs(results.batches).items()}
+    jobs = _jobs(results.batches, machine)
+    found: dict[str, Activity] = {name: results.outcomes[job] for name, job in jobs.items()}
     rows: list[FigureRow] = [
         {
             "strategy": name,

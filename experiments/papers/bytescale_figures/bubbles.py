@@ -9,7 +9,7 @@ import numpy as np
 
 from hdpsim.arrays import Ints
 from hdpsim.experiments.papers.bytescale_figures.single_steps import SingleStep, SingleStepJob, static_setup
-from hdpsim.experiments.papers.bytescale_steps import BATCH_TOKENS, FOLDER, SETUP, batches_of, tokens
+from hdpsim.experiments.papers.bytescale_steps import BATCH_TOKENS, FOLDER, OWN, SETUP, batches_of, tokens
 from hdpsim.experiments.papers.figures import compared
 from hdpsim.experiments.papers.paper import Results
 from hdpsim.experiments.papers.shown import FigureRow, Part, rows_part
@@ -48,7 +48,7 @@ def _job(context_tokens: int, lengths: Ints) -> SingleStepJob:
     tp = SETTING["tp"]
     layout = {"tp": tp, "pp": STAGES, "cp": 1, "rank_capacity_tokens": context_tokens}
     setup = static_setup(
-        SETUP, model=SETTING["model"], gpus=tp * STAGES * REPLICAS, context_tokens=context_tokens, **layout
+        OWN, model=SETTING["model"], gpus=tp * STAGES * REPLICAS, context_tokens=context_tokens, **layout
     )
     return SingleStepJob(setup=setup, lengths=tuple(lengths.tolist()))
 

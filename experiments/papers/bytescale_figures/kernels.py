@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from hdpsim.cost_models.calibration.calibration import calibration
+from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.kernels.products import gemm_s
 from hdpsim.cost_models.layer.attention import AttentionCost
 from hdpsim.cost_models.layer.head import OutputHead
@@ -15,35 +16,37 @@ from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.transformer.matrices import Block, layer_shards, vocabulary_matrix
 from hdpsim.cost_models.transformer.model import Model
-from hdpsim.experiments.papers.bytescale_steps import FOLDER, SETUP, tokens
+from hdpsim.experiments.papers.bytescale_steps import FOLDER, OWN, SETUP, Machine, tokens
 from hdpsim.experiments.papers.figures import compared
 from hdpsim.experiments.papers.paper import Results
 from hdpsim.experiments.papers.shown import FigureRow, Part, rows_part
 
-CAL, CLUSTER = calibration(SETUP["calibration"]), catalog.cluster(SETUP["cluster"])
 LAYER, LAYER_PAPER = SETUP["figure_6"]["layer"], FOLDER.published["figure_6"]["layer"]
 LOSS, LOSS_PAPER = SETUP["figure_16"], FOLDER.published["figure_16"]
 FP32_BYTES = 4
 
 
-def products_s(model: Model, layout: Layout, block: Block, length_tokens: float) -> float:
+def products_s(
+    model: Model, layout: Layout, block: Block, length_tokens: float, gpu: Gpu, cal: Calibration
+) -> float:
     """Forward of a layer's products of one block on a rank of so many tokens."""
     shards = [shard for shard in layer_shards(model, layout, moe=False) if shard.matrix.block == block]
-    return float(sum(gemm_s(length_tokens, one.outputs, one.inputs, CLUSTER.gpu, CAL) for one in shards))
+    return float(sum(gemm_s(length_tokens, one.outputs, one.inputs, gpu, cal) for one in shards))
 
 
-def layer_by_length(results: Results) -> Part:
+def layer_by_length(results: Results, machine: Machine = OWN, tp: int = LAYER["tp"]) -> Part:
     """Forward of attention (with its projections) and of the MLP's products, one layer, one sequence."""
-    model, layout = catalog.model(LAYER["model"]), Layout(tp=LAYER["tp"])
-    attention = AttentionCost(model, layout, CLUSTER.gpu, CAL, FabricModel(CLUSTER, CAL.network))
+    model, layout = catalog.model(LAYER["model"]), Layout(tp=tp)
+    gpu, cal = machine.cluster.gpu, machine.calibration
+    attention = AttentionCost(model, layout, gpu, cal, FabricModel(machine.cluster, cal.network))
     rows: list[FigureRow] = []
     values: list[FigureRow] = []
     for entry in LAYER_PAPER:
         length = tokens(entry["tokens"])
         found = {
-            "attention": products_s(model, layout, "attention", length)
+            "attention": products_s(model, layout, "attention", length, gpu, cal)
             + float(attention.alone_s([length], backward=False)[0]),
-            "mlp": products_s(model, layout, "mlp", length),
+            "mlp": products_s(model, layout, "mlp", length, gpu, cal),
         }
         row: dict[str, object] = {"tokens": length, "length": entry["tokens"]}
         for part, seconds in found.items():
@@ -58,13 +61,13 @@ def layer_by_length(results: Results) -> Part:
     return rows_part(FOLDER, "layer_by_length", rows, compared=values)
 
 
-def loss(results: Results) -> Part:
+def loss(results: Results, machine: Machine = OWN, tp: int = LOSS["tp"]) -> Part:
     """Cross-entropy and its gradient, fused and as separate operations, and the logits' memory."""
     model = replace(catalog.model(LOSS["model"]), vocab=tokens(LOSS["vocabulary"]))
     held = np.array([tokens(LOSS["tokens"])], dtype=np.float64)
+    rates = machine.cluster.gpu, machine.calibration
     found = {
-        kind: 1e3
-        * float(OutputHead(model, Layout(tp=LOSS["tp"], fused_loss=fused), CLUSTER.gpu, CAL).loss_s(held)[0])
+        kind: 1e3 * float(OutputHead(model, Layout(tp=tp, fused_loss=fused), *rates).loss_s(held)[0])
         for kind, fused in (("fused", True), ("separate", False))
     }
     of_memory = LOSS["memory"]

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from hdpsim.arrays import Floats
-from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.experiments.papers.bytescale_steps import Machine
 from hdpsim.experiments.scenario.references import cluster_of_size
 from hdpsim.simulator.setup import MemoryOptions, Setup, StrategyOptions
 from hdpsim.simulator.step import simulate_step
@@ -50,7 +50,7 @@ class SingleStepJob:
 
 
 def static_setup(
-    machine: Mapping[str, Any],
+    machine: Machine,
     *,
     model: str,
     gpus: int,
@@ -58,12 +58,12 @@ def static_setup(
     offload: float = 0.0,
     **layout: Any,
 ) -> Setup:
-    """A static mesh of full packs on so many GPUs of a *machine* (cluster, calibration); memory need not suffice."""
+    """A static mesh of full packs on so many GPUs of a *machine*; memory need not suffice."""
     return Setup(
         model=catalog.model(model),
-        cluster=cluster_of_size(catalog.cluster(machine["cluster"]), gpus),
+        cluster=cluster_of_size(machine.cluster, gpus),
         layout=Layout(dp_overlap=False, **layout),
-        calibration=calibration(machine["calibration"]),
+        calibration=machine.calibration,
         context_tokens=context_tokens,
         strategy=StrategyOptions(name="static", packing="concatenate", activation_offload=offload),
         memory=MemoryOptions(must_fit=False),

@@ -19,7 +19,7 @@ from hdpsim.experiments.papers.bytescale_figures.activity import ActivityJob, _b
 from hdpsim.experiments.papers.bytescale_figures.bubbles import STAGES, _one_heavier, amplification
 from hdpsim.experiments.papers.bytescale_figures.kernels import layer_by_length, loss
 from hdpsim.experiments.papers.bytescale_figures.lengths import pack_flop
-from hdpsim.experiments.papers.bytescale_figures.offload import SETTING, _job
+from hdpsim.experiments.papers.bytescale_figures.offload import MACHINES, SETTING, _job
 from hdpsim.experiments.papers.bytescale_steps import BATCH_TOKENS, FOLDER, case_job
 from hdpsim.experiments.papers.figures import asked_figures, compared, figures_part
 from hdpsim.experiments.papers.paper import Results, reproduce
@@ -141,7 +141,7 @@ def test_activity_is_the_steps_flop_over_the_peak() -> None:
 
 
 def test_offloading_leaves_memory_and_costs_time_only_when_links_are_slow() -> None:
-    kept, gone = (_job(SETTING["compared"], "64K", ratio).run() for ratio in (0.0, 1.0))
+    kept, gone = (_job(*MACHINES[SETTING["compared"]], "64K", ratio).run() for ratio in (0.0, 1.0))
     # 8K tokens x 30 of 32 layers x (12 h + 4 h / 4 + 6 f = 119,296 B, and log-sum-exps of 32 heads)
     moved = 8192 * 30 * (12 * 4096 + 4096 + 6 * 11008 + 4 * 32)
     assert kept.memory_bytes - gone.memory_bytes == pytest.approx(1.05 * moved, rel=0.01)  # and fragments
