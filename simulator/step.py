@@ -510,15 +510,16 @@ def link_flaps(setup: Setup, until_s: float) -> tuple[Flap, ...]:
 def wired(setup: Setup) -> Wired:
     """The links of the setup's cluster, and who has which GPU."""
     seed = int(setup.execution.seed)
-    links = _links_of(setup.cluster, setup.calibration.network, seed)
+    calibration = setup.calibration
+    links = _links_of(setup.cluster, calibration.network, calibration.host_memory_bytes_per_s, seed)
     hashed = seed + int(setup.cluster.fabric.ecmp_seed)
     return Wired(links=links, parallel=setup.layout.parallel, seed=hashed)
 
 
 @shared(most=8)
-def _links_of(cluster: Cluster, calibration: NetworkCalibration, seed: int) -> Links:
+def _links_of(cluster: Cluster, calibration: NetworkCalibration, memory: float, seed: int) -> Links:
     try:
-        return Links.of(cluster, calibration, seed=seed)
+        return Links.of(cluster, calibration, memory_bytes_per_s=memory, seed=seed)
     except UserInputError as error:  # another fabric may have the link
         raise InfeasibleError(f"cluster.fabric.degraded_links: {error}") from error
 

@@ -10,7 +10,7 @@ Links of a kind follow each other, in the order of what they belong to:
 
     gpu-out, gpu-in        GPU to NVSwitch and back                              one per GPU
     pair                   between two GPUs of a board without a switch           one per ordered pair of a node
-    pcie-out, pcie-in      GPU's port on its PCIe switch, towards the NICs        one per GPU
+    pcie-out, pcie-in      GPU's port on its PCIe switch, to NICs and the host    one per GPU
     nic-out, nic-in        NIC to leaf and back                                   one per NIC
     leaf-up, leaf-down     leaf to spines and back                                per up-link; ideal routing: per leaf
     spine-up, spine-down   a pod's spines to the core and back                    per up-link; ideal routing: per pod
@@ -315,13 +315,19 @@ class Links:
         return routes
 
     def host_routes(self, gpus: ArrayLike, direction: Literal["out", "in"]) -> Routes:
-        """Copies between GPUs and the memory of their hosts: *out* to the host, *in* from it."""
+        """Copies between GPUs and the memory of their hosts: *out* to the host, *in* from it.
+
+        A GPU's port on its PCIe switch carries them beside what it sends to its NIC, or gets from there.
+        """
         numbers = np.atleast_1d(np.asarray(gpus, dtype=np.int64))
         node = self.cluster.node
         place, own = np.divmod(numbers, node.gpus)
         behind = place * _host_links(node) + own // node.host_link_gpus
         one_way = self.first[cast(LinkKind, f"host-{direction}")] + behind
-        columns = np.stack([one_way, self.first["host-both"] + behind, self.first["memory"] + place], axis=-1)
+        port = self.first[cast(LinkKind, f"pcie-{direction}")] + numbers
+        columns = np.stack(
+            [port, one_way, self.first["host-both"] + behind, self.first["memory"] + place], axis=-1
+        )
         return _even_routes(columns)
 
     def storage_routes(self, nodes: ArrayLike) -> Routes:

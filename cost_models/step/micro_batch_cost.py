@@ -24,7 +24,7 @@ from hdpsim.cost_models.step.host_link import offload_bytes_per_s
 from hdpsim.cost_models.step.layer_prices import TERM_ROWS, TERMS, layer_prices
 from hdpsim.cost_models.step.micro_batch import MicroBatches, StepSums
 from hdpsim.cost_models.step.sharded_parameters import ShardedParameters
-from hdpsim.cost_models.step.traffic import Traffic, TrafficKind
+from hdpsim.cost_models.step.traffic import HOST_KINDS, Traffic, TrafficKind
 from hdpsim.cost_models.tracing import priced, remembered, shared
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import StageContents, stage_contents
@@ -218,14 +218,22 @@ class MicroBatchCost:
         backward: bool,
     ) -> Floats:
         """Host-link time of a stage's offloaded activations beyond its compute (first and last layer stay)."""
-        moving = max(0, kind.layers - 2)
-        ratio = batches.offload_ratio
-        if not moving or not ratio.any():
+        moving = kind.offloading_layers
+        if not moving or not batches.offload_ratio.any():
             return np.zeros_like(tokens)
-        rate = self.offload_bytes_per_s
-        transfer = ratio * self.activation_bytes_per_token * tokens / rate
-        compute = layers[kind.moe_layers > kind.dense_layers, backward].sum(axis=0)
-        return np.asarray(moving * np.maximum(0.0, transfer - compute))
+        moved = self._offloaded(batches, tokens, layers[kind.moe_layers > kind.dense_layers, backward])
+        return np.asarray(moving * np.maximum(0.0, moved.sent_bytes / moved.bytes_per_s - moved.hidden_s))
+
+    def _offloaded(self, batches: MicroBatches, tokens: Floats, layer_terms_s: Floats) -> SentTimes:
+        """What a layer moves to the host, or back, beside all it does."""
+        volume = batches.offload_ratio * self.activation_bytes_per_token * tokens
+        return SentTimes(
+            times=(volume > 0).astype(np.float64),
+            hidden_s=layer_terms_s.sum(axis=0),
+            fixed_s=np.zeros_like(volume),
+            sent_bytes=volume,
+            bytes_per_s=np.full_like(volume, self.offload_bytes_per_s),
+        )
 
     @priced("small_kernels")
     def _embedding_s(self, tokens: Floats) -> Floats:
@@ -261,7 +269,7 @@ class MicroBatchCost:
         return np.asarray(BF16_BYTES * self.model.hidden / self.layout.parallel.tp * self._tokens(batches))
 
     def traffic(self, batches: MicroBatches) -> tuple[Traffic, ...]:
-        """What forwards and backwards of these micro-batches send between nodes, recomputation included."""
+        """What forwards and backwards of these micro-batches send to other nodes and hosts, recomputation included."""
         tokens = self._tokens(batches)
         layers = self._layers.terms_s(batches, tokens, (False, True))
         found: list[Traffic] = []
@@ -272,7 +280,7 @@ class MicroBatchCost:
                 return
             row = TERM_ROWS[term]
             found.append(Traffic(kind=kind, backward=backward, term=row, times=times, sent=sent))
-            repeats = 0.0 if backward else float(self._repeats[row])
+            repeats = 0.0 if backward or kind in HOST_KINDS else float(self._repeats[row])
             if repeats:
                 again = TERM_ROWS["recompute"]
                 found.append(Traffic(kind=kind, backward=True, term=again, times=repeats * times, sent=sent))
@@ -300,6 +308,27 @@ class MicroBatchCost:
                     shards = self._sharded.sent(moe, compute_s, backward=backward)
                     if shards is not None:
                         add("shards", backward, "layer_gather", counts, shards)
+        if batches.offload_ratio.any():
+            for moe in (False, True):
+                moving = [
+                    kind.offloading_layers * (moe == (kind.moe_layers > kind.dense_layers))
+                    for kind in self.kinds
+                ]
+                if any(moving):
+                    add(
+                        "offload",
+                        False,
+                        "offload_wait",
+                        moving,
+                        self._offloaded(batches, tokens, layers[moe, False]),
+                    )
+                    add(
+                        "fetch",
+                        True,
+                        "offload_wait",
+                        moving,
+                        self._offloaded(batches, tokens, layers[moe, True]),
+                    )
         return tuple(found)
 
     def transfer_traffic(self, batches: MicroBatches, ranks: int) -> tuple[Floats, Floats]:

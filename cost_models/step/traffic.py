@@ -1,10 +1,11 @@
-"""What a step sends between nodes, and what hides it: for whoever lets transfers share links.
+"""What a step sends between nodes and to hosts, and what hides it: for whoever lets transfers share links.
 
 Prices of a step (StepCosts) hold what every transfer takes at a rate that is assumed for it. Traffic says how many
 bytes that are at which rate, so that the same transfer can be priced at another one.
 
 Counted: everything that crosses nodes: rings and other exchanges of context parallelism, tensor parallelism, experts'
-all-to-alls, parameters gathered layer by layer, transfers between stages, gradient sums and parameter gathers.
+all-to-alls, parameters gathered layer by layer, transfers between stages, gradient sums and parameter gathers; and
+activations that go to host memory and come back.
 Ignored: transfers inside a node (its switch does not block, and a GPU's port is many times its share of the NICs);
 tokens that experts cut over several GPUs gather; sums of tied embeddings; metadata and checkpoints.
 """
@@ -19,8 +20,11 @@ import numpy as np
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.layer.sent import SentTimes
 
-TrafficKind = Literal["ring", "exchange", "spread", "tensor", "experts", "shards"]
-"""ring: hop by hop; exchange: a collective over the same ranks; spread: all-to-all over them (Ulysses)."""
+TrafficKind = Literal["ring", "exchange", "spread", "tensor", "experts", "shards", "offload", "fetch"]
+"""ring: hop by hop; exchange: a collective over the same ranks; spread: all-to-all over them (Ulysses); offload, fetch:
+activations to the host's memory and back."""
+HOST_KINDS: frozenset[TrafficKind] = frozenset({"offload", "fetch"})
+"""Between GPUs and the memory of their hosts, beside all that an operation does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

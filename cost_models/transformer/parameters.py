@@ -63,6 +63,11 @@ class StageContents:
         return self.dense_layers + self.moe_layers
 
     @property
+    def offloading_layers(self) -> int:
+        """Those whose activations may go to the host: all but the first and the last (ByteScale, equation 3)."""
+        return max(0, self.layers - 2)
+
+    @property
     def by_kind(self) -> tuple[tuple[bool, int], ...]:
         """Whether they have experts, and how many layers, of each kind that occurs."""
         return tuple(

@@ -19,8 +19,6 @@ from hdpsim.simulator.play.pipeline.schedules import BACKWARD, FORWARD
 from hdpsim.simulator.run.tight_hosts import HostedProgram, operation_bytes
 from hdpsim.simulator.setup import Setup
 
-RESIDENT_LAYERS = 2  # the first and the last layer of a stage stay on the GPU: ByteScale, equation 3
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offload:
@@ -95,7 +93,7 @@ def _moved_bytes(cost: MicroBatchCost, program: Program) -> Floats:
     totals = np.add.reduceat(plan.segment_tokens, plan.segment_offsets[:-1])
     if plan.padding_tokens is not None:
         totals = totals + plan.padding_tokens
-    moving = np.array([max(0, kind.layers - RESIDENT_LAYERS) for kind in cost.kinds])
+    moving = np.array([kind.offloading_layers for kind in cost.kinds])
     of_layer = plan.offload_ratio * cost.activation_bytes_per_token * totals / plan.group_size
     return np.asarray(np.outer(moving, of_layer))
 

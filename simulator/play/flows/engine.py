@@ -1,6 +1,6 @@
 """A step whose transfers share the links of a network: the engine, with activities in place of durations.
 
-    operation     its transfers as one activity, then the rest of it (see flow_program)
+    operation     its transfers as one activity, then the rest of it (see program); beside both its copies to the host
     transfer      from one stage of a group to the next: an activity; its latency is part of its time alone
     gather, sum   what shows: an activity that all ranks of the stage wait for. What is hidden: an activity beside the
                   first or last operations; sums end when both do, second operations wait for hidden gathers
@@ -19,6 +19,7 @@ import simpy
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.cost_models.step.traffic import TrafficKind
 from hdpsim.simulator.network.flaps import Flap, play_flaps
 from hdpsim.simulator.network.flows import Activity, FlowNetwork
 from hdpsim.simulator.network.record import FlowRecord
@@ -146,7 +147,12 @@ class FlowStep(StepPlay):
         self._row: list[int] = row.tolist()
         self._group: list[int] = group.tolist()
         self._sending_s: list[float] = flows.sending_s.tolist()
-        self._kinds = [(one.kind, flows.routes.passes[one.kind], one.sent_bytes) for one in flows.sent]
+        self._streaming_s: list[float] = flows.streaming_s.tolist()
+        self._kinds, self._stream_kinds = (
+            [(one.kind, flows.routes.passes[one.kind], one.sent_bytes) for one in some]
+            for some in (flows.sent, flows.streams)
+        )
+        self._stream_late_s = np.zeros(len(self._row))
         chain, traffic = flows.priced.chain, flows.priced.costs.traffic
         assert traffic is not None
         self._transfer_bytes: list[float] = traffic.transfer_bytes.tolist()
@@ -183,24 +189,50 @@ class FlowStep(StepPlay):
             self._begin(operation)
 
     def _begin(self, operation: Operation) -> None:
-        """Send what an operation sends, then do the rest of it."""
+        """Send what an operation sends, then do the rest of it; stream to the host beside that."""
         number = operation.number
+        sends = self._activity(number, self._kinds, self._sending_s[number])
+        streams = self._activity(number, self._stream_kinds, self._streaming_s[number])
+        duration_s = self._duration_s[number]
+        if streams is not None:
+            self._env.process(self._beside(operation, sends, streams))
+        elif sends is None:
+            operation.end_after(duration_s)
+        else:
+            rest_s = max(0.0, duration_s - sends.alone_s)
+            self._network.start(sends).callbacks.append(lambda _: operation.end_after(rest_s))
+
+    def _activity(
+        self, number: int, kinds: list[tuple[TrafficKind, Rows, Floats]], alone_s: float
+    ) -> Activity | None:
+        if not alone_s:
+            return None
         row = self._row[number]
         sent: list[tuple[str, Rows, int, float]] = [
-            (kind, rows, row, float(volume[number])) for kind, rows, volume in self._kinds
+            (kind, rows, row, float(volume[number])) for kind, rows, volume in kinds
         ]
-        pattern = self._combined.pattern(sent) if sent else None
-        sending_s = self._sending_s[number]
-        if pattern is None or not sending_s:
-            operation.end_after(self._duration_s[number])
-            return
+        pattern = self._combined.pattern(sent)
+        if pattern is None:
+            return None
         label = max(sent, key=_bytes)[0]
-        activity = Activity(
-            pattern=pattern[0], volume_bytes=pattern[1], alone_s=sending_s, label=label,
+        return Activity(
+            pattern=pattern[0], volume_bytes=pattern[1], alone_s=alone_s, label=label,
             who=self._flows.routes.who(label, row),
         )  # fmt: skip
-        rest_s = max(0.0, self._duration_s[number] - sending_s)
-        self._network.start(activity).callbacks.append(lambda _: operation.end_after(rest_s))
+
+    def _beside(self, operation: Operation, sends: Activity | None, streams: Activity) -> _Process:
+        """An operation ends when its work and its streams have; what follows them takes as long as ever."""
+        duration_s, begin_s = self._duration_s[operation.number], self._env.now
+        streamed = self._network.start(streams)
+        took_s = duration_s
+        if sends is not None:
+            yield self._network.start(sends)
+            took_s += max(0.0, self._env.now - begin_s - sends.alone_s)
+        yield streamed
+        streamed_s: float = streamed.value  # type: ignore[assignment]
+        stream_took_s = duration_s + max(0.0, streamed_s - streams.alone_s)
+        self._stream_late_s[operation.number] = max(0.0, stream_took_s - took_s)
+        operation.end_after(max(0.0, begin_s + max(took_s, stream_took_s) - self._env.now))
 
     def _send(self, number: int, now_s: float) -> None:
         """See StepPlay._send; between nodes an activity."""
@@ -325,10 +357,13 @@ class FlowStep(StepPlay):
         """Where the time of the step went, that of shared links in the accounts of what was sent; that part alone."""
         flows, alone = self._flows, self._flows.alone
         played_s = np.where(np.isnan(timeline.end_s), alone.operation_s, timeline.end_s - timeline.start_s)
-        shared_s = played_s - alone.operation_s
+        streams_s = np.where(np.isnan(timeline.end_s), 0.0, self._stream_late_s)
+        shared_s = played_s - alone.operation_s - streams_s
         sending_s = sum((one.alone_s for one in flows.sent), np.zeros(len(shared_s)))
         share = np.divide(shared_s, sending_s, out=np.zeros_like(shared_s), where=sending_s > 0)
         contended = [(one.term, share * one.alone_s) for one in flows.sent]
+        if flows.streams:
+            contended.append((flows.streams[0].term, streams_s))
         epilogue = replace(
             alone.costs.epilogue, parameter_gather_s=self._gather_s, gradient_sync_s=self._sum_s
         )
@@ -337,9 +372,10 @@ class FlowStep(StepPlay):
             alone,
             costs=replace(alone.costs, epilogue=epilogue),
             operation_s=played_s,
-            part_own_s=None if own_s is None else own_s + shared_s[alone.part_operation],
+            part_own_s=None if own_s is None else own_s + (shared_s + streams_s)[alone.part_operation],
         )
-        execution = account(played, timeline, [*((one.term, one.longer_s) for one in flows.sent), *contended])
+        longer = [(one.term, one.longer_s) for one in (*flows.sent, *flows.streams)]
+        execution = account(played, timeline, [*longer, *contended])
         contention_s = np.zeros(len(execution.accounts))
         for term, seconds in contended:
             contention_s[term] += sum_by_process(played, seconds).mean()

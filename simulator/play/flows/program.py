@@ -5,9 +5,10 @@ An operation under flows takes
     rest + sum over its kinds of transfers of  times x max(hidden, fixed + bytes / rate)
 
 With the rate that its price assumes this is its price. With the rate of its own routes it is its time *alone*: a
-group's flows that meet on a link share it even so. The transfers of an operation are one activity of the network, which
-runs first; the rest follows. So operations that run in step meet on shared links as much as they do in reality, layer
-by layer, and others as much as their shares of time let expect.
+group's flows that meet on a link share it even so. The transfers of an operation are one activity of the network, that
+runs first; the rest follows. What it moves to the host or back is another activity, beside all of that from its start
+on; the operation ends when both have. So operations that run in step meet on shared links as much as they do in
+reality, layer by layer, and others as much as their shares of time let expect.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.network.links import Links
 from hdpsim.cost_models.step.micro_batch import StepCosts
-from hdpsim.cost_models.step.traffic import StepTraffic, Traffic, TrafficKind
+from hdpsim.cost_models.step.traffic import HOST_KINDS, StepTraffic, Traffic, TrafficKind
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.network.flaps import Flap
 from hdpsim.simulator.play.pipeline.chain import Chain
@@ -71,7 +72,9 @@ class FlowProgram:
         alone: the same with the durations that its own routes give, nothing else on them.
         routes: who sends over which links.
         sent: by kind of transfer.
+        streams: what goes to hosts and comes back beside all that an operation does; nothing is in both.
         sending_s: [operations]: the part of an operation's time alone in which it sends.
+        streaming_s: [operations]: the part of it in which it streams.
         gather: parameters before the step.
         sync: gradients after it.
         flaps: links that go down meanwhile.
@@ -81,7 +84,9 @@ class FlowProgram:
     alone: Program
     routes: StepRoutes
     sent: tuple[SentByOperations, ...]
+    streams: tuple[SentByOperations, ...]
     sending_s: Floats
+    streaming_s: Floats
     gather: EdgeTraffic
     sync: EdgeTraffic
     flaps: tuple[Flap, ...] = ()
@@ -99,11 +104,13 @@ class FlowProgram:
         routes = StepRoutes.of(wired, program.plan, traffic, pairs)
         links = routes.links
         factor = _noise_factor(program)
-        sent = tuple(_sent(program, one, routes, factor) for one in traffic.passes)
-        longer_s, sending_s = (
-            sum((getattr(one, name) for one in sent), np.zeros(len(program.operation_s)))
-            for name in ("longer_s", "alone_s")
+        moved = [_sent(program, one, routes, factor) for one in traffic.passes]
+        sent, streams = (
+            tuple(one for one in moved if (one.kind in HOST_KINDS) == to_hosts) for to_hosts in (False, True)
         )
+        nothing = np.zeros(len(program.operation_s))
+        longer_s = sum((one.longer_s for one in moved), nothing)
+        sending_s, streaming_s = (sum((one.alone_s for one in some), nothing) for some in (sent, streams))
         operation_s = program.operation_s + longer_s
         gather = _edge(costs.epilogue.parameter_gather_s, traffic.gather_s, routes.gathers, traffic, links)
         sync = _edge(costs.epilogue.gradient_sync_s, traffic.sync_s, routes.sums, traffic, links)
@@ -123,7 +130,9 @@ class FlowProgram:
             alone=alone,
             routes=routes,
             sent=sent,
+            streams=streams,
             sending_s=np.minimum(sending_s, operation_s),
+            streaming_s=np.minimum(streaming_s, operation_s),
             gather=gather,
             sync=sync,
             flaps=wired.flaps,
@@ -183,6 +192,8 @@ def _sent(program: Program, traffic: Traffic, routes: StepRoutes, factor: Floats
     kinds = chain.kinds(costs.kind)
     by_virtual = replace(traffic, times=traffic.times[kinds])
     assumed = np.broadcast_to(traffic.sent.bytes_per_s, burst.shape)
+    if traffic.kind in HOST_KINDS:  # the price has what others at the same host leave
+        burst = np.minimum(burst, assumed)
     alone_s = by_virtual.seconds(np.where(np.isfinite(burst), burst, assumed))
     priced_s = by_virtual.seconds(assumed)
     volume = by_virtual.times * traffic.sent.sent_bytes

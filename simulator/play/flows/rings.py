@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints
-from hdpsim.cost_models.step.traffic import StepTraffic, TrafficKind
+from hdpsim.cost_models.step.traffic import HOST_KINDS, StepTraffic, TrafficKind
 from hdpsim.simulator.network.record import FlowRecord
 from hdpsim.simulator.plan import Plan
 
@@ -44,7 +44,7 @@ def busiest_ring(
     record: FlowRecord, wired: Wired, plan: Plan, traffic: StepTraffic, routes: StepRoutes
 ) -> RingHops | None:
     """Of the rings that cross nodes the one that sends most, of several that lost most; None: there is none."""
-    kinds = sorted({one.kind for one in traffic.passes})
+    kinds = sorted({one.kind for one in traffic.passes} - HOST_KINDS)
     rings = [number for number, one in enumerate(record.activities) if one.label == RING and one.who]
     if not rings:
         return None

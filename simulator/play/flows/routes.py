@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
 from hdpsim.arrays import Bools, Floats, Ints, offsets_of
 from hdpsim.cost_models.layout.groups import Parallel
 from hdpsim.cost_models.network.links import KINDS, Links, Pattern
-from hdpsim.cost_models.step.traffic import StepTraffic, SumTraffic, TrafficKind
+from hdpsim.cost_models.step.traffic import HOST_KINDS, StepTraffic, SumTraffic, TrafficKind
 from hdpsim.simulator.network.flaps import Flap
 from hdpsim.simulator.plan import Plan
 
@@ -114,11 +115,27 @@ class Rows:
         starts = offsets_of(np.bincount(of_pair, minlength=len(pairs)))
         counts = np.diff(starts)[which]
         entry = np.arange(int(counts.sum())) + np.repeat(starts[which] - offsets_of(counts)[:-1], counts)
-        key = np.repeat(sent.row, counts) * len(links) + link[entry]
-        keys, place = np.unique(key, return_inverse=True)
-        flows = np.bincount(place, weights=np.repeat(sent.weight, counts) * share[entry]).astype(np.float64)
+        weight = np.repeat(sent.weight, counts) * share[entry]
+        return cls._summed(links, np.repeat(sent.row, counts), link[entry], weight, largest)
+
+    @classmethod
+    def of_hosts(
+        cls, links: Links, useful: Bools, row: Ints, gpu: Ints, rows: int, way: Literal["out", "in"]
+    ) -> Rows:
+        """A copy between each of these GPUs and its host's memory."""
+        routes = links.host_routes(gpu, way)
+        used = useful[routes.link]
+        largest = np.zeros(rows)
+        largest[row] = 1.0
+        row = np.repeat(row, np.diff(routes.offsets))
+        return cls._summed(links, row[used], routes.link[used], routes.share[used], largest)
+
+    @classmethod
+    def _summed(cls, links: Links, row: Ints, link: Ints, weight: Floats, largest: Floats) -> Rows:
+        keys, place = np.unique(row * len(links) + link, return_inverse=True)
+        flows = np.bincount(place, weights=weight, minlength=len(keys)).astype(np.float64)
         row, number = np.divmod(keys, len(links))
-        offsets = offsets_of(np.bincount(row, minlength=rows))
+        offsets = offsets_of(np.bincount(row, minlength=len(largest)))
         return cls(offsets=offsets, link=number, flows=flows, largest=largest)
 
     @property
@@ -149,10 +166,11 @@ class Rows:
         return self.link[own], self.flows[own]
 
 
-def _can_hold_up(links: Links) -> Bools:
+def _can_hold_up(links: Links, offloads: bool) -> Bools:
     """[links]: those that can be full before what feeds them is.
 
-    Not ports inside a node, PCIe ports as fast as their NIC, and bundles of up-links that take all their NICs send.
+    Not ports inside a node, PCIe ports as fast as their NIC (and their host link, if the step *offloads*), and bundles
+    of up-links that take all their NICs send.
     """
     rate, node, fabric = links.capacity_bytes_per_s, links.cluster.node, links.cluster.fabric
 
@@ -166,12 +184,13 @@ def _can_hold_up(links: Links) -> Bools:
     nic = float(nics.max())
     blocks = -(-links.cluster.nodes // fabric.nodes_per_block)
     leaf_nics = fabric.nodes_per_block * node.nics * blocks / max(links.leaf.switches, 1)
+    port = nic * max(1.0, node.nics / node.gpus) + offloads * node.gpu.host_link_bytes_per_s
     pod_nics = leaf_nics * links.leaf.switches / max(links.spine.switches, 1)
     enough = {
         "gpu-out": 0.0,
         "gpu-in": 0.0,
-        "pcie-out": nic * max(1.0, node.nics / node.gpus),
-        "pcie-in": nic * max(1.0, node.nics / node.gpus),
+        "pcie-out": port,
+        "pcie-in": port,
         "leaf-up": nic * leaf_nics if links.leaf.bins == 1 else np.inf,
         "leaf-down": nic * leaf_nics if links.leaf.bins == 1 else np.inf,
         "spine-up": nic * pod_nics if links.spine.bins == 1 else np.inf,
@@ -211,7 +230,8 @@ class StepRoutes:
     ) -> StepRoutes:
         """Everything that *plan* sends; *pairs*: stages between which transfers go."""
         links, parallel, seed = wired.links, wired.parallel, wired.seed
-        limits = _can_hold_up(links)
+        kinds = {one.kind for one in traffic.passes}
+        limits = _can_hold_up(links, not kinds.isdisjoint(HOST_KINDS))
         useful = limits | wired.record
         places = Places(links, plan, parallel)
         groups, everywhere = places.groups, places.groups * parallel.pp
@@ -221,8 +241,11 @@ class StepRoutes:
 
         passes = {
             kind: rows(places.passes(kind, traffic), everywhere, number)
-            for number, kind in enumerate(sorted({one.kind for one in traffic.passes}))
+            for number, kind in enumerate(sorted(kinds - HOST_KINDS))
         }
+        for kind in kinds & HOST_KINDS:
+            way: Literal["out", "in"] = "out" if kind == "offload" else "in"
+            passes[kind] = Rows.of_hosts(links, useful, *places.members(), everywhere, way)
         transfers = {
             pair: rows(places.transfer(*pair), groups, 16 + number)
             for number, pair in enumerate(pairs)
@@ -322,6 +345,13 @@ class Places:
         gpus = self._gpus(members, stage)
         return gpus, np.roll(gpus, -1, axis=0)
 
+    def members(self) -> tuple[Ints, Ints]:
+        """Row and GPU of every member of every group, on all stages."""
+        stages = range(self._parallel.pp)
+        row = np.concatenate([stage * self.groups + self._of_member for stage in stages])
+        gpus = np.concatenate([self._gpus(self._member, stage) for stage in stages])
+        return np.repeat(row, gpus.shape[1]), gpus.ravel()
+
     def passes(self, kind: TrafficKind, traffic: StepTraffic) -> Sent:
         """What groups send on every stage in a forward or backward."""
         return Sent.together([self._on_stage(kind, traffic, stage) for stage in range(self._parallel.pp)])
@@ -356,6 +386,8 @@ class Places:
                 target = self._gpus_of_stage(peers, stage)
                 source = np.broadcast_to(gpus[:, :, None], target.shape)
                 return _evenly(row[:, :, None], source, target, np.array(True), node_gpus)
+            case "offload" | "fetch":
+                raise AssertionError("copies to hosts have rows of their own")
             case "shards":
                 within = min(traffic.shard_ranks, self._ranks)
                 side_by_side = min(max(1, node_gpus // self._parallel.rank_stride), within)

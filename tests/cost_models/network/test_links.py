@@ -222,9 +222,9 @@ def test_copies_to_the_host() -> None:
     one, both = links.host_routes(0, "out"), [links.host_routes(0, way) for way in ("out", "in")]
     assert one.pattern().burst_bytes_per_s(links) == 55e9
     together = Routes(
-        offsets=np.array([0, 3, 6]),
+        offsets=np.array([0, 4, 8]),
         link=np.concatenate([r.link for r in both]),
-        share=np.ones(6),
+        share=np.ones(8),
     )
     assert together.pattern().burst_bytes_per_s(links) == 40e9
     assert links.host_routes([0, 1, 2, 3], "in").pattern().burst_bytes_per_s(links) == 25e9

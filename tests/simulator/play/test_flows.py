@@ -39,6 +39,7 @@ def step_setup(
     oversubscription=1.0,
     cluster=None,
     strategy="hdp-opt",
+    offload=0.0,
     **layout,
 ):
     return small_setup(
@@ -50,6 +51,7 @@ def step_setup(
         execution=execution,
         layout=Layout(**layout),
         name=strategy,
+        activation_offload=offload,
     )
 
 
@@ -73,6 +75,8 @@ SETUPS = {
     "wide tensor groups": step_setup(tp=16, model=replace(MODEL, heads=16, kv_heads=16)),
     "experts": step_setup(tp=2, cp=8, ep=16, model=EXPERTS, strategy="static"),
     "fused experts": step_setup(tp=2, cp=8, ep=16, expert_dispatch="fused", model=EXPERTS, strategy="static"),
+    "offloading": step_setup(tp=2, cp=8, strategy="static", offload=1.0),
+    "offloading pipeline": step_setup(tp=2, cp=8, pp=2, strategy="static", offload=0.8, recompute="full"),
     "noise": step_setup(
         tp=4, pp=2, execution=ExecutionOptions(network="flows", jitter=0.2, slow_node_share=0.3)
     ),
@@ -198,7 +202,10 @@ def test_bytes_on_the_nics_are_what_the_rings_carry():
     np.testing.assert_allclose(sent[nics], per_gpu)
 
 
-@pytest.mark.parametrize("name", ["static", "pipeline", "experts", "layer by layer", "sums shown"])
+@pytest.mark.parametrize(
+    "name",
+    ["static", "pipeline", "experts", "layer by layer", "sums shown", "offloading", "offloading pipeline"],
+)
 def test_every_link_carries_what_operations_transfers_and_sums_send(name: str):
     of = SETUPS[name]
     plan, problem, _ = plan_batch(of, LENGTHS)
@@ -217,7 +224,7 @@ def test_every_link_carries_what_operations_transfers_and_sums_send(name: str):
     def add(rows: Rows, sent_by_row: np.ndarray) -> None:
         np.add.at(carried, rows.link, rows.flows * sent_by_row[rows.row])
 
-    for one in flows.sent:
+    for one in (*flows.sent, *flows.streams):
         rows = flows.routes.passes[one.kind]
         add(rows, np.bincount(row, one.sent_bytes, len(rows.largest)))
     chain, traffic = flows.priced.chain, costs.traffic
@@ -251,6 +258,40 @@ def test_any_step_of_flows_accounts_for_its_time_and_is_never_faster_than_alone(
     fabric = setup.cluster.fabric
     if fabric.leaf_oversubscription == fabric.spine_oversubscription == 1.0 and setup.layout.parallel.pp == 1:
         assert step.network.alone_s == pytest.approx(independent.step_s, rel=1e-9)
+
+
+def test_a_ring_and_the_streams_of_offloading_share_the_ports_of_gpus():
+    # One micro-batch on 8 ranks of two GPUs; rank 3 sends to rank 4, rank 7 to rank 0 over their NICs, and all of them
+    # stream to their hosts and back. On ports of 33 GB/s the stream gets the 12 GB/s that it wants, less than half;
+    # the ring the rest, and when the stream is over all of the port, which is still less than it wants.
+    of = step_setup(tp=2, cp=8, strategy="static", offload=1.0, dp_overlap=False)  # sums and gathers apart
+    plan, problem, _ = plan_batch(of, [4096])
+    costs = price_plan(of, problem, plan)
+    where = wired(of)
+    flows = FlowProgram.of(compile_program(plan, costs), where)
+    alone = steady_step(costs, partial(replay_timeline, flows.alone))
+    ring_bytes = sum(float(one.sent_bytes[0]) for one in flows.sent)
+    out, back = (float(one.sent_bytes[0]) for one in flows.streams)
+    assert out == back
+    ring_s, stream_s = float(flows.sending_s[0]), float(flows.streaming_s[0])
+    port = 0.6 * of.cluster.node.gpu.host_link_bytes_per_s
+    assert out / stream_s < port / 2 < port - out / stream_s < port < ring_bytes / ring_s
+    longer_s = stream_s + (ring_bytes - (port * stream_s - out)) / port - ring_s
+
+    capacity = where.links.capacity_bytes_per_s.copy()
+    first = where.links.first["pcie-out"]
+    capacity[first : first + 2 * of.cluster.gpus] = port
+    env = simpy.Environment()
+    network = FlowNetwork(env, replace(where.links, capacity_bytes_per_s=capacity))
+    step = FlowStep(flows, network, alone)
+    timeline = env.run(step.start(env, [env.timeout(0.0)]))
+    assert isinstance(timeline, Timeline)
+    took_s = timeline.end_s[0] - timeline.start_s[0]
+    assert took_s == pytest.approx(flows.alone.operation_s[0] + longer_s, rel=1e-9)
+    execution, contention_s = step.account(timeline)
+    named = dict(zip(execution.accounts, contention_s.tolist(), strict=True))
+    assert named["ring_wait"] == pytest.approx(longer_s * 8 / plan.ranks, rel=1e-6)
+    assert named["offload_wait"] == 0.0
 
 
 def flap_at(of: Setup, at_s: float) -> Execution:
