@@ -16,6 +16,7 @@ from hdpsim.arrays import Ints
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.report import MemoryReport
 from hdpsim.cost_models.step.micro_batch import MicroBatches
+from hdpsim.cost_models.tracing import shared
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.play.replay import replay_lone_step
 from hdpsim.simulator.setup import Setup
@@ -61,6 +62,10 @@ class _Batch:
     def lengths(self) -> Ints:
         return np.full(self.sequences, self.tokens, dtype=np.int64)
 
+    def packs(self, setup: Setup) -> int:
+        """Micro-batches that they make, each filled up to the context."""
+        return self.sequences // (setup.context_tokens // self.tokens)
+
 
 def price_uniform(
     setup: Setup, layouts: Iterable[Layout], *, sequences: int, tokens: int
@@ -92,27 +97,34 @@ def _step(setup: Setup, batch: _Batch) -> tuple[float, MemoryReport]:
         result = simulate_step(setup, batch.lengths)
         return result.step_s, result.memory
     check_strategy(setup)
-    capacity, ranks = capacity_tokens(setup), setup.ranks
+    capacity = capacity_tokens(setup)
     memory = _memory(setup, batch, capacity)
-    cost = micro_batch_cost(setup)
+    priced = replace(setup, layout=setup.layout.of_prices)
+    cost = micro_batch_cost(priced)
     (degree,) = mesh_degrees(
         PlanningProblem(
             lengths=np.array([batch.tokens]),
-            ranks=ranks,
+            ranks=setup.ranks,
             capacity_tokens=capacity,
             context_tokens=setup.context_tokens,
             cost=cost,
             options=setup.strategy,
         )
     )
-    held = setup.context_tokens // batch.tokens  # sequences of a pack
-    packs, groups = batch.sequences // held, ranks // degree
-    stride = setup.layout.parallel.rank_stride
-    if not rings_alike(cost.fabric, min(groups, packs), degree, stride):
+    groups = min(setup.ranks // degree, batch.packs(setup))
+    if not rings_alike(cost.fabric, groups, degree, setup.layout.parallel.rank_stride):
         result = simulate_step(setup, batch.lengths)
         return result.step_s, result.memory
-    most = -(-packs // groups)  # micro-batches of a rank
     check_fits(setup, memory)
+    return _seconds(priced, batch, degree), memory
+
+
+@shared(most=256)
+def _seconds(setup: Setup, batch: _Batch, degree: int) -> float:
+    """Seconds of the step of a mesh of that degree: the same for layouts that differ in what ranks may hold."""
+    cost, packs = micro_batch_cost(setup), batch.packs(setup)
+    stride, held = setup.layout.parallel.rank_stride, setup.context_tokens // batch.tokens
+    most = -(-packs // (setup.ranks // degree))  # micro-batches of a rank
     gpus, ring = np.arange(degree) * stride, np.array([0, degree])
     padding = setup.context_tokens - held * batch.tokens
     batches = MicroBatches(
@@ -128,7 +140,7 @@ def _step(setup: Setup, batch: _Batch) -> tuple[float, MemoryReport]:
     costs = price_micro_batches(
         setup, cost, batches, tokens=batch.sequences * batch.tokens, sequences=batch.sequences
     )
-    return play_with_data(costs, lambda priced: replay_lone_step(priced, most)).step_s, memory
+    return play_with_data(costs, lambda played: replay_lone_step(played, most)).step_s
 
 
 def _memory(setup: Setup, batch: _Batch, capacity: int) -> MemoryReport:
@@ -138,12 +150,11 @@ def _memory(setup: Setup, batch: _Batch, capacity: int) -> MemoryReport:
     """
     degree = setup.layout.parallel.cp
     assert degree is not None, "a uniform step has a stated mesh"
-    packs = batch.sequences // (setup.context_tokens // batch.tokens)
     unfused = setup.layout.kernels.attention == "unfused"
     memory = memory_of(
         setup,
         capacity,
-        micro_batches=-(-packs // max(1, setup.ranks // degree)),
+        micro_batches=-(-batch.packs(setup) // max(1, setup.ranks // degree)),
         sequence_tokens=-(-batch.tokens // degree) if unfused else None,
     )
     if not memory.fits:

@@ -122,6 +122,16 @@ class Layout(Checked):
         """The layout as far as the contents of pipeline stages go: degrees and the pipeline."""
         return _of_stages(self)
 
+    @property
+    def of_states(self) -> Layout:
+        """The layout as far as weights, gradients and optimizer states go."""
+        return _of_states(self)
+
+    @property
+    def of_prices(self) -> Layout:
+        """The layout as far as prices go: how much ranks may hold decides what is planned, not what that costs."""
+        return _of_prices(self)
+
     def switch(self, name: str) -> Any:
         """The value of the switch of that name."""
         _, group, field, _ = SWITCHES[name]
@@ -164,6 +174,25 @@ def _of_layers(layout: Layout) -> Layout:
         sharding=Sharding(kind="zero3") if layout.sharding.kind == "zero3" else Sharding(),
         context=replace(layout.context, rank_capacity_tokens=None),
     )
+
+
+@lru_cache(maxsize=4096)
+def _of_states(layout: Layout) -> Layout:
+    if type(layout.pipeline) is not Pipeline:
+        return layout
+    return Layout(
+        parallel=replace(layout.parallel, cp=None),
+        pipeline=layout.pipeline,
+        sharding=layout.sharding,
+        precision=layout.precision,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _of_prices(layout: Layout) -> Layout:
+    if type(layout.context) is not Context or layout.context.rank_capacity_tokens is None:
+        return layout
+    return layout.with_groups(context=replace(layout.context, rank_capacity_tokens=None))
 
 
 @lru_cache(maxsize=4096)

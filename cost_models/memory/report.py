@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, assert_never
 
 from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.feasibility import check_layout
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.layer.recomputation import repeated_share
 from hdpsim.cost_models.layout.groups import Parallel
@@ -89,8 +90,10 @@ class MemoryReport:
 
     @property
     def total_bytes(self) -> float:
-        """Peak GPU memory."""
-        return sum(self.parts.values())
+        """Peak GPU memory: all parts."""
+        states = self.weights + self.gradients + self.optimizer + self.gathered
+        kept = states + self.activations + self.head + self.working_set
+        return kept + self.communication + self.context + self.fragmentation + self.update
 
     @property
     def allocated_bytes(self) -> float:
@@ -158,7 +161,11 @@ def memory_report(
     if stage is not None and not 0 <= stage < layout.parallel.pp:
         raise InfeasibleError(f"stage must be between 0 and {layout.parallel.pp - 1}, got {stage}")
     job = _Job(model, layout, cluster, ranks, offload_ratio, micro_batches, overheads or LEAN)
-    stages = _telling_stages(model, layout.of_stages, micro_batches) if stage is None else [stage]
+    check_layout(model, layout, ranks)
+    if stage is None:
+        stages = _telling_stages(model, layout.of_stages, micro_batches)
+    else:
+        stages = [_filled_stage(model, layout.of_stages, micro_batches, stage)]
     load = _load(job, tokens_per_rank, sequence_tokens)
     reports = (_stage_report(job, one, load) for one in stages)
     return max(reports, key=lambda report: report.total_bytes)
@@ -185,6 +192,7 @@ def rank_capacity_tokens(
     Raises:
         OutOfMemoryError: not even one multiple fits; the message says which stage and which parts.
     """
+    check_layout(model, layout, ranks)
     job = _Job(model, layout, cluster, ranks, offload_ratio, micro_batches, overheads or LEAN)
     empty, one = _load(job, 0), _load(job, CAPACITY_STEP_TOKENS * layout.parallel.tp)
     stages = _telling_stages(model, layout.of_stages, micro_batches)
@@ -192,7 +200,7 @@ def rank_capacity_tokens(
     return steps * CAPACITY_STEP_TOKENS * layout.parallel.tp
 
 
-def _most_steps(job: _Job, stage: int, no_step: _Load, one_step: _Load) -> int:
+def _most_steps(job: _Job, stage: _FilledStage, no_step: _Load, one_step: _Load) -> int:
     """Multiples of the capacity's step that fit on a stage."""
     empty, one = _stage_report(job, stage, no_step), _stage_report(job, stage, one_step)
     if not one.fits:
@@ -241,16 +249,35 @@ def _token_bytes(model: Model, layout: Layout, overheads: MemoryOverheads) -> _T
     )
 
 
+class _FilledStage(NamedTuple):
+    """A stage of a pipeline that is as full as it gets."""
+
+    number: int
+    chunks: tuple[StageContents, ...]
+    in_flight: tuple[int, ...]
+    """Micro-batches of each chunk whose activations are kept."""
+
+    @property
+    def passes(self) -> Iterable[tuple[StageContents, int]]:
+        """Chunks with their micro-batches in flight."""
+        return zip(self.chunks, self.in_flight, strict=True)
+
+
+def _filled_stage(model: Model, layout: Layout, micro_batches: int | None, number: int) -> _FilledStage:
+    in_flight = in_flight_passes(layout, number, micro_batches)
+    return _FilledStage(number, stage_contents(model, layout)[number], in_flight)
+
+
 @lru_cache(maxsize=4096)
-def _telling_stages(model: Model, layout: Layout, micro_batches: int | None) -> list[int]:
+def _telling_stages(model: Model, layout: Layout, micro_batches: int | None) -> list[_FilledStage]:
     """Stages of which none needs less than an earlier one that holds the same layers: the fullest is among them."""
     seen: dict[tuple[StageContents, ...], list[tuple[int, ...]]] = {}
     found = []
-    for stage, chunks in enumerate(stage_contents(model, layout)):
-        in_flight = in_flight_passes(layout, stage, micro_batches)
-        earlier = seen.setdefault(chunks, [])
-        if not any(_covers(more, in_flight) for more in earlier):
-            earlier.append(in_flight)
+    for number in range(layout.parallel.pp):
+        stage = _filled_stage(model, layout, micro_batches, number)
+        earlier = seen.setdefault(stage.chunks, [])
+        if not any(_covers(more, stage.in_flight) for more in earlier):
+            earlier.append(stage.in_flight)
             found.append(stage)
     return found
 
@@ -297,13 +324,11 @@ def _load(job: _Job, tokens: int, sequence_tokens: int | None = None) -> _Load:
     )
 
 
-def _stage_report(job: _Job, stage: int, load: _Load) -> MemoryReport:
+def _stage_report(job: _Job, stage: _FilledStage, load: _Load) -> MemoryReport:
     model, layout, tokens, extra = job.model, job.layout, load.tokens, job.overheads
-    states = _states(model, layout, job.ranks, stage, extra)
-    chunks = stage_contents(model, layout)[stage]
-    in_flight = in_flight_passes(layout, stage, job.micro_batches)
-    held = 0.0
-    for part, count in zip(chunks, in_flight, strict=True):
+    states = _states(model, layout.of_states, job.ranks, stage.number, extra)
+    chunks, held = stage.chunks, 0.0
+    for part, count in stage.passes:
         held += count * sum(layers * load.kept[moe] for moe, layers in part.by_kind)
         held += count * part.mtp_layers * load.kept[bool(model.experts)]
     held *= tokens * extra.activation_factor
@@ -316,10 +341,10 @@ def _stage_report(job: _Job, stage: int, load: _Load) -> MemoryReport:
     moving = share * held + head + working_set
     run_ahead = 0.0
     if extra.host_run_ahead:
-        layers = _run_ahead_layers(layout.parallel, chunks, in_flight)
+        layers = _run_ahead_layers(layout.parallel, stage)
         run_ahead = layers * tokens * tensor_parallel_transients(model, layout)
     return MemoryReport(
-        stage=stage,
+        stage=stage.number,
         tokens_per_rank=tokens,
         weights=states.weights,
         gradients=states.gradients,
@@ -372,7 +397,7 @@ def refill_s(report: MemoryReport, cal: Calibration) -> float:
     return max(0.0, min(beyond, report.run_ahead)) / cal.allocator_bytes_per_s
 
 
-def _run_ahead_layers(parallel: Parallel, chunks: Sequence[StageContents], in_flight: Sequence[int]) -> int:
+def _run_ahead_layers(parallel: Parallel, stage: _FilledStage) -> int:
     """Layers whose short-lived tensors are queued before the GPU has freed any.
 
     Without a pipeline the host queues the forward of one micro-batch, in a pipeline the warm-up's forwards but the
@@ -380,9 +405,10 @@ def _run_ahead_layers(parallel: Parallel, chunks: Sequence[StageContents], in_fl
     reserved memory by pipeline depth (1, 2, 4, 8, 16 stages: all, none, 1/2, 3/4, 7/8 of those in flight).
     """
     if parallel.pp == 1:
-        return sum(part.layers for part in chunks)
-    lead = max(0, sum(in_flight) - WARM_UP_LAG) / max(1, sum(in_flight))
-    return round(lead * sum(part.layers * count for part, count in zip(chunks, in_flight, strict=True)))
+        return sum(part.layers for part in stage.chunks)
+    kept = sum(stage.in_flight)
+    lead = max(0, kept - WARM_UP_LAG) / max(1, kept)
+    return round(lead * sum(part.layers * count for part, count in stage.passes))
 
 
 def _out_of_memory(model: Model, layout: Layout, report: MemoryReport) -> OutOfMemoryError:

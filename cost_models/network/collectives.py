@@ -116,8 +116,12 @@ class Collectives:
     """Seconds of collectives among groups of GPUs on one fabric."""
 
     fabric: FabricModel
+    _known_groups: dict[tuple[int, int, int, float], GroupShape] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    """Asked for before: a step asks for the same few groups several times."""
     _known_wires: dict[GroupShape, Wires] = field(default_factory=dict, compare=False, repr=False)
-    """Of groups asked for before: a step asks for the same few groups several times."""
+    """Of such groups."""
     _known_halves: dict[tuple[GroupShape, bool], CollectiveTime] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -132,6 +136,10 @@ class Collectives:
 
         Tensor-parallel groups have stride 1, groups over ranks at one tensor-parallel index have stride tp.
         """
+        return remembered(self._known_groups, (ranks, stride, first_gpu, nic_share), self._group)
+
+    def _group(self, asked: tuple[int, int, int, float]) -> GroupShape:
+        ranks, stride, first_gpu, nic_share = asked
         cluster = self.fabric.cluster
         last_gpu = first_gpu + (ranks - 1) * stride
         if ranks < 1 or stride < 1 or first_gpu < 0 or last_gpu >= cluster.gpus:

@@ -37,11 +37,13 @@ class Turns(NamedTuple):
 
     operation: Ints
     """Its number: link x micro-batches + micro-batch."""
-    before: list[int]
+    before: Ints
     """The operation, or opening, of its stage before it."""
-    source: list[int]
+    source: Ints
     """The operation whose result it takes."""
-    link: list[int]
+    link: Ints
+    steps: list[tuple[int, int, int]]
+    """(before, source, link) of each."""
     stage: Ints
     weights: Ints
     """[operations, chunks]: weight gradients that the stage runs before each, by chunk."""
@@ -82,11 +84,13 @@ def turns_of_rank(schedule: Schedule, stages: int, chunks: int, slots: int, coun
     ]
     before_place = np.empty(len(operation), dtype=np.int64)
     before_place[by_stage] = np.concatenate([places[:-1] for places in chains])
+    source, link = place[operation], operation // count
     return Turns(
         operation=operation,
-        before=before_place.tolist(),
-        source=place[operation].tolist(),
-        link=(operation // count).tolist(),
+        before=before_place,
+        source=source,
+        link=link,
+        steps=list(zip(before_place.tolist(), source.tolist(), link.tolist(), strict=True)),
         stage=stage_of,
         weights=each,
         weights_behind=np.array([before[-1] for before in weights]),
@@ -162,16 +166,18 @@ class LoneRank(NamedTuple):
         if len(link_s) == 1:  # nothing to wait for
             return PlayedRank(np.zeros(0), opening_s + count * link_s[0], np.zeros(1))
         turns = turns_of_rank(costs.schedule, costs.stages, costs.chunks, slots, count)
-        work_s = np.zeros(len(turns.link))
-        if costs.schedule in SPLIT_SCHEDULES:
-            work_s = (turns.weights * self.weight_s[turns.stage]).sum(axis=1)
         ends = [*opening_s.tolist(), 0.0]
         ended = ends.append
-        for before, source, link, own_s in zip(
-            turns.before, turns.source, turns.link, work_s.tolist(), strict=True
-        ):
-            free_s, input_s = ends[before] + own_s, ends[source] + delay_s[link]
-            ended((free_s if free_s >= input_s else input_s) + link_s[link])
+        if costs.schedule in SPLIT_SCHEDULES:
+            work_s = (turns.weights * self.weight_s[turns.stage]).sum(axis=1)
+            for (before, source, link), own_s in zip(turns.steps, work_s.tolist(), strict=True):
+                free_s, input_s = ends[before] + own_s, ends[source] + delay_s[link]
+                ended((free_s if free_s >= input_s else input_s) + link_s[link])
+        else:
+            work_s = np.zeros(len(turns.steps))
+            for before, source, link in turns.steps:
+                free_s, input_s = ends[before], ends[source] + delay_s[link]
+                ended((free_s if free_s >= input_s else input_s) + link_s[link])
         end_s = np.array(ends)
         wait_s = (end_s[turns.source] + np.array(delay_s)[turns.link]) - (end_s[turns.before] + work_s)
         return PlayedRank(

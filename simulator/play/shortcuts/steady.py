@@ -137,7 +137,7 @@ def find_cut(schedule: Schedule, stages: int, chunks: int) -> Cut | None:
 def _cut_at(turns: Turns, stages: int, count: int, micro_batch: int) -> tuple[Ints, Ints]:
     """Links and offsets of the cut that the last backward of *micro_batch* closes on a rank with *count* of them."""
     operations = len(turns.operation)
-    before, source = np.array(turns.before) - stages - 1, np.array(turns.source) - stages - 1
+    before, source = turns.before - stages - 1, turns.source - stages - 1
     inside = turns.operation == operations - count + micro_batch
     for at in range(operations - 1, -1, -1):  # from behind: who needs an operation comes after it
         if inside[at]:
