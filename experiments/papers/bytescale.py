@@ -21,6 +21,7 @@ from hdpsim.experiments.papers.bytescale_steps import (
     PLACE,
     SETUP,
     STRATEGIES,
+    CellJob,
     JobSteps,
     StepsJob,
     all_cells,
@@ -41,12 +42,16 @@ ABLATION = {step: StrategyOptions(**options) for step, options in SETUP["ablatio
 """Steps of Figure 20, each on top of those before it."""
 
 
-def _prediction(cell: PublishedFigure, outcome: JobSteps) -> FigureRow:
+def _prediction(cell: PublishedFigure, found: tuple[JobSteps, tuple[float, ...]]) -> FigureRow:
+    outcome, of_splits = found
     if outcome.reason:
-        nothing = dict.fromkeys(("predicted", "step_s", "mfu", "over_plan_ideal", "memory_bytes"))
+        keys = ("predicted", "lowest", "highest", "step_s", "mfu", "over_plan_ideal", "memory_bytes")
+        nothing = dict.fromkeys(keys)
         return {**nothing, "reason": outcome.reason}
     return {
         "predicted": outcome.tokens_per_s,
+        "lowest": min(of_splits, default=None),
+        "highest": max(of_splits, default=None),
         "step_s": outcome.total_s / len(outcome.step_s),
         "mfu": outcome.mfu,
         "over_plan_ideal": outcome.over_plan_ideal,
@@ -87,10 +92,47 @@ def _side_by_side(row: Mapping[str, FigureRow], strategies: Sequence[str]) -> di
         measured, predicted, error = (record.get(key) for key in ("measured", "predicted", "error"))
         texts[f"{name}: paper"] = None if measured is None else format_count(measured)
         texts[f"{name} predicted"] = (
-            format_count(predicted) if predicted else "cannot run" if record else None
+            format_count(predicted) + _range(record) if predicted else "cannot run" if record else None
         )
         texts[f"{name} error"] = None if error is None else f"{error:+.0%}"
     return texts
+
+
+def _range(record: FigureRow) -> str:
+    """From the lowest to the highest, where they differ as shown."""
+    ends = [format_count(record[key]) for key in ("lowest", "highest") if record.get(key) is not None]
+    return f" ({'–'.join(ends)})" if len(set(ends)) > 1 else ""
+
+
+def splits(results: Results) -> Part:
+    """How far cells move with the split of the last buckets of lengths, of which the paper prints only the sum."""
+    rows = []
+    for context in sorted({record["context_tokens"] for record in results.records}):
+        own = [
+            record
+            for record in results.records
+            if record["context_tokens"] == context and record.get("lowest") is not None
+        ]
+        if own:
+            widths = [record["highest"] / record["lowest"] - 1.0 for record in own]
+            known = [record for record in own if record["measured"] is not None]
+            rows.append(
+                {
+                    "context_tokens": context,
+                    "cells": len(own),
+                    "median_width": float(np.median(widths)),
+                    "largest_width": max(widths),
+                    "measured": len(known),
+                    "inside": sum(one["lowest"] <= one["measured"] <= one["highest"] for one in known),
+                }
+            )
+    lines = [
+        f"Context {format_tokens(row['context_tokens'])}: the split of GitHub's last buckets of lengths, which "
+        f"the paper leaves open, is worth {row['median_width']:.0%} in the median of {row['cells']} cells, at most "
+        f"{row['largest_width']:.0%}; {row['inside']} of {row['measured']} measurements lie inside."
+        for row in rows
+    ]
+    return Part(value=rows, lines=lines)
 
 
 def speedups(results: Results) -> Part:
@@ -224,13 +266,14 @@ def ablation(results: Results) -> Part:
 
 PAPER = Paper(
     folder=FOLDER,
-    job=job_of,
+    job=lambda cell, batches: CellJob(steps=job_of(cell, batches)),
     prediction=_prediction,
     step=_step,
     cells=all_cells,
     tables=tables_of,
     sections=(
         Section(name="speedups", part=speedups, figure=17),
+        Section(name="splits", part=splits, figure=17),
         Section(name="order", part=order, figure=17),
         Section(name="decline_per_doubling", part=decline, figure=17),
         Section(name="ablation", part=ablation, jobs=_ablation_jobs, figure=20),

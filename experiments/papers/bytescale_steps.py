@@ -23,7 +23,7 @@ from hdpsim.simulator.play.execution import WAITS
 from hdpsim.simulator.setup import Setup, StrategyOptions
 from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.strategies.static.packing import pack
-from hdpsim.traces import global_batches, load_distribution
+from hdpsim.traces import Distribution, global_batches, load_distribution
 
 
 def tokens(text: str) -> int:
@@ -132,6 +132,7 @@ class StepsJob:
     Attributes:
         keep_ranks: keep the busy time of every rank.
         machine: on which they run.
+        split: of the last buckets of lengths, one of the data set's in setup.yaml; empty: the one we assume.
     """
 
     model: str
@@ -142,6 +143,7 @@ class StepsJob:
     batches: int
     keep_ranks: bool = False
     machine: Machine = OWN
+    split: str = ""
 
     def setup(self) -> Setup:
         """What is simulated.
@@ -172,7 +174,7 @@ class StepsJob:
     def lengths(self) -> tuple[Ints, ...]:
         """The sequence lengths of every batch."""
         of = packed_batches_of if self.options.name == "static" else batches_of
-        return of(self.dataset, self.context_tokens, self.batches)
+        return of(self.dataset, self.context_tokens, self.batches, self.split)
 
     def run(self) -> JobSteps:
         """Simulate the batches one after the other."""
@@ -197,10 +199,21 @@ class StepsJob:
         )
 
 
+def distribution_of(dataset: str, split: str = "") -> Distribution:
+    """The lengths of a data set, its last buckets split as we assume or as *split* says, their sum unchanged."""
+    found = load_distribution(SETUP["datasets"][dataset])
+    if not split:
+        return found
+    parts = SETUP["splits"][dataset][split]
+    kept, cut = found.token_shares[: -len(parts)], found.token_shares[-len(parts) :]
+    shares = (*kept, *(sum(cut) * part / sum(parts) for part in parts))
+    return replace(found, name=f"{found.name}, {split}", token_shares=shares)
+
+
 @lru_cache(maxsize=8)
-def _sample(dataset: str, tokens: int) -> Ints:
+def _sample(dataset: str, tokens: int, split: str) -> Ints:
     """At least *tokens* tokens of sequences at evenly spaced quantiles of the data set's lengths."""
-    distribution = load_distribution(SETUP["datasets"][dataset])
+    distribution = distribution_of(dataset, split)
     count = math.ceil(tokens / distribution.mean_tokens)
     while True:
         lengths = distribution.stratified_sample(count, np.random.default_rng(SEED))
@@ -211,29 +224,52 @@ def _sample(dataset: str, tokens: int) -> Ints:
 
 
 @lru_cache(maxsize=8)
-def batches_of(dataset: str, context_tokens: int, count: int) -> tuple[Ints, ...]:
+def batches_of(dataset: str, context_tokens: int, count: int, split: str = "") -> tuple[Ints, ...]:
     """The first *count* global batches of a data set: the same sequences for every model, strategy and context.
 
     The paper reports means over 200 iterations. Evenly spaced quantiles represent the lengths as well with few
     batches; longer sequences are cut to the context.
     """
     cut = global_batches(
-        [_sample(dataset, count * BATCH_TOKENS)], context_tokens=context_tokens, budget_tokens=BATCH_TOKENS
+        [_sample(dataset, count * BATCH_TOKENS, split)],
+        context_tokens=context_tokens,
+        budget_tokens=BATCH_TOKENS,
     )
     return tuple(batch.lengths for batch in islice(cut, count))
 
 
 @lru_cache(maxsize=8)
-def packed_batches_of(dataset: str, context_tokens: int, count: int) -> tuple[Ints, ...]:
+def packed_batches_of(dataset: str, context_tokens: int, count: int, split: str = "") -> tuple[Ints, ...]:
     """The same sequences in batches for a static mesh: as many packs as 32M tokens fill, so a few tokens less.
 
     A loader that hands out packs gives every group as many: 8 micro-batches of 2M in Figure 18. 32M tokens of whole
     sequences fill one or two packs more than that.
     """
-    sequences = np.concatenate(batches_of(dataset, context_tokens, count))
+    sequences = np.concatenate(batches_of(dataset, context_tokens, count, split))
     packs = pack(sequences, context_tokens, StrategyOptions().packing).micro_batch
     step = packs // max(1, BATCH_TOKENS // context_tokens)
     return tuple(sequences[step == number] for number in range(count))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellJob:
+    """A cell: its steps, and what they may be, for all that the paper says of the lengths."""
+
+    steps: StepsJob
+
+    def run(self) -> tuple[JobSteps, tuple[float, ...]]:
+        """The steps, and tokens/s with every split of the last buckets; none where no split is open.
+
+        Contexts up to the first of these buckets cut what they hold to equal pieces.
+        """
+        own = self.steps.run()
+        splits = SETUP["splits"].get(self.steps.dataset, {})
+        last = distribution_of(self.steps.dataset).edges_tokens
+        open_ = [name for name, parts in splits.items() if self.steps.context_tokens > last[-len(parts)]]
+        if own.reason or not open_:
+            return own, ()
+        others = [replace(self.steps, split=name).run() for name in open_]
+        return own, tuple(one.tokens_per_s for one in (own, *others))
 
 
 def job_of(cell: PublishedFigure, batches: int) -> StepsJob:

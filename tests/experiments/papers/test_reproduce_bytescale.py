@@ -14,7 +14,16 @@ from hdpsim.cost_models.memory.report import memory_report
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.output.files.run_directory import write_document
-from hdpsim.experiments.papers.bytescale import ABLATION, PAPER, PUBLISHED, decline, order, speedups
+from hdpsim.experiments.papers.bytescale import (
+    ABLATION,
+    PAPER,
+    PUBLISHED,
+    decline,
+    order,
+    speedups,
+    splits,
+    tables_of,
+)
 from hdpsim.experiments.papers.bytescale_steps import (
     BATCH_TOKENS,
     CONTEXTS_TOKENS,
@@ -22,9 +31,12 @@ from hdpsim.experiments.papers.bytescale_steps import (
     PLACE,
     SETUP,
     STRATEGIES,
+    CellJob,
     StepsJob,
     all_cells,
     batches_of,
+    distribution_of,
+    job_of,
     layout_of,
     packed_batches_of,
 )
@@ -345,3 +357,31 @@ def test_published_cells_are_predicted() -> None:
     wrong = [row for row in document["order"]["records"] if not row["right"]]
     assert len(wrong) <= 2
     assert {row["context_tokens"] for row in wrong} <= {2**18}
+
+
+def test_splits_of_the_last_buckets_leave_their_sum() -> None:
+    own = distribution_of("github")
+    for name in SETUP["splits"]["github"]:
+        other = distribution_of("github", name)
+        assert other.token_shares[:-3] == own.token_shares[:-3]
+        assert sum(other.token_shares[-3:]) == pytest.approx(sum(own.token_shares[-3:]))
+    # 7.3 : 9.7 : 12.1 of 5.4 in 99.9 %
+    last = distribution_of("github", "rising").token_shares[-1]
+    assert last == pytest.approx(5.4 / 99.9 * 12.1 / (7.3 + 9.7 + 12.1))
+
+
+def test_only_cells_that_hold_the_open_buckets_have_a_range() -> None:
+    cells = {(c["dataset"], c["context_tokens"]): c for c in all_cells() if c["model"] == "llama-7b"}
+    for place, count in (("github", 2**19), 0), (("byted", 2**21), 0), (("github", 2**21), 3):
+        own, found = CellJob(steps=job_of(cells[place], 1)).run()
+        assert len(found) == count
+        assert not found or found[0] == own.tokens_per_s
+
+
+def test_a_range_is_shown_where_its_ends_differ() -> None:
+    rows = [record("static", 1000.0, 1100.0, lowest=900.0, highest=1200.0)]
+    assert tables_of(rows)[0].rows[0]["static predicted"] == "1K (900–1.2K)"
+    part = splits(Results(records=rows, outcomes={}))
+    assert [(row["cells"], row["inside"]) for row in part.value] == [(1, 1)]
+    assert part.value[0]["largest_width"] == pytest.approx(1 / 3)
+    assert "worth 33% in the median of 1 cells" in part.lines[0]
