@@ -111,9 +111,10 @@ class Layout(Checked):
 
     @property
     def of_layers(self) -> Layout:
-        """The layout as far as a single layer or head can tell: the same for all pipelines and kinds of sharding.
+        """The layout as far as a pass of a single layer or head can tell.
 
-        What prices a layer is given this layout, so that it cannot depend on anything else.
+        It is the same for all pipelines and kinds of sharding, and whatever of a forward the backward repeats. What
+        prices a layer is given this layout, so that it cannot depend on anything else.
         """
         return _of_layers(self)
 
@@ -168,10 +169,12 @@ def _of_layers(layout: Layout) -> Layout:
     stages = layout.parallel.pp if layout.parallel.order == "tp-pp-dp" else 1 + deferred
     schedule = layout.pipeline.schedule
     schedule = "1f1b" if schedule == "interleaved" else schedule
+    small = layout.recompute.kind == "selective" and layout.recompute.small_kernels
     return layout.with_groups(
         parallel=replace(layout.parallel, pp=stages, cp=None),
         pipeline=Pipeline(schedule=schedule, deferred_head_gradient=deferred),
         sharding=Sharding(kind="zero3") if layout.sharding.kind == "zero3" else Sharding(),
+        recompute=Recompute(kind="selective", small_kernels=True) if small else Recompute(),
         context=replace(layout.context, rank_capacity_tokens=None),
     )
 

@@ -12,7 +12,7 @@ from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.feasibility import check_layout
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.layer.recomputation import repeated_share
-from hdpsim.cost_models.layout.groups import Parallel
+from hdpsim.cost_models.layout.groups import Parallel, Recompute
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.activations import (
     activation_bytes_per_token_layer,
@@ -235,8 +235,11 @@ class _TokenBytes(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _token_bytes(model: Model, layout: Layout, overheads: MemoryOverheads) -> _TokenBytes:
+def _token_bytes(
+    model: Model, layout: Layout, recompute: Recompute, overheads: MemoryOverheads
+) -> _TokenBytes:
     """*layout*: what layers see of it (of_layers), so that all pipelines and kinds of sharding share this."""
+    layout = layout.with_groups(recompute=recompute)
     kept = {
         moe: activation_bytes_per_token_layer(model, layout, moe=moe, overheads=overheads)
         for moe in {False, bool(model.experts)}
@@ -309,7 +312,7 @@ class _Load(NamedTuple):
 
 def _load(job: _Job, tokens: int, sequence_tokens: int | None = None) -> _Load:
     model, layout, ranks, parallel = job.model, job.layout, job.ranks, job.layout.parallel
-    per_token = _token_bytes(model, layout.of_layers, job.overheads)
+    per_token = _token_bytes(model, layout.of_layers, layout.recompute, job.overheads)
     scores = score_bytes_per_token(model, layout, tokens if sequence_tokens is None else sequence_tokens)
     scores_again = repeated_share(layout, "attention")
     context_parallel = ranks > 1 and parallel.cp != 1

@@ -1,14 +1,14 @@
 """What one layer of each kind, and the head, take on micro-batches, term by term.
 
-A layer knows nothing of the pipeline it is in, nor of how optimizer states are sharded: all layouts that differ in
-these alone share one LayerPrices, with what it has worked out before. It is given the layout's of_layers, so that
+A layer knows nothing of the pipeline it is in, of how optimizer states are sharded, nor of what a backward repeats: all
+layouts that differ in these alone share one LayerPrices, with what it has worked out before. It is given the layout's of_layers, so that
 nothing else can be read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property, partial
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -24,10 +24,8 @@ from hdpsim.cost_models.layer.gemms import LayerGemms
 from hdpsim.cost_models.layer.head import OutputHead
 from hdpsim.cost_models.layer.host import HostTime
 from hdpsim.cost_models.layer.layer import LayerCost
-from hdpsim.cost_models.layer.recomputation import repeated_share
 from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.memory.activations import activation_bytes_per_token_layer
 from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.step.micro_batch import MicroBatches
@@ -80,14 +78,7 @@ class LayerPrices:
         self.head = OutputHead(model, layout, cluster.gpu, cal)
         self.prediction = _prediction_gemms(model, layout, cluster.gpu, cal) if model.mtp_layers else None
         self.host = HostTime(model, layout, self.collectives.group(layout.parallel.tp), cal)
-        self.repeats = np.array([repeated_share(layout, name) for name in TERMS])
-        """[T]: share of each term of the forward that the backward repeats."""
         self._known: Latest[tuple[object, ...], object] = Latest(SINGLES_KEPT)
-
-    @cached_property
-    def activation_bytes_per_token(self) -> float:
-        """What one layer keeps, see activation_bytes_per_token_layer."""
-        return activation_bytes_per_token_layer(self._model, self._layout)
 
     def table_s(self, tokens: Ints) -> tuple[LayerTerms, HeadTerms]:
         """terms_s and heads_s, both ways, of micro-batches of one sequence on one rank each; not to be changed.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,9 +16,11 @@ from hdpsim.cost_models.kernels.casts import maxima_s
 from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layer.gradient_accumulation import accumulation_s
 from hdpsim.cost_models.layer.host import pass_host_s
+from hdpsim.cost_models.layer.recomputation import repeated_share
 from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layout.groups import ContextParallelKind
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.memory.activations import activation_bytes_per_token_layer
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.step.host_link import offload_bytes_per_s
 from hdpsim.cost_models.step.layer_prices import TERM_ROWS, TERMS, layer_prices
@@ -56,7 +58,7 @@ class MicroBatchCost:
         )
         self.kinds, self.kind = _stage_kinds(model, layout)
         self._counts = [self._layer_counts(kind) for kind in self.kinds]
-        self._repeats = self._layers.repeats
+        self._repeats = np.array([repeated_share(layout, name) for name in TERMS])  # [T]: of the forward
         self._repeating = bool(self._repeats.any())
         self._of_passes: dict[StageContents, tuple[float, float]] = {}
         self.step_sums: dict[int, StepSums] = {}  # by ranks, filled by step_costs
@@ -66,10 +68,10 @@ class MicroBatchCost:
         """Rate of a GPU's activations on their way to the host, or back."""
         return offload_bytes_per_s(self.cluster, self.layout, self.cal)
 
-    @property
+    @cached_property
     def activation_bytes_per_token(self) -> float:
         """What one layer keeps, see activation_bytes_per_token_layer."""
-        return self._layers.activation_bytes_per_token
+        return activation_bytes_per_token_layer(self.model, self.layout)
 
     def terms_s(self, batches: MicroBatches, *, backward: bool) -> Floats:
         """[T, K, n]: seconds of every term, kind of stage and micro-batch."""
