@@ -1,8 +1,8 @@
 """What one layer of each kind, and the head, take on micro-batches, term by term.
 
 A layer knows nothing of the pipeline it is in, of how optimizer states are sharded, nor of what a backward repeats: all
-layouts that differ in these alone share one LayerPrices, with what it has worked out before. It is given the layout's of_layers, so that
-nothing else can be read.
+layouts that differ in these alone share one LayerPrices, with what it has worked out before. It is given the layout's
+of_layers, so that nothing else can be read.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -60,7 +61,13 @@ class MicroBatchCost:
         self._counts = [self._layer_counts(kind) for kind in self.kinds]
         self._repeats = np.array([repeated_share(layout, name) for name in TERMS])  # [T]: of the forward
         self._repeating = bool(self._repeats.any())
-        self._of_passes: dict[StageContents, tuple[float, float]] = {}
+        self._layer_columns = {
+            moe: np.array([counts[moe] for counts in self._counts], dtype=np.float64)[:, None]
+            for moe in (False, True)
+            if any(counts[moe] for counts in self._counts)
+        }  # [K, 1] by kind of layer (experts)
+        self._heads = np.array([kind.head * (1.0 + kind.mtp_layers) for kind in self.kinds])[:, None]
+        self._of_passes: dict[bool, Floats] = {}
         self.step_sums: dict[int, StepSums] = {}  # by ranks, filled by step_costs
 
     @property
@@ -110,14 +117,10 @@ class MicroBatchCost:
         """
         tokens = self._tokens(batches)
         out = np.zeros((len(TERMS), len(self.kinds), batches.count))
+        for moe, counts in self._layer_columns.items():
+            out[TERM_ROWS["gemm"]] += counts * self._layers.weight_gradient_s(tokens, moe=moe)
+        out[TERM_ROWS["logits"]] += self._heads * self._layers.head.weight_gradient_s(tokens)
         for row, kind in enumerate(self.kinds):
-            for moe, count in self._counts[row].items():
-                if count:
-                    out[TERM_ROWS["gemm"], row] += count * self._layers.weight_gradient_s(tokens, moe=moe)
-            if kind.head:
-                out[TERM_ROWS["logits"], row] += (1 + kind.mtp_layers) * self._layers.head.weight_gradient_s(
-                    tokens
-                )
             prediction = self._layers.prediction
             if kind.mtp_layers and prediction is not None:
                 out[TERM_ROWS["gemm"], row] += kind.mtp_layers * prediction.weight_gradient_s(tokens)
@@ -138,47 +141,44 @@ class MicroBatchCost:
     ) -> Floats:
         """[T, K, n] from the terms of one layer of each kind and of a head."""
         out = np.zeros((len(TERMS), len(self.kinds), batches.count))
-        offloads = batches.offload_ratio.any()
+        # A multi-token-prediction layer costs a layer of the usual kind, its input's projection and a head.
+        for moe, counts in self._layer_columns.items():
+            out += counts * layers[moe, backward][:, None]
+            if backward and self._repeating:
+                out[TERM_ROWS["recompute"]] += counts * (self._repeats @ layers[moe, False])
+        beside = None if self._sharded is None else self._beside_shards_s(batches, layers, backward)
+        offloads, prediction = batches.offload_ratio.any(), self._layers.prediction
         for row, kind in enumerate(self.kinds):
-            # A multi-token-prediction layer costs a layer of the usual kind, its input's projection and a head.
-            extra = kind.mtp_layers
-            for moe, count in self._counts[row].items():
-                if count:
-                    out[:, row] += count * layers[moe, backward]
-                    if backward and self._repeating:
-                        out[TERM_ROWS["recompute"], row] += count * (self._repeats @ layers[moe, False])
             if offloads:
                 out[TERM_ROWS["offload_wait"], row] += self._offload_wait_s(
                     batches, tokens, layers, kind, backward
                 )
-            if self._sharded is not None:
-                compute_s, network_s = self._beside_shards_s(batches, layers, backward)
-                exposed = self._sharded.exposed_s(kind, compute_s, network_s, backward=backward)
+            if self._sharded is not None and beside is not None:
+                exposed = self._sharded.exposed_s(kind, *beside, backward=backward)
                 out[TERM_ROWS["layer_gather"], row], out[TERM_ROWS["layer_reduce"], row] = exposed
-            if kind.head:
-                out[TERM_ROWS["logits"], row] += (1 + extra) * heads[backward]
-            prediction = self._layers.prediction
-            if extra and prediction is not None:
-                out[TERM_ROWS["gemm"], row] += extra * prediction.seconds(tokens, backward=backward)
+            if kind.mtp_layers and prediction is not None:
+                out[TERM_ROWS["gemm"], row] += kind.mtp_layers * prediction.seconds(tokens, backward=backward)
             if kind.embedding and not (backward and self.model.frozen):
                 out[TERM_ROWS["small_kernels"], row] += self._embedding_s(tokens)
-            added_s, agreed_s = remembered(self._of_passes, kind, self._pass_times)
-            if backward and added_s:
-                out[TERM_ROWS["small_kernels"], row] += added_s
-            if agreed_s:
-                out[TERM_ROWS["tp_communication"], row] += agreed_s
-            out[TERM_ROWS["host"], row] += self.pass_s
+        out[TERM_ROWS["logits"]] += self._heads * heads[backward]
+        # What is nothing needs no explanation.
+        if backward and self.layout.kernels.gradient_accumulation != "fused":
+            out[TERM_ROWS["small_kernels"]] += remembered(self._of_passes, True, self._pass_times)
+        if self.layout.precision.blocking_maxima:
+            out[TERM_ROWS["tp_communication"]] += remembered(self._of_passes, False, self._pass_times)
+        out[TERM_ROWS["host"]] += self.pass_s
         return out
 
-    def _pass_times(self, kind: StageContents) -> tuple[float, float]:
-        """On a stage, whatever the tokens: a backward's sums of gradients, agreement on maxima in a pass."""
+    def _pass_times(self, sums: bool) -> Floats:
+        """[K, 1], whatever the tokens: a backward's *sums* of gradients, or agreement on maxima in a pass."""
         gpu, cal, layout = self.cluster.gpu, self.cal, self.layout
-        adds = layout.kernels.gradient_accumulation != "fused"  # what is nothing needs no explanation
-        agrees = layout.precision.blocking_maxima
-        return (
-            accumulation_s(self.model, layout, kind, gpu, cal) if adds else 0.0,
-            maxima_s(layout, self.collectives, kind.layers) if agrees else 0.0,
-        )
+        times = [
+            accumulation_s(self.model, layout, kind, gpu, cal)
+            if sums
+            else maxima_s(layout, self.collectives, kind.layers)
+            for kind in self.kinds
+        ]
+        return np.array(times, dtype=np.float64)[:, None]
 
     def _compute_s(self, layers: dict[tuple[bool, bool], Floats], backward: bool) -> dict[bool, Floats]:
         """[n] by kind of layer (experts): everything a layer does on a micro-batch, recomputation included."""
@@ -264,7 +264,7 @@ class MicroBatchCost:
         restart_s = 0.0 if self.layout.pipeline.overlap else RESTART_SHARE * self.cal.micro_batch_fixed_s
         if self.layout.pipeline.schedule == "interleaved":
             restart_s /= 2.0
-        latency_s, byte_s = _stage_links(self.fabric, self.layout.of_stages, ranks)
+        latency_s, byte_s = _stage_links(self.fabric, _StageChain.of(self.layout, ranks))
         return np.asarray(latency_s + restart_s + self._transfer_bytes(batches) * byte_s)
 
     def _transfer_bytes(self, batches: MicroBatches) -> Floats:
@@ -337,7 +337,7 @@ class MicroBatchCost:
         """[n] each: bytes that a GPU sends to the next stage, and what of transfer_s does not depend on the rate."""
         if self.layout.parallel.pp == 1:
             return np.zeros(batches.count), np.zeros(batches.count)
-        _, byte_s = _stage_links(self.fabric, self.layout.of_stages, ranks)
+        _, byte_s = _stage_links(self.fabric, _StageChain.of(self.layout, ranks))
         volume = self._transfer_bytes(batches)
         return volume, np.asarray(self.transfer_s(batches, ranks) - volume * byte_s)
 
@@ -476,24 +476,42 @@ def _on_hosts(cal: Calibration, host_time: float) -> Calibration:
     return replace(cal, launch_s=cal.launch_s * host_time)
 
 
+class _StageChain(NamedTuple):
+    """Where the stages of all ranks are."""
+
+    ranks: int
+    stages: int
+    tp: int
+    rank_stride: int
+    stage_stride: int
+    chunks: int
+    in_turn: bool
+    """Whether a pass goes through the first chunks of all stages before it comes to the second one of the first."""
+
+    @classmethod
+    def of(cls, layout: Layout, ranks: int) -> _StageChain:
+        parallel, chunks = layout.parallel, layout.pipeline.vpp
+        in_turn = chunks > 1 and layout.pipeline.schedule not in SPLIT_SCHEDULES
+        strides = parallel.rank_stride, parallel.stage_stride(ranks)
+        return cls(ranks, parallel.pp, parallel.tp, *strides, chunks, in_turn)
+
+
 @shared(most=256)
-def _stage_links(fabric: FabricModel, layout: Layout, ranks: int) -> tuple[float, float]:
+def _stage_links(fabric: FabricModel, chain: _StageChain) -> tuple[float, float]:
     """Mean latency and seconds per byte of the links between the stages of the rank whose stages are farthest apart.
 
     With chunks in turn the last stage sends to the first as well.
     """
-    parallel, pipeline = layout.parallel, layout.pipeline
-    stages = np.arange(parallel.pp) * parallel.stage_stride(ranks)
-    first_gpu = np.arange(ranks)[:, None] * parallel.rank_stride + stages
-    wraps = pipeline.vpp > 1 and pipeline.schedule not in SPLIT_SCHEDULES
-    target = np.roll(first_gpu, -1, axis=1) if wraps else first_gpu[:, 1:]
+    stages = np.arange(chain.stages) * chain.stage_stride
+    first_gpu = np.arange(chain.ranks)[:, None] * chain.rank_stride + stages
+    target = np.roll(first_gpu, -1, axis=1) if chain.in_turn else first_gpu[:, 1:]
     source = first_gpu[:, : target.shape[1]]
     by_rank = fabric.tier(source, target)
     tiers = by_rank[int(by_rank.sum(axis=1).argmax())]
-    crossing = fabric.flow_crossing(source, target, parallel.tp)
+    crossing = fabric.flow_crossing(source, target, chain.tp)
     rate = fabric.slowest_bytes_per_s(tiers, np.broadcast_to(crossing, (len(tiers), 2)))
-    passes = np.full(len(tiers), pipeline.vpp)
-    passes[parallel.pp - 1 :] -= 1  # the way back to the first stage is gone once less
+    passes = np.full(len(tiers), chain.chunks)
+    passes[chain.stages - 1 :] -= 1  # the way back to the first stage is gone once less
     latency_s = np.average(fabric.latency_s(tiers), weights=passes)
     return float(latency_s), float(np.average(1.0 / rate, weights=passes))
 

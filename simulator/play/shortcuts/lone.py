@@ -127,8 +127,8 @@ class PlayedRank(NamedTuple):
     """Of the openings of stages, the input of first links and the operations in turns."""
     done_s: Floats
     """[stages]: when each stage had run its last operation and the weight gradients behind it."""
-    waited_s: Floats
-    """[stages]: time between operations, waiting for inputs."""
+    waited_s: Callable[[], Floats]
+    """[stages]: time between operations, waiting for inputs; worked out where it is asked for."""
 
 
 class LoneRank(NamedTuple):
@@ -164,7 +164,7 @@ class LoneRank(NamedTuple):
         """A rank with *count* of *slots* slots, whose stages open at the given times."""
         costs, link_s, delay_s = self.costs, self.link_s, self.delay_s
         if len(link_s) == 1:  # nothing to wait for
-            return PlayedRank(np.zeros(0), opening_s + count * link_s[0], np.zeros(1))
+            return PlayedRank(np.zeros(0), opening_s + count * link_s[0], lambda: np.zeros(1))
         turns = turns_of_rank(costs.schedule, costs.stages, costs.chunks, slots, count)
         ends = [*opening_s.tolist(), 0.0]
         ended = ends.append
@@ -179,22 +179,21 @@ class LoneRank(NamedTuple):
                 free_s, input_s = ends[before], ends[source] + delay_s[link]
                 ended((free_s if free_s >= input_s else input_s) + link_s[link])
         end_s = np.array(ends)
-        wait_s = (end_s[turns.source] + np.array(delay_s)[turns.link]) - (end_s[turns.before] + work_s)
-        return PlayedRank(
-            end_s=end_s,
-            done_s=end_s[turns.last] + (turns.weights_behind * self.weight_s).sum(axis=1),
-            waited_s=np.bincount(turns.stage, np.maximum(wait_s, 0.0), costs.stages).astype(
-                np.float64, copy=False
-            ),
-        )
+
+        def waited_s() -> Floats:
+            input_s = end_s[turns.source] + np.array(delay_s)[turns.link]
+            wait_s = np.maximum(input_s - (end_s[turns.before] + work_s), 0.0)
+            return np.bincount(turns.stage, wait_s, costs.stages).astype(np.float64, copy=False)
+
+        behind_s = (turns.weights_behind * self.weight_s).sum(axis=1)
+        return PlayedRank(end_s, end_s[turns.last] + behind_s, waited_s)
 
 
 class LoneStep(NamedTuple):
     """A step of ranks that share nothing."""
 
     step_end: StepEnd
-    waited_s: Floats
-    """[stages, ranks]: time between operations, waiting for inputs."""
+    ranks: list[PlayedRank]
 
     @classmethod
     def of(cls, costs: StepCosts, ranks: Callable[[Floats], list[PlayedRank]], begin_s: Floats) -> LoneStep:
@@ -203,7 +202,7 @@ class LoneStep(NamedTuple):
         played = ranks(epilogue.data_s + epilogue.parameter_gather_s + begin_s)
         done_s = np.stack([one.done_s for one in played], axis=1)
         end = StepEnd.after(done_s, epilogue, begin_s, stage_by_stage=costs.schedule in STAGE_BY_STAGE)
-        return cls(end, np.stack([one.waited_s for one in played], axis=1))
+        return cls(end, played)
 
 
 def run_lone_ranks(costs: StepCosts, counts: list[int]) -> Execution:
@@ -214,6 +213,7 @@ def run_lone_ranks(costs: StepCosts, counts: list[int]) -> Execution:
         return [rank.play(count, slots, opening_s) for count in counts]
 
     step = steady_step(costs, partial(LoneStep.of, costs, play))
+    waited_s = np.stack([one.waited_s() for one in step.ranks], axis=1)  # [stages, ranks]
     both_s = costs.forward_terms_s[:, :, 0] + costs.backward_terms_s[:, :, 0]
     stage_s = both_s[:, costs.kind].sum(axis=2)  # [terms, stages] of one micro-batch
-    return book(costs, step.step_end, stage_s[:, :, None] * np.array(counts), step.waited_s, 0.0)
+    return book(costs, step.step_end, stage_s[:, :, None] * np.array(counts), waited_s, 0.0)

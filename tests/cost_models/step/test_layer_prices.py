@@ -71,8 +71,9 @@ def test_a_layer_cannot_tell_its_layout_from_what_it_is_given_of_it(
         wanted, found = (one.terms_s(batch, TOKENS, (False, True)) for one in (prices, shared))
         assert all(np.array_equal(wanted[key], found[key]) for key in wanted)
         assert np.array_equal(prices.heads_s(TOKENS, (side,))[side], shared.heads_s(TOKENS, (side,))[side])
+    kept = layout.of_layers.with_groups(recompute=layout.recompute)
     for bytes_of in (activation_bytes_per_token_layer, layer_activations, working_set_bytes_per_token):
-        assert bytes_of(model, layout, moe=False) == bytes_of(model, layout.of_layers, moe=False)
+        assert bytes_of(model, layout, moe=False) == bytes_of(model, kept, moe=False)
     assert ring_bytes_per_token(model, layout) == ring_bytes_per_token(model, layout.of_layers)
     assert head_activation_bytes_per_token(model, layout, 6.0) == head_activation_bytes_per_token(
         model, layout.of_layers, 6.0
@@ -85,9 +86,10 @@ def test_a_layer_cannot_tell_its_layout_from_what_it_is_given_of_it(
 def test_pipelines_share_one_layer_and_degrees_do_not() -> None:
     layout = Layout(tp=2, pp=4)
     once = layer_prices(MODEL, layout.of_layers, CLUSTER, IDEAL)
-    for same in (layout.changed(pp=2), layout.changed(sharding="none", cp=2), layout.changed(vpp=2)):
+    alike = ({"pp": 2}, {"sharding": "none", "cp": 2}, {"vpp": 2}, {"recompute": "full"})
+    for same in (layout.changed(**switches) for switches in alike):
         assert layer_prices(MODEL, same.of_layers, CLUSTER, IDEAL) is once
-    for other in (layout.changed(tp=4), layout.changed(recompute="full"), layout.changed(sharding="zero3")):
+    for other in (layout.changed(tp=4), layout.changed(sharding="zero3")):
         assert layer_prices(MODEL, other.of_layers, CLUSTER, IDEAL) is not once
 
 
