@@ -11,7 +11,6 @@ about two thousand nodes. In full, every device is a node: for drawing and for c
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from typing import Any
 
 import networkx as nx
@@ -165,22 +164,3 @@ class _Builder:
 
     def _link(self, a: str, b: str, capacity: float, latency_s: float, links: int) -> None:
         self.graph.add_edge(a, b, capacity=capacity, latency_s=latency_s, links=links)
-
-
-def layout_positions(graph: nx.Graph[str]) -> dict[str, tuple[float, float]]:
-    """Positions for a layered drawing: GPUs at the bottom, core on top, every layer spread over [0, 1].
-
-    NVSwitches stand a little below and beside the NICs of the same layer so that their links stay apart.
-    """
-    rows: dict[str, list[str]] = defaultdict(list)
-    for name in graph:
-        rows[str(graph.nodes[name]["kind"])].append(name)
-    lift = {"nvswitch": -0.35, "nic": 0.15}
-    return {
-        name: (
-            (index + (0.7 if kind == "nvswitch" else 0.5)) / len(names),
-            _LAYER[kind] + lift.get(kind, 0.0),
-        )
-        for kind, names in rows.items()
-        for index, name in enumerate(names)
-    }

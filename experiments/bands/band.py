@@ -19,7 +19,7 @@ note on a band that rests on them says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -189,7 +189,7 @@ class Residuals:
         )
         if own.all():
             return band
-        span = f"true step {100 * (band.low - 1):+.0f} to {100 * (band.high - 1):+.0f} % of the predicted one (P10-P90)"
+        span = band_words(band.low, band.high)
         if band.alike:
             known = {one.strategy for one, alike in zip(self.features, near, strict=True) if alike}
             stranger = "" if features.strategy in known else f"; none of them ran {features.strategy}"
@@ -207,6 +207,21 @@ class Residuals:
         }[by]
         inside = self._needed(groups) <= stretch * (1 + 1e-12)
         return float((inside * self.quality).sum() / self.quality.sum())
+
+
+def band_words(low: float, high: float) -> str:
+    """A band in words, from its factors of the predicted step.
+
+    >>> band_words(0.83, 1.37)
+    'true step -17 to +37 % of the predicted one (P10-P90)'
+    """
+    return f"true step {100 * (low - 1):+.0f} to {100 * (high - 1):+.0f} % of the predicted one (P10-P90)"
+
+
+def widest_band(bands: Iterable[Band | None]) -> str:
+    """One band in words that holds all of them; empty where there is none."""
+    known = [band for band in bands if band is not None]
+    return band_words(min(b.low for b in known), max(b.high for b in known)) if known else ""
 
 
 def _listed(sources: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.experiments.calibration.constants import value_of
 from hdpsim.experiments.calibration.fit import Fit
 from hdpsim.experiments.calibration.stage import LeftOut, Stage
-from hdpsim.experiments.output.document import Column, Document, Table
+from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
+from hdpsim.experiments.output.plots.runs import plot_error_shares
 from hdpsim.experiments.validation.errors import error_summary
 
 Row = dict[str, Any]
@@ -68,6 +69,28 @@ def calibration_document(stages: Sequence[Stage], *, file: str, gpu: Gpu, writte
         },
         blocks=tuple(block for stage in found for block in _blocks(stage)),
         notes=(f"wrote {written}",),
+        title=f"Calibration of {gpu.calibration} for {gpu.name}",
+        files=tuple(file for stage, row in zip(stages, found, strict=True) for file in _files(stage, row)),
+    )
+
+
+def _files(stage: Stage, row: Row) -> Iterator[OutputFile]:
+    """The constants as a table, and errors before and after as a figure."""
+    yield OutputFile(
+        f"constants_{stage.kind}.csv",
+        lambda: [{name: value for name, value in one.items() if name != "tied"} for one in row["constants"]],
+        "One row per fitted constant: value at the start, fitted, half width of its 95 % interval, what is allowed.",
+    )
+    series = {"at the start": stage.before, "cross-validated": stage.cross_validated}
+    if stage.found is not None:
+        series["fitted"] = stage.found.residuals
+    yield OutputFile(
+        f"errors_{stage.kind}",
+        lambda: plot_error_shares(
+            {name: np.abs(np.expm1(errors)) for name, errors in series.items()},
+            title=f"Errors before and after, {len(stage.samples)} {_noun(stage)}",
+        ),
+        "Share of the measurements predicted within an error: before, fitted, and with their own part left out.",
     )
 
 

@@ -58,6 +58,7 @@ def campaign_document(scenario: Scenario, study: CampaignStudy) -> Document:
         blocks=(summary_table(study), account_table(study), *((cause_table(study),) if causes else ())),
         notes=campaign_remarks(study),
         scenario_of_run=study.scenario,
+        bands=(study.plan.undisturbed.band,),
         files=(
             OutputFile("accounts.csv", lambda: _account_rows(study), "Seconds of every run in each account."),
             OutputFile(
@@ -67,12 +68,12 @@ def campaign_document(scenario: Scenario, study: CampaignStudy) -> Document:
                 "tokens.csv", lambda: _token_rows(study), "Tokens against wall-clock time, every run."
             ),
             OutputFile(
-                "tokens",
-                lambda: plots_of_campaign.plot_tokens(
+                "lost_tokens",
+                lambda: plots_of_campaign.plot_lost_tokens(
                     [(result.curve_s, result.curve_tokens) for result in study.results],
                     setup.tokens_per_step / setup.step_s,
                 ),
-                "Tokens kept against wall-clock time, with the line of an undisturbed run.",
+                "Tokens that an undisturbed run would have more, against wall-clock time.",
             ),
             OutputFile(
                 "lost_hours",

@@ -47,6 +47,7 @@ def replay_document(replay: DatasetReplay) -> Document:
         blocks=("\n".join(lines), *((replay_table(replay),) if replay.steps else ())),
         notes=_notes(replay) if replay.steps else (),
         files=_step_files(replay) if replay.steps else (),
+        bands=(replay.band,),
     )
     return dataclasses.replace(document, readme=(*errors, *lines, *_notes(replay)), partial=replay.partial)
 
@@ -201,8 +202,13 @@ def plot_replay(replay: DatasetReplay) -> Figure:
             label="95 % confidence of the mean",
         )  # fmt: skip
         left.plot(number, mean, color=PALETTE[0], linewidth=1.6, label="mean of all steps so far")
+        low, high = float(each.min()), float(each.max())
+        edge = 0.08 * (high - low) or 0.05 * high
         left.set(
-            ylim=(0, 1.12 * float(each.max())),
+            ylim=(
+                max(low - 3.0 * edge, 0.0),
+                high + edge,
+            ),  # room for the legend; the axis need not begin at 0
             xlabel="step",
             ylabel="throughput (tokens/s)",
             title="Throughput" + (" (partial)" if replay.partial else ""),

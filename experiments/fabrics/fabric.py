@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.cost_models.network.fabric import SWITCHES_BY_TIER, TIER_NAMES, FabricModel
-from hdpsim.errors import InfeasibleError, UserInputError
+from hdpsim.errors import UserInputError
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
 from hdpsim.quoting import quoted
 
@@ -15,14 +15,17 @@ if TYPE_CHECKING:
     from hdpsim.cost_models.calibration.network import NetworkCalibration
     from hdpsim.cost_models.hardware.parts import Cluster
 
-DRAWING_LIMIT_BLOCKS = 80
-"""Blocks side by side that the widest drawing keeps apart."""
-
 
 def fabric_document(
-    cluster: Cluster, tiers: list[dict[str, Any]], devices: Mapping[str, int], drawing: str | None
+    cluster: Cluster,
+    network: NetworkCalibration,
+    tiers: list[dict[str, Any]],
+    devices: Mapping[str, int],
+    drawing: str | None,
 ) -> Document:
     """What GPUs get at every distance, how many devices there are, and where the drawing is."""
+    from hdpsim.experiments.output.plots.fabric import plot_fabric
+
     fabric = cluster.fabric
     columns: tuple[Column[dict[str, Any]], ...] = (
         Column("name", heading="inside one"),
@@ -53,7 +56,14 @@ def fabric_document(
             "devices": devices,
             "drawing": drawing,
         },
-        files=(OutputFile("tiers.csv", lambda: tiers, "One row per distance: rate and latency."),),
+        files=(
+            OutputFile("tiers.csv", lambda: tiers, "One row per distance: rate and latency."),
+            OutputFile(
+                "fabric",
+                lambda: plot_fabric(cluster, network),
+                "Devices of every kind, how many, and their rates.",
+            ),
+        ),
     )
 
 
@@ -83,17 +93,10 @@ def tiers_of(cluster: Cluster, network: NetworkCalibration) -> list[dict[str, An
     return tiers
 
 
-def check_drawing(cluster: Cluster, out: str) -> None:
+def check_drawing(out: str) -> None:
     """Refuse what cannot be drawn or written before any work is done."""
-    path, fabric = Path(out), cluster.fabric
+    path = Path(out)
     if path.suffix.lower() not in (".png", ".svg"):
         raise UserInputError(f"--out: expected a file ending in .png or .svg, got {quoted(out)}")
     if not path.absolute().parent.is_dir():
         raise UserInputError(f"--out: there is no directory {path.parent}")
-    blocks = -(-cluster.nodes // fabric.nodes_per_block)
-    if blocks > DRAWING_LIMIT_BLOCKS:
-        most = DRAWING_LIMIT_BLOCKS * fabric.nodes_per_block * cluster.node.gpus
-        raise InfeasibleError(
-            f"{cluster.name} has {blocks:,} blocks side by side, too many to tell apart in a drawing (limit "
-            f"{DRAWING_LIMIT_BLOCKS}); draw a part of it with --gpus, up to {most}"
-        )

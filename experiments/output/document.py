@@ -9,12 +9,17 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, Generic, TypeVar, cast
+from functools import partial
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from hdpsim import __version__
 from hdpsim.experiments.output.finite import plain
 from hdpsim.experiments.output.statistics import Estimate, with_interval
 from hdpsim.experiments.output.tables import TextTable, plain_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SCHEMA_VERSION = 1
 """Version of the JSON documents and tables; raised when a reader of the old ones would be misled."""
@@ -156,6 +161,11 @@ class OutputFile:
     content: Callable[[], Any]
     description: str
 
+    @property
+    def is_figure(self) -> bool:
+        """It has no ending."""
+        return PurePosixPath(self.name).suffix == ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
@@ -169,6 +179,7 @@ class Document:
         notes: what a reader of the figures must know; they close the text.
         readme: what opens the README of the run directory; default: the notes, below the head where the title is
             another.
+        band: how far off such predictions are, in few words; figures carry it.
         partial: ended before what was asked for.
         title: of the run directory; default: the head.
         files: of the run directory, besides the JSON document.
@@ -182,6 +193,7 @@ class Document:
     title: str = ""
     files: tuple[OutputFile, ...] = ()
     readme: tuple[str, ...] = ()
+    band: str = ""
     partial: bool = False
 
     def data(self) -> dict[str, Any]:
@@ -198,6 +210,18 @@ class Document:
         yield from (self.head,) if self.head else ()
         yield from self.blocks
         yield from ("\n".join(self.notes),) if self.notes else ()
+
+    def figures(self) -> dict[str, Callable[[], Figure]]:
+        """The figures by name; each says what it is about, who predicted it, and how far off it may be."""
+        from hdpsim.experiments.output.plots.style import captioned
+
+        who = "; ".join(filter(None, (f"hdpsim {__version__}", self.band, "partial" if self.partial else "")))
+        lines = (self.head or self.title or self.kind, who)
+        return {
+            file.name: partial(lambda file: captioned(file.content(), lines), file)
+            for file in self.files
+            if file.is_figure
+        }
 
     def text(self) -> str:
         """For people, in lines."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,6 +32,13 @@ class Estimate:
     lowest: float
     highest: float
     count: int
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """Of the bar in a plot: the interval, or the range where there is none; None of a single value."""
+        if self.half_width is not None:
+            return self.mean - self.half_width, self.mean + self.half_width
+        return (self.lowest, self.highest) if self.count > 1 else None
 
     def scaled(self, factor: float) -> Estimate:
         """The same in another unit; *factor* is positive."""
@@ -93,6 +100,12 @@ def with_interval(value: Estimate, scale: float = 1.0, digits: int = 0) -> str:
         return f"{text} ± {value.half_width * scale:,.{digits}f}"
     low, high = (f"{end * scale:,.{digits}f}" for end in (value.lowest, value.highest))
     return text if low == high else f"{text} ({low} to {high})"
+
+
+def bars_in_words(estimates: Iterable[Estimate]) -> str:
+    """What the bars of a plot are."""
+    known = all(value.half_width is not None for value in estimates if value.count > 1)
+    return "95% confidence interval" if known else "range of the batches"
 
 
 def estimate_json(value: Estimate) -> dict[str, float | None]:

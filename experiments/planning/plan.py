@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.errors import InfeasibleError, UserInputError
+from hdpsim.experiments.bands.band import widest_band
 from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.exchange.exporter import Exported
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
@@ -247,6 +248,7 @@ def plan_document(scenario: Scenario, found: Found, tokens: float | None = None)
         },
         blocks=(table, why(found), front_data, refused_table(found)),
         notes=remarks(scenario, found),
+        band=widest_band((band_of(scenario, best),)),
         partial=not found.complete,
         files=(
             OutputFile("plan.yaml", winner.to_yaml, "The best candidate as a scenario; `hdpsim simulate` runs it."),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hdpsim.cost_models.reading.units import TERA, format_quantity
+from hdpsim.experiments.bands.band import widest_band
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, facts
 from hdpsim.experiments.output.finite import plain
 from hdpsim.experiments.output.plots.style import ACCOUNT_GROUPS, account_group, format_tokens, readable_name
@@ -53,6 +54,7 @@ def scenario_document(
     more: Mapping[str, object] | None = None,
     files: Sequence[OutputFile] = (),
     scenario_of_run: Scenario | None = None,
+    bands: Iterable[Band | None] = (),
 ) -> Document:
     """The document of a verb with a scenario: its JSON has the scenario with all defaults, seeds and *results*.
 
@@ -65,6 +67,7 @@ def scenario_document(
         more: what else JSON says.
         files: of the run directory, besides the scenario.
         scenario_of_run: the scenario for the run directory, where a verb changed it.
+        bands: of what was predicted.
     """
     text = (scenario_of_run or scenario).to_yaml
     return Document(
@@ -72,6 +75,7 @@ def scenario_document(
         head=headline(scenario),
         blocks=blocks,
         notes=notes,
+        band=widest_band(bands),
         payload={
             "scenario": scenario.document,
             "seed": {"data": scenario.data.seed, "execution": scenario.execution.seed},

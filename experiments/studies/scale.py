@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, interval, only_where
 from hdpsim.experiments.output.plots import runs as plots
-from hdpsim.experiments.output.statistics import Estimate, estimate_json, with_interval
+from hdpsim.experiments.output.statistics import Estimate, bars_in_words, estimate_json, with_interval
 from hdpsim.experiments.output.words import memory_of
 from hdpsim.experiments.studies.changes.variants import Variant, data_json, data_lines, run_variants
 from hdpsim.experiments.studies.comparing.compare import Outcome, Report, silent
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from hdpsim.experiments.scenario.data_use import Drawn
     from hdpsim.experiments.scenario.scenario import Scenario
     from hdpsim.experiments.studies.comparing.baseline import Baseline
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,17 +80,17 @@ class Scaling:
     baseline: bool
     """Whether the best static mesh of every point was looked for."""
 
-    def series(self, figure: Callable[[Point], float | None]) -> dict[str, list[float | None]]:
+    def series(self, figure: Callable[[Point], T | None]) -> dict[str, list[T | None]]:
         """A figure of every strategy and point; None where it cannot run."""
-        found: dict[str, list[float | None]] = {}
+        found: dict[str, list[T | None]] = {}
         for point in self.points:
             found.setdefault(point.strategy, []).append(figure(point) if point.feasible else None)
         return found
 
-    def half_widths(self) -> dict[str, list[float | None]] | None:
-        """Half widths of the throughput's intervals; None when there is no interval."""
-        found = self.series(lambda point: point.outcome.tokens_per_s.half_width)
-        return found if any(value is not None for row in found.values() for value in row) else None
+    @property
+    def rates(self) -> list[Estimate]:
+        """Throughput of every point that ran."""
+        return [point.outcome.tokens_per_s for point in self.points if point.feasible]
 
 
 def _changes(scenario: Scenario, gpus: int, weak: bool) -> tuple[str, ...]:
@@ -174,7 +176,8 @@ def scaling_document(scaling: Scaling, scenario: Scenario) -> Document:
         plots.plot_scaling,
         scaling.gpus,
         scaling.series(lambda point: point.outcome.tokens_per_s.mean),
-        scaling.half_widths(),
+        scaling.series(lambda point: point.outcome.tokens_per_s.ends),
+        what=bars_in_words(scaling.rates),
         title=title,
     )
     document = scenario_document(
@@ -184,6 +187,7 @@ def scaling_document(scaling: Scaling, scenario: Scenario) -> Document:
         more={"weak": scaling.weak},
         blocks=(table,),
         notes=(*scaling_lines(scaling, scenario), mfu_note(scenario)),
+        bands=(point.outcome.band for point in scaling.points),
         files=(
             OutputFile(
                 "scaling.csv",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from hdpsim.errors import QuantityError
 from hdpsim.experiments.output.document import OutputFile
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 MOST_COLOURS, MOST_FACETS = 8, 6
+_CANNOT_RUN = ("infeasible", "invalid", "failed")
+_BELOW_PT = 9.0
+"""From the axis to the crosses of the first series, and on to those of the next."""
 
 _MEASURES = (
     ("throughput", "tokens_per_s", "throughput (tokens/s)", 1.0),
@@ -120,16 +124,17 @@ def sweep_plots(sweep: Sweep, rows: Sequence[Row]) -> Iterator[OutputFile]:
 def _facets(
     sweep: Sweep, rows: Sequence[Row], arrangement: Arrangement, measure: str, what: str, scale: float
 ) -> Figure:
-    columns = arrangement.column.labels if arrangement.column else ("",)
-    lines = arrangement.row.labels if arrangement.row else ("",)
+    columns, no_columns = _with_runs(arrangement.column, rows)
+    lines, no_lines = _with_runs(arrangement.row, rows)
     series = arrangement.colour.labels if arrangement.colour else ("",)
     colours = colours_of(dict.fromkeys(series))
     values = [scale * row[measure] for row in rows if row[measure] is not None]
-    top = max(
-        (scale * (row[measure] + _reach(row, measure)) for row in rows if row[measure] is not None), default=1
-    )
+    top = max((scale * _ends(row, measure)[1] for row in rows if row[measure] is not None), default=1)
     rest = ", ".join(dimension.key for dimension in arrangement.rest)
-    title = (sweep.description or sweep.name) + (f"\nbest over {rest}" if rest else "")
+    quantity = what.partition(" (")[0]
+    title = quantity[0].upper() + quantity[1:] + (f", the best over {rest}" if rest else "")
+    title += "".join(f"; {facet} cannot run" for facet in (*no_columns, *no_lines))
+    below = any(row["status"] in _CANNOT_RUN for row in rows)
     with style():
         # all facets share one y scale, and only the first column labels it
         width, height = 1.6 + 3.6 * len(columns), 0.9 + 2.9 * len(lines)
@@ -148,6 +153,8 @@ def _facets(
                 offset = 0.16 * (number - (len(series) - 1) / 2)
                 _series(axes, arrangement.x, mine, measure, scale, colours[name], number, offset)
             _dress(axes, arrangement.x, values, top)
+            if below:
+                axes.tick_params(axis="x", pad=4 + _BELOW_PT * len(series))
             head = [
                 f"{dimension.key} = {label}"
                 for dimension, label in ((arrangement.column, column), (arrangement.row, line))
@@ -158,17 +165,23 @@ def _facets(
                 axes.set_ylabel(what)
             if place // len(columns) == len(lines) - 1:
                 axes.set_xlabel(arrangement.x.key)
-        title = "\n".join(
-            textwrap.fill(line, int(9.5 * figure.get_figwidth()) - 20) for line in title.split("\n")
-        )
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
         handles = _legend_handles(series, colours) if arrangement.colour else []
-        if any(row["status"] in ("infeasible", "invalid", "failed") for row in rows):
-            handles.append(_handle("cannot run", "#555555", "x"))
+        if below:
+            handles.append(_handle("cannot run (below the axis)", "#555555", "x"))
         if handles:
             legend_title = arrangement.colour.key if arrangement.colour else None
-            figure.legend(handles=handles, loc="outside right upper", title=legend_title)
+            figure.legend(handles=handles, loc="outside right lower", title=legend_title)
     return figure
+
+
+def _with_runs(dimension: Dimension | None, rows: Sequence[Row]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Labels of the facets in which a cell ran, and the others in words: an empty panel shows nothing."""
+    if dimension is None:
+        return ("",), ()
+    ran = {dimension.label(row) for row in rows if row["status"] == "ok"}
+    kept = tuple(label for label in dimension.labels if label in ran)
+    return kept, tuple(f"{dimension.key} = {label}" for label in dimension.labels if label not in ran)
 
 
 def _series(
@@ -181,7 +194,9 @@ def _series(
     number: int,
     offset: float,
 ) -> None:
-    """One line: the best cell at every x, its confidence interval if there is one, crosses where none can run."""
+    """One line: the best cell at every x, its interval or range, crosses below the axis where none can run."""
+    from matplotlib.transforms import offset_copy
+
     positions = x.numbers if x.numbers is not None else tuple(float(i) for i in range(len(x.labels)))
     places, heights, reach, missing = [], [], [], []
     for label, position in sorted(zip(x.labels, positions, strict=True), key=lambda pair: pair[1]):
@@ -190,8 +205,8 @@ def _series(
         if best is not None:
             places.append(position)
             heights.append(scale * best[measure])
-            reach.append(scale * _reach(best, measure))
-        elif any(row["status"] in ("infeasible", "invalid", "failed") for row in here):
+            reach.append(scale * np.abs(np.subtract(_ends(best, measure), best[measure])))
+        elif any(row["status"] in _CANNOT_RUN for row in here):
             missing.append(position)
     named = x.numbers is None
     shift = offset if named else 0.0
@@ -199,7 +214,7 @@ def _series(
     axes.errorbar(
         spots,
         heights,
-        yerr=[[min(r, h) for r, h in zip(reach, heights, strict=True)], reach] if any(reach) else None,
+        yerr=np.transpose(reach) if np.any(reach) else None,
         color=colour,
         marker=marker_of(number),
         markersize=5,
@@ -211,18 +226,28 @@ def _series(
     if missing:
         axes.plot(
             [place + shift for place in missing],
-            [0.03 + 0.035 * number] * len(missing),
+            [0.0] * len(missing),
             "x",
             color=colour,
             markersize=6,
-            transform=axes.get_xaxis_transform(),
+            transform=offset_copy(
+                axes.get_xaxis_transform(),
+                axes.get_figure(root=True),
+                y=-_BELOW_PT * (number + 1),
+                units="points",
+            ),
             clip_on=False,
         )
 
 
-def _reach(row: Row, measure: str) -> float:
-    """Half width of the interval of a mean; 0 of a single batch."""
-    return float(row.get(f"{measure}_ci95") or 0.0)
+def _ends(row: Row, measure: str) -> tuple[float, float]:
+    """Of the bar: the interval of a mean, or the range of its batches; the value itself where neither is known."""
+    value = float(row[measure])
+    half = row.get(f"{measure}_ci95")
+    if half is not None:
+        return max(value - half, 0.0), value + half
+    lowest, highest = (row.get(f"{measure}_{end}") for end in ("lowest", "highest"))
+    return (value, value) if lowest is None or highest is None else (lowest, highest)
 
 
 def _dress(axes: Axes, x: Dimension, values: Sequence[float], top: float) -> None:
@@ -239,6 +264,8 @@ def _dress(axes: Axes, x: Dimension, values: Sequence[float], top: float) -> Non
             axes.tick_params(axis="x", rotation=30)
     elif min(x.numbers) > 0 and max(x.numbers) >= 4 * min(x.numbers):
         base2_ticks(axes, list(x.numbers), list(x.labels))
+        edge = (max(x.numbers) / min(x.numbers)) ** 0.08  # labels stay away from those of the panels beside
+        axes.set_xlim(min(x.numbers) / edge, max(x.numbers) * edge)
     else:
         axes.set_xticks(x.numbers, list(x.labels))
 

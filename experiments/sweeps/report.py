@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.errors import ScenarioError
+from hdpsim.experiments.bands.band import band_words
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, only_where
 from hdpsim.experiments.output.finite import plain
 from hdpsim.experiments.output.plots.style import account_group
@@ -98,6 +99,8 @@ def _row(run: SweepRun, result: CellResult) -> Row:
         "step_s_p90": _at(found, "fidelity", "step_s_p90"),
         "tokens_per_s": _at(found, "tokens_per_s", "mean"),
         "tokens_per_s_ci95": _at(found, "tokens_per_s", "ci95_half_width"),
+        "tokens_per_s_lowest": _at(found, "tokens_per_s", "lowest"),
+        "tokens_per_s_highest": _at(found, "tokens_per_s", "highest"),
         "tokens_per_s_per_gpu": found.get("tokens_per_s_per_gpu"),
         "mfu": found.get("mfu"),
         "mfu_full": found.get("mfu_full"),
@@ -183,9 +186,20 @@ def sweep_document(run: SweepRun, store: str) -> Document:
             *_result_lines(run),
             f"Results are kept in {store}; running the sweep again costs nothing.",
         ),
+        band=_band(run),
         partial=run.interrupted,
         files=tuple(_files(run)),
     )
+
+
+def _band(run: SweepRun) -> str:
+    """Of all cells together."""
+    ends = [
+        [found["fidelity"][f"step_s_{end}"] / found["step_s"]["mean"] for end in ("p10", "p90")]
+        for result in run.results
+        if (found := result.result) is not None and found["fidelity"]
+    ]
+    return band_words(min(low for low, _ in ends), max(high for _, high in ends)) if ends else ""
 
 
 def _payload(run: SweepRun) -> Row:

@@ -36,7 +36,6 @@ def fabric(
 
     Raises:
         UserInputError: what was given is wrong; the message says what is allowed.
-        InfeasibleError: too large to draw; the message says which part can be.
     """
     from hdpsim.cost_models.network.graph import count_devices
     from hdpsim.experiments.fabrics import fabric as study
@@ -48,15 +47,17 @@ def fabric(
     if gpus is not None:
         cluster = cluster_of_size(cluster, gpus)
     if drawing is not None:
-        study.check_drawing(cluster, str(drawing))
+        study.check_drawing(str(drawing))
     tiers = study.tiers_of(cluster, network)
     devices = count_devices(cluster)
+    document = study.fabric_document(
+        cluster, network, tiers, devices, None if drawing is None else str(drawing)
+    )
     if drawing is not None:
-        from hdpsim.experiments.output.plots.fabric import draw_fabric
+        from hdpsim.experiments.output.plots.style import write_figure
 
-        draw_fabric(cluster, str(drawing), network)
-    path = None if drawing is None else str(drawing)
-    return Result(document=study.fabric_document(cluster, tiers, devices, path), found=cluster)
+        write_figure(document.figures()["fabric"](), Path(drawing))
+    return Result(document=document, found=cluster)
 
 
 def flows(

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from hdpsim.experiments.scenario.scenario import Scenario
 
-_TABLES, _FIGURES = (".csv", ".parquet"), ""
-"""How names of a run directory's tables and figures end."""
+_TABLES = (".csv", ".parquet")
+"""How names of a run directory's tables end."""
 
 _MOST_BARS = 20
 
@@ -64,7 +64,7 @@ class Result:
     @property
     def figures(self) -> tuple[str, ...]:
         """The names that `plot` takes; the first is its default. Empty: it draws bars of the first table."""
-        return tuple(self._figures())
+        return tuple(self.document.figures())
 
     def to_frame(self, name: str | None = None) -> pd.DataFrame:
         """A table as a data frame: one row a thing, columns with their units in their names (`step_s`, `hbm_bytes`).
@@ -83,7 +83,7 @@ class Result:
 
         *name*: one of `figures`; default: the first, which answers the question.
         """
-        figures = self._figures()
+        figures = self.document.figures()
         figure: Figure = _chosen("figure", name, figures)() if figures or name else self._bars()
         # Notebooks know figures of matplotlib only once pyplot is imported.
         vars(figure)["_repr_png_"] = partial(_png, figure)
@@ -135,13 +135,6 @@ class Result:
             ]
             found = {f"table_{number}": table.records for number, table in enumerate(named, start=1)}
         return found
-
-    def _figures(self) -> dict[str, Callable[[], Any]]:
-        return {
-            file.name: file.content
-            for file in self.document.files
-            if PurePosixPath(file.name).suffix == _FIGURES
-        }
 
     def _bars(self) -> Figure:
         """The first column of fractions of the first table, or else of whole numbers, a bar for each row."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from hdpsim.experiments.cli.common import Output, json_option
+from hdpsim.experiments.cli.common import Output, output_options
 from hdpsim.experiments.cli.progress import progress
 
 
@@ -16,6 +16,7 @@ from hdpsim.experiments.cli.progress import progress
 @click.option(
     "-o",
     "--output",
+    "file",
     required=True,
     metavar="FILE",
     type=click.Path(dir_okay=False),
@@ -41,13 +42,14 @@ from hdpsim.experiments.cli.progress import progress
 @click.option(
     "--workers", type=click.IntRange(1, 64), metavar="N", help="Processes; default: one per core, at most 8."
 )
-@json_option
+@output_options
 def command(
     records: str | None,
     names: str | None,
     kernels: tuple[str, ...],
     no_runs: bool,
-    as_json: bool,
+    file: str,
+    output: Output,
     **options: Any,
 ) -> None:
     """Fit the constants of a GPU generation on RECORDS.csv (default: the runs shipped) and write a calibration.
@@ -62,6 +64,12 @@ def command(
     if records is not None and no_runs:
         raise click.UsageError("--no-runs takes no RECORDS.csv")
     result = calibrate(
-        records, runs=not no_runs, constants=names, kernels=kernels, progress=progress, **options
+        records,
+        output=file,
+        runs=not no_runs,
+        constants=names,
+        kernels=kernels,
+        progress=progress,
+        **options,
     )
-    Output(as_json=as_json).show(result)
+    output.show(result)

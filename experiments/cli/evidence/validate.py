@@ -6,7 +6,7 @@ from importlib import import_module
 
 import click
 
-from hdpsim.experiments.cli.common import Output, json_option, out_option, say
+from hdpsim.experiments.cli.common import Output, json_option, out_option, report_option, say
 from hdpsim.experiments.cli.progress import progress
 
 
@@ -78,6 +78,7 @@ from hdpsim.experiments.cli.progress import progress
 )
 @click.option("--markdown", is_flag=True, help="Print tables and summary as Markdown.")
 @out_option
+@report_option
 @json_option
 def command(
     records: str | None,
@@ -93,6 +94,7 @@ def command(
     scenario_file: str | None,
     markdown: bool,
     out: str | None,
+    report: str | None,
     as_json: bool,
 ) -> None:
     """Predict the training runs of RECORDS.csv (default: the published ones shipped) and show the errors.
@@ -141,7 +143,7 @@ def command(
     if markdown:
         say(import_module("hdpsim.experiments.validation.report").markdown(result.document.payload))
         return
-    Output(as_json=as_json, out=out).show(result)
+    Output(as_json=as_json, out=out, report=report).show(result)
 
 
 def _write_scenario(

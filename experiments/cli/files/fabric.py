@@ -14,7 +14,7 @@ from hdpsim.experiments.cli.common import Output, json_option, whole_number
     "--out",
     metavar="FILE",
     type=click.Path(dir_okay=False),
-    help="Draw the fabric into a .png or .svg file: small clusters device by device, larger ones block by block.",
+    help="Draw the fabric into a .png or .svg file: devices of every kind, how many, and their rates.",
 )
 @json_option
 def command(source: str, gpus: int | None, out: str | None, as_json: bool) -> None:

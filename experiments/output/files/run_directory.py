@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -216,8 +217,9 @@ def write_document(out: str, document: Document, command: str | None = None) -> 
             "result.json", document.data(), "The whole result as one JSON document, as printed by --json."
         )
         run.write_json(STORED, stored(document, made_by), "The text of the page that `hdpsim report` makes.")
+        figures = document.figures()
         for file in document.files:
-            _write_file(run, file)
+            _write_file(run, replace(file, content=figures.get(file.name, file.content)))
     return f"wrote {out}" + (" (partial)" if document.partial else "")
 
 

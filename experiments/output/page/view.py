@@ -9,16 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hdpsim import __version__
 from hdpsim.errors import UserInputError
-from hdpsim.experiments.output.document import Document, OutputFile, Table
+from hdpsim.experiments.output.document import Document, Table
 from hdpsim.experiments.output.tables import TextTable
 from hdpsim.reading import open_regular
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Rows = Sequence[Mapping[str, object]]
 
@@ -95,11 +92,12 @@ def view_of(document: Document, command: str) -> View:
 
     pictures: list[Picture] = []
     tables: dict[str, Rows] = {}
+    figures = document.figures()
     for file in document.files:
         name = PurePosixPath(file.name)
-        if _is_figure(file):
-            figure: Figure = file.content()
-            pictures.append(Picture(name=file.name, words=file.description, svg=svg_of(figure)))
+        if file.is_figure:
+            svg = svg_of(figures[file.name]())
+            pictures.append(Picture(name=file.name, words=file.description, svg=svg))
         elif name.suffix == ".csv" and name.stem in CHARTED:
             tables[name.stem] = _rows(file.content())
     return View(
@@ -124,7 +122,7 @@ def stored(document: Document, command: str) -> dict[str, Any]:
         "partial": document.partial,
         "blocks": [asdict(block) for block in _blocks(document)],
         "notes": list(document.notes),
-        "pictures": {file.name: file.description for file in document.files if _is_figure(file)},
+        "pictures": {file.name: file.description for file in document.files if file.is_figure},
     }
 
 
@@ -189,10 +187,6 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserInputError(f"{path}: cannot be read as what hdpsim wrote ({error})") from error
-
-
-def _is_figure(file: OutputFile) -> bool:
-    return PurePosixPath(file.name).suffix == ""
 
 
 def _blocks(document: Document) -> Iterator[TextBlock]:

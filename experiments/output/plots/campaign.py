@@ -1,4 +1,4 @@
-"""Plots of a campaign: tokens against wall-clock time, where the lost hours went, what stopped the job."""
+"""Plots of a campaign: lost tokens against wall-clock time, where the lost hours went, what stopped the job."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hdpsim.cost_models.reading.units import DAY_S
+from hdpsim.arrays import Floats
+from hdpsim.cost_models.reading.units import DAY_S, HOUR_S
 
 from .style import GRID, INK, PALETTE, count_axis, figure_and_axes, format_count, style
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -24,40 +24,35 @@ _MOST_BARS = 20
 ZOOM_FAILURES = 12  # restarts in the window of the right panel: enough to see the teeth one by one
 
 
-def plot_tokens(curves: Sequence[Curve], tokens_per_s: float) -> Figure:
-    """Tokens of every run over wall-clock days with the undisturbed line; right: the first restarts, enlarged.
+def plot_lost_tokens(curves: Sequence[Curve], tokens_per_s: float) -> Figure:
+    """Tokens that an undisturbed run would have more, over wall-clock time: all runs; right: the first restarts of one.
 
-    *curves* are seconds and tokens of each run; tokens fall back where work was lost.
+    *curves* are seconds and tokens of each run; tokens fall back where work was lost, and stand still until it goes on.
     """
-    end_s = max(float(at[-1]) for at, _ in curves)
     with style():
         figure, (left, right) = figure_and_axes(10.5, 4.4, 1, 2)
-        left.plot([0, end_s / DAY_S], [0, end_s * tokens_per_s], color=INK, linewidth=1, linestyle=(0, (3, 3)),
-                  label="undisturbed")  # fmt: skip
-        for i, (at, tokens) in enumerate(curves):
+        for i, curve in enumerate(curves):
+            at, lost = _lost(curve, tokens_per_s)
             label = f"simulated, {len(curves)} run{'s' if len(curves) > 1 else ''}" if i == 0 else None
-            left.plot(np.asarray(at) / DAY_S, tokens, color=PALETTE[0], linewidth=1,
-                      alpha=1.0 if len(curves) == 1 else 0.5, label=label)  # fmt: skip
-        left.set(xlabel="wall-clock time (days)", title="Tokens against time")
+            left.plot(at / DAY_S, lost, color=PALETTE[3], linewidth=1, alpha=1.0 if len(curves) == 1 else 0.5,
+                      label=label)  # fmt: skip
+        left.set(xlabel="wall-clock time (days)", title="Tokens lost against an undisturbed run")
         left.legend(loc="upper left")
-        _zoom(right, curves[0], tokens_per_s)
+        at, lost = _lost(curves[0], tokens_per_s)
+        first = slice(0, 2 * ZOOM_FAILURES + 1)
+        right.plot(at[first] / HOUR_S, lost[first], color=PALETTE[3], linewidth=1.2)
+        right.set(xlabel="wall-clock time (hours)", title="First run: its first restarts")
         for axes in (left, right):
             axes.set(xlim=(0, None), ylim=(0, None))
             count_axis(axes.yaxis)
-            axes.set_ylabel("tokens kept")
+            axes.set_ylabel("tokens lost")
             axes.grid(axis="y", color=GRID, linewidth=0.7)
     return figure
 
 
-def _zoom(axes: Axes, curve: Curve, tokens_per_s: float) -> None:
-    """The first restarts of one run: rise, fall, stand still."""
-    at, tokens = np.asarray(curve[0]), np.asarray(curve[1])
-    until = at[min(len(at) - 1, 2 * ZOOM_FAILURES)]
-    inside = at <= until
-    hours = 3600.0
-    axes.plot([0, until / hours], [0, until * tokens_per_s], color=INK, linewidth=1, linestyle=(0, (3, 3)))
-    axes.plot(at[inside] / hours, tokens[inside], color=PALETTE[0], linewidth=1.2)
-    axes.set(xlabel="wall-clock time (hours)", title="First run: its first restarts")
+def _lost(curve: Curve, tokens_per_s: float) -> tuple[Floats, Floats]:
+    at = np.asarray(curve[0], dtype=np.float64)
+    return at, np.maximum(at * tokens_per_s - np.asarray(curve[1]), 0.0)
 
 
 def plot_bars(values: Bars, *, axis: str, title: str, colour: str = PALETTE[0]) -> Figure:

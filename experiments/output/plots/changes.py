@@ -12,6 +12,7 @@ from .style import GRID, INK, PALETTE, figure_and_axes, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 _SLOWER, _FASTER, _WHOLE = PALETTE[3], PALETTE[2], "#8C8C8C"
 _LONGEST_LABEL = 44
@@ -37,6 +38,7 @@ def plot_waterfall(falls: Sequence[Fall], *, title: str) -> Figure:
     """Bars from the base to all changes together; a line shows each change alone on the base."""
     base_s = falls[0].joined_s or 0.0
     steps = [fall.joined_s for fall in falls]
+    alone: Line2D | None = None
     with style():
         figure, (axes,) = figure_and_axes(8.5, 1.5 + 0.42 * (len(falls) + 1))
         axes.barh(0, base_s, 0.62, color=_WHOLE)
@@ -53,11 +55,11 @@ def plot_waterfall(falls: Sequence[Fall], *, title: str) -> Figure:
                 axes.annotate(f"{now - was:+.3g} s", (max(now, was), row), (5, 0), va="center",
                               textcoords="offset points", fontsize=9)  # fmt: skip
             if fall.alone_s is not None:
-                axes.plot([base_s, fall.alone_s], [row + 0.4, row + 0.4], color=INK, linewidth=1.4,
-                          label="alone, from the base" if row == 1 else None)  # fmt: skip
+                (alone,) = axes.plot([base_s, fall.alone_s], [row + 0.4, row + 0.4], color=INK, linewidth=1.4)
         last = steps[-1]
         if last is not None:
-            axes.plot([last, last], [len(falls) - 1, len(falls)], color=INK, linewidth=0.7)
+            if steps[-2] is not None:
+                axes.plot([last, last], [len(falls) - 1, len(falls)], color=INK, linewidth=0.7)
             axes.barh(len(falls), last, 0.62, color=_WHOLE)
             axes.annotate(f"{last:.3g} s", (last, len(falls)), (5, 0), va="center", textcoords="offset points",
                           fontsize=9)  # fmt: skip
@@ -67,8 +69,8 @@ def plot_waterfall(falls: Sequence[Fall], *, title: str) -> Figure:
         known = [each for fall in falls for each in (fall.alone_s, fall.joined_s) if each is not None]
         axes.set(xlim=(0, 1.15 * max(known, default=1.0)), xlabel="seconds for a million tokens", title=title)
         axes.grid(axis="x", color=GRID, linewidth=0.7)
-        if any(fall.alone_s is not None for fall in falls):
-            figure.legend(loc="outside lower right")
+        if alone is not None:
+            figure.legend([alone], ["alone, from the base"], loc="outside lower right")
     return figure
 
 

@@ -107,7 +107,7 @@ def plot_ring_hops(
     hops: Sequence[str], alone_s: Floats, shared_s: Floats, *, took_alone_s: float, took_s: float, title: str
 ) -> Figure:
     """Bars for each hop: how long it needs its links alone, and what others add; lines: the whole ring."""
-    scale, unit = (1e3, "ms") if took_s < 1.0 else (1.0, "seconds")
+    scale, unit = (1e3, "milliseconds") if took_s < 1.0 else (1.0, "seconds")
     with style():
         figure, (axes,) = figure_and_axes(10.5, 4.0)
         places = np.arange(len(hops))
@@ -125,7 +125,10 @@ def plot_ring_hops(
         axes.set_xticks(places[::every], [hops[place] for place in places[::every]])
         axes.tick_params(axis="x", rotation=50 if max(map(len, hops), default=0) * len(hops) > 90 else 0)
         axes.set(
-            xlabel="hop, from rank to rank (no bar: inside a node)", ylabel=unit, title=title, ylim=(0, None)
+            xlabel="hop, from rank to rank (no bar: inside a node)",
+            ylabel=unit,
+            title=title,
+            ylim=(0, 1.08 * took_s * scale),
         )
         axes.grid(axis="y", color=GRID, linewidth=0.7)
         figure.legend(loc="outside lower center", ncols=4)

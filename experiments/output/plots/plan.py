@@ -32,7 +32,8 @@ def plot_plan_work(slot_s: Floats, waiting: Floats, *, title: str) -> Figure:
     with style():
         figure, (left, right) = figure_and_axes(11.0, 4.8, columns=2)
         _heat(figure, left, slot_s, label="seconds, forward and backward", colours="viridis_r", low=0.0)
-        left.set(xlabel="slot (order on a rank)", title=f"{title}: work of ranks and slots")
+        left.set(xlabel="slot (order on a rank)", title="Work of ranks and slots")
+        figure.suptitle(f"{title}: its plan", x=0.01, ha="left", fontsize=11, fontweight="bold")
         _heat(
             figure, right, waiting, label="share of the step waiting", colours="magma_r", low=0.0, share=True
         )
@@ -72,10 +73,11 @@ def plot_plan_groups(
         left.set(
             xlabel="ranks in the group (up to)",
             ylabel="share",
-            ylim=(0, 1.12),
-            title=f"{title}: groups by size",
+            ylim=(0, 1.25),
+            title="Groups by size",
         )
-        left.legend(loc="upper right")
+        left.legend(loc="upper left", ncols=2)
+        figure.suptitle(f"{title}: its groups of ranks", x=0.01, ha="left", fontsize=11, fontweight="bold")
         largest = float(np.nanmax(slot_sizes))
         _heat(
             figure, right, slot_sizes, label="ranks in the group", colours="YlGnBu", low=1.0, log=largest > 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,7 +36,7 @@ def plot_length_distribution(
     sample_share: ArrayLike,
     token_share: ArrayLike,
     *,
-    title: str = "Sequence lengths: who is many, and who is heavy",
+    title: str = "Sequence lengths: how many sequences, and how many tokens",
 ) -> Figure:
     """Bars per bucket up to *bucket_tokens*: its share of the sequences and its share of the tokens."""
     position = np.arange(len(bucket_tokens))
@@ -56,22 +57,22 @@ def plot_length_distribution(
 def plot_scaling(
     gpus: Sequence[int],
     tokens_per_s: Mapping[str, Sequence[float | None]],
-    half_width: Mapping[str, Sequence[float | None]] | None = None,
+    bars: Mapping[str, Sequence[Interval | None]] | None = None,
     *,
+    what: str = "95% confidence interval",
     title: str = "Scaling",
 ) -> Figure:
     """Throughput against the number of GPUs with each strategy's ideal line, and throughput per GPU.
 
-    Rows go by strategy; None where it cannot run, or has no interval (*half_width*: half of the 95 % one). The ideal
+    Rows go by strategy; None where it cannot run, or has no *bars* (their ends; *what* says what they are). The ideal
     line goes through a strategy's first point that is not None; the share of it that the last point reaches is written
-    beside that. It is relative to the strategy's own start: what ranks strategies is throughput per GPU.
+    at its end. It is relative to the strategy's own start: what ranks strategies is throughput per GPU.
     """
     count = np.asarray(gpus, dtype=np.float64)
     colours = colours_of(tokens_per_s)
     with style():
         figure, (left, right) = figure_and_axes(10.5, 4.4, 1, 2)
         per_gpu: dict[str, list[float]] = {}
-        reach: dict[str, NDArray[np.float64]] = {}
         for name, row in tokens_per_s.items():
             values = _with_gaps(row)
             known = np.flatnonzero(np.isfinite(values))
@@ -80,35 +81,38 @@ def plot_scaling(
             ideal = values[known[0]] * count / count[known[0]]
             left.plot(count, ideal, color=colours[name], linewidth=1, linestyle=(0, (3, 3)))
             per_gpu[name] = list(values / count)
-            reach[name] = np.nan_to_num(_with_gaps((half_width or {}).get(name, [None] * len(row))))
             last = known[-1]
             if last != known[0]:
                 right.annotate(
-                    f"{values[last] / ideal[last]:.0%} of its start", (count[last], per_gpu[name][last]), (-4, 7),
-                    textcoords="offset points", ha="right", fontsize=8, color=colours[name],
+                    f"{values[last] / ideal[last]:.0%}", (count[last], per_gpu[name][last]), (7, 0),
+                    textcoords="offset points", va="center", fontsize=8, color=colours[name],
                 )  # fmt: skip
         _lines(left, list(gpus), tokens_per_s)
         _lines(right, list(gpus), per_gpu)
-        for name, width in reach.items():
+        known_bars = {name: ends for name, ends in (bars or {}).items() if any(ends)}
+        for name, known_ends in known_bars.items():
+            values = _with_gaps(tokens_per_s[name])
+            low, high = (_with_gaps([ends and ends[side] for ends in known_ends]) for side in (0, 1))
+            reach = np.maximum(np.nan_to_num([np.minimum(values - low, 0.95 * values), high - values]), 0.0)
             for axes, scale in ((left, 1.0), (right, 1.0 / count)):
-                values = _with_gaps(tokens_per_s[name])
-                low = np.minimum(width, 0.95 * values)
-                axes.errorbar(count, values * scale, [low * scale, width * scale], fmt="none",
-                              ecolor=colours[name], elinewidth=0.9, capsize=2.5)  # fmt: skip
+                axes.errorbar(count, values * scale, reach * scale, fmt="none", ecolor=colours[name],
+                              elinewidth=0.9, capsize=2.5)  # fmt: skip
         left.plot([], [], color=INK, linewidth=1, linestyle=(0, (3, 3)), label="ideal (linear)")
         for axes in (left, right):
             base2_ticks(axes, [float(g) for g in gpus], [f"{g:,}" for g in gpus])
             axes.set_xlabel("GPUs")
         left.set_yscale("log")
         count_axis(left.yaxis)
-        left.set(ylabel="throughput (tokens/s)", title=title)
+        left.set(ylabel="throughput (tokens/s)", title="In all")
+        words = "; %: of its own start" + (f"; bars: {what}" if known_bars else "")
+        figure.suptitle(title + words, x=0.01, ha="left", fontsize=11, fontweight="bold")
         left.legend()
         right.set_ylim(bottom=0)
         right.margins(y=0.15)
         count_axis(right.yaxis)
         right.set(
             ylabel="throughput per GPU (tokens/s)",
-            title="Per GPU" + ("; bars: 95% confidence" if half_width else ""),
+            title="Per GPU",
         )
     return figure
 
@@ -150,6 +154,22 @@ def plot_paper_against_prediction(
     return figure
 
 
+def plot_error_shares(errors: Mapping[str, ArrayLike], *, title: str) -> Figure:
+    """How many of the measurements are predicted within an error, as a line for each set of errors (shares)."""
+    with style():
+        figure, (axes,) = figure_and_axes(7.0, 4.2)
+        for (name, colour), dashes in zip(colours_of(errors).items(), cycle(("-", "--", ":")), strict=False):
+            ordered = np.sort(np.asarray(errors[name], dtype=np.float64))
+            share = np.arange(len(ordered) + 1) / len(ordered)
+            axes.step(100.0 * np.array([0.0, *ordered]), 100.0 * share, where="post", color=colour, linestyle=dashes,
+                      linewidth=1.8, label=f"{name}: median {np.median(ordered):.1%}")  # fmt: skip
+        axes.set(xlim=(0, None), ylim=(0, 102), title=title)
+        axes.set(xlabel="error, up to (% of the measurement)", ylabel="share of the measurements (%)")
+        axes.grid(color=GRID, linewidth=0.7)
+        axes.legend(loc="lower right")
+    return figure
+
+
 def plot_throughput_bars(
     tokens_per_s: Mapping[str, float],
     interval: Mapping[str, Interval] | None = None,
@@ -187,7 +207,7 @@ def plot_throughput_bars(
         axes.set(
             ylabel="throughput (tokens/s)",
             title=title,
-            xlabel=f"× = speed-up over {base}" + (f"; bars: {what}" if bounds else ""),
+            xlabel=f"× = speed-up over {base}" + (f"\nbars: {what}" if bounds else ""),
         )
     return figure
 
@@ -284,13 +304,16 @@ def plot_ablation(
     """
     series = [("predicted", "#0072B2", _with_gaps(predicted))]
     if published is not None:
-        series.append(("published", "#999999", _with_gaps(published)))
+        series.append(("published", "white", _with_gaps(published)))
     width = 0.8 / len(series)
     with style():
         figure, (axes,) = figure_and_axes(max(5.5, 1.3 * len(steps) + 1.5), 4.4)
         for i, (label, colour, values) in enumerate(series):
             position = np.arange(len(steps)) + (i - (len(series) - 1) / 2) * width
-            axes.bar(position, np.nan_to_num(values), width * 0.94, color=colour, label=label)
+            edge = (
+                INK if colour == "white" else "none"
+            )  # hollow as in the other plots: grey is the static mesh's
+            axes.bar(position, np.nan_to_num(values), width * 0.94, color=colour, edgecolor=edge, label=label)
             for place, value in enumerate(values):
                 if math.isfinite(value):
                     added = gain.format(value - values[place - 1]) if gain and place else ""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import cycle, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from hdpsim.experiments.output.files.asked import replacing
 from hdpsim.experiments.output.words import large_amount
@@ -29,7 +30,12 @@ PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#9
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 INK = "#222222"
+SOFT = "#5C5C5C"
 GRID = "#DDDDDD"
+
+_TITLE_PT, _CAPTION_PT, _LEADING, _EDGE_IN = 11.0, 8.0, 1.3, 0.07
+_EM = {"normal": 0.6, "bold": 0.68}
+"""Widths of a character of DejaVu Sans, as parts of its size, that hardly a line exceeds in the mean."""
 
 _STRATEGY_COLOURS = {
     "static": "#8C8C8C",
@@ -124,27 +130,69 @@ def figure_and_axes(
     return figure, [axes for row in grid for axes in row]
 
 
+def captioned(figure: Figure, lines: Sequence[str]) -> Figure:
+    """Put a head on a figure: its title, and below it *lines* that say what it is about.
+
+    The head is a strip of its own on top of what was drawn, so that nothing can lie over it; what is too long for the
+    figure's width goes on in another line.
+    """
+    width_in, height_in = figure.get_size_inches()
+    title = figure.get_suptitle()
+    titled = [axes for axes in figure.axes if axes.get_title(loc="left")]
+    if title:
+        figure.suptitle("")
+    elif len(titled) == 1 and titled[0] is figure.axes[0]:
+        title = titled[0].get_title(loc="left")
+        titled[0].set_title("", loc="left")
+    texts = [(line, _TITLE_PT, "bold", INK) for line in title.split("\n") if line]
+    texts += [(line, _CAPTION_PT, "normal", SOFT) for line in lines if line]
+    wrapped = [
+        (part, size, weight, colour)
+        for line, size, weight, colour in texts
+        for part in textwrap.wrap(line, int(72.0 * (width_in - 2 * _EDGE_IN) / (_EM[weight] * size)))
+    ]
+    strip_in = 2 * _EDGE_IN + sum(_LEADING * size / 72.0 for _, size, _, _ in wrapped)
+    whole_in = height_in + strip_in
+    figure.set_size_inches(width_in, whole_in)
+    top_in = whole_in - _EDGE_IN
+    for part, size, weight, colour in wrapped:
+        figure.text(_EDGE_IN / width_in, top_in / whole_in, part, fontsize=size, fontweight=weight, color=colour,
+                    va="top", family=_RC["font.family"], parse_math=False)  # fmt: skip
+        top_in -= _LEADING * size / 72.0
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.set(rect=(0.0, 0.0, 1.0, height_in / whole_in))  # type: ignore[call-arg]
+    return figure
+
+
 def save_figure(figure: Figure, stem: Path) -> tuple[Path, Path]:
     """Write *figure* as STEM.png and STEM.svg and return both paths; equal figures give equal bytes."""
     paths = (Path(f"{stem}.png"), Path(f"{stem}.svg"))
-    for path, metadata in zip(
-        paths, ({"Software": "hdpsim"}, {"Date": None, "Creator": "hdpsim"}), strict=True
-    ):
-        with replacing(path, "plot") as target, style(), warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "Glyph"
-            )  # a character of a name that the font has not: a box is drawn
-            figure.savefig(target, format=path.suffix[1:], dpi=150, metadata=metadata)
+    for path in paths:
+        write_figure(figure, path)
     return paths
+
+
+def write_figure(figure: Figure, path: Path) -> None:
+    """Write *figure* as .png or .svg, whichever the path ends with."""
+    with replacing(path, "plot") as target:
+        _draw(figure, target, path.suffix[1:].lower())
 
 
 def svg_of(figure: Figure) -> str:
     """The SVG of a figure, as save_figure writes it."""
     written = io.StringIO()
-    with style(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")
-        figure.savefig(written, format="svg", metadata={"Date": None, "Creator": "hdpsim"})
+    _draw(figure, written, "svg")
     return written.getvalue()
+
+
+def _draw(figure: Figure, target: IO[Any], kind: str) -> None:
+    metadata = {"Date": None, "Creator": "hdpsim"} if kind == "svg" else {"Software": "hdpsim"}
+    with style(), warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "Glyph"
+        )  # a character of a name that the font has not: a box is drawn
+        figure.savefig(target, format=kind, dpi=150, metadata=metadata)
 
 
 def colours_of(names: Mapping[str, object]) -> dict[str, str]:
@@ -228,10 +276,18 @@ def tidy_ticks(largest: float) -> list[float]:
 
 def count_axis(axis: Axis) -> None:
     """Label the ticks of *axis* (axes.xaxis or axes.yaxis) as 1.5K, 20M, ..."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+    class Locator(LogLocator):
+        """1, 2 and 5 of every decade; on less than a decade round numbers, of which there are more."""
+
+        def tick_values(self, vmin: float, vmax: float) -> Any:
+            if vmin > 0.0 and vmax < 12.0 * vmin:
+                return MaxNLocator(nbins=6).tick_values(vmin, vmax)
+            return super().tick_values(vmin, vmax)
 
     if axis.get_scale() == "log":
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
+        axis.set_major_locator(Locator(subs=(1.0, 2.0, 5.0), numticks=12))
         axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
     axis.set_minor_formatter(NullFormatter())

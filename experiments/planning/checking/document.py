@@ -60,6 +60,7 @@ def check_document(checked: Checked, tokens: float | None = None) -> Document:
         },
         blocks=tuple(blocks),
         notes=notes,
+        bands=(checked.trials.base.band,),
         files=(
             OutputFile(
                 "findings.csv", lambda: findings, "One row per finding: seconds, money, change, gain."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hdpsim.experiments.bands.band import widest_band
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
 from hdpsim.experiments.output.statistics import estimate_json
 from hdpsim.experiments.output.words import duration, large_amount, memory_of, with_duration
@@ -34,6 +35,7 @@ def recommend_document(found: Recommendation) -> Document:
         },
         blocks=(_answer(found), table),
         notes=_notes(found),
+        band=widest_band((best.band,)),
         files=(
             OutputFile(
                 "recommended.yaml", best.scenario.to_yaml,

@@ -182,6 +182,7 @@ def whatif_document(
         blocks=(table,),
         notes=(*lines, mfu_note(*ran), mean_price(scenario.cluster, scenario.costs).note),
         files=whatif_files(variants, table),
+        bands=(variant.outcome.band for variant in variants),
     )
 
 

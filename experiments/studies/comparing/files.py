@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from hdpsim.experiments.output.document import OutputFile, Table
 from hdpsim.experiments.output.plots import runs as plots
 from hdpsim.experiments.output.plots import time as plots_of_time
 from hdpsim.experiments.output.plots.style import account_group
+from hdpsim.experiments.output.statistics import bars_in_words
 from hdpsim.experiments.studies.links.drawn import link_pictures
 from hdpsim.experiments.studies.links.seen import links_files
 
@@ -20,8 +20,6 @@ from .plan_files import plan_files
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
-
-    from hdpsim.experiments.output.statistics import Estimate
 
     from .compare import Comparison, Outcome
 
@@ -85,28 +83,11 @@ def _throughput_figure(comparison: Comparison) -> Figure:
     base = comparison.best_static or comparison.base
     return plots.plot_throughput_bars(
         {name: rate.mean for name, rate in rates.items()},
-        _bars(rates),
+        {name: ends for name, rate in rates.items() if (ends := rate.ends)},
         base=base.strategy,
-        what=_bar_words(rates),
+        what=bars_in_words(rates.values()),
         speed_up={o.strategy: o.speed_up(base).mean for o in comparison.feasible},
     )
-
-
-def _bars(rates: Mapping[str, Estimate]) -> dict[str, tuple[float, float]] | None:
-    """Ends of the bars: the interval, or the range of the batches."""
-    bars = {
-        name: (rate.lowest, rate.highest)
-        if rate.half_width is None
-        else (rate.mean - rate.half_width, rate.mean + rate.half_width)
-        for name, rate in rates.items()
-        if rate.count > 1
-    }
-    return bars or None
-
-
-def _bar_words(rates: Mapping[str, Estimate]) -> str:
-    known = all(rate.half_width is not None for rate in rates.values())
-    return "95% confidence interval" if known else "range of the batches"
 
 
 def _batch_rows(comparison: Comparison) -> list[dict[str, object]]:

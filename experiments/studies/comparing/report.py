@@ -109,6 +109,7 @@ def compare_document(
         ),
         notes=remarks(comparison),
         files=comparison_files(comparison, table),
+        bands=(outcome.band for outcome in comparison.feasible),
     )
 
 
@@ -136,6 +137,7 @@ def simulate_document(
         ),
         notes=remarks(comparison),
         files=comparison_files(comparison, comparison_table(comparison)),
+        bands=(comparison.base.band,),
     )
 
 

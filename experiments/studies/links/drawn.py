@@ -124,7 +124,8 @@ def fabric_layers(seen: SeenLinks) -> tuple[list[Layer], list[str]]:
     blocks = -(-links.cluster.nodes // fabric.nodes_per_block)
     spread: dict[LinkKind, Floats] = {}
     for kind in _KINDS["nic"]:
-        spread[kind] = np.full((node.nics, blocks, fabric.nodes_per_block), np.nan)
+        wide = min(fabric.nodes_per_block, links.cluster.nodes)
+        spread[kind] = np.full((node.nics, blocks, wide), np.nan)
         place = np.divmod(links.place_of_node, fabric.nodes_per_block)
         spread[kind][:, place[0], place[1]] = load[links.of_kind(kind)].reshape(-1, node.nics).T
     for kind in _KINDS["leaf"]:

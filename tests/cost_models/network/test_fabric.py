@@ -19,7 +19,6 @@ from hdpsim.cost_models.network.graph import (
     FULL_GRAPH_LIMIT_GPUS,
     build_graph,
     count_devices,
-    layout_positions,
 )
 from hdpsim.errors import InfeasibleError, UserInputError
 
@@ -259,13 +258,3 @@ def test_nodes_without_nics_cannot_form_a_cluster() -> None:
     with pytest.raises(InfeasibleError, match="no NICs"):
         FabricModel(cluster(2, nics=0))
     assert int(FabricModel(cluster(1, nics=0)).tier(0, 3)) == 0
-
-
-def test_layers_are_above_each_other() -> None:
-    graph = build_graph(cluster(8, SMALL), collapse=False)
-    positions = layout_positions(graph)
-    height = {kind: y for name, (_, y) in positions.items() for kind in [graph.nodes[name]["kind"]]}
-    assert (
-        height["gpu"] < height["nvswitch"] < height["nic"] < height["leaf"] < height["spine"] < height["core"]
-    )
-    assert len(set(positions.values())) == len(positions)

@@ -218,7 +218,13 @@ def test_the_command_prints_one_json_document_and_writes_a_run_directory(tmp_pat
     assert len(results["runs"]) == 2
     assert json.loads((out / "result.json").read_text())["results"] == results
     names = {path.name for path in out.iterdir()}
-    assert {"README.md", "tokens.png", "lost_hours.svg", "restarts_by_cause.png", "incidents.csv"} <= names
+    assert {
+        "README.md",
+        "lost_tokens.png",
+        "lost_hours.svg",
+        "restarts_by_cause.png",
+        "incidents.csv",
+    } <= names
 
 
 @pytest.mark.parametrize(

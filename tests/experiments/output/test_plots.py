@@ -90,6 +90,11 @@ def beside_paper() -> Figure:
     return plots.plot_beside_paper(panels, x="context (tokens)", y="throughput (tokens/s)", title="A model")
 
 
+def error_shares() -> Figure:
+    errors = np.geomspace(0.002, 0.4, 25)
+    return plots.plot_error_shares({"at the start": errors, "fitted": errors / 2}, title="Errors")
+
+
 ALL: list[Callable[[], Figure]] = [
     time_breakdown,
     rank_step_time,
@@ -99,6 +104,7 @@ ALL: list[Callable[[], Figure]] = [
     throughput_bars,
     ablation,
     beside_paper,
+    error_shares,
 ]
 
 
