@@ -42,6 +42,7 @@ LAST = EventPriority(10)  # priority of a solution: after whatever else happens 
 TOLERANCE = 1e-9  # relative excess of demand over capacity that is rounding
 ROUNDING = 1e-11  # relative difference below which two rates are one
 FEW = 4  # tries to find those whose rates change one by one; then all around them
+NONE: Ints = np.zeros(0, dtype=np.int64)
 SAME_INSTANT = 1e-12  # relative difference below which two ends are one
 
 
@@ -123,7 +124,7 @@ class FlowNetwork:
         self._slots = _Slots()
         self._entries = _Entries()
         self._starting: list[tuple[Activity, simpy.Event]] = []
-        self._fresh: Ints = np.zeros(0, dtype=np.int64)  # slots that start at this instant
+        self._fresh: Ints = NONE  # slots that start at this instant
         self._ended: list[int] = []
         self._changed_links: list[Ints] = []
         self._solution_due = False
@@ -199,10 +200,11 @@ class FlowNetwork:
             if len(short):
                 self._share(short, now)
         fresh = self._fresh
-        slots.end_s[fresh] = np.where(
-            slots.rate[fresh] >= slots.limit[fresh], now + slots.alone_s[fresh], slots.end_s[fresh]
-        )
-        self._fresh = np.zeros(0, dtype=np.int64)
+        if len(fresh):
+            slots.end_s[fresh] = np.where(
+                slots.rate[fresh] >= slots.limit[fresh], now + slots.alone_s[fresh], slots.end_s[fresh]
+            )
+            self._fresh = NONE
         self._set_timer()
 
     def _leave(self) -> list[Ints]:
@@ -210,12 +212,8 @@ class FlowNetwork:
         if not self._ended:
             return []
         slots = self._slots
-        links = np.concatenate([slots.activity(slot).pattern.links for slot in self._ended])
-        wanted = np.concatenate(
-            [slots.activity(slot).pattern.flows * slots.limit[slot] for slot in self._ended]
-        )
-        np.subtract.at(self._demand, links, wanted)
-        np.subtract.at(self._users, links, 1)
+        patterns = [slots.activity(slot).pattern for slot in self._ended]
+        links = self._change(patterns, [-slots.limit[slot] for slot in self._ended], -1)
         self._demand[links[self._users[links] == 0]] = 0.0  # no rounding is left behind
         self._entries.forget(len(links))
         for slot in self._ended:
@@ -238,16 +236,34 @@ class FlowNetwork:
         self._fresh = np.array(fresh, dtype=np.int64)
         if not touched:
             return []
-        links = np.concatenate([pattern.links for _, pattern in touched])
-        flows = np.concatenate([pattern.flows for _, pattern in touched])
-        slot_of = np.repeat([slot for slot, _ in touched], [len(pattern.links) for _, pattern in touched])
-        np.add.at(self._demand, links, flows * slots.limit[slot_of])
-        np.add.at(self._users, links, 1)
-        self._entries.add(slot_of, links, flows)
-        return [links]
+        for slot, pattern in touched:
+            self._entries.add(slot, pattern)
+        return [
+            self._change([pattern for _, pattern in touched], [slots.limit[slot] for slot, _ in touched], 1)
+        ]
+
+    def _change(self, patterns: list[Pattern], rates: list[float], users: int) -> Ints:
+        """Add to the demand on links; return all that are touched."""
+        if len(patterns) == 1:  # no link twice, which takes numpy far longer
+            links = patterns[0].links
+            self._demand[links] += patterns[0].flows * rates[0]
+            self._users[links] += users
+            return links
+        links = np.concatenate([pattern.links for pattern in patterns])
+        wanted = [pattern.flows * rate for pattern, rate in zip(patterns, rates, strict=True)]
+        np.add.at(self._demand, links, np.concatenate(wanted))
+        np.add.at(self._users, links, users)
+        return links
 
     def _find_short(self, touched: Ints) -> Ints:
         """Say anew which of the touched links are short; return those that are or were."""
+        have = self._capacity[touched]
+        calm = (
+            self._effective[touched] == have
+        )  # nobody pauses its switch, which holds for the switch's other links
+        calm &= self._demand[touched] <= have * (1.0 + TOLERANCE)
+        if calm.all() and not self._short[touched].any():
+            return NONE
         switches = self._switches(touched) if self._blocked > 0 else ()
         if switches:
             touched = np.concatenate([touched, *(rows.ravel() for rows in switches)])
@@ -463,15 +479,15 @@ class _Entries:
     def flows(self) -> Floats:
         return self._flows[: self.used]
 
-    def add(self, slot: Ints, link: Ints, flows: Floats) -> None:
-        end = self.used + len(slot)
+    def add(self, slot: int, pattern: Pattern) -> None:
+        end = self.used + len(pattern.links)
         if end > len(self._slot):
             size = max(2 * len(self._slot), end)
             self._slot, self._link = np.resize(self._slot, size), np.resize(self._link, size)
             self._flows = np.resize(self._flows, size)
         self._slot[self.used : end] = slot
-        self._link[self.used : end] = link
-        self._flows[self.used : end] = flows
+        self._link[self.used : end] = pattern.links
+        self._flows[self.used : end] = pattern.flows
         self.used = end
 
     def forget(self, entries: int) -> None:
