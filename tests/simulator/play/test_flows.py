@@ -214,7 +214,7 @@ def test_a_nic_that_eight_gpus_share_costs_what_its_flows_take_from_each_other()
 def test_more_capacity_on_any_link_hardly_costs_anything(
     name: str, kind: LinkKind, number: int, factor: float
 ):
-    """A flow that ends sooner may let the next one meet a third: a step may get longer, but by far less than contention can cost."""
+    """A flow that ends sooner may let the next one meet a third: a step may get longer, but hardly."""
     of = CONTENDED[name]
     links = wired(of).links
     if not links.count[kind]:
