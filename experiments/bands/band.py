@@ -7,10 +7,12 @@ prediction (no measurement); `hdpsim validate --write-residuals` makes it. A pre
     weight     = (exp(-distance / width) + a little) x quality of the record / sqrt(records of its source)
     band       = weighted 10 % and 90 % quantiles of the log error, stretched about the weighted median
 
-The stretch is that with which TARGET of the records lie in their own band when every record of the same configuration
-is left out, as a prediction of a known record leaves its own residual out. A run of a source that no record is from is
-less known: its stretch is that with which TARGET of the *sources* (every one counts the same) lie in bands that leave
-out all of their own records. Far from every record the band is that of all records and wider still.
+The stretch of a source is that with which TARGET of its records lie in their own band when every record of the same
+configuration is left out, as a prediction of a known record leaves its own residual out. All other records together
+count as much as OTHERS of its own, so that a source of few records has nearly the stretch of all. A run of a source
+that no record is from is less known: its stretch is that with which TARGET of the *sources* (every one counts the same)
+lie in bands that leave out all of their own records. Far from every record the band is that of all records and wider
+still.
 
 Runs on which constants were fitted that a prediction takes are in-sample: their errors are those of a fit, and a
 note on a band that rests on them says so.
@@ -19,9 +21,9 @@ note on a band that rests on them says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +39,7 @@ from hdpsim.experiments.bands.features import (
 )
 
 TARGET = 0.84  # of the records lie in their band: published bands shall hold 75 to 90 % of runs never seen
+OTHERS = 10.0  # records of its own that the records of all others count as in a source's stretch
 LOW, HIGH = 0.1, 0.9
 NEAR = 1.0  # records at most this far count as alike
 FAR = 2.0  # beyond this the nearest record says little; the band widens with the distance
@@ -99,12 +102,24 @@ class Residual:
     log_error: float
 
 
+class Stretches(NamedTuple):
+    """How much wider bands are than the quantiles of their neighbours."""
+
+    new: float
+    """Of a source that no record is from."""
+    known: Mapping[str, float]
+    """Of the others, by name."""
+
+    def of(self, source: str) -> float:
+        """Of a run of that source; an empty name is a new source."""
+        return self.known.get(source, self.new)
+
+
 class Residuals:
     """The validated runs: features, keys, log errors; asked for the band of a run."""
 
-    def __init__(
-        self, rows: Sequence[Residual], stretch: float | None = None, new_stretch: float | None = None
-    ) -> None:
+    def __init__(self, rows: Sequence[Residual], stretches: Stretches | None = None) -> None:
+        """*stretches*: None: found, which takes a second for a thousand rows."""
         self.features = [row.features for row in rows]
         self.keys = np.array([row.key for row in rows], dtype=np.str_)
         self.sources = np.array([row.source for row in rows], dtype=np.str_)
@@ -118,11 +133,7 @@ class Residuals:
         }
         _, number, counts = np.unique(self.sources, return_inverse=True, return_counts=True)
         self._of_source = counts[number]  # how many records the source of a record has
-        if stretch is None and len(rows):
-            stretch = _level(self._needed(self.keys), self.quality)
-            new_stretch = max(stretch, _level(self._needed(self.sources), self.quality / self._of_source))
-        self.stretch = 1.0 if stretch is None else stretch
-        self.new_stretch = self.stretch if new_stretch is None else new_stretch
+        self.stretches = self._stretches() if stretches is None else stretches
 
     def distances(self, features: Features) -> Floats:
         """Of every record from a run."""
@@ -152,6 +163,17 @@ class Residuals:
         wider = 1.0 + max(0.0, float(distance[known].min()) - NEAR) / (FAR - NEAR)
         return middle + wider * (low - middle), middle, middle + wider * (high - middle), distance, weight
 
+    def _stretches(self) -> Stretches:
+        if not self.features:
+            return Stretches(new=1.0, known={})
+        needed, known = self._needed(self.keys), {}
+        for source in np.unique(self.sources).tolist():
+            own = self.sources == source
+            others = OTHERS * self.quality / max(float(self.quality[~own].sum()), 1e-9)
+            known[source] = _level(needed, np.where(own, self.quality, others))
+        new = _level(self._needed(self.sources), self.quality / self._of_source)
+        return Stretches(new=max(new, _level(needed, self.quality)), known=known)
+
     def _needed(self, groups: NDArray[np.str_]) -> Floats:
         """The factor on its half width with which each record lies in the band that leaves out its whole group."""
         needed = np.zeros(len(self.features))
@@ -166,7 +188,7 @@ class Residuals:
         """The band of a run of a *source*; residuals of the same configuration are not looked at."""
         own = self.keys == key
         low, middle, high, distance, weight = self.quantiles(features, own)
-        stretch = self.stretch if source and source in self.sources else self.new_stretch
+        stretch = self.stretches.of(source)
         low = middle - stretch * max(middle - low, NARROWEST)
         high = middle + stretch * max(high - middle, NARROWEST)
         near = (distance <= NEAR) & ~own
@@ -202,8 +224,11 @@ class Residuals:
     def coverage(self, by: str = "configuration") -> float:
         """Share of the records inside the band that leaves out their configuration, or their whole source."""
         groups, stretch = {
-            "configuration": (self.keys, self.stretch),
-            "source": (self.sources, self.new_stretch),
+            "configuration": (
+                self.keys,
+                np.array([self.stretches.of(source) for source in self.sources.tolist()]),
+            ),
+            "source": (self.sources, np.full(len(self.features), self.stretches.new)),
         }[by]
         inside = self._needed(groups) <= stretch * (1 + 1e-12)
         return float((inside * self.quality).sum() / self.quality.sum())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from functools import cache
@@ -14,13 +15,12 @@ from numpy.typing import NDArray
 
 from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.errors import UserInputError
-from hdpsim.experiments.bands.band import Band, Residual, Residuals
+from hdpsim.experiments.bands.band import Band, Residual, Residuals, Stretches
 from hdpsim.experiments.bands.features import Features, configuration_key, features_of
 from hdpsim.experiments.output.files.asked import check_out_file, write_whole
 from hdpsim.simulator.setup import Setup
 
-_STRETCH = "# stretch="
-_NEW = " of_new_sources="
+_STRETCHES = "# stretches: "
 
 
 def residuals_path() -> Path:
@@ -36,7 +36,7 @@ def shipped_residuals() -> Residuals:
 
 @cache
 def residuals_without(source: str) -> Residuals:
-    """The residuals of all published runs but those of a source, with the stretch that they alone give."""
+    """The residuals of all published runs but those of a source, with the stretches that they alone give."""
     known = _read(residuals_path())[1]
     return Residuals([row for row in known if row.source != source])
 
@@ -44,14 +44,13 @@ def residuals_without(source: str) -> Residuals:
 def read_residuals(path: Path) -> Residuals:
     """Read a file of residuals."""
     stretches, rows = _read(path)
-    return Residuals(rows, *stretches)
+    return Residuals(rows, stretches)
 
 
-def _read(path: Path) -> tuple[tuple[float, float], list[Residual]]:
-    """The stretches for known and for new sources (older files have one for both), and the rows of a file."""
+def _read(path: Path) -> tuple[Stretches, list[Residual]]:
+    """The stretches that a file begins with, and its rows."""
     with path.open(encoding="utf-8", newline="") as file:
-        known, _, new = file.readline().removeprefix(_STRETCH).partition(_NEW)
-        stretches = (float(known), float(new or known))
+        stretches = Stretches(**json.loads(file.readline().removeprefix(_STRETCHES)))
         rows = [
             Residual(
                 features=Features.read(row),
@@ -66,7 +65,7 @@ def _read(path: Path) -> tuple[tuple[float, float], list[Residual]]:
 
 
 def write_residuals(path: str, rows: Sequence[Residual]) -> Residuals:
-    """Write a file of residuals, sorted, with the stretch of its bands.
+    """Write a file of residuals, sorted, with the stretches of its bands.
 
     Raises:
         UserInputError: the file cannot be written.
@@ -75,7 +74,8 @@ def write_residuals(path: str, rows: Sequence[Residual]) -> Residuals:
     ordered = sorted(rows, key=lambda row: (row.source, row.key, row.log_error))
     shown = Residuals([*ordered])
     text = io.StringIO()
-    text.write(f"{_STRETCH}{shown.stretch:.6g}{_NEW}{shown.new_stretch:.6g}\n")
+    known = {name: round(amount, 5) for name, amount in shown.stretches.known.items()}
+    text.write(f"{_STRETCHES}{json.dumps({'new': round(shown.stretches.new, 5), 'known': known})}\n")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["source", "key", "complete", *names, "log_error"])
     for row in ordered:
@@ -150,8 +150,7 @@ def residual_lines(written: Residuals, path: str) -> tuple[str, ...]:
     if not written.features:
         return "no run has an error that bands could rest on", f"wrote {path}"
     line = (
-        f"bands stretched by {written.stretch:.2f} hold {written.coverage():.1%} of the runs with their configuration "
-        f"left out; of new sources, by {written.new_stretch:.2f}: {written.coverage('source'):.1%} with their whole "
-        "source left out"
+        f"bands hold {written.coverage():.1%} of the runs with their configuration left out; those of new sources, "
+        f"stretched by {written.stretches.new:.2f}, {written.coverage('source'):.1%} with their whole source left out"
     )
     return line, f"wrote {path}"

@@ -17,6 +17,7 @@ Row = Mapping[str, Any]
 
 BEYOND_SENSE = 1e4
 SOUND = "sound"
+ENOUGH_RECORDS = 10  # of a source, to speak of the share that its bands hold
 """Of records that nobody doubts."""
 
 
@@ -106,6 +107,13 @@ def summary_lines(payload: Row) -> tuple[str, ...]:
     covered = summary["complete_pretraining"]["band_coverage"]
     if covered is not None:
         lines.append(f"P10-P90 bands hold {covered:.1%} of those (own configuration left out)")
+    by_source = summary["band_coverage_by_source"]
+    if len(by_source) > 1:
+        least, most = min(by_source, key=by_source.__getitem__), max(by_source, key=by_source.__getitem__)
+        lines.append(
+            f"of the {len(by_source)} sources with {ENOUGH_RECORDS} records or more, bands hold {by_source[least]:.1%} "
+            f"({least}) to {by_source[most]:.1%} ({most})"
+        )
     lines += _order_sentences("order of layouts", summary["rank_correlation"])
     if len(summary["by_doubt"]) > 1:
         for mark, found in summary["by_doubt"].items():

@@ -26,7 +26,7 @@ from hdpsim.experiments.software.rules import KINDS
 from hdpsim.experiments.studies.comparing.compare import silent
 from hdpsim.experiments.validation.errors import error_of, error_summary, rank_correlation
 from hdpsim.experiments.validation.memory import MEMORY_QUANTITY, memory_columns, memory_summary
-from hdpsim.experiments.validation.report import SOUND, blocks, files, summary_lines
+from hdpsim.experiments.validation.report import ENOUGH_RECORDS, SOUND, blocks, files, summary_lines
 from hdpsim.experiments.validation.views import View, plain, rules_of_families
 
 QUANTITIES = {
@@ -229,11 +229,25 @@ def _summary(rows: Sequence[Row]) -> Row:
     return {
         **_errors(rows),
         "complete_pretraining": _errors([row for row in rows if row["counts"]]),
+        "band_coverage_by_source": _coverage_by_source(rows),
         "rank_correlation": rank_correlation(rows),
         "by_doubt": _by_doubt(rows),
         "by_rules": _by_rules(rows),
         "memory": memory_summary(rows),
         "unpredicted_reasons": dict(Counter(row["reason"] for row in rows if row["reason"]).most_common()),
+    }
+
+
+def _coverage_by_source(rows: Sequence[Row]) -> dict[str, float]:
+    """Share of the sound records inside their bands, of every source that has enough of them to tell."""
+    by_source: dict[str, list[bool]] = defaultdict(list)
+    for row in rows:
+        if row["in_band"] is not None and not row.get("suspect"):
+            by_source[row["group"][0]].append(row["in_band"])
+    return {
+        source: sum(held) / len(held)
+        for source, held in sorted(by_source.items())
+        if len(held) >= ENOUGH_RECORDS
     }
 
 
