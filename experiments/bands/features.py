@@ -28,6 +28,7 @@ class Features:
         recompute: none, selective or full.
         dynamic: sequences of many lengths, packed or in dynamic groups, instead of equal micro-batches.
         strategy: who shares them out: static, hdp-naive, hdp-balance or hdp-opt.
+        adapters: the weights are frozen, and adapters beside them are trained.
         missing: the run used a mechanism that the prediction leaves out.
         gpus, parameters, sequence_tokens, tp, pp, cp, ep: sizes.
     """
@@ -48,6 +49,7 @@ class Features:
     cp: int
     ep: int
     strategy: str = "static"
+    adapters: bool = False
 
     @classmethod
     def read(cls, cells: dict[str, str]) -> Features:
@@ -68,7 +70,7 @@ def _parsed(text: str, kind: type) -> Any:
 
 DISCRETE = {
     "generation": 1.5, "bits": 1.0, "sharded": 1.0, "experts": 1.0, "missing": 0.5, "gpu": 0.4, "recompute": 0.3,
-    "dynamic": 1.5, "strategy": 0.3,
+    "dynamic": 1.5, "strategy": 0.3, "adapters": 1.0,
 }  # fmt: skip
 """What a difference adds to the squared distance."""
 
@@ -87,6 +89,7 @@ _WORDS: dict[str, Callable[[Any], str]] = {
     "recompute": lambda kind: "no recompute" if kind == "none" else f"{kind} recompute",
     "dynamic": lambda dynamic: "sequences of many lengths" if dynamic else "equal sequences",
     "strategy": lambda name: f"strategy {name}",
+    "adapters": lambda adapters: "adapters alone trained" if adapters else "all weights trained",
     "gpus": lambda gpus: f"{gpus:,} GPUs",
     "parameters": lambda count: f"{large_amount(count)} parameters",
     "sequence_tokens": lambda tokens: f"{tokens:,} tokens in a typical sequence",
@@ -119,6 +122,7 @@ def features_of(
         cp=layout.parallel.cp or 1,
         ep=layout.parallel.ep,
         strategy=setup.strategy.name,
+        adapters=model.frozen,
     )
 
 

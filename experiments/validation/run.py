@@ -190,13 +190,13 @@ def _fidelity(
 def residuals_of(
     rows: Sequence[Row], records: Sequence[Record], predictions: Sequence[Prediction]
 ) -> list[Residual]:
-    """Residuals of judged pretraining runs that nobody doubts."""
+    """Residuals of judged runs that nobody doubts."""
     found = []
     for row, record, prediction in zip(rows, records, predictions, strict=True):
         features = prediction.features
         if features is None or row["error"] is None:
             continue
-        if record.suspect or record.config.task not in (None, "pretrain"):
+        if record.suspect:
             continue
         sign = 1.0 if row["quantity"] == "step_s" else -1.0
         found.append(
