@@ -15,6 +15,7 @@ import argparse
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks" / "accuracy"))
@@ -41,9 +42,13 @@ _BLOCK = re.compile(r"(<!-- accuracy:(\w+) -->\n)(.*?)(<!-- accuracy end -->)", 
 _NUMBER = re.compile(r"[+-]?\d[\d,]*\.?\d*(?:e[+-]?\d+)?")
 
 
-def blocks(with_bytescale: bool) -> tuple[dict[str, str], dict[str, str]]:
+def views() -> dict[str, Any]:
+    """What `hdpsim validate --as` finds in every view of the shipped records."""
+    return {view: run(view=view).data() for view in VIEWS}
+
+
+def blocks(documents: dict[str, Any], with_bytescale: bool) -> tuple[dict[str, str], dict[str, str]]:
     """The text of every block by name, and the files that are made whole."""
-    documents = {view: run(view=view).data() for view in VIEWS}
     document = documents["published"]
     found = {
         "short": accuracy.short_markdown(document),
@@ -106,7 +111,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     parser.add_argument("--bytescale", action="store_true", help="the cells of ByteScale too (minutes)")
     options = parser.parse_args()
-    found, whole = blocks(options.bytescale)
+    found, whole = blocks(views(), options.bytescale)
     pages = {name: filled((ROOT / name).read_text(encoding="utf-8"), found) for name in PAGES}
     pages |= whole
     stale = []

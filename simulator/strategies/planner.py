@@ -9,13 +9,13 @@ import numpy as np
 
 from hdpsim.errors import InfeasibleError, PlanError
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.strategies.by_kind import plan_by_kind
 from hdpsim.simulator.strategies.common_slots import in_common_slots
 from hdpsim.simulator.strategies.contest import NEARLY, Contest
 from hdpsim.simulator.strategies.distca import plan_distca
 from hdpsim.simulator.strategies.hdp.balance import plan_balanced
 from hdpsim.simulator.strategies.hdp.naive import plan_naive
 from hdpsim.simulator.strategies.megatron.schedulers import dynamic_cp
+from hdpsim.simulator.strategies.mixed_nodes import plan_by_kind
 from hdpsim.simulator.strategies.opt.best_plan import SMALL, plan_best
 from hdpsim.simulator.strategies.own import plan_own
 from hdpsim.simulator.strategies.problem import PlanningProblem

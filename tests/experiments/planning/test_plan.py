@@ -54,7 +54,7 @@ def small(seed: int = 0, *, several: bool = False) -> Scenario:
                   "kv_heads": 8, "head_dim": 128, "ffn_hidden": 5632, "vocab": 32_000},
         "cluster": {"node": "hgx-h100-80gb", "gpus": int(random.choice([8, 16]))},
         "layout": {"tp": 2, "recompute": "full"},
-        "data": {"trace": "debian-code", "batch": "96K tokens", "context": "16K tokens", "seed": seed}
+        "data": {"trace": "debian-code", "batch": "48K tokens", "context": "16K tokens", "seed": seed}
         if several
         else {"lengths": lengths, "batch": f"{len(lengths)} sequences", "context": "16K tokens"},
         "execution": {"batches": 1},

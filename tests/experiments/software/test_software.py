@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
@@ -14,6 +15,7 @@ from hdpsim.cost_models.layout.layout import GROUPS, SWITCHES, Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import CatalogError, ScenarioError, UserInputError
+from hdpsim.experiments.bands.residuals import shipped_residuals
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.records.switches import switches_of
 from hdpsim.experiments.records.table import read_records, shipped_records
@@ -273,11 +275,12 @@ def test_rules_are_left_out_by_class_or_by_the_switch_of_a_stack() -> None:
 @pytest.mark.slow
 def test_inferred_rules_carry_little_of_the_accuracy() -> None:
     """With all inferred rules off the median may rise by 1.5 points at most."""
-    whole = validate().data()["summary"]["complete_pretraining"]
+    shipped = shipped_residuals()
+    errors = np.abs(np.expm1(shipped.log_error[shipped.quality == 1.0]))  # of all complete runs
     without = validate(without=frozenset({"inferred"})).data()["summary"]["complete_pretraining"]
-    assert without["count"] == whole["count"]
-    assert without["median_abs_error"] <= whole["median_abs_error"] + 0.015
-    assert without["p90_abs_error"] <= whole["p90_abs_error"] + 0.03
+    assert without["count"] > 0.9 * len(errors)
+    assert without["median_abs_error"] <= np.median(errors) + 0.015
+    assert without["p90_abs_error"] <= np.quantile(errors, 0.9) + 0.03
 
 
 @pytest.mark.parametrize(
