@@ -142,8 +142,11 @@ class MicroBatchCost:
         """[T, K, n] from the terms of one layer of each kind and of a head."""
         out = np.zeros((len(TERMS), len(self.kinds), batches.count))
         # A multi-token-prediction layer costs a layer of the usual kind, its input's projection and a head.
-        for moe, counts in self._layer_columns.items():
-            out += counts * layers[moe, backward][:, None]
+        for number, (moe, counts) in enumerate(self._layer_columns.items()):
+            if number:
+                out += counts * layers[moe, backward][:, None]
+            else:  # of thousands of micro-batches a sum takes longer
+                np.multiply(counts, layers[moe, backward][:, None], out=out)
             if backward and self._repeating:
                 out[TERM_ROWS["recompute"]] += counts * (self._repeats @ layers[moe, False])
         beside = None if self._sharded is None else self._beside_shards_s(batches, layers, backward)

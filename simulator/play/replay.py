@@ -39,7 +39,13 @@ from hdpsim.simulator.play.execution import Execution, Noise
 from hdpsim.simulator.play.pipeline.deadlock import deadlock_error
 from hdpsim.simulator.play.pipeline.extras import Extras
 from hdpsim.simulator.play.pipeline.program import Program, compile_program
-from hdpsim.simulator.play.shortcuts.lockstep import find_lockstep, find_teams, plan_of_lone_ranks, play_ranks
+from hdpsim.simulator.play.shortcuts.lockstep import (
+    Teams,
+    find_lockstep,
+    find_teams,
+    plan_of_lone_ranks,
+    play_ranks,
+)
 from hdpsim.simulator.play.shortcuts.lone import can_play, run_lone_ranks
 from hdpsim.simulator.play.shortcuts.repetition import steady_step
 from hdpsim.simulator.play.shortcuts.steady import lone_step_end
@@ -57,10 +63,24 @@ def run_replay(plan: Plan, costs: StepCosts, noise: Noise | None = None) -> Exec
     lockstep = find_lockstep(plan, costs, noise)
     if lockstep is not None:
         return lockstep.expanded(replay_lone_ranks(costs, lockstep.counts))
+    teams = _teams(plan, costs, noise)
+    return _run(plan, costs, noise) if teams is None else teams.expanded(_run(teams.plan, costs, None))
+
+
+def replay_step_s(plan: Plan, costs: StepCosts) -> float:
+    """Seconds of the step that run_replay plays, which says where they went besides."""
+    lockstep = find_lockstep(plan, costs, None)
+    if lockstep is not None:
+        return replay_lone_ranks(costs, lockstep.counts).step_s
+    teams = _teams(plan, costs, None)
+    program = compile_program(plan if teams is None else teams.plan, costs, None)
+    return _timeline(program).step_end.step_s
+
+
+def _teams(plan: Plan, costs: StepCosts, noise: Noise | None) -> Teams | None:
     # Members of several kinds are not alike, and who meets others in every layer is no team of its own.
     apart = costs.members is None and (costs.meeting_ranks == 1 or costs.alike)
-    teams = find_teams(plan, noise) if apart else None
-    return _run(plan, costs, noise) if teams is None else teams.expanded(_run(teams.plan, costs, None))
+    return find_teams(plan, noise) if apart else None
 
 
 def replay_lone_ranks(costs: StepCosts, counts: Ints) -> Execution:
@@ -85,12 +105,16 @@ def replay_lone_step(costs: StepCosts, most: int) -> StepEnd:
     if can_play(costs):
         return lone_step_end(costs, most)
     program = compile_program(plan_of_lone_ranks(np.array([most])), costs.repeated(most), None)
-    return steady_step(program.costs, partial(replay_timeline, program)).step_end
+    return _timeline(program).step_end
 
 
 def _run(plan: Plan, costs: StepCosts, noise: Noise | None) -> Execution:
     program = compile_program(plan, costs, noise)
-    return account(program, steady_step(program.costs, partial(replay_timeline, program)))
+    return account(program, _timeline(program))
+
+
+def _timeline(program: Program) -> Timeline:
+    return steady_step(program.costs, partial(replay_timeline, program))
 
 
 def replay_timeline(program: Program, begin_s: Floats) -> Timeline:

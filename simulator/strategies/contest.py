@@ -11,7 +11,7 @@ from hdpsim.cost_models.step.micro_batch import MicroBatches, StepCosts
 from hdpsim.cost_models.step.step import epilogue, step_costs
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.plan_pieces import distinct_micro_batches
-from hdpsim.simulator.play.replay import run_replay
+from hdpsim.simulator.play.replay import replay_step_s
 from hdpsim.simulator.strategies.common_slots import has_common_slots, in_common_slots
 from hdpsim.simulator.strategies.estimates import estimated_costs
 from hdpsim.simulator.strategies.problem import PlanningProblem
@@ -79,7 +79,7 @@ class Contest:
         if problem.error is not None:
             segment_s = problem.true_piece_s(plan.segment_tokens)
             costs = estimated_costs(problem.error, plan, segment_s, costs)
-        return run_replay(plan, costs).step_s - self._around_s
+        return replay_step_s(plan, costs) - self._around_s
 
 
 def _backwards(plan: Plan) -> Plan:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import assert_never
 
 import numpy as np
@@ -13,6 +15,7 @@ from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.setup import Packing
 
 TIGHT_CHUNK = 8192  # sequences packed together: enough to choose from, few enough for lists
+MOST_KEPT = 4096  # sequences of a batch whose packs are kept
 TIGHT_PAIRS = 6  # pairs tried to fill a pack exactly
 
 
@@ -33,12 +36,26 @@ def pack(lengths: Ints, capacity_tokens: int, method: Packing) -> Pieces:
         case "in-order":
             bins = _next_fit(lengths, capacity_tokens)
         case "best-fit":
-            bins = best_fit(lengths, capacity_tokens)
+            bins = _kept(best_fit, lengths, capacity_tokens)
         case "first-fit":
-            bins = _first_fit_decreasing(lengths, capacity_tokens)
+            bins = _kept(_first_fit_decreasing, lengths, capacity_tokens)
         case _:
             assert_never(method)
     return Pieces(tokens=lengths, sequence=sequence, start=start, micro_batch=bins)
+
+
+def _kept(packer: Callable[[Ints, int], Ints], lengths: Ints, capacity_tokens: int) -> Ints:
+    """What *packer* makes of the lengths: a search packs the same small batch for layout after layout."""
+    if len(lengths) > MOST_KEPT:
+        return packer(lengths, capacity_tokens)
+    return _packed(packer, lengths.astype(np.int64, copy=False).tobytes(), capacity_tokens)
+
+
+@lru_cache(maxsize=64)
+def _packed(packer: Callable[[Ints, int], Ints], lengths: bytes, capacity_tokens: int) -> Ints:
+    bins = packer(np.frombuffer(lengths, dtype=np.int64), capacity_tokens)
+    bins.setflags(write=False)
+    return bins
 
 
 def split_packs(pieces: Pieces, more: int) -> Pieces:

@@ -22,6 +22,8 @@ from .packing import Pieces, pack, split_packs
 
 WHOLE_PACKINGS: tuple[Packing, ...] = ("in-order", "first-fit", "best-fit")
 """Packers that keep sequences whole."""
+QUICK_PACKING: Packing = "best-fit"
+"""The one of them that a quick plan looks at: with the others its meshes end 1 % earlier at most."""
 COSTLY = 8
 """Groups so many times the smallest that cost too much: larger ones cost more."""
 
@@ -223,8 +225,8 @@ def mesh_drafts(problem: PlanningProblem, below_s: float) -> list[MeshDraft]:
     # Packs of one shape hide more of the epilogue than short ones, so that padding may be worth its work.
     paddings = (False, True) if problem.options.padding else (False,)
     # Who lets a static mesh cut sequences accepts it from any plan.
-    cut = problem.options.packing == "concatenate"
-    packings: tuple[Packing, ...] = (*WHOLE_PACKINGS, "concatenate") if cut else WHOLE_PACKINGS
+    cut: tuple[Packing, ...] = ("concatenate",) if problem.options.packing == "concatenate" else ()
+    packings = ((QUICK_PACKING,) if problem.quick else WHOLE_PACKINGS) + cut
     drafts = []
     needed = -(-int(problem.lengths.max()) // problem.capacity_tokens)
     for degree in divisors(ranks, needed, problem.most_ranks):
