@@ -34,19 +34,11 @@ from hdpsim.simulator.step import planning_problem, simulate_step
 from hdpsim.simulator.strategies.flexsp.integer_programme import least
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
-_OWN = "hdpsim.simulator.strategies"
-STRATEGIES = {
-    "static": "static",
-    "wlb-llm": "wlb-llm",
-    "megatron-dp-balanced": f"{_OWN}.megatron:dp_balanced",
-    "megatron-dynamic-cp": f"{_OWN}.megatron:dynamic_cp",
-    "megatron-hybrid-cp": f"{_OWN}.megatron_hybrid:hybrid_cp",
-    "flexsp": f"{_OWN}.flexsp:plan_flexsp",
-    "hdp-naive": "hdp-naive",
-    "hdp-balance": "hdp-balance",
-    "hdp-opt": "hdp-opt",
-}
-"""What is planned, by where it is found."""
+STRATEGIES = (
+    "static", "wlb-llm", "megatron-dp-balanced", "megatron-dynamic-cp", "megatron-hybrid-cp", "flexsp",
+    "hdp-naive", "hdp-balance", "hdp-opt",
+)  # fmt: skip
+"""What is planned."""
 SCENARIO = (
     "cluster.gpus=8", "layout.tp=2", "layout.rank_capacity=8K", "data.context=32K", "memory.must_fit=false",
     "strategy.selective_offloading=false", "strategy.padding=false",
@@ -131,8 +123,8 @@ def gaps(batches: int, sequences: int) -> dict[str, list[float]]:
     for number in range(batches):
         lengths = draw(number, sequences)
         best_s: float | None = None
-        for name, place in STRATEGIES.items():
-            setup = load_scenario("quickstart-8gpu", (*SCENARIO, f"strategy.name={place}")).setup(place)
+        for name in STRATEGIES:
+            setup = load_scenario("quickstart-8gpu", (*SCENARIO, f"strategy.name={name}")).setup(name)
             if best_s is None:
                 best_s = optimum_s(planning_problem(setup, lengths))
             try:
