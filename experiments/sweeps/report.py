@@ -179,7 +179,7 @@ def sweep_document(run: SweepRun, store: str) -> Document:
         kind="sweep",
         title=f"Sweep {run.sweep.name}",
         payload=_payload(run),
-        blocks=(_table(run), "\n".join(_summary_lines(run))),
+        blocks=(_table(run), "\n".join(_result_lines(run))),
         readme=(
             *(partial if run.interrupted else ()),
             *description,
@@ -286,14 +286,12 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else "-" if value is None else str(value)
 
 
-def _summary_lines(run: SweepRun) -> list[str]:
-    """What came out, and where it came from."""
-    lines = _result_lines(run)
-    lines[-1] += f" {run.found:,} simulations were in the store, {run.computed:,} computed now"
+def store_line(run: SweepRun) -> str:
+    """How much came from the store."""
+    line = f"{run.found:,} simulations were in the store, {run.computed:,} computed now"
     if run.repaired:
-        lines[-1] += f", {run.repaired:,} damaged {'entry' if run.repaired == 1 else 'entries'} replaced"
-    lines[-1] += "."
-    return lines
+        line += f", {run.repaired:,} damaged {'entry' if run.repaired == 1 else 'entries'} replaced"
+    return f"{line}."
 
 
 def _result_lines(run: SweepRun) -> list[str]:

@@ -420,7 +420,7 @@ def sweep(
     from hdpsim.experiments.sweeps import run as study
     from hdpsim.experiments.sweeps.cells import expand
     from hdpsim.experiments.sweeps.file import load_sweep
-    from hdpsim.experiments.sweeps.report import estimate_document, sweep_document
+    from hdpsim.experiments.sweeps.report import estimate_document, store_line, sweep_document
     from hdpsim.experiments.sweeps.store import ResultStore, default_store
 
     check_whole_number("workers", workers, "workers")
@@ -437,6 +437,7 @@ def sweep(
     return Result(
         document=sweep_document(run, str(Path(kept.folder).absolute())),
         found=run,
+        lines=(store_line(run),),
         error=None if run.interrupted else _sweep_error(run),
         interrupted=run.interrupted,
     )

@@ -48,7 +48,7 @@ def command(sweep_file: str, overrides: tuple[str, ...], output: Output, **optio
     if options["dry_run"]:
         Output(as_json=output.as_json).show(result)
         return
-    output.present(result.document)
+    output.present(result.document, result.lines)
     run = cast("SweepRun", result.found)
     if run.interrupted:
         kept_in = options["store"] or default_store()

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
 from hdpsim.experiments.output.page.view import Rows
-from hdpsim.experiments.output.plots.style import ACCOUNT_GROUPS, account_colours, readable_name, tidy_ticks
+from hdpsim.experiments.output.plots.style import (
+    ACCOUNT_GROUPS,
+    ACCOUNT_SHADES,
+    account_colours,
+    account_group,
+    readable_name,
+    tidy_ticks,
+)
 
 WIDTH, BAR, GAP, LEFT, RIGHT = 960, 30, 14, 170, 70
+STRIP, MOST_COLUMNS = 110, 64
+"""Height of a strip of ranks, and columns in it: the keyboard steps through all of them."""
+_STRIP_COLOURS = {
+    group: ACCOUNT_SHADES[group][shade] for group, shade in zip(ACCOUNT_GROUPS, (1, 3, 1, 4), strict=True)
+}
 SMALLEST_LABEL = 0.055
 """Share of the longest bar from which a piece has its name in it."""
-_PLOT = {"left": 76, "top": 14, "width": 840, "height": 320, "bottom": 52}
+_PLOT = {"left": 96, "top": 14, "width": 820, "height": 320, "bottom": 52}
 
 
 def account_bars(rows: Rows) -> str:
@@ -57,6 +69,69 @@ def account_bars(rows: Rows) -> str:
     return _svg(WIDTH, height, "Where the time of a step goes, by strategy", lines)
 
 
+def rank_strips(rows: Rows) -> str:
+    """What every rank does in a step, a strip for each strategy; empty where there is none.
+
+    A column is a rank, or neighbours where they are many: from the bottom compute, communication, overhead, waiting.
+    """
+    strategies: dict[str, dict[int, list[dict[str, float]]]] = {}
+    for row in rows:
+        ranks = strategies.setdefault(str(row["strategy"]), {})
+        ranks.setdefault(int(str(row["rank"])), []).append(_by_group(row))  # one of each stage
+    steps = {name: sum(next(iter(ranks.values()))[0].values()) for name, ranks in strategies.items()}
+    if not steps or max(steps.values()) <= 0.0:
+        return ""
+    scale, lines = STRIP / max(steps.values()), []
+    for number, (strategy, ranks) in enumerate(strategies.items()):
+        floor = (number + 1) * (STRIP + 2 * GAP)
+        lines.append(
+            f'<text class="name" x="{LEFT - 10}" y="{floor - STRIP / 2 + 5:.0f}">{escape(strategy)}</text>'
+        )
+        known = sorted(ranks)
+        together = -(-len(known) // MOST_COLUMNS)
+        width = (WIDTH - LEFT - RIGHT) / -(-len(known) // together)
+        for place in range(0, len(known), together):
+            some = known[place : place + together]
+            stages = [parts for rank in some for parts in ranks[rank]]
+            mean = {group: sum(parts[group] for parts in stages) / len(stages) for group in ACCOUNT_GROUPS}
+            who = f"rank {some[0]}" if len(some) == 1 else f"ranks {some[0]} to {some[-1]}"
+            words = f"{strategy}, {who}: " + ", ".join(
+                f"{group} {seconds:.3g} s" for group, seconds in mean.items()
+            )
+            lines.append(
+                f'<g class="piece" tabindex="0" role="img" aria-label="{escape(words)}" data-words="{escape(words)}">'
+            )
+            x, y = LEFT + place // together * width, float(floor)
+            for group, seconds in mean.items():
+                y -= seconds * scale
+                lines.append(
+                    f'<rect class="strip" x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{seconds * scale:.2f}" '
+                    f'fill="{_STRIP_COLOURS[group]}"/>'
+                )
+            lines.append(f"<title>{escape(words)}</title></g>")
+        top = floor - steps[strategy] * scale
+        lines.append(
+            f'<text class="total" x="{WIDTH - RIGHT + 6}" y="{top + 10:.0f}">{steps[strategy]:.4g} s</text>'
+        )
+    foot = len(strategies) * (STRIP + 2 * GAP) + 20
+    for place, (group, colour) in enumerate(_STRIP_COLOURS.items()):
+        x = LEFT + 190 * place
+        lines.append(f'<rect x="{x}" y="{foot}" width="14" height="14" fill="{colour}"/>')
+        lines.append(f'<text x="{x + 20}" y="{foot + 12}">{group}</text>')
+    return _svg(
+        WIDTH, foot + 24, "What every rank does in the step of the first batch, in the order of ranks", lines
+    )
+
+
+def _by_group(row: Mapping[str, object]) -> dict[str, float]:
+    """Seconds of a rank and stage by kind of account."""
+    parts = dict.fromkeys(ACCOUNT_GROUPS, 0.0)
+    for name, value in row.items():
+        if name.endswith("_s"):
+            parts[account_group(name.removesuffix("_s"))] += float(str(value))
+    return parts
+
+
 def candidate_dots(rows: Rows) -> str:
     """Throughput against memory of the candidates of a search; empty where there are fewer than two."""
     dots = [
@@ -71,13 +146,12 @@ def candidate_dots(rows: Rows) -> str:
     x_ticks, y_ticks = tidy_ticks(most_gib), tidy_ticks(most_rate)
     right, up = width / x_ticks[-1], height / y_ticks[-1]
     lines = [*_axes(x_ticks, y_ticks, "memory per GPU, GiB", "tokens/s")]
-    for number, (gib, rate, layout) in enumerate(dots, start=1):
+    for gib, rate, layout in dots:
         words = f"{layout}: {rate:,.0f} tokens/s, {gib:.1f} GiB"
         x, y = left + gib * right, top + height - rate * up
         lines.append(
             f'<g class="piece" tabindex="0" role="img" aria-label="{escape(words)}" data-words="{escape(words)}">'
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="7"><title>{escape(words)}</title></circle>'
-            f'<text class="dot" x="{x + 10:.1f}" y="{y + 4:.1f}">{number}</text></g>'
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="7"><title>{escape(words)}</title></circle></g>'
         )
     return _svg(WIDTH, top + height + _PLOT["bottom"], "Candidates: throughput against memory", lines)
 

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdpsim.errors import UserInputError
-from hdpsim.experiments.output.page.charts import account_bars, candidate_dots
+from hdpsim.experiments.output.page.charts import account_bars, candidate_dots, rank_strips
 from hdpsim.files import made_parents, replacing, try_out
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
     from hdpsim.experiments.output.page.view import View
+
+_DRAWN_BY_CHARTS = {"time_breakdown": "Where the time goes", "rank_step_time": "Rank by rank"}
+"""Figures that say what a chart of the page says."""
 
 _HERE = "hdpsim.experiments.output.page"
 
@@ -27,11 +30,14 @@ def page(view: View) -> str:
     rows = {name: list(table) for name, table in view.tables.items()}
     charts = (
         ("Where the time goes", account_bars(rows.get("accounts", ()))),
+        ("Rank by rank", rank_strips(rows.get("ranks", ()))),
         ("Candidates", candidate_dots(rows.get("candidates", ()))),
     )
+    drawn = {title for title, svg in charts if svg}
     pictures = [
         {"name": one.name.replace("_", " "), "words": one.words, "data": _data(one.svg)}
         for one in view.pictures
+        if _DRAWN_BY_CHARTS.get(one.name) not in drawn
     ]
     said = next((block for block in view.blocks if block.text), None)  # before the tables that show it
     blocks = [*([said] if said else []), *(block for block in view.blocks if block is not said)]

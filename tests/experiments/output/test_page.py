@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
 from hdpsim.experiments.output.files.run_directory import write_document
-from hdpsim.experiments.output.page.charts import account_bars, candidate_dots
+from hdpsim.experiments.output.page.charts import account_bars, candidate_dots, rank_strips
 from hdpsim.experiments.output.page.html import page
 from hdpsim.experiments.output.page.view import STORED, loaded, view_of
 from hdpsim.experiments.output.plots.style import ACCOUNT_SHADES, account_colours, account_group
@@ -120,9 +120,30 @@ def test_candidates_lie_where_their_figures_say() -> None:
     rows = [{"layout": f"TP {n}", "memory_gib": 20.0 * n, "tokens_per_s": 1000.0 * n} for n in (1, 2)]
     text = candidate_dots(rows)
     (x1, y1), (x2, y2) = (map(float, found) for found in re.findall(r'cx="([0-9.]+)" cy="([0-9.]+)"', text))
-    assert x2 - 76 == pytest.approx(2 * (x1 - 76), abs=0.2)
+    assert x2 - 96 == pytest.approx(2 * (x1 - 96), abs=0.2)
     assert 334 - y2 == pytest.approx(2 * (334 - y1), abs=0.2)
     assert candidate_dots(rows[:1]) == ""
+
+
+def test_strips_are_as_high_as_the_seconds_of_their_ranks() -> None:
+    # A step of 8 s of two ranks with two stages each; compute of rank 0: (6 + 4) / 2 = 5 s, of rank 1: 8 s.
+    seconds = {(0, 0): 6.0, (0, 1): 4.0, (1, 0): 8.0, (1, 1): 8.0}
+    rows = [
+        {"strategy": "a", "rank": rank, "stage": stage, "gemm_s": work, "wait_group_s": 8.0 - work}
+        for (rank, stage), work in seconds.items()
+    ]
+    text = rank_strips(rows)
+    assert 'aria-label="a, rank 0: compute 5 s, communication 0 s, overhead 0 s, waiting 3 s"' in text
+    heights = [float(height) for height in re.findall(r'class="strip" [^>]*height="([0-9.]+)"', text)]
+    assert heights == pytest.approx([110 * 5 / 8, 0, 0, 110 * 3 / 8, 110, 0, 0, 0], abs=0.01)
+    assert rank_strips([]) == ""
+
+
+def test_many_ranks_share_columns() -> None:
+    rows = [{"strategy": "a", "rank": rank, "stage": 0, "gemm_s": 1.0} for rank in range(1000)]
+    text = rank_strips(rows)  # 1000 / 64 = 15.6: 16 ranks a column, 63 columns
+    assert text.count('class="piece"') == 63
+    assert "a, ranks 0 to 15: compute 1 s" in text
 
 
 def test_an_account_has_one_colour_everywhere() -> None:
@@ -177,6 +198,10 @@ def test_a_real_page_in_a_browser(tmp_path: Path) -> None:
       window.addEventListener("load", () => {
         const piece = document.querySelector(".piece");
         piece.dispatchEvent(new MouseEvent("mousemove", {clientX: 5, clientY: 5}));
+        const strip = [...document.querySelectorAll(".piece")].pop();
+        strip.focus();
+        say("strip " + document.getElementById("tip").textContent.includes("rank"));
+        piece.dispatchEvent(new MouseEvent("mousemove", {clientX: 5, clientY: 5}));
         say("tip " + (!document.getElementById("tip").hidden && document.getElementById("tip").textContent.length > 5));
         const box = [...document.querySelectorAll(".filter")].pop(), rows = [...box.nextSibling.tBodies[0].rows];
         box.value = "gemm"; box.dispatchEvent(new Event("input"));
@@ -192,5 +217,5 @@ def test_a_real_page_in_a_browser(tmp_path: Path) -> None:
     )  # fmt: skip
     title = re.search(r"<title>(.*?)</title>", browser.stdout, re.DOTALL)
     assert title is not None, browser.stderr[-500:]
-    assert title[1].endswith("| tip true | rows 1 | loads 0")
+    assert title[1].endswith("| strip true | tip true | rows 1 | loads 0")
     assert "CONSOLE" not in browser.stderr
