@@ -14,8 +14,12 @@ from hdpsim.experiments.output.plots.style import (
     readable_name,
     tidy_ticks,
 )
+from hdpsim.quoting import shortened
 
 WIDTH, BAR, GAP, LEFT, RIGHT = 960, 30, 14, 170, 70
+MOST_BARS, LONGEST_NAME = 24, 23
+_OF_A_PIECE = frozenset({"cell", "account", "group", "seconds", "share"})
+"""Columns that do not say whose bar a piece belongs to."""
 STRIP, MOST_COLUMNS = 110, 64
 """Height of a strip of ranks, and columns in it: the keyboard steps through all of them."""
 _STRIP_COLOURS = {
@@ -27,7 +31,7 @@ _PLOT = {"left": 96, "top": 14, "width": 820, "height": 320, "bottom": 52}
 
 
 def account_bars(rows: Rows) -> str:
-    """Where the time goes: a bar of accounts for each strategy; empty where there is none.
+    """Where the time goes: a bar of accounts for each strategy, or cell of a sweep; empty: none, or too many.
 
     Accounts keep their colours in every plot; each piece says its name where it is long enough, and all of it to a
     pointer, to the keyboard and to readers of screens.
@@ -37,8 +41,9 @@ def account_bars(rows: Rows) -> str:
         seconds = float(str(row.get("seconds") or 0.0))
         account, group = str(row.get("account", "")), str(row.get("group", ""))
         if seconds > 0.0 and account and group:
-            bars.setdefault(str(row.get("strategy", "")), []).append((account, group, seconds))
-    if not bars:
+            name = ", ".join(str(value) for key, value in row.items() if key not in _OF_A_PIECE)
+            bars.setdefault(name, []).append((account, group, seconds))
+    if not bars or len(bars) > MOST_BARS:
         return ""
     longest = max(sum(piece[2] for piece in pieces) for pieces in bars.values())
     accounts = list(dict.fromkeys(account for pieces in bars.values() for account, _, _ in pieces))
@@ -47,7 +52,8 @@ def account_bars(rows: Rows) -> str:
     for number, (strategy, pieces) in enumerate(bars.items()):
         top, x = GAP + number * (BAR + GAP), float(LEFT)
         lines.append(
-            f'<text class="name" x="{LEFT - 10}" y="{top + BAR / 2 + 5:.0f}">{escape(strategy)}</text>'
+            f'<text class="name" x="{LEFT - 10}" y="{top + BAR / 2 + 5:.0f}">'
+            f"{escape(shortened(strategy, LONGEST_NAME))}</text>"
         )
         total = sum(seconds for _, _, seconds in pieces)
         for account, group, seconds in sorted(pieces, key=lambda piece: ACCOUNT_GROUPS.index(piece[1])):
@@ -85,7 +91,8 @@ def rank_strips(rows: Rows) -> str:
     for number, (strategy, ranks) in enumerate(strategies.items()):
         floor = (number + 1) * (STRIP + 2 * GAP)
         lines.append(
-            f'<text class="name" x="{LEFT - 10}" y="{floor - STRIP / 2 + 5:.0f}">{escape(strategy)}</text>'
+            f'<text class="name" x="{LEFT - 10}" y="{floor - STRIP / 2 + 5:.0f}">'
+            f"{escape(shortened(strategy, LONGEST_NAME))}</text>"
         )
         known = sorted(ranks)
         together = -(-len(known) // MOST_COLUMNS)

@@ -125,6 +125,24 @@ def test_candidates_lie_where_their_figures_say() -> None:
     assert candidate_dots(rows[:1]) == ""
 
 
+def test_cells_of_a_sweep_have_bars_of_their_own() -> None:
+    rows = [
+        {
+            "cell": cell,
+            "gpus": 8 << cell,
+            "strategy.name": "static",
+            "account": "gemm",
+            "group": "compute",
+            "seconds": 2.0,
+        }
+        for cell in range(30)
+    ]
+    text = account_bars(rows[:2])
+    assert 'aria-label="8, static, GEMM (compute): 2 s, 100.0%"' in text
+    assert ">16, static</text>" in text
+    assert account_bars(rows) == "", "too many to tell apart"
+
+
 def test_strips_are_as_high_as_the_seconds_of_their_ranks() -> None:
     # A step of 8 s of two ranks with two stages each; compute of rank 0: (6 + 4) / 2 = 5 s, of rank 1: 8 s.
     seconds = {(0, 0): 6.0, (0, 1): 4.0, (1, 0): 8.0, (1, 1): 8.0}
