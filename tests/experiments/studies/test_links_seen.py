@@ -23,7 +23,15 @@ from hdpsim.experiments.studies.changes.whatif import whatif, whatif_lines
 from hdpsim.experiments.studies.comparing.compare import compare
 from hdpsim.experiments.studies.comparing.report import simulate_document
 from hdpsim.experiments.studies.links.drawn import fabric_layers, link_pictures
-from hdpsim.experiments.studies.links.seen import SeenLinks, collision_rows, link_lanes, link_rows, links_line
+from hdpsim.experiments.studies.links.seen import (
+    SeenLinks,
+    collision_rows,
+    link_lanes,
+    link_rows,
+    links_json,
+    links_line,
+)
+from hdpsim.simulator.network.flaps import Flap
 from hdpsim.simulator.network.flows import Activity, FlowNetwork
 from hdpsim.simulator.play.execution import Spans
 from hdpsim.simulator.step import simulate_step
@@ -213,6 +221,28 @@ def test_whatif_names_what_a_change_moves() -> None:
     assert said[1].startswith(f"  {changes[0]}: ")
     assert "left of their rates: leaf-up:0.0 (50%)" in said[1]
     assert "left of their rates" not in said[2]
+
+
+def test_flaps_are_named_and_their_seconds_are_in_the_table(seen: SeenLinks) -> None:
+    flaps = (Flap(nic=0, at_s=0.25, down_s=0.1, stall_s=0.5), Flap(nic=1, at_s=1.9, down_s=0.2, stall_s=0.4))
+    with_flaps = replace(seen, flaps=flaps)
+    assert links_line(with_flaps).endswith(
+        "2 link flaps, longest nic-out:0.0 0.1 s at 0.25 s (nothing moves for 0.5 s), "
+        "nic-out:0.1 0.2 s at 1.9 s (nothing moves for 0.4 s)."
+    )
+    rows = {row["link"]: row["stood_still_s"] for row in link_rows([with_flaps])}
+    assert rows["nic-out:0.0"] == pytest.approx(0.5)
+    assert rows["nic-out:0.1"] == pytest.approx(0.1)  # the step of 2 s ends before
+    assert rows["nic-in:1.0"] == 0.0
+    assert links_json(with_flaps)["link_flaps"][0]["stall_s"] == 0.5
+
+
+def test_whatif_says_what_flaps_cost() -> None:
+    often = {"link_flaps_per_hour": 1000, "link_flap_mean": "10ms", "adaptive_retransmission": True}
+    keys = [f"execution.{key}={value}" for key, value in often.items()]
+    scenario = load_scenario("quickstart-8gpu", [*SMALL, "execution.seed=1", *keys[1:]])
+    lines = whatif_lines(whatif(scenario, [keys[0]], 1))
+    assert any(" link flaps cost 0." in line for line in lines)
 
 
 def test_independent_transfers_have_no_links() -> None:
