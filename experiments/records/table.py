@@ -6,6 +6,8 @@ see) and what was measured (`Measured`).
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import re
 from collections.abc import Mapping
@@ -122,6 +124,20 @@ _CONFIG = tuple(field.name for field in fields(RunConfig))
 def shipped_records() -> Path:
     """The project's own copy of the curated runs."""
     return shipped("experiments/data/records/runs.csv")
+
+
+def template() -> str:
+    """A table of records to fill in: the columns, and the first published run as an example."""
+    with shipped_records().open(newline="", encoding="utf-8") as file:
+        example = next(csv.DictReader(file))
+    optional = ("global_batch_seqs", "precision", "sp", "vpp", "cp", "ep", "framework", "year", "id")
+    written = io.StringIO()
+    table = csv.DictWriter(
+        written, (*REQUIRED_COLUMNS, *optional, *MEASURED_COLUMNS), extrasaction="ignore", lineterminator="\n"
+    )
+    table.writeheader()
+    table.writerow(example)
+    return written.getvalue()
 
 
 def read_records(path: str | Path) -> tuple[Record, ...]:

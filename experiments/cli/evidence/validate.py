@@ -10,6 +10,12 @@ from hdpsim.experiments.cli.common import Output, json_option, out_option, repor
 from hdpsim.experiments.cli.progress import progress
 
 
+def _print_template(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        say(import_module("hdpsim.experiments.records.table").template(), nl=False)
+        context.exit()
+
+
 @click.command("validate")
 @click.argument("records", metavar="[RECORDS.csv]", required=False, type=click.Path())
 @click.option(
@@ -75,6 +81,14 @@ from hdpsim.experiments.cli.progress import progress
     metavar="FILE",
     type=click.Path(dir_okay=False),
     help="With --scenario-of: write it to a .yaml file instead.",
+)
+@click.option(
+    "--template",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_template,
+    help="Print a RECORDS.csv to fill in: its columns, and a published run as an example.",
 )
 @click.option("--markdown", is_flag=True, help="Print tables and summary as Markdown.")
 @out_option

@@ -211,3 +211,13 @@ def test_kernels_are_judged_one_by_one(tmp_path: Path) -> None:
     (tmp_path / "none.csv").write_text("a,b\n1,2\n")
     assert CliRunner().invoke(cli, ["validate", "--kernels", str(tmp_path / "none.csv")]).exit_code == 2
     assert CliRunner().invoke(cli, ["validate", "--kernels", str(path), "--memory"]).exit_code == 2
+
+
+def test_a_template_is_a_table_that_can_be_judged(tmp_path: Path) -> None:
+    printed = CliRunner().invoke(cli, ["validate", "--template"])
+    assert printed.exit_code == 0
+    path = tmp_path / "mine.csv"
+    path.write_text(printed.stdout)
+    done = CliRunner().invoke(cli, ["validate", str(path)])
+    assert done.exit_code == 0, done.stderr
+    assert "1 judged" in done.stdout
