@@ -29,6 +29,7 @@ class LayerActivations:
         norm_inputs: the residual stream before each norm.
         linear_inputs: the normalised inputs of attention and MLP (shared by the matrices that read them).
         queries_keys_values: what the attention kernel reads again.
+        latents: low-rank queries, keys and values of latent attention, before they are unfolded.
         attention_output: its output, which is also the input of the output projection, and its log-sum-exp.
         mlp: input(s) of the activation function and its output, which the last matrix reads.
         experts: the same for routed experts, with their dispatched inputs and outputs; router scores.
@@ -38,6 +39,7 @@ class LayerActivations:
     norm_inputs: float
     linear_inputs: float
     queries_keys_values: float
+    latents: float
     attention_output: float
     mlp: float
     experts: float
@@ -78,7 +80,11 @@ def activation_bytes_per_token_layer(
     copies = unfused_copies(model, layout, moe=moe) if unfused else 0.0
     tensors = layer_activations(model, layout, moe=moe, dropout=model.dropout)
     if layout.recompute.kind == "selective" and extra.selective_keeps is not None:
-        return layer_input + float(sum(getattr(tensors, name) for name in extra.selective_keeps))
+        kept_names = set(extra.selective_keeps)
+        named = float(sum(getattr(tensors, name) for name in kept_names))
+        return named + (
+            0.0 if "norm_inputs" in kept_names else layer_input
+        )  # the first norm reads the layer's input
     if layout.recompute.kind == "selective" and extra.selective_share is not None:
         kept = extra.selective_share
         return kept * (tensors.total + copies) + (1.0 - kept) * layer_input
@@ -114,7 +120,7 @@ def kept_outputs(
     layer_input = layer_input_bytes(model, layout)
     return (
         between * max(0.0, tensors.norm_inputs - layer_input)
-        + products * (tensors.queries_keys_values + read + experts_read)
+        + products * (tensors.queries_keys_values + tensors.latents + read + experts_read)
         + (1.0 - _attention_again(layout)) * tensors.attention_output
         + rest * (tensors.linear_inputs + tensors.mlp - read + tensors.experts - experts_read)
         + rest * (tensors.dropout_masks + copies)
@@ -147,7 +153,8 @@ def layer_activations(model: Model, layout: Layout, *, moe: bool, dropout: bool 
 
         norm inputs            2 x 2 h / t   (one norm in a parallel block)
         attention, MLP inputs  2 x 2 h / t   (1 B each in fp8)
-        q, k, v                2 (a + 2 g) d / t        latent: 2 a (2 (n + r) + v) / t + 4 (q + c) + 2 r, over t
+        q, k, v                2 (a + 2 g) d / t        latent: 2 a (2 (n + r) + v) / t
+        latents                4 (q + c) + 2 r, over t with sequence parallelism
         attention output       2 a d / t + 4 a / t (log-sum-exp); + 1 B per element in fp8 (the cast copy)
         MLP                    2 x 3 f / t with a gate (gate, up, product), 2 x 2 f / t without
         experts                2 x 2 k h etp / t + 2 x 3 k f / t, router 8 E / t
@@ -172,6 +179,7 @@ def layer_activations(model: Model, layout: Layout, *, moe: bool, dropout: bool 
         norm_inputs=inputs * BF16_BYTES * hidden / sharded,
         linear_inputs=read * gemm_input_bytes * hidden / sharded,
         queries_keys_values=_queries_keys_values(model, layout),
+        latents=_latents(model, layout),
         attention_output=output * (BF16_BYTES + (FP8_BYTES if fp8 else 0.0)) + FP32_BYTES * model.heads / tp,
         mlp=_mlp(model, mlp_width(model, moe=moe) / tp, product_bytes),
         experts=_experts(model, layout, 0.0 if model.frozen else gemm_input_bytes) if moe else 0.0,
@@ -261,14 +269,19 @@ def head_activation_bytes_per_token(model: Model, layout: Layout, logit_bytes: f
 
 
 def _queries_keys_values(model: Model, layout: Layout) -> float:
-    latent, tp = model.latent_attention, layout.parallel.tp
-    if latent is None:
+    tp = layout.parallel.tp
+    if model.latent_attention is None:
         return BF16_BYTES * layer_shards(model, layout, moe=False)[0].outputs
-    per_head = BF16_BYTES * (2 * model.query_dim + model.value_dim)
-    low_rank = (
-        2 * BF16_BYTES * (latent.q_lora_rank + latent.kv_lora_rank) + BF16_BYTES * latent.qk_rope_head_dim
-    )
-    return model.heads * per_head / tp + low_rank / residual_shards(layout)
+    return BF16_BYTES * model.heads * (2 * model.query_dim + model.value_dim) / tp
+
+
+def _latents(model: Model, layout: Layout) -> float:
+    """Low-rank queries, keys and values before and after their norms, and the rotary part of the keys."""
+    latent = model.latent_attention
+    if latent is None:
+        return 0.0
+    ranks = latent.q_lora_rank + latent.kv_lora_rank
+    return BF16_BYTES * (2 * ranks + latent.qk_rope_head_dim) / residual_shards(layout)
 
 
 def _mlp(model: Model, width: float, gemm_input_bytes: float) -> float:

@@ -124,9 +124,15 @@ class PaperFolder:
             for name, allowed in self.columns.items()
         }
         column, unit = self.measured_column, self.unit(inputs)
+        measured = positive(where, column, row[column], unit) if row[column] else None
+        if unit == "percent" and measured is not None and measured <= 1.0:
+            raise UserInputError(
+                f"{where}: {column}: {row[column]} is at most 1 %: is it a share? Give it in %, such as "
+                f"{100 * measured:.4g}"
+            )
         return PublishedFigure(
             inputs=inputs,
-            measured=positive(where, column, row[column], unit) if row[column] else None,
+            measured=measured,
             unit=unit,
             extra={name: text for name, text in row.items() if name not in inputs and name != column},
         )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.memory.activations import LayerActivations
 from hdpsim.cost_models.transformer.matrices import Matrix, layer_matrices
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import CatalogError
@@ -211,6 +212,14 @@ def _latent_up_projections(config: RunConfig) -> float | None:
     return up / (sum(attention.values()) + mlp)
 
 
+def _kept_beside_up_projections(config: RunConfig) -> tuple[str, ...] | None:
+    """What a latent-attention layer keeps where its up-projections are repeated: all but what they put out."""
+    names = (field.name for field in fields(LayerActivations))
+    if latent_model(config) is None:
+        return None
+    return tuple(name for name in names if name != "queries_keys_values")
+
+
 def repeated_modules(config: RunConfig) -> set[str]:
     """Modules of a layer that a recipe of Megatron-Core repeats (--recompute-modules)."""
     stated = _MODULES.search(config.notes)
@@ -258,6 +267,7 @@ FACTS: dict[str, Callable[[Run], bool]] = {
 
 COMPUTED: dict[str, Callable[[RunConfig], object]] = {
     "all_but_the_last_product": _all_but_the_last,
+    "kept_beside_up_projections": _kept_beside_up_projections,
     "latent_up_projections": _latent_up_projections,
     "products_between_the_kept": _between_the_kept,
     "products_no_policy_keeps": _not_kept_by_policy,

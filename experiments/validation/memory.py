@@ -35,6 +35,7 @@ def memory_summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if row["ran"] is not None and row["predicted_fits"] is not None
     )
     right, judged = verdicts[True, True] + verdicts[False, False], sum(verdicts.values())
+    ran, failed = (verdicts[how, True] + verdicts[how, False] for how in (True, False))
     return {
         "peak": error_summary(row["peak_mem_error"] for row in rows),
         "ran_predicted_to_fit": verdicts[True, True],
@@ -42,6 +43,8 @@ def memory_summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "oom_predicted_to_fit": verdicts[False, True],
         "oom_predicted_too_large": verdicts[False, False],
         "verdicts_right": right / judged if judged else None,
+        "right_of_ran": verdicts[True, True] / ran if ran else None,
+        "right_of_oom": verdicts[False, False] / failed if failed else None,
     }
 
 
@@ -78,7 +81,12 @@ def memory_lines(memory: Mapping[str, Any]) -> tuple[str, ...]:
             f"p90 {_percent(peak['p90_abs_error'])} %"
         )
     if memory["verdicts_right"] is not None:
-        lines.append(f"fits or not: right in {_percent(memory['verdicts_right'])} % of the cases")
+        each = ", ".join(
+            f"{_percent(memory[key])} % of those that {what}"
+            for key, what in (("right_of_ran", "ran"), ("right_of_oom", "ran out of memory"))
+            if memory[key] is not None
+        )
+        lines.append(f"fits or not: right in {_percent(memory['verdicts_right'])} % of the cases ({each})")
     return tuple(lines)
 
 

@@ -17,8 +17,8 @@ Row = Mapping[str, Any]
 
 BEYOND_SENSE = 1e4
 SOUND = "sound"
-ENOUGH_RECORDS = 10  # of a source, to speak of the share that its bands hold
 """Of records that nobody doubts."""
+ENOUGH_RECORDS = 10  # of a source, to speak of the share that its bands hold
 
 
 def percent(share: float) -> str:
@@ -57,6 +57,16 @@ GROUP: tuple[Column[Row], ...] = (
     signed_column("worst_error", "worst"),
     Column("worst_record", left=True),
 )
+INSIDE = share_column("band_coverage", "in band")
+FAMILY: tuple[Column[Row], ...] = (
+    Column("family", heading="source"),
+    Column("count", heading="runs"),
+    MEDIAN,
+    BIAS,
+    P90,
+    INSIDE,
+    share_column("band_width", "width"),
+)
 _BAND: Column[Row] = Column(
     "band",
     lambda row: None if row["step_s_p10"] is None else f"{row['step_s_p10']:.4g} to {row['step_s_p90']:.4g}",
@@ -89,6 +99,9 @@ def blocks(payload: Row, few: int) -> tuple[Table[Any], ...]:
     if groups:
         title = "Errors by source and GPU, in % of the measurement (bias: median with its sign)"
         tables.append(Table(title=title, columns=GROUP, rows=groups))
+    if payload["families"] and not memory:
+        title = "Complete pretraining runs, none in doubt, by source: errors and P10-P90 bands, in %"
+        tables.append(Table(title=title, columns=FAMILY, rows=payload["families"]))
     if memory:
         tables.append(Table(title="Does it fit?", columns=FITS, rows=fit_rows(payload)))
     reasons = payload["summary"]["unpredicted_reasons"]
@@ -220,26 +233,23 @@ def markdown(payload: Row) -> str:
 
 def short_markdown(payload: Row) -> str:
     """Complete pretraining runs that nobody doubts, one row per source; all of them below."""
+    rows = [
+        {**row, "gpus": ", ".join(sorted({gpu.split("-")[0] for gpu in row["gpus"]}))}
+        for row in payload["families"]
+    ]
     judged = [row for row in payload["records"] if row["counts"] and row["error"] is not None]
-    rows = []
-    for name in [*sorted({row["group"][0] for row in judged}), None]:
-        members = [row for row in judged if name in (None, row["group"][0])]
-        inside = [row["in_band"] for row in members if row["in_band"] is not None]
-        rows.append(
-            {
-                "Source": name or "**all**",
-                "GPU": ", ".join(sorted({row["group"][1].split("-")[0] for row in members})),
-                "Runs": len(members),
-                **_errors(row["error"] for row in members),
-                "inside": sum(inside) / len(inside) if inside else None,
-            }
-        )
+    every = {
+        **payload["summary"]["complete_pretraining"],
+        "family": "**all**",
+        "gpus": ", ".join(sorted({row["group"][1].split("-")[0] for row in judged})),
+        "median_error": float(np.median([row["error"] for row in judged])),
+    }
     columns: tuple[Column[Row], ...] = (
-        Column("Source"), Column("GPU", left=True), Column("Runs"), replace(MEDIAN, heading="Median error"),
-        replace(BIAS, heading="Bias"), P90, share_column("max_abs_error", "Largest"),
-        share_column("inside", "In P10-P90 band"),
+        Column("family", heading="Source"), Column("gpus", heading="GPU", left=True), Column("count", heading="Runs"),
+        replace(MEDIAN, heading="Median error"), replace(BIAS, heading="Bias"), P90,
+        share_column("max_abs_error", "Largest"), replace(INSIDE, heading="In P10-P90 band"),
     )  # fmt: skip
-    return Table(columns=columns, rows=rows).markdown()
+    return Table(columns=columns, rows=[*rows, every]).markdown()
 
 
 _VIEWS = {
@@ -273,24 +283,19 @@ def views_markdown(documents: Mapping[str, Row]) -> str:
 
 
 def families_markdown(documents: Mapping[str, Row]) -> str:
-    """The same runs by source: median error and p90 of every view."""
-    judged = {
-        view: [row for row in payload["records"] if row["counts"] and row["error"] is not None]
-        for view, payload in documents.items()
-    }
-    sources = sorted({row["group"][0] for found in judged.values() for row in found})
-    rows = []
-    for source in sources:
-        row: dict[str, Any] = {"Source": source}
-        for view, found in judged.items():
-            errors = [one["error"] for one in found if one["group"][0] == source]
-            figures = _errors(errors) if errors else {}
-            row |= {"Runs": len(errors), f"{view} median": figures.get("median_abs_error"), f"{view} p90":
-                    figures.get("p90_abs_error")}  # fmt: skip
-        rows.append(row)
-    shares = [share_column(f"{view} {figure}", f"{view} {figure}".capitalize()) for view in documents
-              for figure in ("median", "p90")]  # fmt: skip
-    return Table(columns=(Column("Source"), Column("Runs"), *shares), rows=rows).markdown()
+    """The same runs by source: median error, p90 and share in the band in every view."""
+    figures = {"median_abs_error": "median", "p90_abs_error": "p90", "band_coverage": "in band"}
+    rows: dict[str, dict[str, Any]] = {}
+    for view, payload in documents.items():
+        for family in payload["families"]:
+            row = rows.setdefault(family["family"], {"Source": family["family"], "Runs": family["count"]})
+            row |= {f"{view} {word}": family[name] for name, word in figures.items()}
+    shares = [
+        share_column(f"{view} {word}", f"{view} {word}".capitalize())
+        for view in documents
+        for word in figures.values()
+    ]
+    return Table(columns=(Column("Source"), Column("Runs"), *shares), rows=list(rows.values())).markdown()
 
 
 def _errors(errors: Iterable[float]) -> dict[str, float]:

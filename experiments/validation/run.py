@@ -90,6 +90,7 @@ def run(
         "as": view,
         "summary": _summary(rows),
         "groups": _groups(rows),
+        "families": _families(rows),
     }
     lines = summary_lines(payload)
     if residuals is not None:
@@ -270,6 +271,30 @@ def _by_rules(rows: Sequence[Row]) -> Row:
             kinds = row["rules"]
             by_class[next((kind for kind in reversed(KINDS) if kind in kinds), "none")].append(row)
     return {kind: _errors(by_class[kind]) for kind in ("none", *KINDS) if kind in by_class}
+
+
+def _families(rows: Sequence[Row]) -> list[Row]:
+    """Errors of complete pretraining runs that nobody doubts, by source, and how many lie in their bands."""
+    by_family: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row["counts"] and row["error"] is not None:
+            by_family[row["group"][0]].append(row)
+    return [
+        {
+            "family": family,
+            "gpus": sorted({row["group"][1] for row in members}),
+            **_errors(members),
+            "median_error": float(np.median([row["error"] for row in members])),
+            "band_width": _width(members),
+        }
+        for family, members in sorted(by_family.items())
+    ]
+
+
+def _width(rows: Sequence[Row]) -> float | None:
+    """How much longer than its P10 the P90 of a step is, in the median."""
+    widths = [row["step_s_p90"] / row["step_s_p10"] - 1.0 for row in rows if row["step_s_p10"]]
+    return float(np.median(widths)) if widths else None
 
 
 def _groups(rows: Sequence[Row]) -> list[Row]:

@@ -1,6 +1,6 @@
 """Copies and buffers of an eager stack, stages balanced by FLOP, and what a framework reports as its peak."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.activations import (
+    LayerActivations,
     activation_bytes_per_token_layer,
     layer_activations,
     score_bytes_per_token,
@@ -167,6 +168,9 @@ def test_what_selective_recomputation_keeps() -> None:
     lean = MemoryOverheads(selective_keeps=("queries_keys_values",))
     projections = activation_bytes_per_token_layer(LLAMA, layout, overheads=lean)
     assert projections == layer_input + 2 * 3 * 2048
+    # The first norm reads the layer's input: it is there once.
+    every = MemoryOverheads(selective_keeps=tuple(field.name for field in fields(LayerActivations)))
+    assert activation_bytes_per_token_layer(LLAMA, layout, overheads=every) == pytest.approx(whole)
     piped = layout.changed(pp=2)
     small, large = (memory_report(LLAMA, piped, H100, 8, 8192, stage=0, overheads=o) for o in (lean, None))
     assert small.total_bytes < large.total_bytes

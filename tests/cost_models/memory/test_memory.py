@@ -95,7 +95,8 @@ def test_fp8_keeps_smaller_gemm_inputs() -> None:
 def test_latent_attention_by_hand() -> None:
     model = catalog.model("deepseek-v3")
     kept = layer_activations(model, Layout(), moe=False)
-    assert kept.queries_keys_values == 128 * 2 * (2 * 192 + 128) + 4 * (1536 + 512) + 2 * 64
+    assert kept.queries_keys_values == 128 * 2 * (2 * 192 + 128)
+    assert kept.latents == 4 * (1536 + 512) + 2 * 64
     assert kept.attention_output == 2 * 128 * 128 + 4 * 128
 
 

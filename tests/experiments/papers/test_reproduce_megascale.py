@@ -65,6 +65,7 @@ def test_cells_are_read_with_what_travels_along(tmp_path: Path) -> None:
         ("megascale,megascale-175b,256,x,step_s,1", "global_batch: expected a whole number"),
         ("megascale,megascale-175b,256,768,tokens,1", "metric: 'tokens' is not one of step_s, mfu"),
         ("megascale,megascale-175b,256,768,step_s,zero", "measured: expected a positive number"),
+        ("megascale,megascale-175b,256,768,mfu,0.552", "measured: 0.552 is at most 1 %: is it a share"),
     ],
 )
 def test_bad_cells_are_refused_with_their_row(tmp_path: Path, row: str, what: str) -> None:

@@ -1,7 +1,10 @@
 """How a record's stack and the meaning of its peak memory are read."""
 
+from dataclasses import fields, replace
+
 import pytest
 
+from hdpsim.cost_models.memory.activations import LayerActivations
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.experiments.records.memory import gauge_of, predict_memory
 from hdpsim.experiments.records.setup import prepare
@@ -51,6 +54,25 @@ def test_what_a_stack_keeps_is_read_from_its_rules() -> None:
     assert stack_of(_config(notes="tiled logits+loss")).logit_bytes == 0.0
     kept = stack_of(_config(framework="MaxText", notes="remat_policy: save_qkv_proj (most)")).selective_keeps
     assert kept == ("queries_keys_values",)
+
+
+def test_repeated_up_projections_of_latent_attention_are_not_kept() -> None:
+    latent = {
+        "model_name": "deepseek-v3",
+        "layers": 61,
+        "hidden": 7168,
+        "heads": 128,
+        "recompute": "selective",
+    }
+    repeats = _config(framework="Megatron-Core", notes="recompute_modules: mla_up_proj", **latent)
+    kept = stack_of(repeats).selective_keeps
+    assert kept is not None
+    assert set(kept) == {field.name for field in fields(LayerActivations)} - {"queries_keys_values"}
+    others = (
+        _config(framework="Megatron-Core", notes="", **latent),  # nothing repeated by name
+        replace(repeats, model_name="llama3-8b"),  # no latent attention
+    )
+    assert all(stack_of(one).selective_keeps is None for one in others)
 
 
 def test_the_first_stage_is_read_and_every_stage_must_fit() -> None:

@@ -98,7 +98,8 @@ def test_out_of_memory_records_are_judged_by_verdict(tmp_path: Path) -> None:
     found = validation.data()["summary"]["memory"]
     # Llama-3 70B on two stages without TP: 35e9 parameters x 6 bytes alone are 210 GB; twelve layers ran.
     assert (found["ran_predicted_to_fit"], found["oom_predicted_too_large"]) == (1, 1)
-    assert found["verdicts_right"] == 1.0
+    assert (found["verdicts_right"], found["right_of_ran"], found["right_of_oom"]) == (1.0, 1.0, 1.0)
+    assert "100.0 % of those that ran, 100.0 % of those that ran out of memory" in "\n".join(validation.notes)
     assert validation.data()["records"][0]["quantity"] == "peak_mem_gb"
     assert "Does it fit?" in [table.title for table in validation.blocks]
     parts = validation.data()["records"][0]["memory_parts_gb"]  # allocated: without context and NCCL
