@@ -68,6 +68,9 @@ def test_a_run_that_would_not_fit_otherwise_recomputes() -> None:
     assert words in predict(tight).assumptions
     assert words not in predict(replace(tight, recompute="none")).assumptions
     assert "no recomputation" in predict(replace(RUN, recompute=None)).assumptions
+    # What the source says itself is believed; how it counts FLOP is not that.
+    assert words not in predict(replace(tight, notes="bf16; no activation checkpointing")).assumptions
+    assert words in predict(replace(tight, notes="MFU convention: 6 N, no recompute")).assumptions
 
 
 def test_a_contradicted_name_gives_no_shape() -> None:
