@@ -1,8 +1,7 @@
 """How good hdp-opt plans of a pipeline are: `python tools/planner_gap.py demo-8x22b-12k --batches 4`.
 
 For every batch of a scenario, in seconds: the bound without bubbles; the ideal step with bubbles (no gaps, any
-fraction of a micro-batch); the least step of ranks with whole numbers of micro-batches, where all short ones take the
-same time (linear programme over kinds of ranks, fractions of ranks); the end of the plan as rehearsed.
+fraction of a micro-batch); the end of the plan as rehearsed.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from hdpsim.simulator.step import plan_batch
 from hdpsim.simulator.strategies.opt.dealing import fill_packs
 from hdpsim.simulator.strategies.opt.hdp_opt import usual_s
 from hdpsim.simulator.strategies.opt.long_sequences import LongSequences, ideal_step_s
-from hdpsim.simulator.strategies.opt.whole_units import WholeUnitMenu
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -39,23 +37,17 @@ def main(arguments: list[str] | None = None) -> None:
         packs, long = fill_packs(problem), LongSequences(problem)
         short_s = float(packs.seconds.sum())
         ideal_s, _ = ideal_step_s(problem, long, usual_s(problem), short_s, plan.ideal_s)
-        whole_s = 0.0
-        if packs.same_time and len(long.tokens):
-            unit_s = float(packs.seconds.max())
-            menu = WholeUnitMenu(long.kinds, len(packs.seconds), unit_s, problem.bubble_weight)
-            whole_s = menu.least_step_s(problem.ranks, ideal_s)
         end_s = plan.makespan_s + ideal_s - plan.ideal_s
         rows.append(
             (
                 str(number),
                 f"{plan.ideal_s:.2f}",
                 f"{ideal_s:.2f}",
-                f"{whole_s:.2f} ({whole_s / ideal_s - 1:+.1%})" if whole_s else "-",
                 f"{end_s:.2f} ({end_s / ideal_s - 1:+.1%})",
                 f"{plan.makespan_s / plan.ideal_s - 1:+.1%}",
             )
         )
-    columns = ("batch", "plan ideal s", "ideal s", "whole s", "plan s", "over plan ideal")
+    columns = ("batch", "plan ideal s", "ideal s", "plan s", "over plan ideal")
     print(plain_text(TextTable(title=scenario.name, columns=columns, rows=tuple(rows))))
 
 

@@ -122,8 +122,6 @@ class Calibration(Checked):
     """Start-up and drain of one matrix kernel on the device."""
     launch_s: Calibrated
     """Host time per kernel launch of an eager framework: a layer cannot run faster than its launches."""
-    layer_floor_s: Calibrated
-    """Least time of one layer's forward on one micro-batch, whatever its size (the backward: twice that)."""
     gpu_spread: Calibrated
     """Coefficient of variation of the rate at which equal GPUs do matrix work."""
     expert_imbalance: Calibrated

@@ -256,17 +256,16 @@ class HostTime:
     def layer_s(self, *, moe: bool, backward: bool) -> float:
         """Forward or backward of one layer.
 
-            t = max( launches x time of one, calibrated floor (backward: twice) ) + collectives x check
+            t = launches x time of one + collectives x check
 
         Counted: with sequence parallelism the backward gathers its input once more: 3 collectives for 2.
         Source: see launches and check_s.
         """
         count = backward_launches if backward else forward_launches
         launches_s = count(self._model, self._layout, moe=moe) * self._cal.launch_s
-        layer_s = max(launches_s, (2.0 if backward else 1.0) * self._cal.layer_floor_s)
         collectives = tensor_collectives(self._model, self._layout, moe=moe)
         again = 1.5 if backward and self._layout.tensor.sequence_parallel else 1.0
-        return layer_s + again * collectives * self._check_s
+        return launches_s + again * collectives * self._check_s
 
 
 def pass_host_s(layout: Layout, cal: Calibration) -> float:

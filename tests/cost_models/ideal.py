@@ -61,7 +61,6 @@ IDEAL = Calibration(
     small_kernel_passes=0.0,
     kernel_tail_s=0.0,
     launch_s=0.0,
-    layer_floor_s=0.0,
     expert_imbalance=1.0,
     gpu_spread=0.0,
     overlap_slowdown=0.0,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hdpsim.cost_models.calibration.calibration import Calibration, calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric
+from hdpsim.cost_models.layer.host import forward_launches
 from hdpsim.cost_models.layout.groups import Schedule
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.transformer.model import Model
@@ -32,8 +33,14 @@ MODELS = (
 
 # Without its sources it prints shorter. Sequences here are short: their kernels, not launches, shall decide.
 HOPPER = replace(calibration("hopper"), entries=(), launch_s=4.5e-6)
-FLOOR = replace(HOPPER, name="floor", layer_floor_s=2e-3)
-"""Every micro-batch takes a least time, as on launch-bound stacks: 8 layers x 3 x 2 ms = 48 ms."""
+
+
+def launch_bound(layout: Layout) -> Calibration:
+    """Launches so slow that a layer's forward takes 2 ms at least: a micro-batch 8 layers x 3 x 2 ms = 48 ms."""
+    return replace(HOPPER, name="floor", launch_s=2e-3 / forward_launches(MODEL, layout, moe=False))
+
+
+FLOOR = launch_bound(Layout())
 CONGESTED = replace(
     HOPPER,
     name="congested",

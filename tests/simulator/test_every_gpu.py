@@ -14,7 +14,7 @@ from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.setup import Setup, StrategyOptions
 from hdpsim.simulator.step import StepResult, simulate_step
 
-TIMES_S = ("launch_s", "layer_floor_s", "ring_delay_s", "step_fixed_s", "step_layer_s", "micro_batch_fixed_s",
+TIMES_S = ("launch_s", "ring_delay_s", "step_fixed_s", "step_layer_s", "micro_batch_fixed_s",
            "kernel_tail_s")  # fmt: skip
 """Constants that a run takes whatever it computes."""
 WORST_SLOWDOWN = 3.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 
 import numpy as np
 
@@ -31,8 +30,6 @@ from hdpsim.simulator.strategies.opt.group_choices import (
 )
 from hdpsim.simulator.strategies.opt.long_sequences import LongSequences
 from hdpsim.simulator.strategies.opt.rehearsal import rehearsed_s
-from hdpsim.simulator.strategies.opt.stretches import SMALL
-from hdpsim.simulator.strategies.opt.whole_units import whole_unit_places
 from hdpsim.simulator.strategies.plan_ideal import plan_ideal_s
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.static.packing import Pieces, assemble
@@ -48,13 +45,9 @@ ROOMS = (1.01, 1.05, 1.1)
 long as it ends earlier for it."""
 TURN_DRAFTS = 2
 """So many ways to run the long sequences in turns are planned in full, as long as their ideal step is shorter."""
-WHOLE_UNITS = 64
-"""Micro-batches of a rank beyond which it hardly matters that they are whole."""
-WHOLE_UNIT_DRAFTS = 4
-"""Placements by whole micro-batches that are planned in full."""
 AS_PLANNED = 1.001
-"""A draft that ends this close to what whole micro-batches allow ends the search (placements of them that follow have
-longer steps)."""
+"""A draft that ends this close to what whole micro-batches allow ends the search."""
+SMALL = 1e-9
 FLOOR_SHARES = (0.25, 0.8)
 """Least time of a micro-batch over the time of a full one: below, sequences are dealt, above, packs; both between."""
 
@@ -63,9 +56,7 @@ def balanced_draft(problem: PlanningProblem) -> Draft:
     """Long sequences first, each as a gang of ranks; then everything else to the ranks that are free first.
 
     1. A time limit gives every sequence the smallest group that memory (with offload) and the limit allow. For each
-       limit the ideal step is estimated (see group_choices); the most promising ones are planned in full. In a
-       pipeline whose short micro-batches all take the same time, group sizes follow from whole micro-batches
-       instead (see whole_units).
+       limit the ideal step is estimated (see group_choices); the most promising ones are planned in full.
     2. Gangs, longest sequence first (see place_gangs); light ranks end up with more, shorter micro-batches.
     3. Sequences that fit a pack are dealt to the ranks that are free first, as full packs or one by one,
        and exchanged between the busiest and the least busy ranks (see dealing).
@@ -77,9 +68,7 @@ def balanced_draft(problem: PlanningProblem) -> Draft:
     long = LongSequences(problem)
     short_s = float(packs.seconds.sum())
     ideal = ideal_choice(problem, long, short_s, step_s) if problem.stages > 1 else None
-    drafts = _whole_unit_drafts(problem, packs, long, step_s)
-    if not drafts:
-        drafts = _limit_drafts(problem, packs, long, step_s, ideal)
+    drafts = _limit_drafts(problem, packs, long, step_s, ideal)
     turns = [] if problem.quick else turn_choices(problem, long, short_s)
     for choice in turns[:TURN_DRAFTS]:
         if choice.step_s < min(draft.end_s for draft in drafts):
@@ -87,36 +76,6 @@ def balanced_draft(problem: PlanningProblem) -> Draft:
     best = min(drafts, key=lambda draft: draft.end_s)
     bubbles_s = 0.0 if ideal is None else ideal.step_s - step_s
     return replace(best, ideal_s=step_s, bubbles_s=bubbles_s)
-
-
-def _whole_unit_drafts(
-    problem: PlanningProblem, packs: Packs, long: LongSequences, step_s: float
-) -> list[Draft]:
-    """Plans by whole micro-batches, for pipelines whose short micro-batches all take the same time; else none."""
-    if problem.stages == 1 or not len(long.tokens) or not packs.same_time:
-        return []
-    unit_s = float(packs.seconds.max())
-    if step_s > WHOLE_UNITS * unit_s:
-        return []
-    drafts = []
-    most = 1 if problem.quick else WHOLE_UNIT_DRAFTS
-    for places in islice(whole_unit_places(problem, long, len(packs.seconds), unit_s, step_s), most):
-        placed = _Placed(
-            choice=Choice(places.size, places.time_s, places.step_s),
-            sequence=long.sequence,
-            size=places.size,
-            time_s=places.time_s,
-            offload_ratio=needed_ratio(problem, long.tokens, places.size),
-            gang_ranks=places.gang_ranks,
-            gang_slot=places.slot,
-            single_rank=np.empty(0, dtype=np.int64),
-            single_s=np.empty(0),
-            loads=places.loads,
-        )
-        drafts.append(Draft.of(problem, packs, placed, deal_packs))
-        if drafts[-1].end_s <= places.step_s * AS_PLANNED:
-            break
-    return drafts
 
 
 def _limit_drafts(

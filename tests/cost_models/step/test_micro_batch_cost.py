@@ -105,14 +105,12 @@ class TestTerms:
         assert term(none, "recompute", 4096, backward=True) == 0.0
 
     def test_host_bounds_small_layers(self) -> None:
-        floor = ideal_cost(calibration=replace(IDEAL, layer_floor_s=1.0))
-        launches = ideal_cost(calibration=replace(IDEAL, launch_s=1 / LAUNCHES))
+        cost = ideal_cost(calibration=replace(IDEAL, launch_s=1 / LAUNCHES))
         layer = term(ideal_cost(), "gemm", 4096) / LAYERS + term(ideal_cost(), "attention", 4096) / LAYERS
-        for cost in (floor, launches):
-            assert term(cost, "host", 4096) == pytest.approx(LAYERS * (1.0 - layer))
-            total = cost.terms_s(micro_batches([[4096]]), backward=True)[:, 0, 0].sum()
-            logits = term(cost, "logits", 4096, backward=True)
-            assert total == pytest.approx(LAYERS * 2.0 + logits)
+        assert term(cost, "host", 4096) == pytest.approx(LAYERS * (1.0 - layer))
+        total = cost.terms_s(micro_batches([[4096]]), backward=True)[:, 0, 0].sum()
+        logits = term(cost, "logits", 4096, backward=True)
+        assert total == pytest.approx(LAYERS * 2.0 + logits)
 
     def test_blocking_launches_hide_nothing(self) -> None:
         host = replace(IDEAL, launch_s=1e-6 / LAUNCHES)
@@ -286,15 +284,14 @@ class TestPlannersView:
         assert cost.token_s(8192) == pytest.approx(total / 8192)
 
     def test_the_floor_of_a_micro_batch_is_its_layers(self) -> None:
-        assert ideal_cost(calibration=replace(IDEAL, layer_floor_s=1.0)).floor_s == 3.0 * LAYERS
         cost = ideal_cost(layout=Layout(pp=2), calibration=replace(IDEAL, launch_s=1 / LAUNCHES))
         assert cost.floor_s == pytest.approx(3.0 * LAYERS / 2)
 
     def test_a_micro_batch_passes_one_of_the_two_copies_of_dualpipe(self) -> None:
-        cal = replace(IDEAL, layer_floor_s=1.0)
+        cal = replace(IDEAL, launch_s=1 / LAUNCHES)
         plain = ideal_cost(layout=Layout(pp=2), calibration=cal)
         both_ways = ideal_cost(layout=Layout(pp=2, schedule="dualpipe"), calibration=cal)
-        assert both_ways.floor_s == plain.floor_s == 3.0 * LAYERS / 2
+        assert both_ways.floor_s == plain.floor_s == pytest.approx(3.0 * LAYERS / 2)
         batch = micro_batches([[8192]])
         # Micro-batches start at either end in turn: both stages do half of what first and last do in 1F1B.
         sums = [cost.linear_s([8192]).sum(axis=0) for cost in (plain, both_ways)]
@@ -312,7 +309,7 @@ class TestPlannersView:
         batch = micro_batches([[8192]])
         input_s = []
         for rate in (0.1, 0.2, 0.8):
-            faster = replace(IDEAL, layer_floor_s=0.02, gemm_efficiency=rate)
+            faster = replace(IDEAL, launch_s=0.02 / LAUNCHES, gemm_efficiency=rate)
             cost = ideal_cost(layout=layout, calibration=faster)
             backward = cost.terms_s(batch, backward=True).sum(axis=0)
             input_s.append(backward - cost.weight_terms_s(batch).sum(axis=0))

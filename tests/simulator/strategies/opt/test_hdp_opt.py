@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulator_setups import FLOOR, HOPPER, MODEL, Task, problem_of, small_cluster, small_setup, tasks
+from simulator_setups import (
+    FLOOR,
+    HOPPER,
+    MODEL,
+    Task,
+    launch_bound,
+    problem_of,
+    small_cluster,
+    small_setup,
+    tasks,
+)
 
 from hdpsim import validate_plan
 from hdpsim.cost_models.layout.layout import Layout
@@ -104,7 +114,7 @@ def skewed(tokens: int, context: int) -> np.ndarray:
     return np.minimum(lengths, context)
 
 
-@pytest.mark.parametrize("cal", [HOPPER, FLOOR])
+@pytest.mark.parametrize("cal", [HOPPER, launch_bound(Layout(tp=2))])
 def test_within_a_few_percent_of_the_bound(cal: object):
     setup = small_setup(
         cluster=small_cluster(16, nodes_per_block=4),
