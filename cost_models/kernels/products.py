@@ -127,6 +127,10 @@ def memory_bound_s(traffic_bytes: ArrayLike, gpu: Gpu, cal: Calibration) -> Floa
     )
 
 
+FLASH1_HEAD_DIMS = (32, 64, 128)
+"""FlashAttention 1.0.9, fmha_api.cpp: run_fmha_fwd and run_fmha_bwd choose among kernels of these."""
+
+
 class KernelRate(NamedTuple):
     """An older attention kernel beside the generation's best.
 
@@ -139,19 +143,25 @@ class KernelRate(NamedTuple):
     """Of long sequences."""
     ramp: float = 1.0
     """Its half lengths over the best kernel's."""
+    head_dims: tuple[int, ...] = ()
+    """Head dimensions that it was compiled for; others are filled up to the next. None: any is as good."""
 
     @classmethod
     def of(cls, kernel: AttentionKernel, cal: Calibration) -> KernelRate:
         """The kernel of that name in a layout; unfused attention has none, and asks for no rate."""
         match kernel:
             case "flash1":
-                return cls(cal.flash1_rate, cal.flash2_rate)
+                return cls(cal.flash1_rate, cal.flash2_rate, FLASH1_HEAD_DIMS)
             case "flash2":
                 return cls(cal.flash2_rate, cal.flash2_rate)
             case "flash" | "unfused":
                 return BEST_KERNEL
             case _:
                 assert_never(kernel)
+
+    def filled(self, head_dim: float) -> float:
+        """The head dimension that the kernel works with."""
+        return next((float(dim) for dim in self.head_dims if dim >= head_dim), head_dim)
 
 
 BEST_KERNEL = KernelRate()
@@ -175,8 +185,9 @@ def attention_rate_flop_per_s(
 
     Counted: the ramp with sequence length (few tiles, masked half-tiles on the diagonal), longer in the backward;
     exponentials, whose number does not depend on the head dimension d while the matrix work does, and as many in
-    the backward, which has 2.5 times the matrix work; a slower *kernel* of rate q and ramp p, see KernelRate; GPUs
-    with faster exponentials than the calibrated ones (the best kernel only).
+    the backward, which has 2.5 times the matrix work; a slower *kernel* of rate q and ramp p, see KernelRate; work on
+    what fills a head up to a dimension that the kernel knows (rate x d / filled d, g of the filled d); GPUs with faster
+    exponentials than the calibrated ones (the best kernel only).
     Ignored: number of heads (see attention_s), the power limit (see power_slowdown).
     Source: shape of the published FlashAttention-2/3 curves (Dao-AILab/flash-attention); constants calibrated; NVIDIA,
     "Making Softmax More Efficient with NVIDIA Blackwell Ultra".
@@ -192,7 +203,8 @@ def attention_rate_flop_per_s(
         dim_half /= ATTENTION_BACKWARD_FLOP_RATIO
     share = BACKWARD_EXPONENTIALS if backward else FORWARD_EXPONENTIALS
     faster = 1.0 - share * (1.0 - 1.0 / gpu.exponentials) if kernel == BEST_KERNEL else 1.0
-    dims = head_dim / (head_dim + dim_half * faster) * (REFERENCE_HEAD_DIM + dim_half) / REFERENCE_HEAD_DIM
+    filled = kernel.filled(head_dim)
+    dims = head_dim / (filled + dim_half * faster) * (REFERENCE_HEAD_DIM + dim_half) / REFERENCE_HEAD_DIM
     with np.errstate(divide="ignore"):
         return np.asarray(gpu.bf16_flop_per_s * efficiency * kernel.rate * dims / (1.0 + half / length))
 

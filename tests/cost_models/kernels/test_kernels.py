@@ -169,7 +169,7 @@ class TestAttention:
             IDEAL, attention_half_tokens=1000, attention_half_head_dim=64.0, flash1_rate=0.25, flash2_rate=0.5
         )
         newer, older, oldest = (KernelRate.of(name, cal) for name in ("flash", "flash2", "flash1"))
-        assert (newer, older, oldest) == (KernelRate(1, 1), KernelRate(0.5, 0.5), KernelRate(0.25, 0.5))
+        assert (newer, older, oldest) == (KernelRate(1, 1), KernelRate(0.5, 0.5), KernelRate(0.25, 0.5, (32, 64, 128)))
         # 500 tokens: 1 / (1 + 1000 / 500) of the peak, 1 / 2 x 1 / (1 + 500 / 500), 1 / 4 x 1 / (1 + 500 / 500)
         rates = [
             float(attention_rate_flop_per_s(500, GPU, cal, backward=False, kernel=kernel))
@@ -181,6 +181,15 @@ class TestAttention:
         # exponentials weigh half as much: (64 / 96) / (128 / 160) = 5/6
         narrow = attention_rate_flop_per_s(np.inf, GPU, cal, backward=False, head_dim=64, kernel=older)
         assert narrow == pytest.approx(5 / 6 * PEAK / 2)
+
+    def test_the_kernel_of_2022_fills_heads_up(self) -> None:
+        oldest = KernelRate.of("flash1", IDEAL)
+        assert [oldest.filled(dim) for dim in (24, 64, 80, 96, 128, 256)] == [32, 64, 128, 128, 128, 256]
+        rates = [
+            float(attention_rate_flop_per_s(np.inf, GPU, IDEAL, backward=False, head_dim=dim, kernel=oldest))
+            for dim in (64, 96, 128)
+        ]
+        assert rates == pytest.approx([rates[2], 0.75 * rates[2], rates[2]])  # 96 of 128 columns count
 
     def test_faster_exponentials(self) -> None:
         cal = replace(IDEAL, attention_half_head_dim=64.0, flash2_rate=0.5)
