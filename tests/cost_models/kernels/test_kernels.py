@@ -169,7 +169,11 @@ class TestAttention:
             IDEAL, attention_half_tokens=1000, attention_half_head_dim=64.0, flash1_rate=0.25, flash2_rate=0.5
         )
         newer, older, oldest = (KernelRate.of(name, cal) for name in ("flash", "flash2", "flash1"))
-        assert (newer, older, oldest) == (KernelRate(1, 1), KernelRate(0.5, 0.5), KernelRate(0.25, 0.5, (32, 64, 128)))
+        assert (newer, older, oldest) == (
+            KernelRate(1, 1),
+            KernelRate(0.5, 0.5),
+            KernelRate(0.25, 0.5, (32, 64, 128)),
+        )
         # 500 tokens: 1 / (1 + 1000 / 500) of the peak, 1 / 2 x 1 / (1 + 500 / 500), 1 / 4 x 1 / (1 + 500 / 500)
         rates = [
             float(attention_rate_flop_per_s(500, GPU, cal, backward=False, kernel=kernel))
