@@ -20,12 +20,14 @@ _TICKS = 16  # more step labels than this are thinned out
 def plot_steps(
     labels: Sequence[int], recorded_s: ArrayLike, predicted_s: ArrayLike, ideal_s: ArrayLike, *, title: str
 ) -> Figure:
-    """Step times as recorded (dots), predicted (line) and ideal (dashed), one place per recorded step."""
+    """Step times as recorded (rings), predicted (line) and ideal (dashed), one place per recorded step."""
     place = np.arange(len(labels))
     with style():
         figure, (axes,) = figure_and_axes(8.5, 4.0)
         axes.plot(place, predicted_s, color=PALETTE[0], linewidth=1.6, label="predicted")
-        axes.plot(place, recorded_s, "o", color=PALETTE[1], markersize=4.5, label="recorded")
+        axes.plot(
+            place, recorded_s, "o", color=PALETTE[1], markersize=6.5, fillstyle="none", label="recorded"
+        )
         axes.plot(place, ideal_s, "--", color=PALETTE[2], linewidth=1.4, label="ideal")
         every = -(-len(labels) // _TICKS)
         axes.set_xticks(place[::every], [str(label) for label in labels[::every]])
@@ -44,7 +46,11 @@ def plot_attribution(panels: Mapping[str, Mapping[str, float]], *, title: str) -
         for axes, (name, parts) in zip(axes_list, panels.items(), strict=True):
             seconds = list(parts.values())
             colours = [PALETTE[3] if value > 0 else PALETTE[6] for value in seconds]
-            axes.barh(range(len(parts)), seconds, height=0.66, color=colours)
+            bars = axes.barh(range(len(parts)), seconds, height=0.66, color=colours)
+            longest = max(map(abs, seconds))
+            labels = [f"{value:.3g}" if abs(value) >= 0.01 * longest else "" for value in seconds]
+            axes.bar_label(bars, labels, padding=3, fontsize=8)
+            axes.margins(x=0.18)  # room for the labels
             axes.set_yticks(range(len(parts)), list(parts))
             axes.set_ylim(rows - 0.4, -0.6)  # bars of all panels equally thick, the first on top
             axes.axvline(0, color="#888888", linewidth=0.8)

@@ -118,7 +118,7 @@ def summary_lines(payload: Row) -> tuple[str, ...]:
         _sentence("complete pretraining records, none in doubt", summary["complete_pretraining"]),
     ]
     covered = summary["complete_pretraining"]["band_coverage"]
-    if covered is not None:
+    if covered is not None and summary["complete_pretraining"]["count"] >= ENOUGH_RECORDS:
         lines.append(f"P10-P90 bands hold {covered:.1%} of those (own configuration left out)")
     by_source = summary["band_coverage_by_source"]
     if len(by_source) > 1:
