@@ -46,10 +46,14 @@ def plot_attribution(panels: Mapping[str, Mapping[str, float]], *, title: str) -
         for axes, (name, parts) in zip(axes_list, panels.items(), strict=True):
             seconds = list(parts.values())
             colours = [PALETTE[3] if value > 0 else PALETTE[6] for value in seconds]
-            bars = axes.barh(range(len(parts)), seconds, height=0.66, color=colours)
+            axes.barh(range(len(parts)), seconds, height=0.66, color=colours)
             longest = max(map(abs, seconds))
-            labels = [f"{value:.3g}" if abs(value) >= 0.01 * longest else "" for value in seconds]
-            axes.bar_label(bars, labels, padding=3, fontsize=8)
+            for place, value in enumerate(seconds):
+                if abs(value) >= 0.01 * longest:
+                    axes.annotate(
+                        f"{value:.3g}", (max(value, 0.0), place), xytext=(3, 0), textcoords="offset points",
+                        va="center", fontsize=8,
+                    )  # fmt: skip
             axes.margins(x=0.18)  # room for the labels
             axes.set_yticks(range(len(parts)), list(parts))
             axes.set_ylim(rows - 0.4, -0.6)  # bars of all panels equally thick, the first on top
