@@ -23,7 +23,7 @@ from .packing import Pieces, pack, split_packs
 WHOLE_PACKINGS: tuple[Packing, ...] = ("in-order", "first-fit", "best-fit")
 """Packers that keep sequences whole."""
 QUICK_PACKING: Packing = "best-fit"
-"""The one of them that a quick plan looks at: with the others its meshes end 1 % earlier at most."""
+"""The one of them that a quick plan looks at. With all, steps of ten layouts of Mixtral ended up to 1.3 % earlier."""
 COSTLY = 8
 """Groups so many times the smallest that cost too much: larger ones cost more."""
 
