@@ -24,31 +24,19 @@ SLOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 CONTEXT_SHARES = (1, 2, 4, 8)
 """Parts of the context that are considered as packs, too: sizes that do not depend on what memory allows."""
 SMALL = 4096
-"""Sequences and ranks up to which planning once more takes some milliseconds."""
+"""Sequences and ranks up to which planning once more takes some milliseconds.
+
+Above, packs smaller than the capacity were never better (18 batches of the shipped scenarios and of others like them),
+and took two to fifteen times as long to plan.
+"""
+WORTH_IT = 1.002
+"""So many times an ideal step the best plan so far must take for packs of another size to be planned."""
+LOOKED_AT, PLANNED = 24, 12
+"""Sizes of packs whose ideal step is worked out at most, and that are planned at most."""
+SHARING_SAVES = 0.9
+"""Work on the best groups over that on one rank, at least: tiles and short kernels fit better or worse."""
 UNBALANCED = 1.3
 """Naive waves of many micro-batches are no better than a plan that ends this close to its ideal."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Effort:
-    """How thoroughly packs of other sizes than the capacity are looked at.
-
-    Attributes:
-        worth_it: how much longer than an ideal step the best plan so far must take for another to be planned.
-        looked_at: sizes whose ideal step is worked out at most.
-        planned: sizes that are planned at most.
-        sharing_saves: work on the best groups over that on one rank, at least: tiles and short kernels fit better or
-            worse; with many sequences none of that remains.
-    """
-
-    worth_it: float
-    looked_at: int
-    planned: int
-    sharing_saves: float
-
-
-_THOROUGH = _Effort(worth_it=1.002, looked_at=24, planned=12, sharing_saves=0.9)
-_QUICK = _Effort(worth_it=1.03, looked_at=3, planned=2, sharing_saves=1.0)
 
 
 def plan_best(problem: PlanningProblem) -> Plan:
@@ -56,18 +44,16 @@ def plan_best(problem: PlanningProblem) -> Plan:
 
     A candidate is planned where its ideal (all ranks filled without gaps) ends before the best plan so far. The
     planner's own times leave out transfers, what distinguishes stages and what the epilogue hides behind, so a plan
-    that may be the best is priced and played as the step will be, without noise. A quick plan is the balanced one, or a
-    mesh that ends earlier.
+    that may be the best is priced and played as the step will be, without noise. A quick plan, or one of many
+    sequences, is the balanced one, or a mesh that ends earlier.
     """
     small = len(problem.lengths) + problem.ranks <= SMALL and not problem.quick
-    effort = _THOROUGH if small else _QUICK
     draft = balanced_draft(problem)
     contest = Contest(problem, draft.plan(), draft.end_s, reorders=True)
     if small:
         contest.judge()
-    targets = [] if problem.quick else _targets(problem, contest.end_s / effort.worth_it, effort)
-    for target in targets:
-        if target.step_s * effort.worth_it < contest.end_s:
+    for target in _targets(problem, contest.end_s / WORTH_IT) if small else []:
+        if target.step_s * WORTH_IT < contest.end_s:
             other = balanced_draft(target.problem)
             contest.enter(other.plan(), other.end_s * NEARLY)
     for mesh in mesh_drafts(problem, contest.end_s):
@@ -91,7 +77,7 @@ class _Target:
     step_s: float
 
 
-def _targets(problem: PlanningProblem, below_s: float, effort: _Effort) -> list[_Target]:
+def _targets(problem: PlanningProblem, below_s: float) -> list[_Target]:
     """Sizes of packs below the capacity whose ideal step is below *below_s*, the shortest first."""
     mean = int(problem.lengths.sum()) / problem.ranks
     sizes = {int(np.ceil(mean / slots)) for slots in SLOTS}
@@ -111,7 +97,7 @@ def _targets(problem: PlanningProblem, below_s: float, effort: _Effort) -> list[
             short_s = packs * float(smaller.micro_batch_s(float(alone_s[inside].sum()) / packs, size))
         usual = usual_s(smaller) if packs else 0.0
         at_best_s = (short_s + float(work_s[~inside].sum())) / problem.ranks
-        if at_best_s * effort.sharing_saves + problem.bubble_weight * usual < below_s:
+        if at_best_s * SHARING_SAVES + problem.bubble_weight * usual < below_s:
             likely.append(
                 (at_best_s + problem.bubble_weight * usual, -size, smaller, usual, short_s, at_best_s)
             )
@@ -119,10 +105,8 @@ def _targets(problem: PlanningProblem, below_s: float, effort: _Effort) -> list[
             break
     likely.sort(key=lambda entry: entry[:2])
     targets = []
-    for *_, smaller, usual, short_s, at_best_s in likely[: effort.looked_at]:
-        step_s, _ = ideal_step_s(
-            smaller, LongSequences(smaller), usual, short_s, at_best_s * effort.sharing_saves
-        )
+    for *_, smaller, usual, short_s, at_best_s in likely[:LOOKED_AT]:
+        step_s, _ = ideal_step_s(smaller, LongSequences(smaller), usual, short_s, at_best_s * SHARING_SAVES)
         if step_s < below_s:
             targets.append(_Target(smaller, step_s))
-    return sorted(targets, key=lambda target: target.step_s)[: effort.planned]
+    return sorted(targets, key=lambda target: target.step_s)[:PLANNED]
