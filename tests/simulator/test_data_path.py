@@ -24,9 +24,12 @@ def slower(setup: Setup, constant: str, times: float) -> Setup:
     return replace(setup, calibration=replace(setup.calibration, **{constant: worse}))
 
 
+def seconds_in(result: StepResult, account: str) -> float:
+    return float(result.account_s[result.accounts.index(account)].max())
+
+
 def shown_s(result: StepResult) -> dict[str, float]:
-    accounts = dict(zip(result.accounts, result.account_s, strict=True))
-    return {name: float(accounts[name].max()) for name in ("data", "planning")}
+    return {name: seconds_in(result, name) for name in ("data", "planning")}
 
 
 @pytest.mark.slow
@@ -48,14 +51,14 @@ def test_loading_and_planning_show_when_they_are_slow_enough(
     if name == "static" and constant in PLANNED:
         assert after.step_s == before.step_s
         return
-    assert after.step_s > before.step_s
+    assert after.step_s >= before.step_s
     if constant != "metadata_bytes_per_s":  # whose range ends before it outlasts a step
         assert after.step_s > 2 * before.step_s
         assert max(shown_s(after).values()) > before.step_s
     assert after.account_s.sum(axis=0) == pytest.approx(after.step_s)
-    # What is late is said to be late: the other accounts are as before.
-    hidden = after.step_s - sum(shown_s(after).values())
-    assert hidden == pytest.approx(before.step_s - sum(shown_s(before).values()))
+    # What is late is said to be late: the other accounts are as before, but for the first gather that hides behind it.
+    rest, usual = (one.step_s - sum(shown_s(one).values()) for one in (after, before))
+    assert usual - seconds_in(before, "parameter_gather") - 1e-6 * usual <= rest <= usual * (1 + 1e-6)
 
 
 @pytest.mark.slow

@@ -49,7 +49,8 @@ RENAMED: dict[str, dict[str, str]] = {
 }
 COMMAND_ONLY: dict[str, set[str]] = {
     "plan": {"scenario_file", "megatron", "bridge", "torchtitan"},
-    "validate": {"scenario_of", "scenario_file", "markdown"},
+    "calibrate": {"file"},
+    "validate": {"scenario_of", "scenario_file", "markdown", "template"},
 }
 """Options that write what Python gets as `result.scenario`, or another rendering."""
 
