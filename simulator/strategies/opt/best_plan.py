@@ -26,8 +26,8 @@ CONTEXT_SHARES = (1, 2, 4, 8)
 SMALL = 4096
 """Sequences and ranks up to which planning once more takes some milliseconds.
 
-Above, packs smaller than the capacity were better by 0.01 % at most (17 batches of shipped scenarios and others like them),
-and took two to fifteen times as long to plan.
+Above, packs smaller than the capacity were better by 0.01 % at most (17 batches of shipped scenarios and others like
+them), and took two to fifteen times as long to plan.
 """
 WORTH_IT = 1.002
 """So many times an ideal step the best plan so far must take for packs of another size to be planned."""
