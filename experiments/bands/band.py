@@ -8,9 +8,10 @@ prediction (no measurement); `hdpsim validate --write-residuals` makes it. A pre
     band       = weighted 10 % and 90 % quantiles of the log error, stretched about the weighted median
 
 The stretch of a source is that with which TARGET of its records lie in their own band when every record of the same
-configuration is left out, as a prediction of a known record leaves its own residual out. All other records together
-count as much as OTHERS of its own, so that a source of few records has nearly the stretch of all. A run of a source
-that no record is from is less known: its stretch is that with which TARGET of the *sources* (every one counts the same)
+configuration is left out. A prediction of a known record leaves its own residual out in the same way, of its neighbours
+and of the stretch. All other records together count as much as OTHERS of the source's own, so that a source of few
+records has nearly the stretch of all. A run of a source that no record is from is less known: its stretch is that with
+which TARGET of the *sources* (every one counts the same)
 lie in bands that leave out all of their own records. Far from every record the band is that of all records and wider
 still.
 
@@ -23,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -166,13 +168,26 @@ class Residuals:
     def _stretches(self) -> Stretches:
         if not self.features:
             return Stretches(new=1.0, known={})
-        needed, known = self._needed(self.keys), {}
-        for source in np.unique(self.sources).tolist():
-            own = self.sources == source
-            others = OTHERS * self.quality / max(float(self.quality[~own].sum()), 1e-9)
-            known[source] = _level(needed, np.where(own, self.quality, others))
+        known = {source: self._pooled(source, self.quality) for source in np.unique(self.sources).tolist()}
         new = _level(self._needed(self.sources), self.quality / self._of_source)
-        return Stretches(new=max(new, _level(needed, self.quality)), known=known)
+        return Stretches(new=max(new, _level(self._needed_alone, self.quality)), known=known)
+
+    def _pooled(self, source: str, quality: Floats) -> float:
+        """The stretch of a source: its records, and all others as OTHERS more, each with its quality."""
+        own = self.sources == source
+        others = OTHERS * quality / max(float(quality[~own].sum()), 1e-9)
+        return _level(self._needed_alone, np.where(own, quality, others))
+
+    def _stretch(self, source: str, left_out: Bools) -> float:
+        """The stretch of a run of a source, in which the residuals that are left out have no say."""
+        if source not in self.stretches.known or not left_out.any() or left_out.all():
+            return self.stretches.of(source)
+        return self._pooled(source, np.where(left_out, 0.0, self.quality))
+
+    @cached_property
+    def _needed_alone(self) -> Floats:
+        """What each record needs where the records of its configuration are left out."""
+        return self._needed(self.keys)
 
     def _needed(self, groups: NDArray[np.str_]) -> Floats:
         """The factor on its half width with which each record lies in the band that leaves out its whole group."""
@@ -188,7 +203,7 @@ class Residuals:
         """The band of a run of a *source*; residuals of the same configuration are not looked at."""
         own = self.keys == key
         low, middle, high, distance, weight = self.quantiles(features, own)
-        stretch = self.stretches.of(source)
+        stretch = self._stretch(source, own)
         low = middle - stretch * max(middle - low, NARROWEST)
         high = middle + stretch * max(high - middle, NARROWEST)
         near = (distance <= NEAR) & ~own
@@ -223,14 +238,14 @@ class Residuals:
 
     def coverage(self, by: str = "configuration") -> float:
         """Share of the records inside the band that leaves out their configuration, or their whole source."""
-        groups, stretch = {
-            "configuration": (
-                self.keys,
-                np.array([self.stretches.of(source) for source in self.sources.tolist()]),
-            ),
-            "source": (self.sources, np.full(len(self.features), self.stretches.new)),
-        }[by]
-        inside = self._needed(groups) <= stretch * (1 + 1e-12)
+        if by == "source":
+            inside = self._needed(self.sources) <= self.stretches.new * (1 + 1e-12)
+        else:
+            stretch = [
+                self._stretch(source, self.keys == key)
+                for source, key in zip(self.sources, self.keys, strict=True)
+            ]
+            inside = self._needed_alone <= np.array(stretch) * (1 + 1e-12)
         return float((inside * self.quality).sum() / self.quality.sum())
 
 

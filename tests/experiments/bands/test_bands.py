@@ -151,6 +151,21 @@ def test_a_bias_of_neighbours_shifts_the_band() -> None:
     assert document["tokens_per_s_p10"] < 800 < document["tokens_per_s_p90"]
 
 
+def test_a_configuration_has_no_say_in_the_stretch_of_its_own_band() -> None:
+    draw = np.random.default_rng(1)
+    far_off = replace(RUN, parameters=RUN.parameters * 1e6)  # nobody's neighbour
+    others = some(draw.normal(0.0, 0.05, 40).tolist(), source="others")
+    calm = some(draw.normal(0.0, 0.05, 12).tolist(), source="mine")
+    wild = [
+        Residual(features=far_off, key="wild", source="mine", complete=True, log_error=e)
+        for e in (1.0, -1.0) * 6
+    ]
+    without, with_it = Residuals(others + calm), Residuals(others + calm + wild)
+    own = with_it.keys == "wild"
+    assert with_it.stretches.of("mine") > 1.5 * without.stretches.of("mine")
+    assert with_it._stretch("mine", own) <= without.stretches.of("mine")
+
+
 def test_a_new_source_has_a_wider_band() -> None:
     draw = np.random.default_rng(0)
     rows: list[Residual] = []
