@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,9 +34,11 @@ from hdpsim.simulator.campaign.events import Handling, mean_detection_s
 from hdpsim.simulator.campaign.setup import CampaignSetup
 
 if TYPE_CHECKING:
+    from hdpsim.cost_models.memory.report import MemoryReport
     from hdpsim.experiments.bands.band import Band
     from hdpsim.experiments.scenario.scenario import Scenario
     from hdpsim.experiments.studies.power import Power
+    from hdpsim.simulator.step import StepResult
 
 
 SPARE_QUANTILE = 0.999  # ByteRobust keeps the 99th percentile; waiting hours for a repair costs more
@@ -48,6 +51,8 @@ class UndisturbedStep:
     """A step, and where its figures come from.
 
     Attributes:
+        sampling: standard error of the seconds per token, of them: other batches would have given another mean.
+        memory: of the fullest stage, for the batch that needs most; None of a step that was not simulated.
         power: mean while it runs; None of a step that was not simulated.
         band: how well steps like it were predicted; None of one that was not simulated.
     """
@@ -55,6 +60,8 @@ class UndisturbedStep:
     seconds: float
     tokens: float
     note: str
+    sampling: float = 0.0
+    memory: MemoryReport | None = None
     power: Power | None = None
     band: Band | None = None
 
@@ -271,9 +278,28 @@ def _step(scenario: Scenario, fixed_s: float | None) -> UndisturbedStep:
         seconds=outcome.step_s.mean,
         tokens=tokens,
         note=f"simulated, mean over {batches} ({outcome.strategy})",
+        sampling=sampling_error(outcome.results) if outcome.independent else 0.0,
+        memory=max((result.memory for result in outcome.results), key=lambda memory: memory.total_bytes),
         power=costs_of(outcome, scenario.costs).power,
         band=outcome.band,
     )
+
+
+def sampling_error(steps: Sequence[StepResult]) -> float:
+    """Relative standard error of the seconds per token of a mean over batches that were drawn independently.
+
+        r = sum of seconds / sum of tokens
+        error = s / (sqrt(n) * mean seconds), s^2 = sum (seconds - r * tokens)^2 / (n - 1)
+
+    The error of a ratio of means (Cochran, Sampling Techniques, 3rd ed., 6.3), as batches differ in tokens, too.
+    Limits: 0 of a single batch, of which nobody knows how far others would be off.
+    """
+    if len(steps) < 2:
+        return 0.0
+    seconds = np.array([step.step_s for step in steps])
+    tokens = np.array([step.tokens for step in steps], dtype=np.float64)
+    rest = seconds - seconds.sum() / tokens.sum() * tokens
+    return float(math.sqrt(float(rest @ rest) / (len(steps) - 1) / len(steps)) / seconds.mean())
 
 
 def _with_slow_nodes(scenario: Scenario, nodes: int, factor: float) -> Scenario:

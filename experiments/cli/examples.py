@@ -212,8 +212,9 @@ EXAMPLES: dict[str, Examples] = {
     "new": (
         ("hdpsim new -o mine.yaml", "five questions, and a layout that fits"),
         (
-            "hdpsim new -o mine.yaml --model llama-3-8b --gpu h100 --gpus 64 --lengths lengths.csv --context 128K",
-            "answers",
+            "hdpsim new -o mine.yaml --model llama-3-8b --gpu h100 --gpus 64 --lengths lengths.csv "
+            "--context 128K --batch 4M --framework none",
+            "all answered",
         ),
     ),
     "doctor": (

@@ -141,7 +141,7 @@ def recommend(
     confidence: float = 0.8,
     keep_layout: bool = False,
     budget: str | float | None = "60s",
-    batches: int = 2,
+    batches: int | None = None,
     progress: Progress = quiet,
 ) -> Result:
     """Which GPUs, and how many, train so many tokens by a date?
@@ -159,7 +159,7 @@ def recommend(
         confidence: probability with which the date has to be met.
         keep_layout: only data parallelism grows; no layout is searched.
         budget: time after which nothing new is tried, `"60s"`; None: all is tried.
-        batches: global batches to average a step over.
+        batches: global batches to average a step over; None: `execution.batches` of the scenario.
         progress: shows how far it is.
 
     Returns:
@@ -178,12 +178,14 @@ def recommend(
         raise UserInputError(f"confidence must be from 0.01 to 0.99, got {confidence}")
     if objective not in ("gpus", "usd"):
         raise UserInputError(f"objective must be gpus or usd, got {objective!r}")
-    check_whole_number("batches", batches, "batches")
+    if batches is not None:
+        check_whole_number("batches", batches, "batches")
     goal = parse_goal(target) if isinstance(target, str) else target
     types = names_of("gpu_types", gpu_types) if gpu_types else ()
     budget_s = seconds_of("budget", budget)
     changes = override_texts(overrides)
-    checked, _ = open_scenario(scenario, (*changes, f"execution.batches={batches}"))
+    there = () if batches is None else (f"execution.batches={batches}",)
+    checked, _ = open_scenario(scenario, (*changes, *there))
     with progress("recommending", "types") as shown:
         found = study.recommend(
             checked,

@@ -8,12 +8,12 @@ import click
 
 from hdpsim.experiments.cli.common import (
     Output,
+    batches_option,
     budget_option,
     gpu_types_option,
     output_options,
     scenario_argument,
     set_option,
-    whole_number,
 )
 from hdpsim.experiments.cli.progress import long_progress
 
@@ -56,14 +56,7 @@ def _goal(_context: click.Context, _option: click.Parameter, text: str) -> Goal:
 @click.option("--keep-layout", is_flag=True, help="Only data parallelism grows; no layout is searched.")
 @budget_option
 @set_option
-@click.option(
-    "--batches",
-    type=whole_number("batches"),
-    default=2,
-    show_default=True,
-    metavar="N",
-    help="Global batches to average a step over.",
-)
+@batches_option
 @output_options
 def command(scenario: str, goal: Goal, overrides: tuple[str, ...], output: Output, **options: Any) -> None:
     """Which GPUs, and how many, train so many tokens by a date?

@@ -66,32 +66,34 @@ def parse_goal(text: str) -> Goal:
     )
 
 
-def probability(goal: Goal, runs_s: Sequence[float], band: Band | None) -> float:
+def probability(goal: Goal, runs_s: Sequence[float], band: Band | None, sampling: float = 0.0) -> float:
     """Probability that runs of a campaign end in time.
 
         P = mean over runs of Phi((ln(time of the goal / time of the run) - mu) / sigma)
-        mu = (ln P10 + ln P90) / 2, sigma = (ln P90 - ln P10) / (2 * 1.2816)
+        mu = (ln P10 + ln P90) / 2, sigma^2 = ((ln P90 - ln P10) / (2 * 1.2816))^2 + sampling^2
 
-    The truth over the prediction is log-normal through the 10 % and the 90 % quantile of the band.
+    The truth over the prediction is log-normal through the 10 % and the 90 % quantile of the band. *sampling* is the
+    relative standard error of the mean step: a few batches stand for the thousands of a run.
     Ignored: that a slower step changes how often failures strike within it.
-    Limits: without a band, the share of the runs that end in time.
+    Limits: without a band and with a single batch, the share of the runs that end in time.
     """
-    if band is None:
+    middle, spread = _log_normal(band, sampling)
+    if not spread:
         return sum(run_s <= goal.seconds for run_s in runs_s) / len(runs_s)
-    middle, spread = _log_normal(band)
     normal = NormalDist(middle, spread)
     return sum(normal.cdf(math.log(goal.seconds / run_s)) for run_s in runs_s) / len(runs_s)
 
 
-def slower_with(confidence: float, band: Band | None) -> float:
+def slower_with(confidence: float, band: Band | None, sampling: float = 0.0) -> float:
     """How many times as long as predicted it takes at most, with that confidence."""
+    middle, spread = _log_normal(band, sampling)
+    return math.exp(NormalDist(middle, spread).inv_cdf(confidence)) if spread else math.exp(middle)
+
+
+def _log_normal(band: Band | None, sampling: float) -> tuple[float, float]:
+    """Mean and standard deviation of the logarithm of the truth over the prediction."""
     if band is None:
-        return 1.0
-    return math.exp(NormalDist(*_log_normal(band)).inv_cdf(confidence))
-
-
-def _log_normal(band: Band) -> tuple[float, float]:
-    """Mean and standard deviation of the logarithm."""
+        return 0.0, sampling
     low, high = math.log(band.low), math.log(band.high)
     quantiles = NormalDist().inv_cdf(HIGH) - NormalDist().inv_cdf(LOW)
-    return (low + high) / 2.0, (high - low) / quantiles
+    return (low + high) / 2.0, math.hypot((high - low) / quantiles, sampling)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.transformer.flop import sequence_model_flop
@@ -18,7 +19,7 @@ from hdpsim.experiments.planning.search.space import ANY_GPUS, Candidate, node_o
 from hdpsim.experiments.scenario.overrides import parse_override
 
 from .goal import USUAL_CONFIDENCE
-from .sizing import MOST_GPUS, Offer, Sizing, block_of
+from .sizing import MOST_GPUS, NEAR, Offer, Sizing, block_of
 
 if TYPE_CHECKING:
     from hdpsim.experiments.planning.search.evaluation import Evaluated
@@ -32,7 +33,7 @@ Overrides = tuple[str, ...]
 
 USUAL_MFU = 0.4
 """Of which the first number of GPUs follows."""
-SHARES = (0.4, 0.3, 0.2, 0.1)
+SHARES = (0.35, 0.2, 0.15, 0.1, 0.1, 0.1)
 """Of a type's budget: searches on the first number of GPUs, on the one that this leads to, and so on."""
 ROUNDS = len(SHARES)
 SEARCHING = 0.6
@@ -60,6 +61,14 @@ class TypeResult:
     reason: str = ""
     fastest: tuple[int, float] | None = None
     looked_at: int = 0
+
+
+class _Tried(NamedTuple):
+    """A layout, the numbers of GPUs that were looked at for it, and the best of them that meets the goal."""
+
+    sizing: Sizing
+    offer: Offer | None
+    layout: Evaluated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,29 +165,54 @@ class _OneType:
         gpus, found = self._first_layouts()
         if not found:
             return TypeResult(gpu=self.gpu, reason=f"no layout fits up to {gpus:,} GPUs")
-        tried: dict[Candidate, tuple[Sizing, Offer | None, Evaluated]] = {}
+        tried: dict[Candidate, _Tried] = {}
+        searched = {gpus}
         for number in range(ROUNDS):
             if number:
                 found = self._layouts(gpus, number, [one.candidate for one in found]) or found
             best = found[0]
-            if best.candidate in tried:
+            if best.candidate not in tried:
+                layout = self._with_degrees(gpus, best.candidate).overrides
+                sizing = self._sizing(
+                    layout, self._there(gpus).with_changes(layout), shipped_margin().headroom
+                )
+                least_s = min((one.sizing.about_s(gpus) for one in tried.values()), default=math.inf)
+                here_s = sizing.about_s(-(-gpus // sizing.block) * sizing.block)
+                if not tried or here_s < least_s:  # else it is better on the first batch alone
+                    tried[best.candidate] = _Tried(sizing, self._offer(sizing, gpus), best)
+            following = self._next(searched, tuple(tried.values()))
+            if following is None:
                 break
-            layout = self._with_degrees(gpus, best.candidate).overrides
-            sizing = self._sizing(layout, self._there(gpus).with_changes(layout), shipped_margin().headroom)
-            known = [one[0].about_s(gpus) for one in tried.values()]
-            if known and sizing.about_s(-(-gpus // sizing.block) * sizing.block) >= min(known):
-                break  # better on the first batch alone
-            offer = self._offer(sizing, gpus)
-            tried[best.candidate] = sizing, offer, best
-            fastest = sizing.fastest()
-            gpus = offer.gpus if offer else fastest[0] if fastest else gpus
-        met = [one for one in tried.values() if one[1] is not None]
-        sizing, offer, best = (
-            min(met, key=lambda one: _rank(TypeResult(gpu=self.gpu, offer=one[1]), self.aim))
-            if met
-            else list(tried.values())[-1]
-        )
-        return self._result(sizing, offer, words_of(best))
+            searched.add(gpus := following)
+        chosen = self._chosen(tuple(tried.values()))
+        return self._result(chosen.sizing, chosen.offer, words_of(chosen.layout))
+
+    def _chosen(self, tried: Sequence[_Tried]) -> _Tried:
+        """The layout with the best offer; the last one where there is none."""
+        met = [one for one in tried if one.offer is not None]
+        if not met:
+            return tried[-1]
+        return min(met, key=lambda one: _rank(TypeResult(gpu=self.gpu, offer=one.offer), self.aim))
+
+    def _next(self, searched: Set[int], tried: Sequence[_Tried]) -> int | None:
+        """The number of GPUs on which layouts are searched next; None where no other may be better.
+
+        That of the best offer; then fewer, as its layout may only be too large for their memory: what the work of the
+        best offer leads to, or the middle between the last number that was searched in vain and the offer's.
+        """
+        chosen = self._chosen(tried)
+        if chosen.offer is None:
+            fastest = chosen.sizing.fastest()
+            return fastest[0] if fastest and fastest[0] not in searched else None
+        now = chosen.offer.gpus
+        if now not in searched:
+            return now
+        server = chosen.offer.scenario.cluster.node.gpus
+        work = now * chosen.sizing.about_s(now) / self.goal.seconds
+        expected = max(1, math.ceil(work / NEAR / server)) * server
+        low = max(expected - server, max((one for one in searched if one < now), default=0))
+        fewer = expected if expected > low else (low + now) // 2 // server * server
+        return fewer if low < fewer < now else None
 
     def _result(self, sizing: Sizing, offer: Offer | None, layout: str) -> TypeResult:
         fastest = sizing.fastest()

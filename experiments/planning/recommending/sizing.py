@@ -68,8 +68,8 @@ class Offer:
 
     @property
     def memory(self) -> MemoryReport:
-        """Of the fullest stage, for the first batch."""
-        return plan_batch(self.scenario.setup(), self.scenario.batches(1)[0])[2]
+        """Of the fullest stage."""
+        return _memory(self.scenario, self.study.plan)
 
     @property
     def usd(self) -> float | None:
@@ -100,7 +100,10 @@ class Sizing:
     _offers: dict[int, Offer | None] = field(default_factory=dict)
 
     def about_s(self, gpus: int) -> float:
-        """Seconds to the last token in closed form, with the confidence asked for; infinite where it cannot run."""
+        """Seconds to the last token in closed form, with the confidence asked for.
+
+        Infinite where it cannot run, or leaves less headroom than is asked for.
+        """
         if gpus not in self._about_s:
             self._about_s[gpus] = self._closed_form_s(gpus)
         return self._about_s[gpus]
@@ -111,9 +114,13 @@ class Sizing:
             plan = plan_campaign(scenario)
         except (InfeasibleError, ScenarioError):
             return math.inf
+        if self.headroom:
+            memory = _memory(scenario, plan)
+            if memory.total_bytes * (1.0 + self.headroom) > memory.capacity_bytes:
+                return math.inf
         self._plans[gpus] = plan
         seconds = self.goal.tokens / plan.setup.tokens_per_step * plan.setup.step_s
-        seconds *= slower_with(self.confidence, _band(scenario))
+        seconds *= slower_with(self.confidence, _band(scenario), plan.undisturbed.sampling)
         return seconds / max(plan.closed_form_ettr, 1e-3)
 
     def offer(self, gpus: int) -> Offer | None:
@@ -131,16 +138,12 @@ class Sizing:
         except (InfeasibleError, ScenarioError):
             return None
         band = _band(scenario)
-        offer = Offer(
+        return Offer(
             scenario=scenario,
             study=study,
             band=band,
-            probability=probability(self.goal, study.reached_s, band),
+            probability=probability(self.goal, study.reached_s, band, study.plan.undisturbed.sampling),
         )
-        if not self.headroom:
-            return offer
-        memory = offer.memory
-        return offer if memory.total_bytes * (1.0 + self.headroom) <= memory.capacity_bytes else None
 
     def meets(self, offer: Offer | None) -> bool:
         """Whether an offer meets the goal with the confidence that is asked for."""
@@ -226,6 +229,11 @@ def block_of(layout: Layout, node_gpus: int) -> int:
     parallel = layout.parallel
     ranks = parallel.tp * (parallel.cp or 1)
     return math.lcm(node_gpus, parallel.pp * math.lcm(ranks, parallel.expert_gpus))
+
+
+def _memory(scenario: Scenario, plan: CampaignPlan) -> MemoryReport:
+    """Of the fullest stage: of the steps that were simulated, or planned for one that the scenario states."""
+    return plan.undisturbed.memory or plan_batch(scenario.setup(), scenario.batches(1)[0])[2]
 
 
 def _band(scenario: Scenario) -> Band:

@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 from statistics import NormalDist
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +17,14 @@ from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.bands.band import Band
 from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.campaigns.run import run_campaign
+from hdpsim.experiments.campaigns.setup import sampling_error
 from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.planning.headroom import shipped_margin
 from hdpsim.experiments.planning.recommending.goal import Goal, parse_goal, probability, slower_with
 from hdpsim.experiments.planning.recommending.recommend import recommend
 from hdpsim.experiments.planning.recommending.sizing import block_of
+from hdpsim.experiments.planning.search.search import search
+from hdpsim.experiments.planning.search.space import space_of
 from hdpsim.experiments.scenario.scenario import Scenario, resolve_scenario
 
 DOCUMENT: dict[str, Any] = {
@@ -80,6 +85,49 @@ def test_probability_is_that_of_a_log_normal_through_the_band() -> None:
     assert probability(goal, [110.0 / 0.9], band(0.9, 1.2)) == pytest.approx(0.1)
     assert slower_with(0.9, band(0.9, 1.2)) == pytest.approx(1.2)
     assert probability(goal, [100.0, 120.0], None) == 0.5
+
+
+def test_few_batches_make_the_date_less_sure() -> None:
+    goal = Goal(tokens=1.0, seconds=100.0)
+    normal = NormalDist(math.log(0.9 * 1.2) / 2, math.hypot(math.log(1.2 / 0.9) / 2.5631, 0.3))
+    expected = normal.cdf(math.log(100.0 / 90.0))
+    assert probability(goal, (90.0,), band(0.9, 1.2), 0.3) == pytest.approx(expected, rel=1e-4)
+    assert probability(goal, (90.0,), None, 0.1) == pytest.approx(NormalDist(0.0, 0.1).cdf(math.log(1 / 0.9)))
+    assert slower_with(0.8, None, 0.1) == pytest.approx(math.exp(0.1 * NormalDist().inv_cdf(0.8)))
+
+
+def test_the_sampling_error_is_that_of_seconds_per_token() -> None:
+    def steps(*pairs: tuple[float, int]) -> list[Any]:
+        return [SimpleNamespace(step_s=seconds, tokens=tokens) for seconds, tokens in pairs]
+
+    assert sampling_error(steps((3.0, 10))) == 0.0
+    # A batch of twice the tokens that takes twice as long says nothing new.
+    assert sampling_error(steps((3.0, 10), (6.0, 20))) == pytest.approx(0.0, abs=1e-9)
+    # Seconds 2 and 4 of equal tokens: s = sqrt(2), over sqrt(2), of a mean of 3.
+    assert sampling_error(steps((2.0, 10), (4.0, 10))) == pytest.approx(1.0 / 3.0)
+
+
+@pytest.mark.slow
+def test_where_memory_is_tight_fewer_gpus_than_the_first_layout_fits_are_looked_at() -> None:
+    """Fewer GPUs hold larger shares of the optimizer, so each number has a rank capacity of its own."""
+    pinned = ("layout.tp=2", "layout.pp=1", "layout.sharding=zero1", "layout.recompute=none",
+              "layout.optimizer_offload=false", "strategy.name=hdp-opt")  # fmt: skip
+    lengths = [f"{thousands}K tokens" for thousands in (1, 2, 4, 16, 8, 8, 8, 32, 256)]
+    data = {"lengths": lengths, "context": "256K tokens", "batch": "4M tokens"}
+    document = {**DOCUMENT, "model": "llama-3-8b", "data": data}
+    scenario = resolve_scenario(document, overrides=("cluster.gpus=64", *pinned))
+    goal = parse_goal("100B tokens in 18 days")
+    best = recommend(scenario, goal, pinned=pinned).best
+    assert best.probability >= 0.8
+    for gpus in range(8, best.gpus, 8):
+        there = scenario.with_changes((f"gpus={gpus}",))
+        space = space_of(there, pinned=[text.partition("=")[0] for text in pinned])
+        found = search(there, space, batches=1, headroom=shipped_margin().headroom).best
+        if found:
+            layout = there.with_changes(found[0].candidate.overrides)
+            study = run_campaign(layout, workers=1, tokens=goal.tokens)
+            surely = probability(goal, study.reached_s, setup_band(layout.setup(), layout.batches(1)[0]))
+            assert surely < 0.8
 
 
 def test_a_block_is_what_the_degrees_divide_in_whole_servers() -> None:
