@@ -188,6 +188,21 @@ class MemoryOptions(Checked):
     """A step that needs more memory than there is cannot run; off: it is simulated all the same (a run that exists)."""
 
 
+def lacking_flows(execution: ExecutionOptions, cluster: Cluster) -> tuple[tuple[str, str], ...]:
+    """Keys that only flows know, where the network is another."""
+    if execution.network == "flows":
+        return ()
+    return tuple(
+        (key, "needs flows, which know links: set execution.network = flows")
+        for key, given in (
+            ("cluster.fabric.degraded_links", cluster.fabric.degraded_links),
+            ("cluster.fabric.ecmp_seed", cluster.fabric.ecmp_seed),
+            ("execution.link_flaps_per_hour", execution.link_flaps_per_hour),
+        )
+        if given
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup(Checked):
     """One configuration, ready to simulate any batch."""
@@ -206,18 +221,7 @@ class Setup(Checked):
 
     def contradictions(self) -> tuple[tuple[str, str], ...]:
         """What only flows know, without flows."""
-        if self.execution.network == "flows":
-            return ()
-        fabric = self.cluster.fabric
-        return tuple(
-            (key, "needs flows, which know links: set execution.network = flows")
-            for key, given in (
-                ("cluster.fabric.degraded_links", fabric.degraded_links),
-                ("cluster.fabric.ecmp_seed", fabric.ecmp_seed),
-                ("execution.link_flaps_per_hour", self.execution.link_flaps_per_hour),
-            )
-            if given
-        )
+        return lacking_flows(self.execution, self.cluster)
 
     @property
     def kinds(self) -> tuple[Setup, ...]:

@@ -43,7 +43,7 @@ from hdpsim.quoting import quoted
 from hdpsim.ranges import LIMITS, check
 from hdpsim.simulator.run.options import RunOptions
 from hdpsim.simulator.settings import FIELDS
-from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, Setup, StrategyOptions
+from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, Setup, StrategyOptions, lacking_flows
 from hdpsim.traces import (
     Distribution,
     GlobalBatch,
@@ -292,6 +292,10 @@ def resolve_scenario(
     data = _section(values, "data")
     execution = _section(values, "execution")
     batch_count = execution.pop("batches")
+    executed = ExecutionOptions(**execution)
+    for key, reason in lacking_flows(executed, found.cluster):
+        problems.add(key, reason)
+    problems.raise_if_any()
     name = str(values["name"] or default_name)
     longest = int(data["context"]) if data["lengths"] is None else max(data["lengths"])
     against = reasons_against(model, found.cluster, layout, longest)
@@ -319,7 +323,7 @@ def resolve_scenario(
             seed=data["seed"],
         ),
         strategy=StrategyOptions(**_section(values, "strategy")),
-        execution=ExecutionOptions(**execution),
+        execution=executed,
         memory=_memory(values, own),
         calibration=found.calibration,
         kind_calibrations=found.kind_calibrations,

@@ -166,6 +166,16 @@ def test_a_malformed_scenario_names_the_key(case: str) -> None:
     assert len(problems) <= 2, problems  # the fault, and at most what directly follows from it
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("execution.link_flaps_per_hour", "5"), ("cluster.fabric.ecmp_seed", "7")]
+)
+def test_what_only_flows_know_names_the_file_and_the_key(key: str, value: str) -> None:
+    with pytest.raises(ScenarioError, match="set execution.network = flows") as caught:
+        load_scenario("quickstart-8gpu", (f"{key}={value}",))
+    assert [name for name, _ in caught.value.problems] == [key]
+    load_scenario("quickstart-8gpu", (f"{key}={value}", "execution.network=flows"))
+
+
 def test_every_problem_is_reported_at_once() -> None:
     text = (
         GOOD.replace("tp: 2", "tp: two, pp: 0").replace("128K", "5 parsecs").replace("llama-7b", "llama-7x")
