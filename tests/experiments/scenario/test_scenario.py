@@ -170,7 +170,7 @@ def test_a_malformed_scenario_names_the_key(case: str) -> None:
     ("key", "value"), [("execution.link_flaps_per_hour", "5"), ("cluster.fabric.ecmp_seed", "7")]
 )
 def test_what_only_flows_know_names_the_file_and_the_key(key: str, value: str) -> None:
-    with pytest.raises(ScenarioError, match="set execution.network = flows") as caught:
+    with pytest.raises(ScenarioError, match=r"set execution\.network = flows") as caught:
         load_scenario("quickstart-8gpu", (f"{key}={value}",))
     assert [name for name, _ in caught.value.problems] == [key]
     load_scenario("quickstart-8gpu", (f"{key}={value}", "execution.network=flows"))
