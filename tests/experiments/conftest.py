@@ -122,6 +122,7 @@ def fake_simulator(monkeypatch: pytest.MonkeyPatch) -> Callable[[Setup, NDArray[
     """Replace the simulator by `fake_step`."""
     monkeypatch.setattr("hdpsim.experiments.studies.comparing.compare.simulate_step", fake_step)
     monkeypatch.setattr("hdpsim.experiments.studies.comparing.files.plan_files", lambda outcomes: ())
+    monkeypatch.setattr("hdpsim.experiments.studies.comparing.files.pass_files", lambda outcomes: ())
     monkeypatch.setattr(
         "hdpsim.experiments.studies.comparing.plan_files.timeline_passes", lambda outcome: None
     )

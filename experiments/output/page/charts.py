@@ -91,7 +91,7 @@ def rank_strips(rows: Rows) -> str:
     for number, (strategy, ranks) in enumerate(strategies.items()):
         floor = (number + 1) * (STRIP + 2 * GAP)
         lines.append(
-            f'<text class="name" x="{LEFT - 10}" y="{floor - STRIP / 2 + 5:.0f}">'
+            f'<text class="name" x="{LEFT - 10}" y="{floor - steps[strategy] * scale / 2 + 5:.0f}">'
             f"{escape(shortened(strategy, LONGEST_NAME))}</text>"
         )
         known = sorted(ranks)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.output.page.charts import account_bars, candidate_dots, rank_strips
+from hdpsim.experiments.output.page.lanes import pass_lanes
 from hdpsim.files import made_parents, replacing, try_out
 
 if TYPE_CHECKING:
@@ -17,7 +18,11 @@ if TYPE_CHECKING:
 
     from hdpsim.experiments.output.page.view import View
 
-_DRAWN_BY_CHARTS = {"time_breakdown": "Where the time goes", "rank_step_time": "Rank by rank"}
+_DRAWN_BY_CHARTS = {
+    "time_breakdown": "Where the time goes",
+    "rank_step_time": "Rank by rank",
+    "passes": "Pass by pass",
+}
 """Figures that say what a chart of the page says."""
 
 _HERE = "hdpsim.experiments.output.page"
@@ -31,6 +36,7 @@ def page(view: View) -> str:
     charts = (
         ("Where the time goes", account_bars(rows.get("accounts", ()))),
         ("Rank by rank", rank_strips(rows.get("ranks", ()))),
+        ("Pass by pass", pass_lanes(rows.get("passes", ()))),
         ("Candidates", candidate_dots(rows.get("candidates", ()))),
     )
     drawn = {title for title, svg in charts if svg}

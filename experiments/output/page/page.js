@@ -17,6 +17,31 @@ for (const piece of document.querySelectorAll(".piece")) {
   for (const end of ["mouseleave", "blur"]) piece.addEventListener(end, () => { tip.hidden = true; });
 }
 document.addEventListener("keydown", (event) => { if (event.key === "Escape") tip.hidden = true; });
+// A lane of passes: the arrow keys go through them.
+for (const lane of document.querySelectorAll(".lane")) {
+  const passes = [...lane.querySelectorAll(".piece")];
+  lane.addEventListener("keydown", (event) => {
+    const steps = { ArrowRight: 1, ArrowLeft: -1 };
+    const now = passes.indexOf(document.activeElement);
+    const next = event.key === "Home" ? 0 : event.key === "End" ? passes.length - 1 : now + (steps[event.key] || NaN);
+    if (!passes[next]) return;
+    event.preventDefault();
+    passes[next].focus();
+  });
+}
+// A choice of the rank that is shown, where there are several.
+for (const lanes of document.querySelectorAll(".lanes")) {
+  const ranks = [...lanes.querySelectorAll(".rank")];
+  if (ranks.length < 2) continue;
+  const choice = document.createElement("select");
+  choice.className = "choice";
+  choice.setAttribute("aria-label", "Ranks to show");
+  for (const name of ["All of them", ...ranks.map((rank) => rank.dataset.name)]) choice.add(new Option(name));
+  choice.addEventListener("change", () => {
+    ranks.forEach((rank, place) => { rank.hidden = choice.selectedIndex > 0 && choice.selectedIndex !== place + 1; });
+  });
+  lanes.prepend(choice);
+}
 // A filter above every long table.
 for (const table of document.querySelectorAll("table")) {
   const rows = [...table.tBodies[0].rows];

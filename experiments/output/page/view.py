@@ -25,7 +25,7 @@ STORED = "page.json"
 MARKER = ".hdpsim-run.json"
 """The file that makes a directory one of ours; it lists the files hdpsim wrote, with their hashes."""
 
-CHARTED = frozenset({"accounts", "candidates", "ranks"})
+CHARTED = frozenset({"accounts", "candidates", "passes", "ranks"})
 """Tables of which a page draws charts of its own."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,34 +29,39 @@ WAIT = "wait"
 LENGTHS_SHOWN = 12
 
 
+NAMES = {FORWARD: "forward", BACKWARD: "backward", BACKWARD_WEIGHT: "weight gradient"}
+
+
 @dataclass(frozen=True, slots=True)
 class Passes:
     """The micro-batches of a step.
 
     Attributes:
         arguments: of every micro-batch, its tokens, lengths and ranks as the inside of a JSON object.
+        names: of the parts.
         part_ns: [ops, parts, K, n]: nanoseconds of each part of a forward, a backward and a weight gradient.
         kind: [S, V]: which row K a chunk of a stage is.
     """
 
     arguments: list[str]
+    names: tuple[str, ...]
     part_ns: dict[int, Floats]
     kind: Ints
 
     @classmethod
-    def of(cls, plan: Plan, costs: StepCosts) -> Passes:
-        """The passes of a priced plan."""
+    def of(cls, plan: Plan, costs: StepCosts, parts: Mapping[str, Sequence[str]] = PARTS) -> Passes:
+        """The passes of a priced plan; *parts*: what they are divided into, and the terms of each part."""
         weights = costs.weight_terms_s
         terms = {FORWARD: costs.forward_terms_s, BACKWARD: costs.backward_terms_s}
         if weights is not None:
             terms |= {BACKWARD: costs.backward_terms_s - weights, BACKWARD_WEIGHT: weights}
         rows = [
-            [costs.terms.index(term) for term in names if term in costs.terms] for names in PARTS.values()
+            [costs.terms.index(term) for term in names if term in costs.terms] for names in parts.values()
         ]
         part_ns = {
             op: 1e9 * np.stack([seconds[row].sum(axis=0) for row in rows]) for op, seconds in terms.items()
         }
-        return cls(_arguments(plan), part_ns, costs.kind)
+        return cls(_arguments(plan), tuple(parts), part_ns, costs.kind)
 
     def parts(
         self, op: int, stage: int, chunk: int, number: int, start_ns: int, end_ns: int
@@ -67,13 +72,19 @@ class Passes:
         # Of a pass that noise makes shorter than its terms all parts shrink alike.
         shrunk = min(1.0, (end_ns - start_ns) / own_ns) if own_ns > 0.0 else 0.0
         at_ns = start_ns
-        for name, end in zip(PARTS, (start_ns + shrunk * np.cumsum(every)).tolist(), strict=True):
+        for name, end in zip(self.names, (start_ns + shrunk * np.cumsum(every)).tolist(), strict=True):
             until_ns = min(round(end), end_ns)
             if until_ns > at_ns:
                 yield name, at_ns, until_ns
             at_ns = until_ns
         if end_ns - at_ns > 1:
             yield WAIT, at_ns, end_ns
+
+
+def telling_ranks(work: Floats) -> list[int]:
+    """Places of the ranks that tell most, by their *work*: the one with most, with least, and the median one."""
+    by_work = np.argsort(-work, kind="stable")
+    return list(dict.fromkeys(by_work[[0, -1, len(by_work) // 2]].tolist()))
 
 
 def _arguments(plan: Plan) -> list[str]:

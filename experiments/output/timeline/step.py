@@ -29,9 +29,8 @@ from hdpsim.errors import UserInputError
 from hdpsim.experiments.output.files.asked import replacing
 from hdpsim.simulator.play.accounts import EPILOGUE
 from hdpsim.simulator.play.execution import WAITS, Spans
-from hdpsim.simulator.play.pipeline.schedules import BACKWARD, BACKWARD_WEIGHT, FORWARD
 
-from .passes import Passes
+from .passes import NAMES, Passes, telling_ranks
 
 DEFAULT_MAX_SLICES = 1_000_000
 """About 140 MB of JSON (4 MB with gzip); viewers in a browser stay usable up to roughly this size."""
@@ -40,7 +39,6 @@ _COUNTER_POINTS = 1_000
 _COMPRESS_LEVEL = (
     6  # measured on 1M slices: 4 is 20 % faster and 70 % larger, 9 is 45 % slower and 20 % smaller
 )
-_NAMES = {FORWARD: "forward", BACKWARD: "backward", BACKWARD_WEIGHT: "weight gradient"}
 _ENCODE = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
@@ -171,8 +169,7 @@ def _sorted_slices(spans: Spans) -> _Slices:
 def _chosen_ranks(slices: _Slices, max_slices: int) -> Ints:
     """Positions in slices.ranks, the telling ones first, within the cap."""
     work_ns = np.where(slices.op != EPILOGUE, slices.end_ns - slices.start_ns, 0)
-    by_work = np.argsort(-np.add.reduceat(work_ns, slices.offsets[:-1]), kind="stable")
-    telling = by_work[[0, -1, len(by_work) // 2]].tolist()
+    telling = telling_ranks(np.add.reduceat(work_ns, slices.offsets[:-1]).astype(np.float64))
     order = np.array(list(dict.fromkeys([*telling, *range(len(slices.ranks))])), dtype=np.int64)
     fits = int(np.searchsorted(np.cumsum(np.diff(slices.offsets)[order]), max_slices, side="right"))
     return order[: max(fits, 1)]
@@ -185,7 +182,7 @@ def _rank_events(slices: _Slices, index: int, position: int, passes: Passes | No
     yield meta_event(rank, 0, "process_name", {"name": f"rank {rank}"})
     yield meta_event(rank, 0, "process_sort_index", {"sort_index": position + 1})
     stage, start_ns, end_ns = slices.stage[here], slices.start_ns[here], slices.end_ns[here]
-    extra = _extra_lane(stage, start_ns, end_ns)
+    extra = free_lanes(stage, start_ns, end_ns)
     stages = int(slices.stage.max()) + 1
     tids = stage + stages * extra
     for tid in np.unique(tids).tolist():
@@ -204,7 +201,7 @@ def _rank_events(slices: _Slices, index: int, position: int, passes: Passes | No
         strict=True,
     ):
         if op != EPILOGUE:
-            what = f'"name":"{_NAMES[op]} {number}","cat":"{_NAMES[op]}"'
+            what = f'"name":"{NAMES[op]} {number}","cat":"{NAMES[op]}"'
             more = "" if passes is None else f",{passes.arguments[number]}"
             arguments = f'{{"micro_batch":{number},"chunk":{chunk}{more}}}'
         else:
@@ -232,7 +229,7 @@ def _link_events(links: Sequence[LinkLane], pid: int, place: int, most: int) -> 
         start_ns, end_ns = (
             np.rint(times[:most] * 1e9).astype(np.int64) for times in (link.start_s, link.end_s)
         )
-        lane = _extra_lane(np.zeros(len(start_ns), dtype=np.int64), start_ns, end_ns)
+        lane = free_lanes(np.zeros(len(start_ns), dtype=np.int64), start_ns, end_ns)
         for number in range(int(lane.max(initial=0)) + 1):
             name = link.name + (f", at the same time {number}" if number else "")
             yield meta_event(pid, first + number, "thread_name", {"name": name})
@@ -252,7 +249,7 @@ def _link_events(links: Sequence[LinkLane], pid: int, place: int, most: int) -> 
         first += int(lane.max(initial=0)) + 1
 
 
-def _extra_lane(stage: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
+def free_lanes(stage: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
     """Return for every slice (sorted by stage, then start) the first lane of its stage that is free."""
     lane = np.zeros(len(stage), dtype=np.int64)
     if not np.any((stage[1:] == stage[:-1]) & (start_ns[1:] < end_ns[:-1])):

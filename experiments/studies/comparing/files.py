@@ -15,6 +15,7 @@ from hdpsim.experiments.output.statistics import bars_in_words
 from hdpsim.experiments.studies.links.drawn import link_pictures
 from hdpsim.experiments.studies.links.seen import links_files
 
+from .pass_files import pass_files
 from .plan_files import plan_files
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def comparison_files(comparison: Comparison, table: Table[Outcome]) -> tuple[Out
         *links_files(outcomes),
         *link_pictures(outcomes),
         *plan_files(outcomes),
+        *pass_files(outcomes),
     )
     if len(outcomes) == 1:
         return files

@@ -49,7 +49,7 @@ def plan_files(outcomes: tuple[Outcome, ...]) -> Iterator[OutputFile]:
 
 def micro_batch_seconds(outcome: Outcome) -> Floats:
     """Of every micro-batch of the first batch: forward and backward on the busiest stage, without noise."""
-    plan, costs = outcome.results[0].plan, _costs(outcome)
+    plan, costs = outcome.results[0].plan, costs_of_plan(outcome)
     kinds_s = costs.forward_terms_s.sum(axis=0) + costs.backward_terms_s.sum(axis=0)  # [K, n]
     busiest: Floats = kinds_s[costs.kind].sum(axis=1).max(axis=0)
     return np.broadcast_to(busiest, (plan.micro_batches,))
@@ -57,10 +57,10 @@ def micro_batch_seconds(outcome: Outcome) -> Floats:
 
 def timeline_passes(outcome: Outcome) -> Passes:
     """What a timeline says of the passes of the first batch."""
-    return Passes.of(outcome.results[0].plan, _costs(outcome))
+    return Passes.of(outcome.results[0].plan, costs_of_plan(outcome))
 
 
-def _costs(outcome: Outcome) -> StepCosts:
+def costs_of_plan(outcome: Outcome) -> StepCosts:
     """Of the first batch's plan."""
     assert outcome.setup is not None
     problem = planning_problem(outcome.setup, outcome.lengths[0])

@@ -16,6 +16,7 @@ from hdpsim.experiments.output.document import Column, Document, OutputFile, Tab
 from hdpsim.experiments.output.files.run_directory import write_document
 from hdpsim.experiments.output.page.charts import account_bars, candidate_dots, rank_strips
 from hdpsim.experiments.output.page.html import page
+from hdpsim.experiments.output.page.lanes import MOST_PASSES, WIDTH, pass_lanes
 from hdpsim.experiments.output.page.view import STORED, loaded, view_of
 from hdpsim.experiments.output.plots.style import ACCOUNT_SHADES, account_colours, account_group
 
@@ -164,6 +165,48 @@ def test_many_ranks_share_columns() -> None:
     assert "a, ranks 0 to 15: compute 1 s" in text
 
 
+def one_pass(kind: str, start_s: float, end_s: float, **others: object) -> dict[str, object]:
+    return {
+        "strategy": EVIL, "rank": 3, "chosen": "waits least", "stage": 0, "lane": 0, "pass": kind,
+        "micro_batch": 7, "tokens": 8192, "sequences": 2, "group_size": 4, "start_s": start_s, "end_s": end_s,
+        "compute_s": end_s - start_s, "communication_s": 0.0, "overhead_s": 0.0, "waiting_s": 0.0, **others,
+    }  # fmt: skip
+
+
+def test_passes_lie_where_their_seconds_are() -> None:
+    rows = [
+        one_pass("forward", 0.0, 2.0),
+        one_pass("backward", 4.0, 8.0, compute_s=3.0, communication_s=1.0),
+        one_pass("optimizer", 9.0, 10.0, micro_batch="", tokens="", sequences="", group_size=""),
+    ]
+    text = pass_lanes(rows)
+    assert EVIL not in text
+    assert "backward of micro-batch 7 (8,192 tokens in 2 sequences, on 4 ranks), 4 to 8 s" in text
+    assert "communication 1 s" in text
+    drawn = [
+        (float(x), float(width))
+        for x, width in re.findall(r'<rect x="([\d.]+)" y="26" width="([\d.]+)"', text)
+    ]
+    boxes = sorted(set(drawn))  # a marked box is drawn twice
+    (forward, _), (backward, long), (exposed, short), _ = boxes
+    second = long / 3.0
+    assert backward - forward == pytest.approx(4.0 * second, abs=0.05)
+    assert (exposed - backward, short) == pytest.approx((3.0 * second, second), abs=0.05)
+    assert max(x + width for x, width in drawn) <= WIDTH
+    assert pass_lanes([]) == ""
+
+
+def test_a_page_has_no_more_passes_than_it_can_hold() -> None:
+    rows = [
+        one_pass("forward", number, number + 1.0, stage=stage) for stage in range(16) for number in range(800)
+    ]
+    text = pass_lanes(rows)
+    lanes = re.findall(r'<text class="name"[^>]*>stage (\d+)<', text)
+    assert 2 <= len(lanes) <= MOST_PASSES // 800
+    assert (lanes[0], lanes[-1]) == ("0", "15")
+    assert len(text) < LARGEST_BYTES / 2
+
+
 def test_an_account_has_one_colour_everywhere() -> None:
     few, many = account_colours(["gemm"]), account_colours(["attention", "gemm", "wait_group", "unheard_of"])
     assert few["gemm"] == many["gemm"]
@@ -216,9 +259,18 @@ def test_a_real_page_in_a_browser(tmp_path: Path) -> None:
       window.addEventListener("load", () => {
         const piece = document.querySelector(".piece");
         piece.dispatchEvent(new MouseEvent("mousemove", {clientX: 5, clientY: 5}));
-        const strip = [...document.querySelectorAll(".piece")].pop();
+        const strip = document.querySelector(".strip").parentNode;
         strip.focus();
         say("strip " + document.getElementById("tip").textContent.includes("rank"));
+        piece.dispatchEvent(new MouseEvent("mousemove", {clientX: 5, clientY: 5}));
+        const choice = document.querySelector(".choice"), ranks = [...document.querySelectorAll(".rank")];
+        choice.selectedIndex = 2; choice.dispatchEvent(new Event("change"));
+        say("ranks " + ranks.filter((rank) => !rank.hidden).map((rank) => ranks.indexOf(rank)).join());
+        const lane = ranks[1].querySelector(".lane");
+        const key = (name) => lane.dispatchEvent(new KeyboardEvent("keydown", {key: name}));
+        lane.focus(); key("ArrowRight"); key("ArrowRight"); key("ArrowLeft"); key("ArrowRight");
+        const passes = [...lane.querySelectorAll(".piece")];
+        say("pass " + passes.indexOf(document.activeElement));
         piece.dispatchEvent(new MouseEvent("mousemove", {clientX: 5, clientY: 5}));
         say("tip " + (!document.getElementById("tip").hidden && document.getElementById("tip").textContent.length > 5));
         const box = [...document.querySelectorAll(".filter")].pop(), rows = [...box.nextSibling.tBodies[0].rows];
@@ -235,5 +287,5 @@ def test_a_real_page_in_a_browser(tmp_path: Path) -> None:
     )  # fmt: skip
     title = re.search(r"<title>(.*?)</title>", browser.stdout, re.DOTALL)
     assert title is not None, browser.stderr[-500:]
-    assert title[1].endswith("| strip true | tip true | rows 1 | loads 0")
+    assert title[1].endswith("| strip true | ranks 1 | pass 1 | tip true | rows 1 | loads 0")
     assert "CONSOLE" not in browser.stderr

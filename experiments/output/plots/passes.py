@@ -1,0 +1,113 @@
+"""A picture of when chosen ranks do what: a lane for each of their stages, a bar for each pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .style import ACCOUNT_SHADES, INK, account_group, figure_and_axes, style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Rows = Sequence[Mapping[str, object]]
+
+COMPUTE = {
+    "forward": ACCOUNT_SHADES["compute"][3],
+    "backward": ACCOUNT_SHADES["compute"][1],
+    "weight gradient": ACCOUNT_SHADES["compute"][0],
+}
+"""What a pass computes, by its direction."""
+OTHERS = {
+    "communication": ACCOUNT_SHADES["communication"][1],
+    "overhead": ACCOUNT_SHADES["overhead"][1],
+    "waiting": ACCOUNT_SHADES["waiting"][3],
+}
+"""What else a pass spends its time on, in the order in which it is drawn; inside a layer they alternate."""
+HATCHES = {"communication": "////", "waiting": "....", "overhead": "xxxx"}
+MOST_LANES = 24
+"""Lanes of a figure: of more, only the ranks that wait least, then lanes evenly spaced."""
+
+Lane = tuple[str, int, int, int]
+
+
+def lane_of(row: Mapping[str, object]) -> Lane:
+    """Strategy, rank, stage, and number of the lane of what runs beside another."""
+    return str(row["strategy"]), *(int(str(row[name])) for name in ("rank", "stage", "lane"))  # type: ignore[return-value]
+
+
+def lane_words(lane: Lane, chosen: str) -> str:
+    """`rank 3, waits least; stage 0`."""
+    _, rank, stage, beside = lane
+    return f"rank {rank}, {chosen}; stage {stage}" + (f", beside it {beside}" if beside else "")
+
+
+def pieces(row: Mapping[str, object]) -> list[tuple[str, float, float, str]]:
+    """Kind, begin, seconds and colour of what a pass is drawn as: computing, then all else that it spends time on."""
+    start, end = (float(str(row[name])) for name in ("start_s", "end_s"))
+    kind = str(row["pass"])
+    if kind not in COMPUTE:
+        group = account_group(kind)
+        return [(group, start, end - start, OTHERS.get(group, COMPUTE["forward"]))]
+    spent = {group: float(str(row[f"{group}_s"])) for group in OTHERS}
+    found = [(kind, start, end - start - sum(spent.values()), COMPUTE[kind])]
+    at = start + found[0][2]
+    for group, seconds in spent.items():
+        if seconds > 0.0:
+            found.append((group, at, seconds, OTHERS[group]))
+            at += seconds
+    return found
+
+
+def fewer_lanes(rows: Rows, most: int) -> list[Lane]:
+    """Lanes there is room for: of every strategy the same share, the ranks that wait least first."""
+    found: dict[str, dict[Lane, str]] = {}
+    for row in rows:
+        found.setdefault(str(row["strategy"]), {}).setdefault(lane_of(row), str(row["chosen"]))
+    share, shown = max(1, most // max(1, len(found))), list[Lane]()
+    for lanes in found.values():
+        if len(lanes) > share:
+            first = next(iter(lanes.values()))
+            lanes = {lane: chosen for lane, chosen in lanes.items() if chosen == first}
+        every = list(lanes)
+        count = min(share, len(every))
+        shown += [every[place * (len(every) - 1) // max(1, count - 1)] for place in range(count)]
+    return shown
+
+
+def plot_passes(rows: Rows) -> Figure:
+    """When chosen ranks do what, one lane for each stage; what is empty is waiting between passes."""
+    lanes = fewer_lanes(rows, MOST_LANES)
+    names = {lane_of(row): str(row["chosen"]) for row in rows}
+    places = {lane: place for place, lane in enumerate(lanes)}
+    with style():
+        figure, (axes,) = figure_and_axes(11.0, 1.6 + 0.34 * len(lanes))
+        bars: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
+        for row in rows:
+            lane = lane_of(row)
+            if lane in places:
+                for kind, start, seconds, colour in pieces(row):
+                    bars.setdefault((kind, colour), []).append((places[lane], start, seconds))
+        for (kind, colour), drawn in bars.items():
+            lane_places, starts_s, lasting_s = (np.array(column) for column in zip(*drawn, strict=True))
+            axes.barh(
+                lane_places, lasting_s, left=starts_s, height=0.78, color=colour, edgecolor="white", linewidth=0.2,
+                hatch=HATCHES.get(kind), label=kind,
+            )  # fmt: skip
+        axes.set(xlabel="seconds since the step began", title="")
+        axes.set_yticks(range(len(lanes)), [f"{lane[0]}, {lane_words(lane, names[lane])}" for lane in lanes])
+        axes.set_ylim(len(lanes) - 0.4, -0.6)
+        axes.tick_params(axis="y", labelcolor=INK, length=0)
+        handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        kinds = [kind for kind in (*COMPUTE, *OTHERS) if kind in handles]
+        figure.legend([handles[kind] for kind in kinds], kinds, loc="outside lower center", ncols=6)
+        figure.suptitle(
+            "Passes of chosen ranks in the step of the first batch",
+            x=0.01,
+            ha="left",
+            fontsize=11,
+            fontweight="bold",
+        )
+    return figure
