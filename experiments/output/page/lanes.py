@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from hdpsim.experiments.output.page.view import Rows
-from hdpsim.experiments.output.plots.passes import COMPUTE, OTHERS, Lane, fewer_lanes, lane_of, pieces
+from hdpsim.experiments.output.plots.passes import COMPUTE, OTHERS, Lane, fitting_lanes, pieces
 from hdpsim.experiments.output.plots.style import readable_name, tidy_ticks
 
 WIDTH, LEFT, RIGHT = 960, 90, 24
@@ -30,7 +30,7 @@ _PATTERNS = {
 
 def pass_lanes(rows: Rows) -> str:
     """The chart, as HTML; empty where there is none."""
-    shown = _fitting(rows)
+    shown = fitting_lanes(rows, MOST_LANES, MOST_PASSES)
     if not shown:
         return ""
     end_s = max(float(str(row["end_s"])) for lane in shown.values() for row in lane)
@@ -39,19 +39,6 @@ def pass_lanes(rows: Rows) -> str:
         ranks.setdefault(lane[:2], {})[lane] = passes
     pictures = [_rank(lanes, end_s) for lanes in ranks.values()]
     return "\n".join(['<div class="lanes">', _legend(), *pictures, "</div>"])
-
-
-def _fitting(rows: Rows) -> dict[Lane, list[Mapping[str, object]]]:
-    """Passes by lane, of as many lanes as there is room for."""
-    most = MOST_LANES
-    while True:
-        lanes: dict[Lane, list[Mapping[str, object]]] = {lane: [] for lane in fewer_lanes(rows, most)}
-        for row in rows:
-            if (lane := lane_of(row)) in lanes:
-                lanes[lane].append(row)
-        if most == 1 or sum(map(len, lanes.values())) <= MOST_PASSES:
-            return lanes
-        most //= 2
 
 
 def _rank(lanes: Mapping[Lane, Sequence[Mapping[str, object]]], end_s: float) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from .style import ACCOUNT_SHADES, INK, account_group, figure_and_axes, style
 
 if TYPE_CHECKING:
@@ -27,10 +25,14 @@ OTHERS = {
 }
 """What else a pass spends its time on, in the order in which it is drawn; inside a layer they alternate."""
 HATCHES = {"communication": "////", "waiting": "....", "overhead": "xxxx"}
-MOST_LANES = 24
-"""Lanes of a figure: of more, only the ranks that wait least, then lanes evenly spaced."""
+MOST_LANES, MOST_PASSES = 24, 1_200
+"""Of a figure. Of more lanes, only the ranks that wait least, then lanes evenly spaced."""
+
+HALF = 0.39
+"""Of the height of a bar, in lanes."""
 
 Lane = tuple[str, int, int, int]
+Box = list[tuple[float, float]]
 
 
 def lane_of(row: Mapping[str, object]) -> Lane:
@@ -61,7 +63,7 @@ def pieces(row: Mapping[str, object]) -> list[tuple[str, float, float, str]]:
     return found
 
 
-def fewer_lanes(rows: Rows, most: int) -> list[Lane]:
+def _fewer_lanes(rows: Rows, most: int) -> list[Lane]:
     """Lanes there is room for: of every strategy the same share, the ranks that wait least first."""
     found: dict[str, dict[Lane, str]] = {}
     for row in rows:
@@ -77,28 +79,53 @@ def fewer_lanes(rows: Rows, most: int) -> list[Lane]:
     return shown
 
 
+def fitting_lanes(rows: Rows, most_lanes: int, most_passes: int) -> dict[Lane, list[Mapping[str, object]]]:
+    """Passes by lane, of as many lanes as there is room for."""
+    while True:
+        lanes: dict[Lane, list[Mapping[str, object]]] = {lane: [] for lane in _fewer_lanes(rows, most_lanes)}
+        for row in rows:
+            if (lane := lane_of(row)) in lanes:
+                lanes[lane].append(row)
+        if most_lanes == 1 or sum(map(len, lanes.values())) <= most_passes:
+            return lanes
+        most_lanes //= 2
+
+
+def _box(place: int, start: float, seconds: float) -> Box:
+    """Corners of a bar in a lane."""
+    low, high, end = place - HALF, place + HALF, start + seconds
+    return [(start, low), (start, high), (end, high), (end, low)]
+
+
 def plot_passes(rows: Rows) -> Figure:
     """When chosen ranks do what, one lane for each stage; what is empty is waiting between passes."""
-    lanes = fewer_lanes(rows, MOST_LANES)
-    names = {lane_of(row): str(row["chosen"]) for row in rows}
-    places = {lane: place for place, lane in enumerate(lanes)}
+    from matplotlib.collections import PolyCollection
+
+    shown = fitting_lanes(rows, MOST_LANES, MOST_PASSES)
+    names = [f"{lane[0]}, {lane_words(lane, str(passes[0]['chosen']))}" for lane, passes in shown.items()]
     with style():
-        figure, (axes,) = figure_and_axes(11.0, 1.6 + 0.34 * len(lanes))
-        bars: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
-        for row in rows:
-            lane = lane_of(row)
-            if lane in places:
+        figure, (axes,) = figure_and_axes(11.0, 1.6 + 0.34 * len(names))
+        bars: dict[tuple[str, str], list[Box]] = {}
+        for place, passes in enumerate(shown.values()):
+            for row in passes:
                 for kind, start, seconds, colour in pieces(row):
-                    bars.setdefault((kind, colour), []).append((places[lane], start, seconds))
-        for (kind, colour), drawn in bars.items():
-            lane_places, starts_s, lasting_s = (np.array(column) for column in zip(*drawn, strict=True))
-            axes.barh(
-                lane_places, lasting_s, left=starts_s, height=0.78, color=colour, edgecolor="white", linewidth=0.2,
-                hatch=HATCHES.get(kind), label=kind,
-            )  # fmt: skip
+                    bars.setdefault((kind, colour), []).append(_box(place, start, seconds))
+        for (kind, colour), boxes in bars.items():
+            # One collection for each kind: thousands of single bars would take seconds and megabytes.
+            axes.add_collection(
+                PolyCollection(
+                    boxes,
+                    facecolor=colour,
+                    edgecolor="white",
+                    linewidth=0.2,
+                    hatch=HATCHES.get(kind),
+                    label=kind,
+                )
+            )
+        axes.set_xlim(0.0, max(float(str(row["end_s"])) for row in rows))
         axes.set(xlabel="seconds since the step began", title="")
-        axes.set_yticks(range(len(lanes)), [f"{lane[0]}, {lane_words(lane, names[lane])}" for lane in lanes])
-        axes.set_ylim(len(lanes) - 0.4, -0.6)
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(len(names) - 0.4, -0.6)
         axes.tick_params(axis="y", labelcolor=INK, length=0)
         handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
         kinds = [kind for kind in (*COMPUTE, *OTHERS) if kind in handles]
