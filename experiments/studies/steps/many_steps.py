@@ -11,6 +11,7 @@ import numpy as np
 
 from hdpsim.cost_models.step.loading import DataPath
 from hdpsim.errors import UserInputError
+from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.output.statistics import FEWEST, Estimate
 from hdpsim.experiments.output.throughput import RunningThroughput
 from hdpsim.experiments.parallel.dispatch import dispatch
@@ -24,6 +25,7 @@ from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import settled_degree
 
 if TYPE_CHECKING:
+    from hdpsim.experiments.bands.band import Band
     from hdpsim.experiments.scenario.data_use import DataUse
     from hdpsim.experiments.scenario.scenario import Scenario
 
@@ -81,6 +83,12 @@ class ManySteps:
     loaders_busy_s: float
     moved_bytes: float
     host_bytes: float
+
+    @cached_property
+    def band(self) -> Band | None:
+        """How well steps like these were predicted, for the first batch; None of a strategy of one's own."""
+        setup = self.scenario.setup(self.strategy)
+        return None if setup.strategy.is_own else setup_band(setup, self.scenario.batches(1)[0])
 
     @property
     def settled(self) -> tuple[RunStep, ...]:

@@ -6,14 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from hdpsim.cost_models.reading.units import format_quantity
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, facts
-from hdpsim.experiments.output.plots.style import readable_name
+from hdpsim.experiments.output.plots.steps import plot_steps
+from hdpsim.experiments.output.plots.style import account_group, readable_name
+from hdpsim.experiments.output.plots.time import plot_time_breakdown
 from hdpsim.experiments.output.statistics import estimate_json, with_interval
 from hdpsim.experiments.output.words import duration
-from hdpsim.experiments.studies.report import mfu_note, noise_note, scenario_document
+from hdpsim.experiments.studies.report import band_line, mfu_note, noise_note, scenario_document
 
 from .many_steps import REASONS, ManySteps
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from hdpsim.simulator.run.clock import RunStep
 
 SHOWN_STEPS = 12
@@ -39,7 +43,8 @@ def many_steps_document(run: ManySteps) -> Document:
         run_json(run),
         more={"data": run.use.document()},
         blocks=(_summary(run), _accounts(run), _first_steps(run)),
-        notes=_notes(run),
+        notes=(*_notes(run), *band_line(run.band)),
+        bands=(run.band,),
         files=(
             OutputFile(
                 "steps.csv",
@@ -49,12 +54,34 @@ def many_steps_document(run: ManySteps) -> Document:
             OutputFile(
                 "accounts.csv",
                 lambda: [
-                    {"account": name, "seconds": seconds, "share": seconds / run.period_s.mean}
+                    {
+                        "strategy": run.strategy,
+                        "account": name,
+                        "group": account_group(name),
+                        "seconds": seconds,
+                        "share": seconds / run.period_s.mean,
+                    }
                     for name, seconds in run.account_s().items()
                 ],
                 "Where the time of a settled step goes, mean over ranks, stages and steps.",
             ),
+            OutputFile("steps", lambda: _figure(run), "Every step, and what it waited for before it began."),
+            OutputFile(
+                "time_breakdown",
+                lambda: plot_time_breakdown({run.strategy: run.account_s()}),
+                "Where the time of a settled step goes.",
+            ),
         ),
+    )
+
+
+def _figure(run: ManySteps) -> Figure:
+    return plot_steps(
+        [row.step_s for row in run.steps],
+        {reason: [getattr(row, f"wait_{reason}_s") for row in run.steps] for reason in REASONS},
+        warm_up=run.warm_up,
+        period_s=run.period_s.mean,
+        title=run.strategy,
     )
 
 
@@ -71,6 +98,7 @@ def run_json(run: ManySteps) -> dict[str, Any]:
         "mfu": run.mfu,
         "mfu_full": run.mfu_full,
         "alone_s": run.alone_s,
+        "band": None if run.band is None else run.band.document(run.period_s.mean, run.tokens_per_s.mean),
         "wait_s": {reason: run.wait_s(reason) for reason in REASONS},
         "account_s": run.account_s(),
         "planner_busy_share": run.planner_busy_s / run.end_s,

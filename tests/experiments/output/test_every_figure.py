@@ -38,6 +38,7 @@ SWEEP = {
 
 VERBS: dict[str, Callable[[Path], Result]] = {
     "simulate": lambda _: hdpsim.simulate(SCENARIO, FLOWS),
+    "many steps": lambda _: hdpsim.simulate(SCENARIO, {"run.planning_time": "1min"}, steps=5),
     "compare": lambda _: hdpsim.compare(SCENARIO, strategies="static(packing=first-fit,cp=4),hdp-opt"),
     "whatif": lambda _: hdpsim.whatif(SCENARIO, ["layout.tp=16", "layout.pp=1,layout.rank_capacity=8K tokens"]),
     "scale": lambda _: hdpsim.scale(SCENARIO, gpus=[8, 16], strategies="static,hdp-balance"),

@@ -56,6 +56,8 @@ def test_json_and_files(tmp_path: Path) -> None:
     assert results["wait_s"]["plan"] > 0
     assert results["period_s"]["mean"] >= 60.0
     assert results["planner_busy_share"] > 0.8
+    assert results["band"]["step_s_p10"] < results["period_s"]["mean"] < results["band"]["step_s_p90"]
+    assert (folder / "steps.png").is_file()
     with (folder / "steps.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [float(row["end_s"]) for row in rows] == [row["end_s"] for row in results["per_step"]]
