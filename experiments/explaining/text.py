@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.experiments.explaining.explain import find_term, term_names
-from hdpsim.experiments.output.document import Column, Document, Table
+from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
+from hdpsim.experiments.output.plots.time import plot_time_breakdown
 from hdpsim.experiments.studies.report import headline
 
 if TYPE_CHECKING:
@@ -32,6 +33,13 @@ def explain_document(scenario: Scenario, explanation: Explanation, term: str | N
             head=head,
             blocks=(step_table(explanation), *software),
             notes=(*explanation["notes"], f"parts for --term: {', '.join(term_names(explanation))}"),
+            files=(
+                OutputFile(
+                    "time_breakdown",
+                    lambda: plot_time_breakdown({explanation["strategy"]: _account_s(explanation)}),
+                    "Where the time of the step goes.",
+                ),
+            ),
         )
     found = find_term(explanation, term)
     whole = found["term"]
@@ -47,6 +55,10 @@ def explain_document(scenario: Scenario, explanation: Explanation, term: str | N
         head=head,
         blocks=tuple(blocks),
     )
+
+
+def _account_s(explanation: Explanation) -> dict[str, float]:
+    return {term["term"]: term["seconds"] for term in explanation["terms"]}
 
 
 def step_table(explanation: Explanation) -> Table[Explanation]:
