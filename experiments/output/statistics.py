@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
 
@@ -63,10 +64,7 @@ def estimate(values: Sequence[float], *, independent: bool = True) -> Estimate:
     count = len(values)
     half_width = None
     if independent and count >= FEWEST:
-        from scipy.stats import t
-
-        quantile = float(t.ppf(0.5 + CONFIDENCE / 2, count - 1))
-        half_width = quantile * float(np.std(values, ddof=1)) / math.sqrt(count)
+        half_width = _half_width(values)
     return Estimate(
         mean=float(np.mean(values)),
         half_width=half_width,
@@ -87,6 +85,45 @@ def paired_ratio(mine: Sequence[float], base: Sequence[float], *, independent: b
     What a batch does to both cancels out, so the interval is that of the difference, not of either one.
     """
     return estimate([m / b for m, b in zip(mine, base, strict=True)], independent=independent)
+
+
+def ratio_of_sums(
+    over: Sequence[Sequence[float]], under: Sequence[Sequence[float]], *, independent: bool = True
+) -> Estimate:
+    """Ratio of sums over batches, as a run of all of them has it: all tokens over all seconds.
+
+        R = prod(sum a) / prod(sum b) for a in *over* and b in *under*, as many, of the same batches
+        half width = t(0.975, n - 1) * R * s / sqrt(n),  s^2 = var of sum_a a_i / mean(a) - sum_b b_i / mean(b)
+
+    The mean of the batches' own ratios is another thing: of rates it is too high, as fast steps count as much as slow
+    ones that last longer. What a batch does to both sides cancels out. Lowest and highest are of single batches.
+    Ignored: second order of the spread; the interval, where the values are not *independent*.
+    Source: Cochran, Sampling Techniques, 3rd ed., section 6.3 (one over one), by the delta method.
+    """
+    upper, lower = (np.array(part, dtype=np.float64) for part in (over, under))  # [factors, n]
+    count = upper.shape[1]
+    ratio = float(upper.sum(axis=1).prod() / lower.sum(axis=1).prod())
+    single = upper.prod(axis=0) / lower.prod(axis=0)
+    half_width = None
+    if independent and count >= FEWEST:
+        relative = sum(a / a.mean() - b / b.mean() for a, b in zip(upper, lower, strict=True))
+        half_width = ratio * _half_width(np.asarray(relative))
+    return Estimate(
+        mean=ratio,
+        half_width=half_width,
+        lowest=float(single.min()),
+        highest=float(single.max()),
+        count=count,
+    )
+
+
+def _half_width(values: Sequence[float] | NDArray[np.float64]) -> float:
+    """Of the interval of a mean, by Student's t."""
+    from scipy.stats import t
+
+    count = len(values)
+    quantile = float(t.ppf(0.5 + CONFIDENCE / 2, count - 1))
+    return quantile * float(np.std(values, ddof=1)) / math.sqrt(count)
 
 
 def with_interval(value: Estimate, scale: float = 1.0, digits: int = 0) -> str:

@@ -192,7 +192,7 @@ class StepsJob:
         return JobSteps(
             tokens=sum(result.tokens for result in results),
             step_s=tuple(result.step_s for result in results),
-            mfu=float(np.mean([result.mfu for result in results])),
+            mfu=float(np.average([r.mfu for r in results], weights=[r.step_s for r in results])),
             over_plan_ideal=float(np.mean(over_ideal)) if over_ideal else None,
             memory_bytes=max(result.memory.total_bytes for result in results),
             busy_s=np.array(busy) if busy else None,

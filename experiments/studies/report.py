@@ -154,16 +154,16 @@ def memory_json(report: MemoryReport) -> dict[str, Any]:
 
 
 def flop_rates(outcome: Outcome) -> dict[str, float]:
-    """TFLOP/s per GPU in every convention that papers use, mean over the batches; named as `validate` names them."""
+    """TFLOP/s per GPU in every convention that papers use, of a run of all batches; named as `validate` names them."""
     conventions = {
         "model, causal attention": "model_flop",
         "model, full attention": "model_flop_full",
         "hardware, full attention": "hardware_flop_full",
     }
     return {
-        words: float(
-            np.mean([getattr(step, flop) / step.step_s / step.gpus / TERA for step in outcome.results])
-        )
+        words: sum(getattr(step, flop) for step in outcome.results)
+        / sum(step.step_s * step.gpus for step in outcome.results)
+        / TERA
         for words, flop in conventions.items()
     }
 

@@ -13,7 +13,7 @@ from hdpsim.experiments.bands.band import band_words
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, only_where
 from hdpsim.experiments.output.finite import plain
 from hdpsim.experiments.output.plots.style import account_group
-from hdpsim.experiments.output.statistics import Estimate, paired_ratio
+from hdpsim.experiments.output.statistics import Estimate, ratio_of_sums
 from hdpsim.experiments.output.words import memory_parts, span
 from hdpsim.experiments.scenario.data_use import WORTH_A_WORD
 from hdpsim.experiments.scenario.setup_document import as_yaml
@@ -78,8 +78,12 @@ def _of_fastest(result: CellResult, fastest: Mapping[str, CellResult]) -> Estima
     if result.result is None:
         return None
     best = fastest[_peers(result)].result or {}
-    rates = [[batch["tokens_per_s"] for batch in found["batches"]] for found in (result.result, best)]
-    return paired_ratio(*rates, independent=not result.result["data"]["repeated"])
+    (tokens, seconds), (its_tokens, its_seconds) = (
+        [[batch[key] for batch in found["batches"]] for key in ("tokens", "step_s")]
+        for found in (result.result, best)
+    )
+    repeated = result.result["data"]["repeated"]
+    return ratio_of_sums((tokens, its_seconds), (seconds, its_tokens), independent=not repeated)
 
 
 def _row(run: SweepRun, result: CellResult) -> Row:

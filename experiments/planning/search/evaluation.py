@@ -65,7 +65,7 @@ class Evaluated:
     """A candidate replayed on all batches.
 
     Attributes:
-        tokens_per_s: mean over the batches, as of `hdpsim simulate`.
+        tokens_per_s: all tokens of the batches over all seconds, as of `hdpsim simulate`.
         memory: of the fullest stage, of the batch that needs most.
         usd_per_token: GPUs alone; None where their price is unknown.
         joule_per_token: all that the data centre draws; None where it was only priced.
@@ -271,8 +271,8 @@ class Question:
         if least is None or not bounds_s:
             return False
         lengths = ready(self).lengths
-        rates = [batch.sum() / bound_s for batch, bound_s in zip(lengths, bounds_s, strict=True)]
-        return most_score(self.objective, float(np.mean(rates)), setup, self.scenario.costs) < least
+        rate = float(sum(batch.sum() for batch in lengths)) / sum(bounds_s)
+        return most_score(self.objective, rate, setup, self.scenario.costs) < least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

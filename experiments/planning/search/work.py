@@ -230,8 +230,8 @@ def _priced(
         for bound in (mesh_bound_s, quiet_bound_s):
             bounds_s = [bound(setup, len(lengths), int(lengths[0])) for lengths in batches]
             if all(bounds_s):
-                rates = [lengths.sum() / bound_s for lengths, bound_s in zip(batches, bounds_s, strict=True)]
-                if most_score(objective, float(np.mean(rates)), setup, costs) < least:
+                rate = float(sum(lengths.sum() for lengths in batches)) / sum(bounds_s)
+                if most_score(objective, rate, setup, costs) < least:
                     return None
     prices = {}
     for lengths in batches:
@@ -242,12 +242,13 @@ def _priced(
             assert price.memory is not None
             prices[len(lengths)] = price
     steps = [prices[len(lengths)] for lengths in batches]
-    tokens_per_s, cost = float(np.mean([price.tokens_per_s for price in steps])), usd_per_s(setup, costs)
+    total_s, cost = sum(price.step_s for price in steps), usd_per_s(setup, costs)
+    tokens_per_s = sum(price.tokens_per_s * price.step_s for price in steps) / total_s
     return Evaluated(
         candidate=candidate,
         setup=setup,
         tokens_per_s=tokens_per_s,
-        step_s=float(np.mean([price.step_s for price in steps])),
+        step_s=total_s / len(steps),
         memory=max((price.memory for price in steps if price.memory), key=lambda memory: memory.total_bytes),
         usd_per_token=None if cost is None else cost / tokens_per_s,
         joule_per_token=None,
@@ -284,11 +285,12 @@ def replayed(
         InfeasibleError: it cannot run.
     """
     cost = usd_per_s(setup, costs)
-    rates = [lengths.sum() / bound_s for lengths, bound_s in zip(batches, bounds_s, strict=bool(bounds_s))]
-    prune = least is not None and bool(rates)
+    tokens, seconds = [float(lengths.sum()) for lengths in batches], list(bounds_s)
+    prune = least is not None and bool(bounds_s)
 
     def hopeless() -> bool:
-        return prune and most_score(objective, float(np.mean(rates)), setup, costs) < (least or 0.0)
+        """Whether it is too slow even if all batches that are left end at their bounds."""
+        return prune and most_score(objective, sum(tokens) / sum(seconds), setup, costs) < (least or 0.0)
 
     if hopeless():
         return None
@@ -302,16 +304,17 @@ def replayed(
         if key not in known:
             known[key] = simulate_step(setup, lengths, mesh_degree=degree)
         results.append(known[key])
-        if rates:
-            rates[number] = results[-1].tokens_per_s
+        if seconds:
+            tokens[number], seconds[number] = float(results[-1].tokens), results[-1].step_s
             if number + 1 < len(batches) and hopeless():
                 return None
-    tokens_per_s, accounts = float(np.mean([result.tokens_per_s for result in results])), _accounts(results)
+    total_s, accounts = sum(result.step_s for result in results), _accounts(results)
+    tokens_per_s = sum(result.tokens for result in results) / total_s
     return Evaluated(
         candidate=candidate,
         setup=setup,
         tokens_per_s=tokens_per_s,
-        step_s=float(np.mean([result.step_s for result in results])),
+        step_s=total_s / len(results),
         memory=max((result.memory for result in results), key=lambda memory: memory.total_bytes),
         usd_per_token=None if cost is None else cost / tokens_per_s,
         joule_per_token=power_of(setup, results, accounts, costs).facility_w / tokens_per_s,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.bands.band import Band
 from hdpsim.experiments.bands.residuals import setup_band
-from hdpsim.experiments.output.statistics import Estimate, estimate, paired_ratio
+from hdpsim.experiments.output.statistics import Estimate, estimate, ratio_of_sums
 from hdpsim.simulator.hidden_settings import hidden_settings
 from hdpsim.simulator.lower_bound import lower_bound_s
 from hdpsim.simulator.setup import Setup
@@ -84,12 +84,12 @@ class Outcome:
 
     def over_batches(self, name: str) -> Estimate:
         """Mean and interval of one field of the results."""
-        return estimate([getattr(result, name) for result in self.results], independent=self.independent)
+        return estimate(self._each(name), independent=self.independent)
 
     @property
     def tokens_per_s(self) -> Estimate:
-        """Throughput over the batches."""
-        return self.over_batches("tokens_per_s")
+        """Throughput of a run of all batches: all their tokens over all their seconds."""
+        return ratio_of_sums([self._each("tokens")], [self._each("step_s")], independent=self.independent)
 
     @property
     def step_s(self) -> Estimate:
@@ -98,13 +98,17 @@ class Outcome:
 
     @property
     def mfu(self) -> float:
-        """Model FLOP utilisation, causal attention, mean over the batches."""
-        return float(np.mean([result.mfu for result in self.results]))
+        """Model FLOP utilisation, causal attention, of a run of all batches."""
+        return float(np.average(self._each("mfu"), weights=self._each("step_s")))
 
     @property
     def mfu_full(self) -> float:
         """The same, counting the full attention square."""
-        return float(np.mean([result.mfu_full for result in self.results]))
+        return float(np.average(self._each("mfu_full"), weights=self._each("step_s")))
+
+    def _each(self, name: str) -> list[float]:
+        """One field of the results, batch by batch."""
+        return [float(getattr(result, name)) for result in self.results]
 
     @cached_property
     def hidden_notes(self) -> tuple[str, ...]:
@@ -159,9 +163,12 @@ class Outcome:
         return {name: part / total_s for name, part in seconds.items()}
 
     def speed_up(self, base: Outcome) -> Estimate:
-        """Throughput relative to *base* on the same batches, batch by batch."""
-        mine, its = ([result.tokens_per_s for result in outcome.results] for outcome in (self, base))
-        return paired_ratio(mine, its, independent=self.independent)
+        """Throughput of a run of all batches relative to *base* on the same ones."""
+        over, under = (
+            (self._each("tokens"), base._each("step_s")),
+            (self._each("step_s"), base._each("tokens")),
+        )
+        return ratio_of_sums(over, under, independent=self.independent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hdpsim.experiments.output.statistics import FEWEST, estimate, estimate_json, paired_ratio, with_interval
+from hdpsim.experiments.output.statistics import (
+    FEWEST,
+    estimate,
+    estimate_json,
+    paired_ratio,
+    ratio_of_sums,
+    with_interval,
+)
 
 values = st.lists(st.floats(1.0, 1e6), min_size=1, max_size=12)
 
@@ -41,3 +50,24 @@ def test_a_gain_that_batches_hide_shows_in_pairs() -> None:
     alone = estimate(mine.tolist())
     assert alone.half_width is not None
     assert alone.half_width / alone.mean > 0.1
+
+
+def test_throughput_of_a_run_is_all_tokens_over_all_seconds() -> None:
+    """Two steps of 100 tokens in 1 and 4 s: 40 tokens/s, where the mean of 100 and 25 would say 62.5."""
+    rate = ratio_of_sums([[100.0, 100.0]], [[1.0, 4.0]])
+    assert (rate.mean, rate.lowest, rate.highest) == (40.0, 25.0, 100.0)
+    assert rate.half_width is None, "of two values there is none"
+    speed_up = ratio_of_sums([[100.0, 100.0], [2.0, 4.0]], [[1.0, 4.0], [100.0, 100.0]])
+    assert (speed_up.mean, speed_up.lowest, speed_up.highest) == pytest.approx((6.0 / 5.0, 1.0, 2.0))
+
+
+def test_the_interval_of_a_ratio_is_that_of_its_residuals() -> None:
+    tokens, seconds = [10.0, 30.0, 20.0, 25.0], [1.0, 2.0, 2.5, 2.0]
+    ratio = sum(tokens) / sum(seconds)
+    rest = [t - ratio * s for t, s in zip(tokens, seconds, strict=True)]
+    cochran = 3.1824 * math.sqrt(sum(r * r for r in rest) / 3 / 4) / (sum(seconds) / 4)
+    assert ratio_of_sums([tokens], [seconds]).half_width == pytest.approx(cochran, rel=1e-4)
+    # What a batch does to both sides cancels out: always twice as fast is twice as fast for sure.
+    sure = ratio_of_sums([tokens, [2 * s for s in seconds]], [seconds, tokens])
+    assert (sure.mean, sure.half_width) == pytest.approx((2.0, 0.0), abs=1e-12)
+    assert ratio_of_sums([tokens], [seconds], independent=False).half_width is None
