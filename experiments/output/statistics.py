@@ -127,13 +127,13 @@ def _half_width(values: Sequence[float] | NDArray[np.float64]) -> float:
 
 
 def with_interval(value: Estimate, scale: float = 1.0, digits: int = 0) -> str:
-    """`1,234 ± 56`; `1,234 (1,200 to 1,270)` where there is a range but no interval; else the mean alone.
+    """`1,234 ± 56`; `1,234 (1,200 to 1,270)` where there is a range but no interval; of equals, and else, the mean.
 
     >>> with_interval(estimate([1.0, 2.0, 3.0]), digits=2), with_interval(estimate([1.0, 2.0]), digits=1)
     ('2.00 ± 2.48', '1.5 (1.0 to 2.0)')
     """
     text = f"{value.mean * scale:,.{digits}f}"
-    if value.half_width is not None:
+    if value.half_width is not None and value.half_width > 1e-9 * abs(value.mean):
         return f"{text} ± {value.half_width * scale:,.{digits}f}"
     low, high = (f"{end * scale:,.{digits}f}" for end in (value.lowest, value.highest))
     return text if low == high else f"{text} ({low} to {high})"
