@@ -9,6 +9,7 @@ from typing import Any
 from hdpsim.errors import HdpSimError
 from hdpsim.experiments.records.memory import predict_memory
 from hdpsim.experiments.records.setup import prepare
+from hdpsim.experiments.records.shards import shards_and_policy
 from hdpsim.experiments.software.facts import Run, interleaves, named_model
 from hdpsim.experiments.software.rules import setting_of
 from hdpsim.experiments.software.run import SHAPE, RunConfig
@@ -27,10 +28,12 @@ def completed(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     Filled in: the shape of the catalog's model of that name where cells of it are empty and none contradicts it; sizes
     that follow from others; as many key and value heads as heads; degrees that the others leave no choice, else the
     fewest GPUs that hold a replica; a batch of the size that the notes give a rank, else one micro-batch on each; full
-    recomputation where the run would not fit without; no chunks of layers where assumed ones would not fit.
+    recomputation where the run would not fit without; no chunks of layers where assumed ones would not fit; the fewest
+    servers that hold a set of shards where it says only that groups of GPUs share them; of the framework's policies of
+    selective recomputation the one that keeps most and fits.
     """
     said: list[str] = []
-    for fill in (_shape, _sizes, _heads, _degrees, _replica, _batch, _recompute, _chunks):
+    for fill in (_shape, _sizes, _heads, _degrees, _replica, _batch, _recompute, _chunks, shards_and_policy):
         more, words = fill(config)
         if more:
             config = replace(config, **more)

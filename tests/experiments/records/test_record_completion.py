@@ -86,3 +86,48 @@ def test_stages_are_not_cut_into_chunks_that_do_not_fit() -> None:
     tight = predict(replace(run, seq_len=32768, layers=16))
     assert "vpp 1: chunks would not fit into memory" in tight.assumptions
     assert tight.step_s == predict(replace(run, seq_len=32768, layers=16, vpp=1)).step_s
+
+
+JAX = replace(
+    RUN, framework="MaxText", model_name="llama-2-70b", **NO_SHAPE, seq_len=4096, n_gpus=256, tp=1, pp=1,
+    dp=256, global_batch_seqs=512, zero_stage="fsdp", recompute="selective",
+)  # fmt: skip
+"""Without a policy, all products kept, 256 GPUs would need 200 GB each."""
+
+
+def chosen(config: RunConfig) -> list[str]:
+    """What was assumed of policies and of groups that share parameters."""
+    return [words for words in predict(config).assumptions if "policy " in words or "over 8" in words]
+
+
+def test_the_policy_that_keeps_most_and_fits_is_taken() -> None:
+    most, least = "policy save_dot_except_mlpwi", "policy save_qkv_proj"
+    assert any(words.startswith(most) for words in chosen(JAX))
+    assert any(
+        words.startswith(least) for words in chosen(replace(JAX, micro_batch=4, global_batch_seqs=1024))
+    )
+    # Where none fits the run has the one that keeps least: it exists.
+    assert any(
+        words.startswith(least) for words in chosen(replace(JAX, micro_batch=16, global_batch_seqs=4096))
+    )
+
+
+def test_a_policy_that_is_stated_or_belongs_to_another_stack_is_not_chosen() -> None:
+    assert not chosen(replace(JAX, recompute="full"))
+    assert not chosen(replace(JAX, framework="torchtitan"))
+    stated = replace(JAX, notes="remat_policy: save_qkv_proj")
+    assert all("of those that fit" not in words for words in chosen(stated))
+    assert predict(stated).step_s != predict(JAX).step_s
+
+
+def test_parameters_that_a_server_cannot_hold_are_shared_by_more() -> None:
+    # 70e9 parameters x 16 bytes / 8 GPUs = 138 GB; / 16 = 69 GB and activations; / 32 = 35 GB.
+    many = predict(replace(JAX, zero_stage="hsdp"))
+    words = [words for words in many.assumptions if "fewer cannot hold them" in words]
+    assert words == [next(iter(words))]
+    assert words[0].startswith("parameters sharded over 32 GPUs")
+    assert many.memory is not None
+    assert many.memory.fits
+    few = replace(JAX, zero_stage="hsdp", model_name="llama-2-7b", micro_batch=1)
+    assert not any("fewer cannot" in words for words in predict(few).assumptions)
+    assert not any("fewer cannot" in words for words in predict(replace(JAX, zero_stage="fsdp")).assumptions)

@@ -122,7 +122,9 @@ PARTIAL = {"cuda_graphs": True, "cuda_graph_experts": False, "expert_dispatch": 
             {"framework": "Megatron-Bridge 25.09", "notes": "token-drop", "gpu": "B200-SXM-180G"},
             {"cuda_graphs": True, "cuda_graph_scope": "iteration"},
         ),
-        ({"gpu": "B200-SXM-180G"}, {}),
+        ({"gpu": "B200-SXM-180G"}, FULL),  # one stage, nothing repeated
+        ({"gpu": "B200-SXM-180G", "pp": 8}, {}),
+        ({"gpu": "B200-SXM-180G", "recompute": "selective"}, {}),
         ({"gpu": "H100-SXM-80G"}, {}),
         ({"notes": "perf recipe X: moe dispatcher=None, cuda_graph=None"}, {}),
         ({"notes": "cuda_graph=full_iteration"}, {"cuda_graphs": True, "cuda_graph_scope": "iteration"}),

@@ -49,6 +49,7 @@ READINGS = {
     "recompute",
     "stays_gathered",
     "tensor_boost",
+    "usual_policies",
 }
 """What other code asks the rules for by name, beside fields of dataclasses."""
 

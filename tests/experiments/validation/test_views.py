@@ -99,3 +99,48 @@ def test_a_view_goes_with_predictions_of_runs(more: list[str], tmp_path: Path) -
 def test_an_unknown_view_is_said_with_those_that_there_are() -> None:
     with pytest.raises(UserInputError, match="published, plain, unseen"):
         validate(view="bare")
+
+
+BRIDGE = RunConfig(
+    gpu="B200",
+    year=2026,
+    framework="Megatron-Bridge",
+    n_experts=128,
+    topk=8,
+    ep=8,
+    recompute="none",
+    precision="mxfp8",
+)
+
+
+def said(config: RunConfig, *switches: str) -> list[object]:
+    """Values of switches."""
+    found = [setting_of(Run(config), switch) for switch in switches]
+    return [one and one.value for one in found]
+
+
+def test_a_stack_that_is_named_alone_runs_its_recipes() -> None:
+    graphs = ("cuda_graphs", "expert_dispatch", "ep_overlap")
+    assert said(BRIDGE, *graphs) == [True, "fused", None]  # a pipeline of one stage, nothing repeated
+    assert said(replace(BRIDGE, pp=8, ep=32), *graphs) == [None, None, None]
+    assert said(replace(BRIDGE, notes="perf recipe X: cuda_graph=None"), *graphs) == [None, None, None]
+    servers = replace(BRIDGE, gpu="H100", precision="fp8", tp=2, pp=8, vpp=4, ep=32)
+    assert said(servers, "ep_overlap", "fp8_scaling") == [True, "tensor"]
+    assert said(replace(servers, vpp=1), "ep_overlap") == [None]  # no other micro-batch to hide behind
+    assert said(replace(servers, ep=8), "ep_overlap") == [None]  # within a server
+    assert said(replace(BRIDGE, recompute="selective"), "recompute_small_kernels") == [True]
+    assert said(replace(servers, framework="Megatron-Core"), "ep_overlap", "expert_dispatch") == [
+        True,
+        "fused",
+    ]
+    assert said(replace(servers, framework="Megatron-Core", year=2024), "ep_overlap", "expert_dispatch") == [
+        None,
+        None,
+    ]
+
+
+def test_eight_bits_of_torchtitan_are_compiled() -> None:
+    titan = RunConfig(gpu="H100", year=2025, framework="torchtitan", precision="fp8", recompute="full", tp=1)
+    assert said(titan, "fused_kernels") == [True]
+    assert said(replace(titan, precision="bf16"), "fused_kernels") == [False]
+    assert said(replace(titan, notes="no torch.compile"), "fused_kernels") == [False]
