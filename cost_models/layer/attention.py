@@ -23,6 +23,7 @@ from hdpsim.cost_models.kernels.products import (
 )
 from hdpsim.cost_models.kernels.unfused_attention import unfused_attention_s
 from hdpsim.cost_models.layer.context_exchange import AttentionHeads, ContextExchange
+from hdpsim.cost_models.layer.disaggregation import Disaggregated, Widths, disaggregated
 from hdpsim.cost_models.layer.host import ring_step_host_s
 from hdpsim.cost_models.layer.pack_sharding import pack_imbalance
 from hdpsim.cost_models.layer.sent import SentTimes
@@ -70,8 +71,8 @@ class AttentionCost:
     empty, merging of partial outputs, transfers not hidden by the same step's work, slowest hop of the ring.
     Other kinds of context parallelism: d steps are 1/d of one rank's attention, the exchange stands for the ring. A
     gathered ring merges d - 1 partial outputs all the same (in the backward: partial gradients of queries, keys and
-    values in fp32, as many bytes), and hides its gather behind the first step. Disaggregated attention hides what one
-    half of a micro-batch exchanges behind the attention of the other.
+    values in fp32, as many bytes), and hides its gather behind the first step. Disaggregated attention takes what the
+    busiest rank does of either half of a micro-batch, and hides what the halves exchange (ContextExchange.halves).
     Older flash kernels do matrix work at a calibrated rate (KernelRate). Unfused: see unfused_attention; a block of a
     ring is a square.
     Ignored: imbalance of zig-zag halves below one tile, overlap of a hop with later steps.
@@ -250,15 +251,19 @@ class AttentionCost:
         backward: bool,
         crossing: Floats | None = None,
     ) -> RingTimes:
-        """Compose a ring (or what replaces it) from the summed step time of its segments."""
+        """Compose a ring (or what replaces it) from the summed step time of its segments.
+
+        Disaggregated: no exchange, which depends on what else is in the micro-batch (times).
+        """
+        if self._kind == "disaggregated":
+            nothing = np.zeros(np.broadcast(step_s, group_size).shape)
+            return RingTimes(attention=group_size * step_s, merge=nothing, wait=nothing)
         if self._exchange is not None:
             wait = self._exchange.seconds(tokens_per_rank, group_size, tier, backward=backward)
             merges = np.zeros_like(wait)
             if self._gathered_ring:
                 merges = np.where(group_size > 1.0, group_size - 1.0, 0.0) * self.merge_s(tokens_per_rank)
                 wait = np.maximum(0.0, wait - step_s)
-            if self._kind == "disaggregated":
-                wait = np.maximum(0.0, wait - group_size * step_s)
             return RingTimes(attention=group_size * step_s, merge=merges, wait=wait)
         merge = self.merge_s(tokens_per_rank)
         hop = self.hop_s(tokens_per_rank, group_size, tier, backward=backward, crossing=crossing)
@@ -282,11 +287,12 @@ class AttentionCost:
         backward: bool,
         tokens_per_rank: Floats | None = None,
         crossing: Floats | None = None,
+        linear_s: Floats | None = None,
     ) -> RingTimes:
         """Micro-batches in CSR form: seconds of attention, merging and waiting of one layer.
 
         *tokens_per_rank* (default: what the segments hold) is what each rank merges and sends on, padding included.
-        *crossing*: see hop_s.
+        *crossing*: see hop_s. *linear_s* (default: none) is the work between attention and attention, see halves.
         """
         sizes = group_size.astype(np.float64)
         step = self._step_s(segment_tokens, segment_offsets, sizes, backward=backward)
@@ -298,6 +304,12 @@ class AttentionCost:
             )
         if not (sizes > 1.0).any():  # nothing goes round
             return RingTimes(attention=step, merge=np.zeros(len(sizes)), wait=np.zeros(len(sizes)))
+        if self._exchange is not None and self._kind == "disaggregated":
+            dealt, none = self._disaggregated(segment_tokens, segment_offsets, sizes), np.zeros(len(sizes))
+            halves = self._exchange.halves(
+                dealt, sizes * step, none if linear_s is None else linear_s, sizes, tier
+            )
+            return RingTimes(attention=sizes * step, merge=none, wait=halves.exposed_s)
         return self.ring(step, tokens_per_rank, sizes, tier, backward=backward, crossing=crossing)
 
     def _step_s(
@@ -317,9 +329,17 @@ class AttentionCost:
             step = with_last_wave(step, longest, self._gpu, self._cal, backward=backward, causal=causal)
         if self._by_pack and len(tokens) > len(group_size):
             step = step * pack_imbalance(tokens, segment_offsets, group_size)
+        if self._kind == "disaggregated":
+            step = step * self._disaggregated(segment_tokens, segment_offsets, group_size).imbalance
         if len(tokens) > len(group_size) and self._kernel != "unfused":
             step = step + self._empty_s(tokens, of_segment, segment_offsets, group_size, backward=backward)
         return np.asarray(step)
+
+    def _disaggregated(self, tokens: Ints, offsets: Ints, group_size: Floats) -> Disaggregated:
+        """The attention of micro-batches as their planner deals it."""
+        heads = self._heads
+        widths = Widths(heads.heads * heads.query_dim, heads.kv_width, heads.output_width)
+        return disaggregated(tokens, offsets, group_size, widths)
 
     def _empty_s(
         self, tokens: Floats, of_segment: Floats, offsets: Ints, group_size: Floats, *, backward: bool
@@ -364,14 +384,18 @@ class AttentionCost:
         *,
         backward: bool,
         crossing: Floats | None = None,
+        linear_s: Floats | None = None,
     ) -> SentTimes:
         """What goes round between nodes for the attention of one layer; see times for the arguments."""
         sizes = group_size.astype(np.float64)
         step_s = self._step_s(segment_tokens, segment_offsets, sizes, backward=backward)
         far = (sizes > 1.0) & (tier > 0)
         if self._exchange is not None:
-            behind: dict[str, Floats] = {"gathered-ring": np.ones_like(sizes), "disaggregated": sizes}
-            hidden_s = behind.get(self._kind, np.zeros_like(sizes)) * step_s
+            if self._kind == "disaggregated":
+                dealt = self._disaggregated(segment_tokens, segment_offsets, sizes)
+                beside_s = np.zeros(len(sizes)) if linear_s is None else linear_s
+                return self._exchange.halves(dealt, sizes * step_s, beside_s, sizes, tier).sent
+            hidden_s = step_s if self._gathered_ring else np.zeros_like(sizes)
             return self._exchange.sent(tokens_per_rank, sizes, tier, hidden_s, backward=backward)
         rate = np.broadcast_to(self._link_bytes_per_s(sizes, tier, crossing), sizes.shape)
         volume = tokens_per_rank * self.kv_bytes_per_token * (RING_BACKWARD_VOLUME if backward else 1.0)

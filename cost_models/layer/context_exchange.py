@@ -9,6 +9,7 @@ import numpy as np
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.kernels.products import BF16_BYTES
+from hdpsim.cost_models.layer.disaggregation import Disaggregated
 from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives, GroupShape
@@ -51,8 +52,17 @@ class AttentionHeads(NamedTuple):
         return self.heads * self.value_dim
 
 
+class HalfTimes(NamedTuple):
+    """What the two halves of micro-batches exchange for one layer, [n] each."""
+
+    exposed_s: Floats
+    """Seconds that nothing hides."""
+    sent: SentTimes
+    """What a GPU sends to other nodes."""
+
+
 class ContextExchange:
-    """What the ranks of a context-parallel group exchange for one layer; all of it exposed."""
+    """What the ranks of a context-parallel group exchange for one layer; all of it exposed but for halves."""
 
     def __init__(self, layout: Layout, fabric: FabricModel, heads: AttentionHeads) -> None:
         self._layout, self._collectives, self._heads = layout, Collectives(fabric), heads
@@ -71,16 +81,11 @@ class ContextExchange:
             gathered-ring  the gather, forward and backward
             ulysses     all-to-all of queries, keys, values and of the output, 2 B x (q + kv + o width) x tokens, from a
                         share of the tokens to a share of the heads and back; the backward the same
-            disaggregated  all-to-all of queries, keys and values to the ranks that attend, and of outputs back,
-                        once each; the backward as many gradients the other way
 
-        Counted: key-value heads fewer than ranks are sent to several ranks (ulysses). Disaggregated, every token
-        travels as if ranks were drawn at random: more than a planner that leaves what it can where it is would move.
-        Ignored: overlap (but for gathered-ring and disaggregated none can start attention before it ends; see
-        AttentionCost.ring); in a gathered ring, gradients of keys and values that go round in fp32 beside a step of the
-        backward; disaggregated, keys and values that several ranks need, and the first half, which nothing hides.
-        Source: Llama 3, arXiv 2407.21783, section 3.3.2; DeepSpeed-Ulysses, arXiv 2309.14509; DistCA
-        (hao-ai-lab/distca, runtime/megatron_patch/transformer_layer.py: ping_pang_forward).
+        Counted: key-value heads fewer than ranks are sent to several ranks (ulysses).
+        Ignored: overlap (but for gathered-ring none can start attention before it ends; see AttentionCost.ring); in a
+        gathered ring, gradients of keys and values that go round in fp32 beside a step of the backward.
+        Source: Llama 3, arXiv 2407.21783, section 3.3.2; DeepSpeed-Ulysses, arXiv 2309.14509.
         """
         tokens, sizes, tiers = np.broadcast_arrays(tokens_per_rank, group_size, tier)
         out = np.zeros(sizes.shape)
@@ -89,13 +94,68 @@ class ContextExchange:
             out[here] = self._of_group(tokens[here], self._shape(size, level), backward=backward)
         return out
 
+    def halves(
+        self,
+        dealt: Disaggregated,
+        attention_s: Floats,
+        linear_s: Floats,
+        group_size: Floats,
+        tier: Ints,
+    ) -> HalfTimes:
+        """Disaggregated attention of one layer's forward or backward: what one half sends goes while the other works.
+
+            sent                                         behind
+            queries, keys, values of the first half      linear work of the second, of this layer and the one before
+            queries, keys, values of the second half     attention of the first
+            outputs of the first half                    attention of the second
+            outputs of the second half                   linear work of the first, of this layer and the next
+
+        The backward sends as many gradients the other way, behind the same work. A transfer takes as long as on the
+        rank that moves most, to and from all other ranks alike.
+        Args: *attention_s* of the busiest ranks in both halves; *linear_s* of the whole micro-batch, collectives of
+        tensor parallelism included.
+        Counted: keys and values go to every rank that attends with them, once for each of its pieces.
+        Ignored: that the first layer has none before it and the last none behind it; copies to and from the buffers
+        that are sent; adding up gradients of keys and values.
+        Source: hao-ai-lab/distca, d2/runtime/megatron_patch/transformer_layer.py (forward_layers).
+        """
+        sent_bytes = BF16_BYTES * np.array([dealt.arriving, dealt.leaving])  # [before or after, half, n]
+        seconds, far_bytes = np.zeros_like(sent_bytes), np.zeros_like(sent_bytes)
+        rate = np.ones_like(group_size)
+        for size, level in {(int(d), int(t)) for d, t in zip(group_size, tier, strict=True) if d > 1}:
+            here, group = (group_size == size) & (tier == level), self._shape(size, level)
+            spread = sent_bytes[..., here] * size / (size - 1)  # with what a rank would keep itself
+            seconds[..., here] = self._collectives.all_to_all_s(spread, group)
+            if level:
+                far_bytes[..., here] = spread * (1.0 - group.ranks_per_node / size)
+                rate[here] = min(network for _, network in self._collectives.wires(group).remote)
+        behind = np.array(
+            [
+                [dealt.second_tokens * linear_s, dealt.first_share * attention_s],
+                [(1.0 - dealt.first_share) * attention_s, (1.0 - dealt.second_tokens) * linear_s],
+            ]
+        )
+        exposed_s = np.maximum(0.0, seconds - behind).sum(axis=(0, 1))
+        total_s, total_bytes = seconds.sum(axis=(0, 1)), far_bytes.sum(axis=(0, 1))
+        far = (group_size > 1.0) & (tier > 0)
+        return HalfTimes(
+            exposed_s,
+            SentTimes(
+                times=far.astype(np.float64),
+                hidden_s=total_s - exposed_s,
+                fixed_s=np.maximum(0.0, total_s - total_bytes / rate),
+                sent_bytes=np.minimum(total_bytes, total_s * rate),
+                bytes_per_s=rate,
+            ),
+        )
+
     def sent(
         self, tokens_per_rank: Floats, group_size: Floats, tier: Ints, hidden_s: Floats, *, backward: bool
     ) -> SentTimes:
         """What a GPU sends to other nodes in all collectives of one layer, and the time they take.
 
         all-gather  ring of nodes: (d - 1) / d of the gathered bytes over the NICs of a node's members
-        ulysses, disaggregated  the share of a rank's bytes that other nodes get
+        ulysses     the share of a rank's bytes that other nodes get
         """
         far = (group_size > 1.0) & (tier > 0)
         seconds = np.where(far, self.seconds(tokens_per_rank, group_size, tier, backward=backward), 0.0)
@@ -104,9 +164,8 @@ class ContextExchange:
             here = far & (group_size == size) & (tier == level)
             group, tokens, heads = self._shape(size, level), tokens_per_rank[here], self._heads
             wires = self._collectives.wires(group)
-            if self._layout.context.kind in ("ulysses", "disaggregated"):
-                spread = self._layout.context.kind == "ulysses"
-                copies = max(1.0, size / heads.kv_heads) if spread else 1.0
+            if self._layout.context.kind == "ulysses":
+                copies = max(1.0, size / heads.kv_heads)
                 width = heads.heads * heads.query_dim + copies * heads.kv_width + heads.output_width
                 sent[here] = BF16_BYTES * width * tokens * (1.0 - group.ranks_per_node / size)
                 rate[here] = min(network for _, network in wires.remote)
@@ -134,16 +193,8 @@ class ContextExchange:
                 return gather + self._collectives.reduce_scatter_s(volume, group)
             case "ulysses":
                 return self._spread_heads(tokens, group)
-            case "disaggregated":
-                there = (
-                    BF16_BYTES * (self._heads.heads * self._heads.query_dim + self._heads.kv_width) * tokens
-                )
-                back = BF16_BYTES * self._heads.output_width * tokens
-                return self._collectives.all_to_all_s(there, group) + self._collectives.all_to_all_s(
-                    back, group
-                )
-            case "ring":
-                raise ValueError("a ring exchanges nothing before attention")
+            case "ring" | "disaggregated":
+                raise ValueError(f"{kind}: no exchange that is the same for all documents")
             case _:
                 assert_never(kind)
 

@@ -38,6 +38,11 @@ class LayerTimes(NamedTuple):
     tp_communication: Floats
     expert_all_to_all: Floats
 
+    @property
+    def total(self) -> Floats:
+        """All of them."""
+        return self.gemm + self.small_kernels + self.tp_communication + self.expert_all_to_all
+
 
 class _Block(NamedTuple):
     """Products between an all-gather and a reduce-scatter of the TP group."""

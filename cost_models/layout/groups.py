@@ -285,7 +285,7 @@ class Context(Group):
 
     kind: ContextParallelKind = switch("ring", name="cp_kind")
     """How a group shares a sequence: keys and values go round, are gathered first, are gathered beside the first of the
-    steps of a ring (PyTorch), heads are spread (Ulysses), or attention alone is dealt to the ranks in equal shares
+    steps of a ring (PyTorch), heads are spread (Ulysses), or attention alone is dealt to the ranks by its work
     (disaggregated, DistCA)."""
     ring_kernels: RingKernels = switch("fused", name="cp_ring_kernels")
     """What a step of a ring launches besides attention: fused merges and one message (Transformer Engine), or eager

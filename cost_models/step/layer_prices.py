@@ -75,6 +75,7 @@ class LayerPrices:
         of_kind = partial(LayerCost, model, layout, cluster, cal, self.collectives)
         kinds = {False: dense_layer_count(model) > 0, True: model.experts > 0}
         self._costs = {moe: of_kind(moe=moe) for moe, occurs in kinds.items() if occurs}
+        self._any_kind = next(iter(self._costs.values()))
         self.head = OutputHead(model, layout, cluster.gpu, cal)
         self.prediction = _prediction_gemms(model, layout, cluster.gpu, cal) if model.mtp_layers else None
         self.host = HostTime(model, layout, self.collectives.group(layout.parallel.tp), cal)
@@ -109,6 +110,7 @@ class LayerPrices:
 
     def attention_sent(self, batches: MicroBatches, tokens: Floats, *, backward: bool) -> SentTimes:
         """What context parallelism sends between nodes for one layer."""
+        (linear,) = self._any_kind.times(tokens, backward)
         return self.attention.sent(
             batches.segment_tokens,
             batches.segment_offsets,
@@ -117,6 +119,7 @@ class LayerPrices:
             tokens,
             backward=backward,
             crossing=batches.crossing,
+            linear_s=linear.total,
         )
 
     def linear_sent(
@@ -152,6 +155,8 @@ class LayerPrices:
         return found
 
     def _terms_s(self, batches: MicroBatches, tokens: Floats, sides: tuple[bool, ...]) -> LayerTerms:
+        linear = {moe: cost.times(tokens, *sides) for moe, cost in self._costs.items()}
+        beside = [terms.total for terms in next(iter(linear.values()))]
         rings = {
             side: self.attention.times(
                 batches.segment_tokens,
@@ -161,20 +166,21 @@ class LayerPrices:
                 backward=side,
                 tokens_per_rank=tokens,
                 crossing=batches.crossing,
+                linear_s=beside_s,
             )
-            for side in sides
+            for side, beside_s in zip(sides, beside, strict=True)
         }
         result: LayerTerms = {}
         for moe, cost in self._costs.items():
-            for side, linear in zip(sides, cost.times(tokens, *sides), strict=True):
+            for side, terms in zip(sides, linear[moe], strict=True):
                 rows = np.zeros((len(TERMS), len(tokens)))
-                rows[TERM_ROWS["gemm"]] = linear.gemm
+                rows[TERM_ROWS["gemm"]] = terms.gemm
                 rows[TERM_ROWS["attention"]] = rings[side].attention
                 rows[TERM_ROWS["ring_merge"]] = rings[side].merge
                 rows[TERM_ROWS["ring_wait"]] = rings[side].wait
-                rows[TERM_ROWS["small_kernels"]] = linear.small_kernels
-                rows[TERM_ROWS["tp_communication"]] = linear.tp_communication
-                rows[TERM_ROWS["expert_all_to_all"]] = linear.expert_all_to_all
+                rows[TERM_ROWS["small_kernels"]] = terms.small_kernels
+                rows[TERM_ROWS["tp_communication"]] = terms.tp_communication
+                rows[TERM_ROWS["expert_all_to_all"]] = terms.expert_all_to_all
                 if moe and batches.routed_tokens is not None:
                     rows[TERM_ROWS["gemm"]] += cost.routed_s(batches.routed_tokens, tokens, backward=side)
                 result[moe, side] = rows

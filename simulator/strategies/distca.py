@@ -14,14 +14,12 @@ from hdpsim.simulator.strategies.static.wlb_llm import balanced_packs
 
 
 def plan_distca(problem: PlanningProblem) -> Plan:
-    """Micro-batches that all ranks share: tokens spread evenly, and so is the attention of all documents together.
+    """Micro-batches that all ranks share: tokens spread evenly, and so, nearly, is the attention of all documents.
 
         micro-batches = ceil(tokens / (ranks x C)), of equal attention
 
-    Every rank attends 1/n of each micro-batch; what travels for it is priced by the cost model (layout.cp_kind =
-    disaggregated).
-    Ignored: the tolerance of 10 % up to which DistCA's planner leaves ranks unequal, and what it saves by moving no
-    more than it must: a plan says which ranks share a micro-batch, not which of them attends to what.
+    Which of them attends to what, and what travels for it, is the cost model's (layout.cp_kind = disaggregated): a plan
+    says who shares a micro-batch.
     Source: DistCA (hao-ai-lab/distca), d2/planner/planner.py.
 
     Raises:

@@ -82,19 +82,27 @@ def test_heads_for_tokens() -> None:
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_disaggregated_attention_hides_what_it_exchanges_behind_itself(backward: bool) -> None:
-    # queries and outputs are 32 x 128 wide, keys and values 2 x 8 x 128; 24 of 32 ranks are on other nodes
+def test_disaggregated_halves_hide_what_they_exchange_behind_each_other(backward: bool) -> None:
+    # two documents, a half each: all of a document's keys but those that a rank holds come from the other 31 ranks,
+    # 24 of them on other nodes; no query moves
     attends = (2.5 if backward else 1.0) * 2 * HIDDEN * S**2 / PEAK / 32
-    sent = 2 * (S / 32) * (KV + 2 * HEADS * 128) * 24 / 32 / NIC
-    exposed = group(attention("disaggregated"), 32, tier=1, backward=backward).wait[0]
-    assert exposed == pytest.approx(max(0.0, sent - attends), rel=1e-9)
-    short = 1024
-    shared = attention("disaggregated").times(
-        np.array([short]), np.array([0, 1]), np.array([32]), np.array([1]), backward=False
-    )
-    sent, attends = sent * short / S, 2 * HIDDEN * short**2 / PEAK / 32
-    assert shared.wait[0] == pytest.approx(sent - attends, rel=1e-9)
-    assert sent > attends
+    sent = 2 * KV * (S - S / 32) * 24 / 31 / NIC
+
+    def waits(documents: int, linear_s: float) -> float:
+        offsets = np.array([0, documents])
+        tokens, sizes, tiers = np.full(documents, S), np.array([32]), np.array([1])
+        times = attention("disaggregated").times(
+            tokens, offsets, sizes, tiers, backward=backward, linear_s=np.array([linear_s])
+        )
+        assert times.attention[0] == pytest.approx(documents * attends, rel=1e-9)
+        return float(times.wait[0])
+
+    behind_attention = max(0.0, sent - attends)
+    assert behind_attention < sent
+    assert waits(2, 0.0) == pytest.approx(sent + behind_attention, rel=1e-9)
+    assert waits(2, sent) == pytest.approx(sent / 2 + behind_attention, rel=1e-9)
+    assert waits(2, 2 * sent) == pytest.approx(behind_attention, rel=1e-9)
+    assert waits(1, 2 * sent) == pytest.approx(sent, rel=1e-9)  # there is no other half
 
 
 def test_more_ranks_than_heads_cannot_share_them() -> None:
