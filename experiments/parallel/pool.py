@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import multiprocessing
 import os
 import signal
@@ -85,10 +86,21 @@ def _script_left_out() -> Iterator[None]:
 
 @cache
 def _has_guard(file: str) -> bool:
+    """Whether a statement of the script is `if __name__ == "__main__":`; the name alone may stand anywhere."""
     try:
-        return "__name__" in Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        script = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):  # no file, or one that is no Python: an archive that runs
         return True
+    return any(isinstance(part, ast.If) and _asks_for_main(part.test) for part in script.body)
+
+
+def _asks_for_main(test: ast.expr) -> bool:
+    if not isinstance(test, ast.Compare) or not all(isinstance(each, ast.Eq) for each in test.ops):
+        return False
+    sides = (test.left, *test.comparators)
+    names = [side.id for side in sides if isinstance(side, ast.Name)]
+    texts = [side.value for side in sides if isinstance(side, ast.Constant)]
+    return names == ["__name__"] and texts == ["__main__"]
 
 
 class _Pool(ProcessPoolExecutor):

@@ -18,7 +18,7 @@ from hdpsim.experiments.studies.comparing.static_rows import (
     MESH_COLUMNS,
     best_json,
     best_words,
-    first_batch_best,
+    best_of,
     mesh_lines,
     over_best,
 )
@@ -49,7 +49,7 @@ class Point:
     Attributes:
         own_start: throughput per GPU relative to the smallest number of GPUs on which the same strategy ran.
         speed_up: throughput relative to the first strategy on as many GPUs and the same batches.
-        best: the best static mesh on as many GPUs, on its first batch; None when nobody looked for it, or none runs.
+        best: the best static mesh on as many GPUs; None when nobody looked for it, or none runs.
     """
 
     strategy: str
@@ -146,7 +146,7 @@ def scale(
         ]
         raise InfeasibleError("no number of GPUs can run this scenario:\n" + "\n".join(reasons))
     baseline = baseline and len(ran) > 1 and "static" in ran
-    best = [first_batch_best(variant, variant.outcome) for variant in ran["static"]] if baseline else None
+    best = [best_of(variant, variant.outcome) for variant in ran["static"]] if baseline else None
     points = [
         Point(
             strategy=strategy,
@@ -242,13 +242,13 @@ def scaling_table(scaling: Scaling) -> Table[Point]:
             Column("mfu", lambda p: p.outcome.mfu, heading="MFU", format=".1%"),
             Column("memory_bytes", lambda p: p.outcome.results[0].memory.total_bytes, shown=False),
             Column("", over_base, heading=f"over {base}", shown=several),
-            Column("", lambda p: over_best(p.outcome, p.best), heading="over best static", format=".2f",
+            Column("", lambda p: over_best(p.outcome, p.best), heading="over best static", format=interval(2),
                    shown=scaling.baseline),
             Column("efficiency", lambda p: p.own_start, heading="own start", format=_own_start),
             Column("", lambda p: memory_of(p.outcome.results[0].memory), heading="memory"),
         )),
         *(column.below(lambda point: point.outcome) for column in MESH_COLUMNS),
-        Column("speed_up_vs_best_static", lambda p: over_best(p.outcome, p.best), shown=False),
+        Column("speed_up_vs_best_static", lambda p: over_best(p.outcome, p.best), shown=False, ci95=True),
         Column("reason", lambda p: p.outcome.reason, shown=False),
         Column("", _remark, heading="remark", left=True, optional=True),
     )  # fmt: skip
@@ -303,7 +303,7 @@ def _static_lines(scaling: Scaling) -> list[str]:
     if not found:
         return []
     return [
-        "over best static: on the first batch, relative to the fastest static mesh of as many GPUs (packers and "
+        "over best static: relative to the fastest static mesh of as many GPUs (packers and "
         "context-parallel degrees as `hdpsim compare` tries them):",
         *found,
     ]

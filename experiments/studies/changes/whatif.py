@@ -18,7 +18,7 @@ from hdpsim.experiments.studies.comparing.static_rows import (
     best_json,
     best_words,
     capacity_lines,
-    first_batch_best,
+    best_of,
     mesh_lines,
     over_best,
 )
@@ -151,7 +151,7 @@ def step_saved(variant: Variant, base: Variant) -> Estimate | None:
 
 
 def best_of_base(variants: Sequence[Variant]) -> Baseline | None:
-    """The best static mesh of the base on its first batch, where a static row stands beside another strategy's.
+    """The best static mesh of the base, where a static row stands beside another strategy's.
 
     Returns:
         None when there is nothing to hold against it, or no static mesh of the base can run.
@@ -160,7 +160,7 @@ def best_of_base(variants: Sequence[Variant]) -> Baseline | None:
     if "static" not in ran or len(ran) == 1:
         return None
     base = variants[0]
-    return first_batch_best(base, base.outcome if base.outcome.mesh else None)
+    return best_of(base, base.outcome if base.outcome.mesh else None)
 
 
 def _against(variant: Variant, base: Variant, best: Baseline | None) -> Baseline | None:
@@ -279,7 +279,7 @@ def whatif_table(variants: Sequence[Variant], best: Baseline | None = None) -> T
             Column("speed_up_vs_first", lambda row: row[0].speed_up(first), heading=f"over {first.outcome.strategy}",
                    format=interval(3), shown=several),
             Column("", lambda row: over_best(row[0].outcome, _against(row[0], first, best)), heading="over best static",
-                   format=".2f", shown=best is not None),
+                   format=interval(2), shown=best is not None),
             Column("", lambda row: memory_of(row[0].outcome.results[0].memory), heading="memory per GPU"),
             Column("memory_bytes", lambda row: row[0].outcome.results[0].memory.total_bytes, shown=False),
             Column("", lambda row: _band_words(row[0]), heading="band of the step"),
@@ -341,7 +341,7 @@ def whatif_lines(variants: Sequence[Variant], best: Baseline | None = None) -> t
         lines += mesh_lines(v.outcome.mesh.packing for v in variants if v.outcome.mesh)
     else:
         lines.append(
-            f"over best static: on the first batch, relative to the fastest static mesh of the base that "
+            f"over best static: relative to the fastest static mesh of the base that "
             f"`hdpsim compare` tries ({best_words(best)})."
         )
     lines += capacity_lines(variants)

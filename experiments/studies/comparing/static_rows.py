@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.experiments.output.document import Column
-from hdpsim.experiments.output.statistics import estimate_json, fixed
+from hdpsim.experiments.output.statistics import Estimate, estimate_json
 
 from .baseline import WORTH_A_ROW, best_static
 from .compare import Outcome
@@ -40,8 +39,8 @@ def mesh_lines(packers: Iterable[str]) -> tuple[str, ...]:
     )
 
 
-def first_batch_best(variant: Variant, own: Outcome | None = None) -> Baseline | None:
-    """Look for the best static mesh of a variant on its first batch.
+def best_of(variant: Variant, own: Outcome | None = None) -> Baseline | None:
+    """Look for the best static mesh of a variant, on its batches, as `hdpsim compare` does.
 
     Args:
         variant: whose scenario and batches.
@@ -52,30 +51,26 @@ def first_batch_best(variant: Variant, own: Outcome | None = None) -> Baseline |
     """
     if variant.scenario is None or variant.drawn is None:
         return None
-    known = Outcome(strategy="static")
-    if own is not None and own.results:
-        known = replace(own, results=own.results[:1], lengths=own.lengths[:1])
-    batches = variant.drawn.lengths[:1]
-    return best_static(variant.scenario, batches, known, independent=not variant.drawn.use.repeated)
+    known = own if own is not None and own.results else Outcome(strategy="static")
+    drawn = variant.drawn
+    return best_static(variant.scenario, drawn.lengths, known, independent=not drawn.use.repeated)
 
 
-def over_best(outcome: Outcome, best: Baseline | None) -> float | None:
-    """Throughput on the first batch relative to the best static mesh; None when either did not run."""
-    if best is None or not outcome.results:
-        return None
-    return float(outcome.results[0].tokens_per_s / best.best.results[0].tokens_per_s)
+def over_best(outcome: Outcome, best: Baseline | None) -> Estimate | None:
+    """Throughput relative to the best static mesh on the same batches; None when either did not run."""
+    return None if best is None or not outcome.results else outcome.speed_up(best.best)
 
 
 def best_json(outcome: Outcome, best: Baseline | None) -> dict[str, Any]:
     """The same as JSON data, with the mesh; nulls where nobody looked for it."""
     ratio = over_best(outcome, best)
     return {
-        "speed_up_vs_best_static": None if ratio is None else estimate_json(fixed(ratio)),
+        "speed_up_vs_best_static": None if ratio is None else estimate_json(ratio),
         "best_static": None
         if best is None
         else {
             "static_mesh": best.best.mesh,
-            "first_batch_step_s": best.best.results[0].step_s,
+            "step_s": estimate_json(best.best.step_s),
             "work_left_out": best.best.work_left_out,
             "tried": [each.document() for each in best.tried],
         },
@@ -96,7 +91,7 @@ def best_words(best: Baseline) -> str:
 
 
 def _slower(one: Outcome, best: Outcome) -> str:
-    return f"{one.results[0].step_s / best.results[0].step_s - 1.0:.1%} slower"
+    return f"{best.tokens_per_s.mean / one.tokens_per_s.mean - 1.0:.1%} slower"
 
 
 def capacity_lines(variants: Sequence[Variant]) -> tuple[str, ...]:

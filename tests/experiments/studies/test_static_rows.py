@@ -116,6 +116,32 @@ def test_scale_names_them_in_text_json_and_csv(
         assert ratio <= 1.001 or row["strategy"] != "static"
 
 
+@settings(derandomize=True, max_examples=4, deadline=None)
+@given(PACKERS, st.sampled_from(("hdp-naive", "hdp-opt")), st.integers(0, 5))
+def test_compare_scale_and_whatif_give_one_answer(
+    tmp_path_factory: pytest.TempPathFactory, packing: str, name: str, seed: int
+) -> None:
+    """Over the best static mesh: the same ratio, with the same interval, of every row that stands in all three."""
+    changes = (f"strategy.packing={packing}", f"data.seed={seed}", "data.batch=512K tokens")
+    file = scenario_file(tmp_path_factory.mktemp("one"), *changes, "gpus=16", "execution.batches=3")
+    strategies = ("--strategies", f"static,{name}")
+    compared = document("compare", file, *strategies)["results"]
+    scaled = document("scale", file, *strategies, "--gpus", "16,32")["results"]
+    changed = document("whatif", file, *strategies, "--set", "gpus=32")["results"]
+    for strategy in ("static", name):
+        same = [
+            next(row for row in compared if row["strategy"] == strategy),
+            next(row for row in scaled if row["strategy"] == strategy and row["gpus"] == 16),
+            next(row for row in changed if row["strategy"] == strategy and row["label"] == "base"),
+        ]
+        for row in same:
+            found = row["speed_up_vs_best_static"]
+            assert found.keys() == same[0]["speed_up_vs_best_static"].keys()
+            assert found == pytest.approx(same[0]["speed_up_vs_best_static"])
+            assert row["tokens_per_s"] == pytest.approx(same[0]["tokens_per_s"])
+    assert any(row["speed_up_vs_best_static"]["ci95_half_width"] for row in compared)
+
+
 def test_a_sweep_names_them_in_text_json_and_csv(tmp_path: Path) -> None:
     sweep = {
         "base": "quickstart-8gpu",
