@@ -17,8 +17,8 @@ from hdpsim.experiments.studies.comparing.compare import Outcome, Report, silent
 from hdpsim.experiments.studies.comparing.static_rows import (
     MESH_COLUMNS,
     best_json,
-    best_words,
     best_of,
+    best_words,
     mesh_lines,
     over_best,
 )

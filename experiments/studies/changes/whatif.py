@@ -16,9 +16,9 @@ from hdpsim.experiments.scenario.overrides import parse_override, split_group
 from hdpsim.experiments.studies.comparing.compare import Report, silent
 from hdpsim.experiments.studies.comparing.static_rows import (
     best_json,
+    best_of,
     best_words,
     capacity_lines,
-    best_of,
     mesh_lines,
     over_best,
 )

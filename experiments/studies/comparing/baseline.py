@@ -90,15 +90,7 @@ def best_static(
         setup = scenario.setup("static")
     except InfeasibleError:
         return None
-    packers: tuple[Packing, ...] = get_args(Packing)
-    setups = [replace(setup, strategy=replace(setup.strategy, packing=packing)) for packing in packers]
-    tried = tuple(
-        Tried(
-            setup=each,
-            outcome=run_setup(each, batches[:1], BEST_STATIC, links=links, independent=independent),
-        )
-        for each in setups
-    )
+    tried = packers_tried(setup, batches[:1], links=links, independent=independent)
     finalists = _finalists(tried, whole=False)
     if not finalists:
         return None
@@ -117,6 +109,18 @@ def best_static(
         return None
     whole = _fastest([outcome for outcome in outcomes if outcome.work_left_out < WORTH_A_ROW])
     return Baseline(best=best, best_whole=whole, tried=tried, fixed_cp=setup.layout.parallel.cp is not None)
+
+
+def packers_tried(
+    setup: Setup, batches: Sequence[Lengths], *, links: bool = False, independent: bool = True
+) -> tuple[Tried, ...]:
+    """A static mesh with every packer in turn."""
+    packers: tuple[Packing, ...] = get_args(Packing)
+    setups = [replace(setup, strategy=replace(setup.strategy, packing=packing)) for packing in packers]
+    return tuple(
+        Tried(setup=each, outcome=run_setup(each, batches, BEST_STATIC, links=links, independent=independent))
+        for each in setups
+    )
 
 
 def _finalists(tried: Sequence[Tried], *, whole: bool) -> list[int]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hdpsim.experiments.scenario.scenario import Scenario
 
     from .baseline import Baseline
+    from .other_degrees import OtherDegree
 
 
 DEFAULT_STRATEGIES = ("static", "hdp-naive", "hdp-balance", "hdp-opt")
@@ -181,6 +182,8 @@ class Comparison:
     """The global batches all of them saw."""
     baseline: Baseline | None = None
     """What was tried to find the best static mesh; None when nobody asked, or none can run."""
+    other_degree: OtherDegree | None = None
+    """A static mesh of another tensor-parallel degree that is clearly faster; None when nobody asked, or none is."""
 
     @property
     def lengths(self) -> tuple[Lengths, ...]:
@@ -325,6 +328,7 @@ def compare(
         InfeasibleError: no strategy can run.
     """
     from .baseline import best_static
+    from .other_degrees import faster_degree
 
     drawn = scenario.draw(batches)
     lengths, independent = drawn.lengths, not drawn.use.repeated
@@ -336,10 +340,14 @@ def compare(
     if not any(outcome.results for outcome in outcomes):
         reasons = "\n".join(f"  {outcome.strategy}: {outcome.reason}" for outcome in outcomes)
         raise InfeasibleError(f"no strategy can run this scenario:\n{reasons}")
-    found = None
+    found = other = None
     if baseline and "static" in strategies:
         place = list(strategies).index("static")
         found = best_static(scenario, lengths, outcomes[place], links=links, independent=independent)
         if found is not None and found.best is not outcomes[place]:
             outcomes.insert(place + 1, found.best)
-    return Comparison(scenario=scenario, outcomes=tuple(outcomes), drawn=drawn, baseline=found)
+        if found is not None and len(strategies) > 1:
+            other = faster_degree(scenario, lengths, found.best)
+    return Comparison(
+        scenario=scenario, outcomes=tuple(outcomes), drawn=drawn, baseline=found, other_degree=other
+    )

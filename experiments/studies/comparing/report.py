@@ -94,6 +94,7 @@ def compare_document(
             "static_meshes_tried": [
                 each.document() for each in (comparison.baseline.tried if comparison.baseline else ())
             ],
+            "static_mesh_of_another_degree": comparison.other_degree and comparison.other_degree.document(),
             "batches": comparison.batches,
             "data": comparison.use.document(),
             "explanation": why,
@@ -295,7 +296,25 @@ def explanation(comparison: Comparison) -> str:
     if others and hdp.mesh is None:
         ratios = [f"{with_interval(hdp.speed_up(mesh), digits=2)} against {name}" for name, mesh in others]
         text += f" {hdp.strategy} is {' and '.join(ratios)}."
-    return text
+    return text + _other_degree_words(comparison)
+
+
+def _other_degree_words(comparison: Comparison) -> str:
+    """That the layout holds static meshes back, and how the fastest strategy does against a mesh that is not."""
+    other, best = comparison.other_degree, comparison.best_static
+    if other is None or best is None:
+        return ""
+    held = max(
+        (o for o in comparison.feasible if o.mesh is None), key=lambda o: o.tokens_per_s.mean, default=None
+    )
+    against = (
+        f"; {held.strategy} is {1.0 / other.faster_than(held):.2f} times as fast as that one" if held else ""
+    )
+    return (
+        f" This layout holds static meshes back: one with {other.words} is {other.faster_than(best):.2f} times as "
+        f"fast as {best.strategy} on the first batch{against} (`hdpsim plan` looks for the layout that suits each "
+        f"strategy)."
+    )
 
 
 def _among(outcome: Outcome, told: tuple[Outcome, ...]) -> bool:
