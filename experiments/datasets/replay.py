@@ -21,6 +21,7 @@ from hdpsim.simulator.run.options import RunOptions
 from hdpsim.simulator.run.prepared import PreparedStep, prepare_step
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import settled_degree
+from hdpsim.simulator.strategies.static.outlier_queues import OutlierQueues
 from hdpsim.traces import (
     Distribution,
     GlobalBatch,
@@ -85,6 +86,7 @@ class DatasetReplay:
         account_s: seconds of a step in each account, mean over ranks, stages and steps.
         startup_s: until the first batch was loaded and planned, which is in no step.
         left_out_tokens: tokens of a last batch that did not fill up.
+        waiting_tokens: tokens of long documents that wait for a later batch when it ends (strategy.outlier_queues).
         dropped_tokens: tokens of sequences that the policy left out, up to here.
         truncated_tokens: tokens it cut off.
         long: sequences longer than the context, up to here.
@@ -100,6 +102,7 @@ class DatasetReplay:
     stopped: str
     error: HdpSimError | None
     left_out_tokens: int
+    waiting_tokens: int
     dropped_tokens: int
     truncated_tokens: int
     long: LongSequences
@@ -124,14 +127,18 @@ def _prepare(
 
 
 class _Batches:
-    """Full batches in order, with an account of what is in none.
+    """Full batches in order, with an account of what is in none; the strategy's queues carry documents to later ones.
 
     Attributes:
+        waiting: tokens that wait after the batch of that number, and those after the last that was played.
         error: why the data ended early. It is not raised on the way: batches before it may still be played.
     """
 
     def __init__(
-        self, data: DataOptions, source: Trace | Distribution | RepeatedLengths | LengthStream
+        self,
+        data: DataOptions,
+        source: Trace | Distribution | RepeatedLengths | LengthStream,
+        queues: OutlierQueues | None = None,
     ) -> None:
         self.rows = source.rows if isinstance(source, LengthStream) else None
         if isinstance(source, Trace):
@@ -139,6 +146,8 @@ class _Batches:
         self.left_out_tokens = 0
         self.error: HdpSimError | None = None
         self.given: dict[int, GlobalBatch] = {}
+        self.waiting: dict[int, int] = {}
+        self._queues = queues
         self.done = self.sequences = 0
         self._batches = global_batches(
             source,
@@ -156,10 +165,14 @@ class _Batches:
                 if not batch.complete:
                     self.left_out_tokens = batch.tokens
                     return
-                self.given[batch.index] = batch
                 self.done += 1
                 self.sequences += len(batch.lengths)
-                yield batch.lengths
+                lengths = batch.lengths
+                if self._queues is not None:
+                    lengths = self._queues.batch(lengths)
+                    self.waiting[batch.index] = int(self._queues.waiting.sum())
+                self.given[batch.index] = replace(batch, lengths=lengths)
+                yield lengths
         except HdpSimError as error:
             self.error = error
 
@@ -198,7 +211,9 @@ def replay_dataset(
     source = _source(scenario.data)
     if isinstance(source, Distribution | RepeatedLengths) and steps is None and until is None:
         raise UserInputError(f"the source ({source.name}) has no end: give --steps N or --until-ci")
-    batches = _Batches(scenario.data, source)
+    setup = scenario.setup()
+    batches = _Batches(scenario.data, source, OutlierQueues.of(setup))
+    waiting_tokens = 0
     throughput = RunningThroughput()
     rows: list[ReplayStep] = []
     accounts: dict[str, float] = {}
@@ -210,10 +225,10 @@ def replay_dataset(
         with engine:
             for batch, row in _on_one_clock(batches, steps, scenario, engine):
                 lost += (batch.dropped_tokens, batch.truncated_tokens)
+                waiting_tokens = batches.waiting.pop(batch.index, 0)
                 long = long.with_batch(batch)
                 if row.number == 1:  # nobody could begin its batch before it: the start of the run is no step
                     startup_s, row = row.waited_s, row.without_waits()
-                    setup = scenario.setup()
                     band = None if setup.strategy.is_own else setup_band(setup, batch.lengths)
                 throughput.add(batch.tokens, row.period_s)
                 for account, seconds in row.account_s.items():
@@ -249,6 +264,7 @@ def replay_dataset(
         stopped=stopped,
         error=error,
         left_out_tokens=batches.left_out_tokens if stopped == "end of the data" else 0,
+        waiting_tokens=waiting_tokens,
         dropped_tokens=int(lost[0]),
         truncated_tokens=int(lost[1]),
         long=long,

@@ -92,6 +92,7 @@ def replay_json(replay: DatasetReplay) -> dict[str, Any]:
         "startup_s": replay.startup_s,
         "waited_s": None if empty else sum(step.waited_s for step in replay.steps) / len(replay.steps),
         "left_out_tokens": replay.left_out_tokens,
+        "waiting_tokens": replay.waiting_tokens,
         "dropped_tokens": replay.dropped_tokens,
         "truncated_tokens": replay.truncated_tokens,
         "longer_than_context": replay.long.document(),
@@ -149,6 +150,7 @@ def replay_lines(replay: DatasetReplay) -> list[str]:
         lines.append(replay.long.line)
     for tokens, what in (
         (replay.left_out_tokens, "of a last batch that did not fill up are left out"),
+        (replay.waiting_tokens, "of long documents still wait when it ends (strategy.outlier_queues)"),
         (replay.dropped_tokens, "of sequences longer than the context were dropped (data.policy)"),
         (replay.truncated_tokens, "beyond the context were cut off (data.policy)"),
     ):

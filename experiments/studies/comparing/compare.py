@@ -19,7 +19,7 @@ from hdpsim.simulator.hidden_settings import hidden_settings
 from hdpsim.simulator.lower_bound import lower_bound_s
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import StepResult, settled_degree, simulate_step
-from hdpsim.simulator.strategies.static.outlier_queues import delayed_batches
+from hdpsim.simulator.strategies.static.outlier_queues import OutlierQueues, delayed_batches
 
 from .strategy_variants import read_variants
 
@@ -290,10 +290,9 @@ def run_setup(
 
 def strategy_batches(setup: Setup, batches: Sequence[Lengths]) -> Sequence[Lengths]:
     """The batches that the setup's strategy trains on: those drawn, unless long documents wait for later ones."""
-    queues = setup.strategy.outlier_queues
-    if setup.strategy.name != "wlb-llm" or not queues:
+    if OutlierQueues.of(setup) is None:
         return batches
-    return delayed_batches(batches, queues, setup.context_tokens)
+    return delayed_batches(batches, setup.strategy.outlier_queues, setup.context_tokens)
 
 
 def _mesh(setup: Setup, results: Sequence[StepResult]) -> Mesh | None:

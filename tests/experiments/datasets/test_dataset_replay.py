@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from hdpsim.experiments.output.throughput import RunningThroughput
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
 from hdpsim.simulator.play.execution import WAITS
 from hdpsim.simulator.run.prepared import BatchPath, PreparedStep
+from hdpsim.simulator.strategies.static.outlier_queues import delayed_batches
+from hdpsim.traces import global_batches
 
 BATCH = 2**17  # 128K tokens
 
@@ -150,6 +153,29 @@ def test_every_full_batch_is_played_once_and_in_order(trace: Path, thread_engine
     assert replay.throughput.tokens_per_s == pytest.approx(len(seconds) * BATCH / sum(seconds))
     assert replay.steps[3].mean_tokens_per_s == pytest.approx(4 * BATCH / sum(seconds[:4]))
     assert replay.account_s["attention"] == pytest.approx(sum(seconds) / len(seconds))
+
+
+@pytest.mark.usefixtures("fast_steps")
+@pytest.mark.parametrize("slots", [1, 7])
+def test_long_documents_wait_for_later_batches(trace: Path, thread_engine: type, slots: int) -> None:
+    queued = (
+        "strategy.name=wlb-llm",
+        "layout.cp=1",
+        "layout.cp_kind=all-gather",
+        "strategy.outlier_queues=2",
+    )
+    usual = scenario(trace, *queued[:-1])
+    waiting = scenario(trace, *queued)
+    context = waiting.data.context_tokens
+    source = global_batches([np.load(trace).astype(np.int64)], context_tokens=context, budget_tokens=BATCH)
+    trained = delayed_batches([batch.lengths for batch in islice(source, 5)], 2, context)
+    replay = replay_dataset(waiting, thread_engine(slots), steps=5)
+    assert [step.tokens for step in replay.steps[:-1]] == [int(lengths.sum()) for lengths in trained[:-1]]
+    # the last batch of a run takes what still waits, a replay leaves it out and says so
+    assert replay.waiting_tokens == int(trained[-1].sum()) - replay.steps[-1].tokens
+    assert replay.waiting_tokens > 0
+    assert any(f"{replay.waiting_tokens:,} tokens of long documents" in line for line in replay_lines(replay))
+    assert replay_dataset(usual, thread_engine(slots), steps=5).waiting_tokens == 0
 
 
 @pytest.mark.usefixtures("fast_steps")
