@@ -6,10 +6,9 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.errors import UserInputError
+from hdpsim.experiments.bands.memory_fit import margins
 from hdpsim.quoting import quoted
-from hdpsim.yaml_loader import load_yaml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +36,7 @@ class Margin:
 @cache
 def shipped_margin() -> Margin:
     """Of the published runs; experiments/data/memory_margin.yaml says how it was found."""
-    return Margin(**load_yaml(shipped("experiments/data/memory_margin.yaml")))
+    return Margin(**margins()["peaks"])
 
 
 def parse_headroom(text: str) -> float:

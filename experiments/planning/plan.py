@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.bands.band import widest_band
+from hdpsim.experiments.bands.memory_fit import fits_probability
 from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.exchange.exporter import Exported
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
@@ -279,6 +280,7 @@ def _figures(one: Evaluated) -> dict[str, Any]:
         "step_s": one.step_s,
         "memory_gib": one.memory.total_bytes / _GIB,
         "headroom_gib": one.headroom_bytes / _GIB,
+        "fits_probability": fits_probability(one.memory),
         "fits_on_paper_only": one.tight,
         "usd_per_token": one.usd_per_token,
         "joule_per_token": one.joule_per_token,
@@ -316,6 +318,7 @@ def best_table(found: Found, rows: Sequence[dict[str, Any]], tokens: float | Non
         Column("", lambda pair: pair[0].tokens_per_s, heading="tokens/s", format=",.0f"),
         Column("", lambda pair: memory_of(pair[0].memory), heading="memory per GPU"),
         Column("", lambda pair: pair[0].headroom_bytes / _GIB, heading="headroom", unit="GiB", format=".1f"),
+        Column("", lambda pair: fits_probability(pair[0].memory), heading="fits", format=".0%"),
         Column("", lambda pair: _usd_per_million(pair[0]), heading="USD per M tokens", format=".3g",
                missing="unknown"),
         Column("", lambda pair: pair[0].joule_per_token, heading="J per token", format=".3g"),
@@ -345,6 +348,7 @@ def _candidate_columns(*, gpus: bool) -> tuple[Column[Evaluated], ...]:
         Column("tokens_per_s", heading="tokens/s", format=",.0f"),
         Column("memory_gib", lambda one: one.memory.total_bytes / _GIB, heading="memory", unit="GiB", format=".1f"),
         Column("headroom_gib", lambda one: one.headroom_bytes / _GIB, shown=False),
+        Column("fits_probability", lambda one: fits_probability(one.memory), shown=False),
         Column("usd_per_million_tokens", _usd_per_million, heading="USD per M tokens", format=".3g",
                missing="unknown"),
         Column("fits_on_paper_only", lambda one: one.tight, shown=False),

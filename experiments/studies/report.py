@@ -12,6 +12,7 @@ import numpy as np
 
 from hdpsim.cost_models.reading.units import TERA, format_quantity
 from hdpsim.experiments.bands.band import widest_band
+from hdpsim.experiments.bands.memory_fit import fits_probability, fits_words
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, facts
 from hdpsim.experiments.output.finite import plain
 from hdpsim.experiments.output.plots.style import ACCOUNT_GROUPS, account_group, format_tokens, readable_name
@@ -148,9 +149,14 @@ def outcome_json(
 
 
 def memory_json(report: MemoryReport) -> dict[str, Any]:
-    """Every part of the fullest stage's memory, and their total."""
+    """Every part of the fullest stage's memory, their total, and how sure it is that it fits."""
     document: dict[str, Any] = plain(report)
-    return {**document, "total_bytes": report.total_bytes, "parts": report.parts}
+    return {
+        **document,
+        "total_bytes": report.total_bytes,
+        "parts": report.parts,
+        "fits_probability": fits_probability(report),
+    }
 
 
 def flop_rates(outcome: Outcome) -> dict[str, float]:
@@ -312,7 +318,10 @@ def step_table(comparison: Comparison, target: Target | None = None) -> Table[tu
             for place, (words, rate) in enumerate(flop_rates(outcome).items())
         ),
         ("the step is", split_words(outcome.shares())),
-        ("memory", f"{memory_of(first.memory)}: {memory_parts(first.memory.parts)}"),
+        (
+            "memory",
+            f"{memory_of(first.memory)} ({fits_words(first.memory)}): {memory_parts(first.memory.parts)}",
+        ),
         ("tokens per step", f"{np.mean([result.tokens for result in outcome.results]):,.0f}"),
         ("micro-batches", f"{first.plan_micro_batches:,}, largest group {first.largest_group:,} ranks"),
         (

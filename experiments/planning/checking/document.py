@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.cost_models.reading.units import DAY_S, HOUR_S
+from hdpsim.experiments.bands.memory_fit import fits_probability
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, interval
 from hdpsim.experiments.output.statistics import estimate_json, with_interval
 from hdpsim.experiments.studies.cost_to_target import price_of, usd_words
@@ -199,6 +200,7 @@ def _memory_table(checked: Checked) -> Table[list[MemoryReport]]:
         Column("", lambda reports: reports[0].total_bytes / _GIB, heading="needs", unit="GiB", format=".1f"),
         Column("", lambda reports: (reports[0].capacity_bytes - reports[0].total_bytes) / _GIB, heading="free",
                unit="GiB", format=".1f"),
+        Column("", lambda reports: fits_probability(reports[0]), heading="fits", format=".0%"),
         Column("", lambda reports: _largest_parts(reports[0]), heading="most of it (GiB)", left=True),
     )  # fmt: skip
     rows, title = list(alike.values()), "Memory of a GPU, by pipeline stage"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hdpsim.experiments.bands.band import widest_band
+from hdpsim.experiments.bands.memory_fit import fits_probability
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
 from hdpsim.experiments.output.statistics import estimate_json
 from hdpsim.experiments.output.words import duration, large_amount, memory_of, with_duration
@@ -76,6 +77,7 @@ def _type_json(result: TypeResult) -> dict[str, Any]:
             **_offer_json(result.offer),
             "memory_gib": memory.total_bytes / _GIB,
             "headroom_gib": (memory.capacity_bytes - memory.total_bytes) / _GIB,
+            "fits_probability": fits_probability(memory),
             "feasible": True,
         }
     fastest = result.fastest and {"gpus": result.fastest[0], "seconds": result.fastest[1]}
