@@ -18,10 +18,11 @@ from hdpsim.cost_models.step.step import step_costs
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.plan_pieces import distinct_micro_batches
+from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.play.engine import run_engine
 from hdpsim.simulator.play.replay import run_replay
 from hdpsim.simulator.setup import Setup
-from hdpsim.simulator.step import plan_batch, simulate_step
+from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 __all__ = ["FIGURES", "SCALING", "SCALING_GPUS", "SCALING_TARGET_GPUS", "Figure", "Prepared", "at_scale"]

@@ -14,8 +14,9 @@ from hdpsim.arrays import Ints
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.scenario.scenario import load_scenario
+from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.setup import Setup, StrategyName
-from hdpsim.simulator.step import plan_batch, simulate_step
+from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.uniform import price_uniform
 
 __all__ = ["SEARCH_FIGURES"]

@@ -17,18 +17,13 @@ from numpy.typing import ArrayLike
 from hdpsim.cost_models.memory.report import MemoryReport
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.errors import HdpSimError
+from hdpsim.simulator.planning import plan_batch, planning_problem, settled_degree
 from hdpsim.simulator.play.execution import Noise
+from hdpsim.simulator.playing import plan_noise
+from hdpsim.simulator.pricing import price_plan
 from hdpsim.simulator.settings import changed_settings, note_on, with_default
 from hdpsim.simulator.setup import Setup
-from hdpsim.simulator.step import (
-    StepResult,
-    plan_batch,
-    plan_noise,
-    planning_problem,
-    price_plan,
-    settled_degree,
-    simulate_plan,
-)
+from hdpsim.simulator.step import StepResult, simulate_plan
 from hdpsim.simulator.step_memory import capacity_tokens, check_fits, plan_memory
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.static.static_mesh import MeshPacks

@@ -16,10 +16,10 @@ from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.step.mixed import MixedCost
 from hdpsim.cost_models.step.step import epilogue
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
+from hdpsim.simulator.planning import planning_problem
 from hdpsim.simulator.play.pipeline.chain import Chain, make_chain
 from hdpsim.simulator.play.pipeline.schedules import STAGE_BY_STAGE
 from hdpsim.simulator.setup import OF_PAPERS, Setup
-from hdpsim.simulator.step import planning_problem
 from hdpsim.simulator.strategies.hdp.groups import RESIDENT_LAYERS, size_grid
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.static.packing import pack

@@ -21,15 +21,12 @@ from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.cost_models.tracing import shared
 from hdpsim.errors import InfeasibleError
+from hdpsim.simulator.planning import check_strategy, micro_batch_cost
 from hdpsim.simulator.play.replay import replay_lone_step
+from hdpsim.simulator.playing import play_with_data
+from hdpsim.simulator.pricing import price_micro_batches
 from hdpsim.simulator.setup import Setup
-from hdpsim.simulator.step import (
-    check_strategy,
-    micro_batch_cost,
-    play_with_data,
-    price_micro_batches,
-    simulate_step,
-)
+from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.step_memory import capacity_tokens, check_fits, memory_of
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.static.static_mesh import mesh_degrees, rings_alike

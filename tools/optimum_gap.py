@@ -29,8 +29,9 @@ from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.output.tables import TextTable, plain_text
 from hdpsim.experiments.scenario.scenario import load_scenario
+from hdpsim.simulator.planning import planning_problem
 from hdpsim.simulator.setup import Setup
-from hdpsim.simulator.step import planning_problem, simulate_step
+from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.strategies.flexsp.integer_programme import least
 from hdpsim.simulator.strategies.problem import PlanningProblem
 

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from hdpsim.experiments.output.tables import TextTable, plain_text
 from hdpsim.experiments.scenario.scenario import load_scenario
-from hdpsim.simulator.step import plan_batch
+from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.strategies.opt.dealing import fill_packs
 from hdpsim.simulator.strategies.opt.hdp_opt import usual_s
 from hdpsim.simulator.strategies.opt.long_sequences import LongSequences, ideal_step_s

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,16 +21,15 @@ from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layout.groups import ContextParallelKind
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.activations import activation_bytes_per_token_layer
-from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.step.host_link import offload_bytes_per_s
 from hdpsim.cost_models.step.layer_prices import TERM_ROWS, TERMS, layer_prices
 from hdpsim.cost_models.step.micro_batch import MicroBatches, StepSums
 from hdpsim.cost_models.step.sharded_parameters import ShardedParameters
+from hdpsim.cost_models.step.stage_links import StageChain, stage_links
 from hdpsim.cost_models.step.traffic import HOST_KINDS, Traffic, TrafficKind
-from hdpsim.cost_models.tracing import priced, remembered, shared
+from hdpsim.cost_models.tracing import priced, remembered
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import StageContents, stage_contents
-from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
 
 _REPEATED = frozenset(
     {"attention", "ring_merge", "ring_wait", "host"}
@@ -267,7 +265,7 @@ class MicroBatchCost:
         restart_s = 0.0 if self.layout.pipeline.overlap else RESTART_SHARE * self.cal.micro_batch_fixed_s
         if self.layout.pipeline.schedule == "interleaved":
             restart_s /= 2.0
-        latency_s, byte_s = _stage_links(self.fabric, _StageChain.of(self.layout, ranks))
+        latency_s, byte_s = stage_links(self.fabric, StageChain.of(self.layout, ranks))
         return np.asarray(latency_s + restart_s + self._transfer_bytes(batches) * byte_s)
 
     def _transfer_bytes(self, batches: MicroBatches) -> Floats:
@@ -340,7 +338,7 @@ class MicroBatchCost:
         """[n] each: bytes that a GPU sends to the next stage, and what of transfer_s does not depend on the rate."""
         if self.layout.parallel.pp == 1:
             return np.zeros(batches.count), np.zeros(batches.count)
-        _, byte_s = _stage_links(self.fabric, _StageChain.of(self.layout, ranks))
+        _, byte_s = stage_links(self.fabric, StageChain.of(self.layout, ranks))
         volume = self._transfer_bytes(batches)
         return volume, np.asarray(self.transfer_s(batches, ranks) - volume * byte_s)
 
@@ -477,46 +475,6 @@ class MicroBatchCost:
 def _on_hosts(cal: Calibration, host_time: float) -> Calibration:
     """The calibration with the launches of hosts that take so many times as long."""
     return replace(cal, launch_s=cal.launch_s * host_time)
-
-
-class _StageChain(NamedTuple):
-    """Where the stages of all ranks are."""
-
-    ranks: int
-    stages: int
-    tp: int
-    rank_stride: int
-    stage_stride: int
-    chunks: int
-    in_turn: bool
-    """Whether a pass goes through the first chunks of all stages before it comes to the second one of the first."""
-
-    @classmethod
-    def of(cls, layout: Layout, ranks: int) -> _StageChain:
-        parallel, chunks = layout.parallel, layout.pipeline.vpp
-        in_turn = chunks > 1 and layout.pipeline.schedule not in SPLIT_SCHEDULES
-        strides = parallel.rank_stride, parallel.stage_stride(ranks)
-        return cls(ranks, parallel.pp, parallel.tp, *strides, chunks, in_turn)
-
-
-@shared(most=256)
-def _stage_links(fabric: FabricModel, chain: _StageChain) -> tuple[float, float]:
-    """Mean latency and seconds per byte of the links between the stages of the rank whose stages are farthest apart.
-
-    With chunks in turn the last stage sends to the first as well.
-    """
-    stages = np.arange(chain.stages) * chain.stage_stride
-    first_gpu = np.arange(chain.ranks)[:, None] * chain.rank_stride + stages
-    target = np.roll(first_gpu, -1, axis=1) if chain.in_turn else first_gpu[:, 1:]
-    source = first_gpu[:, : target.shape[1]]
-    by_rank = fabric.tier(source, target)
-    tiers = by_rank[int(by_rank.sum(axis=1).argmax())]
-    crossing = fabric.flow_crossing(source, target, chain.tp)
-    rate = fabric.slowest_bytes_per_s(tiers, np.broadcast_to(crossing, (len(tiers), 2)))
-    passes = np.full(len(tiers), chain.chunks)
-    passes[chain.stages - 1 :] -= 1  # the way back to the first stage is gone once less
-    latency_s = np.average(fabric.latency_s(tiers), weights=passes)
-    return float(latency_s), float(np.average(1.0 / rate, weights=passes))
 
 
 def _stage_kinds(model: Model, layout: Layout) -> tuple[tuple[StageContents, ...], Ints]:

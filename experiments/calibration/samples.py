@@ -17,7 +17,7 @@ from hdpsim.experiments.records.table import Record
 from hdpsim.experiments.validation.kernel_prediction import predicted_s
 from hdpsim.experiments.validation.kernel_sources import gpu_of, instrument_of
 from hdpsim.experiments.validation.kernels import measured_s, rows_of
-from hdpsim.simulator.step import plan_batch
+from hdpsim.simulator.planning import plan_batch
 
 KINDS = ("gemm", "flash_fwd", "flash_bwd")
 """Grouped products would bend the rates of dense ones by what their operands cost; the network's constants are read

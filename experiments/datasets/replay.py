@@ -16,11 +16,11 @@ from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.output.throughput import RunningThroughput
 from hdpsim.experiments.parallel.dispatch import dispatch
 from hdpsim.experiments.scenario.data_use import LongSequences
+from hdpsim.simulator.planning import settled_degree
 from hdpsim.simulator.run.clock import RunStep, run_of
 from hdpsim.simulator.run.options import RunOptions
 from hdpsim.simulator.run.prepared import PreparedStep, prepare_step
 from hdpsim.simulator.setup import Setup
-from hdpsim.simulator.step import settled_degree
 from hdpsim.simulator.strategies.static.outlier_queues import OutlierQueues
 from hdpsim.traces import (
     Distribution,

@@ -22,8 +22,10 @@ from hdpsim.experiments.output.document import envelope
 from hdpsim.quoting import quoted
 from hdpsim.simulator.hidden_settings import hidden_settings
 from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.planning import plan_batch
+from hdpsim.simulator.pricing import price_plan
 from hdpsim.simulator.setup import Setup
-from hdpsim.simulator.step import StepResult, plan_batch, price_plan, simulate_plan
+from hdpsim.simulator.step import StepResult, simulate_plan
 
 if TYPE_CHECKING:
     from hdpsim.experiments.scenario.scenario import Scenario

@@ -28,8 +28,9 @@ from hdpsim.experiments.papers.bytescale_steps import (
 from hdpsim.experiments.papers.figures import compared
 from hdpsim.experiments.papers.paper import Results
 from hdpsim.experiments.papers.shown import FigureRow, Part, column
+from hdpsim.simulator.planning import micro_batch_cost, plan_batch
+from hdpsim.simulator.pricing import micro_batches
 from hdpsim.simulator.setup import Setup, StrategyName, StrategyOptions
-from hdpsim.simulator.step import micro_batch_cost, micro_batches, plan_batch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,9 +11,10 @@ from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import HdpSimError
 from hdpsim.experiments.papers.folder import PublishedFigure, paper_folder
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
+from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.play.randomness.noise import clean_probability
 from hdpsim.simulator.setup import ExecutionOptions
-from hdpsim.simulator.step import StepResult, plan_batch, simulate_plan
+from hdpsim.simulator.step import StepResult, simulate_plan
 
 FOLDER = paper_folder("megascale")
 SETUP = FOLDER.setup

@@ -20,7 +20,9 @@ from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import setting_of
 from hdpsim.experiments.software.run import RunConfig
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.step import plan_batch, planning_problem, play_plan, price_plan
+from hdpsim.simulator.planning import plan_batch, planning_problem
+from hdpsim.simulator.playing import play_plan
+from hdpsim.simulator.pricing import price_plan
 
 Convention = Literal["model, full attention", "model, causal attention", "hardware, full attention"]
 

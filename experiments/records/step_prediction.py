@@ -15,8 +15,9 @@ from hdpsim.experiments.records.step_benchmarks import benchmark_of
 from hdpsim.experiments.records.steps import MeasuredStep
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolve_scenario
 from hdpsim.quoting import quoted
+from hdpsim.simulator.planning import planning_problem
 from hdpsim.simulator.setup import Setup
-from hdpsim.simulator.step import StepResult, planning_problem, simulate_plan, simulate_step
+from hdpsim.simulator.step import StepResult, simulate_plan, simulate_step
 from hdpsim.simulator.step_memory import check_fits, plan_memory
 from hdpsim.simulator.strategies.static.given_packs import plan_given_packs
 

@@ -32,6 +32,7 @@ from hdpsim.cost_models.network.links import Links
 from hdpsim.simulator.network.flows import FlowNetwork
 from hdpsim.simulator.play.engine import StepPlay
 from hdpsim.simulator.play.flows.engine import FlowStep
+from hdpsim.simulator.playing import wired
 from hdpsim.simulator.run.checkpoints import Checkpoints, checkpoints_of
 from hdpsim.simulator.run.host_memory import HostMemory, host_room_bytes
 from hdpsim.simulator.run.options import RunOptions
@@ -40,7 +41,6 @@ from hdpsim.simulator.run.record import Record
 from hdpsim.simulator.run.storage import SharedStorage, Storage, StorageOnNics, with_storage
 from hdpsim.simulator.run.tight_hosts import HostedStep
 from hdpsim.simulator.setup import Setup
-from hdpsim.simulator.step import wired
 
 _Process = Generator[simpy.Event, Any, None]
 

@@ -12,26 +12,22 @@ from hdpsim.arrays import Floats
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.cost_models.step.step import planning_times
 from hdpsim.errors import InfeasibleError, UserInputError
+from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.play.execution import Execution
 from hdpsim.simulator.play.flows.engine import FlowingStep
 from hdpsim.simulator.play.pipeline.program import Program, compile_program
 from hdpsim.simulator.play.pipeline.schedules import STAGE_BY_STAGE
 from hdpsim.simulator.play.randomness.noise import synchronised_pause_s
 from hdpsim.simulator.play.replay import replay_timeline
+from hdpsim.simulator.playing import plan_noise, play_plan, wired
+from hdpsim.simulator.pricing import price_plan
 from hdpsim.simulator.run.checkpoints import checkpoints_of
 from hdpsim.simulator.run.host_memory import host_room_bytes, step_room_bytes
 from hdpsim.simulator.run.offload import Offload, hosted_program, offload_of
 from hdpsim.simulator.run.options import RunOptions
 from hdpsim.simulator.run.tight_hosts import HostedProgram
 from hdpsim.simulator.setup import Setup
-from hdpsim.simulator.step import (
-    plan_batch,
-    plan_noise,
-    play_plan,
-    price_plan,
-    result_of,
-    wired,
-)
+from hdpsim.simulator.step import result_of
 from hdpsim.simulator.step_memory import communicators_s
 from hdpsim.simulator.strategies.problem import PlanningProblem
 

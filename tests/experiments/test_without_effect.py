@@ -18,8 +18,8 @@ from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.studies.changes.whatif import whatif, whatif_table
 from hdpsim.experiments.studies.comparing.compare import Outcome, run_batches
 from hdpsim.experiments.studies.report import notes_of
+from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.setup import Setup
-from hdpsim.simulator.step import plan_batch
 from hdpsim.simulator.without_effect import without_effect
 
 SMALL = (

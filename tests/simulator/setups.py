@@ -16,8 +16,8 @@ from hdpsim.cost_models.layer.host import forward_launches
 from hdpsim.cost_models.layout.groups import Schedule
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.transformer.model import Model
+from hdpsim.simulator.planning import micro_batch_cost
 from hdpsim.simulator.setup import ExecutionOptions, Setup, StrategyName, StrategyOptions
-from hdpsim.simulator.step import micro_batch_cost
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 MODEL = Model(

@@ -11,8 +11,9 @@ from simulator_setups import MODEL, small_cluster, small_setup
 from hdpsim.cost_models.layout.groups import ContextParallelKind
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.errors import InfeasibleError
+from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.setup import Setup, StrategyName
-from hdpsim.simulator.step import plan_batch, simulate_step
+from hdpsim.simulator.step import simulate_step
 
 KINDS: tuple[ContextParallelKind, ...] = ("ring", "all-gather", "gathered-ring", "ulysses")
 STRATEGIES: tuple[StrategyName, ...] = ("static", "hdp-naive", "hdp-opt")

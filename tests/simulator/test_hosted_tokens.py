@@ -9,8 +9,9 @@ import pytest
 from simulator_setups import small_setup
 
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.simulator.planning import micro_batch_cost, plan_batch
 from hdpsim.simulator.setup import Setup
-from hdpsim.simulator.step import micro_batch_cost, plan_batch, simulate_step
+from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.step_memory import hosted_tokens
 
 LENGTHS = np.array([8192, 6000, *[1000] * 8])

@@ -8,7 +8,7 @@ from simulator_setups import small_setup
 
 from hdpsim.errors import InfeasibleError
 from hdpsim.ranges import LIMITS
-from hdpsim.simulator.step import plan_batch
+from hdpsim.simulator.planning import plan_batch
 
 
 def test_more_ranks_than_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,10 @@ from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Node
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.lower_bound import lower_bound_s
+from hdpsim.simulator.planning import micro_batch_cost
 from hdpsim.simulator.play.pipeline.validate import validate_plan
 from hdpsim.simulator.setup import ExecutionOptions, Setup, StrategyName
-from hdpsim.simulator.step import StepResult, micro_batch_cost, simulate_step
+from hdpsim.simulator.step import StepResult, simulate_step
 from hdpsim.simulator.step_memory import kind_memory
 
 H100 = catalog.node("hgx-h100-80gb")

@@ -10,9 +10,11 @@ from hdpsim import validate_plan
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.step.step import step_costs
 from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.plan_pieces import plan_micro_batches
+from hdpsim.simulator.planning import micro_batch_cost, plan_batch
 from hdpsim.simulator.play.replay import run_replay
 from hdpsim.simulator.setup import ExecutionOptions, Setup, StrategyOptions
-from hdpsim.simulator.step import StepResult, micro_batch_cost, plan_batch, plan_micro_batches, simulate_step
+from hdpsim.simulator.step import StepResult, simulate_step
 
 EPILOGUE = ("data", "parameter_gather", "gradient_sync", "optimizer")
 

@@ -8,9 +8,10 @@ from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.step.step import loading_s, planning_s
 from hdpsim.cost_models.transformer.flop import forward_flop, sequence_model_flop
 from hdpsim.errors import InfeasibleError, OutOfMemoryError, UserInputError
+from hdpsim.simulator.planning import micro_batch_cost, plan_batch
 from hdpsim.simulator.play.execution import WAITS
 from hdpsim.simulator.setup import ExecutionOptions
-from hdpsim.simulator.step import micro_batch_cost, plan_batch, simulate_step
+from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.step_memory import capacity_tokens, memory_of
 
 LENGTHS = np.array([4096, 3000, 500, 100, 1024] * 10)

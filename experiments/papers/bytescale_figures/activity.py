@@ -27,12 +27,13 @@ from hdpsim.experiments.papers.bytescale_steps import (
 from hdpsim.experiments.papers.figures import compared
 from hdpsim.experiments.papers.paper import Results
 from hdpsim.experiments.papers.shown import FigureRow, Part, rows_part
+from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.play.accounts import make_spans
 from hdpsim.simulator.play.pipeline.program import compile_program
 from hdpsim.simulator.play.pipeline.schedules import BACKWARD, FORWARD
 from hdpsim.simulator.play.replay import replay_timeline
+from hdpsim.simulator.pricing import micro_batches, price_plan
 from hdpsim.simulator.setup import StrategyName, StrategyOptions
-from hdpsim.simulator.step import micro_batches, plan_batch, price_plan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

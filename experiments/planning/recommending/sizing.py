@@ -12,7 +12,7 @@ from hdpsim.errors import InfeasibleError, ScenarioError
 from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.campaigns.run import campaign_to
 from hdpsim.experiments.campaigns.setup import plan_campaign
-from hdpsim.simulator.step import plan_batch
+from hdpsim.simulator.planning import plan_batch
 
 from .goal import Goal, probability, slower_with
 

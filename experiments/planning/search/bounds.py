@@ -10,8 +10,8 @@ import numpy as np
 
 from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.simulator.lower_bound import lower_bound_s
+from hdpsim.simulator.planning import micro_batch_cost
 from hdpsim.simulator.play.randomness.noise import fastest_gpu
-from hdpsim.simulator.step import micro_batch_cost
 from hdpsim.simulator.uniform import price_uniform
 
 if TYPE_CHECKING:

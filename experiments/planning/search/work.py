@@ -12,14 +12,9 @@ import numpy as np
 
 from hdpsim.errors import InfeasibleError, OutOfMemoryError, ScenarioError
 from hdpsim.experiments.studies.power import power_of
+from hdpsim.simulator.planning import check_strategy, planning_problem, settled_degree
 from hdpsim.simulator.setup import Setup
-from hdpsim.simulator.step import (
-    StepResult,
-    check_strategy,
-    planning_problem,
-    settled_degree,
-    simulate_step,
-)
+from hdpsim.simulator.step import StepResult, simulate_step
 from hdpsim.simulator.step_memory import capacity_tokens, check_fits, memory_of
 from hdpsim.simulator.strategies.hdp.groups import needed_ratio
 from hdpsim.simulator.strategies.plan_ideal import plan_ideal_s

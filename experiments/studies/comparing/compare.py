@@ -17,8 +17,9 @@ from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.output.statistics import Estimate, estimate, ratio_of_sums
 from hdpsim.simulator.hidden_settings import hidden_settings
 from hdpsim.simulator.lower_bound import lower_bound_s
+from hdpsim.simulator.planning import settled_degree
 from hdpsim.simulator.setup import Setup
-from hdpsim.simulator.step import StepResult, settled_degree, simulate_step
+from hdpsim.simulator.step import StepResult, simulate_step
 from hdpsim.simulator.strategies.static.outlier_queues import OutlierQueues, delayed_batches
 
 from .strategy_variants import read_variants

@@ -17,7 +17,7 @@ from hdpsim.experiments.output.timeline.passes import NAMES, WAIT, Passes, telli
 from hdpsim.experiments.output.timeline.step import free_lanes
 from hdpsim.simulator.play.accounts import EPILOGUE
 from hdpsim.simulator.play.execution import WAITS
-from hdpsim.simulator.step import play_plan
+from hdpsim.simulator.playing import play_plan
 
 from .plan_files import costs_of_plan
 

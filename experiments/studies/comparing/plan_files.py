@@ -12,8 +12,9 @@ from hdpsim.experiments.output.document import OutputFile
 from hdpsim.experiments.output.plots.plan import plot_plan_groups, plot_plan_work
 from hdpsim.experiments.output.plots.style import account_group
 from hdpsim.experiments.output.timeline.passes import Passes
+from hdpsim.simulator.planning import planning_problem
 from hdpsim.simulator.play.pipeline.program import plan_entries
-from hdpsim.simulator.step import planning_problem, price_plan
+from hdpsim.simulator.pricing import price_plan
 
 if TYPE_CHECKING:
     import pandas as pd

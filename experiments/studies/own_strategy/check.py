@@ -17,9 +17,9 @@ from hdpsim.errors import DeadlockError, HdpSimError, InfeasibleError, PlanError
 from hdpsim.experiments.scenario.scenario import Scenario
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.plan_pieces import plan_costs
+from hdpsim.simulator.planning import planning_problem
 from hdpsim.simulator.play.engine import run_engine
 from hdpsim.simulator.play.replay import run_replay
-from hdpsim.simulator.step import planning_problem
 from hdpsim.simulator.strategies.own import check_plan
 from hdpsim.simulator.strategies.planner import make_plan
 from hdpsim.simulator.strategies.problem import PlanningProblem

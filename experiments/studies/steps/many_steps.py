@@ -17,12 +17,12 @@ from hdpsim.experiments.output.throughput import RunningThroughput
 from hdpsim.experiments.parallel.dispatch import dispatch
 from hdpsim.experiments.parallel.engines import LocalEngine
 from hdpsim.experiments.studies.comparing.compare import Lengths, Report, silent, strategy_batches
+from hdpsim.simulator.planning import settled_degree
 from hdpsim.simulator.run.clock import RunStep, run_of
 from hdpsim.simulator.run.options import RunOptions
 from hdpsim.simulator.run.prepared import PreparedStep, prepare_step
 from hdpsim.simulator.run.record import Record
 from hdpsim.simulator.setup import Setup
-from hdpsim.simulator.step import settled_degree
 
 if TYPE_CHECKING:
     from hdpsim.experiments.bands.band import Band

@@ -13,8 +13,11 @@ from hdpsim.experiments.output.document import Column, Document, Table, interval
 from hdpsim.experiments.output.statistics import FEWEST, Estimate, estimate, paired_ratio
 from hdpsim.experiments.studies.comparing.compare import Report, counted, silent
 from hdpsim.experiments.studies.report import ratio_words
+from hdpsim.simulator.planning import planning_problem
+from hdpsim.simulator.playing import play_plan
+from hdpsim.simulator.pricing import price_plan
 from hdpsim.simulator.setup import Setup
-from hdpsim.simulator.step import StepResult, planning_problem, play_plan, price_plan
+from hdpsim.simulator.step import StepResult
 
 if TYPE_CHECKING:
     from hdpsim.experiments.scenario.scenario import Scenario

@@ -26,8 +26,8 @@ from hdpsim.cost_models.transformer.model import LatentAttention, Model
 from hdpsim.errors import HdpSimError, UserInputError
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.ranges import Range, constant_range
+from hdpsim.simulator.planning import planning_problem
 from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, Setup, StrategyOptions
-from hdpsim.simulator.step import planning_problem
 
 SCENARIO = load_scenario("quickstart-8gpu")
 DEEPSEEK = catalog.model("deepseek-v3")

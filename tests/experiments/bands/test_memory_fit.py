@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import hdpsim
 from hdpsim.experiments.bands.memory_fit import MemoryFit, fits_probability, shipped_fit
 from hdpsim.experiments.scenario.scenario import resolve_scenario
-from hdpsim.simulator.step import plan_batch
+from hdpsim.simulator.planning import plan_batch
 
 FIT = MemoryFit(middle=0.05, spread=0.1, lapses=0.02, ran=1, out_of_memory=1)
 SHARES = st.floats(0.01, 100.0)

@@ -14,8 +14,10 @@ from hdpsim.experiments.output.timeline.passes import PARTS, WAIT, Passes
 from hdpsim.experiments.output.timeline.step import write_timeline
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.verbs.running import compare
+from hdpsim.simulator.planning import planning_problem
+from hdpsim.simulator.pricing import price_plan
 from hdpsim.simulator.setup import ExecutionOptions
-from hdpsim.simulator.step import planning_problem, price_plan, simulate_step
+from hdpsim.simulator.step import simulate_step
 
 
 def slices_of(path: Path) -> list[dict[str, Any]]:

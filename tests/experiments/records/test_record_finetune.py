@@ -11,7 +11,7 @@ from hdpsim.experiments.records.setup import prepare
 from hdpsim.experiments.records.switches import switches_of
 from hdpsim.experiments.software.facts import Run, interleaves
 from hdpsim.experiments.software.run import RunConfig
-from hdpsim.simulator.step import plan_batch
+from hdpsim.simulator.planning import plan_batch
 
 
 def _config(**changes: object) -> RunConfig:

@@ -17,6 +17,7 @@ from hdpsim.cost_models.network.links import LinkKind
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.network.flaps import Flap
 from hdpsim.simulator.network.flows import Activity, FlowNetwork
+from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.play.accounts import Timeline
 from hdpsim.simulator.play.execution import Execution
 from hdpsim.simulator.play.flows.engine import FlowStep, run_flows
@@ -25,8 +26,10 @@ from hdpsim.simulator.play.flows.routes import Rows
 from hdpsim.simulator.play.pipeline.program import compile_program
 from hdpsim.simulator.play.replay import replay_timeline, run_replay
 from hdpsim.simulator.play.shortcuts.repetition import steady_step
+from hdpsim.simulator.playing import link_flaps, plan_noise, wired
+from hdpsim.simulator.pricing import price_plan
 from hdpsim.simulator.setup import ExecutionOptions, Setup
-from hdpsim.simulator.step import link_flaps, plan_batch, plan_noise, price_plan, simulate_step, wired
+from hdpsim.simulator.step import simulate_step
 
 FLOWS = ExecutionOptions(network="flows")
 LENGTHS = np.array([16384, 9000, 8192, 4000, 3000, 2048, 2048, *[1024] * 40])

@@ -130,7 +130,7 @@ def test_host_memory_holds_what_a_step_offloads():
     step = prepare_step(offloading(1e15), LENGTHS, BIG)
     assert step.offload is not None
     # One micro-batch at a time is on its way forward or back: r x bytes x tokens x (layers - 2) on each GPU.
-    from hdpsim.simulator.step import micro_batch_cost, plan_batch
+    from hdpsim.simulator.planning import micro_batch_cost, plan_batch
 
     setup = offloading(1e15)
     plan, _, _ = plan_batch(setup, LENGTHS)

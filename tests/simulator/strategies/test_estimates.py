@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 import hdpsim
 from hdpsim.simulator import own
-from hdpsim.simulator.step import plan_batch, simulate_step
+from hdpsim.simulator.planning import plan_batch
+from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.strategies.estimates import EstimateError
 from hdpsim.simulator.strategies.own import check_plan
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.scenario.scenario import load_scenario
+from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.play.pipeline.validate import validate_plan
 from hdpsim.simulator.setup import OF_PAPERS, Setup
-from hdpsim.simulator.step import plan_batch, simulate_step
+from hdpsim.simulator.step import simulate_step
 
 CHANGES = ("layout.rank_capacity=8K", "data.context=16K", "layout.tp=1", "memory.must_fit=false")
 """Eight ranks of 8K tokens, sequences of up to 16K."""

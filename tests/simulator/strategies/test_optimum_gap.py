@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hdpsim.experiments.scenario.scenario import load_scenario
-from hdpsim.simulator.step import planning_problem
+from hdpsim.simulator.planning import planning_problem
 
 _PATH = Path(__file__).resolve().parents[3] / "tools" / "optimum_gap.py"
 _SPEC = importlib.util.spec_from_file_location("optimum_gap", _PATH)

@@ -10,7 +10,8 @@ import hdpsim
 from hdpsim.errors import OwnPlanError, PlanError, StrategyError
 from hdpsim.simulator import own
 from hdpsim.simulator.plan import HOLE
-from hdpsim.simulator.step import planning_problem, simulate_step
+from hdpsim.simulator.planning import planning_problem
+from hdpsim.simulator.step import simulate_step
 
 
 @pytest.fixture

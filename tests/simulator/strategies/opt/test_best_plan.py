@@ -16,8 +16,9 @@ from hdpsim.cost_models.hardware.parts import Cluster, Fabric
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.lower_bound import lower_bound_s
+from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.setup import Setup, StrategyOptions
-from hdpsim.simulator.step import plan_batch, simulate_step
+from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.strategies.opt import best_plan
 from hdpsim.simulator.strategies.opt.hdp_opt import Draft
 from hdpsim.simulator.strategies.problem import PlanningProblem

@@ -14,9 +14,10 @@ from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.studies.comparing.compare import run_setup
 from hdpsim.simulator.plan import HOLE
 from hdpsim.simulator.plan_pieces import distinct_micro_batches, plan_micro_batches
+from hdpsim.simulator.planning import plan_batch, settled_degree
 from hdpsim.simulator.play.replay import run_replay
 from hdpsim.simulator.setup import Packing, StrategyName
-from hdpsim.simulator.step import plan_batch, settled_degree, simulate_step
+from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.strategies.planner import make_plan
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.static.packing import pack
