@@ -89,7 +89,7 @@ def test_duration_and_tokens_contradict_each_other() -> None:
 def test_simulate_shows_memory_shares_and_the_target() -> None:
     command = ["simulate", "quickstart-8gpu", "--batches", "1", "--tokens", "300B"]
     text = CliRunner().invoke(cli, command, catch_exceptions=False).output
-    assert " of 79.2 GiB: " in text
+    assert " of 79.2 GiB (fits with " in text
     assert "exposed communication" in text
     assert "300B tokens" in text
     assert "USD an hour" in text
