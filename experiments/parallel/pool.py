@@ -89,7 +89,9 @@ def _has_guard(file: str) -> bool:
     """Whether a statement of the script is `if __name__ == "__main__":`; the name alone may stand anywhere."""
     try:
         script = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError):  # no file, or one that is no Python: an archive that runs
+    except OSError:  # a script that came through a pipe (`<stdin>`): no process can run it again
+        return False
+    except (SyntaxError, ValueError):  # no Python: an archive that runs
         return True
     return any(isinstance(part, ast.If) and _asks_for_main(part.test) for part in script.body)
 

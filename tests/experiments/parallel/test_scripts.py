@@ -54,3 +54,19 @@ def test_a_guard_is_a_statement_of_the_script(text: str, guard: bool, tmp_path: 
     file = tmp_path / "script.py"
     file.write_text(text)
     assert _has_guard(str(file)) is guard
+
+
+@pytest.mark.slow
+def test_a_script_through_a_pipe_runs(tmp_path: Path) -> None:
+    """As `python - < script.py` gives it: there is no file for a worker to run again."""
+    done = subprocess.run(
+        [sys.executable, "-"],
+        input=CALL,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["the script runs", "['ok', 'ok']"]
