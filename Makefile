@@ -73,7 +73,7 @@ layers: $(VENV)/.installed-dev ## who may import whom
 	$(BIN)/lint-imports
 
 readme: $(VENV)/.installed-dev ## run the commands of README.md and of the tutorials
-	$(BIN)/python tools/check_readme.py README.md docs/tutorial/*.md docs/how-to/timeline.md
+	$(BIN)/python tools/check_readme.py README.md docs/tutorial/*.md docs/how-to/timeline.md docs/how-to/measured_kernels.md
 
 $(VENV)/.installed-docs: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'

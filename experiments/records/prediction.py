@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
 from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.kernels.formats import matrix_unit
 from hdpsim.cost_models.layout.groups import RecomputeKind
 from hdpsim.cost_models.reading.units import TERA
 from hdpsim.cost_models.transformer.flop import model_flop_per_token
@@ -36,6 +37,8 @@ class Prediction:
         tokens_per_s_per_gpu: throughput.
         convention: how the record's source counts FLOP.
         rates: TFLOP/s per GPU in every convention.
+        peak_tflops_per_gpu: the datasheet's dense peak of the GPU in the format of the run's products.
+        adapters: only adapters are trained, so that weights have no gradients.
         account_s: mean seconds over ranks and stages by account; they sum to step_s.
         memory: what the configuration needs, and what the source would have read.
         features: what its fidelity is judged by.
@@ -50,6 +53,8 @@ class Prediction:
     step_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
     rates: Mapping[Convention, float] = field(default_factory=dict)
+    peak_tflops_per_gpu: float | None = None
+    adapters: bool = False
     account_s: tuple[tuple[str, float], ...] = ()
     memory: MemoryPrediction | None = None
     features: Features | None = None
@@ -113,6 +118,8 @@ def predict(
         step_s=step_s,
         tokens_per_s_per_gpu=tokens_per_s,
         rates=rates,
+        peak_tflops_per_gpu=_peak_tflops(prepared),
+        adapters=prepared.setup.model.adapter_rank > 0,
         account_s=accounts,
         memory=memory,
         features=features_of(prepared.setup, prepared.seq_len, missing=bool(prepared.not_modelled)),
@@ -155,6 +162,13 @@ def measured_step_s(config: RunConfig, prepared: PreparedRun, measured: Measured
     if measured.measured_tflops_per_gpu is not None:
         return tflops[convention_of(config)] / measured.measured_tflops_per_gpu
     return None
+
+
+def _peak_tflops(prepared: PreparedRun) -> float:
+    """Of matrix products in the run's format."""
+    setup = prepared.setup
+    unit = matrix_unit(setup.cluster.gpu, setup.calibration, setup.layout.precision.products)
+    return unit.peak_flop_per_s / TERA
 
 
 def _rates(prepared: PreparedRun, step_s: float) -> tuple[float, dict[Convention, float]]:

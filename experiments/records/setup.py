@@ -19,13 +19,15 @@ from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.records.machine import collective_share, nic_gbps, node_of_cloud
 from hdpsim.experiments.records.pipeline import blocked, schedule_of, virtual_stages
 from hdpsim.experiments.records.switches import Switches, switches_of
-from hdpsim.experiments.software.facts import Run, known_model, latent_model
+from hdpsim.experiments.software.facts import Run, known_model, latent_model, named_model
 from hdpsim.experiments.software.rules import setting_of
-from hdpsim.experiments.software.run import RunConfig
+from hdpsim.experiments.software.run import SHAPE, RunConfig
+from hdpsim.quoting import quoted
 from hdpsim.ranges import RANGES
 from hdpsim.simulator.setup import MemoryOptions, Setup, StrategyOptions
 
 GPT2_VOCABULARY = 51_200  # 50,257 tokens of GPT-2, padded as Megatron-LM does for tp 8
+_SHAPE = ("layers", "hidden", "heads", "ffn_hidden")
 MOST_SEQUENCES = RANGES["batch_sequences"]
 BOARD_GPUS = 4  # of a board without NVSwitch; one that holds eight has switches
 MOST_OF_A_SERVER = 16  # GPUs of a server with a domain of its own; racks hold more, in trays
@@ -152,6 +154,29 @@ def _needed(config: RunConfig, column: str) -> int:
     return int(value)
 
 
+def _needed_shape(config: RunConfig, column: str) -> int:
+    """A size of the model, which no model of that name tells."""
+    if getattr(config, column) is not None:
+        return _needed(config, column)
+    missing = [each for each in _SHAPE if getattr(config, each) is None]
+    known = named_model(config)
+    if known is not None:
+        why = f"and {known.name} has other {', '.join(_other_sizes(config, known))} than the record"
+    elif config.model_name:
+        why = f"and the catalog has no model {quoted(config.model_name)} (`hdpsim catalog models`)"
+    else:
+        why = "and no model is named"
+    raise InfeasibleError(f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not stated, {why}")
+
+
+def _other_sizes(config: RunConfig, known: Model) -> list[str]:
+    return [
+        column
+        for column, name in SHAPE.items()
+        if getattr(config, column) is not None and getattr(config, column) != getattr(known, name)
+    ]
+
+
 def _batch(config: RunConfig, dp: int, micro_batch: int, assumptions: list[str]) -> tuple[int, int, int]:
     """Sequences of a step; sequences of a micro-batch and micro-batches on the busiest data-parallel rank."""
     sequences = config.global_batch_seqs
@@ -225,8 +250,7 @@ def _layout(run: Run, degrees: dict[str, int], switches: Switches, assumptions: 
 
 def _model(config: RunConfig, seq_len: int, assumptions: list[str]) -> Model:
     """The model of the shape columns; GPT conventions where the MLP has no gate, Llama's where it has."""
-    layers, hidden, heads = (_needed(config, column) for column in ("layers", "hidden", "heads"))
-    ffn_hidden = _needed(config, "ffn_hidden")
+    layers, hidden, heads, ffn_hidden = (_needed_shape(config, column) for column in _SHAPE)
     gated = config.gated_mlp
     if gated is None:
         gated = True

@@ -17,8 +17,9 @@ from typing import Any, Literal, get_args
 
 from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.cost_models.reading.shipped import shipped
-from hdpsim.errors import UserInputError
+from hdpsim.errors import HdpSimError, UserInputError
 from hdpsim.experiments.output.files.csv import as_number, positive, read_rows
+from hdpsim.experiments.software.facts import is_model_file, model_of_file
 from hdpsim.experiments.software.run import Precision, Recompute, RunConfig, Sharding, Task
 from hdpsim.quoting import quoted
 from hdpsim.ranges import RANGES
@@ -74,9 +75,11 @@ class Record:
 
 
 REQUIRED_COLUMNS = (
-    "gpu", "n_gpus", "gpus_per_node", "model_name", "layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab",
-    "seq_len", "micro_batch", "tp", "pp", "dp", "zero_stage", "recompute",
+    "gpu", "n_gpus", "gpus_per_node", "model_name", "seq_len", "micro_batch", "tp", "pp", "dp", "zero_stage",
+    "recompute",
 )  # fmt: skip
+SHAPE_COLUMNS = ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab")
+"""Of the model; they may be missing where `model_name` says it: a model of the catalog, or a file of one."""
 MEASURED_COLUMNS = tuple(field.name for field in fields(Measured))
 
 _WHOLE = {
@@ -133,7 +136,10 @@ def template() -> str:
     optional = ("global_batch_seqs", "precision", "sp", "vpp", "cp", "ep", "framework", "year", "id")
     written = io.StringIO()
     table = csv.DictWriter(
-        written, (*REQUIRED_COLUMNS, *optional, *MEASURED_COLUMNS), extrasaction="ignore", lineterminator="\n"
+        written,
+        (*REQUIRED_COLUMNS, *SHAPE_COLUMNS, *optional, *MEASURED_COLUMNS),
+        extrasaction="ignore",
+        lineterminator="\n",
     )
     table.writeheader()
     table.writerow(example)
@@ -143,13 +149,26 @@ def template() -> str:
 def read_records(path: str | Path) -> tuple[Record, ...]:
     """Read a CSV of records (gzip too): the REQUIRED_COLUMNS in any order, others of the schema where there are any.
 
-    An empty cell means that the source does not say; only `gpu` must be filled in.
+    An empty cell means that the source does not say; only `gpu` must be filled in. `model_name` may be a file beside
+    the records.
 
     Raises:
         UserInputError: unreadable, no rows, missing columns, or a cell that is not allowed, with file and row.
     """
     rows = read_rows(path, REQUIRED_COLUMNS, "records", _other_verb)
-    return tuple(_record(where, cells) for where, cells in rows)
+    return tuple(_record(where, _with_model_file(where, cells, Path(path).parent)) for where, cells in rows)
+
+
+def _with_model_file(where: str, cells: Mapping[str, str], folder: Path) -> Mapping[str, str]:
+    """The cells with the model's file, which stands beside the records, as a path from here."""
+    name = cells["model_name"]
+    if not is_model_file(name):
+        return cells
+    try:
+        model_of_file(str(folder / name))
+    except HdpSimError as error:
+        raise UserInputError(f"{where}: model_name: {error}") from None
+    return {**cells, "model_name": str(folder / name)}
 
 
 def _other_verb(head: set[str]) -> str:

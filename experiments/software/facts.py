@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.hardware.hf_config import model_from_hf_config
 from hdpsim.cost_models.memory.activations import LayerActivations
 from hdpsim.cost_models.transformer.matrices import Matrix, layer_matrices
 from hdpsim.cost_models.transformer.model import Model
@@ -67,10 +68,22 @@ class Run:
         return value or 0 if column == "n_experts" else value
 
 
+def is_model_file(name: str) -> bool:
+    """Whether the name of a model is that of a file: a `config.json`, or one of hdpsim's own."""
+    return name.endswith((".json", ".yaml", ".yml"))
+
+
+@lru_cache(maxsize=64)
+def model_of_file(path: str) -> Model:
+    """The model of a file; raises CatalogError and what reading of YAML raises."""
+    return model_from_hf_config(path)[0] if path.endswith(".json") else catalog.load_model(path)
+
+
 def named_model(config: RunConfig) -> Model | None:
-    """The catalog's model of that name."""
+    """The catalog's model of that name, or that of the file."""
+    name = config.model_name
     try:
-        return catalog.model(config.model_name) if config.model_name else None
+        return (model_of_file(name) if is_model_file(name) else catalog.model(name)) if name else None
     except CatalogError:
         return None
 

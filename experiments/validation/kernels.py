@@ -6,18 +6,23 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hdpsim.cost_models.calibration.calibration import Calibration, load_calibration
-from hdpsim.errors import HdpSimError
-from hdpsim.experiments.output.document import Column, Document, Table
+from hdpsim.errors import HdpSimError, InfeasibleError
+from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
 from hdpsim.experiments.output.files.csv import read_rows
+from hdpsim.experiments.output.plots import runs as plots
 from hdpsim.experiments.validation.errors import error_of, error_summary
 from hdpsim.experiments.validation.kernel_prediction import bus_factor, flop_of, number, predicted_s
 from hdpsim.experiments.validation.report import BIAS, MEDIAN, P90, Row
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _SHOWN_REASONS = 10
 _KEYS: tuple[Column[Row], ...] = tuple(Column(name, left=True) for name in ("kind", "gpu", "dtype"))
@@ -29,20 +34,26 @@ def run(path: str, calibration: str | None = None) -> Document:
 
     Raises:
         UserInputError: the file cannot be read or lacks columns that every kernel has.
+        InfeasibleError: no kernel can be judged; it says why.
     """
     own = None if calibration is None else load_calibration(calibration)
     rows = check(path, own)
+    if all(row.error is None for row in rows):
+        why = Counter(row.reason for row in rows).most_common(_SHOWN_REASONS)
+        raise InfeasibleError(
+            f"{path}: none of {len(rows)} kernels can be judged (docs/how-to/measured_kernels.md has the columns):\n"
+            + "\n".join(f"  {count} x {reason}" for reason, count in why)
+        )
     by_kind, groups = group_errors(rows, "kind"), group_errors(rows, "kind", "gpu", "dtype")
     reasons = Counter(row.reason for row in rows if row.reason).most_common()
     title = "Errors by kind, in % of the measured time"
+    records = [{**asdict(row), "measured": row.measured_s, "predicted": row.predicted_s} for row in rows]
     return Document(
         kind="validate-kernels",
         payload={
             "file": Path(path).name,
             "calibration": own and own.name,
-            "records": [
-                {**asdict(row), "measured": row.measured_s, "predicted": row.predicted_s} for row in rows
-            ],
+            "records": records,
             "summary": {
                 **error_summary(row.error for row in rows),
                 "unpredicted": sum(row.error is None for row in rows),
@@ -56,7 +67,29 @@ def run(path: str, calibration: str | None = None) -> Document:
             Table(title="By GPU and precision", columns=(*_KEYS, *_ERRORS), rows=groups),
         ),
         notes=tuple(f"not judged, {count} x: {reason}" for reason, count in reasons[:_SHOWN_REASONS]),
+        title="Predictions against measured kernels",
+        files=(
+            OutputFile(
+                "kernels.csv", lambda: [asdict(row) for row in rows], "One row per kernel, in seconds."
+            ),
+            OutputFile("groups.csv", lambda: groups, "Errors by kind, GPU and precision."),
+            OutputFile(
+                "measured_against_predicted",
+                partial(_scatter, rows),
+                "Every kernel judged: prediction over measurement.",
+            ),
+        ),
     )
+
+
+def _scatter(rows: Sequence[KernelRow]) -> Figure:
+    points: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+    for row in rows:
+        if row.error is not None and row.measured_s is not None and row.predicted_s is not None:
+            measured_us, predicted_us = points[row.kind]
+            measured_us.append(row.measured_s * 1e6)
+            predicted_us.append(row.predicted_s * 1e6)
+    return plots.plot_paper_against_prediction(points, quantity="time (us)")
 
 
 NEEDED_COLUMNS = ("kind", "gpu")
@@ -102,7 +135,7 @@ def _row(record: Mapping[str, str], calibration: Calibration | None) -> KernelRo
     if not reason and record.get("suspect"):
         reason = "its source doubts it"
     if not reason and measured is None:
-        reason = "neither a time nor a rate is measured"
+        reason = "neither time_us, tflops nor busbw_gbs is stated"
     return KernelRow(
         id=record.get("id", ""),
         kind=record["kind"],

@@ -81,8 +81,9 @@ RECORD: tuple[Column[Row], ...] = (
     Column("predicted", format=".4g"),
     signed_column("error", "error %"),
 )
-_REASON: tuple[Column[tuple[str, int]], ...] = (
+_REASON: tuple[Column[tuple[str, int, str]], ...] = (
     Column("records", lambda reason: reason[1]),
+    Column("first", lambda reason: reason[2], left=True),
     Column("reason", lambda reason: reason[0], left=True),
 )
 
@@ -106,7 +107,9 @@ def blocks(payload: Row, few: int) -> tuple[Table[Any], ...]:
         tables.append(Table(title="Does it fit?", columns=FITS, rows=fit_rows(payload)))
     reasons = payload["summary"]["unpredicted_reasons"]
     if reasons:
-        tables.append(Table(title="Not predicted", columns=_REASON, rows=tuple(reasons.items())))
+        first = {row["reason"]: row["record"] for row in reversed(payload["records"]) if row["reason"]}
+        rows = tuple((reason, count, first[reason]) for reason, count in reasons.items())
+        tables.append(Table(title="Not predicted", columns=_REASON, rows=rows))
     return tuple(tables)
 
 
@@ -127,6 +130,7 @@ def summary_lines(payload: Row) -> tuple[str, ...]:
             f"of the {len(by_source)} sources with {ENOUGH_RECORDS} records or more, bands hold {by_source[least]:.1%} "
             f"({least}) to {by_source[most]:.1%} ({most})"
         )
+    lines += _impossible(payload["records"])
     lines += _order_sentences("order of layouts", summary["rank_correlation"])
     if len(summary["by_doubt"]) > 1:
         for mark, found in summary["by_doubt"].items():
@@ -134,6 +138,16 @@ def summary_lines(payload: Row) -> tuple[str, ...]:
             lines.append(_sentence(what, found))
             lines += _order_sentences(f"order of layouts, {what}", found["rank_correlation"])
     return (*lines, *memory_lines(summary["memory"]))
+
+
+def _impossible(rows: Iterable[Row]) -> list[str]:
+    """A sentence for every measurement that no GPU can reach; such a record is in doubt."""
+    return [
+        f"{row['record']}: measured {row['measured']:.4g} would be {percent(row['measured_share_of_peak'])} % of the "
+        f"GPU's peak for the model's FLOP alone: no run is that fast, so the measurement or the configuration is wrong"
+        for row in rows
+        if (row["measured_share_of_peak"] or 0.0) > 1.0
+    ]
 
 
 def _order_sentences(what: str, ranks: Row) -> list[str]:

@@ -131,15 +131,20 @@ def _row(record: Record, prediction: Prediction, memory: bool, bands: tuple[Resi
             (q for q, column in QUANTITIES.items() if getattr(measured, column) is not None), "step_s"
         )
         true, predicted = getattr(measured, QUANTITIES[quantity]), getattr(prediction, quantity)
+    error, of_peak = error_of(true, predicted), None
+    if not memory and error is not None:
+        of_peak = _measured_share_of_peak(prediction, error, quantity)
+    possible = of_peak is None or of_peak <= 1.0
     return {
         **record.columns,
         "record": record.name,
         "group": [_source(record), record.config.gpu],
-        "counts": record.counts,
+        "counts": record.counts and possible,
         "quantity": quantity,
         "measured": true,
         "predicted": predicted,
-        "error": error_of(true, predicted),
+        "error": error,
+        "measured_share_of_peak": of_peak,
         "reason": (prediction.reason or None) if predicted is None else None,
         "predicted_step_s": prediction.step_s,
         "predicted_tokens_per_s_per_gpu": prediction.tokens_per_s_per_gpu,
@@ -156,6 +161,20 @@ def _row(record: Record, prediction: Prediction, memory: bool, bands: tuple[Resi
         "assumptions": list(prediction.assumptions),
         "not_modelled": list(prediction.not_modelled),
     }
+
+
+def _measured_share_of_peak(prediction: Prediction, error: float, quantity: str) -> float | None:
+    """The FLOP of the model, attention causal and nothing recomputed, as measured, over what the GPU can do.
+
+    Above 1 no such run can be: weights and causal attention are the least work. Adapters need less.
+    """
+    rate, peak = prediction.rates.get("model, causal attention"), prediction.peak_tflops_per_gpu
+    if rate is None or peak is None or prediction.adapters:
+        return None
+    faster = (
+        1.0 + error if quantity == "step_s" else 1.0 / (1.0 + error)
+    )  # the measured run than the predicted one
+    return rate * faster / peak
 
 
 def _source(record: Record) -> str:

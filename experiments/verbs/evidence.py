@@ -63,7 +63,7 @@ def validate(
     if scenario is not None and steps is None:
         raise UserInputError("--scenario goes with --steps; --scenario-of prints the scenario of a record")
     if kernels is not None and (records is not None or memory or residuals is not None):
-        raise UserInputError("--kernels goes with --calibration and --json only")
+        raise UserInputError("--kernels goes with --calibration, --out, --report and --json only")
     rules = _left_out(without)
     if rules and (kernels is not None or residuals is not None):
         raise UserInputError("--without goes with predictions of runs, and not with --write-residuals")

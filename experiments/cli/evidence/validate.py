@@ -132,10 +132,8 @@ def command(
         return
     if scenario_file is not None:
         raise click.UsageError("-o goes with --scenario-of; a run directory is --out")
-    if kernels is not None and (
-        records is not None or memory or out is not None or residuals is not None or markdown
-    ):
-        raise click.UsageError("--kernels goes with --calibration and --json only")
+    if kernels is not None and (records is not None or memory or residuals is not None or markdown):
+        raise click.UsageError("--kernels goes with --calibration, --out, --report and --json only")
     if without and (kernels is not None or residuals is not None):
         raise click.UsageError("--without goes with predictions of runs, and not with --write-residuals")
     if markdown and as_json:

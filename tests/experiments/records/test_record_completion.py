@@ -75,7 +75,7 @@ def test_a_run_that_would_not_fit_otherwise_recomputes() -> None:
 
 def test_a_contradicted_name_gives_no_shape() -> None:
     prediction = predict(replace(RUN, layers=None, model_name="llama-2-7b"))
-    assert prediction.reason == "layers is not stated"
+    assert prediction.reason.startswith("layers is not stated, and llama-2-7b has other ")
 
 
 def test_stages_are_not_cut_into_chunks_that_do_not_fit() -> None:

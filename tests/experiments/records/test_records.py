@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hdpsim.errors import CatalogError, InfeasibleError, UserInputError
+from hdpsim.experiments.records.completion import completed
 from hdpsim.experiments.records.prediction import convention_of, predict, predict_step
 from hdpsim.experiments.records.setup import prepare
-from hdpsim.experiments.records.table import REQUIRED_COLUMNS, Record, read_records, shipped_records
+from hdpsim.experiments.records.table import (
+    REQUIRED_COLUMNS,
+    SHAPE_COLUMNS,
+    Record,
+    read_records,
+    shipped_records,
+)
 from hdpsim.experiments.software.run import RunConfig
 from hdpsim.simulator.step import simulate_step
 
@@ -413,3 +422,44 @@ def test_flop_are_counted_as_the_framework_counts_them(
     tmp_path: Path, stated: dict[str, str], convention: str
 ) -> None:
     assert convention_of(config(tmp_path, **stated)) == convention
+
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "_name_or_path": "acme/own", "hidden_size": 2048,
+    "intermediate_size": 8192, "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 16,
+    "head_dim": 128, "vocab_size": 32000, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_the_shape_may_come_from_the_catalog_or_from_a_file_beside_the_records(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "config.json").write_text(json.dumps(CONFIG))
+    bare = {
+        name: value for name, value in ROW.items() if name not in (*SHAPE_COLUMNS, "head_dim", "gated_mlp")
+    }
+    for name, layers in (("llama-3-8b", 32), ("own/config.json", 8)):
+        path = write(tmp_path / "runs.csv", {**bare, "model_name": name})
+        prediction = predict(read_records(path)[0].config)
+        assert prediction.step_s is not None
+        assert prepare(completed(read_records(path)[0].config)[0]).setup.model.layers == layers
+        assert any(words.startswith("shape of ") for words in prediction.assumptions)
+    assert predict(config(tmp_path)).step_s == prediction.step_s  # the file's shape is that of the row
+    with pytest.raises(UserInputError, match=r"row 2: model_name: .*config.json"):
+        one(tmp_path, model_name="other/config.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("llama-33-8b", r"hidden, heads.* are not stated, and the catalog has no model 'llama-33-8b'"),
+        ("", r"are not stated, and no model is named"),
+        ("llama-3-8b", r"is not stated, and llama-3-8b has other heads than the record"),
+    ],
+)
+def test_a_shape_that_nothing_tells_says_where_it_was_looked_for(
+    tmp_path: Path, name: str, words: str
+) -> None:
+    empty = dict.fromkeys(SHAPE_COLUMNS, "")
+    if name == "llama-3-8b":
+        empty |= {"heads": "16", "hidden": "4096", "ffn_hidden": "14336"}
+    assert re.search(words, predict(config(tmp_path, model_name=name, **empty)).reason)

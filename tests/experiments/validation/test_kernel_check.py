@@ -7,11 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+import hdpsim
 from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.kernels.products import gemm_s
 from hdpsim.errors import UserInputError
+from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.validation.kernel_sources import Instrument, gpu_of, instrument_of
 from hdpsim.experiments.validation.kernels import check, group_errors
 
@@ -80,7 +83,7 @@ def test_published_kernels_are_predicted(table: Path) -> None:
         ("no-gpu", "TPUv4"),
         ("integers", "matrix products in int8 are not modelled"),
         ("no-shape", "n, k not stated"),
-        ("no-time", "neither a time nor a rate"),
+        ("no-time", "neither time_us, tflops nor busbw_gbs is stated"),
         ("other", "layernorm"),
         ("words", "m: expected a number of at least 0 or nothing, got 'many'"),
         ("endless", "got 'inf'"),
@@ -190,3 +193,30 @@ def test_what_a_source_timed_along_is_read_from_the_table_of_sources(
 @pytest.mark.parametrize("name", ["A100-PCIE", "A100-SXM", "H800-SXM-80G"])
 def test_boards_are_of_the_catalog(name: str) -> None:
     assert gpu_of(name).hbm_bytes > 0
+
+
+@pytest.mark.parametrize("column", ["measured_s", "time", "tflops_per_gpu"])
+def test_a_table_of_which_nothing_can_be_judged_is_no_success(tmp_path: Path, column: str) -> None:
+    path = tmp_path / "kernels.csv"
+    path.write_text(f"kind,gpu,m,n,k,{column}\ngemm,h100,8192,8192,8192,1500\n")
+    done = CliRunner().invoke(cli, ["validate", "--kernels", str(path), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 3
+    assert "none of 1 kernels can be judged" in done.stderr
+    assert "1 x neither time_us, tflops nor busbw_gbs is stated" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_directory_holds_every_kernel(table: Path, tmp_path: Path) -> None:
+    result = hdpsim.validate(kernels=table)
+    frame = result.to_frame()
+    assert len(frame) == len(ROWS)
+    judged = frame[frame["error"].notna()]
+    assert (judged["predicted_s"] / judged["measured_s"] - 1.0).tolist() == pytest.approx(
+        judged["error"].tolist()
+    )
+    assert {path.name for path in result.save(tmp_path / "out").iterdir()} >= {
+        "kernels.csv",
+        "groups.csv",
+        "README.md",
+    }
+    assert result.plot("measured_against_predicted").axes

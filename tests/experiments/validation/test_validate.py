@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.app import cli
@@ -222,3 +225,41 @@ def test_a_template_is_a_table_that_can_be_judged(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["validate", str(path)])
     assert done.exit_code == 0, done.stderr
     assert "1 judged" in done.stdout
+
+
+@settings(derandomize=True, max_examples=12, deadline=None)
+@given(
+    st.sampled_from(("bloom-0001", "dgxc-0003", "megatron-lm-0001", "simumax-0001")),
+    st.floats(-1.5, 1.5).filter(lambda log: abs(log) > 1e-6),
+)
+def test_a_measurement_above_the_peak_is_named_and_counts_nowhere(
+    tmp_path_factory: pytest.TempPathFactory, name: str, log_faster: float
+) -> None:
+    """What a GPU cannot do is no record of accuracy, however it was measured; what it can do is never doubted."""
+    row = next(row for row in rows() if row["id"] == name) | {"complete": "1", "suspect": "", "task": ""}
+    steady = run(write(tmp_path_factory.mktemp("peak") / "one.csv", [row])).data()["records"][0]
+    share = steady["measured_share_of_peak"]
+    assert 0.0 < share < 1.0
+    faster = math.exp(log_faster) / share  # around the peak
+    for column in ("measured_step_s", "measured_tokens_per_s_per_gpu", "measured_tflops_per_gpu"):
+        if row[column]:
+            row[column] = str(float(row[column]) * (1 / faster if column == "measured_step_s" else faster))
+    document = run(write(tmp_path_factory.mktemp("peak") / "one.csv", [row]))
+    data = document.data()
+    found = data["records"][0]
+    assert found["measured_share_of_peak"] == pytest.approx(math.exp(log_faster))
+    impossible = log_faster > 0.0
+    assert found["counts"] == (not impossible)
+    assert data["summary"]["complete_pretraining"]["count"] == (0 if impossible else 1)
+    assert any("no run is that fast" in line for line in document.notes) == impossible
+
+
+def test_no_published_run_is_above_the_peak(some: str) -> None:
+    shares = [record["measured_share_of_peak"] for record in run(some).data()["records"]]
+    assert all(share is None or share <= 1.0 for share in shares)
+
+
+def test_a_reason_names_the_first_record_that_has_it(tmp_path: Path) -> None:
+    broken = [row | {"dp": "7"} for row in rows() if row["id"] in ("bloom-0001", "dgxc-0003")]
+    text = run(write(tmp_path / "two.csv", broken)).text()
+    assert "dgxc-0003" in text.partition("Not predicted")[2]
