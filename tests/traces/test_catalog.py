@@ -11,7 +11,7 @@ from hdpsim.errors import TraceError
 
 def test_what_is_shipped() -> None:
     assert traces.shipped_traces() == ("debian-code",)
-    assert traces.shipped_distributions() == ("bytescale-byted", "bytescale-github", "packed")
+    assert traces.shipped_distributions() == ("bytescale-byted", "bytescale-github", "packed", "wlb-llm")
 
 
 def test_debian_code_is_the_recorded_trace() -> None:
@@ -44,7 +44,7 @@ def test_a_file_by_path(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["debian-cod", "Debian-Code"])
 def test_a_misspelt_name(name: str) -> None:
-    known = r"did you mean debian-code\? \(known: debian-code, bytescale-byted, bytescale-github, packed\)"
+    known = r"did you mean debian-code\? \(known: debian-code, bytescale-byted, bytescale-github, packed, wlb-llm\)"
     with pytest.raises(TraceError, match=known):
         traces.load_trace(name)
 
