@@ -218,6 +218,9 @@ class Setup(Checked):
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     kind_calibrations: tuple[Calibration, ...] = ()
     """Of nodes of several kinds, the calibration of each; `calibration` is that of the first."""
+    software_stated: bool = True
+    """Whether somebody says what the training stack does, or switches stand as they usually do: bands of a guess are
+    those of guesses; no time depends on it."""
 
     def contradictions(self) -> tuple[tuple[str, str], ...]:
         """What only flows know, without flows."""

@@ -102,6 +102,8 @@ class Residual:
     source: str
     complete: bool
     log_error: float
+    guessed: bool = False
+    """Predicted from the name of its software alone: what its notes and release say was guessed."""
 
 
 class Stretches(NamedTuple):
@@ -119,6 +121,9 @@ class Stretches(NamedTuple):
 
 class Residuals:
     """The validated runs: features, keys, log errors; asked for the band of a run."""
+
+    about = ""
+    """What the note of every band ends with."""
 
     def __init__(self, rows: Sequence[Residual], stretches: Stretches | None = None) -> None:
         """*stretches*: None: found, which takes a second for a thousand rows."""
@@ -169,27 +174,31 @@ class Residuals:
         if not self.features:
             return Stretches(new=1.0, known={})
         known = {source: self._pooled(source, self.quality) for source in np.unique(self.sources).tolist()}
-        new = _level(self._needed(self.sources), self.quality / self._of_source)
-        return Stretches(new=max(new, _level(self._needed_alone, self.quality)), known=known)
+        new = weighted_level(self.needed(self.sources), self.quality / self._of_source)
+        return Stretches(new=max(new, weighted_level(self.needed_alone, self.quality)), known=known)
 
     def _pooled(self, source: str, quality: Floats) -> float:
         """The stretch of a source: its records, and all others as OTHERS more, each with its quality."""
         own = self.sources == source
         others = OTHERS * quality / max(float(quality[~own].sum()), 1e-9)
-        return _level(self._needed_alone, np.where(own, quality, others))
+        return weighted_level(self.needed_alone, np.where(own, quality, others))
 
-    def _stretch(self, source: str, left_out: Bools) -> float:
-        """The stretch of a run of a source, in which the residuals that are left out have no say."""
+    def stretch(self, source: str, left_out: Bools, distance: Floats) -> float:
+        """The stretch of a run of a source, in which the residuals that are left out have no say.
+
+        Here it does not depend on the *distance* of the records from the run.
+        """
+        del distance
         if source not in self.stretches.known or not left_out.any() or left_out.all():
             return self.stretches.of(source)
         return self._pooled(source, np.where(left_out, 0.0, self.quality))
 
     @cached_property
-    def _needed_alone(self) -> Floats:
+    def needed_alone(self) -> Floats:
         """What each record needs where the records of its configuration are left out."""
-        return self._needed(self.keys)
+        return self.needed(self.keys)
 
-    def _needed(self, groups: NDArray[np.str_]) -> Floats:
+    def needed(self, groups: NDArray[np.str_]) -> Floats:
         """The factor on its half width with which each record lies in the band that leaves out its whole group."""
         needed = np.zeros(len(self.features))
         for place, features in enumerate(self.features):
@@ -203,7 +212,7 @@ class Residuals:
         """The band of a run of a *source*; residuals of the same configuration are not looked at."""
         own = self.keys == key
         low, middle, high, distance, weight = self.quantiles(features, own)
-        stretch = self._stretch(source, own)
+        stretch = self.stretch(source, own, distance)
         low = middle - stretch * max(middle - low, NARROWEST)
         high = middle + stretch * max(high - middle, NARROWEST)
         near = (distance <= NEAR) & ~own
@@ -227,25 +236,30 @@ class Residuals:
         if own.all():
             return band
         span = band_words(band.low, band.high)
+        about = f"; {self.about}" if self.about else ""
         if band.alike:
             known = {one.strategy for one, alike in zip(self.features, near, strict=True) if alike}
             stranger = "" if features.strategy in known else f"; none of them ran {features.strategy}"
-            return replace(band, note=f"{span}; {_likeness(band, fitted, features.generation)}{stranger}")
+            return replace(
+                band, note=f"{span}; {_likeness(band, fitted, features.generation)}{stranger}{about}"
+            )
         differences = differences_in_words(
             features, self.features[int(np.where(own, np.inf, distance).argmin())]
         )
-        return replace(band, note=f"{span}; no validated run is like this one: the nearest has {differences}")
+        return replace(
+            band, note=f"{span}; no validated run is like this one: the nearest has {differences}{about}"
+        )
 
     def coverage(self, by: str = "configuration") -> float:
         """Share of the records inside the band that leaves out their configuration, or their whole source."""
         if by == "source":
-            inside = self._needed(self.sources) <= self.stretches.new * (1 + 1e-12)
+            inside = self.needed(self.sources) <= self.stretches.new * (1 + 1e-12)
         else:
             stretch = [
-                self._stretch(source, self.keys == key)
-                for source, key in zip(self.sources, self.keys, strict=True)
+                self.stretch(source, self.keys == key, self.distances(features))
+                for source, key, features in zip(self.sources, self.keys, self.features, strict=True)
             ]
-            inside = self._needed_alone <= np.array(stretch) * (1 + 1e-12)
+            inside = self.needed_alone <= np.array(stretch) * (1 + 1e-12)
         return float((inside * self.quality).sum() / self.quality.sum())
 
 
@@ -268,7 +282,7 @@ def _listed(sources: Sequence[str]) -> str:
     return ", ".join(sources[:4]) + (" and others" if len(sources) > 4 else "")
 
 
-def _level(needed: Floats, weights: Floats) -> float:
+def weighted_level(needed: Floats, weights: Floats) -> float:
     """What TARGET of the weight needs at most."""
     order = np.argsort(needed, kind="stable")
     share = np.cumsum(weights[order]) / weights.sum()

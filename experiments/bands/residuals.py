@@ -17,6 +17,7 @@ from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.bands.band import Band, Residual, Residuals, Stretches
 from hdpsim.experiments.bands.features import Features, configuration_key, features_of
+from hdpsim.experiments.bands.guessed import GuessedResiduals
 from hdpsim.experiments.output.files.asked import check_out_file, write_whole
 from hdpsim.simulator.setup import Setup
 
@@ -35,54 +36,86 @@ def shipped_residuals() -> Residuals:
 
 
 @cache
+def guessed_residuals() -> GuessedResiduals:
+    """The residuals of the published runs with their software guessed, and of papers, whose set-ups say it."""
+    _, rows, needed = _read(residuals_path())
+    places = [place for place, row in enumerate(rows) if row.guessed]
+    alone, new = (np.array([needed[place][which] for place in places]) for which in (0, 1))
+    return GuessedResiduals([rows[place] for place in places], alone, new)
+
+
+@cache
 def residuals_without(source: str) -> Residuals:
     """The residuals of all published runs but those of a source, with the stretches that they alone give."""
     known = _read(residuals_path())[1]
-    return Residuals([row for row in known if row.source != source])
+    return Residuals([row for row in known if row.source != source and not row.guessed])
 
 
 def read_residuals(path: Path) -> Residuals:
     """Read a file of residuals."""
-    stretches, rows = _read(path)
-    return Residuals(rows, stretches)
+    stretches, rows, _ = _read(path)
+    return Residuals([row for row in rows if not row.guessed], stretches)
 
 
-def _read(path: Path) -> tuple[Stretches, list[Residual]]:
-    """The stretches that a file begins with, and its rows."""
+def _read(path: Path) -> tuple[Stretches, list[Residual], list[tuple[float, float]]]:
+    """The stretches that a file begins with, its rows, and what each guessed one needs, see GuessedResiduals."""
     with path.open(encoding="utf-8", newline="") as file:
         stretches = Stretches(**json.loads(file.readline().removeprefix(_STRETCHES)))
-        rows = [
-            Residual(
-                features=Features.read(row),
-                key=row["key"],
-                source=row["source"],
-                complete=row["complete"] == "True",
-                log_error=float(row["log_error"]),
-            )
-            for row in csv.DictReader(file)
-        ]
-    return stretches, rows
+        cells = list(csv.DictReader(file))
+    rows = [
+        Residual(
+            features=Features.read(row),
+            key=row["key"],
+            source=row["source"],
+            complete=row["complete"] == "True",
+            log_error=float(row["log_error"]),
+            guessed=row.get("guessed") == "True",
+        )
+        for row in cells
+    ]
+    needed = [(float(row.get("needed") or "nan"), float(row.get("needed_new") or "nan")) for row in cells]
+    return stretches, rows, needed
 
 
 def write_residuals(path: str, rows: Sequence[Residual]) -> Residuals:
-    """Write a file of residuals, sorted, with the stretches of its bands.
+    """Write a file of residuals, sorted, with the stretches of its bands and what guessed rows need.
+
+    The set-ups of papers say all their software does: their rows count among the guessed ones as they are.
 
     Raises:
         UserInputError: the file cannot be written.
     """
-    names = [field.name for field in fields(Features)]
-    ordered = sorted(rows, key=lambda row: (row.source, row.key, row.log_error))
-    shown = Residuals([*ordered])
+    stated = sorted((row for row in rows if not row.guessed), key=_order)
+    of_papers = [replace(row, guessed=True) for row in stated if row.source in _papers()]
+    guessed = sorted(
+        [*of_papers, *(row for row in rows if row.guessed and row.source not in _papers())], key=_order
+    )
+    shown, judged = Residuals(stated), GuessedResiduals(guessed)
     text = io.StringIO()
     known = {name: round(amount, 5) for name, amount in shown.stretches.known.items()}
     text.write(f"{_STRETCHES}{json.dumps({'new': round(shown.stretches.new, 5), 'known': known})}\n")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["source", "key", "complete", *names, "log_error"])
-    for row in ordered:
+    names = [field.name for field in fields(Features)]
+    writer.writerow(["source", "key", "complete", "guessed", *names, "log_error", "needed", "needed_new"])
+    needed = [("", "")] * len(stated)
+    needed += [(f"{a:.4f}", f"{n:.4f}") for a, n in zip(judged.alone, judged.new, strict=True)]
+    for row, of_row in zip((*stated, *guessed), needed, strict=True):
         features = asdict(row.features).values()
-        writer.writerow([row.source, row.key, row.complete, *features, f"{row.log_error:.5f}"])
+        writer.writerow(
+            [row.source, row.key, row.complete, row.guessed, *features, f"{row.log_error:.5f}", *of_row]
+        )
     write_whole(path, text.getvalue(), "residuals")
     return shown
+
+
+def _order(row: Residual) -> tuple[str, str, float]:
+    return (row.source, row.key, row.log_error)
+
+
+@cache
+def _papers() -> frozenset[str]:
+    """Sources whose residuals `hdpsim reproduce` writes."""
+    return frozenset(folder.name for folder in (residuals_path().parent / "papers").iterdir())
 
 
 def check_residuals(path: str, option: str) -> None:
@@ -99,9 +132,8 @@ def rewrite_residuals(path: str, rows: Sequence[Residual], sources: Sequence[str
     Raises:
         UserInputError: the file is there and holds no residuals, or cannot be written.
     """
-    papers = {folder.name for folder in (residuals_path().parent / "papers").iterdir()}
     held = _held(path)
-    kept = [row for row in held if (row.source not in sources if sources else row.source in papers)]
+    kept = [row for row in held if (row.source not in sources if sources else row.source in _papers())]
     return write_residuals(path, [*kept, *rows])
 
 
@@ -134,7 +166,8 @@ def setup_band(setup: Setup, lengths: NDArray[np.int64]) -> Band:
 
     On nodes of several kinds, which no validated run has: as wide as the bands of all kinds together.
     """
-    bands = [shipped_residuals().band(*setup_features(kind, lengths)) for kind in setup.kinds]
+    residuals = shipped_residuals() if setup.software_stated else guessed_residuals()
+    bands = [residuals.band(*setup_features(kind, lengths)) for kind in setup.kinds]
     if len(bands) == 1:
         return bands[0]
     low, high = min(band.low for band in bands), max(band.high for band in bands)

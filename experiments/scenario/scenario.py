@@ -35,6 +35,7 @@ from hdpsim.experiments.scenario.overrides import (
 from hdpsim.experiments.scenario.references import Found, References
 from hdpsim.experiments.scenario.schema import KEYS, read_keys
 from hdpsim.experiments.scenario.setup_document import as_yaml
+from hdpsim.experiments.scenario.software_stated import software_stated
 from hdpsim.experiments.scenario.values import Batch
 from hdpsim.experiments.software.choice import read_software, run_of, settings_of, software_notes
 from hdpsim.experiments.software.facts import Run
@@ -94,7 +95,7 @@ class Scenario:
         resolved_json: every key with its value, defaults filled in, as canonical JSON.
         written_json: the document as it was written, changes of single keys included: what further changes apply to.
         folder: where relative paths of that document start.
-        kind_calibrations: see Setup.
+        kind_calibrations, software_stated: see Setup.
         settings: switches that the scenario's software stack set, each with who says so.
     """
 
@@ -117,6 +118,7 @@ class Scenario:
     folder: Path | None = field(compare=False)
     settings: tuple[Setting, ...] = ()
     kind_calibrations: tuple[Calibration, ...] = ()
+    software_stated: bool = True
 
     @property
     def document(self) -> dict[str, Any]:
@@ -142,6 +144,7 @@ class Scenario:
             data_pipeline=self.data.pipeline,
             memory=self.memory,
             kind_calibrations=self.kind_calibrations,
+            software_stated=self.software_stated,
         )
 
     def draw(self, count: int | None = None) -> Drawn:
@@ -343,6 +346,7 @@ def resolve_scenario(
         written_json=json.dumps(document),
         folder=folder,
         settings=settings,
+        software_stated=software_stated(values),
     )
 
 

@@ -88,6 +88,12 @@ def read_software(text: str) -> Software:
     )
 
 
+def names_a_release(text: str) -> bool:
+    """Whether a scenario's software says which release it is."""
+    found = _TEXT.fullmatch(text.strip())
+    return found is not None and found["release"] is not None
+
+
 def _known_release(stack: Stack, name: str, release: str) -> str:
     """The newest known release that is not newer."""
     known = sorted(stack.releases, key=release_number)

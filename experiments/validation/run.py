@@ -11,9 +11,10 @@ from typing import Any, assert_never
 
 import numpy as np
 
-from hdpsim.cost_models.calibration.calibration import load_calibration
+from hdpsim.cost_models.calibration.calibration import Calibration, load_calibration
 from hdpsim.experiments.bands.band import Residual, Residuals
 from hdpsim.experiments.bands.residuals import (
+    guessed_residuals,
     residual_lines,
     residuals_without,
     rewrite_residuals,
@@ -27,7 +28,7 @@ from hdpsim.experiments.studies.comparing.compare import silent
 from hdpsim.experiments.validation.errors import error_of, error_summary, rank_correlation
 from hdpsim.experiments.validation.memory import MEMORY_QUANTITY, memory_columns, memory_summary
 from hdpsim.experiments.validation.report import ENOUGH_RECORDS, SOUND, blocks, files, summary_lines
-from hdpsim.experiments.validation.views import View, plain, rules_of_families
+from hdpsim.experiments.validation.views import View, is_plain, plain, rules_of_families
 
 QUANTITIES = {
     "step_s": "measured_step_s",
@@ -71,11 +72,8 @@ def run(
     of_families = rules_of_families(records) if view == "unseen" else {}
     predictions: list[Prediction] = []
     for done, record in enumerate(records, start=1):
-        # no measurement comes near it
-        config = plain(record.config) if view == "plain" else record.config
         left_out = without | of_families.get(record.config.family, frozenset())
-        prediction = predict(config, memory_only=memory, calibration=own, without=left_out)
-        predictions.append(replace(prediction, convention=convention_of(record.config)))
+        predictions.append(_prediction(record, view == "plain", memory, own, left_out))
         report(done, len(records))
     rows = [
         _row(record, prediction, memory, _bands_of(record, view))
@@ -94,7 +92,10 @@ def run(
     }
     lines = summary_lines(payload)
     if residuals is not None:
-        written = rewrite_residuals(residuals, residuals_of(rows, records, predictions))
+        found = residuals_of(rows, records, predictions)
+        if view == "published":
+            found += _guessed(records, own, without)
+        written = rewrite_residuals(residuals, found)
         lines = (*lines, *residual_lines(written, residuals))
     return Document(
         kind=payload["kind"],
@@ -107,14 +108,34 @@ def run(
     )
 
 
+def _prediction(
+    record: Record, as_plain: bool, memory: bool, own: Calibration | None, without: frozenset[str]
+) -> Prediction:
+    """The prediction of a record, which no measurement comes near, in the convention of its source."""
+    config = plain(record.config) if as_plain else record.config
+    prediction = predict(config, memory_only=memory, calibration=own, without=without)
+    return replace(prediction, convention=convention_of(record.config))
+
+
+def _guessed(records: Sequence[Record], own: Calibration | None, without: frozenset[str]) -> list[Residual]:
+    """Residuals of the records with what their software does guessed from its name."""
+    predictions = [_prediction(record, True, False, own, without) for record in records]
+    rows = [
+        _row(record, prediction, False, _bands_of(record, "plain"))
+        for record, prediction in zip(records, predictions, strict=True)
+    ]
+    return [replace(row, guessed=True) for row in residuals_of(rows, records, predictions)]
+
+
 def _bands_of(record: Record, view: View) -> tuple[Residuals, str]:
     """The residuals that the band of a record rests on, and the source as which it is known there."""
     source = _source(record)
     match view:
         case "published":
-            return shipped_residuals(), source
+            told = source in shipped_residuals().stretches.known or not is_plain(record.config)
+            return shipped_residuals() if told else guessed_residuals(), source
         case "plain":
-            return shipped_residuals(), ""
+            return guessed_residuals(), ""
         case "unseen":
             return residuals_without(source), ""
         case _:

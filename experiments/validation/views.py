@@ -50,6 +50,11 @@ def plain(config: RunConfig) -> RunConfig:
     return replace(config, framework=name, family="", notes="; ".join(kept))
 
 
+def is_plain(config: RunConfig) -> bool:
+    """Whether the run is written down as a user would: nothing but the name of its software, which must be guessed."""
+    return plain(config) == replace(config, family="")
+
+
 def rules_of_families(records: Iterable[Record]) -> Mapping[str, frozenset[str]]:
     """Family -> names of the rules that decide a switch in its runs and in no other family's.
 

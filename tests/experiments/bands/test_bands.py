@@ -163,7 +163,7 @@ def test_a_configuration_has_no_say_in_the_stretch_of_its_own_band() -> None:
     without, with_it = Residuals(others + calm), Residuals(others + calm + wild)
     own = with_it.keys == "wild"
     assert with_it.stretches.of("mine") > 1.5 * without.stretches.of("mine")
-    assert with_it._stretch("mine", own) <= without.stretches.of("mine")
+    assert with_it.stretch("mine", own, with_it.distances(RUN)) <= without.stretches.of("mine")
 
 
 def test_a_new_source_has_a_wider_band() -> None:

@@ -1,0 +1,60 @@
+"""Bands of runs whose software is named or not even that: what it does was guessed, and the band holds the guess.
+
+A published run says which release it ran, which graphs, which overlap, which recomputation. A run of one's own often
+does not, and rules guess. What a wrong guess costs shows in published runs that are predicted once more without these
+words: their residuals hold the error of the model and that of the guess. A run whose software is guessed gets its
+band from these.
+
+Guesses are good for some kinds of runs and bad for others, so the stretch of a band is local:
+
+    stretch = TARGET quantile of what records need, each with the weight exp(-distance / LOCAL) x quality,
+              and of what they need when their whole source is left out, all together with the weight NEW
+
+Near many records it is what these need; far from all it is what runs of a new source need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hdpsim.arrays import Bools, Floats
+from hdpsim.experiments.bands.band import Residual, Residuals, Stretches, weighted_level
+
+LOCAL = 0.25  # distance at which a record's say in the stretch has fallen to 1/e
+NEW = 0.3  # the say of all sources left out, as records at no distance
+
+
+class GuessedResiduals(Residuals):
+    """Validated runs as they are predicted from the name of their software alone."""
+
+    about = "its software is not stated"
+
+    def __init__(
+        self, rows: Sequence[Residual], needed_alone: Floats | None = None, needed_new: Floats | None = None
+    ) -> None:
+        """*needed_alone*, *needed_new*: what every row needs; None: found, which takes seconds for a thousand rows."""
+        super().__init__(rows, Stretches(new=1.0, known={}))
+        self.alone = self.needed(self.keys) if needed_alone is None else needed_alone
+        self.new = self.needed(self.sources) if needed_new is None else needed_new
+
+    def stretch(self, source: str, left_out: Bools, distance: Floats) -> float:
+        """What runs like this one need, whoever measured it."""
+        del source
+        weight = self.quality * ~left_out
+        if not weight.any():
+            return 1.0
+        of_sources = weight / self._of_source
+        weights = (np.exp(-distance / LOCAL) * weight, NEW * of_sources / of_sources.sum())
+        return weighted_level(np.concatenate((self.alone, self.new)), np.concatenate(weights))
+
+    def coverage(self, by: str = "configuration") -> float:
+        """Share of the records inside the band that leaves out their configuration, or their whole source."""
+        groups, needed = (self.sources, self.new) if by == "source" else (self.keys, self.alone)
+        stretch = [
+            self.stretch("", groups == group, self.distances(features))
+            for group, features in zip(groups, self.features, strict=True)
+        ]
+        inside = needed <= np.array(stretch) * (1 + 1e-12)
+        return float((inside * self.quality).sum() / self.quality.sum())

@@ -1,0 +1,122 @@
+"""Bands of runs whose software is guessed rest on runs that are predicted without what theirs says."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hdpsim.experiments.bands.band import TARGET, Residual
+from hdpsim.experiments.bands.features import Features
+from hdpsim.experiments.bands.guessed import GuessedResiduals
+from hdpsim.experiments.bands.residuals import (
+    guessed_residuals,
+    setup_band,
+    shipped_residuals,
+    write_residuals,
+)
+from hdpsim.experiments.records.table import read_records, shipped_records
+from hdpsim.experiments.scenario.scenario import load_scenario, resolve_scenario
+from hdpsim.experiments.validation.views import is_plain, plain
+
+RUN = Features(
+    gpu="h100-80gb", generation="hopper", bits=16, sharded=False, experts=False, recompute="none", dynamic=False,
+    missing=False, gpus=64, parameters=8e9, sequence_tokens=8192, tp=2, pp=1, cp=1, ep=1,
+)  # fmt: skip
+FAR = replace(RUN, generation="blackwell", gpu="gb200", bits=8, experts=True)
+
+
+def some(errors: list[float], features: Features = RUN, source: str = "lab") -> list[Residual]:
+    return [
+        Residual(
+            features=features, key=f"{source}{i}", source=source, complete=True, log_error=error, guessed=True
+        )
+        for i, error in enumerate(errors)
+    ]
+
+
+def test_bands_hold_what_they_promise_in_every_source_of_ten_runs() -> None:
+    residuals = guessed_residuals()
+    inside: dict[str, list[bool]] = defaultdict(list)
+    for features, key, source, error in zip(
+        residuals.features, residuals.keys, residuals.sources, residuals.log_error, strict=True
+    ):
+        band = residuals.band(features, key)
+        inside[source].append(band.low <= math.exp(-error) <= band.high)
+    shares = {source: sum(held) / len(held) for source, held in inside.items() if len(held) >= 10}
+    assert len(shares) > 9
+    assert all(0.68 <= share <= 0.96 for share in shares.values()), shares
+    assert np.mean([held for source in inside.values() for held in source]) == pytest.approx(TARGET, abs=0.03)
+    assert 0.75 <= residuals.coverage("source") <= 0.92
+
+
+def test_what_runs_like_it_need_decides_and_what_sources_need_far_from_all() -> None:
+    draw = np.random.default_rng(0)
+    calm, wild = draw.normal(0.0, 0.05, 60).tolist(), draw.standard_t(1.5, 60).tolist()
+    rows = some(calm) + some((0.05 * np.array(wild)).tolist(), FAR, "other")
+    residuals = GuessedResiduals(rows)
+    nobody = np.zeros(len(rows), dtype=bool)
+    near, far = (residuals.stretch("", nobody, residuals.distances(run)) for run in (RUN, FAR))
+    assert near < far
+    lonely = residuals.stretch("", nobody, np.full(len(rows), 50.0))
+    of_sources = np.sort(residuals.new)
+    assert lonely == pytest.approx(of_sources[np.searchsorted(np.arange(1, 121) / 120, TARGET)])
+    # Whoever asks is no source that is known: the name changes nothing, and nobody sees what is left out.
+    assert residuals.stretch("lab", nobody, residuals.distances(RUN)) == near
+    assert residuals.stretch("", ~nobody, residuals.distances(RUN)) == 1.0
+
+
+def test_the_file_keeps_both_and_what_guessed_rows_need(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "r.csv"
+    stated = [replace(row, guessed=False, log_error=0.01) for row in some([0.0] * 6)]
+    guessed = some([0.1, -0.1, 0.05, 0.2, -0.2, 0.0])
+    paper = [replace(row, source="megascale") for row in stated[:2]]
+    write_residuals(str(path), [*stated, *guessed, *paper])
+    monkeypatch.setattr("hdpsim.experiments.bands.residuals.residuals_path", lambda: path)
+    again = guessed_residuals.__wrapped__()
+    fresh = GuessedResiduals(
+        sorted([*guessed, *(replace(row, guessed=True) for row in paper)], key=lambda r: (r.source, r.key))
+    )
+    assert sorted(again.sources.tolist()) == ["lab"] * 6 + ["megascale"] * 2
+    assert again.alone == pytest.approx(fresh.alone, abs=1e-3)
+    assert again.band(RUN).low == pytest.approx(fresh.band(RUN).low, rel=1e-3)
+
+
+def test_a_guess_makes_the_band_wider_over_all_runs() -> None:
+    stated, guessed = shipped_residuals(), guessed_residuals()
+    widths = [
+        [math.log(band.high / band.low) for band in (kind.band(features, key) for features, key in runs)]
+        for kind in (stated, guessed)
+        for runs in [list(zip(stated.features, stated.keys.tolist(), strict=True))[::5]]
+    ]
+    assert np.median(widths[1]) > 0.9 * np.median(widths[0])
+    assert np.mean(widths[1]) > np.mean(widths[0])
+
+
+def test_a_scenario_says_its_software_by_a_release_or_a_switch() -> None:
+    def stated(*changes: str) -> bool:
+        return load_scenario("quickstart-8gpu", changes).setup().software_stated
+
+    assert not stated()
+    assert not stated("software=torchtitan")
+    assert stated("software=torchtitan 2.8")
+    assert stated("layout.cuda_graphs=true")
+    assert not stated("layout.tp=4", "layout.recompute=full")
+    written = load_scenario("quickstart-8gpu")
+    assert resolve_scenario(written.document).setup() == written.setup()
+
+
+def test_the_note_of_a_guess_says_so() -> None:
+    setup = load_scenario("quickstart-8gpu").setup()
+    lengths = np.full(8, 4096, dtype=np.int64)
+    assert setup_band(setup, lengths).note.endswith("; its software is not stated")
+    assert "not stated" not in setup_band(replace(setup, software_stated=True), lengths).note
+
+
+def test_a_record_is_plain_when_nothing_but_a_name_says_its_software() -> None:
+    configs = [record.config for record in read_records(shipped_records())][::20]
+    assert all(is_plain(plain(config)) for config in configs)
+    assert not any(is_plain(replace(config, framework="torchtitan 2.8")) for config in configs)
