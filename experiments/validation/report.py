@@ -236,7 +236,7 @@ def markdown(payload: Row) -> str:
         heading="Worst", left=True,
     )  # fmt: skip
     reasons = payload["summary"]["unpredicted_reasons"]
-    of_reasons = (replace(_REASON[0], heading="Not predicted"), replace(_REASON[1], heading="Reason"))
+    of_reasons = (replace(_REASON[0], heading="Not predicted"), replace(_REASON[2], heading="Reason"))
     parts = [
         Table(columns=(*named, worst), rows=payload["groups"]).markdown(),
         "\n".join(f"* {line}" for line in summary_lines(payload)),

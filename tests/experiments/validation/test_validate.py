@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.records.table import MEASURED_COLUMNS, shipped_records
+from hdpsim.experiments.validation.report import markdown
 from hdpsim.experiments.validation.run import run
 
 SOME = ("megatron-lm-0001", "bloom-0001", "dgxc-0003", "zero-bubble-0028", "zero-bubble-0004", "simumax-0001",
@@ -263,3 +264,9 @@ def test_a_reason_names_the_first_record_that_has_it(tmp_path: Path) -> None:
     broken = [row | {"dp": "7"} for row in rows() if row["id"] in ("bloom-0001", "dgxc-0003")]
     text = run(write(tmp_path / "two.csv", broken)).text()
     assert "dgxc-0003" in text.partition("Not predicted")[2]
+
+
+def test_the_markdown_names_reasons_beside_how_many_runs_have_them(some: str) -> None:
+    payload = dict(run(some).data())
+    payload["summary"] = {**payload["summary"], "unpredicted_reasons": {"layers are not stated": 3}}
+    assert "| 3 | layers are not stated |" in markdown(payload)
