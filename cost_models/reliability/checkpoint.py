@@ -69,15 +69,23 @@ def blocking_s(size: CheckpointSize, cluster: Cluster) -> float:
     return PAUSE_S + size.gpu_bytes / cluster.node.host_link_bytes_per_s_per_gpu
 
 
-def upload_s(size: CheckpointSize, storage_bytes_per_s: float) -> float:
+def sending_bytes_per_s(cluster: Cluster) -> float:
+    """At which the hosts send a checkpoint of which every node writes its share: the NICs of all nodes."""
+    node = cluster.node
+    return cluster.nodes * node.nics * node.nic_bytes_per_s
+
+
+def upload_s(size: CheckpointSize, cluster: Cluster, storage_bytes_per_s: float) -> float:
     """Stage 2: host to remote storage while training goes on.
 
-        t = unique_bytes / bandwidth of the storage
+        t = unique_bytes / min(NICs of all nodes, bandwidth of the storage)
 
-    Counted: everything is written once.  Ignored: contention with training traffic, metadata operations.
+    Counted: everything is written once, every node writes its share. A node without NICs has its storage inside.
+    Ignored: contention with training traffic, metadata operations.
     Source: MegaScale, arXiv 2402.15627 section 4.4.
     """
-    return size.unique_bytes / storage_bytes_per_s
+    sending = sending_bytes_per_s(cluster) or storage_bytes_per_s
+    return size.unique_bytes / min(sending, storage_bytes_per_s)
 
 
 def load_s(

@@ -153,7 +153,7 @@ def plan_values(
     size = checkpoint_size(scenario.model, layout, ranks)
     block = _given(values["checkpoint_block"], lambda: blocking_s(size, cluster))
     storage = values["storage_bandwidth"]
-    upload = _given(values["checkpoint_upload"], lambda: upload_s(size, storage))
+    upload = _given(values["checkpoint_upload"], lambda: upload_s(size, cluster, storage))
     load = _given(values["checkpoint_load"], lambda: load_s(size, cluster, ranks, storage, values["readers"]))
     groups = _given(
         values["group_initialisation"],

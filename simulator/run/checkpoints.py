@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hdpsim.cost_models.reliability.checkpoint import blocking_s, checkpoint_size
+from hdpsim.cost_models.reliability.checkpoint import blocking_s, checkpoint_size, sending_bytes_per_s
 from hdpsim.simulator.run.options import RunOptions
 from hdpsim.simulator.setup import Setup
 
@@ -40,7 +40,7 @@ def checkpoints_of(setup: Setup, run: RunOptions) -> Checkpoints | None:
         return None
     cluster, node = setup.cluster, setup.cluster.node
     size = checkpoint_size(setup.model, setup.layout, setup.ranks)
-    fastest = cluster.nodes * node.nics * node.nic_bytes_per_s or run.storage_bytes_per_s
+    fastest = sending_bytes_per_s(cluster) or run.storage_bytes_per_s
     if run.checkpoint_upload_s is not None:
         fastest = size.unique_bytes / max(run.checkpoint_upload_s, 1e-9)
     block_s = blocking_s(size, cluster) if run.checkpoint_block_s is None else run.checkpoint_block_s

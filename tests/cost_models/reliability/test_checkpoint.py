@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.reliability.checkpoint import (
     blocking_s,
@@ -90,8 +92,28 @@ def test_one_reader_per_group_reads_less_and_is_faster() -> None:
         size.all_ranks_bytes / 100e9 + size.gpu_bytes / (cluster.gpu.host_link_bytes_per_s / 2)  # shared
     )
     assert every > 20 * one  # 69 TB against 2.45 TB
-    assert upload_s(size, 100e9) == pytest.approx(24.5, rel=0.01)
+    assert upload_s(size, cluster, 100e9) == pytest.approx(24.5, rel=0.01)
     assert 1 < blocking_s(size, cluster) < 10  # "several seconds"
+
+
+@given(st.integers(1, 8), st.floats(1e9, 1e12), st.integers(1, 64))
+def test_a_checkpoint_is_written_no_faster_than_nics_and_storage_take_it(
+    nics: int, storage_bytes_per_s: float, nodes: int
+) -> None:
+    size = checkpoint_size(catalog.model("llama-3-8b"), Layout(tp=2), 4 * nodes)
+    hgx = catalog.node("hgx-h100-80gb")
+    cluster = Cluster(name="here", node=replace(hgx, nics=nics), nodes=nodes)
+    written_s = upload_s(size, cluster, storage_bytes_per_s)
+    assert written_s >= size.unique_bytes / (nodes * nics * hgx.nic_bytes_per_s) * (1 - 1e-12)
+    assert written_s >= size.unique_bytes / storage_bytes_per_s * (1 - 1e-12)
+    assert upload_s(size, replace(cluster, nodes=nodes + 1), storage_bytes_per_s) <= written_s
+
+
+def test_an_upload_over_one_slow_nic_by_hand() -> None:
+    size = checkpoint_size(catalog.model("llama-3-8b"), Layout(tp=2), 4)
+    node = replace(catalog.node("hgx-h100-80gb"), nics=1, nic_bytes_per_s=12.5e9)
+    # 14 B x 8.03e9 parameters = 112.4 GB; at 100 Gbit/s 9 s, whatever the storage takes beyond that
+    assert upload_s(size, Cluster(name="here", node=node, nodes=1), 100e9) == pytest.approx(8.99, abs=0.01)
 
 
 def test_eight_bit_copies_are_not_saved() -> None:

@@ -16,8 +16,10 @@ from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolve_scenario
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.studies.comparing.compare import run_batches
+from hdpsim.simulator.run.checkpoints import checkpoints_of
 
 DAY = 86400.0
+NODE = {"name": "few", "gpu": "h100-80gb", "gpus": 8, "nic": "100Gbps", "host_memory": "2TiB"}
 FIXED = ("campaign.step=6s", "campaign.seeds=4")
 
 
@@ -102,6 +104,24 @@ def test_megascales_campaign_takes_megascales_steps() -> None:
     plan = plan_campaign(load_scenario("campaign-megascale-12k"))
     assert plan.setup.step_s == run_batches(step, step.batches()).step_s.mean
     assert plan.setup.step_s == pytest.approx(6.34, rel=0.08)  # table 2
+
+
+@pytest.mark.parametrize("nics", [1, 8])
+@pytest.mark.parametrize("storage", ["10GB/s", "500GB/s"])
+@pytest.mark.parametrize("gpus", [8, 64])
+def test_a_checkpoint_takes_as_long_in_weeks_as_in_a_run_of_steps(nics: int, storage: str, gpus: int) -> None:
+    node = {**NODE, "nics": nics}
+    scenario = resolve_scenario({
+        "model": "llama-3-8b", "cluster": {"node": node, "gpus": gpus}, "layout": {"tp": 2},
+        "data": {"lengths": ["4K tokens"], "batch": "64 sequences", "context": "4K tokens"},
+        "campaign": {"step": "6s", "storage_bandwidth": storage}, "run": {"checkpoint_steps": 3},
+    })  # fmt: skip
+    weeks = plan_campaign(scenario).setup
+    steps = checkpoints_of(scenario.setup(), scenario.run)
+    assert steps is not None
+    slowest = min(steps.fastest_bytes_per_s, scenario.run.storage_bytes_per_s)
+    assert weeks.upload_s == pytest.approx(steps.upload_bytes / slowest)
+    assert weeks.block_s == steps.block_s
 
 
 def test_spares_cover_the_nodes_in_repair() -> None:
