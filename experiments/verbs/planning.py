@@ -353,8 +353,8 @@ def whatif(
         changes: what to try: one key a change, `{"layout.tp": 4}`; or a list whose members change one key or several,
             `["layout.tp=4", {"layout.tp": 4, "layout.pp": 2}]`.
         strategies: names; default: the scenario's.
-        tornado: move every numeric input down and up by this share instead, `"10%"`, on one batch.
-        batches: global batches to average over; default: execution.batches of the scenario.
+        tornado: move every numeric input down and up by this share instead, `"10%"`.
+        batches: global batches to average over; default: execution.batches of the scenario, with tornado one.
         progress: shows how far it is.
 
     Raises:
@@ -366,16 +366,15 @@ def whatif(
 
     tried = changes_of(changes)
     if tornado is not None:
-        if tried or strategies is not None or batches is not None:
+        if tried or strategies is not None:
             raise UserInputError(
-                "--tornado goes without --set, --strategies and --batches: it moves every input of "
-                "the scenario on one batch"
+                "--tornado goes without --set and --strategies: it moves every input of the scenario"
             )
         share = share_of("tornado", tornado)
         assert share is not None
         checked = load_scenario(scenario)
         with progress("simulating") as shown:
-            moved = inputs.tornado(checked, share, shown)
+            moved = inputs.tornado(checked, share, 1 if batches is None else batches, shown)
         return Result(document=inputs.tornado_document(checked, moved), scenario=checked, found=moved)
     if not tried:
         raise UserInputError("whatif needs at least one change: --set key=value, or --tornado")

@@ -44,7 +44,7 @@ def _share(_context: click.Context, _option: click.Parameter, text: str | None) 
     flag_value="10%",
     metavar="[10%]",
     callback=_share,
-    help="Move every numeric input down and up by this share instead, on one batch.",
+    help="Move every numeric input down and up by this share instead, on one batch unless --batches says more.",
 )
 @batches_option
 @output_options

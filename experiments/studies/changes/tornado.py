@@ -20,6 +20,7 @@ from hdpsim.experiments.scenario.values import Batch
 from hdpsim.experiments.studies.comparing.compare import Report, counted, run_batches, silent
 from hdpsim.experiments.studies.report import one_line, scenario_document
 from hdpsim.quoting import quoted
+from hdpsim.ranges import check
 
 if TYPE_CHECKING:
     from hdpsim.experiments.scenario.scenario import Scenario
@@ -80,14 +81,16 @@ class End:
     """An input at one of its ends.
 
     Attributes:
-        change: of the throughput, relative to the base; None where it cannot be.
+        change: of the throughput, relative to the base on as many batches; None where it cannot be.
         reason: why it cannot.
+        batches: how many it is a mean over.
     """
 
     value: float
     tokens_per_s: float | None
     change: float | None
     reason: str = ""
+    batches: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +107,11 @@ class Moved:
         return max(abs(end.change or 0.0) for end in (self.lower, self.higher))
 
     @property
+    def batches(self) -> int:
+        """How many its ends are means over."""
+        return max(self.lower.batches, self.higher.batches)
+
+    @property
     def reasons(self) -> str:
         """Why an end cannot be."""
         both = ((self.lower, "lowered"), (self.higher, "raised"))
@@ -116,6 +124,7 @@ class Tornado:
 
     share: float
     tokens_per_s: float
+    batches: int
     moved: tuple[Moved, ...]
 
     @property
@@ -200,39 +209,49 @@ def _constants(scenario: Scenario) -> Iterator[Input]:
                 yield Input(key=f"{prefix}.{item.name}", value=float(value))
 
 
-def tornado(scenario: Scenario, share: float, report: Report = silent) -> Tornado:
-    """Move every input of the scenario down and up, one at a time, on one batch.
+def tornado(scenario: Scenario, share: float, batches: int = 1, report: Report = silent) -> Tornado:
+    """Move every input of the scenario down and up, one at a time, on the same *batches*.
+
+    An input of the data changes which sequences meet in a batch. Its rows are means over execution.batches, if those
+    are more: on one batch they would tell what that batch happens to hold.
 
     Raises:
         InfeasibleError: the scenario itself cannot run.
     """
+    check("batches", batches, "count")
     inputs = inputs_of(scenario)
     done = counted(report, 2 * len(inputs) + 1)
-    batches = scenario.draw(1).lengths
-    outcome = run_batches(scenario, batches)
+    of_data = max(batches, scenario.batch_count)
+    drawn = scenario.draw(of_data).lengths
+    bases: dict[int, float] = {}
+    for count in dict.fromkeys((batches, of_data)):
+        outcome = run_batches(scenario, drawn[:count])
+        if not outcome.results:
+            raise InfeasibleError(f"the scenario itself cannot run:\n{outcome.reason}")
+        bases[count] = outcome.tokens_per_s.mean
     done()
-    if not outcome.results:
-        raise InfeasibleError(f"the scenario itself cannot run:\n{outcome.reason}")
-    base = outcome.results[0].tokens_per_s
 
     def end(one: Input, by: float) -> End:
-        value = one.moved(by)
+        value, count = one.moved(by), batches
         try:
             changed = one.set_in(scenario, value)
-            same = changed.document["data"] == scenario.document["data"]
-            found = run_batches(changed, batches if same else changed.draw(1).lengths)
+            lengths = drawn[:count]
+            if changed.document["data"] != scenario.document["data"]:
+                count = of_data
+                lengths = changed.draw(count).lengths
+            found = run_batches(changed, lengths)
             reason = found.reason
         except (UserInputError, InfeasibleError) as error:
             found, reason = None, str(error)
         done()
         if found is None or not found.results:
             return End(value=value, tokens_per_s=None, change=None, reason=reason)
-        rate = found.results[0].tokens_per_s
-        return End(value=value, tokens_per_s=rate, change=rate / base - 1.0)
+        rate = found.tokens_per_s.mean
+        return End(value=value, tokens_per_s=rate, change=rate / bases[count] - 1.0, batches=count)
 
     moved = [Moved(input=one, lower=end(one, -share), higher=end(one, share)) for one in inputs]
     moved.sort(key=lambda one: (-one.effect, one.input.key))
-    return Tornado(share=share, tokens_per_s=base, moved=tuple(moved))
+    return Tornado(share=share, tokens_per_s=bases[batches], batches=batches, moved=tuple(moved))
 
 
 def tornado_document(scenario: Scenario, study: Tornado) -> Document:
@@ -255,6 +274,7 @@ def tornado_document(scenario: Scenario, study: Tornado) -> Document:
         more={
             "tornado": study.share,
             "base_tokens_per_s": study.tokens_per_s,
+            "batches": study.batches,
             "without_effect": idle,
             "remarks": lines,
         },
@@ -283,6 +303,7 @@ def _row_json(one: Moved) -> dict[str, Any]:
         "input": one.input.key,
         "value": one.input.value,
         "effect": one.effect,
+        "batches": one.batches,
         "lower": one.lower,
         "higher": one.higher,
     }
@@ -291,6 +312,11 @@ def _row_json(one: Moved) -> dict[str, Any]:
 def tornado_table(study: Tornado) -> Table[Moved]:
     """Inputs with an effect, the largest first."""
     words = f"{study.share:.0%}"
+
+    def remark(one: Moved) -> str:
+        more = f"other batches: means over {one.batches}" if one.batches > study.batches else ""
+        return "; ".join(filter(None, (more, one.reasons)))
+
     columns: tuple[Column[Moved], ...] = (
         Column("input", lambda one: one.input.key),
         Column("value", lambda one: one.input.value, format=_number),
@@ -300,9 +326,11 @@ def tornado_table(study: Tornado) -> Table[Moved]:
         Column("higher_value", lambda one: one.higher.value, shown=False),
         Column("lower_tokens_per_s", lambda one: one.lower.tokens_per_s, shown=False),
         Column("higher_tokens_per_s", lambda one: one.higher.tokens_per_s, shown=False),
-        Column("remark", lambda one: one.reasons, left=True, optional=True),
+        Column("batches", lambda one: one.batches, shown=False),
+        Column("remark", remark, left=True, optional=True),
     )
-    title = f"Change of {study.tokens_per_s:,.0f} tokens/s when an input moves by {words}, one batch"
+    over = "one batch" if study.batches == 1 else f"{study.batches} batches"
+    title = f"Change of {study.tokens_per_s:,.0f} tokens/s when an input moves by {words}, {over}"
     return Table(title=title, columns=columns, rows=study.with_effect)
 
 

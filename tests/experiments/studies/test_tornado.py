@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.app import cli
-from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
+from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolve_scenario
 from hdpsim.experiments.studies.changes.tornado import (
     Tornado,
     inputs_of,
@@ -112,3 +112,38 @@ def test_the_command_writes_table_and_plot(tmp_path: Path) -> None:
     assert data["tornado"] == 0.1
     assert data["results"][0]["effect"] >= data["results"][1]["effect"]
     assert {"tornado.csv", "tornado.png", "result.json"} <= {path.name for path in out.iterdir()}
+
+
+def of_unequal_lengths(batches: int) -> Scenario:
+    return resolve_scenario({
+        "model": "llama-3-8b",
+        "cluster": {"node": "hgx-h100-80gb", "gpus": 8},
+        "layout": {"tp": 2},
+        "data": {"lengths": ["4K", "1K", "1K", "2K", "3K", "512"], "batch": "64 sequences", "context": "4K tokens"},
+        "strategy": {"name": "static"},
+        "execution": {"batches": batches},
+    })  # fmt: skip
+
+
+def test_inputs_of_the_data_are_means_over_many_batches() -> None:
+    """On one batch a little more or less of it tells what it happens to hold."""
+    uneven = of_unequal_lengths(6)
+    study = tornado(uneven, 0.1)
+    assert study.tokens_per_s == run_batches(uneven, uneven.batches(1)).tokens_per_s.mean
+    (row,) = (one for one in study.moved if one.input.key == "data.batch")
+    base = run_batches(uneven, uneven.batches(6)).tokens_per_s.mean
+    more = uneven.with_changes(("data.batch=70 sequences",))
+    expected = run_batches(more, more.batches(6)).tokens_per_s.mean / base - 1.0
+    assert row.batches == 6
+    assert row.higher.change == pytest.approx(expected, rel=1e-12)
+    assert {one.batches for one in study.moved if one.input.key.startswith("cluster")} == {1}
+    shown = {row["input"]: row.get("remark") for row in tornado_document(uneven, study).blocks[0].records()}  # type: ignore[union-attr]
+    assert "means over 6" in shown["data.batch"]
+    assert not shown["cluster.node.gpu.bf16"]
+
+
+def test_more_batches_are_the_mean_of_each_row() -> None:
+    uneven = of_unequal_lengths(1)
+    study = tornado(uneven, 0.1, 3)
+    assert study.tokens_per_s == run_batches(uneven, uneven.batches(3)).tokens_per_s.mean
+    assert {one.batches for one in study.moved} <= {0, 3}
