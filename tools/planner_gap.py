@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
     for number, lengths in enumerate(scenario.batches(options.batches)):
         plan, problem, _ = plan_batch(setup, lengths)
         packs, long = fill_packs(problem), LongSequences(problem)
-        short_s = float(packs.seconds.sum())
+        short_s = packs.short_s
         ideal_s, _ = ideal_step_s(problem, long, usual_s(problem), short_s, plan.ideal_s)
         end_s = plan.makespan_s + ideal_s - plan.ideal_s
         rows.append(

@@ -43,11 +43,16 @@ class SizeTable:
             if not len(rest):
                 break
 
-    @property
-    def columns(self) -> tuple[Ints, Floats]:
-        """Sizes and times, [sequences, sizes]; of a table for all limits."""
-        ((_, sizes, times_s),) = self._parts
-        return sizes, times_s
+    def quicker(self) -> tuple[Ints, Ints, Floats]:
+        """Sizes on which a sequence takes less time than on all smaller ones: its number, the size and the time."""
+        entries: list[tuple[Ints, Ints, Floats]] = []
+        for number, sizes, times_s in self._parts:
+            before_s = np.minimum.accumulate(np.insert(times_s, 0, np.inf, axis=1), axis=1)[:, :-1]
+            row, column = np.nonzero(times_s < before_s)
+            entries.append((number[row], sizes[row, column], times_s[row, column]))
+        number, size, time_s = (np.concatenate(parts) for parts in zip(*entries, strict=True))
+        order = np.argsort(number, kind="stable")
+        return number[order], size[order], time_s[order]
 
     def within(self, limit_s: float) -> tuple[Ints, Floats]:
         """Smallest size of every sequence whose time is at most *limit_s*, else the quickest; and that time."""

@@ -29,8 +29,9 @@ class Packs:
         sequence: their numbers in the batch.
         tokens: their lengths.
         work_s: the work each adds to a micro-batch.
-        pack: the pack each is in.
+        pack: the pack each is in; none where they were not packed.
         seconds: time of every pack.
+        loose_s: work of sequences that were not packed, in as few packs as their tokens fill.
     """
 
     sequence: Ints
@@ -38,6 +39,12 @@ class Packs:
     work_s: Floats
     pack: Ints
     seconds: Floats
+    loose_s: float = 0.0
+
+    @property
+    def short_s(self) -> float:
+        """Work of all packs."""
+        return float(self.seconds.sum()) + self.loose_s
 
     @property
     def same_time(self) -> bool:
@@ -45,12 +52,16 @@ class Packs:
         return len(self.seconds) > 0 and bool(self.seconds.min() >= self.seconds.max() * SAME_TIME)
 
 
-def fill_packs(problem: PlanningProblem) -> Packs:
-    """Pack all sequences that fit a pack in as few micro-batches as can be."""
+def fill_packs(problem: PlanningProblem, *, loose: bool = False) -> Packs:
+    """Pack all sequences that fit a pack in as few micro-batches as can be; *loose*: nobody deals them as packs."""
     inside = np.flatnonzero(problem.lengths <= problem.target_tokens)
     sequence = inside[np.argsort(-problem.lengths[inside], kind="stable")]
     tokens = problem.lengths[sequence]
     work_s = problem.piece_s(tokens)
+    if loose:
+        full = -(-int(tokens.sum()) // problem.target_tokens)
+        loose_s = float(work_s.sum()) + problem.fixed_s * full
+        return Packs(sequence, tokens, work_s, np.arange(0), np.zeros(0), loose_s)
     pack = pack_tightly(tokens, problem.target_tokens)
     return Packs(sequence, tokens, work_s, pack, _pack_s(problem, pack, tokens, work_s))
 
@@ -104,7 +115,7 @@ def deal_singles(free_s: Floats, times_s: Floats, packs: Packs) -> Ints:
     end of the step is no multiple of u stays idle for the rest. Then each sequence goes to the rank where it leaves
     the least such rest, towards the earliest end at which all packs have a place. Else to the rank free first.
     """
-    if not packs.same_time:
+    if not len(times_s) or not packs.same_time:
         return _first_free(free_s, times_s)
     unit_s, ranks = float(packs.seconds.max()), len(free_s)
     longer = int(np.searchsorted(-times_s, -unit_s * (1.0 + 1e-6)))  # the others count as packs
@@ -166,6 +177,8 @@ def _deal_towards(left_s: Floats, times_s: list[float], unit_s: float, count: in
 
 def _first_free(free_s: Floats, seconds: Floats) -> Ints:
     """Rank of every item: the one that is free first, items in the order given."""
+    if not len(seconds):
+        return np.zeros(0, dtype=np.int64)
     heap = list(zip(free_s.tolist(), range(len(free_s)), strict=True))
     heapq.heapify(heap)
     rank_of: list[int] = []
@@ -179,6 +192,8 @@ def _first_free(free_s: Floats, seconds: Floats) -> Ints:
 def _even_bins(tokens: list[int], capacity: int, first: int) -> tuple[list[int], int]:
     """Spread *tokens* (descending) over as few bins as hold them, evenly; the bins, from *first* on, and how many."""
     count = -(-sum(tokens) // capacity)
+    if count <= 1:
+        return [first] * len(tokens), count
     room = [(-capacity, first + i) for i in range(count)]
     where: list[int] = []
     for length in tokens:

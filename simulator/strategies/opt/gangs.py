@@ -14,6 +14,8 @@ from hdpsim.simulator.strategies.problem import PlanningProblem
 
 MOST_LOOKS = 2**24
 """Gangs times ranks that are placed at once: half a second."""
+NEVER = 2**30
+"""More slots than any rank has."""
 ROOM = 8
 """A region has at least so many times the ranks of the largest gang, so that it has a choice."""
 
@@ -126,49 +128,88 @@ def _place_in_turn(
     members: list[Ints] = []
     slots = np.empty(len(sizes), dtype=np.int64)
     taken_s = times_s.copy()
-    places = _Places(near, loads)
-    for gang, (size, time_s) in enumerate(zip(sizes.tolist(), times_s.tolist(), strict=True)):
+    places = _Places(near, loads, weight)
+    gang = 0
+    while gang < len(sizes):
+        size, time_s = int(sizes[gang]), float(times_s[gang])
         latest_s = deadline_s - time_s
-        if weight:
-            places.moved_to(loads.free_s + weight * np.maximum(0.0, time_s - loads.longest_s))
+        places.next_gang(time_s)
         ranks, start_s = places.choose(size, latest_s)
         if size > 1 and start_s > latest_s:
             spread, spread_s = places.spread(size)
             if spread_s + apart_s[gang] < start_s + time_s:
                 ranks, start_s, time_s = spread, spread_s, float(apart_s[gang])
                 taken_s[gang] = time_s
-        members.append(ranks)
-        slots[gang] = loads.slot[ranks].max()
-        loads.free_s[ranks] = start_s + time_s
-        loads.slot[ranks] = slots[gang] + 1
-        loads.longest_s[ranks] = np.maximum(loads.longest_s[ranks], time_s)
+        stop, end_s = gang + 1, start_s + time_s
+        if weight:  # those that follow stay on these ranks while they are in time: nothing is wasted there
+            longest_s = np.maximum(loads.longest_s[ranks], time_s)
+            loads.longest_s[ranks] = longest_s
+            most_s = float(longest_s.min())
+            while stop < len(sizes) and sizes[stop] == size and times_s[stop] <= most_s:
+                if end_s + times_s[stop] > deadline_s:
+                    break
+                end_s += float(times_s[stop])
+                stop += 1
+        slot = int(loads.slot[ranks].max())
+        members += [ranks] * (stop - gang)
+        slots[gang:stop] = np.arange(slot, slot + stop - gang)
+        loads.free_s[ranks] = end_s
+        loads.slot[ranks] = slot + stop - gang
         places.booked(ranks)
+        gang = stop
     return members, slots, taken_s
 
 
+@dataclass(frozen=True, slots=True)
+class _Next:
+    """What a gang costs the ranks of a pipeline besides its time.
+
+    A rank whose micro-batches were all shorter idles *weight* times the difference longer. A slot that it leaves out
+    between two micro-batches costs as much as one of them, but never more than the pipeline takes to drain.
+    """
+
+    time_s: float = 0.0
+    weight: float = 0.0
+
+    @property
+    def bubble_s(self) -> float:
+        """What a pipeline idles for it."""
+        return self.weight * self.time_s
+
+
 class _Rows:
-    """Ranks, or nodes of *width* ranks, in rows of *row* neighbours; those of a row by the time they are ready.
+    """Ranks, or nodes of *width* ranks, in rows of *row* neighbours; those of a row by the time they are free.
 
     Rows without a gang are all alike, so only the first of them is looked at; and a row is sorted again only when it
     is looked at after something changed.
     """
 
     def __init__(
-        self, ready_s: Floats, free_s: Floats, width: int, row: int, used: Bools | None = None
+        self,
+        ready_s: Floats,
+        loads: RankLoads,
+        weight: float,
+        width: int,
+        row: int,
+        used: Bools | None = None,
     ) -> None:
-        """Of ranks that are free at *free_s* and ready at *ready_s*; those not *used* (None: all are) are alike."""
+        """Of ranks with such loads, ready at *ready_s* at the earliest; those not *used* (None: all are) are alike."""
         self.width, self.row = width, row
-        self._free_s, self._ready_s = free_s, ready_s
+        self._loads, self._ready_s, self._weight = loads, ready_s, weight
         many = -(-len(ready_s) // (width * row))
         self._used = np.full(many, used is None)
         self._stale = np.ones(many, dtype=bool)
         if used is not None:
             self.booked(np.flatnonzero(used))
             self._used[-1] |= len(ready_s) % (width * row) > 0
-        # Of every row: its items by the time they are ready, that time, and how long they have been busy up to each.
+        # Of every row: its items by the time they are ready, that time, and how long they have been busy up to each; in
+        # a pipeline that time less their bubble, and the most and the fewest slots that a rank of each has.
         self._order = np.empty((many, row), dtype=np.int64)
         self._start_s = np.empty((many, row))
         self._busy_s = np.empty((many, row))
+        self._before_s = np.empty((many, row))
+        self._most = np.empty((many, row))
+        self._fewest = np.empty((many, row))
 
     def booked(self, ranks: Ints) -> None:
         """*ranks* have got a gang."""
@@ -176,46 +217,43 @@ class _Rows:
         self._used[rows] = True
         self._stale[rows] = True
 
-    def moved_to(self, ready_s: Floats) -> None:
-        """All ranks are ready at other times."""
-        self._ready_s = ready_s
-        self._stale[:] = True
-
     def _sort(self, rows: Ints) -> None:
+        """Look at *rows* again."""
         span, ranks = self.row * self.width, len(self._ready_s)
-        if len(rows) * span == ranks:  # in a pipeline most gangs find all rows changed
-            self._order, self._start_s, self._busy_s = self._sorted(self._ready_s, self._free_s)
-            self._stale[:] = False
-            return
         rank = rows[:, None] * span + np.arange(span)
-        ready_s, free_s = (times_s[np.minimum(rank, ranks - 1)] for times_s in (self._ready_s, self._free_s))
-        if rank[-1, -1] >= ranks:  # places of the last row that are none
+        inside = rank if rank[-1, -1] < ranks else np.minimum(rank, ranks - 1)
+        ready_s, free_s = self._ready_s[inside], self._loads.free_s[inside]
+        if inside is not rank:  # places of the last row that are none
             ready_s[rank >= ranks], free_s[rank >= ranks] = np.inf, 0.0
-        self._order[rows], self._start_s[rows], self._busy_s[rows] = self._sorted(ready_s, free_s)
+        items = (len(rows), self.row, self.width)
+        of_item_s = ready_s.reshape(items).max(axis=2)
+        order = of_item_s.argsort(axis=1, kind="stable")
+        line = np.arange(len(order))[:, None]
+        self._order[rows], self._start_s[rows] = order, of_item_s[line, order]
+        self._busy_s[rows] = free_s.reshape(items).sum(axis=2)[line, order].cumsum(axis=1)
+        if self._weight:
+            slot = self._loads.slot[inside]
+            before_s = ready_s - self._weight * self._loads.longest_s[inside]
+            fewest = np.where(slot > 0, slot, NEVER)
+            self._before_s[rows] = before_s.reshape(items).max(axis=2)[line, order]
+            self._most[rows] = slot.reshape(items).max(axis=2)[line, order]
+            self._fewest[rows] = fewest.reshape(items).min(axis=2)[line, order]
         self._stale[rows] = False
 
-    def _sorted(self, ready_s: Floats, free_s: Floats) -> tuple[Ints, Floats, Floats]:
-        """Of whole rows: the order of their items, when each is ready, and how long they have been busy up to it."""
-        if self.width > 1:
-            ready_s = ready_s.reshape(-1, self.width).max(axis=1)
-            free_s = free_s.reshape(-1, self.width).sum(axis=1)
-        ready_s, free_s = ready_s.reshape(-1, self.row), free_s.reshape(-1, self.row)
-        order = ready_s.argsort(axis=1, kind="stable")
-        line = np.arange(len(order))[:, None]
-        return order, ready_s[line, order], free_s[line, order].cumsum(axis=1)
-
-    def best(self, items: int, latest_s: float) -> Ints:
+    def best(self, items: int, latest_s: float, gang: _Next) -> Ints:
         """The *items* neighbours in time that waste least, of those ready by *latest_s*, else of the first ready."""
         looked_at = self._used.copy()
         looked_at[looked_at.argmin()] = True
         stale = (looked_at & self._stale).nonzero()[0]
         if len(stale):
             self._sort(stale)
-        rows = looked_at.nonzero()[0]
-        busy_s, last_s = self._busy_s, self._start_s[:, items - 1 :]
-        if len(rows) < len(looked_at):
-            busy_s, last_s = busy_s[rows], last_s[rows]
-        late = last_s > max(latest_s, float(last_s[:, 0].min()) * (1.0 + 1e-9))
+        some = looked_at.nonzero()[0]
+        rows = some if len(some) < len(looked_at) else slice(None)
+        busy_s = self._busy_s[rows]
+        last_s = self._start_s[rows, items - 1 :]
+        if gang.weight:
+            last_s = self._after_pipeline_s(rows, items, last_s, gang)
+        late = last_s > max(latest_s, float(last_s.min()) * (1.0 + 1e-9))
         # Waiting for each other: what they are busy from the same start on, less what they are busy anyway.
         waste_s = (items * self.width) * last_s - busy_s[:, items - 1 :]
         waste_s[:, 1:] += busy_s[:, :-items]
@@ -225,28 +263,66 @@ class _Rows:
         equal = equal[late_s >= late_s.max() * (1.0 - 1e-9)]
         best = int(equal[busy_s[equal // last_s.shape[1], -1].argmax()])
         at, first = divmod(best, last_s.shape[1])
-        line = int(rows[at])
+        line = int(some[at])
         chosen = np.sort(self._order[line, first : first + items]) + line * self.row
         if self.width == 1:
             return np.asarray(chosen)
         return np.asarray((chosen[:, None] * self.width + np.arange(self.width)).ravel())
 
+    def _after_pipeline_s(self, rows: Ints | slice, items: int, last_s: Floats, gang: _Next) -> Floats:
+        """When the pipelines of every group of neighbours are ready that is free at *last_s*."""
+        ready_s = np.maximum(last_s, window_max(self._before_s[rows], items) + gang.bubble_s)
+        if items * self.width == 1:
+            return ready_s
+        # Later for every slot that a rank leaves out before the one that all have free.
+        left_out_s = window_max(self._start_s[rows] - gang.time_s * self._fewest[rows], items)
+        left_out_s += gang.time_s * window_max(self._most[rows], items)
+        return np.maximum(ready_s, np.minimum(left_out_s, last_s + gang.bubble_s))
+
+
+def window_max(values: Floats, items: int) -> Floats:
+    """The largest of every *items* neighbours of a row, [rows, n - items + 1], by windows that double."""
+    length = 1
+    while 2 * length <= items:
+        values = np.maximum(values[:, :-length], values[:, length:])
+        length *= 2
+    more = items - length
+    return np.maximum(values[:, : values.shape[1] - more], values[:, more:]) if more else values
+
 
 class _Places:
     """Groups of ranks: inside a node, else whole nodes inside a block, else whole nodes anywhere."""
 
-    def __init__(self, near: Neighbourhood, loads: RankLoads) -> None:
+    def __init__(self, near: Neighbourhood, loads: RankLoads, weight: float) -> None:
         self._ranks, self._node = len(loads.free_s), near.node
         self._block = near.block // near.node  # nodes
-        self._free_s = self._ready_s = loads.free_s
-        self._used = np.full(self._ranks, bool(np.ptp(loads.free_s) or np.ptp(loads.longest_s)))
+        self._loads, self._weight = loads, weight
+        self._used = np.full(
+            self._ranks, any(np.ptp(each) > 0 for each in (loads.free_s, loads.longest_s, loads.slot))
+        )
         self._rows: dict[tuple[int, int], _Rows] = {}
+        self._gang = _Next()
 
-    def moved_to(self, ready_s: Floats) -> None:
-        """Ranks are ready for the next gang at *ready_s*: when they are free, and after the bubble it brings."""
-        self._ready_s = ready_s
-        for rows in self._rows.values():
-            rows.moved_to(ready_s)
+    def next_gang(self, time_s: float) -> None:
+        """The next gang takes so long."""
+        if self._weight:
+            self._gang = _Next(time_s, self._weight)
+
+    def _each_ready_s(self, ranks: Ints | slice) -> Floats:
+        """When each of these ranks is ready by itself: free, and past the bubble that the gang brings."""
+        gang, free_s = self._gang, self._loads.free_s[ranks]
+        if not gang.weight:
+            return free_s
+        return free_s + gang.weight * np.maximum(0.0, gang.time_s - self._loads.longest_s[ranks])
+
+    def _ready_s(self, ranks: Ints) -> float:
+        """When the last of these ranks is ready, past the slots that it leaves out."""
+        gang, ready_s = self._gang, self._each_ready_s(ranks)
+        if gang.weight and len(ranks) > 1:
+            slot = self._loads.slot[ranks]
+            left_out = np.where(slot > 0, np.minimum(slot.max() - slot, gang.weight), 0.0)
+            ready_s = np.maximum(ready_s, self._loads.free_s[ranks] + gang.time_s * left_out)
+        return float(ready_s.max())
 
     def booked(self, ranks: Ints) -> None:
         """The times of *ranks* have changed."""
@@ -256,19 +332,19 @@ class _Places:
 
     def spread(self, size: int) -> tuple[Ints, float]:
         """The ranks that are ready first, wherever they are, and when they are."""
-        ranks = np.sort(np.argpartition(self._ready_s, size - 1)[:size])
-        return ranks, float(self._ready_s[ranks].max())
+        ranks = np.sort(np.argpartition(self._each_ready_s(slice(None)), size - 1)[:size])
+        return ranks, self._ready_s(ranks)
 
     def choose(self, size: int, latest_s: float) -> tuple[Ints, float]:
         """Ranks of a gang that wants to start by *latest_s*, and when they are ready."""
-        ready_s = self._ready_s
         if size == self._ranks:
-            return np.arange(size, dtype=np.int64), float(ready_s.max())
+            ranks = np.arange(size, dtype=np.int64)
+            return ranks, self._ready_s(ranks)
         if size == 1:
             return self._single(latest_s)
         if size <= self._node:
             ranks = self._best(size, 1, self._node, latest_s)
-            return ranks, float(ready_s[ranks].max())
+            return ranks, self._ready_s(ranks)
         nodes, rest = divmod(size, self._node)
         all_nodes = self._ranks // self._node
         best, best_s = np.arange(0, dtype=np.int64), np.inf
@@ -281,7 +357,7 @@ class _Places:
                     chosen = self._with_rest(chosen[: nodes * self._node], rest, row, latest_s)
                     if not len(chosen):
                         continue
-                start_s = float(ready_s[chosen].max())
+                start_s = self._ready_s(chosen)
                 if start_s < best_s:
                     best, best_s = chosen, start_s
                 if start_s <= latest_s:
@@ -291,19 +367,21 @@ class _Places:
         return best, best_s
 
     def _single(self, latest_s: float) -> tuple[Ints, float]:
-        ready = self._ready_s <= latest_s
+        ready_s = self._each_ready_s(slice(None))
+        ready = ready_s <= latest_s
         if not ready.any():
-            rank = int(self._ready_s.argmin())
+            rank = int(ready_s.argmin())
         else:
-            waste_s = np.where(ready, self._ready_s - self._free_s, np.inf)
-            rank = int(np.where(waste_s <= waste_s.min() + 1e-12, self._ready_s, -1.0).argmax())
-        return np.array([rank]), float(self._ready_s[rank])
+            waste_s = np.where(ready, ready_s - self._loads.free_s, np.inf)
+            rank = int(np.where(waste_s <= waste_s.min() + 1e-12, ready_s, -1.0).argmax())
+        return np.array([rank]), float(ready_s[rank])
 
     def _best(self, items: int, width: int, row: int, latest_s: float) -> Ints:
         rows = self._rows.get((width, row))
         if rows is None:
-            rows = self._rows[width, row] = _Rows(self._ready_s, self._free_s, width, row, self._used)
-        return rows.best(items, latest_s)
+            rows = _Rows(self._loads.free_s, self._loads, self._weight, width, row, self._used)
+            self._rows[width, row] = rows
+        return rows.best(items, latest_s, self._gang)
 
     def _with_rest(self, chosen: Ints, rest: int, row: int, latest_s: float) -> Ints:
         """Whole nodes *chosen* and *rest* ranks of one more node of the row, one that is in use if there is one.
@@ -312,9 +390,10 @@ class _Places:
         """
         begin = chosen[0] // (row * self._node) * (row * self._node)
         part = slice(begin, min(begin + row * self._node, self._ranks))
-        begin_s = np.maximum(self._ready_s[part], self._ready_s[chosen].max())
+        begin_s = np.maximum(self._each_ready_s(part), self._ready_s(chosen))
         if len(begin_s) == len(chosen):
             return chosen[:0]
         begin_s[chosen - begin] = np.inf
-        rows = _Rows(begin_s, self._free_s[part], 1, self._node)
-        return np.sort(np.concatenate((chosen, begin + rows.best(rest, latest_s))))
+        loads = RankLoads(self._loads.free_s[part], self._loads.slot[part], self._loads.longest_s[part])
+        rows = _Rows(begin_s, loads, self._weight, 1, self._node)
+        return np.sort(np.concatenate((chosen, begin + rows.best(rest, latest_s, self._gang))))

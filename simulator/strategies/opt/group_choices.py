@@ -91,14 +91,23 @@ def promising_choices(
     return [choice for choice in in_turn if choice is not None]
 
 
+def least_limit_s(problem: PlanningProblem, step_s: float) -> float:
+    """The shortest time that anyone wants a long sequence to take; *step_s* as of promising_choices."""
+    return LIMIT_SHARES[-1] * step_s / problem.stages
+
+
 def ideal_choice(problem: PlanningProblem, long: LongSequences, short_s: float, step_s: float) -> Choice:
     """The group sizes with the shortest ideal step (at least *step_s*), every sequence with a limit of its own."""
     ideal_s, size = ideal_step_s(problem, long, usual_s(problem), short_s, step_s)
     return Choice(size, problem.sequence_s(long.tokens, size), ideal_s)
 
 
-def turn_choices(problem: PlanningProblem, long: LongSequences, short_s: float) -> list[Choice]:
+def turn_choices(
+    problem: PlanningProblem, long: LongSequences, short_s: float, below_s: float = np.inf
+) -> list[Choice]:
     """Group sizes with which all ranks run k micro-batches of one length t, for several k; the shortest step first.
+
+    Those alone whose step may be below *below_s*: k t is no less than all work over all ranks.
 
     Few sequences on many ranks leave ranks idle that no level of length knows of. Of every sequence the smallest
     group that takes at most t; t is the least for which
@@ -110,7 +119,10 @@ def turn_choices(problem: PlanningProblem, long: LongSequences, short_s: float) 
     kinds = long.kinds
     least_s = float(np.minimum.reduceat(kinds.times_s, kinds.bounds).max())
     choices = []
+    work_s = float(kinds.count @ np.minimum.reduceat(kinds.sizes * kinds.times_s, kinds.bounds)) + short_s
     for turns in TURNS:
+        if work_s / problem.ranks * (1.0 + problem.bubble_weight / turns) >= below_s:
+            continue
         places = turns * problem.ranks
         if float(kinds.count @ kinds.sizes[kinds.bounds]) >= places:  # on the fewest ranks each
             continue

@@ -24,6 +24,7 @@ from hdpsim.simulator.strategies.opt.group_choices import (
     FEW_LONG,
     Choice,
     ideal_choice,
+    least_limit_s,
     promising_choices,
     turn_choices,
     usual_s,
@@ -38,13 +39,15 @@ _Dealer = Callable[[PlanningProblem, Floats, Packs], tuple[Ints, Ints, Floats]]
 
 DRAFTS = (4, 8)
 """Most promising time limits that are planned in full; more of them for few long sequences."""
-GOOD_ENOUGH = 1.03
-"""A draft this close to the ideal of its limit ends the search."""
+GOOD_ENOUGH = (1.03, 1.1)
+"""A draft this close to the ideal of its limit ends the search: the first, and with many long sequences a later one."""
 ROOMS = (1.01, 1.05, 1.1)
 """How much later than the ideal step gangs may end; more than the first is tried for the best limit of a pipeline, as
 long as it ends earlier for it."""
 TURN_DRAFTS = 2
 """So many ways to run the long sequences in turns are planned in full, as long as their ideal step is shorter."""
+NEARLY_IDEAL = 1.02
+"""How much later than its ideal step a pipeline's draft ends at best."""
 AS_PLANNED = 1.001
 """A draft that ends this close to what whole micro-batches allow ends the search."""
 SMALL = 1e-9
@@ -64,15 +67,16 @@ def balanced_draft(problem: PlanningProblem) -> Draft:
     The draft with the smallest estimated makespan wins.
     """
     step_s = plan_ideal_s(problem)
-    packs = fill_packs(problem)
-    long = LongSequences(problem)
-    short_s = float(packs.seconds.sum())
+    packs = fill_packs(problem, loose=problem.stages > 1 and _dealers(problem) == (deal_sequences,))
+    long = LongSequences(problem, least_limit_s(problem, step_s))
+    short_s = packs.short_s
     ideal = ideal_choice(problem, long, short_s, step_s) if problem.stages > 1 else None
     drafts = _limit_drafts(problem, packs, long, step_s, ideal)
-    turns = [] if problem.quick else turn_choices(problem, long, short_s)
+    turns = (
+        [] if problem.quick else turn_choices(problem, long, short_s, min(draft.end_s for draft in drafts))
+    )
     for choice in turns[:TURN_DRAFTS]:
-        if choice.step_s < min(draft.end_s for draft in drafts):
-            drafts += _drafts(problem, packs, long, choice, ROOMS[0])
+        drafts += _drafts(problem, packs, long, choice, ROOMS[0], min(draft.end_s for draft in drafts))
     best = min(drafts, key=lambda draft: draft.end_s)
     bubbles_s = 0.0 if ideal is None else ideal.step_s - step_s
     return replace(best, ideal_s=step_s, bubbles_s=bubbles_s)
@@ -84,19 +88,25 @@ def _limit_drafts(
     """Plans in which every long sequence keeps to one time limit, for the most promising limits."""
     drafts: list[Draft] = []
     many = 1 if problem.quick else DRAFTS[len(long.tokens) <= FEW_LONG]
-    choices = promising_choices(problem, long, float(packs.seconds.sum()), step_s, ideal)[:many]
+    choices = promising_choices(problem, long, packs.short_s, step_s, ideal)[:many]
     whole_s = _whole_s(problem, packs, choices)
-    for choice in choices:
-        drafts += _drafts(problem, packs, long, choice, ROOMS[0])
-        if min(draft.end_s for draft in drafts) <= max(choice.step_s * GOOD_ENOUGH, whole_s * AS_PLANNED):
+    end_s = np.inf
+    for number, choice in enumerate(choices):
+        drafts += _drafts(problem, packs, long, choice, ROOMS[0], end_s)
+        end_s = min(draft.end_s for draft in drafts)
+        enough = GOOD_ENOUGH[number > 0 and len(long.tokens) > FEW_LONG]
+        if end_s <= max(choice.step_s * enough, whole_s * AS_PLANNED):
             break
     if problem.stages > 1:
         best = min(drafts, key=lambda draft: draft.end_s)
         for room in ROOMS[1:]:
-            roomier = _drafts(problem, packs, long, best.choice, room)
-            drafts += roomier
-            if min(draft.end_s for draft in roomier) >= best.end_s:
+            if end_s <= best.choice.step_s * room:  # gangs alone would end as late
                 break
+            roomier = _drafts(problem, packs, long, best.choice, room, end_s)
+            drafts += roomier
+            if min((draft.end_s for draft in roomier), default=np.inf) >= end_s:
+                break
+            end_s = min(draft.end_s for draft in roomier)
     return drafts
 
 
@@ -116,11 +126,27 @@ def _whole_s(problem: PlanningProblem, packs: Packs, choices: list[Choice]) -> f
 
 
 def _drafts(
-    problem: PlanningProblem, packs: Packs, long: LongSequences, choice: Choice, room: float
+    problem: PlanningProblem, packs: Packs, long: LongSequences, choice: Choice, room: float, below_s: float
 ) -> list[Draft]:
-    """Plans for one time limit: one for every way to deal short sequences that may be the better one."""
+    """Plans for one time limit: one for every way to deal short sequences that may be the better one.
+
+    None where gangs and short work fill the ranks past *below_s*.
+    """
+    if choice.step_s * (NEARLY_IDEAL if problem.stages > 1 else 1.0) >= below_s:
+        return []
     placed = _place_long(problem, packs, long, choice, room)
+    if _filled_s(problem, packs, placed) >= below_s:
+        return []
     return [Draft.of(problem, packs, placed, dealer) for dealer in _dealers(problem)]
+
+
+def _filled_s(problem: PlanningProblem, packs: Packs, placed: _Placed) -> float:
+    """When the ranks end if all that is left after the gangs could be cut: it fills those that are free first."""
+    free_s = np.sort(placed.loads.free_s)
+    filled_s = (packs.short_s + float(placed.single_s.sum()) + np.cumsum(free_s)) / np.arange(
+        1, problem.ranks + 1
+    )
+    return max(float(filled_s.min()), float(free_s[-1]))
 
 
 def _dealers(problem: PlanningProblem) -> tuple[_Dealer, ...]:

@@ -28,17 +28,22 @@ class LongKinds:
         bounds: the first entry of every kind.
     """
 
-    def __init__(self, problem: PlanningProblem, tokens: Ints, least: Ints) -> None:
-        """Of *tokens* (longest first) that need *least* ranks."""
+    def __init__(self, problem: PlanningProblem, tokens: Ints, least: Ints, limit_s: float) -> None:
+        """Of *tokens* (longest first) that need *least* ranks, with sizes up to where they take *limit_s*."""
         step = np.floor(np.log(tokens) / np.log(LENGTH_GROWTH))
         first = np.flatnonzero(np.diff(step, prepend=np.inf))
         self.count = np.diff(first, append=len(step))
         self.kind = np.repeat(np.arange(len(first)), self.count)
-        sizes, times_s = SizeTable(problem, tokens[first], np.maximum.reduceat(least, first)).columns
-        quicker = times_s < np.minimum.accumulate(np.insert(times_s, 0, np.inf, axis=1), axis=1)[:, :-1]
-        self.sizes, self.times_s = sizes[quicker], times_s[quicker]
-        self._row = np.nonzero(quicker)[0]
+        table = SizeTable(problem, tokens[first], np.maximum.reduceat(least, first), limit_s)
+        self._row, self.sizes, self.times_s = table.quicker()
         self.bounds = np.searchsorted(self._row, np.arange(len(first)))
+
+    def within(self, limit_s: float) -> Ints:
+        """Of every kind the entry of *sizes* with the fewest ranks that takes *limit_s* at most, else the quickest."""
+        last = np.append(self.bounds[1:], len(self._row)) - 1
+        return np.asarray(
+            np.minimum(self.bounds + np.add.reduceat(self.times_s > limit_s, self.bounds), last)
+        )
 
     def cheapest(self, cost: Floats) -> Ints | None:
         """Of every kind the entry of *sizes* with the least *cost*; None if one has only infinite ones."""
@@ -52,12 +57,13 @@ class LongKinds:
 class LongSequences:
     """Sequences that do not fit a pack, longest first, with the time they take on any group that memory allows."""
 
-    def __init__(self, problem: PlanningProblem) -> None:
+    def __init__(self, problem: PlanningProblem, limit_s: float = -np.inf) -> None:
+        """Of the problem; nobody asks for less time than *limit_s*."""
         long = np.flatnonzero(problem.lengths > problem.target_tokens)
         self.sequence = long[np.argsort(-problem.lengths[long], kind="stable")]
         self.tokens = problem.lengths[self.sequence]
         self.least = least_group(problem, self.tokens)
-        self._problem = problem
+        self._problem, self._limit_s = problem, limit_s
 
     @cached_property
     def _least_s(self) -> Floats:
@@ -66,10 +72,18 @@ class LongSequences:
     @cached_property
     def kinds(self) -> LongKinds:
         """The same by length."""
-        return LongKinds(self._problem, self.tokens, self.least)
+        return LongKinds(self._problem, self.tokens, self.least, self._limit_s)
 
     def within(self, limits_s: list[float]) -> Iterator[tuple[Ints, Floats]]:
-        """For every limit the smallest group of every sequence that meets it (else the quickest), and its time."""
+        """For every limit the smallest group of every sequence that meets it (else the quickest), and its time.
+
+        Of a pipeline by kinds, which are known there.
+        """
+        if self._problem.stages > 1 and len(self.tokens):
+            for limit_s in limits_s:
+                size = self.kinds.sizes[self.kinds.within(limit_s)][self.kinds.kind]
+                yield size, self._problem.sequence_s(self.tokens, size)
+            return
         late = np.flatnonzero(self._least_s > min(limits_s))
         table = SizeTable(self._problem, self.tokens[late], self.least[late], min(limits_s))
         for limit_s in limits_s:

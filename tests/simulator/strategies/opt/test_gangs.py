@@ -6,9 +6,11 @@ from simulator_setups import FLOOR, HOPPER, problem_of, small_cluster, small_set
 
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.simulator.strategies.opt import gangs as gangs_module
-from hdpsim.simulator.strategies.opt.gangs import RankLoads, place_gangs
+from hdpsim.simulator.strategies.opt.gangs import RankLoads, place_gangs, window_max
 from hdpsim.simulator.strategies.opt.long_sequences import LongSequences
+from hdpsim.simulator.strategies.opt.rehearsal import rehearsed_s
 from hdpsim.simulator.strategies.problem import PlanningProblem
+from hdpsim.simulator.strategies.static.packing import Pieces, assemble
 
 
 def problem(
@@ -114,6 +116,68 @@ def test_long_micro_batches_gather_in_a_pipeline():
     # Without a pipeline there is nothing to gain: but they still fill a rank up to the deadline.
     members, _, _ = place(problem(nodes=1), [1, 1, 1], [2.0, 2.0, 2.0], deadline=5.0)
     assert members[0] == members[1] != members[2]
+
+
+def in_pipeline(free: list[float], slots: list[int], size: int) -> tuple[list[int], RankLoads]:
+    """A gang of 1 s on ranks of two stages that ran micro-batches as long in *slots* slots."""
+    one = problem(pp=2, tp=8, nodes=2 * len(free))
+    assert (one.ranks, one.bubble_weight) == (len(free), 1.0)
+    loads = RankLoads(np.array(free), np.array(slots), np.ones(one.ranks))
+    members, _, _ = place_gangs(one, loads, np.array([size]), np.ones(1), 2 * np.ones(1), 100.0)
+    return members[0].tolist(), loads
+
+
+def test_a_gang_takes_ranks_that_leave_no_slot_out():
+    # All are free at 4 s. Ranks 0 and 1 would run it in slot 2, so that rank 1 leaves out slot 1.
+    members, loads = in_pipeline([4.0, 4.0, 4.0, 4.0], [2, 1, 1, 1], 2)
+    assert members == [2, 3]
+    assert loads.free_s.tolist() == [4.0, 4.0, 5.0, 5.0]
+
+
+def test_a_slot_that_is_left_out_costs_a_micro_batch_and_several_cost_no_more_than_the_bubble():
+    for slots in ([2, 2, 2, 1], [5, 5, 5, 1]):
+        _, loads = in_pipeline([4.0, 4.0, 4.0, 4.0], slots, 4)
+        assert loads.free_s.tolist() == [6.0] * 4  # 4 + 1 for the slot + 1
+    # A rank without work leaves none out between two; nor does it matter to one that would wait as long.
+    assert in_pipeline([4.0, 4.0, 4.0, 1.0], [2, 2, 2, 0], 4)[1].free_s.tolist() == [5.0] * 4
+    assert in_pipeline([4.0, 4.0, 4.0, 3.0], [2, 2, 2, 1], 4)[1].free_s.tolist() == [5.0] * 4
+
+
+def played_s(slots: list[int], stages: int) -> float:
+    """When a rank ends that runs micro-batches of 1 s in these slots."""
+    count = len(slots)
+    plan = assemble(
+        strategy="test",
+        ranks=1,
+        capacity_tokens=1,
+        pieces=Pieces.of_whole(np.ones(count, dtype=np.int64), np.arange(count)),
+        member_ranks=np.zeros(count, dtype=np.int64),
+        member_offsets=np.arange(count + 1),
+        slot=np.array(slots),
+        offload_ratio=np.zeros(count),
+        keep_holes=True,
+        ideal_s=0.0,
+        makespan_s=0.0,
+    )
+    return rehearsed_s(plan, np.ones(count), stages=stages, chunks=1)
+
+
+@given(stages=st.integers(2, 9), before=st.integers(1, 6), holes=st.integers(0, 12), after=st.integers(1, 6))
+def test_what_slots_cost_that_are_left_out_is_what_the_replay_takes(
+    stages: int, before: int, holes: int, after: int
+):
+    slots = [*range(before), *range(before + holes, before + holes + after)]
+    bubbles = stages - 1
+    assert played_s(slots, stages) == pytest.approx(before + after + bubbles + min(holes, bubbles))
+
+
+@given(
+    st.lists(st.lists(st.floats(-9.0, 9.0), min_size=9, max_size=9), min_size=1, max_size=3),
+    st.integers(1, 9),
+)
+def test_the_largest_of_neighbours(rows: list[list[float]], items: int):
+    largest = [[max(row[at : at + items]) for at in range(9 - items + 1)] for row in rows]
+    assert window_max(np.array(rows), items).tolist() == largest
 
 
 def test_ranks_larger_than_a_node_need_no_node():
