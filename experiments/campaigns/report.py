@@ -19,7 +19,7 @@ from hdpsim.experiments.output.statistics import (
 )
 from hdpsim.experiments.output.words import tokens_with_interval
 from hdpsim.experiments.studies.report import band_line, scenario_document
-from hdpsim.simulator.campaign.setup import EFFECTIVE
+from hdpsim.simulator.campaign.setup import EFFECTIVE, Incident
 
 if TYPE_CHECKING:
     from hdpsim.experiments.campaigns.run import CampaignStudy
@@ -62,7 +62,10 @@ def campaign_document(scenario: Scenario, study: CampaignStudy) -> Document:
         files=(
             OutputFile("accounts.csv", lambda: _account_rows(study), "Seconds of every run in each account."),
             OutputFile(
-                "incidents.csv", lambda: _incident_rows(study), "Every restart of every run and what it cost."
+                "incidents.csv",
+                lambda: _incident_rows(study),
+                "Every restart of every run and what it cost.",
+                columns=("run", *(field.name for field in dataclasses.fields(Incident))),
             ),
             OutputFile(
                 "tokens.csv", lambda: _token_rows(study), "Tokens against wall-clock time, every run."

@@ -54,7 +54,49 @@ def explain_document(scenario: Scenario, explanation: Explanation, term: str | N
         payload={**explanation, "terms": [whole], "parts": found["parts"]},
         head=head,
         blocks=tuple(blocks),
+        files=(
+            OutputFile(
+                "inputs.csv",
+                lambda: list(input_rows(whole["calls"] if found["part"] is None else found["parts"])),
+                "What went in: every number, constant and result of every function that priced the term.",
+                columns=_INPUT,
+            ),
+        ),
     )
+
+
+_INPUT = ("function", "what", "name", "value", "least", "most", "source")
+
+
+def input_rows(parts: Sequence[Explanation], caller: str = "") -> Iterator[dict[str, Any]]:
+    """A row for every number, constant and result of *parts* and of what they called; of several values the mean.
+
+    Names end in their unit, as in the formulas.
+    """
+    for part in parts:
+        if "product" in part:
+            names = ("m", "n", "k", "groups", "per_layer", "seconds_per_layer", "flop_per_s")
+            of = f"{part['product']}, {part['side']}"
+            yield from (_input_row(of, "number", name, part[name]) for name in names)
+            continue
+        of = f"{caller}{part['name']}" + (f", {part['direction']}" if part["direction"] else "")
+        for name, value in part["inputs"].items():
+            yield _input_row(of, "number", name, value)
+        for name, constant in part["constants"].items():
+            yield _input_row(of, "constant", name, constant["value"], constant["source"])
+        if part["result"] is not None:
+            unit = "result_s" if part["unit"] == "s" else f"result ({part['unit']})"
+            yield _input_row(of, "result", unit, part["result"])
+        yield from input_rows(part["calls"], f"{of}: ")
+
+
+def _input_row(of: str, what: str, name: str, value: Any, source: str = "") -> dict[str, Any]:
+    least = most = None
+    if isinstance(value, Mapping) and "mean" in value:
+        least, value, most = value["min"], value["mean"], value["max"]
+    elif isinstance(value, Mapping) or (isinstance(value, Sequence) and not isinstance(value, str)):
+        value = number(value, name).strip("()[]")
+    return dict(zip(_INPUT, (of, what, name, value, least, most, source), strict=True))
 
 
 def _account_s(explanation: Explanation) -> dict[str, float]:
@@ -66,16 +108,16 @@ def step_table(explanation: Explanation) -> Table[Explanation]:
     columns: tuple[Column[Explanation], ...] = (
         Column("term"),
         Column("seconds", heading="time", format=seconds),
-        Column("share", lambda row: 100 * row["share"], format=_percent),
-        Column("largest", lambda row: row["largest"]["seconds"], format=seconds),
+        Column("share", format=_percent),
+        Column("largest_s", lambda row: row["largest"]["seconds"], heading="largest", format=seconds),
         Column("meaning", heading="what it is", left=True),
     )
     rows = [term for term in explanation["terms"] if term["seconds"] > 0]
     return Table(title="Where the step goes: mean over ranks and stages", columns=columns, rows=rows)
 
 
-def _percent(value: float) -> str:
-    return f"{value:.1f} %"
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def software_table(explanation: Explanation) -> Table[Explanation]:
@@ -105,7 +147,7 @@ def product_table(term: Explanation) -> Table[Explanation]:
         Column("groups"),
         Column("per_layer", heading="times"),
         Column("seconds_per_layer", heading="time", format=seconds),
-        Column("flop_per_s", lambda row: row["flop_per_s"] / 1e12, heading="TFLOP/s", format=".0f"),
+        Column("flop_per_s", heading="TFLOP/s", format=lambda rate: f"{rate / 1e12:.0f}"),
     )
     title = "Matrix products of one layer and micro-batch on one GPU"
     return Table(title=title, columns=columns, rows=term["products"])

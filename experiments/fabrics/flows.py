@@ -127,6 +127,11 @@ def flows_document(trial: Trial, top: int) -> Document:
         files=(
             OutputFile("links.csv", lambda: hottest, "The hottest links."),
             OutputFile("kinds.csv", lambda: kinds, "How busy the links of each kind are."),
-            OutputFile("collisions.csv", lambda: collisions, "Who lost most, to whom, on which link."),
+            OutputFile(
+                "collisions.csv",
+                lambda: collisions,
+                "Who lost most, to whom, on which link.",
+                columns=("link", "activity", "met", "lost_s"),
+            ),
         ),
     )

@@ -155,11 +155,13 @@ class OutputFile:
             object); without an ending a figure; else a text.
         content: makes it, when somebody wants the file.
         description: for the README of the directory.
+        columns: of rows that may be none: a table without rows has its columns all the same.
     """
 
     name: str
     content: Callable[[], Any]
     description: str
+    columns: tuple[str, ...] = ()
 
     @property
     def is_figure(self) -> bool:

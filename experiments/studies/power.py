@@ -61,7 +61,9 @@ class Power:
     @property
     def words(self) -> str:
         """A line for people."""
-        of_network = f", network {self.network_w / self.nodes / 1e3:.2f} kW" if self.network_w else ""
+        of_network = (
+            f" and {self.network_w / self.nodes / 1e3:.2f} kW for its network" if self.network_w else ""
+        )
         return (
             f"{self.gpu_w:,.0f} W per GPU, {self.node_w / 1e3:.2f} kW per node{of_network}; "
             f"{format_quantity(self.facility_w, 'power')} with PUE {self.pue:g}"

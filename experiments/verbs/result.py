@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.errors import HdpSimError, UserInputError
-from hdpsim.experiments.output.document import Document, Table
+from hdpsim.experiments.output.document import Document, OutputFile, Table
 from hdpsim.experiments.output.files.run_directory import write_document
 from hdpsim.quoting import quoted
 
@@ -73,9 +73,11 @@ class Result:
         """
         import pandas as pd
 
-        content = _chosen("table", name, self._tables())()
+        content, columns = _chosen("table", name, self._tables())()
         if isinstance(content, Table):
             content = content.records()
+        if isinstance(content, list) and not content:
+            return pd.DataFrame(columns=list(columns))
         return pd.DataFrame(content)
 
     def plot(self, name: str | None = None) -> Figure:
@@ -128,12 +130,14 @@ class Result:
         for file in self.document.files:
             path = PurePosixPath(file.name)
             if path.suffix in _TABLES:
-                found.setdefault(str(path.with_suffix("")), file.content)
+                found.setdefault(str(path.with_suffix("")), partial(_with_columns, file))
         if not found:
             named = [
                 block for block in self.document.blocks if isinstance(block, Table) and _has_names(block)
             ]
-            found = {f"table_{number}": table.records for number, table in enumerate(named, start=1)}
+            found = {
+                f"table_{number}": partial(_without_file, table) for number, table in enumerate(named, 1)
+            }
         return found
 
     def _bars(self) -> Figure:
@@ -150,6 +154,14 @@ class Result:
         bars = {str(label): (float(value), None) for label, value in named.itertuples(index=False)}
         title = self.document.title or self.document.head
         return plot_bars(bars, axis=str(numbers[0]).replace("_", " "), title=title.partition(";")[0])
+
+
+def _without_file(table: Table[Any]) -> tuple[Any, tuple[str, ...]]:
+    return table, ()
+
+
+def _with_columns(file: OutputFile) -> tuple[Any, tuple[str, ...]]:
+    return file.content(), file.columns
 
 
 def _chosen(what: str, name: str | None, known: dict[str, Callable[[], Any]]) -> Callable[[], Any]:

@@ -113,9 +113,13 @@ class RunDirectory:
         )
 
     def write_csv(
-        self, name: str, table: pd.DataFrame | Sequence[Mapping[str, object]], description: str
+        self,
+        name: str,
+        table: pd.DataFrame | Sequence[Mapping[str, object]],
+        description: str,
+        header: Sequence[str] = (),
     ) -> Path:
-        """Write a data frame (without its index), or rows that all have the same keys.
+        """Write a data frame (without its index), or rows that all have the same keys: *header*, if there may be none.
 
         A text that a spreadsheet would run as a formula (names come from files of others) gets a ' before it.
         """
@@ -124,7 +128,9 @@ class RunDirectory:
                 lambda column: column.map(_neutral) if column.dtype.kind not in "biufcmM" else column
             )
             return self.write_text(name, neutral.to_csv(index=False, lineterminator="\n"), description)
-        columns = list(table[0]) if table else []
+        columns = list(table[0] if table else header)
+        if header and columns != list(header):
+            raise ValueError(f"{name}: has columns {columns}, announced were {list(header)}")
         for number, row in enumerate(table, start=1):
             if list(row) != columns:
                 raise ValueError(f"{name}: row {number} has columns {list(row)}, the first one {columns}")
@@ -229,7 +235,7 @@ def _write_file(run: RunDirectory, file: OutputFile) -> None:
         content = content.records()
     match PurePosixPath(file.name).suffix:
         case ".csv":
-            run.write_csv(file.name, content, file.description)
+            run.write_csv(file.name, content, file.description, file.columns)
         case ".parquet":
             run.write_parquet(file.name, content, file.description)
         case ".json":

@@ -64,7 +64,10 @@ def check_document(checked: Checked, tokens: float | None = None) -> Document:
         bands=(checked.trials.base.band,),
         files=(
             OutputFile(
-                "findings.csv", lambda: findings, "One row per finding: seconds, money, change, gain."
+                "findings.csv",
+                lambda: [{**found, "change": ",".join(found["change"] or ()) or None} for found in findings],
+                "One row per finding: seconds, money, change, gain.",
+                columns=_FINDING,
             ),
             OutputFile("changed.yaml", changed.to_yaml, "The scenario with all changes that gain together."),
         ),
@@ -106,6 +109,11 @@ class _Money:
         return f", {usd_words(daily)} a day" + (
             f", {usd_words(until)} of the training" if until is not None else ""
         )
+
+
+_FINDING = (
+    "name", "seconds", "share", "usd_per_day", "usd", "change", "gain_s", "gain_usd_per_day", "verified", "words",
+)  # fmt: skip
 
 
 def _finding_json(finding: Finding, spent: _Money) -> dict[str, Any]:

@@ -265,5 +265,6 @@ def links_files(outcomes: Iterable[Outcome]) -> tuple[OutputFile, ...]:
             "First batch: which transfer lost how many seconds on which link to which other one, the dearest first "
             f"(at most {MOST_COLLISIONS:,} rows per strategy; met is empty where the link itself was slow or paused). "
             "Links that carry the same count once; equal_links says how many there are.",
+            columns=("strategy", "link", "transfer", "met", "lost_s", "equal_links"),
         ),
     )
