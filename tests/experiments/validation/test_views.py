@@ -127,7 +127,11 @@ def test_a_stack_that_is_named_alone_runs_its_recipes() -> None:
     servers = replace(BRIDGE, gpu="H100", precision="fp8", tp=2, pp=8, vpp=4, ep=32)
     assert said(servers, "ep_overlap", "fp8_scaling") == [True, "tensor"]
     assert said(replace(servers, vpp=1), "ep_overlap") == [None]  # no other micro-batch to hide behind
-    assert said(replace(servers, ep=8), "ep_overlap") == [None]  # within a server
+    assert said(replace(servers, gpu="B300"), "ep_overlap") == [True]
+    assert said(replace(servers, gpu="GB200"), "ep_overlap", "cuda_graphs") == [
+        None,
+        True,
+    ]  # layers in graphs instead
     assert said(replace(BRIDGE, recompute="selective"), "recompute_small_kernels") == [True]
     assert said(replace(servers, framework="Megatron-Core"), "ep_overlap", "expert_dispatch") == [
         True,
