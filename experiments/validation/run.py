@@ -132,8 +132,7 @@ def _bands_of(record: Record, view: View) -> tuple[Residuals, str]:
     source = _source(record)
     match view:
         case "published":
-            told = source in shipped_residuals().stretches.known or not is_plain(record.config)
-            return shipped_residuals() if told else guessed_residuals(), source
+            return guessed_residuals() if is_plain(record.config) else shipped_residuals(), source
         case "plain":
             return guessed_residuals(), ""
         case "unseen":

@@ -25,7 +25,7 @@ from typing import Literal, get_args
 
 from hdpsim.experiments.records.table import Record
 from hdpsim.experiments.software.facts import Run
-from hdpsim.experiments.software.rules import deciding_rules
+from hdpsim.experiments.software.rules import deciding_rules, setting_of, switches
 from hdpsim.experiments.software.run import RunConfig
 
 View = Literal["published", "plain", "unseen"]
@@ -51,8 +51,13 @@ def plain(config: RunConfig) -> RunConfig:
 
 
 def is_plain(config: RunConfig) -> bool:
-    """Whether the run is written down as a user would: nothing but the name of its software, which must be guessed."""
-    return plain(config) == replace(config, family="")
+    """Whether the name of its software is all that a run says of it: neither more words nor notes decide a switch."""
+    bare = plain(config)
+    run, named = Run(config), Run(bare)
+    decides = (switch for switch in switches() if switch not in _READINGS)
+    return config.framework == bare.framework and all(
+        setting_of(run, switch) == setting_of(named, switch) for switch in decides
+    )
 
 
 def rules_of_families(records: Iterable[Record]) -> Mapping[str, frozenset[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from collections import defaultdict
 from dataclasses import replace
@@ -20,6 +21,8 @@ from hdpsim.experiments.bands.residuals import (
 )
 from hdpsim.experiments.records.table import read_records, shipped_records
 from hdpsim.experiments.scenario.scenario import load_scenario, resolve_scenario
+from hdpsim.experiments.software.run import RunConfig
+from hdpsim.experiments.validation.run import run
 from hdpsim.experiments.validation.views import is_plain, plain
 
 RUN = Features(
@@ -120,3 +123,22 @@ def test_a_record_is_plain_when_nothing_but_a_name_says_its_software() -> None:
     configs = [record.config for record in read_records(shipped_records())][::20]
     assert all(is_plain(plain(config)) for config in configs)
     assert not any(is_plain(replace(config, framework="torchtitan 2.8")) for config in configs)
+    mixture = RunConfig(gpu="H100", year=2026, framework="Megatron-Bridge", n_experts=8, ep=8)
+    assert is_plain(mixture)
+    assert is_plain(replace(mixture, notes="run 7 of the night"))
+    assert not is_plain(replace(mixture, notes="CUDA graph"))
+
+
+def test_a_file_of_plain_records_gets_the_bands_of_guesses_whoever_they_are_from(tmp_path) -> None:
+    with shipped_records().open(encoding="utf-8", newline="") as file:
+        row = next(row for row in csv.DictReader(file) if row["id"] == "bloom-0001")
+    row |= {"framework": "Megatron-DeepSpeed", "notes": "", "family": "bloom"}
+    path = tmp_path / "own.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(row))
+        writer.writeheader()
+        writer.writerow(row)
+    (own,), (plainly,) = (run(str(path), view=view).data()["records"] for view in ("published", "plain"))
+    assert own["predicted"] == plainly["predicted"]
+    assert own["fidelity"] == plainly["fidelity"]
+    assert own["fidelity"].endswith("its software is not stated")
