@@ -395,7 +395,10 @@ def _searched(found: Found) -> str:
 def why(found: Found) -> str:
     """What the best gains over the scenario, and why each runner-up loses."""
     best = found.best[0]
-    lines = []
+    of_best = f" on {_gpus(best)}" if found.several_clusters else ""
+    lines = [
+        f"The best is {words_of(best)}{of_best}: {best.tokens_per_s:,.0f} tokens/s, a step of {best.step_s:.3f} s."
+    ]
     if found.own is None:
         lines.append(f"The scenario as it is cannot run: {found.own_reason}")
     elif found.own.candidate != best.candidate:
@@ -403,7 +406,8 @@ def why(found: Found) -> str:
         gpus = f" on {_gpus(found.own)}" if found.several_clusters else ""
         lines.append(
             f"The scenario as it is ({words_of(found.own)}){gpus} takes {found.own.step_s:.3f} s{fits}: "
-            f"the best trains {best.tokens_per_s / found.own.tokens_per_s:.2f} times as fast.{_from(best, found.own)}"
+            f"the best trains {best.tokens_per_s / found.own.tokens_per_s:.2f} times as fast"
+            f"{_with_what(found, best, found.own)}.{_from(best, found.own)}"
         )
     else:
         lines.append("Nothing that was tried is better than the scenario as it is.")
@@ -415,8 +419,28 @@ def why(found: Found) -> str:
             f"{one.headroom_bytes / _GIB:.1f} GiB: less than --headroom asks for."
         )
     for place, one in enumerate(found.best[1:], start=2):
-        lines.append(f"{place} loses {1.0 - one.tokens_per_s / best.tokens_per_s:.1%}.{_from(best, one)}")
+        lines.append(f"{place} {_behind(found.objective, best, one)}.{_from(best, one)}")
     return "\n".join(lines)
+
+
+def _with_what(found: Found, best: Evaluated, own: Evaluated) -> str:
+    """Why the best may be the slower one: by what was asked for, or since the scenario fills the memory."""
+    known = own.joule_per_token if found.objective == "energy" else own.usd_per_token
+    if found.objective in _DEAR and known is not None:
+        ahead = score_of(best, found.objective) / score_of(own, found.objective)
+        return f" and takes {1.0 / ahead:.3g} times as {_DEAR[found.objective]} a token"
+    return ", with the headroom that the scenario lacks" if own.tight else ""
+
+
+_DEAR = {"usd_per_token": "much money", "energy": "much energy"}
+
+
+def _behind(objective: Objective, best: Evaluated, one: Evaluated) -> str:
+    """By how much a runner-up is worse in what was asked for."""
+    share = score_of(one, objective) / score_of(best, objective)
+    if objective in _DEAR:
+        return f"takes {1.0 / share - 1.0:.1%} more {_DEAR[objective].removeprefix('much ')} a token"
+    return f"loses {1.0 - share:.1%}"
 
 
 def _from(best: Evaluated, one: Evaluated) -> str:

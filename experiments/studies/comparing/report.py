@@ -364,21 +364,21 @@ def _against(fastest: Outcome, other: Outcome, best: Outcome | None) -> str:
     if ratio.half_width is not None and abs(ratio.mean - 1.0) < ratio.half_width:
         first += " The difference is within what the sampling of batches does by chance."
     total_s, words = saved_words(fastest.account_s(), other.account_s())
-    return f"{first} Where the {total_s:.3f} s come from: {words}." if words else first
+    return f"{first} Where the {total_s:.3f} s come from: {words}." if words and total_s > 0.0 else first
 
 
 def saved_words(mine: Mapping[str, float], its: Mapping[str, float]) -> tuple[float, str]:
-    """What a step with *mine* accounts takes less than one with *its*, and in which accounts; no words if in none."""
+    """What a step with *mine* accounts takes less than one with *its*, and in which accounts; no words if in none.
+
+    Accounts that make less than a fiftieth of the difference are left out, and so is what reads 0.000 s.
+    """
     saved_s = {name: its.get(name, 0.0) - mine.get(name, 0.0) for name in dict.fromkeys((*its, *mine))}
     total_s = sum(saved_s.values())
-    gains = sorted((item for item in saved_s.items() if item[1] > 0.02 * total_s), key=lambda item: -item[1])[
-        :3
-    ]
-    losses = sorted(
-        (item for item in saved_s.items() if item[1] < -0.02 * total_s), key=lambda item: item[1]
-    )[:2]
+    least_s = max(0.02 * abs(total_s), 5e-4)
+    gains = sorted((item for item in saved_s.items() if item[1] >= least_s), key=lambda item: -item[1])[:3]
+    losses = sorted((item for item in saved_s.items() if item[1] <= -least_s), key=lambda item: item[1])[:2]
     if not gains:
-        return total_s, ""
+        return total_s, _listed([f"{-s:.3f} s more in {_explained(n)}" for n, s in losses]) if losses else ""
     text = _listed([f"{seconds:.3f} s less in {_explained(name)}" for name, seconds in gains])
     if losses:
         text += f"; against that, {_listed([f'{-s:.3f} s more in {_explained(n)}' for n, s in losses])}"

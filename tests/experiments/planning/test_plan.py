@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
 from hdpsim.experiments.cli.app import cli
-from hdpsim.experiments.planning.plan import front, plan, plan_document, planned
+from hdpsim.experiments.planning.plan import front, plan, plan_document, planned, why
 from hdpsim.experiments.planning.search.bounds import mesh_bound_s, quiet_bound_s
 from hdpsim.experiments.planning.search.evaluation import Contender, Objective, Question, most_score, score_of
 from hdpsim.experiments.planning.search.race import Entry, Estimates, Race, Waiting
@@ -187,6 +187,22 @@ def test_energy_is_that_of_simulate(found: Found) -> None:
     kwh = costs_of(outcome, small().costs).kwh(1.0)
     assert kwh is not None
     assert best.joule_per_token == pytest.approx(3.6e6 * kwh)
+
+
+@pytest.mark.parametrize("objective", ["tokens_per_s", "usd_per_token", "energy"])
+def test_words_say_how_far_runners_up_are_behind_in_what_was_asked_for(objective: Objective) -> None:
+    found = search(small(), Space(values=FEW), objective, count=3)
+    best, *others = found.best
+    first, *lines = why(found).splitlines()
+    assert first.startswith("The best is ")
+    assert f"{best.tokens_per_s:,.0f} tokens/s" in first
+    said = {line.partition(" ")[0]: line for line in lines}
+    for place, one in enumerate(others, start=2):
+        share = score_of(one, objective) / score_of(best, objective)
+        assert share <= 1.0
+        dear = {"usd_per_token": "money", "energy": "energy"}.get(objective)
+        words = f"takes {1 / share - 1:.1%} more {dear} a token" if dear else f"loses {1 - share:.1%}"
+        assert said[str(place)].startswith(f"{place} {words}.")
 
 
 def test_money_by_hand(found: Found) -> None:

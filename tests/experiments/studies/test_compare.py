@@ -7,11 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hdpsim.cost_models.hardware.prices import CostOptions
 from hdpsim.errors import InfeasibleError, NotFiniteError
 from hdpsim.experiments.output.files.run_directory import write_document
 from hdpsim.experiments.output.finite import plain
+from hdpsim.experiments.output.plots.style import readable_name
 from hdpsim.experiments.output.statistics import estimate, with_interval
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
 from hdpsim.experiments.studies.comparing.compare import Outcome, compare
@@ -20,6 +23,7 @@ from hdpsim.experiments.studies.comparing.report import (
     comparison_table,
     explanation,
     resources_table,
+    saved_words,
 )
 from hdpsim.experiments.studies.report import account_table, outcome_json
 from hdpsim.experiments.studies.scale import scale, scaling_json, scaling_table
@@ -175,3 +179,24 @@ def test_points_that_cannot_run_are_listed(scenario: Scenario) -> None:
 def test_when_no_point_can_run_it_is_infeasible(scenario: Scenario) -> None:
     with pytest.raises(InfeasibleError, match=r"12 GPUs(.|\n)*20 GPUs"):
         scale(scenario, (12, 20), ("static",))
+
+
+SECONDS = st.dictionaries(
+    st.sampled_from(("gemm", "attention", "ring_wait", "optimizer", "host")), st.floats(0.0, 50.0)
+)
+
+
+@given(SECONDS, SECONDS)
+def test_words_of_a_difference_have_its_sign_and_are_worth_reading(
+    mine: dict[str, float], its: dict[str, float]
+) -> None:
+    total_s, words = saved_words(mine, its)
+    assert total_s == pytest.approx(sum(its.values()) - sum(mine.values()))
+    for amount, kind, name in re.findall(r"(-?[\d.]+) s (less|more) in ([\w ]+?)(?: \(| and |,|;|$)", words):
+        assert float(amount) > 0.0, words
+        key = next(key for key in {**mine, **its} if readable_name(key) == name)
+        less_s = its.get(key, 0.0) - mine.get(key, 0.0)
+        assert float(amount) == pytest.approx(less_s if kind == "less" else -less_s, abs=6e-4)
+    if not words:
+        differences = (abs(its.get(key, 0.0) - mine.get(key, 0.0)) for key in {**mine, **its})
+        assert all(each < max(6e-4, 0.02 * abs(total_s)) for each in differences)
