@@ -20,6 +20,7 @@ import click
 from hdpsim import interrupts
 from hdpsim.errors import HdpSimError, InfeasibleError, UserInputError
 from hdpsim.experiments.cli.examples import epilog
+from hdpsim.experiments.cli.groups import Commands
 from hdpsim.quoting import message
 
 VERBS = {
@@ -33,6 +34,14 @@ VERBS = {
 }  # fmt: skip
 """Every verb in the order of the help text, and the folder here of its module, which holds its click command as
 `command`."""
+
+_HEADINGS = {
+    "running": "How fast is it",
+    "planning": "What to run",
+    "evidence": "How far to believe it",
+    "files": "Files, catalogs and the installation",
+}
+"""Folder of verbs -> what they stand under in the help text."""
 
 _OUT_OF_MEMORY = (
     "this needs more memory than there is; take fewer or smaller batches, a shorter trace, fewer GPUs"
@@ -53,12 +62,19 @@ class _Failure(click.ClickException):
         self.exit_code = exit_code  # type: ignore[misc]
 
 
-class _Verbs(click.Group):
+class _Verbs(Commands):
     """Loads a verb's module when it is asked for, and turns expected errors into exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All verbs."""
         return list(VERBS)
+
+    def sections(self, ctx: click.Context) -> dict[str, list[str]]:
+        """Verbs by what is asked."""
+        return {
+            heading: [verb for verb, folder in VERBS.items() if folder == of]
+            for of, heading in _HEADINGS.items()
+        }
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The click command of a verb, or None."""

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from hdpsim.experiments.cli.common import Output, output_options, whole_number
+from hdpsim.experiments.cli.groups import Commands
 from hdpsim.experiments.cli.progress import progress
 
 RESIDUALS_HELP = (
@@ -15,7 +16,7 @@ RESIDUALS_HELP = (
 )
 
 
-class _Papers(click.Group):
+class _Papers(Commands):
     """A command for every paper whose data are in experiments/data/papers."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

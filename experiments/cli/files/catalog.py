@@ -9,13 +9,14 @@ import click
 
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.common import Output, json_option
+from hdpsim.experiments.cli.groups import Commands
 
 if TYPE_CHECKING:
     from hdpsim.cost_models.hardware.catalog import Kind
     from hdpsim.experiments.output.document import Column
 
 
-@click.group("catalog")
+@click.group("catalog", cls=Commands)
 def command() -> None:
     """List the shipped models, GPUs, clusters and software stacks."""
 

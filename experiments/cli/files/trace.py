@@ -8,6 +8,7 @@ import click
 
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.common import Output, emit_json, json_option, say, whole_number
+from hdpsim.experiments.cli.groups import Commands
 from hdpsim.ranges import RANGES
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _column_option = click.option(
 )
 
 
-@click.group("trace")
+@click.group("trace", cls=Commands)
 def command() -> None:
     """Sequence lengths: statistics, synthesis, checks. FILE may be the name of a shipped trace."""
 

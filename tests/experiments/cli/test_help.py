@@ -40,6 +40,34 @@ def test_every_verb_has_two_examples_and_a_page(verb: str) -> None:
     assert (DOCS / PAGES[verb]).exists()
 
 
+def test_help_lists_every_verb_with_a_whole_sentence() -> None:
+    shown = " ".join(CliRunner().invoke(cli, ["--help"]).stdout.split())
+    for verb in VERBS:
+        command = cli.get_command(click.Context(cli), verb)
+        assert command is not None
+        assert command.help is not None
+        sentence = " ".join(command.help.split("\n\n")[0].split())
+        assert f"{verb} {sentence.partition('. ')[0]}" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["simulat"], "'simulat' is no command of hdpsim (did you mean 'simulate'?)"),
+        (["mine.yaml"], "'mine.yaml' is no command of hdpsim; `hdpsim --help` lists them"),
+        (["trace", "mine.csv"], "'mine.csv' is no command of hdpsim trace; commands: check, stats, synth"),
+        (["catalog", "gpu"], "'gpu' is no command of hdpsim catalog (did you mean 'gpus'?)"),
+        (["reproduce", "llama"], "'llama' is no command of hdpsim reproduce; commands: bytescale, megascale"),
+        (["\x1b[2Jx"], "is no command of hdpsim"),
+    ],
+)
+def test_an_unknown_command_is_told_what_there_is(words: list[str], said: str) -> None:
+    done = CliRunner().invoke(cli, words, prog_name="hdpsim")
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert "\x1b" not in done.stderr
+
+
 def test_no_example_is_of_a_verb_that_is_gone() -> None:
     known = {*VERBS, *(part for verb in VERBS for part in parts_of(verb))}
     assert set(EXAMPLES) <= known

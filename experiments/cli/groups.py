@@ -1,0 +1,54 @@
+"""A command that has commands: how it lists them, and what it says of one that it does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import click
+
+from hdpsim.cost_models.reading.fields import did_you_mean
+
+_FEW = 6
+"""So many commands are named in full where one is not known."""
+
+
+class Commands(click.Group):
+    """Says of every command what it answers in a whole sentence, and of an unknown one what there is."""
+
+    def sections(self, ctx: click.Context) -> Mapping[str, list[str]]:
+        """Commands by the heading under which they stand."""
+        return {"Commands": self.list_commands(ctx)}
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """All commands with the first sentence of their help; click cuts it off at the end of the line."""
+        sections = self.sections(ctx)
+        width = max(len(name) for names in sections.values() for name in names)
+        for heading, names in sections.items():
+            found = ((name, self.get_command(ctx, name)) for name in names)
+            rows = [
+                (f"{name:{width}}", _first_sentence(command))
+                for name, command in found
+                if command is not None
+            ]
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, but for a command that there is not."""
+        name, known = str(args[0]), self.list_commands(ctx)
+        if name in known or name.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        meant = did_you_mean(name, known)
+        if not meant:
+            listed = f"; commands: {', '.join(known)}"
+            meant = listed if len(known) <= _FEW else f"; `{ctx.command_path} --help` lists them"
+        raise click.UsageError(f"{name!r} is no command of {ctx.command_path}{meant}", ctx)
+
+
+def _first_sentence(command: click.Command) -> str:
+    """The first paragraph of its help, up to the end of its first sentence."""
+    paragraph = " ".join((command.help or "").split("\n\n")[0].split())
+    ends = [place for place in (paragraph.find(". "), paragraph.find("? ")) if place >= 0]
+    return paragraph[: min(ends) + 1] if ends else paragraph
