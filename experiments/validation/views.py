@@ -51,13 +51,16 @@ def plain(config: RunConfig) -> RunConfig:
 
 
 def is_plain(config: RunConfig) -> bool:
-    """Whether the name of its software is all that a run says of it: neither more words nor notes decide a switch."""
+    """Whether the name of its software is all that a run says of it: neither more words nor notes change a switch."""
     bare = plain(config)
-    run, named = Run(config), Run(bare)
-    decides = (switch for switch in switches() if switch not in _READINGS)
-    return config.framework == bare.framework and all(
-        setting_of(run, switch) == setting_of(named, switch) for switch in decides
-    )
+    return config.framework == bare.framework and _decided(config) == _decided(bare)
+
+
+def _decided(config: RunConfig) -> dict[str, object]:
+    """The values of all switches that rules decide."""
+    run = Run(config)
+    settings = {switch: setting_of(run, switch) for switch in switches() if switch not in _READINGS}
+    return {switch: setting and setting.value for switch, setting in settings.items()}
 
 
 def rules_of_families(records: Iterable[Record]) -> Mapping[str, frozenset[str]]:

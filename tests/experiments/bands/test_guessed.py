@@ -127,6 +127,10 @@ def test_a_record_is_plain_when_nothing_but_a_name_says_its_software() -> None:
     assert is_plain(mixture)
     assert is_plain(replace(mixture, notes="run 7 of the night"))
     assert not is_plain(replace(mixture, notes="CUDA graph"))
+    dense = RunConfig(gpu="H100", year=2024, framework="NeMo", tp=8)
+    # The framework's recipes overlap anyway.
+    assert is_plain(replace(dense, notes="tp comm overlap all on"))
+    assert not is_plain(replace(dense, framework="Megatron-LM", notes="tp comm overlap all on"))
 
 
 def test_a_file_of_plain_records_gets_the_bands_of_guesses_whoever_they_are_from(tmp_path) -> None:
