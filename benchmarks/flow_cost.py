@@ -22,7 +22,8 @@ from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.network.links import Links, Pattern
 from hdpsim.cost_models.network.traffic import hops, permutation
 from hdpsim.experiments.output.plots.style import GRID, INK, PALETTE, figure_and_axes, marker_of, style
-from hdpsim.simulator.network.flows import Activity, FlowNetwork
+from hdpsim.simulator.network.activity import Activity
+from hdpsim.simulator.network.flows import FlowNetwork
 
 RESULTS = Path(__file__).with_name("flow_cost.json")
 PLOT = RESULTS.parents[1] / "docs" / "images" / "flow_cost.png"

@@ -12,8 +12,10 @@ record.collisions()            # who lost how many seconds to whom, on which lin
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -24,7 +26,7 @@ from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.network.links import Links, Pattern
 
 if TYPE_CHECKING:
-    from hdpsim.simulator.network.flows import Activity
+    from hdpsim.simulator.network.activity import Activity
 
 NEARLY_FULL = 0.95
 """Share of its rate from which a link counts as full."""
@@ -47,7 +49,7 @@ class Collision:
     lost_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class FlowRecord:
     """All activities that ended, and the pieces of time in which the rate of one was the same.
 
@@ -97,9 +99,13 @@ class FlowRecord:
 
     def link_bytes(self) -> Floats:
         """[links]: bytes that every link carried: what its flows moved, piece by piece."""
+        return self._link_bytes.copy()
+
+    @cached_property
+    def _link_bytes(self) -> Floats:
         moved = self._moved(np.array([-np.inf, np.inf]))[:, 0]
         carried = np.zeros(len(self.links))
-        for pattern, bytes_ in zip(self._patterns()[0], moved, strict=True):
+        for pattern, bytes_ in zip(self._patterns[0], moved, strict=True):
             carried[pattern.links] += pattern.flows * bytes_
         return self._of_all(carried)
 
@@ -112,7 +118,7 @@ class FlowRecord:
         row = np.full(len(self.links) + 1, len(used), dtype=np.int64)
         row[used] = np.arange(len(used))
         moved, carried_by_used = self._moved(edges), np.zeros((len(used) + 1, len(edges) - 1))
-        for pattern, bytes_ in zip(self._patterns()[0], moved, strict=True):
+        for pattern, bytes_ in zip(self._patterns[0], moved, strict=True):
             wanted = row[pattern.links] < len(used)
             carried_by_used[row[pattern.links[wanted]]] += pattern.flows[wanted, None] * bytes_
         carried = carried_by_used[row[watched]]
@@ -148,7 +154,7 @@ class FlowRecord:
 
     def activities_on(self, link: int) -> Ints:
         """Places of all activities that use a link, in the order of their starts."""
-        patterns, which = self._patterns()
+        patterns, which = self._patterns
         watched = self.follows[link]
         uses = np.array([watched in pattern.links for pattern in patterns], dtype=np.bool_)
         found = np.flatnonzero(uses[which]) if len(which) else which
@@ -160,6 +166,11 @@ class FlowRecord:
         Args:
             single: tell activities of a kind apart by who they are.
         """
+        if single not in self._found:
+            self._found[single] = self._find_collisions(single)
+        return self._found[single]
+
+    def _find_collisions(self, single: bool) -> tuple[Collision, ...]:
         limit = np.array([one.volume_bytes / one.alone_s if one.alone_s else 0.0 for one in self.activities])
         with np.errstate(divide="ignore", invalid="ignore"):
             slowed = self.piece_rate / limit[self.piece_activity]
@@ -209,21 +220,28 @@ class FlowRecord:
             np.add.at(total, name[losing], shares)
         return total
 
+    @cached_property
+    def _found(self) -> dict[bool, tuple[Collision, ...]]:
+        return {}
+
+    @cached_property
     def _patterns(self) -> tuple[list[Pattern], Ints]:
         """Patterns, each once, and which one each activity has."""
-        place: dict[int, int] = {}
-        patterns: list[Pattern] = []
-        which = np.zeros(len(self.activities), dtype=np.int64)
-        for number, activity in enumerate(self.activities):
-            if id(activity.pattern) not in place:
-                place[id(activity.pattern)] = len(patterns)
-                patterns.append(activity.pattern)
-            which[number] = place[id(activity.pattern)]
-        return patterns, which
+        place: dict[Pattern, int] = {}
+        which = [place.setdefault(activity.pattern, len(place)) for activity in self.activities]
+        return list(place), np.array(which, dtype=np.int64)
+
+    @cached_property
+    def _pieces_by_pattern(self) -> tuple[Ints, Ints]:
+        """Pieces in the order of their activities' patterns, and where those of each pattern begin."""
+        patterns, which = self._patterns
+        of_piece = which[self.piece_activity]
+        order = np.argsort(of_piece, kind="stable")
+        return order, np.searchsorted(of_piece[order], np.arange(len(patterns) + 1))
 
     def _moved(self, edges_s: Floats) -> Floats:
         """[patterns, periods]: bytes of the largest flow that activities of a pattern moved in each period."""
-        patterns, which = self._patterns()
+        patterns, which = self._patterns
         moved = np.zeros((len(patterns), len(edges_s) - 1))
         of_piece = which[self.piece_activity]
         for period, (start, end) in enumerate(pairwise(edges_s.tolist())):
@@ -236,9 +254,8 @@ class FlowRecord:
         """For each of *links* that carries anything: the pieces of activities that use it, and their flows on it."""
         wanted = np.zeros(len(self.links), dtype=np.bool_)
         wanted[links] = True
-        patterns, which = self._patterns()
-        order = np.argsort(which[self.piece_activity], kind="stable")
-        starts = np.searchsorted(which[self.piece_activity][order], np.arange(len(patterns) + 1))
+        patterns, _ = self._patterns
+        order, starts = self._pieces_by_pattern
         on_link: dict[int, list[tuple[Ints, float]]] = {int(link): [] for link in links}
         for number, pattern in enumerate(patterns):
             pieces = order[starts[number] : starts[number + 1]]
@@ -291,16 +308,26 @@ class Recorder:
 
     def __init__(self, links: Links) -> None:
         self._links = links
-        self._ended: list[tuple[int, Activity, float, float]] = []
-        self._pieces: list[tuple[Ints, Floats, float, Floats, Ints]] = []
+        self._activities: list[Activity] = []
+        self._ended, self._start_s, self._end_s = array("q"), array("d"), array("d")
+        self._piece, self._stopped_by = array("q"), array("q")
+        self._piece_start_s, self._piece_end_s, self._rate = array("d"), array("d"), array("d")
 
-    def add_pieces(self, number: Ints, since_s: Floats, now: float, rate: Floats, stopped_by: Ints) -> None:
-        """The activities of these numbers kept their rates from *since_s* until now."""
-        self._pieces.append((number, since_s, now, rate, stopped_by))
+    def add_piece(self, number: int, since_s: float, now: float, rate: float, stopped_by: int) -> None:
+        """The activity of this number kept its rate from *since_s* until now."""
+        if now > since_s:
+            self._piece.append(number)
+            self._piece_start_s.append(since_s)
+            self._piece_end_s.append(now)
+            self._rate.append(rate)
+            self._stopped_by.append(stopped_by)
 
     def add_end(self, number: int, activity: Activity, start_s: float, end_s: float) -> None:
         """An activity is over."""
-        self._ended.append((number, activity, start_s, end_s))
+        self._activities.append(activity)
+        self._ended.append(number)
+        self._start_s.append(start_s)
+        self._end_s.append(end_s)
 
     def record(self, links: Links | None = None, follows: Ints | None = None) -> FlowRecord:
         """Everything that ended so far.
@@ -309,27 +336,19 @@ class Recorder:
             links: with their usual rates, where the network played others.
             follows: see FlowRecord; None: every link was watched.
         """
-        place = np.full(1 + max((number for number, *_ in self._ended), default=-1), -1, dtype=np.int64)
-        place[[number for number, *_ in self._ended]] = np.arange(len(self._ended))
-        columns = [
-            np.concatenate(
-                [np.zeros(0), *(np.broadcast_to(piece[column], piece[0].shape) for piece in self._pieces)]
-            )
-            for column in range(5)
-        ]
-        number = columns[0].astype(np.int64)
-        known = number < len(place)
-        known[known] = place[number[known]] >= 0
-        known &= columns[2] > columns[1]
+        ended, number = np.array(self._ended, dtype=np.int64), np.array(self._piece, dtype=np.int64)
+        place = np.full(1 + max(ended.max(initial=-1), number.max(initial=-1)), -1, dtype=np.int64)
+        place[ended] = np.arange(len(ended))
+        known = place[number] >= 0
         return FlowRecord(
             links=links or self._links,
             follows=np.arange(len(self._links)) if follows is None else follows,
-            activities=tuple(activity for _, activity, _, _ in self._ended),
-            start_s=np.array([start for *_, start, _ in self._ended]),
-            end_s=np.array([end for *_, end in self._ended]),
+            activities=tuple(self._activities),
+            start_s=np.array(self._start_s),
+            end_s=np.array(self._end_s),
             piece_activity=place[number[known]],
-            piece_start_s=columns[1][known],
-            piece_end_s=columns[2][known],
-            piece_rate=columns[3][known],
-            piece_link=columns[4][known].astype(np.int64),
+            piece_start_s=np.array(self._piece_start_s)[known],
+            piece_end_s=np.array(self._piece_end_s)[known],
+            piece_rate=np.array(self._rate)[known],
+            piece_link=np.array(self._stopped_by, dtype=np.int64)[known],
         )

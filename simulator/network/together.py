@@ -8,7 +8,8 @@ import simpy
 
 from hdpsim.cost_models.hardware.parts import CongestionControl
 from hdpsim.cost_models.network.links import Links
-from hdpsim.simulator.network.flows import Activity, FlowNetwork
+from hdpsim.simulator.network.activity import Activity
+from hdpsim.simulator.network.flows import FlowNetwork
 from hdpsim.simulator.network.record import FlowRecord
 
 

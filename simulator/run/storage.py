@@ -9,7 +9,8 @@ import numpy as np
 import simpy
 
 from hdpsim.cost_models.network.links import LinkKind, Links, Pattern
-from hdpsim.simulator.network.flows import Activity, FlowNetwork
+from hdpsim.simulator.network.activity import Activity
+from hdpsim.simulator.network.flows import FlowNetwork
 from hdpsim.simulator.run.record import Record
 
 _DONE = 1e-12

@@ -19,7 +19,7 @@ from hdpsim.cost_models.network.traffic import (
     ring_all_reduce,
 )
 from hdpsim.errors import InfeasibleError
-from hdpsim.simulator.network.flows import Activity
+from hdpsim.simulator.network.activity import Activity
 from hdpsim.simulator.network.record import FlowRecord
 from hdpsim.simulator.network.together import play_together
 

@@ -20,8 +20,9 @@ import simpy
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.cost_models.step.traffic import TrafficKind
+from hdpsim.simulator.network.activity import Activity
 from hdpsim.simulator.network.flaps import Flap, play_flaps
-from hdpsim.simulator.network.flows import Activity, FlowNetwork
+from hdpsim.simulator.network.flows import FlowNetwork
 from hdpsim.simulator.network.record import FlowRecord
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.accounts import Timeline, account, make_spans, sum_by_process
@@ -156,10 +157,12 @@ class FlowStep(StepPlay):
         chain, traffic = flows.priced.chain, flows.priced.costs.traffic
         assert traffic is not None
         self._transfer_bytes: list[float] = traffic.transfer_bytes.tolist()
-        self._transfers: list[Rows | None] = [None] * chain.links
+        self._pairs: list[tuple[int, int] | None] = [None] * chain.links
         for link in np.flatnonzero(chain.sends).tolist():
             pair = (int(chain.stage[0, link]), int(chain.stage[0, link + 1]))
-            self._transfers[link] = flows.routes.transfers.get(pair)
+            if pair in flows.routes.transfers:
+                self._pairs[link] = pair
+        self._transfers: dict[tuple[tuple[int, int], int, float, float], Activity | None] = {}
         self._arrival_s = np.zeros(len(self._row))
         self._gather_s, self._sum_s = np.zeros((2, flows.priced.stages))
         self._hidden_sums: list[simpy.Event] = []
@@ -182,7 +185,9 @@ class FlowStep(StepPlay):
     def _start(self, operation: Operation) -> None:
         number, now_s = operation.number, self._env.now
         start_s = self._start_s[number] = max(now_s, self._input_s[number])
-        if start_s > now_s:
+        if not self._sending_s[number] and not self._streaming_s[number]:
+            operation.end_after(start_s - now_s + self._duration_s[number])
+        elif start_s > now_s:
             later = self._env.timeout(start_s - now_s)
             later.callbacks.append(lambda _: self._begin(operation))
         else:
@@ -200,7 +205,7 @@ class FlowStep(StepPlay):
             operation.end_after(duration_s)
         else:
             rest_s = max(0.0, duration_s - sends.alone_s)
-            self._network.start(sends).callbacks.append(lambda _: operation.end_after(rest_s))
+            self._network.begin(sends, lambda _: operation.end_after(rest_s))
 
     def _activity(
         self, number: int, kinds: list[tuple[TrafficKind, Rows, Floats]], alone_s: float
@@ -238,26 +243,36 @@ class FlowStep(StepPlay):
         """See StepPlay._send; between nodes an activity."""
         following, delay_s = number + self._units, self._result_delay_s[number]
         link, unit = divmod(number, self._units)
-        rows = self._transfers[link]
-        pattern = None
-        if rows is not None:
-            pattern = self._combined.pattern(
-                [(f"transfer {link}", rows, self._group[number], self._transfer_bytes[unit])]
-            )
-        if pattern is None:
+        activity = self._transfer_of(link, unit, delay_s)
+        if activity is None:
             self._arrival_s[following] = max(self._arrival_s[following], now_s + delay_s)
             self._feed(following, now_s + delay_s)
             return
 
-        def arrived(_: simpy.Event) -> None:
-            self._arrival_s[following] = max(self._arrival_s[following], self._env.now)
-            self._feed(following, self._env.now)
+        def arrived(_: float) -> None:
+            arrival_s = self._env.now
+            if arrival_s > self._arrival_s[following]:
+                self._arrival_s[following] = arrival_s
+            self._feed(following, arrival_s)
 
-        activity = Activity(
-            pattern=pattern[0], volume_bytes=pattern[1], alone_s=delay_s, label="stage transfer",
-            who=self._flows.routes.who("stage transfer", self._row[number]),
-        )  # fmt: skip
-        self._network.start(activity).callbacks.append(arrived)
+        self._network.begin(activity, arrived)
+
+    def _transfer_of(self, link: int, unit: int, delay_s: float) -> Activity | None:
+        """Between nodes an activity, one for all equal transfers of a group."""
+        pair = self._pairs[link]
+        if pair is None:
+            return None
+        number, volume_bytes = link * self._units + unit, self._transfer_bytes[unit]
+        group = self._group[number]
+        key = (pair, group, volume_bytes, delay_s)
+        if key not in self._transfers:
+            name, rows = f"transfer {pair}", self._flows.routes.transfers[pair]
+            pattern = self._combined.pattern([(name, rows, group, volume_bytes)])
+            self._transfers[key] = pattern and Activity(
+                pattern=pattern[0], volume_bytes=pattern[1], alone_s=delay_s, label="stage transfer",
+                who=self._flows.routes.who("stage transfer", self._row[number]),
+            )  # fmt: skip
+        return self._transfers[key]
 
     def _gather(self, stage: int) -> _Process:
         edge, rows, begin_s = self._flows.gather, self._flows.routes.gathers, self._env.now
@@ -268,7 +283,7 @@ class FlowStep(StepPlay):
         if hidden is None:
             return
         needed, later = hidden
-        self._network.start(needed).callbacks.append(lambda _: self._gathered(stage, later))
+        self._network.begin(needed, lambda _: self._gathered(stage, later))
 
     def _hidden_gather(self, stage: int) -> tuple[Activity, Activity | None] | None:
         """Parameters that are gathered beside the first operations: what the shortest of them hides, and the rest."""

@@ -31,8 +31,9 @@ from hdpsim.experiments.studies.links.seen import (
     links_json,
     links_line,
 )
+from hdpsim.simulator.network.activity import Activity
 from hdpsim.simulator.network.flaps import Flap
-from hdpsim.simulator.network.flows import Activity, FlowNetwork
+from hdpsim.simulator.network.flows import FlowNetwork
 from hdpsim.simulator.play.execution import Spans
 from hdpsim.simulator.step import simulate_step
 

@@ -10,8 +10,9 @@ from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.network.links import Links
 from hdpsim.cost_models.reliability.flaps import LinkFlaps
 from hdpsim.errors import InfeasibleError
+from hdpsim.simulator.network.activity import Activity
 from hdpsim.simulator.network.flaps import Flap, draw_flaps, play_flaps
-from hdpsim.simulator.network.flows import Activity, FlowNetwork
+from hdpsim.simulator.network.flows import FlowNetwork
 
 
 def network(*, record: bool = False) -> tuple[FlowNetwork, Links]:

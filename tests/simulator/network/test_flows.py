@@ -16,7 +16,10 @@ from hdpsim.cost_models.hardware.parts import Cluster, CongestionControl, Fabric
 from hdpsim.cost_models.network.congestion import blocked_share
 from hdpsim.cost_models.network.ecmp import busiest_load
 from hdpsim.cost_models.network.links import Links, Pattern
-from hdpsim.simulator.network.flows import Activity, FlowNetwork
+from hdpsim.simulator.network import sharing
+from hdpsim.simulator.network.activity import Activity
+from hdpsim.simulator.network.flows import FlowNetwork
+from hdpsim.simulator.network.use import LinkUse
 
 GPU = Gpu(
     name="H100", bf16_flop_per_s=989e12, fp8_flop_per_s=1979e12, hbm_bytes=80 * 2**30, hbm_bytes_per_s=3.35e12,
@@ -203,6 +206,41 @@ def test_equal_activities_end_at_one_instant() -> None:
     activities = [(0.1, transfer(links, gpu, (gpu + 4) % 256, 7e9 / 3)) for gpu in gpus.tolist()]
     ends = play(links, activities * 3)
     assert len(set(ends)) == 1
+
+
+def test_who_has_links_to_itself_is_not_solved(monkeypatch: pytest.MonkeyPatch) -> None:
+    links, solved = links_of(4), []
+    find = LinkUse.find_short
+    monkeypatch.setattr(LinkUse, "find_short", lambda use, touched: solved.append(1) or find(use, touched))
+    alone = [(0.1 * gpu, transfer(links, gpu, gpu + 4)) for gpu in range(8)]
+    assert play(links, alone) == pytest.approx([1.0 + 0.1 * gpu for gpu in range(8)])
+    assert not solved
+    play(links, alone[:1] * 2)
+    assert solved
+
+
+@pytest.mark.parametrize(("tries", "solutions"), [(0, 4096), (12, 1), (1000, 3)])
+def test_how_the_changed_are_found_and_counted_changes_no_time(
+    monkeypatch: pytest.MonkeyPatch, tries: int, solutions: int
+) -> None:
+    links = links_of(64, Fabric(nodes_per_block=8, blocks_per_pod=4, routing="ecmp"), gpus=1, nics=1)
+    draw = np.random.default_rng(0)
+    activities = [
+        (start, transfer(links, source, target, volume * 1e10))
+        for start, source, target, volume in zip(
+            draw.uniform(0, 2, 300),
+            draw.permutation(np.arange(300) % 64),
+            draw.permutation(np.arange(300) % 64),
+            draw.uniform(1, 5, 300),
+            strict=True,
+        )
+        if source != target
+    ]
+    usual = play(links, activities, control="dcqcn")
+    monkeypatch.setattr(sharing, "FEW", tries)
+    monkeypatch.setattr(sharing, "RECOUNT_AFTER", solutions)
+    assert play(links, activities, control="dcqcn") == pytest.approx(usual, rel=1e-9)
+    assert max(usual) > 1.5 * max(start + one.alone_s for start, one in activities)
 
 
 small_sets = st.lists(

@@ -12,7 +12,8 @@ from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Fabric
 from hdpsim.cost_models.network.links import Links
-from hdpsim.simulator.network.flows import Activity, FlowNetwork
+from hdpsim.simulator.network.activity import Activity
+from hdpsim.simulator.network.flows import FlowNetwork
 from hdpsim.simulator.network.record import FlowRecord
 
 EXACT = NetworkCalibration(nic_efficiency=1.0, p2p_nvlink_efficiency=1.0)

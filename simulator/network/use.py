@@ -1,0 +1,144 @@
+"""Who uses every link, how much all of them want of it, and which links have less than that."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import cast
+
+import numpy as np
+
+from hdpsim.arrays import Floats, Ints
+from hdpsim.cost_models.network.links import LinkKind, Links
+from hdpsim.simulator.network.activity import Running
+
+TOLERANCE = 1e-9  # relative excess of demand over capacity that is rounding
+CROWDED = -np.inf  # room of a link that is short or paused
+
+
+class LinkUse:
+    """Demand and capacity of all links.
+
+    A link is *calm* while what all want of it at their own fastest rates is not more than it has, and no congestion
+    control pauses it. It holds nobody up then, and whoever comes or goes changes no rate on it.
+
+    Attributes:
+        is_short: [links]: whether more is wanted of it than it has.
+        effective: [links]: bytes per second that each can carry now.
+    """
+
+    def __init__(self, links: Links, blocked: float) -> None:
+        """*blocked*: share of the time in which a switch pauses its senders while flows collide on an up-link."""
+        self._links, self._blocked = links, blocked
+        self._nominal = links.capacity_bytes_per_s
+        self._capacity = self._nominal.copy()
+        self.effective = self._capacity.copy()
+        self._demand, self._lacking = np.zeros((2, len(links)))  # wanted, and what of it nobody gets
+        self.is_short = np.zeros(len(links), dtype=np.bool_)
+        self._room = self._capacity * (1.0 + TOLERANCE)  # largest demand with which a link stays calm
+        self._users: defaultdict[int, dict[Running, float]] = defaultdict(dict)
+
+    def add(self, one: Running) -> bool:
+        """It wants its links from now on; whether all of them stay calm."""
+        links, users = one.activity.pattern.links, self._users
+        demand = self._demand.take(links)
+        demand += one.wanted
+        self._demand[links] = demand
+        for link, flows in zip(one.links, one.flows, strict=True):
+            users[link][one] = flows
+        return not (demand > self._room.take(links)).any()
+
+    def remove(self, one: Running) -> bool:
+        """It has left its links; whether all of them were calm."""
+        links, users = one.activity.pattern.links, self._users
+        demand = self._demand.take(links)
+        demand -= one.wanted
+        self._demand[links] = demand
+        if one.rate != one.limit:
+            self.change_rate(one, one.limit)
+        for link in one.links:
+            del users[link][one]
+        return bool(self._room.take(links).min() > CROWDED)
+
+    def change_rate(self, one: Running, rate: float) -> None:
+        """It moves that much instead of what it moved."""
+        pattern = one.activity.pattern
+        self._lacking[pattern.links] += pattern.flows * (one.rate - rate)
+
+    def recount(self, slowed: Iterable[Running]) -> None:
+        """Forget rounding: count again what those who are slower than they could be do not get."""
+        self._lacking[:] = 0.0
+        for one in slowed:
+            pattern = one.activity.pattern
+            self._lacking[pattern.links] += pattern.flows * (one.limit - one.rate)
+
+    def carried(self, links: Ints) -> Floats:
+        """What flows over these links."""
+        return np.asarray(self._demand[links] - self._lacking[links])
+
+    def set_capacity(self, numbers: Ints, factor: float) -> None:
+        """These links have *factor* of their usual rate, and are looked at again before anything is calm on them."""
+        self._capacity[numbers] = self._nominal[numbers] * factor
+        self._room[numbers] = CROWDED
+
+    def users(self, link: int) -> dict[Running, float]:
+        """Who is on a link, with how many flows."""
+        return self._users[link]
+
+    def used(self) -> Iterator[tuple[int, dict[Running, float]]]:
+        """All links that somebody is on."""
+        return ((link, users) for link, users in self._users.items() if users)
+
+    def find_short(self, touched: Ints) -> Ints:
+        """Say anew which of the touched links are short; return those that are or were, and what changed with them."""
+        was = self.is_short[touched]
+        crowded = self._room[touched] == CROWDED  # what pauses a switch holds for the switch's other links
+        crowded |= was
+        crowded |= self._demand[touched] > self._capacity[touched] * (1.0 + TOLERANCE)
+        if not crowded.any():
+            return touched[:0]
+        touched = touched[crowded]
+        direct = len(touched)
+        switches = self._switches(touched) if self._blocked > 0 else ()
+        if switches:
+            touched = np.concatenate([touched, *(rows.ravel() for rows in switches)])
+        before, could = self.is_short[touched], self.effective[touched]
+        have = self._capacity[touched]
+        self.effective[touched] = have
+        for rows in switches:
+            self.effective[rows] = self._paused(self._demand[rows], self._capacity[rows])
+        can = self.effective[touched]
+        short = self._demand[touched] > can * (1.0 + TOLERANCE)
+        self.is_short[touched] = short
+        self._room[touched] = np.where(short | (can != have), CROWDED, have * (1.0 + TOLERANCE))
+        changed = (before | short) & (can != could)
+        changed[:direct] |= before[:direct] | short[:direct]
+        found: Ints = touched[changed]
+        return found
+
+    def _switches(self, touched: Ints) -> list[Ints]:
+        """[switches, up-links] of every layer that hashes: the switches of which an up-link is touched."""
+        rows = []
+        for kind, bins in (("leaf-up", self._links.leaf.bins), ("spine-up", self._links.spine.bins)):
+            first, count = self._links.first[cast(LinkKind, kind)], self._links.count[cast(LinkKind, kind)]
+            if bins > 1 and count:
+                inside = touched[(touched >= first) & (touched < first + count)]
+                switches = np.unique((inside - first) // bins)
+                if len(switches):
+                    rows.append(first + switches[:, None] * bins + np.arange(bins))
+        return rows
+
+    def _paused(self, demand: Floats, capacity: Floats) -> Floats:
+        """What is left of a switch's up-links ([switches, up-links]) while flows collide on one of them.
+
+            left = min(capacity, demand) x (1 - b + b max(1, load) / largest load),   load = demand / capacity
+
+        During a share b of the time (blocked_share: what its congestion control needs) the switch pauses whoever
+        sends to it, at the pace of its most loaded up-link. That link itself works on at its full rate. A link that is
+        down drops what it gets, and pauses nobody.
+        """
+        load = np.divide(demand, capacity, out=np.ones_like(demand), where=capacity > 0)
+        load = np.maximum(1.0, load)
+        worst = load.max(axis=1, keepdims=True)
+        paused = np.minimum(capacity, demand) * (1.0 - self._blocked + self._blocked * load / worst)
+        return np.where(worst > 1.0 + TOLERANCE, paused, capacity)
