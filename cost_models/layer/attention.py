@@ -25,6 +25,7 @@ from hdpsim.cost_models.kernels.unfused_attention import unfused_attention_s
 from hdpsim.cost_models.layer.context_exchange import AttentionHeads, ContextExchange
 from hdpsim.cost_models.layer.disaggregation import Disaggregated, Widths, disaggregated
 from hdpsim.cost_models.layer.host import ring_step_host_s
+from hdpsim.cost_models.layer.nested_rings import EULER_GAMMA, NestedRings, NestedTimes, exposed_s
 from hdpsim.cost_models.layer.pack_sharding import pack_imbalance
 from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layout.groups import ContextParallelKind
@@ -34,12 +35,11 @@ from hdpsim.cost_models.tracing import note, priced, remembered
 from hdpsim.cost_models.transformer.flop import attention_pairs
 from hdpsim.cost_models.transformer.model import Model
 
-EULER_GAMMA = 0.5772156649
 # Keys and values go round with their gradients: Liu et al., arXiv 2310.01889, section 3
 RING_BACKWARD_VOLUME = 2.0
 
 
-CUT_ALONG_TOKENS: tuple[ContextParallelKind, ...] = ("ring", "all-gather", "gathered-ring")
+CUT_ALONG_TOKENS: tuple[ContextParallelKind, ...] = ("ring", "double-ring", "all-gather", "gathered-ring")
 """Kinds of context parallelism whose ranks attend with the tokens that they hold."""
 
 
@@ -96,7 +96,14 @@ class AttentionCost:
         self._gathered_ring = self._kind == "gathered-ring"
         self._by_pack = layout.context.sharding == "pack" and self._kind in CUT_ALONG_TOKENS
         self._exchange = (
-            None if layout.context.kind == "ring" else ContextExchange(layout, fabric, self._heads)
+            None
+            if layout.context.kind in ("ring", "double-ring")
+            else ContextExchange(layout, fabric, self._heads)
+        )
+        self._nested_rings = (
+            NestedRings(layout, fabric, cal, self._heads, self._exchange)
+            if self._kind in ("double-ring", "hybrid")
+            else None
         )
         self.kv_bytes_per_token = BF16_BYTES * self._heads.kv_width
         self._known_rates: dict[bool, float] = {}
@@ -258,6 +265,10 @@ class AttentionCost:
         if self._kind == "disaggregated":
             nothing = np.zeros(np.broadcast(step_s, group_size).shape)
             return RingTimes(attention=group_size * step_s, merge=nothing, wait=nothing)
+        if self._nested_rings is not None:
+            nested = self._nested(step_s, tokens_per_rank, group_size, tier, backward=backward)
+            merge = nested.merges * self.merge_s(tokens_per_rank)
+            return RingTimes(attention=group_size * step_s, merge=merge, wait=nested.wait)
         if self._exchange is not None:
             wait = self._exchange.seconds(tokens_per_rank, group_size, tier, backward=backward)
             merges = np.zeros_like(wait)
@@ -273,8 +284,22 @@ class AttentionCost:
         return RingTimes(
             attention=group_size * step_s,
             merge=hops * merge,
-            wait=hops
-            * (np.maximum(0.0, hop - work) + (1.0 - self._cal.ring_overlap) * np.minimum(hop, work)),
+            wait=hops * exposed_s(hop, work, self._cal.ring_overlap),
+        )
+
+    def _nested(
+        self, step_s: Floats, tokens_per_rank: Floats, group_size: Floats, tier: Ints, *, backward: bool
+    ) -> NestedTimes:
+        """What nested groups wait for; see nested_rings."""
+        assert self._nested_rings is not None
+        return self._nested_rings.times(
+            step_s,
+            self.merge_s(tokens_per_rank),
+            self._step_host_s[backward],
+            tokens_per_rank,
+            group_size,
+            tier,
+            RING_BACKWARD_VOLUME if backward else 1.0,
         )
 
     def times(
@@ -390,6 +415,8 @@ class AttentionCost:
         sizes = group_size.astype(np.float64)
         step_s = self._step_s(segment_tokens, segment_offsets, sizes, backward=backward)
         far = (sizes > 1.0) & (tier > 0)
+        if self._nested_rings is not None:
+            return self._nested(step_s, tokens_per_rank, sizes, tier, backward=backward).sent
         if self._exchange is not None:
             if self._kind == "disaggregated":
                 dealt = self._disaggregated(segment_tokens, segment_offsets, sizes)

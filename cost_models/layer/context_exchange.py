@@ -94,6 +94,15 @@ class ContextExchange:
             out[here] = self._of_group(tokens[here], self._shape(size, level), backward=backward)
         return out
 
+    def spread_s(self, tokens_per_rank: Floats, inner: Floats) -> Floats:
+        """All-to-alls of heads and tokens of *inner* ranks of a node, as ulysses has them."""
+        tokens, sizes = np.broadcast_arrays(tokens_per_rank, inner)
+        out = np.zeros(sizes.shape)
+        for size in {int(one) for one in sizes.flat if one > 1}:
+            here = sizes == size
+            out[here] = self._spread_heads(tokens[here], self._shape(size, 0))
+        return out
+
     def halves(
         self,
         dealt: Disaggregated,
@@ -193,7 +202,7 @@ class ContextExchange:
                 return gather + self._collectives.reduce_scatter_s(volume, group)
             case "ulysses":
                 return self._spread_heads(tokens, group)
-            case "ring" | "disaggregated":
+            case "ring" | "double-ring" | "hybrid" | "disaggregated":
                 raise ValueError(f"{kind}: no exchange that is the same for all documents")
             case _:
                 assert_never(kind)

@@ -20,7 +20,9 @@ RankOrder = Literal["tp-dp-pp", "tp-pp-dp"]
 ShardingKind = Literal["none", "zero1", "zero2", "zero3"]
 AttentionKernel = Literal["flash", "flash1", "flash2", "unfused"]
 RingKernels = Literal["fused", "eager"]
-ContextParallelKind = Literal["ring", "all-gather", "gathered-ring", "ulysses", "disaggregated"]
+ContextParallelKind = Literal[
+    "ring", "all-gather", "gathered-ring", "double-ring", "ulysses", "hybrid", "disaggregated"
+]
 ContextSharding = Literal["document", "pack"]
 ExpertDispatch = Literal["all-to-all", "fused"]
 ExpertKernels = Literal["grouped", "separate", "modules", "fused"]
@@ -285,7 +287,8 @@ class Context(Group):
 
     kind: ContextParallelKind = switch("ring", name="cp_kind")
     """How a group shares a sequence: keys and values go round, are gathered first, are gathered beside the first of the
-    steps of a ring (PyTorch), heads are spread (Ulysses), or attention alone is dealt to the ranks by its work
+    steps of a ring (PyTorch), go round within nodes and between them (double-ring), heads are spread (Ulysses), within
+    nodes between which keys and values go round (hybrid, USP), or attention alone is dealt to the ranks by its work
     (disaggregated, DistCA)."""
     ring_kernels: RingKernels = switch("fused", name="cp_ring_kernels")
     """What a step of a ring launches besides attention: fused merges and one message (Transformer Engine), or eager

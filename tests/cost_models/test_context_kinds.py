@@ -35,7 +35,7 @@ def group(cost: AttentionCost, ranks: int, tier: int = 0, *, backward: bool = Fa
     return cost.times(np.array([S]), np.array([0, 1]), np.array([ranks]), np.array([tier]), backward=backward)
 
 
-@pytest.mark.parametrize("kind", ["all-gather", "gathered-ring", "ulysses", "disaggregated"])
+@pytest.mark.parametrize("kind", ["all-gather", "gathered-ring", "ulysses", "hybrid", "disaggregated"])
 @pytest.mark.parametrize("backward", [False, True])
 def test_a_rank_does_its_share_of_the_attention(kind: ContextParallelKind, backward: bool) -> None:
     alone = group(attention(kind), 1, backward=backward)
@@ -45,7 +45,9 @@ def test_a_rank_does_its_share_of_the_attention(kind: ContextParallelKind, backw
     assert alone.attention[0] == pytest.approx(group(attention(), 1, backward=backward).attention[0])
 
 
-@pytest.mark.parametrize("kind", ["ring", "all-gather", "gathered-ring", "ulysses", "disaggregated"])
+@pytest.mark.parametrize(
+    "kind", ["ring", "all-gather", "gathered-ring", "double-ring", "ulysses", "hybrid", "disaggregated"]
+)
 def test_many_lengths_in_one_group_cost_what_each_costs(kind: ContextParallelKind) -> None:
     """As the lower bound of a plan asks: one size and tier, an array of tokens."""
     cost, step_s = attention(kind), np.array([1.0, 2.0])

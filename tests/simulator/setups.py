@@ -188,7 +188,11 @@ def pipelines(draw: st.DrawFn) -> Task:
         ep=tp if model.experts else 1,
         schedule=schedule,
         recompute=draw(st.sampled_from(["none", "selective", "full"])),
-        cp_kind=draw(st.sampled_from(["ring", "all-gather", "gathered-ring", "ulysses", "disaggregated"])),
+        cp_kind=draw(
+            st.sampled_from(
+                ["ring", "all-gather", "gathered-ring", "double-ring", "ulysses", "hybrid", "disaggregated"]
+            )
+        ),
         sharding=draw(st.sampled_from(["none", "zero1"])),
         gather_overlap=draw(st.booleans()),
         dp_overlap=draw(st.booleans()),

@@ -39,7 +39,7 @@ def test_no_schedule_ends_below_the_bound(task: Task):
 @settings(max_examples=60)
 @given(
     st.sampled_from(["1f1b", "zb-h1", "zb-h2"]),
-    st.sampled_from(["ring", "all-gather", "gathered-ring", "disaggregated"]),
+    st.sampled_from(["ring", "all-gather", "gathered-ring", "double-ring", "hybrid", "disaggregated"]),
     st.sampled_from([1, 2, 4]),
     st.sampled_from([256, 1024]),
     st.integers(1, 16),

@@ -21,12 +21,12 @@ MODEL = Model(
     name="attention", layers=1, hidden=HEADS * HEAD_DIM, heads=HEADS, kv_heads=8, head_dim=HEAD_DIM, ffn_hidden=28672,
     vocab=32000,
 )  # fmt: skip
-KINDS = ("ring", "all-gather", "ulysses")
-RATES = {  # (GPUs, backward): ring, all-gather, ulysses
-    (8, False): (422.5, 601.7, 601.1),
-    (8, True): (433.9, 517.3, 582.4),
-    (32, False): (451.8, 591.2, 580.3),
-    (32, True): (469.3, 522.6, 574.0),
+KINDS = ("ring", "all-gather", "ulysses", "hybrid")
+RATES = {  # (GPUs, backward): ring, all-gather, ulysses, usp
+    (8, False): (422.5, 601.7, 601.1, 593.4),
+    (8, True): (433.9, 517.3, 582.4, 572.5),
+    (32, False): (451.8, 591.2, 580.3, 594.0),
+    (32, True): (469.3, 522.6, 574.0, 574.7),
 }
 
 

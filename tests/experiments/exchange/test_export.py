@@ -66,7 +66,7 @@ WORDS: dict[str, tuple[Any, ...]] = {
     "recompute_share": (0.0, 0.5),
     "precision": ("bf16", "fp8", "mxfp8", "nvfp4"),
     "fp8_scaling": ("delayed", "tensor", "row"),
-    "cp_kind": ("ring", "all-gather", "ulysses", "gathered-ring", "disaggregated"),
+    "cp_kind": ("ring", "all-gather", "ulysses", "gathered-ring", "double-ring", "hybrid", "disaggregated"),
     "order": ("tp-dp-pp", "tp-pp-dp"),
     "gradient_accumulation": ("fused", "separate", "cast"),
     "gradient_bytes": (2, 4),

@@ -33,7 +33,9 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "layout.tp": (1, 2, 4),
     "layout.pp": (1, 1, 2, 4),
     "layout.cp": ("auto", 1, 2),
-    "layout.cp_kind": ("ring", "ring", "all-gather", "gathered-ring", "ulysses", "disaggregated"),
+    "layout.cp_kind": (
+        "ring", "ring", "all-gather", "gathered-ring", "double-ring", "ulysses", "hybrid", "disaggregated",
+    ),
     "layout.ep": (1, 1, 2, 4),
     "layout.etp": ("auto", "auto", 1, 2),
     "layout.schedule": ("1f1b", "1f1b", "zb-h1", "zb-h2"),
