@@ -72,8 +72,8 @@ types: $(VENV)/.installed-dev ## mypy --strict
 layers: $(VENV)/.installed-dev ## who may import whom
 	$(BIN)/lint-imports
 
-readme: $(VENV)/.installed-dev ## run the commands of README.md and of the tutorials
-	$(BIN)/python tools/check_readme.py README.md docs/tutorial/*.md docs/how-to/timeline.md docs/how-to/measured_kernels.md
+readme: $(VENV)/.installed-dev ## run the commands of README.md and of every page that shows some
+	$(BIN)/python tools/check_readme.py README.md $$(grep -lr '^```console' docs)
 
 $(VENV)/.installed-docs: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
