@@ -21,11 +21,12 @@ Bars = Mapping[str, tuple[float, float | None]]
 """Name -> mean and half width of its interval (None: no interval)."""
 
 _MOST_BARS = 20
+UNDISTURBED_POINTS = 3  # of a curve: the begin, the first step's, and the end
 ZOOM_FAILURES = 12  # restarts in the window of the right panel: enough to see the teeth one by one
 
 
 def plot_lost_tokens(curves: Sequence[Curve], tokens_per_s: float) -> Figure:
-    """Tokens that an undisturbed run would have more, over wall-clock time: all runs; right: the first restarts of one.
+    """Tokens that an undisturbed run would have more, over time: all runs; right: first restarts of the one with most.
 
     *curves* are seconds and tokens of each run; tokens fall back where work was lost, and stand still until it goes on.
     """
@@ -38,10 +39,12 @@ def plot_lost_tokens(curves: Sequence[Curve], tokens_per_s: float) -> Figure:
                       label=label)  # fmt: skip
         left.set(xlabel="wall-clock time (days)", title="Tokens lost against an undisturbed run")
         left.legend(loc="upper left")
-        at, lost = _lost(curves[0], tokens_per_s)
+        run = max(range(len(curves)), key=lambda number: len(curves[number][0]))  # a restart adds points
+        at, lost = _lost(curves[run], tokens_per_s)
         first = slice(0, 2 * ZOOM_FAILURES + 1)
         right.plot(at[first] / HOUR_S, lost[first], color=PALETTE[3], linewidth=1.2)
-        right.set(xlabel="wall-clock time (hours)", title="First run: its first restarts")
+        title = f"Run {run}: its first restarts" if len(at) > UNDISTURBED_POINTS else "No run was interrupted"
+        right.set(xlabel="wall-clock time (hours)", title=title)
         for axes in (left, right):
             axes.set(xlim=(0, None), ylim=(0, None))
             count_axis(axes.yaxis)

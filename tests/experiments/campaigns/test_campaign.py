@@ -13,6 +13,7 @@ from hdpsim.experiments.campaigns.report import campaign_document
 from hdpsim.experiments.campaigns.run import run_campaign
 from hdpsim.experiments.campaigns.setup import plan_campaign
 from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.output.plots.campaign import plot_lost_tokens
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolve_scenario
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.studies.comparing.compare import run_batches
@@ -258,3 +259,16 @@ def test_the_command_prints_one_json_document_and_writes_a_run_directory(tmp_pat
 )
 def test_exit_codes(arguments: tuple[str, ...], code: int) -> None:
     assert run(*arguments)[0] == code
+
+
+def test_the_figure_of_lost_tokens_shows_the_run_with_most_restarts_or_says_that_there_is_none() -> None:
+    quiet = ((0.0, 60.0, 1000.0), (0.0, 0.0, 940.0))
+    stopped = ((0.0, 60.0, 500.0, 500.0, 560.0, 1000.0), (0.0, 0.0, 440.0, 400.0, 400.0, 840.0))
+    for curves, title in (
+        ((quiet, stopped, quiet), "Run 1: its first restarts"),
+        ((quiet, quiet), "No run was interrupted"),
+    ):
+        right = plot_lost_tokens(curves, 1.0).axes[1]
+        shown = {axes_title for where in ("left", "center") if (axes_title := right.get_title(loc=where))}
+        assert shown == {title}
+        assert len(right.lines[0].get_xdata()) == max(len(curve[0]) for curve in curves)
