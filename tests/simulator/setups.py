@@ -215,3 +215,30 @@ def pipelines(draw: st.DrawFn) -> Task:
     least = 2 * setup.ranks * (2 * pp + 2) if schedule == "dualpipe" else 1
     lengths = draw(st.lists(st.integers(1, context), min_size=least, max_size=least + 23))
     return Task(setup, np.array(lengths, dtype=np.int64))
+
+
+@st.composite
+def meetings(draw: st.DrawFn) -> Task:
+    """Ranks that wait for each other in every layer: parameters gathered layer by layer, experts beyond TP."""
+    tp, pp = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 1, 2]))
+    sharding = draw(st.sampled_from(["zero1", "zero3"]))
+    experts = sharding != "zero3" or draw(st.booleans())
+    ranks = draw(st.sampled_from([4, 8]))
+    model = next(model for model in MODELS if bool(model.experts) == experts)
+    layout = Layout(
+        tp=tp, pp=pp, ep=2 * tp if experts else 1, sharding=sharding,
+        recompute=draw(st.sampled_from(["none", "full"])),
+    )  # fmt: skip
+    capacity = draw(st.sampled_from([256, 1024]))
+    context = draw(st.integers(1, ranks)) * capacity
+    setup = small_setup(
+        capacity=capacity,
+        context=context,
+        model=model,
+        cluster=small_cluster(max(1, ranks * tp * pp // 8)),
+        layout=layout,
+        name=draw(st.sampled_from([*STRATEGIES, "hdp-balance"])),
+    )
+    short = st.integers(1, capacity)
+    lengths = draw(st.lists(st.one_of(short, st.integers(1, context)), min_size=1, max_size=20))
+    return Task(setup, np.array(lengths, dtype=np.int64))

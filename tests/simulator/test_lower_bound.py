@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulator_setups import CALIBRATIONS, HOPPER, SCHEDULES, STRATEGIES, Task, pipelines, small_setup, tasks
+from simulator_setups import (
+    CALIBRATIONS,
+    HOPPER,
+    SCHEDULES,
+    STRATEGIES,
+    Task,
+    meetings,
+    pipelines,
+    small_setup,
+    tasks,
+)
 
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware import catalog
@@ -33,6 +43,13 @@ def test_no_step_is_below_its_bound(task: Task):
 @settings(max_examples=250)
 @given(pipelines())
 def test_no_schedule_ends_below_the_bound(task: Task):
+    assert_bounded(task.setup, task.lengths)
+
+
+@settings(max_examples=120)
+@given(meetings())
+def test_no_step_of_ranks_that_meet_is_below_its_bound(task: Task):
+    assert task.setup.layout.meeting_ranks(task.setup.ranks) > 1
     assert_bounded(task.setup, task.lengths)
 
 

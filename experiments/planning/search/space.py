@@ -42,6 +42,10 @@ ANY_GPUS = (
 
 SMALLER_CAPACITIES = (2, 4, 8)
 """HDP holds as many tokens on a rank as memory allows, or such a part of them."""
+ANY_DEGREE = (
+    "hdp-naive", "hdp-balance", "hdp-opt", "distca", "flexsp", "megatron-dynamic-cp", "megatron-hybrid-cp",
+)  # fmt: skip
+"""Strategies to which layout.cp says nothing."""
 MICRO_BATCH_SEQUENCES = (1, 2, 4, 8)
 """Equal sequences of a static mesh's micro-batch, where the scenario gives their length."""
 
@@ -183,7 +187,7 @@ class Space:
         for name in self.axis("strategy.name", scenario, (*names, "static", scenario.strategy.name)):
             if name == "static":
                 yield from self._static(scenario, setup, equal=equal)
-            elif not _meets_in_every_layer(setup):
+            elif setup.layout.pipeline.schedule != "dualpipe":  # which wants equal numbers of micro-batches
                 yield from self._dynamic(scenario, setup, str(name), capacity_tokens(), auto=auto)
 
     def _static(self, scenario: Scenario, setup: Setup, *, equal: bool) -> Iterator[Changes]:
@@ -220,18 +224,12 @@ class Space:
         usual = [f"{part} tokens" for part in (capacity_tokens, *parts) if part]
         if auto and usual:
             usual[0] = "auto"
-        for capacity in self.axis("layout.rank_capacity", scenario, usual):
-            yield (("strategy.name", name), ("layout.cp", "auto"), ("layout.rank_capacity", capacity))
-
-
-def _meets_in_every_layer(setup: Setup) -> bool:
-    """Whether ranks wait for each other in every layer: HDP gains little there, and is not looked at."""
-    layout = setup.layout
-    return (
-        layout.sharding.kind == "zero3"
-        or layout.pipeline.schedule == "dualpipe"
-        or layout.parallel.expert_gpus > layout.parallel.tp
-    )
+        degrees: tuple[object, ...] = ("auto",)
+        if name not in ANY_DEGREE:
+            most = max(1, scenario.data.context_tokens // step)
+            degrees = self.axis("layout.cp", scenario, ("auto", *divisors(setup.ranks, 1, most)))
+        for capacity, cp in product(self.axis("layout.rank_capacity", scenario, usual), degrees):
+            yield (("strategy.name", name), ("layout.cp", cp), ("layout.rank_capacity", capacity))
 
 
 def own_value(scenario: Scenario, key: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +103,51 @@ def test_never_worse_than_full_enumeration(seed: int) -> None:
     expected = rates(scenario, [Candidate(changes=()), *every_candidate(scenario, space)])
     assert found.best[0].tokens_per_s == pytest.approx(expected[0], rel=1e-12)
     assert found.searched >= len(expected)
+
+
+def sweep(scenario: Scenario, axes: dict[str, tuple[object, ...]]) -> list[float]:
+    """Throughput of every combination of the axes, the best first: without what the search knows of its space."""
+    candidates = [
+        Candidate(changes=tuple(zip(axes, values, strict=True))) for values in product(*axes.values())
+    ]
+    return rates(scenario, candidates)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "experts"), [(1, 0), (2, 8)])
+@pytest.mark.parametrize(
+    "names",
+    [("static", "hdp-naive", "hdp-opt"), ("wlb-llm",), ("megatron-dp-balanced", "megatron-balanced-pp")],
+)
+def test_a_sweep_finds_nothing_better_where_ranks_meet_in_every_layer(
+    seed: int, experts: int, names: tuple[str, ...]
+) -> None:
+    scenario = small(seed)
+    own = scenario.with_changes(
+        ("cluster.gpus=8", *((f"model.experts={experts}", "model.top_k=2") if experts else ()))
+    )
+    values: dict[str, tuple[object, ...]] = {
+        "layout.tp": (2,),
+        "layout.pp": (1, 2),
+        "layout.vpp": (1,),
+        "layout.schedule": ("1f1b",),
+        **(
+            {"layout.ep": (4,), "layout.etp": ("auto",)} if experts else {}
+        ),  # beyond TP: ranks meet in every layer
+        "layout.sharding": ("zero1" if experts else "zero3",),
+        "layout.recompute": ("none",),
+        "layout.optimizer_offload": (False,),
+        "strategy.name": names,
+        "strategy.packing": ("first-fit",),
+    }
+    found = search(own, Space(values=values, pinned=frozenset({"data.context"})), count=1)
+    best = {str(dict(one.candidate.changes).get("strategy.name")): one for one in found.best}
+    expected = sweep(
+        own, {**values, "layout.cp": ("auto", 1, 2, 4), "layout.rank_capacity": ("auto", "8K tokens")}
+    )
+    assert found.complete
+    assert expected
+    assert found.best[0].tokens_per_s >= expected[0] * (1.0 - 1e-12), best
 
 
 FEW: dict[str, tuple[object, ...]] = {
