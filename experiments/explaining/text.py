@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.experiments.explaining.explain import find_term, term_names
@@ -41,6 +42,7 @@ def explain_document(scenario: Scenario, explanation: Explanation, term: str | N
                 ),
             ),
         )
+    products: tuple[OutputFile, ...] = ()
     found = find_term(explanation, term)
     whole = found["term"]
     blocks: list[Table[Any] | str] = ["\n".join(term_lines(explanation, whole))]
@@ -49,12 +51,18 @@ def explain_document(scenario: Scenario, explanation: Explanation, term: str | N
         blocks = ["\n".join([*lines, *(line for part in found["parts"] for line in part_lines(part))])]
     elif whole["products"]:
         blocks.append(product_table(whole))
+        products = (
+            OutputFile(
+                "products.csv", partial(product_table, whole), "One row per matrix product of a layer."
+            ),
+        )
     return Document(
         kind="",
         payload={**explanation, "terms": [whole], "parts": found["parts"]},
         head=head,
         blocks=tuple(blocks),
         files=(
+            *products,
             OutputFile(
                 "inputs.csv",
                 lambda: list(input_rows(whole["calls"] if found["part"] is None else found["parts"])),
