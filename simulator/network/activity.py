@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import simpy
 
@@ -22,6 +22,9 @@ class Activity:
         alone_s: seconds while nobody else is on its links.
         label: what it is, for the record ("ring", "gradient sum").
         who: which one of those ("ring of ranks 0 to 7"); empty: nobody asks.
+        limit: its own fastest rate, bytes per second of its largest flow; 0: it moves nothing.
+        wanted: bytes per second on each of its links at that rate.
+        entries: its links and flows, one after the other. Worked out once for all that start.
     """
 
     pattern: Pattern
@@ -29,6 +32,18 @@ class Activity:
     alone_s: float
     label: str = ""
     who: str = ""
+    limit: float = field(init=False)
+    wanted: Floats = field(init=False)
+    entries: tuple[tuple[int, float], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        pattern = self.pattern
+        moves = self.volume_bytes > 0 and self.alone_s > 0 and len(pattern.links) > 0
+        limit = self.volume_bytes / self.alone_s if moves else 0.0
+        entries = tuple(zip(pattern.links.tolist(), pattern.flows.tolist(), strict=True)) if moves else ()
+        object.__setattr__(self, "limit", limit)
+        object.__setattr__(self, "wanted", pattern.flows * limit)
+        object.__setattr__(self, "entries", entries)
 
     @classmethod
     def of(
@@ -66,11 +81,8 @@ class Running:
         activity: what runs.
         ended: told at its end the seconds it took.
         number: how many were started before it.
-        limit: its own fastest rate, bytes per second of its largest flow; 0: it moves nothing.
+        limit: its activity's own fastest rate.
         rate: the one it has.
-        wanted: bytes per second on each of its links at its fastest rate.
-        links: their numbers, as a list.
-        flows: its flows on each.
         left_bytes: what its largest flow had left to move at since_s.
         start_s: when it started.
         since_s: since when it has its rate.
@@ -81,23 +93,18 @@ class Running:
     """
 
     __slots__ = (
-        "activity", "alarm", "alarm_s", "end_s", "ended", "flows", "left_bytes", "limit", "links", "number",
-        "rate", "since_s", "start_s", "stopped_by", "wanted",
+        "activity", "alarm", "alarm_s", "end_s", "ended", "left_bytes", "limit", "number", "rate", "since_s",
+        "start_s", "stopped_by",
     )  # fmt: skip
 
     def __init__(
         self, activity: Activity, ended: Callable[[float], object], number: int, now_s: float
     ) -> None:
         self.activity, self.ended, self.number = activity, ended, number
-        volume_bytes, alone_s, pattern = activity.volume_bytes, activity.alone_s, activity.pattern
-        moves = volume_bytes > 0 and alone_s > 0 and len(pattern.links) > 0
-        self.limit = self.rate = volume_bytes / alone_s if moves else 0.0
-        self.wanted: Floats = pattern.flows * self.limit
-        self.links: list[int] = pattern.links.tolist() if moves else []
-        self.flows: list[float] = pattern.flows.tolist() if moves else []
-        self.left_bytes = volume_bytes
+        self.limit = self.rate = activity.limit
+        self.left_bytes = activity.volume_bytes
         self.start_s = self.since_s = now_s
-        self.end_s = now_s + alone_s
+        self.end_s = now_s + activity.alone_s
         self.stopped_by = -1
         self.alarm: simpy.Event | None = None
         self.alarm_s = math.inf

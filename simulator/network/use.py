@@ -40,23 +40,25 @@ class LinkUse:
 
     def add(self, one: Running) -> bool:
         """It wants its links from now on; whether all of them stay calm."""
-        links, users = one.activity.pattern.links, self._users
+        activity, users = one.activity, self._users
+        links = activity.pattern.links
         demand = self._demand.take(links)
-        demand += one.wanted
+        demand += activity.wanted
         self._demand[links] = demand
-        for link, flows in zip(one.links, one.flows, strict=True):
+        for link, flows in activity.entries:
             users[link][one] = flows
         return not (demand > self._room.take(links)).any()
 
     def remove(self, one: Running) -> bool:
         """It has left its links; whether all of them were calm."""
-        links, users = one.activity.pattern.links, self._users
+        activity, users = one.activity, self._users
+        links = activity.pattern.links
         demand = self._demand.take(links)
-        demand -= one.wanted
+        demand -= activity.wanted
         self._demand[links] = demand
         if one.rate != one.limit:
             self.change_rate(one, one.limit)
-        for link in one.links:
+        for link, _ in activity.entries:
             del users[link][one]
         return bool(self._room.take(links).min() > CROWDED)
 
@@ -123,9 +125,9 @@ class LinkUse:
             first, count = self._links.first[cast(LinkKind, kind)], self._links.count[cast(LinkKind, kind)]
             if bins > 1 and count:
                 inside = touched[(touched >= first) & (touched < first + count)]
-                switches = np.unique((inside - first) // bins)
-                if len(switches):
-                    rows.append(first + switches[:, None] * bins + np.arange(bins))
+                switches = sorted(set(((inside - first) // bins).tolist()))
+                if switches:
+                    rows.append(first + np.array(switches)[:, None] * bins + np.arange(bins))
         return rows
 
     def _paused(self, demand: Floats, capacity: Floats) -> Floats:
