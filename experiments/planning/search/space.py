@@ -187,7 +187,7 @@ class Space:
         for name in self.axis("strategy.name", scenario, (*names, "static", scenario.strategy.name)):
             if name == "static":
                 yield from self._static(scenario, setup, equal=equal)
-            elif setup.layout.pipeline.schedule != "dualpipe":  # which wants equal numbers of micro-batches
+            else:
                 yield from self._dynamic(scenario, setup, str(name), capacity_tokens(), auto=auto)
 
     def _static(self, scenario: Scenario, setup: Setup, *, equal: bool) -> Iterator[Changes]:
