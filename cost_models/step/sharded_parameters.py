@@ -103,7 +103,9 @@ class ShardedParameters:
             )
             for moe in ((False, True) if model.experts else (False,))
         }
-        self._vocabulary = self._traffic(vocabulary_shard(model, layout), 0, tensors=1)
+        vocabulary, positions = vocabulary_shard(model, layout), model.learned_positions * model.hidden
+        self._vocabulary = self._traffic(vocabulary, 0, tensors=1)
+        self._embedding = self._traffic(vocabulary + positions, 0, tensors=2 if positions else 1)
 
     def _traffic(self, dense: int, experts: int, *, tensors: int) -> UnitTraffic:
         """Collectives of a unit with so many parameters on a GPU, in so many *tensors*."""
@@ -211,9 +213,10 @@ class ShardedParameters:
             reduce += inner * reduce_s
         # embedding and output projection are one unit where they are tied
         tied = kind.embedding and kind.head and self._model.tied_embeddings
-        units, unit = (1 if tied else kind.embedding + kind.head), self._vocabulary
-        gather += units * (unit.gather_s + unit.copy_out_s + unit.list_s) * (not backward)
-        reduce += units * (unit.reduce_s + unit.list_s * self._reduces) * backward
+        units = [self._embedding] * kind.embedding + [self._vocabulary] * (kind.head and not tied)
+        for unit in units:
+            gather += (unit.gather_s + unit.copy_out_s + unit.list_s) * (not backward)
+            reduce += (unit.reduce_s + unit.list_s * self._reduces) * backward
         return gather, reduce
 
     def _layer_exposed_s(

@@ -62,6 +62,15 @@ def test_exposed_when_compute_is_short() -> None:
     assert backward[REDUCE] == pytest.approx(wire_s(32, 2, 4), rel=0.02)
 
 
+def test_a_table_of_positions_goes_with_the_embedding() -> None:
+    # as many positions as words: the embedding's unit is two tables, the head's is one
+    model = replace(MODEL, learned_positions=MODEL.vocab)
+    cost = ideal_cost(model, layout=Layout(sharding="zero3"))
+    forward, backward = (each[:, 0, 0] for each in cost.both_terms_s(micro_batches([[1]])))
+    assert forward[GATHER] == pytest.approx(wire_s(32, 3, 2), rel=0.02)
+    assert backward[REDUCE] == pytest.approx(wire_s(32, 3, 4), rel=0.02)
+
+
 def test_lists_of_every_ranks_piece_are_copied_one_by_one() -> None:
     # 32 layers of 5 matrices (QKV, output, gate, up, down), 128 ranks, 10 us each: 0.2048 s; embedding and head 2.56 ms
     cal = replace(IDEAL, launch_s=1e-5)
