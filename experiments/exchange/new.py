@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hdpsim import __version__
 from hdpsim.cost_models.hardware import catalog
@@ -22,6 +22,9 @@ from hdpsim.ranges import RANGES
 from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.step_memory import capacity_tokens
 from hdpsim.traces import load_distribution, load_source, shipped_distributions, shipped_traces
+
+if TYPE_CHECKING:
+    from hdpsim.cost_models.memory.report import MemoryReport
 
 _MODEL_FILES = (".json", ".yaml", ".yml")
 _SHARD_PARAMETERS = frozenset(
@@ -193,8 +196,8 @@ def answered(question: Question, given: str) -> Answer:
         raise UserInputError(f"{' '.join(question.options)}: {error}") from None
 
 
-def new_scenario(answers: Answer, name: str) -> tuple[str, Scenario]:
-    """A commented scenario file of the answers, and what it says.
+def new_scenario(answers: Answer, name: str) -> tuple[str, Scenario, MemoryReport]:
+    """A commented scenario file of the answers, what it says, and the memory that its first batch needs.
 
     Raises:
         InfeasibleError: no layout of those that are tried fits into memory; it says what each lacked.
@@ -209,14 +212,14 @@ def new_scenario(answers: Answer, name: str) -> tuple[str, Scenario]:
     framework = str(answers.get("software", "")).partition(" ")[0].lower()
     equal, shards = "data.lengths" in answers, framework in _SHARD_PARAMETERS
     document["strategy"] = {"name": "static" if equal or shards else "hdp-opt"}
-    layout, scenario = _fitting(document, "zero3" if shards else "zero1", name)
+    layout, scenario, memory = _fitting(document, "zero3" if shards else "zero1", name)
     ordered = {key: document[key] for key in ("model", "cluster", "gpus", "software") if document.get(key)}
     ordered |= {"layout": layout, "data": document["data"], "strategy": document["strategy"]}
     head = [
         f"Written by hdpsim {__version__} from five answers. `hdpsim simulate` says how long a step is,",
         "`hdpsim compare` which strategy is best, `hdpsim plan` which layout is. Keys: docs/reference/scenarios.md.",
     ]
-    return scenario_text(ordered, _COMMENTS, head), scenario
+    return scenario_text(ordered, _COMMENTS, head), scenario, memory
 
 
 _COMMENTS = {
@@ -238,8 +241,10 @@ _COMMENTS = {
 }
 
 
-def _fitting(document: Mapping[str, Any], sharding: str, name: str) -> tuple[dict[str, Any], Scenario]:
-    """The first layout that holds the batch, fewest GPUs a model first, and the scenario that has it."""
+def _fitting(
+    document: Mapping[str, Any], sharding: str, name: str
+) -> tuple[dict[str, Any], Scenario, MemoryReport]:
+    """The first layout that holds the batch, fewest GPUs a model first, the scenario that has it, and its memory."""
     lengths = None
     tried, simulated, closest = 0, 0, ""
     for layout in _layouts(document, sharding):
@@ -257,8 +262,7 @@ def _fitting(document: Mapping[str, Any], sharding: str, name: str) -> tuple[dic
                 continue
             lengths = scenario.draw(1).lengths[0] if lengths is None else lengths
             simulated += 1
-            simulate_step(setup, lengths)
-            return layout, scenario
+            return layout, scenario, simulate_step(setup, lengths).memory
         except InfeasibleError as error:
             closest = str(error)
         if simulated == _MOST_SIMULATED:

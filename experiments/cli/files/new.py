@@ -35,8 +35,10 @@ def command(out: str | None, **given: str | None) -> None:
     """
     from pathlib import Path
 
+    from hdpsim.experiments.bands.memory_fit import fits_words
     from hdpsim.experiments.exchange.new import QUESTIONS, answered, new_scenario, says_it_all
     from hdpsim.experiments.output.files.asked import check_out_file, write_whole
+    from hdpsim.experiments.output.words import memory_of
 
     if out is not None:
         check_out_file(out, "--output", (".yaml", ".yml"))
@@ -47,13 +49,14 @@ def command(out: str | None, **given: str | None) -> None:
             answers |= answered(question, " ".join(value for value in values if value))
         else:
             answers |= _asked(question, f"{number}/{len(QUESTIONS)}", values)
-    text, scenario = new_scenario(answers, "new" if out is None else Path(out).stem)
+    text, scenario, memory = new_scenario(answers, "new" if out is None else Path(out).stem)
     if out is None:
         say(text, nl=False)
         return
     write_whole(out, text, "scenario")
     parallel, gpus = scenario.layout.parallel, scenario.cluster.gpus
     say(f"wrote {out}: {scenario.model.name} on {gpus:,} GPUs fits with TP {parallel.tp}, PP {parallel.pp}")
+    say(f"memory: {memory_of(memory)}; it {fits_words(memory)} probability (hdpsim plan leaves some free)")
     say(f"next: hdpsim simulate {out}")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+import hdpsim
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.scenario.scenario import load_scenario
 
@@ -112,3 +113,14 @@ def test_experts_are_spread() -> None:
     result = new(model="qwen3-30b-a3b", gpus="32", lengths="4K", context="4K", batch="64 sequences")
     assert result.exit_code == 0, result.output
     assert "  ep: " in result.stdout
+
+
+def test_it_says_how_sure_it_is_that_the_layout_fits(tmp_path: Path) -> None:
+    out = tmp_path / "mine.yaml"
+    options = "--model llama-3-8b --gpu h100 --gpus 8 --lengths 4K --context 4K --batch 1M --framework none"
+    done = CliRunner().invoke(cli, ["new", "-o", str(out), *options.split()])
+    assert done.exit_code == 0, done.output
+    memory = hdpsim.simulate(out, batches=1).to_dict()["results"]["memory"]
+    gib = 2.0**30
+    used = f"memory: {memory['total_bytes'] / gib:.1f} of {memory['capacity_bytes'] / gib:.1f} GiB"
+    assert f"{used}; it fits with {100 * memory['fits_probability']:.0f} % probability" in done.output
