@@ -95,10 +95,7 @@ class FlowNetwork:
     @property
     def load_bytes_per_s(self) -> Floats:
         """[links]: what flows over each now."""
-        load = np.zeros(len(self.links))
-        for link, users in self._use.used():
-            load[link] = sum(flows * one.rate for one, flows in users.items())
-        return load
+        return self._use.loads()
 
     def _look_at(self, links: Ints) -> None:
         self._touched.append(links)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import cast
 
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.network.links import LinkKind, Links
-from hdpsim.simulator.network.activity import Running
+from hdpsim.simulator.network.activity import MANY, Running
 
 TOLERANCE = 1e-9  # relative excess of demand over capacity that is rounding
 CROWDED = -np.inf  # room of a link that is short or paused
@@ -36,7 +36,8 @@ class LinkUse:
         self._demand, self._lacking = np.zeros((2, len(links)))  # wanted, and what of it nobody gets
         self.is_short = np.zeros(len(links), dtype=np.bool_)
         self._room = self._capacity * (1.0 + TOLERANCE)  # largest demand with which a link stays calm
-        self._users: defaultdict[int, dict[Running, float]] = defaultdict(dict)
+        self._users: defaultdict[int, dict[Running, float]] = defaultdict(dict)  # without those on many links
+        self._on_many: dict[Running, None] = {}
 
     def add(self, one: Running) -> bool:
         """It wants its links from now on; whether all of them stay calm."""
@@ -45,8 +46,11 @@ class LinkUse:
         demand = self._demand.take(links)
         demand += activity.wanted
         self._demand[links] = demand
-        for link, flows in activity.entries:
-            users[link][one] = flows
+        if len(links) > MANY:
+            self._on_many[one] = None
+        else:
+            for link, flows in activity.entries:
+                users[link][one] = flows
         return not (demand > self._room.take(links)).any()
 
     def remove(self, one: Running) -> bool:
@@ -58,8 +62,11 @@ class LinkUse:
         self._demand[links] = demand
         if one.rate != one.limit:
             self.change_rate(one, one.limit)
-        for link, _ in activity.entries:
-            del users[link][one]
+        if len(links) > MANY:
+            del self._on_many[one]
+        else:
+            for link, _ in activity.entries:
+                del users[link][one]
         return bool(self._room.take(links).min() > CROWDED)
 
     def change_rate(self, one: Running, rate: float) -> None:
@@ -85,11 +92,19 @@ class LinkUse:
 
     def users(self, link: int) -> dict[Running, float]:
         """Who is on a link, with how many flows."""
-        return self._users[link]
+        users = self._users[link]
+        if self._on_many:
+            users = dict(users)
+            for one in self._on_many:
+                pattern = one.activity.pattern
+                place = int(pattern.links.searchsorted(link))
+                if place < len(pattern.links) and pattern.links[place] == link:
+                    users[one] = pattern.flows.item(place)
+        return users
 
-    def used(self) -> Iterator[tuple[int, dict[Running, float]]]:
-        """All links that somebody is on."""
-        return ((link, users) for link, users in self._users.items() if users)
+    def loads(self) -> Floats:
+        """[links]: what flows over each."""
+        return self.carried(np.arange(len(self._demand)))
 
     def find_short(self, touched: Ints) -> Ints:
         """Say anew which of the touched links are short; return those that are or were, and what changed with them."""

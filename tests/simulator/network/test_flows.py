@@ -16,7 +16,7 @@ from hdpsim.cost_models.hardware.parts import Cluster, CongestionControl, Fabric
 from hdpsim.cost_models.network.congestion import blocked_share
 from hdpsim.cost_models.network.ecmp import busiest_load
 from hdpsim.cost_models.network.links import Links, Pattern
-from hdpsim.simulator.network import sharing
+from hdpsim.simulator.network import sharing, use
 from hdpsim.simulator.network.activity import Activity
 from hdpsim.simulator.network.flows import FlowNetwork
 from hdpsim.simulator.network.use import LinkUse
@@ -219,9 +219,12 @@ def test_who_has_links_to_itself_is_not_solved(monkeypatch: pytest.MonkeyPatch) 
     assert solved
 
 
-@pytest.mark.parametrize(("tries", "solutions"), [(0, 4096), (12, 1), (1000, 3)])
+@pytest.mark.parametrize(
+    ("tries", "solutions", "many"),
+    [(0, 4096, 128), (12, 1, 128), (1000, 3, 128), (12, 4096, 0), (12, 4096, 4)],
+)
 def test_how_the_changed_are_found_and_counted_changes_no_time(
-    monkeypatch: pytest.MonkeyPatch, tries: int, solutions: int
+    monkeypatch: pytest.MonkeyPatch, tries: int, solutions: int, many: int
 ) -> None:
     links = links_of(64, Fabric(nodes_per_block=8, blocks_per_pod=4, routing="ecmp"), gpus=1, nics=1)
     draw = np.random.default_rng(0)
@@ -239,6 +242,7 @@ def test_how_the_changed_are_found_and_counted_changes_no_time(
     usual = play(links, activities, control="dcqcn")
     monkeypatch.setattr(sharing, "FEW", tries)
     monkeypatch.setattr(sharing, "RECOUNT_AFTER", solutions)
+    monkeypatch.setattr(use, "MANY", many)
     assert play(links, activities, control="dcqcn") == pytest.approx(usual, rel=1e-9)
     assert max(usual) > 1.5 * max(start + one.alone_s for start, one in activities)
 
