@@ -17,7 +17,7 @@ from hdpsim.experiments.output.statistics import (
     fixed,
     with_interval,
 )
-from hdpsim.experiments.output.words import tokens_with_interval
+from hdpsim.experiments.output.words import large_amount, tokens_with_interval
 from hdpsim.experiments.studies.report import band_line, scenario_document
 from hdpsim.simulator.campaign.setup import EFFECTIVE, Incident
 
@@ -55,7 +55,12 @@ def campaign_document(scenario: Scenario, study: CampaignStudy) -> Document:
         "campaign",
         scenario,
         campaign_json(study),
-        blocks=(summary_table(study), account_table(study), *((cause_table(study),) if causes else ())),
+        blocks=(
+            answer(study),
+            summary_table(study),
+            account_table(study),
+            *((cause_table(study),) if causes else ()),
+        ),
         notes=campaign_remarks(study),
         scenario_of_run=study.scenario,
         bands=(study.plan.undisturbed.band,),
@@ -96,6 +101,23 @@ def campaign_document(scenario: Scenario, study: CampaignStudy) -> Document:
                 "Restarts of a run by cause, with the 95 % confidence interval over the runs.",
             ),
         ),
+    )
+
+
+def answer(study: CampaignStudy) -> str:
+    """What a run makes of its time, and the two accounts in which most is lost, as sentences."""
+    duration_s = study.plan.setup.duration_s
+    ranked = sorted(study.account_s().items(), key=lambda item: -item[1].mean)
+    lost = [
+        f"{readable_name(name)} {large_amount(value.mean / HOUR_S)} h"
+        for name, value in ranked
+        if name not in EFFECTIVE and value.mean > 0
+    ][:2]
+    most = f" Most of the rest is {' and '.join(lost)}." if lost else ""
+    tokens = large_amount(study.tokens.mean)
+    return (
+        f"In {_time(duration_s)} the job trains {study.ettr.mean:.2%} of the time, on {tokens} tokens, "
+        f"with {study.restarts.mean:,.1f} restarts.{most}"
     )
 
 

@@ -17,6 +17,7 @@ from hdpsim.experiments.output.plots.campaign import plot_lost_tokens
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolve_scenario
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.studies.comparing.compare import run_batches
+from hdpsim.simulator.campaign.setup import EFFECTIVE
 from hdpsim.simulator.run.checkpoints import checkpoints_of
 
 DAY = 86400.0
@@ -272,3 +273,13 @@ def test_the_figure_of_lost_tokens_shows_the_run_with_most_restarts_or_says_that
         shown = {axes_title for where in ("left", "center") if (axes_title := right.get_title(loc=where))}
         assert shown == {title}
         assert len(right.lines[0].get_xdata()) == max(len(curve[0]) for curve in curves)
+
+
+def test_the_answer_comes_first_and_agrees_with_the_tables() -> None:
+    scenario = llama("campaign.duration=20d")
+    study = run_campaign(scenario)
+    said = str(campaign_document(scenario, study).blocks[0])
+    assert said.startswith(f"In 20 d the job trains {study.ettr.mean:.2%} of the time, on ")
+    assert f"with {study.restarts.mean:,.1f} restarts" in said
+    lost = {name: value.mean for name, value in study.account_s().items() if name not in EFFECTIVE}
+    assert f"Most of the rest is {max(lost, key=lambda name: lost[name]).replace('_', ' ')} " in said
