@@ -22,13 +22,15 @@ from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.play.execution import Spans
 from hdpsim.simulator.setup import Setup
 
-# key_values.py becomes importable: --import-mode=importlib puts no test folder on sys.path.
-_spec = importlib.util.spec_from_file_location("key_values", Path(__file__).with_name("key_values.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
+# Helpers of tests become importable by their names: --import-mode=importlib puts no test folder on sys.path.
+for _helper in ("key_values.py", "bands/made_up_residuals.py"):
+    _path = Path(__file__).parent / _helper
+    _spec = importlib.util.spec_from_file_location(_path.stem, _path)
+    assert _spec is not None
+    assert _spec.loader is not None
+    _module = importlib.util.module_from_spec(_spec)
+    sys.modules[_path.stem] = _module
+    _spec.loader.exec_module(_module)
 
 ATTENTION_S = 1.0
 RING_S = {"static": 3.0, "hdp-naive": 1.0, "hdp-balance": 0.75, "hdp-opt": 0.5}

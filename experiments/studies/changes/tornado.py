@@ -263,7 +263,7 @@ def tornado_document(scenario: Scenario, study: Tornado) -> Document:
         "One at a time: inputs that act together are not moved together.",
     )
     swings = [
-        Swing(one.input.key, one.lower.change, one.higher.change)
+        Swing(_label(one, study.batches), one.lower.change, one.higher.change)
         for one in study.with_effect[:MOST_DRAWN]
         if one.effect > NO_EFFECT
     ]
@@ -296,6 +296,11 @@ def tornado_document(scenario: Scenario, study: Tornado) -> Document:
             ),
         ),
     )
+
+
+def _label(one: Moved, batches: int) -> str:
+    """The input, and over how many batches it is a mean where those are more than the others'."""
+    return f"{one.input.key} ({one.batches} batches)" if one.batches > batches else one.input.key
 
 
 def _row_json(one: Moved) -> dict[str, Any]:

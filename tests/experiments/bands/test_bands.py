@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from made_up_residuals import RUN, some
 
 from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.bands.band import TARGET, Residual, Residuals, Stretches
-from hdpsim.experiments.bands.features import Features, configuration_key, differences_in_words, features_of
+from hdpsim.experiments.bands.features import configuration_key, differences_in_words, features_of
 from hdpsim.experiments.bands.residuals import (
     check_residuals,
     read_residuals,
@@ -33,20 +34,7 @@ from hdpsim.experiments.records.table import read_records, shipped_records
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.simulator.setup import StrategyOptions
 
-RUN = Features(
-    gpu="h100-80gb", generation="hopper", bits=16, sharded=False, experts=False, recompute="none", dynamic=False,
-    missing=False, gpus=64, parameters=8e9, sequence_tokens=8192, tp=2, pp=1, cp=1, ep=1,
-)  # fmt: skip
-
-
 PLAIN = Stretches(new=1.0, known={})
-
-
-def some(errors: list[float], features: Features = RUN, source: str = "lab") -> list[Residual]:
-    return [
-        Residual(features=features, key=f"{source}{i}", source=source, complete=True, log_error=error)
-        for i, error in enumerate(errors)
-    ]
 
 
 def test_shipped_bands_hold_what_they_promise() -> None:

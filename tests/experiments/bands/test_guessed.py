@@ -6,12 +6,13 @@ import csv
 import math
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
+from made_up_residuals import RUN, some
 
-from hdpsim.experiments.bands.band import TARGET, Residual
-from hdpsim.experiments.bands.features import Features
+from hdpsim.experiments.bands.band import TARGET
 from hdpsim.experiments.bands.guessed import GuessedResiduals
 from hdpsim.experiments.bands.residuals import (
     guessed_residuals,
@@ -25,20 +26,8 @@ from hdpsim.experiments.software.run import RunConfig
 from hdpsim.experiments.validation.run import run
 from hdpsim.experiments.validation.views import is_plain, plain
 
-RUN = Features(
-    gpu="h100-80gb", generation="hopper", bits=16, sharded=False, experts=False, recompute="none", dynamic=False,
-    missing=False, gpus=64, parameters=8e9, sequence_tokens=8192, tp=2, pp=1, cp=1, ep=1,
-)  # fmt: skip
+guesses = partial(some, guessed=True)
 FAR = replace(RUN, generation="blackwell", gpu="gb200", bits=8, experts=True)
-
-
-def some(errors: list[float], features: Features = RUN, source: str = "lab") -> list[Residual]:
-    return [
-        Residual(
-            features=features, key=f"{source}{i}", source=source, complete=True, log_error=error, guessed=True
-        )
-        for i, error in enumerate(errors)
-    ]
 
 
 def test_bands_hold_what_they_promise_in_every_source_of_ten_runs() -> None:
@@ -59,7 +48,7 @@ def test_bands_hold_what_they_promise_in_every_source_of_ten_runs() -> None:
 def test_what_runs_like_it_need_decides_and_what_sources_need_far_from_all() -> None:
     draw = np.random.default_rng(0)
     calm, wild = draw.normal(0.0, 0.05, 60).tolist(), draw.standard_t(1.5, 60).tolist()
-    rows = some(calm) + some((0.05 * np.array(wild)).tolist(), FAR, "other")
+    rows = guesses(calm) + guesses((0.05 * np.array(wild)).tolist(), FAR, "other")
     residuals = GuessedResiduals(rows)
     nobody = np.zeros(len(rows), dtype=bool)
     near, far = (residuals.stretch("", nobody, residuals.distances(run)) for run in (RUN, FAR))
@@ -74,8 +63,8 @@ def test_what_runs_like_it_need_decides_and_what_sources_need_far_from_all() -> 
 
 def test_the_file_keeps_both_and_what_guessed_rows_need(tmp_path, monkeypatch) -> None:
     path = tmp_path / "r.csv"
-    stated = [replace(row, guessed=False, log_error=0.01) for row in some([0.0] * 6)]
-    guessed = some([0.1, -0.1, 0.05, 0.2, -0.2, 0.0])
+    stated = [replace(row, guessed=False, log_error=0.01) for row in guesses([0.0] * 6)]
+    guessed = guesses([0.1, -0.1, 0.05, 0.2, -0.2, 0.0])
     paper = [replace(row, source="megascale") for row in stated[:2]]
     write_residuals(str(path), [*stated, *guessed, *paper])
     monkeypatch.setattr("hdpsim.experiments.bands.residuals.residuals_path", lambda: path)
