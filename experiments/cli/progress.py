@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from hdpsim.experiments.cli.common import say
+from hdpsim.experiments.cli.shown import say
 
 FIRST_LINE_S = 10.0
 NEXT_LINE_S = 30.0

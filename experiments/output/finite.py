@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from hdpsim.errors import NotFiniteError
-
-Document = TypeVar("Document")
 
 
 def plain(value: object, key: str = "") -> Any:
@@ -40,12 +38,6 @@ def plain(value: object, key: str = "") -> Any:
     if value is None or isinstance(value, str | int):
         return value
     return str(value)
-
-
-def finite(document: Document) -> Document:
-    """The document itself, once every number in it is finite; raises NotFiniteError otherwise."""
-    plain(document)
-    return document
 
 
 def _below(key: str, name: str) -> str:

@@ -42,7 +42,7 @@ def tokens_of(value: str | float | None) -> float | None:
 
 def seconds_of(name: str, value: str | float | None) -> float | None:
     """A time as `"10min"` or seconds; None and "none": no limit."""
-    if value is None or value == "none":
+    if value is None or (isinstance(value, str) and value.strip() == "none"):
         return None
     if not isinstance(value, str):
         if not value >= 0:

@@ -6,22 +6,15 @@ from typing import Any
 
 import click
 
-from hdpsim.experiments.cli.common import Output, output_options
+from hdpsim.experiments.cli.options import file_option, output_options
 from hdpsim.experiments.cli.progress import progress
+from hdpsim.experiments.cli.shown import Output
 
 
 @click.command("calibrate")
 @click.argument("records", metavar="[RECORDS.csv]", required=False, type=click.Path())
 @click.option("--gpu", required=True, metavar="NAME", help="GPU of the catalog whose generation is fitted.")
-@click.option(
-    "-o",
-    "--output",
-    "file",
-    required=True,
-    metavar="FILE",
-    type=click.Path(dir_okay=False),
-    help="Calibration to write.",
-)
+@file_option("-o", "--output", "file", required=True, help="Calibration to write.")
 @click.option(
     "--constants", "names", metavar="A,B", help="Fit these; default: all that the records determine."
 )
@@ -33,12 +26,7 @@ from hdpsim.experiments.cli.progress import progress
     help="Table of measured kernels (csv, csv.gz) to fit on first; may be given several times.",
 )
 @click.option("--no-runs", is_flag=True, help="Fit on kernels only.")
-@click.option(
-    "--start",
-    metavar="FILE",
-    type=click.Path(dir_okay=False),
-    help="Calibration to begin with; default: the shipped one.",
-)
+@file_option("--start", help="Calibration to begin with; default: the shipped one.")
 @click.option(
     "--workers", type=click.IntRange(1, 64), metavar="N", help="Processes; default: one per core, at most 8."
 )

@@ -6,9 +6,10 @@ from typing import Any
 
 import click
 
-from hdpsim.experiments.cli.common import Output, output_options, whole_number
 from hdpsim.experiments.cli.groups import Commands
+from hdpsim.experiments.cli.options import file_option, output_options, whole_number
 from hdpsim.experiments.cli.progress import progress
+from hdpsim.experiments.cli.shown import Output
 
 RESIDUALS_HELP = (
     "Put features and log errors (no measurements) of the cells "
@@ -43,9 +44,7 @@ def _command(name: str) -> click.Command:
 
     @click.command(name, help=setup["about"])
     @click.option("--cells", metavar="FILE", type=click.Path(), help=folder.cells_help)
-    @click.option(
-        "--write-residuals", "residuals", metavar="FILE", type=click.Path(dir_okay=False), help=RESIDUALS_HELP
-    )
+    @file_option("--write-residuals", "residuals", help=RESIDUALS_HELP)
     @output_options
     def run(output: Output, **options: Any) -> None:
         from hdpsim.experiments.verbs.evidence import reproduce

@@ -6,8 +6,9 @@ from importlib import import_module
 
 import click
 
-from hdpsim.experiments.cli.common import Output, json_option, out_option, report_option, say
+from hdpsim.experiments.cli.options import file_option, output_options
 from hdpsim.experiments.cli.progress import progress
+from hdpsim.experiments.cli.shown import Output, say
 
 
 def _print_template(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
@@ -18,39 +19,21 @@ def _print_template(context: click.Context, _option: click.Parameter, wanted: bo
 
 @click.command("validate")
 @click.argument("records", metavar="[RECORDS.csv]", required=False, type=click.Path())
-@click.option(
-    "--memory",
-    is_flag=True,
-    help="Judge peak memory and out-of-memory verdicts instead of time.",
-)
-@click.option(
+@click.option("--memory", is_flag=True, help="Judge peak memory and out-of-memory verdicts instead of time.")
+@file_option(
     "--calibration",
-    metavar="FILE",
-    type=click.Path(dir_okay=False),
     help="Constants for the GPUs of the file's generation, such as `hdpsim calibrate` writes.",
 )
-@click.option(
-    "--kernels",
-    metavar="FILE",
-    type=click.Path(dir_okay=False),
-    help="Predict single kernels and collectives (csv or csv.gz) instead of runs.",
+@file_option("--kernels", help="Predict single kernels and collectives (csv or csv.gz) instead of runs.")
+@file_option(
+    "--steps", help="Predict single measured steps with their documents (JSON lines) instead of runs."
 )
 @click.option(
-    "--steps",
-    metavar="FILE",
-    type=click.Path(dir_okay=False),
-    help="Predict single measured steps with their documents (JSON lines) instead of runs.",
+    "--scenario", metavar="SCENARIO", help="With --steps: how steps were run that do not say it themselves."
 )
-@click.option(
-    "--scenario",
-    metavar="SCENARIO",
-    help="With --steps: how steps were run that do not say it themselves.",
-)
-@click.option(
+@file_option(
     "--write-residuals",
     "residuals",
-    metavar="FILE",
-    type=click.Path(dir_okay=False),
     help="Write features and log errors (no measurements) of the runs judged: what bands of predictions rest on.",
 )
 @click.option(
@@ -75,13 +58,7 @@ def _print_template(context: click.Context, _option: click.Parameter, wanted: bo
     metavar="ID",
     help="Print the scenario of one record, which `hdpsim simulate` times as it is predicted here.",
 )
-@click.option(
-    "-o",
-    "scenario_file",
-    metavar="FILE",
-    type=click.Path(dir_okay=False),
-    help="With --scenario-of: write it to a .yaml file instead.",
-)
+@file_option("-o", "scenario_file", help="With --scenario-of: write it to a .yaml file instead.")
 @click.option(
     "--template",
     is_flag=True,
@@ -91,9 +68,7 @@ def _print_template(context: click.Context, _option: click.Parameter, wanted: bo
     help="Print a RECORDS.csv to fill in: its columns, and a published run as an example.",
 )
 @click.option("--markdown", is_flag=True, help="Print tables and summary as Markdown.")
-@out_option
-@report_option
-@json_option
+@output_options
 def command(
     records: str | None,
     memory: bool,
@@ -107,9 +82,7 @@ def command(
     scenario_of: str | None,
     scenario_file: str | None,
     markdown: bool,
-    out: str | None,
-    report: str | None,
-    as_json: bool,
+    output: Output,
 ) -> None:
     """Predict the training runs of RECORDS.csv (default: the published ones shipped) and show the errors.
 
@@ -124,7 +97,7 @@ def command(
     if scenario is not None and steps is None:
         raise click.UsageError("--scenario goes with --steps; --scenario-of prints the scenario of a record")
     if scenario_of is not None:
-        if memory or kernels is not None or residuals is not None or markdown or out is not None or as_json:
+        if memory or kernels or residuals or markdown or output.out or output.as_json:
             raise click.UsageError(
                 "--scenario-of goes with RECORDS.csv, --calibration, --without and -o only"
             )
@@ -136,7 +109,7 @@ def command(
         raise click.UsageError("--kernels goes with --calibration, --out, --report and --json only")
     if without and (kernels is not None or residuals is not None):
         raise click.UsageError("--without goes with predictions of runs, and not with --write-residuals")
-    if markdown and as_json:
+    if markdown and output.as_json:
         raise click.UsageError("--markdown and --json: choose one")
     if memory and residuals is not None:
         raise click.UsageError("--write-residuals is about time, not --memory")
@@ -155,7 +128,7 @@ def command(
     if markdown:
         say(import_module("hdpsim.experiments.validation.report").markdown(result.document.payload))
         return
-    Output(as_json=as_json, out=out, report=report).show(result)
+    output.show(result)
 
 
 def _write_scenario(

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hdpsim.errors import UserInputError
-from hdpsim.experiments.cli.common import Output, json_option
 from hdpsim.experiments.cli.groups import Commands
+from hdpsim.experiments.cli.options import json_option
+from hdpsim.experiments.cli.shown import Output
 
 if TYPE_CHECKING:
     from hdpsim.cost_models.hardware.catalog import Kind

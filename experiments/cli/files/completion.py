@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from hdpsim.experiments.cli.common import say
+from hdpsim.experiments.cli.shown import say
 
 
 @click.command("completion")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from hdpsim.experiments.cli.common import Output, json_option
+from hdpsim.experiments.cli.options import json_option
+from hdpsim.experiments.cli.shown import Output
 
 
 @click.command("doctor")

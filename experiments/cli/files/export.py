@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from hdpsim.experiments.cli.common import Output, json_option, load, scenario_argument, set_option
+from hdpsim.experiments.cli.options import file_option, json_option, scenario_argument, set_option
+from hdpsim.experiments.cli.shown import Output
 
 
 @click.command("export")
@@ -17,9 +18,7 @@ from hdpsim.experiments.cli.common import Output, json_option, load, scenario_ar
     help="The tool.",
 )
 @click.option("--megatron", "spelling", metavar="RELEASE", default="", help="Older spelling: main-2026-08.")
-@click.option(
-    "-o", "--output", "out", metavar="FILE", type=click.Path(dir_okay=False), help="Where to write."
-)
+@file_option("-o", "--output", "out", help="Where to write.")
 @set_option
 @json_option
 def command(
@@ -32,10 +31,11 @@ def command(
     """
     from hdpsim.experiments.exchange.exporter import export_document, export_scenario
     from hdpsim.experiments.output.files.asked import check_out_file, write_whole
+    from hdpsim.experiments.scenario.scenario import load_scenario
 
     if out is not None:
         check_out_file(out, "--output")
-    checked = load(scenario, overrides)
+    checked = load_scenario(scenario, overrides)
     found = export_scenario(checked, target, spelling)
     if out is not None:
         write_whole(out, found.text, "options")

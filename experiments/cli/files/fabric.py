@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import click
 
-from hdpsim.experiments.cli.common import Output, json_option, whole_number
+from hdpsim.experiments.cli.options import file_option, json_option, whole_number
+from hdpsim.experiments.cli.shown import Output
 
 
 @click.command("fabric")
 @click.argument("source", metavar="SCENARIO|CLUSTER")
 @click.option("--gpus", type=whole_number("gpus"), metavar="N", help="As many GPUs of it instead of all.")
-@click.option(
+@file_option(
     "--out",
-    metavar="FILE",
-    type=click.Path(dir_okay=False),
     help="Draw the fabric into a .png or .svg file: devices of every kind, how many, and their rates.",
 )
 @json_option

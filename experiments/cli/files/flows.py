@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from hdpsim.experiments.cli.common import Output, json_option, whole_number
+from hdpsim.experiments.cli.options import json_option, whole_number
+from hdpsim.experiments.cli.shown import Output
 
 PATTERNS = ("permutation", "ring", "all-reduce", "all-to-all", "incast")
 

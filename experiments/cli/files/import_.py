@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from hdpsim.experiments.cli.common import Output, json_option, whole_number
+from hdpsim.experiments.cli.options import file_option, json_option, whole_number
+from hdpsim.experiments.cli.shown import Output
 
 
 @click.command("import")
@@ -25,9 +26,7 @@ from hdpsim.experiments.cli.common import Output, json_option, whole_number
 @click.option(
     "--release", metavar="TEXT", help="Release of the tool (0.13), whose defaults fill what is not said."
 )
-@click.option(
-    "-o", "--output", "out", metavar="FILE", type=click.Path(dir_okay=False), help="Where to write."
-)
+@file_option("-o", "--output", "out", help="Where to write.")
 @json_option
 def command(
     file: str,

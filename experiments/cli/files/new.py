@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hdpsim.errors import UserInputError
-from hdpsim.experiments.cli.common import say
+from hdpsim.experiments.cli.options import file_option
+from hdpsim.experiments.cli.shown import say
 
 if TYPE_CHECKING:
     from hdpsim.experiments.exchange.new import Question
@@ -25,9 +26,7 @@ if TYPE_CHECKING:
 @click.option("--context", metavar="TOKENS", help="The longest sequence.")
 @click.option("--batch", metavar="N", help="Tokens (4M) or sequences (512 sequences) of a step.")
 @click.option("--framework", metavar="NAME", help="Training stack and release (megatron-core 0.14), or none.")
-@click.option(
-    "-o", "--output", "out", metavar="FILE", type=click.Path(dir_okay=False), help="Where to write."
-)
+@file_option("-o", "--output", "out", help="Where to write.")
 def command(out: str | None, **given: str | None) -> None:
     """Write a first scenario: asks five questions, and finds a layout that fits into memory.
 

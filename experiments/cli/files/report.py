@@ -6,17 +6,17 @@ from pathlib import Path
 
 import click
 
-from hdpsim.experiments.cli.common import checked_page, say
+from hdpsim.experiments.cli.options import checked_with, file_option
+from hdpsim.experiments.cli.shown import say
 
 
 @click.command("report")
 @click.argument("folder", metavar="RUN_DIR", type=click.Path())
-@click.option(
+@file_option(
     "-o",
     "--output",
     metavar="FILE.html",
-    type=click.Path(dir_okay=False),
-    callback=checked_page,
+    callback=checked_with("output.page.html:check_page"),
     help="Where to write; default: RUN_DIR.html beside the directory.",
 )
 def command(folder: str, output: str | None) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from hdpsim.experiments.cli.common import Output, emit_json, json_option, load, say, set_option
+from hdpsim.experiments.cli.options import json_option, set_option
+from hdpsim.experiments.cli.shown import Output, emit_json, say
 
 
 @click.command("scenarios")
@@ -18,10 +19,10 @@ def command(scenario: str | None, overrides: tuple[str, ...], as_json: bool) -> 
     """
     from hdpsim.errors import UserInputError
     from hdpsim.experiments.output.document import Column, Document, Table
-    from hdpsim.experiments.scenario.scenario import Scenario, scenario_names
+    from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, scenario_names
 
     if scenario is not None:
-        checked = load(scenario, overrides)
+        checked = load_scenario(scenario, overrides)
         if as_json:
             emit_json(checked.document)
         else:
@@ -29,7 +30,7 @@ def command(scenario: str | None, overrides: tuple[str, ...], as_json: bool) -> 
         return
     if overrides:
         raise UserInputError("--set changes one scenario: name it")
-    shipped = [load(name) for name in scenario_names()]
+    shipped = [load_scenario(name) for name in scenario_names()]
     columns: tuple[Column[Scenario], ...] = (
         Column("scenario", lambda shown: shown.name),
         Column("gpus", lambda shown: shown.cluster.gpus, heading="GPUs", format=","),

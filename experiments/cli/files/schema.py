@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import click
 
-from hdpsim.experiments.cli.common import say
+from hdpsim.experiments.cli.options import file_option
+from hdpsim.experiments.cli.shown import say
 
 
 @click.command("schema")
-@click.option(
-    "-o",
-    "--output",
-    "path",
-    metavar="FILE",
-    type=click.Path(dir_okay=False),
-    help="Write it there; default: print it.",
-)
+@file_option("-o", "--output", "path", help="Write it there; default: print it.")
 def command(path: str | None) -> None:
     """Print the JSON Schema of scenario files, by which editors complete and check them.
 

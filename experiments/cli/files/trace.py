@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hdpsim.errors import UserInputError
-from hdpsim.experiments.cli.common import Output, emit_json, json_option, say, whole_number
 from hdpsim.experiments.cli.groups import Commands
+from hdpsim.experiments.cli.options import file_option, json_option, whole_number
+from hdpsim.experiments.cli.shown import Output, emit_json, say
 from hdpsim.ranges import RANGES
 
 if TYPE_CHECKING:
@@ -69,14 +70,7 @@ def _amount(key: str, value: str | float) -> str:
 @click.option("--count", type=whole_number("drawn_sequences"), metavar="N", help="Sequences to draw.")
 @click.option("--tokens", metavar="T", help="Tokens to draw (such as 32M), the last sequence cut to fit.")
 @click.option("--seed", type=whole_number("seed"), default=0, show_default=True, metavar="S")
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    metavar="FILE",
-    type=click.Path(dir_okay=False),
-    help=".csv, .parquet, .npy, ...",
-)
+@file_option("-o", "--output", required=True, help=".csv, .parquet, .npy, ...")
 @json_option
 def synth(
     distribution: str, count: int | None, tokens: str | None, seed: int, output: str, as_json: bool

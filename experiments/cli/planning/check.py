@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from hdpsim.experiments.cli.common import (
-    Output,
+from hdpsim.experiments.cli.options import (
     batches_option,
     output_options,
     scenario_argument,
@@ -15,6 +14,7 @@ from hdpsim.experiments.cli.common import (
     target_option,
 )
 from hdpsim.experiments.cli.progress import progress
+from hdpsim.experiments.cli.shown import Output
 
 
 @click.command("check")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from hdpsim.experiments.cli.common import Output, output_options, set_option, whole_number
+from hdpsim.experiments.cli.options import output_options, set_option, whole_number
 from hdpsim.experiments.cli.progress import progress
+from hdpsim.experiments.cli.shown import Output
 
 
 @click.command("check-strategy")

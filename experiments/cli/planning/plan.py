@@ -6,33 +6,31 @@ from typing import Any
 
 import click
 
-from hdpsim import interrupts
 from hdpsim.errors import UserInputError
-from hdpsim.experiments.cli.common import (
+from hdpsim.experiments.cli.options import (
     Decorator,
-    Output,
     batches_option,
     budget_option,
     engine_option,
+    file_option,
     gpu_counts,
     gpu_types_option,
     headroom_option,
     output_options,
-    say,
     scenario_argument,
     set_option,
     target_option,
     workers_option,
 )
 from hdpsim.experiments.cli.progress import long_progress
+from hdpsim.experiments.cli.shown import Output, end_interrupted, say
 
 TOOLS = {"megatron": "megatron-core", "bridge": "megatron-bridge", "torchtitan": "torchtitan"}
 
 
 def _flags_option(name: str, tool: str) -> Decorator:
-    return click.option(
+    return file_option(
         name,
-        metavar="FILE",
         type=click.Path(dir_okay=False, allow_dash=True),
         help=f"Write the best one as options of {tool} (- prints them after the report).",
     )
@@ -63,13 +61,7 @@ def _flags_option(name: str, tool: str) -> Decorator:
 @click.option(
     "--top", type=click.IntRange(1, 100), default=5, show_default=True, help="How many of the best are shown."
 )
-@click.option(
-    "-o",
-    "scenario_file",
-    metavar="FILE",
-    type=click.Path(dir_okay=False),
-    help="Write the best one as a scenario (.yaml).",
-)
+@file_option("-o", "scenario_file", help="Write the best one as a scenario (.yaml).")
 @_flags_option("--megatron", "Megatron-Core")
 @_flags_option("--bridge", "Megatron-Bridge")
 @_flags_option("--torchtitan", "torchtitan")
@@ -124,5 +116,4 @@ def command(
         if path == "-":
             say(f"\n{exported[tool].text}")
     if result.interrupted:
-        say(f"{interrupts.message()}: the result is partial", err=True)
-        raise click.exceptions.Exit(interrupts.exit_code())
+        end_interrupted("the result is partial")

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hdpsim.experiments.cli.common import (
-    Output,
+from hdpsim.experiments.cli.options import (
     batches_option,
     budget_option,
     gpu_types_option,
@@ -16,6 +15,7 @@ from hdpsim.experiments.cli.common import (
     set_option,
 )
 from hdpsim.experiments.cli.progress import long_progress
+from hdpsim.experiments.cli.shown import Output
 
 if TYPE_CHECKING:
     from hdpsim.experiments.planning.recommending.goal import Goal

@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from hdpsim.experiments.cli.common import (
-    Output,
+from hdpsim.experiments.cli.options import (
     batches_option,
     gpu_counts,
     output_options,
@@ -16,6 +15,7 @@ from hdpsim.experiments.cli.common import (
     strategies_option,
 )
 from hdpsim.experiments.cli.progress import progress
+from hdpsim.experiments.cli.shown import Output
 
 
 @click.command("scale")

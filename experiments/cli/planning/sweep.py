@@ -6,16 +6,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from hdpsim import interrupts
-from hdpsim.experiments.cli.common import (
-    Output,
-    engine_option,
-    output_options,
-    say,
-    set_option,
-    workers_option,
-)
+from hdpsim.experiments.cli.options import engine_option, output_options, set_option, workers_option
 from hdpsim.experiments.cli.progress import long_progress
+from hdpsim.experiments.cli.shown import Output, end_interrupted, say
 
 if TYPE_CHECKING:
     from hdpsim.experiments.sweeps.run import SweepRun
@@ -52,11 +45,7 @@ def command(sweep_file: str, overrides: tuple[str, ...], output: Output, **optio
     run = cast("SweepRun", result.found)
     if run.interrupted:
         kept_in = options["store"] or default_store()
-        say(
-            f"{interrupts.message()}: what is finished is kept in {kept_in}; run the same command again to go on",
-            err=True,
-        )
-        raise click.exceptions.Exit(interrupts.exit_code())
+        end_interrupted(f"what is finished is kept in {kept_in}; run the same command again to go on")
     if run.count("failed"):
         say(f"{run.count('failed')} cells failed; the same command tries them again", err=True)
         raise click.exceptions.Exit(1)

@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from hdpsim.experiments.cli.common import (
-    Output,
+from hdpsim.experiments.cli.options import (
     batches_option,
     completed_keys,
     output_options,
@@ -15,6 +14,7 @@ from hdpsim.experiments.cli.common import (
     strategies_option,
 )
 from hdpsim.experiments.cli.progress import progress
+from hdpsim.experiments.cli.shown import Output
 
 
 def _share(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:

@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from hdpsim.experiments.cli.common import (
-    Output,
+from hdpsim.experiments.cli.options import (
     output_options,
     scenario_argument,
     set_option,
@@ -16,6 +15,7 @@ from hdpsim.experiments.cli.common import (
     workers_option,
 )
 from hdpsim.experiments.cli.progress import progress
+from hdpsim.experiments.cli.shown import Output
 
 
 @click.command("campaign")

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from hdpsim.experiments.cli.common import (
-    Output,
+from hdpsim.experiments.cli.options import (
     batches_option,
+    file_option,
     output_options,
     replications_option,
     scenario_argument,
@@ -17,6 +17,7 @@ from hdpsim.experiments.cli.common import (
     variants_option,
 )
 from hdpsim.experiments.cli.progress import progress
+from hdpsim.experiments.cli.shown import Output
 
 
 @click.command("compare")
@@ -25,10 +26,8 @@ from hdpsim.experiments.cli.progress import progress
 @set_option
 @batches_option
 @replications_option
-@click.option(
+@file_option(
     "--timeline",
-    metavar="FILE",
-    type=click.Path(dir_okay=False),
     help="Write every operation of the first step as a Chrome/Perfetto trace (.json or .json.gz), a file for each "
     "strategy: FILE-STRATEGY.json.",
 )

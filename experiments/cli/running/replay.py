@@ -7,14 +7,9 @@ from typing import Any
 import click
 
 from hdpsim.errors import UserInputError
-from hdpsim.experiments.cli.common import (
-    Output,
-    output_options,
-    scenario_argument,
-    set_option,
-    workers_option,
-)
+from hdpsim.experiments.cli.options import output_options, scenario_argument, set_option, workers_option
 from hdpsim.experiments.cli.progress import long_progress
+from hdpsim.experiments.cli.shown import Output
 from hdpsim.quoting import quoted
 from hdpsim.ranges import RANGES
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from hdpsim.experiments.cli.common import (
-    Output,
+from hdpsim.experiments.cli.options import (
     batches_option,
+    file_option,
     output_options,
     replications_option,
     scenario_argument,
@@ -17,6 +17,7 @@ from hdpsim.experiments.cli.common import (
     whole_number,
 )
 from hdpsim.experiments.cli.progress import progress
+from hdpsim.experiments.cli.shown import Output
 
 
 @click.command("simulate")
@@ -30,10 +31,8 @@ from hdpsim.experiments.cli.progress import progress
     metavar="N",
     help="Play the first N batches one after the other on one clock: planner, loaders, checkpoints, host memory.",
 )
-@click.option(
+@file_option(
     "--timeline",
-    metavar="FILE",
-    type=click.Path(dir_okay=False),
     help="Write every operation of the first step as a Chrome/Perfetto trace (.json or .json.gz), and the "
     "hottest links where transfers are flows; with --steps what planner, loaders, storage, stages, offload streams and "
     "checkpoints did when.",
