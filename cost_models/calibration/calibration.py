@@ -16,6 +16,7 @@ from typing import Any
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.reading.checked import Calibrated, Checked, Ratio
+from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.cost_models.reading.shipped import names_in, shipped
 from hdpsim.cost_models.tracing import shared
 from hdpsim.errors import CatalogError, UserInputError
@@ -322,7 +323,9 @@ def calibration_names() -> tuple[str, ...]:
 
 @cache
 def calibration(name: str) -> Calibration:
-    """A shipped calibration by name."""
+    """A shipped calibration by name; raises CatalogError."""
     if name not in calibration_names():
-        raise CatalogError(f"unknown calibration {quoted(name)}; shipped: {', '.join(calibration_names())}")
+        hint = did_you_mean(name, calibration_names())
+        known = ", ".join(("default", *calibration_names()))
+        raise CatalogError(f"there is no calibration {quoted(name)}{hint}; known: {known}, or a .yaml file")
     return load_calibration(SHIPPED / f"{name}.yaml")

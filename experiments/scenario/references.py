@@ -7,12 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from hdpsim.cost_models.calibration.calibration import (
-    Calibration,
-    calibration,
-    calibration_names,
-    load_calibration,
-)
+from hdpsim.cost_models.calibration.calibration import Calibration, calibration, load_calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.documents import model_document
 from hdpsim.cost_models.hardware.hf_config import model_from_hf_config
@@ -156,38 +151,25 @@ class References:
         return cluster
 
     def _calibration(self, value: object, cluster: Cluster | None) -> Calibration | None:
-        if not isinstance(value, str):
+        if not isinstance(value, str) or (value == "default" and cluster is None):
             return None
         path = self._path(value, _YAML)
         if path is not None:
             return self._loaded("calibration", path, load_calibration)
-        name = value
-        if value == "default":
-            if cluster is None:
-                return None
-            name = cluster.gpu.calibration
-        if name not in calibration_names():
-            hint = did_you_mean(name, calibration_names())
-            known = ", ".join(("default", *calibration_names()))
-            whose = f" (of {cluster.gpu.name})" if cluster is not None and value == "default" else ""
-            text = f"there is no calibration {quoted(name)}{whose}{hint}; known: {known}, or a .yaml file"
-            self._problems.add("calibration", text)
-            return None
-        return calibration(name)
+        if value == "default" and cluster is not None:
+            return self._shipped("calibration", cluster.gpu.calibration, calibration, whose=cluster.gpu.name)
+        return self._shipped("calibration", value, calibration)
 
     def _prices(self, value: object) -> str:
         """The list of prices, read once so that its faults are found now."""
         if not isinstance(value, str):
             return ""
         path = self._path(value, _YAML)
-        if path is not None:
-            self._loaded("costs.prices", path, lambda found: price_list(str(found)))
-            return str(path)
-        try:
-            price_list(value)
-        except CatalogError as error:
-            self._problems.add("costs.prices", str(error))
-        return value
+        if path is None:
+            self._shipped("costs.prices", value, price_list)
+            return value
+        self._loaded("costs.prices", path, lambda file: price_list(str(file)))
+        return str(path)
 
     def _trace(self, value: object) -> tuple[str | None, str | None]:
         from hdpsim.traces import shipped_distributions, shipped_traces
@@ -257,6 +239,14 @@ class References:
             if folder is not None and (folder / text).is_file():
                 return (folder / text).resolve()
         return None
+
+    def _shipped(self, key: str, name: str, find: Callable[[str], Entry], whose: str = "") -> Entry | None:
+        """What *find* finds under that name; where it finds nothing, what it says becomes our problem."""
+        try:
+            return find(name)
+        except CatalogError as error:
+            self._problems.add(key, f"{whose}: {error}" if whose else str(error))
+            return None
 
     def _loaded(self, key: str, path: Path, load: Callable[[Path], Entry]) -> Entry | None:
         """What *load* makes of the file; its problems become ours."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,18 +31,15 @@ from hdpsim.experiments.scenario.overrides import (
     override_texts,
     parse_override,
 )
-from hdpsim.experiments.scenario.references import Found, References
-from hdpsim.experiments.scenario.schema import KEYS, read_keys
+from hdpsim.experiments.scenario.references import References
+from hdpsim.experiments.scenario.schema import KEYS, check_together, read_keys, section_of
 from hdpsim.experiments.scenario.setup_document import as_yaml
-from hdpsim.experiments.scenario.software_stated import software_stated
+from hdpsim.experiments.scenario.stack import decided_by_stack, software_stated
 from hdpsim.experiments.scenario.values import Batch
-from hdpsim.experiments.software.choice import read_software, run_of, settings_of, software_notes
-from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import Setting
 from hdpsim.quoting import quoted
 from hdpsim.ranges import LIMITS, check
 from hdpsim.simulator.run.options import RunOptions
-from hdpsim.simulator.settings import FIELDS
 from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, Setup, StrategyOptions, lacking_flows
 from hdpsim.traces import (
     Distribution,
@@ -51,7 +47,6 @@ from hdpsim.traces import (
     LongSequencePolicy,
     RepeatedLengths,
     Trace,
-    shipped_distributions,
 )
 from hdpsim.yaml_loader import load_document
 
@@ -274,26 +269,24 @@ def resolve_scenario(
     default_name: str = "scenario",
 ) -> Scenario:
     """Check a scenario document and look up everything it names; see load_scenario."""
-    changed = frozenset(parse_override(text)[0] for text in overrides)
     if isinstance(document, Mapping):
         document = apply_overrides(document, overrides)
-    problems = Problems(source, _place(where, changed))
+    problems = Problems(source, _place(where, overrides))
     values = read_keys(document if document is not None else {}, problems)
     check_together(values, problems)
     found = References(folder, problems).resolve(values)
     if found is None:
         problems.raise_if_any()
         raise AssertionError("references are missing without a problem")
-    run, of_software = _run_of(values, found, problems)
+    assert document is not None  # its required keys were found
+    stack = decided_by_stack(document, values, found, problems)
     problems.raise_if_any()
-    written = frozenset[str]().union(*(_written(document, name) for name in ("layout", "model", "memory")))
-    settings = () if run is None else settings_of(run, written)
-    own: dict[str, Any] = {setting.switch: setting.value for setting in settings}
+    own = stack.values
     model = replace(found.model, **{name: value for name, value in own.items() if hasattr(found.model, name)})
     of_layout = {name: value for name, value in own.items() if f"layout.{name}" in KEYS}
-    layout = Layout(**{**_section(values, "layout"), **of_layout})
-    data = _section(values, "data")
-    execution = _section(values, "execution")
+    layout = Layout(**{**section_of(values, "layout"), **of_layout})
+    data = section_of(values, "data")
+    execution = section_of(values, "execution")
     batch_count = execution.pop("batches")
     executed = ExecutionOptions(**execution)
     for key, reason in lacking_flows(executed, found.cluster):
@@ -325,27 +318,19 @@ def resolve_scenario(
             ),
             seed=data["seed"],
         ),
-        strategy=StrategyOptions(**_section(values, "strategy")),
+        strategy=StrategyOptions(**section_of(values, "strategy")),
         execution=executed,
         memory=_memory(values, own),
         calibration=found.calibration,
         kind_calibrations=found.kind_calibrations,
-        costs=CostOptions(**{**_section(values, "costs"), "prices": found.prices}),
+        costs=CostOptions(**{**section_of(values, "costs"), "prices": found.prices}),
         run=_run_options(values),
         batch_count=batch_count,
-        notes=(
-            *found.notes,
-            *layout_notes(model, found.cluster, layout),
-            *_stack_notes(settings),
-            *of_software,
-            *_overruled(values, settings),
-        ),
-        resolved_json=_resolved_json(
-            {**values, **found.written, "name": name}, _left_to_software(document, values)
-        ),
+        notes=(*found.notes, *layout_notes(model, found.cluster, layout), *stack.notes),
+        resolved_json=_resolved_json({**values, **found.written, "name": name}, stack.left_open),
         written_json=json.dumps(document),
         folder=folder,
-        settings=settings,
+        settings=stack.settings,
         software_stated=software_stated(values),
     )
 
@@ -353,90 +338,27 @@ def resolve_scenario(
 def _run_options(values: Mapping[str, Any]) -> RunOptions:
     """The keys `run.*`, and what runs share with campaigns: storage and checkpoints."""
     return RunOptions(
-        **_section(values, "run"),
+        **section_of(values, "run"),
         storage_bytes_per_s=values["campaign.storage_bandwidth"],
         checkpoint_block_s=values["campaign.checkpoint_block"],
         checkpoint_upload_s=values["campaign.checkpoint_upload"],
     )
 
 
-def _run_of(
-    values: Mapping[str, Any], found: Found, problems: Problems
-) -> tuple[Run | None, tuple[str, ...]]:
-    """The scenario's software stack at work on its model, layout and cluster (None without one), and notes on it."""
-    if not values["software"]:
-        return None, ()
-    try:
-        software = read_software(values["software"])
-    except ValueError as error:
-        problems.add("software", str(error))
-        return None, ()
-    layout = _section(values, "layout")
-    run = run_of(software, found.model, found.cluster, layout, int(values["data.context"]))
-    return run, software_notes(software, run)
-
-
-def _written(document: Mapping[str, object] | None, section: str) -> frozenset[str]:
-    """Keys of a section that the scenario writes itself, with the names of their fields."""
-    keys = None if document is None else document.get(section)
-    names = [str(key) for key in keys] if isinstance(keys, Mapping) else []
-    return frozenset((*names, *(FIELDS.get(name, name) for name in names)))
-
-
 def _memory(values: Mapping[str, object], own: Mapping[str, Any]) -> MemoryOptions:
     """The keys `memory.*`, and of what the software stack sets its *own* ones."""
-    keys = _section(values, "memory")
+    keys = section_of(values, "memory")
     must_fit = keys.pop("must_fit")
     of_stack = {name: own[name] for name in keys.keys() & own.keys()}
     return MemoryOptions(overheads=MemoryOverheads(**{**keys, **of_stack}), must_fit=must_fit)
 
 
-def _stack_notes(settings: Iterable[Setting]) -> tuple[str, ...]:
-    """What a software stack keeps in memory that a lean one does not."""
-    known = {item.name for item in fields(MemoryOverheads)}
-    changed = [f"{setting.switch} {setting.value}" for setting in settings if setting.switch in known]
-    return ("memory of the software: " + ", ".join(changed),) if changed else ()
-
-
-def _overruled(values: Mapping[str, object], settings: tuple[Setting, ...]) -> tuple[str, ...]:
-    """A word when the scenario itself says all that its software stack would: then the stack changes nothing."""
-    if not values["software"] or settings:
-        return ()
-    return (f"software = {values['software']} changes nothing: the scenario writes every key that it sets",)
-
-
-def _place(where: Callable[[str], str] | None, changed: frozenset[str]) -> Callable[[str], str] | None:
+def _place(where: Callable[[str], str] | None, overrides: tuple[str, ...]) -> Callable[[str], str] | None:
     """Like *where*, but silent about keys that came from the command line."""
     if where is None:
         return None
+    changed = frozenset(parse_override(text)[0] for text in overrides)
     return lambda key: "" if key in changed else where(key)
-
-
-def _section(values: Mapping[str, object], section: str) -> dict[str, Any]:
-    return {name: values[key] for key, name in _fields_of(section) if key in values}
-
-
-@cache
-def _fields_of(section: str) -> tuple[tuple[str, str], ...]:
-    """The keys of a section, each with the field that it sets."""
-    prefix = f"{section}."
-    own = ((key, key.removeprefix(prefix)) for key in KEYS if key.startswith(prefix))
-    return tuple((key, FIELDS.get(name, name)) for key, name in own)
-
-
-def _left_to_software(document: Mapping[str, object] | None, values: Mapping[str, object]) -> frozenset[str]:
-    """Keys that stay unwritten in the resolved document, so that another stack still decides them."""
-    if not values["software"]:
-        return frozenset()
-    written = {f"{section}.{key}" for section in ("layout", "memory") for key in _written(document, section)}
-    return _decided_by_software() - written
-
-
-@cache
-def _decided_by_software() -> frozenset[str]:
-    return frozenset(
-        key for key in KEYS if key.startswith(("layout.", "memory.")) and key != "memory.must_fit"
-    )
 
 
 def _resolved_json(values: Mapping[str, object], left_out: frozenset[str]) -> str:
@@ -452,46 +374,3 @@ def _resolved_json(values: Mapping[str, object], left_out: frozenset[str]) -> st
         here = document.setdefault(section, {}) if dot else document
         here[leaf] = written
     return json.dumps(document, separators=(",", ":"), allow_nan=False)
-
-
-def check_together(values: Mapping[str, object], problems: Problems) -> None:
-    """Problems that only show when several keys are looked at together."""
-    sources = ("data.trace", "data.distribution", "data.lengths")
-    if all(key in values for key in sources):
-        given = [key for key in sources if values[key] is not None]
-        if len(given) != 1:
-            what = f"{' and '.join(given)} are given" if given else "none is given"
-            problems.add("data.trace", f"give one of data.trace, data.distribution and data.lengths; {what}")
-    drawn = values.get("data.distribution") is not None or values.get("data.trace") in shipped_distributions()
-    if drawn and values.get("data.seed", 0) is None:
-        problems.add(
-            "data.seed", "lengths drawn from a distribution need a seed, a whole number of at least 0"
-        )
-    batch, context = values.get("data.batch"), values.get("data.context")
-    if (
-        isinstance(batch, Batch)
-        and batch.tokens is not None
-        and isinstance(context, int)
-        and context > batch.tokens
-    ):
-        problems.add(
-            "data.context", f"{context} tokens are more than the whole batch ({batch.tokens} tokens)"
-        )
-    lengths = values.get("data.lengths")
-    if isinstance(lengths, tuple) and isinstance(context, int) and max(lengths) > context:
-        problems.add(
-            "data.lengths",
-            f"a sequence of {max(lengths)} tokens is longer than data.context, {context} tokens",
-        )
-    schedule, vpp, pp = (values.get(f"layout.{key}") for key in ("schedule", "vpp", "pp"))
-    if schedule == "interleaved" and vpp == 1:
-        problems.add(
-            "layout.schedule", "interleaved needs vpp of at least 2 (model chunks per stage); vpp is 1"
-        )
-    if schedule == "1f1b" and isinstance(vpp, int) and vpp > 1:
-        also = " (or zb-v)" if vpp == 2 else ""
-        problems.add(
-            "layout.vpp", f"vpp = {vpp} needs schedule: interleaved{also}; 1f1b has one chunk per stage"
-        )
-    if schedule == "interleaved" and pp == 1:
-        problems.add("layout.schedule", "interleaved needs pp of at least 2; pp is 1")

@@ -1,15 +1,15 @@
 """The keys of a scenario file: what each one accepts, its default, and how it is written back.
 
 One table, `KEYS`, from dotted key to `Key`. `read_keys` checks a whole document against it and reports every
-problem at once, so that a user repairs a file in one go. Meaning that spans several keys (degrees that must
-divide, a context longer than the batch) is checked by `hdpsim.experiments.scenario.scenario`.
+problem at once, so that a user repairs a file in one go; `check_together` looks at keys that contradict each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import get_args
+from functools import cache
+from typing import Any, get_args
 
 from hdpsim.cost_models.hardware.prices import CostOptions, Provider
 from hdpsim.cost_models.memory.activations import LayerActivations
@@ -23,6 +23,7 @@ from hdpsim.errors import StrategyError
 from hdpsim.experiments.scenario.layout_keys import layout_keys
 from hdpsim.experiments.scenario.values import (
     REQUIRED,
+    Batch,
     Key,
     Parser,
     auto_time_key,
@@ -47,8 +48,9 @@ from hdpsim.ranges import RANGES
 from hdpsim.simulator.campaign.diagnosis import TESTS
 from hdpsim.simulator.own import OWN_NAME, OWN_WORDS, is_own_name, load_strategy
 from hdpsim.simulator.run.options import PlannerLaw, RunOptions, StorageNics
+from hdpsim.simulator.settings import FIELDS
 from hdpsim.simulator.setup import BalanceMode, Communicators, Packing, StrategyName
-from hdpsim.traces import LongSequencePolicy
+from hdpsim.traces import LongSequencePolicy, shipped_distributions
 
 
 def strategy_names() -> tuple[str, ...]:
@@ -287,3 +289,59 @@ def _unknown(dotted: str) -> str:
     homes = [key for key in KEYS if key.rpartition(".")[2] == leaf]
     hint = f" (did you mean {' or '.join(homes)}?)" if homes else did_you_mean(leaf, known)
     return f"is not a known key{hint}; allowed: {', '.join(known)}"
+
+
+def check_together(values: Mapping[str, object], problems: Problems) -> None:
+    """Problems that only show when several keys are looked at together."""
+    sources = ("data.trace", "data.distribution", "data.lengths")
+    if all(key in values for key in sources):
+        given = [key for key in sources if values[key] is not None]
+        if len(given) != 1:
+            what = f"{' and '.join(given)} are given" if given else "none is given"
+            problems.add("data.trace", f"give one of data.trace, data.distribution and data.lengths; {what}")
+    drawn = values.get("data.distribution") is not None or values.get("data.trace") in shipped_distributions()
+    if drawn and values.get("data.seed", 0) is None:
+        problems.add(
+            "data.seed", "lengths drawn from a distribution need a seed, a whole number of at least 0"
+        )
+    batch, context = values.get("data.batch"), values.get("data.context")
+    if (
+        isinstance(batch, Batch)
+        and batch.tokens is not None
+        and isinstance(context, int)
+        and context > batch.tokens
+    ):
+        problems.add(
+            "data.context", f"{context} tokens are more than the whole batch ({batch.tokens} tokens)"
+        )
+    lengths = values.get("data.lengths")
+    if isinstance(lengths, tuple) and isinstance(context, int) and max(lengths) > context:
+        problems.add(
+            "data.lengths",
+            f"a sequence of {max(lengths)} tokens is longer than data.context, {context} tokens",
+        )
+    schedule, vpp, pp = (values.get(f"layout.{key}") for key in ("schedule", "vpp", "pp"))
+    if schedule == "interleaved" and vpp == 1:
+        problems.add(
+            "layout.schedule", "interleaved needs vpp of at least 2 (model chunks per stage); vpp is 1"
+        )
+    if schedule == "1f1b" and isinstance(vpp, int) and vpp > 1:
+        also = " (or zb-v)" if vpp == 2 else ""
+        problems.add(
+            "layout.vpp", f"vpp = {vpp} needs schedule: interleaved{also}; 1f1b has one chunk per stage"
+        )
+    if schedule == "interleaved" and pp == 1:
+        problems.add("layout.schedule", "interleaved needs pp of at least 2; pp is 1")
+
+
+def section_of(values: Mapping[str, object], section: str) -> dict[str, Any]:
+    """The values of a section by the fields that they set."""
+    return {name: values[key] for key, name in _fields_of(section) if key in values}
+
+
+@cache
+def _fields_of(section: str) -> tuple[tuple[str, str], ...]:
+    """The keys of a section, each with the field that it sets."""
+    prefix = f"{section}."
+    own = ((key, key.removeprefix(prefix)) for key in KEYS if key.startswith(prefix))
+    return tuple((key, FIELDS.get(name, name)) for key, name in own)

@@ -11,8 +11,8 @@ from hdpsim.cost_models.reading.fields import Problems
 from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
 from hdpsim.experiments.parallel.code_version import scenario_key
 from hdpsim.experiments.scenario.overrides import apply_values, parse_override, rivals
-from hdpsim.experiments.scenario.scenario import Scenario, check_together, resolve_scenario, scenario_path
-from hdpsim.experiments.scenario.schema import read_keys
+from hdpsim.experiments.scenario.scenario import Scenario, resolve_scenario, scenario_path
+from hdpsim.experiments.scenario.schema import check_together, read_keys
 from hdpsim.yaml_loader import load_document
 
 if TYPE_CHECKING:
