@@ -5,10 +5,12 @@ Names, keys, cells and paths come from files of others. Whatever of them is show
 
 from __future__ import annotations
 
+import difflib
 import unicodedata
+from collections.abc import Iterable
 
-__all__ = ["LONGEST_LINE", "LONGEST_MESSAGE", "LONGEST_NAME", "LONGEST_QUOTE", "message", "printable"]
-__all__ += ["quoted", "shortened"]
+__all__ = ["LONGEST_LINE", "LONGEST_MESSAGE", "LONGEST_NAME", "LONGEST_QUOTE", "did_you_mean", "message"]
+__all__ += ["printable", "quoted", "shortened"]
 
 LONGEST_QUOTE = 80
 """Characters of a value that a message quotes."""
@@ -18,6 +20,8 @@ LONGEST_LINE = 2_000
 """Characters of one line of a message."""
 LONGEST_MESSAGE = 8_000
 """Characters of a whole message."""
+_LONGEST_KNOWN = 200
+"""Characters of any key or name there is; comparing longer ones takes the square of it."""
 
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Categories of Unicode that a terminal obeys or does not show: controls, marks of direction, halves of pairs."""
@@ -78,3 +82,12 @@ def message(text: str) -> str:
         shortened(line, LONGEST_LINE) for line in shortened(text, 4 * LONGEST_MESSAGE).split("\n")
     )
     return shortened(printable(cut), LONGEST_MESSAGE)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """` (did you mean 'x'?)` when something similar is known, else an empty text."""
+    if len(name) > _LONGEST_KNOWN:
+        return ""
+    by_folded = {option.casefold(): option for option in known}
+    close = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.6)
+    return f" (did you mean {by_folded[close[0]]!r}?)" if close else ""

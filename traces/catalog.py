@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from functools import cache
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from hdpsim.errors import TraceError
+from hdpsim.quoting import did_you_mean
 from hdpsim.traces.distributions import Distribution, read_distribution, synthesize
 from hdpsim.traces.files import read_trace
 from hdpsim.traces.formats import FORMATS
@@ -85,8 +85,7 @@ def _looks_like_path(name: str, endings: tuple[str, ...]) -> bool:
 
 
 def _unknown(name: str, what: str, known: tuple[str, ...]) -> TraceError:
-    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]}?" if close else ""
     return TraceError(
-        f"there is no {what} of this name and no such file{hint} (known: {', '.join(known)})", name
+        f"there is no {what} of this name and no such file{did_you_mean(name, known)}; shipped: {', '.join(known)}",
+        name,
     )

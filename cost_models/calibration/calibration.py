@@ -16,11 +16,10 @@ from typing import Any
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.reading.checked import Calibrated, Checked, Ratio
-from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.cost_models.reading.shipped import names_in, shipped
 from hdpsim.cost_models.tracing import shared
 from hdpsim.errors import CatalogError, UserInputError
-from hdpsim.quoting import LONGEST_NAME, quoted, shortened
+from hdpsim.quoting import LONGEST_NAME, did_you_mean, quoted, shortened
 from hdpsim.ranges import constant_range
 from hdpsim.yaml_loader import load_yaml
 

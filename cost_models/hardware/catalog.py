@@ -22,10 +22,10 @@ from hdpsim.cost_models.hardware.entries import (
 )
 from hdpsim.cost_models.hardware.mixed import NodeGroup
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
-from hdpsim.cost_models.reading.fields import Fields, Problems, did_you_mean
+from hdpsim.cost_models.reading.fields import Fields, Problems
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import CatalogError, InfeasibleError
-from hdpsim.quoting import quoted
+from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.yaml_loader import YamlDocument, load_document
 
 Kind = Literal["gpu", "node", "cluster", "model"]

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 from hdpsim.cost_models.reading.checked import Amount, Checked
-from hdpsim.cost_models.reading.fields import Fields, Problems, did_you_mean
+from hdpsim.cost_models.reading.fields import Fields, Problems
 from hdpsim.cost_models.reading.shipped import names_in, shipped
 from hdpsim.errors import CatalogError
-from hdpsim.quoting import quoted
+from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.ranges import RANGES
 from hdpsim.yaml_loader import load_document
 

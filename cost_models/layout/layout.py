@@ -23,8 +23,8 @@ from hdpsim.cost_models.layout.groups import (
     Tensor,
 )
 from hdpsim.cost_models.reading.checked import Checked, MisfitError
-from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.errors import UserInputError
+from hdpsim.quoting import did_you_mean
 
 GROUPS: Mapping[str, type[Group]] = {
     "parallel": Parallel,

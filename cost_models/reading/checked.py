@@ -21,9 +21,8 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.errors import UserInputError
-from hdpsim.quoting import quoted
+from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.ranges import RANGES, Range, constant_range
 
 Count = Annotated[int, Range(1, 2**53)]

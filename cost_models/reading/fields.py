@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterable
 from typing import Any, overload
 
 from hdpsim.cost_models.reading.units import parse_quantity
 from hdpsim.errors import QuantityError, ScenarioError
-from hdpsim.quoting import quoted
+from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.ranges import RANGES
 
 _MISSING: Any = object()
-_LONGEST_KNOWN = 200  # characters: no key or name is as long, and the comparison takes the square of it
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` when something similar is known, else an empty text."""
-    if len(name) > _LONGEST_KNOWN:
-        return ""
-    by_folded = {option.casefold(): option for option in known}
-    close = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.6)
-    return f" (did you mean {by_folded[close[0]]!r}?)" if close else ""
 
 
 class Problems:

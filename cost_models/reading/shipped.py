@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
-from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.errors import UserInputError
+from hdpsim.quoting import did_you_mean
 
 
 def shipped(path: str) -> Path:

@@ -11,11 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from hdpsim.cost_models.reading.fields import Fields, Problems, did_you_mean
+from hdpsim.cost_models.reading.fields import Fields, Problems
 from hdpsim.cost_models.reading.shipped import names_in, shipped
 from hdpsim.cost_models.reading.units import DAY_S
 from hdpsim.errors import CatalogError
-from hdpsim.quoting import quoted
+from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.yaml_loader import load_document
 
 Scope = Literal["node", "link", "job"]

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hdpsim.cost_models.calibration.calibration import Calibration, CalibrationEntry
-from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.errors import UserInputError
-from hdpsim.quoting import quoted
+from hdpsim.quoting import did_you_mean, quoted
 
 NETWORK = "network."
 

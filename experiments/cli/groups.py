@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import click
 
-from hdpsim.cost_models.reading.fields import did_you_mean
+from hdpsim.quoting import did_you_mean
 
 _FEW = 6
 """So many commands are named in full where one is not known."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from hdpsim import __version__
-from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.exchange.setups import is_dynamic, setup_facts, shown_facts, usual_facts
 from hdpsim.experiments.exchange.table import Tool, tool
@@ -18,7 +17,7 @@ from hdpsim.experiments.output.document import Document
 from hdpsim.experiments.scenario.scenario import Scenario
 from hdpsim.experiments.scenario.setup_document import as_yaml
 from hdpsim.experiments.scenario.values import Batch
-from hdpsim.quoting import quoted
+from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.simulator.setup import Setup
 
 TARGETS = ("megatron-core", "megatron-bridge", "torchtitan")

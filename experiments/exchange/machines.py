@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.errors import UserInputError
-from hdpsim.quoting import quoted
+from hdpsim.quoting import did_you_mean, quoted
 
 
 def machine_names() -> tuple[str, ...]:

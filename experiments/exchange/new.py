@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from hdpsim import __version__
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.exchange.machines import machine
 from hdpsim.experiments.exchange.scenario_text import scenario_text
@@ -17,7 +16,7 @@ from hdpsim.experiments.exchange.shapes import named_model
 from hdpsim.experiments.scenario.scenario import Scenario, resolve_scenario
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.software.choice import read_software
-from hdpsim.quoting import quoted
+from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.ranges import RANGES
 from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.step_memory import capacity_tokens

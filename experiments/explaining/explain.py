@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hdpsim.cost_models.layout.layout import GROUPS, SWITCHES, Layout
-from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.tracing import Call, tracing, watched
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.explaining.calls import Sources, call_document, products_of
 from hdpsim.experiments.output.document import envelope
-from hdpsim.quoting import quoted
+from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.simulator.hidden_settings import hidden_settings
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.planning import plan_batch

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.documents import cluster_document
-from hdpsim.cost_models.reading.fields import Problems, did_you_mean
+from hdpsim.cost_models.reading.fields import Problems
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.scenario.overrides import apply_overrides
 from hdpsim.experiments.scenario.scenario import Scenario, ScenarioSource, load_scenario, scenario_names
+from hdpsim.quoting import did_you_mean
 from hdpsim.yaml_loader import load_document
 
 if TYPE_CHECKING:

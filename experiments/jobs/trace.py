@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints
-from hdpsim.cost_models.reading.fields import Fields, Problems, did_you_mean
+from hdpsim.cost_models.reading.fields import Fields, Problems
 from hdpsim.errors import TraceError, UserInputError
 from hdpsim.experiments.output.files.csv import as_number
-from hdpsim.quoting import LONGEST_NAME, quoted, shortened
+from hdpsim.quoting import LONGEST_NAME, did_you_mean, quoted, shortened
 from hdpsim.ranges import LIMITS, RANGES
 from hdpsim.reading import UnreadableError, open_trace, regular_file
 from hdpsim.simulator.recorded.operations import COMPUTE, KINDS, RecordedJob, is_kind

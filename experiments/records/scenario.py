@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from hdpsim.cost_models.calibration.calibration import Calibration, load_calibration
-from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.records.completion import completed
 from hdpsim.experiments.records.setup import PreparedRun, prepare
 from hdpsim.experiments.records.table import Record, read_records, shipped_records
 from hdpsim.experiments.scenario.scenario import resolve_scenario
 from hdpsim.experiments.scenario.setup_document import as_yaml, setup_document
-from hdpsim.quoting import printable
+from hdpsim.quoting import did_you_mean, printable
 
 
 def record_scenario(

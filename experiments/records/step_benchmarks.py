@@ -10,11 +10,10 @@ from typing import Any, Literal, assert_never, cast
 import numpy as np
 
 from hdpsim.arrays import Ints
-from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.records.steps import MeasuredStep
-from hdpsim.quoting import quoted
+from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.simulator.strategies.static.wlb_llm import balanced_packs
 from hdpsim.yaml_loader import load_yaml
 

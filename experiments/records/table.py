@@ -15,13 +15,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.errors import HdpSimError, UserInputError
 from hdpsim.experiments.output.files.csv import as_number, positive, read_rows
 from hdpsim.experiments.software.facts import is_model_file, model_of_file
 from hdpsim.experiments.software.run import Precision, Recompute, RunConfig, Sharding, Task
-from hdpsim.quoting import quoted
+from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.ranges import RANGES
 from hdpsim.yaml_loader import load_yaml
 

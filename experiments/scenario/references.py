@@ -14,10 +14,10 @@ from hdpsim.cost_models.hardware.hf_config import model_from_hf_config
 from hdpsim.cost_models.hardware.mixed import MixedCluster
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.hardware.prices import price_list
-from hdpsim.cost_models.reading.fields import Problems, did_you_mean
+from hdpsim.cost_models.reading.fields import Problems
 from hdpsim.cost_models.transformer.model import Model
-from hdpsim.errors import CatalogError, InfeasibleError, ScenarioError, UserInputError
-from hdpsim.quoting import quoted
+from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
+from hdpsim.quoting import did_you_mean, quoted
 
 Entry = TypeVar("Entry")
 
@@ -151,25 +151,20 @@ class References:
         return cluster
 
     def _calibration(self, value: object, cluster: Cluster | None) -> Calibration | None:
-        if not isinstance(value, str) or (value == "default" and cluster is None):
+        if not isinstance(value, str):
             return None
-        path = self._path(value, _YAML)
-        if path is not None:
-            return self._loaded("calibration", path, load_calibration)
-        if value == "default" and cluster is not None:
-            return self._shipped("calibration", cluster.gpu.calibration, calibration, whose=cluster.gpu.name)
-        return self._shipped("calibration", value, calibration)
+        if value != "default":
+            return self._looked_up("calibration", value, calibration, load_calibration)
+        if cluster is None:
+            return None
+        return self._shipped("calibration", cluster.gpu.calibration, calibration, whose=cluster.gpu.name)
 
     def _prices(self, value: object) -> str:
         """The list of prices, read once so that its faults are found now."""
         if not isinstance(value, str):
             return ""
-        path = self._path(value, _YAML)
-        if path is None:
-            self._shipped("costs.prices", value, price_list)
-            return value
-        self._loaded("costs.prices", path, lambda file: price_list(str(file)))
-        return str(path)
+        self._looked_up("costs.prices", value, price_list, lambda path: price_list(str(path)))
+        return str(self._path(value, _YAML) or value)
 
     def _trace(self, value: object) -> tuple[str | None, str | None]:
         from hdpsim.traces import shipped_distributions, shipped_traces
@@ -205,21 +200,12 @@ class References:
         return str(path), column
 
     def _distribution(self, value: object) -> str | None:
-        from hdpsim.traces import load_distribution, shipped_distributions
+        from hdpsim.traces import load_distribution
 
         if not isinstance(value, str):
             return None
-        path = self._path(value, _YAML)
-        try:
-            load_distribution(path or value)
-        except UserInputError as error:
-            hint = did_you_mean(value, shipped_distributions())
-            text = f"there is no distribution {quoted(value)}{hint}; shipped: {', '.join(shipped_distributions())}"
-            self._problems.add("data.distribution", str(error) if path is not None else text)
-            return None
-        if path is not None:
-            self._written["data.distribution"] = str(path)
-        return str(path or value)
+        found = self._looked_up("data.distribution", value, load_distribution, load_distribution)
+        return None if found is None else str(self._path(value, _YAML) or value)
 
     def _failures(self, value: object) -> None:
         """Note where the file of a failure profile lies; it is read when a campaign needs it."""
@@ -240,11 +226,18 @@ class References:
                 return (folder / text).resolve()
         return None
 
+    def _looked_up(
+        self, key: str, value: str, shipped: Callable[[str], Entry], from_file: Callable[[Path], Entry]
+    ) -> Entry | None:
+        """What the value of *key* is the shipped name of, or the file of."""
+        path = self._path(value, _YAML)
+        return self._shipped(key, value, shipped) if path is None else self._loaded(key, path, from_file)
+
     def _shipped(self, key: str, name: str, find: Callable[[str], Entry], whose: str = "") -> Entry | None:
         """What *find* finds under that name; where it finds nothing, what it says becomes our problem."""
         try:
             return find(name)
-        except CatalogError as error:
+        except UserInputError as error:
             self._problems.add(key, f"{whose}: {error}" if whose else str(error))
             return None
 

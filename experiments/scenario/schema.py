@@ -14,7 +14,7 @@ from typing import Any, get_args
 from hdpsim.cost_models.hardware.prices import CostOptions, Provider
 from hdpsim.cost_models.memory.activations import LayerActivations
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
-from hdpsim.cost_models.reading.fields import Problems, did_you_mean
+from hdpsim.cost_models.reading.fields import Problems
 from hdpsim.cost_models.reading.units import DAY_S
 from hdpsim.cost_models.reliability.checkpoint import Readers
 from hdpsim.cost_models.reliability.startup import StartupMethod
@@ -43,7 +43,7 @@ from hdpsim.experiments.scenario.values import (
     time_key,
     tokens,
 )
-from hdpsim.quoting import quoted
+from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.ranges import RANGES
 from hdpsim.simulator.campaign.diagnosis import TESTS
 from hdpsim.simulator.own import OWN_NAME, OWN_WORDS, is_own_name, load_strategy

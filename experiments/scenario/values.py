@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.cost_models.reading.units import parse_quantity, quantity_pattern, unit_names
 from hdpsim.errors import QuantityError
-from hdpsim.quoting import quoted
+from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.ranges import RANGES, Range
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
-from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import (
@@ -23,6 +22,7 @@ from hdpsim.experiments.software.rules import (
     switches,
 )
 from hdpsim.experiments.software.run import SHAPE, RunConfig
+from hdpsim.quoting import did_you_mean
 
 _TEXT = re.compile(r"(?P<name>[A-Za-z][\w-]*)(?: +v?(?P<release>\d+(?:\.\d+)*))?(?P<more> +with .+)?")
 _NOT_OF_A_SCENARIO = frozenset({"recompute", "adapter_rank", "adapter_targets"})

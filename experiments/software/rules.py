@@ -30,11 +30,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from hdpsim.cost_models.layout.layout import SWITCHES, Layout
-from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.errors import CatalogError, UserInputError
 from hdpsim.experiments.software.facts import COMPUTED, FACTS, Run
-from hdpsim.quoting import quoted
+from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.yaml_loader import load_document
 
 Kind = Literal["stated", "release", "inferred"]

@@ -25,11 +25,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from hdpsim.cost_models.reading.fields import Problems, did_you_mean
+from hdpsim.cost_models.reading.fields import Problems
 from hdpsim.cost_models.reading.shipped import given_or_shipped, names_in, shipped
 from hdpsim.experiments.scenario.overrides import rivals
 from hdpsim.experiments.scenario.schema import KEYS, read_keys
-from hdpsim.quoting import quoted
+from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.yaml_loader import load_document
 
 MOST_CELLS = 50_000

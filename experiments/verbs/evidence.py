@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.verbs.result import Result
 from hdpsim.experiments.verbs.values import Names, Progress, check_whole_number, names_of, quiet
-from hdpsim.quoting import quoted
+from hdpsim.quoting import did_you_mean, quoted
 
 if TYPE_CHECKING:
     from hdpsim.experiments.validation.views import View
@@ -203,7 +203,6 @@ def reproduce(
     Raises:
         UserInputError: an unknown paper, or a file that cannot be used.
     """
-    from hdpsim.cost_models.reading.fields import did_you_mean
     from hdpsim.experiments.bands.residuals import check_residuals
     from hdpsim.experiments.papers.folder import paper_folder, paper_names
     from hdpsim.experiments.papers.paper import load_paper

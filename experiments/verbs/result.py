@@ -10,11 +10,10 @@ from html import escape
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.errors import HdpSimError, UserInputError
 from hdpsim.experiments.output.document import Document, OutputFile, Table
 from hdpsim.experiments.output.files.run_directory import write_document
-from hdpsim.quoting import quoted
+from hdpsim.quoting import did_you_mean, quoted
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -44,7 +44,7 @@ def test_a_file_by_path(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["debian-cod", "Debian-Code"])
 def test_a_misspelt_name(name: str) -> None:
-    known = r"did you mean debian-code\? \(known: debian-code, bytescale-byted, bytescale-github, packed, wlb-llm\)"
+    known = r"did you mean 'debian-code'\?\); shipped: debian-code, bytescale-byted, bytescale-github, packed, wlb-llm"
     with pytest.raises(TraceError, match=known):
         traces.load_trace(name)
 
@@ -53,7 +53,7 @@ def test_unknown_names() -> None:
     with pytest.raises(TraceError, match="there is no trace of this name"):
         traces.load_trace("nothing")
     with pytest.raises(
-        TraceError, match=r"there is no distribution of this name.*did you mean bytescale-byted"
+        TraceError, match=r"there is no distribution of this name.*did you mean .bytescale-byted"
     ):
         traces.load_distribution("bytescale-bytes")
     with pytest.raises(TraceError, match="no such file"):

@@ -121,9 +121,9 @@ def software(name: str | None, as_json: bool) -> None:
 
     Without NAME all stacks that `software:` of a scenario may name; with it the rules of one.
     """
-    from hdpsim.cost_models.reading.fields import did_you_mean
     from hdpsim.experiments.output.document import Column
     from hdpsim.experiments.software.rules import stacks
+    from hdpsim.quoting import did_you_mean
 
     known = {other: stack for stack in stacks() for other in (*stack.frameworks, stack.name)}
     if name is not None and name not in known:

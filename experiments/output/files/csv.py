@@ -8,9 +8,8 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.errors import UserInputError
-from hdpsim.quoting import LONGEST_NAME, quoted, shortened
+from hdpsim.quoting import LONGEST_NAME, did_you_mean, quoted, shortened
 from hdpsim.ranges import RANGES
 from hdpsim.reading import read_bytes
 

@@ -218,12 +218,10 @@ def write_document(out: str, document: Document, command: str | None = None) -> 
     notes = document.readme or ((document.head,) if document.title and document.head else ()) + document.notes
     title = document.title or document.head
     made_by = command_line() if command is None else command
+    data, page, figures = document.data(), stored(document, made_by), document.figures()
     with RunDirectory(out, title=title, command=made_by, notes=notes) as run:
-        run.write_json(
-            "result.json", document.data(), "The whole result as one JSON document, as printed by --json."
-        )
-        run.write_json(STORED, stored(document, made_by), "The text of the page that `hdpsim report` makes.")
-        figures = document.figures()
+        run.write_json("result.json", data, "The whole result as one JSON document, as printed by --json.")
+        run.write_json(STORED, page, "The text of the page that `hdpsim report` makes.")
         for file in document.files:
             _write_file(run, replace(file, content=figures.get(file.name, file.content)))
     return f"wrote {out}" + (" (partial)" if document.partial else "")

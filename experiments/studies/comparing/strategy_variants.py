@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hdpsim.cost_models.reading.fields import did_you_mean
 from hdpsim.errors import ScenarioError, UserInputError
 from hdpsim.experiments.scenario.schema import KEYS, strategy_name
-from hdpsim.quoting import quoted
+from hdpsim.quoting import did_you_mean, quoted
 
 if TYPE_CHECKING:
     from hdpsim.experiments.scenario.scenario import Scenario

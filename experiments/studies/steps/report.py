@@ -36,41 +36,48 @@ _REASON_WORDS = {
 
 def many_steps_document(run: ManySteps) -> Document:
     """Everything about a run of many steps."""
-    table = steps_table(run)
+    results, files = run_json(run), _files(run)
+    blocks = (_summary(run), _accounts(run), _first_steps(run))
+    notes = (*_notes(run), *band_line(run.band))
     return scenario_document(
         "run",
         run.scenario,
-        run_json(run),
+        results,
         more={"data": run.use.document()},
-        blocks=(_summary(run), _accounts(run), _first_steps(run)),
-        notes=(*_notes(run), *band_line(run.band)),
+        blocks=blocks,
+        notes=notes,
         bands=(run.band,),
-        files=(
-            OutputFile(
-                "steps.csv",
-                lambda: table,
-                "One row per step: begin and end on the run's clock, the step itself, what it waited for.",
-            ),
-            OutputFile(
-                "accounts.csv",
-                lambda: [
-                    {
-                        "strategy": run.strategy,
-                        "account": name,
-                        "group": account_group(name),
-                        "seconds": seconds,
-                        "share": seconds / run.period_s.mean,
-                    }
-                    for name, seconds in run.account_s().items()
-                ],
-                "Where the time of a settled step goes, mean over ranks, stages and steps.",
-            ),
-            OutputFile("steps", lambda: _figure(run), "Every step, and what it waited for before it began."),
-            OutputFile(
-                "time_breakdown",
-                lambda: plot_time_breakdown({run.strategy: run.account_s()}),
-                "Where the time of a settled step goes.",
-            ),
+        files=files,
+    )
+
+
+def _files(run: ManySteps) -> tuple[OutputFile, ...]:
+    accounts = [
+        {
+            "strategy": run.strategy,
+            "account": name,
+            "group": account_group(name),
+            "seconds": seconds,
+            "share": seconds / run.period_s.mean,
+        }
+        for name, seconds in run.account_s().items()
+    ]
+    return (
+        OutputFile(
+            "steps.csv",
+            lambda: steps_table(run),
+            "One row per step: begin and end on the run's clock, the step itself, what it waited for.",
+        ),
+        OutputFile(
+            "accounts.csv",
+            lambda: accounts,
+            "Where the time of a settled step goes, mean over ranks, stages and steps.",
+        ),
+        OutputFile("steps", lambda: _figure(run), "Every step, and what it waited for before it began."),
+        OutputFile(
+            "time_breakdown",
+            lambda: plot_time_breakdown({run.strategy: run.account_s()}),
+            "Where the time of a settled step goes.",
         ),
     )
 
