@@ -16,11 +16,13 @@ from click.testing import CliRunner
 
 import hdpsim
 from hdpsim.experiments.cli.app import VERBS, cli
-from hdpsim.experiments.cli.examples import EXAMPLES, PAGES
+from hdpsim.experiments.cli.examples import endings
 from hdpsim.experiments.verbs import doctor as module
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
-ALL = [command for pair in EXAMPLES.values() for command, _ in pair if command.startswith("hdpsim")]
+ALL = [
+    command for ending in endings().values() for command, _ in ending.examples if command.startswith("hdpsim")
+]
 
 
 def parts_of(verb: str) -> list[str]:
@@ -31,13 +33,14 @@ def parts_of(verb: str) -> list[str]:
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_two_examples_and_a_page(verb: str) -> None:
     shown = CliRunner().invoke(cli, [verb, "--help"]).stdout
-    assert len(EXAMPLES[verb]) == 2
-    for command, what in EXAMPLES[verb]:
+    ending = endings()[verb]
+    assert len(ending.examples) == 2
+    for command, what in ending.examples:
         assert command in shown
         assert what in shown
     assert "Exit codes: 0 fine" in shown
-    assert f"docs/{PAGES[verb]}" in shown
-    assert (DOCS / PAGES[verb]).exists()
+    assert ending.page in shown
+    assert (DOCS.parent / ending.page).is_file()
 
 
 def test_help_lists_every_verb_with_a_whole_sentence() -> None:
@@ -70,8 +73,8 @@ def test_an_unknown_command_is_told_what_there_is(words: list[str], said: str) -
 
 def test_no_example_is_of_a_verb_that_is_gone() -> None:
     known = {*VERBS, *(part for verb in VERBS for part in parts_of(verb))}
-    assert set(EXAMPLES) <= known
-    assert set(PAGES) == set(VERBS)
+    assert set(endings()) <= known
+    assert {verb for verb, ending in endings().items() if ending.page} == set(VERBS)
 
 
 @pytest.mark.parametrize("example", ALL)
