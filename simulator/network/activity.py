@@ -11,8 +11,6 @@ import simpy
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.network.links import Links, Pattern
 
-MANY = 128  # links; users of more of them are looked up, not listed by link
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Activity:
@@ -26,7 +24,6 @@ class Activity:
         who: which one of those ("ring of ranks 0 to 7"); empty: nobody asks.
         limit: its own fastest rate, bytes per second of its largest flow; 0: it moves nothing.
         wanted: bytes per second on each of its links at that rate.
-        entries: its links and flows, one after the other; none for MANY links. Worked out once for all that start.
     """
 
     pattern: Pattern
@@ -36,17 +33,13 @@ class Activity:
     who: str = ""
     limit: float = field(init=False)
     wanted: Floats = field(init=False)
-    entries: tuple[tuple[int, float], ...] = field(init=False)
 
     def __post_init__(self) -> None:
         pattern = self.pattern
         moves = self.volume_bytes > 0 and self.alone_s > 0 and len(pattern.links) > 0
         limit = self.volume_bytes / self.alone_s if moves else 0.0
-        listed = moves and len(pattern.links) <= MANY
-        entries = tuple(zip(pattern.links.tolist(), pattern.flows.tolist(), strict=True)) if listed else ()
         object.__setattr__(self, "limit", limit)
         object.__setattr__(self, "wanted", pattern.flows * limit)
-        object.__setattr__(self, "entries", entries)
 
     @classmethod
     def of(

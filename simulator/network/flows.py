@@ -121,7 +121,7 @@ class FlowNetwork:
                 running.set_rate(rate, now)
                 if running.end_s < running.alarm_s:
                     self._set_alarm(running)
-            running.stopped_by = stopped_by
+            self._sharing.stop(running, stopped_by)
 
     def _set_alarm(self, running: Running) -> None:
         """Look at it when it should end. Alarms that come too early are set again, later ones forgotten."""
@@ -145,7 +145,7 @@ class FlowNetwork:
         self._record(running)
         if self.recorder is not None:
             self.recorder.add_end(running.number, running.activity, running.start_s, now)
-        self._sharing.forget(running)
+        self._sharing.stop(running, -1)
         if running.limit and not self._use.remove(running):
             self._look_at(running.activity.pattern.links)
         running.ended(now - running.start_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from typing import cast
 
@@ -10,7 +9,8 @@ import numpy as np
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.network.links import LinkKind, Links
-from hdpsim.simulator.network.activity import MANY, Running
+from hdpsim.simulator.network.activity import Running
+from hdpsim.simulator.network.users import Users
 
 TOLERANCE = 1e-9  # relative excess of demand over capacity that is rounding
 CROWDED = -np.inf  # room of a link that is short or paused
@@ -36,38 +36,30 @@ class LinkUse:
         self._demand, self._lacking = np.zeros((2, len(links)))  # wanted, and what of it nobody gets
         self.is_short = np.zeros(len(links), dtype=np.bool_)
         self._room = self._capacity * (1.0 + TOLERANCE)  # largest demand with which a link stays calm
-        self._users: defaultdict[int, dict[Running, float]] = defaultdict(dict)  # without those on many links
-        self._on_many: dict[Running, None] = {}
+        self._users = Users()
+        self.users = self._users.on  # (link): who is on it, with how many flows
 
     def add(self, one: Running) -> bool:
         """It wants its links from now on; whether all of them stay calm."""
-        activity, users = one.activity, self._users
+        self._users.add(one)
+        activity = one.activity
         links = activity.pattern.links
         demand = self._demand.take(links)
         demand += activity.wanted
         self._demand[links] = demand
-        if len(links) > MANY:
-            self._on_many[one] = None
-        else:
-            for link, flows in activity.entries:
-                users[link][one] = flows
-        return not (demand > self._room.take(links)).any()
+        return not np.count_nonzero(demand > self._room.take(links))
 
     def remove(self, one: Running) -> bool:
         """It has left its links; whether all of them were calm."""
-        activity, users = one.activity, self._users
+        self._users.remove(one)
+        activity = one.activity
         links = activity.pattern.links
         demand = self._demand.take(links)
         demand -= activity.wanted
         self._demand[links] = demand
         if one.rate != one.limit:
             self.change_rate(one, one.limit)
-        if len(links) > MANY:
-            del self._on_many[one]
-        else:
-            for link, _ in activity.entries:
-                del users[link][one]
-        return bool(self._room.take(links).min() > CROWDED)
+        return not np.count_nonzero(self._room.take(links) == CROWDED)
 
     def change_rate(self, one: Running, rate: float) -> None:
         """It moves that much instead of what it moved."""
@@ -85,22 +77,14 @@ class LinkUse:
         """What flows over these links."""
         return np.asarray(self._demand[links] - self._lacking[links])
 
+    def carried_by(self, link: int) -> float:
+        """What flows over this one."""
+        return self._demand.item(link) - self._lacking.item(link)
+
     def set_capacity(self, numbers: Ints, factor: float) -> None:
         """These links have *factor* of their usual rate, and are looked at again before anything is calm on them."""
         self._capacity[numbers] = self._nominal[numbers] * factor
         self._room[numbers] = CROWDED
-
-    def users(self, link: int) -> dict[Running, float]:
-        """Who is on a link, with how many flows."""
-        users = self._users[link]
-        if self._on_many:
-            users = dict(users)
-            for one in self._on_many:
-                pattern = one.activity.pattern
-                place = int(pattern.links.searchsorted(link))
-                if place < len(pattern.links) and pattern.links[place] == link:
-                    users[one] = pattern.flows.item(place)
-        return users
 
     def loads(self) -> Floats:
         """[links]: what flows over each."""
@@ -108,13 +92,9 @@ class LinkUse:
 
     def find_short(self, touched: Ints) -> Ints:
         """Say anew which of the touched links are short; return those that are or were, and what changed with them."""
-        was = self.is_short[touched]
-        crowded = self._room[touched] == CROWDED  # what pauses a switch holds for the switch's other links
-        crowded |= was
-        crowded |= self._demand[touched] > self._capacity[touched] * (1.0 + TOLERANCE)
-        if not crowded.any():
-            return touched[:0]
-        touched = touched[crowded]
+        touched = touched[self._demand.take(touched) > self._room.take(touched)]  # whoever was short has none
+        if not len(touched):
+            return touched
         direct = len(touched)
         switches = self._switches(touched) if self._blocked > 0 else ()
         if switches:
@@ -140,8 +120,8 @@ class LinkUse:
             first, count = self._links.first[cast(LinkKind, kind)], self._links.count[cast(LinkKind, kind)]
             if bins > 1 and count:
                 inside = touched[(touched >= first) & (touched < first + count)]
-                switches = sorted(set(((inside - first) // bins).tolist()))
-                if switches:
+                if len(inside):
+                    switches = sorted(set(((inside - first) // bins).tolist()))
                     rows.append(first + np.array(switches)[:, None] * bins + np.arange(bins))
         return rows
 

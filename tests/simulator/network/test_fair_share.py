@@ -9,19 +9,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hdpsim.simulator.network.fair_share import Shares, fair_rates
+from hdpsim.simulator.network.fair_share import Shares, fair_rates, fair_rates_of_few
 
 
 def solve(flows: dict[tuple[int, int], float], capacity: list[float], limit: list[float]) -> Shares:
-    """*flows*: by (activity, link)."""
+    """*flows*: by (activity, link). In arrays and in plain Python, which give the same."""
     entries = sorted(flows)
-    return fair_rates(
+    shares = fair_rates(
         np.array([a for a, _ in entries], dtype=np.int64),
         np.array([link for _, link in entries], dtype=np.int64),
         np.array([flows[entry] for entry in entries], dtype=np.float64),
         np.array(capacity, dtype=np.float64),
         np.array(limit, dtype=np.float64),
     )
+    users: dict[int, list[tuple[int, float]]] = {}
+    for one, link in entries:
+        users.setdefault(link, []).append((one, flows[one, link]))
+    rate, bottleneck = fair_rates_of_few(users, dict(enumerate(capacity)), limit)
+    assert rate == shares.rate.tolist()
+    assert bottleneck == shares.bottleneck.tolist()
+    return shares
 
 
 def exact(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from hdpsim.cost_models.hardware.parts import Cluster, CongestionControl, Fabric
 from hdpsim.cost_models.network.congestion import blocked_share
 from hdpsim.cost_models.network.ecmp import busiest_load
 from hdpsim.cost_models.network.links import Links, Pattern
-from hdpsim.simulator.network import sharing, use
+from hdpsim.simulator.network import problem, sharing, users
 from hdpsim.simulator.network.activity import Activity
 from hdpsim.simulator.network.flows import FlowNetwork
 from hdpsim.simulator.network.use import LinkUse
@@ -220,11 +221,21 @@ def test_who_has_links_to_itself_is_not_solved(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("tries", "solutions", "many"),
-    [(0, 4096, 128), (12, 1, 128), (1000, 3, 128), (12, 4096, 0), (12, 4096, 4)],
+    ("module", "limit", "value"),
+    [
+        (sharing, "FEW", 0),  # everybody around from the first try on
+        (sharing, "FEW", 1000),
+        (sharing, "RECOUNT_AFTER", 1),
+        (sharing, "RECOUNT_AFTER", 3),
+        (problem, "FEW", 0),  # all in arrays
+        (problem, "FEW", 10**9),  # all in plain Python
+        (users, "MANY", 0),  # no pattern is listed by link
+        (users, "MANY", 4),
+        (users, "KEPT", 0),  # patterns that nobody uses are soon forgotten
+    ],
 )
 def test_how_the_changed_are_found_and_counted_changes_no_time(
-    monkeypatch: pytest.MonkeyPatch, tries: int, solutions: int, many: int
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, limit: str, value: int
 ) -> None:
     links = links_of(64, Fabric(nodes_per_block=8, blocks_per_pod=4, routing="ecmp"), gpus=1, nics=1)
     draw = np.random.default_rng(0)
@@ -240,9 +251,7 @@ def test_how_the_changed_are_found_and_counted_changes_no_time(
         if source != target
     ]
     usual = play(links, activities, control="dcqcn")
-    monkeypatch.setattr(sharing, "FEW", tries)
-    monkeypatch.setattr(sharing, "RECOUNT_AFTER", solutions)
-    monkeypatch.setattr(use, "MANY", many)
+    monkeypatch.setattr(module, limit, value)
     assert play(links, activities, control="dcqcn") == pytest.approx(usual, rel=1e-9)
     assert max(usual) > 1.5 * max(start + one.alone_s for start, one in activities)
 
