@@ -14,7 +14,7 @@ from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.strategies.contest import NEARLY, Contest
 from hdpsim.simulator.strategies.hdp.naive import naive_drafts, naive_waves
 from hdpsim.simulator.strategies.opt.group_choices import usual_s
-from hdpsim.simulator.strategies.opt.hdp_opt import balanced_draft
+from hdpsim.simulator.strategies.opt.hdp_opt import WORTH_IT, balanced_draft
 from hdpsim.simulator.strategies.opt.long_sequences import LongSequences, ideal_step_s
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.static.static_mesh import mesh_drafts
@@ -29,8 +29,6 @@ SMALL = 4096
 Above, packs smaller than the capacity were better by 0.01 % at most (17 batches of shipped scenarios and others like
 them), and took two to fifteen times as long to plan.
 """
-WORTH_IT = 1.002
-"""So many times an ideal step the best plan so far must take for packs of another size to be planned."""
 LOOKED_AT, PLANNED = 24, 12
 """Sizes of packs whose ideal step is worked out at most, and that are planned at most."""
 SHARING_SAVES = 0.9

@@ -177,6 +177,11 @@ class _Next:
         return self.weight * self.time_s
 
 
+_START, _BUSY, _BEFORE, _MOST, _LESS = range(5)
+"""What is known of the items of a row in time: when each is ready, and how long all up to it have been busy; in a
+pipeline the time it is ready less its bubble, the most slots that a rank of it has, and the fewest, negated."""
+
+
 class _Rows:
     """Ranks, or nodes of *width* ranks, in rows of *row* neighbours; those of a row by the time they are free.
 
@@ -197,97 +202,104 @@ class _Rows:
         self.width, self.row = width, row
         self._loads, self._ready_s, self._weight = loads, ready_s, weight
         many = -(-len(ready_s) // (width * row))
-        self._used = np.full(many, used is None)
         self._stale = np.ones(many, dtype=bool)
+        looked_at = np.full(many, used is None)
         if used is not None:
-            self.booked(np.flatnonzero(used))
-            self._used[-1] |= len(ready_s) % (width * row) > 0
-        # Of every row: its items by the time they are ready, that time, and how long they have been busy up to each; in
-        # a pipeline that time less their bubble, and the most and the fewest slots that a rank of each has.
+            looked_at[np.flatnonzero(used) // (width * row)] = True
+            looked_at[-1] |= len(ready_s) % (width * row) > 0
+        self._used, self._rows = looked_at, self._looked_at(looked_at)
+        # Of every row: its items by the time they are ready, and of each what is listed at _START.
         self._order = np.empty((many, row), dtype=np.int64)
-        self._start_s = np.empty((many, row))
-        self._busy_s = np.empty((many, row))
-        self._before_s = np.empty((many, row))
-        self._most = np.empty((many, row))
-        self._fewest = np.empty((many, row))
+        self._of = np.empty((5 if weight else 2, many, row))
 
     def booked(self, ranks: Ints) -> None:
         """*ranks* have got a gang."""
         rows = ranks // (self.width * self.row)
-        self._used[rows] = True
         self._stale[rows] = True
+        if self._rows is not None:
+            self._used[rows] = True
+            self._rows = self._looked_at(self._used)
+
+    @staticmethod
+    def _looked_at(used: Bools) -> Ints | None:
+        """The rows in use and the first of the others; None where that is all."""
+        looked_at = used.copy()
+        looked_at[looked_at.argmin()] = True
+        return None if looked_at.all() else looked_at.nonzero()[0]
 
     def _sort(self, rows: Ints) -> None:
         """Look at *rows* again."""
         span, ranks = self.row * self.width, len(self._ready_s)
         rank = rows[:, None] * span + np.arange(span)
         inside = rank if rank[-1, -1] < ranks else np.minimum(rank, ranks - 1)
-        ready_s, free_s = self._ready_s[inside], self._loads.free_s[inside]
+        of = np.empty((len(self._of), *rank.shape))
+        of[_START], of[_BUSY] = self._ready_s[inside], self._loads.free_s[inside]
         if inside is not rank:  # places of the last row that are none
-            ready_s[rank >= ranks], free_s[rank >= ranks] = np.inf, 0.0
-        items = (len(rows), self.row, self.width)
-        of_item_s = ready_s.reshape(items).max(axis=2)
-        order = of_item_s.argsort(axis=1, kind="stable")
-        line = np.arange(len(order))[:, None]
-        self._order[rows], self._start_s[rows] = order, of_item_s[line, order]
-        self._busy_s[rows] = free_s.reshape(items).sum(axis=2)[line, order].cumsum(axis=1)
+            outside = rank >= ranks
+            of[_START][outside], of[_BUSY][outside] = np.inf, 0.0
         if self._weight:
             slot = self._loads.slot[inside]
-            before_s = ready_s - self._weight * self._loads.longest_s[inside]
-            fewest = np.where(slot > 0, slot, NEVER)
-            self._before_s[rows] = before_s.reshape(items).max(axis=2)[line, order]
-            self._most[rows] = slot.reshape(items).max(axis=2)[line, order]
-            self._fewest[rows] = fewest.reshape(items).min(axis=2)[line, order]
-        self._stale[rows] = False
+            of[_BEFORE] = of[_START] - self._weight * self._loads.longest_s[inside]
+            of[_MOST] = slot
+            of[_LESS] = -np.where(slot > 0, slot, NEVER)
+        if self.width > 1:
+            ranks_of = of.reshape(len(of), len(rows), self.row, self.width)
+            of = ranks_of.max(axis=3)
+            of[_BUSY] = ranks_of[_BUSY].sum(axis=2)
+        order = of[_START].argsort(axis=1, kind="stable")
+        of = of[:, np.arange(len(order))[:, None], order]
+        of[_BUSY] = of[_BUSY].cumsum(axis=1)
+        self._order[rows], self._of[:, rows], self._stale[rows] = order, of, False
 
     def best(self, items: int, latest_s: float, gang: _Next) -> Ints:
         """The *items* neighbours in time that waste least, of those ready by *latest_s*, else of the first ready."""
-        looked_at = self._used.copy()
-        looked_at[looked_at.argmin()] = True
-        stale = (looked_at & self._stale).nonzero()[0]
+        rows = self._rows
+        stale = self._stale.nonzero()[0] if rows is None else rows[self._stale[rows]]
         if len(stale):
             self._sort(stale)
-        some = looked_at.nonzero()[0]
-        rows = some if len(some) < len(looked_at) else slice(None)
-        busy_s = self._busy_s[rows]
-        last_s = self._start_s[rows, items - 1 :]
+        of = self._of if rows is None else self._of[:, rows]
+        busy_s, last_s = of[_BUSY], of[_START, :, items - 1 :]
         if gang.weight:
-            last_s = self._after_pipeline_s(rows, items, last_s, gang)
-        late = last_s > max(latest_s, float(last_s.min()) * (1.0 + 1e-9))
+            last_s = self._after_pipeline_s(of, items, last_s, gang)
+        in_time_s = max(latest_s, float(last_s.min()) * (1.0 + 1e-9))
         # Waiting for each other: what they are busy from the same start on, less what they are busy anyway.
         waste_s = (items * self.width) * last_s - busy_s[:, items - 1 :]
         waste_s[:, 1:] += busy_s[:, :-items]
-        waste_s[late] = np.inf
-        equal = (waste_s <= waste_s.min() * (1.0 + 1e-9) + 1e-9).ravel().nonzero()[0]
-        late_s = last_s.ravel()[equal]
-        equal = equal[late_s >= late_s.max() * (1.0 - 1e-9)]
-        best = int(equal[busy_s[equal // last_s.shape[1], -1].argmax()])
+        waste_s[last_s > in_time_s] = np.inf
+        equal = (waste_s <= float(waste_s.min()) * (1.0 + 1e-9) + 1e-9).ravel().nonzero()[0]
+        best = int(equal[0])
+        if len(equal) > 1:
+            late_s = last_s.ravel()[equal]
+            equal = equal[late_s >= late_s.max() * (1.0 - 1e-9)]
+            best = int(equal[busy_s[equal // last_s.shape[1], -1].argmax()])
         at, first = divmod(best, last_s.shape[1])
-        line = int(some[at])
+        line = at if rows is None else int(rows[at])
         chosen = np.sort(self._order[line, first : first + items]) + line * self.row
         if self.width == 1:
             return np.asarray(chosen)
         return np.asarray((chosen[:, None] * self.width + np.arange(self.width)).ravel())
 
-    def _after_pipeline_s(self, rows: Ints | slice, items: int, last_s: Floats, gang: _Next) -> Floats:
+    def _after_pipeline_s(self, of: Floats, items: int, last_s: Floats, gang: _Next) -> Floats:
         """When the pipelines of every group of neighbours are ready that is free at *last_s*."""
-        ready_s = np.maximum(last_s, window_max(self._before_s[rows], items) + gang.bubble_s)
         if items * self.width == 1:
-            return ready_s
+            return np.asarray(np.maximum(last_s, of[_BEFORE] + gang.bubble_s))
+        most = of[_BEFORE:].copy()
+        most[_LESS - _BEFORE] *= gang.time_s
+        most[_LESS - _BEFORE] += of[_START]
+        before_s, slots, left_out_s = window_max(most, items)
         # Later for every slot that a rank leaves out before the one that all have free.
-        left_out_s = window_max(self._start_s[rows] - gang.time_s * self._fewest[rows], items)
-        left_out_s += gang.time_s * window_max(self._most[rows], items)
-        return np.maximum(ready_s, np.minimum(left_out_s, last_s + gang.bubble_s))
+        left_out_s = np.minimum(left_out_s + gang.time_s * slots, last_s + gang.bubble_s)
+        return np.asarray(np.maximum(np.maximum(last_s, before_s + gang.bubble_s), left_out_s))
 
 
 def window_max(values: Floats, items: int) -> Floats:
-    """The largest of every *items* neighbours of a row, [rows, n - items + 1], by windows that double."""
+    """The largest of every *items* neighbours along the last axis, [..., n - items + 1], by windows that double."""
     length = 1
     while 2 * length <= items:
-        values = np.maximum(values[:, :-length], values[:, length:])
+        values = np.maximum(values[..., :-length], values[..., length:])
         length *= 2
     more = items - length
-    return np.maximum(values[:, : values.shape[1] - more], values[:, more:]) if more else values
+    return np.maximum(values[..., : values.shape[-1] - more], values[..., more:]) if more else values
 
 
 class _Places:

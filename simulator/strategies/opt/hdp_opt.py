@@ -48,6 +48,10 @@ TURN_DRAFTS = 2
 """So many ways to run the long sequences in turns are planned in full, as long as their ideal step is shorter."""
 NEARLY_IDEAL = 1.02
 """How much later than its ideal step a pipeline's draft ends at best."""
+WORTH_IT = 1.002
+"""So many times what a plan takes at best the best one so far must take for it to be planned."""
+REHEARSALS = 4
+"""How often a draft is rehearsed at most; after each time ranks that end late give micro-batches to others."""
 AS_PLANNED = 1.001
 """A draft that ends this close to what whole micro-batches allow ends the search."""
 SMALL = 1e-9
@@ -100,7 +104,7 @@ def _limit_drafts(
     if problem.stages > 1:
         best = min(drafts, key=lambda draft: draft.end_s)
         for room in ROOMS[1:]:
-            if end_s <= best.choice.step_s * room:  # gangs alone would end as late
+            if end_s <= best.choice.step_s * room * WORTH_IT:  # gangs alone would end as late
                 break
             roomier = _drafts(problem, packs, long, best.choice, room, end_s)
             drafts += roomier
@@ -132,7 +136,7 @@ def _drafts(
 
     None where gangs and short work fill the ranks past *below_s*.
     """
-    if choice.step_s * (NEARLY_IDEAL if problem.stages > 1 else 1.0) >= below_s:
+    if choice.step_s * (NEARLY_IDEAL * WORTH_IT if problem.stages > 1 else 1.0) >= below_s:
         return []
     placed = _place_long(problem, packs, long, choice, room)
     if _filled_s(problem, packs, placed) >= below_s:
@@ -231,27 +235,47 @@ class Draft:
 
     @classmethod
     def of(cls, problem: PlanningProblem, packs: Packs, placed: _Placed, dealer: _Dealer) -> Draft:
-        """Deal the short sequences, then exchange micro-batches of one rank between ranks."""
+        """Deal the short sequences, then exchange micro-batches of one rank between ranks.
+
+        In a pipeline by what the loads say first, then by when the ranks end in the rehearsal, while that helps.
+        """
         base_s, longest_s = placed.loads.free_s, placed.loads.longest_s
-        free_s = base_s + np.bincount(placed.single_rank, weights=placed.single_s, minlength=problem.ranks)
+        free_s = _loads_s(base_s, placed.single_rank, placed.single_s)
         pack_of, pack_rank, pack_s = dealer(problem, free_s, packs)
         rank = np.concatenate((placed.single_rank, pack_rank))
         seconds = np.concatenate((placed.single_s, pack_s))
         most_s = np.maximum(longest_s, pack_s.max(initial=0.0) if problem.stages > 1 else np.inf)
         rank = exchange(rank, seconds, base_s, most_s)
-        make_plan = partial(_assemble, problem, packs, placed, pack_of, rank, seconds)
         if problem.stages == 1:
-            end_s = float((base_s + np.bincount(rank, weights=seconds, minlength=problem.ranks)).max())
-            return cls(placed.choice, make_plan, end_s)
-        plan = make_plan()
-        end_s = rehearsed_s(
-            plan,
-            np.concatenate((placed.time_s, pack_s)),
-            stages=problem.stages,
-            chunks=problem.cost.layout.pipeline.vpp,
-            schedule=problem.cost.layout.pipeline.schedule,
-        )
-        return cls(placed.choice, lambda: plan, end_s)
+            make_plan = partial(_assemble, problem, packs, placed, pack_of, rank, seconds)
+            return cls(placed.choice, make_plan, float(_loads_s(base_s, rank, seconds).max()))
+        best_s, times_s = np.inf, np.concatenate((placed.time_s, pack_s))
+        for _ in range(REHEARSALS):
+            plan = _assemble(problem, packs, placed, pack_of, rank, seconds)
+            ends_s = rehearsed_s(
+                plan,
+                times_s,
+                stages=problem.stages,
+                chunks=problem.cost.layout.pipeline.vpp,
+                schedule=problem.cost.layout.pipeline.schedule,
+            )
+            end_s = float(ends_s.max())
+            if end_s >= best_s:
+                break
+            best_s, best = end_s, plan
+            if end_s <= placed.choice.step_s * GOOD_ENOUGH[0]:
+                break
+            # Ranks end earlier or later than their loads say: who meets whom, and when, is known only now.
+            unforeseen_s = ends_s - _loads_s(base_s, rank, seconds)
+            before, rank = rank, exchange(rank, seconds, base_s + unforeseen_s, most_s)
+            if np.array_equal(rank, before):
+                break
+        return cls(placed.choice, lambda: best, best_s)
+
+
+def _loads_s(base_s: Floats, rank: Ints, seconds: Floats) -> Floats:
+    """What every rank has to do: its *base_s*, and the micro-batches that are on it."""
+    return base_s + np.bincount(rank, weights=seconds, minlength=len(base_s))
 
 
 def _assemble(

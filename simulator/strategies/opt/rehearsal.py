@@ -20,8 +20,8 @@ WEIGHT_SHARE = 3.0 / 7.0
 
 def rehearsed_s(
     plan: Plan, seconds: Floats, *, stages: int, chunks: int, schedule: Schedule = "1f1b"
-) -> float:
-    """When the last rank ends, if micro-batches take *seconds* on every stage, forward and backward.
+) -> Floats:
+    """When each rank ends, all its stages, if micro-batches take *seconds* on every stage, forward and backward.
 
     Counted: the schedule with its bubbles, waiting of groups.  Ignored: transfers, what distinguishes stages.
     """
@@ -42,5 +42,9 @@ def rehearsed_s(
             data_s=0.0, parameter_gather_s=nothing, gradient_sync_s=nothing, optimizer_s=nothing
         ),
     )
-    _, end_s = play(compile_program(plan, costs), nothing)
-    return float(end_s.max())
+    program = compile_program(plan, costs)
+    _, end_s = play(program, nothing)
+    done_s = np.zeros(program.processes)
+    busy = np.flatnonzero(np.diff(program.part_offsets))
+    done_s[busy] = end_s[program.part_operation[program.part_offsets[busy + 1] - 1]]
+    return np.asarray(done_s.reshape(stages, program.ranks).max(axis=0))

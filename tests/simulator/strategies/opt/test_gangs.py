@@ -159,7 +159,7 @@ def played_s(slots: list[int], stages: int) -> float:
         ideal_s=0.0,
         makespan_s=0.0,
     )
-    return rehearsed_s(plan, np.ones(count), stages=stages, chunks=1)
+    return float(rehearsed_s(plan, np.ones(count), stages=stages, chunks=1).max())
 
 
 @given(stages=st.integers(2, 9), before=st.integers(1, 6), holes=st.integers(0, 12), after=st.integers(1, 6))
@@ -169,6 +169,24 @@ def test_what_slots_cost_that_are_left_out_is_what_the_replay_takes(
     slots = [*range(before), *range(before + holes, before + holes + after)]
     bubbles = stages - 1
     assert played_s(slots, stages) == pytest.approx(before + after + bubbles + min(holes, bubbles))
+
+
+def test_a_rehearsal_says_when_each_rank_ends():
+    plan = assemble(
+        strategy="test",
+        ranks=2,
+        capacity_tokens=1,
+        pieces=Pieces.of_whole(np.ones(3, dtype=np.int64), np.arange(3)),
+        member_ranks=np.array([0, 0, 1]),
+        member_offsets=np.arange(4),
+        slot=np.array([0, 1, 0]),
+        offload_ratio=np.zeros(3),
+        keep_holes=True,
+        ideal_s=0.0,
+        makespan_s=0.0,
+    )
+    # Of 1 s on each of two stages 0.3 s are the forward; one after the other, and one more micro-batch for rank 0.
+    assert rehearsed_s(plan, np.ones(3), stages=2, chunks=1).tolist() == pytest.approx([3.0, 2.0])
 
 
 @given(
