@@ -84,6 +84,6 @@ def _unraisable(problem: "sys.UnraisableHookArgs") -> None:
         return
     import threading
 
-    again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), _State.last or signal.SIGINT))
-    again.daemon = True
-    again.start()
+    timer = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), _State.last or signal.SIGINT))
+    timer.daemon = True
+    timer.start()

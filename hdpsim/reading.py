@@ -215,10 +215,12 @@ def _no_number(word: str) -> float:
 
 def too_deep(data: object, levels: int) -> bool:
     """Whether lists and mappings are nested more than so many *levels* deep."""
-    here: list[object] = [data]
+    level: list[object] = [data]
     for _ in range(levels + 1):
-        nested = [value for value in here if isinstance(value, dict | list)]
+        nested = [value for value in level if isinstance(value, dict | list)]
         if not nested:
             return False
-        here = [below for value in nested for below in (value.values() if isinstance(value, dict) else value)]
+        level = [
+            below for value in nested for below in (value.values() if isinstance(value, dict) else value)
+        ]
     return True

@@ -247,12 +247,12 @@ def _batches(pieces: _Pieces, budget_tokens: int | None, sequences: int | None) 
         if not pieces.refill():
             accounts[0] += pieces.trailing_tokens
             accounts[1] += pieces.trailing_sequences
-        whole = np.concatenate(parts)
-        whole.flags.writeable = False
+        joined = np.concatenate(parts)
+        joined.flags.writeable = False
         dropped_tokens, dropped, truncated_tokens, truncated, chunked = accounts.tolist()
         yield GlobalBatch(
             index=index,
-            lengths=whole,
+            lengths=joined,
             dropped_tokens=dropped_tokens,
             dropped_sequences=dropped,
             truncated_tokens=truncated_tokens,

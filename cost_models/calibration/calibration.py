@@ -220,47 +220,47 @@ _WORDS = ("meaning", "source", "fitted_on", "kernels", "runs")
 
 def _entry(data: object, where: str, key: str) -> CalibrationEntry:
     """Check the entry of constant *key*; *where* names the file and the section."""
-    here = f"{where}.{key}"
+    place = f"{where}.{key}"
     if not isinstance(data, dict) or not {"value", "meaning", "source"} <= set(data):
-        raise CatalogError(f"{here}: an entry needs value, meaning and source")
+        raise CatalogError(f"{place}: an entry needs value, meaning and source")
     if set(data) - _ENTRY_KEYS:
         raise CatalogError(
-            f"{here}: unknown {', '.join(sorted(str(k) for k in set(data) - _ENTRY_KEYS))}; "
+            f"{place}: unknown {', '.join(sorted(str(k) for k in set(data) - _ENTRY_KEYS))}; "
             f"an entry has {', '.join(sorted(_ENTRY_KEYS))}"
         )
     value = data["value"]
     switch = key == "nvls"
     if switch:
         if not isinstance(value, bool):
-            raise CatalogError(f"{here}.value: must be true or false, got {quoted(value)}")
+            raise CatalogError(f"{place}.value: must be true or false, got {quoted(value)}")
     elif not constant_range(key).holds(value):
-        raise CatalogError(f"{here}.value: {constant_range(key).complaint(value)}")
+        raise CatalogError(f"{place}.value: {constant_range(key).complaint(value)}")
     return CalibrationEntry(
         value=value if switch else float(value),
-        prior=_known_before(data, here, "prior"),
-        doubt=_known_before(data, here, "doubt"),
-        **{name: _words(data.get(name, ""), f"{here}.{name}") for name in _WORDS},
+        prior=_known_before(data, place, "prior"),
+        doubt=_known_before(data, place, "doubt"),
+        **{name: _words(data.get(name, ""), f"{place}.{name}") for name in _WORDS},
     )
 
 
-def _words(value: object, here: str) -> str:
+def _words(value: object, place: str) -> str:
     if not isinstance(value, str | int | float):
-        raise CatalogError(f"{here}: must be a text, got {quoted(value)}")
+        raise CatalogError(f"{place}: must be a text, got {quoted(value)}")
     return str(value)
 
 
-def _gpus(value: object, here: str) -> tuple[str, ...]:
+def _gpus(value: object, place: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise CatalogError(f"{here}: must be a list of names of GPUs, got {quoted(value)}")
+        raise CatalogError(f"{place}: must be a list of names of GPUs, got {quoted(value)}")
     return tuple(value)
 
 
-def _known_before(data: dict[str, Any], here: str, name: str) -> float | None:
+def _known_before(data: dict[str, Any], place: str, name: str) -> float | None:
     value = data.get(name)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_KNOWN:
-        raise CatalogError(f"{here}.{name}: must be a number >= 0, got {quoted(value)}")
+        raise CatalogError(f"{place}.{name}: must be a number >= 0, got {quoted(value)}")
     return float(value)
 
 

@@ -175,9 +175,9 @@ def model_from_hf_config(
     missing = [f"{what} ({' or '.join(_ALIASES[what])})" for what in _REQUIRED if not config.has(what)]
     if missing:
         raise CatalogError(f"{where}: not the config.json of a language model: missing {', '.join(missing)}")
-    own = config.text("name") or config.text("_name_or_path")
+    stated = config.text("name") or config.text("_name_or_path")
     try:
-        result = _model(config, name or own or Path(where).stem)
+        result = _model(config, name or stated or Path(where).stem)
     except ContradictionError as error:
         texts = [f"{key} {text}" for key, text in error.problems]
         raise CatalogError(f"{where}: " + "; ".join(texts)) from error

@@ -217,10 +217,12 @@ def _with_changes(groups: Mapping[str, Any], switches: Mapping[str, Any]) -> dic
         new.setdefault(group, {})[field] = value
     changed = dict(groups)
     problems: dict[str, str] = {}
-    for group, own in new.items():
+    for group, changes in new.items():
         old = groups[group]
         try:
-            changed[group] = type(old)(**{name: getattr(old, name) for name in GROUPS[group].__slots__} | own)
+            changed[group] = type(old)(
+                **{name: getattr(old, name) for name in GROUPS[group].__slots__} | changes
+            )
         except MisfitError as error:
             problems |= {f"{group}.{field}": text for field, text in error.problems}
     if problems:

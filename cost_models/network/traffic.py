@@ -9,14 +9,13 @@ Flows of one collective start together and depend on each other: together they a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from hdpsim.arrays import Floats, Ints
-from hdpsim.cost_models.network.collectives import CollectiveKind
 from hdpsim.cost_models.network.links import Links, Pattern
 
 
@@ -87,11 +86,6 @@ def ring_all_reduce(members: ArrayLike, node_gpus: int) -> Traffic:
     return _channels(members, node_gpus, 2 * (ranks - 1) / ranks)
 
 
-def ring_broadcast(members: ArrayLike, node_gpus: int) -> Traffic:
-    """All bytes over every hop but the one back to the root (which is counted: another channel's root is elsewhere)."""
-    return _channels(members, node_gpus, 1.0)
-
-
 def _channels(members: ArrayLike, node_gpus: int, hop_share: float) -> Traffic:
     """Rings of NCCL through all members, one for each member of a node, each with its part of the bytes.
 
@@ -110,64 +104,11 @@ def _channels(members: ArrayLike, node_gpus: int, hop_share: float) -> Traffic:
     return Traffic(source=ring.source, target=ring.target, share=ring.share * hop_share / channels)
 
 
-def tree_all_reduce(members: ArrayLike, node_gpus: int) -> Traffic:
-    """Up and down two binary trees of nodes with half of the bytes each; chains inside the nodes.
-
-        every node is an inner one in at most one of the trees: it sends at most twice the bytes
-
-    Source: Sanders, Speck, Traeff, Parallel Computing 35(12), 2009; NCCL trees.cc (who is whose parent).
-    """
-    gpus = np.sort(np.asarray(members, dtype=np.int64).ravel())
-    by_node = np.split(gpus, np.flatnonzero(np.diff(gpus // node_gpus)) + 1)
-    count = len(by_node)
-    channels = max(len(local) for local in by_node)
-    parents = _tree_parents(count)
-    mirrored = count - 1 - parents[::-1] if count % 2 == 0 else np.roll((parents + 1) % count, 1)
-    mirrored = np.where((parents[::-1] if count % 2 == 0 else np.roll(parents, 1)) < 0, -1, mirrored)
-    source, target = [], []
-    for channel in range(channels):
-        at = np.array([local[channel % len(local)] for local in by_node])
-        for parent in (parents, mirrored):
-            child = np.flatnonzero(parent >= 0)
-            source += [at[child], at[parent[child]]]
-            target += [at[parent[child]], at[child]]
-        for local in by_node:
-            chain = np.roll(local, -(channel % len(local)))
-            for _ in range(2):
-                source += [chain[1:], chain[:-1]]
-                target += [chain[:-1], chain[1:]]
-    a, b = np.concatenate(source), np.concatenate(target)
-    return Traffic(source=a, target=b, share=np.full(len(a), 0.5 / channels))
-
-
-def _tree_parents(count: int) -> Ints:
-    """The parent of every node of a binary tree whose root is 0 (-1: none); odd numbers are its leaves."""
-    node = np.arange(count)
-    lowest = node & -node
-    up = (node ^ lowest) | (lowest << 1)
-    parents: Ints = np.where(up < count, up, node ^ lowest)
-    parents[0] = -1
-    return parents
-
-
 def all_to_all(members: ArrayLike) -> Traffic:
     """Every member sends an equal part to every other one and keeps one."""
     gpus = np.asarray(members, dtype=np.int64).ravel()
     ranks = len(gpus)
     return flows(np.repeat(gpus, ranks), np.tile(gpus, ranks), 1.0 / ranks)
-
-
-def collective(kind: CollectiveKind, members: ArrayLike, node_gpus: int) -> Traffic:
-    """The flows of a collective on its usual algorithm: rings, all-to-alls by pairs."""
-    if kind == "all_to_all":
-        return all_to_all(members)
-    on_rings: dict[CollectiveKind, Callable[[ArrayLike, int], Traffic]] = {
-        "all_reduce": ring_all_reduce,
-        "all_gather": ring_half,
-        "reduce_scatter": ring_half,
-        "broadcast": ring_broadcast,
-    }
-    return on_rings[kind](members, node_gpus)
 
 
 def permutation(gpus: int, node_gpus: int, seed: int) -> Traffic:

@@ -237,15 +237,15 @@ def _words(words: tuple[Any, ...]) -> _Rule:
 
 def _number(kind: type, limits: Range | None) -> _Rule:
     least, most = (-math.inf, math.inf) if limits is None else (limits.low, limits.high)
-    whole = kind is int
+    integral = kind is int
 
     def fits(value: Any) -> bool:
         return bool(least <= value <= most)  # NaN is not
 
     def accepts(value: Any) -> bool:
-        number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
+        number = isinstance(value, Integral if integral else Real) and not isinstance(value, bool)
         return number and fits(value)
 
-    wanted = "a whole number" if whole else "a number"
-    types = frozenset({int}) if whole else frozenset({int, float})
+    wanted = "a whole number" if integral else "a number"
+    types = frozenset({int}) if integral else frozenset({int, float})
     return _Rule("", types, fits, accepts, wanted if limits is None else f"{wanted} from {limits}")

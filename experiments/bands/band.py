@@ -179,9 +179,9 @@ class Residuals:
 
     def _pooled(self, source: str, quality: Floats) -> float:
         """The stretch of a source: its records, and all others as OTHERS more, each with its quality."""
-        own = self.sources == source
-        others = OTHERS * quality / max(float(quality[~own].sum()), 1e-9)
-        return weighted_level(self.needed_alone, np.where(own, quality, others))
+        of_source = self.sources == source
+        others = OTHERS * quality / max(float(quality[~of_source].sum()), 1e-9)
+        return weighted_level(self.needed_alone, np.where(of_source, quality, others))
 
     def stretch(self, source: str, left_out: Bools, distance: Floats) -> float:
         """The stretch of a run of a source, in which the residuals that are left out have no say.
@@ -210,13 +210,13 @@ class Residuals:
 
     def band(self, features: Features, key: str = "", source: str = "") -> Band:
         """The band of a run of a *source*; residuals of the same configuration are not looked at."""
-        own = self.keys == key
-        low, middle, high, distance, weight = self.quantiles(features, own)
-        stretch = self.stretch(source, own, distance)
+        same_run = self.keys == key
+        low, middle, high, distance, weight = self.quantiles(features, same_run)
+        stretch = self.stretch(source, same_run, distance)
         low = middle - stretch * max(middle - low, NARROWEST)
         high = middle + stretch * max(high - middle, NARROWEST)
-        near = (distance <= NEAR) & ~own
-        nearest = float(distance[~own].min(initial=math.inf))
+        near = (distance <= NEAR) & ~same_run
+        nearest = float(distance[~same_run].min(initial=math.inf))
         typical = _weighted_median(np.abs(np.expm1(self.log_error)), weight) if weight.any() else math.nan
         sources = tuple(sorted(set(self.sources[near].tolist())))
         fitted = in_sample(features.generation, sources)
@@ -233,7 +233,7 @@ class Residuals:
             median_abs_error=typical,
             note="no validated run to compare with",
         )
-        if own.all():
+        if same_run.all():
             return band
         span = band_words(band.low, band.high)
         about = f"; {self.about}" if self.about else ""
@@ -244,7 +244,7 @@ class Residuals:
                 band, note=f"{span}; {_likeness(band, fitted, features.generation)}{stranger}{about}"
             )
         differences = differences_in_words(
-            features, self.features[int(np.where(own, np.inf, distance).argmin())]
+            features, self.features[int(np.where(same_run, np.inf, distance).argmin())]
         )
         return replace(
             band, note=f"{span}; no validated run is like this one: the nearest has {differences}{about}"

@@ -132,8 +132,8 @@ def rewrite_residuals(path: str, rows: Sequence[Residual], sources: Sequence[str
     Raises:
         UserInputError: the file is there and holds no residuals, or cannot be written.
     """
-    held = _held(path)
-    kept = [row for row in held if (row.source not in sources if sources else row.source in _papers())]
+    shipped = _held(path)
+    kept = [row for row in shipped if (row.source not in sources if sources else row.source in _papers())]
     return write_residuals(path, [*kept, *rows])
 
 

@@ -139,17 +139,17 @@ def value_of(cal: Calibration, name: str) -> float:
 
 def apply(cal: Calibration, base: Calibration, values: Mapping[Constant, float]) -> Calibration:
     """*cal* with other values; tied constants keep the ratio that they have in *base*."""
-    own: dict[str, Any] = {}
+    constants: dict[str, Any] = {}
     network: dict[str, Any] = {}
     for constant, value in values.items():
         start = value_of(base, constant.name)
         if constant.name.startswith(NETWORK):
             network[constant.name.removeprefix(NETWORK)] = value
         else:
-            own[constant.name] = value
+            constants[constant.name] = value
         for name in constant.tied:
             ratio = value_of(base, name) / start if start else 1.0
-            own[name] = value * ratio
+            constants[name] = value * ratio
     if network:
-        own["network"] = replace(cal.network, **network)
-    return replace(cal, **own)
+        constants["network"] = replace(cal.network, **network)
+    return replace(cal, **constants)

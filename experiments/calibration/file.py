@@ -36,13 +36,13 @@ def head_of(path: Path) -> str:
 
 def with_entries(base: Calibration, entries: Mapping[str, CalibrationEntry]) -> Calibration:
     """*base* with some entries replaced (by name, network ones with their prefix), values and all."""
-    own = {name: float(entry.value) for name, entry in entries.items() if not name.startswith(NETWORK)}
+    constants = {name: float(entry.value) for name, entry in entries.items() if not name.startswith(NETWORK)}
     network: dict[str, Any] = {
         name.removeprefix(NETWORK): float(entry.value)
         for name, entry in entries.items()
         if name.startswith(NETWORK)
     }
-    changed = replace(base, **own, entries=tuple({**dict(base.entries), **entries}.items()))  # type: ignore[arg-type]
+    changed = replace(base, **constants, entries=tuple({**dict(base.entries), **entries}.items()))  # type: ignore[arg-type]
     return replace(changed, network=replace(base.network, **network)) if network else changed
 
 

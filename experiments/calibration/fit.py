@@ -179,8 +179,8 @@ def determined(
     while kept:
         part, known = line.of(slice(None), kept), prior.of(kept)
         values, scale = _settled(part, [constants[place] for place in kept], known, weights)
-        there = Linearised(values=values, residuals=part.at(values), jacobian=part.jacobian * spans[kept])
-        widths = _widths_without_own_prior(there, weights, scale, (spans[kept] / known.doubt) ** 2)
+        scaled = Linearised(values=values, residuals=part.at(values), jacobian=part.jacobian * spans[kept])
+        widths = _widths_without_own_prior(scaled, weights, scale, (spans[kept] / known.doubt) ** 2)
         widths = widths * spans[kept]
         if len(kept) > len(model.samples) // 2:
             widths = np.full(len(kept), np.inf)
@@ -189,7 +189,7 @@ def determined(
             break
         worst = int(excess.argmax())
         if not np.isfinite(widths[worst]):
-            worst = int(np.linalg.norm(there.jacobian, axis=0).argmin())
+            worst = int(np.linalg.norm(scaled.jacobian, axis=0).argmin())
         dropped[kept.pop(worst)] = float(widths[worst])
     return tuple(kept), dropped
 
@@ -226,8 +226,8 @@ def fit(model: Model, constants: Sequence[Constant], prior: Prior, line: Lineari
         line = _improved(model, constants, prior, weights, scale, line, values)
         values = _minimum(line, constants, prior, weights, scale)
     values = np.clip([rounded(value) for value in values.tolist()], low, high)
-    here = model.residuals([dict(zip(constants, values.tolist(), strict=True))])[0]
-    line = Linearised(values=values, residuals=here, jacobian=line.jacobian)
+    residuals = model.residuals([dict(zip(constants, values.tolist(), strict=True))])[0]
+    line = Linearised(values=values, residuals=residuals, jacobian=line.jacobian)
     spread = covariance(line, weights, sources, scale, precision)
     sigma = np.sqrt(np.maximum(np.diag(spread), 1e-300))
     return Fit(
@@ -255,11 +255,11 @@ def _improved(
     """Linearised at *values*, or half way there (and again) while the true objective is worse than at the start."""
     before = _objective(line.residuals, line.values, prior, weights, scale)
     for _ in range(3):
-        there = linearised(model, constants, values)
-        if _objective(there.residuals, values, prior, weights, scale) <= before:
+        tried = linearised(model, constants, values)
+        if _objective(tried.residuals, values, prior, weights, scale) <= before:
             break
         values = (values + line.values) / 2.0
-    return there
+    return tried
 
 
 def rounded(value: float) -> float:

@@ -114,12 +114,12 @@ def weights_of(samples: Sequence[Sample]) -> Floats:
 
 def linearised(model: Model, constants: Sequence[Constant], values: Floats) -> Linearised:
     """Residuals at *values* and their derivatives, one-sided differences within bounds."""
-    here = dict(zip(constants, values.tolist(), strict=True))
-    steps = [_difference_step(constant, here[constant]) for constant in constants]
+    known = dict(zip(constants, values.tolist(), strict=True))
+    steps = [_difference_step(constant, known[constant]) for constant in constants]
     moved = [
-        {**here, constant: here[constant] + step} for constant, step in zip(constants, steps, strict=True)
+        {**known, constant: known[constant] + step} for constant, step in zip(constants, steps, strict=True)
     ]
-    found = model.residuals([here, *moved])
+    found = model.residuals([known, *moved])
     return Linearised(
         values=values, residuals=found[0], jacobian=np.asarray((found[1:] - found[0]).T / np.array(steps))
     )

@@ -111,8 +111,8 @@ def run_stage(
     found, parts = None, tuple[LeftOut, ...]()
     if kept:
         chosen, known = [constants[place] for place in kept], prior.of(kept)
-        held = [place for place in dropped if value_of(base, constants[place].name) != prior.centre[place]]
-        begin = linearised(model, chosen, known.centre) if held else line.of(slice(None), list(kept))
+        fixed = [place for place in dropped if value_of(base, constants[place].name) != prior.centre[place]]
+        begin = linearised(model, chosen, known.centre) if fixed else line.of(slice(None), list(kept))
         found = fit(model, chosen, known, begin)
         parts = _left_out(model, found)
     return Stage(

@@ -156,10 +156,10 @@ def _nested(options: Mapping[str, object], table: Tool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in options.items():
         *above, leaf = name.split(".")
-        here = found
+        inner = found
         for section in above:
-            here = here.setdefault(section, {})
-        here[leaf] = str(value).split() if name in table.lists else value
+            inner = inner.setdefault(section, {})
+        inner[leaf] = str(value).split() if name in table.lists else value
     return found
 
 

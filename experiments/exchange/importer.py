@@ -227,32 +227,32 @@ def _software(release: str, table: Tool) -> str:
 def _layout(read: Read, model: Model | None, gpus: int | None, where: str) -> dict[str, Any]:
     """The section `layout`: what the file says, and what its tool does without being told."""
     facts = read.facts
-    own = {key.removeprefix("layout."): value for key, value in facts.items() if key.startswith("layout.")}
-    tp, pp = int(str(own.get("tp", 1))), int(str(own.get("pp", 1)))
-    if own.get("schedule") == "interleaved" and own.get("vpp", 1) == 1:
-        own["vpp"] = 2
+    layout = {key.removeprefix("layout."): value for key, value in facts.items() if key.startswith("layout.")}
+    tp, pp = int(str(layout.get("tp", 1))), int(str(layout.get("pp", 1)))
+    if layout.get("schedule") == "interleaved" and layout.get("vpp", 1) == 1:
+        layout["vpp"] = 2
         read.origins["layout.vpp"] = "default of the schedule"
-    if own.get("schedule") == "zb-v":
-        own["vpp"] = 2
+    if layout.get("schedule") == "zb-v":
+        layout["vpp"] = 2
         read.origins["layout.vpp"] = "the schedule's own"
     if model is None or not model.experts:
-        own.pop("etp", None)
-    elif "etp" not in own:
-        own["etp"] = tp
+        layout.pop("etp", None)
+    elif "etp" not in layout:
+        layout["etp"] = tp
         read.origins["layout.etp"] = "as tensor parallelism (the tool's default)"
     replicas = facts.get("run.replicas")
-    if isinstance(replicas, int) and replicas > 1 and own.get("sharding") != "none":
+    if isinstance(replicas, int) and replicas > 1 and layout.get("sharding") != "none":
         if gpus is None or gpus % (tp * pp * replicas):
             raise UserInputError(
                 f"{where}: {read.origins['run.replicas']}: {replicas} copies need --gpus, a multiple of "
                 f"tp x pp x copies = {tp * pp * replicas}"
             )
-        own["shard_ranks"] = gpus // (tp * pp * replicas)
+        layout["shard_ranks"] = gpus // (tp * pp * replicas)
         read.origins["layout.shard_ranks"] = read.origins["run.replicas"]
-    if own.get("cp") == 1 and facts.get("run.dynamic"):
-        del own["cp"]
+    if layout.get("cp") == 1 and facts.get("run.dynamic"):
+        del layout["cp"]
     shown = {}
-    for name, value in own.items():
+    for name, value in layout.items():
         key = KEYS[f"layout.{name}"]
         by_default = name != "cp" and read.origins.get(f"layout.{name}", "").startswith("default")
         if not (by_default and value == key.dump(key.default)):

@@ -117,9 +117,13 @@ def _step(
     micro_batch = context // length
     sequences = None
     if batch is not None and (equal or setup.strategy.packing == "concatenate"):
-        whole = batch.tokens is not None and batch.tokens % length == 0
+        divides = batch.tokens is not None and batch.tokens % length == 0
         sequences = (
-            batch.sequences if equal and batch.sequences else (batch.tokens or 0) // length if whole else None
+            batch.sequences
+            if equal and batch.sequences
+            else (batch.tokens or 0) // length
+            if divides
+            else None
         )
     facts |= {"run.seq_length": length, "run.micro_batch": micro_batch, "run.global_batch": sequences}
     if "run.stage_micro_batch" in tool.keys and setup.layout.parallel.pp > 1:

@@ -147,9 +147,9 @@ def _same_as(base: Model, known: dict[str, Any], read: Read, where: str) -> dict
         origin = read.origins.get(f"model.{name}", read.origins.get(sources.get(name, ""), ""))
         if not origin or origin.startswith("default") or name in ("latent_attention", "vocab", "dropout"):
             continue
-        own = getattr(base, name)
-        if own != value:
-            raise UserInputError(f"{where}: {origin}: {name} {value} contradicts {own} of {base.name}")
+        default = getattr(base, name)
+        if default != value:
+            raise UserInputError(f"{where}: {origin}: {name} {value} contradicts {default} of {base.name}")
     return {}
 
 

@@ -182,10 +182,10 @@ def _read_chunks(read: Read, base: Model | None, more: range, where: str) -> Non
 
 
 def _read_choice(choice: Choice, given: Mapping[str, Option], tool: Tool, read: Read, where: str) -> None:
-    own = {name: given[name] for name in sorted(choice.names) if name in given}
-    asked = {name: option for name, option in own.items() if option.value is not None}
+    of_choice = {name: given[name] for name in sorted(choice.names) if name in given}
+    asked = {name: option for name, option in of_choice.items() if option.value is not None}
     if not holds(choice.when, read.facts):
-        read.without_effect += [spelled(name, tool) for name in own]
+        read.without_effect += [spelled(name, tool) for name in of_choice]
         return
     if not asked and not tool.complete:
         return
@@ -194,7 +194,7 @@ def _read_choice(choice: Choice, given: Mapping[str, Option], tool: Tool, read: 
         if isinstance(option.value, Unread):
             if all(value is True for value in allowed) and "condition" not in option.value.why:
                 read.unknown.append(f"(after {spelled(option.name, tool)}: {option.value.why})")
-                own[name] = asked[name] = replace(option, value=True)
+                of_choice[name] = asked[name] = replace(option, value=True)
                 continue
             raise UserInputError(
                 f"{_at(option, tool, where)}: {option.value.why}; write the value into the file"
@@ -208,22 +208,24 @@ def _read_choice(choice: Choice, given: Mapping[str, Option], tool: Tool, read: 
         if holds(case.when, read.facts) and all(
             _is(values.get(name), value) for name, value in case.options.items()
         ):
-            _take(case, own, tool, read, where)
+            _take(case, of_choice, tool, read, where)
             return
     names = ", ".join(f"{option.name} {_shown(option.value)}" for option in asked.values())
     raise UserInputError(f"{where}: these options do not go together here: {names}")
 
 
-def _take(case: Case, own: Mapping[str, Option], tool: Tool, read: Read, where: str) -> None:
-    used = [name for name in case.options if name in own]
+def _take(case: Case, of_choice: Mapping[str, Option], tool: Tool, read: Read, where: str) -> None:
+    used = [name for name in case.options if name in of_choice]
     if case.refuse:
         raise InfeasibleError(f"{where}: {case.refuse}")
-    origin = ", ".join(_said(own[name], tool) for name in used)
+    origin = ", ".join(_said(of_choice[name], tool) for name in used)
     for key, value in case.sets.items():
         read.set(key, value, origin or f"default of {tool.title}")
     if case.remark:
         read.not_modelled.append(f"{origin or f'default of {tool.title}'}: {case.remark}")
-    idle = (option for name, option in own.items() if name not in used and option.value not in (None, False))
+    idle = (
+        option for name, option in of_choice.items() if name not in used and option.value not in (None, False)
+    )
     read.without_effect += [spelled(option.name, tool) for option in idle]
 
 

@@ -44,28 +44,28 @@ def explain_document(scenario: Scenario, explanation: Explanation, term: str | N
         )
     products: tuple[OutputFile, ...] = ()
     found = find_term(explanation, term)
-    whole = found["term"]
-    blocks: list[Table[Any] | str] = ["\n".join(term_lines(explanation, whole))]
+    total = found["term"]
+    blocks: list[Table[Any] | str] = ["\n".join(term_lines(explanation, total))]
     if found["part"] is not None:
-        lines = [f"{found['part']}, a part of {whole['term']}"]
+        lines = [f"{found['part']}, a part of {total['term']}"]
         blocks = ["\n".join([*lines, *(line for part in found["parts"] for line in part_lines(part))])]
-    elif whole["products"]:
-        blocks.append(product_table(whole))
+    elif total["products"]:
+        blocks.append(product_table(total))
         products = (
             OutputFile(
-                "products.csv", partial(product_table, whole), "One row per matrix product of a layer."
+                "products.csv", partial(product_table, total), "One row per matrix product of a layer."
             ),
         )
     return Document(
         kind="",
-        payload={**explanation, "terms": [whole], "parts": found["parts"]},
+        payload={**explanation, "terms": [total], "parts": found["parts"]},
         head=head,
         blocks=tuple(blocks),
         files=(
             *products,
             OutputFile(
                 "inputs.csv",
-                lambda: list(input_rows(whole["calls"] if found["part"] is None else found["parts"])),
+                lambda: list(input_rows(total["calls"] if found["part"] is None else found["parts"])),
                 "What went in: every number, constant and result of every function that priced the term.",
                 columns=_INPUT,
             ),

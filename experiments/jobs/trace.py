@@ -45,7 +45,7 @@ def read_recorded_job(trace: str | Path, meta: str | Path) -> RecordedJob:
     table = _read_table(path)
     if not len(table):
         raise TraceError("holds no operations", str(path))
-    whole = {column: _integers(table, column, path) for column in _INTEGERS}
+    integers = {column: _integers(table, column, path) for column in _INTEGERS}
     start_s, duration_s = (_numbers(table, column, path) for column in _SECONDS)
     kind = _kinds(table, path)
     bad = np.flatnonzero((duration_s < 0) | (duration_s > _LONGEST_S))
@@ -60,7 +60,7 @@ def read_recorded_job(trace: str | Path, meta: str | Path) -> RecordedJob:
             str(path),
             int(bad[0]) + 1,
         )
-    steps, step = np.unique(whole["step"], return_inverse=True)
+    steps, step = np.unique(integers["step"], return_inverse=True)
     first_s = np.full(len(steps), np.inf)
     np.minimum.at(first_s, step, start_s)
     bad = np.flatnonzero(start_s - first_s[step] > _LONGEST_S)
@@ -78,13 +78,13 @@ def read_recorded_job(trace: str | Path, meta: str | Path) -> RecordedJob:
         gpus=degrees["world_size"],
         steps=steps,
         step=step.astype(np.int64),
-        data_parallel_rank=whole["dp_rank"],
-        stage=whole["stage"],
-        rank=whole["rank"],
+        data_parallel_rank=integers["dp_rank"],
+        stage=integers["stage"],
+        rank=integers["rank"],
         kind=kind,
-        sequence=whole["seq_id"],
-        chunk=whole["mc"],
-        virtual_stage=np.where(is_kind(kind, *COMPUTE), whole["gmc"], -1),
+        sequence=integers["seq_id"],
+        chunk=integers["mc"],
+        virtual_stage=np.where(is_kind(kind, *COMPUTE), integers["gmc"], -1),
         start_s=start_s - first_s[step],
         duration_s=duration_s,
     )

@@ -62,16 +62,16 @@ def span(seconds: float) -> str:
     >>> span(0.4), span(75), span(4000), span(200_000)
     ('1 s', '1 min 15 s', '1 h 6 min', '2 d 7 h')
     """
-    whole = max(1, round(seconds))
+    rounded_s = max(1, round(seconds))
     for (unit, size), (smaller, part) in (
         (("d", 86400), ("h", 3600)),
         (("h", 3600), ("min", 60)),
         (("min", 60), ("s", 1)),
     ):
-        if whole >= size:
-            rest = whole % size // part
-            return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
-    return f"{whole} s"
+        if rounded_s >= size:
+            rest = rounded_s % size // part
+            return f"{rounded_s // size} {unit}" + (f" {rest} {smaller}" if rest else "")
+    return f"{rounded_s} s"
 
 
 def large_amount(value: float) -> str:

@@ -423,13 +423,13 @@ def why(found: Found) -> str:
     return "\n".join(lines)
 
 
-def _with_what(found: Found, best: Evaluated, own: Evaluated) -> str:
+def _with_what(found: Found, best: Evaluated, asked: Evaluated) -> str:
     """Why the best may be the slower one: by what was asked for, or since the scenario fills the memory."""
-    known = own.joule_per_token if found.objective == "energy" else own.usd_per_token
+    known = asked.joule_per_token if found.objective == "energy" else asked.usd_per_token
     if found.objective in _DEAR and known is not None:
-        ahead = score_of(best, found.objective) / score_of(own, found.objective)
+        ahead = score_of(best, found.objective) / score_of(asked, found.objective)
         return f" and takes {1.0 / ahead:.3g} times as {_DEAR[found.objective]} a token"
-    return ", with the headroom that the scenario lacks" if own.tight else ""
+    return ", with the headroom that the scenario lacks" if asked.tight else ""
 
 
 _DEAR = {"usd_per_token": "much money", "energy": "much energy"}

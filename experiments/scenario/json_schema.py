@@ -55,11 +55,13 @@ def scenario_schema() -> Schema:
             properties[key.key] = _property(key)
             required += [key.key] if key.required else []
     for section in SECTIONS:
-        own = {key.key.partition(".")[2]: key for key in keys if key.key.startswith(f"{section}.")}
-        needed = [leaf for leaf, key in own.items() if key.required]
+        keys_of_section = {
+            key.key.partition(".")[2]: key for key in keys if key.key.startswith(f"{section}.")
+        }
+        needed = [leaf for leaf, key in keys_of_section.items() if key.required]
         properties[section] = {
             "type": "object" if needed else ["object", "null"],
-            "properties": {leaf: _property(key) for leaf, key in own.items()},
+            "properties": {leaf: _property(key) for leaf, key in keys_of_section.items()},
             "additionalProperties": False,
             **({"required": needed} if needed else {}),
             **_SECTION_NEEDS.get(section, {}),

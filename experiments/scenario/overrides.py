@@ -197,12 +197,12 @@ def _refuse_rivals(changes: Iterable[tuple[str, object]]) -> None:
 
 def _put(document: dict[str, object], key: str, value: object) -> None:
     *path, leaf = key.split(".")
-    here = document
+    keys = document
     for depth, part in enumerate(path, start=1):
         dotted = ".".join(path[:depth])
-        inner = here.get(part)
+        inner = keys.get(part)
         if inner is None:
-            inner = _inherited(dotted, here)
+            inner = _inherited(dotted, keys)
         below: dict[str, object] = {}
         if isinstance(inner, dict):
             below = inner
@@ -210,9 +210,9 @@ def _put(document: dict[str, object], key: str, value: object) -> None:
             below = {_NAMED[dotted]: inner}
         elif inner is not None:
             raise ScenarioError(((key, f"{dotted} is {quoted(inner)}; it has no keys of its own"),), "--set")
-        here[part] = below
-        here = below
-    here[leaf] = value
+        keys[part] = below
+        keys = below
+    keys[leaf] = value
 
 
 def _inherited(dotted: str, parent: Mapping[str, object]) -> str | None:

@@ -115,9 +115,9 @@ class References:
         if original is None:
             return None
         self._written["model"] = {**changes, "like": str(file)}
-        own = {key: value for key, value in changes.items() if key != "like"}
+        given = {key: value for key, value in changes.items() if key != "like"}
         document = {**model_document(original), "name": f"{original.name} (changed)"}
-        merged = catalog.changed_document("model", document, own)
+        merged = catalog.changed_document("model", document, given)
         model = catalog.model_entry(merged, self._problems, "model")
         return model and replace(model, source=model.source or original.source)
 

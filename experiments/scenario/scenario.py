@@ -169,10 +169,10 @@ class Scenario:
         )
         most, why = LIMITS["batches_pieces"]
         batches: list[GlobalBatch] = []
-        held = 0
+        pieces = 0
         for batch in islice(cut, self.batch_count if count is None else count):
-            held += len(batch.lengths)
-            if held > most:
+            pieces += len(batch.lengths)
+            if pieces > most:
                 raise InfeasibleError(f"the batches hold more than {most:,} sequences: {why}")
             batches.append(batch)
         name = str(data.trace or data.distribution or "data.lengths")
@@ -281,9 +281,11 @@ def resolve_scenario(
     assert document is not None  # its required keys were found
     stack = decided_by_stack(document, values, found, problems)
     problems.raise_if_any()
-    own = stack.values
-    model = replace(found.model, **{name: value for name, value in own.items() if hasattr(found.model, name)})
-    of_layout = {name: value for name, value in own.items() if f"layout.{name}" in KEYS}
+    of_stack = stack.values
+    model = replace(
+        found.model, **{name: value for name, value in of_stack.items() if hasattr(found.model, name)}
+    )
+    of_layout = {name: value for name, value in of_stack.items() if f"layout.{name}" in KEYS}
     layout = Layout(**{**section_of(values, "layout"), **of_layout})
     data = section_of(values, "data")
     execution = section_of(values, "execution")
@@ -320,7 +322,7 @@ def resolve_scenario(
         ),
         strategy=StrategyOptions(**section_of(values, "strategy")),
         execution=executed,
-        memory=_memory(values, own),
+        memory=_memory(values, of_stack),
         calibration=found.calibration,
         kind_calibrations=found.kind_calibrations,
         costs=CostOptions(**{**section_of(values, "costs"), "prices": found.prices}),
@@ -371,6 +373,6 @@ def _resolved_json(values: Mapping[str, object], left_out: frozenset[str]) -> st
         if written is None or written == "":
             continue  # an alternative that was not chosen, or a text that was not given
         section, dot, leaf = dotted.rpartition(".")
-        here = document.setdefault(section, {}) if dot else document
-        here[leaf] = written
+        keys = document.setdefault(section, {}) if dot else document
+        keys[leaf] = written
     return json.dumps(document, separators=(",", ":"), allow_nan=False)

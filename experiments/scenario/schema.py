@@ -343,5 +343,5 @@ def section_of(values: Mapping[str, object], section: str) -> dict[str, Any]:
 def _fields_of(section: str) -> tuple[tuple[str, str], ...]:
     """The keys of a section, each with the field that it sets."""
     prefix = f"{section}."
-    own = ((key, key.removeprefix(prefix)) for key in KEYS if key.startswith(prefix))
-    return tuple((key, FIELDS.get(name, name)) for key, name in own)
+    leaves = ((key, key.removeprefix(prefix)) for key in KEYS if key.startswith(prefix))
+    return tuple((key, FIELDS.get(name, name)) for key, name in leaves)

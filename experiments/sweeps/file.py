@@ -259,8 +259,10 @@ def _complaint(key: str, value: object) -> str:
     section, dot, leaf = key.rpartition(".")
     alone = Problems("")
     read_keys({section: {leaf: value}} if dot else {key: value}, alone)
-    mine = [text for name, text in alone.found if name == key or (section not in KEYS and name == section)]
-    return mine[0] if mine else ""
+    complaints = [
+        text for name, text in alone.found if name == key or (section not in KEYS and name == section)
+    ]
+    return complaints[0] if complaints else ""
 
 
 def _check_overlap(fixed: Point, axes: Sequence[Axis], problems: Problems) -> None:

@@ -200,13 +200,15 @@ def _series(
     positions = x.numbers if x.numbers is not None else tuple(float(i) for i in range(len(x.labels)))
     places, heights, reach, missing = [], [], [], []
     for label, position in sorted(zip(x.labels, positions, strict=True), key=lambda pair: pair[1]):
-        here = [row for row in rows if x.label(row) == label]
-        best = max((row for row in here if row[measure] is not None), key=lambda r: r[measure], default=None)
+        rows_at_x = [row for row in rows if x.label(row) == label]
+        best = max(
+            (row for row in rows_at_x if row[measure] is not None), key=lambda r: r[measure], default=None
+        )
         if best is not None:
             places.append(position)
             heights.append(scale * best[measure])
             reach.append(scale * np.abs(np.subtract(_ends(best, measure), best[measure])))
-        elif any(row["status"] in _CANNOT_RUN for row in here):
+        elif any(row["status"] in _CANNOT_RUN for row in rows_at_x):
             missing.append(position)
     named = x.numbers is None
     shift = offset if named else 0.0

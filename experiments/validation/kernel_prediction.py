@@ -142,8 +142,8 @@ def predicted_s(record: Mapping[str, str], calibration: Calibration | None) -> f
     """
     kind = record["kind"]
     gpu = gpu_of(record["gpu"])
-    own = calibration is not None and calibration.generation in ("", gpu.calibration)
-    cal = calibration if calibration is not None and own else shipped(gpu.calibration)
+    fits = calibration is not None and calibration.generation in ("", gpu.calibration)
+    cal = calibration if calibration is not None and fits else shipped(gpu.calibration)
     if kind in ("gemm", "grouped_gemm"):
         return _gemm(record, gpu, cal)
     if kind in ("flash_fwd", "flash_bwd", "flash_fwd_bwd"):

@@ -36,8 +36,8 @@ def run(path: str, calibration: str | None = None) -> Document:
         UserInputError: the file cannot be read or lacks columns that every kernel has.
         InfeasibleError: no kernel can be judged; it says why.
     """
-    own = None if calibration is None else load_calibration(calibration)
-    rows = check(path, own)
+    constants = None if calibration is None else load_calibration(calibration)
+    rows = check(path, constants)
     if all(row.error is None for row in rows):
         why = Counter(row.reason for row in rows).most_common(_SHOWN_REASONS)
         raise InfeasibleError(
@@ -52,7 +52,7 @@ def run(path: str, calibration: str | None = None) -> Document:
         kind="validate-kernels",
         payload={
             "file": Path(path).name,
-            "calibration": own and own.name,
+            "calibration": constants and constants.name,
             "records": records,
             "summary": {
                 **error_summary(row.error for row in rows),

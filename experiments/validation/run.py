@@ -285,9 +285,9 @@ def _coverage_by_source(rows: Sequence[Row]) -> dict[str, float]:
         if row["in_band"] is not None and not row.get("suspect"):
             by_source[row["group"][0]].append(row["in_band"])
     return {
-        source: sum(held) / len(held)
-        for source, held in sorted(by_source.items())
-        if len(held) >= ENOUGH_RECORDS
+        source: sum(verdicts) / len(verdicts)
+        for source, verdicts in sorted(by_source.items())
+        if len(verdicts) >= ENOUGH_RECORDS
     }
 
 

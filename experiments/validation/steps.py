@@ -101,8 +101,8 @@ def _row(step: MeasuredStep, prediction: StepPrediction) -> Row:
 
 def _group(step: MeasuredStep, prediction: StepPrediction) -> str:
     """Steps of equal settings: as the file groups them, and nothing that was run otherwise among them."""
-    own = step.columns.get("group") or step.columns.get("file")
-    return f"{own}: {prediction.strategy}" if own else f"{prediction.strategy}, {prediction.machine}"
+    group = step.columns.get("group") or step.columns.get("file")
+    return f"{group}: {prediction.strategy}" if group else f"{prediction.strategy}, {prediction.machine}"
 
 
 def _summary(rows: Sequence[Row]) -> Row:

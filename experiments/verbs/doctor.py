@@ -123,7 +123,7 @@ def _self_check() -> list[dict[str, Any]]:
     apart = abs(replayed.step_s - played.step_s) / played.step_s
     bound_s = lower_bound_s(scenario.setup(), lengths)
     sums_s = replayed.account_s.sum(axis=0)
-    whole = bool(np.allclose(sums_s, replayed.step_s, rtol=AGREE, atol=0.0))
+    add_up = bool(np.allclose(sums_s, replayed.step_s, rtol=AGREE, atol=0.0))
     return [
         _row(
             "executors agree",
@@ -135,5 +135,9 @@ def _self_check() -> list[dict[str, Any]]:
             f"{replayed.step_s / bound_s - 1:+.1%}",
             replayed.step_s >= bound_s * (1 - AGREE),
         ),
-        _row("accounts sum to the step", "on every rank and stage" if whole else "they do not", whole),
+        _row(
+            "accounts sum to the step",
+            "on every rank and stage" if add_up else "they do not",
+            add_up,
+        ),
     ]

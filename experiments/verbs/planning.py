@@ -184,8 +184,8 @@ def recommend(
     types = names_of("gpu_types", gpu_types) if gpu_types else ()
     budget_s = seconds_of("budget", budget)
     changes = override_texts(overrides)
-    there = () if batches is None else (f"execution.batches={batches}",)
-    checked, _ = open_scenario(scenario, (*changes, *there))
+    batches_change = () if batches is None else (f"execution.batches={batches}",)
+    checked, _ = open_scenario(scenario, (*changes, *batches_change))
     with progress("recommending", "types") as shown:
         found = study.recommend(
             checked,

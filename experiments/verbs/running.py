@@ -83,13 +83,16 @@ def simulate(
             checked, (checked.strategy.name,), batches, shown, spans=timeline is not None, links=True
         )
     with progress("replicating") as shown:
-        again = replicate(result, replications, shown) if replications else ()
+        replicated = replicate(result, replications, shown) if replications else ()
     target = target_of(result, result.base, target_tokens)
     lines = [] if target is None else [target.price.note]
     if timeline is not None:
         lines.append(_write_timeline(timeline, result.base, checked.name))
     return Result(
-        document=simulate_document(result, target, again), scenario=checked, found=result, lines=tuple(lines)
+        document=simulate_document(result, target, replicated),
+        scenario=checked,
+        found=result,
+        lines=tuple(lines),
     )
 
 
@@ -109,8 +112,8 @@ def _many_steps(
 
         lines = (write_run_timeline(timeline, run.record, title=f"{scenario.name}, {run.strategy}"),)
     with progress("replicating") as shown:
-        again = replicate_runs(scenario, steps, replications, shown) if replications else ()
-    document = with_replications(many_steps_document(run), again)
+        replicated = replicate_runs(scenario, steps, replications, shown) if replications else ()
+    document = with_replications(many_steps_document(run), replicated)
     return Result(document=document, scenario=scenario, found=run, lines=lines)
 
 
@@ -182,9 +185,9 @@ def compare(
             checked, chosen, batches, shown, spans=timeline is not None, links=True, baseline=True
         )
     with progress("replicating") as shown:
-        again = replicate(comparison, replications, shown) if replications else ()
+        replicated = replicate(comparison, replications, shown) if replications else ()
     lines = tuple(_write_timelines(timeline, comparison)) if timeline is not None else ()
-    document = compare_document(comparison, target, again)
+    document = compare_document(comparison, target, replicated)
     return Result(document=document, scenario=checked, found=comparison, lines=lines)
 
 
@@ -343,9 +346,9 @@ def campaign(
     check_whole_number("seeds", seeds, "seeds")
     check_whole_number("workers", workers, "workers")
     asked = {"campaign.duration": duration, "campaign.seeds": seeds}
-    own = override_texts({key: value for key, value in asked.items() if value is not None})
+    changes = override_texts({key: value for key, value in asked.items() if value is not None})
     target = tokens_of(tokens)
-    checked = load_scenario(scenario, (*override_texts(overrides), *own))
+    checked = load_scenario(scenario, (*override_texts(overrides), *changes))
     with progress("simulating runs") as shown:
         study = run_campaign(checked, folder=checked.folder, workers=workers, tokens=target, report=shown)
     return Result(document=campaign_document(checked, study), scenario=checked, found=study)

@@ -285,11 +285,11 @@ def _refuse_unless_ours(path: Path) -> None:
 def _contents(path: Path) -> Iterator[str]:
     """All files and links below *path*, and the folders in which nothing is (with a slash at the end)."""
     for place, folders, names in os.walk(path):
-        here = Path(place).relative_to(path)
+        folder = Path(place).relative_to(path)
         links = [name for name in folders if os.path.islink(os.path.join(place, name))]
-        yield from ((here / name).as_posix() for name in (*names, *links))
+        yield from ((folder / name).as_posix() for name in (*names, *links))
         if not folders and not names and place != str(path):
-            yield f"{here.as_posix()}/"
+            yield f"{folder.as_posix()}/"
 
 
 def _few(names: Sequence[str]) -> str:

@@ -177,25 +177,25 @@ def _chosen_ranks(slices: _Slices, max_slices: int) -> Ints:
 
 def _rank_events(slices: _Slices, index: int, position: int, passes: Passes | None) -> Iterator[str]:
     """Yield the events of one rank: names of its process and lanes, then its slices lane by lane."""
-    here = slice(int(slices.offsets[index]), int(slices.offsets[index + 1]))
+    of_rank = slice(int(slices.offsets[index]), int(slices.offsets[index + 1]))
     rank = int(slices.ranks[index])
     yield meta_event(rank, 0, "process_name", {"name": f"rank {rank}"})
     yield meta_event(rank, 0, "process_sort_index", {"sort_index": position + 1})
-    stage, start_ns, end_ns = slices.stage[here], slices.start_ns[here], slices.end_ns[here]
+    stage, start_ns, end_ns = slices.stage[of_rank], slices.start_ns[of_rank], slices.end_ns[of_rank]
     extra = free_lanes(stage, start_ns, end_ns)
     stages = int(slices.stage.max()) + 1
     tids = stage + stages * extra
     for tid in np.unique(tids).tolist():
-        beside, own = divmod(tid, stages)
-        name = f"stage {own}" + (f", at the same time {beside}" if beside else "")
+        beside, own_stage = divmod(tid, stages)
+        name = f"stage {own_stage}" + (f", at the same time {beside}" if beside else "")
         yield meta_event(rank, tid, "thread_name", {"name": name})
-        yield meta_event(rank, tid, "thread_sort_index", {"sort_index": own * 100 + beside})
-    for tid, own, op, number, chunk, start, end in zip(
+        yield meta_event(rank, tid, "thread_sort_index", {"sort_index": own_stage * 100 + beside})
+    for tid, own_stage, op, number, chunk, start, end in zip(
         tids.tolist(),
         stage.tolist(),
-        slices.op[here].tolist(),
-        slices.micro_batch[here].tolist(),
-        slices.chunk[here].tolist(),
+        slices.op[of_rank].tolist(),
+        slices.micro_batch[of_rank].tolist(),
+        slices.chunk[of_rank].tolist(),
         start_ns.tolist(),
         end_ns.tolist(),
         strict=True,
@@ -208,7 +208,7 @@ def _rank_events(slices: _Slices, index: int, position: int, passes: Passes | No
             what, arguments = f'"name":"{WAITS[number]}","cat":"step"', "{}"
         yield _slice(rank, tid, what, start, end, arguments)
         if passes is not None and op != EPILOGUE:
-            for part, begin, until in passes.parts(op, own, chunk, number, start, end):
+            for part, begin, until in passes.parts(op, own_stage, chunk, number, start, end):
                 yield _slice(rank, tid, f'"name":"{part}","cat":"part"', begin, until, "{}")
 
 
@@ -255,11 +255,11 @@ def free_lanes(stage: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
     if not np.any((stage[1:] == stage[:-1]) & (start_ns[1:] < end_ns[:-1])):
         return lane
     current, busy, free, lanes = -1, list[tuple[int, int]](), list[int](), 0
-    for i, (own, start, end) in enumerate(
+    for i, (own_stage, start, end) in enumerate(
         zip(stage.tolist(), start_ns.tolist(), end_ns.tolist(), strict=True)
     ):
-        if own != current:
-            current, busy, free, lanes = own, [], [], 0
+        if own_stage != current:
+            current, busy, free, lanes = own_stage, [], [], 0
         while busy and busy[0][0] <= start:
             heapq.heappush(free, heapq.heappop(busy)[1])
         if not free:

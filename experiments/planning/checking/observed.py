@@ -82,10 +82,10 @@ class Observed:
 
     def saved_s(self, changes: Changes) -> float:
         """Seconds of the first batch's step that are gone with these changes; 0 where they cannot run."""
-        own = self.trials.without_same(changes)
-        if not own:
+        new_changes = self.trials.without_same(changes)
+        if not new_changes:
             return 0.0
-        return max(0.0, self.trials.first_gain_s(overrides_of(own)))
+        return max(0.0, self.trials.first_gain_s(overrides_of(new_changes)))
 
     def best_saved_s(self, remedies: Iterable[Changes]) -> float:
         """The most that one of the remedies saves."""

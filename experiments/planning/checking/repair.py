@@ -102,9 +102,9 @@ def _repairs(source: ScenarioSource, overrides: Overrides) -> tuple[list[Repair]
         lengths = neutral.draw(1).lengths[0]
     except HdpSimError:
         return [], 0
-    own = apply_overrides(written_document(source), overrides)
+    written = apply_overrides(written_document(source), overrides)
     tried, until_s = 0, time.monotonic() + BUDGET_S
-    for level in _levels(neutral, own):
+    for level in _levels(neutral, written):
         found = []
         for change in dict.fromkeys(map(overrides_of, level)):
             if time.monotonic() > until_s:
@@ -131,10 +131,10 @@ def _tried(
     return Repair(change=change, step_s=step.step_s, tokens_per_s_per_gpu=step.tokens_per_s / step.gpus)
 
 
-def _levels(neutral: Scenario, own: Mapping[str, Any]) -> Iterator[Iterable[Changes]]:
+def _levels(neutral: Scenario, written: Mapping[str, Any]) -> Iterator[Iterable[Changes]]:
     """Changes of one key, of two, of the number of GPUs, of that and another."""
-    single = [change for change in _singles(neutral, own) if not _is_own(own, change)]
-    sizes = [{"gpus": gpus} for gpus in _sizes(neutral, own)]
+    single = [change for change in _singles(neutral, written) if not _is_own(written, change)]
+    sizes = [{"gpus": gpus} for gpus in _sizes(neutral, written)]
     yield single
     yield ({**one, **other} for one, other in combinations(single, 2) if one.keys() != other.keys())
     yield sizes
@@ -151,7 +151,7 @@ def _simplest(neutral: Scenario, gpus: int) -> Iterator[Changes]:
         yield {"gpus": gpus, "layout.tp": tp, "layout.pp": pp, "layout.rank_capacity": "auto"}
 
 
-def _singles(neutral: Scenario, own: Mapping[str, Any]) -> Iterator[Changes]:
+def _singles(neutral: Scenario, written: Mapping[str, Any]) -> Iterator[Changes]:
     setup, model = neutral.setup(), neutral.model
     gpus = neutral.cluster.gpus
     for tp in divisors(model.heads, 1, 4 * setup.cluster.node.gpus):
@@ -164,7 +164,7 @@ def _singles(neutral: Scenario, own: Mapping[str, Any]) -> Iterator[Changes]:
         yield {f"layout.{key}": _NEUTRAL[f"layout.{key}"]}
     yield from ({"layout.recompute": kind} for kind in ("selective", "full"))
     yield from ({"layout.sharding": kind} for kind in ("zero1", "zero2", "zero3"))
-    yield from _smaller_capacities(setup, own)
+    yield from _smaller_capacities(setup, written)
     yield from ({"strategy.name": name} for name in ("static", "hdp-opt"))
     yield from ({"strategy.activation_offload": share} for share in (0.5, 1))
     yield {"layout.optimizer_offload": True}
@@ -172,20 +172,20 @@ def _singles(neutral: Scenario, own: Mapping[str, Any]) -> Iterator[Changes]:
         yield {"data.context": f"{model.learned_positions} tokens"}
 
 
-def _smaller_capacities(setup: Setup, own: Mapping[str, Any]) -> Iterator[Changes]:
+def _smaller_capacities(setup: Setup, written: Mapping[str, Any]) -> Iterator[Changes]:
     yield {"layout.rank_capacity": "auto"}
     capacity, step = (
         setup.layout.context.rank_capacity_tokens,
-        CAPACITY_STEP_TOKENS * int(_own(own, "layout.tp", 1)),
+        CAPACITY_STEP_TOKENS * int(_own(written, "layout.tp", 1)),
     )
     while capacity is not None and capacity // 2 >= step:
         capacity = capacity // 2 // step * step
         yield {"layout.rank_capacity": f"{capacity} tokens"}
 
 
-def _sizes(neutral: Scenario, own: Mapping[str, Any]) -> list[int]:
+def _sizes(neutral: Scenario, written: Mapping[str, Any]) -> list[int]:
     """Numbers of GPUs that the degrees divide: the next ones, then twice as many and so on."""
-    block = int(_own(own, "layout.tp", 1)) * int(_own(own, "layout.pp", 1))
+    block = int(_own(written, "layout.tp", 1)) * int(_own(written, "layout.pp", 1))
     node, gpus = neutral.cluster.node.gpus, neutral.cluster.gpus
     if block % node and node % block:
         return []
@@ -194,12 +194,12 @@ def _sizes(neutral: Scenario, own: Mapping[str, Any]) -> list[int]:
     return [size for size in (below, below + step, 2 * gpus, 4 * gpus, 8 * gpus) if size and size % step == 0]
 
 
-def _is_own(own: Mapping[str, Any], change: Changes) -> bool:
-    return all(_own(own, key, None) == value for key, value in change.items())
+def _is_own(written: Mapping[str, Any], change: Changes) -> bool:
+    return all(_own(written, key, None) == value for key, value in change.items())
 
 
-def _own(own: Mapping[str, Any], key: str, default: object) -> Any:
+def _own(written: Mapping[str, Any], key: str, default: object) -> Any:
     """The value of a key in a document; the *default* where it is not written."""
     section, _, leaf = key.partition(".")
-    inner = own.get(section)
+    inner = written.get(section)
     return inner.get(leaf, default) if isinstance(inner, Mapping) else default

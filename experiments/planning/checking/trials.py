@@ -97,7 +97,7 @@ class Trials:
         if not outcome.results:
             return None
         pairs = zip(self.base.results, outcome.results, strict=True)
-        saved_s = [own.step_s - changed.step_s for own, changed in pairs]
+        saved_s = [base.step_s - changed.step_s for base, changed in pairs]
         return estimate(saved_s, independent=self.base.independent)
 
     def gains(self, gain_s: Estimate | None) -> bool:

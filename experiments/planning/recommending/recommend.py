@@ -156,7 +156,7 @@ class _OneType:
 
     def kept(self) -> TypeResult:
         """With the scenario's own layout."""
-        sizing = self._sizing((), self._there(self.scenario.cluster.gpus))
+        sizing = self._sizing((), self._sized(self.scenario.cluster.gpus))
         offer = self._offer(sizing, self._guess())
         return self._result(sizing, offer, "the scenario's own layout")
 
@@ -174,7 +174,7 @@ class _OneType:
             if best.candidate not in tried:
                 layout = self._with_degrees(gpus, best.candidate).overrides
                 sizing = self._sizing(
-                    layout, self._there(gpus).with_changes(layout), shipped_margin().headroom
+                    layout, self._sized(gpus).with_changes(layout), shipped_margin().headroom
                 )
                 least_s = min((one.sizing.about_s(gpus) for one in tried.values()), default=math.inf)
                 here_s = sizing.about_s(-(-gpus // sizing.block) * sizing.block)
@@ -230,12 +230,12 @@ class _OneType:
             sizing.offer(gpus)
         return min(sizing.offers(), key=lambda offer: (offer.usd or 0.0, offer.gpus))
 
-    def _sizing(self, layout: Overrides, there: Scenario, headroom: float = 0.0) -> Sizing:
+    def _sizing(self, layout: Overrides, sized: Scenario, headroom: float = 0.0) -> Sizing:
         return Sizing(
             at=partial(self._at, layout),
             goal=self.goal,
             confidence=self.confidence,
-            block=block_of(there.layout, there.cluster.node.gpus),
+            block=block_of(sized.layout, sized.cluster.node.gpus),
             headroom=headroom,
         )
 
@@ -245,7 +245,7 @@ class _OneType:
     def _on(self, gpus: int) -> Overrides:
         return Candidate(changes=(*self.site, ("gpus", gpus))).overrides
 
-    def _there(self, gpus: int) -> Scenario:
+    def _sized(self, gpus: int) -> Scenario:
         """The scenario on so many GPUs of the type; with degrees that divide, where its own do not."""
         try:
             return self.scenario.with_changes(self._on(gpus))
@@ -258,7 +258,7 @@ class _OneType:
         """GPUs that do the work at a usual MFU, in servers: a power of two of them."""
         lengths = self.scenario.batches(1)[0]
         flop = sequence_model_flop(self.scenario.model, lengths, causal=True) / float(lengths.sum())
-        node = self._there(self.scenario.cluster.node.gpus).cluster.node
+        node = self._sized(self.scenario.cluster.node.gpus).cluster.node
         rate = self.goal.tokens / self.goal.seconds * flop / (USUAL_MFU * node.gpu.bf16_flop_per_s)
         servers = 1
         while servers * node.gpus < min(rate, MOST_GPUS / 2):
@@ -277,16 +277,16 @@ class _OneType:
 
     def _layouts(self, gpus: int, number: int = 0, seeds: Sequence[Candidate] = ()) -> list[Evaluated]:
         """The best layouts on so many GPUs, by the first batch; none where none fits."""
-        there = self._there(gpus)
-        space = space_of(there, pinned=[parse_override(text)[0] for text in self.pinned])
+        sized = self._sized(gpus)
+        space = space_of(sized, pinned=[parse_override(text)[0] for text in self.pinned])
         budget_s = None if self.budget_s is None else self.budget_s * SHARES[number]
         headroom = shipped_margin().headroom
-        return search(there, space, budget_s=budget_s, batches=1, headroom=headroom, seeds=seeds).best
+        return search(sized, space, budget_s=budget_s, batches=1, headroom=headroom, seeds=seeds).best
 
     def _with_degrees(self, gpus: int, candidate: Candidate) -> Candidate:
         """With the degrees that the scenario has and the candidate does not change."""
         return Candidate(
-            changes=tuple({**dict(_degrees(self._there(gpus))), **dict(candidate.changes)}.items())
+            changes=tuple({**dict(_degrees(self._sized(gpus))), **dict(candidate.changes)}.items())
         )
 
 

@@ -28,8 +28,8 @@ def bounds_of(setup: Setup, batches: Sequence[Lengths]) -> tuple[float, ...]:
     if setup.execution.may_hurry:
         return ()
     tp = setup.layout.parallel.tp
-    whole = -(-setup.context_tokens // tp) * tp
-    free = replace(setup, layout=setup.layout.changed(cp=None, rank_capacity_tokens=whole))
+    whole_context = -(-setup.context_tokens // tp) * tp
+    free = replace(setup, layout=setup.layout.changed(cp=None, rank_capacity_tokens=whole_context))
     fastest = fastest_gpu(setup.execution, setup.cluster.gpus)
     known: dict[bytes, float] = {}
     for lengths in batches:

@@ -138,8 +138,8 @@ class LayoutResults:
         best = ranked(self.evaluated, question.objective, question.count)
         if len(best) < question.count:
             return so_far
-        here = score_of(best[-1], question.objective)
-        return here if so_far is None else max(so_far, here)
+        last_score = score_of(best[-1], question.objective)
+        return last_score if so_far is None else max(so_far, last_score)
 
     def leave_out(self) -> None:
         """Note that a candidate fits on paper alone."""

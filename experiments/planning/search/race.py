@@ -295,13 +295,13 @@ class Race:
             self.opened += len(task.layouts)
             parents = {layout: self._known.pop((*task.site, *layout)) for layout in task.layouts}
             for layout, parent in parents.items():
-                own = [
+                rivals = [
                     replace(parent, contender=contender)
                     for one, contender in results.contenders
                     if one == layout and contender.candidate.changes not in self._seeds
                 ]
-                self._estimates.opened(parent, own)
-                for entry in own:
+                self._estimates.opened(parent, rivals)
+                for entry in rivals:
                     self.open.add(entry)
             return
         for contender, step_s in results.first:

@@ -28,11 +28,11 @@ class Setups:
     def __init__(self, scenario: Scenario, site: Changes) -> None:
         """*site*: changes of GPUs and their number."""
         self._scenario = scenario
-        there = scenario.with_changes((*Candidate(changes=site).overrides, *ANY_GPUS))
+        on_site = scenario.with_changes((*Candidate(changes=site).overrides, *ANY_GPUS))
         self._reads_everything = bool(scenario.document.get("software"))  # whose rules look at all keys
         self._sections = {"layout", "strategy", "data"}
-        self._longest = max(there.data.lengths_tokens or (there.data.context_tokens,))
-        self.base = self._must_fit(there.setup())
+        self._longest = max(on_site.data.lengths_tokens or (on_site.data.context_tokens,))
+        self.base = self._must_fit(on_site.setup())
 
     @staticmethod
     def _must_fit(setup: Setup) -> Setup:

@@ -113,8 +113,8 @@ class Space:
 
     def _with_degrees(self, scenario: Scenario, gpus: int, tp: int, pp: int) -> Iterator[Changes]:
         ranks = gpus // (tp * pp)
-        own = own_value(scenario, "layout.sharding")
-        sharding = ("zero1", "zero3", own) if ranks > 1 else (own,)
+        present = own_value(scenario, "layout.sharding")
+        sharding = ("zero1", "zero3", present) if ranks > 1 else (present,)
         for chunks, experts, shards, (recompute, kernels), offload in product(
             self._chunks(scenario, pp),
             self._experts(scenario, gpus, tp),
@@ -130,8 +130,8 @@ class Space:
 
     def _chunks(self, scenario: Scenario, pp: int) -> Iterator[dict[str, object]]:
         """Chunks of a stage and the schedules that take so many."""
-        own = own_value(scenario, "layout.schedule")
-        schedules = self.axis("layout.schedule", scenario, (*USUAL_SCHEDULES, own))
+        present = own_value(scenario, "layout.schedule")
+        schedules = self.axis("layout.schedule", scenario, (*USUAL_SCHEDULES, present))
         units = layer_units(scenario.model, scenario.layout.changed(pp=pp, vpp=1))
         usual = [
             chunks
@@ -191,15 +191,17 @@ class Space:
                 yield from self._dynamic(scenario, setup, str(name), capacity_tokens(), auto=auto)
 
     def _static(self, scenario: Scenario, setup: Setup, *, equal: bool) -> Iterator[Changes]:
-        own = scenario.strategy.packing
-        packings = self.axis("strategy.packing", scenario, (own,) if equal else (own, *WHOLE_PACKINGS))
+        present = scenario.strategy.packing
+        packings = self.axis(
+            "strategy.packing", scenario, (present,) if equal else (present, *WHOLE_PACKINGS)
+        )
         for context in self._contexts(scenario):
             most = max(1, context // (CAPACITY_STEP_TOKENS * setup.layout.parallel.tp))
             for cp, packing in product(
                 self.axis("layout.cp", scenario, divisors(setup.ranks, 1, most)), packings
             ):
-                held = context if not isinstance(cp, int) else -(-context // cp)
-                capacity = self.axis("layout.rank_capacity", scenario, (f"{held} tokens",))[0]
+                capacity_tokens = context if not isinstance(cp, int) else -(-context // cp)
+                capacity = self.axis("layout.rank_capacity", scenario, (f"{capacity_tokens} tokens",))[0]
                 yield (
                     ("strategy.name", "static"), ("strategy.packing", packing), ("layout.cp", cp),
                     ("layout.rank_capacity", capacity),
@@ -208,13 +210,13 @@ class Space:
 
     def _contexts(self, scenario: Scenario) -> tuple[int, ...]:
         """Tokens of a pack: of lengths that stand in the scenario several, where the context cuts nothing."""
-        own, given = scenario.data.context_tokens, scenario.data.lengths_tokens
+        context, given = scenario.data.context_tokens, scenario.data.lengths_tokens
         if given is None or "data.context" in self.pinned:
-            return (own,)
+            return (context,)
         batch = scenario.data.batch
         most = batch.tokens or sum(given) * (batch.sequences or 1)
         usual = [max(given) * count for count in MICRO_BATCH_SEQUENCES if max(given) * count <= most]
-        return tuple(dict.fromkeys((own, *usual)))
+        return tuple(dict.fromkeys((context, *usual)))
 
     def _dynamic(
         self, scenario: Scenario, setup: Setup, name: str, capacity_tokens: int, *, auto: bool
@@ -287,7 +289,7 @@ def space_of(
 
 def node_of(scenario: Scenario, gpu_type: str) -> str:
     """The server of the catalog for a GPU: the scenario's own, or the usual one."""
-    own, gpu = scenario.cluster.node, catalog.gpu(gpu_type).name
-    if own.gpu.name == gpu and own.name in catalog.names("node"):
-        return own.name
+    node, gpu = scenario.cluster.node, catalog.gpu(gpu_type).name
+    if node.gpu.name == gpu and node.name in catalog.names("node"):
+        return node.name
     return catalog.node_with(gpu).name

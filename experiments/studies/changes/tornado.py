@@ -71,8 +71,8 @@ class Input:
             return scenario.with_changes((f"{self.key}={self.text(value)}",))
         cal = scenario.calibration
         if name.startswith("network."):
-            own = {name.removeprefix("network."): value}
-            return replace(scenario, calibration=replace(cal, network=replace(cal.network, **own)))  # type: ignore[arg-type]
+            changed = {name.removeprefix("network."): value}
+            return replace(scenario, calibration=replace(cal, network=replace(cal.network, **changed)))  # type: ignore[arg-type]
         return replace(scenario, calibration=replace(cal, **{name: value}))  # type: ignore[arg-type]
 
 

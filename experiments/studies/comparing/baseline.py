@@ -107,8 +107,10 @@ def best_static(
     best = _fastest(outcomes)
     if best is None:
         return None
-    whole = _fastest([outcome for outcome in outcomes if outcome.work_left_out < WORTH_A_ROW])
-    return Baseline(best=best, best_whole=whole, tried=tried, fixed_cp=setup.layout.parallel.cp is not None)
+    best_whole = _fastest([outcome for outcome in outcomes if outcome.work_left_out < WORTH_A_ROW])
+    return Baseline(
+        best=best, best_whole=best_whole, tried=tried, fixed_cp=setup.layout.parallel.cp is not None
+    )
 
 
 def packers_tried(

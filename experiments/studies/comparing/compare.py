@@ -121,9 +121,9 @@ class Outcome:
     def lower_bounds_s(self) -> tuple[float, ...]:
         """For every batch the time below which no plan of it can be, without noise; worked out when asked for."""
         assert self.setup is not None
-        own = self.setup.strategy.is_own  # may cut sequences, whose parts have less attention
+        is_own = self.setup.strategy.is_own  # may cut sequences, whose parts have less attention
         return tuple(
-            lower_bound_s(self.setup, result.plan.segment_tokens if own else lengths)
+            lower_bound_s(self.setup, result.plan.segment_tokens if is_own else lengths)
             for lengths, result in zip(self.lengths, self.results, strict=True)
         )
 

@@ -68,8 +68,8 @@ def faster_degree(scenario: Scenario, batches: Sequence[Lengths], best: Outcome)
 
 
 def _degrees(scenario: Scenario) -> list[int]:
-    most, own = scenario.cluster.node_gpus, scenario.layout.parallel.tp
-    return [tp for tp in (2**power for power in range(most.bit_length())) if tp <= most and tp != own]
+    most, given = scenario.cluster.node_gpus, scenario.layout.parallel.tp
+    return [tp for tp in (2**power for power in range(most.bit_length())) if tp <= most and tp != given]
 
 
 def _tried(scenario: Scenario, tp: int, batches: Sequence[Lengths]) -> tuple[Tried, ...]:

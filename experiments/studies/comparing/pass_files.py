@@ -91,14 +91,14 @@ def _passes(outcome: Outcome) -> pd.DataFrame:
     sequences = np.diff(plan.segment_offsets)
     rows: list[dict[str, object]] = []
     for rank, why in sorted(chosen.items(), key=lambda one: waiting_s[one[0]]):
-        here = np.flatnonzero(_told(spans, rank, stages=terms.kind.shape[0]))
-        if rows and len(rows) + len(here) > MOST_PASSES:
+        of_rank = np.flatnonzero(_told(spans, rank, stages=terms.kind.shape[0]))
+        if rows and len(rows) + len(of_rank) > MOST_PASSES:
             break
-        here = here[np.lexsort((spans.end_s[here], spans.start_s[here], spans.stage[here]))]
-        start_ns, end_ns = _whole_ns(spans.start_s[here]), _whole_ns(spans.end_s[here])
-        lanes = free_lanes(spans.stage[here], start_ns, end_ns)
+        of_rank = of_rank[np.lexsort((spans.end_s[of_rank], spans.start_s[of_rank], spans.stage[of_rank]))]
+        start_ns, end_ns = _whole_ns(spans.start_s[of_rank]), _whole_ns(spans.end_s[of_rank])
+        lanes = free_lanes(spans.stage[of_rank], start_ns, end_ns)
         for place, lane, start, end in zip(
-            here.tolist(), lanes.tolist(), start_ns.tolist(), end_ns.tolist(), strict=True
+            of_rank.tolist(), lanes.tolist(), start_ns.tolist(), end_ns.tolist(), strict=True
         ):
             op, number = int(spans.op[place]), int(spans.micro_batch[place])
             stage, chunk = int(spans.stage[place]), int(spans.chunk[place])
@@ -123,12 +123,12 @@ def _passes(outcome: Outcome) -> pd.DataFrame:
 
 def _told(spans: Spans, rank: int, stages: int) -> Bools:
     """Which spans of a rank there is room for."""
-    own: Bools = spans.rank == rank
-    room = MOST_PASSES * stages // max(1, int(own.sum()))
+    of_rank: Bools = spans.rank == rank
+    room = MOST_PASSES * stages // max(1, int(of_rank.sum()))
     if room >= stages:
-        return own
+        return of_rank
     told = np.unique(np.linspace(0, stages - 1, max(2, room)).astype(np.int64))
-    return own & np.isin(spans.stage, told)
+    return of_rank & np.isin(spans.stage, told)
 
 
 def _spans(outcome: Outcome) -> Spans:

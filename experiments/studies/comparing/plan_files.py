@@ -75,7 +75,7 @@ def _plan_table(outcomes: tuple[Outcome, ...]) -> pd.DataFrame:
     for outcome in outcomes:
         plan = outcome.results[0].plan
         count = plan.micro_batches
-        held = np.add.reduceat(plan.segment_tokens, plan.segment_offsets[:-1])
+        tokens = np.add.reduceat(plan.segment_tokens, plan.segment_offsets[:-1])
         tables.append(
             pd.DataFrame(
                 {
@@ -90,7 +90,7 @@ def _plan_table(outcomes: tuple[Outcome, ...]) -> pd.DataFrame:
                         " ".join(map(str, part.tolist()))
                         for part in np.split(plan.segment_sequence, plan.segment_offsets[1:-1])
                     ],
-                    "tokens": held,
+                    "tokens": tokens,
                     "longest_tokens": np.maximum.reduceat(plan.segment_tokens, plan.segment_offsets[:-1]),
                     "padding_tokens": 0 if plan.padding_tokens is None else plan.padding_tokens,
                     "offload_ratio": plan.offload_ratio,

@@ -70,7 +70,7 @@ WORTH_A_WORD = 5e-4
 
 
 def compare_document(
-    comparison: Comparison, tokens: float | None = None, again: Sequence[Replicated] = ()
+    comparison: Comparison, tokens: float | None = None, replicated: Sequence[Replicated] = ()
 ) -> Document:
     """Everything about a comparison; with the *tokens* of a target, what they take; with replications, their say."""
     best, why = comparison.best_static, explanation(comparison)
@@ -98,14 +98,14 @@ def compare_document(
             "batches": comparison.batches,
             "data": comparison.use.document(),
             "explanation": why,
-            **_replications_json(again),
+            **_replications_json(replicated),
         },
         blocks=(
             table,
             resources_table(comparison),
             *(() if tokens is None else (target_table(comparison, tokens),)),
             why,
-            *_replications_blocks(again),
+            *_replications_blocks(replicated),
             account_table(comparison.feasible),
         ),
         notes=remarks(comparison),
@@ -114,26 +114,26 @@ def compare_document(
     )
 
 
-def _replications_json(again: Sequence[Replicated]) -> dict[str, object]:
-    return {"replications": replications_table(again).records()} if again else {}
+def _replications_json(replicated: Sequence[Replicated]) -> dict[str, object]:
+    return {"replications": replications_table(replicated).records()} if replicated else {}
 
 
-def _replications_blocks(again: Sequence[Replicated]) -> tuple[Table[Replicated], ...]:
-    return (replications_table(again),) if again else ()
+def _replications_blocks(replicated: Sequence[Replicated]) -> tuple[Table[Replicated], ...]:
+    return (replications_table(replicated),) if replicated else ()
 
 
 def simulate_document(
-    comparison: Comparison, target: Target | None = None, again: Sequence[Replicated] = ()
+    comparison: Comparison, target: Target | None = None, replicated: Sequence[Replicated] = ()
 ) -> Document:
     """Everything about one strategy."""
     return scenario_document(
         "simulate",
         comparison.scenario,
         outcome_json(comparison.base, comparison.scenario.costs, target=target),
-        more={"data": comparison.use.document(), **_replications_json(again)},
+        more={"data": comparison.use.document(), **_replications_json(replicated)},
         blocks=(
             step_table(comparison, target),
-            *_replications_blocks(again),
+            *_replications_blocks(replicated),
             account_table(comparison.feasible),
         ),
         notes=remarks(comparison),
@@ -304,11 +304,13 @@ def _other_degree_words(comparison: Comparison) -> str:
     other, best = comparison.other_degree, comparison.best_static
     if other is None or best is None:
         return ""
-    held = max(
+    fastest = max(
         (o for o in comparison.feasible if o.mesh is None), key=lambda o: o.tokens_per_s.mean, default=None
     )
     against = (
-        f"; {held.strategy} is {1.0 / other.faster_than(held):.2f} times as fast as that one" if held else ""
+        f"; {fastest.strategy} is {1.0 / other.faster_than(fastest):.2f} times as fast as that one"
+        if fastest
+        else ""
     )
     return (
         f" This layout holds static meshes back: one with {other.words} is {other.faster_than(best):.2f} times as "
@@ -325,12 +327,14 @@ def _other_meshes(comparison: Comparison, *told: Outcome) -> list[tuple[str, Out
     """Static meshes that the reader should know too: the best with whole sequences, and the scenario's own."""
     baseline = comparison.baseline
     found: list[tuple[str, Outcome]] = []
-    whole = None if baseline is None else baseline.best_whole
-    if whole is not None and whole.mesh is not None and not _among(whole, told):
-        found.append((f"the best static mesh that keeps sequences whole ({whole.mesh.words})", whole))
-    own = next((outcome for outcome in comparison.feasible if outcome.strategy == "static"), None)
-    if own is not None and own is not whole and not _among(own, told):
-        found.append((_named(own), own))
+    best_whole = None if baseline is None else baseline.best_whole
+    if best_whole is not None and best_whole.mesh is not None and not _among(best_whole, told):
+        found.append(
+            (f"the best static mesh that keeps sequences whole ({best_whole.mesh.words})", best_whole)
+        )
+    static = next((outcome for outcome in comparison.feasible if outcome.strategy == "static"), None)
+    if static is not None and static is not best_whole and not _among(static, told):
+        found.append((_named(static), static))
     return found
 
 
@@ -367,12 +371,12 @@ def _against(fastest: Outcome, other: Outcome, best: Outcome | None) -> str:
     return f"{first} Where the {total_s:.3f} s come from: {words}." if words and total_s > 0.0 else first
 
 
-def saved_words(mine: Mapping[str, float], its: Mapping[str, float]) -> tuple[float, str]:
-    """What a step with *mine* accounts takes less than one with *its*, and in which accounts; no words if in none.
+def saved_words(fast: Mapping[str, float], slow: Mapping[str, float]) -> tuple[float, str]:
+    """What a step with *fast* accounts takes less than one with *slow*, and in which accounts; no words if in none.
 
     Accounts that make less than a fiftieth of the difference are left out, and so is what reads 0.000 s.
     """
-    saved_s = {name: its.get(name, 0.0) - mine.get(name, 0.0) for name in dict.fromkeys((*its, *mine))}
+    saved_s = {name: slow.get(name, 0.0) - fast.get(name, 0.0) for name in dict.fromkeys((*slow, *fast))}
     total_s = sum(saved_s.values())
     least_s = max(0.02 * abs(total_s), 5e-4)
     gains = sorted((item for item in saved_s.items() if item[1] >= least_s), key=lambda item: -item[1])[:3]

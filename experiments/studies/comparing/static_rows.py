@@ -84,10 +84,12 @@ def best_words(best: Baseline) -> str:
     if first.work_left_out < WORTH_A_ROW:
         return mesh.words
     words = f"{mesh.words}, {first.work_left_out:.1%} less work as its packer splits sequences"
-    whole = best.best_whole
-    if whole is None or whole.mesh is None:
+    best_whole = best.best_whole
+    if best_whole is None or best_whole.mesh is None:
         return words
-    return f"{words}; of those that keep sequences whole {whole.mesh.words}, {_slower(whole, first)}"
+    return (
+        f"{words}; of those that keep sequences whole {best_whole.mesh.words}, {_slower(best_whole, first)}"
+    )
 
 
 def _slower(one: Outcome, best: Outcome) -> str:
