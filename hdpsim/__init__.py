@@ -149,7 +149,7 @@ if TYPE_CHECKING:
     from hdpsim.experiments.verbs.result import Result
     from hdpsim.experiments.verbs.running import campaign, compare, explain, replay, replay_ops, simulate
     from hdpsim.simulator.lower_bound import lower_bound_s as lower_bound_s
-    from hdpsim.simulator.own import strategy
+    from hdpsim.simulator.own_strategy import strategy
     from hdpsim.simulator.plan import Plan as Plan
     from hdpsim.simulator.play.pipeline.validate import validate_plan as validate_plan
     from hdpsim.simulator.setup import ExecutionOptions as ExecutionOptions
@@ -205,7 +205,7 @@ _HOME = {
     "scale": "hdpsim.experiments.verbs.planning",
     "simulate": "hdpsim.experiments.verbs.running",
     "simulate_step": "hdpsim.simulator.step",
-    "strategy": "hdpsim.simulator.own",
+    "strategy": "hdpsim.simulator.own_strategy",
     "sweep": "hdpsim.experiments.verbs.planning",
     "validate": "hdpsim.experiments.verbs.evidence",
     "validate_plan": "hdpsim.simulator.play.pipeline.validate",

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hdpsim.experiments.output.files.asked import check_out_file, write_whole
+from hdpsim.experiments.output.files.out_file import check_out_file, write_whole
 from hdpsim.experiments.output.files.run_directory import RunDirectory
 from hdpsim.experiments.sweeps.store import ResultStore
 from hdpsim import files, interrupts

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hdpsim.errors import UserInputError
-from hdpsim.experiments.output.files.asked import check_out_file, write_whole
+from hdpsim.experiments.output.files.out_file import check_out_file, write_whole
 from hdpsim.experiments.output.files.run_directory import RunDirectory
 from hdpsim.experiments.output.plots.runs import plot_throughput_bars
 from hdpsim.experiments.output.plots.style import save_figure

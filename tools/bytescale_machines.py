@@ -25,7 +25,7 @@ from hdpsim.experiments.papers.figures import compared
 from hdpsim.experiments.papers.paper import Results, run_jobs
 from hdpsim.experiments.papers.shown import FigureRow
 from hdpsim.experiments.studies.comparing.compare import silent
-from hdpsim.experiments.validation.errors import error_summary
+from hdpsim.experiments.validation.order import error_summary
 from hdpsim.simulator.setup import StrategyOptions
 
 CASE_TP = SETUP["models"][SETUP["case_study"]["model"]]["tp"]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hdpsim.cost_models.layout.layout import GROUPS, SWITCHES
 from hdpsim.experiments.scenario.key_meanings import ScenarioKey, scenario_keys
-from hdpsim.simulator.own import OWN_WORDS
+from hdpsim.simulator.own_strategy import OWN_WORDS
 from hdpsim.simulator.settings import FIELDS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "scenarios.md"

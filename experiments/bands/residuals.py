@@ -18,7 +18,7 @@ from hdpsim.errors import UserInputError
 from hdpsim.experiments.bands.band import Band, Residual, Residuals, Stretches
 from hdpsim.experiments.bands.features import Features, configuration_key, features_of
 from hdpsim.experiments.bands.guessed import GuessedResiduals
-from hdpsim.experiments.output.files.asked import check_out_file, write_whole
+from hdpsim.experiments.output.files.out_file import check_out_file, write_whole
 from hdpsim.simulator.setup import Setup
 
 _STRETCHES = "# stretches: "

@@ -12,7 +12,7 @@ from hdpsim.cost_models.calibration.calibration import Calibration, CalibrationE
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.errors import HdpSimError, UserInputError
 from hdpsim.experiments.calibration.constants import NETWORK
-from hdpsim.experiments.output.files.asked import check_out_file, write_whole
+from hdpsim.experiments.output.files.out_file import check_out_file, write_whole
 
 
 def check_calibration_file(path: str, option: str) -> None:

@@ -15,7 +15,7 @@ from hdpsim.experiments.calibration.fit import Fit
 from hdpsim.experiments.calibration.stage import LeftOut, Stage
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
 from hdpsim.experiments.output.plots.runs import plot_error_shares
-from hdpsim.experiments.validation.errors import error_summary
+from hdpsim.experiments.validation.order import error_summary
 
 Row = dict[str, Any]
 

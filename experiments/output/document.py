@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from hdpsim import __version__
-from hdpsim.experiments.output.finite import plain
+from hdpsim.experiments.output.json_data import plain
 from hdpsim.experiments.output.statistics import Estimate, with_interval
 from hdpsim.experiments.output.tables import TextTable, plain_text
 

@@ -11,7 +11,7 @@ from hdpsim.errors import UserInputError
 from hdpsim.experiments.output.document import OutputFile, Table
 from hdpsim.experiments.output.plots.style import GRID, INK, PALETTE, figure_and_axes, style
 from hdpsim.experiments.papers.shown import FigureRow, Part, column
-from hdpsim.experiments.validation.errors import error_of, error_summary
+from hdpsim.experiments.validation.order import error_of, error_summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,7 +17,7 @@ from hdpsim.experiments.papers.megascale_steps import FOLDER, SETUP, Step, StepJ
 from hdpsim.experiments.papers.paper import Paper, Results, Section, of_place, ratio
 from hdpsim.experiments.papers.shown import FigureRow, Part, readable, rows_part
 from hdpsim.experiments.scenario.scenario import load_scenario
-from hdpsim.experiments.validation.errors import error_of
+from hdpsim.experiments.validation.order import error_of
 from hdpsim.simulator.play.randomness.noise import clean_probability
 from hdpsim.simulator.setup import Setup
 

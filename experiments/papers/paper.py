@@ -24,7 +24,7 @@ from hdpsim.experiments.papers.folder import PaperFolder, PublishedFigure
 from hdpsim.experiments.papers.shown import FigureRow, Part, record_files, records_table
 from hdpsim.experiments.parallel.pool import worker_pool
 from hdpsim.experiments.studies.comparing.compare import silent
-from hdpsim.experiments.validation.errors import error_of, error_summary
+from hdpsim.experiments.validation.order import error_of, error_summary
 from hdpsim.simulator.setup import Setup
 
 Report = Callable[[int, int], None]

@@ -13,7 +13,7 @@ from hdpsim.experiments.bands.memory_fit import fits_probability
 from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.exchange.exporter import Exported
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
-from hdpsim.experiments.output.files.asked import write_whole
+from hdpsim.experiments.output.files.out_file import write_whole
 from hdpsim.experiments.output.words import memory_of, span
 from hdpsim.experiments.planning.headroom import shipped_margin
 from hdpsim.experiments.planning.plots import plot_front

@@ -46,7 +46,7 @@ from hdpsim.experiments.scenario.values import (
 from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.ranges import RANGES
 from hdpsim.simulator.campaign.diagnosis import TESTS
-from hdpsim.simulator.own import OWN_NAME, OWN_WORDS, is_own_name, load_strategy
+from hdpsim.simulator.own_strategy import OWN_NAME, OWN_WORDS, is_own_name, load_strategy
 from hdpsim.simulator.run.options import PlannerLaw, RunOptions, StorageNics
 from hdpsim.simulator.settings import FIELDS
 from hdpsim.simulator.setup import BalanceMode, Communicators, Packing, StrategyName

@@ -10,11 +10,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.errors import HdpSimError, OwnPlanError, StrategyError, UserInputError
-from hdpsim.experiments.output.finite import plain
+from hdpsim.experiments.output.json_data import plain
 from hdpsim.experiments.parallel.code_version import code_version
 from hdpsim.experiments.studies.comparing.compare import run_batches
 from hdpsim.experiments.studies.report import outcome_json
-from hdpsim.simulator.own import location, source_hash
+from hdpsim.simulator.own_strategy import location, source_hash
 
 if TYPE_CHECKING:
     from hdpsim.experiments.scenario.data_use import Drawn

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hdpsim.errors import ScenarioError
 from hdpsim.experiments.bands.band import band_words
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, only_where
-from hdpsim.experiments.output.finite import plain
+from hdpsim.experiments.output.json_data import plain
 from hdpsim.experiments.output.plots.style import account_group
 from hdpsim.experiments.output.statistics import Estimate, ratio_of_sums
 from hdpsim.experiments.output.words import memory_parts, span

@@ -17,8 +17,8 @@ from hdpsim.errors import HdpSimError, InfeasibleError
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
 from hdpsim.experiments.output.files.csv import read_rows
 from hdpsim.experiments.output.plots import runs as plots
-from hdpsim.experiments.validation.errors import error_of, error_summary
 from hdpsim.experiments.validation.kernel_prediction import bus_factor, flop_of, number, predicted_s
+from hdpsim.experiments.validation.order import error_of, error_summary
 from hdpsim.experiments.validation.report import BIAS, MEDIAN, P90, Row
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 from hdpsim.experiments.output.document import Column
 from hdpsim.experiments.records.prediction import Prediction
 from hdpsim.experiments.records.table import Record
-from hdpsim.experiments.validation.errors import error_of, error_summary
+from hdpsim.experiments.validation.order import error_of, error_summary
 
 MEMORY_QUANTITY = "peak_mem_gb"
 

@@ -25,8 +25,8 @@ from hdpsim.experiments.records.prediction import Prediction, convention_of, pre
 from hdpsim.experiments.records.table import Record, read_records, shipped_records
 from hdpsim.experiments.software.rules import KINDS
 from hdpsim.experiments.studies.comparing.compare import silent
-from hdpsim.experiments.validation.errors import error_of, error_summary, rank_correlation
 from hdpsim.experiments.validation.memory import MEMORY_QUANTITY, memory_columns, memory_summary
+from hdpsim.experiments.validation.order import error_of, error_summary, rank_correlation
 from hdpsim.experiments.validation.report import ENOUGH_RECORDS, SOUND, blocks, files, summary_lines
 from hdpsim.experiments.validation.views import View, is_plain, plain, rules_of_families
 

@@ -15,7 +15,7 @@ from hdpsim.experiments.output.document import Column, Document, Table
 from hdpsim.experiments.records.step_prediction import StepPrediction, StepPredictor
 from hdpsim.experiments.records.steps import MeasuredStep, read_steps
 from hdpsim.experiments.studies.comparing.compare import silent
-from hdpsim.experiments.validation.errors import error_of, error_summary, spearman
+from hdpsim.experiments.validation.order import error_of, error_summary, spearman
 from hdpsim.experiments.validation.report import BIAS, MEDIAN, P90, percent, signed_column
 
 FEW_STEPS = 30

@@ -59,7 +59,7 @@ def simulate(
         UserInputError: what was given is wrong; the message says what is allowed.
         InfeasibleError: it cannot run; the message says why.
     """
-    from hdpsim.experiments.output.files.asked import check_out_file
+    from hdpsim.experiments.output.files.out_file import check_out_file
     from hdpsim.experiments.studies.comparing.compare import compare as compare_strategies
     from hdpsim.experiments.studies.comparing.report import simulate_document, target_of
     from hdpsim.experiments.studies.steps.replications import replicate
@@ -168,7 +168,7 @@ def compare(
         UserInputError: what was given is wrong; the message says what is allowed.
         InfeasibleError: no strategy can run; the message says why.
     """
-    from hdpsim.experiments.output.files.asked import check_out_file
+    from hdpsim.experiments.output.files.out_file import check_out_file
     from hdpsim.experiments.studies.comparing import compare as study
     from hdpsim.experiments.studies.comparing.report import compare_document
     from hdpsim.experiments.studies.steps.replications import replicate

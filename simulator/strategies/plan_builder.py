@@ -10,7 +10,7 @@ import numpy as np
 from hdpsim.arrays import Ints, offsets_of
 from hdpsim.errors import PlanError
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.strategies.own import check_plan, least_offload
+from hdpsim.simulator.strategies.own_strategy import check_plan, least_offload
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.static.packing import Pieces, assemble
 

@@ -17,7 +17,7 @@ from hdpsim.simulator.strategies.hdp.naive import plan_naive
 from hdpsim.simulator.strategies.megatron.schedulers import dynamic_cp
 from hdpsim.simulator.strategies.mixed_nodes import plan_by_kind
 from hdpsim.simulator.strategies.opt.best_plan import SMALL, plan_best
-from hdpsim.simulator.strategies.own import plan_own
+from hdpsim.simulator.strategies.own_strategy import plan_own
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.static.static_mesh import mesh_drafts, plan_static
 from hdpsim.simulator.strategies.static.wlb_llm import plan_wlb_llm

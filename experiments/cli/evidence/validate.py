@@ -135,7 +135,7 @@ def _write_scenario(
     name: str, records: str | None, calibration: str | None, without: tuple[str, ...], target: str | None
 ) -> None:
     """Print or write the scenario of a record."""
-    files = import_module("hdpsim.experiments.output.files.asked")
+    files = import_module("hdpsim.experiments.output.files.out_file")
     if target is not None:
         files.check_out_file(target, "-o", (".yaml", ".yml"))
     rules = import_module("hdpsim.experiments.software.rules").left_out(without) if without else frozenset()

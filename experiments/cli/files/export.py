@@ -30,7 +30,7 @@ def command(
     tool cannot say.
     """
     from hdpsim.experiments.exchange.exporter import export_document, export_scenario
-    from hdpsim.experiments.output.files.asked import check_out_file, write_whole
+    from hdpsim.experiments.output.files.out_file import check_out_file, write_whole
     from hdpsim.experiments.scenario.scenario import load_scenario
 
     if out is not None:

@@ -46,7 +46,7 @@ def command(
     """
     from hdpsim.experiments.exchange.import_report import import_document, imported_text
     from hdpsim.experiments.exchange.importer import Asked, import_file
-    from hdpsim.experiments.output.files.asked import check_out_file, write_whole
+    from hdpsim.experiments.output.files.out_file import check_out_file, write_whole
 
     if out is not None:
         check_out_file(out, "--output", (".yaml", ".yml"))

@@ -36,7 +36,7 @@ def command(out: str | None, **given: str | None) -> None:
 
     from hdpsim.experiments.bands.memory_fit import fits_words
     from hdpsim.experiments.exchange.new import QUESTIONS, answered, new_scenario, says_it_all
-    from hdpsim.experiments.output.files.asked import check_out_file, write_whole
+    from hdpsim.experiments.output.files.out_file import check_out_file, write_whole
     from hdpsim.experiments.output.words import memory_of
 
     if out is not None:

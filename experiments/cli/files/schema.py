@@ -17,7 +17,7 @@ def command(path: str | None) -> None:
     """
     import json
 
-    from hdpsim.experiments.output.files.asked import check_out_file, write_whole
+    from hdpsim.experiments.output.files.out_file import check_out_file, write_whole
     from hdpsim.experiments.scenario.json_schema import scenario_schema
 
     text = json.dumps(scenario_schema(), indent=2) + "\n"

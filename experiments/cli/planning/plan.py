@@ -87,7 +87,7 @@ def command(
     as they are set, and so does what the scenario's software stack decides.
     """
     from hdpsim.experiments.exchange.exporter import export_scenario
-    from hdpsim.experiments.output.files.asked import check_out_file, write_whole
+    from hdpsim.experiments.output.files.out_file import check_out_file, write_whole
     from hdpsim.experiments.planning.plan import write_flags
     from hdpsim.experiments.verbs.planning import plan
 

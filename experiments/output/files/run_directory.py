@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from hdpsim import __version__, files
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.output.document import SCHEMA_VERSION, Document, OutputFile, Table, command_line
-from hdpsim.experiments.output.finite import plain
+from hdpsim.experiments.output.json_data import plain
 from hdpsim.experiments.output.page.view import MARKER, STORED, stored
 from hdpsim.interrupts import held
 from hdpsim.quoting import printable, quoted

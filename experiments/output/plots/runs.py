@@ -1,4 +1,4 @@
-"""The plots of a run: plain data in, a matplotlib Figure out. `plot_style.save_figure` writes PNG and SVG."""
+"""The plots of a run: plain data in, a matplotlib Figure out. `style.save_figure` writes PNG and SVG."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from itertools import cycle, pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from hdpsim.experiments.output.files.asked import replacing
+from hdpsim.experiments.output.files.out_file import replacing
 from hdpsim.experiments.output.words import large_amount
 
 if TYPE_CHECKING:

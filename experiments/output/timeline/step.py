@@ -26,7 +26,7 @@ import numpy as np
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.errors import UserInputError
-from hdpsim.experiments.output.files.asked import replacing
+from hdpsim.experiments.output.files.out_file import replacing
 from hdpsim.simulator.play.accounts import EPILOGUE
 from hdpsim.simulator.play.execution import WAITS, Spans
 

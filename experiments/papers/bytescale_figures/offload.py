@@ -9,7 +9,7 @@ from hdpsim.experiments.papers.bytescale_steps import FOLDER, OWN, SETUP, Machin
 from hdpsim.experiments.papers.figures import compared
 from hdpsim.experiments.papers.paper import Results
 from hdpsim.experiments.papers.shown import FigureRow, Part, rows_part
-from hdpsim.experiments.validation.errors import error_of
+from hdpsim.experiments.validation.order import error_of
 
 SETTING, PAPER = SETUP["figure_21"], FOLDER.published["figure_21"]
 RATIOS: tuple[float, ...] = tuple(SETTING["ratios"])

@@ -23,7 +23,7 @@ from hdpsim.experiments.studies.comparing.static_rows import (
     over_best,
 )
 from hdpsim.experiments.studies.cost_to_target import MILLION, costs_of, mean_price
-from hdpsim.experiments.studies.links.moved import moved_lines
+from hdpsim.experiments.studies.links.changes import moved_lines
 from hdpsim.experiments.studies.report import (
     averaging,
     band_lines,

@@ -1,4 +1,4 @@
-"""What a plan does, micro-batch by micro-batch: a table, and the figures of output.plots_of_plan."""
+"""What a plan does, micro-batch by micro-batch: a table, and the figures of output.plots.plan."""
 
 from __future__ import annotations
 

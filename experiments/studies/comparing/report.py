@@ -26,7 +26,7 @@ from hdpsim.experiments.studies.cost_to_target import (
     usd_range_words,
     usd_words,
 )
-from hdpsim.experiments.studies.links.shared import network_lines
+from hdpsim.experiments.studies.links.cost_of_sharing import network_lines
 from hdpsim.experiments.studies.report import (
     account_table,
     averaging,

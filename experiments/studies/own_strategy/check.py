@@ -20,7 +20,7 @@ from hdpsim.simulator.plan_pieces import plan_costs
 from hdpsim.simulator.planning import planning_problem
 from hdpsim.simulator.play.engine import run_engine
 from hdpsim.simulator.play.replay import run_replay
-from hdpsim.simulator.strategies.own import check_plan
+from hdpsim.simulator.strategies.own_strategy import check_plan
 from hdpsim.simulator.strategies.planner import make_plan
 from hdpsim.simulator.strategies.problem import PlanningProblem
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from hdpsim.experiments.cli.app import cli
-from hdpsim.simulator import own
+from hdpsim.simulator import own_strategy
 
 _GOOD = """
 import hdpsim
@@ -39,7 +39,7 @@ _SMALL = ("--set", "data.batch=64K tokens", "--set", "data.context=16K", "--batc
 def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(own, "_registered", {})
+    monkeypatch.setattr(own_strategy, "_registered", {})
     (tmp_path / "cli_own.py").write_text(_GOOD)
     monkeypatch.delitem(sys.modules, "cli_own", raising=False)
     yield lambda *words: CliRunner().invoke(cli, list(words))
@@ -106,7 +106,7 @@ def test_sweeps_load_them_in_workers_and_notice_another_source(run, tmp_path):
     assert "cli_own:plan" in json.dumps(again)
     (tmp_path / "cli_own.py").write_text(_GOOD.replace("sequence % problem.ranks", "0"))
     sys.modules.pop("cli_own")
-    own._registered.clear()
+    own_strategy._registered.clear()
     changed = json.loads(run(*words).stdout)["results"]
     assert changed[0]["step_s"] == first["results"][0]["step_s"]
     assert changed[1]["step_s"]["mean"] > first["results"][1]["step_s"]["mean"]

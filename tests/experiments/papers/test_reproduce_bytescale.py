@@ -42,7 +42,7 @@ from hdpsim.experiments.papers.bytescale_steps import (
 )
 from hdpsim.experiments.papers.paper import Results, reproduce, summary_of
 from hdpsim.experiments.scenario.references import cluster_of_size
-from hdpsim.experiments.validation.errors import error_of, error_summary
+from hdpsim.experiments.validation.order import error_of, error_summary
 from hdpsim.simulator.setup import StrategyOptions
 from hdpsim.simulator.strategies.static.packing import pack
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hdpsim.cost_models.hardware.prices import CostOptions
 from hdpsim.errors import InfeasibleError, NotFiniteError
 from hdpsim.experiments.output.files.run_directory import write_document
-from hdpsim.experiments.output.finite import plain
+from hdpsim.experiments.output.json_data import plain
 from hdpsim.experiments.output.plots.style import readable_name
 from hdpsim.experiments.output.statistics import estimate, with_interval
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 import hdpsim
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.studies.own_strategy.check import CAPACITY_TOKENS, check_strategy
-from hdpsim.simulator import own
+from hdpsim.simulator import own_strategy
 
 
 def _good(problem, offset=0):
@@ -68,7 +68,7 @@ def _even_only(problem):
 
 
 def _checked(function, monkeypatch, **options):
-    monkeypatch.setattr(own, "_registered", {"mine": function})
+    monkeypatch.setattr(own_strategy, "_registered", {"mine": function})
     return check_strategy(hdpsim.load_scenario("quickstart-8gpu"), "mine", most_ranks=8, **options)
 
 
@@ -113,7 +113,7 @@ def test_shipped_strategies_keep_everything(name):
 
 @pytest.mark.parametrize(("function", "code"), [(_good, 0), (_packs_in_pairs, 3)])
 def test_the_command_ends_with_what_it_found(monkeypatch, function, code):
-    monkeypatch.setattr(own, "_registered", {"mine": function})
+    monkeypatch.setattr(own_strategy, "_registered", {"mine": function})
     result = CliRunner().invoke(cli, ["check-strategy", "mine", "--ranks", "2", "--json"])
     assert result.exit_code == code, result.output
     document = json.loads(result.stdout)
@@ -129,7 +129,7 @@ def test_a_strategy_that_refuses_everything_was_not_checked(monkeypatch):
     def refuses(problem):
         raise hdpsim.InfeasibleError("not today")
 
-    monkeypatch.setattr(own, "_registered", {"mine": refuses})
+    monkeypatch.setattr(own_strategy, "_registered", {"mine": refuses})
     result = CliRunner().invoke(cli, ["check-strategy", "mine", "--ranks", "2"])
     assert result.exit_code == 3
     assert "refuses every case, so nothing was checked:\n  not today" in result.stderr

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hdpsim
-from hdpsim.simulator import own
+from hdpsim.simulator import own_strategy
 from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.strategies.estimates import EstimateError
-from hdpsim.simulator.strategies.own import check_plan
+from hdpsim.simulator.strategies.own_strategy import check_plan
 
 HDP = ("hdp-naive", "hdp-balance", "hdp-opt")
 SCENARIOS = {
@@ -117,7 +117,7 @@ def test_strategies_of_ones_own_see_it(monkeypatch):
         builder.add(range(len(problem.lengths)), ranks=0)
         return builder.build()
 
-    monkeypatch.setattr(own, "_registered", {"mine": plan})
+    monkeypatch.setattr(own_strategy, "_registered", {"mine": plan})
     for error in (0.0, 0.1):
         simulate_step(_setup("mine", error), [100, 200])
     factors = EstimateError(variation=0.1, seed=0).factors

@@ -1,4 +1,4 @@
-"""The last look at a result: no command shows a figure that is nan or infinite."""
+"""A result as JSON data, and the last look at it: no command shows a figure that is nan or infinite."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 
 import hdpsim
 from hdpsim.errors import OwnPlanError, PlanError, StrategyError
-from hdpsim.simulator import own
+from hdpsim.simulator import own_strategy
 from hdpsim.simulator.plan import HOLE
 from hdpsim.simulator.planning import planning_problem
 from hdpsim.simulator.step import simulate_step
@@ -29,7 +29,7 @@ def in_folder(tmp_path, monkeypatch):
     """A folder of modules that are forgotten again."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(own, "_registered", {})
+    monkeypatch.setattr(own_strategy, "_registered", {})
     before = set(sys.modules)
 
     def write(text, name="own_strategies"):
@@ -203,7 +203,7 @@ def test_plans_made_by_hand_are_held_to_every_promise(setup, monkeypatch, change
         builder.add(range(len(problem.lengths)), ranks=0)
         return replace(builder.build(), **changes)
 
-    monkeypatch.setattr(own, "_registered", {"mine": plan})
+    monkeypatch.setattr(own_strategy, "_registered", {"mine": plan})
     with pytest.raises(OwnPlanError, match=message):
         _simulated(setup, "mine")
 
@@ -215,31 +215,31 @@ def test_lists_are_fine_instead_of_arrays(setup, monkeypatch):
         made = builder.build()
         return replace(made, order=made.order.tolist(), segment_tokens=made.segment_tokens.tolist())
 
-    monkeypatch.setattr(own, "_registered", {"mine": plan})
+    monkeypatch.setattr(own_strategy, "_registered", {"mine": plan})
     assert _simulated(setup, "mine").step_s > 0
 
 
 @pytest.mark.parametrize("name", ["", "has space", "static", "distca", "hdp-mine", "a:b"])
 def test_names_that_cannot_be_registered(name):
     with pytest.raises(StrategyError):
-        own.strategy(name)
+        own_strategy.strategy(name)
 
 
 def test_two_modules_cannot_have_one_name(in_folder):
     in_folder(_MODULE)
     in_folder(_MODULE, "another")
-    own.load_strategy("own_strategies:plan")
+    own_strategy.load_strategy("own_strategies:plan")
     with pytest.raises(StrategyError, match="own_strategies has a strategy of that name"):
-        own.load_strategy("another:plan")
+        own_strategy.load_strategy("another:plan")
 
 
 def test_installed_packages_offer_strategies_by_name(setup, in_folder, monkeypatch):
     from importlib.metadata import EntryPoint
 
     in_folder(_MODULE.replace("mine", "other"))
-    point = EntryPoint("packaged", "own_strategies:plan", own.GROUP)
+    point = EntryPoint("packaged", "own_strategies:plan", own_strategy.GROUP)
     monkeypatch.syspath_prepend(".")
-    monkeypatch.setattr(own, "_entry_point", lambda name: point if name == "packaged" else None)
+    monkeypatch.setattr(own_strategy, "_entry_point", lambda name: point if name == "packaged" else None)
     assert _simulated(setup, "packaged").strategy == "packaged"
     with pytest.raises(hdpsim.UserInputError, match="my_module:function for one's own"):
         replace(setup.strategy, name="unpackaged")
@@ -248,11 +248,11 @@ def test_installed_packages_offer_strategies_by_name(setup, in_folder, monkeypat
 def test_the_source_is_that_of_all_files_it_uses(in_folder, tmp_path):
     in_folder("def help(): return 1\n", "own_helper")
     in_folder("from own_helper import help\nimport numpy\ndef plan(problem): return help()\n")
-    first = own.source_hash("own_strategies:plan")
-    assert own.source_hash("own_strategies:plan") == first
+    first = own_strategy.source_hash("own_strategies:plan")
+    assert own_strategy.source_hash("own_strategies:plan") == first
     (tmp_path / "own_helper.py").write_text("def help(): return 2\n")
-    assert own.source_hash("own_strategies:plan") != first
-    assert own.location("own_strategies:plan").endswith("own_strategies.py")
+    assert own_strategy.source_hash("own_strategies:plan") != first
+    assert own_strategy.location("own_strategies:plan").endswith("own_strategies.py")
 
 
 def test_a_plan_that_cuts_sequences_is_held_against_the_bound_of_its_pieces(monkeypatch):
@@ -265,7 +265,7 @@ def test_a_plan_that_cuts_sequences_is_held_against_the_bound_of_its_pieces(monk
             builder.add([(0, start, half)], ranks=[number])
         return builder.build()
 
-    monkeypatch.setattr(own, "_registered", {"mine": plan})
+    monkeypatch.setattr(own_strategy, "_registered", {"mine": plan})
     scenario = hdpsim.load_scenario("quickstart-8gpu")
     outcome = run_batches(scenario, [np.array([scenario.data.context_tokens])], "mine")
     assert outcome.work_left_out > 0.1
