@@ -11,7 +11,8 @@ from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.feasibility import rank_kinds
 from hdpsim.cost_models.hardware.mixed import MixedCluster
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.memory.activations import activation_bytes_per_token_layer
+from hdpsim.cost_models.memory.activations import activation_bytes_per_token_layer, rotary_table_bytes
+from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.memory.report import MemoryReport, memory_report, rank_capacity_tokens, refill_s
 from hdpsim.cost_models.memory.states import state_bytes
 from hdpsim.cost_models.reliability.startup import made_in_a_step_s
@@ -42,9 +43,23 @@ def capacity_tokens(setup: Setup) -> int:
         setup.cluster,
         setup.ranks,
         offload_ratio=_offload_ratio(setup),
-        overheads=setup.memory.overheads,
+        overheads=_overheads(setup),
     )
     return min(allowed, -(-setup.context_tokens // layout.parallel.tp) * layout.parallel.tp)
+
+
+def _rotary_tables(setup: Setup) -> float:
+    """Bytes of the rotary tables of a full stage."""
+    if not setup.memory.overheads.rotary_tables:
+        return 0.0
+    layers = -(-setup.model.layers // setup.layout.parallel.pp)
+    return rotary_table_bytes(setup.model, layers, setup.context_tokens)
+
+
+def _overheads(setup: Setup) -> MemoryOverheads:
+    """What the stack keeps whatever the tokens of a rank, rotary tables of the context among it."""
+    kept = setup.memory.overheads
+    return replace(kept, library_bytes=kept.library_bytes + _rotary_tables(setup))
 
 
 def memory_of(
@@ -64,7 +79,7 @@ def memory_of(
         sequence_tokens: the longest piece of a sequence on one rank; None: one fills the rank.
         stage: the pipeline stage.
     """
-    return memory_report(
+    report = memory_report(
         setup.model,
         _layout(setup),
         setup.cluster,
@@ -73,9 +88,11 @@ def memory_of(
         stage=stage,
         offload_ratio=_offload_ratio(setup),
         micro_batches=micro_batches,
-        overheads=setup.memory.overheads,
+        overheads=_overheads(setup),
         sequence_tokens=sequence_tokens,
     )
+    tables = _rotary_tables(setup)  # tensors, though no token of a rank adds to them
+    return replace(report, context=report.context - tables, working_set=report.working_set + tables)
 
 
 def hosted_tokens(setup: Setup, cost: MicroBatchCost, capacity: int) -> float:

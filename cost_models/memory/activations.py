@@ -241,6 +241,22 @@ def working_set_bytes_per_token(model: Model, layout: Layout, *, moe: bool) -> f
     return gradients + gathered
 
 
+def rotary_table_bytes(model: Model, layers: int, sequence_tokens: int) -> float:
+    """Sines and cosines of every position of a sequence, one table of each for every layer that a GPU holds.
+
+        layers x s x 2 tables x d / 2 x 2 B
+
+    Counted: 16-bit tables of the whole sequence, however many ranks share it. Models with learned positions have none.
+    Source: InternLM/InternEvo, internlm/model/modules/embedding.py (RotaryEmbedding) and mha.py: one module a layer,
+    whose tables reach up to the largest position that it meets.
+    """
+    if model.learned_positions:
+        return 0.0
+    latent = model.latent_attention
+    dim = model.head_dim if latent is None else latent.qk_rope_head_dim
+    return layers * sequence_tokens * dim * BF16_BYTES
+
+
 def ring_bytes_per_token(model: Model, layout: Layout) -> float:
     """Buffers of a ring of ranks that share a sequence: K and V in flight, twice, and their fp32 gradients.
 

@@ -25,6 +25,8 @@ class MemoryOverheads(Checked):
         selective_keeps: the tensors that selective recomputation keeps by name beside the layer's input; None = by
             share.
         unfused_copies: operations run one by one: each keeps its own input.
+        rotary_tables: every layer has sines and cosines of the whole sequence to itself, whatever part of it the GPU
+            holds.
         bucket_bytes: bytes per parameter of the buckets in which data-parallel ranks reduce gradients, beside the
             gradients.
         loose_gradient_bytes: bytes per parameter of the layer (or head) at work, gradients not yet added up.
@@ -46,6 +48,7 @@ class MemoryOverheads(Checked):
     selective_share: Share | None = None
     selective_keeps: tuple[str, ...] | None = None
     unfused_copies: bool = False
+    rotary_tables: bool = False
     bucket_bytes: Amount = 0.0
     loose_gradient_bytes: Amount = 0.0
     gather_buffer_bytes: Amount = 0.0

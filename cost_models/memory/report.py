@@ -52,7 +52,7 @@ class MemoryReport:
         activations: kept by all micro-batches in flight, without what is offloaded.
         head: final norm, logits and loss (last stage).
         working_set: gradients and gathered inputs of the layer at work and ring buffers, as far as they exceed the
-            head's buffers (which are free again before the layers run backward).
+            head's buffers (which are free again before the layers run backward); rotary tables of layers of their own.
         communication: NCCL buffers.
         context: CUDA context and libraries.
         update: staging of the optimizer step as far as it exceeds what activations and buffers took before.

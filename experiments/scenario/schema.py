@@ -138,6 +138,7 @@ KEYS: Mapping[str, Key] = {
         default=None,
     ),
     "memory.unfused_copies": Key(parse=boolean, default=_LEAN.unfused_copies),
+    "memory.rotary_tables": Key(parse=boolean, default=_LEAN.rotary_tables),
     "memory.bucket_bytes": Key(parse=number(RANGES["stack_bytes"]), default=_LEAN.bucket_bytes),
     "memory.loose_gradient_bytes": Key(
         parse=number(RANGES["stack_bytes"]), default=_LEAN.loose_gradient_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,8 @@ def validate(
     calibration: str | Path | None = None,
     kernels: str | Path | None = None,
     steps: str | Path | None = None,
+    longctx: str | Path | None = None,
+    lengths: Iterable[str] | Mapping[str, str | Path] = (),
     scenario: str | Path | None = None,
     without: Iterable[str] = (),
     view: str = "published",
@@ -42,6 +44,8 @@ def validate(
         calibration: constants for the GPUs of the file's generation, such as `calibrate` writes.
         kernels: table of single kernels and collectives to predict instead of runs.
         steps: measured steps with their documents (JSON lines) to predict instead of runs.
+        longctx: table of long-context and variable-length systems to predict instead of runs.
+        lengths: with *longctx*: lengths of data sets that are not shipped, `{"Wikipedia": "lengths.csv"}`.
         scenario: with *steps*: how steps were run that do not say it themselves.
         without: rules about software to leave out: `["inferred"]`, or switches such as `["nemo.tp_overlap"]`.
         view: what predictions see of a record: `"published"` (all of it), `"plain"` (what a user's own record
@@ -62,6 +66,12 @@ def validate(
         raise UserInputError("--steps goes with --scenario, --calibration, --out and --json only")
     if scenario is not None and steps is None:
         raise UserInputError("--scenario goes with --steps; --scenario-of prints the scenario of a record")
+    traces = _traces(lengths)
+    if traces and longctx is None:
+        raise UserInputError("--lengths goes with --longctx")
+    others = (records, kernels, steps, scenario, residuals)
+    if longctx is not None and (any(one is not None for one in others) or memory or tuple(without)):
+        raise UserInputError("--longctx goes with --lengths, --calibration, --out, --report and --json only")
     if kernels is not None and (records is not None or memory or residuals is not None):
         raise UserInputError("--kernels goes with --calibration, --out, --report and --json only")
     rules = _left_out(without)
@@ -70,7 +80,7 @@ def validate(
     if memory and residuals is not None:
         raise UserInputError("--write-residuals is about time, not --memory")
     shown_as = _view(view)
-    if shown_as != "published" and (kernels, steps, residuals) != (None, None, None):
+    if shown_as != "published" and (kernels, steps, residuals, longctx) != (None, None, None, None):
         raise UserInputError("--as goes with predictions of runs, and not with --write-residuals")
     constants = _text(calibration)
     with progress("predicting") as shown:
@@ -85,6 +95,12 @@ def validate(
                 document=of_steps.run(
                     str(steps), scenario=_text(scenario), calibration=constants, report=shown
                 )
+            )
+        if longctx is not None:
+            from hdpsim.experiments.validation import longctx as of_tables
+
+            return Result(
+                document=of_tables.run(str(longctx), lengths=traces, calibration=constants, report=shown)
             )
         from hdpsim.experiments.bands.residuals import check_residuals
         from hdpsim.experiments.validation import run as of_runs
@@ -111,6 +127,19 @@ def _view(name: str) -> View:
         if view == name:
             return view
     raise UserInputError(f"--as: {quoted(name)} is none of {', '.join(VIEWS)}")
+
+
+def _traces(lengths: Iterable[str] | Mapping[str, str | Path]) -> dict[str, str]:
+    """Data sets and their traces, from a mapping or from texts such as Wikipedia=lengths.csv."""
+    if isinstance(lengths, Mapping):
+        return {name: str(path) for name, path in lengths.items()}
+    found = {}
+    for text in (lengths,) if isinstance(lengths, str) else lengths:
+        name, equals, path = text.partition("=")
+        if not (name and equals and path):
+            raise UserInputError(f"--lengths: expected DATASET=TRACE, got {quoted(text)}")
+        found[name] = path
+    return found
 
 
 def _left_out(without: Iterable[str]) -> frozenset[str]:

@@ -32,6 +32,15 @@ def _print_template(context: click.Context, _option: click.Parameter, wanted: bo
     "--scenario", metavar="SCENARIO", help="With --steps: how steps were run that do not say it themselves."
 )
 @file_option(
+    "--longctx", help="Predict a table of long-context and variable-length systems (csv) instead of runs."
+)
+@click.option(
+    "--lengths",
+    metavar="DATASET=TRACE",
+    multiple=True,
+    help="With --longctx: the lengths of a data set that is not shipped; may be given again.",
+)
+@file_option(
     "--write-residuals",
     "residuals",
     help="Write features and log errors (no measurements) of the runs judged: what bands of predictions rest on.",
@@ -75,6 +84,8 @@ def command(
     calibration: str | None,
     kernels: str | None,
     steps: str | None,
+    longctx: str | None,
+    lengths: tuple[str, ...],
     scenario: str | None,
     residuals: str | None,
     without: tuple[str, ...],
@@ -90,6 +101,10 @@ def command(
     reason.
     """
     others = (records, memory, kernels, residuals, without, scenario_of, scenario_file, markdown)
+    if longctx is not None and (any(others) or steps or scenario or view != "published"):
+        raise click.UsageError(
+            "--longctx goes with --lengths, --calibration, --out, --report and --json only"
+        )
     if view != "published" and (kernels or steps or residuals or scenario_of):
         raise click.UsageError("--as goes with predictions of runs, and not with --write-residuals")
     if steps is not None and any(others):
@@ -119,6 +134,8 @@ def command(
         calibration=calibration,
         kernels=kernels,
         steps=steps,
+        longctx=longctx,
+        lengths=lengths,
         scenario=scenario,
         without=without,
         view=view,

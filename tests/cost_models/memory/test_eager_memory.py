@@ -12,6 +12,7 @@ from hdpsim.cost_models.memory.activations import (
     LayerActivations,
     activation_bytes_per_token_layer,
     layer_activations,
+    rotary_table_bytes,
     score_bytes_per_token,
     tensor_parallel_transients,
     unfused_copies,
@@ -176,3 +177,12 @@ def test_what_selective_recomputation_keeps() -> None:
     assert small.total_bytes < large.total_bytes
     # one layer's other tensors come back while it runs backward
     assert small.working_set - large.working_set == pytest.approx(8192 * (whole - projections))
+
+
+def test_rotary_tables_of_every_layer() -> None:
+    """Of 2M positions: 64 sines and 64 cosines of 2 B in each of 32 layers, 16 GiB, however many ranks share them."""
+    model = Model(
+        name="7b", layers=32, hidden=4096, heads=32, kv_heads=32, head_dim=128, ffn_hidden=11008, vocab=32000
+    )
+    assert rotary_table_bytes(model, 32, 2**21) == 16 * 2**30
+    assert rotary_table_bytes(replace(model, learned_positions=2**21), 32, 2**21) == 0.0

@@ -1,0 +1,1 @@
+"""Published tables of long-context training: rows become scenarios, or attention alone, and are predicted."""

@@ -1,0 +1,155 @@
+"""What the rows of a source do not say about themselves: models, nodes, and how each of its systems was run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from hdpsim.cost_models.reading.shipped import shipped
+from hdpsim.errors import InfeasibleError
+from hdpsim.experiments.records.longctx.rows import LongRow
+from hdpsim.quoting import quoted
+from hdpsim.yaml_loader import load_yaml
+
+_FOLDER = shipped("experiments/data/longctx")
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """One of the systems that a source compares.
+
+    Attributes:
+        rows: regular expression of the rows' column strategy.
+        metrics: the same of their column metric; empty: all.
+        name: in tables; empty: what the column says.
+        scenario: keys on top of the source's.
+        choices: further keys, several times where a source tuned its layout: the fastest that fits counts.
+        refused: why it cannot be predicted; empty: it can.
+    """
+
+    rows: str
+    metrics: str = ""
+    name: str = ""
+    scenario: Mapping[str, Any]
+    choices: Sequence[Mapping[str, Any]] = ({},)
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A paper, a repository or a page with a table.
+
+    Attributes:
+        source: text that the rows' column source holds.
+        shapes: regular expressions of the column model, whose named groups are keys of a model.
+        nodes: the rows' GPUs -> nodes, by name or written out.
+        gpus: of rows that do not say how many.
+        sequences: of a batch of attention alone.
+        skip, batches: steps before those that count, and steps to average over.
+        scenario: keys that all its steps share.
+        models: regular expressions of the column model -> keys of the first that holds.
+        systems: the first whose expression holds counts.
+    """
+
+    name: str
+    source: str
+    shapes: tuple[str, ...]
+    nodes: Mapping[str, Any]
+    gpus: int
+    sequences: int
+    skip: int
+    batches: int
+    scenario: Mapping[str, Any]
+    models: Mapping[str, Mapping[str, Any]]
+    systems: tuple[System, ...]
+
+    def shared(self, row: LongRow) -> Document:
+        """Keys of a row whatever its system."""
+        found = (keys for rows, keys in self.models.items() if re.search(rows, row.text("model")))
+        return merged(self.scenario, next(found, {}))
+
+    def system(self, row: LongRow) -> System:
+        """How a row was run.
+
+        Raises:
+            InfeasibleError: the source has no such system.
+        """
+        strategy, metric = row.text("strategy"), row.text("metric")
+        for system in self.systems:
+            if re.search(system.rows, strategy) and re.search(system.metrics, metric):
+                return system
+        raise InfeasibleError(f"how {quoted(strategy)} was run is not known")
+
+    def node(self, row: LongRow) -> Any:
+        """The node of its GPUs.
+
+        Raises:
+            InfeasibleError: the source used no such GPU.
+        """
+        gpu = row.text("gpu")
+        if gpu not in self.nodes:
+            raise InfeasibleError(f"gpu: nodes of {quoted(gpu)} are not known")
+        return self.nodes[gpu]
+
+    def shape(self, row: LongRow) -> Document:
+        """What the column model says of the model.
+
+        Raises:
+            InfeasibleError: nothing that is understood.
+        """
+        for shape in self.shapes:
+            found = re.search(shape, row.text("model"))
+            if found:
+                return {key: int(value) for key, value in found.groupdict().items() if value}
+        raise InfeasibleError(f"the shape of {quoted(row.text('model'))} is not known")
+
+
+@cache
+def sources() -> tuple[Source, ...]:
+    """All sources whose tables are known."""
+    return tuple(_source(load_yaml(path)) for path in sorted(_FOLDER.glob("*.yaml")))
+
+
+def source_of(row: LongRow) -> Source:
+    """The source of a row.
+
+    Raises:
+        InfeasibleError: none that is known.
+    """
+    for source in sources():
+        if source.source in row.text("source"):
+            return source
+    known = ", ".join(source.name for source in sources())
+    raise InfeasibleError(f"its source is none of those whose systems are known: {known}")
+
+
+def merged(*documents: Mapping[str, Any]) -> Document:
+    """Documents on top of each other, section by section."""
+    out: Document = {}
+    for document in documents:
+        for key, value in document.items():
+            own = out.get(key)
+            out[key] = (
+                merged(own, value) if isinstance(own, Mapping) and isinstance(value, Mapping) else value
+            )
+    return out
+
+
+def _source(document: Mapping[str, Any]) -> Source:
+    return Source(
+        name=document["name"],
+        source=document["source"],
+        shapes=tuple(document["shapes"]),
+        nodes=document.get("nodes", {}),
+        gpus=document.get("gpus", 0),
+        sequences=document.get("sequences", 1),
+        skip=document.get("skip", 0),
+        batches=document.get("batches", 1),
+        scenario=document.get("scenario", {}),
+        models=document.get("models", {}),
+        systems=tuple(System(**{"scenario": {}, **system}) for system in document["systems"]),
+    )
