@@ -16,6 +16,7 @@ from hdpsim.yaml_loader import load_yaml
 
 _FOLDER = shipped("experiments/data/longctx")
 Document = dict[str, Any]
+ALL = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ class Source:
     Attributes:
         source: text that the rows' column source holds.
         shapes: regular expressions of the column model, whose named groups are keys of a model.
-        nodes: the rows' GPUs -> nodes, by name or written out.
+        nodes: the rows' GPUs -> nodes, by name or written out; with gpus: all, one that holds all of a row's GPUs.
         gpus: of rows that do not say how many.
         sequences: of a batch of attention alone.
         skip, batches: steps before those that count, and steps to average over.
@@ -93,7 +94,11 @@ class Source:
         gpu = row.text("gpu")
         if gpu not in self.nodes:
             raise InfeasibleError(f"gpu: nodes of {quoted(gpu)} are not known")
-        return self.nodes[gpu]
+        node = self.nodes[gpu]
+        if isinstance(node, Mapping) and node.get("gpus") == ALL:
+            count = row.whole("gpus") or self.gpus
+            return {**node, "gpus": count, "nics": count}
+        return node
 
     def shape(self, row: LongRow) -> Document:
         """What the column model says of the model.
@@ -128,14 +133,15 @@ def source_of(row: LongRow) -> Source:
 
 
 def merged(*documents: Mapping[str, Any]) -> Document:
-    """Documents on top of each other, section by section."""
+    """Documents on top of each other, section by section; no section is that of a document."""
     out: Document = {}
     for document in documents:
         for key, value in document.items():
             own = out.get(key)
-            out[key] = (
-                merged(own, value) if isinstance(own, Mapping) and isinstance(value, Mapping) else value
-            )
+            if isinstance(value, Mapping):
+                out[key] = merged(own if isinstance(own, Mapping) else {}, value)
+            else:
+                out[key] = value
     return out
 
 

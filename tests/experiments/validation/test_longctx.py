@@ -58,12 +58,19 @@ class TestSystems:
         with pytest.raises(InfeasibleError, match="'a new one' was run is not known"):
             source.system(row(strategy="a new one"))
 
+    def test_a_node_that_holds_all_gpus(self) -> None:
+        table = row(source="dev:examples/dynamic_context_parallel", gpu="not stated", gpus="16")
+        assert source_of(table).node(table) == {"like": "nvl72-gb200", "gpus": 16, "nics": 16}
+
     def test_a_model_is_read_from_its_words(self) -> None:
         shape = source_of(row()).shape(row(model="Llama-14B 40L h5120 ffn13824 40h v120000"))
         assert shape == {"layers": 40, "hidden": 5120, "ffn_hidden": 13824, "heads": 40, "vocab": 120000}
 
     def test_sections_are_merged_key_by_key(self) -> None:
-        assert merged({"a": {"x": 1, "y": 2}, "b": 1}, {"a": {"y": 3}}) == {"a": {"x": 1, "y": 3}, "b": 1}
+        first: dict[str, Any] = {"a": {"x": 1, "y": 2}, "b": 1}
+        assert merged(first, {"a": {"y": 3}}) == {"a": {"x": 1, "y": 3}, "b": 1}
+        merged(first)["a"]["x"] = 4
+        assert first["a"] == {"x": 1, "y": 2}
 
 
 class TestPrediction:
@@ -86,6 +93,24 @@ class TestPrediction:
         found = LongPredictor({}, None).predict(row())
         assert found.value == pytest.approx(2 * 65536 / step.step_s / 8)
         assert found.peak_mem_gb == pytest.approx(step.memory.total_bytes / 1e9)
+
+    def test_rows_do_not_change_those_after_them(self) -> None:
+        """A source whose systems share a layout: the table and the same from its end say the same of every row."""
+        easy = {
+            "source": "jzhang38/EasyContext",
+            "model": "Llama-2-7B",
+            "gpu": "A100-80G",
+            "strategy": "DP, 64K",
+        }
+        rows = [
+            row(**easy, cp="1", dp="8"),
+            row(**easy, cp="1", dp="8", context_tokens="32768"),
+            row(**{**easy, "strategy": "zigzag ring"}, cp="8", dp="1"),
+        ]
+        forwards = [LongPredictor({}, None).predict(one).peak_mem_gb for one in rows]
+        backwards = [LongPredictor({}, None).predict(one).peak_mem_gb for one in reversed(rows)]
+        assert forwards == backwards[::-1]
+        assert len(set(forwards)) == 3
 
     def test_memory_that_does_not_suffice_is_a_verdict(self) -> None:
         predictor = LongPredictor({}, None)
