@@ -11,6 +11,7 @@ import numpy as np
 
 from hdpsim.experiments.output.document import Column, OutputFile, Table
 from hdpsim.experiments.output.plots import runs as plots
+from hdpsim.experiments.validation.computed import computed_lines
 from hdpsim.experiments.validation.memory import FITS, MEMORY_QUANTITY, fit_rows, memory_lines
 
 Row = Mapping[str, Any]
@@ -131,6 +132,7 @@ def summary_lines(payload: Row) -> tuple[str, ...]:
             f"({least}) to {by_source[most]:.1%} ({most})"
         )
     lines += _impossible(payload["records"])
+    lines += computed_lines(payload["records"])
     lines += _order_sentences("order of layouts", summary["rank_correlation"])
     if len(summary["by_doubt"]) > 1:
         for mark, found in summary["by_doubt"].items():

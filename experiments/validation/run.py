@@ -25,6 +25,7 @@ from hdpsim.experiments.records.prediction import Prediction, convention_of, pre
 from hdpsim.experiments.records.table import Record, read_records, shipped_records
 from hdpsim.experiments.software.rules import KINDS
 from hdpsim.experiments.studies.comparing.compare import silent
+from hdpsim.experiments.validation.computed import computed
 from hdpsim.experiments.validation.memory import MEMORY_QUANTITY, memory_columns, memory_summary
 from hdpsim.experiments.validation.order import error_of, error_summary, rank_correlation
 from hdpsim.experiments.validation.report import ENOUGH_RECORDS, SOUND, blocks, files, summary_lines
@@ -75,9 +76,10 @@ def run(
         left_out = without | of_families.get(record.config.family, frozenset())
         predictions.append(_prediction(record, view == "plain", memory, own, left_out))
         report(done, len(records))
+    put_together = computed([record.columns for record in records])
     rows = [
-        _row(record, prediction, memory, _bands_of(record, view))
-        for record, prediction in zip(records, predictions, strict=True)
+        _row(record, prediction, memory, _bands_of(record, view), put_together=lies_on_a_line)
+        for record, prediction, lies_on_a_line in zip(records, predictions, put_together, strict=True)
     ]
     payload: Row = {
         "kind": "validate-memory" if memory else "validate",
@@ -120,9 +122,10 @@ def _prediction(
 def _guessed(records: Sequence[Record], own: Calibration | None, without: frozenset[str]) -> list[Residual]:
     """Residuals of the records with what their software does guessed from its name."""
     predictions = [_prediction(record, True, False, own, without) for record in records]
+    put_together = computed([record.columns for record in records])
     rows = [
-        _row(record, prediction, False, _bands_of(record, "plain"))
-        for record, prediction in zip(records, predictions, strict=True)
+        _row(record, prediction, False, _bands_of(record, "plain"), put_together=lies_on_a_line)
+        for record, prediction, lies_on_a_line in zip(records, predictions, put_together, strict=True)
     ]
     return [replace(row, guessed=True) for row in residuals_of(rows, records, predictions)]
 
@@ -141,7 +144,14 @@ def _bands_of(record: Record, view: View) -> tuple[Residuals, str]:
             assert_never(view)
 
 
-def _row(record: Record, prediction: Prediction, memory: bool, bands: tuple[Residuals, str]) -> Row:
+def _row(
+    record: Record,
+    prediction: Prediction,
+    memory: bool,
+    bands: tuple[Residuals, str],
+    *,
+    put_together: bool = False,
+) -> Row:
     """A record's columns, its prediction and its error."""
     measured = record.measured
     if memory:
@@ -159,7 +169,8 @@ def _row(record: Record, prediction: Prediction, memory: bool, bands: tuple[Resi
         **record.columns,
         "record": record.name,
         "group": [_source(record), record.config.gpu],
-        "counts": record.counts and possible,
+        "counts": record.counts and possible and not put_together,
+        "computed": put_together,
         "quantity": quantity,
         "measured": true,
         "predicted": predicted,
@@ -236,7 +247,7 @@ def residuals_of(
         features = prediction.features
         if features is None or row["error"] is None:
             continue
-        if record.suspect:
+        if record.suspect or row["computed"]:
             continue
         sign = 1.0 if row["quantity"] == "step_s" else -1.0
         found.append(
