@@ -15,6 +15,7 @@ import numpy as np
 from hdpsim.arrays import Ints
 from hdpsim.cost_models.layout.groups import Parallel
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.stage_words import stages_of
 from hdpsim.cost_models.transformer.model import Model, dense_layer_count, dense_width
 from hdpsim.cost_models.transformer.stages import schedule_problems
 from hdpsim.errors import InfeasibleError
@@ -123,7 +124,7 @@ def layout_notes(model: Model, cluster: Cluster, layout: Layout) -> tuple[str, .
         notes.append(
             f"tp = {tp} is wider than a node ({node_gpus} GPUs): tensor parallelism crosses the network"
         )
-    if layer_units(model, layout) % (pp * vpp):
+    if layout.pipeline.cut is None and layer_units(model, layout) % (pp * vpp):
         notes.append(f"{model.layers} layers do not divide by pp x vpp = {pp} x {vpp}: stages are uneven")
     if tp > model.kv_heads and model.latent_attention is None:
         notes.append(f"tp = {tp} exceeds the {model.kv_heads} key/value heads: they are replicated")
@@ -170,12 +171,36 @@ def _stages(model: Model, layout: Layout) -> Iterator[str]:
     if vpp > 1 and pp == 1:
         yield f"layout.vpp: vpp = {vpp} needs a pipeline (pp > 1)"
     chunks = pp * vpp
+    if pp > 1 and layout.pipeline.cut is not None:
+        yield from _cut_by_hand(model, layout.pipeline.cut, chunks)
+        return
     if layer_units(model, layout) < chunks:
         counted = ", embedding and head" if layout.pipeline.embedding_layers else ""
         yield (
             f"layout.pp: pp x vpp = {pp} x {vpp} = {chunks} stages are more than "
             f"the {model.layers} layers{counted} of {model.name}"
         )
+
+
+def _cut_by_hand(model: Model, cut: str, chunks: int) -> Iterator[str]:
+    """A cut must have as many stages as there are, and the parts of this model.
+
+    One that says nothing of multi-token prediction leaves it with the output projection.
+    """
+    stages = stages_of(cut)
+    if len(stages) != chunks:
+        yield f"layout.pipeline_layout: {cut} has {len(stages)} stages, pp x vpp are {chunks}"
+    for letter, what, held, wanted in (
+        ("t", "layers", sum(stage.layers for stage in stages), model.layers),
+        (
+            "m",
+            "layers of multi-token prediction",
+            sum(stage.mtp_layers for stage in stages),
+            model.mtp_layers,
+        ),
+    ):
+        if held != wanted and (held or letter == "t"):
+            yield f"layout.pipeline_layout: {cut} has {held} {what} ({letter}), {model.name} has {wanted}"
 
 
 def _experts(model: Model, parallel: Parallel, ranks: int | None) -> Iterator[str]:

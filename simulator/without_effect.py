@@ -15,7 +15,7 @@ from hdpsim.cost_models.layer.attention import CUT_ALONG_TOKENS
 from hdpsim.cost_models.layout.layout import SWITCHES, Layout
 from hdpsim.cost_models.memory.report import MemoryReport
 from hdpsim.cost_models.transformer.model import Model
-from hdpsim.cost_models.transformer.parameters import stage_layers
+from hdpsim.cost_models.transformer.parameters import stage_contents
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.settings import changed_settings, note_on, with_default
 from hdpsim.simulator.setup import OF_PAPERS, Setup, StrategyOptions
@@ -126,14 +126,14 @@ def _of_experts(setup: Setup) -> Iterator[Rule]:
 
 def _of_pipeline(setup: Setup) -> Iterator[Rule]:
     model, layout = setup.model, setup.layout
-    for name in ("embedding_layers", "stage_balance") if layout.parallel.pp > 1 else ():
+    for name in ("embedding_layers", "stage_balance", "pipeline_layout") if layout.parallel.pp > 1 else ():
         same = _same_stages(model, with_default(setup, f"layout.{name}").layout, layout)
         yield "every stage has the same layers without it" if same else "", _layout(name)
 
 
 def _same_stages(model: Model, plain: Layout, layout: Layout) -> bool:
     try:
-        return stage_layers(model, plain) == stage_layers(model, layout)
+        return stage_contents(model, plain) == stage_contents(model, layout)
     except InfeasibleError:  # without it the model cannot be cut at all
         return False
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from hdpsim.cost_models.layout.about_switches import switch
-from hdpsim.cost_models.reading.checked import Checked, Share
+from hdpsim.cost_models.layout.stage_words import CUT_WORDS, is_cut
+from hdpsim.cost_models.reading.checked import Checked, Share, Text
 from hdpsim.errors import InfeasibleError
 from hdpsim.ranges import RANGES
 
@@ -119,6 +120,11 @@ class Pipeline(Group):
     the stages."""
     balance: StageBalance = switch("layers", name="stage_balance", needs=(needs.SEVERAL_STAGES,))
     """How layers are dealt to pipeline stages: as many on each, or so that the output projection's FLOP count too."""
+    cut: Annotated[str, Text(is_cut, CUT_WORDS)] | None = switch(
+        None, name="pipeline_layout", none="auto", needs=(needs.SEVERAL_STAGES,)
+    )
+    """What every virtual stage holds, in Megatron-Core's words: E the embedding, t a layer, m a layer of multi-token
+    prediction (none: all are with L), L output projection and loss, | between stages: Et*3|(tt|)*29m|L."""
     overlap: bool = switch(True, name="pp_overlap", needs=(needs.SEVERAL_STAGES,))
     """Transfers between stages run beside computation; off: they hold the sending and the receiving stage."""
     deferred_head_gradient: bool = switch(False, needs=(needs.DRAIN,))

@@ -64,7 +64,7 @@ class MicroBatchCost:
             for moe in (False, True)
             if any(counts[moe] for counts in self._counts)
         }  # [K, 1] by kind of layer (experts)
-        self._heads = np.array([kind.head * (1.0 + kind.mtp_layers) for kind in self.kinds])[:, None]
+        self._heads = np.array([kind.head * (1.0 + model.mtp_layers) for kind in self.kinds])[:, None]
         self._of_passes: dict[bool, Floats] = {}
         self.step_sums: dict[int, StepSums] = {}  # by ranks, filled by step_costs
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from hdpsim.cost_models.feasibility import check_layout, layer_units
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.stage_words import StageWords, stages_of
 from hdpsim.cost_models.transformer.matrices import (
     layer_matrices,
     layer_shards,
@@ -167,10 +168,15 @@ def stage_layers(model: Model, layout: Layout) -> tuple[tuple[int, ...], ...]:
     the other end. No layer is ever lost. With `embedding_layers` layers + 2 + prediction layers are dealt that way; the
     first virtual stage gets one layer less, the last as many less as it has of the others (Megatron-LM:
     account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split; pipeline layouts of DeepSeek-V3).
-    Virtual stages are those of virtual_stage_table; DualPipe's two copies are cut alike.
+    Virtual stages are those of virtual_stage_table; DualPipe's two copies are cut alike. A cut by hand
+    (`pipeline_layout`) comes before both.
     """
     check_layout(model, layout)
     pp, vpp = layout.parallel.pp, layout.pipeline.vpp
+    by_hand = _cut_by_hand(layout)
+    if by_hand is not None:
+        table = virtual_stage_table(layout.pipeline.schedule, pp, vpp)
+        return tuple(tuple(by_hand[virtual].layers for virtual in row[:vpp]) for row in table)
     if layout.pipeline.balance == "flop":
         return _layers_by_flop(model, layout)
     base, extra = divmod(layer_units(model, layout), pp * vpp)
@@ -186,6 +192,13 @@ def stage_layers(model: Model, layout: Layout) -> tuple[tuple[int, ...], ...]:
             layer_units(model, layout) - model.layers - 1
         )
     return tuple(tuple(chunks) for chunks in counts)
+
+
+def _cut_by_hand(layout: Layout) -> tuple[StageWords, ...] | None:
+    """The virtual stages that somebody wrote down; a model on one stage is not cut."""
+    if layout.pipeline.cut is None or layout.parallel.pp == 1:
+        return None
+    return stages_of(layout.pipeline.cut)
 
 
 def _layers_by_flop(model: Model, layout: Layout) -> tuple[tuple[int, ...], ...]:
@@ -220,6 +233,8 @@ def _stage_contents(model: Model, layout: Layout) -> tuple[tuple[StageContents, 
     schedule, vpp = layout.pipeline.schedule, layout.pipeline.vpp
     table = virtual_stage_table(schedule, layout.parallel.pp, chunks_per_stage(schedule, vpp))
     layers_of = {table[stage][chunk]: n for stage, row in enumerate(counts) for chunk, n in enumerate(row)}
+    by_hand = _cut_by_hand(layout) or ()
+    placed = any(stage.mtp_layers for stage in by_hand)
     contents: list[StageContents] = []
     dense_left = dense_layer_count(model)
     for virtual in range(len(layers_of)):
@@ -233,7 +248,7 @@ def _stage_contents(model: Model, layout: Layout) -> tuple[tuple[StageContents, 
                 moe_layers=layers - dense,
                 embedding=virtual == 0,
                 head=last,
-                mtp_layers=model.mtp_layers if last else 0,
+                mtp_layers=by_hand[virtual].mtp_layers if placed else model.mtp_layers * last,
             )
         )
     return tuple(tuple(contents[virtual] for virtual in row) for row in table)
@@ -245,7 +260,8 @@ def parameters_per_gpu(model: Model, layout: Layout, stage: int) -> StageParamet
     Counted: tensor parallelism splits attention, MLP, embedding and head (vocabulary rounded up); KV heads fewer
     than tp are repeated; the low-rank input projections of latent attention, norms, router and learned positions
     are on every GPU; routed experts are spread over ep x etp GPUs. A tied head is a second copy of the
-    embedding when it sits on another stage than the embedding. Multi-token prediction is on the last stage.
+    embedding when it sits on another stage than the embedding. Multi-token prediction is on the last stage, unless a
+    cut by hand says where.
     Source: arXiv 1909.08053 section 3; arXiv 2104.04473 (embedding copies); Megatron-Core (latent attention).
     """
     held = stage_contents(model, layout)[stage]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
+from hdpsim.cost_models.layout.stage_words import is_cut, stages_of
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.exchange.options import Option, Unread, Value
@@ -133,7 +134,8 @@ def _number_of(option: Option, number: Number, tool: Tool, where: str) -> object
         raise UserInputError(f"{_at(option, tool, where)}: {value.why}; write the value into the file")
     if value is True or value is False:
         raise UserInputError(f"{_at(option, tool, where)}: expected a value, got {_shown(value)}")
-    text = str(value).split()[0] if number.notation != "layers" and str(value).split() else str(value)
+    whole = number.notation in ("layers", "cut")
+    text = str(value).split()[0] if not whole and str(value).split() else str(value)
     try:
         read = NOTATIONS[number.notation][0](text)
         if number.key in KEYS:
@@ -169,6 +171,9 @@ def _read_chunks(read: Read, base: Model | None, more: range, where: str) -> Non
                 f"layers of a chunk = {deal}"
             )
         found["run.layers_per_chunk"] = units // deal
+    cut = facts.get("layout.pipeline_layout")
+    if isinstance(cut, str) and is_cut(cut) and pp > 1 and len(stages_of(cut)) % pp == 0:
+        found["layout.pipeline_layout"] = len(stages_of(cut)) // pp
     if len(set(found.values())) > 1:
         names = " and ".join(read.origins[key] for key in found)
         raise UserInputError(
@@ -405,12 +410,27 @@ def _dense_layers(text: str) -> list[int]:
     return [-1, *layers]
 
 
+def _cut(text: str) -> str:
+    """Stages in letters, or as lists of words, one of each stage."""
+    plain = text.strip().strip("\"'")
+    if not plain.startswith("["):
+        return plain
+    stages = [re.findall(r"\w+", stage) for stage in re.findall(r"\[([^\[\]]*)\]", plain)]
+    unknown = sorted({word for stage in stages for word in stage} - _PARTS.keys())
+    if unknown:
+        raise ValueError(f"expected stages of {', '.join(_PARTS)}, got {quoted(unknown[0])}")
+    return "|".join("".join(_PARTS[word] for word in stage) for stage in stages)
+
+
+_PARTS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+
 NOTATIONS: Mapping[str, tuple[Callable[[str], object], Callable[[object], object]]] = {
     "": (_integer, lambda value: value),
     "text": (str, lambda value: value),
     "number": (lambda text: float(_finite(text)), lambda value: value),
     "window": (_window, lambda value: f"{int(str(value)) - 1},0"),
     "layers": (_dense_layers, lambda value: value),
+    "cut": (_cut, lambda value: value),
 }
 """How a value is read from and written to another tool, where it is not a whole number."""
 

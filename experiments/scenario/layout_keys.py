@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from hdpsim.cost_models.layout.about_switches import about
 from hdpsim.cost_models.layout.layout import GROUPS
+from hdpsim.cost_models.reading.checked import Text
 from hdpsim.cost_models.reading.words import field_words
 from hdpsim.experiments.scenario.values import (
     Key,
@@ -18,6 +19,7 @@ from hdpsim.experiments.scenario.values import (
     number,
     one_of,
     or_word,
+    text_of,
     tokens,
 )
 
@@ -60,6 +62,8 @@ def parser_of(hint: Any, *, in_tokens: bool = False) -> Parser:
     if get_origin(hint) is not Annotated:
         raise TypeError(f"a scenario cannot write {hint}")
     kind, limits = get_args(hint)
+    if isinstance(limits, Text):
+        return text_of(limits)
     if in_tokens:
         return tokens(limits)
     return integer(limits) if kind is int else number(limits)

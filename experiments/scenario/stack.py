@@ -22,7 +22,7 @@ from hdpsim.experiments.software.rules import Setting, switches
 from hdpsim.simulator.settings import FIELDS
 
 _DECIDED_SECTIONS = ("layout", "memory")
-_SHAPES_OF_A_RUN = frozenset({"recompute", "shard_ranks", "embedding_layers"})
+_SHAPES_OF_A_RUN = frozenset({"recompute", "shard_ranks", "embedding_layers", "pipeline_layout"})
 """Keys that stacks set too, but that say how a run is cut, not what its software does."""
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+from hdpsim.cost_models.reading.checked import Text
 from hdpsim.cost_models.reading.units import parse_quantity, quantity_pattern, unit_names
 from hdpsim.errors import QuantityError
 from hdpsim.quoting import did_you_mean, quoted
@@ -119,6 +120,17 @@ def _text(value: object) -> str:
 
 
 text = Parser(read=_text, words="a text", schema={"type": "string", "pattern": r"\S"})
+
+
+def text_of(mark: Text) -> Parser:
+    """A text of that kind."""
+
+    def parse(value: object) -> str:
+        if not isinstance(value, str) or not mark.fits(value):
+            raise ValueError(f"expected {mark.wanted}, got {shown(value)}")
+        return value
+
+    return Parser(read=parse, words="a text", schema=text.schema)
 
 
 def _reference(value: object) -> object:

@@ -262,6 +262,21 @@ def _stated_bucket(config: RunConfig) -> float | None:
     return float(stated[1]) * 2**20 / _BYTES_PER_PARAMETER if stated else None
 
 
+def _full_stages_first(config: RunConfig) -> str | None:
+    """As many layers on every stage as divided and rounded up, the last one with what is left.
+
+    None where the last stages would be without layers.
+    """
+    if config.layers is None or config.pp is None or config.vpp is None:
+        return None
+    stages = config.pp * config.vpp
+    each = -(-config.layers // stages)
+    rest = config.layers - each * (stages - 1)
+    if stages == 1 or rest < 1:
+        return None
+    return f"Et*{each}|{f't*{each}|' * (stages - 2)}t*{rest}L"
+
+
 def _ranks_of_a_server(config: RunConfig) -> int:
     return max(1, (config.gpus_per_node or _GPUS_OF_A_SERVER) // (config.tp or 1))
 
@@ -280,6 +295,7 @@ FACTS: dict[str, Callable[[Run], bool]] = {
 
 COMPUTED: dict[str, Callable[[RunConfig], object]] = {
     "all_but_the_last_product": _all_but_the_last,
+    "full_stages_first": _full_stages_first,
     "kept_beside_up_projections": _kept_beside_up_projections,
     "latent_up_projections": _latent_up_projections,
     "products_between_the_kept": _between_the_kept,

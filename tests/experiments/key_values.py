@@ -16,6 +16,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "layout.vpp": ("1", "2"),
     "layout.schedule": ("1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe"),
     "layout.stage_balance": ("layers", "flop"),
+    "layout.pipeline_layout": ("auto", "Et|tL"),
     "layout.cp": ("auto", "1", "2", "4"),
     "layout.cp_sharding": ("document", "pack"),
     "layout.cp_ring_kernels": ("fused", "eager"),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from hdpsim.cost_models.layout.stage_words import stages_of
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.exchange.import_report import imported_text
@@ -311,9 +312,31 @@ train: {{global_batch_size: 8192, micro_batch_size: 1}}
         assert (layout(found)["vpp"], layout(found)["ep"], layout(found)["etp"]) == (4, 64, 1)
         assert found.unknown == ()
         assert [words.split(":")[0] for words in found.not_modelled] == [
-            "mixed_precision.bf16, mixed_precision.fp8 hybrid, mixed_precision.fp8_recipe blockwise",
-            "model.pipeline_model_parallel_layout",
+            "mixed_precision.bf16, mixed_precision.fp8 hybrid, mixed_precision.fp8_recipe blockwise"
         ]
+        assert layout(found)["pipeline_layout"] == "Et|(tt|)*30mL"
+
+    @pytest.mark.parametrize(
+        "stages", ["Et*2|t*2L", [["embedding", "decoder", "decoder"], ["decoder"] * 2 + ["loss"]]]
+    )
+    def test_stages_written_as_letters_or_as_words(self, tmp_path: Path, stages: object) -> None:
+        text = f"""
+model: {{num_layers: 4, hidden_size: 1024, num_attention_heads: 8, ffn_hidden_size: 4096, seq_length: 2048,
+  vocab_size: 1024, pipeline_model_parallel_size: 2, pipeline_model_parallel_layout: {json.dumps(stages)}}}
+"""
+        found = imported(tmp_path, text, "dump.yaml")
+        assert stages_of(layout(found)["pipeline_layout"]) == stages_of("Ett|ttL")
+
+    def test_stages_of_something_else_are_refused(self, tmp_path: Path) -> None:
+        text = """
+model: {num_layers: 4, hidden_size: 1024, num_attention_heads: 8, ffn_hidden_size: 4096, seq_length: 2048,
+  vocab_size: 1024, pipeline_model_parallel_size: 2,
+  pipeline_model_parallel_layout: [[embedding, encoder], [decoder, loss]]}
+"""
+        with pytest.raises(
+            UserInputError, match="expected stages of embedding, decoder, mtp, loss, got 'encoder'"
+        ):
+            imported(tmp_path, text, "dump.yaml")
 
 
 class TestTorchtitan:
