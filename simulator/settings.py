@@ -43,7 +43,7 @@ _NO_KEYS = frozenset({"overheads", "spans", "record_links", "step", "replication
 def settings(setup: Setup) -> dict[str, tuple[Any, Any]]:
     """Dotted key -> (value, default) of everything that has a default."""
     return {
-        f"{section}.{_key(field)}": (getattr(part, field.name), field.default)
+        f"{section}.{key_name(field)}": (getattr(part, field.name), field.default)
         for section, homes in _HOMES.items()
         for home in homes
         for part in (_part(setup, home),)
@@ -52,7 +52,8 @@ def settings(setup: Setup) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def _key(field: Field[Any]) -> str:
+def key_name(field: Field[Any]) -> str:
+    """What scenarios call a field."""
     name = about(field).name or field.name
     return _KEYS.get(name, name)
 

@@ -6,26 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from hdpsim.cost_models.hardware.prices import CostOptions
-from hdpsim.cost_models.memory.overheads import MemoryOverheads
-from hdpsim.cost_models.reading.words import field_words
-from hdpsim.cost_models.step.loading import DataPipeline
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.scenario.values import REQUIRED
 from hdpsim.ranges import Range
-from hdpsim.simulator.run.options import RunOptions
-from hdpsim.simulator.settings import FIELDS
-from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, StrategyOptions
-
-_OWNERS: Mapping[str, tuple[type, ...]] = {
-    "data": (DataPipeline,),
-    "strategy": (StrategyOptions,),
-    "memory": (MemoryOptions, MemoryOverheads),
-    "execution": (ExecutionOptions,),
-    "costs": (CostOptions,),
-    "run": (RunOptions,),
-}
-"""Section -> the classes whose fields its keys become, and which say what these mean."""
 
 _BASIC = frozenset(
     {
@@ -97,7 +80,7 @@ _MEANINGS: Mapping[str, str] = {
     "campaign.straggler_misses": "Probability that a look (every straggler_detection) overlooks a slow node.",
     "campaign.straggler_false_positives": "Probability that a look takes a healthy node for a slow one.",
 }  # fmt: skip
-"""Meanings of keys that become no field of a setup."""
+"""Meanings of keys that do not say it themselves: those that become no field of a setup."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,16 +124,9 @@ def scenario_keys() -> tuple[ScenarioKey, ...]:
             limits=key.parse.limits,
             default=None if key.default is REQUIRED else key.dump(key.default),
             required=key.default is REQUIRED,
-            meaning=key.meaning or _meaning(dotted),
+            meaning=key.meaning or _MEANINGS[dotted],
             basic=key.basic or dotted in _BASIC,
             needs=key.needs,
         )
         for dotted, key in KEYS.items()
     )
-
-
-def _meaning(dotted: str) -> str:
-    section, _, leaf = dotted.rpartition(".")
-    name, none = FIELDS.get(leaf, leaf), KEYS[dotted].parse.none
-    said = [words[name] for words in map(field_words, _OWNERS.get(section, ())) if name in words]
-    return said[0].replace("None =", f"{none}:") if said else _MEANINGS[dotted]

@@ -11,16 +11,16 @@ from dataclasses import fields
 from functools import cache
 from typing import Any, get_args
 
-from hdpsim.cost_models.hardware.prices import CostOptions, Provider
+from hdpsim.cost_models.hardware.prices import CostOptions
 from hdpsim.cost_models.memory.activations import LayerActivations
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.fields import Problems
 from hdpsim.cost_models.reading.units import DAY_S
 from hdpsim.cost_models.reliability.checkpoint import Readers
 from hdpsim.cost_models.reliability.startup import StartupMethod
-from hdpsim.cost_models.step.loading import Loader
+from hdpsim.cost_models.step.loading import DataPipeline
 from hdpsim.errors import StrategyError
-from hdpsim.experiments.scenario.layout_keys import layout_keys
+from hdpsim.experiments.scenario.field_keys import keys_of, layout_keys
 from hdpsim.experiments.scenario.values import (
     REQUIRED,
     Batch,
@@ -47,9 +47,9 @@ from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.ranges import RANGES
 from hdpsim.simulator.campaign.diagnosis import TESTS
 from hdpsim.simulator.own_strategy import OWN_NAME, OWN_WORDS, is_own_name, load_strategy
-from hdpsim.simulator.run.options import PlannerLaw, RunOptions, StorageNics
+from hdpsim.simulator.run.options import RunOptions
 from hdpsim.simulator.settings import FIELDS
-from hdpsim.simulator.setup import BalanceMode, Communicators, Packing, StrategyName
+from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, StrategyName, StrategyOptions
 from hdpsim.traces import LongSequencePolicy, shipped_distributions
 
 
@@ -79,15 +79,9 @@ strategy_name = Parser(
     choices=strategy_names(),
 )
 
-_LEAN = MemoryOverheads()
-_COSTS = CostOptions()
-_RUN = RunOptions()
-
-
-def _kept_bytes(default: float) -> Key:
-    """Bytes of a buffer, whatever the model."""
-    return Key(parse=quantity("bytes", zero=True), default=default)
-
+_BUFFER = quantity("bytes", zero=True)
+_BYTES_PER_UNIT = number(RANGES["stack_bytes"])
+"""Bytes per parameter or logit, a plain number."""
 
 KEYS: Mapping[str, Key] = {
     "name": Key(parse=text, default=""),
@@ -104,86 +98,66 @@ KEYS: Mapping[str, Key] = {
     "data.context": Key(parse=tokens(RANGES["context_tokens"])),
     "data.policy": Key(parse=choice(get_args(LongSequencePolicy)), default="chunk"),
     "data.seed": Key(parse=or_word("none", integer(RANGES["seed"])), default=0),
-    "data.loader": Key(parse=choice(get_args(Loader)), default="shared"),
-    "data.asynchronous_loading": Key(parse=boolean, default=True),
-    "data.prefetch_steps": Key(parse=integer(RANGES["prefetch_steps"]), default=1),
-    "strategy.name": Key(parse=strategy_name, default="hdp-opt"),
-    "strategy.packing": Key(parse=choice(get_args(Packing)), default="in-order"),
-    "strategy.padding": Key(parse=boolean, default=True),
-    "strategy.activation_offload": Key(parse=number(RANGES["share"]), default=0.0),
-    "strategy.dynamic_groups": Key(parse=boolean, default=True),
-    "strategy.selective_offloading": Key(parse=boolean, default=True),
-    "strategy.offload_ratio": Key(parse=or_word("auto", number(RANGES["share"])), default=None),
-    "strategy.communicators": Key(parse=choice(get_args(Communicators)), default="shared"),
-    "strategy.balancing": Key(parse=boolean, default=True),
-    "strategy.buckets": Key(parse=integer(RANGES["buckets"]), default=16),
-    "strategy.delta": Key(parse=number(RANGES["share"]), default=0.02),
-    "strategy.mode": Key(parse=choice(get_args(BalanceMode)), default="auto"),
-    "strategy.remote_data_loading": Key(parse=boolean, default=True),
-    "strategy.speed_aware": Key(parse=boolean, default=True),
-    "strategy.outlier_queues": Key(parse=integer(RANGES["outlier_queues"]), default=0),
-    "strategy.estimate_error": Key(parse=number(RANGES["share"]), default=0.0),
-    "memory.must_fit": Key(parse=boolean, default=True),
-    "memory.cuda_context": _kept_bytes(_LEAN.cuda_context_bytes),
-    "memory.libraries": _kept_bytes(_LEAN.library_bytes),
-    "memory.nccl_per_group": _kept_bytes(_LEAN.nccl_bytes_per_group),
-    "memory.fragmentation": Key(parse=number(RANGES["share"]), default=_LEAN.fragmentation_share),
-    "memory.activation_factor": Key(
-        parse=number(RANGES["activation_factor"]), default=_LEAN.activation_factor
+    **keys_of("data", DataPipeline, {"prefetch_steps": integer(RANGES["prefetch_steps"])}),
+    **keys_of(
+        "strategy",
+        StrategyOptions,
+        {"name": strategy_name, "offload_ratio": or_word("auto", number(RANGES["share"]))},
     ),
-    "memory.logit_bytes": Key(parse=number(RANGES["stack_bytes"]), default=_LEAN.logit_bytes),
-    "memory.selective_share": Key(parse=or_word("layout", number(RANGES["share"])), default=None),
-    "memory.selective_keeps": Key(
-        parse=or_word("share", some_of(tuple(field.name for field in fields(LayerActivations)))),
-        default=None,
+    **keys_of("memory", MemoryOptions, without=("overheads",)),
+    **keys_of(
+        "memory",
+        MemoryOverheads,
+        {
+            "cuda_context_bytes": _BUFFER,
+            "library_bytes": _BUFFER,
+            "nccl_bytes_per_group": _BUFFER,
+            "activation_factor": number(RANGES["activation_factor"]),
+            "logit_bytes": _BYTES_PER_UNIT,
+            "selective_share": or_word("layout", number(RANGES["share"])),
+            "selective_keeps": or_word(
+                "share", some_of(tuple(field.name for field in fields(LayerActivations)))
+            ),
+            "bucket_bytes": _BYTES_PER_UNIT,
+            "loose_gradient_bytes": _BYTES_PER_UNIT,
+            "gather_buffer_bytes": _BYTES_PER_UNIT,
+            "eight_bit_copy_bytes": _BYTES_PER_UNIT,
+        },
     ),
-    "memory.unfused_copies": Key(parse=boolean, default=_LEAN.unfused_copies),
-    "memory.rotary_tables": Key(parse=boolean, default=_LEAN.rotary_tables),
-    "memory.bucket_bytes": Key(parse=number(RANGES["stack_bytes"]), default=_LEAN.bucket_bytes),
-    "memory.loose_gradient_bytes": Key(
-        parse=number(RANGES["stack_bytes"]), default=_LEAN.loose_gradient_bytes
+    **keys_of(
+        "execution",
+        ExecutionOptions,
+        {
+            "seed": integer(RANGES["seed"]),
+            "launch_skew_s": quantity("time", zero=True),
+            "gpu_spread": or_word("auto", number(RANGES["gpu_spread"])),
+            "gc_pause_s": quantity("time", zero=True),
+            "gc_period_steps": integer(RANGES["period_steps"]),
+            "link_flap_mean_s": quantity("time"),
+        },
+        without=("spans", "record_links", "step", "replication"),
     ),
-    "memory.gather_buffer_bytes": Key(parse=number(RANGES["stack_bytes"]), default=_LEAN.gather_buffer_bytes),
-    "memory.eight_bit_copy_bytes": Key(
-        parse=number(RANGES["stack_bytes"]), default=_LEAN.eight_bit_copy_bytes
-    ),
-    "memory.host_run_ahead": Key(parse=boolean, default=_LEAN.host_run_ahead),
-    "execution.executor": Key(parse=choice(("replay", "engine")), default="replay"),
-    "execution.network": Key(parse=choice(("independent", "flows")), default="independent"),
-    "execution.seed": Key(parse=integer(RANGES["seed"]), default=0),
-    "execution.jitter": Key(parse=number(RANGES["jitter"]), default=0.0),
-    "execution.node_jitter": Key(parse=number(RANGES["jitter"]), default=0.0),
-    "execution.node_jitter_steps": Key(parse=integer(RANGES["noise_steps"]), default=0),
-    "execution.step_jitter": Key(parse=number(RANGES["jitter"]), default=0.0),
-    "execution.slow_period_share": Key(parse=number(RANGES["slow_period_share"]), default=0.0),
-    "execution.slow_period_factor": Key(parse=number(RANGES["slow_factor"]), default=1.5),
-    "execution.slow_period_steps": Key(parse=integer(RANGES["noise_steps"].from_least(1)), default=100),
-    "execution.collective_jitter": Key(parse=number(RANGES["jitter"]), default=0.0),
-    "execution.launch_skew": time_key(0.0, zero=True),
-    "execution.slow_node_share": Key(parse=number(RANGES["share"]), default=0.0),
-    "execution.slow_node_factor": Key(parse=number(RANGES["slow_factor"]), default=1.1),
-    "execution.gpu_spread": Key(parse=or_word("auto", number(RANGES["gpu_spread"])), default=None),
-    "execution.gc_pause": time_key(0.0, zero=True),
-    "execution.gc_period_steps": Key(parse=integer(RANGES["period_steps"]), default=10),
-    "execution.gc_synchronised": Key(parse=boolean, default=False),
-    "execution.link_flaps_per_hour": Key(parse=number(RANGES["per_hour"]), default=0.0),
-    "execution.link_flap_mean": time_key(5.0),
-    "execution.nccl_timeout": Key(parse=integer(RANGES["nccl_timeout"]), default=20),
-    "execution.nccl_retries": Key(parse=integer(RANGES["misses"].from_least(0)), default=7),
-    "execution.adaptive_retransmission": Key(parse=boolean, default=False),
     "execution.batches": Key(parse=integer(RANGES["batches"]), default=8),
     "calibration": Key(parse=text, default="default"),
-    "costs.prices": Key(parse=text, default=_COSTS.prices),
-    "costs.provider": Key(parse=choice(get_args(Provider)), default=_COSTS.provider),
-    "costs.price": Key(parse=or_word("list", quantity("money")), default=None),
-    "costs.pue": Key(parse=number(RANGES["pue"]), default=_COSTS.pue),
-    "costs.network_power": Key(parse=quantity("power", zero=True), default=_COSTS.network_w),
-    "costs.co2": Key(parse=or_word("unknown", quantity("emission", zero=True)), default=None),
-    "run.planner": Key(parse=choice(get_args(PlannerLaw)), default=_RUN.planner),
-    "run.planning_time": auto_time_key(zero=True),
-    "run.token_bytes": Key(parse=number(RANGES["token_bytes"]), default=_RUN.token_bytes),
-    "run.storage_nics": Key(parse=choice(get_args(StorageNics)), default=_RUN.storage_nics),
-    "run.checkpoint_steps": Key(parse=or_word("never", integer(RANGES["period_steps"])), default=None),
+    **keys_of(
+        "costs",
+        CostOptions,
+        {
+            "prices": text,
+            "usd_per_hour": or_word("list", quantity("money")),
+            "network_w": quantity("power", zero=True),
+            "co2_kg_per_kwh": or_word("unknown", quantity("emission", zero=True)),
+        },
+    ),
+    **keys_of(
+        "run",
+        RunOptions,
+        {
+            "planning_s": auto_time_key(zero=True).parse,
+            "checkpoint_steps": or_word("never", integer(RANGES["period_steps"])),
+        },
+        without=("storage_bytes_per_s", "checkpoint_block_s", "checkpoint_upload_s"),
+    ),
     "campaign.duration": time_key(30 * DAY_S),
     "campaign.seeds": Key(parse=integer(RANGES["seeds"]), default=8),
     "campaign.seed": Key(parse=integer(RANGES["seed"]), default=0),

@@ -15,7 +15,7 @@ from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.exchange.import_report import imported_text
 from hdpsim.experiments.exchange.importer import Asked, Imported, import_file
 from hdpsim.experiments.exchange.table import tool, tool_names
-from hdpsim.experiments.scenario.layout_keys import layout_keys
+from hdpsim.experiments.scenario.field_keys import layout_keys
 from hdpsim.experiments.scenario.scenario import load_scenario
 
 LLAMA = """#!/bin/bash

@@ -13,8 +13,8 @@ from hdpsim.cost_models.layout.groups import Group
 from hdpsim.cost_models.layout.layout import GROUPS, SWITCHES, Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.words import field_words
+from hdpsim.experiments.scenario.field_keys import layout_keys, parser_of
 from hdpsim.experiments.scenario.key_meanings import ScenarioKey, scenario_keys
-from hdpsim.experiments.scenario.layout_keys import layout_keys, parser_of
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.ranges import Range
