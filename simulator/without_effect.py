@@ -184,7 +184,7 @@ def _of_strategy(setup: Setup, largest_group: int | None) -> Iterator[Rule]:
         _keys("data", "prefetch_steps"),
     )
     alone = "no sequence is shared by several ranks" if largest_group == 1 else ""
-    yield alone, _layout("cp_kind")
+    yield alone, _layout("cp_kind cp_keep_gathered")
     kind = setup.layout.context.kind
     cut = (
         ""

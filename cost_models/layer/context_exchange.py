@@ -77,7 +77,7 @@ class ContextExchange:
         """Collectives of one layer's forward or backward.
 
             all-gather  forward: all-gather of keys and values, 2 B x kv width x d tokens; backward: the same again, and
-                        a reduce-scatter of their gradients
+                        a reduce-scatter of their gradients; the latter alone where they are kept (keep_gathered)
             gathered-ring  the gather, forward and backward
             ulysses     all-to-all of queries, keys, values and of the output, 2 B x (q + kv + o width) x tokens, from a
                         share of the tokens to a share of the heads and back; the backward the same
@@ -179,7 +179,10 @@ class ContextExchange:
                 sent[here] = BF16_BYTES * width * tokens * (1.0 - group.ranks_per_node / size)
                 rate[here] = min(network for _, network in wires.remote)
             else:
-                passes = 2.0 if backward and self._layout.context.kind == "all-gather" else 1.0
+                context = self._layout.context
+                passes = (
+                    2.0 if backward and context.kind == "all-gather" and not context.keep_gathered else 1.0
+                )
                 volume = passes * BF16_BYTES * heads.kv_width * tokens * (size - 1)
                 sent[here] = volume / group.ranks_per_node
                 rate[here] = wires.nic_bytes_per_s
@@ -196,6 +199,8 @@ class ContextExchange:
         match kind:
             case "all-gather" | "gathered-ring":
                 volume = BF16_BYTES * self._heads.kv_width * tokens * group.ranks
+                if backward and kind == "all-gather" and self._layout.context.keep_gathered:
+                    return self._collectives.reduce_scatter_s(volume, group)
                 gather = self._collectives.all_gather_s(volume, group)
                 if kind == "gathered-ring" or not backward:
                     return gather

@@ -302,6 +302,9 @@ class Context(Group):
     sharding: ContextSharding = switch("document", name="cp_sharding")
     """What a group cuts into two chunks a rank, one from either end (zig-zag): every document, which gives all ranks
     the same attention, or the pack as a whole, which does not (WLB-LLM's per-sequence sharding)."""
+    keep_gathered: bool = switch(False, name="cp_keep_gathered", needs=(needs.GATHERED,))
+    """all-gather: keys and values stay in memory as they were gathered, so that the backward gathers none again, as in
+    the re-implementation of WLB-LLM beside DistCA."""
     rank_capacity_tokens: Annotated[int, RANGES["rank_capacity_tokens"]] | None = switch(
         None, none="auto", basic=True
     )

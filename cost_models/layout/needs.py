@@ -53,4 +53,9 @@ DELAYED_SCALES = Need(
 NARROW = Need("8 or 4 bits", "precision is bf16", lambda layout: layout.precision.products != "bf16")
 BUSIEST = Need("ep > 1", "ep is 1, every GPU meets all tokens", lambda layout: layout.parallel.ep > 1)
 ALL_TO_ALL = Need("ep > 1", "ep is 1, there is no all-to-all", lambda layout: layout.parallel.ep > 1)
+GATHERED = Need(
+    "cp_kind: all-gather",
+    "cp_kind is {cp_kind}, not all-gather",
+    lambda layout: layout.context.kind == "all-gather",
+)
 GRAPHS = Need("cuda_graphs", "cuda_graphs is false", lambda layout: layout.host.cuda_graphs)

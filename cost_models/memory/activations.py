@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hdpsim.cost_models.layer.context_exchange import AttentionHeads
 from hdpsim.cost_models.layer.recomputation import repeated_share
 from hdpsim.cost_models.layer.small_kernels import residual_shards
 from hdpsim.cost_models.layout.groups import RecomputeKind
@@ -67,6 +68,7 @@ def activation_bytes_per_token_layer(
                          never store scores make "selective" by itself, the recomputation of the scores, free: it
                          keeps as much as none
 
+    Keys and values that stay as a group gathered them (keep_gathered) are added, see gathered_bytes_per_token.
     Of a stack's *overheads* (None = lean) its copies of unfused operations, and selective_share and selective_keeps in
     place of what "selective" keeps.
     Per rank, not per GPU: tokens of the whole TP group. The default kind is the one most layers are.
@@ -79,18 +81,20 @@ def activation_bytes_per_token_layer(
     unfused = overheads is not None and (extra.unfused_copies or not layout.kernels.fused)
     copies = unfused_copies(model, layout, moe=moe) if unfused else 0.0
     tensors = layer_activations(model, layout, moe=moe, dropout=model.dropout)
+    gathered = gathered_bytes_per_token(model, layout)
     if layout.recompute.kind == "selective" and extra.selective_keeps is not None:
         kept_names = set(extra.selective_keeps)
         named = float(sum(getattr(tensors, name) for name in kept_names))
-        return named + (
+        of_norm = (
             0.0 if "norm_inputs" in kept_names else layer_input
         )  # the first norm reads the layer's input
+        return named + of_norm + gathered
     if layout.recompute.kind == "selective" and extra.selective_share is not None:
         kept = extra.selective_share
-        return kept * (tensors.total + copies) + (1.0 - kept) * layer_input
+        return kept * (tensors.total + copies) + (1.0 - kept) * layer_input + gathered
     if not any(repeated_share(layout, term) for term in _OUTPUTS) and not _attention_again(layout):
-        return tensors.total + copies
-    return layer_input + kept_outputs(model, layout, tensors, copies, moe=moe)
+        return tensors.total + copies + gathered
+    return layer_input + kept_outputs(model, layout, tensors, copies, moe=moe) + gathered
 
 
 def kept_outputs(
@@ -270,6 +274,22 @@ def ring_bytes_per_token(model: Model, layout: Layout) -> float:
         return 2 * model.heads * per_head * (BF16_BYTES + FP32_BYTES) / layout.parallel.tp
     kv_heads = max(1.0, model.kv_heads / layout.parallel.tp)
     return 2 * 2 * kv_heads * model.head_dim * (BF16_BYTES + FP32_BYTES)
+
+
+def gathered_bytes_per_token(model: Model, layout: Layout) -> float:
+    """Keys and values of the other ranks of a group that a layer keeps for its backward, per token of a rank.
+
+        (cp - 1) x 2 B x kv width
+
+    Of a layout whose cp is stated; groups that follow the batch may be larger or smaller. None where the whole layer is
+    computed again, which gathers them again.
+    Source: hao-ai-lab/distca, baseline/wlbllm_original/wlbllm/per_doc_cp_attn.py (save_for_backward of k_global and
+    v_global; its copies for either chunk are not counted).
+    """
+    context = layout.context
+    if not (context.keep_gathered and context.kind == "all-gather") or layout.recompute.kind == "full":
+        return 0.0
+    return ((layout.parallel.cp or 1) - 1) * BF16_BYTES * AttentionHeads.of(model, layout).kv_width
 
 
 def head_activation_bytes_per_token(model: Model, layout: Layout, logit_bytes: float) -> float:

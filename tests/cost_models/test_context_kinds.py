@@ -14,6 +14,7 @@ from hdpsim.cost_models.layer.attention import AttentionCost, RingTimes
 from hdpsim.cost_models.layer.pack_sharding import pack_imbalance
 from hdpsim.cost_models.layout.groups import ContextParallelKind
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.memory.activations import activation_bytes_per_token_layer
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.transformer.flop import attention_pairs, layer_pairs, model_flop_per_token
 from hdpsim.cost_models.transformer.model import Model
@@ -62,6 +63,29 @@ def test_gathered_keys_and_values() -> None:
     gather = 2 * KV * S * 7 / 8 / NVLINK
     assert group(attention("all-gather"), 8).wait[0] == pytest.approx(gather, rel=1e-9)
     assert group(attention("all-gather"), 8, backward=True).wait[0] == pytest.approx(2 * gather, rel=1e-9)
+
+
+def test_kept_keys_and_values_are_not_gathered_again() -> None:
+    where, gather = ideal_cluster(), 2 * KV * S * 7 / 8 / NVLINK
+    layout = Layout(cp_kind="all-gather", cp_keep_gathered=True)
+    cost = AttentionCost(MODEL, layout, where.gpu, IDEAL, FabricModel(where, IDEAL.network))
+    assert group(cost, 8).wait[0] == pytest.approx(gather, rel=1e-9)
+    assert group(cost, 8, backward=True).wait[0] == pytest.approx(
+        gather, rel=1e-9
+    )  # the reduce-scatter alone
+    # Between nodes half as much leaves them, too.
+    packs, of_rank = (np.array([S]), np.array([0, 1]), np.array([16]), np.array([1])), np.array([S / 16])
+    twice = attention("all-gather").sent(*packs, of_rank, backward=True).sent_bytes[0]
+    assert 0.0 < cost.sent(*packs, of_rank, backward=True).sent_bytes[0] == pytest.approx(twice / 2)
+
+
+def test_what_stays_gathered_takes_memory() -> None:
+    def kept(**switches: object) -> float:
+        return activation_bytes_per_token_layer(MODEL, Layout(cp_kind="all-gather", cp=8, **switches))
+
+    assert kept(cp_keep_gathered=True) - kept() == pytest.approx(7 * 2 * KV)
+    again = {"recompute": "full"}  # which gathers again
+    assert kept(cp_keep_gathered=True, **again) == kept(**again)
 
 
 @pytest.mark.parametrize("backward", [False, True])
