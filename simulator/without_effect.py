@@ -118,8 +118,9 @@ def _of_precision(setup: Setup) -> Iterator[Rule]:
 def _of_experts(setup: Setup) -> Iterator[Rule]:
     model, layout = setup.model, setup.layout
     none = "" if model.experts else f"{model.name} has no experts"
-    names = "etp expert_kernels expert_dispatch expert_imbalance expert_padding ep_overlap cuda_graph_experts"
-    yield none, _layout(names)
+    yield none, _layout("etp expert_kernels expert_dispatch expert_imbalance expert_routing expert_padding")
+    yield none, _layout("ep_overlap cuda_graph_experts")
+    yield none, _keys("memory", "expert_outputs_kept")
     same = layout.parallel.etp == max(1, layout.parallel.tp // layout.parallel.ep)
     yield "that is what tp / ep leaves of it anyway" if same else "", _layout("etp")
 

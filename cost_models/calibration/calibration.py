@@ -124,8 +124,8 @@ class Calibration(Checked):
     """Host time per kernel launch of an eager framework: a layer cannot run faster than its launches."""
     gpu_spread: Calibrated
     """Coefficient of variation of the rate at which equal GPUs do matrix work."""
-    expert_imbalance: Calibrated
-    """Tokens of the busiest expert rank over the mean."""
+    expert_load_spread: Calibrated
+    """Coefficient of variation of tokens among the experts of a router that an auxiliary loss keeps balanced."""
     overlap_slowdown: Calibrated
     """Share of its rate that compute loses while a data-parallel collective runs beside it."""
     step_fixed_s: Calibrated

@@ -9,6 +9,7 @@ import numpy as np
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.kernels.products import BF16_BYTES
+from hdpsim.cost_models.layer.routing import busiest_over_mean, spread_of
 from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layer.tensor_parallel import beside_s
 from hdpsim.cost_models.layout.layout import Layout
@@ -47,8 +48,11 @@ class ExpertParallel:
         """Rows of the busiest GPU over the mean; one that holds all experts meets every token, however it is routed."""
         if self._layout.parallel.ep == 1:
             return 1.0
-        stated = self._layout.experts.imbalance
-        return self._cal.expert_imbalance if stated is None else stated
+        experts, model = self._layout.experts, self._model
+        if experts.imbalance is not None:
+            return experts.imbalance
+        spread = spread_of(experts.routing, model, self._cal)
+        return busiest_over_mean(model, self._layout.parallel.ep, spread)
 
     def _routed_bytes(self, tokens: Floats) -> Floats:
         """Routed copies of the tokens of one GPU."""

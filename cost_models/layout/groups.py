@@ -27,6 +27,7 @@ ContextParallelKind = Literal[
 ContextSharding = Literal["document", "pack"]
 ExpertDispatch = Literal["all-to-all", "fused"]
 ExpertKernels = Literal["grouped", "separate", "modules", "fused"]
+ExpertRouting = Literal["loss", "bias", "even", "untrained"]
 GraphScope = Literal["layers", "iteration"]
 StageBalance = Literal["layers", "flop"]
 Fp8Scaling = Literal["delayed", "tensor", "row"]
@@ -246,7 +247,10 @@ class Experts(Group):
     imbalance: Annotated[float, RANGES["expert_imbalance"]] | None = switch(
         None, name="expert_imbalance", none="auto", needs=(needs.BUSIEST,)
     )
-    """Rows of the busiest GPU of an expert-parallel group over the mean, at least 1; None = the calibration's (1.1)."""
+    """Rows of the busiest GPU of an expert-parallel group over the mean, at least 1; None = expert_routing tells."""
+    routing: ExpertRouting = switch("loss", name="expert_routing", needs=(needs.BUSIEST, needs.NO_IMBALANCE))
+    """What keeps experts equally busy. loss: an auxiliary loss; bias: a bias per expert (DeepSeek-V3); even: they are
+    (forced, or tokens beyond a capacity factor of 1 dropped); untrained: nothing yet, as in the first steps on text."""
     padding: bool = switch(False, name="expert_padding", needs=(needs.NARROW,))
     """With 8 and 4 bits every expert's rows are copied to a multiple of what the products take, and back
     (Megatron-Core without HybridEP)."""

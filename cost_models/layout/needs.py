@@ -52,6 +52,11 @@ DELAYED_SCALES = Need(
 )
 NARROW = Need("8 or 4 bits", "precision is bf16", lambda layout: layout.precision.products != "bf16")
 BUSIEST = Need("ep > 1", "ep is 1, every GPU meets all tokens", lambda layout: layout.parallel.ep > 1)
+NO_IMBALANCE = Need(
+    "expert_imbalance: auto",
+    "expert_imbalance is {expert_imbalance}",
+    lambda layout: layout.experts.imbalance is None,
+)
 ALL_TO_ALL = Need("ep > 1", "ep is 1, there is no all-to-all", lambda layout: layout.parallel.ep > 1)
 GATHERED = Need(
     "cp_kind: all-gather",

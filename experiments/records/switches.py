@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from hdpsim.cost_models.layout.layout import Layout
@@ -12,7 +12,7 @@ from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.experiments.software.choice import overheads_of
 from hdpsim.experiments.software.facts import Run, known_model
-from hdpsim.experiments.software.rules import Setting, fields_set, settable, setting_of, words_of
+from hdpsim.experiments.software.rules import Setting, fields_set, settable, words_of
 from hdpsim.experiments.software.run import RunConfig
 
 _OF_THE_CATALOG = ("qk_norm", "expert_biases", "clamped_activation")
@@ -46,16 +46,12 @@ def switches_of(run: Run) -> Switches:
     of_layout, of_model = settable(Layout), settable(Model)
     ruled = [setting for setting in fields_set(run, Layout, Model) if setting.switch != "recompute"]
     decided = {setting.switch for setting in ruled}
-    balanced = setting_of(run, "balanced_experts")
-    if balanced is not None:
-        balanced = replace(balanced, switch="expert_imbalance", value=1.0)
     more = [_embedding_layers(config), *_of_the_model(config)]
     settings = [
         _precision(config),
         _sequence_parallel(config),
         *ruled,
         *(setting for setting in more if setting is not None and setting.switch not in decided),
-        *([balanced] if balanced is not None else []),
     ]
     model = {setting.switch: setting.value for setting in settings if setting.switch in of_model}
     not_modelled = words_of(run, "not_modelled")
@@ -65,7 +61,7 @@ def switches_of(run: Run) -> Switches:
         layout={setting.switch: setting.value for setting in settings if setting.switch in of_layout},
         model=model,
         memory=overheads_of(run),
-        kinds=frozenset(setting.kind for setting in (*ruled, *([balanced] if balanced else []))),
+        kinds=frozenset(setting.kind for setting in ruled),
         assumptions=tuple(setting.words for setting in settings if setting.words),
         not_modelled=not_modelled,
     )

@@ -153,9 +153,7 @@ def settings_of(run: Run, written: frozenset[str]) -> tuple[Setting, ...]:
         for setting in fields_set(run, Layout, Model, MemoryOverheads)
         if setting.switch not in left_alone
     ]
-    balanced, gathered = (setting_of(run, reading) for reading in ("balanced_experts", "stays_gathered"))
-    if balanced is not None and "expert_imbalance" not in written:
-        found.append(replace(balanced, switch="expert_imbalance", value=1.0))
+    gathered = setting_of(run, "stays_gathered")
     if gathered is not None:
         found.append(replace(gathered, switch="sharding", value="zero1"))
     return tuple(found)

@@ -233,7 +233,7 @@ def _value(run: Run, value: object, caught: Captured) -> object:
     if isinstance(value, Mapping):
         return COMPUTED[value["compute"]](run.config)
     if value == "$1":
-        return int(caught[0])
+        return float(caught[0]) if "." in caught[0] else int(caught[0])
     if isinstance(value, str) and value.startswith("="):
         return getattr(run.config, value[1:]) or 1
     return value

@@ -38,6 +38,8 @@ FASTER = (
     ("layout.gradient_accumulation", "cast", "separate"),
     ("layout.gradient_accumulation", "separate", "fused"),
     ("layout.expert_imbalance", "2", "1"),
+    ("layout.expert_routing", "loss", "bias"),
+    ("layout.expert_routing", "untrained", "even"),
     ("data.asynchronous_loading", "false", "true"),
     ("data.loader", "redundant", "shared"),
 )

@@ -202,7 +202,7 @@ srun sh -c "$COMMAND"
         assert model["latent_attention"]["qk_nope_head_dim"] == 64
         assert layout(found)["etp"] == 2  # as --tensor-model-parallel-size, unless told otherwise
         assert layout(found)["expert_kernels"] == "separate"
-        assert layout(found)["expert_imbalance"] == 1.0
+        assert layout(found)["expert_routing"] == "even"
 
     def test_what_is_missing_is_said_and_nothing_is_guessed(self, tmp_path: Path) -> None:
         found = imported(tmp_path, "--tensor-model-parallel-size 2 --bf16 --num-layers 3", asked=Asked())

@@ -163,7 +163,7 @@ def test_products_of_experts_are_with_their_own_kernels() -> None:
 def test_imbalance_is_shown_with_its_source() -> None:
     changes = ("strategy.name=static", "data.batch=128K tokens", "data.context=4K", *KINDS["experts"])
     for more, name in (
-        ((), "calibration.expert_imbalance"),
+        ((), "calibration.expert_load_spread"),
         (("layout.expert_imbalance=2",), "layout.expert_imbalance"),
     ):
         term = of(explain(load_scenario("quickstart-8gpu", (*changes, *more))), "expert_all_to_all")

@@ -38,7 +38,6 @@ from hdpsim.simulator.step import simulate_step
 
 READINGS = {
     "activation_offload",
-    "balanced_experts",
     "chunks",
     "document_tokens",
     "flop_convention",
