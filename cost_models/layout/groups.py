@@ -208,8 +208,8 @@ class Recompute(Group):
     )
     """Recomputation: share of the tensor-parallel collectives repeated; None = as the rest."""
     small_kernels: bool = switch(False, name="recompute_small_kernels", needs=(needs.SELECTIVE,))
-    """Selective recomputation: norms and activation functions run again in the backward (memory: as if they were
-    kept)."""
+    """Selective recomputation: norms and activation functions run again in the backward, and what they put out is not
+    kept (8 bits: their casts are)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hdpsim.cost_models.layer.context_exchange import AttentionHeads
 from hdpsim.cost_models.layer.recomputation import repeated_share
@@ -81,10 +81,14 @@ def activation_bytes_per_token_layer(
     unfused = overheads is not None and (extra.unfused_copies or not layout.kernels.fused)
     copies = unfused_copies(model, layout, moe=moe) if unfused else 0.0
     tensors = layer_activations(model, layout, moe=moe, dropout=model.dropout)
+    if moe and not extra.expert_outputs_kept:
+        tensors = replace(tensors, experts=tensors.experts - expert_output_bytes(model, layout))
     gathered = gathered_bytes_per_token(model, layout)
+    again = discarded_bytes(model, layout, tensors, moe=moe)
     if layout.recompute.kind == "selective" and extra.selective_keeps is not None:
         kept_names = set(extra.selective_keeps)
         named = float(sum(getattr(tensors, name) for name in kept_names))
+        named -= again if kept_names >= {"linear_inputs", "mlp", "experts"} else 0.0
         of_norm = (
             0.0 if "norm_inputs" in kept_names else layer_input
         )  # the first norm reads the layer's input
@@ -93,8 +97,9 @@ def activation_bytes_per_token_layer(
         kept = extra.selective_share
         return kept * (tensors.total + copies) + (1.0 - kept) * layer_input + gathered
     if not any(repeated_share(layout, term) for term in _OUTPUTS) and not _attention_again(layout):
-        return tensors.total + copies + gathered
-    return layer_input + kept_outputs(model, layout, tensors, copies, moe=moe) + gathered
+        return tensors.total + copies + gathered - again
+    rest = 1.0 - repeated_share(layout, "small_kernels")
+    return layer_input + kept_outputs(model, layout, tensors, copies, moe=moe) + gathered - rest * again
 
 
 def kept_outputs(
@@ -111,8 +116,7 @@ def kept_outputs(
         everything else of the layer: normalised inputs, the activation function's output, dispatched tokens, router,
                       masks, copies of unfused operations
 
-    Ignored: which products a policy names (all put out the same share); separate recomputation of norms and activation
-    functions (layout.recompute_small_kernels).
+    Ignored: which products a policy names (all put out the same share).
     Source: derivation.
     """
     rest = 1.0 - repeated_share(layout, "small_kernels")
@@ -129,6 +133,26 @@ def kept_outputs(
         + rest * (tensors.linear_inputs + tensors.mlp - read + tensors.experts - experts_read)
         + rest * (tensors.dropout_masks + copies)
     )
+
+
+def discarded_bytes(model: Model, layout: Layout, tensors: LayerActivations, *, moe: bool) -> float:
+    """What recompute_small_kernels drops after the forward: what norms and activation functions put out.
+
+        2 x 2 h / t + 2 f / t (2 k f / t), in 16 bits
+
+    With 8 bits the products' inputs are copies of their own, which the backward needs as they are: nothing.
+    Source: Megatron-Core, recompute_modules layernorm and moe_act (CheckpointWithoutOutput).
+    """
+    recompute = layout.recompute
+    if not (recompute.kind == "selective" and recompute.small_kernels) or layout.precision.products != "bf16":
+        return 0.0
+    width = mlp_width(model, moe=moe) + (routed_width(model, moe=moe) if moe else 0.0)
+    return tensors.linear_inputs + BF16_BYTES * width / layout.parallel.tp
+
+
+def expert_output_bytes(model: Model, layout: Layout) -> float:
+    """Outputs of the routed experts per token of a rank: 2 k h etp / t; weighed by the router's scores when summed."""
+    return BF16_BYTES * model.top_k * model.hidden * layout.parallel.expert_cut / layout.parallel.tp
 
 
 def _kept_products(model: Model, layout: Layout, *, moe: bool) -> float:

@@ -84,6 +84,38 @@ def test_mixtral_experts_by_hand() -> None:
         assert kept.mlp == 0
 
 
+def test_outputs_of_experts_are_not_kept_where_scores_weigh_activations() -> None:
+    model = catalog.model("mixtral-8x7b")  # h 4096, top 2
+    later = MemoryOverheads(expert_outputs_kept=False)
+    for layout, spread in ((Layout(tp=4), 1), (Layout(tp=4, ep=4), 4), (Layout(ep=8), 1)):
+        kept, less = (
+            activation_bytes_per_token_layer(model, layout, overheads=stack)
+            for stack in (MemoryOverheads(), later)
+        )
+        assert kept - less == pytest.approx(2 * 2 * 4096 / spread)
+        dense = [
+            activation_bytes_per_token_layer(model, layout, moe=False, overheads=stack)
+            for stack in (MemoryOverheads(), later)
+        ]
+        assert dense[0] == dense[1]
+
+
+@pytest.mark.parametrize("tp", [1, 4])
+def test_norms_and_activation_functions_that_run_again_keep_no_outputs(tp: int) -> None:
+    again = Layout(tp=tp, recompute="selective", recompute_small_kernels=True)
+    once = again.changed(recompute_small_kernels=False)
+
+    def spared(model: Model, **more: object) -> float:
+        kept = [activation_bytes_per_token_layer(model, layout.changed(**more)) for layout in (once, again)]
+        return kept[0] - kept[1]
+
+    # inputs of attention and MLP, 2 x 2 h; the product of gate and up, 2 f, of both experts of a token 2 x 2 f
+    assert spared(catalog.model("llama-3-8b")) == pytest.approx((4 * 4096 + 2 * 14336) / tp)
+    assert spared(catalog.model("mixtral-8x7b")) == pytest.approx((4 * 4096 + 2 * 2 * 14336) / tp)
+    # in 8 bits the products keep casts, which nobody makes again
+    assert spared(catalog.model("llama-3-8b"), precision="fp8") == 0.0
+
+
 def test_fp8_keeps_smaller_gemm_inputs() -> None:
     model = catalog.model("llama-3-8b")
     bf16 = activation_bytes_per_token_layer(model, Layout())

@@ -56,6 +56,18 @@ def test_what_a_stack_keeps_is_read_from_its_rules() -> None:
     assert kept == ("queries_keys_values",)
 
 
+def test_outputs_of_experts_are_kept_by_stacks_that_weigh_them() -> None:
+    def kept(framework: str, year: int, experts: int = 128) -> bool:
+        config = _config(framework=framework, year=year, n_experts=experts, topk=8 if experts else None)
+        return stack_of(config).expert_outputs_kept
+
+    assert not kept("Megatron-Bridge 26.04", 2026)
+    assert not kept("Megatron-Core v0.16", 2026)
+    assert kept("Megatron-Core v0.9", 2024)
+    assert kept("torchtitan", 2026)
+    assert kept("Megatron-Bridge 26.04", 2026, experts=0)  # nothing to keep, nothing to say
+
+
 def test_repeated_up_projections_of_latent_attention_are_not_kept() -> None:
     latent = {
         "model_name": "deepseek-v3",
