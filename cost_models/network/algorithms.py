@@ -23,12 +23,13 @@ from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.tracing import priced
 
 _NETWORK_OVERHEAD_S = 1e-6  # tuning.cc getNetOverhead, any CPU but AMD
-_LL_SHARE_OF_NVLINK = 0.38  # tuning.cc llMaxBws, one node: 87.7 of 240 (A100), 141 of 371 (H100), 282 of 722
 _LL_TWO_NODES_BYTES_PER_S = 39e9  # tuning.cc llMaxBws, two nodes
 _LL_MORE_NODES_BYTES_PER_S = 20.4e9  # tuning.cc llMaxBws, three and more nodes
 _RING_SIMPLE_LATENCY_FACTOR = 1.4  # tuning.cc: multi-node ring all-reduce with Simple, Ampere and later
 # NCCL_LL_THREAD_THRESHOLD x LL threads: fewer bytes (times ranks on a ring), one channel
 _LL_CHANNEL_BYTES = 8.0 * 512
+_CHANNELS = 16  # of a node of 8 H100s, as NCCL's log counts them (recalled; A100: 24)
+_SIMPLE_SLICE_BYTES = 512 * 1024  # NCCL_BUFFSIZE 4 MiB / NCCL_STEPS 8
 _TREE_SHARE = 0.92  # tuning.cc: tree all-reduce against ring bus bandwidth
 _TREE_LL_DIVISOR = 3.8  # tuning.cc
 _TREE_LL128_SHARE = (7 / 9, 120 / 128)  # tuning.cc: on one node, on several
@@ -101,9 +102,9 @@ class Wires:
 
     @property
     def ll_limit_bytes_per_s(self) -> float:
-        """What LL can reach at most (its 8-byte flags cost the cores more than the wire)."""
+        """What LL can reach at most between nodes (its 8-byte flags cost the cores more than the wire)."""
         if self.nodes == 1:
-            return _LL_SHARE_OF_NVLINK * self.nvlink_bytes_per_s
+            return math.inf
         return _LL_TWO_NODES_BYTES_PER_S if self.nodes == 2 else _LL_MORE_NODES_BYTES_PER_S
 
     def copy_s(self, bytes_total: Floats) -> Floats:
@@ -112,17 +113,23 @@ class Wires:
         return copy
 
 
-def simple_start_s(message_bytes: ArrayLike, calibration: NetworkCalibration) -> Floats:
-    """What a send/recv over NVLink starts later once its message is too long for the LL protocol.
+def message_start_s(message_bytes: ArrayLike, calibration: NetworkCalibration) -> Floats:
+    """What a send/recv over NVLink takes longer than one of a few bytes, beside its time on the wire.
 
-        t = difference of the bases x factor + difference of a step x factor       above 16 KiB, else 0
+        up to 16 KiB (LL):   max(0, bytes / 4 KiB - 1) x LL step x factor
+        above (Simple):      difference of the bases x factor + difference of a step x factor
 
-    Source: NCCL's p2p threshold of LL (NCCL_P2P_LL_THRESHOLD, 16 KiB) and the latencies of tuning.cc; all-to-alls of
-    4 GB300s and 8 H100s take 5 to 6 us more above it (aiconfigurator).
+    Counted: one channel sends a short message, 8 B by each of 512 threads at a time.
+    Ignored: start-up of the channels of a long one.
+    Source: NCCL's p2p threshold of LL (NCCL_P2P_LL_THRESHOLD, 16 KiB) and the latencies of tuning.cc. 16 KiB messages
+        among 2, 4 and 8 H100s take 2.3 to 2.9 us more than those of 4 KiB (by this formula 2.4), longer ones 5 to 6 us
+        (aiconfigurator).
     """
+    sizes = np.asarray(message_bytes, dtype=np.float64)
+    step_s = LL.ring_nvlink_step_s * calibration.intra_latency_factor
     later_s = (SIMPLE.ring_base_s - LL.ring_base_s) * calibration.base_latency_factor
     later_s += (SIMPLE.ring_nvlink_step_s - LL.ring_nvlink_step_s) * calibration.intra_latency_factor
-    return np.where(np.asarray(message_bytes, dtype=np.float64) > _P2P_LL_BYTES, later_s, 0.0)
+    return np.where(sizes > _P2P_LL_BYTES, later_s, np.maximum(0.0, sizes / _LL_CHANNEL_BYTES - 1.0) * step_s)
 
 
 def ring_latency_s(wires: Wires, protocol: Protocol, rounds: int) -> float:
@@ -175,8 +182,10 @@ def ring_half_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol, in_pla
 
         t = ring latency (n - 1 steps) + (n - 1)/n bytes / bus bandwidth + pipeline fill (Simple)
             + bytes / n / copy rate (unless in place)
+        LL in a node:  t = ring latency + bytes / bus bandwidth
 
-    Counted: every rank sends n - 1 shards, all links busy at once; the copy of the own shard.
+    Counted: every rank sends n - 1 shards, all links busy at once; the copy of the own shard. With LL in a node what
+        the cores handle: n shards, as they also read the one that came last.
     Ignored: the reduction's arithmetic (hidden behind the wire).
     Source: Thakur et al., IJHPCA 19(1), 2005; NCCL tuning.cc.
     """
@@ -186,8 +195,7 @@ def ring_half_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol, in_pla
 
 def ring_half_time(wires: Wires, protocol: Protocol, in_place: bool) -> CollectiveTime:
     """See ring_half_s."""
-    latency_s, wire_share = ring_latency_s(wires, protocol, rounds=1), (wires.ranks - 1) / wires.ranks
-    return _ring_time(wires, protocol, latency_s, wire_share, copied=not in_place)
+    return _ring_time(wires, protocol, ring_latency_s(wires, protocol, rounds=1), 1, copied=not in_place)
 
 
 @priced()
@@ -195,23 +203,36 @@ def ring_all_reduce_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) 
     """All-reduce on a ring: a reduce-scatter and an all-gather in one pipeline.
 
         t = ring latency (2 (n - 1) steps) + 2 (n - 1)/n bytes / bus bandwidth + pipeline fill (Simple)
+            + bytes / n / copy rate
+        LL in a node:  t = ring latency + (2 n - 1)/n bytes / bus bandwidth
 
-    Counted, Ignored: as ring_half_s, but no copy; multi-node Simple pays 1.4 times the latency.
-    Source: Thakur et al. 2005; NCCL tuning.cc.
+    Counted, Ignored: as ring_half_s; multi-node Simple pays 1.4 times the latency. A rank handles 2 n - 1 shards for
+        2 (n - 1) hops: the one that came last is only copied into the result.
+    Source: Thakur et al. 2005; NCCL tuning.cc. All-reduces of 64 MiB and more of 2 and 4 A100s, H200s and B300s are
+        slower than the wire by bytes / n at 0.5 to 1.5 TB/s, the rate of a gather's copy (aiconfigurator).
     """
     latency_s = ring_latency_s(wires, protocol, rounds=2)
     if protocol is SIMPLE and wires.nodes > 1:
         latency_s *= _RING_SIMPLE_LATENCY_FACTOR
-    time = _ring_time(wires, protocol, latency_s, 2 * (wires.ranks - 1) / wires.ranks)
+    time = _ring_time(wires, protocol, latency_s, 2, copied=protocol is not LL)
     return time.seconds(np.asarray(bytes_total, dtype=np.float64))
 
 
 def _ring_time(
-    wires: Wires, protocol: Protocol, latency_s: float, wire_share: float, *, copied: bool = False
+    wires: Wires, protocol: Protocol, latency_s: float, rounds: int, *, copied: bool
 ) -> CollectiveTime:
+    """*rounds* x (n - 1) hops of a shard each; *copied*: and one shard more into the result.
+
+    The cores of a rank handle every byte of LL themselves, at half of the rate of NVLink, and the last shard like the
+    others. Source: LL messages of 512 KiB to 4 MiB among 2, 4 and 8 A100s, H100s and B300s, gathered, reduced or both,
+    handle shards at 0.43 to 0.6 of the usable rate of NVLink; their wires carry 0.25 to 0.5 of it (aiconfigurator).
+    """
+    hops = rounds * (wires.ranks - 1)
+    if protocol is LL and wires.nodes == 1:
+        hops, copied = hops + 1, False
     return CollectiveTime(
         latency_s=latency_s,
-        wire_share=wire_share,
+        wire_share=hops / wires.ranks,
         wire_bytes_per_s=ring_bytes_per_s(wires, protocol),
         fill_limit_s=wires.calibration.pipeline_fill_s if protocol is SIMPLE else 0.0,
         ranks=wires.ranks,
@@ -336,16 +357,24 @@ def pat_time(wires: Wires, in_place: bool) -> CollectiveTime:
 
 @priced()
 def ring_broadcast_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) -> Floats:
-    """Broadcast down a ring, pipelined.
+    """Broadcast down a chain of n ranks, pipelined.
 
         t = ring latency (n - 1 steps) + bytes / bus bandwidth + pipeline fill (Simple)
+            + (n - 2) min(bytes, channels x 512 KiB) / bus bandwidth (Simple)
 
-    Counted: the chain's latency, every link carries the buffer once.
+    Counted: the chain's latency, every link carries the buffer once; with Simple a rank passes a slice on when all of
+        it is there (1/8 of a buffer of 4 MiB on every channel), with LL and LL128 line by line.
     Ignored: tree broadcasts of other libraries.
-    Source: NCCL tuning.cc (NCCL broadcasts on rings only).
+    Source: NCCL tuning.cc (NCCL broadcasts on rings only); slices: NCCL_BUFFSIZE, BROADCAST_SLICESTEPS 1.
     """
-    time = _ring_time(wires, protocol, ring_latency_s(wires, protocol, rounds=1), 1.0)
-    return time.seconds(np.asarray(bytes_total, dtype=np.float64))
+    sizes = np.asarray(bytes_total, dtype=np.float64)
+    time = _ring_time(wires, protocol, ring_latency_s(wires, protocol, rounds=1), 1, copied=False)
+    time_s = time._replace(wire_share=1.0).seconds(sizes)
+    if protocol is not SIMPLE:
+        return time_s
+    slice_s = np.minimum(sizes, _CHANNELS * _SIMPLE_SLICE_BYTES) / time.wire_bytes_per_s
+    passed_on_s: Floats = max(0, wires.ranks - 2) * slice_s
+    return time_s + passed_on_s
 
 
 @priced()
@@ -357,7 +386,7 @@ def all_to_all_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
             + max(pipeline fill, start of Simple) + bytes / n / copy rate
 
     Counted: NVLink and NIC work at the same time; oversubscribed layers carry only what crosses them; the protocol
-    for long messages, which starts later (simple_start_s).
+    for long messages, which starts later, and short ones on one channel (message_start_s).
     Ignored: imbalance between peers (multiply the bytes by max/mean), forwarding over NVLink (PXN).
     Source: NCCL's grouped send/recv; latencies from NetworkCalibration.
     """
@@ -372,7 +401,7 @@ def all_to_all_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
     share, bytes_per_s = max(((share, rate) for share, rate in routes), key=lambda route: route[0] / route[1])
     wire_s = sizes * share / bytes_per_s
     fill = fill_s(wire_s, calibration.pipeline_fill_s)
-    start_s = np.maximum(fill, simple_start_s(sizes / wires.ranks, calibration))
+    start_s = np.maximum(fill, message_start_s(sizes / wires.ranks, calibration))
     time_s: Floats = latency_s + wire_s + start_s + wires.copy_s(sizes)
     return time_s
 

@@ -25,6 +25,7 @@ from hdpsim.cost_models.network.algorithms import (
     CollectiveTime,
     Wires,
     all_to_all_s,
+    message_start_s,
     nvls_all_reduce_s,
     nvls_tree_all_reduce_s,
     pat_s,
@@ -33,7 +34,6 @@ from hdpsim.cost_models.network.algorithms import (
     ring_broadcast_s,
     ring_half_s,
     ring_half_time,
-    simple_start_s,
     tree_all_reduce_s,
 )
 from hdpsim.cost_models.network.fabric import TIERS, FabricModel
@@ -281,7 +281,7 @@ class Collectives:
     def p2p_s(self, message_bytes: ArrayLike, tier: ArrayLike) -> Floats:
         """One send/recv between two GPUs.
 
-            t = latency of the tier + start of Simple [NVLink, more than 16 KiB] + bytes / rate of the tier
+            t = latency of the tier + start of the message [NVLink] + bytes / rate of the tier
 
         Counted: launch, wire, the NIC's share when all GPUs of the node send.
         Ignored: start-up of the pipeline (messages are sent in small chunks).
@@ -289,7 +289,7 @@ class Collectives:
         """
         sizes = np.asarray(message_bytes, dtype=np.float64)
         bytes_per_s, latency_s = self.fabric.rank_hop(tier, tp=1)
-        later_s = np.where(np.asarray(tier) == 0, simple_start_s(sizes, self.fabric.calibration), 0.0)
+        later_s = np.where(np.asarray(tier) == 0, message_start_s(sizes, self.fabric.calibration), 0.0)
         time_s: Floats = np.where(sizes > 0, latency_s + later_s + sizes / bytes_per_s, 0.0)
         return time_s
 

@@ -16,7 +16,7 @@ from hdpsim.errors import CatalogError
 from hdpsim.yaml_loader import load_yaml
 
 _FILE = shipped("experiments/data/kernel_sources.yaml")
-_COLUMNS = ("kind", "dtype", "source", "notes")
+_COLUMNS = ("kind", "dtype", "source", "notes", "n_nodes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,9 @@ from hdpsim.cost_models.network.algorithms import (
     Protocol,
     nvls_bytes_per_s,
     ring_all_reduce_s,
+    ring_broadcast_s,
     ring_half_s,
+    ring_latency_s,
     tree_all_reduce_s,
 )
 from hdpsim.cost_models.network.collectives import (
@@ -96,8 +98,29 @@ def test_ring_all_reduce_across_nodes() -> None:
     # LL: 14 steps of which 6 cross the network: 6.6 + 8 x max(0.6, 1) + 6 x (2.7 + 0.5) = 33.8 us
     # bandwidth: 2 NICs = 100 GB/s, half of it 50, limited to 20.4; 2 x 7/8 of 1 MB
     assert float(ring_all_reduce_s(1e6, wires, LL)) == pytest.approx(33.8e-6 + 1.75e6 / 20.4e9)
-    # Simple: 1.4 x (8.4 + 8 x 3.4 + 6 x (14 + 2 x 0.5)) = 1.4 x 125.6 us; 1.75 GB over 100 GB/s
-    assert float(ring_all_reduce_s(1e9, wires, SIMPLE)) == pytest.approx(1.4 * 125.6e-6 + 1.75e9 / 100e9)
+    # Simple: 1.4 x (8.4 + 8 x 3.4 + 6 x (14 + 2 x 0.5)) = 1.4 x 125.6 us; 1.75 GB over 100 GB/s, 1/8 GB copied
+    expected_s = 1.4 * 125.6e-6 + 1.75e9 / 100e9 + 0.125e9 / 1.06e12
+    assert float(ring_all_reduce_s(1e9, wires, SIMPLE)) == pytest.approx(expected_s)
+
+
+def test_cores_handle_every_shard_of_ll() -> None:
+    for ranks in (2, 4, 8):
+        wires = collectives(PLAIN).wires(shape(1, ranks))
+        # half of 360 GB/s; a gather of n shards handles n, an all-reduce 2 n - 1, a broadcast the buffer
+        for collective, steps, shards in (
+            (ring_half_s, ranks - 1, ranks),
+            (ring_all_reduce_s, 2 * ranks - 2, 2 * ranks - 1),
+            (ring_broadcast_s, ranks - 1, ranks),
+        ):
+            expected_s = 6.6e-6 + steps * 0.6e-6 + shards / ranks * 1e6 / 180e9
+            assert float(collective(1e6, wires, LL)) == pytest.approx(expected_s)
+
+
+def test_the_last_shard_of_an_all_reduce_is_copied() -> None:
+    wires = collectives(PLAIN).wires(shape(1, 2))
+    # 2 GPUs, 1 GB: half of it each way twice over 360 GB/s, half of it copied at 1.06 TB/s; 8.4 + 2 x 3.4 us
+    expected_s = 15.2e-6 + 1e9 / 360e9 + 0.5e9 / 1.06e12
+    assert float(ring_all_reduce_s(1e9, wires, SIMPLE)) == pytest.approx(expected_s)
 
 
 def test_tree_all_reduce() -> None:
@@ -166,9 +189,25 @@ def test_all_to_all_is_limited_by_the_busiest_wire() -> None:
 
 
 def test_broadcast() -> None:
-    # LL128 would be 14 + 7 x 1.9 us + 1 GB / (0.92 x 360 GB/s); Simple 32.2 us + 1 GB / 360 GB/s is faster
+    # 8 ranks: Simple 8.4 + 7 x 3.4 us + 1 GB / 360 GB/s, and 6 times 8 MiB (512 KiB on 16 channels) before the last
+    # rank has any of it; LL128 14 + 7 x 1.9 us + 1 GB / (0.92 x 360 GB/s) is slower
     time_s = seconds(collectives(PLAIN), "broadcast", 1e9, shape(1, 8))
-    assert time_s == pytest.approx(32.2e-6 + 1e9 / 360e9)
+    assert time_s == pytest.approx(32.2e-6 + (1e9 + 6 * 2**23) / 360e9)
+    # of 64 MB less than a tenth is 8 MiB: LL128 is faster
+    time_s = seconds(collectives(PLAIN), "broadcast", 64e6, shape(1, 8))
+    assert time_s == pytest.approx(27.3e-6 + 64e6 / (0.92 * 360e9))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_chain_costs_its_hops(protocol: Protocol) -> None:
+    """However long a chain of nodes, every further node adds its latency, and with Simple a slice on its way."""
+    this = collectives(PLAIN, fabric=Fabric(hop_latency_s=0.5e-6))
+    short, long = this.wires(shape(64, 8)), this.wires(shape(128, 8))
+    for size in (1e3, 1e9):
+        more_s = float(ring_broadcast_s(size, long, protocol) - ring_broadcast_s(size, short, protocol))
+        latency_s = ring_latency_s(long, protocol, rounds=1) - ring_latency_s(short, protocol, rounds=1)
+        slice_s = min(size, 2**23) / short.ring_bytes_per_s if protocol.name == "Simple" else 0.0
+        assert more_s == pytest.approx(latency_s + 512 * slice_s, rel=1e-3)
 
 
 def test_send_between_two_gpus() -> None:
@@ -176,9 +215,10 @@ def test_send_between_two_gpus() -> None:
     # 1 GB over 50 GB/s; 12 us + one switch
     assert float(this.p2p_s(1e9, 1)) == pytest.approx(12.5e-6 + 1e9 / 50e9)
     assert this.p2p_s([0.0, 0.0], [0, 3]).tolist() == [0.0, 0.0]
-    # over NVLink a message of more than 16 KiB takes the Simple protocol: 1.8 + 2.8 us later
-    short, long = this.p2p_s([16384.0, 16385.0], 0)
-    assert long - short == pytest.approx(4.6e-6, rel=1e-3)
+    # over NVLink 16 KiB take three more turns of a channel's threads of 0.6 us, more the Simple protocol: 1.8 + 2.8 us
+    few, short, long = this.p2p_s([4096.0, 16384.0, 16385.0], 0)
+    assert short - few == pytest.approx(3 * 0.6e-6 + 12288 / 360e9)
+    assert long - few == pytest.approx(4.6e-6 + 12289 / 360e9)
 
 
 def test_reduction_over_the_switches_of_a_rack_is_slower() -> None:
