@@ -72,6 +72,8 @@ def holds(condition: dict[str, Any], **config: Any) -> tuple[str, ...] | None:
         ({"zero_stage": ["zero1", None]}, {}, True),
         ({"zero_stage": "zero1"}, {}, False),
         ({"recompute": "unknown"}, {}, True),
+        ({"sp": False}, {"sp": False}, True),
+        ({"sp": False}, {}, False),  # nobody says that there is none
         ({"release": "Megatron-Bridge >= 26.06"}, {"framework": "Megatron-Bridge 26.06.01"}, True),
         ({"release": "Megatron-Bridge >= 26.06"}, {"framework": "Megatron-Bridge 26.04.01"}, False),
         ({"release": "core >= 0.10"}, {"framework": "core 0.9"}, False),  # numbers, not decimals
@@ -184,6 +186,22 @@ def test_a_year_that_no_shipped_record_has_gets_the_switches_of_its_stack() -> N
     assert of(framework="Megatron-Core 0.7", year=2024, n_experts=8, tp=4)["etp"] == 4
     assert "etp" not in of(framework="Megatron-Core 0.14", year=2025, n_experts=8, tp=4)
     assert of(framework="torchtitan", year=2027, cp=2)["cp_kind"] == "all-gather"
+
+
+@pytest.mark.parametrize(
+    ("config", "hidden"),
+    [
+        ({"framework": "Megatron-LM", "year": 2022, "sp": False}, True),
+        ({"framework": "Megatron-LM", "year": 2022, "sp": True}, False),
+        ({"framework": "Megatron-LM (SC21)", "year": 2021, "sp": False}, False),  # before it was asynchronous
+        ({"framework": "Megatron-DeepSpeed", "year": 2022, "sp": False}, False),  # a fork of before
+        ({"framework": "Megatron-LM", "year": 2022, "sp": False, "tp": 1}, False),
+        ({"framework": "Megatron-LM", "year": 2022, "sp": False, "notes": "tp comm overlap True"}, False),
+    ],
+)
+def test_all_reduces_of_megatron_lm_run_beside_weight_gradients(config: dict[str, Any], hidden: bool) -> None:
+    run = Run(RunConfig(**{"gpu": "a100", "n_gpus": 64, "tp": 8, **config}))
+    assert (setting_of(run, "tp_asynchronous") is not None) == hidden
 
 
 def test_the_newest_release_not_newer_gives_the_year() -> None:
