@@ -119,23 +119,23 @@ def test_what_is_missing_without_stragglers_is_a_fixed_time_of_a_step() -> None:
         step_s = replace(job_of(cell), changes=changes).run().step_s
         assert step_s is not None
         assert cell.measured is not None
-        assert abs(step_s / cell.measured - 1.0) < 0.075
+        assert abs(step_s / cell.measured - 1.0) < 0.065
         missing_s[cell["system"], cell["gpus"]] = cell.measured - step_s
     for system in SETUP["scenarios"]:  # data-parallel groups of 16 and of 192 ranks
         assert missing_s[system, 1024] == pytest.approx(missing_s[system, 12288], abs=0.1)
-    # and of both systems alike, since the baseline's attention fills its heads up
-    assert missing_s["megatron-lm", 12288] == pytest.approx(missing_s["megascale", 12288], abs=0.1)
+    # and the baseline lacks no less than MegaScale
+    assert 0.0 < missing_s["megatron-lm", 12288] - missing_s["megascale", 12288] < 0.2
 
 
 def test_table_3() -> None:
     rows = ablation(Results(records=[], outcomes=run_jobs(ablation_jobs(), lambda *_: None, 1))).value
     assert [row["step"] for row in rows] == [step["step"] for step in PUBLISHED["ablation"]["steps"]]
     for row in rows:
-        assert abs(row["mfu"] - row["paper_mfu"]) < 1.6, row["step"]
+        assert abs(row["mfu"] - row["paper_mfu"]) < 1.5, row["step"]
         if row["gain"] is not None:
             assert row["gain"] > 0.3, row["step"]
-            # a fixed time is missing, which three times the batch spreads; FlashAttention-2 gains too much
-            known = row["step"].startswith(("LAMB", "efficient operators"))
+            # a fixed time is missing, which three times the batch spreads
+            known = row["step"].startswith("LAMB")
             assert abs(row["gain"] - row["paper_gain"]) < (1.3 if known else 0.9), row["step"]
         assert row["mfu_full"] >= row["mfu"] * (1 - 1e-12)
     window = {row["step"]: row for row in rows}["sliding window"]
