@@ -56,6 +56,9 @@ class StrategyOptions(Checked):
     own, made before the step that uses it, with buffers in GPU memory."""
     balancing: bool = True
     """hdp-balance, hdp-opt: equalise work over ranks (off = hdp-naive)."""
+    fixed_shape: bool = False
+    """hdp-naive, hdp-balance: micro-batches have a fixed shape, layout.rank_capacity tokens on each of their ranks,
+    filled up with padding (offloading: they may hold more). Off: the tokens of their sequences."""
     buckets: Annotated[int, RANGES["buckets"]] = 16
     """hdp-balance: buckets of equal work that the sequences, sorted by length, are cut into."""
     delta: Share = 0.02
@@ -77,6 +80,12 @@ class StrategyOptions(Checked):
     def has_one_mesh(self) -> bool:
         """Whether all micro-batches run on the groups of one static mesh."""
         return self.name == "static" or not (self.dynamic_groups or self.is_own)
+
+    @property
+    def of_bytescale(self) -> bool:
+        """Whether ByteScale's Algorithm 1 or 2 plans."""
+        naive = self.name == "hdp-opt" and not self.balancing
+        return self.dynamic_groups and (naive or self.name in ("hdp-naive", "hdp-balance"))
 
     @property
     def is_own(self) -> bool:

@@ -198,6 +198,8 @@ def _of_strategy(setup: Setup, largest_group: int | None) -> Iterator[Rule]:
 def _of_hdp(options: StrategyOptions, name: str) -> Iterator[Rule]:
     if options.name == "hdp-naive":
         yield f"{name}, which never balances", _keys("strategy", "balancing")
+    shaped = "" if options.of_bytescale else f"{name}, which is neither of ByteScale's algorithms"
+    yield shaped, _keys("strategy", "fixed_shape")
     if options.name != "hdp-balance" or not (options.balancing and options.dynamic_groups):
         why = name if options.name != "hdp-balance" else "balancing or dynamic_groups is false"
         yield f"{why}, which fills no buckets", _keys("strategy", "buckets delta mode")

@@ -168,7 +168,8 @@ class StepsJob:
             layout=layout,
             calibration=self.machine.calibration,
             context_tokens=self.context_tokens,
-            strategy=self.options,
+            # Section 4: every rank of a group, and every micro-batch, holds as many tokens.
+            strategy=replace(self.options, fixed_shape=True),
         )
 
     def lengths(self) -> tuple[Ints, ...]:

@@ -100,6 +100,18 @@ class PlanningProblem:
             f"(layout.tp = {layout.parallel.tp})"
         )
 
+    @property
+    def shape_tokens(self) -> int:
+        """Tokens that a micro-batch has on a rank at least, padding included; 0: no more than its sequences."""
+        shaped = self.options.fixed_shape and self.options.of_bytescale
+        return self.capacity_tokens if shaped else 0
+
+    def padding_tokens(self, tokens: Ints, group_size: Ints) -> Ints | None:
+        """What fills micro-batches of so many tokens up to their shape; None where they have none."""
+        if not self.shape_tokens:
+            return None
+        return np.asarray(np.maximum(0, self.shape_tokens * group_size - tokens), dtype=np.int64)
+
     @cached_property
     def token_s(self) -> float:
         """Linear work per token of a rank, in full packs."""
@@ -134,9 +146,9 @@ class PlanningProblem:
         return seconds if self.error is None else seconds * self.error.factors(lengths)
 
     def micro_batch_s(self, attention_s: ArrayLike, tokens: ArrayLike) -> Floats:
-        """Time of micro-batches with so much attention and so many tokens on every rank."""
+        """Time of micro-batches with so much attention and so many tokens on every rank, padding not among them."""
         table_tokens, linear_s = linear_table(self.cost, self.most_tokens)
-        held = np.asarray(tokens, dtype=np.float64)
+        held = np.maximum(np.asarray(tokens, dtype=np.float64), self.shape_tokens)
         work_s = np.asarray(attention_s) + np.interp(held, table_tokens, linear_s.max(axis=0))
         return np.asarray(np.maximum(work_s, self.floor_s) + self.fixed_s)
 

@@ -57,6 +57,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "data.prefetch_steps": ("1", "4"),
     "strategy.name": ("static", "hdp-naive", "hdp-balance", "hdp-opt", "wlb-llm"),
     "strategy.outlier_queues": ("0", "2"),
+    "strategy.fixed_shape": ("false", "true"),
     "strategy.buckets": ("16", "4"),
     "strategy.delta": ("0.02", "0.2"),
     "strategy.mode": ("auto", "dp", "pp"),

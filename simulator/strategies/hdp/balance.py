@@ -159,7 +159,8 @@ class _Balance:
             bucket.head += 1
             room -= int(lengths[sequence])
             taken.append(sequence)
-        work_s = float(self._piece_s[taken].sum())
+        padding = max(0, self.problem.shape_tokens - (self.problem.capacity_tokens - room))
+        work_s = float(self._piece_s[taken].sum()) + self.problem.token_s * padding
         return max(work_s, self.problem.floor_s) + self.problem.fixed_s
 
     def plan(self) -> Plan:
@@ -170,11 +171,12 @@ class _Balance:
             micro_batch[sequences] = number
         sizes = np.array([len(members) for members in made.members])
         first = np.array([sequences[0] for sequences in made.sequences])
+        pieces = Pieces.of_whole(problem.lengths, micro_batch)
         return assemble(
             strategy=problem.options.name,
             ranks=problem.ranks,
             capacity_tokens=problem.capacity_tokens,
-            pieces=Pieces.of_whole(problem.lengths, micro_batch),
+            pieces=pieces,
             member_ranks=np.concatenate(made.members),
             member_offsets=np.concatenate(([0], np.cumsum(sizes))),
             slot=np.repeat(np.array(made.slot, dtype=np.int64), sizes),
@@ -182,5 +184,6 @@ class _Balance:
             keep_holes=problem.in_slots,
             ideal_s=self.mean_s,
             makespan_s=float(self._exec_s.max()),
+            padding_tokens=problem.padding_tokens(pieces.totals(len(sizes)), sizes),
             notes=(f"largest group {int(sizes.max())} ranks",),
         )

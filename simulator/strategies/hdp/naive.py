@@ -141,6 +141,7 @@ class NaiveWaves:
             keep_holes=problem.in_slots,
             ideal_s=self.ideal_s,
             makespan_s=float(self.load_s.max()),
+            padding_tokens=problem.padding_tokens(self.pieces.totals(len(self.group)), self.group),
             notes=(f"largest group {int(self.group.max())} ranks, {len(self.group)} micro-batches",),
         )
 

@@ -243,6 +243,12 @@ class Pieces:
             micro_batch=micro_batch,
         )
 
+    def totals(self, count: int) -> Ints:
+        """Tokens of each of *count* micro-batches."""
+        totals = np.zeros(count, dtype=np.int64)
+        np.add.at(totals, self.micro_batch, self.tokens)
+        return totals
+
     def at(self, places: Ints) -> Pieces:
         """The pieces at these places."""
         return Pieces(
@@ -266,6 +272,7 @@ def assemble(
     keep_holes: bool,
     ideal_s: float,
     makespan_s: float,
+    padding_tokens: Ints | None = None,
     notes: tuple[str, ...] = (),
 ) -> Plan:
     """Build the Plan.
@@ -283,6 +290,7 @@ def assemble(
             micro-batches only keep their order.
         ideal_s: see Plan.
         makespan_s: see Plan.
+        padding_tokens: per micro-batch; None: none.
         notes: remarks for the reader of the result.
     """
     by_batch = np.argsort(pieces.micro_batch, kind="stable")
@@ -315,5 +323,6 @@ def assemble(
         order_offsets=order_offsets,
         ideal_s=ideal_s,
         makespan_s=makespan_s,
+        padding_tokens=padding_tokens,
         notes=notes,
     )

@@ -114,3 +114,52 @@ def test_every_plan_is_sound(
     assert np.array_equal(plan.order, again.order)
     assert np.array_equal(plan.member_ranks, again.member_ranks)
     simulate_step(setup, np.array(lengths))
+
+
+def test_a_fixed_shape_is_filled_up_on_every_rank() -> None:
+    # C = 1,024: 2,000 tokens on two ranks lack 48; 1,000, 900 + 100 and 90 lack 24, 24 and 934.
+    lengths = [900, 2000, 100, 1000, 90]
+    plan = plan_balanced(problem(lengths, buckets=1, fixed_shape=True))
+    tokens = np.add.reduceat(plan.segment_tokens, plan.segment_offsets[:-1])
+    assert plan.padding_tokens is not None
+    assert (tokens + plan.padding_tokens == 1024 * plan.group_size).all()
+    assert sorted(plan.padding_tokens.tolist()) == [24, 24, 48, 934]
+    validate_plan(plan, np.array(lengths), 1)
+
+
+@given(
+    st.lists(st.integers(1, 16_384), min_size=1, max_size=40),
+    st.sampled_from(["hdp-naive", "hdp-balance"]),
+    st.sampled_from([1, 2]),
+)
+@settings(max_examples=40, deadline=None)
+def test_padding_keeps_every_promise_and_no_rank_has_fewer_tokens(
+    lengths: list[int], name: str, stages: int
+) -> None:
+    setup = small_setup(context=16_384, name=name, fixed_shape=True, layout=Layout(pp=stages))
+    result = simulate_step(setup, np.array(lengths))
+    plan = result.plan
+    validate_plan(plan, np.array(lengths), stages)
+    assert plan.padding_tokens is not None
+    held = np.add.reduceat(plan.segment_tokens, plan.segment_offsets[:-1]) + plan.padding_tokens
+    assert (held >= plan.capacity_tokens * plan.group_size).all()  # more where activations are offloaded
+    assert result.tokens == sum(lengths)
+
+
+def test_full_micro_batches_are_no_slower_in_a_fixed_shape_and_others_take_as_long_as_full_ones() -> None:
+    full, half = [1024] * 8, [512] * 4
+
+    def step_s(lengths: list[int], *, fixed_shape: bool) -> float:
+        one = problem(lengths, fixed_shape=fixed_shape)
+        return float(one.micro_batch_s(0.0, float(lengths[0])))
+
+    assert step_s(full, fixed_shape=True) == step_s(full, fixed_shape=False)
+    assert step_s(half, fixed_shape=True) == step_s(full, fixed_shape=False)
+    assert step_s(half, fixed_shape=False) < step_s(half, fixed_shape=True)
+
+
+def test_other_strategies_have_no_fixed_shape() -> None:
+    for name in ("hdp-opt", "static"):
+        assert problem([100], name=name, fixed_shape=True).shape_tokens == 0
+    assert problem([100], name="hdp-opt", balancing=False, fixed_shape=True).shape_tokens == 1024
+    assert problem([100], dynamic_groups=False, fixed_shape=True).shape_tokens == 0
