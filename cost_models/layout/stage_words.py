@@ -13,7 +13,7 @@ CUT_WORDS = (
 )
 _LONGEST = 100_000  # letters of a cut that is written out
 _GROUP, _LETTER = re.compile(r"\(([^()]*)\)\*(\d{1,4})"), re.compile(r"([EtmL|])\*(\d{1,4})")
-_WHOLE = re.compile(r"E[t|]*[m|]*L")
+_WHOLE = re.compile(r"E[t|]*+[m|]*+L")  # what was read stays read: a long text takes as long as it is
 
 
 class StageWords(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import process_time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,6 +64,13 @@ def test_what_is_no_cut_is_refused(text: str) -> None:
 
 def test_a_cut_is_not_written_out_for_ever() -> None:
     assert not is_cut("E" + "(t*9999|)*9999" * 2 + "L")
+
+
+def test_a_long_text_that_is_no_cut_is_refused_at_once() -> None:
+    """Ten thousand stages and a wrong letter: reading takes as long as the text is, not its square."""
+    start = process_time()
+    assert not is_cut("E(||||||||||)*9999X")
+    assert process_time() - start < 1.0
 
 
 @pytest.mark.parametrize(
