@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -30,6 +31,12 @@ def test_every_key_is_in_one_row(tool: ModuleType) -> None:
     rows = [line.split(" | ")[0] for line in tool.PAGE.read_text(encoding="utf-8").splitlines()]
     for key in tool.scenario_keys():
         assert rows.count(f"| `{key.key}`") == 1, key.key
+
+
+def test_every_row_has_four_cells(tool: ModuleType) -> None:
+    rows = [line for line in tool.PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    for row in rows:
+        assert len(re.findall(r"(?<!\\)\|", row)) == 5, row
 
 
 @pytest.mark.parametrize(

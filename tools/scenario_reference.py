@@ -55,7 +55,8 @@ def _title(key: str) -> str:
 
 
 def _table(keys: Sequence[ScenarioKey]) -> str:
-    rows = [f"| `{key.key}` | {_values(key)} | {_default(key)} | {_meaning(key)} |" for key in keys]
+    cells = ((f"`{key.key}`", _values(key), _default(key), _meaning(key)) for key in keys)
+    rows = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in cells]
     return "\n".join(("| Key | Values | Default | Meaning |", "|---|---|---|---|", *rows, ""))
 
 
