@@ -153,15 +153,18 @@ def test_a_pipeline_is_close_to_the_bound_bubbles_apart():
 
 
 def test_a_pipeline_is_dealt_again_by_its_rehearsal():
-    # Hundreds of sequences on 12,288 GPUs: one rank would end 0.7 s later than its load says, and hold up all others.
+    # Hundreds of sequences on 12,288 GPUs: where one rank would end later than its load says, it holds up all others.
     scenario = load_scenario("demo-8x22b-12k")
-    setup, lengths = scenario.setup("hdp-opt"), scenario.batches(6)[5]
-    plan, _, _ = plan_batch(setup, lengths)
-    validate_plan(plan, lengths.tolist(), 2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hdp_opt, "REHEARSALS", 1)
-        once, _, _ = plan_batch(setup, lengths)
-    assert plan.makespan_s < 0.99 * once.makespan_s
+    setup, shares = scenario.setup("hdp-opt"), []
+    for lengths in scenario.batches(5)[3:]:
+        plan, _, _ = plan_batch(setup, lengths)
+        validate_plan(plan, lengths.tolist(), 2)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(hdp_opt, "REHEARSALS", 1)
+            once, _, _ = plan_batch(setup, lengths)
+        shares.append(plan.makespan_s / once.makespan_s)
+    assert max(shares) <= 1 + 1e-12
+    assert min(shares) < 0.997
 
 
 @settings(max_examples=25, deadline=None)
