@@ -128,8 +128,8 @@ def source_of(row: LongRow) -> Source:
     for source in sources():
         if source.source in row.text("source"):
             return source
-    known = ", ".join(source.name for source in sources())
-    raise InfeasibleError(f"its source is none of those whose systems are known: {known}")
+    known = ", ".join(source.source for source in sources())
+    raise InfeasibleError(f"its column `source` names none of those whose systems are known: {known}")
 
 
 def merged(*documents: Mapping[str, Any]) -> Document:
