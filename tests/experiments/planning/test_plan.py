@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
 from hdpsim.experiments.cli.app import cli
@@ -21,7 +20,7 @@ from hdpsim.experiments.planning.search.search import Found, entries_of, search
 from hdpsim.experiments.planning.search.setups import Setups
 from hdpsim.experiments.planning.search.space import Candidate, Space, own_value, space_of
 from hdpsim.experiments.planning.search.work import StoppedError, replayed
-from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolve_scenario
+from hdpsim.experiments.scenario.scenario import Scenario, resolve_scenario
 from hdpsim.experiments.studies.comparing.compare import run_batches
 from hdpsim.experiments.studies.cost_to_target import costs_of
 
@@ -37,10 +36,6 @@ _CHOICES: dict[str, tuple[tuple[object, ...], ...]] = {
     "layout.cp": (("auto",), (1, 2)),
     "layout.rank_capacity": (("auto",), ("16K tokens",)),
 }
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(cli, list(arguments))
 
 
 def small(seed: int = 0, *, several: bool = False) -> Scenario:
@@ -177,7 +172,7 @@ def test_no_step_is_shorter_than_the_bound_of_its_layout(found: Found) -> None:
 def test_the_winner_is_a_scenario_that_simulate_times_identically(found: Found, tmp_path: Path) -> None:
     file = tmp_path / "plan.yaml"
     file.write_text(planned(small(), found.best[0]).to_yaml())
-    document = json.loads(run("simulate", str(file), "--json").stdout)["results"]
+    document = json.loads(CliRunner().invoke(cli, ["simulate", str(file), "--json"]).stdout)["results"]
     assert document["tokens_per_s"]["mean"] == found.best[0].tokens_per_s
     assert document["memory"]["total_bytes"] == found.best[0].memory.total_bytes
 
@@ -438,64 +433,6 @@ def test_interrupts_keep_what_was_found() -> None:
     assert not found.complete
     assert found.interrupted
     assert found.own in found.evaluated
-
-
-@pytest.mark.slow
-def test_nothing_that_runs_says_which_limit_and_what_to_change() -> None:
-    result = run("plan", "llama-3-70b-h100", "--gpus", "8", "--set", "model=llama-3-405b", "--batches", "1")
-    assert result.exit_code == 3
-    assert "refused by GPU memory" in result.stderr
-    assert "closest" in result.stderr
-    assert "--gpus" in result.stderr
-
-
-@pytest.mark.slow
-def test_command_writes_tables_plots_and_the_winner(tmp_path: Path) -> None:
-    out, file = tmp_path / "out", tmp_path / "best.yaml"
-    searched = (
-        "--search",
-        "layout.pp=1",
-        "--search",
-        "layout.recompute=none,full",
-        "--search",
-        "layout.tp=2,4",
-    )
-    toml = tmp_path / "run.toml"
-    result = run("plan", "quickstart-8gpu", "--batches", "1", *searched, "--search", "strategy.name=hdp-opt",
-                 "--workers", "1", "--out", str(out), "-o", str(file), "--torchtitan", str(toml),
-                 "--megatron", "-")  # fmt: skip
-    assert result.exit_code == 0, result.stderr
-    assert {"plan.yaml", "candidates.csv", "pareto.csv", "pareto.png"} <= {
-        path.name for path in out.iterdir()
-    }
-    assert yaml.safe_load(file.read_text()) == yaml.safe_load((out / "plan.yaml").read_text())
-    assert load_scenario(file).layout.recompute.kind == "none"
-    for target, text in (("torchtitan", toml.read_text()), ("megatron-core", result.stdout)):
-        assert run("export", str(file), "--to", target).stdout.split("\n", 1)[1].strip() in text
-    assert "times as fast" in result.stdout
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("--search", "layout.tpp=1"),
-        ("--search", "layout.tp=many"),
-        ("--gpu", "h900"),
-        ("--objective", "time_to_train"),
-        ("--objective", "usd_per_token", "--gpu", "a800"),
-        ("--budget", "soon"),
-        ("--gpus", "none"),
-        ("-o", "plan.txt"),
-        ("--headroom", "much"),
-        ("--engine", "somewhere"),
-        ("--bridge", "no/such/folder/recipe.yaml"),
-        ("--megatron", "-", "--json"),
-    ],
-)
-def test_wrong_input_is_one_message(options: tuple[str, ...]) -> None:
-    result = run("plan", "quickstart-8gpu", "--batches", "1", *options)
-    assert result.exit_code == 2
-    assert result.stderr.count("Error") == 1
 
 
 def test_unknown_prices_refuse_an_objective_in_money() -> None:
