@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
+from hdpsim.arrays import Bools
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.feasibility import rank_kinds
 from hdpsim.cost_models.hardware.mixed import MixedCluster
@@ -14,6 +17,7 @@ from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.activations import activation_bytes_per_token_layer, rotary_table_bytes
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.memory.report import MemoryReport, memory_report, rank_capacity_tokens, refill_s
+from hdpsim.cost_models.memory.shared_sequences import grows_with_groups
 from hdpsim.cost_models.memory.states import state_bytes
 from hdpsim.cost_models.reliability.startup import made_in_a_step_s
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
@@ -37,15 +41,43 @@ def capacity_tokens(setup: Setup) -> int:
     layout = setup.layout
     if layout.context.rank_capacity_tokens is not None:
         return layout.context.rank_capacity_tokens
-    allowed = rank_capacity_tokens(
+    allowed = _allowed_tokens(setup, _ranks_of_the_context(setup) if _groups_grow(setup) else None)
+    return min(allowed, -(-setup.context_tokens // layout.parallel.tp) * layout.parallel.tp)
+
+
+def _allowed_tokens(setup: Setup, group_ranks: int | None) -> int:
+    """What memory allows on a rank of a group of so many ranks (None: whose tokens take the same in all groups)."""
+    return rank_capacity_tokens(
         setup.model,
         _layout(setup),
         setup.cluster,
         setup.ranks,
         offload_ratio=_offload_ratio(setup),
         overheads=_overheads(setup),
+        group_ranks=group_ranks,
     )
-    return min(allowed, -(-setup.context_tokens // layout.parallel.tp) * layout.parallel.tp)
+
+
+def _groups_grow(setup: Setup) -> bool:
+    """Whether tokens take more memory in larger groups, and which groups there are follows from the sequences."""
+    seen = _layout(setup)
+    return seen.parallel.cp is None and grows_with_groups(seen, setup.memory.overheads)
+
+
+def _ranks_of_the_context(setup: Setup) -> int:
+    """Ranks of the smallest group that can hold a sequence as long as the context; all where none can.
+
+    A larger group holds more: each of its ranks a smaller share of the same keys and values.
+    """
+
+    def holds(ranks: int) -> bool:
+        try:
+            return ranks * _allowed_tokens(setup, ranks) >= setup.context_tokens
+        except OutOfMemoryError:
+            return False
+
+    sizes = range(1, setup.ranks)
+    return 1 + bisect_left(sizes, True, key=holds)
 
 
 def _rotary_tables(setup: Setup) -> float:
@@ -69,6 +101,7 @@ def memory_of(
     micro_batches: int | None = None,
     sequence_tokens: int | None = None,
     stage: int | None = None,
+    group_ranks: int | None = None,
 ) -> MemoryReport:
     """What a stage (None: the fullest) needs with so many tokens per rank and micro-batch.
 
@@ -78,6 +111,7 @@ def memory_of(
         micro_batches: of a step on one rank; None: enough to fill the pipeline.
         sequence_tokens: the longest piece of a sequence on one rank; None: one fills the rank.
         stage: the pipeline stage.
+        group_ranks: ranks that share a sequence; None: the layout's cp, or nobody where it states none.
     """
     report = memory_report(
         setup.model,
@@ -90,6 +124,7 @@ def memory_of(
         micro_batches=micro_batches,
         overheads=_overheads(setup),
         sequence_tokens=sequence_tokens,
+        group_ranks=group_ranks,
     )
     tables = _rotary_tables(setup)  # tensors, though no token of a rank adds to them
     return replace(report, context=report.context - tables, working_set=report.working_set + tables)
@@ -149,7 +184,7 @@ def kind_memory(setup: Setup, plan: Plan, stage: int | None = None) -> tuple[Mem
     for number, kind in enumerate(setup.kinds):
         ranks = of_rank == number
         tokens = plan.capacity_tokens if capacity is None else int(capacity[ranks].max())
-        reports.append(_kind_memory(kind, plan, tokens, max(1, int(slots[ranks].max())), stage))
+        reports.append(_kind_memory(kind, plan, tokens, max(1, int(slots[ranks].max())), stage, ranks))
     return tuple(reports)
 
 
@@ -167,12 +202,26 @@ def kind_notes(setup: Setup, plan: Plan) -> tuple[str, ...]:
 
 
 def _kind_memory(
-    setup: Setup, plan: Plan, capacity: int, micro_batches: int, stage: int | None
+    setup: Setup, plan: Plan, capacity: int, micro_batches: int, stage: int | None, here: Bools | None = None
 ) -> MemoryReport:
+    """Of ranks that are of one kind: all, or those that are *here*."""
     longest: int | None = None
     if setup.layout.kernels.attention == "unfused":  # the only kernel that keeps scores
         ranks = np.repeat(plan.group_size, np.diff(plan.segment_offsets))
         longest = int((-(-plan.segment_tokens // ranks)).max())
+    if _groups_grow(setup):
+        reports = [
+            memory_of(
+                setup,
+                tokens,
+                micro_batches=micro_batches,
+                sequence_tokens=longest,
+                stage=stage,
+                group_ranks=ranks,
+            )
+            for ranks, tokens in ((1, capacity), *_most_tokens(plan, capacity, here))
+        ]
+        return _with_communicators(setup, plan, max(reports, key=_filled))
     report = memory_of(
         replace(setup, layout=settled_layout(setup, plan)),
         capacity,
@@ -181,6 +230,24 @@ def _kind_memory(
         stage=stage,
     )
     return _with_communicators(setup, plan, report)
+
+
+def _most_tokens(plan: Plan, capacity: int, here: Bools | None) -> Iterator[tuple[int, int]]:
+    """For every size of group that has a rank *here*: ranks that share its largest micro-batch, tokens on one of them.
+
+    Where a rank has more than C, and sends the rest to the host, as many ranks with C as hold the micro-batch: what
+    they keep of each other is as much.
+    """
+    sizes, tokens = plan.group_size, np.add.reduceat(plan.segment_tokens, plan.segment_offsets[:-1])
+    if plan.padding_tokens is not None:
+        tokens = tokens + plan.padding_tokens
+    if here is not None:
+        meets = np.logical_or.reduceat(here[plan.member_ranks], plan.member_offsets[:-1])
+        sizes, tokens = sizes[meets], tokens[meets]
+    for size in np.unique(sizes[sizes > 1]):
+        most = int(tokens[sizes == size].max())
+        held = min(capacity, -(-most // int(size)))
+        yield -(-most // held), held
 
 
 class RingGroups(NamedTuple):

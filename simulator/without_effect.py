@@ -187,6 +187,8 @@ def _of_strategy(setup: Setup, largest_group: int | None) -> Iterator[Rule]:
     alone = "no sequence is shared by several ranks" if largest_group == 1 else ""
     yield alone, _layout("cp_kind cp_keep_gathered")
     kind = setup.layout.context.kind
+    ring = "" if kind == "ring" else f"cp_kind is {kind}, not ring"
+    yield alone or ring, _keys("memory", "ring_steps_kept")
     cut = (
         ""
         if kind in CUT_ALONG_TOKENS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hdpsim.cost_models.layer.context_exchange import AttentionHeads
 from hdpsim.cost_models.layer.recomputation import repeated_share
 from hdpsim.cost_models.layer.small_kernels import residual_shards
 from hdpsim.cost_models.layout.groups import RecomputeKind
@@ -68,7 +67,6 @@ def activation_bytes_per_token_layer(
                          never store scores make "selective" by itself, the recomputation of the scores, free: it
                          keeps as much as none
 
-    Keys and values that stay as a group gathered them (keep_gathered) are added, see gathered_bytes_per_token.
     Of a stack's *overheads* (None = lean) its copies of unfused operations, and selective_share and selective_keeps in
     place of what "selective" keeps.
     Per rank, not per GPU: tokens of the whole TP group. The default kind is the one most layers are.
@@ -83,23 +81,21 @@ def activation_bytes_per_token_layer(
     tensors = layer_activations(model, layout, moe=moe, dropout=model.dropout)
     if moe and not extra.expert_outputs_kept:
         tensors = replace(tensors, experts=tensors.experts - expert_output_bytes(model, layout))
-    gathered = gathered_bytes_per_token(model, layout)
     again = discarded_bytes(model, layout, tensors, moe=moe)
     if layout.recompute.kind == "selective" and extra.selective_keeps is not None:
         kept_names = set(extra.selective_keeps)
         named = float(sum(getattr(tensors, name) for name in kept_names))
         named -= again if kept_names >= {"linear_inputs", "mlp", "experts"} else 0.0
-        of_norm = (
+        return named + (
             0.0 if "norm_inputs" in kept_names else layer_input
         )  # the first norm reads the layer's input
-        return named + of_norm + gathered
     if layout.recompute.kind == "selective" and extra.selective_share is not None:
         kept = extra.selective_share
-        return kept * (tensors.total + copies) + (1.0 - kept) * layer_input + gathered
+        return kept * (tensors.total + copies) + (1.0 - kept) * layer_input
     if not any(repeated_share(layout, term) for term in _OUTPUTS) and not _attention_again(layout):
-        return tensors.total + copies + gathered - again
+        return tensors.total + copies - again
     rest = 1.0 - repeated_share(layout, "small_kernels")
-    return layer_input + kept_outputs(model, layout, tensors, copies, moe=moe) + gathered - rest * again
+    return layer_input + kept_outputs(model, layout, tensors, copies, moe=moe) - rest * again
 
 
 def kept_outputs(
@@ -283,37 +279,6 @@ def rotary_table_bytes(model: Model, layers: int, sequence_tokens: int) -> float
     latent = model.latent_attention
     dim = model.head_dim if latent is None else latent.qk_rope_head_dim
     return layers * sequence_tokens * dim * BF16_BYTES
-
-
-def ring_bytes_per_token(model: Model, layout: Layout) -> float:
-    """Buffers of a ring of ranks that share a sequence: K and V in flight, twice, and their fp32 gradients.
-
-        2 x 2 x g d x (2 B + 4 B) / t per token of a rank
-
-    Source: zhuzilin/ring-flash-attention (double buffer; gradients of K and V travel in fp32).
-    """
-    if model.latent_attention is not None:
-        latent = model.latent_attention
-        per_head = 2 * latent.v_head_dim + latent.qk_rope_head_dim
-        return 2 * model.heads * per_head * (BF16_BYTES + FP32_BYTES) / layout.parallel.tp
-    kv_heads = max(1.0, model.kv_heads / layout.parallel.tp)
-    return 2 * 2 * kv_heads * model.head_dim * (BF16_BYTES + FP32_BYTES)
-
-
-def gathered_bytes_per_token(model: Model, layout: Layout) -> float:
-    """Keys and values of the other ranks of a group that a layer keeps for its backward, per token of a rank.
-
-        (cp - 1) x 2 B x kv width
-
-    Of a layout whose cp is stated; groups that follow the batch may be larger or smaller. None where the whole layer is
-    computed again, which gathers them again.
-    Source: hao-ai-lab/distca, baseline/wlbllm_original/wlbllm/per_doc_cp_attn.py (save_for_backward of k_global and
-    v_global; its copies for either chunk are not counted).
-    """
-    context = layout.context
-    if not (context.keep_gathered and context.kind == "all-gather") or layout.recompute.kind == "full":
-        return 0.0
-    return ((layout.parallel.cp or 1) - 1) * BF16_BYTES * AttentionHeads.of(model, layout).kv_width
 
 
 def head_activation_bytes_per_token(model: Model, layout: Layout, logit_bytes: float) -> float:

@@ -29,6 +29,8 @@ class MemoryOverheads(Checked):
         unfused_copies: operations run one by one: each keeps its own input.
         rotary_tables: every layer has sines and cosines of the whole sequence to itself, whatever part of it the GPU
             holds.
+        ring_steps_kept: a ring (cp_kind: ring) keeps keys and values, output and log-sum-exp of every step until its
+            forward ends (Transformer Engine).
         bucket_bytes: bytes per parameter of the buckets in which data-parallel ranks reduce gradients, beside the
             gradients.
         loose_gradient_bytes: bytes per parameter of the layer (or head) at work, gradients not yet added up.
@@ -52,6 +54,7 @@ class MemoryOverheads(Checked):
     expert_outputs_kept: bool = True
     unfused_copies: bool = False
     rotary_tables: bool = False
+    ring_steps_kept: bool = False
     bucket_bytes: Amount = 0.0
     loose_gradient_bytes: Amount = 0.0
     gather_buffer_bytes: Amount = 0.0

@@ -19,12 +19,17 @@ from hdpsim.cost_models.memory.activations import (
     head_activation_bytes_per_token,
     layer_activations,
     layer_input_bytes,
-    ring_bytes_per_token,
     score_bytes_per_token,
     tensor_parallel_transients,
     working_set_bytes_per_token,
 )
 from hdpsim.cost_models.memory.overheads import LEAN, MemoryOverheads
+from hdpsim.cost_models.memory.shared_sequences import (
+    bytes_at_attention,
+    gathered_bytes_per_token,
+    ring_bytes_per_token,
+    ring_step_bytes_per_token,
+)
 from hdpsim.cost_models.memory.states import StateBytes, state_bytes
 from hdpsim.cost_models.reading.units import format_quantity
 from hdpsim.cost_models.tracing import priced
@@ -52,7 +57,8 @@ class MemoryReport:
         activations: kept by all micro-batches in flight, without what is offloaded.
         head: final norm, logits and loss (last stage).
         working_set: gradients and gathered inputs of the layer at work and ring buffers, as far as they exceed the
-            head's buffers (which are free again before the layers run backward); rotary tables of layers of their own.
+            head's buffers (which are free again before the layers run backward); or the steps of a ring, where its
+            forward keeps them all and needs more; rotary tables of layers of their own.
         communication: NCCL buffers.
         context: CUDA context and libraries.
         update: staging of the optimizer step as far as it exceeds what activations and buffers took before.
@@ -134,6 +140,8 @@ class _Job(NamedTuple):
     offload_ratio: float
     micro_batches: int | None
     overheads: MemoryOverheads
+    group_ranks: int
+    """Ranks that share a sequence; 1 where nobody says."""
 
 
 def memory_report(
@@ -148,10 +156,12 @@ def memory_report(
     micro_batches: int | None = None,
     overheads: MemoryOverheads | None = None,
     sequence_tokens: int | None = None,
+    group_ranks: int | None = None,
 ) -> MemoryReport:
     """Peak memory on each GPU of a stage (None = of the fullest stage) with that many tokens per micro-batch.
 
     *sequence_tokens* matters where attention keeps its scores: the length of a sequence (None = one fills the rank).
+    *group_ranks*, where a token takes more the more ranks share its sequence (None = the layout's cp).
     Counted: states, activations of all micro-batches in flight, the last stage's logits, the backward's working
     set, ring and NCCL buffers, context, fragmentation, and what *overheads* say of the stack.  Ignored: staging
     buffers of the offload, data loading, CUDA graphs.  Source: the functions it adds up.
@@ -160,7 +170,8 @@ def memory_report(
         raise InfeasibleError(f"offload_ratio must be between 0 and 1, got {offload_ratio}")
     if stage is not None and not 0 <= stage < layout.parallel.pp:
         raise InfeasibleError(f"stage must be between 0 and {layout.parallel.pp - 1}, got {stage}")
-    job = _Job(model, layout, cluster, ranks, offload_ratio, micro_batches, overheads or LEAN)
+    shared_by = group_ranks or layout.parallel.cp or 1
+    job = _Job(model, layout, cluster, ranks, offload_ratio, micro_batches, overheads or LEAN, shared_by)
     check_layout(model, layout, ranks)
     if stage is None:
         stages = _telling_stages(model, layout.of_stages, micro_batches)
@@ -180,11 +191,12 @@ def rank_capacity_tokens(
     offload_ratio: float = 0.0,
     micro_batches: int | None = None,
     overheads: MemoryOverheads | None = None,
+    group_ranks: int | None = None,
 ) -> int:
     """Most tokens per rank and micro-batch that fit on every stage: a multiple of 128 tp.
 
     Memory is a fixed part plus a part proportional to tokens, so two reports per stage suffice (more where attention
-    keeps its scores, one sequence filling the rank). The capacity a
+    keeps its scores, one sequence filling the rank). *group_ranks* as in memory_report. The capacity a
     layout fixes (layout.rank_capacity_tokens) is not looked at: this is what memory allows. Where a host runs ahead,
     what it queues has room as well (but for the one multiple that fits at least): waiting for memory costs far more
     time than smaller micro-batches do (refill_s).
@@ -193,7 +205,8 @@ def rank_capacity_tokens(
         OutOfMemoryError: not even one multiple fits; the message says which stage and which parts.
     """
     check_layout(model, layout, ranks)
-    job = _Job(model, layout, cluster, ranks, offload_ratio, micro_batches, overheads or LEAN)
+    shared_by = group_ranks or layout.parallel.cp or 1
+    job = _Job(model, layout, cluster, ranks, offload_ratio, micro_batches, overheads or LEAN, shared_by)
     empty, one = _load(job, 0), _load(job, CAPACITY_STEP_TOKENS * layout.parallel.tp)
     stages = _telling_stages(model, layout.of_stages, micro_batches)
     steps = min(_most_steps(job, stage, empty, one) for stage in stages)
@@ -230,8 +243,14 @@ class _TokenBytes(NamedTuple):
     """From a layer's forward to its backward, scores apart."""
     working: dict[bool, float]
     """While a layer runs backward."""
-    head: float
+    at_attention: dict[bool, float]
+    """While its attention runs forward, beyond what is kept."""
+    gathered: float
+    """Kept of every other rank of a group."""
     ring: float
+    ring_step: float
+    """Of every step of a ring that keeps them all."""
+    head: float
 
 
 @lru_cache(maxsize=1024)
@@ -240,6 +259,7 @@ def _token_bytes(
 ) -> _TokenBytes:
     """*layout*: what layers see of it (of_layers), so that all pipelines and kinds of sharding share this."""
     layout = layout.with_groups(recompute=recompute)
+    keeps_steps = overheads.ring_steps_kept and layout.context.kind == "ring"
     kept = {
         moe: activation_bytes_per_token_layer(model, layout, moe=moe, overheads=overheads)
         for moe in {False, bool(model.experts)}
@@ -247,8 +267,11 @@ def _token_bytes(
     return _TokenBytes(
         kept=kept,
         working={moe: _working_bytes(model, layout, kept[moe], moe=moe) for moe in kept},
-        head=head_activation_bytes_per_token(model, layout, overheads.logit_bytes),
+        at_attention={moe: bytes_at_attention(model, layout, kept[moe], moe=moe) for moe in kept},
+        gathered=gathered_bytes_per_token(model, layout),
         ring=ring_bytes_per_token(model, layout),
+        ring_step=ring_step_bytes_per_token(model, layout) if keeps_steps else 0.0,
+        head=head_activation_bytes_per_token(model, layout, overheads.logit_bytes),
     )
 
 
@@ -304,7 +327,12 @@ class _Load(NamedTuple):
     working: dict[bool, float]
     """By kind of layer (experts), without scores."""
     working_scores: float
+    at_attention: dict[bool, float]
+    """By kind of layer (experts); empty where no ring keeps its steps."""
+    gathered: float
+    """By every layer."""
     ring: float
+    ring_steps: float
     head: float
     groups: int
     """Of ranks, with NCCL buffers of their own."""
@@ -316,12 +344,16 @@ def _load(job: _Job, tokens: int, sequence_tokens: int | None = None) -> _Load:
     scores = score_bytes_per_token(model, layout, tokens if sequence_tokens is None else sequence_tokens)
     scores_again = repeated_share(layout, "attention")
     context_parallel = ranks > 1 and parallel.cp != 1
+    keeps_steps = job.group_ranks > 1 and per_token.ring_step > 0.0
     return _Load(
         tokens=tokens,
         kept={moe: amount + (1.0 - scores_again) * scores for moe, amount in per_token.kept.items()},
         working=per_token.working,
         working_scores=(1.0 + scores_again) * scores,  # their gradient, and recomputed themselves
+        at_attention=per_token.at_attention if keeps_steps else {},
+        gathered=(job.group_ranks - 1) * per_token.gathered,
         ring=per_token.ring if context_parallel else 0.0,
+        ring_steps=job.group_ranks * per_token.ring_step if keeps_steps else 0.0,
         head=per_token.head,
         groups=sum((parallel.tp > 1, parallel.pp > 1, ranks > 1, parallel.ep > 1, context_parallel)),
     )
@@ -330,18 +362,20 @@ def _load(job: _Job, tokens: int, sequence_tokens: int | None = None) -> _Load:
 def _stage_report(job: _Job, stage: _FilledStage, load: _Load) -> MemoryReport:
     model, layout, tokens, extra = job.model, job.layout, load.tokens, job.overheads
     states = _states(model, layout.of_states, job.ranks, stage.number, extra)
-    chunks, held = stage.chunks, 0.0
+    chunks, held, gathered = stage.chunks, 0.0, 0.0
     for part, count in stage.passes:
+        gathered += count * (part.layers + part.mtp_layers) * load.gathered
         held += count * sum(layers * load.kept[moe] for moe, layers in part.by_kind)
         held += count * part.mtp_layers * load.kept[bool(model.experts)]
-    held *= tokens * extra.activation_factor
+    held, gathered = held * tokens * extra.activation_factor, gathered * tokens
     share = kept_share(sum(part.layers for part in chunks), job.offload_ratio)
     head = load.head * chunks[-1].head * tokens
-    working = max((load.working[moe] for part in chunks for moe, _ in part.by_kind), default=0.0)
-    working += load.working_scores
-    working += load.ring
-    working_set = max(0.0, working * tokens - head)
-    moving = share * held + head + working_set
+    here = {moe for part in chunks for moe, _ in part.by_kind}
+    working = max((load.working[moe] for moe in here), default=0.0) + load.working_scores + load.ring
+    forward = (load.ring_steps + load.at_attention[moe] for moe in here if load.at_attention)
+    working_set = max(0.0, max(working, *forward, 0.0) * tokens - head)
+    on_gpu = share * held + gathered
+    moving = on_gpu + head + working_set
     run_ahead = 0.0
     if extra.host_run_ahead:
         layers = _run_ahead_layers(layout.parallel, stage)
@@ -353,7 +387,7 @@ def _stage_report(job: _Job, stage: _FilledStage, load: _Load) -> MemoryReport:
         gradients=states.gradients,
         optimizer=states.optimizer,
         gathered=states.gathered,
-        activations=share * held,
+        activations=on_gpu,
         head=head,
         working_set=working_set,
         communication=load.groups * extra.nccl_bytes_per_group,

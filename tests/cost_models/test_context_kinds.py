@@ -14,7 +14,6 @@ from hdpsim.cost_models.layer.attention import AttentionCost, RingTimes
 from hdpsim.cost_models.layer.pack_sharding import pack_imbalance
 from hdpsim.cost_models.layout.groups import ContextParallelKind
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.memory.activations import activation_bytes_per_token_layer
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.transformer.flop import attention_pairs, layer_pairs, model_flop_per_token
 from hdpsim.cost_models.transformer.model import Model
@@ -77,15 +76,6 @@ def test_kept_keys_and_values_are_not_gathered_again() -> None:
     packs, of_rank = (np.array([S]), np.array([0, 1]), np.array([16]), np.array([1])), np.array([S / 16])
     twice = attention("all-gather").sent(*packs, of_rank, backward=True).sent_bytes[0]
     assert 0.0 < cost.sent(*packs, of_rank, backward=True).sent_bytes[0] == pytest.approx(twice / 2)
-
-
-def test_what_stays_gathered_takes_memory() -> None:
-    def kept(**switches: object) -> float:
-        return activation_bytes_per_token_layer(MODEL, Layout(cp_kind="all-gather", cp=8, **switches))
-
-    assert kept(cp_keep_gathered=True) - kept() == pytest.approx(7 * 2 * KV)
-    again = {"recompute": "full"}  # which gathers again
-    assert kept(cp_keep_gathered=True, **again) == kept(**again)
 
 
 @pytest.mark.parametrize("backward", [False, True])

@@ -75,6 +75,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "memory.selective_share": ("layout", "0.5"),
     "memory.selective_keeps": ("share", "queries_keys_values"),
     "memory.rotary_tables": ("false", "true"),
+    "memory.ring_steps_kept": ("false", "true"),
     "memory.bucket_bytes": ("0", "2"),
     "memory.loose_gradient_bytes": ("0", "2"),
     "memory.gather_buffer_bytes": ("0", "2"),

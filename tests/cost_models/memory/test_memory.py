@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.memory.activations import head_activation_bytes_per_token, ring_bytes_per_token
+from hdpsim.cost_models.memory.activations import head_activation_bytes_per_token
 from hdpsim.cost_models.memory.report import (
     MemoryOverheads,
     activation_bytes_per_token_layer,
@@ -142,11 +142,6 @@ def test_logits_on_the_last_stage() -> None:
     assert head_activation_bytes_per_token(big, Layout(tp=8), 4.0) * 2**18 == pytest.approx(
         16 * 2**30, rel=0.01
     )
-
-
-def test_ring_buffers() -> None:
-    # 8 KV heads of 128 on tp 2: 4 heads x 128 x (K, V) x 2 buffers x 6 B
-    assert ring_bytes_per_token(catalog.model("llama-7b"), Layout(tp=2)) == 4 * 128 * 2 * 2 * 6
 
 
 @pytest.mark.parametrize(

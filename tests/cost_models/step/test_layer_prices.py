@@ -16,10 +16,10 @@ from hdpsim.cost_models.memory.activations import (
     activation_bytes_per_token_layer,
     head_activation_bytes_per_token,
     layer_activations,
-    ring_bytes_per_token,
     working_set_bytes_per_token,
 )
-from hdpsim.cost_models.memory.report import memory_report
+from hdpsim.cost_models.memory.overheads import MemoryOverheads
+from hdpsim.cost_models.memory.report import _token_bytes, memory_report
 from hdpsim.cost_models.step import layer_prices as layer_price_module
 from hdpsim.cost_models.step.layer_prices import LayerPrices, layer_prices
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
@@ -40,6 +40,7 @@ switches = st.fixed_dictionaries(
         "recompute_small_kernels": st.booleans(),
         "precision": st.sampled_from(["bf16", "fp8"]),
         "cp_kind": st.sampled_from(["ring", "all-gather"]),
+        "cp_keep_gathered": st.booleans(),
         "attention_kernel": st.sampled_from(["flash", "unfused"]),
         "gradient_accumulation": st.sampled_from(["fused", "separate"]),
         "deferred_head_gradient": st.booleans(),
@@ -74,10 +75,14 @@ def test_a_layer_cannot_tell_its_layout_from_what_it_is_given_of_it(
     kept = layout.of_layers.with_groups(recompute=layout.recompute)
     for bytes_of in (activation_bytes_per_token_layer, layer_activations, working_set_bytes_per_token):
         assert bytes_of(model, layout, moe=False) == bytes_of(model, kept, moe=False)
-    assert ring_bytes_per_token(model, layout) == ring_bytes_per_token(model, layout.of_layers)
     assert head_activation_bytes_per_token(model, layout, 6.0) == head_activation_bytes_per_token(
         model, layout.of_layers, 6.0
     )
+    of_a_report = (
+        _token_bytes.__wrapped__(model, one, layout.recompute, MemoryOverheads(ring_steps_kept=True))
+        for one in (layout, layout.of_layers)
+    )
+    assert len({str(found) for found in of_a_report}) == 1
     held = stage_contents(model, layout)[0]
     parts = (_parameters_of.__wrapped__(model, one, held) for one in (layout, layout.of_stages))
     assert len(set(parts)) == 1

@@ -119,3 +119,19 @@ def test_parts_are_what_the_source_reads_and_sum_to_its_peak(notes: str, not_rea
 def test_tied_embeddings_are_read_from_the_notes() -> None:
     assert prepare(_config(notes="tied embeddings True")).setup.model.tied_embeddings
     assert not prepare(_config(notes="tied embeddings False")).setup.model.tied_embeddings
+
+
+@pytest.mark.parametrize(
+    ("framework", "cp", "kept"),
+    [
+        ("Megatron-LM", 2, True),
+        ("NeMo 24.07 (Megatron-Core)", 8, True),
+        ("Megatron-Bridge 26.04", 2, True),
+        ("Megatron-LM", 1, False),
+        ("Megatron-LM", None, False),
+        ("Megatron-DeepSpeed", 2, False),
+        ("torchtitan", 8, False),
+    ],
+)
+def test_transformer_engines_ring_keeps_its_steps(framework: str, cp: int | None, kept: bool) -> None:
+    assert stack_of(_config(framework=framework, cp=cp, year=2025)).ring_steps_kept == kept
