@@ -14,13 +14,12 @@ from hdpsim.cost_models.calibration.calibration import load_calibration
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
 from hdpsim.experiments.records.longctx.prediction import LongPrediction, LongPredictor
-from hdpsim.experiments.records.longctx.rows import LongRow, read_long_rows
+from hdpsim.experiments.records.longctx.rows import VERDICT, LongRow, read_long_rows
 from hdpsim.experiments.studies.comparing.compare import silent
 from hdpsim.experiments.validation.memory import memory_lines, memory_summary
 from hdpsim.experiments.validation.order import error_of, error_summary
 from hdpsim.experiments.validation.report import BIAS, MEDIAN, P90, percent, share_column
 
-VERDICT = "fits_in_memory"
 RAN = ("seconds_per_iteration", "ms_per_iteration", "tokens_per_s_per_gpu", "tokens_per_s_total", VERDICT)
 """Rows of these metrics are of a step that ran, or did not."""
 UNNAMED = "not stated"

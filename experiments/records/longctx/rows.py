@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hdpsim.errors import InfeasibleError
+from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.output.files.csv import as_number, read_rows
 from hdpsim.quoting import quoted
 from hdpsim.ranges import RANGES
@@ -16,6 +16,17 @@ COLUMNS = ("source", "model", "gpu", "gpus", "strategy", "metric", "measured")
 """What every row says. tp, pp, cp, dp, dataset, context_tokens, global_batch_tokens and notes may be there."""
 CELL = ("source", "model", "gpu", "gpus", "dataset", "context_tokens", "metric")
 """Rows with these in common are the same experiment under several systems."""
+VERDICT = "fits_in_memory"
+_WHOLE = {
+    **{name: name for name in ("gpus", "tp", "pp", "cp", "dp", "context_tokens")},
+    "global_batch_tokens": "batch_tokens",
+}
+"""Columns of whole numbers, and the ranges that they lie in."""
+_MEASURED = (
+    ("seconds_per_iteration", "step_s"), ("ms_per_iteration", "number"), ("tokens_per_s", "tokens_per_s"),
+    ("tflops", "tflops"), ("attention_", "number"), ("peak_mem_gb", "memory_gb"), ("speedup_x", "ratio"),
+)  # fmt: skip
+"""How metrics begin that are predicted, and the ranges that what was measured lies in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +101,57 @@ def read_long_rows(path: str | Path) -> list[LongRow]:
     """All rows of a table (csv or csv.gz).
 
     Raises:
-        UserInputError: it cannot be read, has no rows, or lacks columns.
+        UserInputError: it cannot be read, has no rows, lacks columns, or holds a number that cannot be meant.
     """
-    return [LongRow(where=where, columns=row) for where, row in read_rows(path, COLUMNS, "measurements")]
+    rows = [LongRow(where=where, columns=row) for where, row in read_rows(path, COLUMNS, "measurements")]
+    for row in rows:
+        _check_numbers(row)
+    return rows
+
+
+def _check_numbers(row: LongRow) -> None:
+    """Refuse numbers out of their range. Words ("64-512") are what a source says: the row cannot be predicted.
+
+    Raises:
+        UserInputError: with row, column and what is allowed.
+    """
+    for column, kind in _WHOLE.items():
+        allowed = RANGES[kind]
+        text, value = row.text(column), _as_written(row.text(column))
+        if value is None:
+            continue
+        number: object = int(value) if math.isfinite(value) and value == int(value) else text
+        if not allowed.holds(number):
+            raise UserInputError(f"{row.where}: {column}: {allowed.complaint(number)}; empty: not stated")
+    value, metric = _as_written(row.text("measured")), row.text("metric")
+    if value is None:
+        return
+    words = _measured_complaint(metric, value, row.text("measured"))
+    if words:
+        raise UserInputError(f"{row.where}: measured: {words}; empty: not measured")
+
+
+def _measured_complaint(metric: str, value: float, text: str) -> str:
+    """What is wrong with a measured number of that metric; empty: nothing."""
+    if metric == VERDICT:
+        return (
+            ""
+            if value in (0.0, 1.0)
+            else f"{metric} must be 1 (it ran) or 0 (it did not), got {quoted(text)}"
+        )
+    kind = next((kind for begins, kind in _MEASURED if metric.startswith(begins)), None)
+    if kind is None:
+        return "" if math.isfinite(value) else f"{metric} must be a number, got {quoted(text)}"
+    allowed = RANGES[kind]
+    if allowed.holds(value) and value > 0.0:
+        return ""
+    more = "" if allowed.low else ", more than 0"
+    return f"{metric} {allowed.complaint(text)}{more}"
+
+
+def _as_written(text: str) -> float | None:
+    """A cell as a number, nan and infinity too; None where there is none: nothing, or words."""
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.cli.app import cli
@@ -34,7 +36,7 @@ def row(**columns: str) -> LongRow:
 
 def written(folder: Path, *rows: dict[str, str]) -> Path:
     path = folder / "table.csv"
-    with path.open("w", newline="") as file:
+    with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [*list(BURST), "dataset"])
         writer.writeheader()
         writer.writerows({**BURST, **one} for one in rows)
@@ -185,14 +187,95 @@ class TestTable:
             (["--longctx", "TABLE", "--lengths", "a"], 2, "expected DATASET=TRACE, got 'a'"),
             (["--longctx", "TABLE", "--memory"], 2, "--longctx goes with"),
             (["--longctx", "UNKNOWN"], 3, "none of 1 rows can be predicted"),
+            (
+                ["--longctx", "NEGATIVE"],
+                2,
+                "row 2: cp: must be a whole number from 1 to 10,000,000 ranks, got -4",
+            ),
         ],
     )
     def test_bad_input(self, tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
         known, folder = written(tmp_path, {}), tmp_path / "unknown"
         folder.mkdir()
-        files = {"TABLE": str(known), "UNKNOWN": str(written(folder, {"source": "another"}))}
+        (tmp_path / "negative").mkdir()
+        files = {
+            "TABLE": str(known),
+            "UNKNOWN": str(written(folder, {"source": "another"})),
+            "NEGATIVE": str(written(tmp_path / "negative", {"cp": "-4"})),
+        }
         result = CliRunner().invoke(cli, ["validate", *(files.get(one, one) for one in arguments)])
         assert (result.exit_code, words in result.output) == (code, True), result.output
+
+    @pytest.mark.parametrize(
+        ("columns", "words"),
+        [
+            ({"gpus": "nan"}, "gpus: must be a whole number from 1 to 10,000,000 GPUs, got 'nan'"),
+            ({"tp": "0"}, "tp: must be a whole number from 1 to 65,536 GPUs, got 0"),
+            ({"dp": "1.5"}, "dp: must be a whole number from 1 to 10,000,000 ranks, got '1.5'"),
+            (
+                {"context_tokens": "1e300"},
+                "context_tokens: must be a whole number from 1 to 2,147,483,648 tokens, got 1",
+            ),
+            ({"measured": "-3"}, "measured: tokens_per_s_per_gpu must be a number from 1e-06 to 1e+15"),
+            ({"measured": "inf"}, "measured: tokens_per_s_per_gpu must be a number from"),
+            (
+                {"metric": "ms_per_iteration", "measured": "0"},
+                "measured: ms_per_iteration must be a number from 0",
+            ),
+            (
+                {"metric": "fits_in_memory", "measured": "0.5"},
+                "measured: fits_in_memory must be 1 (it ran) or 0",
+            ),
+            (
+                {"metric": "constant_ms", "measured": "nan"},
+                "measured: constant_ms must be a number, got 'nan'",
+            ),
+        ],
+    )
+    def test_numbers_that_cannot_be_meant(self, tmp_path: Path, columns: dict[str, str], words: str) -> None:
+        path = written(tmp_path, {}, columns)
+        with pytest.raises(UserInputError, match=re.escape(f"{path}, row 3: {words}")):
+            read_long_rows(path)
+
+    @pytest.mark.parametrize(
+        "columns",
+        [
+            {"gpus": "64-512"},
+            {"tp": "", "cp": ""},
+            {"measured": ""},
+            {"metric": "linear_ms", "measured": "0"},
+        ],
+    )
+    def test_what_a_source_says_in_words_or_not_at_all_is_no_mistake(
+        self, tmp_path: Path, columns: dict[str, str]
+    ) -> None:
+        assert len(read_long_rows(written(tmp_path, {}, columns))) == 2
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        column=st.sampled_from(["gpus", "tp", "pp", "cp", "dp", "context_tokens", "measured"]),
+        number=st.one_of(
+            st.floats(),
+            st.integers(),
+            st.sampled_from(["", "NaN", "-inf", "1e400", "0x10", "1_0", "٣", "-0"]),
+        ),
+    )
+    def test_a_cell_is_refused_by_its_name_or_the_row_has_a_prediction_or_a_reason(
+        self, tmp_path: Path, column: str, number: object
+    ) -> None:
+        path = written(tmp_path, {"source": "another", column: str(number)})
+        refused = ""
+        try:
+            (found,) = read_long_rows(path)
+        except UserInputError as error:
+            refused = str(error)
+        if refused:
+            assert refused.startswith(f"{path}, row 2: {column}: ")
+            assert len(refused) < 400 + len(str(path))
+            return
+        if isinstance(number, int) and column != "measured":
+            assert found.whole(column) == number
+        assert LongPredictor({}, None).predict(found).reason
 
     def test_a_table_of_something_else(self, tmp_path: Path) -> None:
         (tmp_path / "runs.csv").write_text("id,step_s\na,1\n")
