@@ -220,7 +220,8 @@ class _StepBound:
         before = np.concatenate((grid[:1], grid[:-1]))
         before = np.where(grid - before == 1, grid, before)  # nothing lies between
         total_layers = cost.layers_by_stage.sum()
-        attention_s = cost.sequence_s(longest, before, problem.compact_tier(before)) / cost.busiest_layers
+        tier = problem.compact_tier(before)
+        attention_s = cost.sequence_s(longest, before, tier, least=True) / cost.busiest_layers
         tokens = longest // grid
         kinds = cost.kind[self._chain.stage[0], self._chain.chunk[0]][: self._chain.virtual_stages]
         linear_s = cost.linear_by_kind_s(tokens, without=self._overlapped, weight_gradients=not self._split)[

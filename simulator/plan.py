@@ -60,3 +60,8 @@ class Plan:
     def group_size(self) -> Ints:
         """Ranks that share each micro-batch."""
         return np.diff(self.member_offsets)
+
+    @property
+    def shares_packs(self) -> bool:
+        """Whether several ranks share a micro-batch of several segments."""
+        return bool(((self.group_size > 1) & (np.diff(self.segment_offsets) > 1)).any())

@@ -188,7 +188,7 @@ def result_of(
         notes=(
             f"calibration {_calibration_names(setup)}",
             *plan.notes,
-            *without_effect(setup, int(plan.group_size.max()), report),
+            *without_effect(setup, int(plan.group_size.max()), report, shares_packs=plan.shares_packs),
             *fit_notes(report),
             *kind_notes(setup, plan),
             *recompute_notes(setup),

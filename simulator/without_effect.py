@@ -25,11 +25,16 @@ Rule = tuple[str, tuple[str, ...]]
 
 
 def without_effect(
-    setup: Setup, largest_group: int | None = None, report: MemoryReport | None = None
+    setup: Setup,
+    largest_group: int | None = None,
+    report: MemoryReport | None = None,
+    *,
+    shares_packs: bool = True,
 ) -> tuple[str, ...]:
     """One sentence for every setting that changes nothing.
 
-    *largest_group* of the plan and its memory *report*, where there is a plan, tell more.
+    *largest_group* of the plan, whether it *shares_packs* of several sequences among ranks, and its memory *report*,
+    where there is a plan, tell more.
     """
     rules = (
         *_of_model(setup),
@@ -40,7 +45,7 @@ def without_effect(
         *_of_pipeline(setup),
         *_of_host(setup),
         *_of_needs(setup.layout),
-        *_of_strategy(setup, largest_group),
+        *_of_strategy(setup, largest_group, shares_packs=shares_packs),
         *_of_execution(setup),
         *_of_memory(setup, report),
     )
@@ -153,7 +158,7 @@ def _of_needs(layout: Layout) -> Iterator[Rule]:
             yield "" if need.met(layout) else need.otherwise.format(**values), _layout(name)
 
 
-def _of_strategy(setup: Setup, largest_group: int | None) -> Iterator[Rule]:
+def _of_strategy(setup: Setup, largest_group: int | None, *, shares_packs: bool) -> Iterator[Rule]:
     options = setup.strategy
     name = f"strategy is {options.name}"
     if options.name == "static":
@@ -194,7 +199,8 @@ def _of_strategy(setup: Setup, largest_group: int | None) -> Iterator[Rule]:
         if kind in CUT_ALONG_TOKENS
         else f"cp_kind is {kind}, whose ranks attend alike however packs are cut"
     )
-    yield alone or cut, _layout("cp_sharding")
+    whole = "" if shares_packs else "what ranks share are single sequences"
+    yield alone or cut or whole, _layout("cp_sharding")
 
 
 def _of_hdp(options: StrategyOptions, name: str) -> Iterator[Rule]:

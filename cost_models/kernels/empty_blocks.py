@@ -26,6 +26,7 @@ def empty_blocks_s(
     cal: Calibration,
     *,
     backward: bool,
+    share: Floats | None = None,
 ) -> Floats:
     """Seconds of empty blocks of one kernel over every micro-batch, [n].
 
@@ -35,14 +36,16 @@ def empty_blocks_s(
 
     A kernel for sequences of several lengths starts as many blocks for each as for the longest; those behind a
     sequence's end leave at once. As long as there are places for all of them they keep nobody waiting.
-    Counted: rows of tokens on this GPU (*segment_tokens*).
+    Counted: rows of tokens on this GPU (*segment_tokens*). A segment that only a *share* of the ranks holds counts for
+    as much: a rank of the average.
     Ignored: kernels whose persistent blocks ask for their next tile (FlashAttention-3 since 2025): they start none.
     Source: grid of FlashAttention-2's variable-length kernels (Dao-AILab/flash-attention); see EMPTY_BLOCK_S.
     """
     tiles = np.ceil(segment_tokens / cal.attention_tile_tokens)
     starts = segment_offsets[:-1]
-    most, filled = np.maximum.reduceat(tiles, starts), np.add.reduceat(tiles, starts)
-    started = heads * np.diff(segment_offsets) * most
+    held = np.ones_like(tiles) if share is None else share
+    most, filled = np.maximum.reduceat(tiles, starts), np.add.reduceat(held * tiles, starts)
+    started = heads * np.add.reduceat(held, starts) * most
     places = gpu.sm_count * RESIDENT_BLOCKS[backward]
     waiting = np.clip(started - places, 0.0, started - heads * filled)
     return np.asarray(waiting * EMPTY_BLOCK_S / places)

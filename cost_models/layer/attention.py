@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -12,27 +11,19 @@ from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.kernels.empty_blocks import empty_blocks_s
-from hdpsim.cost_models.kernels.formats import power_slowdown
 from hdpsim.cost_models.kernels.last_wave import with_last_wave
-from hdpsim.cost_models.kernels.products import (
-    ATTENTION_BACKWARD_FLOP_RATIO,
-    BF16_BYTES,
-    KernelRate,
-    attention_rate_flop_per_s,
-    memory_bound_s,
-)
-from hdpsim.cost_models.kernels.unfused_attention import unfused_attention_s
+from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
+from hdpsim.cost_models.layer.attention_segments import SegmentAttention
 from hdpsim.cost_models.layer.context_exchange import AttentionHeads, ContextExchange
 from hdpsim.cost_models.layer.disaggregation import Disaggregated, Widths, disaggregated
 from hdpsim.cost_models.layer.host import ring_step_host_s
 from hdpsim.cost_models.layer.nested_rings import EULER_GAMMA, NestedRings, NestedTimes, exposed_s
-from hdpsim.cost_models.layer.pack_sharding import pack_imbalance
+from hdpsim.cost_models.layer.pack_sharding import Cut, PackPieces
 from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layout.groups import ContextParallelKind
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.fabric import FabricModel
-from hdpsim.cost_models.tracing import note, priced, remembered
-from hdpsim.cost_models.transformer.flop import attention_pairs
+from hdpsim.cost_models.tracing import priced
 from hdpsim.cost_models.transformer.model import Model
 
 # Keys and values go round with their gradients: Liu et al., arXiv 2310.01889, section 3
@@ -85,16 +76,10 @@ class AttentionCost:
         node = fabric.cluster.node
         of_nic = max(1.0, node.gpus / node.nics)  # GPUs that share one
         self._nic_shares = of_nic / min(self._rank_stride, of_nic)
-        self._kernel, self._fused_softmax = layout.kernels.attention, layout.kernels.fused
-        self._kernel_rate = KernelRate.of(self._kernel, cal)
-        self._dropout = model.dropout
+        self._kernel, self._kind = layout.kernels.attention, layout.context.kind
         self._heads = AttentionHeads.of(model, layout)
-        self._width = self._heads.width
-        self._window, self._chunked = model.sliding_window, model.chunked_attention
-        self._full_share = 1.0 / model.full_attention_every if model.full_attention_every else 0.0
-        self._kind = layout.context.kind
         self._gathered_ring = self._kind == "gathered-ring"
-        self._by_pack = layout.context.sharding == "pack" and self._kind in CUT_ALONG_TOKENS
+        self._sharding = layout.context.sharding if self._kind in CUT_ALONG_TOKENS else "document"
         self._exchange = (
             None
             if layout.context.kind in ("ring", "double-ring")
@@ -105,104 +90,22 @@ class AttentionCost:
             if self._kind in ("double-ring", "hybrid")
             else None
         )
+        self.segments = SegmentAttention(
+            model,
+            layout,
+            gpu,
+            cal,
+            self._heads,
+            blocks=self._exchange is None,
+            cut_as_pack=self._sharding != "document",
+        )
         self.kv_bytes_per_token = BF16_BYTES * self._heads.kv_width
-        self._known_rates: dict[bool, float] = {}
         self._step_host_s = [ring_step_host_s(layout, cal, backward=side) for side in (False, True)]
 
     @property
     def most_ranks(self) -> int | None:
         """Ranks over which one sequence can be spread: a head stays whole (ulysses); None = any number."""
         return None if self._exchange is None else self._exchange.most_ranks
-
-    def _rate(self, backward: bool) -> float:
-        """FLOP/s on long sequences, in units of *forward* FLOP."""
-        return remembered(self._known_rates, backward, self._long_rate)
-
-    def _long_rate(self, backward: bool) -> float:
-        rate = attention_rate_flop_per_s(
-            np.inf,
-            self._gpu,
-            self._cal,
-            backward=backward,
-            head_dim=(self._heads.query_dim + self._heads.value_dim) / 2.0,
-            kernel=self._kernel_rate,
-        )
-        return float(rate) / (ATTENTION_BACKWARD_FLOP_RATIO if backward else 1.0)
-
-    def _ramp(self, backward: bool) -> float:
-        return self._kernel_rate.ramp * (self._cal.attention_backward_ramp if backward else 1.0)
-
-    def _busy_s(self, work_flop: Floats, ramp_flop: Floats, *, backward: bool) -> Floats:
-        """Seconds of *work_flop* forward FLOP and the ramp's, clocks under the power limit.
-
-        An older kernel keeps the SMs as busy as the best one and does less: its FLOP take more energy by as much as it
-        is slower. Assumed; it shows on boards whose limit the best kernel would exceed.
-        """
-        rate = self._rate(backward)
-        share = ATTENTION_BACKWARD_FLOP_RATIO if backward else 1.0
-        with np.errstate(divide="ignore", invalid="ignore"):
-            reached = share * rate * work_flop / (work_flop + ramp_flop)
-        joule_per_flop = self._cal.bf16_joule_per_flop / self._kernel_rate.rate
-        slowdown = power_slowdown(reached, joule_per_flop, self._gpu, self._cal)
-        return np.asarray((work_flop + ramp_flop) / rate * slowdown)
-
-    @priced("attention")
-    def alone_s(self, tokens: ArrayLike, *, backward: bool) -> Floats:
-        """Per segment: whole sequence on one rank."""
-        length = np.asarray(tokens, dtype=np.float64)
-        if self._kernel == "unfused":
-            return self._square_s(length, backward=backward)
-        note(width=self._width)
-        ramp = self._cal.attention_half_tokens * self._ramp(backward)
-        unit = 2.0 * self._width * length
-        return self._over_layers(
-            length, lambda reach: self._busy_s(unit * reach, unit * ramp, backward=backward)
-        )
-
-    def _over_layers(self, length: Floats, seconds: Callable[[Floats], Floats]) -> Floats:
-        """Mean over the layers of what *seconds* says for the keys that a query reaches, times two (causal)."""
-        if self._window is None:
-            return seconds(length)
-        pairs = attention_pairs(length, window=self._window, chunked=self._chunked)
-        near = seconds(2.0 * pairs / length)
-        if not self._full_share:
-            return near
-        return near + self._full_share * (seconds(length) - near)
-
-    @priced("attention")
-    def ring_step_s(self, tokens: ArrayLike, group_size: ArrayLike, *, backward: bool) -> Floats:
-        """Per segment: one of the d steps of its ring."""
-        length = np.asarray(tokens, dtype=np.float64)
-        local = length / np.asarray(group_size, dtype=np.float64)
-        if self._exchange is not None:  # d such steps are a rank's share of the whole sequence
-            sizes = np.asarray(group_size, dtype=np.float64)
-            return self.alone_s(length, backward=backward) / sizes**2
-        if self._kernel == "unfused":
-            return self._square_s(local, backward=backward)
-        tiled = np.maximum(local, self._cal.attention_tile_tokens)
-        half = self._cal.attention_block_half_tokens * self._ramp(backward)
-        note(width=self._width)
-
-        def seconds(reach: Floats) -> Floats:
-            unit = 2.0 * self._width * (reach / length)
-            return self._busy_s(unit * tiled**2, unit * local * half, backward=backward)
-
-        return self._over_layers(length, seconds)
-
-    def _square_s(self, tokens: Floats, *, backward: bool) -> Floats:
-        """Per segment: *tokens* queries against as many keys, their scores kept in memory."""
-        return unfused_attention_s(
-            tokens,
-            tokens,
-            self._heads.heads,
-            self._heads.query_dim,
-            self._heads.value_dim,
-            self._gpu,
-            self._cal,
-            backward=backward,
-            fused_softmax=self._fused_softmax,
-            dropout=self._dropout,
-        )
 
     @priced("ring_merge")
     def merge_s(self, tokens_per_rank: ArrayLike) -> Floats:
@@ -341,23 +244,30 @@ class AttentionCost:
         self, segment_tokens: Ints, segment_offsets: Ints, group_size: Floats, *, backward: bool
     ) -> Floats:
         """[n]: the attention of all segments of a micro-batch, on its one rank or in one step of its ring."""
-        of_segment = np.repeat(group_size, segment_offsets[1:] - segment_offsets[:-1])
-        tokens = segment_tokens.astype(np.float64)
-        if not len(tokens):
+        if not len(segment_tokens):
             return np.zeros(len(group_size))
-        per_segment = self._segment_s(tokens, of_segment, backward=backward)
-        step = np.add.reduceat(per_segment, segment_offsets[:-1])
+        several = len(segment_tokens) > len(group_size)
+        if self._sharding == "pack" and several:
+            pieces = PackPieces.of(segment_tokens, segment_offsets, group_size.astype(np.int64))
+            cut = pieces.cut
+        else:
+            pieces = None
+            cut = Cut.by_document(segment_tokens, segment_offsets, group_size)
+        per_segment = self.segments.seconds(cut, backward=backward)
+        of_rank = per_segment * cut.share**2  # on average, over all ranks and over all steps of their ring
+        step = np.add.reduceat(of_rank, segment_offsets[:-1])
+        if pieces is not None:
+            busiest = pieces.busiest(of_rank, self.segments.growth(cut, backward=backward))
+            step = np.where(np.diff(segment_offsets) > 1, busiest, step)
         if self._kernel != "unfused":
-            rows = self._longest_row_s(per_segment, tokens, of_segment)
+            rows = self.segments.longest_row_s(per_segment, cut) * cut.share
             longest = np.maximum.reduceat(rows, segment_offsets[:-1])
             causal = np.asarray(group_size == 1.0) | (self._exchange is not None)
             step = with_last_wave(step, longest, self._gpu, self._cal, backward=backward, causal=causal)
-        if self._by_pack and len(tokens) > len(group_size):
-            step = step * pack_imbalance(tokens, segment_offsets, group_size)
         if self._kind == "disaggregated":
             step = step * self._disaggregated(segment_tokens, segment_offsets, group_size).imbalance
-        if len(tokens) > len(group_size) and self._kernel != "unfused":
-            step = step + self._empty_s(tokens, of_segment, segment_offsets, group_size, backward=backward)
+        if several and self._kernel != "unfused":
+            step = step + self._empty_s(cut, segment_offsets, group_size, backward=backward)
         return np.asarray(step)
 
     def _disaggregated(self, tokens: Ints, offsets: Ints, group_size: Floats) -> Disaggregated:
@@ -366,38 +276,15 @@ class AttentionCost:
         widths = Widths(heads.heads * heads.query_dim, heads.kv_width, heads.output_width)
         return disaggregated(tokens, offsets, group_size, widths)
 
-    def _empty_s(
-        self, tokens: Floats, of_segment: Floats, offsets: Ints, group_size: Floats, *, backward: bool
-    ) -> Floats:
+    def _empty_s(self, cut: Cut, offsets: Ints, group_size: Floats, *, backward: bool) -> Floats:
         """[n]: empty blocks of a step: of each of a ring's kernels, or of the one kernel there is instead of a ring."""
         whole = self._kind == "ulysses"  # some heads of whole sequences, not all heads of their pieces
         heads = self._heads.heads / (group_size if whole else 1.0)
-        rows = tokens if whole else tokens / of_segment
-        empty_s = empty_blocks_s(rows, offsets, heads, self._gpu, self._cal, backward=backward)
+        rows = cut.tokens if whole else cut.tokens / cut.ranks
+        empty_s = empty_blocks_s(
+            rows, offsets, heads, self._gpu, self._cal, share=cut.share, backward=backward
+        )
         return empty_s if self._exchange is None or self._gathered_ring else empty_s / group_size
-
-    def _longest_row_s(self, seconds: Floats, tokens: Floats, group_size: Floats) -> Floats:
-        """Per segment that takes so many *seconds*: its query that meets most keys, in one head (see with_last_wave).
-
-            seconds / heads / pairs x keys      causal: s^2 / 2 pairs, s keys; block of a ring: l^2 pairs, l keys
-
-        A window leaves fewer of both. Exchanges other than rings: a rank has 1/d of the heads, or of the rows.
-        """
-        heads = np.full_like(tokens, self._heads.heads)
-        if self._exchange is None:
-            alone, tile = group_size == 1.0, self._cal.attention_tile_tokens
-            length = np.maximum(tokens / group_size, np.where(alone, 1.0, tile))
-            pairs = np.where(alone, 0.5, 1.0) * length**2
-        else:
-            heads, length = heads / group_size, np.maximum(tokens, 1.0)
-            pairs = 0.5 * length**2
-        keys = length
-        if self._window is not None:
-            whole, total = self._full_share, np.maximum(tokens, 1.0)
-            near = attention_pairs(total, window=self._window, chunked=self._chunked) / (0.5 * total**2)
-            pairs = pairs * (near + whole * (1.0 - near))
-            keys = np.minimum(length, self._window + whole * (length - self._window))
-        return np.asarray(seconds / (heads * pairs) * keys)
 
     def sent(
         self,
@@ -434,11 +321,3 @@ class AttentionCost:
             sent_bytes=volume,
             bytes_per_s=rate,
         )
-
-    def _segment_s(self, tokens: Floats, group_size: Floats, *, backward: bool) -> Floats:
-        """Per segment: all of it on one rank, or one step of its ring; only what occurs is worked out."""
-        alone = group_size == 1.0
-        if alone.all():
-            return self.alone_s(tokens, backward=backward)
-        ring_s = self.ring_step_s(tokens, group_size, backward=backward)
-        return np.where(alone, self.alone_s(tokens, backward=backward), ring_s) if alone.any() else ring_s

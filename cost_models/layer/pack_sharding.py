@@ -1,34 +1,120 @@
-"""Attention of packs that are cut as a whole: which rank of a group has most of it."""
+"""Packs that are cut as a whole: on which ranks a document lies, and which rank of a group has most to do."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import numpy as np
 
-from hdpsim.arrays import Floats, Ints
+from hdpsim.arrays import Floats, Ints, ranges
 
 
-def pack_imbalance(tokens: Floats, segment_offsets: Ints, group_size: Floats) -> Floats:
-    """[n]: attention of the busiest rank of a micro-batch over the mean of its ranks.
+class Cut(NamedTuple):
+    """Of every document: its tokens, the ranks of its group, those of them that hold a part of it, and the parts."""
 
-        rank i of d holds chunks i and 2 d - 1 - i of the 2 d equal ones of the pack
-        work of a chunk = F(end) - F(begin)
-        F(x) = sum of s^2 / 2 of the documents before x + (x - begin of its own)^2 / 2
+    tokens: Floats
+    group_size: Floats
+    ranks: Floats
+    slices: Floats
 
-    Counted: causal pairs. One document alone is balanced: 1.
-    Ignored: windows; chunks of a ring in which the busiest rank changes from step to step; short rows of kernels.
+    @property
+    def share(self) -> Floats:
+        """Of its group that holds it."""
+        return self.ranks / self.group_size
+
+    @classmethod
+    def by_document(cls, tokens: Ints, offsets: Ints, group_size: Floats) -> Cut:
+        """Two slices of every document on every rank of its group, one from either end (zig-zag)."""
+        sizes = np.repeat(group_size, offsets[1:] - offsets[:-1])
+        return cls(tokens.astype(np.float64), sizes, sizes, np.where(sizes > 1.0, 2.0 * sizes, 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class PackPieces:
+    """The pieces into which a cut of every pack divides its documents.
+
+        rank i of d holds slices i and 2 d - 1 - i of the 2 d equal ones of the pack (zig-zag)
+
+    Ignored: padding behind the last document.
     Source: WLB-LLM, arXiv 2503.17924, section 5 (per-sequence sharding).
+
+    Attributes:
+        tokens: of every document.
+        document: of every piece.
+        rank: of every piece; ranks are numbered through all packs.
+        begin: of every piece, its first token in the document, and
+        end: the first behind it.
+        first_rank: of every pack, and their number.
     """
-    found = np.ones(len(group_size))
-    several = np.diff(segment_offsets) > 1
-    for number in np.flatnonzero((group_size > 1.0) & several).tolist():
-        own = tokens[segment_offsets[number] : segment_offsets[number + 1]]
-        ends = np.cumsum(own)
-        before = np.concatenate(([0.0], np.cumsum(own**2 / 2.0)))
-        ranks = int(group_size[number])
-        cuts = np.linspace(0.0, ends[-1], 2 * ranks + 1)
-        document = np.minimum(np.searchsorted(ends, cuts, side="right"), len(own) - 1)
-        until = before[document] + (cuts - (ends - own)[document]) ** 2 / 2.0
-        chunks = np.diff(until)
-        of_rank = chunks[:ranks] + chunks[ranks:][::-1]
-        found[number] = of_rank.max() / of_rank.mean()
-    return found
+
+    tokens: Floats
+    document: Ints
+    rank: Ints
+    begin: Floats
+    end: Floats
+    first_rank: Ints
+
+    @classmethod
+    def of(cls, tokens: Ints, offsets: Ints, group_size: Ints) -> PackPieces:
+        """Cut micro-batches in CSR form, none of them empty.
+
+        Counted in whole numbers: a pack of T tokens on d ranks has 2 d T units, each of its slices T.
+        """
+        packs, segments, slices = len(group_size), np.diff(offsets), 2 * group_size
+        of_document = np.repeat(np.arange(packs), segments)
+        before = np.cumsum(tokens) - tokens
+        start = (before - before[offsets[:-1]][of_document]) * slices[of_document]
+        of_cut = np.repeat(np.arange(packs), slices - 1)
+        held = np.add.reduceat(tokens, offsets[:-1])
+        cut = ranges(np.ones(packs, dtype=np.int64), slices - 1) * held[of_cut]
+        # A piece begins where a document does, or a slice.
+        pack, begin = np.concatenate((of_document, of_cut)), np.concatenate((start, cut))
+        opens = np.arange(len(begin)) < len(tokens)
+        order = np.lexsort((~opens, begin, pack))
+        pack, begin, document = pack[order], begin[order], np.cumsum(opens[order]) - 1
+        kept = np.ones(len(begin), dtype=bool)
+        kept[1:] = (np.diff(begin) != 0) | (np.diff(pack) != 0)
+        pack, begin, document = pack[kept], begin[kept], document[kept]
+        last = np.append(np.diff(pack) != 0, True)
+        end = np.where(last, (held * slices)[pack], np.append(begin[1:], 0))
+        number = begin // held[pack]
+        first_rank = np.concatenate(([0], np.cumsum(group_size)))
+        units = slices[pack].astype(np.float64)
+        return cls(
+            tokens.astype(np.float64),
+            document,
+            first_rank[pack] + np.minimum(number, slices[pack] - 1 - number),
+            (begin - start[document]) / units,
+            (end - start[document]) / units,
+            first_rank,
+        )
+
+    @property
+    def cut(self) -> Cut:
+        """What every document is cut into."""
+        all_ranks = self.first_rank[-1]
+        held = np.unique(self.document * all_ranks + self.rank)
+        ranks, pieces = np.bincount(held // all_ranks), np.bincount(self.document)
+        first_piece = np.concatenate(([True], np.diff(self.document) > 0))
+        pack = np.searchsorted(self.first_rank, self.rank[first_piece], side="right") - 1
+        return Cut(
+            self.tokens,
+            np.diff(self.first_rank)[pack].astype(np.float64),
+            ranks.astype(np.float64),
+            np.where(ranks > 1, pieces, 1).astype(np.float64),
+        )
+
+    def busiest(self, cost: Floats, work: Callable[[Floats, Ints], Floats]) -> Floats:
+        """Per pack: what its busiest rank has to do of documents that *cost* each of d ranks so much on average.
+
+        *work* of the first tokens of given documents says how the cost of a document is spread over its tokens.
+        """
+        done = work(self.end, self.document) - work(self.begin, self.document)
+        whole = work(self.tokens, np.arange(len(self.tokens)))
+        share = done / whole[self.document]
+        of_rank = np.bincount(
+            self.rank, weights=cost[self.document] * share, minlength=int(self.first_rank[-1])
+        )
+        return np.asarray(np.diff(self.first_rank) * np.maximum.reduceat(of_rank, self.first_rank[:-1]))

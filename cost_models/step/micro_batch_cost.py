@@ -368,8 +368,12 @@ class MicroBatchCost:
         total = forward.sum(axis=0) + backward.sum(axis=0)
         return np.asarray(self.by_stage(total).max(axis=0))
 
-    def sequence_s(self, lengths: ArrayLike, group_size: ArrayLike, tier: ArrayLike) -> Floats:
+    def sequence_s(
+        self, lengths: ArrayLike, group_size: ArrayLike, tier: ArrayLike, *, least: bool = False
+    ) -> Floats:
         """Attention of one sequence (forward + backward) on the busiest stage, per rank of its group.
+
+        *least*: at the least, whatever is in its pack (SegmentAttention.least_step_s); sizes of groups ascend.
 
         Recomputation repeats each part as it does in a micro-batch: scores computed again need no second ring forward,
         since the ring of the backward brings keys and values anyway.
@@ -381,10 +385,11 @@ class MicroBatchCost:
         repeats = [float(self._repeats[TERM_ROWS[name]]) for name in ("attention", "ring_merge", "ring_wait")]
         for backward in (False, True):
             kernels, merges, waits = (1.0 if backward else 1.0 + repeat for repeat in repeats)
-            step = self.attention.ring_step_s(tokens, sizes, backward=backward)
+            step_s = self.attention.segments.least_step_s if least else self.attention.segments.ring_step_s
+            step = step_s(tokens, sizes, backward=backward)
             ring = self.attention.ring(step, tokens / sizes, sizes, tiers, backward=backward)
             ring_s = kernels * ring.attention + merges * ring.merge + waits * ring.wait
-            alone_s = kernels * self.attention.alone_s(tokens, backward=backward)
+            alone_s = kernels * self.attention.segments.alone_s(tokens, backward=backward)
             total = total + np.where(sizes > 1, ring_s, alone_s)
         return total * self.busiest_layers
 
@@ -397,8 +402,8 @@ class MicroBatchCost:
         tokens = np.asarray(lengths, dtype=np.float64)
         total = np.zeros(tokens.shape)
         for backward, passes in ((False, self._forward_passes), (True, 1.0)):
-            alone_s = self.attention.alone_s(tokens, backward=backward)
-            pair_s = 4.0 * self.attention.ring_step_s(tokens, 2.0, backward=backward)
+            alone_s = self.attention.segments.alone_s(tokens, backward=backward)
+            pair_s = 4.0 * self.attention.segments.ring_step_s(tokens, 2.0, backward=backward)
             total = total + passes * np.minimum(alone_s, pair_s)
         return total
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from ideal_hardware import GPU, HBM, HEADS, HIDDEN, IDEAL, KV_HEADS, MODEL, NIC, NVLINK, PEAK, ideal_cluster
 
 from hdpsim.cost_models.layer.attention import AttentionCost, RingTimes
-from hdpsim.cost_models.layer.pack_sharding import pack_imbalance
 from hdpsim.cost_models.layout.groups import ContextParallelKind
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.fabric import FabricModel
@@ -159,44 +158,3 @@ class TestWindows:
 
 def test_hidden_is_what_the_numbers_above_assume() -> None:
     assert HIDDEN == HEADS * 128
-
-
-class TestPackSharding:
-    def test_imbalance_by_hand(self) -> None:
-        """Documents of 3 and 1 on two ranks: chunks of one token with 0.5, 1.5, 2.5 and 0.5 pairs.
-
-        Rank 0 has the first and the last, 1; rank 1 the two between, 4; the mean is 2.5.
-        """
-        found = pack_imbalance(np.array([3.0, 1.0]), np.array([0, 2]), np.array([2.0]))
-        assert found[0] == pytest.approx(4 / 2.5)
-
-    def test_one_document_and_equal_documents_of_chunks_are_balanced(self) -> None:
-        tokens = np.array([5000.0, 64.0, 64.0, 64.0, 64.0, 700.0, 300.0])
-        found = pack_imbalance(tokens, np.array([0, 1, 5, 7]), np.array([8.0, 2.0, 1.0]))
-        assert found.tolist() == [pytest.approx(1.0), pytest.approx(1.0), 1.0]
-
-    @given(st.lists(st.integers(1, 100_000), min_size=1, max_size=12), st.integers(2, 16))
-    def test_between_even_and_all_on_one_rank(self, lengths: list[int], ranks: int) -> None:
-        tokens = np.array(lengths, dtype=float)
-        (found,) = pack_imbalance(tokens, np.array([0, len(tokens)]), np.array([float(ranks)]))
-        assert 1.0 - 1e-9 <= found <= ranks + 1e-9
-
-    @pytest.mark.parametrize("kind", ["ring", "all-gather", "ulysses", "disaggregated"])
-    def test_kinds_whose_ranks_attend_with_what_they_hold(self, kind: ContextParallelKind) -> None:
-        where = ideal_cluster()
-        by_document, by_pack = (
-            AttentionCost(
-                MODEL,
-                Layout(cp_kind=kind, cp_sharding=sharding),
-                where.gpu,
-                IDEAL,
-                FabricModel(where, IDEAL.network),
-            ).times(np.array([60_000, 4_000]), np.array([0, 2]), np.array([4]), np.array([0]), backward=False)
-            for sharding in ("document", "pack")
-        )
-        worse = by_pack.attention[0] / by_document.attention[0]
-        if kind in ("ring", "all-gather"):
-            expected = pack_imbalance(np.array([60_000.0, 4_000.0]), np.array([0, 2]), np.array([4.0]))[0]
-            assert 1.01 < worse <= expected + 1e-9  # blocks without work stay as they are
-        else:
-            assert worse == 1.0

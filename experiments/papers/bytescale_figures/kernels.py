@@ -45,7 +45,7 @@ def layer_by_length(results: Results, machine: Machine = OWN, tp: int = LAYER["t
         length = tokens(entry["tokens"])
         found = {
             "attention": products_s(model, layout, "attention", length, gpu, cal)
-            + float(attention.alone_s([length], backward=False)[0]),
+            + float(attention.segments.alone_s([length], backward=False)[0]),
             "mlp": products_s(model, layout, "mlp", length, gpu, cal),
         }
         row: dict[str, object] = {"tokens": length, "length": entry["tokens"]}

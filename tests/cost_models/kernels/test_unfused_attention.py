@@ -25,7 +25,7 @@ S, D = 2048.0, 128
 def alone(layout: Layout, model: Model = MODEL, cal: Calibration = IDEAL, *, backward: bool = False) -> float:
     where = ideal_cluster()
     cost = AttentionCost(model, layout, where.gpu, cal, FabricModel(where, cal.network))
-    return float(cost.alone_s([S], backward=backward)[0])
+    return float(cost.segments.alone_s([S], backward=backward)[0])
 
 
 @pytest.mark.parametrize(

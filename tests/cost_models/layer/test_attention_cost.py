@@ -55,8 +55,10 @@ def times(cost: AttentionCost, batches: MicroBatches, *, backward: bool = False)
 class TestAlone:
     def test_quadratic_work_at_peak(self) -> None:
         # causal: 4 h d s^2 / 2 = 2 * 4096 * s^2
-        assert attention().alone_s(8192, backward=False) == pytest.approx(2 * HIDDEN * 8192**2 / PEAK)
-        assert attention().alone_s(8192, backward=True) == pytest.approx(5 * HIDDEN * 8192**2 / PEAK)
+        assert attention().segments.alone_s(8192, backward=False) == pytest.approx(
+            2 * HIDDEN * 8192**2 / PEAK
+        )
+        assert attention().segments.alone_s(8192, backward=True) == pytest.approx(5 * HIDDEN * 8192**2 / PEAK)
 
     def test_an_older_kernel_needs_as_much_power_for_less_work(self) -> None:
         # at full clock the best kernel would take 1.4 kW of 0.7: half of its rate; so does one of half that rate
@@ -66,23 +68,29 @@ class TestAlone:
             MODEL, Layout(attention_kernel="flash2"), where.gpu, hungry, FabricModel(where, hungry.network)
         )
         best_s = 2 * HIDDEN * 8192**2 / PEAK
-        assert attention(hungry).alone_s(8192, backward=False) == pytest.approx(2 * best_s)
-        assert older.alone_s(8192, backward=False) == pytest.approx(4 * best_s)
+        assert attention(hungry).segments.alone_s(8192, backward=False) == pytest.approx(2 * best_s)
+        assert older.segments.alone_s(8192, backward=False) == pytest.approx(4 * best_s)
 
     def test_tensor_parallelism_shares_the_heads(self) -> None:
-        assert attention(tp=8).alone_s(8192, backward=False) == pytest.approx(2 * HIDDEN / 8 * 8192**2 / PEAK)
+        assert attention(tp=8).segments.alone_s(8192, backward=False) == pytest.approx(
+            2 * HIDDEN / 8 * 8192**2 / PEAK
+        )
 
     def test_half_length(self) -> None:
         cal = replace(IDEAL, attention_half_tokens=500, attention_backward_ramp=2.0)
-        assert attention(cal).alone_s(500, backward=False) == pytest.approx(2 * HIDDEN * 500 * 1000 / PEAK)
-        assert attention(cal).alone_s(500, backward=True) == pytest.approx(5 * HIDDEN * 500 * 1500 / PEAK)
+        assert attention(cal).segments.alone_s(500, backward=False) == pytest.approx(
+            2 * HIDDEN * 500 * 1000 / PEAK
+        )
+        assert attention(cal).segments.alone_s(500, backward=True) == pytest.approx(
+            5 * HIDDEN * 500 * 1500 / PEAK
+        )
 
     def test_same_as_the_kernel(self) -> None:
         # many heads, long sequence: the kernel's last tiles no longer count
         cluster = catalog.cluster_of("hgx-h100-80gb", 8)
         cal = calibration("hopper")
         for backward in (False, True):
-            ours = attention(cal, cluster=cluster).alone_s(200_000, backward=backward)
+            ours = attention(cal, cluster=cluster).segments.alone_s(200_000, backward=backward)
             kernel = attention_s(1, 200_000, HEADS, 128, cluster.gpu, cal, backward=backward)
             assert ours == pytest.approx(kernel, rel=0.01)
 
@@ -90,8 +98,8 @@ class TestAlone:
         # rows 0..W see on average W/2 keys, the other s - W rows W each: pairs = W s - W^2 / 2
         windowed = attention(model=replace(MODEL, sliding_window=1000))
         pairs = 1000 * 8000 - 1000**2 / 2
-        assert windowed.alone_s(8000, backward=False) == pytest.approx(4 * HIDDEN * pairs / PEAK)
-        assert windowed.alone_s(900, backward=False) == pytest.approx(2 * HIDDEN * 900**2 / PEAK)
+        assert windowed.segments.alone_s(8000, backward=False) == pytest.approx(4 * HIDDEN * pairs / PEAK)
+        assert windowed.segments.alone_s(900, backward=False) == pytest.approx(2 * HIDDEN * 900**2 / PEAK)
 
     def test_segments_of_a_pack_do_not_see_each_other(self) -> None:
         result = times(attention(), micro_batches([[4096, 4096], [8192]]))
@@ -103,7 +111,9 @@ class TestAlone:
     def test_latent_attention(self) -> None:
         # DeepSeek-V3: 128 heads, queries and keys of 192, values of 128; 512 + 64 latent values go round
         cost = attention(model=catalog.model("deepseek-v3"))
-        assert cost.alone_s(8192, backward=False) == pytest.approx(128 * (192 + 128) * 8192**2 / PEAK)
+        assert cost.segments.alone_s(8192, backward=False) == pytest.approx(
+            128 * (192 + 128) * 8192**2 / PEAK
+        )
         assert cost.kv_bytes_per_token == 2 * (512 + 64)
 
 

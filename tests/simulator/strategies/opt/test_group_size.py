@@ -182,7 +182,9 @@ def test_recomputed_attention_counts_by_sequence():
         for mode in ("none", "full")
     )
     attention = plain.cost.attention
-    forward_s, backward_s = (32 * float(attention.alone_s(16384, backward=side)) for side in (False, True))
+    forward_s, backward_s = (
+        32 * float(attention.segments.alone_s(16384, backward=side)) for side in (False, True)
+    )
     assert float(plain.cost.sequence_s(16384, 1, 0)) == pytest.approx(forward_s + backward_s)
     assert float(again.cost.sequence_s(16384, 1, 0)) == pytest.approx(2 * forward_s + backward_s)
     # ... and no attention at all in the work per token: three passes become four, the head is not repeated.
