@@ -141,6 +141,15 @@ def aside(work: Callable[[], object]) -> None:
         work()
 
 
+def unheard(work: Callable[[], V]) -> V:
+    """What *work* returns, of which no listener hears: of alternatives that are compared only one will be a price."""
+    token = _current.set(None)
+    try:
+        return work()
+    finally:
+        _current.reset(token)
+
+
 def note(**numbers: object) -> None:
     """Add numbers that a priced function works out itself to what it reports."""
     call = _current.get()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hdpsim.arrays import Floats
+from hdpsim.cost_models.layer.attention import CUT_ALONG_TOKENS
 from hdpsim.cost_models.step.micro_batch import MicroBatches, StepCosts
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.step.mixed import MixedCost
@@ -39,6 +40,22 @@ def plan_micro_batches(cost: MicroBatchCost, plan: Plan) -> MicroBatches:
         crossing=cost.fabric.ring_crossing(gpus, plan.member_offsets, stride),
         routed_tokens=_routed_tokens(plan, share) if share > 1 and not plan.in_step else None,
     )
+
+
+def cut_by(cost: MicroBatchCost, plan: Plan) -> list[str]:
+    """What the ranks of every micro-batch have cut: every document, or the pack; empty where there is no choice."""
+    batches, held = plan_micro_batches(cost, plan), np.diff(plan.segment_offsets)
+    by_pack = cost.attention.by_pack(
+        batches.segment_tokens,
+        batches.segment_offsets,
+        batches.group_size,
+        batches.tier,
+        batches.tokens / batches.group_size,
+        crossing=batches.crossing,
+    )
+    chosen = (batches.group_size > 1) & (held > 1) & (cost.layout.context.kind in CUT_ALONG_TOKENS)
+    words: list[str] = np.where(chosen, np.where(by_pack, "pack", "document"), "").tolist()
+    return words
 
 
 def _routed_tokens(plan: Plan, share: int) -> Floats | None:

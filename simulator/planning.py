@@ -46,7 +46,10 @@ def micro_batch_cost(setup: Setup) -> MicroBatchCost:
     cal = setup.calibration
     if setup.execution.gpu_spread is None:  # else each GPU's rate is drawn when the step is played
         cal = cal.of_job(setup.cluster.gpus)
-    return _cost_of((setup.model, setup.layout, setup.cluster, cal))
+    layout = setup.layout
+    if setup.cp_sharding != (layout.context.sharding or "document"):
+        layout = layout.changed(cp_sharding=setup.cp_sharding)
+    return _cost_of((setup.model, layout, setup.cluster, cal))
 
 
 def plan_batch(

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, get_args
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.mixed import MixedCluster
 from hdpsim.cost_models.hardware.parts import Cluster
+from hdpsim.cost_models.layout.groups import ContextSharding
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.checked import Amount, Checked, Count, Number, Share, Text
@@ -266,6 +267,12 @@ class Setup(Checked):
         if not self.execution.draws_steps or self.execution.step == number:
             return self
         return replace(self, execution=replace(self.execution, step=number))
+
+    @property
+    def cp_sharding(self) -> ContextSharding:
+        """What groups cut: as stated, or else as the system does it whose strategy this is."""
+        chooses = self.strategy.name == "wlb-llm" and self.strategy.dynamic_groups
+        return self.layout.context.sharding or ("adaptive" if chooses else "document")
 
     @property
     def ranks(self) -> int:

@@ -10,6 +10,7 @@ behind the step before) is no such rule, since other batches bring it out: `hidd
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from hdpsim.cost_models.layer.attention import CUT_ALONG_TOKENS
 from hdpsim.cost_models.layout.layout import SWITCHES, Layout
@@ -200,7 +201,9 @@ def _of_strategy(setup: Setup, largest_group: int | None, *, shares_packs: bool)
         else f"cp_kind is {kind}, whose ranks attend alike however packs are cut"
     )
     whole = "" if shares_packs else "what ranks share are single sequences"
-    yield alone or cut or whole, _layout("cp_sharding")
+    usual = replace(setup, layout=setup.layout.changed(cp_sharding=None)).cp_sharding
+    same = f"{name}, which does so anyway" if setup.cp_sharding == usual else ""
+    yield alone or cut or whole or same, _layout("cp_sharding")
 
 
 def _of_hdp(options: StrategyOptions, name: str) -> Iterator[Rule]:

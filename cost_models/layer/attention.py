@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hdpsim.arrays import Floats, Ints
+from hdpsim.arrays import Bools, Floats, Ints
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.kernels.empty_blocks import empty_blocks_s
@@ -23,12 +23,13 @@ from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layout.groups import ContextParallelKind
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.fabric import FabricModel
-from hdpsim.cost_models.tracing import priced
+from hdpsim.cost_models.tracing import Latest, priced, remembered, unheard
 from hdpsim.cost_models.transformer.model import Model
 
 # Keys and values go round with their gradients: Liu et al., arXiv 2310.01889, section 3
 RING_BACKWARD_VOLUME = 2.0
-
+CHOICES_KEPT = 8
+"""Sets of micro-batches of which is kept how they are cut: forward, backward and what is sent ask for the same."""
 
 CUT_ALONG_TOKENS: tuple[ContextParallelKind, ...] = ("ring", "double-ring", "all-gather", "gathered-ring")
 """Kinds of context parallelism whose ranks attend with the tokens that they hold."""
@@ -79,7 +80,9 @@ class AttentionCost:
         self._kernel, self._kind = layout.kernels.attention, layout.context.kind
         self._heads = AttentionHeads.of(model, layout)
         self._gathered_ring = self._kind == "gathered-ring"
-        self._sharding = layout.context.sharding if self._kind in CUT_ALONG_TOKENS else "document"
+        shared = layout.context.sharding or "document"
+        self._sharding = shared if self._kind in CUT_ALONG_TOKENS else "document"
+        self._choices: Latest[tuple[bytes, ...], Bools] = Latest(CHOICES_KEPT)
         self._exchange = (
             None
             if layout.context.kind in ("ring", "double-ring")
@@ -223,13 +226,16 @@ class AttentionCost:
         *crossing*: see hop_s. *linear_s* (default: none) is the work between attention and attention, see halves.
         """
         sizes = group_size.astype(np.float64)
-        step = self._step_s(segment_tokens, segment_offsets, sizes, backward=backward)
         if tokens_per_rank is None:
             tokens_per_rank = (
                 np.add.reduceat(segment_tokens.astype(np.float64), segment_offsets[:-1]) / sizes
                 if len(segment_tokens)
                 else 0.0 * sizes
             )
+        by_pack = self.by_pack(
+            segment_tokens, segment_offsets, group_size, tier, tokens_per_rank, crossing=crossing
+        )
+        step = self._step_s(segment_tokens, segment_offsets, sizes, by_pack, backward=backward)
         if not (sizes > 1.0).any():  # nothing goes round
             return RingTimes(attention=step, merge=np.zeros(len(sizes)), wait=np.zeros(len(sizes)))
         if self._exchange is not None and self._kind == "disaggregated":
@@ -240,25 +246,72 @@ class AttentionCost:
             return RingTimes(attention=sizes * step, merge=none, wait=halves.exposed_s)
         return self.ring(step, tokens_per_rank, sizes, tier, backward=backward, crossing=crossing)
 
+    def by_pack(
+        self,
+        segment_tokens: Ints,
+        segment_offsets: Ints,
+        group_size: Ints,
+        tier: Ints,
+        tokens_per_rank: Floats,
+        *,
+        crossing: Floats | None = None,
+    ) -> Bools:
+        """[n]: whether ranks share the pack cut as a whole, and not each of its documents; see times for the arguments.
+
+        adaptive: where forward and backward of a layer's attention take less that way, transfers included.
+        Counted where it makes a difference: several documents on several ranks. Nobody listens to what is not done.
+        Ignored: what a backward repeats of the forward.
+        Source: WLB-LLM, arXiv 2503.17924, section 5 (adaptive sharding).
+        """
+        matters = (group_size > 1) & (np.diff(segment_offsets) > 1)
+        if self._sharding != "adaptive" or not matters.any():
+            return matters & (self._sharding == "pack")
+        columns = (segment_tokens, segment_offsets, group_size, tier, tokens_per_rank)
+        key = tuple(column.tobytes() for column in (*columns, *(() if crossing is None else (crossing,))))
+        sizes = group_size.astype(np.float64)
+
+        def total_s(by_pack: Bools) -> Floats:
+            sides = [
+                self.ring(
+                    self._step_s(segment_tokens, segment_offsets, sizes, by_pack, backward=side),
+                    tokens_per_rank,
+                    sizes,
+                    tier,
+                    backward=side,
+                    crossing=crossing,
+                ).total
+                for side in (False, True)
+            ]
+            return sides[0] + sides[1]
+
+        def chosen(_: tuple[bytes, ...]) -> Bools:
+            return matters & (total_s(matters) < total_s(np.zeros_like(matters)))
+
+        return unheard(lambda: remembered(self._choices, key, chosen))
+
     def _step_s(
-        self, segment_tokens: Ints, segment_offsets: Ints, group_size: Floats, *, backward: bool
+        self,
+        segment_tokens: Ints,
+        segment_offsets: Ints,
+        group_size: Floats,
+        by_pack: Bools,
+        *,
+        backward: bool,
     ) -> Floats:
         """[n]: the attention of all segments of a micro-batch, on its one rank or in one step of its ring."""
         if not len(segment_tokens):
             return np.zeros(len(group_size))
-        several = len(segment_tokens) > len(group_size)
-        if self._sharding == "pack" and several:
+        cut = Cut.by_document(segment_tokens, segment_offsets, group_size)
+        pieces = None
+        if by_pack.any():
             pieces = PackPieces.of(segment_tokens, segment_offsets, group_size.astype(np.int64))
-            cut = pieces.cut
-        else:
-            pieces = None
-            cut = Cut.by_document(segment_tokens, segment_offsets, group_size)
+            cut = cut.where(np.repeat(by_pack, np.diff(segment_offsets)), pieces.cut)
         per_segment = self.segments.seconds(cut, backward=backward)
         of_rank = per_segment * cut.share**2  # on average, over all ranks and over all steps of their ring
         step = np.add.reduceat(of_rank, segment_offsets[:-1])
         if pieces is not None:
             busiest = pieces.busiest(of_rank, self.segments.growth(cut, backward=backward))
-            step = np.where(np.diff(segment_offsets) > 1, busiest, step)
+            step = np.where(by_pack, busiest, step)
         if self._kernel != "unfused":
             rows = self.segments.longest_row_s(per_segment, cut) * cut.share
             longest = np.maximum.reduceat(rows, segment_offsets[:-1])
@@ -266,7 +319,7 @@ class AttentionCost:
             step = with_last_wave(step, longest, self._gpu, self._cal, backward=backward, causal=causal)
         if self._kind == "disaggregated":
             step = step * self._disaggregated(segment_tokens, segment_offsets, group_size).imbalance
-        if several and self._kernel != "unfused":
+        if len(segment_tokens) > len(group_size) and self._kernel != "unfused":
             step = step + self._empty_s(cut, segment_offsets, group_size, backward=backward)
         return np.asarray(step)
 
@@ -300,7 +353,10 @@ class AttentionCost:
     ) -> SentTimes:
         """What goes round between nodes for the attention of one layer; see times for the arguments."""
         sizes = group_size.astype(np.float64)
-        step_s = self._step_s(segment_tokens, segment_offsets, sizes, backward=backward)
+        by_pack = self.by_pack(
+            segment_tokens, segment_offsets, group_size, tier, tokens_per_rank, crossing=crossing
+        )
+        step_s = self._step_s(segment_tokens, segment_offsets, sizes, by_pack, backward=backward)
         far = (sizes > 1.0) & (tier > 0)
         if self._nested_rings is not None:
             return self._nested(step_s, tokens_per_rank, sizes, tier, backward=backward).sent

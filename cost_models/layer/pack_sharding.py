@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hdpsim.arrays import Floats, Ints, ranges
+from hdpsim.arrays import Bools, Floats, Ints, ranges
 
 
 class Cut(NamedTuple):
@@ -23,6 +23,11 @@ class Cut(NamedTuple):
     def share(self) -> Floats:
         """Of its group that holds it."""
         return self.ranks / self.group_size
+
+    def where(self, here: Bools, other: Cut) -> Cut:
+        """The *other* cut of some documents, this one of the rest."""
+        ranks, slices = (np.where(here, new, own) for own, new in zip(self[2:], other[2:], strict=True))
+        return self._replace(ranks=ranks, slices=slices)
 
     @classmethod
     def by_document(cls, tokens: Ints, offsets: Ints, group_size: Floats) -> Cut:

@@ -24,7 +24,7 @@ RingKernels = Literal["fused", "eager"]
 ContextParallelKind = Literal[
     "ring", "all-gather", "gathered-ring", "double-ring", "ulysses", "hybrid", "disaggregated"
 ]
-ContextSharding = Literal["document", "pack"]
+ContextSharding = Literal["document", "pack", "adaptive"]
 ExpertDispatch = Literal["all-to-all", "fused"]
 ExpertKernels = Literal["grouped", "separate", "modules", "fused"]
 ExpertRouting = Literal["loss", "bias", "even", "untrained"]
@@ -303,9 +303,10 @@ class Context(Group):
     ring_kernels: RingKernels = switch("fused", name="cp_ring_kernels")
     """What a step of a ring launches besides attention: fused merges and one message (Transformer Engine), or eager
     operations and a message for every tensor."""
-    sharding: ContextSharding = switch("document", name="cp_sharding")
+    sharding: ContextSharding | None = switch(None, name="cp_sharding", none="auto")
     """What a group cuts into two chunks a rank, one from either end (zig-zag): every document, which gives all ranks
-    the same attention, or the pack as a whole, which does not (WLB-LLM's per-sequence sharding)."""
+    the same attention; the pack as a whole, which does not (WLB-LLM's per-sequence sharding); or pack by pack what
+    takes less (adaptive). None = document, but adaptive for the strategy wlb-llm."""
     keep_gathered: bool = switch(False, name="cp_keep_gathered", needs=(needs.GATHERED,))
     """all-gather: keys and values stay in memory as they were gathered, so that the backward gathers none again, as in
     the re-implementation of WLB-LLM beside DistCA."""

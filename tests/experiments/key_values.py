@@ -18,7 +18,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "layout.stage_balance": ("layers", "flop"),
     "layout.pipeline_layout": ("auto", "Et|tL"),
     "layout.cp": ("auto", "1", "2", "4"),
-    "layout.cp_sharding": ("document", "pack"),
+    "layout.cp_sharding": ("auto", "document", "pack"),  # adaptive may choose document throughout
     "layout.cp_ring_kernels": ("fused", "eager"),
     "layout.cp_kind": (
         "ring",

@@ -193,7 +193,7 @@ def pipelines(draw: st.DrawFn) -> Task:
                 ["ring", "all-gather", "gathered-ring", "double-ring", "ulysses", "hybrid", "disaggregated"]
             )
         ),
-        cp_sharding=draw(st.sampled_from(["document", "pack"])),
+        cp_sharding=draw(st.sampled_from([None, "document", "pack", "adaptive"])),
         sharding=draw(st.sampled_from(["none", "zero1"])),
         gather_overlap=draw(st.booleans()),
         dp_overlap=draw(st.booleans()),

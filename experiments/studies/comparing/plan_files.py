@@ -12,6 +12,7 @@ from hdpsim.experiments.output.document import OutputFile
 from hdpsim.experiments.output.plots.plan import plot_plan_groups, plot_plan_work
 from hdpsim.experiments.output.plots.style import account_group
 from hdpsim.experiments.output.timeline.passes import Passes
+from hdpsim.simulator.plan_pieces import cut_by
 from hdpsim.simulator.planning import planning_problem
 from hdpsim.simulator.play.pipeline.program import plan_entries
 from hdpsim.simulator.pricing import price_plan
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from hdpsim.cost_models.step.micro_batch import StepCosts
     from hdpsim.simulator.plan import Plan
+    from hdpsim.simulator.strategies.problem import PlanningProblem
 
     from .compare import Outcome
 
@@ -64,8 +66,13 @@ def timeline_passes(outcome: Outcome) -> Passes:
 def costs_of_plan(outcome: Outcome) -> StepCosts:
     """Of the first batch's plan."""
     assert outcome.setup is not None
-    problem = planning_problem(outcome.setup, outcome.lengths[0])
-    return price_plan(outcome.setup, problem, outcome.results[0].plan)
+    return price_plan(outcome.setup, _problem(outcome), outcome.results[0].plan)
+
+
+def _problem(outcome: Outcome) -> PlanningProblem:
+    """Of the first batch."""
+    assert outcome.setup is not None
+    return planning_problem(outcome.setup, outcome.lengths[0])
 
 
 def _plan_table(outcomes: tuple[Outcome, ...]) -> pd.DataFrame:
@@ -86,6 +93,7 @@ def _plan_table(outcomes: tuple[Outcome, ...]) -> pd.DataFrame:
                         _ranges(part) for part in np.split(plan.member_ranks, plan.member_offsets[1:-1])
                     ],
                     "group_size": plan.group_size,
+                    "cut": cut_by(_problem(outcome).cost, plan),
                     "sequences": [
                         " ".join(map(str, part.tolist()))
                         for part in np.split(plan.segment_sequence, plan.segment_offsets[1:-1])

@@ -22,9 +22,9 @@ def plan_wlb_llm(problem: PlanningProblem) -> Plan:
         tokens  <= d x C of a group of d ranks
 
     The mesh has the degree that layout.cp states, else the smallest that holds the context. Counted: packs longer than
-    the context where a group's memory allows them, as in the paper.
-    Ignored: outlier queues that keep long documents for later batches (a plan places every token of its batch), and the
-    choice between sharding by pack and by document in each micro-batch (layout.cp_sharding says it for all).
+    the context where a group's memory allows them, as in the paper. Whether a group cuts a pack or its documents, its
+    price decides (layout.cp_sharding); work is that by document.
+    Ignored: outlier queues that keep long documents for later batches (a plan places every token of its batch).
     Source: WLB-LLM, arXiv 2503.17924, section 4.
     """
     degree = mesh_degrees(problem)[0]

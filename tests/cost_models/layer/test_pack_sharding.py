@@ -17,6 +17,7 @@ from hdpsim.cost_models.layer.pack_sharding import PackPieces
 from hdpsim.cost_models.layout.groups import ContextParallelKind, ContextSharding
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.fabric import FabricModel
+from hdpsim.cost_models.tracing import tracing
 from hdpsim.cost_models.transformer.model import Model
 
 TILES = replace(IDEAL, attention_tile_tokens=128.0)
@@ -184,3 +185,74 @@ class TestLimits:
         for sharding in ("document", "pack"):
             found = times(sharding, lengths, ranks, kind=kind, cal=cal, backward=backward)
             assert found.attention[0] >= least_s * (1 - 1e-9)
+
+
+Packs = tuple[Ints, Ints, Ints, Ints]
+several = st.lists(st.tuples(st.sampled_from([1, 2, 3, 8]), packs), min_size=1, max_size=4)
+
+
+def columns(of: list[tuple[int, list[int]]]) -> Packs:
+    """Segments, offsets, group sizes and tiers of packs on so many ranks."""
+    lengths = [length for _, pack in of for length in pack]
+    offsets = np.cumsum([0, *(len(pack) for _, pack in of)])
+    return np.array(lengths), offsets, np.array([ranks for ranks, _ in of]), np.zeros(len(of), dtype=np.int64)
+
+
+def cost(sharding: ContextSharding, kind: ContextParallelKind, cal: Calibration) -> AttentionCost:
+    where = ideal_cluster()
+    layout = Layout(cp_kind=kind, cp_sharding=sharding)
+    return AttentionCost(MODEL, layout, where.gpu, cal, FabricModel(where, cal.network))
+
+
+def both_ways_s(of: AttentionCost, batches: Packs) -> Floats:
+    return np.sum([of.times(*batches, backward=side).total for side in (False, True)], axis=0)
+
+
+class TestAdaptive:
+    short, long = [64] * 8, [600_000, 40_000]
+
+    def test_each_pack_has_its_own(self) -> None:
+        batches = columns([(4, self.short), (4, self.long), (1, self.short), (4, [600_000])])
+        adaptive = cost("adaptive", "all-gather", TILES)
+        tokens = np.add.reduceat(batches[0], batches[1][:-1]) / batches[2]
+        assert adaptive.by_pack(*batches, tokens).tolist() == [True, False, False, False]
+        found, by_pack, by_document = (
+            both_ways_s(cost(how, "all-gather", TILES), batches) for how in ("adaptive", "pack", "document")
+        )
+        assert found.tolist() == [by_pack[0], *by_document[1:].tolist()]
+        assert by_pack[0] < by_document[0]
+        assert by_pack[1] > by_document[1]
+
+    @given(several, st.sampled_from(KINDS), st.sampled_from([TILES, *SHIPPED]))
+    def test_never_slower_than_either(
+        self, of: list[tuple[int, list[int]]], kind: ContextParallelKind, cal: Calibration
+    ) -> None:
+        batches = columns(of)
+        found, *fixed = (
+            both_ways_s(cost(how, kind, cal), batches) for how in ("adaptive", "pack", "document")
+        )
+        assert found.tolist() == pytest.approx(np.minimum(*fixed).tolist(), rel=1e-12)
+
+    @pytest.mark.parametrize("lengths", [short, long])
+    def test_what_is_sent_is_of_the_same_cut(self, lengths: list[int]) -> None:
+        segments, offsets, sizes, tiers = columns([(4, lengths)])
+        tokens = np.array([sum(lengths) / 4])
+        chosen: ContextSharding = "pack" if lengths is self.short else "document"
+        for backward in (False, True):
+            hidden = [
+                cost(how, "ring", TILES)
+                .sent(segments, offsets, sizes, tiers, tokens, backward=backward)
+                .hidden_s[0]
+                for how in ("adaptive", chosen)
+            ]
+            assert hidden[0] == hidden[1]
+
+    def test_nobody_hears_of_the_other(self) -> None:
+        heard = []
+        for how in ("adaptive", "pack"):
+            of = cost(how, "all-gather", TILES)
+            with tracing() as calls:
+                of.times(*columns([(4, self.short)]), backward=False)
+            heard.append([(call.function.__name__, call.result.tolist()) for call in calls])
+        assert heard[0] == heard[1]
+        assert len(heard[0]) > 1

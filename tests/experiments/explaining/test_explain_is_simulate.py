@@ -107,6 +107,12 @@ def test_schedules_of_several_chunks(schedule: str) -> None:
     assert_same_step(load_scenario("quickstart-8gpu", (*changes, "strategy.name=static", "layout.cp=1")))
 
 
+@pytest.mark.parametrize("kind", ["ring", "all-gather"])
+def test_packs_of_which_it_is_chosen_how_they_are_cut(kind: str) -> None:
+    changes = ("strategy.name=wlb-llm", "layout.tp=1", "layout.cp=4", f"layout.cp_kind={kind}")
+    assert_same_step(load_scenario("quickstart-8gpu", (*SMALL, *changes)))
+
+
 def test_the_same_arithmetic_is_called_in_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels and collectives that are slower the more of them are priced in one go: nobody may split the calls."""
     seconds = CollectiveTime.seconds

@@ -45,6 +45,20 @@ def test_the_table_holds_every_token_and_the_work_of_the_step(strategy, stages):
     np.testing.assert_allclose(by_rank, busy_s.max(axis=1), rtol=0.02)
 
 
+def test_the_table_says_what_the_ranks_have_cut():
+    """16 documents of 64 tokens on four ranks stay whole, by pack; one of 40,000 with a few short ones does not."""
+    lengths = [np.array([64] * 16), LENGTHS]
+    for batch, expected in zip(lengths, ("pack", "document"), strict=True):
+        scenario = hdpsim.load_scenario(
+            "quickstart-8gpu", (*SMALL, "layout.cp=4", "layout.cp_kind=all-gather")
+        )
+        outcome = run_batches(scenario, [batch], "wlb-llm")
+        (table,) = [file.content() for file in plan_files((outcome,)) if file.name == "plan.csv"]
+        shared = (table["group_size"] > 1) & table["sequences"].str.contains(" ")
+        assert set(table["cut"][shared]) == {expected}
+        assert set(table["cut"][~shared]) <= {""}
+
+
 def test_ranks_are_written_as_ranges():
     assert _ranges(np.array([0])) == "0"
     assert _ranges(np.array([0, 1, 2, 3, 8, 9, 11])) == "0-3 8-9 11"

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hdpsim.cost_models.layer.attention import CUT_ALONG_TOKENS
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.scenario.scenario import load_scenario
-from hdpsim.simulator.planning import plan_batch
+from hdpsim.simulator.planning import micro_batch_cost, plan_batch
 from hdpsim.simulator.play.pipeline.validate import validate_plan
 from hdpsim.simulator.setup import OF_PAPERS, Setup
 from hdpsim.simulator.step import simulate_step
@@ -85,3 +86,32 @@ def test_distca_balances_attention_that_packs_cannot() -> None:
     lengths = [8192, *[256] * 160]
     distca, wlb = (simulate_step(setup_of(name), lengths).step_s for name in ("distca", "wlb-llm"))
     assert distca < wlb
+
+
+def test_wlb_llm_chooses_pack_by_pack_how_to_cut() -> None:
+    def sharding(name: str, *changes: str) -> str | None:
+        return micro_batch_cost(setup_of(name, *changes)).layout.context.sharding
+
+    assert sharding("wlb-llm") == "adaptive"
+    assert sharding("wlb-llm", "layout.cp_sharding=document") == "document"
+    assert sharding("static") is None  # by document
+    mesh = setup_of("wlb-llm", "strategy.dynamic_groups=false")  # which is no longer the paper's
+    assert micro_batch_cost(mesh).layout.context.sharding is None
+
+
+@settings(max_examples=25)
+@given(
+    lengths=st.lists(st.sampled_from([40, 300, 1000, 5000, 16384]), min_size=1, max_size=60),
+    kind=st.sampled_from(CUT_ALONG_TOKENS),
+)
+def test_choosing_is_no_slower_than_either(lengths: list[int], kind: str) -> None:
+    steps = [
+        simulate_step(
+            setup_of("wlb-llm", "layout.cp=4", f"layout.cp_kind={kind}", f"layout.cp_sharding={how}"), lengths
+        )
+        for how in ("auto", "document", "pack")
+    ]
+    plans = [step.plan for step in steps]
+    assert np.array_equal(plans[0].segment_sequence, plans[1].segment_sequence)
+    assert np.array_equal(plans[0].segment_sequence, plans[2].segment_sequence)
+    assert steps[0].step_s <= min(step.step_s for step in steps[1:]) * (1 + 1e-12)
