@@ -233,10 +233,20 @@ def _value(run: Run, value: object, caught: Captured) -> object:
     if isinstance(value, Mapping):
         return COMPUTED[value["compute"]](run.config)
     if value == "$1":
-        return float(caught[0]) if "." in caught[0] else int(caught[0])
+        return _number_or_text(caught[0])
     if isinstance(value, str) and value.startswith("="):
         return getattr(run.config, value[1:]) or 1
     return value
+
+
+def _number_or_text(caught: str) -> float | int | str:
+    """What a rule caught: a number where it is one, else the words themselves (how a pipeline is cut)."""
+    for number in (int, float):
+        try:
+            return number(caught)
+        except ValueError:
+            continue
+    return caught
 
 
 @cache

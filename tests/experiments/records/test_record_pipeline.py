@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hdpsim.experiments.records.pipeline import blocked, schedule_of, virtual_stages
+from hdpsim.experiments.records.prediction import predict
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import setting_of
 from hdpsim.experiments.software.run import RunConfig
@@ -76,3 +80,42 @@ def test_pipelines_too_short_to_fill_interleave(stated: dict[str, Any], chunks: 
         "gpu": "h100", "year": 2024, "n_gpus": 16_384, "tp": 8, "pp": 16, "global_batch_seqs": 2048, **stated
     }  # fmt: skip
     assert virtual_stages(Run(RunConfig(**known)), 128)[0] == chunks
+
+
+DEEPSEEK = RunConfig(
+    gpu="GB200-NVL72", n_gpus=256, gpus_per_node=4, year=2026, framework="Megatron-Core v0.16",
+    model_name="deepseek-v3", layers=61, hidden=7168, ffn_hidden=2048, heads=128, vocab=129280, gated_mlp=True,
+    n_experts=256, topk=8, shared_expert_ffn=2048, seq_len=4096, global_batch_seqs=4096, micro_batch=1, tp=1, pp=8,
+    vpp=4, cp=1, ep=32, dp=32, zero_stage="zero1", recompute="none", precision="bf16",
+    notes="MLA; first 3 layers dense ffn 18432",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["pipeline layout", "pp_layout =", "pipeline_model_parallel_layout:", "pipeline-model-parallel-layout"],
+)
+def test_a_cut_that_a_record_states_is_how_its_pipeline_is_cut(words: str) -> None:
+    cut = "Et*3|(tt|)*29m|L"
+    stated = replace(DEEPSEEK, notes=f"{DEEPSEEK.notes}; {words} {cut}")
+    found = setting_of(Run(stated), "pipeline_layout")
+    assert found is not None
+    assert found.value == cut
+    # The head alone on a chunk instead of beside a layer of multi-token prediction: less for a stage to wait for.
+    by_hand, usual = predict(stated).step_s, predict(DEEPSEEK).step_s
+    assert by_hand is not None
+    assert usual is not None
+    assert by_hand < usual
+
+
+def test_a_cut_into_other_stages_than_the_record_has_is_a_reason() -> None:
+    prediction = predict(replace(DEEPSEEK, notes=f"{DEEPSEEK.notes}; pp_layout Et*4|(t*4|)*14tmL"))
+    assert prediction.step_s is None
+    assert "has 16 stages, pp x vpp are 32" in prediction.reason
+
+
+@given(st.text(alphabet="EtmL|()*0123456789", max_size=30))
+def test_no_words_of_a_cut_stop_a_record_from_being_read(cut: str) -> None:
+    record = RunConfig(gpu="h100", notes=f"pp_layout E{cut}tL")
+    found = setting_of(Run(record), "pipeline_layout")
+    assert found is None or isinstance(found.value, str)
