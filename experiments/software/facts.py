@@ -19,7 +19,7 @@ INTERLEAVED_YEAR = 2021  # the schedule's own: arXiv 2104.04473
 MICRO_BATCHES_PER_STAGE = 2  # (p - 1) / (m + p - 1) is then a third
 _INTERLEAVED = re.compile(r"1F1B-I|(?i:(?<!not )(?<!non-)\binterleav)")
 _BUCKET = re.compile(r"DDP bucket (\d+) ?MB")
-_MODULES = re.compile(r"recompute[-_]modules[ =]+\[?([\w', ]+)")
+_MODULES = re.compile(r"recompute[-_]modules(?: from [^:;]*)?[ =:]+\[?([\w', ]+)")
 _POLICY = re.compile(r"remat_policy: (save_\w+)")
 _BYTES_PER_PARAMETER = 2.0  # torch's DDP counts gradients as the parameters are: 16 bits
 _GPUS_OF_A_SERVER = 8
@@ -215,14 +215,24 @@ def _not_kept_by_policy(config: RunConfig) -> float | None:
 
 def _latent_up_projections(config: RunConfig) -> float | None:
     """Share of a layer's matrix products that unfolds latent queries, keys and values."""
-    model = latent_model(config)
-    if model is None:
+    met = None if latent_model(config) is None else _weights_of_a_token(config)
+    return None if met is None else met["up"] / (met["attention"] + met["experts"])
+
+
+def _weights_of_a_token(config: RunConfig) -> dict[str, float] | None:
+    """Weights that a token meets in a mixture's layer: of attention, of what unfolds latent heads there, of experts."""
+    layer = _layer(config, moe=True)
+    if layer is None:
         return None
-    layer = _layer(config, moe=True) or {}
-    mlp = sum(m.weights * m.experts_per_token for m in layer.values() if m.block in ("experts", "shared"))
-    attention = {m.name: m.weights for m in layer_matrices(model, moe=False) if m.block == "attention"}
-    up = attention.get("query_up", 0) + attention["kv_up"]
-    return up / (sum(attention.values()) + mlp)
+    latent = latent_model(config)
+    attention = layer if latent is None else {m.name: m for m in layer_matrices(latent, moe=False)}
+    return {
+        "attention": float(sum(m.weights for m in attention.values() if m.block == "attention")),
+        "up": float(sum(attention[name].weights for name in ("query_up", "kv_up") if name in attention)),
+        "experts": sum(
+            m.weights * m.experts_per_token for m in layer.values() if m.block in ("experts", "shared")
+        ),
+    }
 
 
 def _kept_beside_up_projections(config: RunConfig) -> tuple[str, ...] | None:
@@ -242,19 +252,18 @@ def repeated_modules(config: RunConfig) -> set[str]:
 def _repeated_experts(config: RunConfig) -> float | None:
     """Share of a layer's matrix products in its experts, where the whole mixture-of-experts module is repeated.
 
-    So are its all-to-alls and, nearly all in a layer, its small kernels.
+    Up-projections of latent attention are added where they are repeated, too. So are the experts' all-to-alls and,
+    nearly all in a layer, its small kernels.
     """
-    known = config.hidden and config.heads and config.kv_heads and config.ffn_hidden and config.topk
-    if "moe" not in repeated_modules(config) or not known:
+    repeated = repeated_modules(config)
+    known = config.hidden and config.heads and config.ffn_hidden and config.topk
+    if "moe" not in repeated or not known or not (config.kv_heads or latent_model(config)):
         return None
-    layer = _layer(config, moe=True)
-    if layer is None:
+    met = _weights_of_a_token(config)
+    if met is None:
         return None
-    met = {
-        blocks: sum(m.weights * m.experts_per_token for m in layer.values() if m.block in blocks)
-        for blocks in (("attention",), ("experts", "shared"))
-    }
-    return met["experts", "shared"] / sum(met.values())
+    up = met["up"] if repeated & {"mla_up_proj", "up_proj"} else 0.0
+    return (met["experts"] + up) / (met["attention"] + met["experts"])
 
 
 def _stated_bucket(config: RunConfig) -> float | None:

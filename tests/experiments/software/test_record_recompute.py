@@ -64,16 +64,30 @@ def test_what_is_not_stated_of_recomputation() -> None:
     assert value("recompute", {"recompute": "selective"}) is None
 
 
-def test_what_unfolds_latent_queries_keys_and_values_runs_again() -> None:
+@pytest.mark.parametrize(
+    ("notes", "up", "experts"),
+    [
+        ("recompute_modules from launch.sh: mla_up_proj", True, False),
+        ("recompute_modules from launch.sh: mla_up_proj mlp moe", True, True),
+        ("recompute_modules=['mla_up_proj', 'mlp', 'moe']", True, True),
+        ("recompute_modules=['moe']", False, True),
+        ("x", False, False),
+    ],
+)
+def test_what_runs_again_of_latent_attention_and_its_experts(notes: str, up: bool, experts: bool) -> None:
     deepseek = {
         "gpu": "h100", "framework": "NeMo (Megatron-Core)", "model_name": "deepseek-v3", "hidden": 7168, "heads": 128,
         "ffn_hidden": 2048, "n_experts": 256, "topk": 8, "shared_expert_ffn": 2048, "recompute": "selective",
     }  # fmt: skip
-    up = 1536 * 128 * 192 + 512 * 128 * 256
-    rest = 7168 * (1536 + 512 + 64) + 128 * 128 * 7168 + 9 * 3 * 7168 * 2048
-    for notes, share in (("recompute_modules from launch.sh: mla_up_proj", up / (up + rest)), ("x", None)):
-        found = value("recompute_products", {**deepseek, "notes": notes})
-        assert found == (pytest.approx(share) if share else None)
+    unfolds = 1536 * 128 * 192 + 512 * 128 * 256
+    routed = 9 * 3 * 7168 * 2048  # eight of the experts and the one of every token
+    rest = 7168 * (1536 + 512 + 64) + 128 * 128 * 7168
+    again = up * unfolds + experts * routed
+    found = value("recompute_products", {**deepseek, "notes": notes})
+    assert found == (pytest.approx(again / (unfolds + routed + rest)) if again else None)
+    # The module of experts takes its small kernels along; attention itself does not run again.
+    assert value("recompute_share", {**deepseek, "notes": notes}) == (1.0 if experts else None)
+    assert value("recompute_attention", {**deepseek, "notes": notes}) == (0.0 if experts else None)
 
 
 def test_experts_run_again_as_a_module() -> None:
