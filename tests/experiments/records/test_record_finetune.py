@@ -140,6 +140,33 @@ def test_recipes_that_are_not_printed(changes: dict[str, object], found: dict[st
     assert {name: layout[name] for name in names if name in layout} == found
 
 
+LATENT = {
+    "framework": "Megatron-Bridge 25.09", "gpu": "H100-SXM-80G", "year": 2025, "model_name": "deepseek-v3",
+    "n_gpus": 1024, "layers": 61, "hidden": 7168, "ffn_hidden": 2048, "heads": 128, "n_experts": 256, "topk": 8,
+    "shared_expert_ffn": 2048, "tp": 2, "pp": 8, "vpp": 4, "ep": 64, "dp": 64, "precision": "fp8",
+    "task": "pretrain", "notes": "MLA",
+}  # fmt: skip
+DEEPEP = {"expert_dispatch": "fused", "ep_overlap": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, DEEPEP),
+        ({"framework": "Megatron-Bridge 26.04", "year": 2026}, DEEPEP),
+        ({"framework": "Megatron-Bridge"}, DEEPEP),
+        ({"vpp": 1}, {"expert_dispatch": "fused"}),  # nothing to overlap with
+        ({"gpu": "B200-SXM-180G"}, {}),
+        ({"notes": "perf recipe X: moe dispatcher=None, moe_a2a_overlap=False"}, {}),
+        ({"framework": "NeMo"}, {}),
+        ({"model_name": "qwen3-235b-a22b", "heads": 64, "kv_heads": 4, "hidden": 4096}, {}),
+    ],
+)
+def test_the_recipe_of_deepseek_v3_on_hopper(changes: dict[str, object], found: dict[str, object]) -> None:
+    layout = switches_of(Run(_config(**{**LATENT, **changes}))).layout
+    assert {name: layout[name] for name in DEEPEP if name in layout} == found
+
+
 @pytest.mark.parametrize(
     ("round_", "notes", "task", "graphs", "scope"),
     [
