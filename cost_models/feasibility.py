@@ -19,6 +19,7 @@ from hdpsim.cost_models.layout.stage_words import stages_of
 from hdpsim.cost_models.transformer.model import Model, dense_layer_count, dense_width
 from hdpsim.cost_models.transformer.stages import schedule_problems
 from hdpsim.errors import InfeasibleError
+from hdpsim.quoting import counted
 
 if TYPE_CHECKING:
     from hdpsim.cost_models.hardware.parts import Cluster, Gpu
@@ -189,18 +190,22 @@ def _cut_by_hand(model: Model, cut: str, chunks: int) -> Iterator[str]:
     """
     stages = stages_of(cut)
     if len(stages) != chunks:
-        yield f"layout.pipeline_layout: {cut} has {len(stages)} stages, pp x vpp are {chunks}"
-    for letter, what, held, wanted in (
-        ("t", "layers", sum(stage.layers for stage in stages), model.layers),
+        yield f"layout.pipeline_layout: {cut} has {counted(len(stages), 'stage')}, pp x vpp are {chunks}"
+    for letter, what, which, held, wanted in (
+        ("t", "layer", "", sum(stage.layers for stage in stages), model.layers),
         (
             "m",
-            "layers of multi-token prediction",
+            "layer",
+            " of multi-token prediction",
             sum(stage.mtp_layers for stage in stages),
             model.mtp_layers,
         ),
     ):
         if held != wanted and (held or letter == "t"):
-            yield f"layout.pipeline_layout: {cut} has {held} {what} ({letter}), {model.name} has {wanted}"
+            yield (
+                f"layout.pipeline_layout: {cut} has {counted(held, what)}{which} ({letter}), "
+                f"{model.name} has {wanted}"
+            )
 
 
 def _experts(model: Model, parallel: Parallel, ranks: int | None) -> Iterator[str]:

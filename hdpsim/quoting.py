@@ -91,3 +91,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     by_folded = {option.casefold(): option for option in known}
     close = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.6)
     return f" (did you mean {by_folded[close[0]]!r}?)" if close else ""
+
+
+def counted(count: int, what: str) -> str:
+    """So many of something whose plural has an s: 1 stage, 2 stages."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

@@ -20,6 +20,7 @@ from hdpsim.experiments.output.statistics import FEWEST, estimate_json, with_int
 from hdpsim.experiments.output.words import memory_of, memory_parts
 from hdpsim.experiments.studies.cost_to_target import costs_of
 from hdpsim.experiments.studies.links.cost_of_sharing import network_json
+from hdpsim.quoting import counted
 from hdpsim.simulator.settings import CHANGES_NOTHING
 
 if TYPE_CHECKING:
@@ -323,7 +324,10 @@ def step_table(comparison: Comparison, target: Target | None = None) -> Table[tu
             f"{memory_of(first.memory)} ({fits_words(first.memory)}): {memory_parts(first.memory.parts)}",
         ),
         ("tokens per step", f"{np.mean([result.tokens for result in outcome.results]):,.0f}"),
-        ("micro-batches", f"{first.plan_micro_batches:,}, largest group {first.largest_group:,} ranks"),
+        (
+            "micro-batches",
+            f"{first.plan_micro_batches:,}, largest group {counted(first.largest_group, 'rank')}",
+        ),
         (
             "over bound",
             f"{outcome.over_bound:+.1%}: no plan takes less than {np.mean(outcome.lower_bounds_s):.3f} s",

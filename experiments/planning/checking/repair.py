@@ -34,6 +34,7 @@ BUDGET_S = 20.0
 _NEUTRAL: Changes = {
     "layout.tp": 1, "layout.pp": 1, "layout.vpp": 1, "layout.schedule": "1f1b", "layout.cp": "auto", "layout.ep": 1,
     "layout.etp": "auto", "layout.shard_ranks": "all", "layout.precision": "bf16", "layout.order": "tp-dp-pp",
+    "layout.pipeline_layout": "auto",
 }  # fmt: skip
 """Degrees with which every model is cut and every cluster divides."""
 
@@ -160,7 +161,7 @@ def _singles(neutral: Scenario, written: Mapping[str, Any]) -> Iterator[Changes]
         yield {"layout.pp": pp}
     for ep in divisors(model.experts or 1, 1, gpus):
         yield {"layout.ep": ep}
-    for key in ("cp", "etp", "vpp", "schedule", "shard_ranks", "precision", "order"):
+    for key in ("cp", "etp", "vpp", "schedule", "shard_ranks", "precision", "order", "pipeline_layout"):
         yield {f"layout.{key}": _NEUTRAL[f"layout.{key}"]}
     yield from ({"layout.recompute": kind} for kind in ("selective", "full"))
     yield from ({"layout.sharding": kind} for kind in ("zero1", "zero2", "zero3"))

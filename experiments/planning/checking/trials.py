@@ -59,11 +59,15 @@ class Trials:
         return len(self._first)
 
     def without_same(self, changes: Changes) -> dict[str, object]:
-        """The changes but for keys that have that value already."""
+        """The changes but for keys that have that value already; other stages are not cut as those were by hand."""
         assert self.base.setup is not None
         known = settings(self.base.setup)
         same = {key for key, value in changes.items() if key in known and _same(known[key][0], value)}
-        return {key: value for key, value in changes.items() if key not in same}
+        found = {key: value for key, value in changes.items() if key not in same}
+        cut = self.base.setup.layout.pipeline.cut
+        if cut is not None and found.keys() & {"layout.pp", "layout.vpp"}:
+            found.setdefault("layout.pipeline_layout", "auto")
+        return found
 
     def first_alone(self) -> Trials:
         """The scenario as it is, on the first batch."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hdpsim.cost_models.feasibility import layer_units
 from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.layout.stage_words import stages_of
 from hdpsim.cost_models.memory.report import CAPACITY_STEP_TOKENS
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.scenario.schema import KEYS
@@ -122,8 +123,10 @@ class Space:
             self._recomputation(scenario),
             self.axis("layout.optimizer_offload", scenario, (False, True)),
         ):
+            stages = pp * _count(chunks["layout.vpp"])
             yield tuple({
-                "layout.tp": tp, "layout.pp": pp, **chunks, **experts, "layout.sharding": shards,
+                "layout.tp": tp, "layout.pp": pp, **chunks, **self._cut(scenario, stages), **experts,
+                "layout.sharding": shards,
                 "layout.recompute": recompute, "layout.recompute_small_kernels": kernels,
                 "layout.optimizer_offload": offload,
             }.items())  # fmt: skip
@@ -143,6 +146,13 @@ class Space:
                 needed = {"interleaved": chunks != 1, "zb-v": chunks == 2 and pp > 1, "1f1b": chunks == 1}
                 if needed.get(str(schedule), chunks == 1 and pp > 1):
                     yield {"layout.vpp": chunks, "layout.schedule": schedule}
+
+    def _cut(self, scenario: Scenario, stages: int) -> dict[str, object]:
+        """A cut by hand has one number of stages: with others layers are dealt as usual, unless it is pinned."""
+        key, cut = "layout.pipeline_layout", scenario.layout.pipeline.cut
+        if cut is None or key in self.pinned | _of_software(scenario) or len(stages_of(cut)) == stages:
+            return {}
+        return {key: "auto"}
 
     def _experts(self, scenario: Scenario, gpus: int, tp: int) -> Iterator[dict[str, object]]:
         """Degrees of experts; nothing where there are none."""

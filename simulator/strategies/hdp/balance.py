@@ -8,6 +8,7 @@ from itertools import cycle
 import numpy as np
 
 from hdpsim.arrays import Ints
+from hdpsim.quoting import counted
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.strategies.plan_ideal import plan_ideal_s
 from hdpsim.simulator.strategies.problem import PlanningProblem
@@ -185,5 +186,5 @@ class _Balance:
             ideal_s=self.mean_s,
             makespan_s=float(self._exec_s.max()),
             padding_tokens=problem.padding_tokens(pieces.totals(len(sizes)), sizes),
-            notes=(f"largest group {int(sizes.max())} ranks",),
+            notes=(f"largest group {counted(int(sizes.max()), 'rank')}",),
         )

@@ -9,6 +9,7 @@ import numpy as np
 
 from hdpsim.arrays import Floats, Ints, ranges
 from hdpsim.errors import InfeasibleError
+from hdpsim.quoting import counted
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.strategies.contest import NEARLY, Contest
 from hdpsim.simulator.strategies.plan_ideal import plan_ideal_s
@@ -142,7 +143,9 @@ class NaiveWaves:
             ideal_s=self.ideal_s,
             makespan_s=float(self.load_s.max()),
             padding_tokens=problem.padding_tokens(self.pieces.totals(len(self.group)), self.group),
-            notes=(f"largest group {int(self.group.max())} ranks, {len(self.group)} micro-batches",),
+            notes=(
+                f"largest group {counted(int(self.group.max()), 'rank')}, {len(self.group)} micro-batches",
+            ),
         )
 
 

@@ -13,6 +13,7 @@ from hdpsim.arrays import Floats, Ints, ranges
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.errors import InfeasibleError
+from hdpsim.quoting import counted
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.setup import Packing
 from hdpsim.simulator.strategies.contest import NEARLY, Contest
@@ -45,7 +46,7 @@ def mesh_degrees(problem: PlanningProblem) -> list[int]:
             raise InfeasibleError(f"{problem.ranks} ranks do not divide by cp = {asked}")
         if asked < needed:
             raise InfeasibleError(
-                f"cp = {asked} ranks of {problem.capacity_tokens} tokens cannot hold a context of "
+                f"cp = {asked}: {counted(asked, 'rank')} of {problem.capacity_tokens} tokens cannot hold a context of "
                 f"{problem.context_tokens} tokens; cp must be at least {needed}"
             )
         if asked > most:
@@ -54,7 +55,7 @@ def mesh_degrees(problem: PlanningProblem) -> list[int]:
     if needed > problem.ranks:
         raise InfeasibleError(
             f"a context of {problem.context_tokens} tokens needs {needed} ranks of {problem.capacity_tokens} tokens, "
-            f"but there are only {problem.ranks}"
+            f"but there are only {problem.ranks}: gpus / (tp x pp); a rank has the tokens of layout.rank_capacity"
         )
     degrees = divisors(problem.ranks, needed, most)
     if not degrees:

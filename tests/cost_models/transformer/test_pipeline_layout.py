@@ -72,7 +72,8 @@ def test_a_long_text_that_is_no_cut_is_refused_at_once() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("Et*61L", "has 1 stages, pp x vpp are 2"),
+        ("Et*61L", "has 1 stage, pp x vpp are 2"),
+        ("Et|L", "has 1 layer (t), deepseek-v3 has 61"),
         ("Et*31|t*31L", "has 62 layers (t), deepseek-v3 has 61"),
         ("Et*31|t*30mmL", "has 2 layers of multi-token prediction (m), deepseek-v3 has 1"),
     ],

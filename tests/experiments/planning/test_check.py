@@ -15,6 +15,7 @@ from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.planning.checking.check import WITHOUT_EFFECT, Checked, Finding, check
 from hdpsim.experiments.planning.checking.checks import CHECKS, Check
 from hdpsim.experiments.planning.checking.document import check_document
+from hdpsim.experiments.planning.checking.trials import Trials, overrides_of
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolve_scenario
 from hdpsim.experiments.studies.comparing.compare import run_batches
 
@@ -50,6 +51,17 @@ def step_s(scenario: Scenario, count: int | None = None) -> float:
 
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["check", *arguments])
+
+
+def test_other_stages_are_not_cut_as_those_were_by_hand() -> None:
+    """A cut belongs to its number of stages: changes of that leave it behind, so that they can be tried at all."""
+    cut = small(layout={"pp": 4, "pipeline_layout": "Et|ttt|ttt|tL"})
+    trials = Trials(scenario=cut, drawn=cut.draw(1), base=run_batches(cut, cut.draw(1).lengths))
+    changes = trials.without_same({"layout.pp": 2})
+    assert changes == {"layout.pp": 2, "layout.pipeline_layout": "auto"}
+    assert trials.on_first(overrides_of(changes)).results
+    assert not trials.on_first(("layout.pp=2",)).results
+    assert trials.without_same({"layout.tp_overlap": True}) == {"layout.tp_overlap": True}
 
 
 PLANTED = {

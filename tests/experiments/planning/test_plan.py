@@ -262,6 +262,29 @@ def test_keys_of_the_software_and_of_set_stay() -> None:
         }
 
 
+def test_a_cut_by_hand_stays_with_its_number_of_stages() -> None:
+    scenario = small()
+    half = scenario.model.layers // 2
+    cut = f"Et*{half - 1}|t*{scenario.model.layers - half + 1}L"
+    scenario = scenario.with_changes(("layout.pp=2", f"layout.pipeline_layout={cut}"))
+    free, pinned = space_of(scenario), space_of(scenario, pinned=["layout.pipeline_layout"])
+    stages = set()
+    for layout in map(dict, free.layouts(scenario, scenario.cluster)):
+        chunks = layout["layout.pp"] * layout["layout.vpp"]  # type: ignore[operator]
+        assert layout.get("layout.pipeline_layout", cut) == (cut if chunks == 2 else "auto")
+        stages.add(chunks)
+    assert len(stages) > 2
+    assert not any(
+        "layout.pipeline_layout" in dict(one) for one in pinned.layouts(scenario, scenario.cluster)
+    )
+    few = Space(values={**FEW, "layout.pp": (1, 2)})
+    setups = Setups(scenario, ())
+    candidates = every_candidate(scenario, few)[::3]
+    assert candidates
+    for candidate in candidates:
+        assert setups.of(candidate.changes) == scenario.with_changes(candidate.overrides).setup()
+
+
 @pytest.mark.parametrize("software", ["", "megatron-core 0.13"])
 def test_setups_of_candidates_are_those_of_their_scenarios(software: str) -> None:
     scenario = small().with_changes((f"software={software}",) if software else ())
