@@ -17,6 +17,8 @@ from hdpsim.simulator.strategies.estimates import EstimateError
 
 EVERY_SIZE_UP_TO = 1024
 """Tokens up to which the table of linear work has every size; beyond, sizes grow by 1 / EVERY_SIZE_UP_TO."""
+AT_ONCE = 2**14
+"""So many sequences on groups are priced at once: their arrays stay in the cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +142,10 @@ class PlanningProblem:
         With a *least_tier* of 1 the group is spread over nodes even where it would fit one.
         """
         tokens, sizes = np.asarray(lengths, dtype=np.float64), np.asarray(group_size, dtype=np.float64)
+        if sizes.ndim == 2 and sizes.size > AT_ONCE and len(tokens) == len(sizes):
+            rows = max(1, AT_ONCE // sizes.shape[1])
+            parts = [slice(first, first + rows) for first in range(0, len(sizes), rows)]
+            return np.concatenate([self.sequence_s(tokens[part], sizes[part], least_tier) for part in parts])
         tier = np.maximum(self.compact_tier(group_size), least_tier)
         attention = self.cost.sequence_s(tokens, sizes, tier)
         seconds = self.micro_batch_s(attention, tokens / sizes)

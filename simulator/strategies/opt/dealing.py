@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -17,7 +17,10 @@ SAME_TIME = 0.97  # shortest over longest pack from which all count as equally l
 END_BISECTIONS = 7
 EXCHANGE_ROUNDS = 24
 EXCHANGE_ITEMS = 24  # micro-batches of a rank that are looked at, one by one
-EXCHANGE_RUNS = (2, 3, 4)  # so many of its shortest ones are looked at together
+EXCHANGE_RUNS = np.array((2, 3, 4))  # so many of its shortest ones are looked at together
+EXCHANGES_AT_ONCE = 2**14  # of all pairs: so many stay in the cache
+MANY_RANKS = 64  # so many are packed faster together
+CLOSED = -1  # room of a bin that is not open
 EXCHANGE_GOAL = 0.002  # how far above the mean a rank may stay
 
 
@@ -93,19 +96,12 @@ def deal_sequences(problem: PlanningProblem, free_s: Floats, packs: Packs) -> tu
     """
     rank_of = _first_free(free_s, packs.work_s + problem.fixed_s * packs.tokens / problem.target_tokens)
     by_rank = np.argsort(rank_of, kind="stable")
-    bounds = np.searchsorted(rank_of[by_rank], np.arange(problem.ranks + 1)).tolist()
-    tokens = packs.tokens[by_rank].tolist()
-    placed: list[int] = []
-    bin_rank: list[int] = []
-    for rank in range(problem.ranks):
-        where, opened = _even_bins(
-            tokens[bounds[rank] : bounds[rank + 1]], problem.target_tokens, len(bin_rank)
-        )
-        placed += where
-        bin_rank += [rank] * opened
-    bins = np.empty(len(tokens), dtype=np.int64)
-    bins[by_rank] = placed
-    return bins, np.array(bin_rank, dtype=np.int64), _pack_s(problem, bins, packs.tokens, packs.work_s)
+    bins = np.empty(len(rank_of), dtype=np.int64)
+    counts = np.bincount(rank_of, minlength=problem.ranks)
+    spread = _even_bins_at_once if problem.ranks >= MANY_RANKS else _even_bins_one_by_one
+    bins[by_rank], opened = spread(packs.tokens[by_rank], counts, problem.target_tokens)
+    bin_rank = np.repeat(np.arange(problem.ranks), opened)
+    return bins, bin_rank, _pack_s(problem, bins, packs.tokens, packs.work_s)
 
 
 def deal_singles(free_s: Floats, times_s: Floats, packs: Packs) -> Ints:
@@ -189,6 +185,55 @@ def _first_free(free_s: Floats, seconds: Floats) -> Ints:
     return np.array(rank_of, dtype=np.int64)
 
 
+def _even_bins_one_by_one(tokens: Ints, counts: Ints, capacity: int) -> tuple[Ints, Ints]:
+    """Spread the sequences of every rank over as few bins as hold them, evenly.
+
+    Args:
+        tokens: one rank after the other, of each the longest first.
+        counts: sequences of every rank.
+        capacity: tokens of a bin.
+
+    Returns:
+        The bin of every sequence, numbered one rank after the other; how many every rank has.
+    """
+    placed: list[int] = []
+    opened = np.empty(len(counts), dtype=np.int64)
+    bounds, every = np.concatenate(([0], np.cumsum(counts))).tolist(), tokens.tolist()
+    first = 0
+    for rank, (begin, end) in enumerate(pairwise(bounds)):
+        where, opened[rank] = _even_bins(every[begin:end], capacity, first)
+        placed += where
+        first += int(opened[rank])
+    return np.array(placed, dtype=np.int64), opened
+
+
+def _even_bins_at_once(tokens: Ints, counts: Ints, capacity: int) -> tuple[Ints, Ints]:
+    """The same for many ranks: all that come first on theirs, then all that come second, and so on."""
+    ranks, begin = len(counts), np.cumsum(counts) - counts
+    total = np.concatenate(([0], np.cumsum(tokens)))
+    opened = -(-(total[begin + counts] - total[begin]) // capacity)
+    room = np.where(np.arange(int(opened.max(initial=1)))[None, :] < opened[:, None], capacity, CLOSED)
+    place = np.empty(len(tokens), dtype=np.int64)
+    most_first = np.argsort(-counts, kind="stable")
+    having = ranks - np.searchsorted(np.sort(counts), np.arange(int(counts.max(initial=0))), side="right")
+    for turn, many in enumerate(having.tolist()):
+        rank = most_first[:many]
+        item = begin[rank] + turn
+        length = tokens[item]
+        at = room[rank].argmax(axis=1)
+        full = np.flatnonzero(room[rank, at] < length)
+        if len(full):
+            late = rank[full]
+            at[full] = opened[late]
+            opened[late] += 1
+            if opened.max() > room.shape[1]:
+                room = np.concatenate((room, np.full((ranks, 1), CLOSED)), axis=1)
+            room[late, at[full]] = capacity
+        room[rank, at] -= length
+        place[item] = at
+    return place + np.repeat(np.cumsum(opened) - opened, counts), opened
+
+
 def _even_bins(tokens: list[int], capacity: int, first: int) -> tuple[list[int], int]:
     """Spread *tokens* (descending) over as few bins as hold them, evenly; the bins, from *first* on, and how many."""
     count = -(-sum(tokens) // capacity)
@@ -225,6 +270,8 @@ def exchange(rank: Ints, seconds: Floats, base_s: Floats, most_s: Floats) -> Int
     ranks = len(base_s)
     load_s = base_s + np.bincount(rank, weights=seconds, minlength=ranks)
     goal_s = float(load_s.mean()) * (1.0 + EXCHANGE_GOAL)
+    by_time = np.argsort(seconds, kind="stable")
+    small = np.min_scalar_type(ranks)  # the smallest integers are sorted fastest
     for _ in range(EXCHANGE_ROUNDS):
         counts = np.bincount(rank, minlength=ranks)
         order = np.argsort(load_s, kind="stable")
@@ -233,19 +280,15 @@ def exchange(rank: Ints, seconds: Floats, base_s: Floats, most_s: Floats) -> Int
         idle = order[: len(busy)]
         if not len(busy):
             break
-        by_rank = np.lexsort((seconds, rank))
+        by_rank = by_time[np.argsort(rank[by_time].astype(small), kind="stable")]
         total_s = np.concatenate(([0.0], np.cumsum(seconds[by_rank])))
         starts = np.cumsum(counts) - counts
         given, taken = _parcels(starts, counts, busy), _parcels(starts, counts, idle)
-        given_s = (total_s[given[1]] - total_s[given[0]])[:, :, None]
-        taken_s = (total_s[taken[1]] - total_s[taken[0]])[:, None, :]
-        moved_s = given_s - taken_s
-        larger_s = np.maximum(load_s[busy][:, None, None] - moved_s, load_s[idle][:, None, None] + moved_s)
-        largest_s = np.where(given[1] > given[0], seconds[by_rank[given[1] - 1]], np.inf)[:, :, None]
-        larger_s = np.where(largest_s <= most_s[idle][:, None, None], larger_s, np.inf)
-        larger_s = larger_s.reshape(len(busy), -1)
-        best = larger_s.argmin(axis=1)
-        pair = np.flatnonzero(larger_s[np.arange(len(busy)), best] < load_s[busy] * (1.0 - 1e-6))
+        given_s, taken_s = (total_s[last] - total_s[first] for first, last in (given, taken))
+        largest_s = np.where(given[1] > given[0], seconds[by_rank[given[1] - 1]], np.inf)
+        given_s[largest_s > most_s[idle][:, None]] = np.inf
+        best, larger_s = _best_exchanges(load_s[busy], load_s[idle], given_s, taken_s)
+        pair = np.flatnonzero(larger_s < load_s[busy] * (1.0 - 1e-6))
         if not len(pair):
             break
         give, take = np.divmod(best[pair], taken.shape[2])
@@ -256,17 +299,38 @@ def exchange(rank: Ints, seconds: Floats, base_s: Floats, most_s: Floats) -> Int
     return rank
 
 
+def _best_exchanges(busy_s: Floats, idle_s: Floats, given_s: Floats, taken_s: Floats) -> tuple[Ints, Floats]:
+    """Of every pair the exchange with the least larger load, what is given by what is taken, and that load.
+
+    Some pairs at a time, so that their exchanges stay in the cache.
+    """
+    best, larger_s = np.empty(len(busy_s), dtype=np.int64), np.empty(len(busy_s))
+    pairs = max(1, EXCHANGES_AT_ONCE // (given_s.shape[1] * taken_s.shape[1]))
+    for first in range(0, len(busy_s), pairs):
+        some = slice(first, first + pairs)
+        moved_s = given_s[some, :, None] - taken_s[some, None, :]
+        after_s = busy_s[some, None, None] - moved_s
+        moved_s += idle_s[some, None, None]
+        of_pair = np.maximum(after_s, moved_s, out=after_s).reshape(len(after_s), -1)
+        best[some] = least = of_pair.argmin(axis=1)
+        larger_s[some] = of_pair[np.arange(len(least)), least]
+    return best, larger_s
+
+
 def _parcels(starts: Ints, counts: Ints, ranks: Ints) -> Ints:
     """[2, ranks, n]: first and last + 1 of what a rank could give, in the list of items by rank and time.
 
     Nothing; single items, evenly spread over the list where it is long; its shortest items together.
     """
     first, have = starts[ranks][:, None], counts[ranks][:, None]
-    width = int(min(EXCHANGE_ITEMS, have.max(initial=1)))
-    step = np.arange(width)[None, :]
-    place = np.where(have <= width, step, step * (have - 1) // max(1, width - 1))
-    single = np.stack((first + np.minimum(place, have), first + np.minimum(place + 1, have)))
-    runs = np.minimum(np.array(EXCHANGE_RUNS)[None, :], have)
-    together = np.stack((np.broadcast_to(first, runs.shape), first + runs))
-    nothing = np.stack((first, first))
-    return np.concatenate((nothing, single, together), axis=2)
+    most = int(have.max(initial=1))
+    width = min(EXCHANGE_ITEMS, most)
+    place = np.arange(width)[None, :]
+    if most > width:
+        place = np.where(have <= width, place, place * (have - 1) // max(1, width - 1))
+    parcels = np.empty((2, len(ranks), 1 + width + len(EXCHANGE_RUNS)), dtype=np.int64)
+    parcels[:] = first
+    parcels[0, :, 1 : 1 + width] += np.minimum(place, have)
+    parcels[1, :, 1 : 1 + width] += np.minimum(place + 1, have)
+    parcels[1, :, 1 + width :] += np.minimum(EXCHANGE_RUNS, have)
+    return parcels

@@ -16,6 +16,12 @@ MOST_LOOKS = 2**24
 """Gangs times ranks that are placed at once: half a second."""
 NEVER = 2**30
 """More slots than any rank has."""
+FEW_ITEMS = 2048
+"""So many items are looked at faster than the rows that are in use are found among them."""
+FEW_ROWS = 4
+"""So many are sorted faster one by one."""
+FEW_RANKS = 16
+"""So many are looked at faster in plain Python than in arrays."""
 ROOM = 8
 """A region has at least so many times the ranks of the largest gang, so that it has a choice."""
 
@@ -84,7 +90,7 @@ def place_gangs(
             near, problem.bubble_weight, own, sizes[gangs], times_s[gangs], apart_s[gangs], deadline_s
         )
         for gang, ranks in zip(gangs.tolist(), placed[0], strict=True):
-            members[gang] = ranks + region.start
+            members[gang] = ranks + region.start if region.start else ranks
         slots[gangs], taken_s[gangs] = placed[1:]
     return members, slots, taken_s
 
@@ -129,9 +135,10 @@ def _place_in_turn(
     slots = np.empty(len(sizes), dtype=np.int64)
     taken_s = times_s.copy()
     places = _Places(near, loads, weight)
+    size_of, time_of = sizes.tolist(), times_s.tolist()
     gang = 0
-    while gang < len(sizes):
-        size, time_s = int(sizes[gang]), float(times_s[gang])
+    while gang < len(size_of):
+        size, time_s = size_of[gang], time_of[gang]
         latest_s = deadline_s - time_s
         places.next_gang(time_s)
         ranks, start_s = places.choose(size, latest_s)
@@ -144,11 +151,11 @@ def _place_in_turn(
         if weight:  # those that follow stay on these ranks while they are in time: nothing is wasted there
             longest_s = np.maximum(loads.longest_s[ranks], time_s)
             loads.longest_s[ranks] = longest_s
-            most_s = float(longest_s.min())
-            while stop < len(sizes) and sizes[stop] == size and times_s[stop] <= most_s:
-                if end_s + times_s[stop] > deadline_s:
+            most_s = longest_s.item(longest_s.argmin())
+            while stop < len(size_of) and size_of[stop] == size and time_of[stop] <= most_s:
+                if end_s + time_of[stop] > deadline_s:
                     break
-                end_s += float(times_s[stop])
+                end_s += time_of[stop]
                 stop += 1
         slot = int(loads.slot[ranks].max())
         members += [ranks] * (stop - gang)
@@ -185,8 +192,9 @@ pipeline the time it is ready less its bubble, the most slots that a rank of it 
 class _Rows:
     """Ranks, or nodes of *width* ranks, in rows of *row* neighbours; those of a row by the time they are free.
 
-    Rows without a gang are all alike, so only the first of them is looked at; and a row is sorted again only when it
-    is looked at after something changed.
+    Rows without a gang are all alike, so where there are many only the first of them is looked at; and a row is sorted
+    again only when it is looked at after something changed. Rows lie one behind the other with a place between them
+    that is never ready, so that neighbours in time are looked at in one stretch.
     """
 
     def __init__(
@@ -201,22 +209,28 @@ class _Rows:
         """Of ranks with such loads, ready at *ready_s* at the earliest; those not *used* (None: all are) are alike."""
         self.width, self.row = width, row
         self._loads, self._ready_s, self._weight = loads, ready_s, weight
-        many = -(-len(ready_s) // (width * row))
-        self._stale = np.ones(many, dtype=bool)
-        looked_at = np.full(many, used is None)
+        self._span, ranks = width * row, len(ready_s)
+        self._full = ranks // self._span  # rows without places that are none
+        many = -(-ranks // self._span)
+        self._stale = set(range(many))
+        looked_at = np.full(many, used is None or many * row <= FEW_ITEMS)
         if used is not None:
-            looked_at[np.flatnonzero(used) // (width * row)] = True
-            looked_at[-1] |= len(ready_s) % (width * row) > 0
+            looked_at[np.flatnonzero(used) // self._span] = True
+            looked_at[-1] |= ranks % self._span > 0
         self._used, self._rows = looked_at, self._looked_at(looked_at)
         # Of every row: its items by the time they are ready, and of each what is listed at _START.
         self._order = np.empty((many, row), dtype=np.int64)
-        self._of = np.empty((5 if weight else 2, many, row))
+        self._of = np.zeros((5 if weight else 2, many, 1 + row))
+        self._of[_START, :, 0] = np.inf
+        self._of[_BEFORE:_MOST, :, 0] = np.inf
+        self._flat = self._of.reshape(len(self._of), -1)
 
     def booked(self, ranks: Ints) -> None:
-        """*ranks* have got a gang."""
-        rows = ranks // (self.width * self.row)
-        self._stale[rows] = True
-        if self._rows is not None:
+        """*ranks*, ascending, have got a gang."""
+        first, last = ranks.item(0) // self._span, ranks.item(-1) // self._span
+        rows = [first] if first == last else np.unique(ranks // self._span).tolist()
+        self._stale.update(rows)
+        if self._rows is not None and not self._used[rows].all():
             self._used[rows] = True
             self._rows = self._looked_at(self._used)
 
@@ -227,9 +241,37 @@ class _Rows:
         looked_at[looked_at.argmin()] = True
         return None if looked_at.all() else looked_at.nonzero()[0]
 
+    def _sort_stale(self) -> None:
+        """Look again at rows in which something changed."""
+        stale, rows = self._stale, self._rows
+        if rows is not None:
+            stale = stale.intersection(rows.tolist())
+        if len(stale) <= FEW_ROWS and self.width == 1 and max(stale, default=0) < self._full:
+            for number in stale:
+                self._sort_one(number)
+        else:
+            self._sort(np.array(sorted(stale)))
+        self._stale = set() if rows is None else self._stale - stale
+
+    def _sort_one(self, number: int) -> None:
+        """As _sort, of one row of ranks."""
+        part, loads, of = (
+            slice(number * self.row, (number + 1) * self.row),
+            self._loads,
+            self._of[:, number, 1:],
+        )
+        ready_s = self._ready_s[part]
+        self._order[number] = order = ready_s.argsort(kind="stable")
+        of[_START] = start_s = ready_s[order]
+        loads.free_s[part][order].cumsum(out=of[_BUSY])
+        if self._weight:
+            of[_BEFORE] = start_s - self._weight * loads.longest_s[part][order]
+            of[_MOST] = slot = loads.slot[part][order]
+            of[_LESS] = -np.where(slot > 0, slot, NEVER)
+
     def _sort(self, rows: Ints) -> None:
         """Look at *rows* again."""
-        span, ranks = self.row * self.width, len(self._ready_s)
+        span, ranks = self._span, len(self._ready_s)
         rank = rows[:, None] * span + np.arange(span)
         inside = rank if rank[-1, -1] < ranks else np.minimum(rank, ranks - 1)
         of = np.empty((len(self._of), *rank.shape))
@@ -249,47 +291,62 @@ class _Rows:
         order = of[_START].argsort(axis=1, kind="stable")
         of = of[:, np.arange(len(order))[:, None], order]
         of[_BUSY] = of[_BUSY].cumsum(axis=1)
-        self._order[rows], self._of[:, rows], self._stale[rows] = order, of, False
+        self._order[rows], self._of[:, rows, 1:] = order, of
 
     def best(self, items: int, latest_s: float, gang: _Next) -> Ints:
         """The *items* neighbours in time that waste least, of those ready by *latest_s*, else of the first ready."""
-        rows = self._rows
-        stale = self._stale.nonzero()[0] if rows is None else rows[self._stale[rows]]
-        if len(stale):
-            self._sort(stale)
-        of = self._of if rows is None else self._of[:, rows]
-        busy_s, last_s = of[_BUSY], of[_START, :, items - 1 :]
-        if gang.weight:
-            last_s = self._after_pipeline_s(of, items, last_s, gang)
+        if self._stale:
+            self._sort_stale()
+        rows, stride = self._rows, 1 + self.row
+        of = self._flat if rows is None else self._of[:, rows].reshape(len(self._of), -1)
+        # By the last of the neighbours; the first possible one has the place before its row and all but it before it.
+        busy_s = of[_BUSY]
+        last_s = of[_START, items:]
+        last_s = (
+            self._after_pipeline_s(of, items, last_s, gang) if gang.weight else self._within(last_s, items)
+        )
         in_time_s = max(latest_s, float(last_s.min()) * (1.0 + 1e-9))
         # Waiting for each other: what they are busy from the same start on, less what they are busy anyway.
-        waste_s = (items * self.width) * last_s - busy_s[:, items - 1 :]
-        waste_s[:, 1:] += busy_s[:, :-items]
-        waste_s[last_s > in_time_s] = np.inf
-        equal = (waste_s <= float(waste_s.min()) * (1.0 + 1e-9) + 1e-9).ravel().nonzero()[0]
+        waste_s = (items * self.width) * last_s
+        waste_s -= busy_s[items:]
+        waste_s += busy_s[:-items]
+        np.putmask(waste_s, last_s > in_time_s, np.inf)
+        equal = (waste_s <= waste_s.item(waste_s.argmin()) * (1.0 + 1e-9) + 1e-9).nonzero()[0]
         best = int(equal[0])
         if len(equal) > 1:
-            late_s = last_s.ravel()[equal]
-            equal = equal[late_s >= late_s.max() * (1.0 - 1e-9)]
-            best = int(equal[busy_s[equal // last_s.shape[1], -1].argmax()])
-        at, first = divmod(best, last_s.shape[1])
+            late_s = last_s[equal]
+            equal = equal[late_s >= late_s.item(late_s.argmax()) * (1.0 - 1e-9)]
+            best = int(equal[busy_s[(equal + items) // stride * stride + self.row].argmax()])
+        at, last = divmod(best + items, stride)
         line = at if rows is None else int(rows[at])
-        chosen = np.sort(self._order[line, first : first + items]) + line * self.row
+        chosen = self._order[line, last - items : last] + line * self.row
+        chosen.sort()
         if self.width == 1:
             return np.asarray(chosen)
         return np.asarray((chosen[:, None] * self.width + np.arange(self.width)).ravel())
 
+    def _within(self, last_s: Floats, items: int) -> Floats:
+        """Never where the neighbours would be of two rows."""
+        column = np.arange(items, items + len(last_s)) % (1 + self.row)
+        return np.where(column >= items, last_s, np.inf)
+
     def _after_pipeline_s(self, of: Floats, items: int, last_s: Floats, gang: _Next) -> Floats:
         """When the pipelines of every group of neighbours are ready that is free at *last_s*."""
         if items * self.width == 1:
-            return np.asarray(np.maximum(last_s, of[_BEFORE] + gang.bubble_s))
-        most = of[_BEFORE:].copy()
-        most[_LESS - _BEFORE] *= gang.time_s
-        most[_LESS - _BEFORE] += of[_START]
-        before_s, slots, left_out_s = window_max(most, items)
+            return np.asarray(np.maximum(last_s, of[_BEFORE, 1:] + gang.bubble_s))
+        count = of.shape[1]
+        most = of[_BEFORE:].flatten()  # in one stretch: what is found across two of them is not read
+        most[2 * count :] *= gang.time_s
+        most[2 * count :] += of[_START]
+        most = window_max(most, items)
+        before_s, slots, left_out_s = (most[first * count + 1 :][: len(last_s)] for first in range(3))
         # Later for every slot that a rank leaves out before the one that all have free.
-        left_out_s = np.minimum(left_out_s + gang.time_s * slots, last_s + gang.bubble_s)
-        return np.asarray(np.maximum(np.maximum(last_s, before_s + gang.bubble_s), left_out_s))
+        slots *= gang.time_s
+        left_out_s += slots
+        np.minimum(left_out_s, last_s + gang.bubble_s, out=left_out_s)
+        before_s += gang.bubble_s
+        np.maximum(before_s, last_s, out=before_s)
+        return np.asarray(np.maximum(before_s, left_out_s, out=before_s))
 
 
 def window_max(values: Floats, items: int) -> Floats:
@@ -329,12 +386,26 @@ class _Places:
 
     def _ready_s(self, ranks: Ints) -> float:
         """When the last of these ranks is ready, past the slots that it leaves out."""
-        gang, ready_s = self._gang, self._each_ready_s(ranks)
+        gang, loads = self._gang, self._loads
+        if (
+            gang.weight and len(ranks) <= FEW_RANKS
+        ):  # the same sums in plain Python, which is faster with a few
+            slots = loads.slot[ranks].tolist()
+            last, latest_s = max(slots), 0.0
+            for free_s, longest_s, slot in zip(
+                loads.free_s[ranks].tolist(), loads.longest_s[ranks].tolist(), slots, strict=True
+            ):
+                ready_s = free_s + gang.weight * max(0.0, gang.time_s - longest_s)
+                if slot > 0:
+                    ready_s = max(ready_s, free_s + gang.time_s * min(last - slot, gang.weight))
+                latest_s = max(latest_s, ready_s)
+            return latest_s
+        each_s = self._each_ready_s(ranks)
         if gang.weight and len(ranks) > 1:
-            slot = self._loads.slot[ranks]
+            slot = loads.slot[ranks]
             left_out = np.where(slot > 0, np.minimum(slot.max() - slot, gang.weight), 0.0)
-            ready_s = np.maximum(ready_s, self._loads.free_s[ranks] + gang.time_s * left_out)
-        return float(ready_s.max())
+            each_s = np.maximum(each_s, loads.free_s[ranks] + gang.time_s * left_out)
+        return float(each_s.max())
 
     def booked(self, ranks: Ints) -> None:
         """The times of *ranks* have changed."""

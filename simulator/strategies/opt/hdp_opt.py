@@ -97,21 +97,31 @@ def _limit_drafts(
     end_s = np.inf
     for number, choice in enumerate(choices):
         drafts += _drafts(problem, packs, long, choice, ROOMS[0], end_s)
+        if number == 0:  # more room for the best limit is better than another one, and often spares it
+            drafts += _roomier(problem, packs, long, drafts)
         end_s = min(draft.end_s for draft in drafts)
         enough = GOOD_ENOUGH[number > 0 and len(long.tokens) > FEW_LONG]
         if end_s <= max(choice.step_s * enough, whole_s * AS_PLANNED):
             break
-    if problem.stages > 1:
-        best = min(drafts, key=lambda draft: draft.end_s)
-        for room in ROOMS[1:]:
-            if end_s <= best.choice.step_s * room * WORTH_IT:  # gangs alone would end as late
-                break
-            roomier = _drafts(problem, packs, long, best.choice, room, end_s)
-            drafts += roomier
-            if min((draft.end_s for draft in roomier), default=np.inf) >= end_s:
-                break
-            end_s = min(draft.end_s for draft in roomier)
+    if min(drafts, key=lambda draft: draft.end_s).choice is not choices[0]:
+        drafts += _roomier(problem, packs, long, drafts)
     return drafts
+
+
+def _roomier(problem: PlanningProblem, packs: Packs, long: LongSequences, drafts: list[Draft]) -> list[Draft]:
+    """More room for the gangs of a pipeline's best draft, as long as it ends earlier for it."""
+    best = min(drafts, key=lambda draft: draft.end_s)
+    found: list[Draft] = []
+    for room in ROOMS[1:] if problem.stages > 1 else ():
+        if best.end_s <= best.choice.step_s * room * WORTH_IT:  # gangs alone would end as late
+            break
+        roomier = _drafts(problem, packs, long, best.choice, room, best.end_s)
+        found += roomier
+        better = min(roomier, key=lambda draft: draft.end_s, default=best)
+        if better.end_s >= best.end_s:
+            break
+        best = better
+    return found
 
 
 def _whole_s(problem: PlanningProblem, packs: Packs, choices: list[Choice]) -> float:

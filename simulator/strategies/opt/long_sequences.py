@@ -80,9 +80,9 @@ class LongSequences:
         Of a pipeline by kinds, which are known there.
         """
         if self._problem.stages > 1 and len(self.tokens):
-            for limit_s in limits_s:
-                size = self.kinds.sizes[self.kinds.within(limit_s)][self.kinds.kind]
-                yield size, self._problem.sequence_s(self.tokens, size)
+            sizes = np.stack([self.kinds.sizes[self.kinds.within(limit_s)] for limit_s in limits_s])
+            sizes = sizes[:, self.kinds.kind]
+            yield from zip(sizes, self._problem.sequence_s(self.tokens[None, :], sizes), strict=True)
             return
         late = np.flatnonzero(self._least_s > min(limits_s))
         table = SizeTable(self._problem, self.tokens[late], self.least[late], min(limits_s))

@@ -27,6 +27,8 @@ QUICK_PACKING: Packing = "best-fit"
 """The one of them that a quick plan looks at. With all, steps of ten layouts of Mixtral ended up to 1.3 % earlier."""
 COSTLY = 8
 """Groups so many times the smallest that cost too much: larger ones cost more."""
+HOPELESS = 1.5
+"""So many times the work that would do is too much on larger groups, too, whose pieces are shorter and rings longer."""
 
 
 def divisors(number: int, least: int, most: int) -> list[int]:
@@ -234,6 +236,7 @@ def mesh_drafts(problem: PlanningProblem, below_s: float) -> list[MeshDraft]:
         full = min(problem.context_tokens, degree * problem.capacity_tokens)
         fewest = -(-int(problem.lengths.sum()) // full)
         seen: list[MeshPacks] = []
+        hopeless = False
         for packing, padding in product(packings, paddings):
             packs = packed.get((packing, full, padding))
             if packs is None:
@@ -245,13 +248,14 @@ def mesh_drafts(problem: PlanningProblem, below_s: float) -> list[MeshDraft]:
                 continue
             draft = MeshDraft.of(problem, packs, degree)
             if not seen and draft.work_s * fewest / packs.count >= below_s:
+                hopeless = draft.work_s * fewest / packs.count >= HOPELESS * below_s
                 break
             seen.append(packs)
             if draft.least_s < below_s:
                 drafts.append(draft)
                 if packs.count > ranks // degree:
                     drafts.append(replace(draft, longest_first=True))
-        if not seen and degree > COSTLY * needed:
+        if not seen and (hopeless or degree > COSTLY * needed):
             break
     return sorted(drafts, key=lambda draft: draft.least_s)
 

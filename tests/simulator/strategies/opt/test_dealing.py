@@ -8,6 +8,8 @@ from simulator_setups import FLOOR, HOPPER, problem_of, small_setup
 
 from hdpsim.simulator.strategies.opt.dealing import (
     Packs,
+    _even_bins_at_once,
+    _even_bins_one_by_one,
     deal_packs,
     deal_sequences,
     deal_singles,
@@ -154,3 +156,17 @@ def test_exchanges_never_raise_the_busiest_rank(base: list[float], items: list[f
     before_s, after_s = (base_s + np.bincount(r, weights=seconds, minlength=len(base)) for r in (rank, after))
     assert after_s.max() <= before_s.max() * (1 + 1e-12)
     assert after_s.sum() == pytest.approx(before_s.sum())
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 40), max_size=12), min_size=1, max_size=9),
+    st.integers(40, 100),
+)
+def test_bins_of_many_ranks_are_those_of_each(ranks: list[list[int]], capacity: int):
+    tokens = np.array([length for some in ranks for length in sorted(some, reverse=True)], dtype=np.int64)
+    counts = np.array([len(some) for some in ranks])
+    one_by_one, opened = _even_bins_one_by_one(tokens, counts, capacity)
+    at_once, opened_at_once = _even_bins_at_once(tokens, counts, capacity)
+    assert one_by_one.tolist() == at_once.tolist()
+    assert opened.tolist() == opened_at_once.tolist()
+    assert np.bincount(at_once, weights=tokens, minlength=opened.sum()).max(initial=0) <= capacity

@@ -225,6 +225,77 @@ def test_rows_that_are_alike_need_not_all_be_looked_at(
     assert found[0] == found[1]
 
 
+def wasted_s(loads: RankLoads, ranks: list[int], weight: float, time_s: float) -> tuple[float, float]:
+    """What a group of ranks wastes on a gang, and when it can start: the definition, rank by rank."""
+    free, longest, slot = (each[ranks] for each in (loads.free_s, loads.longest_s, loads.slot))
+    bubble_s = weight * np.maximum(0.0, time_s - longest)
+    left_out = np.where(slot > 0, time_s * (slot.max() - slot), 0.0)
+    left_out_s = min(float((free + left_out).max()), float(free.max()) + weight * time_s)
+    start_s = max(float((free + bubble_s).max()), left_out_s)
+    return len(ranks) * start_s - float(free.sum()), start_s
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 5),
+    st.lists(st.tuples(st.integers(1, 6), st.sampled_from([0.5, 1.0, 2.0, 4.0])), min_size=1, max_size=12),
+    st.floats(2.0, 20.0),
+    st.randoms(use_true_random=False),
+)
+def test_a_pipeline_wastes_least_however_its_rows_are_looked_at(
+    blocks: int, gangs: list[tuple[int, float]], deadline: float, random: object
+):
+    one = problem(nodes=8 * blocks, tp=8, pp=2)  # 2 nodes a block: rows of one or two ranks would say little
+    near = gangs_module.Neighbourhood(node=1, block=min(one.ranks, 4))
+    assert one.bubble_weight == 1.0
+    draw = random.random  # type: ignore[attr-defined]
+    sizes = np.array([min(size, near.block) for size, _ in gangs])
+    times = np.array([time_s for _, time_s in gangs])
+    free, longest = (np.array([round(8.0 * draw()) / 2.0 for _ in range(one.ranks)]) for _ in range(2))
+    slot = np.array([int(4 * draw()) for _ in range(one.ranks)])
+    found = []
+    for few in ((0, 0, 0), (2048, 4, 16)):
+        with pytest.MonkeyPatch.context() as patched:
+            for name, number in zip(("FEW_ITEMS", "FEW_ROWS", "FEW_RANKS"), few, strict=True):
+                patched.setattr(gangs_module, name, number)
+            loads = RankLoads(free.copy(), slot.copy(), longest.copy())
+            placed = gangs_module._place_in_turn(near, 1.0, loads, sizes, times, 2 * times, deadline)
+        found.append(([ranks.tolist() for ranks in placed[0]], placed[1].tolist(), placed[2].tolist()))
+    assert found[0] == found[1]
+    size, time_s = int(sizes[0]), float(times[0])
+    groups = []
+    for begin in range(0, one.ranks, near.block):
+        row = sorted(range(begin, min(begin + near.block, one.ranks)), key=lambda rank: free[rank])
+        groups += [sorted(row[at : at + size]) for at in range(len(row) - size + 1)]
+    loads = RankLoads(free, slot, longest)
+    first = found[0][0][0]
+    waste_s, start_s = wasted_s(loads, first, 1.0, time_s)
+    in_time = [group for group in groups if wasted_s(loads, group, 1.0, time_s)[1] <= deadline - time_s]
+    if size > 1 and in_time:
+        least_s = min(wasted_s(loads, group, 1.0, time_s)[0] for group in in_time)
+        assert waste_s <= least_s + 1e-6
+        assert start_s <= deadline - time_s + 1e-6
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(2, 4), min_size=2, max_size=10), st.floats(2.0, 20.0))
+def test_what_is_remembered_of_a_pipeline_is_what_a_new_look_finds(sizes: list[int], deadline: float):
+    near = gangs_module.Neighbourhood(node=1, block=4)
+    times = np.arange(1.0, 1.0 + len(sizes))  # each longer than those before: none follows on the same ranks
+
+    def place_in(steps: list[slice]) -> list[list[int]]:
+        loads = RankLoads(np.zeros(8), np.zeros(8, dtype=np.int64), np.zeros(8))
+        found: list[list[int]] = []
+        for step in steps:
+            some = np.array(sizes)[step], times[step], 2 * times[step]
+            found += [
+                ranks.tolist() for ranks in gangs_module._place_in_turn(near, 1.0, loads, *some, deadline)[0]
+            ]
+        return found
+
+    assert place_in([slice(None)]) == place_in([slice(at, at + 1) for at in range(len(sizes))])
+
+
 def test_long_sequences_meet_a_limit_or_are_as_quick_as_can_be():
     one = problem(lengths=[100, 5000, 1025, 16384, 1024])
     long = LongSequences(one)
