@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,7 +36,8 @@ def plan_flexsp(problem: PlanningProblem) -> Plan:
         groups   = n_d groups of d ranks (powers of two up to what heads allow), sum of d n_d <= ranks
         the least makespan T at which whole sequences x_qd of every bucket fit:
             sum over q of x_qd t_qd <= n_d (T - fixed),  sum over q of x_qd s_q <= n_d d C
-        M        = of five, from the fewest that memory allows, the one with the least sum of makespans
+        M        = of five, from the fewest that memory allows, the one with the least sum of makespans; where no
+                   M of these fits, parts that do not are halved
 
     Groups of equal size are one constraint here, where the paper has one for each: the programme stays small for any
     number of ranks. Sequences go to the groups of a size longest first, to the one with the least work that has room.
@@ -58,19 +60,12 @@ def plan_flexsp(problem: PlanningProblem) -> Plan:
     order = np.argsort(-problem.lengths, kind="stable")
     fewest = -(-int(problem.lengths.sum()) // (problem.ranks * problem.capacity_tokens))
     best: tuple[float, list[_Chunk]] | None = None
-    for tried, parts in enumerate(range(fewest, len(order) + 1), start=1):
-        chunks = equal_chunks(problem.lengths[order], parts)
+    for chunks in _chunkings(problem.lengths[order], fewest):
         planned = _planned(times, [order[chunk] for chunk in chunks], best[0] if best else np.inf)
         if planned is not None and (best is None or planned[0] < best[0]):
             best = planned
-        tried += 1
-        if best is not None and tried >= MICRO_BATCHES_TRIED:
-            break
     if best is None:
-        raise InfeasibleError(
-            f"flexsp finds no groups for {len(order)} sequences on {problem.ranks} ranks of {problem.capacity_tokens} "
-            "tokens (layout.rank_capacity)"
-        )
+        best = _halved(times, [order[chunk] for chunk in chunks])
     builder = PlanBuilder(problem)
     for slot, chunk in enumerate(best[1]):
         first = 0
@@ -79,6 +74,18 @@ def plan_flexsp(problem: PlanningProblem) -> Plan:
             first += group.size
     used = ", ".join(_words(chunk) for chunk in best[1][:3]) + (", ..." if len(best[1]) > 3 else "")
     return builder.build(notes=(f"{len(best[1])} micro-batches on groups of {used} ranks",))
+
+
+def _chunkings(lengths: Ints, fewest: int) -> Iterator[list[Ints]]:
+    """Lengths cut into *fewest* parts and more, each way once, until as many ways as are tried or none is finer."""
+    longest, ways, cuts = int(lengths.max()), 0, 0
+    for parts in range(fewest, len(lengths) + 1):
+        chunks = equal_chunks(lengths, parts)
+        if len(chunks) > cuts:
+            cuts, ways = len(chunks), ways + 1
+            yield chunks
+        if ways == MICRO_BATCHES_TRIED or max(int(lengths[chunk].sum()) for chunk in chunks) == longest:
+            return
 
 
 def _words(chunk: _Chunk) -> str:
@@ -158,6 +165,27 @@ def _planned(times: _Times, chunks: list[Ints], below_s: float) -> tuple[float, 
         if chunk is None:
             return None
         done.append(chunk)
+    return sum(chunk.makespan_s for chunk in done), done
+
+
+def _halved(times: _Times, chunks: list[Ints]) -> tuple[float, list[_Chunk]]:
+    """The chunks on their groups, and halves of those that fit on none: as buckets, lengths need more."""
+    done, waiting = list[_Chunk](), chunks[::-1]
+    while waiting:
+        sequences = waiting.pop()
+        lengths = times.problem.lengths[sequences]
+        fits = int(lengths.sum()) <= times.problem.ranks * times.problem.capacity_tokens
+        chunk = _Programme.of(times, sequences).solved() if fits else None
+        if chunk is not None:
+            done.append(chunk)
+        elif len(sequences) > 1:
+            first, second = equal_chunks(lengths, 2)
+            waiting += [sequences[second], sequences[first]]
+        else:
+            raise InfeasibleError(
+                f"flexsp finds no group for a sequence of {lengths[0]} tokens on {times.problem.ranks} ranks of "
+                f"{times.problem.capacity_tokens} tokens (layout.rank_capacity)"
+            )
     return sum(chunk.makespan_s for chunk in done), done
 
 

@@ -120,3 +120,23 @@ def test_the_solver_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     plan_flexsp(problem(np.random.default_rng(3).integers(10, 4096, 80).tolist()))
     print("said")
     assert capfd.readouterr().out == "said\n"
+
+
+def test_a_full_part_that_rounding_makes_too_full_is_halved() -> None:
+    """32 lengths fill all ranks, as buckets they need more; and no more parts are cut: the longest fills one too."""
+    capacity = problem([1], nodes=1, context=8192).capacity_tokens
+    short = [capacity // 4 + 2 * step for step in range(-16, 17) if step]
+    assert sum(short) == 8 * capacity
+    made = groups(plan_flexsp(problem([8 * capacity, *short], nodes=1, context=8192)))
+    assert ([8 * capacity], 8, 0) in made
+    assert {slot for _, _, slot in made} == {0, 1, 2}
+    assert sorted(length for tokens, _, slot in made for length in tokens if slot) == short
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=12), st.integers(0, 9))
+def test_every_batch_of_sequences_that_fit_alone_has_a_plan(ranks_worth: list[int], less: int) -> None:
+    capacity = problem([1], nodes=1, context=8192).capacity_tokens
+    lengths = [worth * capacity - less for worth in ranks_worth]
+    plan = plan_flexsp(problem(lengths, nodes=1, context=8192))
+    assert sorted(length for tokens, _, _ in groups(plan) for length in tokens) == sorted(lengths)
