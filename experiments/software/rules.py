@@ -4,7 +4,7 @@ Rules are data (cost_models/data/software, a file a stack; experiments/data/reco
 of published runs mean). The first rule of a switch whose condition holds decides; stacks with a lower `precedence` are
 asked first. A condition is a mapping that holds when all of its parts do:
 
-    framework, notes, attention, gpu, gpu_as_written   a regular expression (or several) that the text must hold
+    framework, notes, attention, model, gpu, gpu_as_written   a regular expression (or several) that the text must hold
     text, texts                          the same of framework and notes; of framework, notes and attention
     tp, pp, year, n_experts, ...         a number: ">1", "<2024", "==8", "known" or "unknown"
     zero_stage, precision, task, ...     one word of a column, or a list of which one must be it (null: not stated)
@@ -48,6 +48,7 @@ _TEXTS: dict[str, Callable[[Run], str]] = {
     "framework": lambda run: run.config.framework,
     "notes": lambda run: run.config.notes,
     "attention": lambda run: run.config.attention,
+    "model": lambda run: run.config.model_name,
     "gpu_as_written": lambda run: run.config.gpu,
     "gpu": lambda run: run.gpu,
     "text": lambda run: f"{run.config.framework} {run.config.notes}",

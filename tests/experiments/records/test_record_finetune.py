@@ -10,6 +10,7 @@ from hdpsim.experiments.records.prediction import predict
 from hdpsim.experiments.records.setup import prepare
 from hdpsim.experiments.records.switches import switches_of
 from hdpsim.experiments.software.facts import Run, interleaves
+from hdpsim.experiments.software.rules import setting_of
 from hdpsim.experiments.software.run import RunConfig
 from hdpsim.simulator.planning import plan_batch
 
@@ -138,6 +139,36 @@ def test_recipes_that_are_not_printed(changes: dict[str, object], found: dict[st
     layout = switches_of(Run(_config(**{**MIXTURE, **changes}))).layout
     names = ("cuda_graphs", "cuda_graph_scope", "cuda_graph_experts", "expert_dispatch", "ep_overlap")
     assert {name: layout[name] for name in names if name in layout} == found
+
+
+@pytest.mark.parametrize(
+    ("framework", "year", "model", "separate"),
+    [
+        ("NeMo 24.07 (Megatron-Core)", 2024, "nemotron3-8b", True),
+        ("NeMo 24.07 (Megatron-Core)", 2024, "nemotron4-340b", False),
+        ("NeMo 24.07 (Megatron-Core)", 2024, "llama2-7b", True),
+        ("NeMo 24.07 (Megatron-Core)", 2024, "llama3-8b", True),
+        ("NeMo 24.07 (Megatron-Core)", 2024, "llama3.1-8b", False),
+        ("NeMo 24.09", 2024, "llama3-8b", False),
+        ("NeMo (Megatron-Core)", 2024, "llama3-8b", False),  # which of the two is not said
+        ("NeMo (Megatron-Core)", 2024, "gpt3-175b", True),
+        ("NeMo (Megatron-Core)", 2024, "grok1-314b", True),
+        ("NeMo", 2023, "gpt3-175b", True),
+        ("NeMo (Megatron-Core)", 2025, "gpt3-175b", False),  # NeMo 2
+        ("NeMo/Megatron-Core (MLPerf v4.0)", 2024, "gpt3-175b", False),
+        ("Megatron-Bridge", 2024, "gpt3-175b", False),
+    ],
+)
+def test_configurations_of_nemos_launcher_with_separate_kernels_of_the_loss(
+    framework: str, year: int, model: str, separate: bool
+) -> None:
+    found, of_others = (
+        setting_of(Run(_config(framework=framework, year=year, model_name=model, task=task)), "fused_loss")
+        for task in ("pretrain", "sft")  # fine-tuning has configurations of its own
+    )
+    assert (found is not None) is separate
+    assert found is None or found.value is False
+    assert of_others is None
 
 
 LATENT = {
