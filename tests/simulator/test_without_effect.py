@@ -106,3 +106,15 @@ def test_experts_with_more_copies_than_ranks_feel_shard_ranks_of_all_ranks() -> 
     layout = Layout(tp=2, etp=1, shard_ranks=ranks)
     assert not any("shard_ranks" in note for note in named(layout, model))
     assert any("shard_ranks" in note for note in named(layout.changed(etp=2), model))
+
+
+def test_how_packs_are_cut_matters_only_where_ranks_share_packs() -> None:
+    layout = Layout(cp_sharding="pack")
+    setup = Setup(
+        model=MODEL, cluster=CLUSTER, layout=layout, calibration=calibration("hopper"), context_tokens=8192
+    )
+    assert without_effect(setup, 2) == ()
+    (single,) = without_effect(setup, 2, shares_packs=False)
+    assert "cp_sharding = pack changes nothing: what ranks share are single sequences" in single
+    (usual,) = named(Layout(cp_sharding="document"))
+    assert "which does so anyway" in usual
