@@ -6,16 +6,18 @@ import csv
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hdpsim.cost_models.memory.report import MemoryReport
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.cli.app import cli
-from hdpsim.experiments.records.longctx.prediction import LongPredictor
+from hdpsim.experiments.records.longctx import prediction
+from hdpsim.experiments.records.longctx.prediction import LongPredictor, _drawn
 from hdpsim.experiments.records.longctx.rows import LongRow, read_long_rows
 from hdpsim.experiments.records.longctx.systems import merged, source_of, sources
 from hdpsim.experiments.scenario.scenario import resolve_scenario
@@ -28,6 +30,13 @@ BURST = {
     "tp": "1", "pp": "1", "cp": "4", "dp": "2", "strategy": "ds-ulysses", "context_tokens": "65536",
     "metric": "tokens_per_s_per_gpu", "measured": "1300",
 }  # fmt: skip
+
+
+class Played(NamedTuple):
+    """As much of a step as a prediction looks at."""
+
+    step_s: float
+    memory: MemoryReport
 
 
 def row(**columns: str) -> LongRow:
@@ -131,6 +140,37 @@ class TestPrediction:
         assert one
         assert other
         assert ratio == pytest.approx(other / one)
+
+    def test_lengths_of_megatron_cores_benchmark_are_those_that_its_code_draws(self) -> None:
+        """numpy's seed 0 starts with 1.7641, 0.4002 and 0.9787: e^(ln 1024 - 1.5^2 / 2 + 1.5 x) tokens."""
+        (source,) = (one for one in sources() if one.name == "megatron-dynamic-cp")
+        (given,) = source.scenario["data"]["datasets"].values()
+        drawn = _drawn(given, gpus=4)
+        assert drawn["lengths"][:3] == [4687, 605, 1443]
+        assert len(drawn["lengths"]) == 30 * 8
+        assert drawn["batch"] == "8 sequences"
+        assert min(drawn["lengths"]) == 128
+        assert max(drawn["lengths"]) == 8192
+
+    def test_a_trimmed_mean_leaves_out_a_tenth_at_either_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        steps = iter([5.0, 1.0, *[2.0] * 16, 100.0, 3.0])
+        monkeypatch.setattr(
+            prediction,
+            "simulate_step",
+            lambda setup, lengths: Played(next(steps), simulate_step(setup, lengths).memory),
+        )
+        columns = {
+            "source": "examples/dynamic_context_parallel", "model": "GPT mock 2L h2048", "gpu": "not stated",
+            "gpus": "4", "cp": "4", "strategy": "dp_balanced", "dataset": "lognormal(1024,1.5)",
+            "context_tokens": "8192",
+        }  # fmt: skip
+        predictor = LongPredictor({}, None)
+        trimmed, mean = (
+            predictor.predict(row(**columns, metric=f"ms_per_iteration_{kind}")).value
+            for kind in ("trimmed_mean", "mean")
+        )
+        assert trimmed == pytest.approx((15 * 2 + 3) / 16 * 1000)  # 1, a 2, 5 and 100 are left out
+        assert mean == pytest.approx((5 + 1 + 32 + 100 + 3) / 20 * 1000)
 
     def test_lengths_that_are_not_shipped_are_asked_for(self, tmp_path: Path) -> None:
         flexsp = row(
