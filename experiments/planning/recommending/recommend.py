@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
@@ -162,12 +163,15 @@ class _OneType:
 
     def searched(self) -> TypeResult:
         """With the layouts that searches find for the numbers of GPUs that come up."""
+        until_s = math.inf if self.budget_s is None else time.monotonic() + self.budget_s / SEARCHING
         gpus, found = self._first_layouts()
         if not found:
             return TypeResult(gpu=self.gpu, reason=f"no layout fits up to {gpus:,} GPUs")
         tried: dict[Candidate, _Tried] = {}
         searched = {gpus}
         for number in range(ROUNDS):
+            if tried and time.monotonic() > until_s:
+                break
             if number:
                 found = self._layouts(gpus, number, [one.candidate for one in found]) or found
             best = found[0]

@@ -212,3 +212,26 @@ def test_types_are_compared_with_searched_layouts(tmp_path: Path) -> None:
     assert document["gpus"] <= kept["gpus"]
     written = yaml.safe_load((tmp_path / "out" / "recommended.yaml").read_text())
     assert run_campaign(resolve_scenario(written), workers=1, tokens=2e11).target is not None
+
+
+def test_no_layout_is_searched_when_the_budget_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock passes an hour with every look at it: the first search has its answer, and there is no second one."""
+    searches, hours = [], iter(range(10**6))
+
+    def once(scenario: Scenario, *given: Any, **named: Any) -> Any:
+        searches.append(scenario.cluster.gpus)
+        return search(scenario, *given, **{**named, "budget_s": None})
+
+    def found(budget_s: float | None) -> int:
+        searches.clear()
+        pinned = ("strategy.name=static", "layout.tp=2", "layout.recompute=none", "layout.sharding=zero1")
+        goal = parse_goal("500B tokens in 3 days")
+        recommend(small("layout.recompute=none"), goal, budget_s=budget_s, pinned=pinned)
+        return len(searches)
+
+    monkeypatch.setattr("hdpsim.experiments.planning.recommending.recommend.search", once)
+    monkeypatch.setattr(
+        "hdpsim.experiments.planning.recommending.recommend.time",
+        SimpleNamespace(monotonic=lambda: 3600.0 * next(hours)),
+    )
+    assert found(60.0) == 1 < found(None)
