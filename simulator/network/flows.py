@@ -76,11 +76,12 @@ class FlowNetwork:
 
     def begin(self, activity: Activity, ended: Callable[[float], object]) -> None:
         """Begin *activity* now; *ended* is called at its end with the seconds it took."""
-        running = Running(activity, ended, self._started, self.env.now)
+        now = self.env.now
+        running = Running(activity, ended, self._started, now)
         self._started += 1
         if running.limit and not self._use.add(running):
             self._look_at(activity.pattern.links)
-        self._set_alarm(running)
+        self._set_alarm(running, now)
 
     def set_capacity(self, links: ArrayLike, factor: float) -> None:
         """From now on these links have *factor* of their usual rate (0: they are down)."""
@@ -120,18 +121,18 @@ class FlowNetwork:
                 self._use.change_rate(running, rate)
                 running.set_rate(rate, now)
                 if running.end_s < running.alarm_s:
-                    self._set_alarm(running)
+                    self._set_alarm(running, now)
             self._sharing.stop(running, stopped_by)
 
-    def _set_alarm(self, running: Running) -> None:
+    def _set_alarm(self, running: Running, now: float) -> None:
         """Look at it when it should end. Alarms that come too early are set again, later ones forgotten."""
-        if math.isinf(running.end_s):
+        end_s = running.end_s
+        if end_s == math.inf:
             running.alarm, running.alarm_s = None, math.inf
             return
-        alarm = _Alarm(self.env, running)
-        alarm.callbacks.append(self._alarmed)
-        running.alarm, running.alarm_s = alarm, running.end_s
-        self.env.schedule(alarm, delay=max(0.0, running.end_s - self.env.now))
+        running.alarm = alarm = _Alarm(self.env, running, self._alarmed)
+        running.alarm_s = end_s
+        self.env.schedule(alarm, delay=end_s - now if end_s > now else 0.0)
 
     def _alarmed(self, alarm: simpy.Event) -> None:
         assert isinstance(alarm, _Alarm)
@@ -139,13 +140,14 @@ class FlowNetwork:
         if running.alarm is not alarm:
             return
         if now < running.end_s * (1.0 - SAME_INSTANT):
-            self._set_alarm(running)
+            self._set_alarm(running, now)
             return
         running.alarm = None
-        self._record(running)
         if self.recorder is not None:
+            self._record(running)
             self.recorder.add_end(running.number, running.activity, running.start_s, now)
-        self._sharing.stop(running, -1)
+        if running.stopped_by >= 0:
+            self._sharing.stop(running, -1)
         if running.limit and not self._use.remove(running):
             self._look_at(running.activity.pattern.links)
         running.ended(now - running.start_s)
@@ -161,7 +163,9 @@ class FlowNetwork:
 class _Alarm(simpy.Event):
     """Comes when an activity should have ended."""
 
-    def __init__(self, env: simpy.Environment, running: Running) -> None:
-        super().__init__(env)
-        self.running = running
+    def __init__(
+        self, env: simpy.Environment, running: Running, alarmed: Callable[[simpy.Event], None]
+    ) -> None:
+        self.env, self.running = env, running
+        self.callbacks = [alarmed]
         self._ok, self._value = True, None

@@ -64,14 +64,15 @@ class FairSharing:
     def _concerned(self, changed: Ints) -> dict[Running, None]:
         """Those on changed links whose rates may not be fair any more, all others staying as they are."""
         use, chosen = self._use, dict[Running, None]()
-        for link in dict.fromkeys(changed.tolist()):
+        links = dict.fromkeys(changed.tolist())
+        for link in links:
             if link in self._stopped:
                 chosen.update(self._stopped[link])
-        overloaded = use.carried(changed) > use.effective[changed] * (1.0 + ROUNDING)
-        for link in dict.fromkeys(changed[overloaded].tolist()):
-            if not (users := use.users(link)):
-                continue  # only rounding is left on it
-            fair = use.effective.item(link) / sum(users.values())
+        for link in links:
+            most = use.effective.item(link)
+            if use.carried_by(link) <= most * (1.0 + ROUNDING) or not (users := use.users(link)):
+                continue  # without users only rounding is left on it
+            fair = most / sum(users.values())
             chosen.update(dict.fromkeys(one for one in users if one.rate >= fair))
         return chosen
 

@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from hdpsim.arrays import Floats, Ints
+from hdpsim.arrays import Bools, Floats, Ints
 from hdpsim.cost_models.network.links import LinkKind, Links
 from hdpsim.simulator.network.activity import Running
 from hdpsim.simulator.network.users import Users
@@ -36,6 +36,12 @@ class LinkUse:
         self._demand, self._lacking = np.zeros((2, len(links)))  # wanted, and what of it nobody gets
         self.is_short = np.zeros(len(links), dtype=np.bool_)
         self._room = self._capacity * (1.0 + TOLERANCE)  # largest demand with which a link stays calm
+        # Layers that hash, as the up-links of every switch: [switches, up-links].
+        self._layers: list[tuple[int, int, Ints]] = []
+        for kind, bins in (("leaf-up", links.leaf.bins), ("spine-up", links.spine.bins)):
+            first, count = links.first[cast(LinkKind, kind)], links.count[cast(LinkKind, kind)]
+            if bins > 1 and count and blocked > 0:
+                self._layers.append((first, first + count, np.arange(first, first + count).reshape(-1, bins)))
         self._users = Users()
         self.users = self._users.on  # (link): who is on it, with how many flows
 
@@ -44,22 +50,22 @@ class LinkUse:
         self._users.add(one)
         activity = one.activity
         links = activity.pattern.links
-        demand = self._demand.take(links)
+        demand = self._demand[links]
         demand += activity.wanted
         self._demand[links] = demand
-        return not np.count_nonzero(demand > self._room.take(links))
+        return not _any(demand > self._room[links])
 
     def remove(self, one: Running) -> bool:
         """It has left its links; whether all of them were calm."""
         self._users.remove(one)
         activity = one.activity
         links = activity.pattern.links
-        demand = self._demand.take(links)
+        demand = self._demand[links]
         demand -= activity.wanted
         self._demand[links] = demand
         if one.rate != one.limit:
             self.change_rate(one, one.limit)
-        return not np.count_nonzero(self._room.take(links) == CROWDED)
+        return not _any(self._room[links] == CROWDED)
 
     def change_rate(self, one: Running, rate: float) -> None:
         """It moves that much instead of what it moved."""
@@ -96,33 +102,31 @@ class LinkUse:
         if not len(touched):
             return touched
         direct = len(touched)
-        switches = self._switches(touched) if self._blocked > 0 else ()
+        switches = self._switches(touched)
         if switches:
             touched = np.concatenate([touched, *(rows.ravel() for rows in switches)])
-        before, could = self.is_short[touched], self.effective[touched]
-        have = self._capacity[touched]
+        before, could = self.is_short.take(touched), self.effective.take(touched)
+        have = self._capacity.take(touched)
         self.effective[touched] = have
         for rows in switches:
-            self.effective[rows] = self._paused(self._demand[rows], self._capacity[rows])
-        can = self.effective[touched]
-        short = self._demand[touched] > can * (1.0 + TOLERANCE)
+            self.effective[rows] = self._paused(self._demand.take(rows), self._capacity.take(rows))
+        can = self.effective.take(touched)
+        short = self._demand.take(touched) > can * (1.0 + TOLERANCE)
         self.is_short[touched] = short
         self._room[touched] = np.where(short | (can != have), CROWDED, have * (1.0 + TOLERANCE))
-        changed = (before | short) & (can != could)
-        changed[:direct] |= before[:direct] | short[:direct]
+        before |= short
+        changed = before & (can != could)
+        changed[:direct] |= before[:direct]
         found: Ints = touched[changed]
         return found
 
     def _switches(self, touched: Ints) -> list[Ints]:
         """[switches, up-links] of every layer that hashes: the switches of which an up-link is touched."""
-        rows = []
-        for kind, bins in (("leaf-up", self._links.leaf.bins), ("spine-up", self._links.spine.bins)):
-            first, count = self._links.first[cast(LinkKind, kind)], self._links.count[cast(LinkKind, kind)]
-            if bins > 1 and count:
-                inside = touched[(touched >= first) & (touched < first + count)]
-                if len(inside):
-                    switches = sorted(set(((inside - first) // bins).tolist()))
-                    rows.append(first + np.array(switches)[:, None] * bins + np.arange(bins))
+        rows, numbers = [], touched.tolist() if self._layers else []
+        for first, end, uplinks in self._layers:
+            bins = uplinks.shape[1]
+            if switches := {(link - first) // bins for link in numbers if first <= link < end}:
+                rows.append(uplinks[sorted(switches)])
         return rows
 
     def _paused(self, demand: Floats, capacity: Floats) -> Floats:
@@ -139,3 +143,8 @@ class LinkUse:
         worst = load.max(axis=1, keepdims=True)
         paused = np.minimum(capacity, demand) * (1.0 - self._blocked + self._blocked * load / worst)
         return np.where(worst > 1.0 + TOLERANCE, paused, capacity)
+
+
+def _any(some: Bools) -> bool:
+    """Whether one of *some*, which are not none, is true; quicker than any()."""
+    return some.item(some.argmax())
