@@ -62,13 +62,16 @@ OWN = Machine(cluster=catalog.cluster(SETUP["cluster"]), calibration=calibration
 
 @cache
 def layout_of(model: str) -> Layout:
-    """How a model of the figure is laid out."""
+    """How a model of the figure is laid out.
+
+    Gathers and gradient sums run beside compute under every strategy: all three are MegaScale (section 8.1), which
+    hides them (arXiv 2402.15627, section 3.2), and HDP reduces gradients over its ranks "similar to DP" (section 5.1).
+    """
     entry = SETUP["models"][model]
     return Layout(
         tp=entry["tp"],
         pp=entry["pp"],
         ep=entry["ep"],
-        dp_overlap=False,  # section 5.1: one global synchronisation after the last micro-batch
         rank_capacity_tokens=tokens(entry["rank_capacity"]),
         cp_ring_kernels="eager",  # Figure 18a: merging takes 0.3 ms, what unfused operations move
     )
@@ -152,8 +155,6 @@ class StepsJob:
             InfeasibleError: degrees that do not divide, or a context longer than the global batch.
         """
         layout, model = layout_of(self.model), catalog.model(self.model)
-        if self.options.name == "static":
-            layout = layout.changed(dp_overlap=True)  # MegaScale, arXiv 2402.15627, section 3.2
         cluster = cluster_of_size(self.machine.cluster, self.gpus)
         against = reasons_against(model, cluster, layout, self.context_tokens)
         if against:

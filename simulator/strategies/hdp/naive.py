@@ -152,28 +152,41 @@ class NaiveWaves:
 def naive_waves(problem: PlanningProblem) -> NaiveWaves:
     """Deal micro-batches to ranks in order, wave by wave: every rank takes one micro-batch per wave.
 
-    A group needs neighbouring free ranks of one wave; what does not fit goes to the first later wave with room.
+    The ranks keep the static mesh's division: blocks of as many as the context needs, its context-parallel groups. A
+    group needs neighbouring free ranks of one block; what does not fit goes to the first later block with room.
     Equal slots in a group come for free (the wave is the slot), so pipelines need nothing else.
+    Source: ByteScale, arXiv 2502.21231: naive HDP has the ranks of the mesh, d_dp x d_cp, and its number of
+    micro-batches, and optimises communication alone (sections 8.1 and 8.3). The blocks are inferred: Algorithm 1 does
+    not say where a group lies.
     """
     ideal_s = plan_ideal_s(problem)
     pieces, group, ratio, time_s = naive_micro_batches(problem, ideal_s)
-    first, wave = _waves(group, problem.ranks)
+    block = -(-problem.context_tokens // problem.capacity_tokens)
+    first, wave = _waves(group, problem.ranks, block)
     return NaiveWaves(problem, pieces, group, ratio, time_s, first, wave, ideal_s)
 
 
-def _waves(group: Ints, ranks: int) -> tuple[Ints, Ints]:
-    """First rank and wave of every micro-batch: the first wave whose free tail is wide enough."""
+def _waves(group: Ints, ranks: int, block: int) -> tuple[Ints, Ints]:
+    """First rank and wave of every micro-batch: the first block of a wave whose free tail is wide enough.
+
+    Blocks have *block* ranks, the last one what is left; no group is larger than a block.
+    """
+    block = min(block, ranks)
+    blocks = -(-ranks // block)
     used: list[int] = []
-    # Waves only fill up: where a size did not fit once, it never will again.
+    # Blocks only fill up: where a size did not fit once, it never will again.
     open_from: dict[int, int] = {}
     first, wave = np.zeros(len(group), dtype=np.int64), np.zeros(len(group), dtype=np.int64)
     for number, size in enumerate(group.tolist()):
         where = open_from.get(size, 0)
-        while where < len(used) and used[where] + size > ranks:
+        while True:
+            if where == len(used):
+                used.append(0)
+            begin = where % blocks * block
+            if used[where] + size <= min(block, ranks - begin):
+                break
             where += 1
-        if where == len(used):
-            used.append(0)
-        first[number], wave[number] = used[where], where
+        first[number], wave[number] = begin + used[where], where // blocks
         used[where] += size
         open_from[size] = where
     return first, wave

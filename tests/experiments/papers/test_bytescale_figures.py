@@ -97,8 +97,8 @@ def test_attention_of_a_layer_grows_with_the_square_of_the_length() -> None:
     mlp = {row["tokens"]: row["mlp_ms"] for row in rows}
     assert attention[2**17] / attention[2**16] == pytest.approx(3.6, abs=0.2)  # 175.5 over 48.2 in the paper
     assert mlp[2**17] / mlp[2**16] == pytest.approx(2.0, rel=0.01)
-    # 2 w s^2 FLOP, w = 4096 / 8 heads' width of a GPU, at 0.76 of 148e12 FLOP/s
-    assert attention[2**17] > 1e3 * 2 * 512 * 2.0**34 / (0.76 * 148e12)
+    # 2 w s^2 FLOP, w = 4096 / 8 heads' width of a GPU, at 0.74 of 148e12 FLOP/s
+    assert attention[2**17] > 1e3 * 2 * 512 * 2.0**34 / (0.74 * 148e12)
 
 
 def test_the_loss_is_its_passes_over_the_logits() -> None:

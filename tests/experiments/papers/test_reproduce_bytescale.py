@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -345,6 +346,15 @@ def test_a_setup_uses_the_paper_cluster_at_any_size() -> None:
     place = dict(zip(PLACE, ("llama-7b", "github", 2048, 2**18), strict=True))
     setup = StepsJob(**place, options=StrategyOptions(), batches=1).setup()  # type: ignore[arg-type]
     assert (setup.cluster.name, setup.cluster.gpus, setup.ranks) == (SETUP["cluster"], 2048, 1024)
+
+
+def test_strategies_differ_in_nothing_but_the_strategy() -> None:
+    place = dict(zip(PLACE, ("mistral-8x22b", "github", 12288, 2**18), strict=True))
+    setups = [
+        StepsJob(**place, options=StrategyOptions(name=name), batches=1).setup()  # type: ignore[arg-type]
+        for name in STRATEGIES
+    ]
+    assert all(replace(setup, strategy=setups[0].strategy) == setups[0] for setup in setups)
 
 
 @pytest.mark.slow

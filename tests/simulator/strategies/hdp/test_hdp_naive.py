@@ -1,5 +1,7 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from simulator_setups import FLOOR, problem_of, small_setup
 
 from hdpsim import validate_plan
@@ -45,6 +47,31 @@ def test_a_later_small_group_fills_an_earlier_wave():
     ]
     assert first == [0, 0, 9, 9]
     assert slots == [0, 1, 0, 1]
+
+
+def test_groups_stay_in_the_blocks_of_the_mesh():
+    # Context 6K on ranks of 1K: 16 ranks are blocks of 6, 6 and 4. Two groups of 5 open two blocks, 4 take the last;
+    # the third 5 fits none of them any more, and a single rank stands behind the first.
+    lengths = [5 * 1024, 5 * 1024, 4 * 1024, 5 * 1024, 1024]
+    plan = plan_naive(problem(lengths, context=6 * 1024))
+    first = plan.member_ranks[plan.member_offsets[:-1]]
+    assert first.tolist() == [0, 6, 12, 0, 5]
+    assert plan.order[plan.order_offsets[0] : plan.order_offsets[1]].tolist() == [0, 3]
+
+
+@given(
+    st.integers(1, 16).flatmap(
+        lambda block: st.tuples(
+            st.just(block), st.lists(st.integers(1, block * 1024), min_size=1, max_size=40)
+        )
+    )
+)
+def test_no_group_leaves_its_block(drawn: tuple[int, list[int]]):
+    block, lengths = drawn
+    plan = plan_naive(problem(lengths, context=block * 1024))
+    first, last = plan.member_ranks[plan.member_offsets[:-1]], plan.member_ranks[plan.member_offsets[1:] - 1]
+    assert (last - first + 1 == plan.group_size).all()
+    assert (first // block == last // block).all()
 
 
 def test_many_groups_that_leave_ranks_over_are_all_placed():
