@@ -235,18 +235,27 @@ def _folded(name: str) -> str:
     return re.sub(r"[^a-z0-9.]", "", name.casefold())
 
 
-@lru_cache(maxsize=1024)
 def _resolve(kind: Kind, name: str) -> str:
-    """The shipped name that *name* means; exact names first, aliases only when needed (they read every file)."""
+    """The shipped name that *name* means; raises CatalogError."""
+    known, unknown = _looked_up(kind, name)
+    if known is None:
+        raise CatalogError(unknown)
+    return known
+
+
+@lru_cache(maxsize=1024)
+def _looked_up(kind: Kind, name: str) -> tuple[str | None, str]:
+    """The shipped name that *name* means, or None and what to say. Records ask many times for models not shipped.
+
+    Exact names first, aliases only when needed (they read every file).
+    """
     wanted = _folded(name)
     for known in names(kind):
         if _folded(known) == wanted:
-            return known
+            return known, ""
     spellings = aliases(kind)
     for alias, known in spellings.items():
         if _folded(alias) == wanted:
-            return known
+            return known, ""
     hint = did_you_mean(name, (*names(kind), *spellings))
-    raise CatalogError(
-        f"there is no {kind} {quoted(name)} in the catalog{hint}; known: {', '.join(names(kind))}"
-    )
+    return None, f"there is no {kind} {quoted(name)} in the catalog{hint}; known: {', '.join(names(kind))}"

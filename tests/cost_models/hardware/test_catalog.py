@@ -185,3 +185,17 @@ def test_a_users_files_load_and_their_faults_have_lines(tmp_path: Path) -> None:
         catalog.load_cluster(tmp_path / "list.yaml")
     with pytest.raises(YamlError, match="no such file"):
         catalog.load_model(tmp_path / "absent.yaml")
+
+
+def test_a_name_that_is_not_shipped_is_compared_with_all_others_once(monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+
+    def hint(name: str, known: object) -> str:
+        asked.append(name)
+        return ""
+
+    monkeypatch.setattr(catalog, "did_you_mean", hint)
+    for _ in range(3):
+        with pytest.raises(CatalogError, match="there is no model 'asked-three-times'"):
+            catalog.model("asked-three-times")
+    assert asked == ["asked-three-times"]
