@@ -16,7 +16,8 @@ from hdpsim.arrays import Ints
 from hdpsim.cost_models.layout.groups import Parallel
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.stage_words import stages_of
-from hdpsim.cost_models.transformer.model import Model, dense_layer_count, dense_width
+from hdpsim.cost_models.transformer.layer_kinds import LayerKind, kinds_of
+from hdpsim.cost_models.transformer.model import Model, dense_width
 from hdpsim.cost_models.transformer.stages import schedule_problems
 from hdpsim.errors import InfeasibleError
 from hdpsim.quoting import counted
@@ -139,6 +140,7 @@ def _known_reasons(model: Model, layout: Layout, ranks: int | None) -> tuple[str
 
 def _reasons(model: Model, layout: Layout, ranks: int | None) -> Iterator[str]:
     yield from _widths(model, layout.parallel)
+    yield from _hybrid(model, layout)
     yield from _stages(model, layout)
     yield from _experts(model, layout.parallel, ranks)
     if ranks is not None:
@@ -148,12 +150,18 @@ def _reasons(model: Model, layout: Layout, ranks: int | None) -> Iterator[str]:
 def _widths(model: Model, parallel: Parallel) -> Iterator[str]:
     """What tensor parallelism cuts must divide."""
     tp = parallel.tp
-    widths = {f"{model.heads} attention heads of {model.name} do": model.heads}
-    if dense_layer_count(model):
+    kinds = kinds_of(model)
+    widths = {}
+    if any(kind.attends for kind in kinds):
+        widths[f"{model.heads} attention heads of {model.name} do"] = model.heads
+    if LayerKind.DENSE in kinds or LayerKind.MLP in kinds:
         widths[f"the MLP width {dense_width(model)} of {model.name} does"] = dense_width(model)
     if model.shared_expert_ffn:
         what = f"the shared expert width {model.shared_expert_ffn} of {model.name} does"
         widths[what] = model.shared_expert_ffn
+    if model.mamba is not None:
+        widths[f"{model.mamba.heads} Mamba-2 heads of {model.name} do"] = model.mamba.heads
+        widths[f"{model.mamba.groups} groups of Mamba-2 heads of {model.name} do"] = model.mamba.groups
     for what, width in widths.items():
         if width % tp:
             yield f"layout.tp: {what} not divide by tp = {tp}"
@@ -162,6 +170,42 @@ def _widths(model: Model, parallel: Parallel) -> Iterator[str]:
             f"layout.tp: {model.kv_heads} key/value heads of {model.name} can neither be divided by "
             f"nor replicated to tp = {tp}"
         )
+
+
+def uneven_scan(model: Model, layout: Layout, cp: int) -> str:
+    """Why a mesh cannot spread the heads of Mamba-2 layers over *cp* ranks; empty where it can.
+
+    Source: Megatron-Core, ssm/mamba_context_parallel.py.
+    """
+    if model.mamba is None or cp == 1:
+        return ""
+    tp = layout.parallel.tp
+    heads, groups = model.mamba.heads // tp, max(1, model.mamba.groups // tp)
+    if heads % cp:
+        return f"layout.cp: the {heads} Mamba-2 heads of a GPU of {model.name} do not divide by cp = {cp}"
+    if groups % cp and cp % groups:
+        return (
+            f"layout.cp: the {groups} groups of Mamba-2 heads of a GPU of {model.name} can neither be divided by "
+            f"nor replicated to cp = {cp}"
+        )
+    return ""
+
+
+def _hybrid(model: Model, layout: Layout) -> Iterator[str]:
+    """What does not work, or is not modelled, with Mamba-2 layers or with layers of one part each."""
+    parallel = layout.parallel
+    if parallel.cp is not None:
+        yield from filter(None, [uneven_scan(model, layout, parallel.cp)])
+    kinds = kinds_of(model)
+    if layout.recompute.layers == "moe" and not any(kind.has_experts for kind in kinds):
+        yield f"layout.recompute_layers: {model.name} has no layers with experts"
+    if not model.layer_pattern:
+        return
+    why = f"is not modelled for hybrids, and {model.name} is one (layer_pattern)"
+    if layout.experts.overlap and parallel.ep > 1:
+        yield f"layout.ep_overlap: {why}"
+    if layout.context.kind == "disaggregated":
+        yield f"layout.cp_kind: disaggregated {why}"
 
 
 def _stages(model: Model, layout: Layout) -> Iterator[str]:

@@ -219,9 +219,9 @@ class _StepBound:
         grid = grid[grid >= least] if least in grid else np.concatenate(([least], grid[grid > least]))
         before = np.concatenate((grid[:1], grid[:-1]))
         before = np.where(grid - before == 1, grid, before)  # nothing lies between
-        total_layers = cost.layers_by_stage.sum()
-        tier = problem.compact_tier(before)
-        attention_s = cost.sequence_s(longest, before, tier, least=True) / cost.busiest_layers
+        total_layers = cost.attention_layers_by_stage.sum()
+        sequence_s = cost.sequence_s(longest, before, problem.compact_tier(before), least=True)
+        attention_s = sequence_s / max(1, cost.busiest_attention_layers)
         tokens = longest // grid
         kinds = cost.kind[self._chain.stage[0], self._chain.chunk[0]][: self._chain.virtual_stages]
         linear_s = cost.linear_by_kind_s(tokens, without=self._overlapped, weight_gradients=not self._split)[
@@ -257,7 +257,7 @@ def _stage_rates(cost: MicroBatchCost, capacity_tokens: int, most_tokens: int) -
             lambda tokens: np.maximum(floor_s, _offload_s(cost, tokens, capacity_tokens)) + passes_s,
             most_tokens,
         ),
-        layers=cost.by_stage(np.array([kind.layers for kind in cost.kinds], dtype=np.float64)),
+        layers=cost.by_stage(np.array([kind.attention_layers for kind in cost.kinds], dtype=np.float64)),
     )
 
 

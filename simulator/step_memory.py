@@ -14,13 +14,14 @@ from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.feasibility import rank_kinds
 from hdpsim.cost_models.hardware.mixed import MixedCluster
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.memory.activations import activation_bytes_per_token_layer, rotary_table_bytes
+from hdpsim.cost_models.memory.activations import rotary_table_bytes, usual_activation_bytes
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.memory.report import MemoryReport, memory_report, rank_capacity_tokens, refill_s
 from hdpsim.cost_models.memory.shared_sequences import grows_with_groups
 from hdpsim.cost_models.memory.states import state_bytes
 from hdpsim.cost_models.reliability.startup import made_in_a_step_s
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
+from hdpsim.cost_models.transformer.layer_kinds import attention_layers
 from hdpsim.cost_models.transformer.parameters import stage_contents
 from hdpsim.cost_models.transformer.stages import in_flight_passes
 from hdpsim.errors import OutOfMemoryError
@@ -84,7 +85,7 @@ def _rotary_tables(setup: Setup) -> float:
     """Bytes of the rotary tables of a full stage."""
     if not setup.memory.overheads.rotary_tables:
         return 0.0
-    layers = -(-setup.model.layers // setup.layout.parallel.pp)
+    layers = -(-attention_layers(setup.model) // setup.layout.parallel.pp)
     return rotary_table_bytes(setup.model, layers, setup.context_tokens)
 
 
@@ -333,9 +334,7 @@ def recompute_notes(setup: Setup) -> tuple[str, ...]:
         return ()
     key = "selective_share" if kept.selective_keeps is None else "selective_keeps"
     by_layout = replace(kept, selective_share=None, selective_keeps=None)
-    told, implied = (
-        activation_bytes_per_token_layer(setup.model, layout, overheads=one) for one in (kept, by_layout)
-    )
+    told, implied = (usual_activation_bytes(setup.model, layout, one) for one in (kept, by_layout))
     if abs(told - implied) <= FAR_APART * implied:
         return ()
     return (

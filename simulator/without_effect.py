@@ -15,6 +15,7 @@ from dataclasses import replace
 from hdpsim.cost_models.layer.attention import CUT_ALONG_TOKENS
 from hdpsim.cost_models.layout.layout import SWITCHES, Layout
 from hdpsim.cost_models.memory.report import MemoryReport
+from hdpsim.cost_models.transformer.layer_kinds import kinds_of
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import stage_contents
 from hdpsim.errors import InfeasibleError
@@ -106,6 +107,8 @@ def _of_recomputation(setup: Setup) -> Iterator[Rule]:
         yield "flash attention keeps no scores, and nothing else is recomputed", _layout("recompute")
     if layout.recompute.kind == "selective" and unfused:
         yield "selective recomputation repeats unfused attention", _layout("recompute_attention")
+    alike = all(kind.has_experts for kind in kinds_of(setup.model))
+    yield "every layer has experts" if alike else "", _layout("recompute_layers")
     if kept.selective_keeps is not None:
         yield "selective_keeps names what is kept", _keys("memory", "selective_share")
     separate = "" if layout.kernels.fused else "fused_kernels is false, which makes such copies"

@@ -15,14 +15,17 @@ from . import catalog
 
 Document = dict[str, Any]
 
+_PARTS = ("latent_attention", "mamba")
+"""Sizes of a model that have a mapping of their own."""
+
 
 def model_document(model: Model) -> Document:
     """Every property of *model* that is not the default."""
     document = _differences(model, None)
-    if model.latent_attention is not None:
-        document["latent_attention"] = {
-            item.name: getattr(model.latent_attention, item.name) for item in fields(model.latent_attention)
-        }
+    for key in _PARTS:
+        part = getattr(model, key)
+        if part is not None:
+            document[key] = {item.name: getattr(part, item.name) for item in fields(part)}
     return document
 
 
@@ -76,7 +79,7 @@ def _differences(value: Any, known: Any) -> Document:
         found = getattr(value, item.name)
         usual = item.default if known is None else getattr(known, item.name)
         same = usual is not MISSING and found == usual
-        if same or found is None or item.name in ("source", "latent_attention"):
+        if same or found is None or item.name in ("source", *_PARTS):
             continue
         way = KEYS.get(type(value), {}).get(item.name, Key())
         document[way.name or item.name] = f"{_scaled(found, way.power)}{way.unit}" if way.unit else found

@@ -15,10 +15,10 @@ from hdpsim.cost_models.hardware.mixed import NodeGroup, cluster_of_groups
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
 from hdpsim.cost_models.reading.checked import ContradictionError
 from hdpsim.cost_models.reading.fields import Fields
-from hdpsim.cost_models.transformer.model import LatentAttention, Model
+from hdpsim.cost_models.transformer.model import LatentAttention, Mamba, Model
 from hdpsim.ranges import RANGES
 
-Entry = TypeVar("Entry", Gpu, Node, Fabric, Cluster, LatentAttention, Model)
+Entry = TypeVar("Entry", Gpu, Node, Fabric, Cluster, LatentAttention, Mamba, Model)
 
 _DUPLEX_SHARE = (
     18.5 / 25.9
@@ -87,6 +87,13 @@ KEYS: dict[type, dict[str, Key]] = {
         "sliding_window": _like("window_tokens"),
         "learned_positions": _like("positions"),
         "adapter_rank": _like("lora_rank"),
+        "expert_latent": _like("lora_rank"),
+    },
+    Mamba: {
+        "state": _like("head_dim"),
+        "groups": _like("heads"),
+        "conv": _like("head_dim"),
+        "chunk": _like("head_dim"),
     },
     LatentAttention: {
         "q_lora_rank": _like("lora_rank"),
@@ -201,6 +208,7 @@ def read_model(fields: Fields, name: str) -> Model | None:
         head_dim=fields.integer("head_dim", default=max(1, hidden // heads)),
         full_attention_every=int(every) if every == int(every) else every,  # files show 2, not 2.0
         latent_attention=_latent_attention(fields),
+        mamba=_mamba(fields),
         source=_source(fields),
     )
 
@@ -211,6 +219,10 @@ def _latent_attention(fields: Fields) -> LatentAttention | None:
     part = fields.mapping("latent_attention")
     query_rank = part.integer("q_lora_rank", minimum=0, default=0, kind="lora_rank")
     return _built(part, LatentAttention, q_lora_rank=query_rank)
+
+
+def _mamba(fields: Fields) -> Mamba | None:
+    return None if fields.raw("mamba", None) is None else _built(fields.mapping("mamba"), Mamba)
 
 
 def _nodes(fields: Fields, node: Node | None) -> int:

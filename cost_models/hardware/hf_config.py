@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hdpsim.cost_models.reading.checked import ContradictionError
-from hdpsim.cost_models.transformer.model import LatentAttention, Model
+from hdpsim.cost_models.transformer.model import LatentAttention, Mamba, Model
 from hdpsim.errors import CatalogError
 from hdpsim.quoting import LONGEST_NAME, quoted, shortened
 from hdpsim.ranges import RANGES
@@ -25,7 +25,13 @@ _ALIASES: dict[str, tuple[str, ...]] = {
     "top_k": ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "num_selected_experts"),
     "expert_ffn": ("moe_intermediate_size", "expert_intermediate_size"),
     "shared_experts": ("n_shared_experts", "num_shared_experts"),
-    "shared_ffn": ("shared_expert_intermediate_size",),
+    "shared_ffn": ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
+    "expert_latent": ("moe_latent_size",),
+    "mamba_heads": ("mamba_num_heads",),
+    "mamba_state": ("ssm_state_size",),
+    "mamba_groups": ("n_groups",),
+    "mamba_conv": ("conv_kernel",),
+    "mamba_chunk": ("chunk_size",),
     "dense_layers": ("first_k_dense_replace",),
     "tied": ("tie_word_embeddings", "tie_embeddings"),
     "positions": ("n_positions", "max_position_embeddings", "n_ctx"),
@@ -38,6 +44,8 @@ _KINDS = {
     "shared_experts": "experts", "dense_layers": "layers", "mtp": "mtp_layers", "q_lora_rank": "lora_rank",
     "kv_lora_rank": "lora_rank", "qk_nope_head_dim": "head_dim", "qk_rope_head_dim": "head_dim",
     "v_head_dim": "head_dim", "sliding_window": "window_tokens", "attention_chunk_size": "window_tokens",
+    "expert_latent": "lora_rank", "mamba_heads": "heads", "mamba_head_dim": "head_dim", "mamba_state": "head_dim",
+    "mamba_groups": "heads", "mamba_conv": "head_dim", "mamba_chunk": "head_dim",
     "expert_every": "layers", "full_every": "layers", "max_window_layers": "layers", "no_rope_layer_interval": "layers",
 }  # fmt: skip
 """The ranges of counts that are not called like a range."""
@@ -45,7 +53,7 @@ _MAY_BE_ZERO = frozenset(
     {
         "experts", "top_k", "shared_ffn", "shared_experts", "dense_layers", "mtp", "q_lora_rank", "qk_rope_head_dim",
         "positions", "sliding_window", "attention_chunk_size", "expert_ffn", "ffn",
-        "full_every", "max_window_layers",
+        "full_every", "max_window_layers", "expert_latent",
     }
 )  # fmt: skip
 """Counts of which 0 means that there is no such thing."""
@@ -73,7 +81,16 @@ _LLAMA_LIKE_FAMILIES = frozenset(
     }
 )  # fmt: skip
 """Families whose MLP is gated and whose norms are RMSNorm, one block after the other."""
-_FAMILIES = _PLAIN_MLP_FAMILIES | _LLAMA_LIKE_FAMILIES
+_HYBRID_FAMILIES = frozenset({"nemotron_h"})
+"""Families of one part a layer, Mamba-2 among them, whose MLP has two matrices and whose norms are RMSNorm."""
+_BLOCK_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
+"""Of `layers_block_type`, as transformers 5 writes a pattern."""
+_WITHOUT_EFFECT_IN_HYBRIDS = ("num_logits_to_keep", "expand", "time_step_limit", "time_step_min", "time_step_max",
+    "time_step_floor", "use_mamba_kernels", "mamba_hidden_act", "mlp_hidden_act", "mamba_ssm_cache_dtype",
+    "rescale_prenorm_residual", "residual_in_fp32", "routed_scaling_factor", "n_group", "topk_group", "norm_topk_prob",
+    "moe_shared_expert_overlap", "partial_rotary_factor", "mamba_proj_bias", "mlp_bias", "use_bias", "use_conv_bias",
+    "norm_eps")  # fmt: skip
+_FAMILIES = _PLAIN_MLP_FAMILIES | _LLAMA_LIKE_FAMILIES | _HYBRID_FAMILIES
 _QWEN_WINDOW_FAMILIES = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
 """Families with windows only where `use_sliding_window` says so, and only from layer `max_window_layers` on."""
 _WINDOW_BY_DEFAULT = {"mistral": 4096, "gemma2": 4096, "gemma3": 4096, "gemma3_text": 4096, "gpt_oss": 128}
@@ -164,14 +181,15 @@ def model_from_hf_config(
     """Return the model of a `config.json` and the keys of it that had no influence.
 
     Understood: Llama, Mistral, Mixtral, Qwen 2/3 and their MoE variants, DeepSeek V2/V3 (latent attention, dense
-    first layers, shared experts, multi-token prediction), GPT-2, GPT-NeoX, Gemma and others; an error lists them.
+    first layers, shared experts, multi-token prediction), Nemotron-H and Nemotron 3 (hybrids with Mamba-2), GPT-2,
+    GPT-NeoX, Gemma and others; an error lists them.
     Multi-modal files are read from their `text_config`.
 
     Raises:
         CatalogError: no configuration, lacks keys (all named), is of an unknown family, or contradicts itself.
     """
     data, where = _source(path_or_dict)
-    config = _Config(data, where)
+    config = _Config(_with_layers(data), where)
     missing = [f"{what} ({' or '.join(_ALIASES[what])})" for what in _REQUIRED if not config.has(what)]
     if missing:
         raise CatalogError(f"{where}: not the config.json of a language model: missing {', '.join(missing)}")
@@ -222,6 +240,10 @@ def _model(config: _Config, name: str) -> Model:
     expert_width = config.count("expert_ffn", default=width) if experts else width
     if not (expert_width if experts else width):
         raise CatalogError(f"{config.where}: missing ffn ({' or '.join(_ALIASES['ffn'])})")
+    hybrid = _hybrid(config) if family in _HYBRID_FAMILIES else {}
+    if hybrid and "E" not in hybrid["layer_pattern"] + hybrid["mtp_pattern"]:
+        experts = 0  # the class writes its defaults
+        expert_width = width
     dense_layers = _dense_layers(config, experts, layers)
     window, full_every, chunked = _windows(config, family, layers)
     return Model(
@@ -233,7 +255,7 @@ def _model(config: _Config, name: str) -> Model:
         head_dim=head_dim,
         ffn_hidden=expert_width,
         vocab=config.count("vocab"),
-        gated_mlp=not plain,
+        gated_mlp=not plain and not hybrid,
         tied_embeddings=config.flag(*_ALIASES["tied"], default=family in _TIED_BY_DEFAULT),
         experts=experts,
         top_k=config.count("top_k") if experts else 0,
@@ -256,6 +278,7 @@ def _model(config: _Config, name: str) -> Model:
         scaled_rotary=family == "gpt_oss",
         learned_positions=config.count("positions", default=0) if family in _LEARNED_POSITION_FAMILIES else 0,
         mtp_layers=config.count("mtp", default=0),
+        **hybrid,
         source=f"{config.where} (Hugging Face, {family})",
     )
 
@@ -356,6 +379,56 @@ def _full_layers(config: _Config, family: str, layers: int) -> int:
         return rotary.count(0) if rotary else layers // every
     every = config.count("full_every", default=every)
     return layers // every if every else 0
+
+
+def _with_layers(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration with the number of layers that a list of blocks or a pattern says, where it says no other."""
+    listed = data.get("layers_block_type") or data.get("hybrid_override_pattern")
+    stated = any(data.get(key) is not None for key in _ALIASES["layers"])
+    return (
+        data if stated or not isinstance(listed, list | str) else {**data, "num_hidden_layers": len(listed)}
+    )
+
+
+def _hybrid(config: _Config) -> dict[str, Any]:
+    """What a hybrid has besides: its pattern, that of multi-token prediction, and the sizes of Mamba-2 layers."""
+    config.raw(*_WITHOUT_EFFECT_IN_HYBRIDS)
+    pattern = _pattern(config, "layers_block_type", "hybrid_override_pattern")
+    if not pattern:
+        raise CatalogError(f"{config.where}: missing layers_block_type or hybrid_override_pattern")
+    predicted = _pattern(config, "mtp_layers_block_type", "mtp_hybrid_override_pattern")
+    mamba = None
+    if "M" in pattern:
+        mamba = Mamba(
+            heads=config.count("mamba_heads"),
+            head_dim=config.count("mamba_head_dim"),
+            state=config.count("mamba_state"),
+            groups=config.count("mamba_groups", default=1),
+            conv=config.count("mamba_conv", default=4),
+            chunk=config.count("mamba_chunk", default=128),
+        )
+    return {
+        "layer_pattern": pattern,
+        "mtp_pattern": predicted if config.count("mtp", default=0) else "",
+        "mamba": mamba,
+        "expert_latent": config.count("expert_latent", default=0) if "E" in pattern else 0,
+    }
+
+
+def _pattern(config: _Config, listed: str, written: str) -> str:
+    """Letters of a list of blocks, or of a pattern; empty when there is neither."""
+    blocks = config.raw(listed)
+    if blocks is None:
+        return config.text(written)
+    if not isinstance(blocks, list) or not all(isinstance(block, str) for block in blocks):
+        raise CatalogError(f"{config.where}: {listed} must be a list of texts, got {quoted(blocks)}")
+    unknown = sorted(set(blocks) - set(_BLOCK_LETTERS))
+    if unknown:
+        raise CatalogError(
+            f"{config.where}: {listed} has {shortened(', '.join(map(quoted, unknown)), LONGEST_NAME)}; "
+            f"supported: {', '.join(_BLOCK_LETTERS)}"
+        )
+    return "".join(_BLOCK_LETTERS[block] for block in blocks)
 
 
 def _latent_attention(config: _Config) -> LatentAttention | None:

@@ -74,14 +74,19 @@ def trained_per_gpu(model: Model, layout: Layout, stage: int) -> StageParameters
         return parameters_per_gpu(model, layout, stage)
     count = 0
     for part in stage_contents(model, layout)[stage]:
-        for moe, layers in part.by_kind:
-            for shard in adapted_matrices(model, layout, moe=moe):
+        for kind, layers in part.by_kind:
+            for shard in adapted_matrices(model, layout, moe=kind.has_experts):
                 count += layers * shard.matrix.adapter_rank * (shard.inputs + shard.outputs)
     return StageParameters(dense=count, experts=0, largest_unit=count, matrices=count)
 
 
 def step_tensors(model: Model, layout: Layout) -> float:
-    """Trained tensors of a layer over those of a layer that is trained whole: what the host does for each of them."""
+    """Trained tensors of a layer over those of a layer that is trained whole: what the host does for each of them.
+
+    A layer of a hybrid has one part of the two.
+    """
+    if model.layer_pattern:
+        return 0.5
     if not model.frozen:
         return 1.0
     moe = bool(model.experts)

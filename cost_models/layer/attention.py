@@ -79,6 +79,7 @@ class AttentionCost:
         self._nic_shares = of_nic / min(self._rank_stride, of_nic)
         self._kernel, self._kind = layout.kernels.attention, layout.context.kind
         self._heads = AttentionHeads.of(model, layout)
+        self._mamba_heads = model.mamba.heads // layout.parallel.tp if model.mamba else None
         self._gathered_ring = self._kind == "gathered-ring"
         shared = layout.context.sharding or "document"
         self._sharding = shared if self._kind in CUT_ALONG_TOKENS else "document"
@@ -107,8 +108,9 @@ class AttentionCost:
 
     @property
     def most_ranks(self) -> int | None:
-        """Ranks over which one sequence can be spread: a head stays whole (ulysses); None = any number."""
-        return None if self._exchange is None else self._exchange.most_ranks
+        """Ranks over which one sequence can be spread: a head stays whole (ulysses, Mamba-2); None = any number."""
+        most = (None if self._exchange is None else self._exchange.most_ranks, self._mamba_heads)
+        return min((max(1, ranks) for ranks in most if ranks is not None), default=None)
 
     @priced("ring_merge")
     def merge_s(self, tokens_per_rank: ArrayLike) -> Floats:

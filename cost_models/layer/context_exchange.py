@@ -226,15 +226,19 @@ class ContextExchange:
         return self._collectives.all_to_all_s(there, group) + self._collectives.all_to_all_s(back, group)
 
     def _shape(self, ranks: int, tier: int) -> GroupShape:
-        """GPUs of a group at one tensor-parallel index: on one node, or as packed as nodes allow."""
-        if tier == 0:
-            return GroupShape(ranks=ranks, ranks_per_node=ranks, nodes=1, tier=0)
-        per_node = max(1, self._collectives.fabric.cluster.node.gpus // self._layout.parallel.rank_stride)
-        per_node = min(per_node, math.ceil(ranks / 2))  # it does cross nodes
-        return GroupShape(
-            ranks=ranks,
-            ranks_per_node=per_node,
-            nodes=math.ceil(ranks / per_node),
-            tier=tier,
-            stride=self._layout.parallel.rank_stride,
-        )
+        return group_shape(self._layout, self._collectives.fabric, ranks, tier)
+
+
+def group_shape(layout: Layout, fabric: FabricModel, ranks: int, tier: int) -> GroupShape:
+    """GPUs of a context-parallel group at one tensor-parallel index: on one node, or as packed as nodes allow."""
+    if tier == 0:
+        return GroupShape(ranks=ranks, ranks_per_node=ranks, nodes=1, tier=0)
+    per_node = max(1, fabric.cluster.node.gpus // layout.parallel.rank_stride)
+    per_node = min(per_node, math.ceil(ranks / 2))  # it does cross nodes
+    return GroupShape(
+        ranks=ranks,
+        ranks_per_node=per_node,
+        nodes=math.ceil(ranks / per_node),
+        tier=tier,
+        stride=layout.parallel.rank_stride,
+    )

@@ -57,7 +57,14 @@ class ExpertParallel:
     def _routed_bytes(self, tokens: Floats) -> Floats:
         """Routed copies of the tokens of one GPU."""
         model = self._model
-        return BF16_BYTES * model.hidden * model.top_k * self._imbalance * tokens / self._layout.parallel.tp
+        return (
+            BF16_BYTES
+            * model.routed_hidden
+            * model.top_k
+            * self._imbalance
+            * tokens
+            / self._layout.parallel.tp
+        )
 
     @priced("expert_all_to_all")
     def all_to_all_s(self, tokens: Floats) -> Floats:
@@ -67,6 +74,7 @@ class ExpertParallel:
             fused: between nodes tokens / tp * (other nodes a token visits) * h * 2 B * imbalance,
                    over NVLink tokens / tp * (other GPUs a token visits) * h * 2 B * imbalance
 
+        h: of latent experts the latent width.
         Counted: both all-to-alls, BF16; fused kernels send a token once to each node, forward it over NVLink once to
         each GPU, and sum the outputs of a GPU's experts before they send them back.
         Ignored: routing limited to some nodes.  Source: DeepEP (deepseek-ai), Hybrid-EP (Megatron-Core).

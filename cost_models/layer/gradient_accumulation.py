@@ -8,7 +8,7 @@ from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.tracing import priced
 from hdpsim.cost_models.transformer.model import Model
-from hdpsim.cost_models.transformer.parameters import StageContents, layer_shard, vocabulary_shard
+from hdpsim.cost_models.transformer.parameters import StageContents, kind_shard, vocabulary_shard
 
 
 def product_output_bytes(layout: Layout) -> int:
@@ -46,7 +46,7 @@ def accumulation_s(model: Model, layout: Layout, held: StageContents, gpu: Gpu, 
     how = layout.kernels.gradient_accumulation
     if how == "fused" or layout.sharding.kind == "zero3" or model.frozen:
         return 0.0
-    parameters = sum(count * layer_shard(model, layout, moe=moe).total for moe, count in held.by_kind)
+    parameters = sum(count * kind_shard(model, layout, kind).total for kind, count in held.by_kind)
     vocabularies = (
         1 if model.tied_embeddings and layout.parallel.pp == 1 else int(held.embedding) + int(held.head)
     )

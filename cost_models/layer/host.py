@@ -13,6 +13,7 @@ from hdpsim.cost_models.layout.groups import Host, Kernels, Parallel
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import GroupShape
 from hdpsim.cost_models.tracing import priced
+from hdpsim.cost_models.transformer.layer_kinds import parts_of
 from hdpsim.cost_models.transformer.matrices import layer_matrices
 from hdpsim.cost_models.transformer.model import Model
 
@@ -39,6 +40,10 @@ LATENT_ROTARY_LAUNCHES = (2 * 13 + 3 + 2 * 16 + 3) / 3
 ONE_KERNEL = ("grouped", "fused")  # of expert_kernels: a product of all experts is one kernel
 ADAPTER_LAUNCHES = 4.0  # two products, the scale, the sum
 ADAPTER_PRODUCTS = 2.0
+# Between the products of a Mamba-2 layer: convolution; steps and their sums, states, state passing, scores, outputs of
+# the scan; gated norm (state-spaces/mamba, ops/triton/ssd_combined.py). The backward has the first five again (what
+# they put out is not kept) and ten of gradients: about twice as many.
+MAMBA_KERNELS = 7.0
 
 
 def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
@@ -51,6 +56,7 @@ def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
                   separate kernels: for every expert of a GPU a product each of 2 matrices, with 8 and 4 bits 2 more
                   for the cast of what it reads (3 with scales of the tensor itself); padding of all rows 2
         overlap   50 with all-to-alls beside another micro-batch
+        Mamba-2   norm, 2 products, 7 kernels between them, add; of a hybrid's layers each has what its one part needs
         adapters  4 of every adapted matrix, and with tensor parallelism a gather of their narrow output
         scales    6 with separate updates of delayed 8-bit scales
         + 3 per collective: 4 with tensor parallelism (2 in a parallel block), 2 all-to-alls, 2 of cut experts
@@ -64,14 +70,19 @@ def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
     experts = _expert_launches(model, layout) if moe else 0.0
     if layout.host.cuda_graphs:
         return 0.0 if layout.host.cuda_graph_experts else experts
-    norms = 1 if model.parallel_block else 2
+    parts = parts_of(model)
+    norms = 1 if model.parallel_block else parts.blocks
     if layout.kernels.fused:
-        count = float(norms + norms + 1)
+        count = float(norms + norms + parts.mlp)
     else:
         extras = norms * (int(model.biases) + int(model.dropout))
-        count = 6 * norms + norms + extras + 2 + int(model.biases)
-    count += _products(model, layout.kernels, moe=moe) + 2 + _attention_launches(layout.kernels)
-    count += _rotary_launches(model, layout.kernels) + (2 if model.qk_norm else 0)
+        count = 6 * norms + norms + extras + (2 + int(model.biases)) * parts.mlp
+    count += _products(model, layout.kernels, moe=moe)
+    if parts.attention:
+        count += 2 + _attention_launches(layout.kernels)
+        count += _rotary_launches(model, layout.kernels) + (2 if model.qk_norm else 0)
+    if parts.mamba:
+        count += MAMBA_KERNELS
     router = ROUTER_LAUNCHES if moe else 0.0
     adapted = len(adapted_matrices(model, layout, moe=moe))
     collectives = _collectives_around_products(model, layout, moe=moe)
@@ -86,7 +97,8 @@ def small_kernels(model: Model, layout: Layout, *, moe: bool) -> float:
     overlapped all-to-alls adds are no kernels. Updates of scales are priced apart (scale_updates).
     """
     eager = layout.changed(cuda_graphs=False, ep_overlap=False, separate_scale_updates=False)
-    others = float(_products(model, eager.kernels, moe=moe) + _attention_launches(eager.kernels))
+    others = float(_products(model, eager.kernels, moe=moe))
+    others += _attention_launches(eager.kernels) * parts_of(model).attention
     others += ADAPTER_PRODUCTS * len(adapted_matrices(model, eager, moe=moe))
     collectives = _collectives_around_products(model, eager, moe=moe)
     if moe:
@@ -193,9 +205,10 @@ def tensor_collectives(model: Model, layout: Layout, *, moe: bool) -> int:
     if layout.parallel.tp == 1:
         return 0
     per_pair = 2 if layout.tensor.sequence_parallel else 1
+    blocks = parts_of(model).blocks
     if moe and not layout.parallel.experts_cut_like_dense:
-        return per_pair * (2 if model.shared_expert_ffn else 1)
-    return per_pair * (1 if model.parallel_block else 2)
+        return per_pair * (blocks if model.shared_expert_ffn else blocks - 1)
+    return per_pair * (1 if model.parallel_block else blocks)
 
 
 # Of the six passes over a layer's tensors that step_layer_s stands for, those behind the gradients' norm, for which the

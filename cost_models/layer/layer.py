@@ -92,7 +92,8 @@ class LayerCost:
         """The blocks that TP collectives surround, in order, and the products that none surrounds."""
         cut_like_dense = not self._moe or self._layout.parallel.experts_cut_like_dense
         # A shared expert is cut as dense layers are; beside experts that are, its collectives are theirs.
-        joined = ("attention", "mlp", "experts") if cut_like_dense else ("attention", "shared")
+        mixers = ("attention", "mamba")
+        joined = (*mixers, "mlp", "experts") if cut_like_dense else (*mixers, "shared")
         blocks = [_Block(ops[:-1], ops[-1:]) for block, ops in of.items() if block in joined]
         rest = tuple(op for block, ops in of.items() if block not in joined for op in ops)
         if self._model.parallel_block and cut_like_dense:
@@ -105,7 +106,7 @@ class LayerCost:
         for shard in layer_shards(self._model, self._layout, moe=self._moe):
             block = shard.matrix.block
             rows_share = 1.0
-            if block == "router":
+            if block in ("router", "latent"):
                 rows_share = 1 / self._layout.parallel.tp
             elif block == "experts" and self._experts is not None:
                 rows_share = self._experts.rows_share

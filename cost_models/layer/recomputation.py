@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+from hdpsim.cost_models.layout.groups import Recompute
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.transformer.layer_kinds import LayerKind
 
 _ATTENTION = ("attention", "ring_merge", "ring_wait")
+
+
+def repeats(layout: Layout, kind: LayerKind) -> bool:
+    """Whether layers of that kind repeat anything."""
+    return layout.recompute.layers == "all" or kind.has_experts
+
+
+@lru_cache(maxsize=1024)
+def layout_of_kind(layout: Layout, kind: LayerKind) -> Layout:
+    """The layout as layers of one kind see it: without recomputation where they have none."""
+    return layout if repeats(layout, kind) else layout.with_groups(recompute=Recompute())
 
 
 def repeated_share(layout: Layout, term: str) -> float:

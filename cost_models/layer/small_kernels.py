@@ -17,9 +17,11 @@ from hdpsim.cost_models.kernels.casts import scale_updates_s
 from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layer.experts import parts_of_a_token
 from hdpsim.cost_models.layer.host import BACKWARD_LAUNCHES, small_kernels
+from hdpsim.cost_models.layer.mamba import mamba_passes
 from hdpsim.cost_models.layout.groups import Parallel
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.tracing import note, priced
+from hdpsim.cost_models.transformer.layer_kinds import parts_of
 from hdpsim.cost_models.transformer.matrices import mlp_width, routed_width
 from hdpsim.cost_models.transformer.model import Model
 
@@ -108,6 +110,7 @@ class SmallKernels:
                              + activation 3 f / t (2 f without gate) + norms of queries and keys 2 (a + g) d / t ]
         separate  norms 2 x n h / S + outputs 2 x (3 + bias 2 + dropout 2 + mask) h / S + rotary 9 (a + g) d / t
                   + activation (5 with a gate, 2 without, + bias 2) f / t + norms of queries and keys n (a + g) d / t
+        Mamba-2   convolution, scan and gated norm: mamba.mamba_passes
         experts   routing 4 k h / t + 4 etp k h / t with several experts on a GPU of an expert-parallel group (GPUs that
                   share experts hold all their tokens when they sort them); with ep = 1 4 etp k h / t (they gather
                   tokens before they copy them);
@@ -148,6 +151,9 @@ class SmallKernels:
         self.passes = fused + sum(kind.forward.at_full_rate * width for kind, width in eager)
         self.passes_backward = BACKWARD_TRAFFIC * fused
         self.passes_backward += sum(kind.backward.at_full_rate * width for kind, width in eager)
+        if parts_of(model).mamba:
+            self.passes += mamba_passes(model, layout, backward=False).at_full_rate
+            self.passes_backward += mamba_passes(model, layout, backward=True).at_full_rate
         self.routing_passes, self.routing_passes_backward = _routing(model, layout) if moe else (0.0, 0.0)
         repeats = layout.recompute.kind == "selective" and layout.recompute.small_kernels
         self.repeated_passes = share * again + CLAMPS.forward.at_full_rate * clamps if repeats else 0.0
@@ -169,7 +175,7 @@ class SmallKernels:
 
 def _fused_passes(model: Model, layout: Layout, moe: bool) -> tuple[float, float]:
     """Passes of norms and activation, and of the rest."""
-    blocks = 1 if model.parallel_block else 2
+    blocks = 1 if model.parallel_block else parts_of(model).blocks
     mask = MASK if model.dropout else 0.0
     width = model.hidden / residual_shards(layout)
     activation = (3 if model.gated_mlp else 2) * _width(model, moe) / layout.parallel.tp
@@ -179,7 +185,8 @@ def _fused_passes(model: Model, layout: Layout, moe: bool) -> tuple[float, float
 
 def _separate_passes(model: Model, layout: Layout, moe: bool) -> tuple[float, float]:
     """The same of one kernel per operation."""
-    blocks = 1 if model.parallel_block else 2
+    parts = parts_of(model)
+    blocks = 1 if model.parallel_block else parts.blocks
     output = 3 + (2 if model.biases else 0) + (2 + MASK if model.dropout else 0)
     width = model.hidden / residual_shards(layout)
     norms = blocks * SEPARATE_NORM[model.norm] * width + SEPARATE_NORM[model.norm] * _normalised(
@@ -189,19 +196,19 @@ def _separate_passes(model: Model, layout: Layout, moe: bool) -> tuple[float, fl
         ((5 if model.gated_mlp else 2) + (2 if model.biases else 0)) * _width(model, moe) / layout.parallel.tp
     )
     # a parallel block adds attention, MLP and residual: two additions, each with its bias
-    return norms + activation, 2 * output * width + SEPARATE_ROTARY * _rotated(model, layout)
+    return norms + activation, parts.blocks * output * width + SEPARATE_ROTARY * _rotated(model, layout)
 
 
 def _rotated(model: Model, layout: Layout) -> float:
     """Elements of queries and keys that the rotary embedding turns."""
-    if model.learned_positions or model.scaled_rotary:
+    if model.learned_positions or model.scaled_rotary or not parts_of(model).attention:
         return 0.0
     return _queries_and_keys(model, layout.parallel)
 
 
 def _eager_rotary(model: Model, layout: Layout) -> list[tuple[EagerPasses, float]]:
     """Operations of a rotary embedding that no fused kernel does, and the elements of each."""
-    if not model.scaled_rotary:
+    if not model.scaled_rotary or not parts_of(model).attention:
         return []
     latent, heads = model.latent_attention, model.heads / layout.parallel.tp
     if latent is None:
@@ -212,7 +219,7 @@ def _eager_rotary(model: Model, layout: Layout) -> list[tuple[EagerPasses, float
 
 def _normalised(model: Model, layout: Layout) -> float:
     """Elements of queries and keys that norms of their own scale."""
-    return _queries_and_keys(model, layout.parallel) if model.qk_norm else 0.0
+    return _queries_and_keys(model, layout.parallel) if model.qk_norm and parts_of(model).attention else 0.0
 
 
 def _queries_and_keys(model: Model, parallel: Parallel) -> float:
@@ -232,7 +239,7 @@ def _expert_widths(model: Model, layout: Layout) -> tuple[float, float]:
     if layout.experts.kernels == "fused":
         return 0.0, 0.0
     clamps = model.ffn_hidden if model.clamped_activation else 0
-    biases = model.hidden if model.expert_biases else 0
+    biases = model.routed_hidden if model.expert_biases else 0
     return model.top_k * clamps / layout.parallel.tp, model.top_k * biases / layout.parallel.tp
 
 
@@ -253,7 +260,8 @@ def _routing(model: Model, layout: Layout) -> tuple[float, float]:
         whole, each = MODULES_BACKWARD
         forward += MODULES * held
         backward += (whole + each * max(1, model.experts // layout.parallel.ep)) * held
-    return forward * model.hidden / layout.parallel.tp, backward * model.hidden / layout.parallel.tp
+    width = model.routed_hidden / layout.parallel.tp
+    return forward * width, backward * width
 
 
 def residual_shards(layout: Layout) -> int:

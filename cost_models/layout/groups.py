@@ -15,6 +15,7 @@ from hdpsim.ranges import RANGES
 from . import needs
 
 Schedule = Literal["1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe"]
+RecomputeLayers = Literal["all", "moe"]
 RecomputeKind = Literal["none", "selective", "full"]
 ProductPrecision = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
 RankOrder = Literal["tp-dp-pp", "tp-pp-dp"]
@@ -207,6 +208,9 @@ class Recompute(Group):
         None, name="recompute_collectives", none="rest", needs=(needs.RECOMPUTED, needs.CUT_LAYERS)
     )
     """Recomputation: share of the tensor-parallel collectives repeated; None = as the rest."""
+    layers: RecomputeLayers = switch("all", name="recompute_layers", needs=(needs.RECOMPUTED,))
+    """Recomputation: of which layers anything is repeated: of all, or of those with routed experts alone (what
+    Megatron-Core's module moe is in a hybrid)."""
     small_kernels: bool = switch(False, name="recompute_small_kernels", needs=(needs.SELECTIVE,))
     """Selective recomputation: norms and activation functions run again in the backward, and what they put out is not
     kept (8 bits: their casts are)."""

@@ -170,11 +170,12 @@ def _of_layers(layout: Layout) -> Layout:
     schedule = layout.pipeline.schedule
     schedule = "1f1b" if schedule == "interleaved" else schedule
     small = layout.recompute.kind == "selective" and layout.recompute.small_kernels
+    of_layers = layout.recompute.layers
     return layout.with_groups(
         parallel=replace(layout.parallel, pp=stages, cp=None),
         pipeline=Pipeline(schedule=schedule, deferred_head_gradient=deferred),
         sharding=Sharding(kind="zero3") if layout.sharding.kind == "zero3" else Sharding(),
-        recompute=Recompute(kind="selective", small_kernels=True) if small else Recompute(),
+        recompute=Recompute(kind="selective", small_kernels=True, layers=of_layers) if small else Recompute(),
         context=replace(layout.context, rank_capacity_tokens=None),
     )
 

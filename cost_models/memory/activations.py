@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hdpsim.cost_models.layer.recomputation import repeated_share
+from hdpsim.cost_models.layer.recomputation import layout_of_kind, repeated_share
 from hdpsim.cost_models.layer.small_kernels import residual_shards
 from hdpsim.cost_models.layout.groups import RecomputeKind
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.overheads import LEAN, MemoryOverheads
 from hdpsim.cost_models.transformer.flop import layer_linear_weights
+from hdpsim.cost_models.transformer.layer_kinds import as_layer, layer_counts, parts_of
 from hdpsim.cost_models.transformer.matrices import layer_matrices, layer_shards, mlp_width, routed_width
 from hdpsim.cost_models.transformer.model import Model
 
@@ -34,6 +35,7 @@ class LayerActivations:
         mlp: input(s) of the activation function and its output, which the last matrix reads.
         experts: the same for routed experts, with their dispatched inputs and outputs; router scores.
         dropout_masks: masks, where dropout is used.
+        mamba: what a Mamba-2 layer's first matrix puts out, what its scan puts out, and what its last matrix reads.
     """
 
     norm_inputs: float
@@ -44,6 +46,7 @@ class LayerActivations:
     mlp: float
     experts: float
     dropout_masks: float
+    mamba: float = 0.0
 
     @property
     def total(self) -> float:
@@ -98,15 +101,27 @@ def activation_bytes_per_token_layer(
     return layer_input + kept_outputs(model, layout, tensors, copies, moe=moe) - rest * again
 
 
+def usual_activation_bytes(model: Model, layout: Layout, overheads: MemoryOverheads | None = None) -> float:
+    """activation_bytes_per_token_layer of the kind that most layers are; of a hybrid the mean of all layers."""
+    if not model.layer_pattern:
+        return activation_bytes_per_token_layer(model, layout, overheads=overheads)
+    kept = 0.0
+    for kind, count in layer_counts(model):
+        (one, moe), seen = as_layer(model, kind), layout_of_kind(layout, kind)
+        kept += count * activation_bytes_per_token_layer(one, seen, moe=moe, overheads=overheads)
+    return kept / model.layers
+
+
 def kept_outputs(
     model: Model, layout: Layout, tensors: LayerActivations, copies: float, *, moe: bool
 ) -> float:
     """Bytes of a layer's tensors, its input left out, that no backward computes again: what time does not repeat.
 
         1 - share repeated (repeated_share) of what the operation puts out:
-        products      queries, keys, values, inputs of the activation function, without tensor parallelism the
-                      residual stream between attention and MLP; nothing reads what the last product of a dense layer
-                      puts out, so the first FLOP that are not repeated are its own: they keep nothing
+        products      queries, keys, values, what Mamba-2 layers keep, inputs of the activation function,
+                      without tensor parallelism the residual stream between attention and MLP; nothing reads what the
+                      last product of a dense layer puts out, so the first FLOP that are not repeated are its own: they
+                      keep nothing
         attention     its output and log-sum-exp
         collectives   the residual stream between attention and MLP, with tensor parallelism
         everything else of the layer: normalised inputs, the activation function's output, dispatched tokens, router,
@@ -124,7 +139,7 @@ def kept_outputs(
     layer_input = layer_input_bytes(model, layout)
     return (
         between * max(0.0, tensors.norm_inputs - layer_input)
-        + products * (tensors.queries_keys_values + tensors.latents + read + experts_read)
+        + products * (tensors.queries_keys_values + tensors.latents + read + experts_read + tensors.mamba)
         + (1.0 - _attention_again(layout)) * tensors.attention_output
         + rest * (tensors.linear_inputs + tensors.mlp - read + tensors.experts - experts_read)
         + rest * (tensors.dropout_masks + copies)
@@ -148,13 +163,15 @@ def discarded_bytes(model: Model, layout: Layout, tensors: LayerActivations, *, 
 
 def expert_output_bytes(model: Model, layout: Layout) -> float:
     """Outputs of the routed experts per token of a rank: 2 k h etp / t; weighed by the router's scores when summed."""
-    return BF16_BYTES * model.top_k * model.hidden * layout.parallel.expert_cut / layout.parallel.tp
+    return BF16_BYTES * model.top_k * model.routed_hidden * layout.parallel.expert_cut / layout.parallel.tp
 
 
 def _kept_products(model: Model, layout: Layout, *, moe: bool) -> float:
     """Share of what the products of a layer put out, and something reads, that is not computed again."""
     kept = 1.0 - repeated_share(layout, "gemm")
     if layout.recompute.products is None or moe:  # whole layers; sums of experts read all outputs
+        return kept
+    if not parts_of(model).mlp:
         return kept
     last = layer_matrices(model, moe=False)[-1].weights / layer_linear_weights(model, moe=False)
     return min(1.0, max(0.0, (kept - last) / (1.0 - last))) if kept < 1.0 else 1.0
@@ -181,7 +198,8 @@ def layer_activations(model: Model, layout: Layout, *, moe: bool, dropout: bool 
         latents                4 (q + c) + 2 r, over t with sequence parallelism
         attention output       2 a d / t + 4 a / t (log-sum-exp); + 1 B per element in fp8 (the cast copy)
         MLP                    2 x 3 f / t with a gate (gate, up, product), 2 x 2 f / t without
-        experts                2 x 2 k h etp / t + 2 x 3 k f / t, router 8 E / t
+        experts                2 x 2 k h etp / t + 2 x 3 k f / t, router 8 E / t     latent: l for h, + 2 x 2 l / t
+        Mamba-2                2 (2 i + 2 G N + H) / t + 2 i / t (scan) + 2 i / t (gated; 1 B in fp8)
 
     Frozen weights keep no input for their gradient; what an adapter reads is kept for its own, in 16 bits.
     Without sequence parallelism the norm and linear inputs are whole on every GPU. With a gate, g/a KV groups, no
@@ -194,21 +212,37 @@ def layer_activations(model: Model, layout: Layout, *, moe: bool, dropout: bool 
     tp, hidden = layout.parallel.tp, model.hidden
     sharded = residual_shards(layout)
     fp8 = layout.precision.products != "bf16" and not model.frozen
-    inputs = 1 if model.parallel_block else 2
+    parts = parts_of(model)
+    inputs = 1 if model.parallel_block else parts.blocks
     gemm_input_bytes = FP8_BYTES if fp8 else BF16_BYTES
     read = 1 if model.frozen and (model.adapter_targets != "all" or moe) else inputs
     product_bytes = 0.0 if model.frozen and model.adapter_targets != "all" else gemm_input_bytes
-    output = model.heads * model.value_dim / tp
+    output = model.heads * model.value_dim / tp * parts.attention
+    log_sums = FP32_BYTES * model.heads / tp * parts.attention
     return LayerActivations(
         norm_inputs=inputs * BF16_BYTES * hidden / sharded,
         linear_inputs=read * gemm_input_bytes * hidden / sharded,
         queries_keys_values=_queries_keys_values(model, layout),
         latents=_latents(model, layout),
-        attention_output=output * (BF16_BYTES + (FP8_BYTES if fp8 else 0.0)) + FP32_BYTES * model.heads / tp,
+        attention_output=output * (BF16_BYTES + (FP8_BYTES if fp8 else 0.0)) + log_sums,
         mlp=_mlp(model, mlp_width(model, moe=moe) / tp, product_bytes),
         experts=_experts(model, layout, 0.0 if model.frozen else gemm_input_bytes) if moe else 0.0,
-        dropout_masks=2 * MASK_BYTES * hidden / sharded if dropout else 0.0,
+        dropout_masks=parts.blocks * MASK_BYTES * hidden / sharded if dropout else 0.0,
+        mamba=_mamba(model, layout, gemm_input_bytes),
     )
+
+
+def _mamba(model: Model, layout: Layout, gemm_input_bytes: float) -> float:
+    """Per token of a rank and on each GPU. The scan keeps nothing else: its backward computes states and scores again.
+
+    Source: state-spaces/mamba, ops/triton/ssd_combined.py (MambaSplitConv1dScanCombinedFn, ctx.save_for_backward).
+    """
+    mamba = model.mamba
+    if mamba is None or not parts_of(model).mamba:
+        return 0.0
+    put_out = mamba.inner + mamba.convolved + mamba.heads
+    kept = BF16_BYTES * (put_out + mamba.inner) + gemm_input_bytes * mamba.inner
+    return kept / layout.parallel.tp
 
 
 def unfused_copies(model: Model, layout: Layout, *, moe: bool) -> float:
@@ -222,7 +256,8 @@ def unfused_copies(model: Model, layout: Layout, *, moe: bool) -> float:
     """
     width = mlp_width(model, moe=moe) + routed_width(model, moe=moe)
     gate = BF16_BYTES * width / layout.parallel.tp if model.gated_mlp else 0.0
-    shared_buffer = model.latent_attention is None and model.kv_heads == model.heads
+    attends = parts_of(model).attention
+    shared_buffer = attends and model.latent_attention is None and model.kv_heads == model.heads
     return gate + (
         2 * BF16_BYTES * model.heads * model.head_dim / layout.parallel.tp if shared_buffer else 0.0
     )
@@ -256,12 +291,17 @@ def working_set_bytes_per_token(model: Model, layout: Layout, *, moe: bool) -> f
 
         gradients of the MLP's inner tensors 2 x 3 f / t (2 x 2 f without gate; k f for experts)
         + gathered input and its gradient 2 x 2 h (whole with sequence parallelism: Megatron gathers again)
+        Mamba-2: what the backward's scan puts out again, and gradients: 2 x (3 i + 2 G N) + 4 x 2 i N / L over t
     What recomputation computes again is there as well: memory_report adds it.
     Ignored: overlap of these with tensors freed in the same backward.  Source: derivation.
     """
     width = mlp_width(model, moe=moe) + routed_width(model, moe=moe)
     gradients = BF16_BYTES * (3 if model.gated_mlp else 2) * width / layout.parallel.tp
     gathered = 2 * BF16_BYTES * model.hidden
+    if parts_of(model).mamba and model.mamba is not None:
+        mamba = model.mamba
+        states = 2.0 * FP32_BYTES * mamba.inner * mamba.state / mamba.chunk
+        gradients = (BF16_BYTES * (2 * mamba.inner + mamba.convolved) + states) / layout.parallel.tp
     return gradients + gathered
 
 
@@ -295,6 +335,8 @@ def head_activation_bytes_per_token(model: Model, layout: Layout, logit_bytes: f
 
 def _queries_keys_values(model: Model, layout: Layout) -> float:
     tp = layout.parallel.tp
+    if not parts_of(model).attention:
+        return 0.0
     if model.latent_attention is None:
         return BF16_BYTES * layer_shards(model, layout, moe=False)[0].outputs
     return BF16_BYTES * model.heads * (2 * model.query_dim + model.value_dim) / tp
@@ -303,7 +345,7 @@ def _queries_keys_values(model: Model, layout: Layout) -> float:
 def _latents(model: Model, layout: Layout) -> float:
     """Low-rank queries, keys and values before and after their norms, and the rotary part of the keys."""
     latent = model.latent_attention
-    if latent is None:
+    if latent is None or not parts_of(model).attention:
         return 0.0
     ranks = latent.q_lora_rank + latent.kv_lora_rank
     return BF16_BYTES * (2 * ranks + latent.qk_rope_head_dim) / residual_shards(layout)
@@ -316,7 +358,8 @@ def _mlp(model: Model, width: float, gemm_input_bytes: float) -> float:
 
 def _experts(model: Model, layout: Layout, gemm_input_bytes: float) -> float:
     spread = layout.parallel.tp / layout.parallel.expert_cut
-    dispatched = model.top_k * model.hidden * (gemm_input_bytes + BF16_BYTES) / spread
+    dispatched = model.top_k * model.routed_hidden * (gemm_input_bytes + BF16_BYTES) / spread
+    dispatched += 2 * BF16_BYTES * model.expert_latent / residual_shards(layout)
     router = 2 * FP32_BYTES * model.experts / residual_shards(layout)
     return (
         dispatched

@@ -11,7 +11,7 @@ from typing import NamedTuple, assert_never
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.feasibility import check_layout
 from hdpsim.cost_models.hardware.parts import Cluster
-from hdpsim.cost_models.layer.recomputation import repeated_share
+from hdpsim.cost_models.layer.recomputation import layout_of_kind, repeated_share, repeats
 from hdpsim.cost_models.layout.groups import Parallel, Recompute
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.activations import (
@@ -33,6 +33,7 @@ from hdpsim.cost_models.memory.shared_sequences import (
 from hdpsim.cost_models.memory.states import StateBytes, state_bytes
 from hdpsim.cost_models.reading.units import format_quantity
 from hdpsim.cost_models.tracing import priced
+from hdpsim.cost_models.transformer.layer_kinds import LayerKind, as_layer, kinds_of, prediction_counts
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import StageContents, stage_contents
 from hdpsim.cost_models.transformer.stages import in_flight_passes
@@ -237,13 +238,13 @@ def _most_steps(job: _Job, stage: _FilledStage, no_step: _Load, one_step: _Load)
 
 
 class _TokenBytes(NamedTuple):
-    """Bytes per token of a rank on each GPU; of layers by kind (experts)."""
+    """Bytes per token of a rank on each GPU; of layers by kind."""
 
-    kept: dict[bool, float]
+    kept: dict[LayerKind, float]
     """From a layer's forward to its backward, scores apart."""
-    working: dict[bool, float]
+    working: dict[LayerKind, float]
     """While a layer runs backward."""
-    at_attention: dict[bool, float]
+    at_attention: dict[LayerKind, float]
     """While its attention runs forward, beyond what is kept."""
     gathered: float
     """Kept of every other rank of a group."""
@@ -260,14 +261,19 @@ def _token_bytes(
     """*layout*: what layers see of it (of_layers), so that all pipelines and kinds of sharding share this."""
     layout = layout.with_groups(recompute=recompute)
     keeps_steps = overheads.ring_steps_kept and layout.context.kind == "ring"
-    kept = {
-        moe: activation_bytes_per_token_layer(model, layout, moe=moe, overheads=overheads)
-        for moe in {False, bool(model.experts)}
-    }
+    kept: dict[LayerKind, float] = {}
+    working: dict[LayerKind, float] = {}
+    at_attention: dict[LayerKind, float] = {}
+    for kind in kinds_of(model):
+        (one, moe), seen = as_layer(model, kind), layout_of_kind(layout, kind)
+        kept[kind] = activation_bytes_per_token_layer(one, seen, moe=moe, overheads=overheads)
+        working[kind] = _working_bytes(one, seen, kept[kind], moe=moe)
+        if kind.attends:
+            at_attention[kind] = bytes_at_attention(one, seen, kept[kind], moe=moe)
     return _TokenBytes(
         kept=kept,
-        working={moe: _working_bytes(model, layout, kept[moe], moe=moe) for moe in kept},
-        at_attention={moe: bytes_at_attention(model, layout, kept[moe], moe=moe) for moe in kept},
+        working=working,
+        at_attention=at_attention,
         gathered=gathered_bytes_per_token(model, layout),
         ring=ring_bytes_per_token(model, layout),
         ring_step=ring_step_bytes_per_token(model, layout) if keeps_steps else 0.0,
@@ -322,13 +328,13 @@ class _Load(NamedTuple):
     """Micro-batches of so many tokens of a rank, whatever the stage; bytes per token on each GPU."""
 
     tokens: int
-    kept: dict[bool, float]
-    """By kind of layer (experts), with scores."""
-    working: dict[bool, float]
-    """By kind of layer (experts), without scores."""
+    kept: dict[LayerKind, float]
+    """By kind of layer, with scores."""
+    working: dict[LayerKind, float]
+    """By kind of layer, without scores."""
     working_scores: float
-    at_attention: dict[bool, float]
-    """By kind of layer (experts); empty where no ring keeps its steps."""
+    at_attention: dict[LayerKind, float]
+    """By kind of layer with attention; empty where no ring keeps its steps."""
     gathered: float
     """By every layer."""
     ring: float
@@ -347,7 +353,10 @@ def _load(job: _Job, tokens: int, sequence_tokens: int | None = None) -> _Load:
     keeps_steps = job.group_ranks > 1 and per_token.ring_step > 0.0
     return _Load(
         tokens=tokens,
-        kept={moe: amount + (1.0 - scores_again) * scores for moe, amount in per_token.kept.items()},
+        kept={
+            kind: amount + (1.0 - scores_again * repeats(layout, kind)) * scores * kind.attends
+            for kind, amount in per_token.kept.items()
+        },
         working=per_token.working,
         working_scores=(1.0 + scores_again) * scores,  # their gradient, and recomputed themselves
         at_attention=per_token.at_attention if keeps_steps else {},
@@ -362,17 +371,21 @@ def _load(job: _Job, tokens: int, sequence_tokens: int | None = None) -> _Load:
 def _stage_report(job: _Job, stage: _FilledStage, load: _Load) -> MemoryReport:
     model, layout, tokens, extra = job.model, job.layout, load.tokens, job.overheads
     states = _states(model, layout.of_states, job.ranks, stage.number, extra)
-    chunks, held, gathered = stage.chunks, 0.0, 0.0
+    chunks, held, gathered, predicted = stage.chunks, 0.0, 0.0, prediction_counts(model)
     for part, count in stage.passes:
-        gathered += count * (part.layers + part.mtp_layers) * load.gathered
-        held += count * sum(layers * load.kept[moe] for moe, layers in part.by_kind)
-        held += count * part.mtp_layers * load.kept[bool(model.experts)]
+        attending = part.attention_layers
+        attending += part.mtp_layers * sum(layers for kind, layers in predicted if kind.attends)
+        gathered += count * attending * load.gathered
+        held += count * sum(layers * load.kept[kind] for kind, layers in part.by_kind)
+        held += count * sum(
+            part.mtp_layers * layers * load.kept[kind] for kind, layers in predicted if part.mtp_layers
+        )
     held, gathered = held * tokens * extra.activation_factor, gathered * tokens
     share = kept_share(sum(part.layers for part in chunks), job.offload_ratio)
     head = load.head * chunks[-1].head * tokens
-    here = {moe for part in chunks for moe, _ in part.by_kind}
-    working = max((load.working[moe] for moe in here), default=0.0) + load.working_scores + load.ring
-    forward = (load.ring_steps + load.at_attention[moe] for moe in here if load.at_attention)
+    here = {kind for part in chunks for kind, _ in part.by_kind}
+    working = max((load.working[kind] for kind in here), default=0.0) + load.working_scores + load.ring
+    forward = (load.ring_steps + load.at_attention[kind] for kind in here if kind in load.at_attention)
     working_set = max(0.0, max(working, *forward, 0.0) * tokens - head)
     on_gpu = share * held + gathered
     moving = on_gpu + head + working_set

@@ -8,6 +8,7 @@ from hdpsim.cost_models.layer.small_kernels import residual_shards
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.activations import BF16_BYTES, FP32_BYTES, layer_activations
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
+from hdpsim.cost_models.transformer.layer_kinds import parts_of
 from hdpsim.cost_models.transformer.model import Model
 
 
@@ -76,7 +77,8 @@ def bytes_at_attention(model: Model, layout: Layout, kept: float, *, moe: bool) 
     When the backward computes attention again, the gradient of the layer's output is there, too: 2 h / t.
     Source: derivation.
     """
-    tensors, halves = layer_activations(model, layout, moe=moe), 1 if model.parallel_block else 2
+    tensors = layer_activations(model, layout, moe=moe)
+    halves = 1 if model.parallel_block else parts_of(model).blocks
     stream = BF16_BYTES * model.hidden / residual_shards(layout)
     attention = tensors.queries_keys_values + tensors.latents + tensors.attention_output
     again = stream if repeated_share(layout, "attention") else 0.0

@@ -10,6 +10,7 @@ from hdpsim.arrays import Floats
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.step.sharded_parameters import overlapped_s
 from hdpsim.cost_models.tracing import priced
+from hdpsim.cost_models.transformer.layer_kinds import as_layer
 from hdpsim.cost_models.transformer.matrices import layer_shards
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import layer_shard, stage_contents, vocabulary_shard
@@ -111,11 +112,13 @@ def stage_buckets(model: Model, layout: Layout, stage: int, limit: float) -> int
     for part in reversed(stage_contents(model, layout)[stage]):
         if part.head and not (model.tied_embeddings and layout.parallel.pp == 1):
             tensors.append(vocabulary)
-        if part.dense_layers:
-            matrices = layer_shards(model, layout, moe=False)
-            tensors += part.dense_layers * [shard.weights for shard in reversed(matrices)]
-        if part.moe_layers:
-            tensors += part.moe_layers * [layer_shard(model, layout, moe=True).total]
+        for kind, count in part.by_kind:
+            one, moe = as_layer(model, kind)
+            if moe:
+                tensors += count * [layer_shard(one, layout, moe=True).total]
+            else:
+                matrices = layer_shards(one, layout, moe=False)
+                tensors += count * [shard.weights for shard in reversed(matrices)]
         if part.embedding:
             tensors.append(vocabulary)
     return filled_buckets(tensors, limit)

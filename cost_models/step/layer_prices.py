@@ -8,7 +8,6 @@ of_layers, so that nothing else can be read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -24,6 +23,8 @@ from hdpsim.cost_models.layer.gemms import LayerGemms
 from hdpsim.cost_models.layer.head import OutputHead
 from hdpsim.cost_models.layer.host import HostTime
 from hdpsim.cost_models.layer.layer import LayerCost
+from hdpsim.cost_models.layer.mamba import MambaExchange
+from hdpsim.cost_models.layer.recomputation import layout_of_kind
 from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives
@@ -31,8 +32,9 @@ from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.cost_models.step.traffic import TrafficKind
 from hdpsim.cost_models.tracing import Latest, remembered, shared
+from hdpsim.cost_models.transformer.layer_kinds import LayerKind, as_layer, kinds_of
 from hdpsim.cost_models.transformer.matrices import prediction_matrix
-from hdpsim.cost_models.transformer.model import Model, dense_layer_count
+from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
 
 TERMS = (
@@ -58,8 +60,8 @@ TABLES_KEPT = 24  # of planners, of some thousand numbers of tokens: about a meg
 TABLE_SIZE = 16384  # numbers of tokens
 R = TypeVar("R")
 
-LayerTerms = dict[tuple[bool, bool], Floats]
-"""[T, n] of one layer by (experts, backward)."""
+LayerTerms = dict[tuple[LayerKind, bool], Floats]
+"""[T, n] of one layer by (kind, backward)."""
 
 HeadTerms = dict[bool, Floats]
 """[n] of a head by side (backward)."""
@@ -72,13 +74,19 @@ class LayerPrices:
         self._model, self._layout, self._gpu, self._cal = model, layout, cluster.gpu, cal
         self.collectives = _collectives(cluster, cal.network)
         self.attention = AttentionCost(model, layout, cluster.gpu, cal, self.collectives.fabric)
-        of_kind = partial(LayerCost, model, layout, cluster, cal, self.collectives)
-        kinds = {False: dense_layer_count(model) > 0, True: model.experts > 0}
-        self._costs = {moe: of_kind(moe=moe) for moe, occurs in kinds.items() if occurs}
-        self._any_kind = next(iter(self._costs.values()))
+        alone = {kind: as_layer(model, kind) for kind in kinds_of(model)}
+        self._costs = {
+            kind: LayerCost(one, layout_of_kind(layout, kind), cluster, cal, self.collectives, moe=moe)
+            for kind, (one, moe) in alone.items()
+        }
+        self._beside = next((kind for kind in alone if kind.attends), next(iter(alone)))
+        self._exchange = (
+            None if model.mamba is None else MambaExchange(model, layout, cluster.gpu, cal, self.collectives)
+        )
         self.head = OutputHead(model, layout, cluster.gpu, cal)
         self.prediction = _prediction_gemms(model, layout, cluster.gpu, cal) if model.mtp_layers else None
-        self.host = HostTime(model, layout, self.collectives.group(layout.parallel.tp), cal)
+        group = self.collectives.group(layout.parallel.tp)
+        self._hosts = {kind: HostTime(one, layout, group, cal) for kind, (one, _) in alone.items()}
         self._known: Latest[tuple[object, ...], object] = Latest(SINGLES_KEPT)
 
     def table_s(self, tokens: Ints) -> tuple[LayerTerms, HeadTerms]:
@@ -95,7 +103,7 @@ class LayerPrices:
         return self._terms_s(batches, held, sides), self.head.sides_s(held, sides)
 
     def terms_s(self, batches: MicroBatches, tokens: Floats, sides: tuple[bool, ...]) -> LayerTerms:
-        """[T, n] per layer by (experts, backward), for the layers that the model has; not to be changed."""
+        """[T, n] per layer by (kind, backward), for the layers that the model has; not to be changed."""
         columns: tuple[Ints | Floats, ...] = (
             batches.segment_tokens,
             batches.segment_offsets,
@@ -109,8 +117,8 @@ class LayerPrices:
         return self._once("terms", columns, sides, lambda: self._terms_s(batches, tokens, sides))
 
     def attention_sent(self, batches: MicroBatches, tokens: Floats, *, backward: bool) -> SentTimes:
-        """What context parallelism sends between nodes for one layer."""
-        (linear,) = self._any_kind.times(tokens, backward)
+        """What context parallelism sends between nodes for the attention of one layer."""
+        (linear,) = self._costs[self._beside].times(tokens, backward)
         return self.attention.sent(
             batches.segment_tokens,
             batches.segment_offsets,
@@ -122,16 +130,26 @@ class LayerPrices:
             linear_s=linear.total,
         )
 
+    def mamba_sent(self, batches: MicroBatches, tokens: Floats) -> SentTimes | None:
+        """What context parallelism sends between nodes for one Mamba-2 layer either way; None: no such layer."""
+        if self._exchange is None:
+            return None
+        return self._exchange.sent(tokens, batches.group_size.astype(np.float64), batches.tier)
+
+    def host_s(self, kind: LayerKind, *, backward: bool) -> float:
+        """Least time of one layer: what the host needs to launch it."""
+        return self._hosts[kind].layer_s(moe=kind.has_experts, backward=backward)
+
     def linear_sent(
-        self, tokens: Floats, terms: LayerTerms, *, moe: bool
+        self, tokens: Floats, terms: LayerTerms, kind: LayerKind
     ) -> Iterator[tuple[TrafficKind, bool, SentTimes]]:
         """What tensor and expert parallelism send between nodes for one layer: kind, backward, transfers."""
-        parallel = self._costs[moe].tensor_parallel_sent(tokens)
+        parallel = self._costs[kind].tensor_parallel_sent(tokens)
         for backward in (False, True):
             if parallel is not None:
                 yield "tensor", backward, parallel[backward]
-            exposed_s = terms[moe, backward][TERM_ROWS["expert_all_to_all"]]
-            experts = self._costs[moe].expert_sent(tokens, exposed_s)
+            exposed_s = terms[kind, backward][TERM_ROWS["expert_all_to_all"]]
+            experts = self._costs[kind].expert_sent(tokens, exposed_s)
             if experts is not None:
                 yield "experts", backward, experts
 
@@ -139,10 +157,10 @@ class LayerPrices:
         """[n] by side (backward): projection and loss; not to be changed."""
         return self._once("heads", (tokens,), sides, lambda: self.head.sides_s(tokens, sides))
 
-    def weight_gradient_s(self, tokens: Floats, *, moe: bool) -> Floats:
+    def weight_gradient_s(self, tokens: Floats, kind: LayerKind) -> Floats:
         """[n]: the weight gradients of one layer's products; not to be changed."""
-        what = "weights of experts" if moe else "weights"
-        return self._once(what, (tokens,), (True,), lambda: self._costs[moe].weight_gradient_s(tokens))
+        what = f"weights of {kind.name}"
+        return self._once(what, (tokens,), (True,), lambda: self._costs[kind].weight_gradient_s(tokens))
 
     def _once(
         self, what: str, columns: tuple[Ints | Floats, ...], sides: tuple[bool, ...], work: Callable[[], R]
@@ -155,8 +173,8 @@ class LayerPrices:
         return found
 
     def _terms_s(self, batches: MicroBatches, tokens: Floats, sides: tuple[bool, ...]) -> LayerTerms:
-        linear = {moe: cost.times(tokens, *sides) for moe, cost in self._costs.items()}
-        beside = [terms.total for terms in next(iter(linear.values()))]
+        linear = {kind: cost.times(tokens, *sides) for kind, cost in self._costs.items()}
+        beside = [terms.total for terms in linear[self._beside]]
         rings = {
             side: self.attention.times(
                 batches.segment_tokens,
@@ -169,31 +187,43 @@ class LayerPrices:
                 linear_s=beside_s,
             )
             for side, beside_s in zip(sides, beside, strict=True)
+            if self._beside.attends
         }
+        exchange_s = self._exchange_s(batches, tokens)
         result: LayerTerms = {}
-        for moe, cost in self._costs.items():
-            for side, terms in zip(sides, linear[moe], strict=True):
+        for kind, cost in self._costs.items():
+            moe = kind.has_experts
+            for side, terms in zip(sides, linear[kind], strict=True):
                 rows = np.zeros((len(TERMS), len(tokens)))
                 rows[TERM_ROWS["gemm"]] = terms.gemm
-                rows[TERM_ROWS["attention"]] = rings[side].attention
-                rows[TERM_ROWS["ring_merge"]] = rings[side].merge
-                rows[TERM_ROWS["ring_wait"]] = rings[side].wait
+                if kind.attends:
+                    rows[TERM_ROWS["attention"]] = rings[side].attention
+                    rows[TERM_ROWS["ring_merge"]] = rings[side].merge
+                    rows[TERM_ROWS["ring_wait"]] = rings[side].wait
+                elif kind is LayerKind.MAMBA and exchange_s is not None:
+                    rows[TERM_ROWS["ring_wait"]] = exchange_s
                 rows[TERM_ROWS["small_kernels"]] = terms.small_kernels
                 rows[TERM_ROWS["tp_communication"]] = terms.tp_communication
                 rows[TERM_ROWS["expert_all_to_all"]] = terms.expert_all_to_all
                 if moe and batches.routed_tokens is not None:
                     rows[TERM_ROWS["gemm"]] += cost.routed_s(batches.routed_tokens, tokens, backward=side)
-                result[moe, side] = rows
+                result[kind, side] = rows
             if moe and self._layout.experts.overlap:
-                self._hide_all_to_all(result[moe, False], result[moe, True])
+                self._hide_all_to_all(result[kind, False], result[kind, True])
             for side in sides:
-                least_s = self.host.layer_s(moe=moe, backward=side)
-                rows = result[moe, side]
+                least_s = self.host_s(kind, backward=side)
+                rows = result[kind, side]
                 blocking = self._layout.host.launch_blocking
                 hidden_s = 0.0 if blocking else self._behind_launches_s(cost, tokens, rows, side)
                 wait_s = cost.counts_wait_s(tokens) if moe and not side else 0.0
                 rows[TERM_ROWS["host"]] = np.maximum(wait_s, least_s - hidden_s)
         return result
+
+    def _exchange_s(self, batches: MicroBatches, tokens: Floats) -> Floats | None:
+        """[n]: what groups exchange for one Mamba-2 layer; None: no such layer, or no groups."""
+        if self._exchange is None or not (batches.group_size > 1).any():
+            return None
+        return self._exchange.seconds(tokens, batches.group_size.astype(np.float64), batches.tier)
 
     def _behind_launches_s(self, cost: LayerCost, tokens: Floats, rows: Floats, backward: bool) -> Floats:
         """[n]: work of a layer that its launches hide behind, from its terms.

@@ -16,20 +16,22 @@ from hdpsim.cost_models.kernels.casts import maxima_s
 from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layer.gradient_accumulation import accumulation_s
 from hdpsim.cost_models.layer.host import pass_host_s
-from hdpsim.cost_models.layer.recomputation import repeated_share
+from hdpsim.cost_models.layer.recomputation import repeated_share, repeats
 from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layout.groups import ContextParallelKind
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.memory.activations import activation_bytes_per_token_layer
+from hdpsim.cost_models.memory.activations import usual_activation_bytes
 from hdpsim.cost_models.step.host_link import offload_bytes_per_s
-from hdpsim.cost_models.step.layer_prices import TERM_ROWS, TERMS, layer_prices
+from hdpsim.cost_models.step.layer_prices import TERM_ROWS, TERMS, LayerTerms, layer_prices
 from hdpsim.cost_models.step.micro_batch import MicroBatches, StepSums
 from hdpsim.cost_models.step.sharded_parameters import ShardedParameters
+from hdpsim.cost_models.step.stage_kinds import alike_for_offload, offloading_layer_s, stage_kinds
 from hdpsim.cost_models.step.stage_links import StageChain, stage_links
 from hdpsim.cost_models.step.traffic import HOST_KINDS, Traffic, TrafficKind
 from hdpsim.cost_models.tracing import priced, remembered
+from hdpsim.cost_models.transformer.layer_kinds import LayerKind
 from hdpsim.cost_models.transformer.model import Model
-from hdpsim.cost_models.transformer.parameters import StageContents, stage_contents
+from hdpsim.cost_models.transformer.parameters import StageContents
 
 _REPEATED = frozenset(
     {"attention", "ring_merge", "ring_wait", "host"}
@@ -55,15 +57,24 @@ class MicroBatchCost:
             if layout.sharding.kind == "zero3"
             else None
         )
-        self.kinds, self.kind = _stage_kinds(model, layout)
-        self._counts = [self._layer_counts(kind) for kind in self.kinds]
+        self.kinds, self.kind = stage_kinds(model, layout)
+        self._counts = [dict(kind.with_prediction(model)) for kind in self.kinds]
         self._repeats = np.array([repeated_share(layout, name) for name in TERMS])  # [T]: of the forward
         self._repeating = bool(self._repeats.any())
+        some = layout.recompute.layers != "all"
+        self._repeats_of = {
+            kind: self._repeats if repeats(layout, kind) else np.zeros(len(TERMS)) for kind in LayerKind
+        }
+        attending = {kind for counts in self._counts for kind in counts if kind.attends}
+        if some and not any(kind.has_experts for kind in attending):
+            self._attention_repeats = np.zeros(len(TERMS))
+        else:
+            self._attention_repeats = self._repeats
         self._layer_columns = {
-            moe: np.array([counts[moe] for counts in self._counts], dtype=np.float64)[:, None]
-            for moe in (False, True)
-            if any(counts[moe] for counts in self._counts)
-        }  # [K, 1] by kind of layer (experts)
+            kind: np.array([counts.get(kind, 0) for counts in self._counts], dtype=np.float64)[:, None]
+            for kind in LayerKind
+            if any(counts.get(kind, 0) for counts in self._counts)
+        }  # [K, 1] by kind of layer
         self._heads = np.array([kind.head * (1.0 + model.mtp_layers) for kind in self.kinds])[:, None]
         self._of_passes: dict[bool, Floats] = {}
         self.step_sums: dict[int, StepSums] = {}  # by ranks, filled by step_costs
@@ -75,8 +86,8 @@ class MicroBatchCost:
 
     @cached_property
     def activation_bytes_per_token(self) -> float:
-        """What one layer keeps, see activation_bytes_per_token_layer."""
-        return activation_bytes_per_token_layer(self.model, self.layout)
+        """What one layer keeps, see usual_activation_bytes."""
+        return usual_activation_bytes(self.model, self.layout)
 
     def terms_s(self, batches: MicroBatches, *, backward: bool) -> Floats:
         """[T, K, n]: seconds of every term, kind of stage and micro-batch."""
@@ -100,7 +111,7 @@ class MicroBatchCost:
         self,
         batches: MicroBatches,
         tokens: Floats,
-        layers: dict[tuple[bool, bool], Floats],
+        layers: LayerTerms,
         heads: dict[bool, Floats],
     ) -> tuple[Floats, Floats]:
         forward, backward = (
@@ -115,8 +126,8 @@ class MicroBatchCost:
         """
         tokens = self._tokens(batches)
         out = np.zeros((len(TERMS), len(self.kinds), batches.count))
-        for moe, counts in self._layer_columns.items():
-            out[TERM_ROWS["gemm"]] += counts * self._layers.weight_gradient_s(tokens, moe=moe)
+        for each, counts in self._layer_columns.items():
+            out[TERM_ROWS["gemm"]] += counts * self._layers.weight_gradient_s(tokens, each)
         out[TERM_ROWS["logits"]] += self._heads * self._layers.head.weight_gradient_s(tokens)
         for row, kind in enumerate(self.kinds):
             prediction = self._layers.prediction
@@ -132,21 +143,21 @@ class MicroBatchCost:
         self,
         batches: MicroBatches,
         tokens: Floats,
-        layers: dict[tuple[bool, bool], Floats],
+        layers: LayerTerms,
         heads: dict[bool, Floats],
         *,
         backward: bool,
     ) -> Floats:
         """[T, K, n] from the terms of one layer of each kind and of a head."""
         out = np.zeros((len(TERMS), len(self.kinds), batches.count))
-        # A multi-token-prediction layer costs a layer of the usual kind, its input's projection and a head.
-        for number, (moe, counts) in enumerate(self._layer_columns.items()):
+        # A multi-token-prediction layer costs its layers (one of the usual kind), its input's projection and a head.
+        for number, (each, counts) in enumerate(self._layer_columns.items()):
             if number:
-                out += counts * layers[moe, backward][:, None]
+                out += counts * layers[each, backward][:, None]
             else:  # of thousands of micro-batches a sum takes longer
-                np.multiply(counts, layers[moe, backward][:, None], out=out)
+                np.multiply(counts, layers[each, backward][:, None], out=out)
             if backward and self._repeating:
-                out[TERM_ROWS["recompute"]] += counts * (self._repeats @ layers[moe, False])
+                out[TERM_ROWS["recompute"]] += counts * (self._repeats_of[each] @ layers[each, False])
         beside = None if self._sharded is None else self._beside_shards_s(batches, layers, backward)
         offloads, prediction = batches.offload_ratio.any(), self._layers.prediction
         for row, kind in enumerate(self.kinds):
@@ -181,16 +192,19 @@ class MicroBatchCost:
         ]
         return np.array(times, dtype=np.float64)[:, None]
 
-    def _compute_s(self, layers: dict[tuple[bool, bool], Floats], backward: bool) -> dict[bool, Floats]:
-        """[n] by kind of layer (experts): everything a layer does on a micro-batch, recomputation included."""
-        by_kind = {moe: rows.sum(axis=0) for (moe, side), rows in layers.items() if side == backward}
+    def _compute_s(self, layers: LayerTerms, backward: bool) -> dict[LayerKind, Floats]:
+        """[n] by kind of layer: everything a layer does on a micro-batch, recomputation included."""
+        by_kind = {kind: rows.sum(axis=0) for (kind, side), rows in layers.items() if side == backward}
         if backward and self._repeating:
-            return {moe: time_s + self._repeats @ layers[moe, False] for moe, time_s in by_kind.items()}
+            return {
+                kind: time_s + self._repeats_of[kind] @ layers[kind, False]
+                for kind, time_s in by_kind.items()
+            }
         return by_kind
 
     def _beside_shards_s(
-        self, batches: MicroBatches, layers: dict[tuple[bool, bool], Floats], backward: bool
-    ) -> tuple[dict[bool, Floats], dict[bool, Floats]]:
+        self, batches: MicroBatches, layers: LayerTerms, backward: bool
+    ) -> tuple[dict[LayerKind, Floats], dict[LayerKind, Floats]]:
         """[n] by kind of layer, recomputation included: all it does, and what of that keeps the NICs busy itself."""
         total_s = self._compute_s(layers, backward)
         far = np.zeros((len(TERMS), batches.count))
@@ -199,24 +213,18 @@ class MicroBatchCost:
             parallel = self.layout.parallel
             experts = self.collectives.group(parallel.ep, stride=parallel.expert_cut)
             far[TERM_ROWS["expert_all_to_all"]] = experts.nodes > 1
-        network_s = {moe: (layers[moe, backward] * far).sum(axis=0) for moe in total_s}
+        network_s = {kind: (layers[kind, backward] * far).sum(axis=0) for kind in total_s}
         if backward and self._repeating:
-            for moe, seconds in network_s.items():
-                network_s[moe] = seconds + self._repeats @ (layers[moe, False] * far)
+            for kind, seconds in network_s.items():
+                network_s[kind] = seconds + self._repeats_of[kind] @ (layers[kind, False] * far)
         return total_s, network_s
-
-    def _layer_counts(self, kind: StageContents) -> dict[bool, int]:
-        """Layers of a stage without (False) and with experts (True)."""
-        counts = {False: kind.dense_layers, True: kind.moe_layers}
-        counts[bool(self.model.experts)] += kind.mtp_layers
-        return counts
 
     @priced("offload_wait")
     def _offload_wait_s(
         self,
         batches: MicroBatches,
         tokens: Floats,
-        layers: dict[tuple[bool, bool], Floats],
+        layers: LayerTerms,
         kind: StageContents,
         backward: bool,
     ) -> Floats:
@@ -224,7 +232,7 @@ class MicroBatchCost:
         moving = kind.offloading_layers
         if not moving or not batches.offload_ratio.any():
             return np.zeros_like(tokens)
-        moved = self._offloaded(batches, tokens, layers[kind.moe_layers > kind.dense_layers, backward])
+        moved = self._offloaded(batches, tokens, offloading_layer_s(kind, layers, backward=backward))
         return np.asarray(moving * np.maximum(0.0, moved.sent_bytes / moved.bytes_per_s - moved.hidden_s))
 
     def _offloaded(self, batches: MicroBatches, tokens: Floats, layer_terms_s: Floats) -> SentTimes:
@@ -277,16 +285,18 @@ class MicroBatchCost:
         layers = self._layers.terms_s(batches, tokens, (False, True))
         found: list[Traffic] = []
 
-        def add(kind: TrafficKind, backward: bool, term: str, counts: list[int], sent: SentTimes) -> None:
+        def add(
+            kind: TrafficKind, backward: bool, term: str, counts: list[int], sent: SentTimes, again: Floats
+        ) -> None:
             times = np.array(counts, dtype=np.float64)[:, None] * sent.times
             if not (times * sent.sent_bytes).any():
                 return
             row = TERM_ROWS[term]
             found.append(Traffic(kind=kind, backward=backward, term=row, times=times, sent=sent))
-            repeats = 0.0 if backward or kind in HOST_KINDS else float(self._repeats[row])
-            if repeats:
-                again = TERM_ROWS["recompute"]
-                found.append(Traffic(kind=kind, backward=True, term=again, times=repeats * times, sent=sent))
+            repeated = 0.0 if backward or kind in HOST_KINDS else float(again[row])
+            if repeated:
+                there = TERM_ROWS["recompute"]
+                found.append(Traffic(kind=kind, backward=True, term=there, times=repeated * times, sent=sent))
 
         context: dict[ContextParallelKind, TrafficKind] = {
             "ring": "ring",
@@ -295,43 +305,38 @@ class MicroBatchCost:
         }
         for backward in (False, True):
             if (batches.group_size > 1).any():
-                every = [sum(counts.values()) for counts in self._counts]
-                sent = self._layers.attention_sent(batches, tokens, backward=backward)
-                add(context.get(self.layout.context.kind, "exchange"), backward, "ring_wait", every, sent)
+                every = [
+                    sum(count for kind, count in counts.items() if kind.attends) for counts in self._counts
+                ]
+                if any(every):
+                    sent = self._layers.attention_sent(batches, tokens, backward=backward)
+                    what = context.get(self.layout.context.kind, "exchange")
+                    add(what, backward, "ring_wait", every, sent, self._attention_repeats)
+                scanning = [counts.get(LayerKind.MAMBA, 0) for counts in self._counts]
+                exchanged = self._layers.mamba_sent(batches, tokens) if any(scanning) else None
+                if exchanged is not None:
+                    again = self._repeats_of[LayerKind.MAMBA]
+                    add("spread", backward, "ring_wait", scanning, exchanged, again)
         terms = {"tensor": "tp_communication", "experts": "expert_all_to_all"}
-        for moe in (False, True):
-            counts = [by_kind[moe] for by_kind in self._counts]
-            if not any(counts):
-                continue
-            for kind, backward, sent in self._layers.linear_sent(tokens, layers, moe=moe):
-                add(kind, backward, terms[kind], counts, sent)
+        for each in self._layer_columns:
+            counts = [by_kind.get(each, 0) for by_kind in self._counts]
+            for kind, backward, sent in self._layers.linear_sent(tokens, layers, each):
+                add(kind, backward, terms[kind], counts, sent, self._repeats_of[each])
             for backward in (False, True):
                 if self._sharded is not None:
-                    compute_s = self._compute_s(layers, backward)[moe]
-                    shards = self._sharded.sent(moe, compute_s, backward=backward)
+                    compute_s = self._compute_s(layers, backward)[each]
+                    shards = self._sharded.sent(each, compute_s, backward=backward)
                     if shards is not None:
-                        add("shards", backward, "layer_gather", counts, shards)
+                        add("shards", backward, "layer_gather", counts, shards, self._repeats_of[each])
         if batches.offload_ratio.any():
-            for moe in (False, True):
-                moving = [
-                    kind.offloading_layers * (moe == (kind.moe_layers > kind.dense_layers))
-                    for kind in self.kinds
-                ]
+            for alike in alike_for_offload(self.kinds):
+                moving = [kind.offloading_layers * (kind in alike) for kind in self.kinds]
                 if any(moving):
-                    add(
-                        "offload",
-                        False,
-                        "offload_wait",
-                        moving,
-                        self._offloaded(batches, tokens, layers[moe, False]),
-                    )
-                    add(
-                        "fetch",
-                        True,
-                        "offload_wait",
-                        moving,
-                        self._offloaded(batches, tokens, layers[moe, True]),
-                    )
+                    both: tuple[tuple[TrafficKind, bool], ...] = (("offload", False), ("fetch", True))
+                    for what, backward in both:
+                        layer_s = offloading_layer_s(alike[0], layers, backward=backward)
+                        moved = self._offloaded(batches, tokens, layer_s)
+                        add(what, backward, "offload_wait", moving, moved, self._repeats)
         return tuple(found)
 
     def transfer_traffic(self, batches: MicroBatches, ranks: int) -> tuple[Floats, Floats]:
@@ -360,6 +365,11 @@ class MicroBatchCost:
         """Layers of the stage that holds most (all its chunks together)."""
         return int(self.layers_by_stage.max())
 
+    @property
+    def busiest_attention_layers(self) -> int:
+        """Layers with attention of the stage that holds most of them."""
+        return int(self.attention_layers_by_stage.max())
+
     def busy_s(self, batches: MicroBatches) -> Floats:
         """[n]: forward + backward of each micro-batch on the stage it keeps busiest."""
         if batches.count > 1 and batches.alike:
@@ -374,7 +384,7 @@ class MicroBatchCost:
         """Attention of one sequence (forward + backward) on the busiest stage, per rank of its group.
 
         *least*: at the least, whatever is in its pack (SegmentAttention.least_step_s); sizes of groups ascend.
-
+        Ignored: what a group exchanges for Mamba-2 layers, which its micro-batch pays.
         Recomputation repeats each part as it does in a micro-batch: scores computed again need no second ring forward,
         since the ring of the backward brings keys and values anyway.
         """
@@ -382,16 +392,17 @@ class MicroBatchCost:
         sizes = np.asarray(group_size, dtype=np.float64)
         tiers = np.asarray(tier, dtype=np.int64)
         total = np.zeros(np.broadcast(tokens, sizes).shape)
-        repeats = [float(self._repeats[TERM_ROWS[name]]) for name in ("attention", "ring_merge", "ring_wait")]
+        rows = [TERM_ROWS[name] for name in ("attention", "ring_merge", "ring_wait")]
+        again = self._attention_repeats[rows].tolist()
         for backward in (False, True):
-            kernels, merges, waits = (1.0 if backward else 1.0 + repeat for repeat in repeats)
+            kernels, merges, waits = (1.0 if backward else 1.0 + repeat for repeat in again)
             step_s = self.attention.segments.least_step_s if least else self.attention.segments.ring_step_s
             step = step_s(tokens, sizes, backward=backward)
             ring = self.attention.ring(step, tokens / sizes, sizes, tiers, backward=backward)
             ring_s = kernels * ring.attention + merges * ring.merge + waits * ring.wait
             alone_s = kernels * self.attention.segments.alone_s(tokens, backward=backward)
             total = total + np.where(sizes > 1, ring_s, alone_s)
-        return total * self.busiest_layers
+        return total * self.busiest_attention_layers
 
     def least_attention_s(self, lengths: ArrayLike) -> Floats:
         """[n]: rank-seconds of one layer's attention of whole sequences on the group that takes fewest, both ways.
@@ -426,11 +437,15 @@ class MicroBatchCost:
             forward, backward = self.both_terms_s(batches)
         linear = [row for name, row in TERM_ROWS.items() if name not in _NOT_LINEAR and name not in without]
         total = forward[linear].sum(axis=0) + backward[linear].sum(axis=0)
-        if self._repeating:
-            repeated = [TERM_ROWS[name] for name in _REPEATED]
+        repeated = [TERM_ROWS[name] for name in _REPEATED]
+        if self._repeating and self.layout.recompute.layers == "all":
             repeated_s = np.einsum("t,tkn->kn", self._repeats[repeated], forward[repeated])
             fixed_s = self.pass_s  # in "host", but not a layer's
             total -= repeated_s - self._repeats[TERM_ROWS["host"]] * fixed_s
+        elif self._repeating:
+            layers = self._layers.terms_s(batches, self._tokens(batches), (False,))
+            for each, counts in self._layer_columns.items():
+                total -= counts * (self._repeats_of[each][repeated] @ layers[each, False][repeated])
         if not weight_gradients:
             total -= self.weight_terms_s(batches).sum(axis=0)
         return np.asarray(total)
@@ -445,6 +460,12 @@ class MicroBatchCost:
         return np.asarray(np.array([kind.layers for kind in self.kinds])[self._visited].sum(axis=1))
 
     @property
+    def attention_layers_by_stage(self) -> Ints:
+        """[S]: those of them that have attention."""
+        layers = np.array([kind.attention_layers for kind in self.kinds])
+        return np.asarray(layers[self._visited].sum(axis=1))
+
+    @property
     def floor_s(self) -> float:
         """Least time of a micro-batch (forward + backward) on the busiest stage: its layers cannot run faster."""
         return float(self.by_stage(self.floor_by_kind_s).max())
@@ -452,17 +473,13 @@ class MicroBatchCost:
     @property
     def floor_by_kind_s(self) -> Floats:
         """[K]: the same on a virtual stage of every kind."""
-        forwards = 1.0 + self._repeats[TERM_ROWS["host"]]
 
-        def layer_s(moe: bool) -> float:
-            forward_s, backward_s = (
-                self._layers.host.layer_s(moe=moe, backward=side) for side in (False, True)
-            )
+        def layer_s(kind: LayerKind) -> float:
+            forward_s, backward_s = (self._layers.host_s(kind, backward=side) for side in (False, True))
+            forwards = 1.0 + self._repeats_of[kind][TERM_ROWS["host"]]
             return float(forwards * forward_s + backward_s)
 
-        by_kind = [
-            sum(count * layer_s(moe) for moe, count in counts.items() if count) for counts in self._counts
-        ]
+        by_kind = [sum(count * layer_s(kind) for kind, count in counts.items()) for counts in self._counts]
         return np.array(by_kind, dtype=np.float64)
 
     @property
@@ -473,23 +490,10 @@ class MicroBatchCost:
     @property
     def _forward_passes(self) -> float:
         """How often a layer's attention runs forward: once more where it is recomputed."""
-        return 1.0 + float(self._repeats[TERM_ROWS["attention"]])
+        return 1.0 + float(self._attention_repeats[TERM_ROWS["attention"]])
 
 
 @lru_cache(maxsize=64)
 def _on_hosts(cal: Calibration, host_time: float) -> Calibration:
     """The calibration with the launches of hosts that take so many times as long."""
     return replace(cal, launch_s=cal.launch_s * host_time)
-
-
-def _stage_kinds(model: Model, layout: Layout) -> tuple[tuple[StageContents, ...], Ints]:
-    """The distinct contents of virtual stages (they share one row of costs) and the [S, V] table of which is where."""
-    return _kinds_of_stages(model, layout.of_stages)
-
-
-@lru_cache(maxsize=1024)
-def _kinds_of_stages(model: Model, layout: Layout) -> tuple[tuple[StageContents, ...], Ints]:
-    contents = stage_contents(model, layout)
-    kinds = tuple(dict.fromkeys(chunk for stage in contents for chunk in stage))
-    table = np.array([[kinds.index(chunk) for chunk in stage] for stage in contents], dtype=np.int64)
-    return kinds, table

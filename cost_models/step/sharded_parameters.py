@@ -18,9 +18,10 @@ from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives, GroupShape
 from hdpsim.cost_models.tracing import priced
+from hdpsim.cost_models.transformer.layer_kinds import LayerKind, as_layer, kinds_of
 from hdpsim.cost_models.transformer.matrices import layer_tensors
 from hdpsim.cost_models.transformer.model import Model
-from hdpsim.cost_models.transformer.parameters import StageContents, layer_shard, vocabulary_shard
+from hdpsim.cost_models.transformer.parameters import StageContents, kind_shard, vocabulary_shard
 from hdpsim.errors import InfeasibleError
 
 # read and write; PyTorch fully_shard, split_with_sizes_copy of foreach_all_gather_copy_out
@@ -98,14 +99,16 @@ class ShardedParameters:
             layout, collectives, max(1, ranks * layout.parallel.tp // spread), spread
         )
         self._layers = {
-            moe: self._traffic(
-                *layer_shard(model, layout, moe=moe)[:2], tensors=layer_tensors(model, layout, moe=moe)
-            )
-            for moe in ((False, True) if model.experts else (False,))
+            kind: self._traffic(*kind_shard(model, layout, kind)[:2], tensors=self._tensors(kind))
+            for kind in kinds_of(model)
         }
         vocabulary, positions = vocabulary_shard(model, layout), model.learned_positions * model.hidden
         self._vocabulary = self._traffic(vocabulary, 0, tensors=1)
         self._embedding = self._traffic(vocabulary + positions, 0, tensors=2 if positions else 1)
+
+    def _tensors(self, kind: LayerKind) -> int:
+        one, moe = as_layer(self._model, kind)
+        return layer_tensors(one, self._layout, moe=moe)
 
     def _traffic(self, dense: int, experts: int, *, tensors: int) -> UnitTraffic:
         """Collectives of a unit with so many parameters on a GPU, in so many *tensors*."""
@@ -134,9 +137,9 @@ class ShardedParameters:
             reduced_bytes=reduced_bytes,
         )
 
-    def sent(self, moe: bool, layer_s: Floats, *, backward: bool) -> SentTimes | None:
+    def sent(self, kind: LayerKind, layer_s: Floats, *, backward: bool) -> SentTimes | None:
         """What a GPU sends to other nodes for one layer, beside *layer_s* of compute; None: nothing."""
-        unit = self._layers[moe]
+        unit = self._layers[kind]
         volume = unit.gathered_bytes + unit.reduced_bytes * backward
         if not volume:
             return None
@@ -171,14 +174,14 @@ class ShardedParameters:
     def exposed_s(
         self,
         kind: StageContents,
-        layer_s: dict[bool, Floats],
-        network_s: dict[bool, Floats],
+        layer_s: dict[LayerKind, Floats],
+        network_s: dict[LayerKind, Floats],
         *,
         backward: bool,
     ) -> tuple[Floats, Floats]:
         """[n] each: what gathers and reductions add to the forward or backward of a stage.
 
-        *layer_s*: seconds of one layer by kind (False dense, True experts), recomputation included; *network_s*: the
+        *layer_s*: seconds of one layer by kind, recomputation included; *network_s*: the
         part in which it waits for NICs that gathers and reductions need, too: nothing of them hides there.
 
             forward:  gather of the first layer and of embedding and head
@@ -194,22 +197,23 @@ class ShardedParameters:
         Ignored: traffic that another stage's waiting hides; the forward's last layer, which could stay gathered.
         Source: PyTorch FSDP notes (prefetch); FSDP, arXiv 2304.11277, section 3.3; ZeRO, arXiv 1910.02054.
         """
-        counts = {False: kind.dense_layers, True: kind.moe_layers}
-        counts[bool(self._model.experts)] += kind.mtp_layers
-        occurring = [moe for moe, count in counts.items() if count]
+        counts = dict(kind.with_prediction(self._model))
+        occurring = list(counts)
         sample = next(iter(layer_s.values()))
-        lists_s = sum(counts[moe] * self._layers[moe].list_s for moe in occurring)
+        lists_s = sum(counts[each] * self._layers[each].list_s for each in occurring)
         gather = np.full_like(sample, lists_s)
         reduce = np.full_like(sample, lists_s * self._reduces * backward)
-        for moe in occurring:
-            unit, inner = self._layers[moe], counts[moe]
+        for each in occurring:
+            unit, inner = self._layers[each], counts[each]
             # the edge layer computes before there is anything to run beside it, or transfers after the last compute
-            if moe == occurring[0]:
+            if each == occurring[0]:
                 inner -= 1
                 gather += unit.gather_s * (not (backward and kind.head and self._layout.sharding.overlap))
                 reduce += unit.reduce_s * backward
-            gather_s, reduce_s = self._layer_exposed_s(unit, layer_s[moe] - network_s[moe], backward=backward)
-            gather += counts[moe] * unit.copy_out_s + inner * gather_s
+            gather_s, reduce_s = self._layer_exposed_s(
+                unit, layer_s[each] - network_s[each], backward=backward
+            )
+            gather += counts[each] * unit.copy_out_s + inner * gather_s
             reduce += inner * reduce_s
         # embedding and output projection are one unit where they are tied
         tied = kind.embedding and kind.head and self._model.tied_embeddings

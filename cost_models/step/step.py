@@ -28,7 +28,9 @@ from hdpsim.cost_models.step.optimizer import gradient_buffer_s, optimizer_s
 from hdpsim.cost_models.step.sharded_parameters import ShardGroups
 from hdpsim.cost_models.step.traffic import StepTraffic, SumTraffic
 from hdpsim.cost_models.tracing import priced, remembered
+from hdpsim.cost_models.transformer.layer_kinds import LayerKind, as_layer, layer_counts
 from hdpsim.cost_models.transformer.matrices import layer_tensors
+from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import stage_contents
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES, chunks_per_stage
 
@@ -271,11 +273,20 @@ def _gather_s(cost: MicroBatchCost, parameters: Floats, group: GroupShape) -> Fl
     if cost.layout.sharding.kind == "none":
         return np.zeros_like(parameters)
     if cost.layout.sharding.owner_broadcasts:
-        a_layer = layer_tensors(cost.model, cost.layout, moe=bool(cost.model.experts))
-        matrices = a_layer * cost.layers_by_stage + 2
+        matrices = _matrices_of_a_layer(cost.model, cost.layout) * cost.layers_by_stage + 2
         owners = np.minimum(group.ranks, matrices)
         return np.asarray(owners * cost.collectives.broadcast_s(BF16_BYTES * parameters / owners, group))
     return cost.collectives.all_gather_s(BF16_BYTES * parameters, group, in_place=True)
+
+
+def _matrices_of_a_layer(model: Model, layout: Layout) -> float:
+    """Of the usual kind; of a hybrid the mean."""
+    kinds = layer_counts(model) if model.layer_pattern else ((LayerKind(bool(model.experts)), model.layers),)
+    total = 0
+    for kind, count in kinds:
+        one, moe = as_layer(model, kind)
+        total += count * layer_tensors(one, layout, moe=moe)
+    return total / model.layers
 
 
 def _pieces(cost: MicroBatchCost, parameters: Floats, members: int) -> Floats:

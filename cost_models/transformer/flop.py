@@ -15,14 +15,21 @@ from numpy.typing import ArrayLike
 
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.layout.groups import RecomputeKind
+from hdpsim.cost_models.transformer.layer_kinds import (
+    LayerKind,
+    as_layer,
+    layer_counts,
+    prediction_counts,
+)
 from hdpsim.cost_models.transformer.matrices import layer_matrices, prediction_matrix, vocabulary_matrix
-from hdpsim.cost_models.transformer.model import Model, dense_layer_count
+from hdpsim.cost_models.transformer.model import Model
 
 FLOP_PER_MULTIPLY_ADD = 2
 FORWARD_AND_BACKWARD = (
     3  # the backward computes two products (input and weight gradient) for each of the forward
 )
 FORWARD_AND_INPUT_GRADIENT = 2  # frozen weights have no weight gradient
+SCAN_FLOP = 7  # of a Mamba layer, per element of its heads and of its state: NVIDIA-NeMo/Megatron-Bridge, flop_utils.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +37,7 @@ class TokenFlop:
     """FLOP of one token by part.
 
     Attributes:
-        linear: matrix products of the layers (and of multi-token prediction).
+        linear: matrix products of the layers (and of multi-token prediction), scans of Mamba layers.
         head: the output projection.
         attention: attention scores and their product with the values.
     """
@@ -56,23 +63,30 @@ def forward_flop(model: Model) -> TokenFlop:
         linear    = 2 x (weights of every matrix a token meets: top_k experts, the shared one, router)
         head      = 2 h V                     (once more per multi-token-prediction layer)
         attention = 2 a (d_qk + d_v) per layer and attended key
+        scan      = 7 H P N per Mamba-2 layer, part of linear (H heads of width P, state N)
 
-    Counted: matrix products only.  Ignored: norms, activations, softmax, rotary embedding, embedding look-up, loss.
-    Source: arXiv 2205.05198 appendix A; arXiv 2204.02311 appendix B.
+    The scan's own matrix products are 2 L (G N + H P) + 4 H P N in chunks of L tokens: 6.1 H P N where L = N = 128 and
+    G N = H P / 16.
+    Counted: matrix products only.  Ignored: norms, activations, softmax, rotary embedding, convolution of a Mamba-2
+    layer, embedding look-up, loss.
+    Source: arXiv 2205.05198 appendix A; arXiv 2204.02311 appendix B; for hybrids NVIDIA-NeMo/Megatron-Bridge,
+    training/utils/flop_utils.py (hybrid_flops), which takes H P for twice the hidden size where it is not.
     """
-    dense, mtp = dense_layer_count(model), model.mtp_layers
-    moe = model.layers - dense
-    weights = dense * layer_linear_weights(model, moe=False) if dense else 0
-    if moe:
-        weights += moe * layer_linear_weights(model, moe=True)
-    if mtp:
-        a_layer = layer_linear_weights(model, moe=bool(model.experts))
-        weights += mtp * (a_layer + prediction_matrix(model).weights)
+    mtp = model.mtp_layers
+    layers = [*layer_counts(model), *((kind, mtp * count) for kind, count in prediction_counts(model) if mtp)]
+    weights = mtp * prediction_matrix(model).weights
+    attending = scanned = 0
+    for kind, count in layers:
+        one, moe = as_layer(model, kind)
+        weights += count * layer_linear_weights(one, moe=moe)
+        attending += count * kind.attends
+        if kind is LayerKind.MAMBA and model.mamba is not None:
+            scanned += count * model.mamba.inner * model.mamba.state
     of_a_key = model.heads * (model.query_dim + model.value_dim)
     return TokenFlop(
-        linear=float(FLOP_PER_MULTIPLY_ADD * weights),
+        linear=float(FLOP_PER_MULTIPLY_ADD * weights + SCAN_FLOP * scanned),
         head=float(FLOP_PER_MULTIPLY_ADD * vocabulary_matrix(model).weights * (1 + mtp)),
-        attention=float(FLOP_PER_MULTIPLY_ADD * of_a_key * (model.layers + mtp)),
+        attention=float(FLOP_PER_MULTIPLY_ADD * of_a_key * attending),
     )
 
 
@@ -97,7 +111,7 @@ def attention_pairs(
 
 
 def layer_pairs(model: Model, lengths: ArrayLike, *, causal: bool = True) -> Floats:
-    """Query-key pairs of each sequence, mean over the layers: some attend to everything, some within a window."""
+    """Query-key pairs of each sequence, mean over the attention: some reach everything, some a window."""
     window, every = model.sliding_window, model.full_attention_every
     near = attention_pairs(lengths, causal=causal, window=window, chunked=model.chunked_attention)
     if window is None or not every:

@@ -7,10 +7,13 @@ from functools import lru_cache, partial
 from typing import Literal, NamedTuple, assert_never
 
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.transformer.layer_kinds import parts_of
 from hdpsim.cost_models.transformer.model import Model, dense_width
 from hdpsim.errors import InfeasibleError
 
-Block = Literal["attention", "mlp", "experts", "shared", "router", "prediction", "vocabulary"]
+Block = Literal[
+    "attention", "mamba", "mlp", "experts", "shared", "latent", "router", "prediction", "vocabulary"
+]
 Cut = Literal["outputs", "inputs", "none"]
 
 
@@ -51,7 +54,7 @@ class Matrix:
     @property
     def tensors(self) -> int:
         """Tensors in which stacks store it: queries, keys and values in one, gate and up in two."""
-        return 1 if self.block == "attention" else len(self.parts)
+        return 1 if self.block in ("attention", "mamba") else len(self.parts)
 
     def shard(self, gpus: int) -> tuple[int, int]:
         """Inputs and outputs on each of the GPUs that share the matrix; the vocabulary is rounded up."""
@@ -88,19 +91,29 @@ def layer_matrices(model: Model, *, moe: bool) -> tuple[Matrix, ...]:
         latent         queries h x q and q x a (n + r), or h x a (n + r) without q; keys and values h x (c + r)
                        and c x a (n + v); output a v x h            (q, c ranks; n, r, v head dims: no-position,
                        rotary, value)
+        Mamba-2        in h x (2 i + 2 G N + H), out i x h          (i = H heads x their width, G groups, N state)
         MLP            h x 2 f with a gate (h x f without), f x h; experts and shared experts likewise
+        latent experts h x l before and l x h behind them, whose own h is l
         router         h x E
 
-    Source: arXiv 1706.03762, 2305.13245 (grouped-query), 2405.04434 section 2.1 (latent), 1909.08053 section 3 (cuts);
-    Megatron-Core (low-rank input projections of latent attention and the router are on every GPU).
+    A layer of a hybrid has one of these parts.
+
+    Source: arXiv 1706.03762, 2305.13245 (grouped-query), 2405.04434 section 2.1 (latent), 1909.08053 section 3 (cuts),
+    2405.21060 section 7 (Mamba-2);
+    Megatron-Core (low-rank input projections of latent attention, those around latent experts and the router are on
+    every GPU; ssm/mamba_mixer.py: in_proj is cut by columns, out_proj by rows).
     """
+    parts = parts_of(model)
+    mixer = _attention(model) if parts.attention else _mamba(model) if parts.mamba else ()
+    if not parts.mlp:
+        return mixer
     if not moe:
-        return (*_attention(model), *_mlp(model, "mlp", dense_width(model)))
+        return (*mixer, *_mlp(model, "mlp", dense_width(model)))
     if not model.experts:
         raise InfeasibleError(f"{model.name} has no mixture-of-experts layers")
     shared = _mlp(model, "shared", model.shared_expert_ffn) if model.shared_expert_ffn else ()
     router = Matrix(name="router", block="router", inputs=model.hidden, parts=(model.experts,))
-    return (*_attention(model), *_mlp(model, "experts", model.ffn_hidden), *shared, router)
+    return (*mixer, *_mlp(model, "experts", model.ffn_hidden), *_latent_projections(model), *shared, router)
 
 
 @lru_cache(maxsize=1024)
@@ -122,6 +135,8 @@ def layer_tensors(model: Model, layout: Layout, *, moe: bool) -> int:
 
 def mlp_width(model: Model, *, moe: bool) -> int:
     """Width of the part of the MLP that every token passes: of a shared expert, or of all of a dense layer's MLP."""
+    if not parts_of(model).mlp:
+        return 0
     return model.shared_expert_ffn if moe else dense_width(model)
 
 
@@ -182,6 +197,39 @@ def _attention(model: Model) -> tuple[Matrix, ...]:
     )
 
 
+def _mamba(model: Model) -> tuple[Matrix, ...]:
+    """Of a Mamba-2 layer: gate, input, B, C and step width in one product; the output."""
+    mamba, hidden = model.mamba, model.hidden
+    assert mamba is not None
+    columns = mamba.inner + mamba.convolved + mamba.heads
+    return (
+        Matrix(name="mamba_in", block="mamba", inputs=hidden, parts=(columns,), cut="outputs"),
+        Matrix(name="mamba_out", block="mamba", inputs=mamba.inner, parts=(hidden,), cut="inputs"),
+    )
+
+
+def _latent_projections(model: Model) -> tuple[Matrix, ...]:
+    """To the width in which tokens travel to their experts, and back."""
+    latent = model.expert_latent
+    if not latent:
+        return ()
+    return (
+        Matrix(name="latent_down", block="latent", inputs=model.hidden, parts=(latent,)),
+        Matrix(name="latent_up", block="latent", inputs=latent, parts=(model.hidden,)),
+    )
+
+
+def mamba_vectors(model: Model) -> int:
+    """Parameters of a Mamba-2 layer that are no matrices: convolution with bias, A, D, bias of the step, gated norm.
+
+    (w + 1) (i + 2 G N) + 3 H + i                                                          w tokens of convolution
+    """
+    mamba = model.mamba
+    if mamba is None or not parts_of(model).mamba:
+        return 0
+    return (mamba.conv + 1) * mamba.convolved + 3 * mamba.heads + mamba.inner
+
+
 def _mlp(model: Model, block: Block, width: int) -> tuple[Matrix, ...]:
     prefix = {"experts": "expert_", "shared": "shared_"}.get(block, "")
     routed = block == "experts"
@@ -194,7 +242,8 @@ def _mlp(model: Model, block: Block, width: int) -> tuple[Matrix, ...]:
         adapter_rank=model.adapter_rank if block == "mlp" and model.adapter_targets == "all" else 0,
     )
     parts = (width, width) if model.gated_mlp else (width,)
+    outer = model.routed_hidden if routed else model.hidden
     return (
-        matrix(name=prefix + "mlp_up", inputs=model.hidden, parts=parts, cut="outputs"),
-        matrix(name=prefix + "mlp_down", inputs=width, parts=(model.hidden,), cut="inputs"),
+        matrix(name=prefix + "mlp_up", inputs=outer, parts=parts, cut="outputs"),
+        matrix(name=prefix + "mlp_down", inputs=width, parts=(outer,), cut="inputs"),
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hdpsim.cost_models.reading.checked import Amount, Checked, Count, Number
+from hdpsim.cost_models.transformer.pattern import PatternError, written_out
 
 AdapterTargets = Literal["qkv", "attention", "all"]
 NormKind = Literal["rms", "layer"]
@@ -24,8 +25,40 @@ class LatentAttention(Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba(Checked):
+    """A Mamba-2 layer: heads that each carry a state of head_dim x state from token to token (arXiv 2405.21060)."""
+
+    heads: Count
+    head_dim: Count
+    state: Count
+    """Width of the state that every element of a head has (N)."""
+    groups: Count = 1
+    """Groups of heads that share what writes to the state and what reads it (B and C)."""
+    conv: Count = 4
+    """Tokens that the convolution before the scan sees."""
+    chunk: Count = 128
+    """Tokens that the scan takes at once as matrix products."""
+
+    @property
+    def inner(self) -> int:
+        """Width of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def convolved(self) -> int:
+        """Width of what passes the convolution: the input of the heads, B and C."""
+        return self.inner + 2 * self.groups * self.state
+
+    def contradictions(self) -> tuple[tuple[str, str], ...]:
+        """Groups must divide the heads."""
+        if self.heads % self.groups:
+            return (("groups", f"must divide the {self.heads} heads, got {self.groups}"),)
+        return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model(Checked):
-    """A decoder-only transformer.
+    """A decoder-only transformer, or a hybrid of such layers' parts and Mamba-2 (layer_pattern).
 
     `ffn_hidden` is the width of one expert in mixture-of-experts layers. With `dense_layers` > 0 the first
     that many layers are dense, of width `dense_ffn_hidden` (DeepSeek-V3: 3 of 61).
@@ -77,6 +110,14 @@ class Model(Checked):
     """Rows of a learned position table; 0 = rotary."""
     mtp_layers: Number = 0
     """Multi-token-prediction layers (DeepSeek-V3: 1); 0 = none."""
+    layer_pattern: str = ""
+    """Of a hybrid the one part of every layer: M Mamba-2, * attention, - MLP, E experts; "3(ME)*" is "MEMEME*"."""
+    mtp_pattern: str = ""
+    """Of a hybrid the layers of one multi-token-prediction layer, in the same letters."""
+    mamba: Mamba | None = None
+    """Sizes of the Mamba-2 layers."""
+    expert_latent: Number = 0
+    """Width to which tokens are projected before they go to the routed experts (latent experts); 0 = none."""
     adapter_rank: Number = 0
     """Rank of trained adapters beside weights that are all frozen (LoRA); 0 = every weight is trained."""
     adapter_targets: AdapterTargets = "attention"
@@ -99,6 +140,11 @@ class Model(Checked):
         """Width of a head's values."""
         return self.latent_attention.v_head_dim if self.latent_attention else self.head_dim
 
+    @property
+    def routed_hidden(self) -> int:
+        """Width of a token on its way to the routed experts and back."""
+        return self.expert_latent or self.hidden
+
     def contradictions(self) -> tuple[tuple[str, str], ...]:
         """Counts that do not go together, as (key, what is wrong)."""
         found: list[tuple[str, str]] = []
@@ -109,7 +155,7 @@ class Model(Checked):
         if self.experts and not 1 <= self.top_k <= self.experts:
             found.append(("top_k", f"must be between 1 and the {self.experts} experts, got {self.top_k}"))
         if not self.experts:
-            for key in ("top_k", "shared_expert_ffn", "dense_layers", "dense_ffn_hidden"):
+            for key in ("top_k", "shared_expert_ffn", "dense_layers", "dense_ffn_hidden", "expert_latent"):
                 if getattr(self, key):
                     found.append((key, "only makes sense with experts"))
         if 0 < self.full_attention_every < 1:
@@ -124,7 +170,39 @@ class Model(Checked):
             )
         if bool(self.dense_layers) != bool(self.dense_ffn_hidden) and self.experts:
             found.append(("dense_ffn_hidden", "and dense_layers must be given together"))
+        return (*found, *_of_patterns(self))
+
+
+def _of_patterns(model: Model) -> tuple[tuple[str, str], ...]:
+    """What is wrong with the patterns of a hybrid, and with what the letters need."""
+    found: list[tuple[str, str]] = []
+    letters: dict[str, str] = {}
+    for key in ("layer_pattern", "mtp_pattern"):
+        try:
+            letters[key] = written_out(getattr(model, key))
+        except PatternError as error:
+            found.append((key, str(error)))
+    if found:
         return tuple(found)
+    if not letters["layer_pattern"]:
+        return tuple((key, "only makes sense with layer_pattern") for key in ("mtp_pattern", "mamba")
+                     if getattr(model, key))  # fmt: skip
+    if len(letters["layer_pattern"]) != model.layers:
+        found.append(
+            ("layer_pattern", f"has {len(letters['layer_pattern'])} layers, layers says {model.layers}")
+        )
+    if bool(letters["mtp_pattern"]) != bool(model.mtp_layers):
+        found.append(("mtp_pattern", "and mtp_layers must be given together in a hybrid"))
+    used = set("".join(letters.values()))
+    for letter, key, size in (("M", "mamba", model.mamba), ("E", "experts", model.experts)):
+        if letter in used and not size:
+            found.append((key, f"is required: the pattern has layers {letter}"))
+        elif size and letter not in used:
+            found.append((key, f"only makes sense with layers {letter} in the pattern"))
+    for key in ("dense_layers", "parallel_block", "adapter_rank"):
+        if getattr(model, key):
+            found.append((key, "is not modelled in a hybrid (layer_pattern)"))
+    return tuple(found)
 
 
 def dense_layer_count(model: Model) -> int:

@@ -11,21 +11,36 @@ from typing import NamedTuple
 from hdpsim.cost_models.feasibility import check_layout, layer_units
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.stage_words import StageWords, stages_of
+from hdpsim.cost_models.transformer.layer_kinds import (
+    KindCounts,
+    LayerKind,
+    as_layer,
+    counted,
+    layer_counts,
+    parts_of,
+    prediction_counts,
+)
 from hdpsim.cost_models.transformer.matrices import (
     layer_matrices,
     layer_shards,
+    mamba_vectors,
     prediction_matrix,
     vocabulary_matrix,
 )
 from hdpsim.cost_models.transformer.model import Model, dense_layer_count
+from hdpsim.cost_models.transformer.pattern import written_out
 from hdpsim.cost_models.transformer.stages import chunks_per_stage, virtual_stage_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterCount:
-    """Parameters by what they do. `experts` are the routed ones, all of them; shared experts are in `mlp`."""
+    """Parameters by what they do. `experts` are the routed ones, all of them; shared experts are in `mlp`.
+
+    So are the projections around latent experts. `mamba` is all of Mamba-2 layers but the norm before each.
+    """
 
     attention: int = 0
+    mamba: int = 0
     mlp: int = 0
     experts: int = 0
     router: int = 0
@@ -57,11 +72,23 @@ class StageContents:
     embedding: bool
     head: bool
     mtp_layers: int
+    hybrid: KindCounts = ()
+    """Of a hybrid its layers by kind, instead of dense and expert layers."""
 
     @property
     def layers(self) -> int:
-        """Transformer layers, without multi-token prediction."""
-        return self.dense_layers + self.moe_layers
+        """Layers, without multi-token prediction."""
+        return self.dense_layers + self.moe_layers + sum(count for _, count in self.hybrid)
+
+    @property
+    def attention_layers(self) -> int:
+        """Those with attention."""
+        return sum(count for kind, count in self.by_kind if kind.attends)
+
+    @property
+    def expert_layers(self) -> int:
+        """Those with routed experts."""
+        return sum(count for kind, count in self.by_kind if kind.has_experts)
 
     @property
     def offloading_layers(self) -> int:
@@ -69,11 +96,19 @@ class StageContents:
         return max(0, self.layers - 2)
 
     @property
-    def by_kind(self) -> tuple[tuple[bool, int], ...]:
-        """Whether they have experts, and how many layers, of each kind that occurs."""
-        return tuple(
-            (moe, count) for moe, count in ((False, self.dense_layers), (True, self.moe_layers)) if count
-        )
+    def by_kind(self) -> KindCounts:
+        """How many layers of each kind that occurs."""
+        plain = ((LayerKind.DENSE, self.dense_layers), (LayerKind.MOE, self.moe_layers))
+        return (*((kind, count) for kind, count in plain if count), *self.hybrid)
+
+    def with_prediction(self, model: Model) -> KindCounts:
+        """The same with the layers of multi-token prediction that sit here."""
+        if not self.mtp_layers:
+            return self.by_kind
+        counts = dict(self.by_kind)
+        for kind, count in prediction_counts(model):
+            counts[kind] = counts.get(kind, 0) + self.mtp_layers * count
+        return tuple((kind, counts[kind]) for kind in sorted(counts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +135,7 @@ class StageParameters:
 
 
 class LayerShard(NamedTuple):
-    """Parameters of one layer on one GPU: norms are part of *dense*."""
+    """Parameters of one layer on one GPU: norms (and what else is no matrix) are part of *dense*."""
 
     dense: int
     experts: int
@@ -117,11 +152,11 @@ def layer_parameters(model: Model, *, moe: bool) -> ParameterCount:
 
     Ignored: the per-expert bias that DeepSeek-V3 balances its router with (256 per layer), QK-norms.
     """
-    counted = ParameterCount(norms=_layer_norms(model))
+    found = ParameterCount(norms=_layer_norms(model), mamba=mamba_vectors(model))
     for matrix in layer_matrices(model, moe=moe):
-        field = "mlp" if matrix.block == "shared" else matrix.block
-        counted += ParameterCount(**{field: matrix.parameters})
-    return counted
+        field = "mlp" if matrix.block in ("shared", "latent") else matrix.block
+        found += ParameterCount(**{field: matrix.parameters})
+    return found
 
 
 def mtp_parameters(model: Model) -> ParameterCount:
@@ -130,9 +165,10 @@ def mtp_parameters(model: Model) -> ParameterCount:
     Counted: what is unique to them; embedding and head are shared with the model.
     Source: arXiv 2412.19437 section 2.2; DeepSeek-V3's README_WEIGHTS (11.5B).
     """
-    one = layer_parameters(model, moe=bool(model.experts))
-    extra = ParameterCount(attention=prediction_matrix(model).weights, norms=3 * _norm(model))
-    return (one + extra) * model.mtp_layers
+    one = ParameterCount(attention=prediction_matrix(model).weights, norms=3 * _norm(model))
+    for kind, count in prediction_counts(model):
+        one += _of_kind(model, kind) * count
+    return one * model.mtp_layers
 
 
 def parameters(model: Model) -> ParameterCount:
@@ -140,10 +176,9 @@ def parameters(model: Model) -> ParameterCount:
 
     layers + embedding V h (+ learned positions) + final norm + head V h unless tied
     """
-    dense = dense_layer_count(model)
-    total = layer_parameters(model, moe=False) * dense if dense else ParameterCount()
-    if dense < model.layers:
-        total += layer_parameters(model, moe=True) * (model.layers - dense)
+    total = ParameterCount()
+    for kind, count in layer_counts(model):
+        total += _of_kind(model, kind) * count
     vocabulary = vocabulary_matrix(model).weights
     return total + ParameterCount(
         norms=_norm(model),
@@ -151,6 +186,11 @@ def parameters(model: Model) -> ParameterCount:
         positions=model.learned_positions * model.hidden,
         head=0 if model.tied_embeddings else vocabulary,
     )
+
+
+def _of_kind(model: Model, kind: LayerKind) -> ParameterCount:
+    one, moe = as_layer(model, kind)
+    return layer_parameters(one, moe=moe)
 
 
 def active_parameters(model: Model) -> int:
@@ -223,7 +263,11 @@ def _layers_by_flop(model: Model, layout: Layout) -> tuple[tuple[int, ...], ...]
 
 
 def stage_contents(model: Model, layout: Layout) -> tuple[tuple[StageContents, ...], ...]:
-    """What every (stage, chunk) holds; the dense layers of a mixture-of-experts model come first."""
+    """What every (stage, chunk) holds; the dense layers of a mixture-of-experts model come first.
+
+    A hybrid's stages hold what the letters of its pattern say, one after the other; in which order within a stage
+    changes nothing.
+    """
     return _stage_contents(model, layout.of_stages)
 
 
@@ -236,16 +280,20 @@ def _stage_contents(model: Model, layout: Layout) -> tuple[tuple[StageContents, 
     by_hand = _cut_by_hand(layout) or ()
     placed = any(stage.mtp_layers for stage in by_hand)
     contents: list[StageContents] = []
-    dense_left = dense_layer_count(model)
+    letters, first = written_out(model.layer_pattern), 0
+    dense_left = 0 if letters else dense_layer_count(model)
     for virtual in range(len(layers_of)):
         layers = layers_of[virtual]
+        hybrid = counted(letters[first : first + layers])
+        first += layers
         dense = min(layers, dense_left)
         dense_left -= dense
         last = virtual == len(layers_of) - 1
         contents.append(
             StageContents(
                 dense_layers=dense,
-                moe_layers=layers - dense,
+                moe_layers=0 if letters else layers - dense,
+                hybrid=hybrid,
                 embedding=virtual == 0,
                 head=last,
                 mtp_layers=by_hand[virtual].mtp_layers if placed else model.mtp_layers * last,
@@ -274,8 +322,8 @@ def _parameters_of(model: Model, layout: Layout, held: tuple[StageContents, ...]
     dense = experts = matrices = largest = 0
     vocabulary = vocabulary_shard(model, layout)
     for part in held:
-        for moe, count in part.by_kind:
-            layer = layer_shard(model, layout, moe=moe)
+        for kind, count in part.by_kind:
+            layer = kind_shard(model, layout, kind)
             dense, experts = dense + count * layer.dense, experts + count * layer.experts
             matrices += count * (layer.dense + layer.experts - layer.norms)
             largest = max(largest, layer.dense + layer.experts)
@@ -286,11 +334,14 @@ def _parameters_of(model: Model, layout: Layout, held: tuple[StageContents, ...]
         if part.embedding or part.head:
             largest = max(largest, vocabulary)
         if part.mtp_layers:
-            layer = layer_shard(model, layout, moe=bool(model.experts))
             projection = math.prod(prediction_matrix(model).shard(layout.parallel.tp))
-            dense += part.mtp_layers * (layer.dense + projection + 3 * _norm(model))
-            experts += part.mtp_layers * layer.experts
-            matrices += part.mtp_layers * (layer.dense + layer.experts + projection)
+            dense += part.mtp_layers * (projection + 3 * _norm(model))
+            matrices += part.mtp_layers * projection
+            for kind, count in prediction_counts(model):
+                layer = kind_shard(model, layout, kind)
+                dense += part.mtp_layers * count * layer.dense
+                experts += part.mtp_layers * count * layer.experts
+                matrices += part.mtp_layers * count * (layer.dense + layer.experts)
             if layout.parallel.pp > 1:
                 dense += vocabulary  # the embedding it shares sits on another stage: a copy
     return StageParameters(dense=dense, experts=experts, largest_unit=largest, matrices=matrices)
@@ -299,12 +350,18 @@ def _parameters_of(model: Model, layout: Layout, held: tuple[StageContents, ...]
 @lru_cache(maxsize=1024)
 def layer_shard(model: Model, layout: Layout, *, moe: bool) -> LayerShard:
     """Parameters of one layer on one GPU."""
-    norms = _layer_norms(model)
+    norms = _layer_norms(model) + mamba_vectors(model) // layout.parallel.tp
     held = {True: 0, False: 0}
     for shard in layer_shards(model, layout, moe=moe):
         biases = shard.experts * shard.outputs if shard.matrix.biases else 0
         held[shard.matrix.block == "experts"] += shard.weights + biases
     return LayerShard(dense=held[False] + norms, experts=held[True], norms=norms)
+
+
+def kind_shard(model: Model, layout: Layout, kind: LayerKind) -> LayerShard:
+    """Parameters of one layer of a kind on one GPU."""
+    one, moe = as_layer(model, kind)
+    return layer_shard(one, layout, moe=moe)
 
 
 def vocabulary_shard(model: Model, layout: Layout) -> int:
@@ -314,8 +371,9 @@ def vocabulary_shard(model: Model, layout: Layout) -> int:
 
 def _layer_norms(model: Model) -> int:
     latent = model.latent_attention
-    inside = latent.q_lora_rank + latent.kv_lora_rank if latent else 0
-    return (1 if model.parallel_block else 2) * _norm(model) + inside
+    parts = parts_of(model)
+    inside = latent.q_lora_rank + latent.kv_lora_rank if latent and parts.attention else 0
+    return (1 if model.parallel_block else parts.blocks) * _norm(model) + inside
 
 
 def _norm(model: Model) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hdpsim import __version__
-from hdpsim.errors import UserInputError
+from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.exchange.setups import is_dynamic, setup_facts, shown_facts, usual_facts
 from hdpsim.experiments.exchange.table import Tool, tool
 from hdpsim.experiments.exchange.translate import spelled, write_options
@@ -64,6 +64,7 @@ def flags(
 
     Raises:
         UserInputError: no such target or spelling.
+        InfeasibleError: the model is a hybrid.
     """
     if target not in TARGETS:
         raise UserInputError(
@@ -73,6 +74,10 @@ def flags(
     if spelling and spelling not in table.spellings:
         known = ", ".join(table.spellings) or "none"
         raise UserInputError(f"{target} has no other spelling {quoted(spelling)}; known: {known}")
+    if setup.model.layer_pattern:
+        raise InfeasibleError(
+            f"{setup.model.name} is a hybrid (layer_pattern): its layers are not written as options of {table.title}"
+        )
     facts = setup_facts(setup, table, batch, length_tokens)
     written = write_options(facts, usual_facts(), table, spelling)
     cannot = shown_facts(facts, written.cannot) | _strategy(setup, table, spelling)

@@ -120,7 +120,7 @@ def _counts(plan: Plan, cost: MicroBatchCost) -> Document:
         "stages": cost.layout.parallel.pp,
         "layers_per_stage": float(cost.layers_by_stage.mean()),
         "moe_layers_per_stage": float(
-            np.array([kind.moe_layers for kind in cost.kinds])[cost.kind].sum(axis=1).mean()
+            np.array([kind.expert_layers for kind in cost.kinds])[cost.kind].sum(axis=1).mean()
         ),
         "micro_batches": plan.micro_batches,
         "micro_batches_per_rank": len(plan.order) / plan.ranks,

@@ -19,7 +19,7 @@ from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.records.machine import collective_share, nic_gbps, node_of_cloud
 from hdpsim.experiments.records.pipeline import blocked, schedule_of, virtual_stages
 from hdpsim.experiments.records.switches import Switches, switches_of
-from hdpsim.experiments.software.facts import Run, known_model, latent_model, named_model
+from hdpsim.experiments.software.facts import Run, hybrid_model, known_model, latent_model, named_model
 from hdpsim.experiments.software.rules import setting_of
 from hdpsim.experiments.software.run import SHAPE, RunConfig
 from hdpsim.quoting import quoted
@@ -95,7 +95,7 @@ def prepare(
     assumptions: list[str] = []
     gpus, seq_len = _needed(config, "n_gpus"), _needed(config, "seq_len")
     cluster = _cluster(run, gpus, assumptions)
-    model = replace(_model(config, seq_len, assumptions), **switches.model)
+    model = _with_switches(_model(config, seq_len, assumptions), switches)
     degrees = _degrees(config, gpus, assumptions)
     micro_batch = config.micro_batch
     if micro_batch is None:
@@ -134,6 +134,14 @@ def prepare(
         assumptions=tuple(assumptions),
         not_modelled=switches.not_modelled,
     )
+
+
+def _with_switches(model: Model, switches: Switches) -> Model:
+    """The model with what no column holds; a hybrid's prediction layers come with their pattern."""
+    more = dict(switches.model)
+    if model.layer_pattern and more.get("mtp_layers"):
+        more["mtp_pattern"] = catalog.model(model.name).mtp_pattern
+    return replace(model, **more)
 
 
 def layout_cp(layout: Layout) -> int:
@@ -249,7 +257,14 @@ def _layout(run: Run, degrees: dict[str, int], switches: Switches, assumptions: 
 
 
 def _model(config: RunConfig, seq_len: int, assumptions: list[str]) -> Model:
-    """The model of the shape columns; GPT conventions where the MLP has no gate, Llama's where it has."""
+    """The model of the shape columns; GPT conventions where the MLP has no gate, Llama's where it has.
+
+    No column holds the pattern of a hybrid: the catalog's model of that name and shape is the whole answer.
+    """
+    hybrid = hybrid_model(config)
+    if hybrid is not None:
+        assumptions.append(f"layers of {hybrid.name}")
+        return replace(hybrid, mtp_layers=0, mtp_pattern="")
     layers, hidden, heads, ffn_hidden = (_needed_shape(config, column) for column in _SHAPE)
     gated = config.gated_mlp
     if gated is None:

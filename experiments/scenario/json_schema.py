@@ -12,7 +12,7 @@ from hdpsim.cost_models.hardware import catalog, entries
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
 from hdpsim.cost_models.reading.words import field_words
 from hdpsim.cost_models.reliability.failures import failure_profile_names
-from hdpsim.cost_models.transformer.model import LatentAttention, Model
+from hdpsim.cost_models.transformer.model import LatentAttention, Mamba, Model
 from hdpsim.experiments.scenario.key_meanings import ScenarioKey, scenario_keys
 from hdpsim.experiments.scenario.schema import KEYS, SECTIONS
 from hdpsim.experiments.scenario.values import quantity_schema, range_schema, text
@@ -28,6 +28,7 @@ _ENTRIES: Mapping[str, type] = {
     "gpu": Gpu,
     "fabric": Fabric,
     "latent_attention": LatentAttention,
+    "mamba": Mamba,
 }
 """What the keys of models and clusters describe; each is a definition of the schema."""
 _NAMED = ("model", "cluster", "node", "gpu")

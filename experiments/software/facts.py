@@ -12,8 +12,8 @@ from hdpsim.cost_models.hardware.hf_config import model_from_hf_config
 from hdpsim.cost_models.memory.activations import LayerActivations
 from hdpsim.cost_models.transformer.matrices import Matrix, layer_matrices
 from hdpsim.cost_models.transformer.model import Model
-from hdpsim.errors import CatalogError
-from hdpsim.experiments.software.run import RunConfig
+from hdpsim.errors import CatalogError, InfeasibleError
+from hdpsim.experiments.software.run import SHAPE, RunConfig
 
 INTERLEAVED_YEAR = 2021  # the schedule's own: arXiv 2104.04473
 MICRO_BATCHES_PER_STAGE = 2  # (p - 1) / (m + p - 1) is then a third
@@ -100,6 +100,28 @@ def latent_model(config: RunConfig) -> Model | None:
     return known if known is not None and known.latent_attention and known.heads == config.heads else None
 
 
+def hybrid_model(config: RunConfig) -> Model | None:
+    """The catalog's model of that name, if it is a hybrid.
+
+    Raises:
+        InfeasibleError: the record has another shape.
+    """
+    known = named_model(config)
+    if known is None or not known.layer_pattern:
+        return None
+    others = [
+        column
+        for column, name in SHAPE.items()
+        if getattr(config, column) is not None and getattr(config, column) != getattr(known, name)
+    ]
+    if others:
+        raise InfeasibleError(
+            f"{known.name} is a hybrid whose {', '.join(others)} the record states otherwise: the pattern of its "
+            "layers is not known then"
+        )
+    return known
+
+
 def interleaves(run: Run) -> bool:
     """Whether stages hold several chunks of layers: printed, said, or what the stack does."""
     from hdpsim.experiments.software.rules import setting_of
@@ -171,7 +193,7 @@ def _layer(config: RunConfig, *, moe: bool) -> dict[str, Matrix] | None:
 
 
 def _dense_layer(config: RunConfig) -> dict[str, Matrix] | None:
-    return None if config.n_experts else _layer(config, moe=False)
+    return None if config.n_experts or _is_hybrid(config) else _layer(config, moe=False)
 
 
 def _shares(layer: dict[str, Matrix]) -> dict[str, tuple[float, ...]]:
@@ -259,11 +281,18 @@ def _repeated_experts(config: RunConfig) -> float | None:
     known = config.hidden and config.heads and config.ffn_hidden and config.topk
     if "moe" not in repeated or not known or not (config.kv_heads or latent_model(config)):
         return None
+    if _is_hybrid(config):
+        return 1.0  # of the layers that have experts, and nothing else
     met = _weights_of_a_token(config)
     if met is None:
         return None
     up = met["up"] if repeated & {"mla_up_proj", "up_proj"} else 0.0
     return (met["experts"] + up) / (met["attention"] + met["experts"])
+
+
+def _is_hybrid(config: RunConfig) -> bool:
+    known = named_model(config)
+    return known is not None and bool(known.layer_pattern)
 
 
 def _stated_bucket(config: RunConfig) -> float | None:
@@ -294,6 +323,7 @@ FACTS: dict[str, Callable[[Run], bool]] = {
     "dense_shape": lambda run: _dense_layer(run.config) is not None,
     "experts_fill_the_stage": _experts_fill_the_stage,
     "experts_repeated": lambda run: _repeated_experts(run.config) is not None,
+    "hybrid": lambda run: _is_hybrid(run.config),
     "interleaves": interleaves,
     "known_without_biases": _known_without_biases,
     "latent_attention": _latent_attention,

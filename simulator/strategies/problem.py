@@ -97,6 +97,11 @@ class PlanningProblem:
         if self.most_ranks == self.ranks:
             return ""
         layout = self.cost.layout
+        if self.cost.model.mamba is not None and layout.context.kind != "ulysses":
+            return (
+                f"scans of Mamba-2 layers are spread by whole heads, of which a GPU has {self.most_ranks} "
+                f"(layout.tp = {layout.parallel.tp})"
+            )
         return (
             f"layout.cp_kind = {layout.context.kind} spreads whole heads, of which a GPU has {self.most_ranks} "
             f"(layout.tp = {layout.parallel.tp})"

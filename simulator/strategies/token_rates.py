@@ -22,9 +22,9 @@ class TokenRates:
     def __init__(self, cost: MicroBatchCost, capacity: int, most: int, *, all_stages: bool) -> None:
         sizes, linear = linear_table(cost, most)
         self._sizes = sizes.astype(np.float64)  # as what is searched for
-        layers = cost.layers_by_stage / cost.busiest_layers
+        layers = cost.attention_layers_by_stage / max(1, cost.busiest_attention_layers)
         self.layers = float(layers.sum())
-        """Layers over the busiest stage's."""
+        """Layers with attention over the busiest stage's."""
         self.whole = not (all_stages and cost.layout.pipeline.schedule in SPLIT_SCHEDULES)
         """Weight gradients included; those that a schedule runs apart hold up no other stage."""
         if not self.whole:

@@ -42,6 +42,7 @@ def models(as_json: bool) -> None:
             lambda model: f"{model.experts} top {model.top_k}" if model.experts else None,
             heading="experts",
         ),
+        Column("", _hybrid, heading="hybrid"),
     )
 
 
@@ -182,6 +183,15 @@ def _condition(when: object) -> str:
     if isinstance(when, list):
         return ", ".join(map(_condition, when))
     return "not stated" if when is None else str(when)
+
+
+def _hybrid(model: Any) -> str | None:
+    """Layers of a hybrid by letter."""
+    from hdpsim.cost_models.transformer.layer_kinds import LETTER_OF, layer_counts
+
+    if not model.layer_pattern:
+        return None
+    return ", ".join(f"{count} {LETTER_OF[kind]}" for kind, count in layer_counts(model))
 
 
 def _entries(kind: Kind) -> list[Any]:

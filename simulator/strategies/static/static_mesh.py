@@ -10,6 +10,7 @@ from math import isqrt
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints, ranges
+from hdpsim.cost_models.feasibility import uneven_scan
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.errors import InfeasibleError
@@ -59,7 +60,11 @@ def mesh_degrees(problem: PlanningProblem) -> list[int]:
             f"a context of {problem.context_tokens} tokens needs {needed} ranks of {problem.capacity_tokens} tokens, "
             f"but there are only {problem.ranks}: gpus / (tp x pp); a rank has the tokens of layout.rank_capacity"
         )
-    degrees = divisors(problem.ranks, needed, most)
+    cost = problem.cost
+    every = divisors(problem.ranks, needed, most)
+    degrees = [degree for degree in every if not uneven_scan(cost.model, cost.layout, degree)]
+    if every and not degrees:
+        raise InfeasibleError(uneven_scan(cost.model, cost.layout, every[0]))
     if not degrees:
         raise InfeasibleError(
             f"a context of {problem.context_tokens} tokens needs {needed} ranks of {problem.capacity_tokens} tokens or "

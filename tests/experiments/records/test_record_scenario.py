@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import cache
@@ -111,11 +112,17 @@ def test_the_text_says_what_was_assumed(tmp_path: Path) -> None:
     assert printed.output == text
 
 
-def test_what_cannot_be_written_is_said() -> None:
+def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserInputError, match="did you mean 'megatron-lm-0020'"):
         record_scenario("megatron-lm-020")
+    with open(shipped_records(), encoding="utf-8", newline="") as file:
+        row = next(row for row in csv.DictReader(file) if row["id"] == "megatron-lm-0020")
+    with open(tmp_path / "one.csv", "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(row))
+        writer.writeheader()
+        writer.writerow({**row, "model_name": "mine", "layers": ""})
     with pytest.raises(InfeasibleError, match=r"(is|are) not stated"):
-        record_scenario(next(r.name for r in read_records(shipped_records()) if r.config.layers is None))
+        record_scenario("megatron-lm-0020", str(tmp_path / "one.csv"))
     run = CliRunner()
     for options in (["--memory"], ["--json"], ["--markdown"]):
         assert run.invoke(cli, ["validate", "--scenario-of", "x", *options]).exit_code == 2
