@@ -171,6 +171,24 @@ def test_configurations_of_nemos_launcher_with_separate_kernels_of_the_loss(
     assert of_others is None
 
 
+@pytest.mark.parametrize(
+    ("family", "year", "model", "second"),
+    [
+        ("dgxc", 2024, "gpt3-175b", True),
+        ("dgxc", 2024, "grok1-314b", True),
+        ("dgxc", 2024, "nemotron4-340b", True),
+        ("dgxc", 2024, "nemotron4-15b", False),
+        ("dgxc", 2024, "llama3.1-405b", False),
+        ("dgxc", 2025, "gpt3-175b", False),  # cuDNN's kernels are on again
+        ("nemo", 2024, "gpt3-175b", False),
+    ],
+)
+def test_launchers_that_turn_cudnns_attention_off(family: str, year: int, model: str, second: bool) -> None:
+    config = _config(framework="NeMo (Megatron-Core)", year=year, model_name=model, family=family)
+    found = setting_of(Run(config), "attention_kernel")
+    assert (found is not None and found.value == "flash2") is second
+
+
 LATENT = {
     "framework": "Megatron-Bridge 25.09", "gpu": "H100-SXM-80G", "year": 2025, "model_name": "deepseek-v3",
     "n_gpus": 1024, "layers": 61, "hidden": 7168, "ffn_hidden": 2048, "heads": 128, "n_experts": 256, "topk": 8,
