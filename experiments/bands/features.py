@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
-from functools import partial
+from functools import cache, partial
 from typing import Any, get_type_hints
 
 from hdpsim.cost_models.calibration.calibration import calibration, calibration_names
@@ -54,7 +54,7 @@ class Features:
     @classmethod
     def read(cls, cells: dict[str, str]) -> Features:
         """From the cells of a CSV row; a feature that an older file does not have keeps its default."""
-        kinds = get_type_hints(cls)
+        kinds = _kinds()
         return cls(
             **{
                 field.name: _parsed(cells[field.name], kinds[field.name])
@@ -62,6 +62,12 @@ class Features:
                 if field.name in cells or field.default is MISSING
             }
         )
+
+
+@cache
+def _kinds() -> dict[str, Any]:
+    """The types of the features: working them out takes longer than reading a row."""
+    return get_type_hints(Features)
 
 
 def _parsed(text: str, kind: type) -> Any:
