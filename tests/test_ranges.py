@@ -59,7 +59,7 @@ def test_every_shipped_constant_lies_well_inside_its_range() -> None:
 
 def test_every_constant_of_a_network_has_a_range() -> None:
     for field in dataclasses.fields(NetworkCalibration):
-        if field.name != "nvls":
+        if not isinstance(field.default, bool):
             assert constant_range(field.name).holds(field.default)
 
 

@@ -36,8 +36,17 @@ class NetworkCalibration(Checked):
     """Multiplies NCCL's fixed latency per collective (6.6 us for a ring with LL: kernel launch, set-up).
     Source: ring steps of 2, 4, 8 H100s at 512 B (aiconfigurator): 4.4 us + 0.85 us per step."""
     intra_latency_factor: Calibrated = 1.35
-    """Multiplies NCCL's latency per step over NVLink (0.6 / 1.9 / 3.4 us for LL / LL128 / Simple on a ring).
+    """Multiplies NCCL's latency per step over NVLink (0.6 / 1.9 us for LL / LL128 on a ring).
     Source: the same measurement."""
+    simple_base_factor: Calibrated = 1.44
+    """Multiplies NCCL's fixed latency of a ring with Simple (8.4 us). Source: fitted with the next one and
+    pipeline_fill_s on 244 gathers, reduce-scatters and all-reduces of 2 to 8 H100s and H200s from 2 MiB on
+    (aiconfigurator, apex_plus, DistCA); either of the first two left out moves it by 1.5 us."""
+    simple_step_factor: Calibrated = 0.21
+    """Multiplies NCCL's latency per step of a ring with Simple over NVLink (3.4 us). Source: the same fit."""
+    nvls_latency_factor: Calibrated = 1.09
+    """Multiplies NCCL's latency of the in-switch reduction (25 us). Source: 8 H100s, 2 to 8 MiB, 27 us
+    (dgxc-benchmarking, Azure's benchmarking guide, apex_plus; 26 to 28 with one of them left out)."""
     inter_latency_factor: Calibrated = 1.0
     """Multiplies NCCL's latency per step over the network (2.7 / 4 / 14 us). Old A100 clouds need about 2:
     NDv4 all-reduces of 8-64 KiB take 1.8-2.8 times as long as with NCCL's own constants (Echo logs)."""
@@ -50,6 +59,9 @@ class NetworkCalibration(Checked):
     p2p_inter_latency_s: Calibrated = 12e-6
     """One send/recv over the network without wire and switches: launch, proxy thread, rendezvous.
     Source: NCCL's base (6.6 us) plus twice its LL network step (2.7 us): one step each for data and credit."""
+    p2p_ll_by_channel: bool = False
+    """Sends over NVLink go with LL up to 16 KiB on each of 32 channels, not up to 16 KiB in all. Source: NVIDIA/nccl,
+    src/enqueue.cc of 2.22 and some releases after it (thresholdLL, NCCL_P2P_LL_THRESHOLD)."""
     all_to_all_peer_latency_s: Calibrated = 0.3e-6
     """What each further NVLink peer adds to an all-to-all. Source: 2, 4, 8 H100s take 6.3, 6.7, 7.3 us
     at 512 B (aiconfigurator, NCCL 2.29)."""
@@ -59,9 +71,11 @@ class NetworkCalibration(Checked):
     """What an LL message takes longer, per rank on a node, once it is too long for one channel (4 KiB per rank on a
     ring, 4 KiB on a tree: NCCL's thread threshold, 8 B x 512 threads). Source: gathers of 2 and 8 H100s take 0.9 and
     2.7 us more from 8 and 32 KiB on, all-reduces of 2 and 4 GB200s 0.7 and 1.5 us (aiconfigurator; apex_plus alike)."""
-    pipeline_fill_s: Calibrated = 30e-6
+    pipeline_fill_s: Calibrated = 22e-6
     """Start-up and drain of a long transfer on a ring: what its buffers hold at the channel's speed.
-    Source: 2, 4, 8 H100s gather 64 MiB and more this much later than latency and rate explain (aiconfigurator)."""
+    Source: fitted with simple_base_factor."""
+    all_to_all_fill_s: Calibrated = 30e-6
+    """The same of an all-to-all. Source: 2, 4, 8 H100s, 16 MiB and more (aiconfigurator)."""
     nvls_fill_s: Calibrated = 100e-6
     """The same for the in-switch reduction. Source: 8 H100s, 16 MiB to 1 GiB (dgxc-benchmarking)."""
     copy_bytes_per_s: Annotated[float, Range(1e3, sys.float_info.max)] = 1.06e12
@@ -74,5 +88,7 @@ class NetworkCalibration(Checked):
     check_remote_s: Calibrated = 327e-6
     """The same per rank on other nodes. Source: gathers and reductions of 1 GiB over 64 to 512 ranks of such jobs
     (315 to 328 us per rank, whatever the collective); layers of 16 ranks on two nodes agree (49 ms)."""
+    nccl_picks: bool = True
+    """NCCL's own tables pick the algorithm and protocol of a collective; without, the fastest is taken."""
     nvls: bool = True
     """The in-switch reduction is used where the node has it (nodes without NVLink SHARP never do)."""

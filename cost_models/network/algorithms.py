@@ -22,26 +22,27 @@ from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.tracing import priced
 
-_NETWORK_OVERHEAD_S = 1e-6  # tuning.cc getNetOverhead, any CPU but AMD
+NETWORK_OVERHEAD_S = 1e-6  # tuning.cc getNetOverhead, any CPU but AMD
 _LL_TWO_NODES_BYTES_PER_S = 39e9  # tuning.cc llMaxBws, two nodes
 _LL_MORE_NODES_BYTES_PER_S = 20.4e9  # tuning.cc llMaxBws, three and more nodes
-_RING_SIMPLE_LATENCY_FACTOR = 1.4  # tuning.cc: multi-node ring all-reduce with Simple, Ampere and later
+RING_SIMPLE_LATENCY_FACTOR = 1.4  # tuning.cc: multi-node ring all-reduce with Simple, Ampere and later
 # NCCL_LL_THREAD_THRESHOLD x LL threads: fewer bytes (times ranks on a ring), one channel
-_LL_CHANNEL_BYTES = 8.0 * 512
-_CHANNELS = 16  # of a node of 8 H100s, as NCCL's log counts them (recalled; A100: 24)
+LL_CHANNEL_BYTES = 8.0 * 512
+_CHANNELS = (
+    24  # of 8 H100s: "24 coll channels" in NCCL's log, 12 rings of 30 GB/s, each cut in two (A100: 12 of 20)
+)
 _SIMPLE_SLICE_BYTES = 512 * 1024  # NCCL_BUFFSIZE 4 MiB / NCCL_STEPS 8
-_TREE_SHARE = 0.92  # tuning.cc: tree all-reduce against ring bus bandwidth
-_TREE_LL_DIVISOR = 3.8  # tuning.cc
-_TREE_LL128_SHARE = (7 / 9, 120 / 128)  # tuning.cc: on one node, on several
+TREE_SHARE = 0.92  # tuning.cc: tree all-reduce against ring bus bandwidth
+TREE_LL_DIVISOR = 3.8  # tuning.cc
+TREE_LL128_SHARE = (7 / 9, 120 / 128)  # tuning.cc: on one node, on several
 _SERVER_GPUS = 16  # NVLink domains up to this size have one layer of switches in the server
-_NVLS_INTRA_S = 25e-6  # tuning.cc: NVLS step over NVLink
-_NVLS_TREE_NETWORK_S = 20.9e-6  # tuning.cc: NVLSTree step over the network
-_P2P_LL_BYTES = 16 * 1024  # NCCL_P2P_LL_THRESHOLD
+NVLS_INTRA_S = 25e-6  # tuning.cc: NVLS step over NVLink
+NVLS_TREE_NETWORK_S = 20.9e-6  # tuning.cc: NVLSTree step over the network
 _PAT_BASE_S = 8e-6  # tuning.cc
 _PAT_NETWORK_DIVISOR = 3.5  # tuning.cc: PAT pipelines its network steps
 _PAT_RANK_S = 2.8e-6  # tuning.cc: linear part, per rank
 _PAT_SHARE = 0.75  # tuning.cc
-_TREE_CORRECTION = {  # tuning.cc treeCorrectionFactor: tree bandwidth at 64 B x 2^i
+TREE_CORRECTION = {  # tuning.cc treeCorrectionFactor: tree bandwidth at 64 B x 2^i
     "LL": (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1, 1),
     "LL128": (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1, 1, 1),
     "Simple": (0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7,
@@ -113,25 +114,6 @@ class Wires:
         return copy
 
 
-def message_start_s(message_bytes: ArrayLike, calibration: NetworkCalibration) -> Floats:
-    """What a send/recv over NVLink takes longer than one of a few bytes, beside its time on the wire.
-
-        up to 16 KiB (LL):   max(0, bytes / 4 KiB - 1) x LL step x factor
-        above (Simple):      difference of the bases x factor + difference of a step x factor
-
-    Counted: one channel sends a short message, 8 B by each of 512 threads at a time.
-    Ignored: start-up of the channels of a long one.
-    Source: NCCL's p2p threshold of LL (NCCL_P2P_LL_THRESHOLD, 16 KiB) and the latencies of tuning.cc. 16 KiB messages
-        among 2, 4 and 8 H100s take 2.3 to 2.9 us more than those of 4 KiB (by this formula 2.4), longer ones 5 to 6 us
-        (aiconfigurator).
-    """
-    sizes = np.asarray(message_bytes, dtype=np.float64)
-    step_s = LL.ring_nvlink_step_s * calibration.intra_latency_factor
-    later_s = (SIMPLE.ring_base_s - LL.ring_base_s) * calibration.base_latency_factor
-    later_s += (SIMPLE.ring_nvlink_step_s - LL.ring_nvlink_step_s) * calibration.intra_latency_factor
-    return np.where(sizes > _P2P_LL_BYTES, later_s, np.maximum(0.0, sizes / _LL_CHANNEL_BYTES - 1.0) * step_s)
-
-
 def ring_latency_s(wires: Wires, protocol: Protocol, rounds: int) -> float:
     """Latency part of a ring of *rounds* x (n - 1) steps, of which rounds x (N - 1) go over the network.
 
@@ -140,21 +122,25 @@ def ring_latency_s(wires: Wires, protocol: Protocol, rounds: int) -> float:
 
     Counted: one step per hop, the proxy's overhead on every step of a multi-node ring, wire latency (twice for
         Simple, which flushes), a least step where the transport has one. With one rank per node the tree's network
-        step applies, as in NCCL.
+        step applies, as in NCCL. Simple in a node has factors of its own: it starts later than NCCL counts on.
     Ignored: variation from rank to rank.
-    Source: NCCL tuning.cc.
+    Source: NCCL tuning.cc, its constants scaled by the calibration.
     """
     calibration = wires.calibration
     network_steps = rounds * (wires.nodes - 1)
     nvlink_steps = rounds * (wires.ranks - 1) - network_steps
-    nvlink_step_s = protocol.ring_nvlink_step_s * calibration.intra_latency_factor
+    simple = protocol is SIMPLE and wires.nodes == 1
+    step_factor = calibration.simple_step_factor if simple else calibration.intra_latency_factor
+    nvlink_step_s = protocol.ring_nvlink_step_s * step_factor
     if wires.nodes > 1:
-        nvlink_step_s = max(nvlink_step_s, protocol.overhead_factor * _NETWORK_OVERHEAD_S)
+        nvlink_step_s = max(nvlink_step_s, protocol.overhead_factor * NETWORK_OVERHEAD_S)
     network_step_s = (
         protocol.tree_network_step_s if wires.ranks_per_node == 1 else protocol.ring_network_step_s
     )
     network_s = network_step_s * calibration.inter_latency_factor + protocol.wire_trips * wires.propagation_s
-    base_s = protocol.ring_base_s * calibration.base_latency_factor
+    base_s = protocol.ring_base_s * (
+        calibration.simple_base_factor if simple else calibration.base_latency_factor
+    )
     steps_s = nvlink_steps * nvlink_step_s + network_steps * network_s
     if wires.nodes > 1:
         steps_s = max(steps_s, (nvlink_steps + network_steps) * wires.ring_step_s)
@@ -202,20 +188,27 @@ def ring_half_time(wires: Wires, protocol: Protocol, in_place: bool) -> Collecti
 def ring_all_reduce_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) -> Floats:
     """All-reduce on a ring: a reduce-scatter and an all-gather in one pipeline.
 
-        t = ring latency (2 (n - 1) steps) + 2 (n - 1)/n bytes / bus bandwidth + pipeline fill (Simple)
-            + bytes / n / copy rate
-        LL in a node:  t = ring latency + (2 n - 1)/n bytes / bus bandwidth
+        t = ring latency (2 (n - 1) steps) + w + pipeline fill (Simple) + bytes / n / copy rate
+        w = 2 (n - 1)/n bytes / bus bandwidth; LL in a node: (2 n - 1)/n bytes / bus bandwidth
+        Simple across nodes:  t = max(w, 1.4 x ring latency + w / 2) + bytes / n / copy rate
 
-    Counted, Ignored: as ring_half_s; multi-node Simple pays 1.4 times the latency. A rank handles 2 n - 1 shards for
-        2 (n - 1) hops: the one that came last is only copied into the result.
-    Source: Thakur et al. 2005; NCCL tuning.cc. All-reduces of 64 MiB and more of 2 and 4 A100s, H200s and B300s are
-        slower than the wire by bytes / n at 0.5 to 1.5 TB/s, the rate of a gather's copy (aiconfigurator).
+    Counted, Ignored: as ring_half_s. A rank handles 2 n - 1 shards for 2 (n - 1) hops: the one that came last is only
+        copied into the result. Across nodes a chunk of Simple travels as two slices: while one is under way the other
+        is sent, so long messages hide the latency of their steps (not on a transport with slow steps of its own).
+    Source: Thakur et al. 2005; NCCL tuning.cc, ALLREDUCE_SLICESTEPS and ALLREDUCE_CHUNKSTEPS. All-reduces of 64 MiB and
+        more of 2 and 4 A100s, H200s and B300s are slower than the wire by bytes / n at 0.5 to 1.5 TB/s, the rate of a
+        gather's copy (aiconfigurator). 16 to 128 A100s reduce 1 GiB at the same bus bandwidth to 3 % (NetX-lab/Echo).
     """
-    latency_s = ring_latency_s(wires, protocol, rounds=2)
-    if protocol is SIMPLE and wires.nodes > 1:
-        latency_s *= _RING_SIMPLE_LATENCY_FACTOR
+    latency_s, sizes = ring_latency_s(wires, protocol, rounds=2), np.asarray(bytes_total, dtype=np.float64)
+    across = protocol is SIMPLE and wires.nodes > 1
+    if across:
+        latency_s *= RING_SIMPLE_LATENCY_FACTOR
     time = _ring_time(wires, protocol, latency_s, 2, copied=protocol is not LL)
-    return time.seconds(np.asarray(bytes_total, dtype=np.float64))
+    if not across or wires.ring_step_s:
+        return time.seconds(sizes)
+    wire_s = sizes * (time.wire_share / time.wire_bytes_per_s)
+    hidden_s: Floats = np.minimum(latency_s, wire_s / 2)
+    return time._replace(fill_limit_s=0.0).seconds(sizes) - hidden_s
 
 
 def _ring_time(
@@ -238,7 +231,7 @@ def _ring_time(
         ranks=wires.ranks,
         copy_bytes_per_s=wires.calibration.copy_bytes_per_s if copied else math.inf,
         long_s=channels_s(wires, protocol),
-        long_bytes=_LL_CHANNEL_BYTES * wires.ranks,
+        long_bytes=LL_CHANNEL_BYTES * wires.ranks,
     )
 
 
@@ -261,15 +254,15 @@ def tree_all_reduce_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) 
     depth = int(math.log2(wires.nodes))
     latency_s = protocol.tree_base_s * calibration.base_latency_factor
     latency_s += 2 * ((wires.ranks / wires.nodes - 1) * chain_s + depth * network_s)
-    bytes_per_s = _TREE_SHARE * wires.tree_bytes_per_s
+    bytes_per_s = TREE_SHARE * wires.tree_bytes_per_s
     if protocol is LL:
-        bytes_per_s = min(bytes_per_s / _TREE_LL_DIVISOR, wires.ll_limit_bytes_per_s)
+        bytes_per_s = min(bytes_per_s / TREE_LL_DIVISOR, wires.ll_limit_bytes_per_s)
     elif protocol is LL128:
-        bytes_per_s *= _TREE_LL128_SHARE[wires.nodes > 1]
-    table = _TREE_CORRECTION[protocol.name]
+        bytes_per_s *= TREE_LL128_SHARE[wires.nodes > 1]
+    table = TREE_CORRECTION[protocol.name]
     correction = np.interp(np.log2(np.maximum(sizes, 1.0) / 64), np.arange(len(table)), table)
     time_s: Floats = latency_s + 2 * sizes / (bytes_per_s * correction)
-    time_s = time_s + np.where(sizes >= _LL_CHANNEL_BYTES, channels_s(wires, protocol), 0.0)
+    time_s = time_s + np.where(sizes >= LL_CHANNEL_BYTES, channels_s(wires, protocol), 0.0)
     return (
         time_s + fill_s(2 * sizes / bytes_per_s, calibration.pipeline_fill_s)
         if protocol is SIMPLE
@@ -293,7 +286,7 @@ def nvls_bytes_per_s(wires: Wires) -> float:
 def nvls_all_reduce_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
     """All-reduce inside the NVSwitches of one node (NVLink SHARP).
 
-        t = 25 us + (1 + 1/n) bytes / (NVLink x NVLS efficiency) + pipeline fill
+        t = 25 us x factor + (1 + 1/n) bytes / (NVLink x NVLS efficiency) + pipeline fill
 
     Counted: wire bytes of fetch-and-add and multicast.
     Ignored: the SMs it leaves free for computing.
@@ -301,7 +294,7 @@ def nvls_all_reduce_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
     """
     sizes = np.asarray(bytes_total, dtype=np.float64)
     bytes_per_s = nvls_bytes_per_s(wires)
-    latency_s = _NVLS_INTRA_S * wires.calibration.intra_latency_factor
+    latency_s = NVLS_INTRA_S * wires.calibration.nvls_latency_factor
     return CollectiveTime(latency_s, 1.0, bytes_per_s, wires.calibration.nvls_fill_s).seconds(sizes)
 
 
@@ -309,7 +302,7 @@ def nvls_all_reduce_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
 def nvls_tree_all_reduce_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
     """All-reduce with NVLS inside nodes and, between nodes, one tree per local rank on its own NIC.
 
-        t = 25 us + 2 floor(log2 N) network step + bytes / min(NVLS, NICs of the node / 2) + pipeline fill
+        t = 25 us x factor + 2 floor(log2 N) network step + bytes / min(NVLS, NICs of the node / 2) + pipeline fill
 
     Counted: every NIC carries its 1/r of the buffer up and down a double binary tree: 2 bytes / r each way (two nodes:
         1 byte / r).
@@ -319,9 +312,9 @@ def nvls_tree_all_reduce_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
     sizes = np.asarray(bytes_total, dtype=np.float64)
     calibration = wires.calibration
     bytes_per_s = min(nvls_bytes_per_s(wires), wires.tree_network_bytes_per_s / 2)
-    network_s = _NVLS_TREE_NETWORK_S * calibration.inter_latency_factor + 2 * wires.propagation_s
+    network_s = NVLS_TREE_NETWORK_S * calibration.inter_latency_factor + 2 * wires.propagation_s
     network_s = max(network_s, wires.ring_step_s)
-    latency_s = _NVLS_INTRA_S * calibration.intra_latency_factor + 2 * int(math.log2(wires.nodes)) * network_s
+    latency_s = NVLS_INTRA_S * calibration.nvls_latency_factor + 2 * int(math.log2(wires.nodes)) * network_s
     return CollectiveTime(latency_s, 1.0, bytes_per_s, wires.calibration.nvls_fill_s).seconds(sizes)
 
 
@@ -342,9 +335,7 @@ def pat_s(bytes_total: ArrayLike, wires: Wires, in_place: bool = False) -> Float
 def pat_time(wires: Wires, in_place: bool) -> CollectiveTime:
     """See pat_s."""
     calibration = wires.calibration
-    step_s = SIMPLE.tree_network_step_s * calibration.inter_latency_factor + 2 * wires.propagation_s
-    latency_s = _PAT_BASE_S * calibration.base_latency_factor + _PAT_RANK_S * wires.ranks
-    latency_s += int(math.log2(wires.nodes)) * step_s / _PAT_NETWORK_DIVISOR
+    latency_s = pat_latency_s(wires, calibration.base_latency_factor, calibration.inter_latency_factor)
     return CollectiveTime(
         latency_s=latency_s,
         wire_share=(wires.ranks - 1) / wires.ranks,
@@ -353,6 +344,13 @@ def pat_time(wires: Wires, in_place: bool) -> CollectiveTime:
         ranks=wires.ranks,
         copy_bytes_per_s=math.inf if in_place else calibration.copy_bytes_per_s,
     )
+
+
+def pat_latency_s(wires: Wires, base_factor: float, network_factor: float) -> float:
+    """Its latency part, NCCL's constants scaled."""
+    step_s = SIMPLE.tree_network_step_s * network_factor + 2 * wires.propagation_s
+    steps_s = int(math.log2(wires.nodes)) * step_s / _PAT_NETWORK_DIVISOR
+    return _PAT_BASE_S * base_factor + _PAT_RANK_S * wires.ranks + steps_s
 
 
 @priced()
@@ -375,35 +373,6 @@ def ring_broadcast_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) -
     slice_s = np.minimum(sizes, _CHANNELS * _SIMPLE_SLICE_BYTES) / time.wire_bytes_per_s
     passed_on_s: Floats = max(0, wires.ranks - 2) * slice_s
     return time_s + passed_on_s
-
-
-@priced()
-def all_to_all_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
-    """Every rank sends an equal part of *bytes_total* to every rank: grouped send/recv.
-
-        t = launch + peers x time per peer
-            + max(bytes to the own node / NVLink, bytes leaving node, block, pod / rate there)
-            + max(pipeline fill, start of Simple) + bytes / n / copy rate
-
-    Counted: NVLink and NIC work at the same time; oversubscribed layers carry only what crosses them; the protocol
-    for long messages, which starts later, and short ones on one channel (message_start_s).
-    Ignored: imbalance between peers (multiply the bytes by max/mean), forwarding over NVLink (PXN).
-    Source: NCCL's grouped send/recv; latencies from NetworkCalibration.
-    """
-    calibration, sizes = wires.calibration, np.asarray(bytes_total, dtype=np.float64)
-    local_peers = min(wires.ranks, wires.ranks_per_node) - 1
-    remote_peers = wires.ranks - 1 - local_peers
-    latency_s = calibration.p2p_intra_latency_s + local_peers * calibration.all_to_all_peer_latency_s
-    if remote_peers:
-        latency_s += calibration.p2p_inter_latency_s - calibration.p2p_intra_latency_s + wires.propagation_s
-        latency_s += remote_peers * calibration.all_to_all_remote_peer_latency_s
-    routes = ((local_peers / wires.ranks, wires.p2p_nvlink_bytes_per_s), *wires.remote)
-    share, bytes_per_s = max(((share, rate) for share, rate in routes), key=lambda route: route[0] / route[1])
-    wire_s = sizes * share / bytes_per_s
-    fill = fill_s(wire_s, calibration.pipeline_fill_s)
-    start_s = np.maximum(fill, message_start_s(sizes / wires.ranks, calibration))
-    time_s: Floats = latency_s + wire_s + start_s + wires.copy_s(sizes)
-    return time_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,18 +1,18 @@
-"""Collectives on a fabric: who is in the group, what the wires give it, and the best algorithm for the size.
+"""Collectives on a fabric: who is in the group, what the wires give it, and the algorithm for the size.
 
     collectives = Collectives(FabricModel(cluster, calibration))
     group = collectives.group(512, stride=2)          # every second GPU of the cluster
     seconds = collectives.reduce_scatter_s(2.7e9, group)
 
-The choice is NCCL's tuner: the fastest of the algorithms and protocols that apply. Bytes may be arrays; the
-choice is made for each element. A group of one rank costs nothing, and so do zero bytes.
+Of the algorithms and protocols that apply NCCL's tuner picks one (cost_models.network.tuner), not always the fastest.
+Bytes may be arrays; the choice is made for each element. A group of one rank costs nothing, and so do zero bytes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import Literal, assert_never
 
@@ -22,10 +22,7 @@ from numpy.typing import ArrayLike
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.network.algorithms import (
     PROTOCOLS,
-    CollectiveTime,
     Wires,
-    all_to_all_s,
-    message_start_s,
     nvls_all_reduce_s,
     nvls_tree_all_reduce_s,
     pat_s,
@@ -37,12 +34,25 @@ from hdpsim.cost_models.network.algorithms import (
     tree_all_reduce_s,
 )
 from hdpsim.cost_models.network.fabric import TIERS, FabricModel
+from hdpsim.cost_models.network.pairwise import all_to_all_s, message_start_s
+from hdpsim.cost_models.network.tuner import Picked, Tuner
 from hdpsim.cost_models.tracing import Latest, aside, note, priced, remembered
 from hdpsim.errors import InfeasibleError
 
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
+_Options = Literal["all_reduce", "half", "half_in_place"]
+"""An all-gather and a reduce-scatter are each half of an all-reduce."""
 
-
+_ALL_REDUCES: dict[str, Callable[[ArrayLike, Wires], Floats]] = {
+    f"{name} {protocol.name}": partial(formula, protocol=protocol)
+    for name, formula in (("ring", ring_all_reduce_s), ("tree", tree_all_reduce_s))
+    for protocol in PROTOCOLS
+}
+_SWITCHED: dict[str, Callable[[ArrayLike, Wires], Floats]] = {"NVLS": nvls_all_reduce_s}
+_SWITCHED_ACROSS: dict[str, Callable[[ArrayLike, Wires], Floats]] = {"NVLS tree": nvls_tree_all_reduce_s}
+NCCL_NIC_SHARE = (
+    0.97  # of a NIC's line rate that NCCL counts on: its search tries 48 and 24 GB/s for 50 and 25
+)
 FEW_SIZES = 64  # of a collective: times of so few are kept, as the stages of a pipeline ask for them
 
 
@@ -122,11 +132,13 @@ class Collectives:
     """Asked for before: a step asks for the same few groups several times."""
     _known_wires: dict[GroupShape, Wires] = field(default_factory=dict, compare=False, repr=False)
     """Of such groups."""
-    _known_halves: dict[tuple[GroupShape, bool], CollectiveTime] = field(
+    _known_tuners: dict[GroupShape, Tuner] = field(default_factory=dict, compare=False, repr=False)
+    """What NCCL believes of them."""
+    _known_picks: dict[tuple[GroupShape, _Options], Picked] = field(
         default_factory=dict, compare=False, repr=False
     )
-    """All options of an all-gather or reduce-scatter (in place or not) of such groups, stacked."""
-    _known_s: Latest[tuple[GroupShape, bool, tuple[int, ...], bytes], Floats] = field(
+    """What they take with the options that it picks."""
+    _known_s: Latest[tuple[GroupShape, str, tuple[int, ...], bytes], Floats] = field(
         default_factory=partial(Latest, 4096), compare=False, repr=False
     )
     """What they take on a few sizes."""
@@ -207,18 +219,45 @@ class Collectives:
         pods = max(2, group.pods or math.ceil(blocks / fabric.blocks_per_pod))
         return dict(list({1: group.nodes, 2: blocks, 3: min(pods, blocks)}.items())[: group.tier])
 
+    def tuner(self, group: GroupShape) -> Tuner:
+        """NCCL's own estimates for *group*."""
+        return remembered(self._known_tuners, group, self._tuner)
+
+    def _tuner(self, group: GroupShape) -> Tuner:
+        node = self.fabric.cluster.node
+        nic_bytes_per_s = NCCL_NIC_SHARE * node.nic_bytes_per_s
+        nics = node.nics * node.collective_share * group.ranks_per_node / node.gpus
+        wires = replace(self.wires(group), nic_bytes_per_s=nics * nic_bytes_per_s / group.ranks_per_node)
+        return Tuner(wires, node.gpu.calibration, nics, nic_bytes_per_s)
+
     def all_reduce_options(self, bytes_total: ArrayLike, group: GroupShape) -> dict[str, Floats]:
         """Seconds of every algorithm and protocol that applies to an all-reduce."""
         wires = self.wires(group)
-        options = _by_protocol("ring", ring_all_reduce_s, bytes_total, wires)
-        options |= _by_protocol("tree", tree_all_reduce_s, bytes_total, wires)
-        node = self.fabric.cluster.node
-        if node.nvlink_sharp and wires.calibration.nvls and group.ranks_per_node > 2:
-            if group.nodes == 1:
-                options["NVLS"] = nvls_all_reduce_s(bytes_total, wires)
-            else:
-                options["NVLS tree"] = nvls_tree_all_reduce_s(bytes_total, wires)
-        return options
+        return {name: formula(bytes_total, wires) for name, formula in self._all_reduces(group).items()}
+
+    def _all_reduces(self, group: GroupShape) -> dict[str, Callable[[ArrayLike, Wires], Floats]]:
+        """The formulas of all_reduce_options."""
+        node, several = self.fabric.cluster.node, group.nodes > 1
+        if node.nvlink_sharp and self.fabric.calibration.nvls and group.ranks_per_node > 2:
+            return _ALL_REDUCES | (_SWITCHED_ACROSS if several else _SWITCHED)
+        return _ALL_REDUCES
+
+    def _picked(self, key: tuple[GroupShape, _Options]) -> Picked:
+        """What NCCL picks for an all-reduce or a half."""
+        group, options = key
+        wires, tuner = self.wires(group), self.tuner(group)
+        formulas: dict[str, Callable[[Floats], Floats]] = {}
+        if options == "all_reduce":
+            formulas = {name: _on(wires, formula) for name, formula in self._all_reduces(group).items()}
+        else:
+            in_place = options == "half_in_place"
+            times = {f"ring {one.name}": ring_half_time(wires, one, in_place) for one in PROTOCOLS}
+            if _has_pat(group):
+                times["PAT"] = pat_time(wires, in_place)
+            formulas = {name: time.seconds for name, time in times.items()}
+        estimates = tuner.all_reduce if options == "all_reduce" else tuner.half
+        fastest = wires.ring_step_s > 0 or not wires.calibration.nccl_picks
+        return Picked(estimates, formulas, fastest=fastest)
 
     def half_options(
         self, bytes_total: ArrayLike, group: GroupShape, in_place: bool = False
@@ -231,32 +270,48 @@ class Collectives:
         return options
 
     def _half_s(self, bytes_total: ArrayLike, group: GroupShape, in_place: bool) -> Floats:
-        """The fastest of half_options: all of them in one go; a listener also sees them one by one."""
-        aside(lambda: _note_fastest(self.half_options(bytes_total, group, in_place), group))
+        """What NCCL picks of half_options, in one go; a listener also sees them one by one."""
+        aside(lambda: self._note_half(bytes_total, group, in_place))
         sizes = np.asarray(bytes_total, dtype=np.float64)
+        options: _Options = "half_in_place" if in_place else "half"
         if sizes.size > FEW_SIZES:
-            return self._fastest_half_s(sizes, group, in_place)
-        key = (group, in_place, sizes.shape, sizes.tobytes())
-        return remembered(self._known_s, key, lambda _: self._fastest_half_s(sizes, group, in_place))
+            return self._picked_s(sizes, group, options)
+        key = (group, options, sizes.shape, sizes.tobytes())
+        return remembered(self._known_s, key, lambda _: self._picked_s(sizes, group, options))
 
-    def _fastest_half_s(self, sizes: Floats, group: GroupShape, in_place: bool) -> Floats:
-        times = remembered(self._known_halves, (group, in_place), self._stacked_halves)
-        best_s = times.seconds(sizes.reshape(-1)).min(axis=0).reshape(sizes.shape)
-        return _unless_nothing(best_s, sizes, group)
+    def _note_half(self, bytes_total: ArrayLike, group: GroupShape, in_place: bool) -> None:
+        if group.ranks > 1:
+            options = self.half_options(bytes_total, group, in_place)
+            self._note_picked(options, bytes_total, (group, "half_in_place" if in_place else "half"))
 
-    def _stacked_halves(self, key: tuple[GroupShape, bool]) -> CollectiveTime:
-        """The half_options of a group, in place or not, as one row each."""
-        group, in_place = key
-        wires = self.wires(group)
-        rows = [ring_half_time(wires, protocol, in_place) for protocol in PROTOCOLS]
-        if _has_pat(group):
-            rows.append(pat_time(wires, in_place))
-        return CollectiveTime.stacked(rows)
+    def _note_picked(
+        self, options: dict[str, Floats], bytes_total: ArrayLike, key: tuple[GroupShape, _Options]
+    ) -> None:
+        """Tell a listener which of *options* is picked for most sizes."""
+        picked = remembered(self._known_picks, key, self._picked)
+        places = picked.places(np.asarray(bytes_total, dtype=np.float64).reshape(-1))
+        if len(places):
+            note(algorithm=list(options)[int(np.bincount(places).argmax())])
+
+    def _picked_s(self, sizes: Floats, group: GroupShape, options: _Options) -> Floats:
+        least = sizes.min(initial=math.inf)
+        if not least >= 0:
+            raise ValueError("bytes_total must be >= 0")
+        if group.ranks == 1:
+            return np.zeros_like(sizes)
+        picked = remembered(self._known_picks, (group, options), self._picked)
+        return _unless_nothing(picked.seconds(sizes.reshape(-1)).reshape(sizes.shape), sizes, group)
 
     @priced()
     def all_reduce_s(self, bytes_total: ArrayLike, group: GroupShape) -> Floats:
         """Every rank ends with the sum of all ranks' *bytes_total*."""
-        return _fastest(self.all_reduce_options(bytes_total, group), bytes_total, group)
+        sizes = np.asarray(bytes_total, dtype=np.float64)
+        aside(lambda: self._note_all_reduce(sizes, group))
+        return self._picked_s(sizes, group, "all_reduce")
+
+    def _note_all_reduce(self, sizes: Floats, group: GroupShape) -> None:
+        if group.ranks > 1:
+            self._note_picked(self.all_reduce_options(sizes, group), sizes, (group, "all_reduce"))
 
     @priced()
     def all_gather_s(self, bytes_total: ArrayLike, group: GroupShape, in_place: bool = False) -> Floats:
@@ -289,8 +344,10 @@ class Collectives:
         """
         sizes = np.asarray(message_bytes, dtype=np.float64)
         bytes_per_s, latency_s = self.fabric.rank_hop(tier, tp=1)
-        later_s = np.where(np.asarray(tier) == 0, message_start_s(sizes, self.fabric.calibration), 0.0)
-        time_s: Floats = np.where(sizes > 0, latency_s + later_s + sizes / bytes_per_s, 0.0)
+        wire_s = sizes / bytes_per_s
+        later_s = message_start_s(sizes, wire_s, self.fabric.calibration)
+        later_s = np.where(np.asarray(tier) == 0, later_s, 0.0)
+        time_s: Floats = np.where(sizes > 0, latency_s + later_s + wire_s, 0.0)
         return time_s
 
 
@@ -319,6 +376,10 @@ def _by_protocol(
     algorithm: str, formula: Callable[..., Floats], bytes_total: ArrayLike, wires: Wires
 ) -> dict[str, Floats]:
     return {f"{algorithm} {protocol.name}": formula(bytes_total, wires, protocol) for protocol in PROTOCOLS}
+
+
+def _on(wires: Wires, formula: Callable[[ArrayLike, Wires], Floats]) -> Callable[[Floats], Floats]:
+    return lambda sizes: formula(sizes, wires)
 
 
 def _has_pat(group: GroupShape) -> bool:

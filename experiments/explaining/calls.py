@@ -76,10 +76,11 @@ def call_document(call: Call, sources: Mapping[str, str], term: str) -> Document
 
 
 def _chosen(call: Call) -> Sequence[Call]:
-    """What a call rests on: of the algorithms of a collective only the fastest."""
+    """What a call rests on: of the algorithms of a collective only the one taken."""
     if "algorithm" not in call.inputs or not call.calls:
         return call.calls
-    return (min(call.calls, key=lambda option: float(np.sum(option.result))),)
+    taken_s = float(np.sum(call.result))
+    return (min(call.calls, key=lambda option: abs(float(np.sum(option.result)) - taken_s)),)
 
 
 def _direction(call: Call) -> str | None:
