@@ -62,7 +62,7 @@ def static_setup(
     return Setup(
         model=catalog.model(model),
         cluster=cluster_of_size(machine.cluster, gpus),
-        layout=Layout(dp_overlap=False, **layout),
+        layout=Layout(**layout),
         calibration=machine.calibration,
         context_tokens=context_tokens,
         strategy=StrategyOptions(name="static", packing="concatenate", activation_offload=offload),

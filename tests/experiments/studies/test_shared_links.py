@@ -41,5 +41,5 @@ def test_a_step_of_12_288_gpus_is_played_as_flows_in_seconds(strategy: str, most
     step = simulate_step(scenario.setup(strategy), scenario.batches(1)[0])
     assert step.execution_wall_s < most_s
     assert step.network is not None
-    # a fabric that never blocks, a NIC for every GPU: transfers between stages and rings meet, and nothing else
-    assert 0.0 < step.network.contention(step.step_s) < 1e-3
+    # a fabric that never blocks, a NIC for every GPU: rings meet transfers between stages and hidden gathers and sums
+    assert 0.0 < step.network.contention(step.step_s) < 0.03
