@@ -94,16 +94,17 @@ def _limit_drafts(
     many = 1 if problem.quick else DRAFTS[len(long.tokens) <= FEW_LONG]
     choices = promising_choices(problem, long, packs.short_s, step_s, ideal)[:many]
     whole_s = _whole_s(problem, packs, choices)
-    end_s = np.inf
+    end_s, roomy = np.inf, None
     for number, choice in enumerate(choices):
         drafts += _drafts(problem, packs, long, choice, ROOMS[0], end_s)
-        if number == 0:  # more room for the best limit is better than another one, and often spares it
-            drafts += _roomier(problem, packs, long, drafts)
+        if number == 0 and choices[1:2] and choices[1].step_s * NEARLY_IDEAL >= choice.step_s * ROOMS[1]:
+            drafts += _roomier(problem, packs, long, drafts)  # better than another limit, and may spare it
+            roomy = choice
         end_s = min(draft.end_s for draft in drafts)
         enough = GOOD_ENOUGH[number > 0 and len(long.tokens) > FEW_LONG]
         if end_s <= max(choice.step_s * enough, whole_s * AS_PLANNED):
             break
-    if min(drafts, key=lambda draft: draft.end_s).choice is not choices[0]:
+    if min(drafts, key=lambda draft: draft.end_s).choice is not roomy:
         drafts += _roomier(problem, packs, long, drafts)
     return drafts
 
