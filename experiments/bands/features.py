@@ -25,6 +25,7 @@ class Features:
         bits: of the matrix products' operands.
         sharded: parameters are sharded (ZeRO-3, FSDP).
         experts: a mixture of experts.
+        hybrid: layers of several kinds, such as Mamba-2 beside attention.
         recompute: none, selective or full.
         dynamic: sequences of many lengths, packed or in dynamic groups, instead of equal micro-batches.
         strategy: who shares them out: static, hdp-naive, hdp-balance or hdp-opt.
@@ -50,6 +51,7 @@ class Features:
     ep: int
     strategy: str = "static"
     adapters: bool = False
+    hybrid: bool = False
 
     @classmethod
     def read(cls, cells: dict[str, str]) -> Features:
@@ -76,7 +78,7 @@ def _parsed(text: str, kind: type) -> Any:
 
 DISCRETE = {
     "generation": 1.5, "bits": 1.0, "sharded": 1.0, "experts": 1.0, "missing": 0.5, "gpu": 0.4, "recompute": 0.3,
-    "dynamic": 1.5, "strategy": 0.3, "adapters": 1.0,
+    "dynamic": 1.5, "strategy": 0.3, "adapters": 1.0, "hybrid": 1.5,
 }  # fmt: skip
 """What a difference adds to the squared distance."""
 
@@ -96,6 +98,7 @@ _WORDS: dict[str, Callable[[Any], str]] = {
     "dynamic": lambda dynamic: "sequences of many lengths" if dynamic else "equal sequences",
     "strategy": lambda name: f"strategy {name}",
     "adapters": lambda adapters: "adapters alone trained" if adapters else "all weights trained",
+    "hybrid": lambda hybrid: "layers of several kinds" if hybrid else "layers of one kind",
     "gpus": lambda gpus: f"{gpus:,} GPUs",
     "parameters": lambda count: f"{large_amount(count)} parameters",
     "sequence_tokens": lambda tokens: f"{tokens:,} tokens in a typical sequence",
@@ -129,6 +132,7 @@ def features_of(
         ep=layout.parallel.ep,
         strategy=setup.strategy.name,
         adapters=model.frozen,
+        hybrid=bool(model.layer_pattern),
     )
 
 

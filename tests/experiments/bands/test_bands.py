@@ -341,7 +341,7 @@ def test_every_difference_has_plain_words() -> None:
     other = replace(
         RUN, gpu="a100-80gb", generation="ampere", bits=8, sharded=not RUN.sharded, experts=True, recompute="full",
         dynamic=not RUN.dynamic, missing=True, gpus=2048, parameters=7e10, sequence_tokens=131_072, tp=16, pp=16, cp=16,
-        ep=16, strategy="hdp-opt", adapters=True,
+        ep=16, strategy="hdp-opt", adapters=True, hybrid=True,
     )  # fmt: skip
     names = [field.name for field in fields(RUN)]
     text = differences_in_words(RUN, other)
