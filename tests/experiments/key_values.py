@@ -43,6 +43,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "layout.gradient_accumulation": ("fused", "separate", "cast"),
     "layout.shard_copies": ("both", "gradients", "none"),
     "layout.recompute": ("none", "selective", "full"),
+    "layout.recompute_layers": ("all", "moe"),
     "layout.recompute_share": ("0", "0.5"),
     "layout.recompute_products": ("rest", "0.3"),
     "layout.recompute_attention": ("rest", "0"),
