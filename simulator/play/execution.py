@@ -65,7 +65,8 @@ class SharedLinks:
 
     def contention(self, step_s: float) -> float:
         """What sharing links adds to the step, relative to the step alone; without flaps."""
-        return (step_s - self.flaps_s) / self.alone_s - 1.0
+        share = (step_s - self.flaps_s) / self.alone_s - 1.0
+        return 0.0 if abs(share) < 1e-12 else share  # what is left of two equal sums is no contention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
