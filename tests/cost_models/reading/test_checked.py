@@ -162,7 +162,9 @@ def test_constants_are_held_to_the_ranges_of_files() -> None:
 
 @given(st.sampled_from([field.name for field in dataclasses.fields(NetworkCalibration)]), st.data())
 def test_a_network_takes_no_nonsense(name: str, data: st.DataObject) -> None:
-    switches = ("nvls", "nccl_picks")
+    switches = [
+        field.name for field in dataclasses.fields(NetworkCalibration) if field.type in (bool, "bool")
+    ]
     nonsense = [float("nan"), float("inf"), -1.0, "0.5", None, [1.0], *([] if name in switches else [True])]
     with pytest.raises(HdpSimError, match=f"NetworkCalibration: {name}: expected"):
         NetworkCalibration(**{name: data.draw(st.sampled_from(nonsense))})
