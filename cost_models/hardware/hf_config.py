@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -346,19 +346,27 @@ def _windows(config: _Config, family: str, layers: int) -> tuple[int | None, flo
     return width, layers / full if layers % full else layers // full, chunked
 
 
-def _layer_kinds(config: _Config, layers: int) -> list[str]:
-    """The attention of every layer where the file lists it, else nothing."""
-    kinds = config.raw("layer_types")
-    if kinds is None:
-        return []
-    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
-        raise CatalogError(f"{config.where}: layer_types must be a list of texts, got {quoted(kinds)}")
-    unknown = sorted(set(kinds) - set(_LAYER_KINDS))
+def _listed(config: _Config, key: str, known: Collection[str]) -> list[str] | None:
+    """The texts that the file lists under *key*, all of them *known*; None where it has no such key."""
+    texts = config.raw(key)
+    if texts is None:
+        return None
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise CatalogError(f"{config.where}: {key} must be a list of texts, got {quoted(texts)}")
+    unknown = sorted(set(texts) - set(known))
     if unknown:
         raise CatalogError(
-            f"{config.where}: layer_types has {shortened(', '.join(map(quoted, unknown)), LONGEST_NAME)}; "
-            f"supported: {', '.join(_LAYER_KINDS)}"
+            f"{config.where}: {key} has {shortened(', '.join(map(quoted, unknown)), LONGEST_NAME)}; "
+            f"supported: {', '.join(known)}"
         )
+    return texts
+
+
+def _layer_kinds(config: _Config, layers: int) -> list[str]:
+    """The attention of every layer where the file lists it, else nothing."""
+    kinds = _listed(config, "layer_types", _LAYER_KINDS)
+    if kinds is None:
+        return []
     if kinds and len(kinds) != layers:
         raise CatalogError(f"{config.where}: layer_types lists {len(kinds)} layers of {layers}")
     if {"sliding_attention", "chunked_attention"} <= set(kinds):
@@ -417,17 +425,9 @@ def _hybrid(config: _Config) -> dict[str, Any]:
 
 def _pattern(config: _Config, listed: str, written: str) -> str:
     """Letters of a list of blocks, or of a pattern; empty when there is neither."""
-    blocks = config.raw(listed)
+    blocks = _listed(config, listed, _BLOCK_LETTERS)
     if blocks is None:
         return config.text(written)
-    if not isinstance(blocks, list) or not all(isinstance(block, str) for block in blocks):
-        raise CatalogError(f"{config.where}: {listed} must be a list of texts, got {quoted(blocks)}")
-    unknown = sorted(set(blocks) - set(_BLOCK_LETTERS))
-    if unknown:
-        raise CatalogError(
-            f"{config.where}: {listed} has {shortened(', '.join(map(quoted, unknown)), LONGEST_NAME)}; "
-            f"supported: {', '.join(_BLOCK_LETTERS)}"
-        )
     return "".join(_BLOCK_LETTERS[block] for block in blocks)
 
 
