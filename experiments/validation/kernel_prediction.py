@@ -29,7 +29,7 @@ from hdpsim.cost_models.network.collectives import CollectiveKind, Collectives, 
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.output.files.csv import as_number
-from hdpsim.experiments.validation.kernel_sources import Instrument, gpu_of, instrument_of
+from hdpsim.experiments.validation.kernel_sources import gpu_of, instrument_of
 from hdpsim.quoting import quoted
 from hdpsim.ranges import RANGES
 
@@ -49,11 +49,6 @@ _PRECISIONS: dict[str, ProductPrecision] = {
     "fp4": "nvfp4", "nvfp4": "nvfp4",
 }  # fmt: skip
 _NIC = re.compile(r"(\d+) ?Gb/s (?:IB )?per GPU")
-_REACHED = ("nic_efficiency", "inter_latency_factor", "base_latency_factor", "p2p_ll_by_channel")
-_CHANNELS, _CHANNEL_BYTES = (
-    24,
-    4096,
-)  # of a node of 8 A100s (12 rings of 20 GB/s, twice), and the least of each and rank with LL
 COPIED_BYTES = 1e9  # rates of copies are compared as the time of this much
 
 
@@ -251,7 +246,7 @@ def _communication(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> flo
     if stated and not named:
         node = replace(node, nics=node.gpus, nic_bytes_per_s=float(stated[1]) * 1e9 / 8)
     spread = max(1, int(nodes))
-    reached = {name: getattr(instrument, name) for name in _REACHED}
+    reached = {name: getattr(instrument, name) for name in ("nic_efficiency", "inter_latency_factor")}
     reached = {name: value for name, value in reached.items() if value is not None}
     if reached:
         cal = replace(cal, network=replace(cal.network, **reached))
@@ -262,11 +257,4 @@ def _communication(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> flo
     group = collectives.group(int(ranks), stride=stride)
     place = {"in_place": "in-place" in notes} if record["kind"] in ("allgather", "reducescatter") else {}
     call = getattr(collectives, f"{_COLLECTIVES[record['kind']]}_s")
-    return max(float(call(size, group, **place)) + instrument.lone_s, _launch_s(instrument, size, ranks))
-
-
-def _launch_s(instrument: Instrument, size: float, ranks: float) -> float:
-    """Time of the host that launches a collective: GPU by GPU, and by some releases channel by channel."""
-    channels = min(_CHANNELS, max(1, size // (_CHANNEL_BYTES * ranks)))
-    by_channel_s = channels * instrument.launch_of_a_channel_s
-    return instrument.launch_s + ranks * instrument.launch_of_a_gpu_s + by_channel_s
+    return max(float(call(size, group, **place)), ranks * instrument.launch_of_a_gpu_s)
