@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Literal, get_args
 
 import numpy as np
@@ -107,7 +108,8 @@ def global_batches(
         if value is not None and value < 1:
             raise UserInputError(f"{key} must be at least 1, got {value}")
     if isinstance(source, Distribution):
-        blocks, shortest = _distribution_blocks(source, seed), source.edges_tokens[0] + 1
+        blocks = _distribution_blocks(source, seed, context_tokens)
+        shortest = context_tokens if source.fills_context else source.edges_tokens[0] + 1
     elif isinstance(source, Trace):
         blocks, shortest = _trace_blocks(source, seed, wrap), int(source.lengths.min())
     elif seed is not None:
@@ -122,9 +124,11 @@ def global_batches(
     return _batches(_Pieces(blocks, context_tokens, policy), budget_tokens, sequences)
 
 
-def _distribution_blocks(distribution: Distribution, seed: int | None) -> Iterator[Ints]:
+def _distribution_blocks(distribution: Distribution, seed: int | None, context_tokens: int) -> Iterator[Ints]:
     if seed is None:
         raise UserInputError(f"distribution {distribution.name} needs a seed to draw sequences")
+    if distribution.fills_context:
+        return repeat(np.full(_BLOCK_SEQUENCES, context_tokens, dtype=np.int64))
     return distribution.stream(seed)
 
 

@@ -39,6 +39,8 @@ class Distribution:
         edges_tokens: increasing bucket edges, one more than there are buckets.
         token_shares: share of tokens per bucket; divided by their sum, so percent will do.
         source: where the shares were published.
+        fills_context: every sequence that a batch takes has the length of its context, whatever that is; the buckets
+            count only where there is no context (a trace drawn from it).
 
     Raises:
         TraceError: edges that do not increase from at least 1, or shares that are negative or all zero.
@@ -48,6 +50,7 @@ class Distribution:
     edges_tokens: tuple[int, ...]
     token_shares: tuple[float, ...]
     source: str = ""
+    fills_context: bool = False
 
     def __post_init__(self) -> None:
         edges, shares = self.edges_tokens, self.token_shares
@@ -136,7 +139,7 @@ class Distribution:
 
 
 def read_distribution(path: str | Path) -> Distribution:
-    """Read a distribution from a YAML file with the keys name, source, edges_tokens and token_percent."""
+    """Read a distribution from a YAML file: edges_tokens, token_percent, and perhaps name, source, fills_context."""
     from hdpsim.yaml_loader import YamlError, load_yaml
 
     where = str(path)
@@ -144,11 +147,12 @@ def read_distribution(path: str | Path) -> Distribution:
         content: Any = load_yaml(Path(path))
     except YamlError as error:
         raise TraceError(error.message, where) from None
-    keys = {"name", "source", "edges_tokens", "token_percent"}
+    keys = {"name", "source", "fills_context", "edges_tokens", "token_percent"}
     if not isinstance(content, dict) or not {"edges_tokens", "token_percent"} <= content.keys() <= keys:
         found = shortened(", ".join(content), LONGEST_NAME) if isinstance(content, dict) else quoted(content)
         raise TraceError(
-            f"expected the keys edges_tokens and token_percent, and perhaps name and source; found {found}",
+            "expected the keys edges_tokens and token_percent, and perhaps name, source and fills_context; "
+            f"found {found}",
             where,
         )
     edges, percents = content["edges_tokens"], content["token_percent"]
@@ -164,11 +168,15 @@ def read_distribution(path: str | Path) -> Distribution:
     for key in ("name", "source"):
         if not isinstance(content.get(key, ""), str):
             raise TraceError(f"{key} must be a text, got {quoted(content[key])}", where)
+    full = content.get("fills_context", False)
+    if not isinstance(full, bool):
+        raise TraceError(f"fills_context must be true or false, got {quoted(full)}", where)
     return Distribution(
         name=str(content.get("name", Path(path).stem)),
         edges_tokens=tuple(edges),
         token_shares=tuple(map(float, percents)),
         source=str(content.get("source", "")),
+        fills_context=full,
     )
 
 

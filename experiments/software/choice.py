@@ -123,7 +123,7 @@ def run_of(
         **{column: layout[column] for column in ("tp", "pp", "vpp", "cp", "ep", "recompute", "precision")},
         **{column: getattr(model, name) for column, name in SHAPE.items()},
     )
-    return Run(config)
+    return Run(config, cp_is_planned=config.cp is None)
 
 
 def software_notes(software: Software, run: Run) -> tuple[str, ...]:
@@ -133,7 +133,8 @@ def software_notes(software: Software, run: Run) -> tuple[str, ...]:
         notes.append(
             f"software {software.shown}: a release that is not known; the rules of {software.known_release} count"
         )
-    plain = Run(replace(run.config, framework=run.config.framework.removesuffix(f" {software.words}")))
+    framework = run.config.framework.removesuffix(f" {software.words}")
+    plain = Run(replace(run.config, framework=framework), cp_is_planned=run.cp_is_planned)
     if software.words and all(setting_of(run, switch) == setting_of(plain, switch) for switch in switches()):
         notes.append(
             f"software: {software.words!r} changes nothing: no rule reads these words here; "

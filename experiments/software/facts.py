@@ -39,10 +39,12 @@ class Run:
         config: what was run, column by column.
         without: rules that are not asked: classes, or switches of a stack ("megatron-core.dp_overlap").
         settings: switches that were looked up already.
+        cp_is_planned: whether a planner chooses how many ranks share a sequence (cp: auto), so that several may.
     """
 
     config: RunConfig
     without: frozenset[str] = frozenset()
+    cp_is_planned: bool = False
     settings: dict[str, object] = field(default_factory=dict)
 
     @cached_property
@@ -59,9 +61,11 @@ class Run:
         return catalog.gpu(self.gpu).calibration if self.gpu else ""
 
     def number(self, column: str) -> float | None:
-        """A number of a column; degrees that nobody states are 1, experts 0."""
+        """A number of a column; degrees that nobody states are 1, experts 0. A planned cp counts as 2: some share."""
         if column == "sequences_per_replica":
             return _sequences_per_replica(self.config)
+        if column == "cp" and self.cp_is_planned:
+            return 2
         value: float | None = getattr(self.config, column)
         if value is None and column in ("tp", "pp", "cp", "ep"):
             return 1

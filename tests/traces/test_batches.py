@@ -173,6 +173,19 @@ def test_a_distribution_never_ends_and_depends_on_its_seed() -> None:
     assert [sum(lengths) for lengths in first_two(1)] == [2**25, 2**25]
 
 
+@given(st.integers(1, 300_000), st.integers(1, 9), policies)
+def test_packed_sequences_are_full_whatever_the_context(context: int, count: int, policy: Policy) -> None:
+    packed = traces.load_distribution("packed")
+    by_count = traces.global_batches(packed, context_tokens=context, policy=policy, sequences=count, seed=0)
+    budget = count * context
+    by_tokens = traces.global_batches(
+        packed, context_tokens=context, policy=policy, budget_tokens=budget, seed=0
+    )
+    for batch in (next(by_count), next(by_tokens)):
+        assert batch.lengths.tolist() == [context] * count
+        assert batch.chunked_sequences == batch.truncated_sequences == batch.dropped_sequences == 0
+
+
 def test_lengths_of_a_batch_are_read_only() -> None:
     (batch,) = traces.global_batches(make([5]), context_tokens=9, sequences=1, wrap=False)
     with pytest.raises(ValueError, match="read-only"):

@@ -138,6 +138,10 @@ def test_own_distributions(tmp_path: Path) -> None:
         ("edges_tokens: [1, 2]\ntoken_percent: [1]\nshares: 3", "found edges_tokens, token_percent, shares"),
         ("edges_tokens: 5\ntoken_percent: [1]", "edges_tokens must be a list"),
         ("edges_tokens: [1, 2]\ntoken_percent: [x]", "token_percent must be a list of numbers"),
+        (
+            "edges_tokens: [1, 2]\ntoken_percent: [1]\nfills_context: 1",
+            "fills_context must be true or false, got 1",
+        ),
         ("a: [", "not valid YAML"),
     ],
 )

@@ -271,6 +271,19 @@ def test_memory_that_a_scenario_writes_wins_over_its_software() -> None:
     assert load_scenario("quickstart-8gpu").memory.overheads == MemoryOverheads()
 
 
+@pytest.mark.parametrize("name", ["megatron-core 0.13", "nemo 24.07", "torchtitan 2.8"])
+def test_a_degree_that_a_planner_chooses_has_the_switches_of_the_same_degree_stated(name: str) -> None:
+    """Quickstart's hdp-opt leaves `cp` open: groups of several ranks are those of a stack with several ranks."""
+    planned = load_scenario("quickstart-8gpu", (f"software={name}",))
+    stated = load_scenario("quickstart-8gpu", (f"software={name}", "layout.cp=2"))
+    alone = load_scenario("quickstart-8gpu", (f"software={name}", "layout.cp=1"))
+    assert planned.layout.parallel.cp is None
+    for scenario in (planned, stated):
+        assert scenario.memory.overheads.ring_steps_kept == ("torchtitan" not in name)
+    assert planned.layout.context == stated.layout.context
+    assert not alone.memory.overheads.ring_steps_kept
+
+
 def test_the_catalog_lists_stacks_and_their_rules() -> None:
     listed = CliRunner().invoke(cli, ["catalog", "software"])
     assert "megatron-core" in listed.output
