@@ -189,6 +189,7 @@ _CONSTANTS: Mapping[str, Range] = {
     "_exponent": Range(0.0, 10.0),
     "_w": Range(0.0, 1e6, "W"),
     "_joule_per_flop": Range(0.0, 1e-6, "J"),
+    "_flop_per_sm": Range(1e6, 1e18, "FLOP/s"),
     "_k": Range(0.0, 1e6, "elements"),
     "_half_tokens": Range(0.0, 1e9, "tokens"),
     "_tile_tokens": Range(1.0, 65_536.0, "tokens"),

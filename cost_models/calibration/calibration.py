@@ -110,6 +110,8 @@ class Calibration(Checked):
     """Rows a flash-attention tile covers: shorter pieces cost as much as one tile."""
     hbm_efficiency: Calibrated
     """Memory-bound kernels: fraction of the peak HBM rate."""
+    scan_flop_per_sm: Calibrated
+    """FLOP per second of one SM in the kernels of a Mamba-2 scan, beside the time of their traffic."""
     merge_bytes_per_element: Calibrated
     """HBM traffic of merging one ring-attention step's output into the running one, per output element."""
     ring_delay_s: Calibrated

@@ -9,8 +9,9 @@ on. For every head (H of them, of width P), with a state of P x N and B and C sh
     state passing    state x decay + new      N P per chunk and head, one chunk after the other
     state outputs    C state                  2 N P per token and head
 
-Each is a kernel of its own; at L = N = 128 they do some twenty FLOP for each byte that they move, where a GPU needs
-hundreds to be busy with matrix work: their time is that of their HBM traffic.
+Each is a kernel of its own. At L = N = 128 they do some thirty FLOP for each byte that they move, where a GPU needs
+hundreds to be busy with matrix work; but their tiles are small, and between loads, products, exponentials and stores
+there is little that runs at once. So a kernel takes the time of its HBM traffic and that of its work on the SMs.
 
 Source: Dao and Gu, arXiv 2405.21060, section 6 (chunks) and listing 1; state-spaces/mamba, ops/triton/ssd_combined.py
 (_mamba_chunk_scan_combined_fwd and _bwd, _mamba_split_conv1d_scan: the kernels and what each reads and writes).
@@ -38,29 +39,37 @@ from hdpsim.errors import InfeasibleError
 # order; on the way back tokens out of order and pieces put together.
 COPIES_THERE, COPIES_BACK = 3.0, 2.0
 
-# Rate of the scan's kernels over that of plain streaming ones. Scan of 112 heads of width 64, state 128, 8 groups,
-# chunks of 128, forward and backward of 16,384 tokens on an NVIDIA GB10 (273 GB/s): 63.6 ms (cppmega, "Mamba SSD scan
-# isolation"), the traffic below at 0.58 x 0.9 of the peak. There chunks of 64 take 1.38 and of 256 0.90 times as long;
-# the traffic says 1.49 and 0.79. Forward alone on an RTX 5090, vLLM 0.30: 0.66 (Nemotron 3 Nano 4B, "Non-GEMM kernel
-# audit").
-SCAN_RATE = 0.58
+# Seconds of one SM for an element of the convolution, forward and backward, and of the gated norm's backward, beyond
+# its traffic. One step of Nemotron 3 Nano on H100 with 12,288 tokens a GPU, profiled kernel by kernel: 0.191 and 0.365
+# ms for 6,144 channels, 0.417 ms for 4,096 (causal_conv1d_channellast_fwd_kernel and _bwd_kernel,
+# _layer_norm_bwd_kernel); its adds move 3.1 TB/s, and so does the norm's forward. Clocks of other SMs differ little.
+CONVOLUTION_SM_S = (160e-12, 375e-12)
+GATED_NORM_BACKWARD_SM_S = 655e-12
 
 
-class MambaPasses(NamedTuple):
-    """Elements of 16 bits that a token's way through a layer reads and writes on one GPU."""
+class MambaKernels(NamedTuple):
+    """What a token's way between the two products of a layer takes on one GPU."""
 
     streamed: float
-    """Of convolution and gated norm."""
+    """Elements of 16 bits that convolution and gated norm read and write."""
     scanned: float
+    """The same of the scan."""
+    scan_flop: float
+    streaming_sm_s: float
+    """Seconds of one SM that convolution and gated norm take beyond their traffic."""
 
     @property
-    def at_full_rate(self) -> float:
-        """Passes of streaming kernels that take as long."""
-        return self.streamed + self.scanned / SCAN_RATE
+    def passes(self) -> float:
+        """Elements that all of them read and write."""
+        return self.streamed + self.scanned
+
+    def work_s(self, gpu: Gpu, cal: Calibration) -> float:
+        """Seconds of all SMs, beside those of the traffic."""
+        return (self.scan_flop / cal.scan_flop_per_sm + self.streaming_sm_s) / gpu.sm_count
 
 
-def mamba_passes(model: Model, layout: Layout, *, backward: bool) -> MambaPasses:
-    """Traffic between in_proj and out_proj per token, in elements of 16 bits over t = tp.
+def mamba_kernels(model: Model, layout: Layout, *, backward: bool) -> MambaKernels:
+    """Traffic and work between in_proj and out_proj per token, over t = tp; traffic in elements of 16 bits.
 
     With i = H P inner elements, w = 2 G N of B and C, S = H P N / L of states and A = G L of scores per token (L tokens
     in a chunk; f: 32 bits, counted twice):
@@ -82,10 +91,13 @@ def mamba_passes(model: Model, layout: Layout, *, backward: bool) -> MambaPasses
                   their factors 2 w + 2 A                   f, B, C; of B, of C
                   decays        2 i + 2 A                   x, gradient, scores f
                   convolution   3 i + 3 w                   gradient, x, B, C; out
+        FLOP      forward       H (4 N P + L P) + 2 G L N   states, outputs of states; outputs (half a square); scores
+                  backward      H (10 N P + 3 L P) + 6 G L N    states again, gradients of states, inputs, B, C;
+                                                            inputs, scores, decays; scores again, their factors
 
-    Counted: every kernel reads and writes its tensors once.
-    Ignored: what heads of a group read once more past the L2 cache; matrix work (see above); chunks that short
-    sequences leave partly empty. Packs reset states between sequences (seq_idx), which costs nothing more.
+    Counted: every kernel reads and writes its tensors once; work on the SMs, beside it (work_s).
+    Ignored: what heads of a group read once more past the L2 cache; chunks that short sequences leave partly empty.
+    Packs reset states between sequences (seq_idx), which costs nothing more.
     Source: as above; torch.autograd.Function MambaSplitConv1dScanCombinedFn, which keeps what in_proj put out alone.
     """
     mamba = model.mamba
@@ -95,14 +107,21 @@ def mamba_passes(model: Model, layout: Layout, *, backward: bool) -> MambaPasses
     scores = float(mamba.groups * mamba.chunk)
     convolution = 2.0 * (inner + shared)
     up_to_scores = 5.0 * mamba.heads + inner + 1.5 * shared + 5.0 * states + 2.0 * scores
+    of_states, of_scores, of_groups = inner * mamba.state, inner * mamba.chunk, scores * mamba.state
+    convolution_s = (inner + shared) * CONVOLUTION_SM_S[0]
     if backward:
         gradients = 10.0 * inner + 6.0 * shared + 9.0 * states + 8.0 * scores
         streamed = convolution + 5.0 * inner + 3.0 * (inner + shared)
         scanned = up_to_scores + gradients
+        flop = 10.0 * of_states + 3.0 * of_scores + 6.0 * of_groups
+        convolution_s += (inner + shared) * CONVOLUTION_SM_S[1]
+        streaming_s = convolution_s + inner * GATED_NORM_BACKWARD_SM_S
     else:
         streamed = convolution + 3.0 * inner
         scanned = up_to_scores + 2.0 * inner + shared / 2.0 + states + 2.0 * scores
-    return MambaPasses(streamed / layout.parallel.tp, scanned / layout.parallel.tp)
+        flop = 4.0 * of_states + of_scores + 2.0 * of_groups
+        streaming_s = convolution_s
+    return MambaKernels(*(each / layout.parallel.tp for each in (streamed, scanned, flop, streaming_s)))
 
 
 def most_mamba_ranks(model: Model, layout: Layout) -> int | None:

@@ -17,7 +17,7 @@ from hdpsim.cost_models.kernels.casts import scale_updates_s
 from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layer.experts import parts_of_a_token
 from hdpsim.cost_models.layer.host import BACKWARD_LAUNCHES, small_kernels
-from hdpsim.cost_models.layer.mamba import mamba_passes
+from hdpsim.cost_models.layer.mamba import mamba_kernels
 from hdpsim.cost_models.layout.groups import Parallel
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.tracing import note, priced
@@ -110,7 +110,7 @@ class SmallKernels:
                              + activation 3 f / t (2 f without gate) + norms of queries and keys 2 (a + g) d / t ]
         separate  norms 2 x n h / S + outputs 2 x (3 + bias 2 + dropout 2 + mask) h / S + rotary 9 (a + g) d / t
                   + activation (5 with a gate, 2 without, + bias 2) f / t + norms of queries and keys n (a + g) d / t
-        Mamba-2   convolution, scan and gated norm: mamba.mamba_passes
+        Mamba-2   convolution, scan and gated norm: mamba.mamba_kernels
         experts   routing 4 k h / t + 4 etp k h / t with several experts on a GPU of an expert-parallel group (GPUs that
                   share experts hold all their tokens when they sort them); with ep = 1 4 etp k h / t (they gather
                   tokens before they copy them);
@@ -143,6 +143,7 @@ class SmallKernels:
 
     def __init__(self, model: Model, layout: Layout, gpu: Gpu, cal: Calibration, *, moe: bool) -> None:
         self._gpu, self._cal = gpu, cal
+        self._work_s = (0.0, 0.0)  # of the SMs per token, beside the traffic: forward, backward
         share = cal.small_kernel_passes if layout.kernels.fused else 1.0
         again, once = (_fused_passes if layout.kernels.fused else _separate_passes)(model, layout, moe)
         fused = share * (again + once)
@@ -152,8 +153,10 @@ class SmallKernels:
         self.passes_backward = BACKWARD_TRAFFIC * fused
         self.passes_backward += sum(kind.backward.at_full_rate * width for kind, width in eager)
         if parts_of(model).mamba:
-            self.passes += mamba_passes(model, layout, backward=False).at_full_rate
-            self.passes_backward += mamba_passes(model, layout, backward=True).at_full_rate
+            mamba, gradients = (mamba_kernels(model, layout, backward=side) for side in (False, True))
+            self.passes += mamba.passes
+            self.passes_backward += gradients.passes
+            self._work_s = (mamba.work_s(gpu, cal), gradients.work_s(gpu, cal))
         self.routing_passes, self.routing_passes_backward = _routing(model, layout) if moe else (0.0, 0.0)
         repeats = layout.recompute.kind == "selective" and layout.recompute.small_kernels
         self.repeated_passes = share * again + CLAMPS.forward.at_full_rate * clamps if repeats else 0.0
@@ -170,7 +173,8 @@ class SmallKernels:
             passes = self.passes_backward + self.routing_passes_backward + self.repeated_passes
         traffic_bytes = BF16_BYTES * passes
         tails_s = np.where(tokens > 0, kernels * self._cal.kernel_tail_s + self._scales_s, 0.0)
-        return memory_bound_s(traffic_bytes * tokens, self._gpu, self._cal) + tails_s
+        traffic_s = memory_bound_s(traffic_bytes * tokens, self._gpu, self._cal)
+        return traffic_s + self._work_s[backward] * tokens + tails_s
 
 
 def _fused_passes(model: Model, layout: Layout, moe: bool) -> tuple[float, float]:

@@ -55,6 +55,7 @@ IDEAL = Calibration(
     flash2_rate=1.0,
     attention_tile_tokens=1.0,
     hbm_efficiency=1.0,
+    scan_flop_per_sm=1e18,
     merge_bytes_per_element=0.0,
     ring_delay_s=0.0,
     ring_overlap=1.0,

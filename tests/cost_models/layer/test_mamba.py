@@ -10,7 +10,13 @@ import pytest
 from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.layer.host import forward_launches, tensor_collectives
-from hdpsim.cost_models.layer.mamba import SCAN_RATE, MambaExchange, mamba_passes, most_mamba_ranks
+from hdpsim.cost_models.layer.mamba import (
+    CONVOLUTION_SM_S,
+    GATED_NORM_BACKWARD_SM_S,
+    MambaExchange,
+    mamba_kernels,
+    most_mamba_ranks,
+)
 from hdpsim.cost_models.layer.small_kernels import SmallKernels
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives
@@ -27,14 +33,17 @@ LAYER = Model(
 )  # fmt: skip
 
 
-def scanned(chunk=128):
-    model = replace(LAYER, mamba=replace(LAYER.mamba, chunk=chunk))
-    return sum(mamba_passes(model, Layout(), backward=side).scanned for side in (False, True))
+def scan_s(cal, gpu, sides, **sizes):
+    """Seconds of the scan of one token, traffic and work."""
+    model = replace(LAYER, mamba=replace(LAYER.mamba, **sizes))
+    kernels = [mamba_kernels(model, Layout(), backward=side) for side in sides]
+    memory_s = sum(2 * each.scanned for each in kernels) / (gpu.hbm_bytes_per_s * cal.hbm_efficiency)
+    return memory_s + sum(each.scan_flop for each in kernels) / (cal.scan_flop_per_sm * gpu.sm_count)
 
 
 def test_traffic_by_hand():
     inner, shared, states, scores, heads = 7168, 2048, 7168, 1024, 112
-    forward = mamba_passes(LAYER, Layout(), backward=False)
+    forward = mamba_kernels(LAYER, Layout(), backward=False)
     assert forward.streamed == 2 * (inner + shared) + 3 * inner
     steps, written, passed, multiplied = (
         5 * heads,
@@ -44,7 +53,7 @@ def test_traffic_by_hand():
     )
     outputs = 2 * inner + shared / 2 + states + 2 * scores
     assert forward.scanned == steps + written + passed + multiplied + outputs
-    backward = mamba_passes(LAYER, Layout(), backward=True)
+    backward = mamba_kernels(LAYER, Layout(), backward=True)
     again = steps + written + passed + multiplied
     parts = (
         inner + shared / 2 + states,
@@ -59,28 +68,70 @@ def test_traffic_by_hand():
     assert backward.streamed == 2 * (inner + shared) + 5 * inner + 3 * (inner + shared)
 
 
-def test_a_published_scan_takes_what_was_measured():
-    """16,384 tokens, forward and backward, on 273 GB/s: 63.6 ms in chunks of 128, 87.6 of 64, 57.0 of 256."""
-    seconds = scanned() * 2 * 16384 / (273e9 * 0.9 * SCAN_RATE)
-    assert seconds == pytest.approx(63.571e-3, rel=0.02)
-    assert scanned(64) / scanned() == pytest.approx(87.611 / 63.571, rel=0.1)
-    assert scanned(256) / scanned() == pytest.approx(56.995 / 63.571, rel=0.13)
+def test_work_by_hand():
+    """112 heads of 64 with states of 128 in chunks of 128, 8 groups."""
+    forward, backward = (mamba_kernels(LAYER, Layout(), backward=side) for side in (False, True))
+    assert forward.scan_flop == 112 * (4 * 128 * 64 + 128 * 64) + 8 * 2 * 128 * 128
+    assert backward.scan_flop == 112 * (10 * 128 * 64 + 3 * 128 * 64) + 8 * 6 * 128 * 128
+    channels = 7168 + 2048
+    assert forward.streaming_sm_s == channels * CONVOLUTION_SM_S[0]  # and again in the backward
+    assert backward.streaming_sm_s == pytest.approx(
+        channels * sum(CONVOLUTION_SM_S) + 7168 * GATED_NORM_BACKWARD_SM_S
+    )
+    all_s = forward.scan_flop / HOPPER.scan_flop_per_sm + forward.streaming_sm_s
+    assert forward.work_s(CLUSTER.gpu, HOPPER) == pytest.approx(all_s / 132)
 
 
-def test_tensor_parallelism_divides_the_traffic():
+@pytest.mark.parametrize(
+    ("generation", "gpu", "sides", "sizes", "measured_ns"),
+    [
+        # vllm-project/vllm, pull request 27299: 8,192 to 32,768 tokens
+        ("hopper", "h100", (False,), {"heads": 128, "groups": 1, "chunk": 256}, (77.4, 84.7)),
+        # Nemotron 3 Nano, both ways, in a training step
+        ("hopper", "h100", (False, True), {"heads": 64}, (192.1, 192.1)),
+        # ai-dynamo/aiconfigurator 0.8.0, TensorRT-LLM 1.2 and 1.1: 8,192 tokens
+        ("blackwell", "gb200", (False,), {"heads": 128}, (78.0, 120.5)),
+        ("blackwell", "gb200", (False,), {"heads": 64}, (51.1, 42.7)),
+        ("blackwell", "gb200", (False,), {"heads": 64, "chunk": 256}, (44.7, 66.5)),
+    ],
+)
+def test_published_scans_take_what_was_measured(generation, gpu, sides, sizes, measured_ns):
+    found = scan_s(calibration(generation), catalog.gpu(gpu), sides, **sizes) * 1e9
+    assert found == pytest.approx(sum(measured_ns) / 2, rel=0.12)
+
+
+def test_chunks_of_a_published_scan():
+    """GB10: chunks of 64 and 256 take 1.378 and 0.897 times as long as of 128; traffic alone says 1.49, 0.79."""
+    blackwell = calibration("blackwell")
+    gpu = replace(catalog.gpu("gb200"), hbm_bytes_per_s=273e9, sm_count=48)
+    one, short, long = (scan_s(blackwell, gpu, (False, True), chunk=chunk) for chunk in (128, 64, 256))
+    assert short / one == pytest.approx(87.611 / 63.571, rel=0.05)
+    assert long / one == pytest.approx(56.995 / 63.571, rel=0.05)
+
+
+def test_tensor_parallelism_divides_traffic_and_work():
     for side in (False, True):
-        one, four = (mamba_passes(LAYER, Layout(tp=tp), backward=side).at_full_rate for tp in (1, 4))
-        assert four == pytest.approx(one / 4)
+        one, four = (mamba_kernels(LAYER, Layout(tp=tp), backward=side) for tp in (1, 4))
+        assert four.passes == pytest.approx(one.passes / 4)
+        assert four.work_s(CLUSTER.gpu, HOPPER) == pytest.approx(one.work_s(CLUSTER.gpu, HOPPER) / 4)
 
 
 def test_small_kernels_are_norm_sum_and_scan():
     """One norm (2 passes) and one sum (3) of the hidden size, fused; no activation, no rotary embedding."""
     ideal = replace(HOPPER, small_kernel_passes=1.0)
     found = SmallKernels(LAYER, Layout(), CLUSTER.gpu, ideal, moe=False)
-    scan = mamba_passes(LAYER, Layout(), backward=False).at_full_rate
+    scan = mamba_kernels(LAYER, Layout(), backward=False).passes
     assert found.passes == pytest.approx(5 * 4096 + scan)
-    scan = mamba_passes(LAYER, Layout(), backward=True).at_full_rate
+    scan = mamba_kernels(LAYER, Layout(), backward=True).passes
     assert found.passes_backward == pytest.approx(10 * 4096 + scan)
+
+
+def test_time_is_traffic_work_and_tails():
+    found = SmallKernels(LAYER, Layout(), CLUSTER.gpu, HOPPER, moe=False)
+    memory_s = 2 * found.passes_backward * 1000 / (CLUSTER.gpu.hbm_bytes_per_s * HOPPER.hbm_efficiency)
+    work_s = 1000 * mamba_kernels(LAYER, Layout(), backward=True).work_s(CLUSTER.gpu, HOPPER)
+    tails_s = 2 * found.kernels * HOPPER.kernel_tail_s
+    assert found.seconds(np.array([1000.0]), backward=True)[0] == pytest.approx(memory_s + work_s + tails_s)
 
 
 def test_time_is_linear_in_tokens():
