@@ -90,6 +90,8 @@ class Node(Checked):
     """Share of the NICs' line rate that is payload; None = what the calibration says (InfiniBand, RoCE)."""
     collective_share: PositiveShare = 1.0
     """Share of that rate which collectives reach, where NCCL cannot use all of a node's NICs at once."""
+    simple_only: bool = False
+    """NCCL's protocol Simple alone may be used, as the NICs deliver packets out of order."""
     ring_step_s: Amount = 0.0
     """Least time of every step of a ring that leaves the node, what the NICs' transport adds."""
     host_time: Ratio = 1.0

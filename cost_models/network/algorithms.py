@@ -31,6 +31,9 @@ LL_CHANNEL_BYTES = 8.0 * 512
 _CHANNELS = (
     24  # of 8 H100s: "24 coll channels" in NCCL's log, 12 rings of 30 GB/s, each cut in two (A100: 12 of 20)
 )
+_SIMPLE_CHUNK_BYTES = (
+    32 * 1024
+)  # enqueue.cc: a tree's least chunk; NCCL_SIMPLE_THREAD_THRESHOLD 64 B x 512 threads
 _SIMPLE_SLICE_BYTES = 512 * 1024  # NCCL_BUFFSIZE 4 MiB / NCCL_STEPS 8
 TREE_SHARE = 0.92  # tuning.cc: tree all-reduce against ring bus bandwidth
 TREE_LL_DIVISOR = 3.8  # tuning.cc
@@ -240,20 +243,25 @@ def tree_all_reduce_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) 
     """All-reduce up and down a double binary tree of nodes, chains inside a node.
 
         t = base + 2 ((n/N - 1) NVLink step + floor(log2 N) network step) + 2 bytes / (bandwidth x correction)
+        NVLink step of Simple = LL's + (its own - LL's) x min(1, bytes / 32 KiB)
 
     Counted: NCCL's correction by size (trees are slow between 64 KiB and 4 MiB), interpolated in log2(bytes)
-        so that more bytes never take less time.
+        so that more bytes never take less time. A step of Simple hands a chunk on when all of it is there: of up to
+        32 KiB the whole message, which one channel sends, of longer ones no less (NCCL's least chunk).
     Ignored: per-channel limits that bind only with few channels.
     Source: NCCL tuning.cc; Sanders, Speck, Traeff, Parallel Computing 35(12), 2009 (double binary trees).
     """
     calibration = wires.calibration
     sizes = np.asarray(bytes_total, dtype=np.float64)
-    chain_s = protocol.tree_nvlink_step_s * calibration.intra_latency_factor
+    chain_s: float | Floats = protocol.tree_nvlink_step_s * calibration.intra_latency_factor
+    if protocol is SIMPLE:
+        least_s = LL.tree_nvlink_step_s * calibration.intra_latency_factor
+        chain_s = least_s + (chain_s - least_s) * np.minimum(1.0, sizes / _SIMPLE_CHUNK_BYTES)
     network_s = protocol.tree_network_step_s * calibration.inter_latency_factor
     network_s = max(network_s + protocol.wire_trips * wires.propagation_s, wires.ring_step_s)
     depth = int(math.log2(wires.nodes))
-    latency_s = protocol.tree_base_s * calibration.base_latency_factor
-    latency_s += 2 * ((wires.ranks / wires.nodes - 1) * chain_s + depth * network_s)
+    base_s = protocol.tree_base_s * calibration.base_latency_factor
+    latency_s = base_s + 2 * ((wires.ranks / wires.nodes - 1) * chain_s + depth * network_s)
     bytes_per_s = TREE_SHARE * wires.tree_bytes_per_s
     if protocol is LL:
         bytes_per_s = min(bytes_per_s / TREE_LL_DIVISOR, wires.ll_limit_bytes_per_s)

@@ -22,6 +22,8 @@ from numpy.typing import ArrayLike
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.network.algorithms import (
     PROTOCOLS,
+    SIMPLE,
+    Protocol,
     Wires,
     nvls_all_reduce_s,
     nvls_tree_all_reduce_s,
@@ -238,9 +240,15 @@ class Collectives:
     def _all_reduces(self, group: GroupShape) -> dict[str, Callable[[ArrayLike, Wires], Floats]]:
         """The formulas of all_reduce_options."""
         node, several = self.fabric.cluster.node, group.nodes > 1
+        usable = {protocol.name for protocol in self._protocols}
+        found = {name: formula for name, formula in _ALL_REDUCES.items() if name.split()[1] in usable}
         if node.nvlink_sharp and self.fabric.calibration.nvls and group.ranks_per_node > 2:
-            return _ALL_REDUCES | (_SWITCHED_ACROSS if several else _SWITCHED)
-        return _ALL_REDUCES
+            return found | (_SWITCHED_ACROSS if several else _SWITCHED)
+        return found
+
+    @property
+    def _protocols(self) -> tuple[Protocol, ...]:
+        return (SIMPLE,) if self.fabric.cluster.node.simple_only else PROTOCOLS
 
     def _picked(self, key: tuple[GroupShape, _Options]) -> Picked:
         """What NCCL picks for an all-reduce or a half."""
@@ -251,7 +259,7 @@ class Collectives:
             formulas = {name: _on(wires, formula) for name, formula in self._all_reduces(group).items()}
         else:
             in_place = options == "half_in_place"
-            times = {f"ring {one.name}": ring_half_time(wires, one, in_place) for one in PROTOCOLS}
+            times = {f"ring {one.name}": ring_half_time(wires, one, in_place) for one in self._protocols}
             if _has_pat(group):
                 times["PAT"] = pat_time(wires, in_place)
             formulas = {name: time.seconds for name, time in times.items()}
@@ -264,7 +272,8 @@ class Collectives:
     ) -> dict[str, Floats]:
         """The same for an all-gather or a reduce-scatter."""
         wires = self.wires(group)
-        options = _by_protocol("ring", partial(ring_half_s, in_place=in_place), bytes_total, wires)
+        half_s = partial(ring_half_s, in_place=in_place)
+        options = {f"ring {one.name}": half_s(bytes_total, wires, one) for one in self._protocols}
         if _has_pat(group):
             options["PAT"] = pat_s(bytes_total, wires, in_place)
         return options
@@ -330,7 +339,8 @@ class Collectives:
 
     def broadcast_s(self, bytes_total: ArrayLike, group: GroupShape) -> Floats:
         """Every rank ends with the *bytes_total* of one of them."""
-        options = _by_protocol("ring", ring_broadcast_s, bytes_total, self.wires(group))
+        wires = self.wires(group)
+        options = {f"ring {one.name}": ring_broadcast_s(bytes_total, wires, one) for one in self._protocols}
         return _fastest(options, bytes_total, group)
 
     def p2p_s(self, message_bytes: ArrayLike, tier: ArrayLike) -> Floats:
@@ -370,12 +380,6 @@ def _members_by_node(ranks: int, stride: int, first_gpu: int, node_gpus: int) ->
     first = np.flatnonzero(np.diff(members // node_gpus, prepend=-1))
     counts = np.diff(first, append=ranks)
     return int(counts.max()), len(counts)
-
-
-def _by_protocol(
-    algorithm: str, formula: Callable[..., Floats], bytes_total: ArrayLike, wires: Wires
-) -> dict[str, Floats]:
-    return {f"{algorithm} {protocol.name}": formula(bytes_total, wires, protocol) for protocol in PROTOCOLS}
 
 
 def _on(wires: Wires, formula: Callable[[ArrayLike, Wires], Floats]) -> Callable[[Floats], Floats]:

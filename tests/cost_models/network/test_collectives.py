@@ -136,6 +136,31 @@ def test_tree_all_reduce() -> None:
     assert float(options["tree LL"]) == pytest.approx(35.2e-6 + 2 * 8192 / (0.7 * 20.4e9))
 
 
+def test_a_tree_of_simple_waits_for_chunks() -> None:
+    wires = collectives(PLAIN, fabric=Fabric(hop_latency_s=0.0)).wires(shape(4, 8))
+    short_s, half_s, whole_s, double_s = tree_all_reduce_s(
+        2.0**13 * np.array([0.0, 2.0, 4.0, 8.0]), wires, SIMPLE
+    )
+    # 8.4 + 2 (7 x 0.6 + 2 x 14) us; chunks of 16 KiB make a step 2.3 us long, those of 32 KiB and more 4
+    assert short_s == pytest.approx(8.4e-6 + 2 * (7 * 0.6e-6 + 2 * 14e-6))
+    assert half_s - short_s == pytest.approx(14 * 1.7e-6, rel=0.05)
+    assert whole_s - short_s == pytest.approx(14 * 3.4e-6, rel=0.05)
+    assert double_s - whole_s < 2e-6
+
+
+@settings(max_examples=30)
+@given(st.sampled_from(KINDS), shapes, sizes)
+def test_nodes_where_packets_overtake_each_other_use_simple_alone(
+    kind: str, group: GroupShape, size: float
+) -> None:
+    this = collectives(sharp=False)
+    node = replace(this.fabric.cluster.node, simple_only=True)
+    alone = Collectives(FabricModel(replace(this.fabric.cluster, node=node), HOPPER_NETWORK))
+    if kind == "all_reduce":
+        assert alone.all_reduce_options(size, group).keys() == {"ring Simple", "tree Simple"}
+    assert seconds(alone, kind, size, group) >= best_s(this, kind, size, group) * (1 - 1e-12)
+
+
 def test_tree_of_two_nodes_sends_its_buffer_once() -> None:
     # each node sends 1 GB to the other and receives 1 GB over 8 x 25 GB/s; of four nodes some send 2 GB
     this = collectives(PLAIN, nic=25e9, nvlink=10e12)
@@ -362,8 +387,10 @@ def test_a100_all_reduce_over_an_old_network(ranks: int, size: int, measured_us:
 
 
 @pytest.mark.parametrize(
-    ("size", "measured_us"), [(2**28, 7202), (2**29, 13552), (2**30, 26217), (2**31, 51406)]
-)
+    ("size", "measured_us"),
+    [(8, 164.3), (2**13, 175.9), (2**15, 224.6), (2**17, 229.7), (2**20, 309.4), (2**28, 7202), (2**29, 13552),
+     (2**30, 26217), (2**31, 51406)],
+)  # fmt: skip
 def test_tree_between_two_nodes(size: int, measured_us: float) -> None:
     """Two p4de, 50 GB/s each (aws-samples/awsome-distributed-training): 41 GB/s of 50, where a ring reaches 27."""
     cluster = catalog.cluster_of(catalog.node("p4de"), 16)
