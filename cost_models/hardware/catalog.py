@@ -33,6 +33,14 @@ Entry = TypeVar("Entry")
 Build = Callable[[object, Problems, str, str], Entry | None]
 
 _FOLDER = Path(__file__).parents[1] / "data"
+_NEVER = re.compile(r"(?!)")
+_NOT_OF_THE_NAME: dict[Kind, re.Pattern[str]] = {
+    "gpu": re.compile(r"(?i)^NVIDIA\b"),  # as drivers say it
+    "model": re.compile(r"(?i)^.*/|[-_ ](?:hf|base|chat|instruct|it|v0\.\d)$"),  # as hubs do: owner, tuning
+    "node": _NEVER,
+    "cluster": _NEVER,
+}
+"""What spellings of others have before and after the name."""
 _READ: dict[tuple[Kind, str], Any] = {}
 """Shipped entries that were asked for before."""
 
@@ -249,13 +257,13 @@ def _looked_up(kind: Kind, name: str) -> tuple[str | None, str]:
 
     Exact names first, aliases only when needed (they read every file).
     """
-    wanted = _folded(name)
+    wanted = {_folded(spelling) for spelling in (name, _NOT_OF_THE_NAME[kind].sub("", name))}
     for known in names(kind):
-        if _folded(known) == wanted:
+        if _folded(known) in wanted:
             return known, ""
     spellings = aliases(kind)
     for alias, known in spellings.items():
-        if _folded(alias) == wanted:
+        if _folded(alias) in wanted:
             return known, ""
     hint = did_you_mean(name, (*names(kind), *spellings))
     return None, f"there is no {kind} {quoted(name)} in the catalog{hint}; known: {', '.join(names(kind))}"

@@ -98,6 +98,7 @@ def predict(
         config, filled = completed(config)
         prepared = prepare(config, calibration, without)
         memory = predict_memory(config, prepared)
+        peak_tflops = _peak_tflops(prepared)
     except HdpSimError as error:
         return Prediction(convention=convention, reason=str(error))
     step_s: float | None = None
@@ -118,7 +119,7 @@ def predict(
         step_s=step_s,
         tokens_per_s_per_gpu=tokens_per_s,
         rates=rates,
-        peak_tflops_per_gpu=_peak_tflops(prepared),
+        peak_tflops_per_gpu=peak_tflops,
         adapters=prepared.setup.model.adapter_rank > 0,
         account_s=accounts,
         memory=memory,

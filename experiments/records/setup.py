@@ -155,10 +155,10 @@ def _round_tokens(seq_len: int, documents: int) -> tuple[int, ...]:
     return (whole + 1,) * rest + (whole,) * (documents - rest)
 
 
-def _needed(config: RunConfig, column: str) -> int:
+def _needed(config: RunConfig, column: str, why: str = "") -> int:
     value = getattr(config, column)
     if value is None:
-        raise InfeasibleError(f"{column} is not stated")
+        raise InfeasibleError(f"{column} is not stated{why}")
     return int(value)
 
 
@@ -215,7 +215,8 @@ def _documents(run: Run, seq_len: int) -> tuple[int, str]:
 
 def _degrees(config: RunConfig, gpus: int, assumptions: list[str]) -> dict[str, int]:
     """tp, pp, cp, dp, checked against the number of GPUs."""
-    tp, pp = _needed(config, "tp"), _needed(config, "pp")
+    why = f", and on {gpus} GPUs none was found with which a replica fits into memory"
+    tp, pp = _needed(config, "tp", why), _needed(config, "pp", why)
     cp = config.cp or 1
     if gpus % (tp * pp * cp):
         raise InfeasibleError(f"{gpus} GPUs do not divide by tp x pp x cp = {tp} x {pp} x {cp}")

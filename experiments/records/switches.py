@@ -10,6 +10,7 @@ from typing import Any
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.transformer.model import Model
+from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.software.choice import overheads_of
 from hdpsim.experiments.software.facts import Run, known_model
 from hdpsim.experiments.software.rules import Setting, fields_set, settable, words_of
@@ -77,6 +78,10 @@ def _sequence_parallel(config: RunConfig) -> Setting:
 def _precision(config: RunConfig) -> Setting:
     if config.precision is None:
         return Setting(switch="precision", value="bf16", words="bf16")
+    if config.precision in ("tf32", "fp32"):
+        raise InfeasibleError(
+            f"matrix products in {config.precision} are not modelled, only in 16 bits and less"
+        )
     return Setting(switch="precision", value=config.precision.replace("fp16", "bf16"))
 
 

@@ -107,15 +107,19 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 _SPELLINGS = {
     "precision": {
-        "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "amp": "fp16", "fp8e4m3": "fp8", "fp8hybrid": "fp8",
-        "fp8cs": "fp8", "fp8ds": "fp8", "fp8sc": "fp8", "fp8tensorwise": "fp8", "fp8blockwise": "fp8", "float8": "fp8",
-        "fp8mx": "mxfp8", "fp4": "nvfp4",
+        "bfloat16": "bf16", "bf16mixed": "bf16", "float16": "fp16", "half": "fp16", "amp": "fp16", "16mixed": "fp16",
+        "fp16mixed": "fp16", "fp8e4m3": "fp8", "fp8hybrid": "fp8", "fp8cs": "fp8", "fp8ds": "fp8", "fp8sc": "fp8",
+        "fp8tensorwise": "fp8", "fp8rowwise": "fp8", "fp8blockwise": "fp8", "fp8currentscaling": "fp8",
+        "fp8delayedscaling": "fp8", "fp8blockscaling": "fp8", "float8": "fp8", "fp8mx": "mxfp8", "fp4": "nvfp4",
+        "float32": "fp32", "single": "fp32",
     },
     "zero_stage": {
-        "ddp": "none", "fsdp1": "fsdp", "fsdp2": "fsdp", "zero0": "none", "zero1": "zero1", "zero2": "zero2",
+        "ddp": "none", "no": "none", "fsdp1": "fsdp", "fsdp2": "fsdp", "megatronfsdp": "fsdp", "fullshard": "fsdp",
+        "hybridshard": "hsdp", "shardgradop": "zero2", "zero0": "none", "zero1": "zero1", "zero2": "zero2",
         "zero3": "zero3", "distributedoptimizer": "zero1",
     },
-    "recompute": {"false": "none", "no": "none", "true": "full", "yes": "full", "block": "full", "uniform": "full"},
+    "recompute": {"false": "none", "no": "none", "true": "full", "yes": "full", "block": "full", "uniform": "full",
+                  "attn": "selective", "coreattn": "selective"},
     "task": {"pretraining": "pretrain", "finetune": "sft", "finetuning": "sft", "peft": "lora"},
 }  # fmt: skip
 """Other spellings of a choice, without hyphens and blanks."""
@@ -225,7 +229,9 @@ def _integer(where: str, column: str, text: str) -> int:
 
 
 def _flag(where: str, column: str, text: str) -> bool:
-    number = as_number(text)
+    number = {"false": 0.0, "true": 1.0}.get(
+        text.lower(), as_number(text)
+    )  # tables of pandas hold True and False
     if number not in (0.0, 1.0):
         raise UserInputError(f"{where}: {column}: expected 0, 1 or nothing, got {quoted(text)}")
     return number == 1.0

@@ -25,7 +25,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -45,14 +45,14 @@ Test = Callable[[Run], Captured | None]
 """What regular expressions caught where the condition holds; None where it does not."""
 
 _TEXTS: dict[str, Callable[[Run], str]] = {
-    "framework": lambda run: run.config.framework,
+    "framework": lambda run: _framework(run),
     "notes": lambda run: run.config.notes,
     "attention": lambda run: run.config.attention,
-    "model": lambda run: run.config.model_name,
+    "model": lambda run: re.sub(r"[\s_]+", "-", run.config.model_name.lower()),
     "gpu_as_written": lambda run: run.config.gpu,
     "gpu": lambda run: run.gpu,
-    "text": lambda run: f"{run.config.framework} {run.config.notes}",
-    "texts": lambda run: f"{run.config.framework} {run.config.notes} {run.config.attention}",
+    "text": lambda run: f"{_framework(run)} {run.config.notes}",
+    "texts": lambda run: f"{_framework(run)} {run.config.notes} {run.config.attention}",
 }
 _ONE_OF_NONE = ("tp", "pp", "cp", "ep")  # a degree that nobody states is 1
 _NUMBERS = (
@@ -138,6 +138,28 @@ def stacks() -> tuple[Stack, ...]:
     files = [*(path for path in sorted(_FOLDER.glob("*.yaml")) if path.stem != _SHARED), _SOURCES]
     read = [reader.stack(path) for path in files]
     return tuple(sorted(read, key=lambda stack: (stack.precedence, stack.name)))
+
+
+def _framework(run: Run) -> str:
+    return _as_rules_write(run.config.framework)
+
+
+@lru_cache(maxsize=1024)
+def _as_rules_write(framework: str) -> str:
+    """The text with the names of stacks in the spelling of the catalog: "megatron core" is Megatron-Core."""
+    pattern, spellings = _spellings()
+    return pattern.sub(lambda found: spellings[re.sub("[ _]", "-", found[0].lower())], framework)
+
+
+@cache
+def _spellings() -> tuple[re.Pattern[str], Mapping[str, str]]:
+    """What matches the name of a stack in any spelling, and each name as frameworks of records are written."""
+    first = {
+        name: re.split(r" \{|[/ (]", text)[0] for stack in stacks() for name, text in stack.frameworks.items()
+    }
+    same = {name: written for name, written in first.items() if written.lower() == name}
+    names = "|".join(re.escape(name).replace(r"\-", "[-_ ]") for name in same)
+    return re.compile(rf"\b(?:{names})\b", re.IGNORECASE), same
 
 
 @cache
@@ -409,7 +431,7 @@ def usual_release(run: Run, name: str) -> str | None:
     The middle one of those of its year, the older of two: whoever states a year only may have had any of them. The
     newest known one where the year has none. None: no stack has that name, or more than the name is said.
     """
-    if run.config.framework.strip().lower() != name.lower():
+    if _framework(run).strip().lower() != name.lower():
         return None
     stack = next((stack for stack in stacks() if name.lower() in stack.frameworks), None)
     if stack is None:

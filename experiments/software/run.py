@@ -7,7 +7,8 @@ from typing import Literal
 
 Sharding = Literal["none", "zero1", "zero2", "zero3", "fsdp", "hsdp"]
 Recompute = Literal["none", "selective", "full"]
-Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
+Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "tf32", "fp32"]
+"""Of matrix products; the last two are no formats of the model, so that such a run has a reason instead of a time."""
 Task = Literal["pretrain", "sft", "lora"]
 
 

@@ -63,6 +63,11 @@ def test_the_shipped_records_are_read() -> None:
         ("precision", "BFloat16", "bf16"),
         ("precision", "fp8-blockwise", "fp8"),
         ("precision", "FP8_MX", "mxfp8"),
+        ("precision", "bf16-mixed", "bf16"),
+        ("zero_stage", "HYBRID_SHARD", "hsdp"),
+        ("sp", "True", True),
+        ("gated_mlp", "false", False),
+        ("recompute", "core_attn", "selective"),
         ("zero_stage", "ZeRO-1", "zero1"),
         ("zero_stage", "FSDP2", "fsdp"),
         ("zero_stage", "3", "zero3"),
@@ -70,7 +75,7 @@ def test_the_shipped_records_are_read() -> None:
         ("task", "fine-tuning", "sft"),
     ],
 )
-def test_other_spellings_of_a_choice(tmp_path: Path, column: str, text: str, value: str) -> None:
+def test_other_spellings_of_a_choice(tmp_path: Path, column: str, text: str, value: object) -> None:
     assert getattr(config(tmp_path, **{column: text}), column) == value
 
 
