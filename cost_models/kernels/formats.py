@@ -95,7 +95,7 @@ def matrix_unit(gpu: Gpu, cal: Calibration, precision: ProductPrecision) -> Matr
 def power_slowdown(flop_per_s: ArrayLike, joule_per_flop: float, gpu: Gpu, cal: Calibration) -> Floats:
     """How many times longer matrix work takes when the GPU's power limit lowers its clocks (1: it does not).
 
-        slowdown = max( 1, (r * J / (limit - static + boost))^x ) * slowest GPU of the job over the mean
+        slowdown = max( 1, (r * J / (limit - static + boost))^x * slowest GPU of the job over the mean )
 
     r: rate at full clock, J: energy of a FLOP at the clock the limit allows, boost: what a board with tensor_boost
     takes from elsewhere. x = 1 where voltage no longer falls with the clock (power proportional to the rate), 1/3
@@ -112,5 +112,4 @@ def power_slowdown(flop_per_s: ArrayLike, joule_per_flop: float, gpu: Gpu, cal: 
     dynamic_w = max(gpu.tdp_w - cal.static_w + boost_w, LEAST_DYNAMIC_SHARE * gpu.tdp_w)
     with np.errstate(invalid="ignore"):
         demand = rate * (joule_per_flop / dynamic_w)
-        slowdown = np.where(demand > 1.0, np.maximum(demand, 1.0) ** cal.power_exponent, 1.0)
-    return np.asarray(slowdown * cal.slowest_gpu)
+        return np.maximum(1.0, demand**cal.power_exponent * cal.slowest_gpu)

@@ -114,6 +114,22 @@ class TestPower:
         )
         assert calibration("bytescale-h20").of_job(12288).slowest_gpu == 1.0
 
+    def test_gpus_that_power_does_not_limit_are_alike(self) -> None:
+        # 400 W for what moves: 0.3 PFLOP/s at 1 pJ takes 300 W; 0.39 takes 390 W, of the slowest 1.05 times as much
+        job = replace(HUNGRY, slowest_gpu=1.05)
+        assert power_slowdown(0.3e15, 1e-12, TIGHT_GPU, job) == 1.0
+        assert power_slowdown(0.39e15, 1e-12, TIGHT_GPU, job) == pytest.approx(0.975 * 1.05)
+        assert power_slowdown(1e15, 1e-12, TIGHT_GPU, job) == pytest.approx(2.5 * 1.05)
+
+    @given(st.floats(1e12, 1e16), st.floats(1.0, 1.2), st.floats(0.3, 1.0))
+    def test_the_slowest_gpu_lies_between_the_mean_and_its_spread(
+        self, rate: float, slowest: float, exponent: float
+    ) -> None:
+        cal = replace(HUNGRY, power_exponent=exponent)
+        mean = power_slowdown(rate, 1e-12, TIGHT_GPU, cal)
+        slow = power_slowdown(rate, 1e-12, TIGHT_GPU, replace(cal, slowest_gpu=slowest))
+        assert mean <= slow <= mean * slowest * (1.0 + 1e-12)
+
     def test_boards_of_one_chip_differ_by_their_power(self) -> None:
         sustained = []
         for name in ("b200", "gb200", "gb300"):
