@@ -90,5 +90,7 @@ class NetworkCalibration(Checked):
     (315 to 328 us per rank, whatever the collective); layers of 16 ranks on two nodes agree (49 ms)."""
     nccl_picks: bool = True
     """NCCL's own tables pick the algorithm and protocol of a collective; without, the fastest is taken."""
+    nccl_before_2_18: bool = False
+    """They are the tables of NCCL 2.8 to 2.17 (2020 to early 2023), not those of 2.27 and later."""
     nvls: bool = True
     """The in-switch reduction is used where the node has it (nodes without NVLink SHARP never do)."""

@@ -5,17 +5,19 @@ protocol from tables, and each call takes the smallest latency + bytes / bandwid
 ranks and know nothing of the NICs' transport, so what is picked is often not what would be fastest: Simple where LL128
 would be, a ring between two nodes where a tree would send half as much.
 
-Counted: its tables by GPU generation and number of nodes, limits of a channel, the channels of a group's NICs.
-Ignored: the vendor of the CPU (Intel's values are taken), PCIe within a node, changes of the tables from release to
-release. A provider whose transport has slow steps brings a tuner that knows them: there the fastest is picked.
-Source: NVIDIA/nccl 2.27 to 2.30, src/graph/tuning.cc (tables and estimates), src/graph/search.cc (channels).
+Counted: its tables by GPU generation and number of nodes, limits of a channel, the channels of a group's NICs, tables
+of before 2023 where the calibration asks for them.
+Ignored: PCIe within a node, smaller changes of the tables from release to release. A provider whose transport has slow
+steps brings a tuner that knows them: there the fastest is picked.
+Source: NVIDIA/nccl 2.27 to 2.30, src/graph/tuning.cc (tables and estimates), src/graph/search.cc (channels); 2.10 and
+2.17 (latencies of before 2.18).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 
 import numpy as np
@@ -55,6 +57,12 @@ class TunerTable:
     ring_ll128_channel: float
     tree_channel: tuple[float, float, float]
     tree_ll128_channel: tuple[float, float, float]
+    ll_network: tuple[float, float] = (39e9, 20.4e9)
+    """LL between two nodes, between more: with Intel's processors, with AMD's on the servers of Ampere."""
+    overhead_s: float = NETWORK_OVERHEAD_S
+    """What the processor adds to a step of a ring across nodes."""
+    bus: float = math.inf
+    """Releases before 2.18 believe in no more than this of a ring or tree."""
     nvls_tree_channel: tuple[float, float, float] = (0.0, 57.7e9, 45.5e9)
     nvls_share: float = 0.85
     """Part of NVLink that the reduction in the switches reaches; Hopper's, for older ones have none."""
@@ -65,11 +73,11 @@ class TunerTable:
 _TABLES = {
     "ampere": TunerTable(
         ll=87.7e9, ring_ll128_channel=20e9, tree_channel=(24e9, 23.6e9, 17.8e9),
-        tree_ll128_channel=(20e9, 20e9, 20e9),
+        tree_ll128_channel=(20e9, 20e9, 20e9), ll_network=(22.5e9, 19e9), overhead_s=2e-6, bus=235e9,
     ),
     "hopper": TunerTable(
         ll=141e9, ring_ll128_channel=36.7e9, tree_channel=(38.7e9, 41.4e9, 36e9),
-        tree_ll128_channel=(36.7e9, 36.7e9, 29e9),
+        tree_ll128_channel=(36.7e9, 36.7e9, 29e9), bus=370e9,
     ),
     "blackwell": TunerTable(
         ll=282e9, ring_ll128_channel=40e9, tree_channel=(70e9, 42.8e9, 24e9),
@@ -77,7 +85,20 @@ _TABLES = {
         speeds=(90, 80, 70, 60, 50, 45, 40, 30, 24, 20, 19, 18),
     ),
 }  # fmt: skip
-_LL_NETWORK = (39e9, 20.4e9)  # two nodes, more; Intel
+_LL_ACROSS_STEP = (
+    1.8  # before 2.18: an NVLink step of LL in a group across nodes, and no overhead of the processor
+)
+_BEFORE_2_18 = {
+    "LL": replace(
+        LL, ring_base_s=3.6e-6, tree_base_s=4.4e-6, ring_nvlink_step_s=0.47e-6, tree_nvlink_step_s=0.52e-6,
+        overhead_factor=0.0, wire_trips=0,
+    ),
+    "LL128": replace(LL128, ring_base_s=10e-6, tree_base_s=4.4e-6, overhead_factor=0.0, wire_trips=0),
+    "Simple": replace(
+        SIMPLE, tree_base_s=0.0, tree_nvlink_step_s=28e-6, ring_network_step_s=9.6e-6, tree_network_step_s=28e-6,
+        overhead_factor=0.0, wire_trips=0,
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -110,8 +131,25 @@ class Tuner:
         return channels * (2 if self.nic_bytes_per_s >= _DOUBLED_BYTES_PER_S and not several else 1)
 
     @property
+    def _old(self) -> bool:
+        return self.wires.calibration.nccl_before_2_18
+
+    @property
     def _ll_bytes_per_s(self) -> float:
-        return self._table.ll if self.wires.nodes == 1 else _LL_NETWORK[self.wires.nodes > 2]
+        return self._table.ll if self.wires.nodes == 1 else self._table.ll_network[self.wires.nodes > 2]
+
+    def _nominal(self, protocol: Protocol) -> Protocol:
+        """The latencies that the release counts on."""
+        if not self._old:
+            return protocol
+        nominal, step = _BEFORE_2_18[protocol.name], _LL_ACROSS_STEP
+        if protocol is not LL or self.wires.nodes == 1:
+            return nominal
+        ring_s, tree_s = step * nominal.ring_nvlink_step_s, step * nominal.tree_nvlink_step_s
+        return replace(nominal, ring_nvlink_step_s=ring_s, tree_nvlink_step_s=tree_s)
+
+    def _bus_bytes_per_s(self, wires_bytes_per_s: float) -> float:
+        return min(wires_bytes_per_s, self._table.bus) if self._old else wires_bytes_per_s
 
     def _of_nodes(self, by_nodes: tuple[float, float, float]) -> float:
         """Limit of all channels together."""
@@ -119,11 +157,11 @@ class Tuner:
 
     def _ring_latency_s(self, protocol: Protocol, rounds: int) -> float:
         """Base + NVLink steps x max(NVLink step, proxy) + network steps x network step."""
-        wires = self.wires
+        wires, protocol = self.wires, self._nominal(protocol)
         network_steps = rounds * (wires.nodes - 1)
         step_s = protocol.ring_nvlink_step_s
         if wires.nodes > 1:
-            step_s = max(step_s, protocol.overhead_factor * NETWORK_OVERHEAD_S)
+            step_s = max(step_s, protocol.overhead_factor * self._table.overhead_s)
         alone = wires.ranks_per_node == 1
         network_s = protocol.tree_network_step_s if alone else protocol.ring_network_step_s
         network_s += protocol.wire_trips * wires.propagation_s
@@ -131,32 +169,40 @@ class Tuner:
         return protocol.ring_base_s + nvlink_steps * step_s + network_steps * network_s
 
     def _ring(self, protocol: Protocol, rounds: int) -> CollectiveTime:
-        """Latency + rounds (n - 1)/n bytes / bus bandwidth: LL half of it, LL128 0.92, both limited."""
+        """Latency + rounds (n - 1)/n bytes / bus bandwidth: LL half of it, LL128 0.92, both limited.
+
+        Releases before 2.18 give LL a quarter of it across nodes and to an all-reduce, else a third.
+        """
         wires = self.wires
-        bytes_per_s = wires.ring_bytes_per_s
+        bytes_per_s = self._bus_bytes_per_s(wires.ring_bytes_per_s)
         if protocol is LL:
-            bytes_per_s = min(self._ll_bytes_per_s, 0.5 * bytes_per_s)
+            share = 0.5 if not self._old else 1 / 4 if wires.nodes > 1 or rounds == 2 else 1 / 3
+            bytes_per_s = min(self._ll_bytes_per_s, share * bytes_per_s)
         elif protocol is LL128:
             bytes_per_s = min(0.92 * bytes_per_s, self.channels * self._table.ring_ll128_channel)
         latency_s = self._ring_latency_s(protocol, rounds)
         plateau = rounds == 2 and protocol is SIMPLE and wires.nodes > 1
+        factor, long_bytes = RING_SIMPLE_LATENCY_FACTOR, 2 * self.channels * wires.ranks * _PLATEAU_BYTES
+        if self._old:
+            factor, long_bytes = 1.9, wires.ranks * 4096
         return CollectiveTime(
             latency_s=latency_s,
             wire_share=rounds * (wires.ranks - 1) / wires.ranks,
             wire_bytes_per_s=bytes_per_s,
-            long_s=(RING_SIMPLE_LATENCY_FACTOR - 1) * latency_s if plateau else 0.0,
-            long_bytes=2 * self.channels * wires.ranks * _PLATEAU_BYTES if plateau else 0.0,
+            long_s=(factor - 1) * latency_s if plateau else 0.0,
+            long_bytes=long_bytes if plateau else 0.0,
         )
 
     def _tree(self, protocol: Protocol) -> CollectiveTime:
         """Latency up and down + 2 bytes / bus bandwidth, corrections by size apart."""
-        wires, table = self.wires, self._table
+        wires, table, protocol = self.wires, self._table, self._nominal(protocol)
         network_s = protocol.tree_network_step_s + protocol.wire_trips * wires.propagation_s
         chain_s = (wires.ranks / wires.nodes - 1) * protocol.tree_nvlink_step_s
-        bytes_per_s = min(TREE_SHARE * wires.tree_bytes_per_s, self._of_nodes(table.tree_channel))
-        if protocol is LL:
+        bytes_per_s = TREE_SHARE * self._bus_bytes_per_s(wires.tree_bytes_per_s)
+        bytes_per_s = min(bytes_per_s, self._of_nodes(table.tree_channel))
+        if protocol.name == "LL":
             bytes_per_s = min(bytes_per_s / TREE_LL_DIVISOR, self._ll_bytes_per_s)
-        elif protocol is LL128:
+        elif protocol.name == "LL128":
             share = TREE_LL128_SHARE[wires.nodes > 1]
             bytes_per_s = min(bytes_per_s * share, self._of_nodes(table.tree_ll128_channel))
         latency_s = protocol.tree_base_s + 2 * (chain_s + int(math.log2(wires.nodes)) * network_s)

@@ -83,6 +83,44 @@ def test_channels_between_nodes(generation: str, nics: float, rate: float, chann
     assert Tuner(replace(wires(8), nodes=2, ranks=16), generation, nics, rate).channels == channels
 
 
+def test_tables_of_before_2_18() -> None:
+    """Two nodes of 8 A100s: 192 GB/s of NICs, 8 channels."""
+    this = collectives("hgx-a100-80gb")
+    old = replace(this.fabric.calibration, nccl_before_2_18=True)
+    group = this.group(16)
+    estimates = Collectives(FabricModel(this.fabric.cluster, old)).tuner(group).all_reduce
+    nics = 8 * 0.97 * 25e9
+    # by hand, bytes of 1 MB: a tree reaches 0.6 of its rate (64 B x 2^13), the ring 16/30
+    by_hand = {
+        "tree LL": 4.4e-6 + 2 * (7 * 1.8 * 0.52e-6 + 5e-6) + 2e6 / 22.5e9,
+        "tree LL128": 4.4e-6 + 2 * (7 * 1.25e-6 + 8.5e-6) + 2e6 / 160e9,
+        "tree Simple": 2 * (7 * 28e-6 + 28e-6) + 2e6 / (8 * 23.6e9),
+        "ring LL": 3.6e-6 + 28 * 1.8 * 0.47e-6 + 2 * 2.7e-6 + 1.875e6 / 22.5e9,
+        "ring LL128": 10e-6 + 28 * 1.9e-6 + 2 * 4e-6 + 1.875e6 / 160e9,
+        "ring Simple": 1.9 * (8.4e-6 + 28 * 3.4e-6 + 2 * 9.6e-6) + 1.875e6 / nics,
+    }
+    for name, expected_s in by_hand.items():
+        assert float(estimates[name].seconds(np.float64(1e6))) == pytest.approx(expected_s), name
+    gathers = Collectives(FabricModel(this.fabric.cluster, old)).tuner(in_a_node(8)).half
+    # a third of at most 235 GB/s
+    assert float(gathers["ring LL"].seconds(np.float64(8e6))) == pytest.approx(
+        3.6e-6 + 7 * 0.47e-6 + 7e6 / (min(235e9, 0.783 * 300e9) / 3)
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "algorithm"),
+    [(2**16, "tree LL"), (2**18, "tree LL128"), (2**23, "tree LL128"), (2**24, "ring LL128")],
+)
+def test_picks_of_an_old_release(size: int, algorithm: str) -> None:
+    """Two NDv4 of 2021: times go on along the tree's line to 8 MiB and jump at 16 MiB (NetX-lab/Echo, nccl_16.log)."""
+    this = collectives("hgx-a100-80gb")
+    old = replace(this.fabric.calibration, nccl_before_2_18=True)
+    with tracing() as calls:
+        Collectives(FabricModel(this.fabric.cluster, old)).all_reduce_s(size, this.group(16))
+    assert calls[-1].inputs["algorithm"] == algorithm
+
+
 def test_where_a_faster_algorithm_is_picked_late_the_time_stays() -> None:
     estimates = {"slow": CollectiveTime(0.0, 1.0, 1e9), "fast": CollectiveTime(1.0, 1.0, 2e9)}
     truth = {"slow": CollectiveTime(0.0, 1.0, 1e9).seconds, "fast": CollectiveTime(0.0, 1.0, 4e9).seconds}
